@@ -1,0 +1,181 @@
+"""The `jax` device: every private touch-point with torch's device machinery.
+
+torch has one device type for backends that live outside its tree, PrivateUse1; here it is renamed
+`jax`, so that `device="jax"`, `.to("jax")`, `torch.manual_seed` and `torch.autocast("jax")` find
+us. The tensors themselves carry torch's in-tree C++ device `lazy`: with it the autograd engine runs
+backward on the caller's thread and every error arrives as an exception, which PrivateUse1 does not
+give to a backend written in Python.
+
+Tested with torch 2.13. Private names used: `torch.utils.backend_registration.
+_setup_privateuseone_for_python_backend`, `torch._register_device_module`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import torch
+from torch.utils import backend_registration
+
+from isoshard.torch_bridge.engine import base, random
+from isoshard.torch_bridge.engine.special import upload
+from isoshard.torch_bridge.engine.value import Aval, Value
+from isoshard.torch_bridge.engine.call import Meta, Slot, build_call, infer
+from isoshard.torch_bridge.engine import dispatch, tape as tapes
+from isoshard.torch_bridge.engine.tape import Recipe
+
+_KEYS = ("PrivateUse1", "Lazy")
+_LIBRARIES: list[torch.library.Library] = []
+
+
+class DeviceModule:
+    """`torch.jax`: what torch asks a device type's module."""
+
+    @staticmethod
+    def is_initialized() -> bool:
+        """JAX starts by itself."""
+        return True
+
+    @staticmethod
+    def is_available() -> bool:
+        """JAX always has a device."""
+        return True
+
+    @staticmethod
+    def current_device() -> int:
+        """The one logical device."""
+        return 0
+
+    @staticmethod
+    def device_count() -> int:
+        """One logical device: a mesh is one machine to its user."""
+        return 1
+
+    @staticmethod
+    def synchronize(device: Any = None) -> None:
+        """Execute what is recorded and wait for it."""
+        from isoshard.torch_bridge.runtime import sync
+
+        sync(wait=True)
+
+    @staticmethod
+    def manual_seed(seed: int) -> None:
+        """Seed the device's random numbers."""
+        random.manual_seed(seed)
+
+    @staticmethod
+    def manual_seed_all(seed: int) -> None:
+        """Seed the device's random numbers (called by `torch.manual_seed`)."""
+        random.manual_seed(seed)
+
+    @staticmethod
+    def get_rng_state(device: Any = None) -> torch.Tensor:
+        """Seed and counter as 16 bytes."""
+        state = random.STATE
+        words = state.seed.to_bytes(8, "little") + state.counter.to_bytes(8, "little")
+        return torch.frombuffer(bytearray(words), dtype=torch.uint8)
+
+    @staticmethod
+    def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
+        """Restore what `get_rng_state` gave."""
+        raw = bytes(state.tolist())
+        random.STATE.seed = int.from_bytes(raw[:8], "little")
+        random.STATE.counter = int.from_bytes(raw[8:16], "little")
+
+    @staticmethod
+    def _is_in_bad_fork() -> bool:
+        return False
+
+    @staticmethod
+    def get_amp_supported_dtype() -> list[torch.dtype]:
+        """What `torch.autocast("jax", ..)` may use."""
+        return [torch.bfloat16, torch.float16, torch.float32]
+
+
+def register() -> None:
+    """Make torch know the device. Runs once, when the torch bridge is first used.
+
+    Raises:
+        RuntimeError: another package has already renamed torch's PrivateUse1 device.
+    """
+    if _LIBRARIES:
+        return
+    name = torch._C._get_privateuse1_backend_name()
+    if name not in ("privateuseone", "jax"):
+        raise RuntimeError(
+            f"torch's one slot for outside devices is already taken by {name!r}; isoshard's `jax` "
+            "device needs a process of its own. Import isoshard.torch_bridge without that package."
+        )
+    backend_registration._setup_privateuseone_for_python_backend("jax", DeviceModule)
+    torch._register_device_module("lazy", DeviceModule)
+    for key in _KEYS:
+        library = torch.library.Library("aten", "IMPL")
+        library.impl("empty.memory_format", _empty, key)
+        library.impl("empty_strided", _empty_strided, key)
+        library.impl("_copy_from", _copy_from, key)
+        for factory in _FACTORIES:
+            packet, _, overload = factory.partition(".")
+            func = getattr(getattr(torch.ops.aten, packet), overload or "default", None)
+            if func is not None:
+                library.impl(factory, _factory(func), key)
+        _LIBRARIES.append(library)
+
+
+# Factories that torch would otherwise build by resizing an empty tensor.
+_FACTORIES = (
+    "arange",
+    "arange.start",
+    "arange.start_step",
+    "eye",
+    "eye.m",
+    "linspace",
+    "logspace",
+    "randperm",
+    "randperm.generator",
+    "tril_indices",
+    "triu_indices",
+)
+
+
+def _empty(size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
+    dtype = dtype or torch.get_default_dtype()
+    meta = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format)
+    return _zeros(Meta.of(meta))
+
+
+def _empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory=None):
+    return _zeros(Meta(tuple(size), tuple(stride), dtype or torch.get_default_dtype()))
+
+
+def _zeros(meta: Meta) -> torch.Tensor:
+    """Uninitialised memory: zeros, as one entry of the tape that XLA removes when overwritten."""
+    aval = Aval.of(meta)
+    recipe = _EMPTY.get(aval.token)
+    if recipe is None:
+        shape, dtype = aval.token
+        recipe = _EMPTY[aval.token] = Recipe(
+            "empty", lambda _inputs, _scalars, _key: [jax.numpy.zeros(shape, dtype)], 1
+        )
+    return base.fresh(aval, tapes.recorder().record(recipe, ())[0])
+
+
+_EMPTY: dict[Any, Recipe] = {}
+
+
+def _copy_from(source, target, non_blocking=False):
+    return torch.ops.aten.copy_.default(target, source)
+
+
+def _factory(func: torch._ops.OpOverload) -> Any:
+    """A factory as one entry of the tape."""
+    handler = dispatch._functional_handler(func)
+
+    def make(*args, **kwargs):
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "layout", "pin_memory")}
+        return handler(args, {k: v for k, v in kwargs.items() if v is not None} | {"device": _JAX})
+
+    return make
+
+
+_JAX = torch.device("meta")

@@ -1,0 +1,81 @@
+"""Logical torch dtypes and the physical dtypes JAX stores them in.
+
+A tensor keeps the dtype its user gave it. While `jax_enable_x64` is off, JAX has no 64-bit
+integers, so `torch.int64` lives in `int32` buffers: the *logical* dtype stays `torch.int64`, the
+*physical* one is `int32`, and a value that does not fit is an error at the border, never a wrap.
+
+>>> import torch
+>>> physical_dtype(torch.bfloat16)
+dtype(bfloat16)
+>>> logical_dtype(jax.numpy.dtype("int32"))
+torch.int32
+
+`torch.float64` has no such safe home: storing it needs `jax.config.update("jax_enable_x64", True)`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import numpy as np
+import torch
+
+_NAMES = {
+    torch.bool: "bool",
+    torch.uint8: "uint8",
+    torch.uint16: "uint16",
+    torch.uint32: "uint32",
+    torch.uint64: "uint64",
+    torch.int8: "int8",
+    torch.int16: "int16",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.complex64: "complex64",
+    torch.complex128: "complex128",
+    torch.float8_e4m3fn: "float8_e4m3fn",
+    torch.float8_e5m2: "float8_e5m2",
+    torch.float8_e4m3fnuz: "float8_e4m3fnuz",
+    torch.float8_e5m2fnuz: "float8_e5m2fnuz",
+}
+_TORCH = {name: dtype for dtype, name in _NAMES.items()}
+
+
+@functools.cache
+def numpy_dtype(dtype: torch.dtype) -> np.dtype:
+    """The NumPy (or ml_dtypes) dtype with exactly the bits of `dtype`.
+
+    Raises:
+        TypeError: JAX has no such dtype (quantised, complex32, ..).
+    """
+    try:
+        return jax.numpy.dtype(_NAMES[dtype])
+    except KeyError:
+        possible = ", ".join(sorted(str(d).removeprefix("torch.") for d in _NAMES))
+        raise TypeError(
+            f"{dtype} has no JAX counterpart; possible are {possible}. Convert with .to(dtype)."
+        ) from None
+
+
+def physical_dtype(dtype: torch.dtype) -> np.dtype:
+    """The dtype of the JAX buffer that holds a tensor of logical dtype `dtype`."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(numpy_dtype(dtype)))
+
+
+def logical_dtype(dtype: np.dtype) -> torch.dtype:
+    """The torch dtype with the bits of a JAX array's dtype.
+
+    Raises:
+        TypeError: torch has no such dtype (int4, float8_e3m4, ..).
+    """
+    try:
+        return _TORCH[np.dtype(dtype).name]
+    except KeyError:
+        raise TypeError(
+            f"a JAX array of dtype {np.dtype(dtype).name} has no torch counterpart; possible are "
+            f"{', '.join(sorted(_TORCH))}. Convert with .astype(..) first."
+        ) from None

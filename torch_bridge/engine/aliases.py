@@ -1,0 +1,199 @@
+"""The view operators of torch, said as chains of view operations.
+
+Each entry of `_OPS` takes the input's shape, the meta of each result and the operator's arguments,
+and returns one list of view operations per result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.engine import base, dispatch
+from isoshard.torch_bridge.engine.call import Meta
+from isoshard.torch_bridge.engine.value import Aval
+from isoshard.torch_bridge.engine.views import Chain, ViewOp
+
+Size = tuple[int, ...]
+
+
+def _reshape(size: Size, outs: list[Meta], *_: Any) -> list[list[ViewOp]]:
+    return [[("reshape", out.size)] for out in outs]
+
+
+def _same(size: Size, outs: list[Meta], *_: Any) -> list[list[ViewOp]]:
+    return [[] for _ in outs]
+
+
+def _t(size: Size, outs: list[Meta]) -> list[list[ViewOp]]:
+    return [[("permute", tuple(reversed(range(len(size)))))]]
+
+
+def _transpose(size: Size, outs: list[Meta], a: int, b: int) -> list[list[ViewOp]]:
+    order = list(range(len(size)))
+    if order:
+        order[a], order[b] = order[b], order[a]
+    return [[("permute", tuple(order))]]
+
+
+def _permute(size: Size, outs: list[Meta], dims: Any) -> list[list[ViewOp]]:
+    return [[("permute", tuple(dim % max(len(size), 1) for dim in dims))]]
+
+
+def _expand(size: Size, outs: list[Meta], *_: Any, **__: Any) -> list[list[ViewOp]]:
+    return [[("expand", outs[0].size)]]
+
+
+def _slice(
+    size: Size, outs: list[Meta], dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> list[list[ViewOp]]:
+    dim %= len(size)
+    first, stop, _ = slice(start, end, step).indices(size[dim])
+    return [[("slice", dim, first, max(first, stop), step)]]
+
+
+def _select(size: Size, outs: list[Meta], dim: int, index: int) -> list[list[ViewOp]]:
+    dim %= len(size)
+    return [[("index", dim, index % size[dim])]]
+
+
+def _unbind(size: Size, outs: list[Meta], dim: int = 0) -> list[list[ViewOp]]:
+    return [[("index", dim % len(size), index)] for index in range(len(outs))]
+
+
+def _split(size: Size, outs: list[Meta], _sizes: Any, dim: int = 0) -> list[list[ViewOp]]:
+    dim %= len(size)
+    ops: list[list[ViewOp]] = []
+    first = 0
+    for out in outs:
+        ops.append([("slice", dim, first, first + out.size[dim], 1)])
+        first += out.size[dim]
+    return ops
+
+
+def _diagonal(
+    size: Size, outs: list[Meta], offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> list[list[ViewOp]]:
+    return [[("diagonal", offset, dim1 % len(size), dim2 % len(size))]]
+
+
+def _unfold(size: Size, outs: list[Meta], dim: int, extent: int, step: int) -> list[list[ViewOp]]:
+    if not size:
+        return [[("reshape", outs[0].size)]]
+    return [[("unfold", dim % len(size), extent, step)]]
+
+
+def _bitcast(size: Size, outs: list[Meta], dtype: torch.dtype) -> list[list[ViewOp]]:
+    return [[("bitcast", outs[0].size, physical_dtype(dtype))]]
+
+
+def _as_real(size: Size, outs: list[Meta]) -> list[list[ViewOp]]:
+    return [[("as_real",)]]
+
+
+def _as_complex(size: Size, outs: list[Meta]) -> list[list[ViewOp]]:
+    return [[("as_complex",)]]
+
+
+_OPS: dict[str, Callable[..., list[list[ViewOp]]]] = {
+    "aten::view": _reshape,
+    "aten::_reshape_alias": _reshape,
+    "aten::unsqueeze": _reshape,
+    "aten::squeeze": _reshape,
+    "aten::squeeze.dim": _reshape,
+    "aten::squeeze.dims": _reshape,
+    "aten::alias": _same,
+    "aten::detach": _same,
+    "aten::lift_fresh": _same,
+    "aten::t": _t,
+    "aten::transpose.int": _transpose,
+    "aten::permute": _permute,
+    "aten::expand": _expand,
+    "aten::slice.Tensor": _slice,
+    "aten::select.int": _select,
+    "aten::unbind.int": _unbind,
+    "aten::split.Tensor": _split,
+    "aten::split_with_sizes": _split,
+    "aten::diagonal": _diagonal,
+    "aten::unfold": _unfold,
+    "aten::view.dtype": _bitcast,
+    "aten::view_as_real": _as_real,
+    "aten::view_as_complex": _as_complex,
+}
+
+
+def _view_handler(func: torch._ops.OpOverload, ops_of: Callable[..., list[list[ViewOp]]]) -> Any:
+    known: dict[Any, Any] = {}
+    many = "[]" in str(func._schema.returns[0].type) or "List" in str(func._schema.returns[0].type)
+
+    def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensor = args[0]
+        key = (tensor._aval, tensor._chain, _hashable(args[1:]), _hashable(tuple(kwargs.items())))
+        found = known.get(key)
+        if found is None:
+            found = known[key] = _prepare(func, ops_of, tensor, args, kwargs)
+        offset = tensor.storage_offset()
+        storage = tensor._storage
+        views = [
+            base.new_tensor(aval, storage, chain, offset + step) for aval, chain, step in found
+        ]
+        return views if many else views[0]
+
+    return handler
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(_hashable(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _prepare(func, ops_of, tensor, args, kwargs):
+    meta = tensor._aval.meta
+    got = func(meta.tensor(), *args[1:], **kwargs)
+    outs = list(got) if isinstance(got, list | tuple) else [got]
+    metas = [Meta.of(out) for out in outs]
+    found = []
+    for ops, out, real in zip(ops_of(meta.size, metas, *args[1:], **kwargs), metas, outs, strict=True):
+        chain = tensor._chain
+        for op in ops:
+            chain = chain.then(op)
+        found.append((Aval.of(out), chain, real.storage_offset()))
+    return found
+
+
+def _as_strided(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`as_strided(self, size, stride, storage_offset=None)`: addresses the storage itself."""
+    tensor = args[0]
+    size, stride = tuple(args[1]), tuple(args[2])
+    offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
+    if offset is None:
+        offset = tensor.storage_offset()
+    base_aval = tensor._storage.aval
+    extent = 1 + sum(
+        step * (length - 1)
+        for step, length in zip(base_aval.meta.stride, base_aval.meta.size, strict=True)
+    )
+    last = offset + sum(step * (length - 1) for step, length in zip(stride, size, strict=True))
+    if 0 not in size and last >= extent:
+        raise RuntimeError(
+            f"as_strided(size={size}, stride={stride}, storage_offset={offset}) reaches element "
+            f"{last} of a storage of {extent} elements"
+        )
+    chain = Chain.root(base_aval).then(("strided", size, stride, offset))
+    aval = Aval.of(Meta(size, stride, tensor._aval.meta.dtype))
+    return base.new_tensor(aval, tensor._storage, chain, offset)
+
+
+def register() -> None:
+    """Put the view operators into the dispatcher."""
+    for name, ops_of in _OPS.items():
+        packet, _, overload = name.removeprefix("aten::").partition(".")
+        func = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if func is not None:
+            dispatch.SPECIAL[name] = _view_handler(func, ops_of)
+    dispatch.SPECIAL["aten::as_strided"] = _as_strided
+
+
+register()

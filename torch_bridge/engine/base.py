@@ -1,0 +1,229 @@
+"""The bare lazy tensor: what the engine needs of a torch tensor on the `jax` device.
+
+Users meet its subclass `XLAShardedTensor`; the engine makes tensors of whichever class was set with
+`use_class`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+
+from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.tape import Immediate, Recipe
+from isoshard.torch_bridge.engine.value import Aval, Storage, Value
+from isoshard.torch_bridge.engine.views import Chain
+
+
+class LazyTensor(torch.Tensor):
+    """A view of a storage whose value JAX holds or will compute.
+
+    Attributes:
+        _storage: the memory.
+        _chain: how this tensor views it.
+        _aval: size, stride and dtype.
+        _cached: the view's value at storage version `_seen`.
+    """
+
+    _storage: Storage
+    _chain: Chain
+    _aval: Aval
+    _cached: Value | None
+    _seen: int
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Record one operation."""
+        return _handle(func, args, kwargs or {})
+
+
+_handle: Any = None
+_CLASS: type[LazyTensor] = LazyTensor
+_make = torch.Tensor._make_wrapper_subclass
+_LAZY = torch.device("lazy", 0)
+
+
+def use_class(cls: type[LazyTensor]) -> None:
+    """Make tensors of `cls` from now on."""
+    global _CLASS
+    _CLASS = cls
+
+
+def use_handler(handle: Any) -> None:
+    """Send operations to `handle(func, args, kwargs)`."""
+    global _handle
+    _handle = handle
+
+
+def tensor_class() -> type[LazyTensor]:
+    """The class of tensors on the `jax` device."""
+    return _CLASS
+
+
+def new_tensor(aval: Aval, storage: Storage, chain: Chain, offset: int = 0) -> LazyTensor:
+    """A tensor that views `storage` through `chain`."""
+    meta = aval.meta
+    tensor = _make(
+        _CLASS,
+        meta.size,
+        strides=meta.stride,
+        storage_offset=offset,
+        dtype=meta.dtype,
+        device=_LAZY,
+    )
+    tensor._storage = storage
+    tensor._chain = chain
+    tensor._aval = aval
+    tensor._cached = None
+    tensor._seen = -1
+    return tensor
+
+
+def fresh(aval: Aval, value: Value) -> LazyTensor:
+    """A tensor with a storage of its own."""
+    return new_tensor(aval, Storage(value, aval), Chain.root(aval))
+
+
+def adopt(tensor: LazyTensor, other: LazyTensor) -> None:
+    """Make `tensor` view what `other` views (`set_`, `.data = ..`, `resize_`)."""
+    torch.Tensor.data.__set__(tensor, other)  # sizes and strides that C++ keeps
+    tensor._storage = other._storage
+    tensor._chain = other._chain
+    tensor._aval = other._aval
+    tensor._cached = None
+    tensor._seen = -1
+
+
+@dataclasses.dataclass
+class Log:
+    """What a capture needs to know of the memory that a step touches.
+
+    Attributes:
+        tape: where the step is recorded.
+        storages: by id, each storage that was there before the step, with its value at first touch.
+        uploads: values brought from the host inside the step.
+    """
+
+    tape: tapes.Tape
+    storages: dict[int, tuple[Storage, Value]] = dataclasses.field(default_factory=dict)
+    uploads: list[Value] = dataclasses.field(default_factory=list)
+
+    def touch(self, storage: Storage) -> None:
+        """Note a storage when it is first read or written."""
+        if id(storage) in self.storages:
+            return
+        value = storage.value
+        computed_here = value.tape is self.tape and value.slot not in self.tape.leaves
+        if not computed_here and not any(value is upload for upload in self.uploads):
+            self.storages[id(storage)] = (storage, value)
+
+
+_LOG: Log | None = None
+
+
+def use_log(log: Log | None) -> Log | None:
+    """Note what is touched in `log` from now on; returns the log used before."""
+    global _LOG
+    old, _LOG = _LOG, log
+    return old
+
+
+def read(tensor: LazyTensor) -> Value:
+    """The current value of a tensor."""
+    storage = tensor._storage
+    if _LOG is not None:
+        _LOG.touch(storage)
+    chain = tensor._chain
+    if not chain.ops:
+        return storage.value
+    recorder = tapes.recorder()
+    cached = tensor._cached
+    if cached is not None and tensor._seen == storage.version and (
+        _LOG is None or cached.tape is recorder
+    ):
+        return cached
+    recipe = chain.recipes.get("read")
+    if recipe is None:
+        recipe = chain.recipes["read"] = Recipe(
+            "view", lambda arrays, _scalars, _key: [chain.read(arrays[0])], 1, detail=chain
+        )
+    value = recorder.record(recipe, (storage.value,))[0]
+    if type(recorder) is not Immediate:
+        tensor._cached = value
+        tensor._seen = storage.version
+    return value
+
+
+def write(tensor: LazyTensor, value: Value) -> None:
+    """Replace the elements that `tensor` views."""
+    storage = tensor._storage
+    if _LOG is not None:
+        _LOG.touch(storage)
+    chain = tensor._chain
+    if not chain.ops:
+        storage.write(value)
+        return
+    recipe = chain.recipes.get("write")
+    if recipe is None:
+        recipe = chain.recipes["write"] = Recipe(
+            "write",
+            lambda arrays, _scalars, _key: [chain.write(arrays[0], arrays[1])],
+            1,
+        )
+    recorder = tapes.recorder()
+    whole = recorder.record(recipe, (storage.value, value))[0]
+    storage.write(whole)
+    if type(recorder) is not Immediate:
+        tensor._cached = value
+        tensor._seen = storage.version
+
+
+def host_value(tensor: torch.Tensor, *, snapshot: bool = True) -> Value:
+    """A CPU tensor's elements, to be placed when first needed.
+
+    Args:
+        tensor: a strided CPU tensor.
+        snapshot: copy, so that later writes to `tensor` are not seen.
+
+    Raises:
+        TypeError: the dtype cannot be stored (float64 while x64 is off, quantised, ..).
+        OverflowError: 64-bit integers that do not fit while x64 is off.
+    """
+    from isoshard.torch_bridge.exchange import to_numpy
+
+    aval = Aval.contiguous(tuple(tensor.shape), tensor.dtype)
+    array = to_numpy(tensor.detach())
+    if array.dtype != aval.physical:
+        array = narrow(array, aval.physical, str(tensor.dtype))
+    elif snapshot:
+        array = np.array(array, copy=True, order="C")
+    value = Value(np.ascontiguousarray(array).reshape(array.shape))
+    if _LOG is not None:
+        _LOG.uploads.append(value)
+    return value
+
+
+def narrow(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
+    """Store 64-bit integers in 32 bits, if every value fits."""
+    if array.dtype.kind not in "iu":
+        raise TypeError(
+            f"{name} needs 64-bit arithmetic, which is off; switch it on with "
+            'jax.config.update("jax_enable_x64", True), or convert with .float()'
+        )
+    if array.size:
+        low, high = int(array.min()), int(array.max())
+        bounds = np.iinfo(dtype)
+        if low < bounds.min or high > bounds.max:
+            raise OverflowError(
+                f"a {name} tensor with values from {low} to {high} does not fit {dtype.name}, which "
+                "holds 64-bit integers while jax_enable_x64 is off; switch it on with "
+                'jax.config.update("jax_enable_x64", True)'
+            )
+    return array.astype(dtype)

@@ -1,0 +1,315 @@
+"""One operator call with everything but its array values fixed.
+
+The engine sees the same calls again and again. A `Call` is what can be worked out once and kept:
+which lowering computes it, what shapes, strides and dtypes torch promises for its results, and
+which dtype its operands are promoted to.
+
+>>> import torch
+>>> from isoshard.torch_bridge import lowerings
+>>> x = Meta((2, 3), (3, 1), torch.int64)
+>>> call = build_call(torch.ops.aten.mul.Tensor, (Slot(0), 2.5), {}, (x,))
+>>> call.outs
+(Meta(size=(2, 3), stride=(3, 1), dtype=torch.float32),)
+>>> call([jax.numpy.ones((2, 3), "int32")], [])[0].dtype
+dtype('float32')
+
+Shapes and dtypes come from torch itself, by running the operator on `meta` tensors, so a lowering
+cannot disagree with torch without an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
+from torch._prims_common import elementwise_dtypes
+
+from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.lowerings import registry
+
+
+class Meta(NamedTuple):
+    """What torch knows of a tensor without its values.
+
+    Attributes:
+        size: the shape.
+        stride: elements between neighbours along each axis.
+        dtype: the logical torch dtype.
+    """
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    def tensor(self) -> torch.Tensor:
+        """A `meta` tensor of this shape, stride and dtype."""
+        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device="meta")
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Meta:
+        """The meta of any strided tensor."""
+        return Meta(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+
+
+class Slot(NamedTuple):
+    """Stands for the tensor argument with this number."""
+
+    number: int
+
+
+class Lift(NamedTuple):
+    """Stands for the lifted float argument with this number."""
+
+    number: int
+
+
+Decomposition = Callable[..., Any]
+
+# Arguments that only steer where and how torch allocates.
+_PLACEMENT = frozenset(
+    {"device", "layout", "pin_memory", "memory_format", "non_blocking", "generator"}
+)
+# Number arguments that scale a term and take no part in type promotion.
+_FACTORS = frozenset({"alpha", "beta", "value"})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """A prepared call: `call(inputs, scalars, key)` computes it on arrays.
+
+    Attributes:
+        op: the (functional) aten overload.
+        outs: one meta per result; None for a result that torch leaves undefined.
+        written: numbers of the tensor arguments whose new values follow the results.
+        random: whether a PRNG key is needed.
+        run: the computation.
+    """
+
+    op: torch._ops.OpOverload
+    outs: tuple[Meta | None, ...]
+    written: tuple[int, ...]
+    random: bool
+    run: Callable[..., Any]
+    ins: tuple[Meta, ...]
+
+    def __call__(
+        self, inputs: Sequence[jax.Array], scalars: Sequence[jax.Array], key: jax.Array | None = None
+    ) -> list[jax.Array | None]:
+        """Compute the results, then the new values of written arguments, in physical dtypes."""
+        got = self.run(inputs, scalars, key)
+        flat = list(got) if isinstance(got, tuple | list) else [got]
+        want = [*self.outs, *(self.ins[number] for number in self.written)]
+        if len(flat) != len(want):
+            raise TypeError(
+                f"the lowering of {self.op} returned {len(flat)} values, torch promises {len(want)}"
+            )
+        return [_conform(self.op, value, meta) for value, meta in zip(flat, want, strict=True)]
+
+
+def build_call(
+    op: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    metas: tuple[Meta, ...],
+    *,
+    outs: tuple[Meta | None, ...] | None = None,
+    decompose: Callable[[torch._ops.OpOverload], Decomposition | None] | None = None,
+) -> Call:
+    """Prepare one call.
+
+    Args:
+        op: a functional aten overload.
+        args: its arguments, with `Slot` for tensors and `Lift` for lifted floats.
+        kwargs: likewise.
+        metas: the meta of each slot.
+        outs: the results torch promises; found by running `op` on meta tensors when not given.
+        decompose: finds a function `(args, kwargs, metas, inputs, scalars, key)` for an operator
+            without a lowering.
+
+    Returns:
+        The prepared call.
+
+    Raises:
+        NotImplementedError: `op` has neither a lowering nor a decomposition.
+    """
+    if outs is None:
+        outs = infer(op, args, kwargs, metas)
+    lowering = registry.find(op)
+    if lowering is None:
+        run = decompose(op) if decompose else None
+        if run is None:
+            raise NotImplementedError(missing(op))
+        return Call(op, outs, (), False, _bind_decomposition(run, args, kwargs, metas), metas)
+    args, kwargs = _steer(op, args, kwargs)
+    written = _written(op, lowering, args, kwargs)
+    dtype = _promotion(lowering, op, args, kwargs, metas)
+    run = _bind(lowering, op, args, kwargs, dtype)
+    return Call(op, outs, written, lowering.random, run, metas)
+
+
+def infer(
+    op: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    metas: tuple[Meta, ...],
+) -> tuple[Meta | None, ...]:
+    """Ask torch what `op` returns, by running it on meta tensors."""
+    tensors = [meta.tensor() for meta in metas]
+
+    def real(leaf: Any) -> Any:
+        if isinstance(leaf, Slot):
+            return tensors[leaf.number]
+        return 1.0 if isinstance(leaf, Lift) else leaf
+
+    real_kwargs = {name: map_leaves(real, value) for name, value in kwargs.items()}
+    if "device" in real_kwargs:
+        real_kwargs["device"] = "meta"
+    real_kwargs.pop("pin_memory", None)
+    got = op(*(map_leaves(real, arg) for arg in args), **real_kwargs)
+    flat: list[Any] = []
+    for value in got if isinstance(got, tuple | list) else [got]:
+        flat += value if isinstance(value, tuple | list) else [value]
+    return tuple(None if value is None else Meta.of(value) for value in flat)
+
+
+def missing(op: torch._ops.OpOverload) -> str:
+    """The message for an operator that cannot be computed."""
+    return (
+        f"{op} has no JAX lowering and torch has no decomposition for it. Give one with "
+        f"isoshard.torch_bridge.register_lowering({op.name()!r}, function), where function takes "
+        f"JAX arrays in the order of {op._schema}; or move the tensors to the CPU with .cpu() "
+        "for this operator."
+    )
+
+
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply `function` to the leaves of nested lists and tuples (`Slot` and `Lift` are leaves)."""
+    if type(value) is list or type(value) is tuple:
+        return type(value)(map_leaves(function, item) for item in value)
+    return function(value)
+
+
+def _steer(
+    op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Drop placement arguments, given by name or by position, and translate dtypes."""
+    names = [argument.name for argument in op._schema.arguments]
+    kept = tuple(
+        None if name in _PLACEMENT else map_leaves(_dtype, arg)
+        for name, arg in zip(names, args, strict=False)
+    )
+    while kept and kept[-1] is None and names[len(kept) - 1] in _PLACEMENT:
+        kept = kept[:-1]
+    return kept, {k: map_leaves(_dtype, v) for k, v in kwargs.items() if k not in _PLACEMENT}
+
+
+def _dtype(leaf: Any) -> Any:
+    return physical_dtype(leaf) if isinstance(leaf, torch.dtype) else leaf
+
+
+def _named(
+    op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[str, Any]]:
+    names = [argument.name for argument in op._schema.arguments]
+    return [*zip(names, args, strict=False), *kwargs.items()]
+
+
+def _written(op, lowering, args, kwargs) -> tuple[int, ...]:
+    named = dict(_named(op, args, kwargs))
+    slots = (named.get(name) for name in lowering.writes)
+    return tuple(slot.number for slot in slots if isinstance(slot, Slot))
+
+
+def _promotion(lowering, op, args, kwargs, metas):
+    """The physical dtype that a promoting lowering's operands are cast to, or None."""
+    if lowering.promote == "none":
+        return None
+    operands: list[Any] = []
+    for name, arg in _named(op, args, kwargs):
+        for leaf in arg if isinstance(arg, list | tuple) and not isinstance(arg, Slot | Lift) else [arg]:
+            if isinstance(leaf, Slot):
+                operands.append(metas[leaf.number].tensor())
+            elif name not in _FACTORS and isinstance(leaf, Lift):
+                operands.append(1.0)
+            elif name not in _FACTORS and isinstance(leaf, bool | int | float | complex):
+                operands.append(leaf)
+    kind = KIND.INT_TO_FLOAT if lowering.promote == "float" else KIND.DEFAULT
+    return physical_dtype(elementwise_dtypes(*operands, type_promotion_kind=kind)[1])
+
+
+def _bind(lowering, op, args, kwargs, dtype):
+    """The computation of a lowering: put arrays in their places, promote, call."""
+
+    def is_operand(leaf: Any) -> bool:
+        return isinstance(leaf, Slot | Lift) or (
+            type(leaf) in (bool, int, float, complex)
+        )
+
+    names = [argument.name for argument in op._schema.arguments]
+    types = {argument.name: str(argument.type) for argument in op._schema.arguments}
+
+    def promoted(name: str) -> bool:
+        return dtype is not None and ("Tensor" in types[name] or types[name] in _NUMBERS)
+
+    def run(inputs, scalars, key):
+        def place(leaf):
+            if isinstance(leaf, Slot):
+                return inputs[leaf.number]
+            return scalars[leaf.number] if isinstance(leaf, Lift) else leaf
+
+        def cast(leaf):
+            if not is_operand(leaf):
+                return leaf
+            return jnp.asarray(place(leaf)).astype(dtype)
+
+        real = [
+            map_leaves(cast if promoted(name) else place, arg)
+            for name, arg in zip(names, args, strict=False)
+        ]
+        named = {
+            name: map_leaves(cast if promoted(name) else place, arg) for name, arg in kwargs.items()
+        }
+        if lowering.random:
+            real.insert(0, key)
+        got = lowering.function(*real, **named)
+        return _drop_unwritten(got, lowering, op, args, kwargs)
+
+    return run
+
+
+_NUMBERS = frozenset({"number", "Optional[number]", "Scalar", "Optional[Scalar]", "number?"})
+
+
+def _drop_unwritten(got, lowering, op, args, kwargs):
+    """Leave out the new values of written arguments that were None in this call."""
+    if not lowering.writes:
+        return got
+    named = dict(_named(op, args, kwargs))
+    given = [isinstance(named.get(name), Slot) for name in lowering.writes]
+    results = got[: len(got) - len(given)]
+    fresh = [value for value, there in zip(got[len(results) :], given, strict=True) if there]
+    return (*results, *fresh)
+
+
+def _bind_decomposition(run, args, kwargs, metas):
+    def bound(inputs, scalars, key):
+        return run(args, kwargs, metas, inputs, scalars, key)
+
+    return bound
+
+
+def _conform(op, value, meta: Meta | None):
+    """Cast a result to the dtype torch promises; a wrong shape is a fault of the lowering."""
+    if meta is None:
+        return None
+    if tuple(value.shape) != tuple(meta.size):
+        raise TypeError(
+            f"the lowering of {op} gave shape {tuple(value.shape)}, torch promises {meta.size}"
+        )
+    dtype = physical_dtype(meta.dtype)
+    return value if value.dtype == dtype else value.astype(dtype)

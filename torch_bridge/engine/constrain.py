@@ -1,0 +1,33 @@
+"""Layout constraints as tape entries."""
+
+from __future__ import annotations
+
+import jax
+
+from isoshard.torch_bridge.engine import layouts
+from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.tape import Recipe
+from isoshard.torch_bridge.engine.value import Value
+
+_RECIPES: dict[int, Recipe] = {}
+
+
+def constrain(value: Value, layout: int) -> Value:
+    """The same value, laid out as asked wherever the program holds it.
+
+    Args:
+        value: recorded or placed.
+        layout: a layout number.
+    """
+    recipe = _RECIPES.get(layout)
+    if recipe is None:
+        sharding = layouts.sharding(layout)
+
+        def run(arrays, _scalars, _key):
+            return [jax.lax.with_sharding_constraint(arrays[0], sharding)]
+
+        recipe = _RECIPES[layout] = Recipe("mark_sharding", run, 1)
+    result = tapes.recorder().record(recipe, (value,))[0]
+    if result.array is None:
+        result.layout = layout
+    return result

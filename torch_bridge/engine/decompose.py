@@ -1,0 +1,60 @@
+"""torch's own decompositions, run on tracers while a program is compiled.
+
+An operator without a lowering is still one entry of the tape. When the tape is compiled, torch's
+Python decomposition runs once on tensors that hold tracers, and each operator it calls is lowered
+at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+
+from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.call import Lift, Slot, map_leaves
+from isoshard.torch_bridge.engine.value import Aval, Value
+
+
+def is_composite(op: torch._ops.OpOverload) -> bool:
+    """Whether the operator is made of others by torch itself (CompositeImplicitAutograd)."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+
+
+def find(op: torch._ops.OpOverload) -> Any:
+    """A function that computes `op` from its decomposition, or None."""
+    function = decomposition_table.get(op)
+    if function is None and is_composite(op):
+        function = op.decompose
+    if function is None:
+        return None
+
+    def run(args, kwargs, metas, inputs, scalars, key):
+        tensors = [
+            base.fresh(Aval.of(meta), Value(array))
+            for meta, array in zip(metas, inputs, strict=True)
+        ]
+
+        def real(leaf):
+            if isinstance(leaf, Slot):
+                return tensors[leaf.number]
+            return base.fresh(Aval.contiguous((), torch.float32), Value(scalars[leaf.number])) if (
+                isinstance(leaf, Lift)
+            ) else leaf
+
+        with tapes.immediately(), torch.no_grad():
+            got = function(
+                *(map_leaves(real, arg) for arg in args),
+                **{name: map_leaves(real, value) for name, value in kwargs.items()},
+            )
+            return _arrays(got)
+
+    return run
+
+
+def _arrays(got: Any) -> Any:
+    if isinstance(got, list | tuple):
+        return tuple(_arrays(item) for item in got)
+    return None if got is None else base.read(got).array

@@ -1,0 +1,109 @@
+"""CPU work inside a captured step: the step counters of optimizers.
+
+`torch.optim` keeps each parameter's step count in a CPU tensor, adds one to it and computes bias
+corrections from its value in Python. While a step is captured, a dispatch mode notes such
+operations, so that they can be repeated before each replay, and hands out symbols for the numbers
+read.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from isoshard.torch_bridge.engine.symbolic import CaptureError, Table
+
+
+class _Ref:
+    """A tensor computed by an earlier noted operation."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int):
+        self.number = number
+
+
+class HostOps(TorchDispatchMode):
+    """Notes operations on CPU tensors, and repeats them.
+
+    Args:
+        table: where the numbers read become symbols.
+    """
+
+    def __init__(self, table: Table):
+        """See the class."""
+        super().__init__()
+        self.table = table
+        self.ops: list[tuple[Any, Any, Any]] = []
+        self.results: list[Any] = []
+        self._made: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+        self._numbers: dict[int, int] = {}
+        self._keep: list[torch.Tensor] = []
+
+    def made_here(self, tensor: torch.Tensor) -> bool:
+        """Whether a CPU tensor was computed inside the step."""
+        return self._made.get(id(tensor)) is tensor
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note an operation whose tensors are all on the CPU; let others pass."""
+        kwargs = kwargs or {}
+        tensors = [
+            leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+        ]
+        if any(type(tensor) not in _PLAIN for tensor in tensors):
+            return func(*args, **kwargs)
+        if any(
+            isinstance(leaf, torch.SymFloat | torch.SymInt)
+            for leaf in pytree.tree_leaves((args, kwargs))
+        ) and tensors:
+            raise CaptureError(
+                f"a compiled step computes {func} on a CPU tensor with a number that changes from "
+                "step to step; keep such arithmetic on Python numbers or on jax tensors"
+            )
+        result = func(*args, **kwargs)
+        if not tensors or tensors[0].device.type != "cpu":
+            self._note_made(result)
+            return result
+        return self._note(func, args, kwargs, result)
+
+    def _note_made(self, result: Any) -> None:
+        for leaf in pytree.tree_leaves(result):
+            if type(leaf) in _PLAIN:
+                self._made[id(leaf)] = leaf
+                self._keep.append(leaf)
+
+    def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        def mark(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor) and id(leaf) in self._numbers:
+                return _Ref(self._numbers[id(leaf)])
+            return leaf
+
+        number = len(self.ops)
+        self.ops.append((func, pytree.tree_map(mark, args), pytree.tree_map(mark, kwargs)))
+        self.results.append(result)
+        if isinstance(result, torch.Tensor) and not any(result is arg for arg in args):
+            self._numbers[id(result)] = number
+            self._note_made(result)
+        if func is torch.ops.aten._local_scalar_dense.default and isinstance(result, float):
+            return self.table.symbol(lambda: self.results[number], result)
+        return result
+
+    def repeat(self) -> None:
+        """Run the noted operations again, on the tensors' present values."""
+        for number, (func, args, kwargs) in enumerate(self.ops):
+            real = pytree.tree_map(self._real, args) if _has_ref(args) else args
+            self.results[number] = func(*real, **kwargs)
+
+    def _real(self, leaf: Any) -> Any:
+        return self.results[leaf.number] if isinstance(leaf, _Ref) else leaf
+
+
+def _has_ref(args: Any) -> bool:
+    return any(isinstance(arg, _Ref | list | tuple) for arg in args)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)

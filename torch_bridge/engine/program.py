@@ -1,0 +1,299 @@
+"""From a tape to one compiled XLA program, and back to values.
+
+`execute(tape)` finds which results are still wanted, places the inputs, looks the tape up among the
+programs compiled before, compiles on a miss, runs, and hands the arrays to their values. Inputs that
+nobody can see any more are donated: their memory becomes the outputs'.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from isoshard.core import metrics
+from isoshard.torch_bridge.engine import causes, layouts, peephole, random, tape as tapes
+from isoshard.torch_bridge.engine.value import Value, placed_layout
+
+
+@dataclasses.dataclass(eq=False)
+class Program:
+    """One compiled tape.
+
+    Attributes:
+        compiled: the XLA executable.
+        layouts: the layout of each output, known after the first run.
+        donated_bytes: per execution, over all devices.
+    """
+
+    compiled: Any
+    layouts: list[int] | None = None
+    donated_bytes: int = 0
+
+    def text(self) -> str:
+        """The optimised HLO."""
+        return self.compiled.as_text()
+
+
+_PROGRAMS: dict[Any, Program] = {}
+
+
+@dataclasses.dataclass
+class Plan:
+    """A tape reduced to what compiling and running it need.
+
+    Attributes:
+        program: the entries.
+        leaves: slots of the inputs.
+        live: slots of the wanted results.
+        wanted: the layout each of them must have (`layouts.UNPLACED`: as XLA likes).
+        donated: positions in `leaves` that may be overwritten.
+        placed: the layout of each leaf.
+        draws: number of random keys.
+        lifted: number of lifted floats.
+    """
+
+    program: tuple[Any, ...]
+    leaves: tuple[int, ...]
+    live: tuple[int, ...]
+    wanted: tuple[int, ...]
+    donated: tuple[int, ...]
+    placed: tuple[int, ...]
+    draws: int
+    lifted: int
+
+    def key(self) -> Any:
+        """Two plans with one key are the same program."""
+        return (self.program, self.live, self.wanted, self.donated, self.placed)
+
+
+def sync() -> None:
+    """Execute everything that this thread recorded."""
+    tape = tapes.recorder()
+    if isinstance(tape, tapes.Tape) and tape.program:
+        execute(tape)
+
+
+def execute(tape: tapes.Tape) -> None:
+    """Run a tape; afterwards each value still in use has its array.
+
+    Raises:
+        ShardingError: inputs lie on meshes that number the devices differently.
+    """
+    if tapes.recorder() is tape:
+        tapes.replace(tapes.Tape())
+    plan = plan_of(tape)
+    if not plan.live:
+        _forget(tape)
+        return
+    arrays = place([tape.values[slot] for slot in plan.leaves])
+    plan.placed = tuple(tape.values[slot].layout for slot in plan.leaves)
+    program = program_of(plan, arrays, tape.scalars)
+    words = random.STATE.take(tape.draws)
+    results = run(program, plan, arrays, tape.scalars, words)
+    for slot, array, number in zip(plan.live, results, program.layouts, strict=True):
+        value = tape.values[slot]
+        value.array = array
+        value.layout = number
+        value.tape = None
+    _forget(tape)
+
+
+def _forget(tape: tapes.Tape) -> None:
+    """Values that were inputs belong to no tape any more."""
+    for slot in tape.leaves:
+        tape.values[slot].tape = None
+
+
+_UNSEEN = 3  # references to a value that only its tape holds: the list, the loop variable, the call
+
+
+def plan_of(tape: tapes.Tape) -> Plan:
+    """Find the live results and the inputs that can be donated."""
+    leaves = tape.leaves
+    is_leaf = set(leaves)
+    live, wanted = [], []
+    values = tape.values
+    for slot in range(len(values)):
+        value = values[slot]
+        if sys.getrefcount(value) > _UNSEEN and slot not in is_leaf:
+            live.append(slot)
+            wanted.append(value.layout)
+    donated = []
+    for position, slot in enumerate(leaves):
+        value = values[slot]
+        if sys.getrefcount(value) > _UNSEEN or value.shared:
+            continue
+        array = value.array
+        if sys.getrefcount(array) <= _UNSEEN and not isinstance(array, np.ndarray):
+            donated.append(position)
+    return Plan(
+        tuple(tape.program),
+        tuple(leaves),
+        tuple(live),
+        tuple(wanted),
+        tuple(donated),
+        (),
+        tape.draws,
+        len(tape.scalars),
+    )
+
+
+def place(values: Sequence[Value]) -> list[jax.Array]:
+    """Bring inputs to the devices of one program, each in its layout.
+
+    A value that no layout was asked for is replicated over the devices of those that have one.
+    """
+    numbers = {value.layout for value in values} - {layouts.UNPLACED}
+    home = _home(numbers)
+    if home is not None:
+        for value in values:
+            if value.layout == layouts.UNPLACED or layouts.devices(value.layout) != layouts.devices(
+                home
+            ):
+                value.layout = layouts.replicated_like(home)
+                value.array = _move(value.array, layouts.sharding(value.layout))
+                continue
+            _settle(value)
+    else:
+        for value in values:
+            if isinstance(value.array, np.ndarray):
+                value.array = _move(value.array, None)
+    return [value.array for value in values]
+
+
+def settle(values: Sequence[Value]) -> None:
+    """Bring values that no program reads to the layout they were marked with."""
+    for value in values:
+        if value.layout != layouts.UNPLACED:
+            _settle(value)
+        elif isinstance(value.array, np.ndarray):
+            value.array = _move(value.array, None)
+
+
+def _settle(value: Value) -> None:
+    array = value.array
+    if isinstance(array, np.ndarray) or (
+        array.sharding is not layouts.sharding(value.layout)
+        and placed_layout(array) != value.layout
+    ):
+        value.array = _move(array, layouts.sharding(value.layout))
+        value.shared = False
+
+
+def _home(numbers: set[int]) -> int | None:
+    """A layout on the devices that the program will run on, or None for the default device."""
+    from isoshard.core.errors import ShardingError
+
+    best = None
+    for number in numbers:
+        if best is None or len(layouts.devices(number)) > len(layouts.devices(best)):
+            best = number
+    for number in numbers:
+        have, want = layouts.devices(number), layouts.devices(best)
+        if len(have) > 1 and have != want:
+            raise ShardingError(
+                "one program cannot use meshes that number the devices differently: one tensor is "
+                f"laid out over devices {[d.id for d in want]}, another over "
+                f"{[d.id for d in have]}; mark both with the same mesh, or move one with "
+                "isoshard.reshard(tensor, spec, mesh)"
+            )
+    return best
+
+
+def _move(array: Any, sharding: jax.sharding.Sharding | None) -> jax.Array:
+    if isinstance(array, np.ndarray):
+        metrics.count("transfers.host_to_device")
+        metrics.count("transfers.host_to_device_bytes", array.nbytes)
+        return jax.device_put(array, sharding, may_alias=True)
+    metrics.count("transfers.between_devices")
+    return jax.device_put(array, sharding)
+
+
+def program_of(plan: Plan, arrays: Sequence[jax.Array], scalars: Sequence[Any]) -> Program:
+    """Find the program of a plan, compiling it the first time."""
+    key = plan.key()
+    program = _PROGRAMS.get(key)
+    if program is None:
+        started = time.perf_counter()
+        program = _PROGRAMS[key] = build(plan, arrays)
+        causes.report(plan, time.perf_counter() - started)
+    return program
+
+
+def build(plan: Plan, arrays: Sequence[jax.Array]) -> Program:
+    """Compile a plan for inputs placed as `arrays` are."""
+    function = jax.jit(traceable(plan), donate_argnums=plan.donated)
+    extra = (np.zeros(plan.lifted, random.scalar_dtype()), np.zeros(3, np.uint32))
+    compiled = function.lower(*arrays, *extra).compile()
+    donated = sum(arrays[position].nbytes for position in plan.donated)
+    return Program(compiled, donated_bytes=donated)
+
+
+def traceable(plan: Plan) -> Any:
+    """The plan as a pure function of its leaves, the lifted floats and the random state."""
+    entries = plan.program
+    inputs = len(plan.leaves)
+    wanted = [
+        None if number == layouts.UNPLACED else layouts.sharding(number) for number in plan.wanted
+    ]
+
+    def isoshard_step(*arguments):
+        leaves = iter(arguments[:inputs])
+        scalars, words = arguments[inputs:]
+        keys = random.keys(words)
+        env: list[Any] = []
+        makers: list[Any] = []
+        taken = 0
+        for entry in entries:
+            if not isinstance(entry[0], int):
+                env.append(next(leaves))
+                makers.append(None)
+                continue
+            recipe = tapes.RECIPES[entry[0]]
+            floats = [scalars[taken + i] for i in range(recipe.lifted)]
+            taken += recipe.lifted
+            got = peephole.rewrite(recipe, entry, env, makers)
+            if got is None:
+                key = next(keys) if recipe.random else None
+                got = recipe.run([env[slot] for slot in entry[1:]], floats, key)
+            env += got
+            makers += [(recipe, entry)] * len(got)
+        results = [env[slot] for slot in plan.live]
+        return [
+            result if want is None else jax.lax.with_sharding_constraint(result, want)
+            for result, want in zip(results, wanted, strict=True)
+        ]
+
+    return isoshard_step
+
+
+def run(
+    program: Program,
+    plan: Plan,
+    arrays: Sequence[jax.Array],
+    scalars: Sequence[float],
+    words: np.ndarray,
+) -> list[jax.Array]:
+    """Execute a program."""
+    results = program.compiled(*arrays, np.asarray(scalars, random.scalar_dtype()), words)
+    metrics.count("executions")
+    metrics.count("donated_bytes", program.donated_bytes)
+    if program.layouts is None:
+        program.layouts = [placed_layout(array) for array in results]
+    return results
+
+
+def array_of(value: Value) -> jax.Array:
+    """The placed array of a value, computing it if need be."""
+    if value.array is None:
+        tapes.materialize([value])
+    if not isinstance(value.array, jax.core.Tracer):
+        settle([value])
+    return jnp.asarray(value.array)

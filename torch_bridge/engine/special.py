@@ -1,0 +1,229 @@
+"""Operations that are more than a computation: crossings between host and device, and questions.
+
+`copy_` and `_to_copy` move values in and out; `item`, `equal` and boolean indexing need values now,
+so they execute the tape; factories make storages out of nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from isoshard.core import metrics
+from isoshard.torch_bridge.dtypes import logical_dtype
+from isoshard.torch_bridge.engine import base, capture, dispatch, program
+from isoshard.torch_bridge.engine.value import Aval, Value
+
+aten = torch.ops.aten
+
+
+def to_host(tensor: base.LazyTensor) -> torch.Tensor:
+    """Compute a tensor, gather it and copy it to the CPU."""
+    capture.refuse_if_capturing("the value of a tensor")
+    array = program.array_of(base.read(tensor))
+    if not array.is_fully_addressable:
+        raise RuntimeError(
+            f"a tensor of shape {tuple(tensor.shape)} lies partly in other processes and cannot be "
+            "read as a whole; use isoshard.local_shards(tensor), or isoshard.full(tensor) first"
+        )
+    from isoshard.torch_bridge.exchange import from_numpy
+
+    host = np.array(array, copy=True)
+    metrics.count("transfers.device_to_host")
+    metrics.count("transfers.device_to_host_bytes", host.nbytes)
+    return from_numpy(host, tensor._aval.meta.dtype)
+
+
+def _to_copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    tensor = args[0]
+    device = kwargs.get("device")
+    dtype = kwargs.get("dtype") or tensor.dtype
+    if device is not None and torch.device(device).type not in ("jax", "lazy"):
+        host = to_host(tensor)
+        return host.to(device=device, dtype=dtype)
+    rest = {name: value for name, value in kwargs.items() if name in ("dtype", "memory_format")}
+    return _cast(args, rest)
+
+
+_cast: Any = None
+
+
+def _copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """`copy_(self, src)` in all directions."""
+    target, source = args[0], args[1]
+    if not isinstance(target, base.LazyTensor):
+        return target.copy_(to_host(source))
+    dispatch.check_writable(aten.copy_.default, target)
+    if isinstance(source, base.LazyTensor):
+        same = source._aval.token is target._aval.token and source.dtype == target.dtype
+        if same:
+            base.write(target, base.read(source))
+        else:
+            _copy_cast((target, source), {})
+        return target
+    if source.device.type != "cpu":
+        source = source.cpu()
+    capture.note_upload(source)
+    if source.shape != target.shape:
+        source = source.expand(target.shape)
+    value = base.host_value(source.to(target.dtype))
+    base.write(target, value)
+    return target
+
+
+_copy_cast: Any = None
+
+
+def _item(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    symbol = capture.symbol_of(args[0])
+    return symbol if symbol is not None else to_host(args[0]).item()
+
+
+def _equal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    left, right = (dispatch.import_tensor(aten.equal.default, arg) for arg in args)
+    if left.shape != right.shape:
+        return False
+    return bool(aten.all.default(aten.eq.Tensor(left, right)).item())
+
+
+def on_host(func: torch._ops.OpOverload) -> dispatch.Handler:
+    """A handler that computes an operator whose result's shape depends on values on the CPU.
+
+    XLA programs have static shapes, so the tape is executed, torch's CPU kernel runs, and the result
+    goes back. Counted as `fallbacks`.
+    """
+
+    def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        metrics.count("fallbacks")
+        metrics.count(f"fallbacks.{func.name()}")
+
+        def down(leaf: Any) -> Any:
+            return to_host(leaf) if isinstance(leaf, base.LazyTensor) else leaf
+
+        got = func(
+            *(_map(down, arg) for arg in args),
+            **{name: _map(down, value) for name, value in kwargs.items() if name != "device"},
+        )
+        return _map(lambda leaf: upload(leaf) if isinstance(leaf, torch.Tensor) else leaf, got)
+
+    return handler
+
+
+def _map(function: Any, value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_map(function, item) for item in value)
+    return function(value)
+
+
+def upload(tensor: torch.Tensor) -> base.LazyTensor:
+    """A CPU tensor's snapshot as a `jax` tensor, placed when first needed."""
+    aval = Aval.contiguous(tuple(tensor.shape), tensor.dtype)
+    return base.fresh(aval, base.host_value(tensor))
+
+
+_DATA_DEPENDENT = (
+    "nonzero",
+    "masked_select",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "repeat_interleave.Tensor",
+    "bincount",
+    "_linalg_check_errors",
+)
+
+
+def _index(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """`index.Tensor`: boolean masks have a data-dependent result; integer indices do not."""
+    tensor, indices = args[0], list(args[1])
+    if any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices):
+        return _index_on_host((tensor, indices), kwargs)
+    return _index_static((tensor, indices), kwargs)
+
+
+_index_on_host: Any = None
+_index_static: Any = None
+
+
+def _index_put(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`index_put_`: a boolean mask with one value is a `where`; with many, positions are needed."""
+    tensor, indices, values = args[0], list(args[1]), args[2]
+    masks = [index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices]
+    if any(masks) and not (len(indices) == 1 and values.dim() == 0):
+        indices = _positions(indices)
+    return _put((tensor, indices, values, *args[3:]), kwargs)
+
+
+_put: Any = None
+
+
+def _positions(indices: list[Any]) -> list[Any]:
+    """Boolean masks replaced by the integer indices of their True elements."""
+    found: list[Any] = []
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            metrics.count("fallbacks")
+            metrics.count("fallbacks.boolean index")
+            host = to_host(index) if isinstance(index, base.LazyTensor) else index
+            found += [upload(axis) for axis in host.nonzero(as_tuple=True)]
+        else:
+            found.append(index)
+    return found
+
+
+def _set(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    base.adopt(args[0], args[1])
+    return args[0]
+
+
+def _resize(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    tensor, size = args[0], tuple(args[1])
+    if size != tuple(tensor.shape):
+        flat = aten.reshape.default(tensor, [-1])
+        need = int(np.prod(size)) - flat.numel()
+        if need > 0:
+            flat = aten.constant_pad_nd.default(flat, [0, need])
+        grown = aten.view.default(aten.clone.default(aten.slice.Tensor(flat, 0, 0, int(np.prod(size)))), list(size))
+        base.adopt(tensor, grown)
+    return tensor
+
+
+def register() -> None:
+    """Put the special operations into the dispatcher."""
+    global _cast, _copy_cast, _index_on_host, _index_static, _put
+    _cast = dispatch._functional_handler(aten._to_copy.default)
+    _copy_cast = dispatch._in_place_handler(aten.copy_.default, ["self"])
+    _index_on_host = on_host(aten.index.Tensor)
+    _index_static = dispatch._functional_handler(aten.index.Tensor)
+    _put = dispatch._in_place_handler(aten.index_put_.default, ["self"])
+    dispatch.SPECIAL.update(
+        {
+            "aten::_to_copy": _to_copy,
+            "aten::copy_": _copy,
+            "aten::_copy_from": lambda args, kwargs: _copy((args[1], args[0]), {}),
+            "aten::_local_scalar_dense": _item,
+            "aten::equal": _equal,
+            "aten::index.Tensor": _index,
+            "aten::index_put_": _index_put,
+            "aten::_index_put_impl_": lambda args, kwargs: _index_put(args[:4], kwargs),
+            "aten::set_.source_Tensor": _set,
+            "aten::resize_": _resize,
+            "aten::is_pinned": lambda args, kwargs: False,
+        }
+    )
+    for name in _DATA_DEPENDENT:
+        packet, _, overload = name.partition(".")
+        func = getattr(getattr(aten, packet, None), overload or "default", None)
+        if func is not None:
+            dispatch.SPECIAL[func.name()] = on_host(func)
+
+
+register()
+
+
+def value_of_array(array: Any, *, shared: bool) -> base.LazyTensor:
+    """A tensor over a JAX array, without a copy."""
+    aval = Aval.contiguous(tuple(array.shape), logical_dtype(array.dtype))
+    return base.fresh(aval, Value.of(array, shared=shared))

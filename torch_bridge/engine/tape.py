@@ -1,0 +1,216 @@
+"""The tape: operations waiting to be compiled together.
+
+Every torch operation on the `jax` device becomes one entry, `(recipe number, input slots)`. Recipes
+and inputs are interned to integers, so the entries of a training step are the key under which its
+compiled program is found again.
+
+A tape belongs to one thread. A value recorded on another thread's tape, or needed while JAX traces,
+is computed first (`materialize`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from isoshard.torch_bridge.engine import random
+from isoshard.torch_bridge.engine.value import Value
+
+LIMIT = 100_000
+"""Entries after which a tape is executed even if nobody asked for a value."""
+
+
+class Recipe:
+    """What one kind of tape entry computes.
+
+    Attributes:
+        number: its place in `RECIPES`, the part of a compile key.
+        name: for error messages and reports.
+        run: `(inputs, scalars, key) -> list of arrays`, pure JAX.
+        count: how many results it has.
+        random: whether it draws random numbers.
+        lifted: how many lifted floats it takes.
+        detail: what program optimisations may want to know (an operator, or a view chain).
+    """
+
+    __slots__ = ("count", "detail", "lifted", "name", "number", "random", "run")
+
+    def __init__(
+        self,
+        name: str,
+        run: Callable[..., Sequence[Any]],
+        count: int,
+        *,
+        random: bool = False,
+        lifted: int = 0,
+        detail: Any = None,
+    ):
+        """Register a recipe."""
+        self.number = len(RECIPES)
+        self.name = name
+        self.run = run
+        self.count = count
+        self.random = random
+        self.lifted = lifted
+        self.detail = detail
+        RECIPES.append(self)
+
+
+RECIPES: list[Recipe] = []
+
+
+class Recorder(Protocol):
+    """Where operations go: a `Tape`, or `Immediate` while JAX traces."""
+
+    def record(
+        self, recipe: Recipe, inputs: Iterable[Value], scalars: Sequence[Any] = ()
+    ) -> list[Value]:
+        """Add an operation and return its results."""
+        ...
+
+
+class Tape:
+    """Entries recorded by one thread since the last `sync`.
+
+    Attributes:
+        values: every value it knows, by slot: inputs and results.
+        program: the compile key so far: for an input, its interned shape and dtype; for an
+            operation, its recipe's number and input slots.
+        leaves: slots of the inputs.
+        scalars: the lifted floats, in order of use.
+        draws: how many random keys were taken.
+    """
+
+    __slots__ = ("draws", "leaves", "program", "scalars", "values")
+
+    def __init__(self):
+        """An empty tape."""
+        self.values: list[Value] = []
+        self.program: list[Any] = []
+        self.leaves: list[int] = []
+        self.scalars: list[Any] = []
+        self.draws = 0
+
+    def record(
+        self, recipe: Recipe, inputs: Iterable[Value], scalars: Sequence[Any] = ()
+    ) -> list[Value]:
+        """Add an operation and return its (recorded) results."""
+        values = self.values
+        entry = [recipe.number]
+        for value in inputs:
+            if value.tape is not self:
+                self._add_leaf(value)
+            entry.append(value.slot)
+        slot = len(values)
+        results = []
+        for _ in range(recipe.count):
+            value = Value()
+            value.tape = self
+            value.slot = slot
+            slot += 1
+            results.append(value)
+        values += results
+        self.program.append(tuple(entry))
+        if scalars:
+            self.scalars += scalars
+        if recipe.random:
+            self.draws += 1
+        return results
+
+    def _add_leaf(self, value: Value) -> None:
+        if value.array is None:
+            materialize([value])
+        value.tape = self
+        value.slot = len(self.values)
+        self.leaves.append(value.slot)
+        self.values.append(value)
+        array = value.array
+        self.program.append((array.shape, array.dtype))
+
+
+class Immediate:
+    """Runs operations at once: used while JAX traces, and inside decompositions.
+
+    Args:
+        keys: an iterator of PRNG keys for random operations, or None if there are none.
+    """
+
+    __slots__ = ("keys",)
+
+    def __init__(self, keys: Any = None):
+        """See the class."""
+        self.keys = keys
+
+    def record(
+        self, recipe: Recipe, inputs: Iterable[Value], scalars: Sequence[Any] = ()
+    ) -> list[Value]:
+        """Compute an operation on arrays or tracers."""
+        arrays = []
+        for value in inputs:
+            if value.array is None:
+                materialize([value])
+            arrays.append(jnp.asarray(value.array))
+        key = None
+        if recipe.random:
+            if self.keys is None:
+                raise RuntimeError(
+                    f"{recipe.name} draws random numbers, but this function was traced without a "
+                    "key: pass rng=jax.random.key(seed) when you call it, or use .eval()"
+                )
+            key = next(self.keys)
+        lifted = [jnp.asarray(scalar, random.scalar_dtype()) for scalar in scalars]
+        return [Value(array) for array in recipe.run(arrays, lifted, key)]
+
+
+class _Current(threading.local):
+    def __init__(self):
+        self.recorder: Any = Tape()
+
+
+_CURRENT = _Current()
+
+
+def recorder() -> Any:
+    """Where this thread's operations go now."""
+    return _CURRENT.recorder
+
+
+def replace(new: Any) -> Any:
+    """Send this thread's operations elsewhere; returns what took them before."""
+    old = _CURRENT.recorder
+    _CURRENT.recorder = new
+    return old
+
+
+class immediately:
+    """Context in which operations run at once on arrays or tracers."""
+
+    def __init__(self, keys: Any = None):
+        """See `Immediate`."""
+        self._new = Immediate(keys)
+
+    def __enter__(self) -> None:
+        """Switch."""
+        self._old = replace(self._new)
+
+    def __exit__(self, *exc: object) -> None:
+        """Switch back."""
+        replace(self._old)
+
+
+def materialize(values: Sequence[Value]) -> None:
+    """Make sure that every value has an array, executing the tapes that hold them."""
+    from isoshard.torch_bridge.engine import program
+
+    for value in values:
+        if value.array is None:
+            program.execute(value.tape)
+
+
+def is_tracing() -> bool:
+    """Whether operations run at once, on tracers."""
+    return isinstance(_CURRENT.recorder, Immediate) or isinstance(jnp.zeros(()), jax.core.Tracer)

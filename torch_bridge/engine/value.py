@@ -1,0 +1,145 @@
+"""Values and storages: what a tensor points at.
+
+A `Value` is one immutable array. It is *recorded* (a place on a tape, not computed yet), *held on
+the host* (a NumPy snapshot that no device has seen), or *placed* (a `jax.Array`). A `Storage` is
+what torch calls a storage: several tensors may view it, and writing through any of them gives it a
+new `Value` and a new version.
+
+```
+tensor --> Chain of view operations --> Storage --> Value (changes with every write)
+tensor --------------------------------^
+```
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.engine import layouts
+from isoshard.torch_bridge.engine.call import Meta
+
+
+class Aval:
+    """An interned `Meta`: equal metas are one object, so they hash and compare by identity.
+
+    Attributes:
+        meta: size, stride and logical dtype.
+        physical: the dtype of the JAX buffer.
+        token: an interned (shape, physical dtype) pair, shared by avals that differ in stride.
+    """
+
+    __slots__ = ("meta", "physical", "root", "token")
+    _known: dict[Meta, Aval] = {}
+    _tokens: dict[Any, tuple[tuple[int, ...], np.dtype]] = {}
+
+    def __init__(self, meta: Meta):
+        """Use `Aval.of`, which interns."""
+        self.meta = meta
+        self.physical = physical_dtype(meta.dtype)
+        token = (meta.size, self.physical)
+        self.token = Aval._tokens.setdefault(token, token)
+        self.root: Any = None
+
+    @staticmethod
+    def of(meta: Meta) -> Aval:
+        """The one aval of `meta`.
+
+        Raises:
+            TypeError: JAX cannot store its dtype.
+        """
+        found = Aval._known.get(meta)
+        if found is None:
+            found = Aval._known[meta] = Aval(meta)
+        return found
+
+    @staticmethod
+    def contiguous(size: tuple[int, ...], dtype: torch.dtype) -> Aval:
+        """The aval of a row-major tensor."""
+        return Aval.of(Meta(size, contiguous_stride(size), dtype))
+
+
+class Value:
+    """One immutable array.
+
+    Attributes:
+        array: a `jax.Array`, a NumPy snapshot still on the host, or None while recorded.
+        tape: the tape that knows it: as a result to be computed, or as an input.
+        slot: its number there.
+        layout: the wanted (and once placed, the actual) layout; see `layouts`.
+        shared: somebody else may hold this buffer, so it is never donated.
+    """
+
+    __slots__ = ("array", "layout", "shared", "slot", "tape")
+
+    def __init__(self, array: Any = None, layout: int = layouts.UNPLACED):
+        """Hold `array`; a recorded value is made by a tape."""
+        self.array = array
+        self.layout = layout
+        self.tape: Any = None
+        self.slot = -1
+        self.shared = False
+
+    @staticmethod
+    def of(array: jax.Array, *, shared: bool = False) -> Value:
+        """Hold a placed (or traced) array."""
+        value = Value(array)
+        if not isinstance(array, jax.core.Tracer):
+            value.layout = placed_layout(array)
+        value.shared = shared
+        return value
+
+    @property
+    def placed(self) -> bool:
+        """Whether a device holds it in its wanted layout."""
+        array = self.array
+        if array is None or isinstance(array, np.ndarray):
+            return False
+        return self.layout == placed_layout(array) or self.layout == layouts.UNPLACED
+
+
+def placed_layout(array: jax.Array) -> int:
+    """The layout number of a `jax.Array`; UNPLACED when JAX may still move it by itself."""
+    if isinstance(array.sharding, jax.sharding.SingleDeviceSharding):
+        return layouts.UNPLACED if not array.committed else layouts.intern(array.sharding)
+    return layouts.intern(array.sharding)
+
+
+class Storage:
+    """Memory that tensors share: a value that writes replace.
+
+    Attributes:
+        value: the current value.
+        version: how often it was replaced.
+        annotation: the `NamedSharding` a user asked for, or None.
+        aval: size, memory order and dtype of the whole storage, seen as one tensor.
+    """
+
+    __slots__ = ("__weakref__", "annotation", "aval", "value", "version")
+
+    def __init__(self, value: Value, aval: Aval):
+        """A fresh storage of one tensor."""
+        self.value = value
+        self.version = 0
+        self.annotation: jax.sharding.NamedSharding | None = None
+        self.aval = aval
+
+    def write(self, value: Value) -> None:
+        """Replace the value; the layout of the memory stays."""
+        if value.layout == layouts.UNPLACED:
+            value.layout = self.value.layout
+        self.value = value
+        self.version += 1
+
+
+def contiguous_stride(size: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides, as torch computes them (an empty axis counts as one)."""
+    stride, step = [], 1
+    for extent in reversed(size):
+        stride.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(stride))

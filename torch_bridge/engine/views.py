@@ -1,0 +1,286 @@
+"""Views as chains of small functional operations.
+
+A torch view shares memory with its base. Here memory is a `Storage` whose value JAX holds, so a view
+is the chain of operations that leads from the storage to it. Reading applies the chain; writing
+applies it backwards: the new part is put into a copy of the whole, which becomes the storage's new
+value (under `jit` XLA does this in place).
+
+>>> import torch
+>>> from isoshard.torch_bridge.engine.value import Aval
+>>> base = Chain.root(Aval.contiguous((2, 3), torch.float32))
+>>> row = base.then(("index", 0, 1))                # x[1]
+>>> x = jax.numpy.arange(6.0).reshape(2, 3)
+>>> row.read(x).tolist()
+[3.0, 4.0, 5.0]
+>>> row.write(x, jax.numpy.zeros(3)).tolist()
+[[0.0, 1.0, 2.0], [0.0, 0.0, 0.0]]
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from isoshard.torch_bridge.engine.value import Aval, contiguous_stride
+
+ViewOp = tuple[Any, ...]
+
+
+class Chain:
+    """The way from a storage to one of its views.
+
+    Attributes:
+        base: the storage, as one tensor.
+        ops: the view operations, first applied first; empty for the whole storage.
+        size: the shape of the view.
+        recipes: read and write recipes, filled in by the tape when first needed.
+    """
+
+    __slots__ = ("_next", "base", "ops", "recipes", "size")
+
+    def __init__(self, base: Aval, ops: tuple[ViewOp, ...], size: tuple[int, ...]):
+        """Use `Chain.root` and `then`, which intern."""
+        self.base = base
+        self.ops = ops
+        self.size = size
+        self.recipes: dict[str, Any] = {}
+        self._next: dict[ViewOp, Chain] = {}
+
+    @staticmethod
+    def root(base: Aval) -> Chain:
+        """The chain of the storage itself."""
+        if base.root is None:
+            base.root = Chain(base, (), base.meta.size)
+        return base.root
+
+    def then(self, op: ViewOp) -> Chain:
+        """This view followed by one more operation."""
+        found = self._next.get(op)
+        if found is None:
+            found = self._next[op] = self._then(op)
+        return found
+
+    def _then(self, op: ViewOp) -> Chain:
+        if op[0] == "strided":
+            return self._strided(*op[1:])
+        size = _shape_after(op, self.size)
+        if _is_identity(op, self.size):
+            return self
+        if self.ops and op[0] == self.ops[-1][0] in ("permute", "reshape"):
+            shorter = Chain.root(self.base)
+            for earlier in self.ops[:-1]:
+                shorter = shorter.then(earlier)
+            last = self.ops[-1]
+            merged = ("permute", tuple(last[1][d] for d in op[1])) if op[0] == "permute" else op
+            return shorter.then(merged)
+        return Chain(self.base, (*self.ops, op), size)
+
+    def _strided(self, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Chain:
+        """`as_strided` addresses the storage, whatever view it is called on."""
+        found = Chain.root(self.base)
+        simple = _as_slices(self.base, size, stride, offset)
+        if simple is None:
+            return Chain(self.base, (("strided", size, stride, offset),), size)
+        for op in simple:
+            found = found.then(op)
+        return found
+
+    def read(self, whole: jax.Array) -> jax.Array:
+        """The view's value, from the storage's."""
+        for op in self.ops:
+            whole = _forward(op, whole, self.base)
+        return whole
+
+    def write(self, whole: jax.Array, part: jax.Array) -> jax.Array:
+        """The storage's value after `part` is written to the view."""
+        stages = [whole]
+        for op in self.ops[:-1]:
+            stages.append(_forward(op, stages[-1], self.base))
+        for op, stage in zip(reversed(self.ops), reversed(stages), strict=True):
+            part = _backward(op, stage, part, self.base)
+        return part
+
+    def __repr__(self) -> str:
+        """Readable in error messages."""
+        return f"Chain({self.base.meta.size}, {self.ops})"
+
+
+def _is_identity(op: ViewOp, size: tuple[int, ...]) -> bool:
+    if op[0] in ("reshape", "expand"):
+        return op[1] == size
+    if op[0] == "permute":
+        return op[1] == tuple(range(len(size)))
+    return op[0] == "slice" and op[2:] == (0, size[op[1]], 1)
+
+
+def _shape_after(op: ViewOp, size: tuple[int, ...]) -> tuple[int, ...]:
+    kind = op[0]
+    if kind in ("reshape", "expand"):
+        return op[1]
+    if kind == "permute":
+        return tuple(size[d] for d in op[1])
+    if kind == "slice":
+        _, dim, start, stop, step = op
+        return (*size[:dim], max(0, -(-(stop - start) // step)), *size[dim + 1 :])
+    if kind == "index":
+        return (*size[: op[1]], *size[op[1] + 1 :])
+    struct = jax.eval_shape(lambda x: _forward(op, x, None), jax.ShapeDtypeStruct(size, "float32"))
+    return op[1] if kind == "bitcast" else struct.shape
+
+
+def _forward(op: ViewOp, x: jax.Array, base: Aval | None) -> jax.Array:
+    kind = op[0]
+    if kind == "reshape":
+        return x.reshape(op[1])
+    if kind == "permute":
+        return x.transpose(op[1])
+    if kind == "expand":
+        return jnp.broadcast_to(x, op[1])
+    if kind == "slice":
+        _, dim, start, stop, step = op
+        return jax.lax.slice_in_dim(x, start, max(start, stop), step, dim)
+    if kind == "index":
+        return jax.lax.index_in_dim(x, op[2], op[1], keepdims=False)
+    if kind == "diagonal":
+        return jnp.diagonal(x, *op[1:])
+    if kind == "unfold":
+        _, dim, size, step = op
+        index = _windows(x.shape[dim], size, step)
+        taken = jnp.take(x, index.ravel(), axis=dim)
+        taken = taken.reshape(*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
+        return jnp.moveaxis(taken, dim + 1, -1)
+    if kind == "strided":
+        return _flat(x, base)[_positions(*op[1:])]
+    if kind == "bitcast":
+        return _bitcast(x, op[1], op[2])
+    if kind == "as_real":
+        return jnp.stack([x.real, x.imag], axis=-1)
+    if kind == "as_complex":
+        return jax.lax.complex(x[..., 0], x[..., 1])
+    raise ValueError(f"unknown view operation {op}")
+
+
+def _backward(op: ViewOp, whole: jax.Array, part: jax.Array, base: Aval | None) -> jax.Array:
+    kind = op[0]
+    if kind == "reshape":
+        return part.reshape(whole.shape)
+    if kind == "permute":
+        return part.transpose(np.argsort(op[1]))
+    if kind == "expand":
+        return _collapse(part, whole.shape)
+    if kind == "slice":
+        _, dim, start, stop, step = op
+        if step == 1 and part.shape == whole.shape:
+            return part
+        where = (slice(None),) * dim + (slice(start, stop, step),)
+        return whole.at[where].set(part)
+    if kind == "index":
+        return whole.at[(slice(None),) * op[1] + (op[2],)].set(part)
+    if kind == "bitcast":
+        return _bitcast(part, whole.shape, whole.dtype)
+    if kind == "as_real":
+        return jax.lax.complex(part[..., 0], part[..., 1])
+    if kind == "as_complex":
+        return jnp.stack([part.real, part.imag], axis=-1)
+    if kind == "strided":
+        flat = _flat(whole, base).at[_positions(*op[1:])].set(part)
+        return _unflat(flat, base)
+    # Diagonals and windows: let the view of the positions say where each element goes.
+    places = np.asarray(_forward(op, jnp.arange(math.prod(whole.shape)).reshape(whole.shape), base))
+    return whole.reshape(-1).at[places.ravel()].set(part.reshape(-1)).reshape(whole.shape)
+
+
+def _collapse(part: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Undo a broadcast: every copy was written with the same value, keep the first."""
+    lead = part.ndim - len(shape)
+    part = part[(0,) * lead]
+    where = tuple(
+        slice(0, 1) if small == 1 else slice(None)
+        for small in shape
+    )
+    return part[where]
+
+
+def _bitcast(x: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    ratio = np.dtype(x.dtype).itemsize / np.dtype(dtype).itemsize
+    if ratio < 1:
+        x = x.reshape(*x.shape[:-1], -1, round(1 / ratio))
+    return jax.lax.bitcast_convert_type(x, dtype).reshape(shape)
+
+
+def _windows(extent: int, size: int, step: int) -> np.ndarray:
+    starts = np.arange(0, extent - size + 1, step)
+    return starts[:, None] + np.arange(size)
+
+
+def _positions(size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> np.ndarray:
+    """Where each element lies in the storage's memory."""
+    where = np.full(size, offset, np.int32)
+    for axis, (extent, step) in enumerate(zip(size, stride, strict=True)):
+        shape = [1] * len(size)
+        shape[axis] = extent
+        where += (np.arange(extent, dtype=np.int32) * step).reshape(shape)
+    return where
+
+
+def _order(base: Aval) -> list[int]:
+    """The axes of a dense tensor from outermost to innermost in memory."""
+    stride = base.meta.stride
+    return sorted(range(len(stride)), key=lambda axis: -stride[axis])
+
+
+def _flat(x: jax.Array, base: Aval) -> jax.Array:
+    return x.transpose(_order(base)).reshape(-1)
+
+
+def _unflat(flat: jax.Array, base: Aval) -> jax.Array:
+    order = _order(base)
+    size = [base.meta.size[axis] for axis in order]
+    return flat.reshape(size).transpose(np.argsort(order))
+
+
+def _as_slices(
+    base: Aval, size: tuple[int, ...], stride: tuple[int, ...], offset: int
+) -> list[ViewOp] | None:
+    """Say `as_strided` in slices, selections and a permutation, or None where it cannot be.
+
+    Partitioners understand slices; they gather the whole array for an index list.
+    """
+    whole, steps = base.meta.size, base.meta.stride
+    if steps != contiguous_stride(whole) or not whole or 0 in size or 0 in whole:
+        return None
+    start, rest = [], offset
+    for step in steps:
+        start.append(rest // step)
+        rest %= step
+    used: dict[int, tuple[int, int, int]] = {}
+    for axis, (extent, step) in enumerate(zip(size, stride, strict=True)):
+        if extent == 1:
+            continue
+        fits = [
+            d
+            for d in range(len(whole))
+            if d not in used
+            and step > 0
+            and step % steps[d] == 0
+            and start[d] + (extent - 1) * (step // steps[d]) < whole[d]
+        ]
+        if not fits:
+            return None
+        used[fits[0]] = (axis, extent, step // steps[fits[0]])
+    if any(first >= extent for first, extent in zip(start, whole, strict=True)):
+        return None
+    ops: list[ViewOp] = []
+    for d in range(len(whole)):
+        _, extent, step = used.get(d, (0, 1, 1))
+        ops.append(("slice", d, start[d], start[d] + (extent - 1) * step + 1, step))
+    kept = sorted(used)
+    ops.append(("reshape", tuple(used[d][1] for d in kept)))
+    order = sorted(range(len(kept)), key=lambda place: used[kept[place]][0])
+    ops.append(("permute", tuple(order)))
+    ops.append(("reshape", size))
+    return ops

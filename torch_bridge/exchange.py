@@ -1,0 +1,79 @@
+"""CPU tensors and host arrays share memory.
+
+NumPy has no bfloat16 and no float8 of its own, and torch does not know ml_dtypes, so those types
+cross as integers of the same width. Nothing here copies.
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import torch
+
+from isoshard.core import metrics
+from isoshard.torch_bridge.dtypes import logical_dtype, numpy_dtype
+
+_BITS = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}
+_NATIVE = frozenset("?bBhHiIlLqQefdFD")
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """A CPU tensor's memory as an array of the same dtype, without a copy.
+
+    Args:
+        tensor: any strided CPU tensor that requires no gradient.
+
+    Returns:
+        An array with the same shape and strides.
+
+    >>> t = torch.ones(3, dtype=torch.bfloat16)
+    >>> to_numpy(t).dtype
+    dtype(bfloat16)
+    """
+    dtype = numpy_dtype(tensor.dtype)
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    if dtype.char in _NATIVE:
+        return tensor.numpy()
+    bits, _ = _BITS[dtype.itemsize]
+    return tensor.view(bits).numpy().view(dtype)
+
+
+def from_numpy(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    """A host array's memory as a CPU tensor; converted only if its logical dtype is wider.
+
+    Args:
+        array: a writable array in the physical dtype of `dtype`.
+        dtype: the logical torch dtype of the result.
+
+    >>> from_numpy(np.arange(2, dtype=np.int32), torch.int64)
+    tensor([0, 1])
+    """
+    if array.dtype.char in _NATIVE:
+        return torch.from_numpy(array).to(dtype)
+    bits, numpy_bits = _BITS[array.dtype.itemsize]
+    raw = np.ascontiguousarray(array).reshape(array.shape).view(numpy_bits)
+    return torch.from_numpy(raw).view(dtype) if array.ndim else torch.from_numpy(raw.reshape(1)).view(dtype)[0]
+
+
+def shard_to_torch(array: jax.Array, *, copy: bool | None = None) -> torch.Tensor:
+    """One device's buffer as a plain CPU or CUDA tensor.
+
+    Args:
+        array: on one device.
+        copy: True copies; False and None share the memory (DLPack never needs to copy here).
+
+    Returns:
+        A tensor of the physical dtype. Writing to it changes an array that JAX takes for immutable.
+
+    >>> shard_to_torch(jax.numpy.arange(3, dtype="bfloat16"))
+    tensor([0., 1., 2.], dtype=torch.bfloat16)
+    """
+    if array.dtype.itemsize == 1 and array.dtype.name.startswith("float8"):
+        bits = jax.lax.bitcast_convert_type(array, "uint8")
+        metrics.count("copies")
+        metrics.count("copied_bytes", array.nbytes)
+        tensor = torch.from_dlpack(bits).view(logical_dtype(array.dtype))
+    else:
+        tensor = torch.from_dlpack(array)
+    return tensor.clone() if copy else tensor

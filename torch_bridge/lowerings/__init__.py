@@ -1,0 +1,37 @@
+"""aten operators in JAX, one file per family; importing this package fills the table."""
+
+import importlib
+
+from isoshard.torch_bridge.lowerings.registry import Lowering, find, lower, names
+
+__all__ = ["Lowering", "find", "lower", "names"]
+
+_FAMILIES = (
+    "elementwise",
+    "arithmetic",
+    "compare",
+    "reduce",
+    "order",
+    "shape",
+    "scatter_view",
+    "index",
+    "scatter",
+    "create",
+    "random",
+    "matmul",
+    "linalg",
+    "distance",
+    "activation",
+    "norm",
+    "conv",
+    "pool",
+    "adaptive_pool",
+    "upsample",
+    "grid_sample",
+    "loss",
+    "embedding",
+    "foreach",
+)
+
+for _family in _FAMILIES:
+    importlib.import_module(f"{__name__}.{_family}")

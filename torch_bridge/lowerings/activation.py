@@ -1,0 +1,304 @@
+"""Activations and softmax, forward and backward.
+
+Each formula is the one torch documents, with torch's choice at the kinks: `relu` has gradient 0 at
+0, `hardtanh` has gradient 0 at both ends.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from isoshard.torch_bridge.lowerings.arguments import wide
+from isoshard.torch_bridge.lowerings.numerics import widely
+from isoshard.torch_bridge.lowerings.registry import lower
+from isoshard.torch_bridge.lowerings.vjp import by_vjp
+
+_SQRT_HALF = math.sqrt(0.5)
+_TANH_SCALE = math.sqrt(2 / math.pi)
+_TANH_CUBIC = 0.044715
+
+
+def _keep(condition, x):
+    """`x` where the condition holds, else 0."""
+    return jnp.where(condition, x, jnp.zeros_like(x))
+
+
+# Piecewise linear
+
+
+@lower("aten::relu")
+def _relu(x):
+    return jnp.maximum(x, 0)
+
+
+@lower("aten::relu6")
+def _relu6(x):
+    return jnp.clip(x, 0, 6)
+
+
+@lower("aten::threshold")
+def _threshold(x, threshold, value):
+    return jnp.where(x <= threshold, jnp.asarray(value, x.dtype), x)
+
+
+@lower("aten::threshold_backward")
+def _threshold_backward(grad, x, threshold):
+    return jnp.where(x <= threshold, jnp.zeros_like(grad), grad)
+
+
+@lower("aten::leaky_relu")
+def _leaky_relu(x, negative_slope=0.01):
+    return jnp.where(x > 0, x, x * negative_slope)
+
+
+@lower("aten::leaky_relu_backward")
+def _leaky_relu_backward(grad, x, negative_slope, self_is_result):
+    return jnp.where(x > 0, grad, grad * negative_slope)
+
+
+@lower("aten::_prelu_kernel")
+def _prelu(x, weight):
+    return jnp.where(x > 0, x, weight * x)
+
+
+@lower("aten::_prelu_kernel_backward")
+def _prelu_backward(grad, x, weight):
+    return jnp.where(x > 0, grad, weight * grad), _keep(x <= 0, x * grad)
+
+
+@lower("aten::hardtanh")
+def _hardtanh(x, min_val=-1, max_val=1):
+    return jnp.clip(x, jnp.asarray(min_val, x.dtype), jnp.asarray(max_val, x.dtype))
+
+
+@lower("aten::hardtanh_backward")
+def _hardtanh_backward(grad, x, min_val, max_val):
+    return jnp.where((x <= min_val) | (x >= max_val), jnp.zeros_like(grad), grad)
+
+
+@lower("aten::hardsigmoid")
+@widely
+def _hardsigmoid(x):
+    return jnp.clip(x + 3, 0, 6) / 6
+
+
+@lower("aten::hardsigmoid_backward")
+def _hardsigmoid_backward(grad, x):
+    return _keep((x > -3) & (x < 3), grad / 6)
+
+
+@lower("aten::hardswish")
+@widely
+def _hardswish(x):
+    return x * jnp.clip(x + 3, 0, 6) / 6
+
+
+@lower("aten::hardswish_backward")
+@widely
+def _hardswish_backward(grad, x):
+    middle = jnp.where(x < 3, grad * (x / 3 + 0.5), grad)
+    return jnp.where(x <= -3, jnp.zeros_like(grad), middle)
+
+
+@lower("aten::hardshrink")
+def _hardshrink(x, lambd=0.5):
+    return jnp.where((x >= -lambd) & (x <= lambd), jnp.zeros_like(x), x)
+
+
+@lower("aten::softshrink")
+def _softshrink(x, lambd=0.5):
+    return jnp.where(jnp.abs(x) > lambd, x - jnp.sign(x) * lambd, x * 0)
+
+
+@lower("aten::hardshrink_backward", "aten::softshrink_backward")
+def _shrink_backward(grad, x, lambd):
+    return jnp.where((x >= -lambd) & (x <= lambd), jnp.zeros_like(grad), grad)
+
+
+# Smooth
+
+
+@lower("aten::sigmoid_backward")
+@widely
+def _sigmoid_backward(grad, y):
+    return grad * jnp.conj(y * (1 - y))
+
+
+@lower("aten::tanh_backward")
+@widely
+def _tanh_backward(grad, y):
+    return grad * jnp.conj(1 - y * y)
+
+
+@lower("aten::logit_backward")
+@widely
+def _logit_backward(grad, x, eps=None):
+    low, outside = (0.0, jnp.nan) if eps is None or eps < 0 else (eps, 0.0)
+    inside = (x >= low) & (x <= 1 - low)
+    return jnp.where(inside, grad / (x * (1 - x)), outside)
+
+
+@lower("aten::gelu")
+@widely
+def _gelu(x, *, approximate="none"):
+    return jax.nn.gelu(x, approximate=approximate == "tanh")
+
+
+@lower("aten::gelu_backward")
+@widely
+def _gelu_backward(grad, x, *, approximate="none"):
+    if approximate == "tanh":
+        t = jnp.tanh(_TANH_SCALE * (x + _TANH_CUBIC * x**3))
+        slope = _TANH_SCALE * (1 + 3 * _TANH_CUBIC * x * x)
+        return grad * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope)
+    density = jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    return grad * (0.5 * (1 + jax.lax.erf(x * _SQRT_HALF)) + x * density)
+
+
+@lower("aten::silu")
+@widely
+def _silu(x):
+    return x * jax.nn.sigmoid(x)
+
+
+@lower("aten::silu_backward")
+@widely
+def _silu_backward(grad, x):
+    s = jax.nn.sigmoid(x)
+    return grad * s * (1 + x * (1 - s))
+
+
+@lower("aten::mish")
+@widely
+def _mish(x):
+    return x * jnp.tanh(jax.nn.softplus(x))
+
+
+lower("aten::mish_backward")(widely(by_vjp(_mish)))
+
+
+@lower("aten::softplus")
+@widely
+def _softplus(x, beta=1, threshold=20):
+    scaled = x * beta
+    return jnp.where(scaled > threshold, x, jax.nn.softplus(scaled) / beta)
+
+
+@lower("aten::softplus_backward")
+@widely
+def _softplus_backward(grad, x, beta, threshold):
+    return jnp.where(x * beta > threshold, grad, grad * jax.nn.sigmoid(x * beta))
+
+
+@lower("aten::elu")
+@widely
+def _elu(x, alpha=1, scale=1, input_scale=1):
+    return jnp.where(x > 0, x * scale, jnp.expm1(x * input_scale) * (alpha * scale))
+
+
+@lower("aten::elu_backward")
+@widely
+def _elu_backward(grad, alpha, scale, input_scale, is_result, x):
+    low = x + alpha * scale if is_result else alpha * scale * jnp.exp(x * input_scale)
+    return jnp.where(x <= 0, grad * input_scale * low, grad * scale)
+
+
+@lower("aten::celu")
+def _celu(x, alpha=1.0):
+    return _elu(x, alpha, 1, 1 / alpha)
+
+
+@lower("aten::log_sigmoid_forward")
+@widely
+def _log_sigmoid(x):
+    """The result and `exp(-|x|)`, which torch keeps for the backward."""
+    return jax.nn.log_sigmoid(x), jnp.exp(-jnp.abs(x))
+
+
+@lower("aten::log_sigmoid_backward")
+@widely
+def _log_sigmoid_backward(grad, x, buffer):
+    return grad * jax.nn.sigmoid(-x)
+
+
+@lower("aten::glu")
+@widely
+def _glu(x, dim=-1):
+    a, b = jnp.split(x, 2, axis=dim)
+    return a * jax.nn.sigmoid(b)
+
+
+@lower("aten::glu_backward")
+@widely
+def _glu_backward(grad, x, dim):
+    a, b = jnp.split(x, 2, axis=dim)
+    s = jax.nn.sigmoid(b)
+    return jnp.concatenate([grad * s, grad * a * s * (1 - s)], axis=dim)
+
+
+@lower("aten::rrelu_with_noise", random=True, writes=("noise",))
+def _rrelu(key, x, noise, lower=0.125, upper=1 / 3, training=False):
+    if not training:
+        return _leaky_relu(x, (lower + upper) / 2), noise
+    slope = jax.random.uniform(key, x.shape, x.dtype, lower, upper)
+    fresh = jnp.where(x <= 0, slope, jnp.ones_like(x))
+    return x * fresh, fresh
+
+
+# Softmax
+
+
+def _axis(x, dim):
+    """`x` with at least one axis, since torch lets a 0-d tensor have a dim 0."""
+    return (x.reshape(1), 0) if x.ndim == 0 else (x, dim)
+
+
+def _shifted(x, dim):
+    """`x` minus its maximum along `dim`, so that exp does not overflow."""
+    return x - jnp.max(x, axis=dim, keepdims=True, initial=-jnp.inf if x.shape[dim] == 0 else None)
+
+
+@lower("aten::_softmax", "aten::softmax.int")
+def _softmax(x, dim, half_to_float=None):
+    y, axis = _axis(wide(x), dim)
+    e = jnp.exp(_shifted(y, axis))
+    return (e / jnp.sum(e, axis=axis, keepdims=True)).reshape(x.shape)
+
+
+@lower("aten::_log_softmax", "aten::log_softmax.int")
+def _log_softmax(x, dim, half_to_float=None):
+    y, axis = _axis(wide(x), dim)
+    s = _shifted(y, axis)
+    return (s - jnp.log(jnp.sum(jnp.exp(s), axis=axis, keepdims=True))).reshape(x.shape)
+
+
+@lower("aten::_safe_softmax")
+def _safe_softmax(x, dim, dtype=None):
+    y, axis = _axis(x, dim)
+    masked = jnp.all(y == -jnp.inf, axis=axis, keepdims=True)
+    return _keep(~masked, _softmax(y, axis)).reshape(x.shape)
+
+
+@lower("aten::_softmax_backward_data")
+@widely
+def _softmax_backward(grad, y, dim, input_dtype):
+    (g, axis), p = _axis(grad * y, dim), y
+    return g.reshape(y.shape) - p * jnp.sum(g, axis=axis, keepdims=True).reshape(_kept(y, axis))
+
+
+@lower("aten::_log_softmax_backward_data")
+@widely
+def _log_softmax_backward(grad, y, dim, input_dtype):
+    g, axis = _axis(grad, dim)
+    return grad - jnp.exp(y) * jnp.sum(g, axis=axis, keepdims=True).reshape(_kept(y, axis))
+
+
+def _kept(x, axis):
+    """The shape of `x` with `axis` reduced to 1; of a 0-d tensor, its own."""
+    shape = list(x.shape)
+    if shape:
+        shape[axis] = 1
+    return shape

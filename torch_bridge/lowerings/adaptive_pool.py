@@ -1,0 +1,119 @@
+"""Adaptive pooling: the output size is given, and window i of n covers
+
+    floor(i * size / n) up to ceil((i + 1) * size / n)
+
+so windows may differ in length by one and overlap. Where the sizes divide, they are plain windows.
+
+>>> print(*(list(w) for w in spans(5, 3)))
+[0, 1] [1, 2, 3] [3, 4]
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from isoshard.torch_bridge.lowerings.arguments import wide
+from isoshard.torch_bridge.lowerings.pool import scatter_add
+from isoshard.torch_bridge.lowerings.registry import lower
+from isoshard.torch_bridge.lowerings.vjp import pull_back
+
+
+def spans(size: int, count: int) -> list[range]:
+    """The positions that each of `count` windows covers on an axis of `size` elements."""
+    return [range(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
+
+
+def _table(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Positions (count, longest window) and which of them belong to the window."""
+    windows = spans(size, count)
+    longest = max((len(w) for w in windows), default=0)
+    places = np.array([[*w, *[w[0]] * (longest - len(w))] for w in windows], np.int32)
+    inside = np.array([[i < len(w) for i in range(longest)] for w in windows], bool)
+    return places.reshape(count, longest), inside.reshape(count, longest)
+
+
+def _gather(x: jax.Array, output_size: Sequence[int]) -> tuple[jax.Array, np.ndarray]:
+    """Windows of `x` as (*lead, *counts, *offsets), and which elements belong to them."""
+    rank = len(output_size)
+    lead = x.ndim - rank
+    inside = np.ones((), bool)
+    for k, (size, count) in enumerate(zip(x.shape[lead:], output_size, strict=True)):
+        places, belongs = _table(size, count)
+        x = jnp.take(x, places, axis=lead + 2 * k)
+        inside = np.multiply.outer(inside, belongs)
+    counts, offsets = range(0, 2 * rank, 2), range(1, 2 * rank, 2)
+    order = (*counts, *offsets)
+    front = tuple(range(lead))
+    return x.transpose(*front, *(lead + i for i in order)), inside.transpose(order)
+
+
+def _divides(x, output_size):
+    sizes = x.shape[x.ndim - len(output_size) :]
+    return all(n and size % n == 0 for size, n in zip(sizes, output_size, strict=True))
+
+
+def _average(x: jax.Array, output_size: Sequence[int]) -> jax.Array:
+    rank, y = len(output_size), wide(x)
+    axes = tuple(range(-rank, 0))
+    if all(n == 1 for n in output_size):
+        return jnp.mean(y, axis=axes, keepdims=True).astype(x.dtype)
+    if _divides(x, output_size):
+        return _average_plain(y, output_size).astype(x.dtype)
+    parts, inside = _gather(y, output_size)
+    total = jnp.sum(jnp.where(inside, parts, jnp.zeros_like(parts)), axis=axes)
+    return (total / inside.sum(axes).astype(y.dtype)).astype(x.dtype)
+
+
+def _average_plain(y, output_size):
+    lead = y.ndim - len(output_size)
+    kernel = [size // n for size, n in zip(y.shape[lead:], output_size, strict=True)]
+    size = (1,) * lead + tuple(kernel)
+    total = lax.reduce_window(y, np.array(0, y.dtype), lax.add, size, size, "VALID")
+    return total / int(np.prod(kernel))
+
+
+@lower("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d")
+def _adaptive_avg_pool(x, output_size):
+    return _average(x, output_size)
+
+
+def _adaptive_avg_pool_backward(rank, grad, x):
+    return pull_back(lambda a: _average(a, grad.shape[-rank:]), grad, x)[0]
+
+
+for _rank in (2, 3):
+    lower(f"aten::_adaptive_avg_pool{_rank}d_backward")(
+        functools.partial(_adaptive_avg_pool_backward, _rank)
+    )
+
+
+@lower("aten::adaptive_max_pool2d", "aten::adaptive_max_pool3d")
+def _adaptive_max_pool(x, output_size):
+    """The maxima and their positions in the flattened spatial axes."""
+    rank = len(output_size)
+    sizes = x.shape[-rank:]
+    parts, inside = _gather(x, output_size)
+    lead = parts.shape[: parts.ndim - rank]
+    values = jnp.where(inside, parts, -jnp.inf).reshape(*lead, -1)
+    flat = jnp.arange(int(np.prod(sizes)), dtype="int32").reshape(sizes)
+    places = _gather(flat, output_size)[0].reshape(*output_size, -1)
+    best = jnp.argmax(values, axis=-1)[..., None]
+    places = jnp.broadcast_to(places, values.shape)
+    take = functools.partial(jnp.take_along_axis, indices=best, axis=-1)
+    return take(values)[..., 0], take(places)[..., 0]
+
+
+def _adaptive_max_pool_backward(rank, grad, x, indices):
+    return scatter_add(grad, indices, x.shape, rank)
+
+
+for _rank in (2, 3):
+    lower(f"aten::adaptive_max_pool{_rank}d_backward")(
+        functools.partial(_adaptive_max_pool_backward, _rank)
+    )

@@ -1,0 +1,63 @@
+"""How aten's axes, numbers and half precisions are said in JAX; shared by the lowerings.
+
+>>> axes([-1], 3), axes([], 3), axes(0, 0)
+((2,), (0, 1, 2), ())
+>>> number(2**62, jnp.dtype("int32"))
+Array(2147483647, dtype=int32)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def axes(dim: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
+    """The axes an aten reduction means by `dim`: None and `[]` are all, 0-d arrays have none."""
+    if dim is None or ndim == 0:
+        return tuple(range(ndim))
+    dims = [dim] if isinstance(dim, int) else dim
+    return tuple(d % ndim for d in dims) or tuple(range(ndim))
+
+
+def axis(dim: int, ndim: int) -> int:
+    """One axis counted from the front; torch lets a 0-d tensor have axis 0."""
+    return dim % max(ndim, 1)
+
+
+def lengths(shape: Sequence[int], along: Sequence[int]) -> int:
+    """How many elements one result of a reduction over the axes `along` is made of."""
+    return int(np.prod([shape[a] for a in along], dtype=np.int64))
+
+
+def number(value: Any, dtype: np.dtype) -> jax.Array:
+    """`value` as a 0-d array of `dtype`.
+
+    An integer out of range becomes the nearest bound: torch code writes `torch.iinfo(int64).max`
+    for "no bound", and JAX may hold int64 tensors in 32 bits.
+    """
+    if type(value) is int and jnp.issubdtype(dtype, jnp.integer):
+        bounds = jnp.iinfo(dtype)
+        value = min(max(value, int(bounds.min)), int(bounds.max))
+    return jnp.asarray(value).astype(dtype)
+
+
+def wide(x: jax.Array) -> jax.Array:
+    """16-bit and smaller floats as float32, as torch computes them; other arrays unchanged."""
+    if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4:
+        return x.astype(jnp.float32)
+    return x
+
+
+def floating(x: jax.Array) -> jax.Array:
+    """Integers and bool as float32, other arrays unchanged."""
+    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
+
+
+def at_least_1d(x: jax.Array) -> jax.Array:
+    """A 0-d array as one of shape (1,), others unchanged."""
+    return x if x.ndim else x.reshape(1)

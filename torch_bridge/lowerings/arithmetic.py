@@ -1,0 +1,243 @@
+"""Functions of several arrays, element by element: arithmetic, bits, logic, choice.
+
+>>> from isoshard.torch_bridge.lowerings import registry
+>>> floor_divide = registry.find(torch.ops.aten.floor_divide.default).function
+>>> floor_divide(jnp.array([7.0, -7.0, 1.0]), jnp.array([2.0, 2.0, 0.0]))
+Array([ 3., -4., inf], dtype=float32)
+
+Operands arrive in their common dtype. Numbers that scale a term (`alpha`, `value`, `weight`) or
+stand for a tensor are lifted: a new learning rate is a new input, not a new program.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.special as jss
+import torch  # noqa: F401  (for the doctest)
+
+from isoshard.torch_bridge.lowerings.arguments import number, wide
+from isoshard.torch_bridge.lowerings.registry import lower
+
+
+@lower("aten::add.Tensor", "aten::add.Scalar", promote="inputs", lift=("other", "alpha"))
+def add(x, other, alpha=None):
+    """`x + alpha other`."""
+    return x + (other if alpha is None else alpha * other)
+
+
+@lower("aten::sub.Tensor", "aten::sub.Scalar", promote="inputs", lift=("other", "alpha"))
+def sub(x, other, alpha=None):
+    """`x - alpha other`."""
+    return x - (other if alpha is None else alpha * other)
+
+
+@lower("aten::rsub.Tensor", "aten::rsub.Scalar", promote="inputs", lift=("other", "alpha"))
+def rsub(x, other, alpha=None):
+    """`other - alpha x`."""
+    return other - (x if alpha is None else alpha * x)
+
+
+@lower("aten::mul.Tensor", "aten::mul.Scalar", promote="inputs", lift=("other",))
+def mul(x, other):
+    """`x other`; of bools, their conjunction."""
+    return x * other
+
+
+@lower("aten::div.Tensor", "aten::div.Scalar", promote="float", lift=("other",))
+def div(x, other):
+    """True division."""
+    return x / other
+
+
+@lower("aten::div.Tensor_mode", "aten::div.Scalar_mode", promote="inputs", lift=("other",))
+def div_mode(x, other, *, rounding_mode=None):
+    """Division, true (None), rounded to zero (`"trunc"`) or down (`"floor"`)."""
+    if rounding_mode is None:
+        return jnp.true_divide(x, other)
+    if rounding_mode == "floor":
+        return floor_divide(x, other)
+    return jax.lax.div(*jnp.broadcast_arrays(x, other)) if _integer(x) else jnp.trunc(x / other)
+
+
+@lower(
+    "aten::floor_divide", "aten::floor_divide.Scalar", promote="inputs", lift=("other",)
+)
+def floor_divide(x, other):
+    """Division rounded down; a float divided by 0 is infinite or NaN."""
+    if _integer(x):
+        return jnp.floor_divide(x, other)
+    dtype = x.dtype
+    x, other = wide(x), wide(other)
+    rest = jnp.fmod(x, other)
+    quotient = (x - rest) / other
+    quotient = jnp.round(jnp.where((rest != 0) & ((other < 0) != (rest < 0)), quotient - 1, quotient))
+    quotient = jnp.where(quotient == 0, jnp.copysign(number(0, x.dtype), x / other), quotient)
+    return jnp.where(other == 0, x / other, quotient).astype(dtype)
+
+
+_PROMOTED = {
+    "remainder.Tensor": jnp.remainder,
+    "remainder.Scalar": jnp.remainder,
+    "remainder.Scalar_Tensor": jnp.remainder,
+    "fmod.Tensor": jnp.fmod,
+    "fmod.Scalar": jnp.fmod,
+    "maximum": jnp.maximum,
+    "minimum": jnp.minimum,
+    "max.other": jnp.maximum,
+    "min.other": jnp.minimum,
+    "fmax": jnp.fmax,
+    "fmin": jnp.fmin,
+    "hypot": jnp.hypot,
+    "gcd": jnp.gcd,
+    "lcm": jnp.lcm,
+    "nextafter": jnp.nextafter,
+    "logaddexp": jnp.logaddexp,
+    "logaddexp2": jnp.logaddexp2,
+    "igamma": jss.gammainc,
+    "igammac": jss.gammaincc,
+    "polar": lambda size, angle: jax.lax.complex(size * jnp.cos(angle), size * jnp.sin(angle)),
+    "complex": jax.lax.complex,
+    "clamp_min": jnp.maximum,
+    "clamp_min.Tensor": jnp.maximum,
+    "clamp_max": jnp.minimum,
+    "clamp_max.Tensor": jnp.minimum,
+}
+_BITS = {
+    "and": jnp.bitwise_and,
+    "or": jnp.bitwise_or,
+    "xor": jnp.bitwise_xor,
+    "left_shift": jnp.left_shift,
+    "right_shift": jnp.right_shift,
+}
+for _name, _function in _PROMOTED.items():
+    lower(f"aten::{_name}", promote="inputs")(_function)
+for _name, _function in _BITS.items():
+    for _overload in ("Tensor", "Scalar", "Tensor_Scalar", "Scalar_Tensor"):
+        lower(f"aten::bitwise_{_name}.{_overload}", promote="inputs")(_function)
+    _dunder = {"left_shift": "lshift", "right_shift": "rshift"}.get(_name, _name)
+    for _overload in ("Tensor", "Scalar"):
+        lower(f"aten::__{_dunder}__.{_overload}", promote="inputs")(_function)
+for _name in ("and", "or", "xor"):
+    lower(f"aten::logical_{_name}")(getattr(jnp, f"logical_{_name}"))
+
+lower("aten::atan2", promote="float")(jnp.arctan2)
+lower("aten::copysign.Tensor", "aten::copysign.Scalar", promote="float")(jnp.copysign)
+
+
+@lower("aten::pow.Tensor_Scalar")
+def pow_scalar(x, exponent):
+    """A power known when compiling: small whole ones become products."""
+    if not jnp.issubdtype(x.dtype, jnp.inexact) and isinstance(exponent, float):
+        x = x.astype(jnp.float32)
+    if isinstance(exponent, float) and exponent.is_integer() and abs(exponent) <= 8:
+        exponent = int(exponent)
+    base = wide(x)
+    if exponent == 0.5:
+        return jnp.sqrt(base)
+    return jnp.power(base, exponent).astype(jnp.result_type(x, exponent))
+
+
+@lower("aten::pow.Tensor_Tensor", "aten::pow.Scalar", promote="inputs")
+def pow_tensor(x, exponent):
+    """A power; whole numbers to a negative power are 0 unless the base is 1 or -1."""
+    if not _integer(x):
+        return jnp.power(x, exponent)
+    power = jnp.power(x, jnp.abs(exponent))
+    unit = jnp.where((x == 1) | (x == -1), power, jnp.zeros_like(power))
+    return jnp.where(exponent < 0, unit, power)
+
+
+@lower("aten::xlogy.Tensor", "aten::xlogy.Scalar_Self", "aten::xlogy.Scalar_Other", promote="float")
+def xlogy(x, other):
+    """`x log(other)`, 0 where `x` is 0 and `other` is not NaN."""
+    zero = (x == 0) & ~jnp.isnan(other)
+    return jnp.where(zero, jnp.zeros_like(x), x * jnp.log(jnp.where(zero, 1, other)))
+
+
+@lower(
+    "aten::special_xlog1py",
+    "aten::special_xlog1py.self_scalar",
+    "aten::special_xlog1py.other_scalar",
+    promote="float",
+)
+def xlog1py(x, other):
+    """`x log(1 + other)`, 0 where `x` is 0 and `other` is not NaN."""
+    zero = (x == 0) & ~jnp.isnan(other)
+    return jnp.where(zero, jnp.zeros_like(x), x * jnp.log1p(jnp.where(zero, 0, other)))
+
+
+@lower(
+    "aten::special_zeta",
+    "aten::special_zeta.self_scalar",
+    "aten::special_zeta.other_scalar",
+    promote="float",
+)
+def zeta(x, other):
+    """The Hurwitz zeta function."""
+    return jss.zeta(x, other)
+
+
+@lower("aten::heaviside", promote="inputs")
+def heaviside(x, values):
+    """0 below 0 (and for NaN), 1 above, `values` at 0."""
+    return jnp.where(x == 0, values, (x > 0).astype(x.dtype))
+
+
+@lower("aten::addcmul", promote="inputs", lift=("value",))
+def addcmul(x, tensor1, tensor2, *, value=None):
+    """`x + value tensor1 tensor2`."""
+    x, product = wide(x), wide(tensor1) * wide(tensor2)
+    return x + (product if value is None else wide(value) * product)
+
+
+@lower("aten::addcdiv", promote="float", lift=("value",))
+def addcdiv(x, tensor1, tensor2, *, value=None):
+    """`x + value tensor1 / tensor2`."""
+    top = wide(tensor1) if value is None else wide(value) * wide(tensor1)
+    return wide(x) + top / wide(tensor2)
+
+
+@lower("aten::lerp.Scalar", "aten::lerp.Tensor", promote="inputs", lift=("weight",))
+def lerp(x, end, weight):
+    """From `x` to `end` by `weight`, exact at both ends."""
+    x, end, weight = wide(x), wide(end), wide(weight)
+    step = end - x
+    near = jnp.abs(weight) < 0.5
+    return jnp.where(near, x + weight * step, end - step * (1 - weight))
+
+
+@lower("aten::clamp", "aten::clamp.Tensor", promote="inputs")
+def clamp(x, min=None, max=None):
+    """`x` held between the bounds; the upper one wins, NaN stays."""
+    x = x if min is None else jnp.maximum(x, min)
+    return x if max is None else jnp.minimum(x, max)
+
+
+@lower(
+    "aten::where.self",
+    "aten::where.ScalarSelf",
+    "aten::where.ScalarOther",
+    "aten::where.Scalar",
+    promote="inputs",
+    lift=("self", "other"),
+)
+def where(condition, x, other):
+    """`x` where the condition is not 0, else `other`."""
+    return jnp.where(condition.astype(bool), x, other)
+
+
+@lower("aten::masked_fill.Scalar", "aten::masked_fill.Tensor", lift=("value",))
+def masked_fill(x, mask, value):
+    """`value` where the mask is set, else `x`."""
+    return jnp.where(mask.astype(bool), number(value, x.dtype), x)
+
+
+@lower("aten::fill.Scalar", "aten::fill.Tensor", lift=("value",))
+def fill(x, value):
+    """An array like `x` that holds only `value`."""
+    return jnp.broadcast_to(number(value, x.dtype), x.shape)
+
+
+def _integer(x) -> bool:
+    return not jnp.issubdtype(x.dtype, jnp.inexact)

@@ -1,0 +1,162 @@
+"""Convolutions of any number of spatial axes, and the unfolding of images into columns.
+
+A transposed convolution is the plain convolution of its input, spread out by the stride, with the
+kernel flipped and its channel axes exchanged.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import jax.numpy as jnp
+from jax import lax
+
+from isoshard.torch_bridge.lowerings.registry import lower
+from isoshard.torch_bridge.lowerings.vjp import pull_back
+
+
+def _spread(values, rank):
+    """torch lets one number stand for every spatial axis."""
+    return tuple(values) if len(values) == rank else tuple(values) * rank
+
+
+def _convolve(x, weight, stride, padding, dilation, transposed, output_padding, groups):
+    rank = x.ndim - 2
+    stride, padding, dilation = (_spread(v, rank) for v in (stride, padding, dilation))
+    if not transposed:
+        return lax.conv_general_dilated(
+            x,
+            weight,
+            window_strides=stride,
+            padding=[(p, p) for p in padding],
+            rhs_dilation=dilation,
+            feature_group_count=groups,
+        )
+    reach = [d * (k - 1) - p for d, k, p in zip(dilation, weight.shape[2:], padding, strict=True)]
+    extra = _spread(output_padding, rank)
+    return lax.conv_general_dilated(
+        x,
+        _transpose_kernel(weight, groups),
+        window_strides=(1,) * rank,
+        padding=[(r, r + e) for r, e in zip(reach, extra, strict=True)],
+        lhs_dilation=stride,
+        rhs_dilation=dilation,
+        feature_group_count=groups,
+    )
+
+
+def _transpose_kernel(weight, groups):
+    """From (in, out / groups, *kernel) to the flipped (out, in / groups, *kernel)."""
+    inputs, outputs, *kernel = weight.shape
+    split = weight.reshape(groups, inputs // groups, outputs, *kernel)
+    swapped = jnp.swapaxes(split, 1, 2).reshape(groups * outputs, inputs // groups, *kernel)
+    return jnp.flip(swapped, axis=tuple(range(2, swapped.ndim)))
+
+
+@lower("aten::convolution")
+def _convolution(
+    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+):
+    out = _convolve(x, weight, stride, padding, dilation, transposed, output_padding, groups)
+    return out if bias is None else out + bias.reshape(-1, *(1,) * (x.ndim - 2))
+
+
+@lower("aten::_convolution")
+def _convolution_with_flags(
+    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *flags
+):
+    return _convolution(
+        x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+    )
+
+
+@lower("aten::_convolution_mode")
+def _convolution_mode(x, weight, bias, stride, padding, dilation, groups):
+    rank = x.ndim - 2
+    stride, dilation = _spread(stride, rank), _spread(dilation, rank)
+    total = [0] * rank
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+    out = lax.conv_general_dilated(
+        x,
+        weight,
+        window_strides=stride,
+        padding=[(t // 2, t - t // 2) for t in total],
+        rhs_dilation=dilation,
+        feature_group_count=groups,
+    )
+    return out if bias is None else out + bias.reshape(-1, *(1,) * rank)
+
+
+@lower("aten::convolution_backward")
+def _convolution_backward(
+    grad,
+    x,
+    weight,
+    bias_sizes,
+    stride,
+    padding,
+    dilation,
+    transposed,
+    output_padding,
+    groups,
+    output_mask,
+):
+    options = (stride, padding, dilation, transposed, output_padding, groups)
+    of_x, of_weight = None, None
+    if output_mask[0]:
+        (of_x,) = pull_back(lambda a: _convolve(a, weight, *options), grad, x)
+    if output_mask[1]:
+        (of_weight,) = pull_back(lambda w: _convolve(x, w, *options), grad, weight)
+    of_bias = jnp.sum(grad, axis=(0, *range(2, grad.ndim))) if output_mask[2] else None
+    return of_x, of_weight, of_bias
+
+
+@lower("aten::conv_tbc")
+def _conv_tbc(x, weight, bias, pad=0):
+    """1-d convolution of (time, batch, channel) with a kernel (width, in, out)."""
+    out = lax.conv_general_dilated(
+        x, weight, (1,), [(pad, pad)], dimension_numbers=("HNC", "HIO", "HNC")
+    )
+    return out + bias
+
+
+# Unfold and fold
+
+
+def _windows(x, kernel_size, dilation, padding, stride):
+    """Columns (N, C * kernel positions, window positions) of images (N, C, H, W)."""
+    x = jnp.pad(x, [(0, 0), (0, 0), *((p, p) for p in padding)])
+    counts = [
+        (size - d * (k - 1) - 1) // s + 1
+        for size, k, d, s in zip(x.shape[2:], kernel_size, dilation, stride, strict=True)
+    ]
+    taps = []
+    for offset in itertools.product(*(range(k) for k in kernel_size)):
+        begin = [o * d for o, d in zip(offset, dilation, strict=True)]
+        taps.append(
+            x[
+                :,
+                :,
+                begin[0] : begin[0] + (counts[0] - 1) * stride[0] + 1 : stride[0],
+                begin[1] : begin[1] + (counts[1] - 1) * stride[1] + 1 : stride[1],
+            ]
+        )
+    n, c = x.shape[:2]
+    return jnp.stack(taps, axis=2).reshape(n, c * len(taps), counts[0] * counts[1])
+
+
+@lower("aten::im2col")
+def _im2col(x, kernel_size, dilation, padding, stride):
+    options = [_spread(v, 2) for v in (kernel_size, dilation, padding, stride)]
+    return _windows(x, *options) if x.ndim == 4 else _windows(x[None], *options)[0]
+
+
+@lower("aten::col2im")
+def _col2im(columns, output_size, kernel_size, dilation, padding, stride):
+    """Sum overlapping columns into images: the transpose of `im2col`."""
+    lead, kernel = columns.shape[:-2], _spread(kernel_size, 2)
+    channels = columns.shape[-2] // (kernel[0] * kernel[1])
+    image = jnp.zeros((*lead, channels, *_spread(output_size, 2)), columns.dtype)
+    unfold = lambda x: _im2col(x, kernel_size, dilation, padding, stride)  # noqa: E731
+    return pull_back(unfold, columns, image)[0]

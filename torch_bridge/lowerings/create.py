@@ -1,0 +1,174 @@
+"""New arrays: constants, ranges, identities.
+
+>>> from isoshard.torch_bridge.lowerings import registry
+>>> registry.find(torch.ops.aten.arange.start_step).function(1, 2, 0.5)
+Array([1. , 1.5], dtype=float32)
+
+Ranges are computed in the program, not stored in it. `empty` and its like are zeros: JAX has no
+uninitialised memory.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch  # noqa: F401  (for the doctest)
+
+from isoshard.torch_bridge.lowerings.arguments import number
+from isoshard.torch_bridge.lowerings.registry import lower
+
+
+@lower("aten::zeros", "aten::empty.memory_format", "aten::_efficientzerotensor")
+def zeros(size, *, dtype=None):
+    """Zeros of a shape."""
+    return jnp.zeros(tuple(size), dtype or jnp.float32)
+
+
+@lower("aten::ones")
+def ones(size, *, dtype=None):
+    """Ones of a shape."""
+    return jnp.ones(tuple(size), dtype or jnp.float32)
+
+
+@lower("aten::full", lift=("fill_value",))
+def full(size, fill_value, *, dtype=None):
+    """One number in every place of a shape."""
+    return jnp.broadcast_to(_number(fill_value, dtype), tuple(size))
+
+
+@lower("aten::scalar_tensor", lift=("s",))
+def scalar_tensor(s, *, dtype=None):
+    """A number as a 0-d array."""
+    return _number(s, dtype)
+
+
+def _number(value, dtype):
+    return number(value, dtype or jnp.asarray(value).dtype)
+
+
+@lower("aten::empty_strided", "aten::empty_permuted")
+def empty_strided(size, layout, *, dtype=None):
+    """Zeros of a shape; strides are the engine's concern."""
+    return zeros(size, dtype=dtype)
+
+
+@lower("aten::zeros_like", "aten::empty_like")
+def zeros_like(x, *, dtype=None):
+    """Zeros in the shape of `x`."""
+    return jnp.zeros_like(x, dtype=dtype)
+
+
+@lower("aten::zero")
+def zero(x):
+    """Zeros in the shape and dtype of `x`."""
+    return jnp.zeros_like(x)
+
+
+@lower("aten::ones_like")
+def ones_like(x, *, dtype=None):
+    """Ones in the shape of `x`."""
+    return jnp.ones_like(x, dtype=dtype)
+
+
+@lower("aten::full_like", lift=("fill_value",))
+def full_like(x, fill_value, *, dtype=None):
+    """One number in every place of the shape of `x`."""
+    return jnp.broadcast_to(number(fill_value, dtype or x.dtype), x.shape)
+
+
+@lower("aten::new_zeros", "aten::new_empty")
+def new_zeros(x, size, *, dtype=None):
+    """Zeros of a shape in the dtype of `x`."""
+    return jnp.zeros(tuple(size), dtype or x.dtype)
+
+
+@lower("aten::new_empty_strided")
+def new_empty_strided(x, size, stride, *, dtype=None):
+    """Zeros of a shape in the dtype of `x`."""
+    return new_zeros(x, size, dtype=dtype)
+
+
+@lower("aten::new_ones")
+def new_ones(x, size, *, dtype=None):
+    """Ones of a shape in the dtype of `x`."""
+    return jnp.ones(tuple(size), dtype or x.dtype)
+
+
+@lower("aten::new_full", lift=("fill_value",))
+def new_full(x, size, fill_value, *, dtype=None):
+    """One number in every place of a shape, in the dtype of `x`."""
+    return jnp.broadcast_to(number(fill_value, dtype or x.dtype), tuple(size))
+
+
+@lower("aten::eye", "aten::eye.m")
+def eye(n, m=None, *, dtype=None):
+    """The identity matrix of n rows and m columns."""
+    return jnp.eye(n, m, dtype=dtype or jnp.float32)
+
+
+@lower("aten::arange")
+def arange(end, *, dtype=None):
+    """0, 1, .. below `end`."""
+    return arange_step(0, end, dtype=dtype)
+
+
+@lower("aten::arange.start", "aten::arange.start_step")
+def arange_step(start, end, step=1, *, dtype=None):
+    """`start`, `start + step`, .. before `end`."""
+    return _steps(start, step, math.ceil((end - start) / step), dtype)
+
+
+@lower("aten::range", "aten::range.step")
+def range_step(start, end, step=1, *, dtype=None):
+    """`start`, `start + step`, .. up to and with `end`."""
+    return _steps(start, step, math.floor((end - start) / step) + 1, dtype or jnp.float32)
+
+
+def _steps(start, step, count, dtype):
+    whole = all(isinstance(value, int) for value in (start, step))
+    if dtype is not None and jnp.issubdtype(dtype, jnp.integer):
+        start, step, whole = int(start), int(step), True
+    place = jax.lax.iota(jnp.int32 if whole else jnp.float32, count)
+    return start + place * step
+
+
+@lower(
+    "aten::linspace",
+    "aten::linspace.Tensor_Tensor",
+    "aten::linspace.Tensor_Scalar",
+    "aten::linspace.Scalar_Tensor",
+    lift=("start", "end"),
+)
+def linspace(start, end, steps, *, dtype=None):
+    """`steps` evenly spaced numbers from `start` to `end`, counted from the nearer end."""
+    start, end = (jnp.asarray(value).astype(jnp.float32) for value in (start, end))
+    place = jax.lax.iota(jnp.float32, steps)
+    step = (end - start) / max(steps - 1, 1)
+    return jnp.where(place < steps // 2, start + step * place, end - step * (steps - 1 - place))
+
+
+@lower(
+    "aten::logspace",
+    "aten::logspace.Tensor_Tensor",
+    "aten::logspace.Tensor_Scalar",
+    "aten::logspace.Scalar_Tensor",
+    lift=("start", "end"),
+)
+def logspace(start, end, steps, base=10.0, *, dtype=None):
+    """`base` to the power of `steps` evenly spaced numbers."""
+    return jnp.power(base, linspace(start, end, steps))
+
+
+@lower("aten::tril_indices")
+def tril_indices(row, col, offset=0, *, dtype=None):
+    """Rows and columns of the lower triangle of a (row, col) matrix."""
+    return jnp.asarray(np.stack(np.tril_indices(row, offset, col)).astype(np.int32))
+
+
+@lower("aten::triu_indices")
+def triu_indices(row, col, offset=0, *, dtype=None):
+    """Rows and columns of the upper triangle of a (row, col) matrix."""
+    return jnp.asarray(np.stack(np.triu_indices(row, offset, col)).astype(np.int32))

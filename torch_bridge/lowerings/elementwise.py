@@ -1,0 +1,178 @@
+"""Functions of one array: rounding, exponentials, trigonometry, special functions.
+
+Most are a row of a table: the aten name and the JAX function. A function is written out where
+torch and JAX differ at the edges (NaN, poles, signed zeros).
+
+>>> from isoshard.torch_bridge.lowerings import registry
+>>> registry.find(torch.ops.aten.round.default).function(jnp.array([0.5, 1.5, -0.5]))
+Array([ 0.,  2., -0.], dtype=float32)
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.special as jss
+import torch  # noqa: F401  (for the doctest)
+
+from isoshard.torch_bridge.lowerings.arguments import floating, number, wide
+from isoshard.torch_bridge.lowerings.registry import lower
+
+_OWN_DTYPE = {
+    "neg": jnp.negative,
+    "abs": jnp.abs,
+    "floor": jnp.floor,
+    "ceil": jnp.ceil,
+    "trunc": jnp.trunc,
+    "round": jnp.round,
+    "square": jnp.square,
+    "conj_physical": jnp.conj,
+    "_conj_physical": jnp.conj,
+    "positive": lambda x: x,
+    "bitwise_not": jnp.bitwise_not,
+    "logical_not": jnp.logical_not,
+    "isfinite": jnp.isfinite,
+    "isinf": jnp.isinf,
+    "isnan": jnp.isnan,
+    "isposinf": jnp.isposinf,
+    "isneginf": jnp.isneginf,
+}
+
+_FLOAT = {
+    "exp": jnp.exp,
+    "exp2": jnp.exp2,
+    "expm1": jnp.expm1,
+    "log": jnp.log,
+    "log2": jnp.log2,
+    "log10": jnp.log10,
+    "log1p": jnp.log1p,
+    "sqrt": jnp.sqrt,
+    "rsqrt": jax.lax.rsqrt,
+    "reciprocal": jnp.reciprocal,
+    "sin": jnp.sin,
+    "cos": jnp.cos,
+    "tan": jnp.tan,
+    "asin": jnp.arcsin,
+    "acos": jnp.arccos,
+    "atan": jnp.arctan,
+    "sinh": jnp.sinh,
+    "cosh": jnp.cosh,
+    "tanh": jnp.tanh,
+    "asinh": jnp.arcsinh,
+    "acosh": jnp.arccosh,
+    "atanh": jnp.arctanh,
+    "sinc": jnp.sinc,
+    "deg2rad": jnp.deg2rad,
+    "rad2deg": jnp.rad2deg,
+    "sigmoid": jax.nn.sigmoid,
+    "erf": jax.lax.erf,
+    "erfc": jax.lax.erfc,
+    "erfinv": jax.lax.erf_inv,
+    "lgamma": jax.lax.lgamma,
+    "i0": jss.i0,
+    "special_i0e": jss.i0e,
+    "special_i1": jss.i1,
+    "special_i1e": jss.i1e,
+    "special_entr": jss.entr,
+    "special_ndtri": jss.ndtri,
+    "special_log_ndtr": jss.log_ndtr,
+}
+
+for _name, _function in _OWN_DTYPE.items():
+    lower(f"aten::{_name}")(_function)
+for _name, _function in _FLOAT.items():
+    lower(f"aten::{_name}", promote="float")(_function)
+
+
+@lower("aten::sign", "aten::sgn")
+def sign(x):
+    """-1, 0 or 1; 0 for NaN."""
+    if jnp.issubdtype(x.dtype, jnp.bool_):
+        return x
+    return jnp.where(jnp.isnan(x), number(0, x.dtype), jnp.sign(x))
+
+
+@lower("aten::signbit")
+def signbit(x):
+    """Whether the number is negative, or -0."""
+    return jnp.signbit(x) if jnp.issubdtype(x.dtype, jnp.floating) else x < 0
+
+
+@lower("aten::round.decimals")
+def round_decimals(x, *, decimals):
+    """Round half to even after `decimals` digits behind (or, negative, before) the point."""
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+    scale = 10.0 ** abs(decimals)
+    return jnp.round(x * scale) / scale if decimals > 0 else jnp.round(x / scale) * scale
+
+
+@lower("aten::frac")
+def frac(x):
+    """The part behind the point, with the sign of `x`."""
+    return x - jnp.trunc(x)
+
+
+@lower("aten::angle", promote="float")
+def angle(x):
+    """The argument of complex numbers; 0 or pi for real ones."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return jnp.angle(x)
+    return jnp.where(jnp.isnan(x), x, jnp.where(x < 0, number(jnp.pi, x.dtype), number(0, x.dtype)))
+
+
+@lower("aten::logit", promote="float")
+def logit(x, eps=None):
+    """Inverse of the sigmoid, of `x` clamped to `[eps, 1 - eps]`."""
+    x = wide(x)
+    if eps is not None:
+        x = jnp.clip(x, eps, 1 - eps)
+    return jnp.log(x / (1 - x))
+
+
+@lower("aten::nan_to_num")
+def nan_to_num(x, nan=None, posinf=None, neginf=None):
+    """Replace NaN by `nan` (0), infinities by the given or the largest finite numbers."""
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+    return jnp.nan_to_num(x, nan=0.0 if nan is None else nan, posinf=posinf, neginf=neginf)
+
+
+@lower("aten::digamma", promote="float")
+def digamma(x):
+    """Logarithmic derivative of gamma; a signed infinity at 0."""
+    return jnp.where(x == 0, jnp.copysign(number(jnp.inf, x.dtype), -x), jax.lax.digamma(x))
+
+
+@lower("aten::polygamma")
+def polygamma(n, x):
+    """The n-th derivative of digamma."""
+    x = floating(x)
+    if n == 0:
+        return digamma(x)
+    return _trigamma(x) if n == 1 else (-1.0) ** (n + 1) * _factorial(n) * jss.zeta(n + 1.0, x)
+
+
+def _trigamma(x):
+    """By reflection left of 1/2, where the series of zeta does not hold."""
+    left = x < 0.5
+    value = jss.zeta(jnp.full_like(x, 2), jnp.where(left, 1 - x, x))
+    return jnp.where(left, (jnp.pi / jnp.sin(jnp.pi * x)) ** 2 - value, value)
+
+
+@functools.cache
+def _factorial(n):
+    return float(functools.reduce(lambda a, b: a * b, range(1, n + 1), 1))
+
+
+@lower("aten::special_erfcx", promote="float")
+def erfcx(x):
+    """`exp(x^2) erfc(x)`, by a continued fraction where the product would be 0 times infinity."""
+    near = jnp.exp(jnp.where(x < 3, x * x, 0)) * jax.lax.erfc(x)
+    far = jnp.maximum(x, 3)
+    tail = far
+    for k in range(24, 0, -1):
+        tail = far + (k / 2) / tail
+    return jnp.where(x < 3, near, 1 / (jnp.sqrt(jnp.pi).astype(x.dtype) * tail))

@@ -1,0 +1,165 @@
+"""Embedding tables: gathers forward, scatter-adds backward.
+
+The forward is `jnp.take`, as in Flax: an index outside the table gives NaN, never a neighbouring
+row.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from isoshard.torch_bridge.lowerings.arguments import wide
+from isoshard.torch_bridge.lowerings.registry import lower
+
+_SUM, _MEAN, _MAX = 0, 1, 2
+
+
+@lower("aten::embedding")
+def _embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
+    return jnp.take(weight, indices, axis=0)
+
+
+def _counts(indices, rows, dtype):
+    """How often each row is used."""
+    return jnp.zeros((rows,), dtype).at[indices].add(1)
+
+
+@lower("aten::embedding_dense_backward")
+def _embedding_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq):
+    if scale_grad_by_freq:
+        count = jnp.take(_counts(indices, num_weights, grad.dtype), indices, axis=0)
+        grad = grad / count[..., None]
+    if padding_idx >= 0:
+        grad = jnp.where((indices == padding_idx)[..., None], jnp.zeros_like(grad), grad)
+    return jnp.zeros((num_weights, grad.shape[-1]), grad.dtype).at[indices].add(grad)
+
+
+@lower("aten::embedding_renorm")
+def _embedding_renorm(weight, indices, max_norm, norm_type):
+    """Shrink the rows that `indices` names to `max_norm`; other rows stay."""
+    norm = jnp.linalg.norm(wide(weight), ord=norm_type, axis=1)
+    used = jnp.zeros((weight.shape[0],), bool).at[indices.reshape(-1)].set(True)
+    factor = jnp.where(used & (norm > max_norm), max_norm / (norm + 1e-7), jnp.ones_like(norm))
+    return weight * factor[:, None]
+
+
+# Bags. Bag b holds the indices from offsets[b] up to the next offset.
+
+
+def _bags(indices, offsets, include_last_offset):
+    """The bag of each index, and the number of bags."""
+    if include_last_offset:
+        offsets = offsets[:-1]
+    positions = jnp.arange(indices.shape[0], dtype=offsets.dtype)
+    return jnp.searchsorted(offsets, positions, side="right") - 1, offsets.shape[0]
+
+
+@lower("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
+def _embedding_bag(
+    weight,
+    indices,
+    offsets,
+    scale_grad_by_freq=False,
+    mode=_SUM,
+    sparse=False,
+    per_sample_weights=None,
+    include_last_offset=False,
+    padding_idx=-1,
+):
+    """Reduce the rows of each bag; returns also each index's bag, bag sizes and arg maxima."""
+    bag, count = _bags(indices, offsets, include_last_offset)
+    kept = jnp.ones(indices.shape, bool) if padding_idx < 0 else indices != padding_idx
+    size = jax.ops.segment_sum(kept.astype(offsets.dtype), bag, count)
+    rows = wide(jnp.take(weight, indices, axis=0))
+    if mode == _MAX:
+        out, where = _bag_max(rows, indices, kept, bag, count)
+        return out, bag, size, where
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights[:, None]
+    out = jax.ops.segment_sum(jnp.where(kept[:, None], rows, jnp.zeros_like(rows)), bag, count)
+    if mode == _MEAN:
+        out = out / jnp.maximum(size, 1).astype(out.dtype)[:, None]
+    return out, bag, size, jnp.zeros((0,), offsets.dtype)
+
+
+def _bag_max(rows, indices, kept, bag, count):
+    """The maximum over each bag and the table row it came from; 0 and -1 for an empty bag."""
+    rows = jnp.where(kept[:, None], rows, jnp.full_like(rows, -jnp.inf))
+    top = jax.ops.segment_max(rows, bag, count)
+    position = jnp.arange(indices.shape[0], dtype=indices.dtype)[:, None]
+    winner = kept[:, None] & (rows == jnp.take(top, bag, axis=0))
+    last = jnp.asarray(indices.shape[0], indices.dtype)
+    first = jax.ops.segment_min(jnp.where(winner, position, last), bag, count)
+    filled = first < last
+    where = jnp.take(indices, jnp.where(filled, first, jnp.zeros_like(first)), axis=0)
+    return jnp.where(filled, top, jnp.zeros_like(top)), jnp.where(filled, where, -1)
+
+
+@lower("aten::_embedding_bag_dense_backward")
+def _embedding_bag_dense_backward(
+    grad,
+    indices,
+    offset2bag,
+    bag_size,
+    maximum_indices,
+    num_weights,
+    scale_grad_by_freq,
+    mode,
+    per_sample_weights,
+    padding_idx=-1,
+):
+    if mode == _MAX:
+        return _bag_max_backward(grad, maximum_indices, num_weights)
+    rows = jnp.take(grad, offset2bag, axis=0)
+    if mode == _MEAN:
+        rows = rows / jnp.take(bag_size, offset2bag, axis=0).astype(rows.dtype)[:, None]
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights[:, None]
+    return _embedding_backward(rows, indices, num_weights, padding_idx, scale_grad_by_freq)
+
+
+def _bag_max_backward(grad, maximum_indices, num_weights):
+    """Each column of each bag sends its gradient to the row that was largest there."""
+    zeros = jnp.zeros((num_weights, grad.shape[1]), grad.dtype)
+    outside = jnp.where(maximum_indices < 0, num_weights, maximum_indices)
+    columns = jnp.arange(grad.shape[1])
+    return zeros.at[outside, columns].add(grad, mode="drop")
+
+
+@lower("aten::_embedding_bag_backward")
+def _embedding_bag_backward(
+    grad,
+    indices,
+    offsets,
+    offset2bag,
+    bag_size,
+    maximum_indices,
+    num_weights,
+    scale_grad_by_freq,
+    mode,
+    sparse,
+    per_sample_weights,
+    padding_idx=-1,
+):
+    return _embedding_bag_dense_backward(
+        grad,
+        indices,
+        offset2bag,
+        bag_size,
+        maximum_indices,
+        num_weights,
+        scale_grad_by_freq,
+        mode,
+        per_sample_weights,
+        padding_idx,
+    )
+
+
+@lower("aten::_embedding_bag_per_sample_weights_backward")
+def _per_sample_weights_backward(
+    grad, weight, indices, offsets, offset2bag, mode, padding_idx=-1
+):
+    products = jnp.take(grad, offset2bag, axis=0) * jnp.take(weight, indices, axis=0)
+    got = jnp.sum(wide(products), axis=1)
+    return got if padding_idx < 0 else jnp.where(indices == padding_idx, 0, got)

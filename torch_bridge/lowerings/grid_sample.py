@@ -1,0 +1,116 @@
+"""Sampling of images at given points: `torch.nn.functional.grid_sample` in two and three dimensions.
+
+A point (x, y) in [-1, 1] is scaled to pixel coordinates, brought back inside the image by the
+padding mode, and interpolated between the pixels around it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+
+from isoshard.torch_bridge.lowerings.numerics import wide_all
+from isoshard.torch_bridge.lowerings.registry import lower
+from isoshard.torch_bridge.lowerings.upsample import cubic_weights
+from isoshard.torch_bridge.lowerings.vjp import pull_back
+
+_BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2
+_ZEROS, _BORDER, _REFLECTION = 0, 1, 2
+
+
+def _to_pixels(point, size, align_corners):
+    """From [-1, 1] to [0, size - 1], or to pixel edges when corners are not aligned."""
+    return (point + 1) / 2 * (size - 1) if align_corners else ((point + 1) * size - 1) / 2
+
+
+def _clip(at, size):
+    """Clip to the image; on its border the gradient is 0, as torch has it."""
+    low, high = jnp.zeros_like(at), jnp.full_like(at, size - 1)
+    return jnp.where(at > 0, jnp.where(at < size - 1, at, high), low)
+
+
+def _reflect(at, size, align_corners):
+    low, span = (0.0, size - 1.0) if align_corners else (-0.5, float(size))
+    if span == 0:
+        return jnp.zeros_like(at)
+    away = jnp.abs(at - low)
+    extra = away - jnp.floor(away / span) * span
+    even = jnp.floor(away / span) % 2 == 0
+    return jnp.where(even, extra + low, span - extra + low)
+
+
+def _bring_inside(at, size, padding_mode, align_corners):
+    if padding_mode == _REFLECTION:
+        return _clip(_reflect(at, size, align_corners), size)
+    return _clip(at, size) if padding_mode == _BORDER else at
+
+
+def _pick(image, places):
+    """The pixels of (C, *spatial) at integer places, one array per axis; 0 outside."""
+    inside = functools.reduce(
+        jnp.logical_and,
+        [(p >= 0) & (p <= size - 1) for p, size in zip(places, image.shape[1:], strict=True)],
+    )
+    safe = [
+        jnp.clip(p, 0, size - 1).astype("int32")
+        for p, size in zip(places, image.shape[1:], strict=True)
+    ]
+    pixels = image[(slice(None), *safe)]
+    return jnp.where(inside, pixels, jnp.zeros_like(pixels))
+
+
+def _linear_taps(at):
+    low = jnp.floor(at)
+    part = at - low
+    return [(low, 1 - part), (low + 1, part)]
+
+
+def _cubic_taps(at):
+    low = jnp.floor(at)
+    return [(low + k - 1, w) for k, w in enumerate(cubic_weights(at - low))]
+
+
+def _sample(image, grid, mode, padding_mode, align_corners):
+    """One image (C, *spatial) at the points of one grid (*out, rank); x comes first in a point."""
+    sizes = image.shape[1:]
+    inside = functools.partial(
+        _bring_inside, padding_mode=padding_mode, align_corners=align_corners
+    )
+    at = [
+        _to_pixels(grid[..., len(sizes) - 1 - axis], size, align_corners)
+        for axis, size in enumerate(sizes)
+    ]
+    if mode != _BICUBIC:
+        at = [inside(a, size) for a, size in zip(at, sizes, strict=True)]
+    if mode == _NEAREST:
+        return _pick(image, [jnp.round(a) for a in at])
+    taps = [_cubic_taps(a) if mode == _BICUBIC else _linear_taps(a) for a in at]
+    total = None
+    for corner in itertools.product(*taps):
+        places = [p for p, _ in corner]
+        if mode == _BICUBIC:
+            places = [inside(p, size) for p, size in zip(places, sizes, strict=True)]
+        term = _pick(image, places) * functools.reduce(jnp.multiply, [w for _, w in corner])
+        total = term if total is None else total + term
+    return total
+
+
+@lower("aten::grid_sampler_2d", "aten::grid_sampler_3d", "aten::_grid_sampler_2d_cpu_fallback")
+def _grid_sampler(image, grid, interpolation_mode, padding_mode, align_corners):
+    image, grid = wide_all(image, grid)
+    one = functools.partial(
+        _sample, mode=interpolation_mode, padding_mode=padding_mode, align_corners=align_corners
+    )
+    return jax.vmap(one)(image, grid)
+
+
+@lower("aten::grid_sampler_2d_backward", "aten::grid_sampler_3d_backward")
+def _grid_sampler_backward(
+    grad, image, grid, interpolation_mode, padding_mode, align_corners, output_mask
+):
+    options = (interpolation_mode, padding_mode, align_corners)
+    of_image, of_grid = pull_back(lambda a, g: _grid_sampler(a, g, *options), grad, image, grid)
+    return of_image if output_mask[0] else None, of_grid

@@ -1,0 +1,143 @@
+"""Reading by index arrays, and filling by mask.
+
+>>> from isoshard.torch_bridge.lowerings import registry
+>>> gather = registry.find(torch.ops.aten.gather.default).function
+>>> gather(jnp.array([[1.0, 2.0], [3.0, 4.0]]), 1, jnp.array([[1], [0]]))
+Array([[2.],
+       [3.]], dtype=float32)
+
+An index out of range is an error in torch; here it reads NaN (or the smallest integer), since a
+compiled program cannot raise. A mask as an index has no shape that a compiler could know: the
+engine turns it into places first, except where a mask only chooses what to overwrite.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import torch  # noqa: F401  (for the doctest)
+
+from isoshard.torch_bridge.lowerings.arguments import at_least_1d, axis, number
+from isoshard.torch_bridge.lowerings.registry import lower
+
+_COMPARE_ALL = 128  # boundaries up to which comparing with each is cheaper than a search
+
+
+def places(indices):
+    """aten's list of indices for JAX: None is a whole axis; the rule for the result is the same."""
+    return tuple(slice(None) if index is None else index for index in indices)
+
+
+@lower(
+    "aten::index.Tensor",
+    "aten::_unsafe_index.Tensor",
+    "aten::index.Tensor_hacked_twin",
+    "aten::_unsafe_index.Tensor_hacked_twin",
+)
+def index(x, indices):
+    """`x[indices]`."""
+    return x[places(indices)]
+
+
+@lower("aten::_unsafe_masked_index")
+def masked_index(x, mask, indices, fill):
+    """`x[indices]` where the mask is set, else `fill`."""
+    got = x.at[places(indices)].get(mode="clip")
+    return jnp.where(mask.astype(bool), got, number(fill, x.dtype))
+
+
+@lower("aten::gather")
+def gather(x, dim, index, *, sparse_grad=False):
+    """For each place of `index`, the element of `x` at that place but for the axis `dim`."""
+    whole, at = at_least_1d(x), at_least_1d(index)
+    along = axis(dim, whole.ndim)
+    if at.size == 0:
+        return jnp.zeros(index.shape, x.dtype)
+    limits = [n if d == along else at.shape[d] for d, n in enumerate(whole.shape)]
+    part = jax.lax.slice(whole, [0] * whole.ndim, limits)
+    return jnp.take_along_axis(part, at, axis=along).reshape(index.shape)
+
+
+@lower("aten::index_select")
+def index_select(x, dim, index):
+    """The slices of `x` along an axis that a list of places names."""
+    if x.ndim == 0:
+        return x
+    return jnp.take(x, at_least_1d(index), axis=dim)
+
+
+@lower("aten::take")
+def take(x, index):
+    """Elements of the flat form of `x`."""
+    return x.reshape(-1)[index]
+
+
+@lower("aten::masked_scatter")
+def masked_scatter(x, mask, source):
+    """`x` with the masked elements replaced by those of `source`, in order."""
+    mask = mask.astype(bool)
+    mask = jnp.broadcast_to(mask, jnp.broadcast_shapes(mask.shape, x.shape))
+    x = jnp.broadcast_to(x, mask.shape)
+    if source.size == 0:
+        return x
+    return jnp.where(mask, source.reshape(-1)[order(mask)], x)
+
+
+@lower("aten::masked_scatter_backward")
+def masked_scatter_backward(grad_output, mask, sizes):
+    """The gradient of the source: the masked gradients in order, then zeros."""
+    mask = jnp.broadcast_to(mask.astype(bool), grad_output.shape)
+    kept = jnp.where(mask, grad_output, number(0, grad_output.dtype))
+    flat = jnp.zeros(max(1, _count(sizes)), grad_output.dtype).at[order(mask)].add(kept)
+    return flat[: _count(sizes)].reshape(tuple(sizes))
+
+
+def order(mask):
+    """For each element of a mask, how many masked ones stand before it."""
+    return jnp.maximum(jnp.cumsum(mask.reshape(-1)) - 1, 0).reshape(mask.shape)
+
+
+def _count(sizes):
+    count = 1
+    for size in sizes:
+        count *= size
+    return count
+
+
+@lower("aten::searchsorted.Tensor")
+def searchsorted(sorted_sequence, values, *, out_int32=False, right=False, side=None, sorter=None):
+    """Where each value would stand in a sorted sequence, one per row or one for all."""
+    if sorter is not None:
+        sorted_sequence = jnp.take_along_axis(sorted_sequence, sorter, axis=-1)
+    side = side or ("right" if right else "left")
+    common = jnp.promote_types(sorted_sequence.dtype, values.dtype)
+    rows, values = sorted_sequence.astype(common), values.astype(common)
+
+    def one(row, value):
+        method = "compare_all" if row.shape[-1] <= _COMPARE_ALL else "scan"
+        return jnp.searchsorted(row, value, side=side, method=method)
+
+    for _ in range(rows.ndim - 1):
+        one = jax.vmap(one)
+    return one(rows, values)
+
+
+@lower("aten::searchsorted.Scalar")
+def searchsorted_scalar(
+    sorted_sequence, value, *, out_int32=False, right=False, side=None, sorter=None
+):
+    """Where a number would stand in a sorted sequence."""
+    value = jnp.asarray(value)
+    return searchsorted(sorted_sequence, value, right=right, side=side, sorter=sorter)
+
+
+@lower("aten::bucketize.Tensor", "aten::bucketize.Scalar")
+def bucketize(x, boundaries, *, out_int32=False, right=False):
+    """The bucket between sorted boundaries that each value falls in."""
+    return searchsorted(boundaries, jnp.asarray(x), right=right)
+
+
+@lower("aten::nonzero_static")
+def nonzero_static(x, *, size, fill_value=-1):
+    """The first `size` places that are not 0, one row each; rows of `fill_value` when fewer."""
+    return jnp.argwhere(x, size=size, fill_value=fill_value)

@@ -1,0 +1,266 @@
+"""Factorisations and solvers of `torch.linalg`, batched over leading axes.
+
+torch reports trouble through `info`, one integer per matrix: 0 for success, k when the k-th leading
+minor is not positive definite or the k-th pivot is zero. Pivots count from 1, as LAPACK has them.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from isoshard.torch_bridge.lowerings.registry import lower
+
+
+def _transpose(a):
+    return jnp.swapaxes(a, -1, -2)
+
+
+def _adjoint(a):
+    return jnp.conj(_transpose(a))
+
+
+def _diagonal(a):
+    return jnp.diagonal(a, axis1=-2, axis2=-1)
+
+
+def _first(bad):
+    """The number, from 1, of the first True along the last axis; 0 if there is none."""
+    if bad.shape[-1] == 0:
+        return jnp.zeros(bad.shape[:-1], "int32")
+    return jnp.where(jnp.any(bad, axis=-1), jnp.argmax(bad, axis=-1).astype("int32") + 1, 0)
+
+
+# LU and what follows from it
+
+
+def _lu(a):
+    """Packed factors, pivots from 1, the row permutation, and info."""
+    packed, pivots, permutation = lax.linalg.lu(a)
+    return packed, pivots + 1, permutation, _first(_diagonal(packed) == 0)
+
+
+def _parity(pivots):
+    """The sign of the row permutation that pivots (from 1) stand for."""
+    places = jnp.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype)
+    swaps = jnp.sum(pivots != places, axis=-1)
+    return 1 - 2 * (swaps % 2)
+
+
+def _permutation(pivots, rows):
+    """The order of rows after the exchanges that pivots (from 1) stand for."""
+    return lax.linalg.lu_pivots_to_permutation(pivots - 1, rows)
+
+
+def _permute_rows(b, order):
+    return jnp.take_along_axis(b, order[..., None], axis=-2)
+
+
+def _solve_packed(packed, order, b, *, adjoint=False):
+    """Solve A x = b (or its adjoint) from packed LU factors and a row order."""
+    lead = jnp.broadcast_shapes(packed.shape[:-2], b.shape[:-2])
+    packed = jnp.broadcast_to(packed, (*lead, *packed.shape[-2:]))
+    order = jnp.broadcast_to(order, (*lead, order.shape[-1]))
+    b = jnp.broadcast_to(b, (*lead, *b.shape[-2:]))
+    lower_part = {"left_side": True, "lower": True, "unit_diagonal": True}
+    upper_part = {"left_side": True, "lower": False}
+    solve = lax.linalg.triangular_solve
+    if not adjoint:
+        half = solve(packed, _permute_rows(b, order), **lower_part)
+        return solve(packed, half, **upper_part)
+    turned = {"transpose_a": True, "conjugate_a": True}
+    half = solve(packed, b, **upper_part, **turned)
+    return _permute_rows(solve(packed, half, **lower_part, **turned), jnp.argsort(order, axis=-1))
+
+
+def _unpack(packed):
+    rows, columns = packed.shape[-2:]
+    k = min(rows, columns)
+    low = jnp.tril(packed[..., :, :k], -1) + jnp.eye(rows, k, dtype=packed.dtype)
+    return low, jnp.triu(packed[..., :k, :])
+
+
+def _permutation_matrix(order, dtype):
+    return _transpose(jax.nn.one_hot(order, order.shape[-1], dtype=dtype))
+
+
+def _demand_pivoting(pivot):
+    if not pivot:
+        raise NotImplementedError(
+            "LU factorisation with pivot=False is not available in JAX. Use pivot=True."
+        )
+
+
+@lower("aten::linalg_lu_factor_ex")
+def _lu_factor(a, *, pivot=True, check_errors=False):
+    _demand_pivoting(pivot)
+    packed, pivots, _, info = _lu(a)
+    return packed, pivots, info
+
+
+@lower("aten::linalg_lu")
+def _linalg_lu(a, *, pivot=True):
+    _demand_pivoting(pivot)
+    packed, _, order, _ = _lu(a)
+    return _permutation_matrix(order, a.dtype), *_unpack(packed)
+
+
+@lower("aten::lu_unpack")
+def _lu_unpack(packed, pivots, unpack_data=True, unpack_pivots=True):
+    empty = jnp.zeros((0,), packed.dtype)
+    order = _permutation(pivots, packed.shape[-2]) if unpack_pivots else None
+    p = empty if order is None else _permutation_matrix(order, packed.dtype)
+    return p, *(_unpack(packed) if unpack_data else (empty, empty))
+
+
+@lower("aten::linalg_lu_solve")
+def _lu_solve(packed, pivots, b, *, left=True, adjoint=False):
+    order = _permutation(pivots, packed.shape[-2])
+    if left:
+        return _solve_packed(packed, order, b, adjoint=adjoint)
+    return _adjoint(_solve_packed(packed, order, _adjoint(b), adjoint=not adjoint))
+
+
+@lower("aten::lu_solve")
+def _lu_solve_old(b, packed, pivots):
+    return _lu_solve(packed, pivots, b)
+
+
+@lower("aten::_linalg_det")
+def _det(a):
+    packed, pivots, _, _ = _lu(a)
+    return _parity(pivots) * jnp.prod(_diagonal(packed), axis=-1), packed, pivots
+
+
+@lower("aten::_linalg_slogdet")
+def _slogdet(a):
+    packed, pivots, _, _ = _lu(a)
+    diagonal = _diagonal(packed)
+    sign = _parity(pivots) * jnp.prod(jnp.sign(diagonal), axis=-1)
+    return sign, jnp.sum(jnp.log(jnp.abs(diagonal)), axis=-1), packed, pivots
+
+
+@lower("aten::linalg_inv_ex")
+def _inverse(a, *, check_errors=False):
+    packed, _, order, info = _lu(a)
+    return _solve_packed(packed, order, jnp.eye(a.shape[-1], dtype=a.dtype)), info
+
+
+@lower("aten::_linalg_solve_ex")
+def _solve(a, b, *, left=True, check_errors=False):
+    packed, pivots, order, info = _lu(a)
+    vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
+    columns = b[..., None] if vector else b
+    if left:
+        x = _solve_packed(packed, order, columns)
+    else:
+        x = _adjoint(_solve_packed(packed, order, _adjoint(columns), adjoint=True))
+    return x[..., 0] if vector else x, packed, pivots, info
+
+
+# Triangular systems and Cholesky
+
+
+@lower("aten::linalg_solve_triangular")
+def _solve_triangular(a, b, *, upper, left=True, unitriangular=False):
+    lead = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = (jnp.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (a, b))
+    return lax.linalg.triangular_solve(
+        a, b, left_side=left, lower=not upper, unit_diagonal=unitriangular
+    )
+
+
+@lower("aten::triangular_solve")
+def _triangular_solve(b, a, upper=True, transpose=False, unitriangular=False):
+    lead = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = (jnp.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (a, b))
+    x = lax.linalg.triangular_solve(
+        a,
+        b,
+        left_side=True,
+        lower=not upper,
+        transpose_a=transpose,
+        unit_diagonal=unitriangular,
+    )
+    return x, a
+
+
+def _half(a, upper):
+    """The Cholesky factor of the matrix whose lower (or upper) triangle is in `a`."""
+    low = lax.linalg.cholesky(_adjoint(a) if upper else a, symmetrize_input=False)
+    return _adjoint(low) if upper else low
+
+
+@lower("aten::linalg_cholesky_ex")
+def _cholesky_ex(a, *, upper=False, check_errors=False):
+    factor = _half(a, upper)
+    return factor, _first(jnp.isnan(_diagonal(factor)))
+
+
+@lower("aten::cholesky")
+def _cholesky(a, upper=False):
+    return _half(a, upper)
+
+
+@lower("aten::_cholesky_solve_helper")
+def _cholesky_solve(b, factor, upper):
+    solve = lax.linalg.triangular_solve
+    turned = {"transpose_a": True, "conjugate_a": True}
+    first, second = (turned, {}) if upper else ({}, turned)
+    half = solve(factor, b, left_side=True, lower=not upper, **first)
+    return solve(factor, half, left_side=True, lower=not upper, **second)
+
+
+@lower("aten::cholesky_inverse")
+def _cholesky_inverse(factor, upper=False):
+    eye = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
+    return _cholesky_solve(eye, factor, upper)
+
+
+# Orthogonal and spectral factorisations
+
+
+@lower("aten::linalg_qr")
+def _qr(a, mode="reduced"):
+    if mode == "r":
+        return jnp.zeros((0,), a.dtype), jnp.linalg.qr(a, mode="r")
+    return tuple(jnp.linalg.qr(a, mode=mode))
+
+
+@lower("aten::linalg_householder_product")
+def _householder_product(a, tau):
+    return lax.linalg.householder_product(a, tau)
+
+
+@lower("aten::_linalg_svd")
+def _svd(a, full_matrices=False, compute_uv=True, *, driver=None):
+    if not compute_uv:
+        empty = jnp.zeros((0,), a.dtype)
+        return empty, jnp.linalg.svd(a, compute_uv=False), empty
+    return tuple(jnp.linalg.svd(a, full_matrices=full_matrices))
+
+
+@lower("aten::_linalg_eigh")
+def _eigh(a, UPLO="L", compute_v=True):  # noqa: N803 (torch's name)
+    vectors, values = lax.linalg.eigh(a, lower=UPLO.upper() == "L", symmetrize_input=False)
+    return values, vectors if compute_v else jnp.zeros((0,), a.dtype)
+
+
+@lower("aten::linalg_pinv.atol_rtol_tensor")
+def _pinv(a, *, atol=None, rtol=None, hermitian=False):
+    """The pseudo-inverse; singular values up to max(atol, rtol * largest) count as 0."""
+    u, s, vh = jnp.linalg.svd(a, full_matrices=False)
+    if 0 in a.shape[-2:]:
+        return jnp.zeros(_transpose(a).shape, a.dtype)
+    default = max(a.shape[-2:]) * jnp.finfo(a.dtype).eps
+    atol = jnp.zeros((), s.dtype) if atol is None else atol
+    relative = jnp.where(atol > 0, 0.0, default) if rtol is None else rtol
+    least = jnp.maximum(atol, relative * s[..., 0])[..., None]
+    inverse = jnp.where(s > least, 1 / s, jnp.zeros_like(s))
+    return (_adjoint(vh) * inverse[..., None, :]) @ _adjoint(u)
+
+
+@lower("aten::linalg_matrix_exp")
+def _matrix_exp(a):
+    return a if a.size == 0 else jax.scipy.linalg.expm(a)

@@ -1,0 +1,221 @@
+"""Losses, forward and backward.
+
+Elementwise losses share one shape: a formula per element, then torch's reduction, whose number is
+0 for none, 1 for mean, 2 for sum. Their backward multiplies the formula's slope by the incoming
+gradient and, for a mean, by one over the number of elements.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from isoshard.torch_bridge.lowerings.arguments import wide
+from isoshard.torch_bridge.lowerings.numerics import wide_all
+from isoshard.torch_bridge.lowerings.registry import lower
+from isoshard.torch_bridge.lowerings.vjp import pull_back
+
+_NONE, _MEAN, _SUM = 0, 1, 2
+_LOG_FLOOR = -100.0  # binary_cross_entropy clamps its logarithms here
+_SLOPE_FLOOR = 1e-12  # and the denominator of its gradient here
+
+
+def _reduce(x, reduction):
+    if reduction == _MEAN:
+        return jnp.mean(x)
+    return jnp.sum(x) if reduction == _SUM else x
+
+
+def _spread(grad, slope, reduction):
+    """The gradient of an elementwise loss with this slope per element."""
+    scaled = slope * grad
+    return scaled / slope.size if reduction == _MEAN and slope.size else scaled
+
+
+# Elementwise
+
+
+@lower("aten::mse_loss", promote="inputs")
+def _mse(x, target, reduction=_MEAN):
+    return _reduce(jnp.square(wide(x) - wide(target)), reduction)
+
+
+@lower("aten::mse_loss_backward", promote="inputs")
+def _mse_backward(grad, x, target, reduction):
+    grad, x, target = wide_all(grad, x, target)
+    return _spread(grad, 2 * (x - target), reduction)
+
+
+@lower("aten::smooth_l1_loss")
+def _smooth_l1(x, target, reduction=_MEAN, beta=1.0):
+    x, target = wide_all(x, target)
+    gap = jnp.abs(x - target)
+    if beta == 0:
+        return _reduce(gap, reduction)
+    near = 0.5 * jnp.square(gap) / beta
+    return _reduce(jnp.where(gap < beta, near, gap - 0.5 * beta), reduction)
+
+
+@lower("aten::smooth_l1_loss_backward")
+def _smooth_l1_backward(grad, x, target, reduction, beta):
+    grad, x, target = wide_all(grad, x, target)
+    gap = x - target
+    near = gap / beta if beta else jnp.zeros_like(gap)
+    slope = jnp.where(jnp.abs(gap) < beta, near, jnp.sign(gap))
+    return _spread(grad, slope, reduction)
+
+
+@lower("aten::huber_loss")
+def _huber(x, target, reduction=_MEAN, delta=1.0):
+    x, target = wide_all(x, target)
+    gap = jnp.abs(x - target)
+    loss = jnp.where(gap < delta, 0.5 * jnp.square(gap), delta * (gap - 0.5 * delta))
+    return _reduce(loss, reduction)
+
+
+@lower("aten::huber_loss_backward")
+def _huber_backward(grad, x, target, reduction, delta):
+    grad, x, target = wide_all(grad, x, target)
+    return _spread(grad, jnp.clip(x - target, -delta, delta), reduction)
+
+
+@lower("aten::binary_cross_entropy")
+def _bce(x, target, weight=None, reduction=_MEAN):
+    x, target, weight = wide_all(x, target, weight)
+    negative = jnp.maximum(jnp.log1p(-x), _LOG_FLOOR)
+    positive = jnp.maximum(jnp.log(x), _LOG_FLOOR)
+    loss = (target - 1) * negative - target * positive
+    return _reduce(loss if weight is None else loss * weight, reduction)
+
+
+@lower("aten::binary_cross_entropy_backward")
+def _bce_backward(grad, x, target, weight=None, reduction=_MEAN):
+    grad, x, target, weight = wide_all(grad, x, target, weight)
+    slope = (x - target) / jnp.maximum((1 - x) * x, _SLOPE_FLOOR)
+    return _spread(grad, slope if weight is None else slope * weight, reduction)
+
+
+@lower("aten::binary_cross_entropy_with_logits")
+def _bce_with_logits(x, target, weight=None, pos_weight=None, reduction=_MEAN):
+    x, target, weight, pos_weight = wide_all(x, target, weight, pos_weight)
+    softplus = jnp.log1p(jnp.exp(-jnp.abs(x))) + jnp.maximum(-x, 0)
+    if pos_weight is not None:
+        softplus = softplus * (1 + (pos_weight - 1) * target)
+    loss = (1 - target) * x + softplus
+    return _reduce(loss if weight is None else loss * weight, reduction)
+
+
+@lower("aten::soft_margin_loss")
+def _soft_margin(x, target, reduction=_MEAN):
+    x, target = wide_all(x, target)
+    return _reduce(jnp.log1p(jnp.exp(-target * x)), reduction)
+
+
+@lower("aten::soft_margin_loss_backward")
+def _soft_margin_backward(grad, x, target, reduction):
+    grad, x, target = wide_all(grad, x, target)
+    return _spread(grad, -target * jax.nn.sigmoid(-target * x), reduction)
+
+
+# Negative log likelihood. `axis` is the class axis: 1 of a batch, 0 of a single sample.
+
+
+def _class_axis(x):
+    return 0 if x.ndim == 1 else 1
+
+
+def _target_weight(x, target, weight, ignore_index):
+    """A class per target that is surely in range, and the weight of each target (0: ignored)."""
+    counted = target != ignore_index
+    safe = jnp.where(counted, target, jnp.zeros_like(target))
+    one = jnp.ones(target.shape, x.dtype) if weight is None else jnp.take(weight, safe, axis=0)
+    return safe, jnp.where(counted, one, jnp.zeros_like(one))
+
+
+@lower("aten::nll_loss_forward", "aten::nll_loss2d_forward")
+def _nll(x, target, weight, reduction, ignore_index):
+    x, weight = wide_all(x, weight)
+    axis = _class_axis(x)
+    safe, factor = _target_weight(x, target, weight, ignore_index)
+    chosen = jnp.take_along_axis(x, jnp.expand_dims(safe, axis), axis=axis).squeeze(axis)
+    loss = jnp.where(factor == 0, jnp.zeros_like(chosen), -chosen * factor)
+    if reduction == _NONE:
+        return loss, jnp.zeros((), x.dtype)
+    total, weights = jnp.sum(loss), jnp.sum(factor)
+    return (total / weights if reduction == _MEAN else total), weights
+
+
+@lower("aten::nll_loss_backward", "aten::nll_loss2d_backward")
+def _nll_backward(grad, x, target, weight, reduction, ignore_index, total_weight):
+    """Minus the weight at the target class and 0 elsewhere, written without a scatter."""
+    grad, x, weight, total_weight = wide_all(grad, x, weight, total_weight)
+    axis = _class_axis(x)
+    safe, factor = _target_weight(x, target, weight, ignore_index)
+    if reduction == _MEAN:
+        grad = grad / total_weight
+    slope = jnp.where(factor == 0, jnp.zeros_like(factor), -grad * factor)
+    classes = jax.lax.broadcasted_iota(target.dtype, x.shape, axis)
+    hit = classes == jnp.expand_dims(safe, axis)
+    return jnp.where(hit, jnp.expand_dims(slope, axis), jnp.zeros_like(x))
+
+
+# Margin losses over classes
+
+
+def _rows(x):
+    """A single sample as a batch of one."""
+    return x[None] if x.ndim == 1 else x.reshape(1, 1) if x.ndim == 0 else x
+
+
+def _hinge_sums(x, target, p, margin, weight):
+    """Per row, the mean over other classes j of max(0, margin - x[target] + x[j]) ** p."""
+    chosen = jnp.take_along_axis(x, target[:, None], axis=1)
+    gap = margin - chosen + x
+    others = jnp.arange(x.shape[1])[None] != target[:, None]
+    hinge = jnp.where((gap > 0) & others, gap, jnp.zeros_like(gap)) ** int(p)
+    if weight is not None:
+        hinge = hinge * jnp.take(weight, target, axis=0)[:, None]
+    return jnp.sum(hinge, axis=1) / x.shape[1]
+
+
+@lower("aten::multi_margin_loss")
+def _multi_margin(x, target, p=1, margin=1, weight=None, reduction=_MEAN):
+    wide_x, weight = wide_all(x, weight)
+    loss = _hinge_sums(_rows(wide_x), target.reshape(-1), p, margin, weight)
+    return _reduce(loss if x.ndim > 1 else loss[0], reduction)
+
+
+@lower("aten::multi_margin_loss_backward")
+def _multi_margin_backward(grad, x, target, p, margin, weight=None, reduction=_MEAN):
+    forward = lambda a: _multi_margin(a, target, p, margin, weight, reduction)  # noqa: E731
+    return pull_back(forward, grad, wide(x))[0]
+
+
+def _multilabel_sums(x, target, is_target):
+    """Per row, the mean of max(0, 1 - x[t] + x[j]) over targets t and other classes j."""
+    listed = jnp.cumprod(target >= 0, axis=1).astype(bool)
+    chosen = jnp.take_along_axis(x, jnp.where(listed, target, jnp.zeros_like(target)), axis=1)
+    gap = 1 - chosen[:, :, None] + x[:, None, :]
+    pairs = listed[:, :, None] & ~is_target[:, None, :]
+    return jnp.sum(jnp.where(pairs & (gap > 0), gap, jnp.zeros_like(gap)), (1, 2)) / x.shape[1]
+
+
+def _is_target(target, classes):
+    """Which classes a row lists; the list of a row ends at its first negative entry."""
+    listed = jnp.cumprod(target >= 0, axis=1).astype(bool)
+    hits = target[:, :, None] == jnp.arange(classes, dtype=target.dtype)
+    return jnp.any(hits & listed[:, :, None], axis=1)
+
+
+@lower("aten::multilabel_margin_loss_forward")
+def _multilabel_margin(x, target, reduction):
+    rows, targets = _rows(wide(x)), _rows(target)
+    hit = _is_target(targets, rows.shape[1])
+    loss = _multilabel_sums(rows, targets, hit)
+    loss = _reduce(loss if x.ndim > 1 else loss[0], reduction)
+    return loss, hit.reshape(target.shape)
+
+
+@lower("aten::multilabel_margin_loss_backward")
+def _multilabel_margin_backward(grad, x, target, reduction, is_target):
+    return pull_back(lambda a: _multilabel_margin(a, target, reduction)[0], grad, wide(x))[0]

@@ -1,0 +1,88 @@
+"""Matrix products.
+
+Each is the plain JAX product, with the scaling that torch allows (`beta * self + alpha * product`)
+left out when it is the integer one that torch passes by default.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from isoshard.torch_bridge.lowerings.registry import lower
+
+
+def _is(number, value: int) -> bool:
+    """Whether a number that may be lifted to an array is statically `value`."""
+    return isinstance(number, int | float) and number == value
+
+
+def _scale(number, x):
+    return x if _is(number, 1) else jnp.asarray(number).astype(x.dtype) * x
+
+
+def _combine(x, product, beta, alpha):
+    """`beta * x + alpha * product`; as in torch, `x` is not read when beta is 0."""
+    product = _scale(alpha, product)
+    if _is(beta, 0):
+        return product
+    return product + _scale(beta, x).astype(product.dtype)
+
+
+@lower("aten::mm", "aten::bmm", "aten::mv")
+def _matmul(a, b):
+    return jnp.matmul(a, b)
+
+
+@lower("aten::dot")
+def _dot(a, b):
+    return jnp.dot(a, b)
+
+
+@lower("aten::vdot")
+def _vdot(a, b):
+    return jnp.vdot(a, b)
+
+
+@lower("aten::mm.dtype", "aten::bmm.dtype")
+def _matmul_as(a, b, out_dtype):
+    return jnp.matmul(a, b, preferred_element_type=out_dtype)
+
+
+@lower("aten::_int_mm")
+def _int_mm(a, b):
+    return jnp.matmul(a, b, preferred_element_type="int32")
+
+
+@lower("aten::addmm", "aten::baddbmm", "aten::addmv", lift=("beta", "alpha"))
+def _addmm(x, a, b, *, beta=1, alpha=1):
+    return _combine(x, jnp.matmul(a, b), beta, alpha)
+
+
+@lower("aten::addmm.dtype", "aten::baddbmm.dtype", lift=("beta", "alpha"))
+def _addmm_as(x, a, b, out_dtype, *, beta=1, alpha=1):
+    return _combine(x, _matmul_as(a, b, out_dtype), beta, alpha)
+
+
+@lower("aten::addbmm", lift=("beta", "alpha"))
+def _addbmm(x, a, b, *, beta=1, alpha=1):
+    return _combine(x, jnp.einsum("bij,bjk->ik", a, b), beta, alpha)
+
+
+@lower("aten::addr", lift=("beta", "alpha"), promote="inputs")
+def _addr(x, a, b, *, beta=1, alpha=1):
+    return _combine(x, jnp.outer(a, b), beta, alpha)
+
+
+@lower("aten::linear")
+def _linear(x, weight, bias=None):
+    y = jnp.matmul(x, weight.T)
+    return y if bias is None else y + bias
+
+
+@lower("aten::_trilinear")
+def _trilinear(i1, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim=1):
+    """Sum over `sumdim` of the product of three tensors, each unsqueezed at its `expand` axes."""
+    rank = i1.ndim + len(expand1)
+    axes = [[d for d in range(rank) if d not in set(expand)] for expand in (expand1, expand2, expand3)]
+    out = [d for d in range(rank) if d not in set(sumdim)]
+    return jnp.einsum(i1, axes[0], i2, axes[1], i3, axes[2], out)

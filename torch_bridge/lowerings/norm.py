@@ -1,0 +1,273 @@
+"""Normalisations, forward and backward.
+
+All share one backward. With `y = (x - mean) * rstd` normalised over some axes and `g` the gradient
+of `y`, the gradient of `x` is
+
+    rstd * (g - average(g) - y * average(g * y))
+
+where the averages run over those axes; the middle term is absent when no mean was subtracted, and
+both are when the statistics are constants (batch norm in evaluation).
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import lax
+
+from isoshard.torch_bridge.lowerings.arguments import wide
+from isoshard.torch_bridge.lowerings.numerics import wide_all
+from isoshard.torch_bridge.lowerings.registry import lower
+
+
+def _statistics(x, axes, eps):
+    """Mean and reciprocal standard deviation over `axes`, which stay as axes of size 1."""
+    mean = jnp.mean(x, axis=axes, keepdims=True)
+    variance = jnp.mean(jnp.square(x - mean), axis=axes, keepdims=True)
+    return mean, variance, lax.rsqrt(variance + eps)
+
+
+def _affine(y, weight, bias):
+    if weight is not None:
+        y = y * weight
+    return y if bias is None else y + bias
+
+
+def _input_gradient(g, y, rstd, axes, *, centred=True):
+    """See the module docstring."""
+    g_y = jnp.mean(g * y, axis=axes, keepdims=True)
+    g_mean = jnp.mean(g, axis=axes, keepdims=True) if centred else 0
+    return rstd * (g - g_mean - y * g_y)
+
+
+def _sum_to(x, axes, like):
+    """Sum over `axes`, in the shape of a parameter; None for a parameter that is absent."""
+    return None if like is None else jnp.sum(x, axis=axes).reshape(like.shape)
+
+
+# Layer norm
+
+
+@lower("aten::native_layer_norm")
+def _layer_norm(x, normalized_shape, weight, bias, eps):
+    x, weight, bias = wide_all(x, weight, bias)
+    axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    mean, _, rstd = _statistics(x, axes, eps)
+    return _affine((x - mean) * rstd, weight, bias), mean, rstd
+
+
+@lower("aten::native_layer_norm_backward")
+def _layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, output_mask):
+    grad, x, mean, rstd, weight, bias = wide_all(grad, x, mean, rstd, weight, bias)
+    inner = x.ndim - len(normalized_shape)
+    outer, axes = tuple(range(inner)), tuple(range(inner, x.ndim))
+    y = (x - mean) * rstd
+    return (
+        _input_gradient(_affine(grad, weight, None), y, rstd, axes) if output_mask[0] else None,
+        _sum_to(grad * y, outer, weight) if output_mask[1] else None,
+        _sum_to(grad, outer, bias) if output_mask[2] else None,
+    )
+
+
+# RMS norm
+
+
+@lower("aten::_fused_rms_norm")
+def _rms_norm(x, normalized_shape, weight, eps):
+    if eps is None:
+        eps = float(jnp.finfo(wide(x).dtype).eps)
+    x, weight = wide_all(x, weight)
+    axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    rstd = lax.rsqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True) + eps)
+    return _affine(x * rstd, weight, None), rstd
+
+
+@lower("aten::_fused_rms_norm_backward")
+def _rms_norm_backward(grad, x, normalized_shape, rstd, weight, output_mask):
+    grad, x, rstd, weight = wide_all(grad, x, rstd, weight)
+    inner = x.ndim - len(normalized_shape)
+    outer, axes = tuple(range(inner)), tuple(range(inner, x.ndim))
+    y, g = x * rstd, _affine(grad, weight, None)
+    return (
+        _input_gradient(g, y, rstd, axes, centred=False) if output_mask[0] else None,
+        _sum_to(grad * y, outer, weight) if output_mask[1] else None,
+    )
+
+
+# Group norm. Channels are split into (group, channel in group); other axes stay as they are, so
+# that a batch or an image sharded over devices remains so.
+
+
+def _split_channels(x, n, c, group):
+    return x.reshape(n, group, c // group, *x.shape[2:])
+
+
+def _per_channel(parameter, group, ndim):
+    """A parameter of shape (C,) in the shape that broadcasts with split channels."""
+    if parameter is None:
+        return None
+    return parameter.reshape(1, group, parameter.size // group, *(1,) * (ndim - 2))
+
+
+@lower("aten::native_group_norm")
+def _group_norm(x, weight, bias, n, c, hxw, group, eps):
+    shape = x.shape
+    x, weight, bias = wide_all(x, weight, bias)
+    split = _split_channels(x, n, c, group)
+    mean, _, rstd = _statistics(split, tuple(range(2, split.ndim)), eps)
+    scale, shift = (_per_channel(p, group, x.ndim) for p in (weight, bias))
+    out = _affine((split - mean) * rstd, scale, shift)
+    return out.reshape(shape), mean.reshape(n, group), rstd.reshape(n, group)
+
+
+@lower("aten::native_group_norm_backward")
+def _group_norm_backward(grad, x, mean, rstd, weight, n, c, hxw, group, output_mask):
+    shape = x.shape
+    grad, x, mean, rstd, weight = wide_all(grad, x, mean, rstd, weight)
+    split, grad = (_split_channels(a, n, c, group) for a in (x, grad))
+    mean, rstd = (a.reshape(n, group, *(1,) * (split.ndim - 2)) for a in (mean, rstd))
+    y = (split - mean) * rstd
+    axes, rest = tuple(range(2, split.ndim)), (0, *range(3, split.ndim))
+    g = _affine(grad, _per_channel(weight, group, x.ndim), None)
+    return (
+        _input_gradient(g, y, rstd, axes).reshape(shape) if output_mask[0] else None,
+        jnp.sum(grad * y, axis=rest).reshape(c) if output_mask[1] else None,
+        jnp.sum(grad, axis=rest).reshape(c) if output_mask[2] else None,
+    )
+
+
+# Batch norm
+
+
+def _channel(parameter, ndim):
+    """A parameter of shape (C,) in the shape that broadcasts with (N, C, ..)."""
+    return None if parameter is None else parameter.reshape(-1, *(1,) * (ndim - 2))
+
+
+def _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):
+    """Result, saved mean, saved reciprocal deviation, new running mean, new running variance."""
+    x, weight, bias = wide_all(x, weight, bias)
+    axes = (0, *range(2, x.ndim))
+    scale, shift = _channel(weight, x.ndim), _channel(bias, x.ndim)
+    if not training:
+        mean, variance = wide_all(running_mean, running_var)
+        rstd = lax.rsqrt(variance + eps)
+        y = (x - _channel(mean, x.ndim)) * _channel(rstd, x.ndim)
+        return _affine(y, scale, shift), mean, rstd, running_mean, running_var
+    mean, variance, rstd = _statistics(x, axes, eps)
+    out = _affine((x - mean) * rstd, scale, shift)
+    mean, variance, rstd = (a.reshape(-1) for a in (mean, variance, rstd))
+    count = x.size // max(mean.size, 1)
+    unbiased = variance * (count / max(count - 1, 1))
+    return (
+        out,
+        mean,
+        rstd,
+        _moved(running_mean, mean, momentum),
+        _moved(running_var, unbiased, momentum),
+    )
+
+
+def _moved(running, fresh, momentum):
+    """The running statistic after one step towards `fresh`."""
+    return None if running is None else (1 - momentum) * running + momentum * fresh
+
+
+@lower(
+    "aten::native_batch_norm",
+    "aten::_native_batch_norm_legit",
+    writes=("running_mean", "running_var"),
+    lift=("momentum",),
+)
+def _native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):
+    return _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
+@lower("aten::_native_batch_norm_legit_functional", lift=("momentum",))
+def _functional_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):
+    return _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
+@lower("aten::_native_batch_norm_legit.no_stats")
+def _batch_norm_without_statistics(x, weight, bias, training, momentum, eps):
+    return _batch_norm(x, weight, bias, None, None, True, momentum, eps)[:3]
+
+
+@lower("aten::_native_batch_norm_legit_no_training")
+def _batch_norm_no_training(x, weight, bias, running_mean, running_var, momentum, eps):
+    return _batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
+
+
+def _reserve():
+    """The scratch space of other backends' batch norm: always empty here."""
+    return jnp.zeros((0,), "uint8")
+
+
+@lower("aten::_batch_norm_no_update")
+def _batch_norm_no_update(x, weight, bias, running_mean, running_var, momentum, eps):
+    got = _batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)
+    return (*got[:3], _reserve())
+
+
+@lower(
+    "aten::_batch_norm_with_update", writes=("running_mean", "running_var"), lift=("momentum",)
+)
+def _batch_norm_with_update(x, weight, bias, running_mean, running_var, momentum, eps):
+    got = _batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)
+    return (*got[:3], _reserve(), *got[3:])
+
+
+@lower("aten::_batch_norm_with_update_functional", lift=("momentum",))
+def _batch_norm_with_update_functional(x, weight, bias, running_mean, running_var, momentum, eps):
+    return _batch_norm_with_update(x, weight, bias, running_mean, running_var, momentum, eps)
+
+
+@lower("aten::native_batch_norm_backward")
+def _batch_norm_backward(
+    grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
+):
+    if train:
+        mean, rstd = save_mean, save_invstd
+    else:
+        mean, rstd = running_mean, lax.rsqrt(wide(running_var) + eps)
+    grad, x, weight, mean, rstd = wide_all(grad, x, weight, mean, rstd)
+    axes = (0, *range(2, x.ndim))
+    mean, rstd, scale = (_channel(a, x.ndim) for a in (mean, rstd, weight))
+    y = (x - mean) * rstd
+    g = _affine(grad, scale, None)
+    return (
+        (_input_gradient(g, y, rstd, axes) if train else g * rstd) if output_mask[0] else None,
+        jnp.sum(grad * y, axis=axes) if output_mask[1] else None,
+        jnp.sum(grad, axis=axes) if output_mask[2] else None,
+    )
+
+
+@lower("aten::batch_norm_backward")
+def _batch_norm_backward_with_reserve(
+    grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, mask, reserve
+):
+    return _batch_norm_backward(
+        grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, mask
+    )
+
+
+# Weight norm
+
+
+def _norm_except(v, dim):
+    axes = tuple(d for d in range(v.ndim) if d != dim % v.ndim)
+    return jnp.sqrt(jnp.sum(jnp.square(v), axis=axes, keepdims=True))
+
+
+@lower("aten::_weight_norm_interface")
+def _weight_norm(v, g, dim=0):
+    v, g = wide_all(v, g)
+    norm = _norm_except(v, dim)
+    return v * (g / norm), norm
+
+
+@lower("aten::_weight_norm_interface_backward")
+def _weight_norm_backward(grad, v, g, norms, dim):
+    grad, v, g, norms = wide_all(grad, v, g, norms)
+    axes = tuple(d for d in range(v.ndim) if d != dim % v.ndim)
+    along = jnp.sum(grad * v, axis=axes, keepdims=True)
+    return g / norms * (grad - v * (along / jnp.square(norms))), along / norms

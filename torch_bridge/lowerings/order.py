@@ -1,0 +1,164 @@
+"""Sorting, and what is read off a sorted axis: k-th values, medians, modes, running extremes.
+
+>>> from isoshard.torch_bridge.lowerings import registry
+>>> registry.find(torch.ops.aten.sort.default).function(jnp.array([2.0, jnp.nan, 1.0, 2.0]))
+(Array([ 1.,  2.,  2., nan], dtype=float32), Array([2, 0, 3, 1], dtype=int32))
+
+NaN counts as the largest number. Sorts are stable, so equal elements keep their order; torch
+promises no order for them in `topk`, `median` and `kthvalue`. `topk` sorts: GSPMD splits a sort over
+the other axes, but gathers the whole array for `lax.top_k`.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import torch  # noqa: F401  (for the doctest)
+
+from isoshard.torch_bridge.lowerings.arguments import at_least_1d, axis
+from isoshard.torch_bridge.lowerings.registry import lower
+
+
+@lower("aten::sort")
+def sort(x, dim=-1, descending=False):
+    """The elements in order along an axis, and where each was."""
+    line = at_least_1d(x)
+    along = axis(dim, line.ndim)
+    places = jax.lax.broadcasted_iota(jnp.int32, line.shape, along)
+    turned = [jnp.flip(a, along) if descending else a for a in (line, places)]
+    values, places = jax.lax.sort(turned, dimension=along, is_stable=True, num_keys=1)
+    if descending:
+        values, places = jnp.flip(values, along), jnp.flip(places, along)
+    return values.reshape(x.shape), places.reshape(x.shape)
+
+
+@lower("aten::sort.stable")
+def sort_stable(x, *, stable=None, dim=-1, descending=False):
+    """Sort that keeps the order of equal elements."""
+    return sort(x, dim, descending)
+
+
+@lower("aten::argsort")
+def argsort(x, dim=-1, descending=False):
+    """Where the elements in order are."""
+    return sort(x, dim, descending)[1]
+
+
+@lower("aten::argsort.stable")
+def argsort_stable(x, *, stable, dim=-1, descending=False):
+    """Where the elements in order are, equal ones in the order given."""
+    return sort(x, dim, descending)[1]
+
+
+@lower("aten::msort")
+def msort(x):
+    """The elements in order along the first axis."""
+    return sort(x, 0)[0]
+
+
+@lower("aten::topk")
+def topk(x, k, dim=-1, largest=True, sorted=True):
+    """The k largest (smallest) elements along an axis in order, and their places."""
+    values, places = sort(x, dim, largest)
+    if x.ndim == 0:
+        return jnp.resize(values, ()), jnp.resize(places, ())
+    along = axis(dim, x.ndim)
+    first = (jax.lax.slice_in_dim(a, 0, k, axis=along) for a in (values, places))
+    return tuple(first)
+
+
+@lower("aten::kthvalue")
+def kthvalue(x, k, dim=-1, keepdim=False):
+    """The k-th smallest element along an axis (k from 1), and its place."""
+    values, places = (_pick(a, k - 1, dim, keepdim) for a in sort(x, dim))
+    return values, places
+
+
+@lower("aten::median.dim")
+def median_dim(x, dim, keepdim=False):
+    """The lower median along an axis and its place; the first NaN if there is one."""
+    line = at_least_1d(x)
+    middle = (line.shape[dim] - 1) // 2
+    values, places = sort(line, dim)
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        bad = jnp.isnan(line)
+        first = jnp.argmax(bad, axis=dim, keepdims=True)
+        any_bad = jnp.any(bad, axis=dim, keepdims=True)
+        values = jnp.where(any_bad, jnp.full_like(values, jnp.nan), values)
+        places = jnp.where(any_bad, first.astype(places.dtype), places)
+    keep = keepdim and x.ndim > 0
+    picked = (_pick(a, middle, dim, keep) for a in (values, places))
+    return tuple(picked)
+
+
+@lower("aten::median")
+def median(x):
+    """The lower median of all elements; NaN of none."""
+    flat = x.reshape(-1)
+    return median_dim(flat, 0)[0] if flat.size else jnp.full((), jnp.nan).astype(x.dtype)
+
+
+@lower("aten::nanmedian.dim")
+def nanmedian_dim(x, dim, keepdim=False):
+    """The lower median of the elements that are not NaN, and its place."""
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return median_dim(x, dim, keepdim)
+    line = at_least_1d(x)
+    count = jnp.sum(~jnp.isnan(line), axis=dim, keepdims=True)
+    middle = jnp.maximum(count - 1, 0) // 2
+    picked = (jnp.take_along_axis(a, middle, axis=dim) for a in sort(line, dim))
+    shape = median_dim(x, dim, keepdim)[0].shape
+    return tuple(a.reshape(shape) for a in picked)
+
+
+@lower("aten::nanmedian")
+def nanmedian(x):
+    """The lower median of the elements that are not NaN."""
+    flat = x.reshape(-1)
+    return nanmedian_dim(flat, 0)[0] if flat.size else median(x)
+
+
+@lower("aten::mode")
+def mode(x, dim=-1, keepdim=False):
+    """The most frequent element along an axis (the smallest of several), and its last place."""
+    line = at_least_1d(x)
+    along = axis(dim, line.ndim)
+    values, places = sort(line, along)
+    steps = jax.lax.broadcasted_iota(jnp.int32, line.shape, along)
+    fresh = values != jnp.roll(values, 1, along)
+    starts = jax.lax.cummax(jnp.where(fresh, steps, 0), along)
+    longest = jnp.argmax(steps - starts, axis=along, keepdims=True)
+    picked = (jnp.take_along_axis(a, longest, axis=along) for a in (values, places))
+    keep = keepdim and x.ndim > 0
+    return tuple(a if keep else jnp.squeeze(a, along) for a in picked)
+
+
+@lower("aten::cummax")
+def cummax(x, dim):
+    """Running maximum, and the last place it was met; NaN stays once met."""
+    return _running(jax.lax.cummax, x, dim)
+
+
+@lower("aten::cummin")
+def cummin(x, dim):
+    """Running minimum, and the last place it was met; NaN stays once met."""
+    return _running(jax.lax.cummin, x, dim)
+
+
+def _running(extreme, x, dim):
+    line = at_least_1d(x)
+    along = axis(dim, line.ndim)
+    values = extreme(line, along)
+    met = line == values
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        met = met | jnp.isnan(line)
+    steps = jax.lax.broadcasted_iota(jnp.int32, line.shape, along)
+    places = jax.lax.cummax(jnp.where(met, steps, 0), along)
+    return values.reshape(x.shape), places.reshape(x.shape)
+
+
+def _pick(x, index, dim, keepdim):
+    """The slice at `index` along an axis; a 0-d array is its own slice."""
+    if x.ndim == 0:
+        return x
+    return jax.lax.index_in_dim(x, index, axis(dim, x.ndim), keepdims=keepdim)

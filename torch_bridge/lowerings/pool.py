@@ -1,0 +1,238 @@
+"""Pooling over windows of one size: maximum and average, any number of spatial axes.
+
+Windows are `lax.reduce_window`, so the values and gradients are the program one writes in JAX by
+hand, and the partitioner knows how to exchange halos for it. The positions of the maxima are a
+second window reduction, which XLA drops when nobody reads them; the gradient of a maximum does not.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from isoshard.torch_bridge.lowerings.arguments import wide
+from isoshard.torch_bridge.lowerings.registry import lower
+from isoshard.torch_bridge.lowerings.vjp import pull_back
+
+
+class Windows(NamedTuple):
+    """Windows over the last axes of an array, as `lax.reduce_window` wants them.
+
+    Attributes:
+        size: window size along every axis of the array (1 along leading ones).
+        stride: likewise.
+        dilation: likewise.
+        padding: (before, after) along every axis, including what `ceil_mode` adds.
+        count: windows per spatial axis.
+        own_padding: torch's padding per spatial axis, on both sides.
+    """
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    count: tuple[int, ...]
+    own_padding: tuple[int, ...]
+
+    @property
+    def plain(self) -> dict[str, tuple]:
+        """The keyword arguments of `lax.reduce_window`."""
+        return {
+            "window_dimensions": self.size,
+            "window_strides": self.stride,
+            "padding": self.padding,
+            "window_dilation": self.dilation,
+        }
+
+
+def _each(values: int | Sequence[int], rank: int) -> tuple[int, ...]:
+    """One number per spatial axis; torch lets one stand for all."""
+    values = (values,) if isinstance(values, int) else tuple(values)
+    return values * rank if len(values) == 1 else values
+
+
+def windows(
+    shape: Sequence[int],
+    rank: int,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+) -> Windows:
+    """The windows torch slides over the last `rank` axes of an array of this shape.
+
+    In ceil mode a last window may hang over the end, but must begin inside the image or the
+    padding before it.
+    """
+    kernel, pad, dil = (_each(v, rank) for v in (kernel_size, padding, dilation))
+    step = _each(stride, rank) if stride or stride == 0 else kernel
+    count, ends = [], []
+    for size, k, s, p, d in zip(shape[-rank:], kernel, step, pad, dil, strict=True):
+        reach = d * (k - 1) + 1
+        room = size + 2 * p - reach
+        n = (-(-room // s) if ceil_mode else room // s) + 1
+        if ceil_mode and (n - 1) * s >= size + p:
+            n -= 1
+        count.append(n)
+        ends.append((p, max((n - 1) * s + reach - size - p, 0)))
+    lead = (1,) * (len(shape) - rank)
+    return Windows(
+        lead + kernel,
+        lead + step,
+        lead + dil,
+        ((0, 0),) * len(lead) + tuple(ends),
+        tuple(count),
+        pad,
+    )
+
+
+# Maximum
+
+
+def _lowest(dtype):
+    return dtype.type(-np.inf) if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
+
+
+def _window_max(x, grid):
+    return lax.reduce_window(x, np.array(_lowest(x.dtype), x.dtype), lax.max, **grid.plain)
+
+
+def _later_wins(a, b):
+    """Which of two (value, position) pairs torch keeps: the first largest, or the last NaN."""
+    (x, i), (y, j) = a, b
+    x_nan, y_nan = x != x, y != y
+    first = (x > y) | ((x == y) & (i < j))
+    keep = jnp.where(x_nan | y_nan, x_nan & (~y_nan | (i > j)), first)
+    return jnp.where(keep, x, y), jnp.where(keep, i, j)
+
+
+def _window_argmax(x, grid, rank):
+    """Positions of the maxima in the flattened spatial axes."""
+    sizes = x.shape[-rank:]
+    flat = jnp.arange(math.prod(sizes), dtype="int32").reshape(sizes)
+    inits = (np.array(_lowest(x.dtype), x.dtype), np.int32(np.iinfo(np.int32).max))
+    position = jnp.broadcast_to(flat, x.shape)
+    return lax.reduce_window((x, position), inits, _later_wins, **grid.plain)[1]
+
+
+def _max_pool(rank, x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):
+    grid = windows(x.shape, rank, kernel_size, stride, padding, dilation, ceil_mode)
+    return _window_max(x, grid), _window_argmax(x, grid, rank)
+
+
+def _max_pool_backward(
+    rank, grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices
+):
+    """JAX's own gradient of a window maximum; it knows no dilation, there `indices` serve."""
+    grid = windows(x.shape, rank, kernel_size, stride, padding, dilation, ceil_mode)
+    if any(d != 1 for d in grid.dilation):
+        return scatter_add(grad, indices, x.shape, rank)
+    return pull_back(lambda a: _window_max(a, grid), grad, x)[0]
+
+
+def scatter_add(
+    grad: jax.Array, indices: jax.Array, shape: Sequence[int], rank: int
+) -> jax.Array:
+    """Add each value to the place its index names in the flattened last `rank` axes.
+
+    Args:
+        grad: values, `(*lead, *windows)`.
+        indices: flat positions, of the same shape.
+        shape: `(*lead, *spatial)`, the shape of the result.
+        rank: number of spatial axes.
+
+    Returns:
+        The sums; the leading axes stay apart, so that they may be sharded.
+    """
+    lead = len(shape) - rank
+
+    def one(values, places):
+        zeros = jnp.zeros((math.prod(shape[lead:]),), values.dtype)
+        return zeros.at[places.reshape(-1)].add(values.reshape(-1))
+
+    for _ in range(lead):
+        one = jax.vmap(one)
+    return one(grad, indices).reshape(shape)
+
+
+for _rank in (2, 3):
+    lower(f"aten::max_pool{_rank}d_with_indices")(functools.partial(_max_pool, _rank))
+    lower(f"aten::max_pool{_rank}d_with_indices_backward")(
+        functools.partial(_max_pool_backward, _rank)
+    )
+
+
+def _unpool(x, indices, output_size, *_):
+    """Put each value at its index and 0 elsewhere."""
+    rank = len(output_size)
+    shape = (*x.shape[:-rank], *output_size)
+
+    def one(values, places):
+        zeros = jnp.zeros((math.prod(output_size),), values.dtype)
+        return zeros.at[places.reshape(-1)].set(values.reshape(-1))
+
+    for _ in range(x.ndim - rank):
+        one = jax.vmap(one)
+    return one(x, indices).reshape(shape)
+
+
+lower("aten::max_unpool2d", "aten::max_unpool3d")(_unpool)
+
+
+# Average
+
+
+def _lengths(size, n, k, s, p, include_pad):
+    """How many elements each window along one axis averages over."""
+    begin = np.arange(n) * s - p
+    end = np.minimum(begin + k, size + p)
+    return end - begin if include_pad else np.minimum(end, size) - np.maximum(begin, 0)
+
+
+def _divisor(shape, rank, grid, include_pad):
+    """What each window sum is divided by: a number where all agree, else an array."""
+    parts = zip(
+        shape[-rank:],
+        grid.count,
+        grid.size[-rank:],
+        grid.stride[-rank:],
+        grid.own_padding,
+        strict=True,
+    )
+    lengths = [_lengths(*part, include_pad) for part in parts]
+    counts = functools.reduce(np.multiply.outer, lengths)
+    return float(counts.flat[0]) if counts.size and np.ptp(counts) == 0 else counts
+
+
+def _avg_pool(
+    rank,
+    x,
+    kernel_size,
+    stride=(),
+    padding=0,
+    ceil_mode=False,
+    count_include_pad=True,
+    divisor_override=None,
+):
+    grid = windows(x.shape, rank, kernel_size, stride, padding, 1, ceil_mode)
+    y = wide(x)
+    total = lax.reduce_window(y, np.array(0, y.dtype), lax.add, **grid.plain)
+    divisor = divisor_override or _divisor(x.shape, rank, grid, count_include_pad)
+    return (total / jnp.asarray(divisor, y.dtype)).astype(x.dtype)
+
+
+def _avg_pool_backward(rank, grad, x, *options):
+    return pull_back(lambda a: _avg_pool(rank, a, *options), grad, x)[0]
+
+
+for _rank in (2, 3):
+    lower(f"aten::avg_pool{_rank}d")(functools.partial(_avg_pool, _rank))
+    lower(f"aten::avg_pool{_rank}d_backward")(functools.partial(_avg_pool_backward, _rank))

@@ -1,0 +1,252 @@
+"""Random numbers. The first argument of each function is a JAX PRNG key.
+
+Equal keys give equal numbers on every mesh; they are not the numbers that torch's own generator
+gives for a seed.
+
+>>> from isoshard.torch_bridge.lowerings import registry
+>>> rand = registry.find(torch.ops.aten.rand.default).function
+>>> bool((rand(jax.random.key(0), (2,)) == rand(jax.random.key(0), (2,))).all())
+True
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import torch  # noqa: F401  (for the doctest)
+
+from isoshard.torch_bridge.lowerings.arguments import floating, number, wide
+from isoshard.torch_bridge.lowerings.registry import lower
+
+_LARGEST = jnp.iinfo(jnp.int32).max
+
+
+def _open_uniform(key, shape):
+    """Uniform numbers in (0, 1): their logarithm is finite."""
+    return jax.random.uniform(key, shape, minval=jnp.finfo(jnp.float32).tiny)
+
+
+@lower("aten::rand", "aten::rand.generator", random=True)
+def rand(key, size, *, dtype=None):
+    """Uniform in [0, 1)."""
+    return jax.random.uniform(key, tuple(size), dtype or jnp.float32)
+
+
+@lower("aten::rand_like", "aten::rand_like.generator", random=True)
+def rand_like(key, x, *, dtype=None):
+    """Uniform in [0, 1), in the shape of `x`."""
+    return rand(key, x.shape, dtype=dtype or x.dtype)
+
+
+@lower("aten::randn", "aten::randn.generator", random=True)
+def randn(key, size, *, dtype=None):
+    """Standard normal."""
+    return jax.random.normal(key, tuple(size), dtype or jnp.float32)
+
+
+@lower("aten::randn_like", "aten::randn_like.generator", random=True)
+def randn_like(key, x, *, dtype=None):
+    """Standard normal, in the shape of `x`."""
+    return randn(key, x.shape, dtype=dtype or x.dtype)
+
+
+@lower("aten::randint", "aten::randint.generator", random=True)
+def randint(key, high, size, *, dtype=None):
+    """Whole numbers in [0, high)."""
+    return randint_low(key, 0, high, size)
+
+
+@lower("aten::randint.low", "aten::randint.low_generator", random=True)
+def randint_low(key, low, high, size, *, dtype=None):
+    """Whole numbers in [low, high)."""
+    return jax.random.randint(key, tuple(size), low, high)
+
+
+@lower(
+    "aten::randint_like",
+    "aten::randint_like.generator",
+    "aten::randint_like.Tensor",
+    "aten::randint_like.Tensor_generator",
+    random=True,
+)
+def randint_like(key, x, high, *, dtype=None):
+    """Whole numbers in [0, high), in the shape of `x`."""
+    return randint_low(key, 0, high, x.shape)
+
+
+@lower("aten::randint_like.low_dtype", "aten::randint_like.low_generator_dtype", random=True)
+def randint_like_low(key, x, low, high, *, dtype=None):
+    """Whole numbers in [low, high), in the shape of `x`."""
+    return randint_low(key, low, high, x.shape)
+
+
+@lower("aten::randperm", "aten::randperm.generator", random=True)
+def randperm(key, n, *, dtype=None):
+    """The numbers 0 .. n - 1 in random order."""
+    return jax.random.permutation(key, n)
+
+
+@lower("aten::random", random=True)
+def random_(key, x):
+    """Whole numbers from 0 to the largest that `x` holds exactly."""
+    if x.dtype == bool:
+        return random_from(key, x, 0, 2)
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return random_from(key, x, 0, min(2 ** (jnp.finfo(x.dtype).nmant + 1) + 1, _LARGEST))
+    return random_from(key, x, 0, None)
+
+
+@lower("aten::random.from", random=True)
+def random_from(key, x, low, high):
+    """Whole numbers in [low, high), without `high` up to the largest that `x` holds."""
+    if high is None:
+        high = min(int(jnp.iinfo(x.dtype).max), _LARGEST)
+    return jax.random.randint(key, x.shape, low, high).astype(x.dtype)
+
+
+@lower("aten::random.to", random=True)
+def random_to(key, x, high):
+    """Whole numbers in [0, high)."""
+    return random_from(key, x, 0, high)
+
+
+@lower("aten::bernoulli", random=True)
+def bernoulli(key, x):
+    """1 with the probability in each place of `x`, else 0."""
+    return jax.random.bernoulli(key, wide(x)).astype(x.dtype)
+
+
+@lower("aten::bernoulli.p", "aten::bernoulli.Tensor", random=True, lift=("p",))
+def bernoulli_p(key, x, p):
+    """1 with probability `p`, else 0, in the shape of `x`."""
+    return jax.random.bernoulli(key, floating(wide(jnp.asarray(p))), x.shape).astype(x.dtype)
+
+
+@lower(
+    "aten::normal.Tensor_float",
+    "aten::normal.float_Tensor",
+    "aten::normal.Tensor_Tensor",
+    random=True,
+    lift=("mean", "std"),
+)
+def normal(key, mean, std=1.0):
+    """Normal with the mean and deviation in each place."""
+    mean, std = floating(wide(jnp.asarray(mean))), floating(wide(jnp.asarray(std)))
+    return mean + std * jax.random.normal(key, jnp.broadcast_shapes(mean.shape, std.shape))
+
+
+@lower("aten::normal.float_float", random=True, lift=("mean", "std"))
+def normal_float(key, mean, std, size, *, dtype=None):
+    """Normal with one mean and deviation."""
+    return mean + std * jax.random.normal(key, tuple(size))
+
+
+@lower("aten::normal_functional", random=True, lift=("mean", "std"))
+def normal_functional(key, x, mean=0.0, std=1.0):
+    """Normal with one mean and deviation, in the shape of `x`."""
+    return normal_float(key, mean, std, x.shape)
+
+
+@lower("aten::uniform", random=True, lift=("from", "to"))
+def uniform(key, x, low=0.0, high=1.0):
+    """Uniform in [low, high), in the shape of `x`."""
+    return low + (high - low) * rand(key, x.shape, dtype=x.dtype)
+
+
+@lower("aten::exponential", random=True, lift=("lambd",))
+def exponential(key, x, lambd=1.0):
+    """Exponential with rate `lambd`, in the shape of `x`."""
+    return jax.random.exponential(key, x.shape) / lambd
+
+
+@lower("aten::cauchy", random=True, lift=("median", "sigma"))
+def cauchy(key, x, median=0.0, sigma=1.0):
+    """Cauchy, in the shape of `x`."""
+    return median + sigma * jax.random.cauchy(key, x.shape)
+
+
+@lower("aten::log_normal", random=True, lift=("mean", "std"))
+def log_normal(key, x, mean=1.0, std=2.0):
+    """The exponential of a normal, in the shape of `x`."""
+    return jnp.exp(normal_float(key, mean, std, x.shape))
+
+
+@lower("aten::geometric", random=True, lift=("p",))
+def geometric(key, x, p):
+    """The number of tries up to the first success of probability `p`, in the shape of `x`."""
+    draws = jnp.ceil(jnp.log(_open_uniform(key, x.shape)) / jnp.log1p(-jnp.asarray(p)))
+    return jnp.maximum(draws, 1)
+
+
+@lower("aten::poisson", random=True)
+def poisson(key, x):
+    """Poisson with the rate in each place of `x`."""
+    return jax.random.poisson(_threefry(key), wide(x)).astype(x.dtype)
+
+
+def _threefry(key):
+    """The key in the one implementation that `jax.random.poisson` supports."""
+    bits = jax.random.bits(key, (2,), jnp.uint32)
+    return jax.random.wrap_key_data(bits, impl="threefry2x32")
+
+
+@lower("aten::binomial", random=True)
+def binomial(key, count, prob):
+    """Successes among `count` tries of probability `prob`."""
+    return jax.random.binomial(key, wide(count), wide(prob)).astype(count.dtype)
+
+
+@lower("aten::_standard_gamma", random=True)
+def standard_gamma(key, x):
+    """Gamma with the shape parameter in each place of `x`."""
+    return jax.random.gamma(key, wide(x)).astype(x.dtype)
+
+
+@lower("aten::_standard_gamma_grad")
+def standard_gamma_grad(x, output):
+    """How a gamma draw moves with its parameter."""
+    return jax.lax.random_gamma_grad(wide(x), wide(output))
+
+
+@lower("aten::_sample_dirichlet", random=True)
+def sample_dirichlet(key, x):
+    """Dirichlet with concentrations along the last axis of `x`."""
+    return jax.random.dirichlet(key, wide(x)).astype(x.dtype)
+
+
+@lower("aten::multinomial", random=True)
+def multinomial(key, x, num_samples, replacement=False):
+    """Places along the last axis of `x`, drawn with its (unnormalised) probabilities."""
+    logits = jnp.log(wide(x))
+    if replacement:
+        draws = jax.random.categorical(key, logits, shape=(num_samples, *x.shape[:-1]))
+        return jnp.moveaxis(draws, 0, -1)
+    noisy = jnp.where(x > 0, logits + jax.random.gumbel(key, x.shape), -jnp.inf)
+    return jnp.argsort(noisy, axis=-1, descending=True)[..., :num_samples]
+
+
+@lower("aten::native_dropout", random=True)
+def native_dropout(key, x, p, train=True):
+    """Elements dropped with probability `p`, the others scaled to keep the mean; and the mask."""
+    if train is False:
+        return x, jnp.ones(x.shape, bool)
+    if p >= 1:
+        return jnp.zeros_like(x), jnp.zeros(x.shape, bool)
+    mask = jax.random.bernoulli(key, 1 - p, x.shape)
+    return jnp.where(mask, wide(x) / (1 - p), 0), mask
+
+
+@lower("aten::native_dropout_backward", lift=("scale",))
+def native_dropout_backward(grad_output, mask, scale):
+    """The gradient of dropout: the kept places, scaled."""
+    return jnp.where(mask, wide(grad_output) * scale, 0)
+
+
+@lower("aten::rrelu_with_noise_functional", random=True)
+def rrelu_with_noise(key, x, noise, lower=0.125, upper=1 / 3, training=False):
+    """Negative elements times a random slope (the mean slope outside training); and the slopes."""
+    if not training:
+        return jnp.where(x <= 0, x * ((lower + upper) / 2), x), noise
+    slopes = jax.random.uniform(key, x.shape, minval=lower, maxval=upper).astype(x.dtype)
+    slopes = jnp.where(x <= 0, slopes, number(1, x.dtype))
+    return x * slopes, slopes

@@ -1,0 +1,211 @@
+"""Reductions and scans along axes.
+
+>>> from isoshard.torch_bridge.lowerings import registry
+>>> registry.find(torch.ops.aten.var.correction).function(jnp.array([1.0, 2.0, 6.0]), correction=1)
+Array(7., dtype=float32)
+
+16-bit floats are summed in float32, as torch does.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import torch  # noqa: F401  (for the doctest)
+
+from isoshard.torch_bridge.lowerings.arguments import (
+    at_least_1d,
+    axes,
+    axis,
+    floating,
+    lengths,
+    wide,
+)
+from isoshard.torch_bridge.lowerings.registry import lower
+
+
+@lower("aten::sum", "aten::sum.dim_IntList")
+def sum_(x, dim=None, keepdim=False, *, dtype=None):
+    """Sum; of integers and bools, in the widest integer."""
+    return jnp.sum(x, axes(dim, x.ndim), dtype=dtype, keepdims=keepdim)
+
+
+@lower("aten::nansum")
+def nansum(x, dim=None, keepdim=False, *, dtype=None):
+    """Sum with NaN counted as 0."""
+    return sum_(jnp.where(jnp.isnan(x), jnp.zeros_like(x), x), dim, keepdim, dtype=dtype)
+
+
+@lower("aten::mean", "aten::mean.dim")
+def mean(x, dim=None, keepdim=False, *, dtype=None):
+    """Mean, of no element NaN."""
+    return jnp.mean(x, axes(dim, x.ndim), dtype=dtype, keepdims=keepdim)
+
+
+@lower("aten::prod", "aten::prod.dim_int")
+def prod(x, dim=None, keepdim=False, *, dtype=None):
+    """Product; of integers and bools, in the widest integer."""
+    return jnp.prod(x, axes(dim, x.ndim), dtype=dtype, keepdims=keepdim)
+
+
+@lower("aten::var_mean.correction")
+def var_mean(x, dim=None, *, correction=None, keepdim=False):
+    """Variance with divisor `n - correction` (1 unless given), and the mean."""
+    along = axes(dim, x.ndim)
+    x = wide(x)
+    center = jnp.mean(x, along, keepdims=True)
+    squares = jnp.sum(jnp.square(jnp.abs(x - center)), along, keepdims=keepdim)
+    count = max(0, lengths(x.shape, along) - (1 if correction is None else correction))
+    return squares / count, center if keepdim else jnp.squeeze(center, along)
+
+
+@lower("aten::std_mean.correction")
+def std_mean(x, dim=None, *, correction=None, keepdim=False):
+    """Standard deviation and mean."""
+    variance, center = var_mean(x, dim, correction=correction, keepdim=keepdim)
+    return jnp.sqrt(variance), center
+
+
+@lower("aten::var.correction")
+def var(x, dim=None, *, correction=None, keepdim=False):
+    """Variance with divisor `n - correction`."""
+    return var_mean(x, dim, correction=correction, keepdim=keepdim)[0]
+
+
+@lower("aten::std.correction")
+def std(x, dim=None, *, correction=None, keepdim=False):
+    """Standard deviation with divisor `n - correction`."""
+    return jnp.sqrt(var(x, dim, correction=correction, keepdim=keepdim))
+
+
+@lower("aten::amax", "aten::max")
+def amax(x, dim=(), keepdim=False):
+    """Largest element, NaN if there is one."""
+    return jnp.max(x, axes(dim, x.ndim), keepdims=keepdim)
+
+
+@lower("aten::amin", "aten::min")
+def amin(x, dim=(), keepdim=False):
+    """Smallest element, NaN if there is one."""
+    return jnp.min(x, axes(dim, x.ndim), keepdims=keepdim)
+
+
+@lower("aten::aminmax")
+def aminmax(x, *, dim=None, keepdim=False):
+    """Smallest and largest element."""
+    return amin(x, dim, keepdim), amax(x, dim, keepdim)
+
+
+@lower("aten::argmax")
+def argmax(x, dim=None, keepdim=False):
+    """Place of the first largest element, or of the first NaN."""
+    return _place(jnp.argmax, x, dim, keepdim)
+
+
+@lower("aten::argmin")
+def argmin(x, dim=None, keepdim=False):
+    """Place of the first smallest element, or of the first NaN."""
+    return _place(jnp.argmin, x, dim, keepdim)
+
+
+@lower("aten::max.dim")
+def max_dim(x, dim, keepdim=False):
+    """Largest element along an axis, and its place."""
+    return amax(x, dim, keepdim), argmax(x, dim, keepdim)
+
+
+@lower("aten::min.dim")
+def min_dim(x, dim, keepdim=False):
+    """Smallest element along an axis, and its place."""
+    return amin(x, dim, keepdim), argmin(x, dim, keepdim)
+
+
+def _place(function, x, dim, keepdim):
+    if x.ndim == 0:
+        return jnp.zeros((), jnp.int32)
+    return function(x, axis=dim, keepdims=keepdim)
+
+
+@lower("aten::all", "aten::all.dim", "aten::all.dims")
+def all_(x, dim=None, keepdim=False):
+    """Whether every element is not 0."""
+    return jnp.all(x, axes(dim, x.ndim), keepdims=keepdim)
+
+
+@lower("aten::any", "aten::any.dim", "aten::any.dims")
+def any_(x, dim=None, keepdim=False):
+    """Whether any element is not 0."""
+    return jnp.any(x, axes(dim, x.ndim), keepdims=keepdim)
+
+
+@lower("aten::count_nonzero", "aten::count_nonzero.dim_IntList")
+def count_nonzero(x, dim=None):
+    """How many elements are not 0."""
+    return jnp.sum(x != 0, axes(dim, x.ndim))
+
+
+@lower("aten::logsumexp")
+def logsumexp(x, dim, keepdim=False):
+    """`log(sum(exp(x)))` without overflow."""
+    return jax.nn.logsumexp(floating(wide(x)), axes(dim, x.ndim), keepdims=keepdim)
+
+
+@lower("aten::linalg_vector_norm")
+def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
+    """The p-norm of the elements along `dim`, with p = `ord`, in particular 0 and infinity."""
+    along = axes(dim, x.ndim)
+    size = wide(jnp.abs(x if dtype is None else x.astype(dtype)))
+    if ord == float("inf"):
+        return jnp.max(size, along, keepdims=keepdim, initial=0)
+    if ord == float("-inf"):
+        return jnp.min(size, along, keepdims=keepdim, initial=jnp.inf)
+    if ord == 0:
+        return jnp.sum(size != 0, along, keepdims=keepdim).astype(size.dtype)
+    if ord == 1:
+        return jnp.sum(size, along, keepdims=keepdim)
+    if ord == 2:
+        return jnp.sqrt(jnp.sum(jnp.square(size), along, keepdims=keepdim))
+    return jnp.sum(size**ord, along, keepdims=keepdim) ** (1 / ord)
+
+
+@lower("aten::norm.Scalar")
+def norm(x, p=2):
+    """The p-norm of all elements."""
+    return vector_norm(x, p)
+
+
+@lower(
+    "aten::norm.ScalarOpt_dim", "aten::norm.ScalarOpt_dim_dtype", "aten::norm.ScalarOpt_dtype"
+)
+def norm_dim(x, p=None, dim=None, keepdim=False, *, dtype=None):
+    """The p-norm along axes, with p = 2 for None."""
+    return vector_norm(x, 2 if p is None else p, dim, keepdim, dtype=dtype)
+
+
+@lower("aten::trace")
+def trace(x):
+    """Sum of the diagonal."""
+    return jnp.trace(x)
+
+
+@lower("aten::cumsum")
+def cumsum(x, dim, *, dtype=None):
+    """Running sum."""
+    return _scan(jnp.cumsum, x, dim, dtype)
+
+
+@lower("aten::cumprod")
+def cumprod(x, dim, *, dtype=None):
+    """Running product."""
+    return _scan(jnp.cumprod, x, dim, dtype)
+
+
+def _scan(function, x, dim, dtype):
+    line = at_least_1d(wide(x if dtype is None else x.astype(dtype)))
+    return function(line, axis(dim, line.ndim)).reshape(x.shape)
+
+
+@lower("aten::logcumsumexp")
+def logcumsumexp(x, dim):
+    """Running `log(sum(exp(x)))`."""
+    return _scan(jax.lax.cumlogsumexp, floating(x), dim, None)

@@ -1,0 +1,116 @@
+"""The table from aten operators to pure JAX functions.
+
+A lowering receives what the aten schema lists, in that order and under those names, with
+`jax.Array` in place of tensors, JAX dtypes in place of torch dtypes, and without the arguments that
+only steer torch's memory (`device`, `layout`, `pin_memory`, `memory_format`). It returns an array,
+or a tuple of arrays for an operator with several results. The engine casts the result to the dtype
+torch promises, so a lowering need only be right in value and shape.
+
+>>> @lower("aten::relu")
+... def relu(x):
+...     return jax.numpy.maximum(x, 0)
+
+Operators that torch releases rename or drop are looked up by name, so an entry for an absent one
+is harmless. In-place and `out=` variants need no entry: the engine calls the functional one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+
+Promotion = Literal["none", "inputs", "float"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowering:
+    """How one aten operator is computed in JAX.
+
+    Attributes:
+        name: schema name with overload, such as `aten::add.Tensor`.
+        function: the pure JAX function.
+        promote: what happens to tensor arguments (and number arguments in tensor places) before
+            the call. `"none"`: nothing; `"inputs"`: all are cast to `torch.result_type` of them;
+            `"float"`: the same, but integers and bool become the default float dtype.
+        lift: names of number arguments that change between steps (learning rates, bias
+            corrections). A float given there arrives as a 0-d array, so that its value is an input
+            of the compiled program and never a reason to recompile.
+        random: the function takes a JAX PRNG key before all other arguments.
+        writes: names of arguments that torch updates though the schema may not say so. The function
+            returns their new values after its ordinary results (None for one that was None).
+    """
+
+    name: str
+    function: Callable[..., Any]
+    promote: Promotion = "none"
+    lift: tuple[str, ...] = ()
+    random: bool = False
+    writes: tuple[str, ...] = ()
+
+
+_TABLE: dict[str, Lowering] = {}
+
+
+def lower(
+    *names: str,
+    promote: Promotion = "none",
+    lift: tuple[str, ...] = (),
+    random: bool = False,
+    writes: tuple[str, ...] = (),
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate the JAX function that computes each operator in `names`.
+
+    Args:
+        *names: schema names, `"aten::add.Tensor"`; an overload called `default` is left out.
+        promote: see `Lowering`.
+        lift: see `Lowering`.
+        random: see `Lowering`.
+        writes: see `Lowering`.
+
+    Returns:
+        A decorator that registers its function and returns it unchanged.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            _TABLE[name] = Lowering(name, function, promote, lift, random, writes)
+        return function
+
+    return register
+
+
+def register_lowering(
+    name: str, function: Callable[..., Any], *, promote: Promotion = "none"
+) -> Callable[..., Any]:
+    """Teach the `jax` device an operator, or replace how it computes one.
+
+    Args:
+        name: schema name, `"aten::relu"` or `"mylib::op.overload"`.
+        function: a pure JAX function of the operator's arguments in schema order.
+        promote: see `Lowering`.
+
+    Returns:
+        `function`.
+
+    >>> import torch
+    >>> with torch.library._scoped_library("doc", "DEF") as library:
+    ...     library.define("twice(Tensor x) -> Tensor")
+    ...     library.impl("twice", lambda x: torch.empty_like(x), "Meta")
+    ...     _ = register_lowering("doc::twice", lambda x: 2 * x)
+    ...     torch.ops.doc.twice(torch.ones(2, device="jax"))
+    tensor([2., 2.], device='jax:0')
+    """
+    return lower(name, promote=promote)(function)
+
+
+def find(op: torch._ops.OpOverload) -> Lowering | None:
+    """The lowering of exactly this overload, or None."""
+    return _TABLE.get(op.name())
+
+
+def names() -> tuple[str, ...]:
+    """The schema names of every operator with a lowering, sorted."""
+    return tuple(sorted(_TABLE))

@@ -1,0 +1,195 @@
+"""Writing by index arrays: put, scatter and their reductions.
+
+>>> from isoshard.torch_bridge.lowerings import registry
+>>> scatter_add = registry.find(torch.ops.aten.scatter_add.default).function
+>>> scatter_add(jnp.zeros(3), 0, jnp.array([2, 0, 2]), jnp.array([1.0, 2.0, 3.0]))
+Array([2., 0., 4.], dtype=float32)
+
+An index out of range is an error in torch; here its write is dropped. Which of several writes to
+one place wins is open in both.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import torch  # noqa: F401  (for the doctest)
+
+from isoshard.torch_bridge.lowerings.arguments import at_least_1d, axis, number
+from isoshard.torch_bridge.lowerings.index import order, places
+from isoshard.torch_bridge.lowerings.registry import lower
+
+_ADD, _MULTIPLY = "add", "multiply"
+_METHODS = {
+    "sum": _ADD,
+    "mean": _ADD,
+    "add": _ADD,
+    "prod": _MULTIPLY,
+    "multiply": _MULTIPLY,
+    "amax": "max",
+    "amin": "min",
+}
+
+
+@lower(
+    "aten::index_put",
+    "aten::_unsafe_index_put",
+    "aten::_index_put_impl",
+    "aten::index_put.hacked_twin",
+    "aten::_unsafe_index_put.hacked_twin",
+)
+def index_put(x, indices, values, accumulate=False, unsafe=False):
+    """`x` with `x[indices]` replaced by (or, accumulating, increased by) `values`."""
+    values = values.astype(x.dtype)
+    given = [(d, index) for d, index in enumerate(indices) if index is not None]
+    if len(given) == 1 and given[0][1].dtype in (bool, jnp.uint8):
+        return _mask_put(x, *given[0], values, accumulate)
+    target = x.at[places(indices)]
+    return target.add(values) if accumulate else target.set(values)
+
+
+def _mask_put(x, lead, mask, values, accumulate):
+    """A write at one mask, behind `lead` whole axes: a choice, or an ordered read of `values`."""
+    mask = mask.astype(bool)
+    behind = x.ndim - lead - mask.ndim
+    values = values.reshape((1,) * (lead + 1 + behind - values.ndim) + values.shape)
+    before, count, after = values.shape[:lead], values.shape[lead], values.shape[lead + 1 :]
+    if count == 0:
+        return x
+    if count == 1:
+        spread = values.reshape(*before, *(1,) * mask.ndim, *after)
+    else:
+        spread = jnp.take(values, order(mask), axis=lead, mode="clip")
+    mask = mask.reshape(*mask.shape, *(1,) * behind)
+    return jnp.where(mask, x + spread if accumulate else spread, x)
+
+
+@lower("aten::_unsafe_masked_index_put_accumulate")
+def masked_index_put(x, mask, indices, values):
+    """`x` with `x[indices]` increased by `values` where the mask is set."""
+    values = jnp.where(mask.astype(bool), values, number(0, values.dtype)).astype(x.dtype)
+    return x.at[places(indices)].add(values, mode="clip")
+
+
+@lower("aten::scatter.src")
+def scatter(x, dim, index, src):
+    """`x` with the places that `index` names along an axis replaced by `src`."""
+    return _scatter(x, dim, index, src, None)
+
+
+@lower("aten::scatter.value", lift=("value",))
+def scatter_value(x, dim, index, value):
+    """`x` with the places that `index` names along an axis replaced by a number."""
+    return scatter(x, dim, index, jnp.broadcast_to(number(value, x.dtype), index.shape))
+
+
+@lower("aten::scatter_add")
+def scatter_add(x, dim, index, src):
+    """`x` with `src` added at the places that `index` names along an axis."""
+    return _scatter(x, dim, index, src, "sum")
+
+
+@lower("aten::scatter.reduce")
+def scatter_with(x, dim, index, src, *, reduce):
+    """`x` with `src` added or multiplied in at the places that `index` names."""
+    return _scatter(x, dim, index, src, reduce)
+
+
+@lower("aten::scatter.value_reduce", lift=("value",))
+def scatter_value_with(x, dim, index, value, *, reduce):
+    """`x` with a number added or multiplied in at the places that `index` names."""
+    src = jnp.broadcast_to(number(value, x.dtype), index.shape)
+    return _scatter(x, dim, index, src, reduce)
+
+
+@lower("aten::scatter_reduce.two")
+def scatter_reduce(x, dim, index, src, reduce, *, include_self=True):
+    """`x` with `src` reduced into the places that `index` names, with or without what was there."""
+    return _scatter(x, dim, index, src, reduce, include_self)
+
+
+def _scatter(x, dim, index, src, reduce, include_self=True):
+    whole, at, src = at_least_1d(x), at_least_1d(index), at_least_1d(src)
+    if at.size == 0:
+        return x
+    along = axis(dim, whole.ndim)
+    where = tuple(
+        at if d == along else jax.lax.broadcasted_iota(at.dtype, at.shape, d)
+        for d in range(at.ndim)
+    )
+    src = jax.lax.slice(src, [0] * src.ndim, at.shape).astype(x.dtype)
+    return _write(whole, where, src, reduce, include_self).reshape(x.shape)
+
+
+def _write(x, where, src, reduce, include_self=True):
+    """Set (reduce None) or reduce `src` into `x[where]`."""
+    if reduce is None:
+        return x.at[where].set(src)
+    if not include_self:
+        touched = jnp.zeros(x.shape, bool).at[where].set(True)
+        x = jnp.where(touched, _identity(reduce, x.dtype), x)
+    method = _METHODS[reduce]
+    total = getattr(x.at[where], method)(src)
+    if reduce != "mean":
+        return total
+    counts = jnp.full(x.shape, int(include_self), jnp.int32).at[where].add(1)
+    counts = jnp.maximum(counts, 1)
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return total / counts.astype(x.dtype)
+    return jnp.floor_divide(total, counts.astype(x.dtype))
+
+
+def _identity(reduce, dtype):
+    """What leaves other numbers unchanged under a reduction."""
+    if _METHODS[reduce] in (_ADD, _MULTIPLY):
+        return number(int(_METHODS[reduce] == _MULTIPLY), dtype)
+    sign = -1 if reduce == "amax" else 1
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return number(sign * jnp.inf, dtype)
+    if dtype == bool:
+        return number(sign > 0, dtype)
+    return number(jnp.iinfo(dtype).max if sign > 0 else jnp.iinfo(dtype).min, dtype)
+
+
+def _along(x, dim, index):
+    """The slices along an axis that `index` names, as a JAX index of (at least 1-d) `x`."""
+    return (*[slice(None)] * axis(dim, x.ndim), at_least_1d(index))
+
+
+@lower("aten::index_add", lift=("alpha",))
+def index_add(x, dim, index, source, *, alpha=None):
+    """`x` with `alpha source` added to the slices along an axis that `index` names."""
+    scaled = source if alpha is None else source * number(alpha, source.dtype)
+    return _index_write(x, dim, index, scaled, "sum")
+
+
+@lower("aten::index_copy")
+def index_copy(x, dim, index, source):
+    """`x` with the slices along an axis that `index` names replaced by `source`."""
+    return _index_write(x, dim, index, source, None)
+
+
+@lower("aten::index_reduce")
+def index_reduce(x, dim, index, source, reduce, *, include_self=True):
+    """`x` with `source` reduced into the slices along an axis that `index` names."""
+    return _index_write(x, dim, index, source, reduce, include_self)
+
+
+@lower("aten::index_fill.int_Scalar", "aten::index_fill.int_Tensor", lift=("value",))
+def index_fill(x, dim, index, value):
+    """`x` with the slices along an axis that `index` names replaced by a number."""
+    return _index_write(x, dim, index, number(value, x.dtype), None)
+
+
+def _index_write(x, dim, index, source, reduce, include_self=True):
+    whole = at_least_1d(x)
+    where = _along(whole, dim, index)
+    source = source if x.ndim else jnp.reshape(source, -1)
+    return _write(whole, where, source.astype(x.dtype), reduce, include_self).reshape(x.shape)
+
+
+@lower("aten::put")
+def put(x, index, source, accumulate=False):
+    """`x` with elements of its flat form replaced by (or increased by) `source`."""
+    source = source.reshape(index.shape).astype(x.dtype)
+    return _write(x.reshape(-1), (index,), source, "sum" if accumulate else None).reshape(x.shape)

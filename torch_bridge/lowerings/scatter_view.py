@@ -1,0 +1,129 @@
+"""Writes through views, as functions: the array with a slice, a diagonal or a stride replaced.
+
+The gradients of views (`slice_backward`, ..) are the same writes into zeros. A part is padded to the
+size of the whole and chosen by position; GSPMD splits that along any axis, which it cannot do
+for a scatter.
+
+>>> from isoshard.torch_bridge.lowerings import registry
+>>> slice_scatter = registry.find(torch.ops.aten.slice_scatter.default).function
+>>> slice_scatter(jnp.zeros(6), jnp.array([1.0, 2.0]), 0, 1, 5, 2)
+Array([0., 1., 0., 2., 0., 0.], dtype=float32)
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import torch  # noqa: F401  (for the doctest)
+
+from isoshard.torch_bridge.lowerings.arguments import axis, number
+from isoshard.torch_bridge.lowerings.registry import lower
+
+
+def _spread(part, size, dim, start, step):
+    """Zeros of length `size` along `dim` with `part` at `start`, `start + step`, .."""
+    used = start + (part.shape[dim] - 1) * step + 1 if part.shape[dim] else start
+    edges = [(0, 0, 0)] * part.ndim
+    edges[dim] = (start, size - used, step - 1)
+    return jax.lax.pad(part, number(0, part.dtype), edges)
+
+
+def _window(start, end, size):
+    """aten's slice bounds as 0 <= start <= end <= size."""
+    bounds = slice(start, end).indices(size)
+    return bounds[0], max(bounds[:2])
+
+
+@lower("aten::slice_scatter")
+def slice_scatter(x, src, dim=0, start=None, end=None, step=1):
+    """`x` with the slice `start:end:step` along an axis replaced by `src`."""
+    dim = axis(dim, x.ndim)
+    start, end = _window(start, end, x.shape[dim])
+    if end == start:
+        return x
+    src = src.astype(x.dtype)
+    if src.shape == x.shape:
+        return src
+    place = jax.lax.broadcasted_iota(jnp.int32, x.shape, dim)
+    inside = (place >= start) & (place < end)
+    if step > 1:
+        inside = inside & ((place - start) % step == 0)
+    return jnp.where(inside, _spread(src, x.shape[dim], dim, start, step), x)
+
+
+@lower("aten::select_scatter")
+def select_scatter(x, src, dim, index):
+    """`x` with the slice at `index` along an axis replaced by `src`."""
+    dim = axis(dim, x.ndim)
+    place = jax.lax.broadcasted_iota(jnp.int32, x.shape, dim)
+    return jnp.where(place == index % x.shape[dim], jnp.expand_dims(src, dim).astype(x.dtype), x)
+
+
+@lower("aten::diagonal_scatter")
+def diagonal_scatter(x, src, offset=0, dim1=0, dim2=1):
+    """`x` with the diagonal of the plane of two axes replaced by `src`."""
+    dim1, dim2 = axis(dim1, x.ndim), axis(dim2, x.ndim)
+    rows, columns = x.shape[dim1], x.shape[dim2]
+    # Element k of the diagonal stands in row k (offset >= 0) or in column k (offset < 0).
+    size, across = (rows, -1) if offset >= 0 else (columns, -2)
+    spread = jnp.expand_dims(_spread(src.astype(x.dtype), size, src.ndim - 1, 0, 1), across)
+    plane = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
+    chosen = jnp.where(jnp.eye(rows, columns, offset, dtype=bool), spread, plane)
+    return jnp.moveaxis(chosen, (-2, -1), (dim1, dim2))
+
+
+@lower("aten::as_strided_scatter")
+def as_strided_scatter(x, src, size, stride, storage_offset=None):
+    """`x` with the elements of a strided window over its flat form replaced by `src`."""
+    places = _strided(size, stride, storage_offset)
+    return x.reshape(-1).at[places].set(src.astype(x.dtype)).reshape(x.shape)
+
+
+@lower("aten::as_strided_copy")
+def as_strided_copy(x, size, stride, storage_offset=None):
+    """A strided window over the flat form of `x`."""
+    return x.reshape(-1)[_strided(size, stride, storage_offset)]
+
+
+def _strided(size, stride, storage_offset):
+    """The flat place of each element of a strided window."""
+    places = jnp.full(tuple(size), storage_offset or 0, jnp.int32)
+    for dim, step in enumerate(stride):
+        places = places + step * jax.lax.broadcasted_iota(jnp.int32, tuple(size), dim)
+    return places
+
+
+@lower("aten::slice_backward")
+def slice_backward(grad_output, input_sizes, dim, start, end, step):
+    """The gradient of a slice: zeros around it."""
+    dim = axis(dim, len(input_sizes))
+    start, _ = _window(start, end, input_sizes[dim])
+    return _spread(grad_output, input_sizes[dim], dim, start, step)
+
+
+@lower("aten::select_backward")
+def select_backward(grad_output, input_sizes, dim, index):
+    """The gradient of one index along an axis: zeros around it."""
+    dim = axis(dim, len(input_sizes))
+    index = index % input_sizes[dim]
+    return _spread(jnp.expand_dims(grad_output, dim), input_sizes[dim], dim, index, 1)
+
+
+@lower("aten::diagonal_backward")
+def diagonal_backward(grad_output, input_sizes, offset, dim1, dim2):
+    """The gradient of a diagonal: zeros off it."""
+    zeros = jnp.zeros(tuple(input_sizes), grad_output.dtype)
+    return diagonal_scatter(zeros, grad_output, offset, dim1, dim2)
+
+
+@lower("aten::unfold_backward")
+def unfold_backward(grad_in, input_sizes, dim, size, step):
+    """The gradient of windows of `size` every `step`: each element sums over its windows."""
+    dim = axis(dim, len(input_sizes))
+    if not input_sizes:
+        return grad_in.reshape(())
+    windows = grad_in.shape[dim]
+    places = jnp.arange(windows)[:, None] * step + jnp.arange(size)
+    rows = jnp.moveaxis(grad_in, (dim, -1), (0, 1))
+    total = jnp.zeros((input_sizes[dim], *rows.shape[2:]), grad_in.dtype).at[places].add(rows)
+    return jnp.moveaxis(total, 0, dim)

@@ -1,0 +1,163 @@
+"""Operators that move elements about: joins, pads, flips, casts.
+
+Views (`transpose`, `slice`, `expand`, ..) belong to the engine; here are the functions that make a
+new array.
+
+>>> from isoshard.torch_bridge.lowerings import registry
+>>> constant_pad_nd = registry.find(torch.ops.aten.constant_pad_nd.default).function
+>>> constant_pad_nd(jnp.ones(3), (1, -1), 7.0)
+Array([7., 1., 1.], dtype=float32)
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import torch  # noqa: F401  (for the doctest)
+
+from isoshard.torch_bridge.lowerings.arguments import axis, number
+from isoshard.torch_bridge.lowerings.registry import lower
+
+for _name in ("clone", "lift_fresh_copy", "alias_copy", "detach_copy"):
+    lower(f"aten::{_name}")(lambda x: x)
+for _name in ("_unsafe_view", "_reshape_copy", "view_copy"):
+    lower(f"aten::{_name}")(jnp.reshape)
+
+
+@lower("aten::_to_copy")
+def to_copy(x, *, dtype=None):
+    """The array in another dtype."""
+    if dtype is None or x.dtype == dtype:
+        return x
+    if jnp.iscomplexobj(x) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        x = x.real
+    return x.astype(dtype)
+
+
+@lower("aten::copy")
+def copy(x, src):
+    """`src` in the shape and dtype of `x`."""
+    return jnp.broadcast_to(to_copy(src, dtype=x.dtype), x.shape)
+
+
+@lower("aten::cat", promote="inputs")
+def cat(tensors, dim=0):
+    """Arrays joined along an axis; torch skips those of shape (0,)."""
+    kept = [t for t in tensors if t.shape != (0,)] or tensors[:1]
+    return jnp.concatenate(kept, axis=dim)
+
+
+@lower("aten::stack", promote="inputs")
+def stack(tensors, dim=0):
+    """Arrays joined along a new axis."""
+    return jnp.stack(tensors, axis=dim)
+
+
+@lower("aten::flip")
+def flip(x, dims):
+    """The array backwards along the axes `dims`."""
+    return jnp.flip(x, [axis(d, x.ndim) for d in dims]) if x.ndim else x
+
+
+@lower("aten::roll")
+def roll(x, shifts, dims=()):
+    """The array turned by `shifts` along `dims`; along its flat form without `dims`."""
+    shifts = [shifts] if isinstance(shifts, int) else shifts
+    dims = [dims] if isinstance(dims, int) else dims
+    if not dims or x.ndim == 0:
+        return jnp.roll(x, sum(shifts))
+    return jnp.roll(x, shifts, dims)
+
+
+@lower("aten::rot90")
+def rot90(x, k=1, dims=(0, 1)):
+    """A quarter turn, `k` times, in the plane of two axes."""
+    return jnp.rot90(x, k, dims)
+
+
+@lower("aten::repeat", "aten::tile")
+def repeat(x, repeats):
+    """Copies of the array side by side along each axis, new axes in front."""
+    return jnp.tile(x, tuple(repeats))
+
+
+@lower("aten::repeat_interleave.self_int")
+def repeat_interleave(x, repeats, dim=None, *, output_size=None):
+    """Each element `repeats` times in a row along an axis."""
+    return jnp.repeat(x, repeats, axis=dim)
+
+
+@lower("aten::tril")
+def tril(x, diagonal=0):
+    """The lower triangle of each matrix, 0 above it."""
+    return jnp.tril(x, diagonal)
+
+
+@lower("aten::triu")
+def triu(x, diagonal=0):
+    """The upper triangle of each matrix, 0 below it."""
+    return jnp.triu(x, diagonal)
+
+
+@lower("aten::pixel_shuffle")
+def pixel_shuffle(x, upscale_factor):
+    """Channels become blocks of pixels: (.., C r r, H, W) to (.., C, H r, W r)."""
+    r = upscale_factor
+    *batch, channels, height, width = x.shape
+    blocks = x.reshape(-1, channels // r**2, r, r, height, width)
+    return blocks.transpose(0, 1, 4, 2, 5, 3).reshape(*batch, channels // r**2, height * r, width * r)
+
+
+@lower("aten::pixel_unshuffle")
+def pixel_unshuffle(x, downscale_factor):
+    """Blocks of pixels become channels: (.., C, H r, W r) to (.., C r r, H, W)."""
+    r = downscale_factor
+    *batch, channels, height, width = x.shape
+    blocks = x.reshape(-1, channels, height // r, r, width // r, r)
+    return blocks.transpose(0, 1, 3, 5, 2, 4).reshape(*batch, channels * r**2, height // r, width // r)
+
+
+@lower("aten::channel_shuffle", "aten::native_channel_shuffle")
+def channel_shuffle(x, groups):
+    """The channels of (N, C, ..) dealt round robin from `groups` groups."""
+    count, channels, *rest = x.shape
+    return jnp.swapaxes(x.reshape(count, groups, channels // groups, *rest), 1, 2).reshape(x.shape)
+
+
+@lower("aten::constant_pad_nd")
+def constant_pad_nd(x, pad, value=0):
+    """`value` around the array; pairs (before, after) from the last axis on, negative ones cut."""
+    return jax.lax.pad(x, number(value, x.dtype), [(lo, hi, 0) for lo, hi in _pairs(pad, x.ndim)])
+
+
+def _pairs(pad, ndim):
+    """aten's flat padding list, last axis first, as one (before, after) per axis."""
+    pairs = list(zip(pad[::2], pad[1::2], strict=True))[::-1]
+    return [(0, 0)] * (ndim - len(pairs)) + pairs
+
+
+def _reflect(x, padding):
+    return jnp.pad(x, _pairs(padding, x.ndim), mode="reflect")
+
+
+def _replicate(x, padding):
+    return jnp.pad(_cut(x, padding), _pairs([max(p, 0) for p in padding], x.ndim), mode="edge")
+
+
+def _cut(x, padding):
+    """What negative padding leaves."""
+    pairs = _pairs([min(p, 0) for p in padding], x.ndim)
+    return jax.lax.pad(x, number(0, x.dtype), [(lo, hi, 0) for lo, hi in pairs])
+
+
+def _pad_backward(pad):
+    def backward(grad_output, x, padding):
+        return jax.vjp(lambda x: pad(x, padding), x)[1](grad_output)[0]
+
+    return backward
+
+
+for _rank in (1, 2, 3):
+    for _name, _pad in {"reflection": _reflect, "replication": _replicate}.items():
+        lower(f"aten::{_name}_pad{_rank}d")(_pad)
+        lower(f"aten::{_name}_pad{_rank}d_backward")(_pad_backward(_pad))

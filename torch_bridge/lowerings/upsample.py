@@ -1,0 +1,157 @@
+"""Resizing of images: nearest, linear and cubic, along 1, 2 or 3 spatial axes.
+
+Every output element is a weighted sum of a few input elements per axis, at positions that depend on
+the sizes only. `Taps` holds these positions and weights for one axis; axes are resized one after
+the other.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from isoshard.torch_bridge.lowerings.arguments import wide
+from isoshard.torch_bridge.lowerings.registry import lower
+from isoshard.torch_bridge.lowerings.vjp import pull_back
+
+_CUBIC = -0.75  # the free parameter of cubic convolution, as torch and OpenCV choose it
+_FLOAT = np.float32
+
+
+class Taps(NamedTuple):
+    """How one axis is resized.
+
+    Attributes:
+        places: input positions, `(taps, output size)`.
+        weights: their weights, of the same shape; None for a single tap of weight 1.
+    """
+
+    places: np.ndarray
+    weights: np.ndarray | None
+
+
+def _ratio(size: int, count: int, align_corners: bool, scale: float | None) -> np.float32:
+    """Input elements per output element."""
+    if align_corners:
+        return _FLOAT((size - 1) / (count - 1)) if count > 1 else _FLOAT(0)
+    return _FLOAT(1 / scale) if scale else _FLOAT(size / count)
+
+
+def _source(size: int, count: int, align_corners: bool, scale: float | None) -> np.ndarray:
+    """Where the centre of each output element lies in the input."""
+    ratio = _ratio(size, count, align_corners, scale)
+    index = np.arange(count, dtype=_FLOAT)
+    return ratio * index if align_corners else ratio * (index + _FLOAT(0.5)) - _FLOAT(0.5)
+
+
+def _nearest(size: int, count: int, scale: float | None, exact: bool) -> Taps:
+    index = np.arange(count, dtype=_FLOAT) + _FLOAT(0.5 if exact else 0)
+    places = np.floor(index * _ratio(size, count, False, scale)).astype(np.int32)
+    return Taps(np.minimum(places, size - 1)[None], None)
+
+
+def _linear(size: int, count: int, align_corners: bool, scale: float | None) -> Taps:
+    source = np.maximum(_source(size, count, align_corners, scale), 0)
+    low = np.minimum(np.floor(source).astype(np.int32), size - 1)
+    high = np.minimum(low + 1, size - 1)
+    part = np.clip(source - low, 0, 1).astype(_FLOAT)
+    return Taps(np.stack([low, high]), np.stack([1 - part, part]))
+
+
+def _cubic(size: int, count: int, align_corners: bool, scale: float | None) -> Taps:
+    source = _source(size, count, align_corners, scale)
+    low = np.floor(source).astype(np.int32)
+    places = np.clip(low + np.arange(-1, 3, dtype=np.int32)[:, None], 0, size - 1)
+    return Taps(places, np.stack(cubic_weights(source - low)).astype(_FLOAT))
+
+
+def cubic_weights(part):
+    """Weights of the four neighbours of a point `part` of the way from the second to the third."""
+
+    def near(t):
+        return ((_CUBIC + 2) * t - (_CUBIC + 3)) * t * t + 1
+
+    def far(t):
+        return ((_CUBIC * t - 5 * _CUBIC) * t + 8 * _CUBIC) * t - 4 * _CUBIC
+
+    return far(part + 1), near(part), near(1 - part), far(2 - part)
+
+
+def _resize_axis(x: jax.Array, axis: int, taps: Taps) -> jax.Array:
+    size, count = x.shape[axis], taps.places.shape[1]
+    if taps.weights is None:
+        if size and count % size == 0 and _repeats(taps.places[0], count // size):
+            return jnp.repeat(x, count // size, axis=axis)
+        return jnp.take(x, taps.places[0], axis=axis)
+    shape = [1] * x.ndim
+    shape[axis] = count
+    terms = [
+        jnp.take(x, places, axis=axis) * weights.reshape(shape).astype(x.dtype)
+        for places, weights in zip(taps.places, taps.weights, strict=True)
+    ]
+    return functools.reduce(jnp.add, terms)
+
+
+def _repeats(places: np.ndarray, times: int) -> bool:
+    return bool(np.array_equal(places, np.arange(len(places)) // times))
+
+
+def _resize(x: jax.Array, taps: Sequence[Taps]) -> jax.Array:
+    y = wide(x) if taps[0].weights is not None else x
+    for axis, one in zip(range(x.ndim - len(taps), x.ndim), taps, strict=True):
+        y = _resize_axis(y, axis, one)
+    return y.astype(x.dtype)
+
+
+def _spread(scales, rank):
+    return scales if scales else (None,) * rank
+
+
+def _register(name: str, rank: int, taps_of: Callable[..., Taps], *, aligns: bool) -> None:
+    """Register a resizing operator and its backward.
+
+    Args:
+        name: the aten name.
+        rank: number of spatial axes.
+        taps_of: the taps of one axis from `(size, count, align_corners, scale)`, or without
+            `align_corners`.
+        aligns: whether the operator takes `align_corners`.
+    """
+
+    def all_taps(sizes, output_size, options):
+        flags = options[:1] if aligns else ()
+        scales = _spread(options[len(flags) :], rank)
+        return [
+            taps_of(size, count, *flags, scale)
+            for size, count, scale in zip(sizes, output_size, scales, strict=True)
+        ]
+
+    def forward(x, output_size, *options):
+        return _resize(x, all_taps(x.shape[-rank:], output_size, options))
+
+    def backward(grad, output_size, input_size, *options):
+        taps = all_taps(input_size[-rank:], output_size, options)
+        image = jnp.zeros(tuple(input_size), grad.dtype)
+        return pull_back(lambda x: _resize(x, taps), grad, image)[0]
+
+    lower(f"aten::{name}")(forward)
+    lower(f"aten::{name}_backward")(backward)
+
+
+for _rank, _line in {1: "linear1d", 2: "bilinear2d", 3: "trilinear3d"}.items():
+    _register(f"upsample_{_line}", _rank, _linear, aligns=True)
+    _register(
+        f"upsample_nearest{_rank}d", _rank, functools.partial(_nearest, exact=False), aligns=False
+    )
+    _register(
+        f"_upsample_nearest_exact{_rank}d",
+        _rank,
+        functools.partial(_nearest, exact=True),
+        aligns=False,
+    )
+_register("upsample_bicubic2d", 2, _cubic, aligns=True)

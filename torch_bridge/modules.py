@@ -1,0 +1,100 @@
+"""Modules: parameters and buffers by name, laid out all or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from jax.sharding import Mesh, NamedSharding
+
+from isoshard.core.errors import ShardingError, raise_collected
+from isoshard.core.plan import Plan
+from isoshard.core.spec import named_sharding
+
+Place = Callable[[torch.Tensor, NamedSharding, bool | None, str], torch.Tensor]
+
+
+def tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter and buffer with its first name; a tied one once."""
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def layout(
+    module: torch.nn.Module, mesh: Mesh, spec: Any, name: str | None = None
+) -> dict[str, NamedSharding]:
+    """Where every parameter and buffer of a module goes.
+
+    Args:
+        module: on any device.
+        mesh: the mesh.
+        spec: a Plan, a dictionary of specs by name, or one spec for all.
+        name: of the module, put before the names of its tensors in messages.
+
+    Returns:
+        A sharding for each name.
+
+    Raises:
+        ShardingError: listing every tensor whose spec does not fit, or that has none.
+    """
+    found = dict(tensors(module))
+    if isinstance(spec, Plan):
+        return dict(spec.resolve(found, mesh).shardings)
+    if isinstance(spec, dict):
+        unknown = [key for key in spec if key not in found]
+        if unknown:
+            raise ShardingError(
+                f"{type(module).__name__} has no tensors called {', '.join(unknown)}; its names are "
+                f"{', '.join(list(found)[:20])}{', ..' if len(found) > 20 else ''}"
+            )
+    prefix = f"{name}." if name else ""
+    result, faults = {}, []
+    for key, tensor in found.items():
+        one = spec.get(key) if isinstance(spec, dict) else spec
+        try:
+            result[key] = named_sharding(
+                one, mesh, tensor.dim(), shape=tuple(tensor.shape), name=prefix + key
+            )
+        except ShardingError as error:
+            faults.append(error)
+    if faults:
+        raise_collected(faults)
+    return result
+
+
+def shard_module(
+    module: torch.nn.Module,
+    mesh: Mesh,
+    spec: Any,
+    place: Place,
+    *,
+    copy: bool | None = None,
+    name: str | None = None,
+) -> torch.nn.Module:
+    """Replace every parameter and buffer by one on the mesh; on an error nothing is replaced.
+
+    Args:
+        module: changed in place.
+        mesh: the mesh.
+        spec: as for `layout`.
+        place: makes one tensor.
+        copy: as for `shard`.
+        name: of the module, for messages.
+
+    Returns:
+        `module`. Optimizers made before hold the old parameters: make them after.
+    """
+    shardings = layout(module, mesh, spec, name)
+    moved: dict[int, torch.Tensor] = {}
+    for key, tensor in tensors(module):
+        new = place(tensor, shardings[key], copy, key)
+        if tensor.grad is not None:
+            new.grad = place(tensor.grad, shardings[key], copy, f"{key}.grad")
+        moved[id(tensor)] = new
+    for child in module.modules():
+        for own in (child._parameters, child._buffers):
+            for key, tensor in own.items():
+                if tensor is not None:
+                    own[key] = moved[id(tensor)]
+    return module

@@ -1,0 +1,93 @@
+"""Execute what was recorded, or a whole captured step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from isoshard.torch_bridge.engine import program
+from isoshard.torch_bridge.engine.capture import CompiledStep
+from isoshard.torch_bridge.engine.value import Storage
+
+
+def sync(*, wait: bool = False) -> None:
+    """Execute every operation recorded so far as one XLA program.
+
+    Args:
+        wait: also wait until the devices have finished.
+
+    >>> import torch, isoshard.torch_bridge as xs
+    >>> x = torch.ones(2, device="jax") + 1
+    >>> xs.sync()
+    >>> x
+    tensor([2., 2.], device='jax:0')
+    """
+    program.sync()
+    pending = PENDING[:]
+    PENDING.clear()
+    program.settle([storage.value for storage in pending if storage.value.array is not None])
+    if wait:
+        jax.effects_barrier()
+        for device in jax.local_devices():
+            jax.device_put(0.0, device).block_until_ready()
+
+
+PENDING: list[Storage] = []
+"""Storages marked with a layout that no program has placed yet."""
+
+
+def compile(step: Callable[..., Any]) -> CompiledStep:
+    """Capture a whole training step and replay it as one XLA program.
+
+    The first call runs the step as usual (optimizers create their state in it); a later one captures
+    it. Then model code, autograd and optimizer are not run again: parameters, buffers and optimizer
+    state are inputs and, donated, outputs of the program. Learning rates and step counts may change
+    without recompilation. Gradients live inside the program: afterwards `parameter.grad` is None.
+
+    Args:
+        step: a function of tensors on the `jax` device and hashable values.
+
+    Returns:
+        A callable with the same arguments and results.
+
+    Raises:
+        CaptureError: when called, if `step` does something that a replay would not repeat.
+
+    >>> import torch, isoshard.torch_bridge as xs
+    >>> model = torch.nn.Linear(3, 1).to("jax")
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> @xs.compile
+    ... def step(x):
+    ...     optimizer.zero_grad()
+    ...     loss = model(x).square().mean()
+    ...     loss.backward()
+    ...     optimizer.step()
+    ...     return loss.detach()
+    >>> x = torch.ones(4, 3, device="jax")
+    >>> first, second = step(x).item(), step(x).item()
+    >>> second < first
+    True
+    """
+    return CompiledStep(step)
+
+
+def program_text(step: CompiledStep) -> str:
+    """The optimised HLO of the program that a compiled step ran last.
+
+    Raises:
+        RuntimeError: the step was not captured yet.
+    """
+    return _last(step).program.text()
+
+
+def memory_analysis(step: CompiledStep) -> Any:
+    """XLA's account of the memory of the program that a compiled step ran last, per device."""
+    return _last(step).program.compiled.memory_analysis()
+
+
+def _last(step: CompiledStep) -> Any:
+    if not step.replays:
+        raise RuntimeError("this step has not been captured yet: call it twice first")
+    return step.replays[-1]

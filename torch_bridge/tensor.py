@@ -1,0 +1,335 @@
+"""XLAShardedTensor: every torch tensor on the `jax` device.
+
+It is an ordinary `torch.Tensor` to its user: operators, modules, autograd and optimizers take it.
+Its value is held, or will be computed, by JAX; printing it, reading an element or moving it to the
+CPU executes what is recorded and gathers the shards.
+
+>>> import torch
+>>> import isoshard.torch_bridge as xs
+>>> mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
+>>> t = xs.mark_sharding(torch.arange(8.0).to("jax"), mesh, ("y",))
+>>> t.local_shards is None                       # nothing has been executed yet
+True
+>>> xs.sync()
+>>> t.local_shards[1].data, t.local_shards[1].indices
+(tensor([2., 3.]), [slice(2, 4, None)])
+>>> t + 1
+tensor([1., 2., 3., 4., 5., 6., 7., 8.], device='jax:0')
+
+Source: the RFC "XLAShardedTensor and mark_sharding" of PyTorch/XLA, and torch_xla 2.9's class.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import enum
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from isoshard.core import metrics
+from isoshard.core.errors import CopyError
+from isoshard.core.op_sharding import to_op_sharding
+from isoshard.core.tiles import Tiles
+from isoshard.torch_bridge.engine import base, layouts, program
+from isoshard.torch_bridge.engine.special import to_host
+from isoshard.torch_bridge.engine.views import Chain
+
+_DEVICE = "jax:0"
+
+
+class ShardingType(enum.IntEnum):
+    """How a layout divides a tensor, with torch_xla's numbers."""
+
+    REPLICATED = 0
+    MAXIMAL = 1
+    TUPLE = 2
+    TILED = 3
+    MANUAL = 4
+    PARTIAL = 5
+    UNKNOWN = 6
+
+
+@dataclasses.dataclass
+class XLAShard:
+    """One device's piece of a tensor.
+
+    Attributes:
+        data: the piece as a plain tensor that shares the device's buffer (CPU and CUDA devices).
+        rank: number of the device in the flattened mesh.
+        indices: where the piece lies in the whole, one slice per axis.
+        shard_device: the device, such as `"CPU:3"`.
+        replica_id: 0 for the first device with this piece, 1 for the next.
+    """
+
+    data: torch.Tensor
+    rank: int
+    indices: list[slice]
+    shard_device: str
+    replica_id: int
+
+
+class XLAShardedTensor(base.LazyTensor):
+    """A tensor on the `jax` device; see the module's description."""
+
+    @property
+    def device(self) -> torch.device:
+        """`jax:0`: to its user, a mesh is one device."""
+        return torch.device(_DEVICE)
+
+    @property
+    def global_tensor(self) -> torch.Tensor:
+        """The whole tensor, gathered to the CPU."""
+        return to_host(self)
+
+    @property
+    def named_sharding(self) -> jax.sharding.NamedSharding | None:
+        """The layout: the one it was marked with, else the one its buffers have, else None."""
+        if self._storage.annotation is not None and not self._chain.ops:
+            return self._storage.annotation
+        value = base.read(self) if not self._chain.ops else self._cached
+        if value is None or value.layout == layouts.UNPLACED:
+            return None
+        found = layouts.sharding(value.layout)
+        return found if isinstance(found, jax.sharding.NamedSharding) else None
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh | None:
+        """The mesh it is laid out on, or None."""
+        found = self.named_sharding
+        return found.mesh if found else None
+
+    @property
+    def partition_spec(self) -> jax.sharding.PartitionSpec | None:
+        """How each axis is split over the mesh, or None if it is on no mesh."""
+        found = self.named_sharding
+        return found.spec if found else None
+
+    @property
+    def sharding_spec(self) -> str:
+        """The layout as an OpSharding string; empty if it has none."""
+        found = self.named_sharding
+        return to_op_sharding(Tiles.from_sharding(found, self.dim())) if found else ""
+
+    @property
+    def sharding_type(self) -> ShardingType | None:
+        """Replicated, tiled, or tiled and partly replicated; None without a layout."""
+        found = self.named_sharding
+        if found is None:
+            return None
+        tiles = Tiles.from_sharding(found, self.dim())
+        if int(np.prod(tiles.blocks)) == 1:
+            return ShardingType.REPLICATED
+        return ShardingType.TILED if tiles.replicas == 1 else ShardingType.PARTIAL
+
+    @property
+    def placements(self) -> tuple[Any, ...] | None:
+        """The layout as DTensor placements, one per mesh axis; None without a layout."""
+        from torch.distributed.tensor import Replicate, Shard
+
+        found = self.named_sharding
+        if found is None:
+            return None
+        where = {
+            name: dim
+            for dim, entry in enumerate(found.spec)
+            for name in ((entry,) if isinstance(entry, str) else entry or ())
+        }
+        return tuple(
+            Shard(where[name]) if name in where else Replicate() for name in found.mesh.axis_names
+        )
+
+    @property
+    def local_shards(self) -> list[XLAShard] | None:
+        """The pieces on this process's devices, in mesh order; None before execution."""
+        value = base.read(self)
+        if value.array is None or not value.placed:
+            return None
+        from isoshard.core.shards import local_shards
+
+        value.shared = True
+        return [
+            XLAShard(
+                shard.data,
+                rank,
+                list(shard.index),
+                f"{shard.device.platform.upper()}:{shard.device.id}",
+                shard.replica_id,
+            )
+            for rank, shard in enumerate(local_shards(value.array, framework="torch"))
+        ]
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The same memory, outside autograd."""
+        return self.detach()
+
+    @data.setter
+    def data(self, new: torch.Tensor) -> None:
+        if not isinstance(new, XLAShardedTensor):
+            raise RuntimeError(
+                f"a tensor on {_DEVICE} cannot take the data of one on {new.device}; move it with "
+                ".to('jax') first"
+            )
+        base.adopt(self, new)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        """The whole tensor, as torch prints one."""
+        if isinstance(base.read(self).array, jax.core.Tracer):
+            return f"tensor(<traced by JAX>, size={tuple(self.shape)}, dtype={self.dtype})"
+        text = repr(to_host(self.detach()))
+        details = [f"device={_DEVICE!r}"]
+        if self.partition_spec is not None:
+            details.append(f"sharding={self.partition_spec}")
+        if self.grad_fn is not None:
+            details.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
+        elif self.requires_grad:
+            details.append("requires_grad=True")
+        return f"{text[:-1]}, {', '.join(details)})"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        """As torch: a number is formatted as one."""
+        if self.dim() == 0 and not self.is_meta:
+            return format(self.item(), spec)
+        return format(str(self), spec)
+
+    def numpy(self, *, force: bool = False) -> np.ndarray:
+        """The whole tensor, gathered, as a NumPy array of its own.
+
+        Raises:
+            RuntimeError: it requires a gradient, and `force` is False.
+        """
+        return self.cpu().numpy(force=force)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """For `np.asarray`: gathers and copies."""
+        if copy is False:
+            raise CopyError(
+                "a jax tensor becomes a NumPy array only by a copy; use isoshard.local_shards"
+                "(tensor, framework='torch') to share memory with its shards"
+            )
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype)
+
+    def tolist(self) -> Any:
+        """The elements as nested lists."""
+        return to_host(self).tolist()
+
+    def data_ptr(self) -> int:
+        """Refused: a sharded tensor has one buffer per device.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(
+            "a tensor on the jax device has no single data pointer; its buffers are "
+            "[shard.data for shard in tensor.local_shards] after xs.sync()"
+        )
+
+    def untyped_storage(self) -> Any:
+        """Refused: its memory belongs to JAX.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(
+            "the memory of a tensor on the jax device belongs to JAX; use isoshard.to_jax(tensor), "
+            "or tensor.cpu() for a CPU tensor with a torch storage"
+        )
+
+    def __dlpack_device__(self) -> tuple[Any, int]:
+        """The DLPack device of the only buffer."""
+        return self._one_buffer().__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Export the buffer of a tensor that lies on one device.
+
+        Raises:
+            BufferError: it lies on several devices, or requires a gradient.
+        """
+        if self.requires_grad:
+            raise BufferError("a tensor that requires grad cannot be exported; use .detach()")
+        return self._one_buffer().__dlpack__(**options)
+
+    def _one_buffer(self) -> jax.Array:
+        value = base.read(self)
+        array = program.array_of(value)
+        if len(array.sharding.device_set) > 1:
+            raise BufferError(
+                f"DLPack knows one buffer on one device, and this tensor of shape "
+                f"{tuple(self.shape)} has {len(array.sharding.device_set)}; export its shards: "
+                "isoshard.local_shards(tensor), or gather it with tensor.cpu()"
+            )
+        value.shared = True
+        return array
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        """A copy with a buffer, an annotation and gradients of its own."""
+        if id(self) in memo:
+            return memo[id(self)]
+        if self.grad_fn is not None:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+                "protocol at the moment. Use .detach() first."
+            )
+        with torch.no_grad():
+            new = self.detach().clone()
+        new.requires_grad_(self.requires_grad)
+        if getattr(self, "_is_param", False):
+            new._is_param = True
+        if self.grad is not None:
+            new.grad = copy.deepcopy(self.grad, memo)
+        memo[id(self)] = new
+        return new
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle as a CPU tensor that returns to the `jax` device; the layout is not kept."""
+        metrics.count("gathers")
+        is_parameter = getattr(self, "_is_param", False)
+        return _rebuild, (to_host(self.detach()), self.requires_grad, is_parameter)
+
+
+def _rebuild(data: torch.Tensor, requires_grad: bool, is_parameter: bool) -> torch.Tensor:
+    from isoshard.torch_bridge import device
+
+    device.register()
+    tensor = data.to("jax").requires_grad_(requires_grad)
+    if is_parameter:
+        tensor._is_param = True
+    return tensor
+
+
+def annotate(tensor: base.LazyTensor, sharding: jax.sharding.NamedSharding) -> None:
+    """Ask for a layout; the data follows with the next execution.
+
+    Args:
+        tensor: on the `jax` device.
+        sharding: fits the tensor's rank and shape.
+    """
+    from isoshard.torch_bridge.engine.constrain import constrain
+    from isoshard.torch_bridge.runtime import PENDING
+
+    number = layouts.intern(sharding)
+    value = base.read(tensor)
+    if value.array is None or isinstance(value.array, jax.core.Tracer) or tensor._chain.ops:
+        base.write(tensor, constrain(value, number))
+    else:
+        moved = type(value)(value.array, number)
+        moved.shared = value.shared
+        tensor._storage.value = moved
+        PENDING.append(tensor._storage)
+    if not tensor._chain.ops:
+        tensor._storage.annotation = sharding
+
+
+def is_whole(tensor: base.LazyTensor) -> bool:
+    """Whether a tensor shows its storage as it is."""
+    return tensor._chain is Chain.root(tensor._storage.aval)
+
+
+base.use_class(XLAShardedTensor)
