@@ -164,7 +164,7 @@ _EMPTY: dict[Any, Recipe] = {}
 
 
 def _copy_from(source, target, non_blocking=False):
-    return torch.ops.aten.copy_.default(target, source)
+    return dispatch.handle(torch.ops.aten.copy_.default, (target, source), {})
 
 
 def _factory(func: torch._ops.OpOverload) -> Any:

@@ -295,8 +295,7 @@ class _Capture:
         for slot, value in zip(plan.live, fresh, strict=True):
             old = tape.values[slot]
             old.array, old.layout, old.tape = value.array, value.layout, None
-        for slot in plan.leaves:
-            tape.values[slot].tape = None
+        program.forget(tape)
         replay = Replay(
             plan, found, sources, targets, self.table, list(tape.scalars), self.host, outputs
         )

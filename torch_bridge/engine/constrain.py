@@ -27,7 +27,12 @@ def constrain(value: Value, layout: int) -> Value:
             return [jax.lax.with_sharding_constraint(arrays[0], sharding)]
 
         recipe = _RECIPES[layout] = Recipe("mark_sharding", run, 1)
-    result = tapes.recorder().record(recipe, (value,))[0]
+    tape = tapes.recorder()
+    if isinstance(tape, tapes.Tape) and value.tape is tape and not tape.joins(layout):
+        tapes.materialize([value])
+        value = Value(value.array, layout)
+        tape = tapes.recorder()
+    result = tape.record(recipe, (value,))[0]
     if result.array is None:
         result.layout = layout
     return result

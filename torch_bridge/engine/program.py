@@ -18,7 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from isoshard.core import metrics
-from isoshard.torch_bridge.engine import causes, layouts, peephole, random, tape as tapes
+from isoshard.torch_bridge.engine import causes, layouts, random
+from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.peephole import Rewriter
 from isoshard.torch_bridge.engine.value import Value, placed_layout
 
 
@@ -90,7 +92,7 @@ def execute(tape: tapes.Tape) -> None:
         tapes.replace(tapes.Tape())
     plan = plan_of(tape)
     if not plan.live:
-        _forget(tape)
+        forget(tape)
         return
     arrays = place([tape.values[slot] for slot in plan.leaves])
     plan.placed = tuple(tape.values[slot].layout for slot in plan.leaves)
@@ -102,13 +104,14 @@ def execute(tape: tapes.Tape) -> None:
         value.array = array
         value.layout = number
         value.tape = None
-    _forget(tape)
+    forget(tape)
 
 
-def _forget(tape: tapes.Tape) -> None:
-    """Values that were inputs belong to no tape any more."""
+def forget(tape: tapes.Tape) -> None:
+    """Take an executed tape apart: a value that it still held would not be donated next time."""
     for slot in tape.leaves:
         tape.values[slot].tape = None
+    tape.values.clear()
 
 
 _UNSEEN = 3  # references to a value that only its tape holds: the list, the loop variable, the call
@@ -249,22 +252,22 @@ def traceable(plan: Plan) -> Any:
         scalars, words = arguments[inputs:]
         keys = random.keys(words)
         env: list[Any] = []
-        makers: list[Any] = []
+        rewriter = Rewriter(env)
         taken = 0
         for entry in entries:
             if not isinstance(entry[0], int):
                 env.append(next(leaves))
-                makers.append(None)
+                rewriter.note(None, entry, 1)
                 continue
             recipe = tapes.RECIPES[entry[0]]
             floats = [scalars[taken + i] for i in range(recipe.lifted)]
             taken += recipe.lifted
-            got = peephole.rewrite(recipe, entry, env, makers)
+            got = rewriter.rewrite(recipe, entry)
             if got is None:
                 key = next(keys) if recipe.random else None
                 got = recipe.run([env[slot] for slot in entry[1:]], floats, key)
             env += got
-            makers += [(recipe, entry)] * len(got)
+            rewriter.note(recipe, entry, len(got))
         results = [env[slot] for slot in plan.live]
         return [
             result if want is None else jax.lax.with_sharding_constraint(result, want)

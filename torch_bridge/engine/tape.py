@@ -17,7 +17,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from isoshard.torch_bridge.engine import random
+from isoshard.core.errors import ShardingError
+from isoshard.torch_bridge.engine import layouts, random
 from isoshard.torch_bridge.engine.value import Value
 
 LIMIT = 100_000
@@ -83,9 +84,10 @@ class Tape:
         leaves: slots of the inputs.
         scalars: the lifted floats, in order of use.
         draws: how many random keys were taken.
+        home: the devices of the mesh that its inputs lie on, in order; empty while none does.
     """
 
-    __slots__ = ("draws", "leaves", "program", "scalars", "values")
+    __slots__ = ("draws", "home", "leaves", "program", "scalars", "values")
 
     def __init__(self):
         """An empty tape."""
@@ -94,15 +96,20 @@ class Tape:
         self.leaves: list[int] = []
         self.scalars: list[Any] = []
         self.draws = 0
+        self.home: tuple[jax.Device, ...] = ()
 
     def record(
         self, recipe: Recipe, inputs: Iterable[Value], scalars: Sequence[Any] = ()
     ) -> list[Value]:
         """Add an operation and return its (recorded) results."""
+        if type(inputs) is not list and type(inputs) is not tuple:
+            inputs = list(inputs)
         values = self.values
         entry = [recipe.number]
         for value in inputs:
             if value.tape is not self:
+                if value.layout >= 0 and not self.joins(value.layout):
+                    return self._on_another_mesh(recipe, inputs, scalars)
                 self._add_leaf(value)
             entry.append(value.slot)
         slot = len(values)
@@ -120,6 +127,42 @@ class Tape:
         if recipe.random:
             self.draws += 1
         return results
+
+    def joins(self, layout: int) -> bool:
+        """Whether a layout is over the devices of this tape; the first one decides."""
+        devices = layouts.devices(layout)
+        if len(devices) < 2 or devices == self.home:
+            return True
+        if not self.home:
+            self.home = devices
+            return True
+        return False
+
+    def _on_another_mesh(
+        self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any]
+    ) -> list[Value]:
+        """Execute what is here, and go on with a tape for the other mesh.
+
+        Raises:
+            ShardingError: this one operation has inputs on both.
+        """
+        from isoshard.torch_bridge.engine import program
+
+        groups = {
+            self.home if value.tape is self else layouts.devices(value.layout)
+            for value in inputs
+            if value.tape is self or value.layout >= 0
+        }
+        groups = {group for group in groups if len(group) > 1}
+        if len(groups) > 1:
+            orders = " and ".join(str([device.id for device in group]) for group in groups)
+            raise ShardingError(
+                f"{recipe.name} has operands on meshes that number the devices differently: "
+                f"{orders}. Mark both with the same mesh, or move one with "
+                "isoshard.reshard(tensor, spec, mesh)."
+            )
+        program.execute(self)
+        return recorder().record(recipe, inputs, scalars)
 
     def _add_leaf(self, value: Value) -> None:
         if value.array is None:

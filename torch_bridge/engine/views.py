@@ -70,14 +70,49 @@ class Chain:
         size = _shape_after(op, self.size)
         if _is_identity(op, self.size):
             return self
+        if self.ops and self.ops[-1][0] == "expand" and op[0] in ("index", "slice", "permute"):
+            return self._before_expand(op)
         if self.ops and op[0] == self.ops[-1][0] in ("permute", "reshape"):
-            shorter = Chain.root(self.base)
-            for earlier in self.ops[:-1]:
-                shorter = shorter.then(earlier)
+            shorter = self._parent()
             last = self.ops[-1]
             merged = ("permute", tuple(last[1][d] for d in op[1])) if op[0] == "permute" else op
             return shorter.then(merged)
         return Chain(self.base, (*self.ops, op), size)
+
+    def _parent(self) -> Chain:
+        """This view without its last operation."""
+        found = Chain.root(self.base)
+        for op in self.ops[:-1]:
+            found = found.then(op)
+        return found
+
+    def _before_expand(self, op: ViewOp) -> Chain:
+        """Select from a broadcast by selecting first: then a write knows which copy it hit."""
+        small = self._parent()
+        small = small.then(("reshape", (1,) * (len(self.size) - len(small.size)) + small.size))
+        size = _shape_after(op, self.size)
+        if op[0] == "permute":
+            return small.then(op).then(("expand", size))
+        axis = op[1]
+        if op[0] == "index":
+            chosen = 0 if small.size[axis] == 1 else op[2]
+            return small.then(("index", axis, chosen)).then(("expand", size))
+        if small.size[axis] == 1 and self.size[axis] > 1:
+            small = small if size[axis] else small.then(("slice", axis, 0, 0, 1))
+            return small.then(("expand", size))
+        return small.then(op).then(("expand", size))
+
+    def check_writable(self) -> None:
+        """Refuse a write that would have to find out which copy of a broadcast it hits.
+
+        Raises:
+            RuntimeError: an expanded view was reshaped, and then written to.
+        """
+        if any(op[0] == "expand" for op in self.ops):
+            raise RuntimeError(
+                f"unsupported operation: a write to a view of shape {self.size} whose elements "
+                "share memory through expand(). Please clone() the tensor first."
+            )
 
     def _strided(self, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Chain:
         """`as_strided` addresses the storage, whatever view it is called on."""
@@ -92,14 +127,14 @@ class Chain:
     def read(self, whole: jax.Array) -> jax.Array:
         """The view's value, from the storage's."""
         for op in self.ops:
-            whole = _forward(op, whole, self.base)
+            whole = forward(op, whole, self.base)
         return whole
 
     def write(self, whole: jax.Array, part: jax.Array) -> jax.Array:
         """The storage's value after `part` is written to the view."""
         stages = [whole]
         for op in self.ops[:-1]:
-            stages.append(_forward(op, stages[-1], self.base))
+            stages.append(forward(op, stages[-1], self.base))
         for op, stage in zip(reversed(self.ops), reversed(stages), strict=True):
             part = _backward(op, stage, part, self.base)
         return part
@@ -128,11 +163,12 @@ def _shape_after(op: ViewOp, size: tuple[int, ...]) -> tuple[int, ...]:
         return (*size[:dim], max(0, -(-(stop - start) // step)), *size[dim + 1 :])
     if kind == "index":
         return (*size[: op[1]], *size[op[1] + 1 :])
-    struct = jax.eval_shape(lambda x: _forward(op, x, None), jax.ShapeDtypeStruct(size, "float32"))
+    struct = jax.eval_shape(lambda x: forward(op, x, None), jax.ShapeDtypeStruct(size, "float32"))
     return op[1] if kind == "bitcast" else struct.shape
 
 
-def _forward(op: ViewOp, x: jax.Array, base: Aval | None) -> jax.Array:
+def forward(op: ViewOp, x: jax.Array, base: Aval | None) -> jax.Array:
+    """Apply one view operation; `base` is the storage it belongs to."""
     kind = op[0]
     if kind == "reshape":
         return x.reshape(op[1])
@@ -170,8 +206,6 @@ def _backward(op: ViewOp, whole: jax.Array, part: jax.Array, base: Aval | None) 
         return part.reshape(whole.shape)
     if kind == "permute":
         return part.transpose(np.argsort(op[1]))
-    if kind == "expand":
-        return _collapse(part, whole.shape)
     if kind == "slice":
         _, dim, start, stop, step = op
         if step == 1 and part.shape == whole.shape:
@@ -190,19 +224,10 @@ def _backward(op: ViewOp, whole: jax.Array, part: jax.Array, base: Aval | None) 
         flat = _flat(whole, base).at[_positions(*op[1:])].set(part)
         return _unflat(flat, base)
     # Diagonals and windows: let the view of the positions say where each element goes.
-    places = np.asarray(_forward(op, jnp.arange(math.prod(whole.shape)).reshape(whole.shape), base))
+    with jax.ensure_compile_time_eval():
+        numbers = jnp.arange(math.prod(whole.shape)).reshape(whole.shape)
+        places = np.asarray(forward(op, numbers, base))
     return whole.reshape(-1).at[places.ravel()].set(part.reshape(-1)).reshape(whole.shape)
-
-
-def _collapse(part: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Undo a broadcast: every copy was written with the same value, keep the first."""
-    lead = part.ndim - len(shape)
-    part = part[(0,) * lead]
-    where = tuple(
-        slice(0, 1) if small == 1 else slice(None)
-        for small in shape
-    )
-    return part[where]
 
 
 def _bitcast(x: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:

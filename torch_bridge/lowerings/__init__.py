@@ -1,5 +1,10 @@
 """aten operators in JAX, one file per family; importing this package fills the table."""
 
+if __name__ != "isoshard.torch_bridge.lowerings":
+    raise ImportError(
+        f"import isoshard.torch_bridge.lowerings, not {__name__}: pip install -e . first"
+    )
+
 import importlib
 
 from isoshard.torch_bridge.lowerings.registry import Lowering, find, lower, names

@@ -97,7 +97,7 @@ _PROMOTED = {
     "igamma": jss.gammainc,
     "igammac": jss.gammaincc,
     "polar": lambda size, angle: jax.lax.complex(size * jnp.cos(angle), size * jnp.sin(angle)),
-    "complex": jax.lax.complex,
+    "complex": lambda real, imag: jax.lax.complex(*jnp.broadcast_arrays(real, imag)),
     "clamp_min": jnp.maximum,
     "clamp_min.Tensor": jnp.maximum,
     "clamp_max": jnp.minimum,
@@ -133,8 +133,8 @@ def pow_scalar(x, exponent):
     if isinstance(exponent, float) and exponent.is_integer() and abs(exponent) <= 8:
         exponent = int(exponent)
     base = wide(x)
-    if exponent == 0.5:
-        return jnp.sqrt(base)
+    if abs(exponent) == 0.5:
+        return jnp.sqrt(base) if exponent > 0 else jax.lax.rsqrt(base)
     return jnp.power(base, exponent).astype(jnp.result_type(x, exponent))
 
 
@@ -165,17 +165,6 @@ def xlog1py(x, other):
     """`x log(1 + other)`, 0 where `x` is 0 and `other` is not NaN."""
     zero = (x == 0) & ~jnp.isnan(other)
     return jnp.where(zero, jnp.zeros_like(x), x * jnp.log1p(jnp.where(zero, 0, other)))
-
-
-@lower(
-    "aten::special_zeta",
-    "aten::special_zeta.self_scalar",
-    "aten::special_zeta.other_scalar",
-    promote="float",
-)
-def zeta(x, other):
-    """The Hurwitz zeta function."""
-    return jss.zeta(x, other)
 
 
 @lower("aten::heaviside", promote="inputs")

@@ -118,19 +118,19 @@ def arange(end, *, dtype=None):
 @lower("aten::arange.start", "aten::arange.start_step")
 def arange_step(start, end, step=1, *, dtype=None):
     """`start`, `start + step`, .. before `end`."""
-    return _steps(start, step, math.ceil((end - start) / step), dtype)
+    if dtype is not None and jnp.issubdtype(dtype, jnp.integer):
+        start, end, step = int(start), int(end), int(step)
+    return _steps(start, step, math.ceil((end - start) / step))
 
 
 @lower("aten::range", "aten::range.step")
 def range_step(start, end, step=1, *, dtype=None):
     """`start`, `start + step`, .. up to and with `end`."""
-    return _steps(start, step, math.floor((end - start) / step) + 1, dtype or jnp.float32)
+    return _steps(start, step, math.floor((end - start) / step) + 1)
 
 
-def _steps(start, step, count, dtype):
-    whole = all(isinstance(value, int) for value in (start, step))
-    if dtype is not None and jnp.issubdtype(dtype, jnp.integer):
-        start, step, whole = int(start), int(step), True
+def _steps(start, step, count):
+    whole = isinstance(start, int) and isinstance(step, int)
     place = jax.lax.iota(jnp.int32 if whole else jnp.float32, count)
     return start + place * step
 
@@ -147,7 +147,8 @@ def linspace(start, end, steps, *, dtype=None):
     start, end = (jnp.asarray(value).astype(jnp.float32) for value in (start, end))
     place = jax.lax.iota(jnp.float32, steps)
     step = (end - start) / max(steps - 1, 1)
-    return jnp.where(place < steps // 2, start + step * place, end - step * (steps - 1 - place))
+    near = place < max(steps // 2, 1)
+    return jnp.where(near, start + step * place, end - step * (steps - 1 - place))
 
 
 @lower(

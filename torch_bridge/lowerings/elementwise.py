@@ -10,7 +10,7 @@ Array([ 0.,  2., -0.], dtype=float32)
 
 from __future__ import annotations
 
-import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -146,25 +146,37 @@ def digamma(x):
     return jnp.where(x == 0, jnp.copysign(number(jnp.inf, x.dtype), -x), jax.lax.digamma(x))
 
 
+@lower(
+    "aten::special_zeta",
+    "aten::special_zeta.self_scalar",
+    "aten::special_zeta.other_scalar",
+    promote="float",
+)
+def zeta(x, other):
+    """The Hurwitz zeta function; infinite at its poles, NaN between those left of 0."""
+    pole = (x == 1) | ((x > 1) & (other <= 0) & (other == jnp.floor(other)))
+    outside = (x < 1) | (other < 0) | jnp.isnan(x) | jnp.isnan(other)
+    inside = jss.zeta(jnp.maximum(x, 1), jnp.maximum(other, 0))
+    value = jnp.where(outside, number(jnp.nan, x.dtype), inside)
+    return jnp.where(pole, number(jnp.inf, x.dtype), value)
+
+
 @lower("aten::polygamma")
 def polygamma(n, x):
-    """The n-th derivative of digamma."""
+    """The n-th derivative of digamma; NaN left of 0 for n > 1."""
     x = floating(x)
     if n == 0:
         return digamma(x)
-    return _trigamma(x) if n == 1 else (-1.0) ** (n + 1) * _factorial(n) * jss.zeta(n + 1.0, x)
+    if n == 1:
+        return _trigamma(x)
+    return (-1.0) ** (n + 1) * math.factorial(n) * zeta(jnp.full_like(x, n + 1), x)
 
 
 def _trigamma(x):
     """By reflection left of 1/2, where the series of zeta does not hold."""
     left = x < 0.5
-    value = jss.zeta(jnp.full_like(x, 2), jnp.where(left, 1 - x, x))
+    value = zeta(jnp.full_like(x, 2), jnp.where(left, 1 - x, x))
     return jnp.where(left, (jnp.pi / jnp.sin(jnp.pi * x)) ** 2 - value, value)
-
-
-@functools.cache
-def _factorial(n):
-    return float(functools.reduce(lambda a, b: a * b, range(1, n + 1), 1))
 
 
 @lower("aten::special_erfcx", promote="float")

@@ -127,24 +127,26 @@ def _lu_solve_old(b, packed, pivots):
     return _lu_solve(packed, pivots, b)
 
 
+def _turns(a, contiguous):
+    """Whether torch's gradients of det and slogdet take the factors for those of the transpose.
+
+    They do where the matrix is real and lies row by row in memory.
+    """
+    return contiguous and not jnp.iscomplexobj(a)
+
+
 @lower("aten::_linalg_det")
-def _det(a):
-    packed, pivots, _, _ = _lu(a)
+def _det(a, *, contiguous=True):
+    packed, pivots, _, _ = _lu(_transpose(a) if _turns(a, contiguous) else a)
     return _parity(pivots) * jnp.prod(_diagonal(packed), axis=-1), packed, pivots
 
 
 @lower("aten::_linalg_slogdet")
-def _slogdet(a):
-    packed, pivots, _, _ = _lu(a)
+def _slogdet(a, *, contiguous=True):
+    packed, pivots, _, _ = _lu(_transpose(a) if _turns(a, contiguous) else a)
     diagonal = _diagonal(packed)
     sign = _parity(pivots) * jnp.prod(jnp.sign(diagonal), axis=-1)
     return sign, jnp.sum(jnp.log(jnp.abs(diagonal)), axis=-1), packed, pivots
-
-
-@lower("aten::linalg_inv_ex")
-def _inverse(a, *, check_errors=False):
-    packed, _, order, info = _lu(a)
-    return _solve_packed(packed, order, jnp.eye(a.shape[-1], dtype=a.dtype)), info
 
 
 @lower("aten::_linalg_solve_ex")
@@ -157,6 +159,12 @@ def _solve(a, b, *, left=True, check_errors=False):
     else:
         x = _adjoint(_solve_packed(packed, order, _adjoint(columns), adjoint=True))
     return x[..., 0] if vector else x, packed, pivots, info
+
+
+@lower("aten::linalg_inv_ex")
+def _inverse(a, *, check_errors=False):
+    packed, _, order, info = _lu(a)
+    return _solve_packed(packed, order, jnp.eye(a.shape[-1], dtype=a.dtype)), info
 
 
 # Triangular systems and Cholesky

@@ -68,8 +68,10 @@ def _addbmm(x, a, b, *, beta=1, alpha=1):
     return _combine(x, jnp.einsum("bij,bjk->ik", a, b), beta, alpha)
 
 
-@lower("aten::addr", lift=("beta", "alpha"), promote="inputs")
+@lower("aten::addr", lift=("beta", "alpha"))
 def _addr(x, a, b, *, beta=1, alpha=1):
+    dtype = jnp.result_type(x, a, b)
+    x, a, b = (array.astype(dtype) for array in (x, a, b))
     return _combine(x, jnp.outer(a, b), beta, alpha)
 
 

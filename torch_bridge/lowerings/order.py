@@ -146,7 +146,7 @@ def cummin(x, dim):
 
 
 def _running(extreme, x, dim):
-    line = at_least_1d(x)
+    line = at_least_1d(x.astype(jnp.uint8) if x.dtype == bool else x)
     along = axis(dim, line.ndim)
     values = extreme(line, along)
     met = line == values

@@ -128,14 +128,18 @@ def _place(function, x, dim, keepdim):
 
 @lower("aten::all", "aten::all.dim", "aten::all.dims")
 def all_(x, dim=None, keepdim=False):
-    """Whether every element is not 0."""
-    return jnp.all(x, axes(dim, x.ndim), keepdims=keepdim)
+    """Whether every element is not 0; along no axis (`[]`), each for itself."""
+    return jnp.all(x, _axes_or_none(dim, x.ndim), keepdims=keepdim)
 
 
 @lower("aten::any", "aten::any.dim", "aten::any.dims")
 def any_(x, dim=None, keepdim=False):
-    """Whether any element is not 0."""
-    return jnp.any(x, axes(dim, x.ndim), keepdims=keepdim)
+    """Whether any element is not 0; along no axis (`[]`), each for itself."""
+    return jnp.any(x, _axes_or_none(dim, x.ndim), keepdims=keepdim)
+
+
+def _axes_or_none(dim, ndim):
+    return () if dim in ((), []) else axes(dim, ndim)
 
 
 @lower("aten::count_nonzero", "aten::count_nonzero.dim_IntList")

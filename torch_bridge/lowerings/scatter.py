@@ -44,8 +44,7 @@ def index_put(x, indices, values, accumulate=False, unsafe=False):
     given = [(d, index) for d, index in enumerate(indices) if index is not None]
     if len(given) == 1 and given[0][1].dtype in (bool, jnp.uint8):
         return _mask_put(x, *given[0], values, accumulate)
-    target = x.at[places(indices)]
-    return target.add(values) if accumulate else target.set(values)
+    return _write(x, places(indices), values, "sum" if accumulate else None)
 
 
 def _mask_put(x, lead, mask, values, accumulate):
@@ -68,7 +67,7 @@ def _mask_put(x, lead, mask, values, accumulate):
 def masked_index_put(x, mask, indices, values):
     """`x` with `x[indices]` increased by `values` where the mask is set."""
     values = jnp.where(mask.astype(bool), values, number(0, values.dtype)).astype(x.dtype)
-    return x.at[places(indices)].add(values, mode="clip")
+    return _write(x, places(indices), values, "sum", mode="clip")
 
 
 @lower("aten::scatter.src")
@@ -121,15 +120,18 @@ def _scatter(x, dim, index, src, reduce, include_self=True):
     return _write(whole, where, src, reduce, include_self).reshape(x.shape)
 
 
-def _write(x, where, src, reduce, include_self=True):
+def _write(x, where, src, reduce, include_self=True, mode=None):
     """Set (reduce None) or reduce `src` into `x[where]`."""
     if reduce is None:
         return x.at[where].set(src)
+    if x.dtype == bool:
+        whole, part = x.astype(jnp.int32), src.astype(jnp.int32)
+        return _write(whole, where, part, reduce, include_self, mode).astype(bool)
     if not include_self:
         touched = jnp.zeros(x.shape, bool).at[where].set(True)
         x = jnp.where(touched, _identity(reduce, x.dtype), x)
     method = _METHODS[reduce]
-    total = getattr(x.at[where], method)(src)
+    total = getattr(x.at[where], method)(src, mode=mode)
     if reduce != "mean":
         return total
     counts = jnp.full(x.shape, int(include_self), jnp.int32).at[where].add(1)
@@ -146,8 +148,6 @@ def _identity(reduce, dtype):
     sign = -1 if reduce == "amax" else 1
     if jnp.issubdtype(dtype, jnp.inexact):
         return number(sign * jnp.inf, dtype)
-    if dtype == bool:
-        return number(sign > 0, dtype)
     return number(jnp.iinfo(dtype).max if sign > 0 else jnp.iinfo(dtype).min, dtype)
 
 

@@ -72,7 +72,7 @@ def roll(x, shifts, dims=()):
 @lower("aten::rot90")
 def rot90(x, k=1, dims=(0, 1)):
     """A quarter turn, `k` times, in the plane of two axes."""
-    return jnp.rot90(x, k, dims)
+    return jnp.rot90(x, k % 4, tuple(dims))
 
 
 @lower("aten::repeat", "aten::tile")
@@ -104,8 +104,8 @@ def pixel_shuffle(x, upscale_factor):
     """Channels become blocks of pixels: (.., C r r, H, W) to (.., C, H r, W r)."""
     r = upscale_factor
     *batch, channels, height, width = x.shape
-    blocks = x.reshape(-1, channels // r**2, r, r, height, width)
-    return blocks.transpose(0, 1, 4, 2, 5, 3).reshape(*batch, channels // r**2, height * r, width * r)
+    blocks = x.reshape(*batch, channels // r**2, r, r, height, width)
+    return jnp.moveaxis(blocks, (-4, -3), (-3, -1)).reshape(*batch, channels // r**2, height * r, width * r)
 
 
 @lower("aten::pixel_unshuffle")
@@ -113,8 +113,8 @@ def pixel_unshuffle(x, downscale_factor):
     """Blocks of pixels become channels: (.., C, H r, W r) to (.., C r r, H, W)."""
     r = downscale_factor
     *batch, channels, height, width = x.shape
-    blocks = x.reshape(-1, channels, height // r, r, width // r, r)
-    return blocks.transpose(0, 1, 3, 5, 2, 4).reshape(*batch, channels * r**2, height // r, width // r)
+    blocks = x.reshape(*batch, channels, height // r, r, width // r, r)
+    return jnp.moveaxis(blocks, (-3, -1), (-4, -3)).reshape(*batch, channels * r**2, height // r, width // r)
 
 
 @lower("aten::channel_shuffle", "aten::native_channel_shuffle")
@@ -136,18 +136,15 @@ def _pairs(pad, ndim):
     return [(0, 0)] * (ndim - len(pairs)) + pairs
 
 
-def _reflect(x, padding):
-    return jnp.pad(x, _pairs(padding, x.ndim), mode="reflect")
+def _pad_as(mode):
+    """A pad by the array's own elements; negative padding cuts the padded array."""
 
+    def pad(x, padding):
+        grown = jnp.pad(x, _pairs([max(p, 0) for p in padding], x.ndim), mode=mode)
+        cuts = _pairs([min(p, 0) for p in padding], x.ndim)
+        return jax.lax.pad(grown, number(0, x.dtype), [(lo, hi, 0) for lo, hi in cuts])
 
-def _replicate(x, padding):
-    return jnp.pad(_cut(x, padding), _pairs([max(p, 0) for p in padding], x.ndim), mode="edge")
-
-
-def _cut(x, padding):
-    """What negative padding leaves."""
-    pairs = _pairs([min(p, 0) for p in padding], x.ndim)
-    return jax.lax.pad(x, number(0, x.dtype), [(lo, hi, 0) for lo, hi in pairs])
+    return pad
 
 
 def _pad_backward(pad):
@@ -158,6 +155,6 @@ def _pad_backward(pad):
 
 
 for _rank in (1, 2, 3):
-    for _name, _pad in {"reflection": _reflect, "replication": _replicate}.items():
+    for _name, _pad in (("reflection", _pad_as("reflect")), ("replication", _pad_as("edge"))):
         lower(f"aten::{_name}_pad{_rank}d")(_pad)
         lower(f"aten::{_name}_pad{_rank}d_backward")(_pad_backward(_pad))
