@@ -53,7 +53,11 @@ def from_numpy(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
         return torch.from_numpy(array).to(dtype)
     bits, numpy_bits = _BITS[array.dtype.itemsize]
     raw = np.ascontiguousarray(array).reshape(array.shape).view(numpy_bits)
-    return torch.from_numpy(raw).view(dtype) if array.ndim else torch.from_numpy(raw.reshape(1)).view(dtype)[0]
+    return (
+        torch.from_numpy(raw).view(dtype)
+        if array.ndim
+        else torch.from_numpy(raw.reshape(1)).view(dtype)[0]
+    )
 
 
 def shard_to_torch(array: jax.Array, *, copy: bool | None = None) -> torch.Tensor:

@@ -23,7 +23,7 @@ from isoshard.torch_bridge.engine import base, layouts, program
 from isoshard.torch_bridge.engine.constrain import constrain
 from isoshard.torch_bridge.engine.value import Aval, Value, placed_layout
 from isoshard.torch_bridge.exchange import shard_to_torch, to_numpy
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensor import XLAShardedTensor, keep_gradient_layout
 
 
 class Torch(Framework):
@@ -78,6 +78,7 @@ class Torch(Framework):
         tensor.requires_grad_(x.requires_grad)
         if isinstance(x, torch.nn.Parameter):
             tensor._is_param = True
+        keep_gradient_layout(tensor)
         return tensor
 
     def reshard(self, x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
@@ -140,9 +141,7 @@ class Torch(Framework):
         if isinstance(x, XLAShardedTensor):
             return _array(x, sharding, copy, name)
         if x.device.type == "cpu":
-            return host_to_jax(
-                to_numpy(x.detach()), sharding or _default(), copy=copy, name=name
-            )
+            return host_to_jax(to_numpy(x.detach()), sharding, copy=copy, name=name)
         array = jnp.from_dlpack(x.detach().contiguous() if copy is not False else x.detach())
         return lay_out(array, sharding, copy=copy, name=name)
 
@@ -170,10 +169,6 @@ def _array(x: XLAShardedTensor, sharding: Any, copy: bool | None, name: str) -> 
     return array
 
 
-def _default() -> Any:
-    return jax.sharding.SingleDeviceSharding(jax.config.jax_default_device or jax.local_devices()[0])
-
-
 def _sharding(x: torch.Tensor, mesh: Mesh, spec: Any, name: str | None) -> NamedSharding:
     shape = tuple(x.shape)
     if isinstance(spec, Plan):
@@ -189,8 +184,6 @@ def _mesh_of(x: Any) -> Mesh:
     raise ShardingError(
         f"{type(x).__name__} lies on no mesh yet; name one: isoshard.reshard(x, spec, mesh)"
     )
-
-
 
 
 register(Torch())

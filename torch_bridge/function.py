@@ -137,5 +137,3 @@ def _keys(rng: jax.Array | None) -> Any:
             yield this
 
     return draw()
-
-

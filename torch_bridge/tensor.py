@@ -36,7 +36,6 @@ from isoshard.core.op_sharding import to_op_sharding
 from isoshard.core.tiles import Tiles
 from isoshard.torch_bridge.engine import base, layouts, program
 from isoshard.torch_bridge.engine.special import to_host
-from isoshard.torch_bridge.engine.views import Chain
 
 _DEVICE = "jax:0"
 
@@ -325,11 +324,21 @@ def annotate(tensor: base.LazyTensor, sharding: jax.sharding.NamedSharding) -> N
         PENDING.append(tensor._storage)
     if not tensor._chain.ops:
         tensor._storage.annotation = sharding
+        keep_gradient_layout(tensor)
 
 
-def is_whole(tensor: base.LazyTensor) -> bool:
-    """Whether a tensor shows its storage as it is."""
-    return tensor._chain is Chain.root(tensor._storage.aval)
+def keep_gradient_layout(tensor: base.LazyTensor) -> None:
+    """Lay the gradients of a leaf out as the leaf, and with them what optimizers make of them."""
+    if tensor.requires_grad and tensor.is_leaf and not tensor._post_accumulate_grad_hooks:
+        tensor.register_post_accumulate_grad_hook(_lay_out_gradient)
+
+
+def _lay_out_gradient(leaf: torch.Tensor) -> None:
+    gradient = leaf.grad
+    if isinstance(gradient, base.LazyTensor) and not gradient._chain.ops:
+        value = gradient._storage.value
+        if value.layout == layouts.UNPLACED and value.array is None:
+            value.layout = leaf._storage.value.layout
 
 
 base.use_class(XLAShardedTensor)

@@ -155,7 +155,9 @@ def _prepare(func, ops_of, tensor, args, kwargs):
     outs = list(got) if isinstance(got, list | tuple) else [got]
     metas = [Meta.of(out) for out in outs]
     found = []
-    for ops, out, real in zip(ops_of(meta.size, metas, *args[1:], **kwargs), metas, outs, strict=True):
+    for ops, out, real in zip(
+        ops_of(meta.size, metas, *args[1:], **kwargs), metas, outs, strict=True
+    ):
         chain = tensor._chain
         for op in ops:
             chain = chain.then(op)

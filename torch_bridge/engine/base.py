@@ -145,8 +145,10 @@ def read(tensor: LazyTensor) -> Value:
         return storage.value
     recorder = tapes.recorder()
     cached = tensor._cached
-    if cached is not None and tensor._seen == storage.version and (
-        _LOG is None or cached.tape is recorder
+    if (
+        cached is not None
+        and tensor._seen == storage.version
+        and (_LOG is None or cached.tape is recorder)
     ):
         return cached
     recipe = chain.recipes.get("read")

@@ -98,7 +98,10 @@ class Call:
     ins: tuple[Meta, ...]
 
     def __call__(
-        self, inputs: Sequence[jax.Array], scalars: Sequence[jax.Array], key: jax.Array | None = None
+        self,
+        inputs: Sequence[jax.Array],
+        scalars: Sequence[jax.Array],
+        key: jax.Array | None = None,
     ) -> list[jax.Array | None]:
         """Compute the results, then the new values of written arguments, in physical dtypes."""
         got = self.run(inputs, scalars, key)
@@ -231,7 +234,9 @@ def _promotion(lowering, op, args, kwargs, metas):
         return None
     operands: list[Any] = []
     for name, arg in _named(op, args, kwargs):
-        for leaf in arg if isinstance(arg, list | tuple) and not isinstance(arg, Slot | Lift) else [arg]:
+        for leaf in (
+            arg if isinstance(arg, list | tuple) and not isinstance(arg, Slot | Lift) else [arg]
+        ):
             if isinstance(leaf, Slot):
                 operands.append(metas[leaf.number].tensor())
             elif name not in _FACTORS and isinstance(leaf, Lift):
@@ -246,9 +251,7 @@ def _bind(lowering, op, args, kwargs, dtype):
     """The computation of a lowering: put arrays in their places, promote, call."""
 
     def is_operand(leaf: Any) -> bool:
-        return isinstance(leaf, Slot | Lift) or (
-            type(leaf) in (bool, int, float, complex)
-        )
+        return isinstance(leaf, Slot | Lift) or (type(leaf) in (bool, int, float, complex))
 
     names = [argument.name for argument in op._schema.arguments]
     types = {argument.name: str(argument.type) for argument in op._schema.arguments}

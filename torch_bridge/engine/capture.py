@@ -279,7 +279,9 @@ class _Capture:
         numbers = {slot: number for number, slot in enumerate(plan.live)}
         # Results in the order: written storages, then what is returned.
         order = [storage.value.slot for storage in storages]
-        order += [value.slot for value in values if value.slot in numbers and value.slot not in order]
+        order += [
+            value.slot for value in values if value.slot in numbers and value.slot not in order
+        ]
         wanted = dict(zip(plan.live, plan.wanted, strict=True))
         plan.live = tuple(dict.fromkeys(order))
         plan.wanted = tuple(wanted[slot] for slot in plan.live)
@@ -393,4 +395,3 @@ def _fill(outputs: Any, values: list[Value], arguments: list[base.LazyTensor]) -
 def symbol_of(tensor: base.LazyTensor) -> None:
     """Device values have no symbol: reading one in a captured step is refused by `to_host`."""
     return None
-

@@ -15,7 +15,15 @@ import torch
 
 from isoshard.torch_bridge.engine import base, decompose, layouts
 from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.call import Lift, Meta, Slot, build_call, infer, map_leaves, missing
+from isoshard.torch_bridge.engine.call import (
+    Lift,
+    Meta,
+    Slot,
+    build_call,
+    infer,
+    map_leaves,
+    missing,
+)
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval, Value
 from isoshard.torch_bridge.lowerings import registry
@@ -271,6 +279,7 @@ def _in_place_handler(func: torch._ops.OpOverload, writes: list[str]) -> Handler
     signatures: dict[Any, Signature] = {}
     names = [argument.name for argument in func._schema.arguments]
     position = names.index(writes[0])
+    returns = bool(func._schema.returns)
 
     def handler(args, kwargs):
         target = args[position]
@@ -292,7 +301,7 @@ def _in_place_handler(func: torch._ops.OpOverload, writes: list[str]) -> Handler
         values = record(signature, tensors, scalars)
         for tensor, value in zip(targets, values, strict=False):
             base.write(tensor, value)
-        return target
+        return target if returns else None
 
     return handler
 
@@ -357,9 +366,11 @@ def functional_twin(func: torch._ops.OpOverload) -> torch._ops.OpOverload:
         for overload in ranked:
             twin = getattr(packet, overload)
             arguments = twin._schema.arguments
-            if [a.name for a in arguments] == wanted and not any(
-                a.alias_info and a.alias_info.is_write for a in arguments
-            ) and _same_types(func, twin):
+            if (
+                [a.name for a in arguments] == wanted
+                and not any(a.alias_info and a.alias_info.is_write for a in arguments)
+                and _same_types(func, twin)
+            ):
                 return twin
     raise NotImplementedError(missing(func))
 

@@ -56,10 +56,13 @@ class HostOps(TorchDispatchMode):
         ]
         if any(type(tensor) not in _PLAIN for tensor in tensors):
             return func(*args, **kwargs)
-        if any(
-            isinstance(leaf, torch.SymFloat | torch.SymInt)
-            for leaf in pytree.tree_leaves((args, kwargs))
-        ) and tensors:
+        if (
+            any(
+                isinstance(leaf, torch.SymFloat | torch.SymInt)
+                for leaf in pytree.tree_leaves((args, kwargs))
+            )
+            and tensors
+        ):
             raise CaptureError(
                 f"a compiled step computes {func} on a CPU tensor with a number that changes from "
                 "step to step; keep such arithmetic on Python numbers or on jax tensors"

@@ -82,18 +82,25 @@ def sync() -> None:
         execute(tape)
 
 
-def execute(tape: tapes.Tape) -> None:
+def execute(tape: tapes.Tape, only: Value | None = None) -> None:
     """Run a tape; afterwards each value still in use has its array.
 
-    Raises:
-        ShardingError: inputs lie on meshes that number the devices differently.
+    If an operation cannot be compiled its error is raised, and the tape is kept: other values are
+    then computed one at a time, when they are asked for.
+
+    Args:
+        tape: recorded operations.
+        only: the one value wanted from a tape that failed before.
     """
     if tapes.recorder() is tape:
         tapes.replace(tapes.Tape())
     plan = plan_of(tape)
+    if only is not None:
+        plan.live, plan.wanted, plan.donated = (only.slot,), (only.layout,), ()
     if not plan.live:
         forget(tape)
         return
+    tape.failed = True
     arrays = place([tape.values[slot] for slot in plan.leaves])
     plan.placed = tuple(tape.values[slot].layout for slot in plan.leaves)
     program = program_of(plan, arrays, tape.scalars)
@@ -104,7 +111,8 @@ def execute(tape: tapes.Tape) -> None:
         value.array = array
         value.layout = number
         value.tape = None
-    forget(tape)
+    if only is None:
+        forget(tape)
 
 
 def forget(tape: tapes.Tape) -> None:
@@ -243,6 +251,7 @@ def traceable(plan: Plan) -> Any:
     """The plan as a pure function of its leaves, the lifted floats and the random state."""
     entries = plan.program
     inputs = len(plan.leaves)
+    needed = _needed(entries, plan.live)
     wanted = [
         None if number == layouts.UNPLACED else layouts.sharding(number) for number in plan.wanted
     ]
@@ -254,7 +263,7 @@ def traceable(plan: Plan) -> Any:
         env: list[Any] = []
         rewriter = Rewriter(env)
         taken = 0
-        for entry in entries:
+        for entry, is_needed in zip(entries, needed, strict=True):
             if not isinstance(entry[0], int):
                 env.append(next(leaves))
                 rewriter.note(None, entry, 1)
@@ -262,9 +271,9 @@ def traceable(plan: Plan) -> Any:
             recipe = tapes.RECIPES[entry[0]]
             floats = [scalars[taken + i] for i in range(recipe.lifted)]
             taken += recipe.lifted
-            got = rewriter.rewrite(recipe, entry)
+            key = next(keys) if recipe.random else None
+            got = rewriter.rewrite(recipe, entry) if is_needed else [None] * recipe.count
             if got is None:
-                key = next(keys) if recipe.random else None
                 got = recipe.run([env[slot] for slot in entry[1:]], floats, key)
             env += got
             rewriter.note(recipe, entry, len(got))
@@ -275,6 +284,22 @@ def traceable(plan: Plan) -> Any:
         ]
 
     return isoshard_step
+
+
+def _needed(entries: Sequence[Any], live: Sequence[int]) -> list[bool]:
+    """Which entries the wanted results depend on."""
+    counts = [tapes.RECIPES[e[0]].count if isinstance(e[0], int) else 1 for e in entries]
+    wanted = set(live)
+    needed = [False] * len(entries)
+    slot = sum(counts)
+    for position in reversed(range(len(entries))):
+        slot -= counts[position]
+        entry = entries[position]
+        if not wanted.isdisjoint(range(slot, slot + counts[position])):
+            needed[position] = True
+            if isinstance(entry[0], int):
+                wanted.update(entry[1:])
+    return needed
 
 
 def run(

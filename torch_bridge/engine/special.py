@@ -185,7 +185,9 @@ def _resize(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         need = int(np.prod(size)) - flat.numel()
         if need > 0:
             flat = aten.constant_pad_nd.default(flat, [0, need])
-        grown = aten.view.default(aten.clone.default(aten.slice.Tensor(flat, 0, 0, int(np.prod(size)))), list(size))
+        grown = aten.view.default(
+            aten.clone.default(aten.slice.Tensor(flat, 0, 0, int(np.prod(size)))), list(size)
+        )
         base.adopt(tensor, grown)
     return tensor
 

@@ -84,10 +84,11 @@ class Tape:
         leaves: slots of the inputs.
         scalars: the lifted floats, in order of use.
         draws: how many random keys were taken.
+        failed: it could not be executed as a whole.
         home: the devices of the mesh that its inputs lie on, in order; empty while none does.
     """
 
-    __slots__ = ("draws", "home", "leaves", "program", "scalars", "values")
+    __slots__ = ("draws", "failed", "home", "leaves", "program", "scalars", "values")
 
     def __init__(self):
         """An empty tape."""
@@ -96,6 +97,7 @@ class Tape:
         self.leaves: list[int] = []
         self.scalars: list[Any] = []
         self.draws = 0
+        self.failed = False
         self.home: tuple[jax.Device, ...] = ()
 
     def record(
@@ -251,7 +253,7 @@ def materialize(values: Sequence[Value]) -> None:
 
     for value in values:
         if value.array is None:
-            program.execute(value.tape)
+            program.execute(value.tape, value if value.tape.failed else None)
 
 
 def is_tracing() -> bool:

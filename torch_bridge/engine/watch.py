@@ -97,7 +97,9 @@ def _is_plain_object(thing: Any) -> bool:
     if isinstance(thing, torch.Tensor | type) or inspect.ismodule(thing):
         return False
     root = type(thing).__module__.partition(".")[0]
-    return root not in ("builtins", "torch", "jax", "jaxlib", "numpy") and hasattr(thing, "__dict__")
+    return root not in ("builtins", "torch", "jax", "jaxlib", "numpy") and hasattr(
+        thing, "__dict__"
+    )
 
 
 def _hyperparameters(group: dict[str, Any]) -> tuple[Any, ...]:

@@ -41,12 +41,12 @@ def _relu6(x):
 
 @lower("aten::threshold")
 def _threshold(x, threshold, value):
-    return jnp.where(x <= threshold, jnp.asarray(value, x.dtype), x)
+    return jnp.where(wide(x) <= threshold, jnp.asarray(value, x.dtype), x)
 
 
 @lower("aten::threshold_backward")
 def _threshold_backward(grad, x, threshold):
-    return jnp.where(x <= threshold, jnp.zeros_like(grad), grad)
+    return jnp.where(wide(x) <= threshold, jnp.zeros_like(grad), grad)
 
 
 @lower("aten::leaky_relu")

@@ -60,9 +60,7 @@ def div_mode(x, other, *, rounding_mode=None):
     return jax.lax.div(*jnp.broadcast_arrays(x, other)) if _integer(x) else jnp.trunc(x / other)
 
 
-@lower(
-    "aten::floor_divide", "aten::floor_divide.Scalar", promote="inputs", lift=("other",)
-)
+@lower("aten::floor_divide", "aten::floor_divide.Scalar", promote="inputs", lift=("other",))
 def floor_divide(x, other):
     """Division rounded down; a float divided by 0 is infinite or NaN."""
     if _integer(x):
@@ -71,7 +69,9 @@ def floor_divide(x, other):
     x, other = wide(x), wide(other)
     rest = jnp.fmod(x, other)
     quotient = (x - rest) / other
-    quotient = jnp.round(jnp.where((rest != 0) & ((other < 0) != (rest < 0)), quotient - 1, quotient))
+    quotient = jnp.round(
+        jnp.where((rest != 0) & ((other < 0) != (rest < 0)), quotient - 1, quotient)
+    )
     quotient = jnp.where(quotient == 0, jnp.copysign(number(0, x.dtype), x / other), quotient)
     return jnp.where(other == 0, x / other, quotient).astype(dtype)
 

@@ -54,9 +54,7 @@ def _transpose_kernel(weight, groups):
 
 
 @lower("aten::convolution")
-def _convolution(
-    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
-):
+def _convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
     out = _convolve(x, weight, stride, padding, dilation, transposed, output_padding, groups)
     return out if bias is None else out + bias.reshape(-1, *(1,) * (x.ndim - 2))
 

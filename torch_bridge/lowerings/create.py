@@ -46,7 +46,8 @@ def scalar_tensor(s, *, dtype=None):
 
 
 def _number(value, dtype):
-    return number(value, dtype or jnp.asarray(value).dtype)
+    own = value.dtype if isinstance(value, jax.Array) else jnp.result_type(type(value))
+    return number(value, dtype or own)
 
 
 @lower("aten::empty_strided", "aten::empty_permuted")
@@ -145,6 +146,8 @@ def _steps(start, step, count):
 def linspace(start, end, steps, *, dtype=None):
     """`steps` evenly spaced numbers from `start` to `end`, counted from the nearer end."""
     start, end = (jnp.asarray(value).astype(jnp.float32) for value in (start, end))
+    if dtype is not None and jnp.issubdtype(dtype, jnp.integer):
+        start, end = jnp.trunc(start), jnp.trunc(end)
     place = jax.lax.iota(jnp.float32, steps)
     step = (end - start) / max(steps - 1, 1)
     near = place < max(steps // 2, 1)
@@ -160,7 +163,7 @@ def linspace(start, end, steps, *, dtype=None):
 )
 def logspace(start, end, steps, base=10.0, *, dtype=None):
     """`base` to the power of `steps` evenly spaced numbers."""
-    return jnp.power(base, linspace(start, end, steps))
+    return jnp.power(base, linspace(start, end, steps, dtype=dtype))
 
 
 @lower("aten::tril_indices")

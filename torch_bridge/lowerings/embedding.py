@@ -157,9 +157,7 @@ def _embedding_bag_backward(
 
 
 @lower("aten::_embedding_bag_per_sample_weights_backward")
-def _per_sample_weights_backward(
-    grad, weight, indices, offsets, offset2bag, mode, padding_idx=-1
-):
+def _per_sample_weights_backward(grad, weight, indices, offsets, offset2bag, mode, padding_idx=-1):
     products = jnp.take(grad, offset2bag, axis=0) * jnp.take(weight, indices, axis=0)
     got = jnp.sum(wide(products), axis=1)
     return got if padding_idx < 0 else jnp.where(indices == padding_idx, 0, got)

@@ -85,6 +85,8 @@ def _linear(x, weight, bias=None):
 def _trilinear(i1, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim=1):
     """Sum over `sumdim` of the product of three tensors, each unsqueezed at its `expand` axes."""
     rank = i1.ndim + len(expand1)
-    axes = [[d for d in range(rank) if d not in set(expand)] for expand in (expand1, expand2, expand3)]
+    axes = [
+        [d for d in range(rank) if d not in set(expand)] for expand in (expand1, expand2, expand3)
+    ]
     out = [d for d in range(rank) if d not in set(sumdim)]
     return jnp.einsum(i1, axes[0], i2, axes[1], i3, axes[2], out)

@@ -208,9 +208,7 @@ def _batch_norm_no_update(x, weight, bias, running_mean, running_var, momentum, 
     return (*got[:3], _reserve())
 
 
-@lower(
-    "aten::_batch_norm_with_update", writes=("running_mean", "running_var"), lift=("momentum",)
-)
+@lower("aten::_batch_norm_with_update", writes=("running_mean", "running_var"), lift=("momentum",))
 def _batch_norm_with_update(x, weight, bias, running_mean, running_var, momentum, eps):
     got = _batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)
     return (*got[:3], _reserve(), *got[3:])
@@ -234,8 +232,8 @@ def _batch_norm_backward(
     mean, rstd, scale = (_channel(a, x.ndim) for a in (mean, rstd, weight))
     y = (x - mean) * rstd
     g = _affine(grad, scale, None)
-    return (
-        (_input_gradient(g, y, rstd, axes) if train else g * rstd) if output_mask[0] else None,
+    return (  # torch promises the first result whatever the mask
+        _input_gradient(g, y, rstd, axes) if train else g * rstd,
         jnp.sum(grad * y, axis=axes) if output_mask[1] else None,
         jnp.sum(grad, axis=axes) if output_mask[2] else None,
     )

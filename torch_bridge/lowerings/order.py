@@ -5,8 +5,8 @@
 (Array([ 1.,  2.,  2., nan], dtype=float32), Array([2, 0, 3, 1], dtype=int32))
 
 NaN counts as the largest number. Sorts are stable, so equal elements keep their order; torch
-promises no order for them in `topk`, `median` and `kthvalue`. `topk` sorts: GSPMD splits a sort over
-the other axes, but gathers the whole array for `lax.top_k`.
+promises no order for them in `topk`, `median` and `kthvalue`. `topk` sorts: GSPMD splits a sort
+over the other axes, but gathers the whole array for `lax.top_k`.
 """
 
 from __future__ import annotations

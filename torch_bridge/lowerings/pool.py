@@ -128,9 +128,7 @@ def _max_pool(rank, x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=
     return _window_max(x, grid), _window_argmax(x, grid, rank)
 
 
-def _max_pool_backward(
-    rank, grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices
-):
+def _max_pool_backward(rank, grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
     """JAX's own gradient of a window maximum; it knows no dilation, there `indices` serve."""
     grid = windows(x.shape, rank, kernel_size, stride, padding, dilation, ceil_mode)
     if any(d != 1 for d in grid.dilation):
@@ -138,9 +136,7 @@ def _max_pool_backward(
     return pull_back(lambda a: _window_max(a, grid), grad, x)[0]
 
 
-def scatter_add(
-    grad: jax.Array, indices: jax.Array, shape: Sequence[int], rank: int
-) -> jax.Array:
+def scatter_add(grad: jax.Array, indices: jax.Array, shape: Sequence[int], rank: int) -> jax.Array:
     """Add each value to the place its index names in the flattened last `rank` axes.
 
     Args:

@@ -190,12 +190,6 @@ def _threefry(key):
     return jax.random.wrap_key_data(bits, impl="threefry2x32")
 
 
-@lower("aten::binomial", random=True)
-def binomial(key, count, prob):
-    """Successes among `count` tries of probability `prob`."""
-    return jax.random.binomial(key, wide(count), wide(prob)).astype(count.dtype)
-
-
 @lower("aten::_standard_gamma", random=True)
 def standard_gamma(key, x):
     """Gamma with the shape parameter in each place of `x`."""

@@ -178,9 +178,7 @@ def norm(x, p=2):
     return vector_norm(x, p)
 
 
-@lower(
-    "aten::norm.ScalarOpt_dim", "aten::norm.ScalarOpt_dim_dtype", "aten::norm.ScalarOpt_dtype"
-)
+@lower("aten::norm.ScalarOpt_dim", "aten::norm.ScalarOpt_dim_dtype", "aten::norm.ScalarOpt_dtype")
 def norm_dim(x, p=None, dim=None, keepdim=False, *, dtype=None):
     """The p-norm along axes, with p = 2 for None."""
     return vector_norm(x, 2 if p is None else p, dim, keepdim, dtype=dtype)

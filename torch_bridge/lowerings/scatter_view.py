@@ -1,7 +1,7 @@
 """Writes through views, as functions: the array with a slice, a diagonal or a stride replaced.
 
-The gradients of views (`slice_backward`, ..) are the same writes into zeros. A part is padded to the
-size of the whole and chosen by position; GSPMD splits that along any axis, which it cannot do
+The gradients of views (`slice_backward`, ..) are the same writes into zeros. A part is padded to
+the size of the whole and chosen by position; GSPMD splits that along any axis, which it cannot do
 for a scatter.
 
 >>> from isoshard.torch_bridge.lowerings import registry

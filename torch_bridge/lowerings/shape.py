@@ -105,7 +105,9 @@ def pixel_shuffle(x, upscale_factor):
     r = upscale_factor
     *batch, channels, height, width = x.shape
     blocks = x.reshape(*batch, channels // r**2, r, r, height, width)
-    return jnp.moveaxis(blocks, (-4, -3), (-3, -1)).reshape(*batch, channels // r**2, height * r, width * r)
+    return jnp.moveaxis(blocks, (-4, -3), (-3, -1)).reshape(
+        *batch, channels // r**2, height * r, width * r
+    )
 
 
 @lower("aten::pixel_unshuffle")
@@ -114,7 +116,9 @@ def pixel_unshuffle(x, downscale_factor):
     r = downscale_factor
     *batch, channels, height, width = x.shape
     blocks = x.reshape(*batch, channels, height // r, r, width // r, r)
-    return jnp.moveaxis(blocks, (-3, -1), (-4, -3)).reshape(*batch, channels * r**2, height // r, width // r)
+    return jnp.moveaxis(blocks, (-3, -1), (-4, -3)).reshape(
+        *batch, channels * r**2, height // r, width // r
+    )
 
 
 @lower("aten::channel_shuffle", "aten::native_channel_shuffle")

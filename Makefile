@@ -1,0 +1,68 @@
+# One command each: `make demo`, `make test`, `make bench`. Each creates .venv, installs isoshard
+# with the versions of constraints.txt, and does its job; a second run installs nothing.
+#
+#   make demo ARGS="--quick"               arguments for the command behind the target
+#   make test PYTEST_ARGS="tests/core -x"  arguments for pytest
+#   make test PYTHON=python3.12            the Python (>= 3.11) that .venv is made with
+
+PYTHON ?= python3
+ARGS ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet --constraint constraints.txt --no-build-isolation
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench lint types wheel clean
+.DELETE_ON_ERROR:
+
+help:  ## show the targets
+	@echo "isoshard: one sharding spec drives JAX and PyTorch"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo-installed  ## train on a mesh from PyTorch, go on in JAX (ARGS="--quick")
+	$(BIN)/isoshard demo $(ARGS)
+
+test: lint types  ## format, lint, types of the wheel, then every test (PYTEST_ARGS="-x")
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+bench: $(VENV)/.dev-installed  ## measure against hand-written JAX in the same run (ARGS=..)
+	$(BIN)/python -m benchmarks.training $(ARGS)
+	$(BIN)/python -m benchmarks.exchange $(ARGS)
+
+lint: $(VENV)/.dev-installed  ## ruff: format and lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: wheel  ## pyright on the installed wheel
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# build/lib is setuptools' own folder: what an earlier build left there would end up in the wheel.
+wheel: $(VENV)/.dev-installed  ## build the wheel and unpack it into build/wheel
+	rm -rf build
+	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/dist .
+	$(PIP) install --quiet --no-deps --no-index --target build/wheel build/dist/isoshard-*.whl
+
+clean:  ## remove .venv, caches and everything built
+	rm -rf $(VENV) build dist isoshard.egg-info .pytest_cache .ruff_cache .hypothesis out
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Each stamp is newer than what it was made from, or it is made again.
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "isoshard needs Python >= 3.11, but PYTHON=$(PYTHON) is: $$($(PYTHON) --version 2>&1)." >&2; \
+	  echo "Name another one, e.g.: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.demo-installed: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "installing isoshard and what it needs into $(VENV), about a minute .."
+	@$(INSTALL) setuptools
+	$(INSTALL) --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.dev-installed: $(VENV)/.demo-installed
+	$(INSTALL) --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,8 @@
+"""The `isoshard` command: `isoshard doctor` and `isoshard demo`."""
+
+if __name__ != "isoshard.cli":
+    raise ImportError(f"import isoshard.cli, not {__name__}: pip install -e . first")
+
+from .dispatch import main
+
+__all__ = ["main"]

@@ -1,0 +1,77 @@
+"""Which subcommand runs.
+
+A subcommand is a module with `main(argv) -> int`; it is imported when it is called for, so that
+`isoshard doctor` works where the demo's dependencies are missing.
+
+>>> main(["--version"])
+isoshard 0.1.0
+0
+>>> main(["dcotor"])     # stderr: no command 'dcotor', did you mean 'doctor'? The commands are ..
+2
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "doctor": ("isoshard.cli.doctor", "what is installed, which devices, what works here"),
+    "demo": ("isoshard.cli.demo", "train a transformer on a mesh from PyTorch, go on in JAX"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the subcommand that `argv` names.
+
+    Args:
+        argv: the command line after `isoshard`; None reads it from `sys.argv`.
+
+    Returns:
+        The exit status: that of the subcommand, 0 for help and version, 2 for a wrong command or
+        a missing dependency of the subcommand.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0
+    if words[0] in ("-V", "--version"):
+        print(f"isoshard {importlib.metadata.version('isoshard')}")
+        return 0
+    if words[0] not in COMMANDS:
+        print(_no_such_command(words[0]), file=sys.stderr)
+        return 2
+    return _run(words[0], words[1:])
+
+
+def _run(command: str, argv: list[str]) -> int:
+    try:
+        module = importlib.import_module(COMMANDS[command][0])
+    except ModuleNotFoundError as error:
+        root = (error.name or "").partition(".")[0]
+        if root in ("", "isoshard"):
+            raise
+        print(
+            f"isoshard {command} needs {root}, which is not installed. "
+            f'Fix: pip install "isoshard[demo]"; isoshard doctor says what else is missing.',
+            file=sys.stderr,
+        )
+        return 2
+    return module.main(argv)
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {what}" for name, (_, what) in COMMANDS.items()]
+    return "\n".join(
+        ["usage: isoshard COMMAND [ARGS]", "", *lines, "", "isoshard COMMAND --help tells more"]
+    )
+
+
+def _no_such_command(word: str) -> str:
+    close = difflib.get_close_matches(word, COMMANDS, n=1)
+    hint = f", did you mean {close[0]!r}?" if close else "."
+    return f"isoshard: no command {word!r}{hint} The commands are {', '.join(COMMANDS)}."

@@ -1,0 +1,250 @@
+"""What works on this machine, found out by doing it.
+
+A probe runs one real thing end to end and returns a sentence about what it saw, or raises.
+`run` turns either into a `Result`; `survey.py` runs many of them in a process that may die.
+
+>>> PROBES["exchange"].needs
+('torch',)
+>>> run("shard").status
+'works'
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import isoshard as iso
+
+WORKS, MISSING, FAILS = "works", "missing", "fails"
+_EXTRA = {"torch": "torch", "flax": "flax", "optax": "flax", "matplotlib": "demo"}
+_REPORT = "report it with the output of: isoshard doctor --json"
+
+
+class Unavailable(Exception):
+    """What the probe looks for is not on this machine; nothing is broken."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """One thing to try.
+
+    Attributes:
+        title: what is tried, in a user's words.
+        needs: modules that have to be installed for it.
+        fix: what to do when it fails.
+        run: tries it; returns a sentence, or a sentence and facts for `--json`.
+    """
+
+    title: str
+    needs: tuple[str, ...]
+    fix: str
+    run: Callable[[], str | tuple[str, dict[str, Any]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How one probe ended.
+
+    Attributes:
+        name: key of the probe in `PROBES`.
+        status: "works", "missing" (not installed, or not on this machine) or "fails".
+        detail: what was seen, or the reason.
+        fix: what to do about it; empty when it works.
+        seconds: how long it took.
+        facts: what the probe measured.
+    """
+
+    name: str
+    status: str
+    detail: str
+    fix: str = ""
+    seconds: float = 0.0
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def run(name: str) -> Result:
+    """Run one probe in this process.
+
+    Args:
+        name: key of the probe in `PROBES`.
+
+    Returns:
+        Its result; an exception of the probe is its result, too.
+    """
+    probe, start = PROBES[name], time.perf_counter()
+    absent = [module for module in probe.needs if importlib.util.find_spec(module) is None]
+    if absent:
+        return Result(name, MISSING, f"{' and '.join(absent)} not installed", _install(absent))
+    facts: dict[str, Any] = {}
+    try:
+        seen = probe.run()
+        detail, facts = seen if isinstance(seen, tuple) else (seen, {})
+        status, fix = WORKS, ""
+    except Unavailable as reason:
+        status, detail, fix = MISSING, str(reason), probe.fix
+    except Exception as error:
+        status, detail, fix = FAILS, f"{type(error).__name__}: {error}", probe.fix
+    return Result(name, status, detail, fix, time.perf_counter() - start, facts)
+
+
+def _install(modules: Sequence[str]) -> str:
+    extras = sorted({_EXTRA[module] for module in modules})
+    return f'pip install "isoshard[{",".join(extras)}]"'
+
+
+def _devices() -> tuple[str, dict[str, Any]]:
+    """Start JAX's backend and describe every device."""
+    kinds: dict[tuple[str, str], int] = {}
+    for device in jax.devices():
+        key = (device.platform, device.device_kind)
+        kinds[key] = kinds.get(key, 0) + 1
+    found = [{"platform": p, "kind": k, "count": n} for (p, k), n in kinds.items()]
+    x64 = jax.dtypes.canonicalize_dtype("int64") == "int64"
+    facts = {"devices": found, "processes": jax.process_count(), "x64": x64}
+    names = ", ".join(f"{d['count']} x {d['platform']} ({d['kind']})" for d in found)
+    return f"{names}; 64-bit types are {'on' if x64 else 'off'}", facts
+
+
+def _accelerator() -> str:
+    """Look for anything but a CPU, and for a GPU that JAX does not see."""
+    platform = jax.default_backend()
+    if platform != "cpu":
+        return f"JAX runs on {platform}"
+    if shutil.which("nvidia-smi"):
+        raise Unavailable("this machine has an NVIDIA driver, but JAX is installed without CUDA")
+    raise Unavailable("none seen by JAX, so programs run on the CPU")
+
+
+def _simulate() -> str:
+    """Ask a new process for 8 virtual CPU devices; in this one the backend may be running."""
+    program = "import isoshard, jax; isoshard.simulate_devices(8); print(len(jax.devices('cpu')))"
+    answer = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    if answer.stdout.split()[-1:] != ["8"]:
+        raise RuntimeError((answer.stderr.strip() or answer.stdout).splitlines()[-1])
+    return "isoshard.simulate_devices(8), before the first JAX call, gives 8 CPU devices"
+
+
+def _sharded() -> jax.Array:
+    """A float32 matrix with one block of rows on each device."""
+    count = len(jax.devices())
+    rows = np.arange(count * 64 * 16, dtype=np.float32).reshape(count * 64, 16)
+    return iso.shard(rows, _mesh(), iso.P("x", None))
+
+
+def _mesh() -> jax.sharding.Mesh:
+    return iso.make_mesh((len(jax.devices()),), ("x",))
+
+
+def _shard() -> str:
+    """Shard a matrix, compute on it under jit, compare with NumPy."""
+    x = _sharded()
+    expected = np.asarray(x)
+    np.testing.assert_allclose(jax.jit(jnp.sum)(x), expected.sum(), rtol=1e-3)
+    np.testing.assert_array_equal(iso.full(x), expected)
+    blocks = x.addressable_shards
+    return f"a block of {blocks[0].data.shape} on each device; a jitted sum agrees with NumPy"
+
+
+def _exchange() -> str:
+    """Share every block of a sharded array with torch, and a torch tensor with JAX."""
+    import torch
+
+    x = _sharded()
+    shards = iso.local_shards(x, framework="torch")
+    blocks = [block.data.unsafe_buffer_pointer() for block in x.addressable_shards]
+    if sorted(shard.data.data_ptr() for shard in shards) != sorted(blocks):
+        raise RuntimeError("the torch shards of a JAX array are copies")
+    tensor = torch.arange(4096.0)
+    if iso.to_jax(tensor, copy=False).unsafe_buffer_pointer() != tensor.data_ptr():
+        raise RuntimeError("the JAX array of a torch tensor is a copy")
+    return "every block of a JAX array goes to torch, and a torch tensor to JAX, without a copy"
+
+
+def _train() -> str:
+    """Train a sharded linear layer on torch's `jax` device for two steps."""
+    import torch
+
+    from isoshard import torch_bridge
+
+    size = 2 * len(jax.devices())
+    layer = torch.nn.Linear(size, size).to("jax")
+    torch_bridge.mark_sharding(layer.weight, _mesh(), ("x", None))
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    x, losses = torch.ones(4, size).to("jax"), []
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = layer(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    if not losses[1] < losses[0]:
+        raise RuntimeError(f"two steps of SGD took the loss from {losses[0]} to {losses[1]}")
+    return f"two steps of SGD took a sharded layer's loss from {losses[0]:.3f} to {losses[1]:.3f}"
+
+
+def _function() -> str:
+    """Call a torch module from a jitted JAX program and differentiate it."""
+    import torch
+
+    function = iso.jax_function(torch.nn.Linear(4, 2))
+    x = jnp.ones((3, 4))
+    gradient = jax.jit(jax.grad(lambda params: function(params, x).sum()))(function.params)
+    np.testing.assert_allclose(gradient["bias"], [3.0, 3.0], rtol=1e-6)
+    return "a torch layer runs under jax.jit and jax.grad"
+
+
+def _flax() -> str:
+    """Place a Flax NNX layer by a Plan and call it."""
+    from flax import nnx
+
+    size = 2 * len(jax.devices())
+    layer = nnx.Linear(size, size, rngs=nnx.Rngs(0))
+    placed = iso.shard(layer, _mesh(), iso.Plan({"kernel": iso.P(None, "x"), "*": iso.P()}))
+    placed(jnp.ones((1, size))).block_until_ready()
+    return f"a Plan placed an NNX layer: kernel {placed.kernel[...].sharding.spec}"
+
+
+def _plot() -> str:
+    """Draw a curve into memory."""
+    import io
+
+    from matplotlib.figure import Figure
+
+    figure, file = Figure(), io.BytesIO()
+    figure.subplots().plot([2.0, 1.0])
+    figure.savefig(file, format="png")
+    return f"a curve drawn as PNG, {len(file.getvalue()) // 1024} kB"
+
+
+_JAX = "reinstall JAX for this machine: pip install --force-reinstall jax jaxlib"
+_CUDA = 'for an NVIDIA GPU: pip install "jax[cuda13]"'
+_BOTH = "torch sees JAX's buffers where both are installed for the same kind of device"
+PROBES = {
+    "devices": Probe("start JAX", (), _JAX, _devices),
+    "accelerator": Probe("use an accelerator", (), _CUDA, _accelerator),
+    "simulate": Probe("simulate more devices", (), _REPORT, _simulate),
+    "shard": Probe("shard an array, compute on it", (), _REPORT, _shard),
+    "exchange": Probe("exchange buffers with torch", ("torch",), _BOTH, _exchange),
+    "train": Probe("train torch on the mesh", ("torch",), _REPORT, _train),
+    "function": Probe("call torch from JAX", ("torch",), _REPORT, _function),
+    "flax": Probe("place a Flax module", ("flax",), _REPORT, _flax),
+    "plot": Probe("draw the demo's curves", ("matplotlib",), _REPORT, _plot),
+}

@@ -1,0 +1,70 @@
+"""The core of isoshard: mesh, spec, tiles, placement, exchange, plan, pictures and counters.
+
+It imports JAX and NumPy (and rich to draw). Bridges to frameworks import it, never the reverse.
+"""
+
+if not __name__.startswith("isoshard."):
+    raise ImportError(
+        f"this folder is the package isoshard.core, not {__name__!r}: under two names every class "
+        "would exist twice. Install the project (pip install -e .) and import isoshard."
+    )
+
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from . import metrics
+from .devices import simulate_devices
+from .errors import (
+    CopyError,
+    DeviceError,
+    ShardingError,
+    SpecError,
+    UnevenError,
+    UnrepresentableError,
+)
+from .exchange import to_jax, to_torch
+from .mesh import as_mesh, hybrid_mesh, make_mesh
+from .op_sharding import parse_op_sharding, to_op_sharding
+from .place import full, reshard, shard, sharding_of
+from .plan import Conv, Linear, Plan, PlanError
+from .shards import Shard, local_shards
+from .spec import named_sharding, normalize_spec, register_spelling, same_layout
+from .tiles import Tiles
+from .visualize import visualize
+
+__all__ = [
+    "Conv",
+    "CopyError",
+    "DeviceError",
+    "Linear",
+    "Mesh",
+    "NamedSharding",
+    "P",
+    "Plan",
+    "PlanError",
+    "Shard",
+    "ShardingError",
+    "SpecError",
+    "Tiles",
+    "UnevenError",
+    "UnrepresentableError",
+    "as_mesh",
+    "full",
+    "hybrid_mesh",
+    "local_shards",
+    "make_mesh",
+    "metrics",
+    "named_sharding",
+    "normalize_spec",
+    "parse_op_sharding",
+    "register_spelling",
+    "reshard",
+    "same_layout",
+    "shard",
+    "sharding_of",
+    "simulate_devices",
+    "to_jax",
+    "to_op_sharding",
+    "to_torch",
+    "visualize",
+]

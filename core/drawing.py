@@ -1,0 +1,106 @@
+"""Drawing: a grid of labelled boxes, in plain text or in colour.
+
+>>> cells = [[("0", 0), ("1", 1)]]
+>>> print(plain(grid_lines(cells, ["top"], ["left", "right"], 80)))
+      left    right
+    ┌───────┬───────┐
+top │   0   │   1   │
+    └───────┴───────┘
+
+A line is a list of (text, style) pairs; the styles matter in colour only.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+Line = list[tuple[str, str]]
+Cell = tuple[str, int]  # text, and the number of its colour
+
+MAX_ROWS = 16
+MIN_CELL = 5
+LABEL = "dim"
+_GAP: Cell = ("…", -1)
+_COLORS = (
+    "#8dd3c7 #ffffb3 #bebada #fb8072 #80b1d3 #fdb462 "
+    "#b3de69 #fccde5 #d9d9d9 #bc80bd #ccebc5 #ffed6f"
+).split()
+
+
+def grid_lines(
+    cells: Sequence[Sequence[Cell]], rows: Sequence[str], columns: Sequence[str], width: int
+) -> list[Line]:
+    """Draw boxes with a label per row and column.
+
+    Args:
+        cells: the boxes, row by row.
+        rows: one label per row; all empty for none.
+        columns: one label per column; all empty for none.
+        width: columns to fit into; what does not fit is left out, with `…` in its place.
+
+    Returns:
+        The lines of the picture.
+    """
+    texts = [text for row in cells for text, _ in row]
+    cell = max(MIN_CELL, *map(len, texts), *map(len, columns)) + 2
+    gutter = max(map(len, rows)) + 1 if any(rows) else 0
+    kept_columns = _kept(len(columns), max(3, (width - gutter - 1) // (cell + 1)))
+    drawn = len(kept_columns)
+    lines = [_header(kept_columns, columns, gutter, cell)] if any(columns) else []
+    lines.append(_rule("┌┬┐", gutter, cell, drawn))
+    for number, row in enumerate(_kept(len(rows), MAX_ROWS)):
+        if number:
+            lines.append(_rule("├┼┤", gutter, cell, drawn))
+        boxes = [_GAP if row is None or c is None else cells[row][c] for c in kept_columns]
+        lines.append(_row("…" if row is None else rows[row], boxes, gutter, cell))
+    lines.append(_rule("└┴┘", gutter, cell, drawn))
+    return lines
+
+
+def plain(lines: Sequence[Line]) -> str:
+    """Join lines as text."""
+    return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
+
+
+def colored(lines: Sequence[Line]) -> str:
+    """Join lines as text with escape codes for a terminal.
+
+    Args:
+        lines: as `grid_lines` makes them.
+
+    Returns:
+        `plain(lines)` with colours, up to spaces at the ends of lines.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system="truecolor", no_color=False)
+    for number, line in enumerate(lines):
+        text = Text.assemble(*line, end="" if number == len(lines) - 1 else "\n")
+        console.print(text, soft_wrap=True, highlight=False, end=text.end)
+    return out.getvalue()
+
+
+def _kept(count: int, room: int) -> list[int | None]:
+    """The numbers that are drawn: all, or the first few, a gap and the last."""
+    return [*range(count)] if count <= room else [*range(room - 2), None, count - 1]
+
+
+def _header(kept: Sequence[int | None], columns: Sequence[str], gutter: int, cell: int) -> Line:
+    labels = ["…" if c is None else columns[c] for c in kept]
+    return [(" " * gutter + "".join(f" {label:^{cell}}" for label in labels), LABEL)]
+
+
+def _rule(corners: str, gutter: int, cell: int, count: int) -> Line:
+    left, middle, right = corners
+    return [(" " * gutter + left + middle.join(["─" * cell] * count) + right, "")]
+
+
+def _row(label: str, boxes: Sequence[Cell], gutter: int, cell: int) -> Line:
+    line: Line = [(f"{label:>{gutter - 1}} " if gutter else "", LABEL), ("│", "")]
+    for text, number in boxes:
+        style = f"black on {_COLORS[number % len(_COLORS)]}" if number >= 0 else LABEL
+        line += [(f"{text:^{cell}}", style), ("│", "")]
+    return line

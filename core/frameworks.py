@@ -1,0 +1,210 @@
+"""The registry through which core serves frameworks it does not know.
+
+Core imports JAX and NumPy only. A bridge adds a framework by registering one object that knows how
+to do core's verbs for its types; the verbs ask here first.
+
+>>> class Boxes(Framework):
+...     name = "boxes"
+...     def owns(self, obj):
+...         return type(obj).__name__ == "Box"
+...     def full(self, x):
+...         return "whole"
+>>> class Box: ...
+>>> framework_of(Box()) is None
+True
+>>> register(Boxes())
+>>> framework_of(Box()).full(Box())
+'whole'
+
+A verb that the framework does not have says so:
+
+>>> framework_of(Box()).sharding_of(Box())
+Traceback (most recent call last):
+    ...
+TypeError: boxes objects have no sharding_of; given was Box
+
+>>> unregister("boxes")
+
+Nothing is imported before it is needed: `on_first(root, loader)` notes how to load a bridge, and
+the loader runs once, when an object arrives whose class (or a base of it) lives in the package
+`root`, or when `require(root)` asks.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+Loader = Callable[[], object]
+
+_HOW_TO_GET = {
+    "torch": "pip install 'isoshard[torch]'",
+    "flax": "pip install 'isoshard[flax]'",
+}
+
+
+class Framework:
+    """What a bridge can do with its objects; subclass it and override what makes sense.
+
+    Attributes:
+        name: of the framework, e.g. "torch"; what `require` looks for.
+    """
+
+    name: str = "unknown"
+
+    def owns(self, obj: Any) -> bool:
+        """Whether `obj` is one of this framework's arrays or modules. Called often: be quick."""
+        self._lacks("owns", obj)
+
+    def shard(
+        self, x: Any, mesh: Mesh, spec: Any, *, copy: bool | None = None, name: str | None = None
+    ) -> Any:
+        """Lay `x` out over `mesh`; `spec` is any spelling, or a Plan. Same framework out."""
+        self._lacks("shard", x)
+
+    def check_shard(
+        self, x: Any, mesh: Mesh, spec: Any, *, copy: bool | None = None, name: str | None = None
+    ) -> None:
+        """Raise what `shard` would raise, and do nothing else. Called for each leaf of a tree."""
+
+    def reshard(self, x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
+        """Change the layout of `x`; the mesh is its own unless given."""
+        self._lacks("reshard", x)
+
+    def full(self, x: Any) -> Any:
+        """Gather `x` to every device."""
+        self._lacks("full", x)
+
+    def sharding_of(self, x: Any) -> Any:
+        """The NamedSharding of an array, or a dictionary of them by name for a module."""
+        self._lacks("sharding_of", x)
+
+    def local_shards(self, x: Any) -> list[Any]:
+        """The `Shard`s of `x` on this process, as plain arrays of this framework, not copied."""
+        self._lacks("local_shards", x)
+
+    def to_jax(
+        self, x: Any, sharding: NamedSharding | None = None, *, copy: bool | None = None
+    ) -> Any:
+        """The same values as a jax.Array (a dictionary of them for a module)."""
+        self._lacks("to_jax", x)
+
+    def from_jax(self, array: jax.Array, *, copy: bool | None = None) -> Any:
+        """The same values as an array of this framework, with the layout of `array`."""
+        self._lacks("from_jax", array)
+
+    def shard_from_jax(self, array: jax.Array, *, copy: bool | None = None) -> Any:
+        """A `jax.Array` on one device (a shard's data) as a plain array of this framework."""
+        self._lacks("shard_from_jax", array)
+
+    def _lacks(self, verb: str, obj: Any) -> NoReturn:
+        raise TypeError(f"{self.name} objects have no {verb}; given was {type(obj).__name__}")
+
+
+_frameworks: dict[str, Framework] = {}
+_loaders: dict[str, Loader] = {}
+_lock = threading.RLock()
+
+
+def register(framework: Framework) -> None:
+    """Add a framework, or replace the one of the same name.
+
+    Args:
+        framework: does core's verbs for its own objects.
+    """
+    _frameworks[framework.name] = framework
+
+
+def unregister(name: str) -> None:
+    """Forget a framework; nothing happens if there is none of that name."""
+    _frameworks.pop(name, None)
+
+
+def on_first(root: str, loader: Loader) -> None:
+    """Note how to load a bridge when its framework is first met.
+
+    Args:
+        root: top-level package of the framework's classes, e.g. "torch".
+        loader: called at most once; it must `register` a framework of that name.
+    """
+    _loaders[root] = loader
+
+
+def framework_of(obj: Any) -> Framework | None:
+    """Find the framework an object belongs to, loading its bridge on first sight.
+
+    Args:
+        obj: anything.
+
+    Returns:
+        The framework, or None: NumPy, JAX, plain containers and all that nobody claims.
+
+    Raises:
+        ImportError: the bridge could not be loaded.
+
+    Example:
+        >>> framework_of(np.zeros(3)) is None
+        True
+    """
+    if isinstance(obj, jax.Array | np.ndarray):
+        return None
+    if _loaders:
+        _load_for(type(obj))
+    return next((f for f in _frameworks.values() if f.owns(obj)), None)
+
+
+def require(name: str) -> Framework:
+    """Get a framework by name, loading its bridge if needed.
+
+    Args:
+        name: e.g. "torch".
+
+    Returns:
+        The framework.
+
+    Raises:
+        ImportError: it is not installed; the message says how to get it.
+
+    Example:
+        >>> require("fortran")
+        Traceback (most recent call last):
+            ...
+        ImportError: there is no framework 'fortran' here; known are 'flax', 'torch'
+    """
+    for _ in range(2):  # a bridge may put off what needs its framework to a second loader
+        if name not in _frameworks:
+            _load(name)
+    if name not in _frameworks:
+        known = ", ".join(map(repr, sorted({*_HOW_TO_GET, *_frameworks, *_loaders})))
+        raise ImportError(f"there is no framework {name!r} here; known are {known}")
+    return _frameworks[name]
+
+
+def _load_for(kind: type) -> None:
+    for root in {base.__module__.partition(".")[0] for base in kind.__mro__}:
+        if root in _loaders:
+            _load(root)
+
+
+def _load(root: str) -> None:
+    with _lock:
+        loader = _loaders.pop(root, None)
+        if loader is None:
+            return
+        try:
+            loader()
+        except ModuleNotFoundError as error:
+            _loaders[root] = loader
+            if (error.name or "").partition(".")[0] != root or root in sys.modules:
+                raise
+            how = _HOW_TO_GET.get(root, f"pip install {root}")
+            raise ImportError(f"{root} is not installed here; get it with {how}") from None
+        except BaseException:
+            _loaders[root] = loader
+            raise

@@ -1,0 +1,220 @@
+"""Meshes: the devices as a grid with named axes.
+
+A mesh is a plain `jax.sharding.Mesh`. Its axes are Auto, so that the compiler completes a layout
+and ordinary code runs on it unchanged (`jax.make_mesh` gives Explicit ones, under which
+`y.T @ y` over a sharded axis is an error).
+
+>>> mesh = make_mesh((2, 4), ("x", "y"))
+>>> dict(mesh.shape)
+{'x': 2, 'y': 4}
+>>> make_mesh((2, 2), ("x", "y")).size                  # fewer than there are: takes the first
+4
+
+A device is known by its position in the flattened mesh, never by its id.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+
+from .devices import Device
+from .errors import DeviceError, ShardingError
+
+
+def make_mesh(
+    shape: Sequence[int], names: Sequence[str], *, devices: Sequence[Device] | None = None
+) -> Mesh:
+    """Arrange devices as a grid.
+
+    Args:
+        shape: devices along each axis.
+        names: one name per axis, no two alike.
+        devices: which, in order, the last axis fastest; by default the first
+            `math.prod(shape)` of `jax.devices()`, placed along the interconnect if that is all
+            of them.
+
+    Returns:
+        A mesh with Auto axes.
+
+    Raises:
+        ShardingError: `shape` and `names` do not make a grid.
+        DeviceError: there are too few devices.
+
+    Example:
+        >>> make_mesh((4, 8), ("x", "y"))
+        Traceback (most recent call last):
+            ...
+        isoshard.core.errors.DeviceError: a mesh of (4, 8) needs 32 devices, there are 8 (cpu). Make it smaller, or try it on virtual devices: call iso.simulate_devices(32) before anything else.
+    """  # noqa: E501
+    shape, names = _check_grid(tuple(shape), tuple(names))
+    given = list(jax.devices() if devices is None else devices)
+    need = math.prod(shape)
+    if len(given) < need:
+        raise DeviceError(
+            f"a mesh of {shape} needs {need} devices, there are {len(given)}{_platform(given)}. "
+            "Make it smaller, or try it on virtual devices: call "
+            f"iso.simulate_devices({need}) before anything else."
+        )
+    if devices is None and len(given) == need:
+        return _auto(mesh_utils.create_device_mesh(shape, given), names)
+    return _auto(np.array(given[:need], object).reshape(shape), names)
+
+
+def hybrid_mesh(ici: Sequence[int], dcn: Sequence[int], names: Sequence[str]) -> Mesh:
+    """Arrange several slices of devices, so that axes over the slow network are known.
+
+    Along each axis the slices come first, the devices of a slice after: the size is
+    `dcn[i] * ici[i]`. Devices that know no slices (CPUs, one host's GPUs) are divided in order
+    into `math.prod(dcn)` equal groups, which stand for them.
+
+    Args:
+        ici: devices along each axis within one slice (the fast interconnect).
+        dcn: slices along each axis (the data centre network).
+        names: one name per axis, no two alike.
+
+    Returns:
+        A mesh of all devices, with Auto axes.
+
+    Raises:
+        ShardingError: `ici`, `dcn` and `names` do not belong together.
+        DeviceError: their product is not the number of devices.
+
+    Example:
+        >>> dict(hybrid_mesh((1, 4), (2, 1), ("data", "model")).shape)
+        {'data': 2, 'model': 4}
+    """
+    ici, names = _check_grid(tuple(ici), tuple(names), "ici")
+    dcn, names = _check_grid(tuple(dcn), names, "dcn")
+    if math.prod(dcn) == 1 and math.prod(ici) == len(jax.devices()):
+        return make_mesh(ici, names)
+    devices = jax.devices()
+    need = math.prod(ici) * math.prod(dcn)
+    if len(devices) != need:
+        raise DeviceError(
+            f"{math.prod(dcn)} slices of {math.prod(ici)} devices (dcn {dcn}, ici {ici}) are "
+            f"{need} devices, there are {len(devices)}{_platform(devices)}. Change ici or dcn, "
+            f"or try it on virtual devices: call iso.simulate_devices({need}) before anything else."
+        )
+    if len({getattr(device, "slice_index", None) for device in devices}) > 1:
+        return _auto(mesh_utils.create_hybrid_device_mesh(ici, dcn, devices), names)
+    grid = np.array(devices, object).reshape(*dcn, *ici)
+    rank = len(names)
+    pairs = [axis for i in range(rank) for axis in (i, rank + i)]
+    sizes = [slices * inside for slices, inside in zip(dcn, ici, strict=True)]
+    return _auto(grid.transpose(pairs).reshape(sizes), names)
+
+
+def as_mesh(obj: Any) -> Mesh:
+    """Take a mesh in any form: a `jax.sharding.Mesh`, or an object that has one.
+
+    Args:
+        obj: the mesh, or an object with a `get_jax_mesh()` method.
+
+    Returns:
+        The mesh; its axes are all Auto.
+
+    Raises:
+        ShardingError: the mesh has Explicit or Manual axes, or no devices.
+        TypeError: it is no mesh.
+
+    Example:
+        >>> import jax
+        >>> as_mesh(jax.make_mesh((8,), ("x",)))
+        Traceback (most recent call last):
+            ...
+        isoshard.core.errors.ShardingError: mesh axis 'x' is Explicit; layouts here are completed by the compiler, which takes Auto axes: make the mesh with iso.make_mesh((8,), ('x',)), or pass axis_types=(AxisType.Auto,) to jax.make_mesh.
+    """  # noqa: E501
+    if isinstance(obj, Mesh):
+        return _check_axis_types(obj)
+    if isinstance(obj, AbstractMesh):
+        raise ShardingError(
+            f"{obj} has no devices, and data needs some: make the mesh with "
+            f"iso.make_mesh({obj.axis_sizes}, {obj.axis_names})."
+        )
+    convert = getattr(obj, "get_jax_mesh", None)
+    if callable(convert):
+        return _check_axis_types(convert())
+    raise TypeError(
+        f"a mesh is a jax.sharding.Mesh, as iso.make_mesh(shape, names) makes it, or has a "
+        f"get_jax_mesh() method; given was {type(obj).__name__}: {obj!r}"
+    )
+
+
+def mesh_of(sharding: NamedSharding) -> Mesh:
+    """The mesh of a sharding, or ShardingError if it is abstract and has no devices."""
+    if isinstance(sharding.mesh, Mesh):
+        return sharding.mesh
+    raise ShardingError(
+        f"{sharding} is over an abstract mesh, which has no devices, and data needs some: pass its "
+        "spec together with a mesh that iso.make_mesh(shape, names) made."
+    )
+
+
+def describe_mesh(mesh: Mesh) -> str:
+    """Write the axes of a mesh in a few words, for messages.
+
+    Example:
+        >>> describe_mesh(make_mesh((2, 4), ("x", "y")))
+        "'x' (2), 'y' (4)"
+    """
+    return ", ".join(f"{name!r} ({size})" for name, size in mesh.shape.items()) or "none"
+
+
+def _auto(devices: np.ndarray, names: tuple[str, ...]) -> Mesh:
+    return Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+@functools.lru_cache(maxsize=256)
+def _check_axis_types(mesh: Mesh) -> Mesh:
+    wrong = [
+        f"{name!r} is {kind.name}"
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind != AxisType.Auto
+    ]
+    if wrong:
+        shape, names = mesh.devices.shape, mesh.axis_names
+        auto = ", ".join(["AxisType.Auto"] * len(names)) + ("," if len(names) == 1 else "")
+        raise ShardingError(
+            f"mesh axis {', '.join(wrong)}; layouts here are completed by the compiler, which "
+            f"takes Auto axes: make the mesh with iso.make_mesh({shape}, {names}), or pass "
+            f"axis_types=({auto}) to jax.make_mesh."
+        )
+    return mesh
+
+
+def _check_grid(
+    shape: tuple[int, ...], names: tuple[str, ...], what: str = "shape"
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Collect everything wrong with a shape and its names into one error."""
+    wrong = []
+    if len(shape) != len(names):
+        wrong.append(f"{what} has {len(shape)} entries for {len(names)} names")
+    wrong += [
+        f"size {size!r} is no whole number above 0"
+        for size in shape
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1
+    ]
+    wrong += [f"name {name!r} is no string" for name in names if not isinstance(name, str)]
+    wrong += [
+        f"name {name!r} is used {names.count(name)} times"
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
+    if wrong:
+        raise ShardingError(
+            f"{what} {shape} with names {names} makes no mesh: {'; '.join(wrong)}. "
+            "Give one size and one name per axis: make_mesh((2, 4), ('x', 'y'))."
+        )
+    return tuple(map(int, shape)), names
+
+
+def _platform(devices: Sequence[Device]) -> str:
+    return f" ({devices[0].platform})" if devices else ""

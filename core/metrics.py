@@ -1,0 +1,186 @@
+"""Metrics: what ran, what was compiled and why, and what was moved or copied.
+
+Nothing expensive happens without a count here. Read the counters by name, or print `report()`.
+
+>>> reset()
+>>> count("copies")
+>>> count("copied_bytes", 4096)
+>>> record_compilation("step", "first call", "train.py:31", 0.25)
+>>> counters()["copied_bytes"]
+4096
+>>> [c.cause for c in compilations()]
+['first call']
+>>> print(report())
+compilations                           1  programs compiled
+copies                                 1  buffers copied between frameworks
+copied_bytes                     4.0 KiB  bytes copied between frameworks
+<BLANKLINE>
+compiled: 1 program in 0.25 s
+  step  train.py:31  0.25 s  first call
+>>> reset()
+
+Counts are kept for the whole process, from import or the last `reset()`.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import sys
+from pathlib import Path
+
+KNOWN = {
+    "executions": "compiled programs run",
+    "compilations": "programs compiled",
+    "transfers.host_to_device": "host buffers sent to devices",
+    "transfers.host_to_device_bytes": "bytes sent to devices",
+    "transfers.device_to_host": "device buffers read by the host",
+    "transfers.device_to_host_bytes": "bytes read by the host",
+    "fallbacks": "operations run outside the compiled program",
+    "copies": "buffers copied between frameworks",
+    "copied_bytes": "bytes copied between frameworks",
+    "gathers": "sharded arrays gathered whole",
+    "donated_bytes": "bytes of inputs reused for outputs",
+}
+
+# Code of these packages is never the user's own; the demo in isoshard.cli is.
+_INTERNAL = ("isoshard.", "torch.", "jax.", "jaxlib.", "flax.", "optax.", "numpy.", "contextlib.")
+_OWN = ("isoshard.cli.",)
+
+_counts: collections.defaultdict[str, int] = collections.defaultdict(int)
+_compilations: list[Compilation] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class Compilation:
+    """One program compiled by XLA.
+
+    Attributes:
+        what: the program, e.g. the name of a function or "tape of 92 operations".
+        cause: why a compiled program could not be reused.
+        where: the line of user code that needed it, as `file.py:123`.
+        seconds: wall time of the compilation.
+    """
+
+    what: str
+    cause: str
+    where: str
+    seconds: float
+
+
+def count(name: str, amount: int = 1) -> None:
+    """Add to a counter.
+
+    Args:
+        name: the counter; one of `KNOWN`, or any new name.
+        amount: how much to add; bytes where the name ends in `_bytes`.
+    """
+    _counts[name] += amount  # no call between load and store, so the GIL keeps it whole
+
+
+def record_compilation(what: str, cause: str, where: str, seconds: float) -> None:
+    """Note one compilation and add it to the counter "compilations".
+
+    Args:
+        what: the program that was compiled.
+        cause: why a compiled program could not be reused.
+        where: the line of user code that needed it, as `user_location()` gives it.
+        seconds: wall time of the compilation.
+    """
+    _compilations.append(Compilation(what, cause, where, seconds))
+    count("compilations")
+
+
+def counters() -> dict[str, int]:
+    """Read every counter.
+
+    Returns:
+        A copy: each name in `KNOWN` (0 where nothing was counted), then any other name counted.
+
+    Example:
+        >>> reset()
+        >>> counters()["gathers"]
+        0
+    """
+    return dict.fromkeys(KNOWN, 0) | dict(_counts)
+
+
+def compilations() -> list[Compilation]:
+    """List the compilations since the last reset, oldest first."""
+    return list(_compilations)
+
+
+def reset() -> None:
+    """Set every counter to zero and forget the compilations."""
+    _counts.clear()
+    _compilations.clear()
+
+
+def report() -> str:
+    """Say in a few lines what happened since the last reset.
+
+    Returns:
+        The counters that are not zero with their meaning, then one line per compilation: what was
+        compiled, the line of user code that needed it, the seconds it took and its cause.
+    """
+    rows = [(name, amount) for name, amount in counters().items() if amount]
+    lines = [
+        f"{name:<30}{_amount(name, n):>10}  {KNOWN.get(name, '')}".rstrip() for name, n in rows
+    ]
+    done = compilations()
+    if done:
+        lines += ["", _compiled_title(done), *_compiled_lines(done)]
+    return "\n".join(lines) or "nothing was counted"
+
+
+def user_location() -> str:
+    """Find the line of user code that is running.
+
+    Returns:
+        `file.py:123` of the innermost call outside isoshard, torch, jax, flax, optax and numpy;
+        "unknown" where there is none.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "") + "."
+        if not module.startswith(_INTERNAL) or module.startswith(_OWN):
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "unknown"
+
+
+def human_bytes(size: float) -> str:
+    """Write a number of bytes with a binary unit.
+
+    Args:
+        size: bytes.
+
+    Returns:
+        The size with one decimal, or whole bytes below one KiB.
+
+    Example:
+        >>> human_bytes(512), human_bytes(1536), human_bytes(3 << 20)
+        ('512 B', '1.5 KiB', '3.0 MiB')
+    """
+    if size < 1024:
+        return f"{size:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:.1f} TiB"
+
+
+def _amount(name: str, amount: int) -> str:
+    return human_bytes(amount) if name.endswith("_bytes") else f"{amount:,}"
+
+
+def _compiled_title(done: list[Compilation]) -> str:
+    programs = "1 program" if len(done) == 1 else f"{len(done)} programs"
+    return f"compiled: {programs} in {sum(c.seconds for c in done):.2f} s"
+
+
+def _compiled_lines(done: list[Compilation]) -> list[str]:
+    what = max(len(c.what) for c in done)
+    where = max(len(c.where) for c in done)
+    return [f"  {c.what:<{what}}  {c.where:<{where}}  {c.seconds:.2f} s  {c.cause}" for c in done]

@@ -1,0 +1,232 @@
+"""OpSharding strings: XLA's and torch_xla's notation for a layout.
+
+>>> from isoshard.core.mesh import make_mesh
+>>> from jax.sharding import PartitionSpec as P
+>>> mesh = make_mesh((2, 4), ("x", "y"))
+>>> tiles = Tiles.from_spec(P(None, "y"), mesh, 2)
+>>> to_op_sharding(tiles)                                # V1: every device written out
+'{devices=[1,4,2]0,4,1,5,2,6,3,7 last_tile_dim_replicate}'
+>>> to_op_sharding(tiles, iota=True)                     # V2: as a transposed count
+'{devices=[1,4,2]<=[2,4]T(1,0) last_tile_dim_replicate}'
+>>> parse_op_sharding("{devices=[1,4,2]<=[2,4]T(1,0) last_tile_dim_replicate}") == tiles
+True
+
+`devices=[..]` gives the number of blocks per tensor axis, and with `last_tile_dim_replicate` the
+replicas last. `{replicated}` and `{maximal device=3}` do not say for how many tensor axes and
+devices: pass them. `manual` and `unknown` are no layouts, and refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from .errors import SpecError, UnrepresentableError
+from .tiles import Tiles
+
+_REPLICATE = ("last_tile_dim_replicate", "last_tile_dims={replicated}")
+_NO_LAYOUT = {
+    "manual": "is partitioned by hand, inside shard_map",
+    "unknown": "is left to the compiler",
+    "unreduced": "is a sum that was not taken yet",
+}
+_DEVICES = re.compile(
+    r"devices=\[(?P<counts>[^\]]*)\]"
+    r"(?:<=\[(?P<dims>[^\]]*)\](?:T\((?P<order>[^)]*)\))?|(?P<listed>[-\d,\s]*))"
+)
+
+
+def to_op_sharding(tiles: Tiles, *, iota: bool = False) -> str:
+    """Print a layout the way XLA does.
+
+    Args:
+        tiles: the layout.
+        iota: write the devices as `<=[dims]T(order)` if they are a transposed count (they are for
+            every spec over a mesh), else one by one.
+
+    Returns:
+        The string, braces included.
+
+    Example:
+        >>> to_op_sharding(Tiles([[[3]]], num_devices=8))
+        '{maximal device=3}'
+    """
+    if tiles.grid.size < tiles.num_devices:
+        return _print_partial(tiles)
+    if math.prod(tiles.blocks) == 1:
+        return "{replicated}"
+    shape = tiles.grid.shape if tiles.replicas > 1 else tiles.blocks
+    devices = (_print_iota(tiles.grid) if iota else None) or _join(tiles.grid.ravel())
+    tail = " " + _REPLICATE[0] if tiles.replicas > 1 else ""
+    return f"{{devices=[{_join(shape)}]{devices}{tail}}}"
+
+
+def parse_op_sharding(
+    text: str, ndim: int | None = None, *, num_devices: int | None = None
+) -> Tiles:
+    """Read a layout as XLA and torch_xla print it.
+
+    Args:
+        text: the string, e.g. `"{devices=[2,4]<=[8]}"`.
+        ndim: rank of the tensor; checked if the string says it, needed if it does not.
+        num_devices: devices in all; the same.
+
+    Returns:
+        The layout.
+
+    Raises:
+        SpecError: the string is malformed, or means another rank or number of devices.
+        UnrepresentableError: it is no layout (manual, unknown, a tuple of several).
+
+    Example:
+        >>> parse_op_sharding("{devices=[2,2]0,1,2,9}")
+        Traceback (most recent call last):
+            ...
+        isoshard.core.errors.SpecError: OpSharding '{devices=[2,2]0,1,2,9}': the devices [0, 1, 2, 9] are not the numbers 0..3, each once
+    """  # noqa: E501
+    body = _strip_braces(text)
+    if body == "replicated":
+        return Tiles.replicated(*_need(text, ndim, num_devices))
+    if found := re.fullmatch(r"maximal device=(\d+)", body):
+        return _maximal(text, int(found[1]), *_need(text, ndim, num_devices))
+    tiles = _parse_devices(text, body)
+    wrong = []
+    if ndim not in (None, tiles.ndim):
+        wrong.append(f"it is for a tensor of rank {tiles.ndim}, not {ndim}")
+    if num_devices not in (None, tiles.num_devices):
+        wrong.append(f"it is over {tiles.num_devices} devices, not {num_devices}")
+    if wrong:
+        raise _fault(text, " and ".join(wrong))
+    return tiles
+
+
+def _print_partial(tiles: Tiles) -> str:
+    if tiles.grid.size > 1:
+        raise UnrepresentableError(
+            f"devices {tiles.grid.ravel().tolist()} of {tiles.num_devices} hold data, and an "
+            "OpSharding names all devices or one; make a mesh of those devices alone"
+        )
+    return f"{{maximal device={tiles.grid.item()}}}"
+
+
+def _print_iota(grid: np.ndarray) -> str | None:
+    """Write a device order as a transposed count, or None if it is none."""
+    flat = grid.ravel()
+    digits = _digits(flat)  # (size, stride), outermost first
+    by_stride = sorted(range(len(digits)), key=lambda i: -digits[i][1])
+    dims = [digits[i][0] for i in by_stride]
+    order = [by_stride.index(i) for i in range(len(digits))]
+    if math.prod(dims) != flat.size:
+        return None
+    if not np.array_equal(np.arange(flat.size).reshape(dims).transpose(order).ravel(), flat):
+        return None
+    turned = "" if order == sorted(order) else f"T({_join(order)})"
+    return f"<=[{_join(dims)}]{turned}"
+
+
+def _digits(flat: np.ndarray) -> list[tuple[int, int]]:
+    """Read a device order as a mixed-radix count: peel off the longest even run, repeat."""
+    digits: list[tuple[int, int]] = []
+    while len(flat) > 1:
+        step = int(flat[1] - flat[0])
+        uneven = np.flatnonzero(np.diff(flat) != step)
+        size = int(uneven[0]) + 1 if len(uneven) else len(flat)
+        digits.insert(0, (size, step))
+        flat = flat[::size]
+    return digits or [(1, 1)]
+
+
+def _strip_braces(text: str) -> str:
+    body = text.strip()
+    if not (body.startswith("{") and body.endswith("}")):
+        raise _fault(text, "it must stand in braces, like '{replicated}'")
+    body = re.sub(r"\s*metadata=\{[^}]*\}", "", body[1:-1].strip())
+    if body.startswith("{"):
+        raise UnrepresentableError(
+            f"OpSharding {text!r} is a tuple of layouts, one per result; pass them one by one"
+        )
+    word = body.partition(" ")[0]
+    if word in _NO_LAYOUT or "last_tile_dims={manual" in body:
+        why = _NO_LAYOUT.get(word, _NO_LAYOUT["manual"])
+        raise UnrepresentableError(
+            f"OpSharding {text!r} is no layout: the tensor {why}; give a spec of devices"
+        )
+    return body
+
+
+def _maximal(text: str, device: int, ndim: int, num_devices: int) -> Tiles:
+    if device >= num_devices:
+        raise _fault(text, f"there is no device {device} among {num_devices}")
+    return Tiles(np.full((1,) * (ndim + 1), device), num_devices)
+
+
+def _need(text: str, ndim: int | None, num_devices: int | None) -> tuple[int, int]:
+    if ndim is None or num_devices is None:
+        given = {
+            "the tensor's rank as ndim=": ndim,
+            "the devices in all as num_devices=": num_devices,
+        }
+        missing = " and ".join(what for what, value in given.items() if value is None)
+        raise _fault(text, f"it does not say everything; pass {missing}")
+    return ndim, num_devices
+
+
+def _parse_devices(text: str, body: str) -> Tiles:
+    found = _DEVICES.match(body)
+    if not found:
+        at = text.find(body)
+        raise _fault(
+            text,
+            f"at position {at}: expected 'replicated', 'maximal device=', or "
+            f"'devices=[blocks]' with a list of devices or '<=[dims]', found {body!r}",
+        )
+    tail = body[found.end() :].strip()
+    if tail not in ("", *_REPLICATE):
+        raise _fault(
+            text,
+            f"at position {text.find(tail)}: expected nothing or '{_REPLICATE[0]}', found {tail!r}",
+        )
+    counts = _numbers(text, "blocks", found["counts"])
+    if tail == "":
+        counts = [*counts, 1]
+    devices = _iota_devices(text, found) if found["dims"] is not None else _listed(text, found)
+    if sorted(devices) != list(range(len(devices))):
+        raise _fault(
+            text, f"the devices {devices} are not the numbers 0..{len(devices) - 1}, each once"
+        )
+    if math.prod(counts) != len(devices):
+        raise _fault(text, f"{_join(counts)} blocks do not hold {len(devices)} devices")
+    return Tiles(np.array(devices).reshape(counts))
+
+
+def _listed(text: str, found: re.Match[str]) -> list[int]:
+    return _numbers(text, "devices", found["listed"])
+
+
+def _iota_devices(text: str, found: re.Match[str]) -> list[int]:
+    dims = _numbers(text, "dims after '<='", found["dims"])
+    order = list(range(len(dims)))
+    if found["order"] is not None:
+        order = _numbers(text, "order after 'T'", found["order"])
+    if sorted(order) != list(range(len(dims))):
+        raise _fault(text, f"the order T{tuple(order)} does not permute the dims {dims}")
+    return np.arange(math.prod(dims)).reshape(dims).transpose(order).ravel().tolist()
+
+
+def _numbers(text: str, what: str, items: str) -> list[int]:
+    try:
+        return [int(item) for item in items.split(",")]
+    except ValueError:
+        raise _fault(text, f"the {what} {items!r} are no numbers with commas between") from None
+
+
+def _fault(text: str, what: str) -> SpecError:
+    return SpecError(f"OpSharding {text!r}: {what}")
+
+
+def _join(numbers: Iterable[Any]) -> str:
+    return ",".join(str(int(n)) for n in numbers)

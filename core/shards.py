@@ -1,0 +1,96 @@
+"""Shards: the pieces of an array on this process's devices, without copies.
+
+>>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.place import shard
+>>> mesh = make_mesh((2, 4), ("x", "y"))
+>>> a = shard(np.arange(16, dtype=np.int32).reshape(8, 2), mesh, ("y", None))
+>>> pieces = local_shards(a)
+>>> len(pieces), pieces[5].index, pieces[5].replica_id
+(8, (slice(2, 4, None), slice(None, None, None)), 1)
+>>> pieces[5].data
+Array([[4, 5],
+       [6, 7]], dtype=int32)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import NamedSharding
+
+from .devices import Device
+from .errors import ShardingError
+from .frameworks import framework_of, require
+from .mesh import mesh_of
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shard:
+    """One device's piece of an array.
+
+    Attributes:
+        index: where in the whole array it lies, one slice per axis.
+        device: the JAX device that holds it.
+        replica_id: 0 for the first device with this piece, 1 for the next.
+        data: the piece, sharing memory with the array: a jax.Array on one device, or a plain
+            tensor of the framework asked for.
+    """
+
+    index: tuple[slice, ...]
+    device: Device
+    replica_id: int
+    data: Any
+
+
+def local_shards(x: Any, framework: str = "jax") -> list[Shard]:
+    """List the pieces of an array on this process's devices, in mesh order.
+
+    Args:
+        x: a jax.Array, or an array of a framework with a bridge.
+        framework: of the data, "jax" or "torch". "torch" gives plain CPU or CUDA tensors which
+            share the buffers; writing to them changes an array that JAX takes for immutable.
+
+    Returns:
+        One `Shard` per addressable device.
+
+    Raises:
+        ShardingError: the array is traced and has no data yet, or `framework` is not known.
+        ImportError: torch is not installed.
+        CopyError: a piece cannot be shared with torch.
+        TypeError: `x` is no such array.
+    """
+    if framework not in ("jax", "torch"):
+        raise ShardingError(f"shards come as 'jax' or 'torch' data, not as {framework!r}")
+    owner = framework_of(x)
+    if owner is not None and owner.name == framework:
+        return owner.local_shards(x)
+    if owner is not None:
+        x = owner.to_jax(x, copy=False)
+    if not isinstance(x, jax.Array):
+        raise TypeError(f"an array has shards; given was {type(x).__name__}. {_hint(x)}")
+    if isinstance(x, Tracer):
+        raise ShardingError(
+            "a traced value has no shards; call local_shards outside jit, grad and vmap"
+        )
+    pieces = _in_mesh_order(x)
+    if framework == "jax":
+        return [Shard(p.index, p.device, p.replica_id, p.data) for p in pieces]
+    convert = require("torch").shard_from_jax
+    return [Shard(p.index, p.device, p.replica_id, convert(p.data, copy=False)) for p in pieces]
+
+
+def _in_mesh_order(x: jax.Array) -> list[Any]:
+    if not isinstance(x.sharding, NamedSharding):
+        return list(x.addressable_shards)
+    by_device = {piece.device: piece for piece in x.addressable_shards}
+    return [by_device[d] for d in mesh_of(x.sharding).devices.flat if d in by_device]
+
+
+def _hint(x: Any) -> str:
+    if isinstance(x, np.ndarray):
+        return "Lay it out first: iso.shard(x, mesh, spec)."
+    return "Take the shards of each leaf: jax.tree.map(iso.local_shards, x)."

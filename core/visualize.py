@@ -1,0 +1,300 @@
+"""Visualize: which device holds which part, as a picture of boxes.
+
+>>> from isoshard.core.mesh import make_mesh
+>>> mesh = make_mesh((2, 4), ("x", "y"))
+>>> print(visualize(P(None, "x"), shape=(8, 16), mesh=mesh))
+[8, 16]  P(None, 'x')  mesh (x=2, y=4)
+2 blocks of [8, 8], each on 4 devices
+       0:8    8:16
+    ┌───────┬───────┐
+0:8 │  0-3  │  4-7  │
+    └───────┴───────┘
+
+A box is a block of the tensor, labelled with its indices; the numbers in it are the devices that
+hold it, as positions in the flattened mesh (`mesh.devices.flat`), not `Device.id`.
+
+Of a tensor of rank 3 or more, the first two sharded axes are drawn, as rows (`↓`) and columns
+(`→`), once per block along the other sharded axes.
+
+>>> print(visualize(P("x", None, "y"), shape=(2, 3, 8), mesh=make_mesh((2, 2), ("x", "y"))))
+[2, 3, 8]  P('x', None, 'y')  mesh (x=2, y=2)
+4 blocks of [1, 3, 4], each on 1 device
+[↓, :, →]
+       0:4     4:8
+    ┌───────┬───────┐
+0:1 │   0   │   1   │
+    ├───────┼───────┤
+1:2 │   2   │   3   │
+    └───────┴───────┘
+
+Large pictures are abbreviated with `…`: to the width, 16 rows and 8 slices.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.sharding import PartitionSpec as P
+
+from .drawing import LABEL, Cell, Line, colored, grid_lines, plain
+from .errors import SpecError
+from .frameworks import framework_of
+from .mesh import as_mesh
+from .op_sharding import parse_op_sharding
+from .resolved import named_leaves
+from .spec import normalize_spec
+from .tiles import Tiles
+
+MAX_SLICES = 8
+MAX_NUMBERS = 18  # characters of device numbers in a box
+
+
+def visualize(
+    x: Any,
+    *,
+    shape: Sequence[int] | None = None,
+    mesh: Mesh | None = None,
+    use_rich: bool | None = None,
+    width: int = 80,
+) -> str:
+    """Draw a layout.
+
+    Args:
+        x: what to draw: an array or tensor, a tree of them or a module (one picture per leaf), a
+            NamedSharding, an OpSharding string, or a spec in any spelling together with `mesh`.
+        shape: global shape, where `x` has none. Without it the boxes bear no indices.
+        mesh: the mesh of a spec.
+        use_rich: colour the blocks, with escape codes for a terminal; None: if standard output is
+            one and NO_COLOR is not set.
+        width: columns to fit into.
+
+    Returns:
+        The picture, lines joined by newlines.
+
+    Raises:
+        SpecError: a spec without `mesh`, or one that does not fit.
+        ShardingError: the layout does not fit `shape`, or is on no mesh.
+
+    Example:
+        >>> print(visualize("{devices=[2,1]0,1}", shape=(4, 2)))
+        [4, 2]  {devices=[2,1]0,1}  2 devices
+        2 blocks of [2, 2], each on 1 device
+               0:2
+            ┌───────┐
+        0:2 │   0   │
+            ├───────┤
+        2:4 │   1   │
+            └───────┘
+    """
+    shape = None if shape is None else tuple(shape)
+    lines = list(_pictures(x, shape, None if mesh is None else as_mesh(mesh), width))
+    return colored(lines) if (_in_terminal() if use_rich is None else use_rich) else plain(lines)
+
+
+def _pictures(
+    x: Any, shape: tuple[int, ...] | None, mesh: Mesh | None, width: int
+) -> Iterator[Line]:
+    if isinstance(x, str) and x.lstrip().startswith("{"):
+        yield from _picture(x, *_read_op_sharding(x, shape, mesh), shape, width)
+    elif isinstance(x, Sharding):
+        yield from _sharding_picture(x, shape, width)
+    elif isinstance(x, jax.Array):
+        yield from _sharding_picture(x.sharding, x.shape, width, x.dtype)
+    elif mesh is not None:
+        spec = normalize_spec(x, mesh, _rank(x, shape), shape=shape)
+        yield from _sharding_picture(NamedSharding(mesh, spec), shape, width)
+    elif isinstance(x, P | str | None):
+        raise SpecError(
+            f"the spec {x!r} alone names no devices; give its mesh: visualize(.., mesh=..)"
+        )
+    else:
+        yield from _object_pictures(x, width)
+
+
+def _object_pictures(x: Any, width: int) -> Iterator[Line]:
+    """Pictures of a framework's tensor or module, or of the leaves of a tree."""
+    framework = framework_of(x)
+    layout = dict(_leaves(x)) if framework is None else framework.sharding_of(x)
+    if isinstance(layout, Sharding):
+        yield from _sharding_picture(layout, tuple(x.shape), width, x.dtype)
+        return
+    for number, (name, leaf) in enumerate(layout.items()):
+        if number:
+            yield []
+        yield [(name, "bold")]
+        yield from _pictures(leaf, None, None, width)
+
+
+def _leaves(x: Any) -> list[tuple[str, Any]]:
+    leaves = named_leaves(x)
+    if any(leaf is x for _, leaf in leaves):
+        raise TypeError(
+            f"cannot draw a {type(x).__name__}; give an array, a tensor or a tree of them laid out "
+            "by isoshard.shard, a NamedSharding, an OpSharding string, or a spec and mesh=.."
+        )
+    return leaves
+
+
+def _sharding_picture(
+    sharding: Sharding, shape: tuple[int, ...] | None, width: int, dtype: Any = None
+) -> Iterator[Line]:
+    spec = getattr(sharding, "spec", P())
+    ndim = max(len(spec), 0 if shape is None else len(shape))
+    tiles = Tiles.from_sharding(sharding, ndim)
+    where = f"on {next(iter(sharding.device_set))}"
+    if isinstance(sharding, NamedSharding):
+        axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
+        where = f"mesh ({axes})"
+        yield from _picture(repr(spec), tiles, where, shape, width, dtype)
+    else:
+        yield from _picture("", tiles, where, shape, width, dtype)
+
+
+def _read_op_sharding(
+    text: str, shape: tuple[int, ...] | None, mesh: Mesh | None
+) -> tuple[Tiles, str]:
+    names_devices = "devices=" in text
+    if not names_devices and (shape is None or mesh is None):
+        raise SpecError(
+            f"{text!r} names neither rank nor devices; give visualize(.., shape=.., mesh=..)"
+        )
+    ndim = None if shape is None else len(shape)
+    tiles = parse_op_sharding(text, ndim, num_devices=None if mesh is None else mesh.size)
+    return tiles, f"{tiles.num_devices} devices"
+
+
+def _picture(
+    spec: str,
+    tiles: Tiles,
+    where: str,
+    shape: tuple[int, ...] | None,
+    width: int,
+    dtype: Any = None,
+) -> Iterator[Line]:
+    if shape is not None:
+        tiles.slices(shape)  # refuses a shape of another rank, or one that does not split
+    yield from _title(spec, tiles, where, shape, width, dtype)
+    rows, columns = _drawn_axes(tiles)
+    others = [axis for axis in range(tiles.ndim) if axis not in (rows, columns)]
+    slices = list(itertools.product(*(range(tiles.blocks[axis]) for axis in others)))
+    for at in slices[:MAX_SLICES]:
+        fixed = dict(zip(others, at, strict=True))
+        if others:
+            yield [(_heading(tiles, shape, fixed, rows, columns), "bold")]
+        yield from _grid(tiles, shape, fixed, rows, columns, width)
+    if len(slices) > MAX_SLICES:
+        yield [(f"… {len(slices) - MAX_SLICES} more slices", LABEL)]
+
+
+def _title(
+    spec: str, tiles: Tiles, where: str, shape: tuple[int, ...] | None, width: int, dtype: Any
+) -> Iterator[Line]:
+    name = "" if dtype is None else str(dtype).removeprefix("torch.")
+    whole = "" if shape is None else f"{name}{list(shape)}"
+    parts = [part for part in (whole, spec, where) if part]
+    text = "  ".join(parts)
+    for line in [text] if len(text) <= width else parts:
+        yield [(line if len(line) <= width else f"{line[: width - 1]}…", "bold")]
+    count, copies = math.prod(tiles.blocks), tiles.replicas
+    blocks = "1 block" if count == 1 else f"{count} blocks"
+    if shape is not None:
+        sizes = zip(shape, tiles.blocks, strict=True)
+        blocks += f" of {[size // n for size, n in sizes]}"
+    devices = "1 device" if copies == 1 else f"{copies} devices"
+    yield [(f"{blocks}, {'' if count == 1 else 'each '}on {devices}", "")]
+
+
+def _drawn_axes(tiles: Tiles) -> tuple[int | None, int | None]:
+    """The tensor axes shown as rows and columns: the first two sharded, else the first ones."""
+    if tiles.ndim < 2:
+        return None, (0 if tiles.ndim else None)
+    by_need = sorted(range(tiles.ndim), key=lambda axis: tiles.blocks[axis] == 1)
+    rows, columns = sorted(by_need[:2])
+    return rows, columns
+
+
+def _grid(
+    tiles: Tiles,
+    shape: tuple[int, ...] | None,
+    fixed: dict[int, int],
+    rows: int | None,
+    columns: int | None,
+    width: int,
+) -> list[Line]:
+    def cell(row: int, column: int) -> Cell:
+        place = {**fixed, rows: row, columns: column}
+        block = tuple(place[axis] for axis in range(tiles.ndim))
+        return _numbers(tiles.grid[block].tolist()), _count_to(block, tiles.blocks)
+
+    across = range(1 if columns is None else tiles.blocks[columns])
+    down = range(1 if rows is None else tiles.blocks[rows])
+    cells = [[cell(row, column) for column in across] for row in down]
+    row_labels = [_range(tiles, shape, rows, row) for row in down]
+    return grid_lines(
+        cells, row_labels, [_range(tiles, shape, columns, column) for column in across], width
+    )
+
+
+def _heading(
+    tiles: Tiles,
+    shape: tuple[int, ...] | None,
+    fixed: dict[int, int],
+    rows: int | None,
+    columns: int | None,
+) -> str:
+    def item(axis: int) -> str:
+        if axis in (rows, columns):
+            return "↓" if axis == rows else "→"
+        if tiles.blocks[axis] == 1:
+            return ":"
+        at = fixed[axis]
+        return _range(tiles, shape, axis, at) or f"{at + 1} of {tiles.blocks[axis]}"
+
+    return f"[{', '.join(map(item, range(tiles.ndim)))}]"
+
+
+def _range(tiles: Tiles, shape: tuple[int, ...] | None, axis: int | None, at: int) -> str:
+    """The indices of block number `at` along an axis, e.g. `4:8`."""
+    if shape is None or axis is None:
+        return ""
+    size = shape[axis] // tiles.blocks[axis]
+    return f"{at * size}:{(at + 1) * size}"
+
+
+def _numbers(devices: list[int]) -> str:
+    """List device numbers in few characters: runs as `0-3`, too many as `0,2,…,30`."""
+    runs: list[list[int]] = []
+    for device in sorted(devices):
+        if runs and device == runs[-1][-1] + 1:
+            runs[-1].append(device)
+        else:
+            runs.append([device])
+    parts = []
+    for run in runs:
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
+    text = ",".join(parts)
+    return text if len(text) <= MAX_NUMBERS else f"{parts[0]},{parts[1]},…,{parts[-1]}"
+
+
+def _count_to(block: tuple[int, ...], blocks: tuple[int, ...]) -> int:
+    number = 0
+    for at, count in zip(block, blocks, strict=True):
+        number = number * count + at
+    return number
+
+
+def _rank(spec: Any, shape: tuple[int, ...] | None) -> int:
+    if shape is not None:
+        return len(shape)
+    return len(spec) if isinstance(spec, tuple | list | P) else 0
+
+
+def _in_terminal() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -1,0 +1,70 @@
+"""A plan applied to a state: one sharding for each array, all checked before any moves.
+
+>>> from isoshard.core.mesh import make_mesh
+>>> mesh = make_mesh((2, 4), ("data", "model"))
+>>> state = {"kernel": jax.ShapeDtypeStruct((8, 16), "float32")}
+>>> plan_state(state, mesh, ("data", "model"))["kernel"].spec
+P('data', 'model')
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.mesh import as_mesh
+from isoshard.core.plan import Plan
+from isoshard.core.resolved import path_name
+
+from .graphs import is_random_state, is_variable
+
+
+def plan_state(state: Any, mesh: Mesh, plan: Any) -> Any:
+    """Choose the layout of every array of a state.
+
+    Args:
+        state: a pytree of arrays or `jax.ShapeDtypeStruct`, such as `nnx.state(module)`.
+        mesh: the mesh, or what `as_mesh` takes.
+        plan: a `Plan`, or one spec for every leaf. Keys and counters of `nnx.Rngs` are replicated
+            whatever it says.
+
+    Returns:
+        The same tree with a NamedSharding in place of each array.
+
+    Raises:
+        PlanError: naming every leaf that the plan does not fit.
+    """
+    mesh = as_mesh(mesh)
+    plan = plan if isinstance(plan, Plan) else Plan({"*": plan})
+    named = leaf_names(state)
+    arrays, tree = jax.tree.flatten(state)
+    planned = {
+        name: array for (name, random), array in zip(named, arrays, strict=True) if not random
+    }
+    found = plan.resolve(planned, mesh).shardings
+    return tree.unflatten([found.get(name, NamedSharding(mesh, P())) for name, _ in named])
+
+
+def leaf_names(state: Any) -> list[tuple[str, bool]]:
+    """List the arrays of a state.
+
+    Args:
+        state: a pytree, such as `nnx.state(module)`.
+
+    Returns:
+        The name of each array in JAX's order (paths joined by dots) and whether it belongs to
+        `nnx.Rngs`.
+
+    Example:
+        >>> leaf_names({"blocks": [{"kernel": 1.0}]})
+        [('blocks.0.kernel', False)]
+    """
+    boxes = jax.tree.leaves_with_path(state, is_leaf=is_variable)
+    return [
+        (path_name(path + rest), is_random_state(box))
+        for path, box in boxes
+        for rest, _ in jax.tree.leaves_with_path(box)
+    ]

@@ -1,0 +1,214 @@
+"""Flax NNX objects under the verbs of isoshard: `shard`, `reshard`, `full`, `sharding_of`.
+
+>>> from flax import nnx
+>>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.plan import Plan
+>>> mesh = make_mesh((2, 4), ("data", "model"))
+>>> model = nnx.Linear(16, 64, rngs=nnx.Rngs(0))
+>>> shard(model, mesh, Plan({"kernel": (None, "model")})) is model
+True
+>>> {name: sharding.spec for name, sharding in sharding_of(model).items()}
+{'bias': P(), 'kernel': P(None, 'model')}
+
+A module or optimizer is laid out in place: every leaf is checked first, then all of them move, so
+an error leaves it as it was. An `nnx.State` is a value: a new one comes back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+
+from isoshard.core import exchange, place
+from isoshard.core.errors import ShardingError, raise_collected
+from isoshard.core.frameworks import Framework, register
+
+from .graphs import join, split
+from .layout import leaf_names, plan_state
+
+_KINDS = (nnx.Pytree, nnx.State, nnx.Variable)
+
+
+def owns(obj: object) -> bool:
+    """Tell whether `obj` is a Flax NNX object (module, optimizer, ..), state or variable."""
+    return isinstance(obj, _KINDS)
+
+
+def shard(model: Any, mesh: Mesh, plan: Any, *, copy: bool | None = None) -> Any:
+    """Lay out every array of an NNX object.
+
+    Args:
+        model: an `nnx.Module`, `nnx.Optimizer` or other NNX object, an `nnx.Variable`, or an
+            `nnx.State`. Shared variables count once.
+        mesh: the mesh, or what `as_mesh` takes.
+        plan: a `Plan` over names such as `blocks.0.attn.qkv.kernel`, or one spec for every leaf.
+            The keys and counters of `nnx.Rngs` are replicated whatever it says.
+        copy: None moves what does not lie there yet; True makes fresh buffers of all; False
+            raises if anything must move.
+
+    Returns:
+        `model` itself, laid out; of an `nnx.State`, a new one.
+
+    Raises:
+        PlanError: naming every leaf that the plan does not fit; nothing has changed.
+        CopyError: `copy` is False and leaves must move; nothing has changed.
+    """
+    _, state = split(model)
+    placed = _place(state, plan_state(state, mesh, plan), copy)
+    if isinstance(model, nnx.Pytree):
+        nnx.update(model, placed)
+        return model
+    if isinstance(model, nnx.Variable):
+        model.set_value(placed[...])
+        return model
+    return placed
+
+
+def reshard(model: Any, plan: Any) -> Any:
+    """Lay out an NNX object anew, on the mesh it is on.
+
+    Args:
+        model: an NNX object, variable or state that has been laid out.
+        plan: a `Plan`, or one spec for every leaf.
+
+    Returns:
+        `model` itself, laid out; of an `nnx.State`, a new one.
+
+    Raises:
+        ShardingError: it is on no mesh, or on several.
+        PlanError: naming every leaf that the plan does not fit; nothing has changed.
+    """
+    return shard(model, _mesh_of(model), plan)
+
+
+def full(model: Any) -> Any:
+    """Gather an NNX object: every device holds all of every array.
+
+    Args:
+        model: an NNX object, state or variable.
+
+    Returns:
+        A new object of the same kind, replicated; `model` keeps its layout.
+
+    Raises:
+        ShardingError: an array lies on several devices without a mesh.
+    """
+    graph, state = split(model)
+    names, arrays, tree = _flat(state)
+    whole = place.full(dict(zip(names, arrays, strict=True)))
+    return join(graph, tree.unflatten(whole[name] for name in names))
+
+
+def sharding_of(model: Any) -> dict[str, NamedSharding] | NamedSharding:
+    """Read the layout of every array of an NNX object.
+
+    Args:
+        model: an NNX object, state or variable.
+
+    Returns:
+        The layouts by name, as `isoshard.sharding_of` gives them for arrays; of a variable, its
+        layout.
+
+    Raises:
+        ShardingError: an array is traced, or lies on several devices without a mesh.
+    """
+    return _unless_variable(model, place.sharding_of(_arrays(model)))
+
+
+def to_jax(
+    model: Any, sharding: NamedSharding | None = None, *, copy: bool | None = None
+) -> dict[str, jax.Array] | jax.Array:
+    """List the arrays of an NNX object.
+
+    Args:
+        model: an NNX object, state or variable.
+        sharding: a layout for each of them; by default they stay as they are.
+        copy: None moves what must move; True makes fresh buffers; False raises if anything must
+            move.
+
+    Returns:
+        The arrays by name, as in `sharding_of`; of a variable, its array.
+
+    Raises:
+        CopyError: `copy` is False and an array must move.
+    """
+    return _unless_variable(model, exchange.to_jax(_arrays(model), sharding, copy=copy))
+
+
+class Flax(Framework):
+    """The verbs of this module under the names that the registry of core knows."""
+
+    name = "flax"
+
+    def owns(self, obj: Any) -> bool:
+        """See `owns`."""
+        return owns(obj)
+
+    def shard(
+        self, x: Any, mesh: Mesh, spec: Any, *, copy: bool | None = None, name: str | None = None
+    ) -> Any:
+        """See `shard`; leaves go by their own names, so `name` is not needed."""
+        return shard(x, mesh, spec, copy=copy)
+
+    def reshard(self, x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
+        """See `reshard`."""
+        return reshard(x, spec) if mesh is None else shard(x, mesh, spec)
+
+    def full(self, x: Any) -> Any:
+        """See `full`."""
+        return full(x)
+
+    def sharding_of(self, x: Any) -> dict[str, NamedSharding] | NamedSharding:
+        """See `sharding_of`."""
+        return sharding_of(x)
+
+    def to_jax(
+        self, x: Any, sharding: NamedSharding | None = None, *, copy: bool | None = None
+    ) -> dict[str, jax.Array] | jax.Array:
+        """See `to_jax`."""
+        return to_jax(x, sharding, copy=copy)
+
+
+def _flat(state: Any) -> tuple[list[str], list[Any], Any]:
+    names = [name for name, _ in leaf_names(state)]
+    arrays, tree = jax.tree.flatten(state)
+    return names, arrays, tree
+
+
+def _arrays(model: Any) -> dict[str, Any]:
+    names, arrays, _ = _flat(split(model)[1])
+    return dict(zip(names, arrays, strict=True))
+
+
+def _unless_variable(model: Any, by_name: dict[str, Any]) -> Any:
+    return next(iter(by_name.values())) if isinstance(model, nnx.Variable) else by_name
+
+
+def _place(state: Any, layouts: Any, copy: bool | None) -> Any:
+    """Move the arrays of a state, once all of them may."""
+    names, arrays, tree = _flat(state)
+    moves = list(zip(names, arrays, jax.tree.leaves(layouts), strict=True))
+    faults = []
+    for name, array, layout in moves:
+        try:
+            exchange.check_shareable(array, layout, copy=copy, name=name)
+        except ShardingError as error:
+            faults.append(error)
+    raise_collected(faults)
+    return tree.unflatten(exchange.to_jax(x, to, copy=copy, name=name) for name, x, to in moves)
+
+
+def _mesh_of(model: Any) -> Mesh:
+    meshes = {layout.mesh for layout in place.sharding_of(_arrays(model)).values()}
+    if len(meshes) != 1:
+        raise ShardingError(
+            f"the arrays of the {type(model).__name__} lie on {len(meshes)} different meshes; say "
+            "which one to lay them out on: iso.reshard(x, plan, mesh)"
+        )
+    return meshes.pop()
+
+
+register(Flax())

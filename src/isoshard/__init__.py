@@ -1,0 +1,119 @@
+"""isoshard: one sharding spec drives JAX and PyTorch, without copies.
+
+>>> import numpy as np
+>>> import isoshard as iso
+>>> from isoshard import P
+>>> mesh = iso.make_mesh((2, 4), ("x", "y"))
+>>> a = iso.shard(np.ones((8, 4), np.float32), mesh, P("x", None))
+>>> iso.sharding_of(iso.reshard(a, P(None, "y"))).spec
+P(None, 'y')
+
+Importing this loads neither torch nor flax, and changes no configuration. The bridges
+`isoshard.torch_bridge` and `isoshard.jax_bridge` load when they are named, or when a verb meets
+the first object of their framework.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from isoshard.core import (
+    Conv,
+    CopyError,
+    DeviceError,
+    Linear,
+    Mesh,
+    NamedSharding,
+    P,
+    Plan,
+    PlanError,
+    Shard,
+    ShardingError,
+    SpecError,
+    Tiles,
+    UnevenError,
+    UnrepresentableError,
+    frameworks,
+    full,
+    hybrid_mesh,
+    local_shards,
+    make_mesh,
+    normalize_spec,
+    parse_op_sharding,
+    reshard,
+    shard,
+    sharding_of,
+    simulate_devices,
+    to_jax,
+    to_op_sharding,
+    to_torch,
+    visualize,
+)
+
+from . import metrics
+
+if TYPE_CHECKING:
+    from isoshard import jax_bridge, torch_bridge
+    from isoshard.torch_bridge import jax_function
+
+__all__ = [
+    "Conv",
+    "CopyError",
+    "DeviceError",
+    "Linear",
+    "Mesh",
+    "NamedSharding",
+    "P",
+    "Plan",
+    "PlanError",
+    "Shard",
+    "ShardingError",
+    "SpecError",
+    "Tiles",
+    "UnevenError",
+    "UnrepresentableError",
+    "full",
+    "hybrid_mesh",
+    "jax_bridge",
+    "jax_function",
+    "local_shards",
+    "make_mesh",
+    "metrics",
+    "normalize_spec",
+    "parse_op_sharding",
+    "reshard",
+    "shard",
+    "sharding_of",
+    "simulate_devices",
+    "to_jax",
+    "to_op_sharding",
+    "to_torch",
+    "torch_bridge",
+    "visualize",
+]
+
+_BRIDGES = {"torch": "isoshard.torch_bridge", "flax": "isoshard.jax_bridge"}
+_LAZY = {"jax_function": "isoshard.torch_bridge"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a bridge when it, or something that needs it, is first named."""
+    if name in ("torch_bridge", "jax_bridge"):
+        return importlib.import_module(f"isoshard.{name}")
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'isoshard' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, those not loaded yet included."""
+    return __all__
+
+
+def _install_loaders() -> None:
+    for root, bridge in _BRIDGES.items():
+        frameworks.on_first(root, lambda bridge=bridge: importlib.import_module(bridge))
+
+
+_install_loaders()

@@ -1,0 +1,151 @@
+"""The demo: its data, its model in both frameworks, and the command on a small mesh."""
+
+import json
+import re
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import optax
+import pytest
+import torch
+from flax import nnx
+
+import isoshard as iso
+from isoshard.cli.demo import command, crossing, data, flax_twin, model, training
+from isoshard.cli.demo.report import save
+from isoshard.cli.demo.training import Run, Settings
+
+SMALL = model.Config(layers=1, width=32, heads=4, length=16)
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return data.load()
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return iso.make_mesh((2, 4), ("data", "model"))
+
+
+def parameters(module):
+    return {name: p.detach().numpy() for name, p in module.named_parameters()}
+
+
+class TestData:
+    def test_is_the_standard_library_and_the_same_every_time(self, corpus):
+        again = data.load()
+        np.testing.assert_array_equal(corpus.train, again.train)
+        np.testing.assert_array_equal(corpus.validation, again.validation)
+        assert corpus.train_files > 5 * corpus.validation_files > 0
+        assert corpus.train.size > 1_000_000
+
+    def test_no_file_is_in_both_parts(self, corpus):
+        calendar = Path(sysconfig.get_path("stdlib"), "calendar.py").read_bytes()
+        assert data.is_validation("calendar.py")
+        assert calendar in corpus.validation.tobytes()
+        assert calendar not in corpus.train.tobytes()
+
+    def test_a_batch_is_a_function_of_its_number(self, corpus):
+        tokens, targets = corpus.training_batch(3, batch=4, length=16)
+        same, _ = corpus.training_batch(3, batch=4, length=16)
+        other, _ = corpus.training_batch(4, batch=4, length=16)
+        np.testing.assert_array_equal(tokens, same)
+        assert not np.array_equal(tokens, other)
+        np.testing.assert_array_equal(tokens[:, 1:], targets[:, :-1])
+        assert tokens.dtype == targets.dtype == np.int64
+
+    def test_validation_windows_reach_from_start_to_end(self):
+        text = np.arange(101, dtype=np.uint8)
+        corpus = data.Corpus(text, text, 1, 1)
+        batches = list(corpus.validation_batches(3, batch=2, length=10))
+        assert [tokens.shape for tokens, _ in batches] == [(2, 10)] * 3
+        assert batches[0][0][0, 0] == 0
+        assert batches[-1][1][-1, -1] == 100
+
+    def test_a_folder_without_sources_is_refused(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"standard library.*has 0 of them"):
+            data.load(tmp_path)
+
+
+class TestTwin:
+    def test_computes_what_torch_computes_on_the_same_buffers(self, mesh):
+        module = training.new_model(SMALL)
+        params = iso.shard(parameters(module), mesh, model.PLAN)
+        twin = flax_twin.adopt(SMALL, params)
+        iso.shard(twin, mesh, model.PLAN, copy=False)
+        assert crossing.count_shared(params, flax_twin.named_parameters(twin)) == (17 * 8, 17 * 8)
+        tokens, targets = torch.randint(256, (2, 4, 16))
+        logits = nnx.jit(lambda twin, x: twin(x))(twin, tokens.numpy().astype(np.int32))
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, targets.numpy()).mean()
+        assert float(loss) == pytest.approx(model.loss_of(module, tokens, targets).item(), rel=1e-5)
+
+    def test_wrong_parameters_are_named(self):
+        params = parameters(training.new_model(SMALL))
+        del params["ln.bias"]
+        params["head.weight"] = params["head.weight"].T
+        with pytest.raises(ValueError, match=r"differ in head\.weight, ln\.bias"):
+            flax_twin.adopt(SMALL, params)
+
+    def test_a_copy_is_not_counted_as_shared(self, mesh):
+        a = iso.shard(np.ones((8, 4), np.float32), mesh, iso.P("data"))
+        assert crossing.count_shared({"a": a}, {"a": a.copy()}) == (8, 0)
+
+
+class TestTraining:
+    def test_mesh_and_cpu_learn_alike_and_jax_agrees(self, corpus, mesh):
+        settings = Settings(steps=6, batch=4, validation_batches=2)
+        placed = model.place(training.new_model(SMALL), mesh)
+        on_mesh = training.train(
+            "mesh", placed, corpus, settings, lambda *_: None, **training.on_mesh(mesh)
+        )
+        on_cpu = training.train("CPU", training.new_model(SMALL), corpus, settings, lambda *_: None)
+        np.testing.assert_allclose(on_mesh.losses, on_cpu.losses, rtol=1e-4)
+        assert on_mesh.validation == pytest.approx(on_cpu.validation, rel=1e-4)
+
+        crossed = crossing.cross(placed, SMALL, mesh, corpus, settings)
+        for run in (crossed.function, crossed.twin):
+            assert run.validation == pytest.approx(on_mesh.validation, rel=1e-5)
+            assert run.speed > 0
+            assert run.validation_speed > 0
+        assert crossed.copied_bytes == 0
+        assert crossed.shared == crossed.buffers == 17 * 8
+
+    @pytest.mark.parametrize("steps", [1, 5, 300])
+    def test_learning_rate_rises_then_falls_to_a_tenth(self, steps):
+        schedule = training.schedule(steps)
+        rates = [schedule(step) for step in range(steps + 1)]
+        assert max(rates) == pytest.approx(1.0)
+        assert min(rates) > 0
+        if steps == 300:
+            assert rates[-1] == pytest.approx(0.1)
+
+
+class TestCommand:
+    @pytest.mark.parametrize(
+        ("argv", "message"),
+        [
+            (["--mesh", "2by4"], "'2by4' is no mesh: write 2x4"),
+            (["--mesh", "0x4"], "'0x4' is no mesh"),
+            (["--steps", "0"], "'0' is no number of steps"),
+            (["--mesh", "4x4"], "needs 16 devices, there are 8"),
+            (["--mesh", "1x3"], r"(?s)768.*3|256.*3"),
+        ],
+    )
+    def test_what_it_cannot_do_is_said_in_a_line(self, argv, message, capsys):
+        assert command.main(argv) == 2
+        assert re.search(message, capsys.readouterr().err)
+
+    @pytest.mark.parametrize(("shape", "expected"), [(None, (2, 4)), ((8, 1), (8, 1))])
+    def test_mesh(self, shape, expected):
+        assert tuple(command.make_mesh(shape).shape.values()) == expected
+
+    def test_saves_curve_and_numbers(self, tmp_path):
+        runs = [Run("one", [5.0, 4.0], 1.0, 10.0, 4.5, 20.0), Run("two", validation=4.5)]
+        picture, numbers = save(tmp_path / "new", runs, {"seconds": 1.5})
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        content = json.loads(numbers.read_text())
+        assert content["seconds"] == 1.5
+        assert content["runs"][0]["losses"] == [5.0, 4.0]
+        assert content["runs"][1]["speed"] is None

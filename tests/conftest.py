@@ -1,0 +1,51 @@
+"""Eight virtual CPU devices for every test, set before JAX's backend starts."""
+
+import jax
+import pytest
+
+DEVICES = 8
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", DEVICES)
+
+
+def pytest_sessionstart(session):
+    """Fail the run, rather than skip tests, if the devices are not there."""
+    devices = jax.devices()
+    if len(devices) != DEVICES or devices[0].platform != "cpu":
+        raise pytest.UsageError(
+            f"the tests need {DEVICES} virtual CPU devices, and JAX runs on {devices}: something "
+            "started its backend before tests/conftest.py"
+        )
+
+
+@pytest.fixture
+def mesh():
+    """The mesh most tests use: 2 x 4, axes "x" and "y"."""
+    from isoshard.core.mesh import make_mesh
+
+    return make_mesh((2, 4), ("x", "y"))
+
+
+@pytest.fixture
+def counted():
+    """Metrics counted from zero; call it to read one counter."""
+    from isoshard.core import metrics
+
+    metrics.reset()
+    yield lambda name: metrics.counters()[name]
+    metrics.reset()
+
+
+@pytest.fixture
+def x64():
+    """64-bit types for one test."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
+def strict_promotion():
+    """No implicit dtype promotion in jax.numpy for one test."""
+    with jax.numpy_dtype_promotion("strict"):
+        yield

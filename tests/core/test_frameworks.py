@@ -1,0 +1,110 @@
+import jax
+import numpy as np
+import pytest
+
+from isoshard.core import frameworks
+from isoshard.core.frameworks import Framework, framework_of, on_first, register, require
+
+
+class Box:
+    """Stands for a class of a framework; tests move it to a package of their own."""
+
+
+class Boxes(Framework):
+    name = "boxlib"
+
+    def owns(self, obj):
+        return isinstance(obj, Box)
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    """A registry without bridges, put back as it was afterwards."""
+    monkeypatch.setattr(frameworks, "_frameworks", {})
+    monkeypatch.setattr(frameworks, "_loaders", {})
+    monkeypatch.setattr(Box, "__module__", "boxlib.boxes.square")
+
+
+def test_nobody_owns_arrays_and_containers():
+    register(Boxes())
+    for obj in (np.zeros(2), jax.numpy.zeros(2), {"a": 1}, [1], None, 3):
+        assert framework_of(obj) is None
+
+
+def test_the_loader_runs_once_at_the_first_object_of_its_package():
+    loads = []
+
+    def load():
+        loads.append("boxlib")
+        register(Boxes())
+
+    on_first("boxlib", load)
+    assert framework_of(np.zeros(2)) is None
+    assert framework_of({"a": 2}) is None
+    assert loads == []
+    for _ in range(2):
+        assert framework_of(Box()).name == "boxlib"
+    assert loads == ["boxlib"]
+
+
+def test_a_subclass_from_elsewhere_counts():
+    on_first("boxlib", lambda: register(Boxes()))
+
+    class Mine(Box):
+        pass
+
+    assert framework_of(Mine()).name == "boxlib"
+
+
+def test_require_loads():
+    on_first("boxlib", lambda: register(Boxes()))
+    assert require("boxlib").owns(Box())
+
+
+def test_a_bridge_may_load_in_two_steps():
+    on_first("boxlib", lambda: on_first("boxlib", lambda: register(Boxes())))
+    assert require("boxlib").owns(Box())
+
+
+def test_a_framework_that_is_not_installed():
+    def load():
+        raise ModuleNotFoundError("No module named 'boxlib'", name="boxlib")
+
+    on_first("boxlib", load)
+    for _ in range(2):  # asking again says it again
+        with pytest.raises(ImportError, match="boxlib is not installed here; get it with pip"):
+            require("boxlib")
+
+
+def test_a_framework_nobody_knows():
+    with pytest.raises(ImportError, match=r"'fortran' here; known are 'flax', 'torch'"):
+        require("fortran")
+
+
+def test_a_broken_bridge_is_not_hidden():
+    def load():
+        raise ModuleNotFoundError("No module named 'helper'", name="helper")
+
+    on_first("boxlib", load)
+    with pytest.raises(ModuleNotFoundError, match="No module named 'helper'"):
+        framework_of(Box())
+    with pytest.raises(ModuleNotFoundError, match="No module named 'helper'"):
+        require("boxlib")
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments"),
+    [
+        ("shard", (None, None)),
+        ("reshard", (None,)),
+        ("full", ()),
+        ("sharding_of", ()),
+        ("local_shards", ()),
+        ("to_jax", ()),
+        ("from_jax", ()),
+        ("shard_from_jax", ()),
+    ],
+)
+def test_a_missing_verb_says_so(verb, arguments):
+    with pytest.raises(TypeError, match=f"boxlib objects have no {verb}; given was Box"):
+        getattr(Boxes(), verb)(Box(), *arguments)

@@ -1,0 +1,135 @@
+"""Imports run one way: bridges and commands import core, core imports nothing above it."""
+
+import ast
+import dataclasses
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """What the files of one folder may import, as top-level names, besides the standard library."""
+
+    folder: str
+    ours: tuple[str, ...]
+    others: tuple[str, ...]
+
+    @property
+    def package(self) -> str:
+        return "isoshard" if self.folder == "src/isoshard" else f"isoshard.{self.folder}"
+
+
+EVERYONE = ("jax", "numpy", "rich")
+ROOMS = [
+    Room("core", (), EVERYONE),
+    Room("jax_bridge", ("isoshard.core",), (*EVERYONE, "flax", "optax", "orbax")),
+    Room("torch_bridge", ("isoshard.core",), (*EVERYONE, "torch")),
+    Room("onnx_bridge", ("isoshard.core",), (*EVERYONE, "onnx")),
+    Room("cli", ("isoshard",), (*EVERYONE, "torch", "flax", "optax", "matplotlib")),
+    Room(
+        "src/isoshard",
+        ("isoshard.core", "isoshard.jax_bridge", "isoshard.torch_bridge", "isoshard.cli"),
+        EVERYONE,
+    ),
+]
+PRESENT = [room for room in ROOMS if (ROOT / room.folder).is_dir()]
+
+
+def imports_of(source: str, package: str) -> Iterator[tuple[str, int, int]]:
+    """Every module a source imports: (absolute name, line, relative level)."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno, 0) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1]
+            stem = ".".join([*base, node.module or ""][0 if node.level else -1 :]).rstrip(".")
+            # `from isoshard import core` imports isoshard.core
+            names = [f"{stem}.{alias.name}" for alias in node.names]
+            yield from ((name, node.lineno, node.level) for name in names)
+        elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__"):
+            if node.args and isinstance(node.args[0], ast.Constant):
+                yield str(node.args[0].value), node.lineno, 0
+
+
+def offences(source: str, package: str, room: Room) -> list[str]:
+    """Imports in `source`, a module of `package`, that do not belong in `room`."""
+    wrong = []
+    for name, line, level in imports_of(source, package):
+        allowed = (room.package, *room.ours, *room.others, *sys.stdlib_module_names)
+        if not any(name == root or name.startswith(f"{root}.") for root in allowed):
+            wrong.append(f"line {line}: {name} has no place in {room.folder}")
+        if level and not name.startswith(f"{room.package}."):
+            wrong.append(f"line {line}: {name} is another room: import it by its absolute name")
+    return wrong
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def _package_of(path: Path, room: Room) -> str:
+    inner = path.parent.relative_to(ROOT / room.folder).parts
+    return ".".join([room.package, *inner])
+
+
+@pytest.mark.parametrize("room", PRESENT, ids=lambda room: room.folder)
+def test_a_room_imports_only_what_it_may(room):
+    wrong = [
+        f"{path.relative_to(ROOT)}: {offence}"
+        for path in sorted((ROOT / room.folder).rglob("*.py"))
+        for offence in offences(path.read_text(), _package_of(path, room), room)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_folder_of_the_package_has_rules():
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = set(setuptools["package-dir"].values())
+    assert {folder for folder in folders if "/" not in folder} <= {room.folder for room in ROOMS}
+
+
+def test_the_facade_loads_no_bridge_when_it_is_imported():
+    tree = ast.parse((ROOT / "src/isoshard/__init__.py").read_text())
+    tree.body = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [name for name, *_ in imports_of(ast.unparse(tree), "isoshard")]
+    assert names
+    assert not [name for name in names if "_bridge" in name or name.startswith("isoshard.cli")]
+
+
+@pytest.mark.parametrize(
+    ("source", "package", "folder", "found"),
+    [
+        ("import torch", "isoshard.core", "core", "torch has no place in core"),
+        ("import jaxlib", "isoshard.core", "core", "jaxlib has no place in core"),
+        ("def f():\n    import flax.nnx", "isoshard.core", "core", "line 2: flax.nnx"),
+        ("from isoshard import torch_bridge", "isoshard.core", "core", "isoshard.torch_bridge"),
+        ("from ..torch_bridge import spmd", "isoshard.core", "core", "isoshard.torch_bridge.spmd"),
+        ("from isoshard.jax_bridge import x", "isoshard.torch_bridge", "torch_bridge", "no place"),
+        ("import isoshard", "isoshard.torch_bridge", "torch_bridge", "isoshard has no place"),
+        ("from ...core import x", "isoshard.torch_bridge.engine", "torch_bridge", "absolute name"),
+        ("import importlib\nimportlib.import_module('torch')", "isoshard.core", "core", "torch"),
+    ],
+)
+def test_a_wrong_import_is_found(source, package, folder, found):
+    room = next(room for room in ROOMS if room.folder == folder)
+    assert found in "\n".join(offences(source, package, room))
+
+
+@pytest.mark.parametrize(
+    ("source", "package", "folder"),
+    [
+        ("from __future__ import annotations\nimport jax.numpy as jnp", "isoshard.core", "core"),
+        ("from .mesh import Mesh\nfrom . import spec", "isoshard.core", "core"),
+        ("from ..dtypes import x", "isoshard.torch_bridge.engine", "torch_bridge"),
+        ("from isoshard.core.mesh import x\nimport torch", "isoshard.torch_bridge", "torch_bridge"),
+    ],
+)
+def test_a_right_import_is_let_through(source, package, folder):
+    room = next(room for room in ROOMS if room.folder == folder)
+    assert offences(source, package, room) == []

@@ -1,0 +1,70 @@
+"""What `import isoshard` does, and what it leaves alone."""
+
+import subprocess
+import sys
+
+import pytest
+
+import isoshard
+
+REPORT = """
+import sys
+import jax
+before = dict(jax.config.values)
+{program}
+heavy = {{"torch", "flax", "onnx", "optax", "matplotlib"}} & set(sys.modules)
+changed = [name for name, value in before.items() if jax.config.values[name] != value]
+started = jax.config.update("jax_num_cpu_devices", 3)
+print(sorted(heavy), changed)
+"""
+
+
+def run(program):
+    """What a new process loaded and changed, or its error; a started backend is an error."""
+    done = subprocess.run(
+        [sys.executable, "-c", REPORT.format(program=program)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.stdout.strip() or done.stderr
+
+
+def test_importing_loads_no_framework_and_changes_nothing():
+    assert run("import isoshard") == "[] []"
+
+
+@pytest.mark.parametrize(
+    ("program", "found"),
+    [
+        ("import isoshard, torch", "['torch'] []"),
+        ("import isoshard, flax", "flax"),
+        ("import isoshard; jax.config.update('jax_enable_x64', True)", "[] ['jax_enable_x64']"),
+        ("import isoshard; jax.devices()", "before backends are initialized"),
+    ],
+)
+def test_that_test_can_fail(program, found):
+    assert found in run(program)
+    assert run(program) != "[] []"
+
+
+def test_core_verbs_on_arrays_load_no_framework():
+    program = (
+        "import isoshard as iso, numpy as np\n"
+        "a = iso.shard({'w': np.ones((2, 2), np.float32)}, iso.make_mesh((1,), ('x',)), None)\n"
+        "iso.visualize(a); iso.full(a); iso.sharding_of(a); iso.to_jax(a)\n"
+        "print([name for name in ('torch', 'flax') if name in sys.modules]); sys.exit()"
+    )
+    assert run(program) == "[]"
+
+
+@pytest.mark.parametrize("name", isoshard.__all__)
+def test_every_public_name_is_there(name):
+    assert getattr(isoshard, name) is not None
+
+
+def test_names_are_listed_and_unknown_ones_refused():
+    assert set(isoshard.__all__) <= set(dir(isoshard))
+    assert isoshard.__all__ == sorted(isoshard.__all__)
+    with pytest.raises(AttributeError, match="'isoshard' has no attribute 'shrad'"):
+        _ = isoshard.shrad

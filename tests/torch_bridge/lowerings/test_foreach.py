@@ -1,0 +1,173 @@
+"""List operators against CPU torch: mixed dtypes and shapes in one list, every overload."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from isoshard.torch_bridge.lowerings import registry
+
+from tests.torch_bridge.lowerings.harness import check, evaluate, to_array
+
+aten = torch.ops.aten
+BINARY = ("add", "sub", "mul", "div", "maximum", "minimum", "clamp_min", "clamp_max", "pow")
+UNARY = sorted(
+    name.removeprefix("aten::_foreach_")
+    for name in registry.names()
+    if name.startswith("aten::_foreach_") and "." not in name
+)
+
+
+def op(name: str, overload: str = "default"):
+    return getattr(getattr(aten, f"_foreach_{name}"), overload)
+
+
+def tensors(seed: int = 0) -> list[torch.Tensor]:
+    """Values in (0.5, 1), where every function and power is defined."""
+    torch.manual_seed(seed)
+    return [
+        torch.rand(3, 4) / 2 + 0.5,
+        torch.rand(()) / 2 + 0.5,
+        torch.rand(0, 2),
+        (torch.rand(5) / 2 + 0.5).bfloat16(),
+    ]
+
+
+def precise(*args, **kwargs):
+    """bfloat16 results may differ in the last of their 8 bits."""
+    check(*args, rtol=1e-2, atol=1e-2, **kwargs)
+
+
+@pytest.mark.parametrize("name", [n for n in UNARY if n not in ("copy", "max", "mm")])
+def test_unary(name):
+    precise(op(name), tensors())
+
+
+@pytest.mark.parametrize("name", ["exp", "sqrt", "neg", "abs"])
+def test_unary_of_integers(name):
+    check(op(name), [torch.arange(1, 5)])
+
+
+def test_max_of_each():
+    precise(op("max"), [x for x in tensors() if x.numel()])
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_number(name):
+    precise(op(name, "Scalar"), tensors(), 2.5)
+    precise(op(name, "Scalar"), tensors(), 2)
+
+
+@pytest.mark.parametrize("name", ["add", "mul", "div", "sub"])
+def test_float_number_makes_integers_float(name):
+    check(op(name, "Scalar"), [torch.arange(4)], 0.5)
+    check(op(name, "Scalar"), [torch.arange(4)], 2)
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_numbers(name):
+    precise(op(name, "ScalarList"), tensors(), [0.5, 2.0, 1.0, 3.0])
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_lists(name):
+    precise(op(name, "List"), tensors(), tensors(1))
+
+
+@pytest.mark.parametrize("name", ["add", "sub"])
+def test_lists_with_factor(name):
+    precise(op(name, "List"), tensors(), tensors(1), alpha=0.25)
+
+
+@pytest.mark.parametrize("name", ["add", "mul", "div"])
+def test_one_tensor_for_all(name):
+    precise(op(name, "Tensor"), tensors(), torch.tensor(0.75))
+    check(op(name, "Tensor"), [torch.rand(3)], torch.tensor(3))
+
+
+def test_dtypes_promote_element_by_element():
+    left = [torch.arange(3), torch.rand(2), torch.rand(2).bfloat16()]
+    right = [torch.rand(3), torch.tensor(2), torch.rand(2)]
+    precise(op("mul", "List"), left, right)
+
+
+def test_number_to_powers():
+    precise(op("pow", "ScalarAndTensor"), 0.9, tensors())
+
+
+@pytest.mark.parametrize("name", ["addcmul", "addcdiv"])
+def test_ternary(name):
+    lists = tensors(), tensors(1), tensors(2)
+    precise(op(name, "Scalar"), *lists)
+    precise(op(name, "Scalar"), *lists, -0.1)
+    precise(op(name, "ScalarList"), *lists, [0.1, -0.2, 0.3, 0.4])
+
+
+@pytest.mark.parametrize("weight", [0.1, 0.5, 0.9, 1.0])
+def test_lerp(weight):
+    precise(op("lerp", "Scalar"), tensors(), tensors(1), weight)
+    precise(op("lerp", "ScalarList"), tensors(), tensors(1), [weight] * 4)
+
+
+def test_lerp_by_tensors():
+    precise(op("lerp", "List"), tensors(), tensors(1), tensors(2))
+
+
+@pytest.mark.parametrize("ord", [0, 1, 2, 3.0, float("inf")])
+def test_norm(ord):
+    precise(op("norm", "Scalar"), [x for x in tensors() if x.numel()], ord)
+
+
+def test_norm_of_empty_is_zero():
+    check(op("norm", "Scalar"), [torch.zeros(0)], 2)
+
+
+def test_norm_in_wider_dtype():
+    check(op("norm", "Scalar"), [torch.rand(1000).bfloat16()], 2, torch.float32, rtol=1e-3)
+
+
+def test_copy_casts_and_broadcasts():
+    got = evaluate(op("copy"), [torch.zeros(2, 3), torch.zeros(2)], [torch.arange(3), torch.ones(2)])
+    np.testing.assert_array_equal(got[0], [[0, 1, 2]] * 2)
+    assert got[0].dtype == np.float32
+
+
+def test_matrix_products():
+    check(op("mm"), [torch.rand(2, 3), torch.rand(1, 4)], [torch.rand(3, 2), torch.rand(4, 4)])
+
+
+@pytest.mark.parametrize(
+    ("name", "overload", "arguments"),
+    [
+        ("mul", "Scalar", (0.999,)),
+        ("add", "ScalarList", ([0.1, 0.2, 0.3, 0.4],)),
+        ("lerp", "Scalar", (tensors(1), 0.7)),
+        ("addcdiv", "ScalarList", (tensors(1), tensors(2), [0.1, 0.2, 0.3, 0.4])),
+        ("pow", "Scalar", (0.5,)),
+    ],
+)
+def test_lifted_numbers_give_what_constants_give(name, overload, arguments):
+    lowering = registry.find(op(name, overload))
+    arrays = [
+        [to_array(x) if isinstance(x, torch.Tensor) else x for x in part]
+        if isinstance(part, list)
+        else part
+        for part in (tensors(), *arguments)
+    ]
+    lifted = [
+        [jnp.float32(x) if isinstance(x, float) else x for x in part]
+        if isinstance(part, list)
+        else jnp.float32(part)
+        for part in arrays
+    ]
+    for got, want in zip(lowering.function(*lifted), lowering.function(*arrays), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+    assert lowering.lift
+
+
+def test_bfloat16_average_decays():
+    """0.999 is 1 in bfloat16; torch multiplies in float32 and rounds once."""
+    start = torch.full((1,), 3.0).bfloat16()
+    (got,) = evaluate(op("mul", "Scalar"), [start], 0.99)
+    assert float(got[0]) == float(torch._foreach_mul([start], 0.99)[0])

@@ -1,0 +1,358 @@
+"""Bad input: each mistake has a clear error, and nothing has changed after it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+from isoshard import DeviceError, P, Plan, PlanError, ShardingError, SpecError, UnevenError
+
+
+@pytest.fixture
+def grid() -> xs.Mesh:
+    """The mesh of torch_xla's users."""
+    return xs.Mesh(range(8), (2, 4), ("x", "y"))
+
+
+BAD_SPECS = {
+    "wrong_name": ((8, 4), ("z", None), SpecError, r"no mesh axis is called 'z'.*'x' \(2\)"),
+    "negative_index": ((8, 4), (-1, None), SpecError, r"no mesh axis -1"),
+    "index_out_of_range": ((8, 4), (0, 2), SpecError, r"no mesh axis 2"),
+    "axis_twice": ((8, 4), ("x", "x"), SpecError, r"mesh axis 'x' is used 2 times"),
+    "axis_twice_by_name_and_index": ((8, 4), ("x", 0), SpecError, r"'x' is used 2 times"),
+    "axis_twice_in_a_tuple": ((8, 4), (("y", "y"), None), SpecError, r"'y' is used 2 times"),
+    "too_many_entries": ((8, 4), ("x", None, "y"), SpecError, r"3 entries for a tensor of rank 2"),
+    "too_few_entries": ((8, 4), ("x",), SpecError, r"1 entries for a tensor of rank 2"),
+    "not_an_axis": ((8, 4), (0.5, None), SpecError, r"0.5 is no axis name, index"),
+    "bare_name": ((8, 4), "x", SpecError, r"'x' is no OpSharding string"),
+    "nested_too_deep": ((8, 4), ((("x",), "y"), None), SpecError, r"is no axis name, index"),
+    "uneven": (
+        (6, 4),
+        ("y", None),
+        UnevenError,
+        r"axis 0 has size 6.*4 shards.*Pad it to 8",
+    ),
+    "uneven_both": ((7, 3), ("x", "y"), UnevenError, r"axis 0 has size 7.*axis 1 has size 3"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SPECS)
+def test_a_bad_spec_is_refused_and_the_tensor_is_as_before(case, grid):
+    shape, spec, error, message = BAD_SPECS[case]
+    data = torch.arange(float(np.prod(shape))).reshape(shape)
+    t = data.to("jax")
+    with pytest.raises(error, match=message):
+        xs.mark_sharding(t, grid, spec)
+    assert t.sharding_spec == "" and t.partition_spec is None
+    with pytest.raises(error, match=message):
+        xs.mark_sharding(t * 1, grid, spec)  # recorded, not computed yet
+    assert torch.equal((t + 1).cpu(), data + 1)
+    xs.sync()
+    assert torch.equal(t.cpu(), data)
+
+
+@pytest.mark.parametrize("case", [c for c in BAD_SPECS if c != "too_few_entries"])
+def test_shard_of_a_module_refuses_a_bad_spec_and_leaves_the_module(case, grid):
+    shape, spec, error, message = BAD_SPECS[case]
+    model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(*reversed(shape), bias=False))
+    before = dict(model.named_parameters())
+    values = {name: tensor.detach().clone() for name, tensor in before.items()}
+    with pytest.raises(error, match=message) as caught:
+        iso.shard(model, grid, {"1.weight": spec})
+    assert "1.weight" in str(caught.value)
+    for name, tensor in model.named_parameters():
+        assert tensor is before[name] and tensor.device.type == "cpu"
+        assert torch.equal(tensor, values[name])
+    model(torch.ones(2, shape[1])).sum().backward()
+
+
+def test_all_faults_of_a_module_are_reported_at_once(grid):
+    model = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.Linear(3, 8))
+    specs = {"0.weight": ("x", "x"), "0.bias": ("y",), "1.weight": ("z", None), "1.bias": ("x",)}
+    with pytest.raises(ShardingError, match=r"3 leaves.*nothing was changed") as caught:
+        iso.shard(model, grid, specs)
+    for name in ("0.weight", "0.bias", "1.weight"):
+        assert name in str(caught.value)
+    assert "1.bias" not in str(caught.value)
+    assert all(p.device.type == "cpu" for p in model.parameters())
+
+
+def test_a_dictionary_of_specs_must_name_the_modules_tensors(grid):
+    model = torch.nn.Linear(4, 8)
+    with pytest.raises(ShardingError, match=r"Linear has no tensors called wieght.*weight, bias"):
+        iso.shard(model, grid, {"wieght": ("x", None), "weight": None, "bias": None})
+    assert model.weight.device.type == "cpu"
+
+
+def test_a_plan_that_does_not_fit_leaves_the_module(grid):
+    model = torch.nn.Linear(4, 6)
+    with pytest.raises((PlanError, ShardingError), match=r"weight"):
+        iso.shard(model, grid, Plan({"weight": P("y", None), "bias": P()}))
+    assert model.weight.device.type == "cpu"
+    assert model(torch.ones(1, 4)).shape == (1, 6)
+
+
+def test_mark_sharding_refuses_a_cpu_tensor(grid):
+    t = torch.ones(8, 4)
+    with pytest.raises(ShardingError, match=r"shape \(8, 4\) is on cpu.*\.to\('jax'\)"):
+        xs.mark_sharding(t, grid, ("x", None))
+    assert t.device.type == "cpu" and t.sum() == 32
+
+
+def test_marking_again_differently_is_refused_and_the_mark_stays(grid):
+    t = xs.mark_sharding(torch.ones(8, 4, device="jax"), grid, ("x", "y"))
+    assert xs.mark_sharding(t, grid, (0, 1)) is t  # the same layout, said otherwise
+    with pytest.raises(ShardingError, match=r"marked .*'x', 'y'.*clear_sharding"):
+        xs.mark_sharding(t, grid, ("y", "x"))
+    assert tuple(t.partition_spec) == ("x", "y")
+    xs.sync()
+    with pytest.raises(ShardingError, match=r"clear_sharding"):
+        xs.mark_sharding(t, grid, (None, None))
+    assert tuple(t.partition_spec) == ("x", "y") and t.sum() == 32
+    xs.mark_sharding(xs.clear_sharding(t), grid, ("y", "x"))
+    assert tuple(t.partition_spec) == ("y", "x") and t.sum() == 32
+
+
+CPU_PARTNERS = {
+    "add": lambda a, b: a + b,
+    "reversed_add": lambda a, b: b + a,
+    "matmul": lambda a, b: a @ b.t(),
+    "where": lambda a, b: torch.where(a > 0, a, b),
+    "cat": lambda a, b: torch.cat([a, b]),
+    "linear": lambda a, b: torch.nn.functional.linear(a, b),
+    "in_place": lambda a, b: a.add_(b),
+    "in_place_on_cpu": lambda a, b: b.add_(a),
+    "stack": lambda a, b: torch.stack([b, a]),
+    "out": lambda a, b: torch.add(a, a, out=b),
+    "equal": lambda a, b: torch.equal(a, b),
+    "addmm": lambda a, b: torch.addmm(a[:, 0], b, a.t()),
+    "embedding": lambda a, b: torch.nn.functional.embedding(torch.tensor([0, 1]), a),
+}
+
+
+@pytest.mark.parametrize("case", CPU_PARTNERS)
+def test_a_cpu_tensor_mixed_with_a_jax_one_is_refused_and_neither_changes(case):
+    a, b = torch.ones(2, 3, device="jax"), torch.full((2, 3), 2.0)
+    with pytest.raises(RuntimeError, match=r"(?s)jax.*cpu"):
+        CPU_PARTNERS[case](a, b)
+    assert a.tolist() == [[1.0] * 3] * 2
+    assert b.tolist() == [[2.0] * 3] * 2
+
+
+def test_a_model_on_the_cpu_refuses_a_jax_input():
+    model, x = torch.nn.Linear(3, 2), torch.ones(1, 3, device="jax")
+    with pytest.raises(RuntimeError, match=r"one on jax:0 and one on cpu.*\.to\('jax'\)"):
+        model(x)
+    assert torch.isfinite(model.to("jax")(x).cpu()).all()
+
+
+def test_data_of_another_device_is_refused():
+    t = torch.ones(3, device="jax")
+    with pytest.raises(RuntimeError, match=r"cannot take the data of one on cpu"):
+        t.data = torch.zeros(3)
+    assert t.tolist() == [1, 1, 1]
+
+
+@torch.library.custom_op("isoshard_tests::unknown", mutates_args=())
+def unknown(x: torch.Tensor) -> torch.Tensor:
+    """An operator that nobody taught JAX."""
+    return x.clone()
+
+
+@unknown.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_an_operator_without_lowering_is_named_with_the_way_out():
+    x = torch.arange(3.0).to("jax")
+    y = x + 1
+    for _ in range(2):
+        with pytest.raises(NotImplementedError, match=r"isoshard_tests.unknown.*register_lowering"):
+            torch.ops.isoshard_tests.unknown(x)
+    assert x.tolist() == [0, 1, 2] and y.tolist() == [1, 2, 3]
+
+
+def test_an_aten_operator_without_lowering_is_named_with_the_way_out():
+    x = torch.ones(2, 3, device="jax")
+    with pytest.raises(NotImplementedError, match=r"_cudnn_rnn_flatten_weight|register_lowering"):
+        torch.ops.aten._fused_moving_avg_obs_fq_helper.default(
+            x, *[torch.ones(1, device="jax")] * 6, 0.1, 0, 255, -1
+        )
+    assert x.sum().item() == 6
+
+
+def test_an_error_while_recording_does_not_spoil_what_was_recorded():
+    x = torch.arange(6.0).to("jax").reshape(2, 3)
+    y = x * 2
+    with pytest.raises(RuntimeError, match=r"reduction dim|cannot be multiplied"):
+        y @ torch.ones(2, 2, device="jax")
+    z = y + 1
+    with pytest.raises((RuntimeError, IndexError), match=r"[Dd]imension out of range"):
+        z.sum(5)
+    assert z.tolist() == [[1, 3, 5], [7, 9, 11]]
+
+
+def test_too_few_devices():
+    with pytest.raises(DeviceError, match=r"needs 16 devices, there are 8.*simulate_devices\(16\)"):
+        xs.Mesh(range(16), (4, 4), ("x", "y"))
+    with pytest.raises(DeviceError, match=r"needs 16 devices, there are 8"):
+        iso.make_mesh((4, 4), ("x", "y"))
+    with pytest.raises(DeviceError, match=r"there are 8"):
+        xs.Mesh([-1, 0], (2,), ("x",))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((range(8), (2, 3), ("x", "y")), r"8 device ids for a grid of 6"),
+        ((range(8), (2, 4), ("x",)), r"1 axis names for 2 axes"),
+        ((range(8), (2, 4), ("x", "x")), r"an axis name is given twice"),
+        (([0, 0, 1, 2], (2, 2), ("x", "y")), r"a device id is given twice"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_together(arguments, message):
+    with pytest.raises(ShardingError, match=message):
+        xs.Mesh(*arguments)
+
+
+def test_another_logical_device_is_refused():
+    with pytest.raises(ValueError, match=r"one logical device, jax:0, and 1 was asked for"):
+        xs.xla_device(1)
+    assert xs.xla_device() == xs.xla_device(0) == torch.device("jax", 0)
+
+
+def test_the_backend_has_started_already():
+    code = """
+import jax
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 2)
+import torch, isoshard as iso, isoshard.torch_bridge as xs
+assert torch.ones(2, device="jax").sum().item() == 2
+try:
+    iso.simulate_devices(8)
+except iso.DeviceError as error:
+    assert "already running on 2 cpu devices" in str(error), error
+else:
+    raise SystemExit("no error")
+try:
+    xs.Mesh(range(8), (8,), ("x",))
+except iso.DeviceError as error:
+    assert "there are 2" in str(error), error
+else:
+    raise SystemExit("no error")
+assert len(iso.simulate_devices(2)) == 2
+assert (torch.ones(2, device="jax") + 1).tolist() == [2, 2]
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_two_meshes_that_number_the_devices_differently(grid):
+    data = torch.arange(32.0).reshape(8, 4)
+    turned = xs.Mesh(list(reversed(range(8))), (2, 4), ("x", "y"))
+    a = xs.mark_sharding(data.to("jax"), grid, ("x", None))
+    b = xs.mark_sharding(data.to("jax"), turned, ("x", None))
+    good = a * 3
+    for _ in range(2):
+        with pytest.raises(ShardingError, match=r"number the devices differently.*reshard"):
+            a + b
+        xs.sync()
+    assert torch.equal(a.cpu(), data) and torch.equal(b.cpu(), data)
+    assert torch.equal(good.cpu(), data * 3)
+    assert torch.equal((a + iso.reshard(b, P("x", None), grid)).cpu(), 2 * data)
+    assert torch.equal((b * 2).cpu(), 2 * data)
+
+
+def test_two_meshes_in_one_sync(grid):
+    turned = xs.Mesh(list(reversed(range(8))), (8,), ("x",))
+    a = xs.mark_sharding(torch.arange(8.0).to("jax"), grid, (("x", "y"),)) * 3
+    b = xs.mark_sharding(torch.arange(8.0).to("jax"), turned, ("x",)) * 2
+    xs.sync()
+    assert (a.cpu() + b.cpu()).tolist() == [5.0 * i for i in range(8)]
+
+
+def test_two_meshes_with_the_same_devices_in_the_same_order_go_together(grid):
+    data = torch.arange(32.0).reshape(8, 4)
+    flat = iso.make_mesh((8,), ("d",))
+    a = xs.mark_sharding(data.to("jax"), grid, ("x", "y"))
+    b = xs.mark_sharding(data.to("jax"), flat, ("d", None))
+    assert torch.equal((a + b).cpu(), 2 * data)
+
+
+def test_an_explicit_mesh_is_refused_with_the_fix():
+    explicit = jax.sharding.AxisType.Explicit
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(explicit,))
+    t = torch.ones(8, device="jax")
+    with pytest.raises(ShardingError, match=r"'x' is Explicit.*iso\.make_mesh"):
+        xs.mark_sharding(t, mesh, ("x",))
+    assert t.partition_spec is None
+
+
+def test_a_mesh_must_be_a_mesh():
+    with pytest.raises(TypeError, match=r"a mesh is a jax\.sharding\.Mesh.*given was int"):
+        xs.mark_sharding(torch.ones(8, device="jax"), 8, ("x",))
+
+
+def test_shard_of_a_computed_tensor_that_requires_grad_is_refused(grid):
+    x = torch.ones(8, requires_grad=True)
+    with pytest.raises(ShardingError, match=r"would cut the graph.*detach"):
+        iso.shard(x * 2, grid, ("x",))
+    assert iso.shard(x, grid, ("x",)).requires_grad
+
+
+def test_a_value_that_jax_cannot_hold_is_refused():
+    with pytest.raises(TypeError, match=r"float64.*jax_enable_x64.*\.float\(\)"):
+        torch.ones(2, dtype=torch.float64).to("jax")
+    with pytest.raises(OverflowError, match=r"int64.*3000000000 does not fit int32"):
+        torch.tensor([1, 3_000_000_000]).to("jax")
+    with pytest.raises(TypeError, match=r"e8m0fnu has no JAX counterpart; possible are bfloat16"):
+        torch.ones(2).to(torch.float8_e8m0fnu).to("jax")
+
+
+def test_memory_that_is_not_torchs_cannot_be_had():
+    t = torch.ones(2, device="jax")
+    with pytest.raises(RuntimeError, match=r"no single data pointer.*local_shards"):
+        t.data_ptr()
+    with pytest.raises(RuntimeError, match=r"belongs to JAX"):
+        t.untyped_storage()
+
+
+@torch.library.custom_op("isoshard_tests::broken", mutates_args=())
+def broken(x: torch.Tensor) -> torch.Tensor:
+    """An operator whose lowering fails while a program is compiled."""
+    return x.clone()
+
+
+@broken.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.fixture
+def broken_lowering():
+    def fail(x: jax.Array) -> jax.Array:
+        raise ZeroDivisionError("this lowering is broken")
+
+    xs.register_lowering("isoshard_tests::broken", fail)
+
+
+def test_an_error_while_compiling_reaches_the_user_and_spoils_nothing_else(broken_lowering):
+    x = torch.arange(3.0).to("jax")
+    y = x + 1
+    wrong = torch.ops.isoshard_tests.broken(x)
+    z = y * 2
+    with pytest.raises(ZeroDivisionError, match=r"this lowering is broken"):
+        xs.sync()
+    with pytest.raises(ZeroDivisionError, match=r"this lowering is broken"):
+        wrong.cpu()
+    del wrong
+    assert z.tolist() == [2, 4, 6] and y.tolist() == [1, 2, 3]
+    assert (x + 5).tolist() == [5, 6, 7]
