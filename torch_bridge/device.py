@@ -164,7 +164,11 @@ _EMPTY: dict[Any, Recipe] = {}
 
 
 def _copy_from(source, target, non_blocking=False):
-    return dispatch.handle(torch.ops.aten.copy_.default, (target, source), {})
+    # torch calls this for data that it made from Python numbers: a constant, for a captured step.
+    if isinstance(source, base.LazyTensor) or not isinstance(target, base.LazyTensor):
+        return dispatch.handle(torch.ops.aten.copy_.default, (target, source), {})
+    base.write(target, base.host_value(source.to(target.dtype)))
+    return target
 
 
 def _factory(func: torch._ops.OpOverload) -> Any:

@@ -88,6 +88,6 @@ def memory_analysis(step: CompiledStep) -> Any:
 
 
 def _last(step: CompiledStep) -> Any:
-    if not step.replays:
+    if step.last is None:
         raise RuntimeError("this step has not been captured yet: call it twice first")
-    return step.replays[-1]
+    return step.last

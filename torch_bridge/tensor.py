@@ -89,8 +89,8 @@ class XLAShardedTensor(base.LazyTensor):
         """The layout: the one it was marked with, else the one its buffers have, else None."""
         if self._storage.annotation is not None and not self._chain.ops:
             return self._storage.annotation
-        value = base.read(self) if not self._chain.ops else self._cached
-        if value is None or value.layout == layouts.UNPLACED:
+        value = self._storage.value
+        if self._chain.ops or value.layout == layouts.UNPLACED:
             return None
         found = layouts.sharding(value.layout)
         return found if isinstance(found, jax.sharding.NamedSharding) else None

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.tape import Immediate, Recipe
+from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval, Storage, Value
 from isoshard.torch_bridge.engine.views import Chain
 
@@ -25,14 +25,11 @@ class LazyTensor(torch.Tensor):
         _storage: the memory.
         _chain: how this tensor views it.
         _aval: size, stride and dtype.
-        _cached: the view's value at storage version `_seen`.
     """
 
     _storage: Storage
     _chain: Chain
     _aval: Aval
-    _cached: Value | None
-    _seen: int
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -81,8 +78,6 @@ def new_tensor(aval: Aval, storage: Storage, chain: Chain, offset: int = 0) -> L
     tensor._storage = storage
     tensor._chain = chain
     tensor._aval = aval
-    tensor._cached = None
-    tensor._seen = -1
     return tensor
 
 
@@ -97,8 +92,6 @@ def adopt(tensor: LazyTensor, other: LazyTensor) -> None:
     tensor._storage = other._storage
     tensor._chain = other._chain
     tensor._aval = other._aval
-    tensor._cached = None
-    tensor._seen = -1
 
 
 @dataclasses.dataclass
@@ -144,22 +137,16 @@ def read(tensor: LazyTensor) -> Value:
     if not chain.ops:
         return storage.value
     recorder = tapes.recorder()
-    cached = tensor._cached
-    if (
-        cached is not None
-        and tensor._seen == storage.version
-        and (_LOG is None or cached.tape is recorder)
-    ):
-        return cached
+    known = recorder.view(storage.value, chain)
+    if known is not None:
+        return known
     recipe = chain.recipes.get("read")
     if recipe is None:
         recipe = chain.recipes["read"] = Recipe(
             "view", lambda arrays, _scalars, _key: [chain.read(arrays[0])], 1, detail=chain
         )
     value = recorder.record(recipe, (storage.value,))[0]
-    if type(recorder) is not Immediate:
-        tensor._cached = value
-        tensor._seen = storage.version
+    tapes.recorder().keep_view(storage.value, chain, value)
     return value
 
 
@@ -180,12 +167,9 @@ def write(tensor: LazyTensor, value: Value) -> None:
             lambda arrays, _scalars, _key: [chain.write(arrays[0], arrays[1])],
             1,
         )
-    recorder = tapes.recorder()
-    whole = recorder.record(recipe, (storage.value, value))[0]
+    whole = tapes.recorder().record(recipe, (storage.value, value))[0]
     storage.write(whole)
-    if type(recorder) is not Immediate:
-        tensor._cached = value
-        tensor._seen = storage.version
+    tapes.recorder().keep_view(whole, chain, value)
 
 
 def host_value(tensor: torch.Tensor, *, snapshot: bool = True) -> Value:

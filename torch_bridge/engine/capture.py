@@ -1,4 +1,4 @@
-"""Capture one training step and replay it without Python model code.
+"""Capture one training step, to replay it without Python model code.
 
 `compile(step)` runs `step` on the tape as usual, but looks at what comes in and what goes out: the
 arguments, the storages it read (parameters, buffers, optimizer state), the numbers that will be
@@ -8,31 +8,29 @@ optimizer do not run again.
 
 The limits are those of any ahead-of-time capture: Python side effects other than tensor writes
 happen once. What would be frozen without a word is refused with `CaptureError`: reading a tensor's
-value, branching on a changing number, uploading a CPU tensor that is not an argument, a scheduler
-stepping inside, a tensor that outlives the step without being returned.
+value, branching on a changing number, uploading a CPU tensor that is not an argument, random
+numbers of the CPU, a scheduler stepping inside, a tensor that outlives the step without being
+returned. A refused step leaves parameters and optimizer as they were.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import gc
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import torch
 from torch.utils import _pytree as pytree
 
 from isoshard.core import metrics
-from isoshard.torch_bridge.engine import base, layouts, program, random
+from isoshard.torch_bridge.engine import base, program
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.host import HostOps
+from isoshard.torch_bridge.engine.replay import Argument, Computed, Replay, View
 from isoshard.torch_bridge.engine.symbolic import CaptureError, Table
 from isoshard.torch_bridge.engine.value import Storage, Value
-from isoshard.torch_bridge.engine.watch import Watched
+from isoshard.torch_bridge.engine.watch import Snapshot, Watched
 
 _ACTIVE: list[HostOps] = []
 
@@ -57,78 +55,6 @@ def note_upload(tensor: torch.Tensor) -> None:
         )
 
 
-@dataclasses.dataclass
-class Replay:
-    """A captured step.
-
-    Attributes:
-        plan: what was compiled.
-        program: the executable.
-        sources: for each leaf, the storage it is read from, the number of the argument that brings
-            it, or a constant array.
-        targets: for each result, the storage (or number of the argument) that it is written to;
-            results beyond these are returned.
-        table: expressions of the changing numbers.
-        scalars: the lifted floats: constants and expressions.
-        host: CPU operations to repeat (step counters).
-        outputs: the step's result with each tensor replaced by `Output`.
-    """
-
-    plan: program.Plan
-    program: program.Program
-    sources: list[Any]
-    targets: list[Any]
-    table: Table
-    scalars: list[Any]
-    host: HostOps
-    outputs: Any
-
-    def __call__(self, arguments: list[base.LazyTensor]) -> Any:
-        """Run the step on the present values."""
-        self.host.repeat()
-        scalars = self.table.evaluate(self.scalars)
-        arrays = [
-            self._array(position, source, arguments) for position, source in enumerate(self.sources)
-        ]
-        words = random.STATE.take(self.plan.draws)
-        results = program.run(self.program, self.plan, arrays, scalars, words)
-        del arrays
-        values = []
-        for array, number in zip(results, self.program.layouts, strict=True):
-            value = Value(array, number)
-            values.append(value)
-        for target, value in zip(self.targets, values, strict=False):
-            storage = arguments[target]._storage if isinstance(target, int) else target
-            storage.write(value)
-        return _fill(self.outputs, values, arguments)
-
-    def _array(self, position: int, source: Any, arguments: list[base.LazyTensor]) -> jax.Array:
-        if isinstance(source, jax.Array):
-            return source
-        value = (arguments[source]._storage if isinstance(source, int) else source).value
-        if value.array is None:
-            tapes.materialize([value])
-        wanted = self.plan.placed[position]
-        if value.layout != wanted or not isinstance(value.array, jax.Array):
-            value.layout = wanted if wanted != layouts.UNPLACED else value.layout
-            program.place([value])
-        array = value.array
-        if position in self.plan.donated and (value.shared or sys.getrefcount(array) > 3):
-            metrics.count("copies")
-            metrics.count("copied_bytes", array.nbytes)
-            return jnp.copy(array)
-        return array
-
-
-@dataclasses.dataclass(frozen=True)
-class Output:
-    """A tensor in a step's result: the number of the program's result, or of the argument."""
-
-    result: int | None
-    argument: int | None
-    aval: Any
-
-
 class CompiledStep:
     """A step function that runs as one XLA program.
 
@@ -144,8 +70,10 @@ class CompiledStep:
         """See the class."""
         functools.update_wrapper(self, step, updated=())
         self.step = step
-        self._replays: dict[Any, Replay | None] = {}
+        self._replays: dict[Any, Replay] = {}
+        self._opened: set[Any] = set()
         self._watched: Watched | None = None
+        self._last: Replay | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
@@ -153,37 +81,42 @@ class CompiledStep:
         arguments = [leaf for leaf in leaves if isinstance(leaf, base.LazyTensor)]
         if self._watched is None:
             self._watched = Watched(self.step, (args, kwargs))
-        key = (structure, _signature(leaves), self._watched.guard())
+        key = (structure, _signature(leaves, arguments), self._watched.guard())
         replay = self._replays.get(key)
-        if replay is not None:
+        if replay is not None and replay.identity == self._watched.identity():
+            self._last = replay
             return replay(arguments)
+        if replay is not None:
+            del self._replays[key], replay  # it works on memory that was replaced
+            self._last = None
+        self._watched = Watched(self.step, (args, kwargs))
+        key = (structure, key[1], self._watched.guard())
         return self._capture(key, args, kwargs, arguments)
 
     @property
-    def replays(self) -> list[Replay]:
-        """The captured programs, oldest first."""
-        return [replay for replay in self._replays.values() if replay is not None]
+    def last(self) -> Replay | None:
+        """The program that ran last; None before the first capture."""
+        return self._last
 
     def _capture(self, key: Any, args: Any, kwargs: Any, arguments: list[base.LazyTensor]) -> Any:
-        if tapes.is_tracing():
+        if tapes.is_tracing() or _ACTIVE:
             raise CaptureError(
-                "a compiled step cannot be called while JAX traces; call the step function itself"
+                "a compiled step was called inside a JAX transformation or another compiled step; "
+                "call the step function itself there"
             )
         program.sync()
-        for tensor in arguments:
-            base.read(tensor)
-        first = key not in self._replays
+        assert self._watched is not None
         capture = _Capture(self._watched, arguments)
-        with capture:
-            result = self.step(*args, **kwargs)
-        replay, values = capture.finish(result, first=first)
-        self._replays[key] = replay
-        if replay is not None:
-            return _fill(replay.outputs, values, arguments)
-        self._watched = None  # state was created: look again before the next capture
-        self._replays = {k: v for k, v in self._replays.items() if v is not None}
-        self._replays[(key[0], key[1], Watched(self.step, (args, kwargs)).guard())] = None
-        return result
+        result = capture.record(self.step, args, kwargs)
+        replay = capture.finish(result, may_open=key[:2] not in self._opened)
+        if replay is None:  # state was created: capture the next call
+            self._opened.add(key[:2])
+            self._watched = None
+            return result
+        replay.identity = self._watched.identity()
+        self._replays[key] = self._last = replay
+        del result, capture
+        return replay.run(arguments)
 
 
 class _Capture:
@@ -196,67 +129,99 @@ class _Capture:
         self.host = HostOps(self.table)
         self.tape = tapes.Tape()
         self.log = base.Log(self.tape)
-        self.rates: list[tuple[dict[str, Any], Any, Any]] = []
 
-    def __enter__(self) -> None:
-        self.before = tapes.replace(self.tape)
-        self.outer_log = base.use_log(self.log)
+    def record(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run the step on a tape of its own; if it fails, put everything back."""
+        snapshot = Snapshot(self.watched)
+        before = tapes.replace(self.tape)
+        log = base.use_log(self.log)
+        rates = self._symbolic_rates()
+        _ACTIVE.append(self.host)
+        try:
+            with self.host:
+                result = step(*args, **kwargs)
+            if any(group["lr"] is not symbol for group, _, symbol in rates):
+                raise CaptureError(
+                    "a learning rate was changed inside the compiled step (by a scheduler?), which "
+                    "a replay would not repeat; call scheduler.step() after the compiled step"
+                )
+        except BaseException:
+            self._put_back()
+            snapshot.restore()
+            raise
+        finally:
+            _ACTIVE.pop()
+            base.use_log(log)
+            tapes.replace(before)
+            for group, rate, _ in rates:
+                group["lr"] = rate
+        return result
+
+    def _symbolic_rates(self) -> list[tuple[dict[str, Any], Any, Any]]:
+        rates = []
         for group in self.watched.groups():
             rate = group.get("lr")
             if isinstance(rate, float | int):
                 symbol = self.table.symbol(functools.partial(_rate, group), float(rate))
-                self.rates.append((group, rate, symbol))
+                rates.append((group, rate, symbol))
                 group["lr"] = symbol
-        _ACTIVE.append(self.host)
-        self.host.__enter__()
+        return rates
 
-    def __exit__(self, *error: Any) -> None:
-        self.host.__exit__(*error)
-        _ACTIVE.pop()
-        tapes.replace(self.before)
-        base.use_log(self.outer_log)
-        changed = False
-        for group, rate, symbol in self.rates:
-            changed = changed or group["lr"] is not symbol
-            group["lr"] = rate
-        if changed and error[0] is None:
-            raise CaptureError(
-                "a learning rate was changed inside the compiled step (by a scheduler?), which a "
-                "replay would not repeat; call scheduler.step() after the compiled step"
-            )
+    def _put_back(self) -> None:
+        """Give every storage the value it had before the step."""
+        for storage, first in self.log.storages.values():
+            storage.value = first
+            storage.version += 1
 
-    def finish(self, result: Any, *, first: bool) -> tuple[Replay | None, list[Value]]:
-        """Execute what was recorded; returns how to replay it, or None if state was created."""
+    def finish(self, result: Any, *, may_open: bool) -> Replay | None:
+        """Make the replay; None if the step created state that outlives it, and was executed."""
         self._drop_gradients()
         leaves, structure = pytree.tree_flatten(result)
-        returned = [leaf for leaf in leaves if isinstance(leaf, base.LazyTensor)]
-        values = [base.read(tensor) for tensor in returned]
-        del returned
+        values = {
+            number: base.read(leaf)
+            for number, leaf in enumerate(leaves)
+            if isinstance(leaf, base.LazyTensor) and not self._is_outer(leaf)
+        }
+        written = self._written()
         plan = program.plan_of(self.tape)
-        storages = self._written()
-        targets = {storage.value.slot: storage for storage in storages}
-        results = {value.slot for value in values}
-        escaped = set(plan.live) - set(targets) - results
-        if escaped:
+        kept = {storage.value.slot for storage in written}
+        kept |= {value.slot for value in values.values()}
+        if not kept.issuperset(plan.live):
             gc.collect()
             plan = program.plan_of(self.tape)
-            escaped = set(plan.live) - set(targets) - results
-        if escaped and not first:
-            raise CaptureError(self._escape_message(escaped))
+        escaped = set(plan.live) - kept
+        if escaped and may_open:
+            self._run_once()
+            return None
         if escaped:
-            self._run_once(plan)
-            return None, []
-        return self._replay(plan, storages, leaves, structure, values)
+            message = self._escape_message(escaped)
+            self._put_back()
+            raise CaptureError(message)
+        return self._replay(plan, written, leaves, structure, values)
 
     def _written(self) -> list[Storage]:
         """Storages from before the step that now have a value computed in it."""
         leaves = set(self.tape.leaves)
         found = []
-        for storage, _ in self.log.storages.values():
+        for storage, first in self.log.storages.values():
             value = storage.value
             if value.tape is self.tape and value.slot not in leaves:
                 found.append(storage)
+            elif value is not first:  # another tensor's memory, or a constant, was copied into it
+                found.append(self._made_own(storage))
         return found
+
+    def _made_own(self, storage: Storage) -> Storage:
+        """Record a copy, so that a storage that took over a value gets a result of its own."""
+        from isoshard.torch_bridge.engine.constrain import same
+
+        storage.value = same(self.tape, storage.value)
+        return storage
+
+    def _is_outer(self, tensor: base.LazyTensor) -> bool:
+        return id(tensor._storage) in self.log.storages or any(
+            tensor._storage is argument._storage for argument in self.arguments
+        )
 
     def _drop_gradients(self) -> None:
         """Gradients made inside the step stay inside the program."""
@@ -267,47 +232,63 @@ class _Capture:
                 if inside and gradient._storage.value.tape is self.tape:
                     parameter.grad = None
 
-    def _run_once(self, plan: program.Plan) -> None:
-        tape = self.tape
-        tape.scalars = [_present(scalar) for scalar in tape.scalars]
-        program.execute(tape)
+    def _run_once(self) -> None:
+        self.tape.scalars = [_present(scalar) for scalar in self.tape.scalars]
+        self.log.storages.clear()
+        self.log.uploads.clear()
+        program.execute(self.tape)
 
-    def _replay(self, plan, storages, leaves, structure, values):
+    def _replay(
+        self,
+        plan: program.Plan,
+        written: list[Storage],
+        leaves: list[Any],
+        structure: Any,
+        values: dict[int, Value],
+    ) -> Replay:
         tape = self.tape
-        arrays = program.place([tape.values[slot] for slot in plan.leaves])
-        plan.placed = tuple(tape.values[slot].layout for slot in plan.leaves)
-        numbers = {slot: number for number, slot in enumerate(plan.live)}
-        # Results in the order: written storages, then what is returned.
-        order = [storage.value.slot for storage in storages]
-        order += [
-            value.slot for value in values if value.slot in numbers and value.slot not in order
+        wanted = {storage.value.slot: storage.value.layout for storage in written}
+        wanted |= {value.slot: value.layout for value in values.values()}
+        plan.live, plan.wanted = tuple(wanted), tuple(wanted.values())
+        inputs = [tape.values[slot] for slot in plan.leaves]
+        sources = [self._source(value) for value in inputs]
+        targets = [(plan.live.index(s.value.slot), self._place(s)) for s in written]
+        outputs = [
+            self._output(leaf, values.get(number), plan.live) for number, leaf in enumerate(leaves)
         ]
-        wanted = dict(zip(plan.live, plan.wanted, strict=True))
-        plan.live = tuple(dict.fromkeys(order))
-        plan.wanted = tuple(wanted[slot] for slot in plan.live)
-        sources = [self._source(tape.values[slot]) for slot in plan.leaves]
-        targets = [self._argument_of(storage, storage) for storage in storages]
-        found = program.program_of(plan, arrays, tape.scalars)
-        words = random.STATE.take(tape.draws)
-        scalars = [_present(scalar) for scalar in tape.scalars]
-        results = program.run(found, plan, arrays, scalars, words)
-        numbers = {slot: number for number, slot in enumerate(plan.live)}
-        outputs = self._outputs(leaves, structure, numbers)
-        fresh = [Value(a, n) for a, n in zip(results, found.layouts, strict=True)]
-        for slot, value in zip(plan.live, fresh, strict=True):
-            old = tape.values[slot]
-            old.array, old.layout, old.tape = value.array, value.layout, None
-        program.forget(tape)
-        replay = Replay(
-            plan, found, sources, targets, self.table, list(tape.scalars), self.host, outputs
+        changed = {id(storage) for storage in written}
+        firsts = {id(f): s for s, f in self.log.storages.values() if id(s) in changed}
+        plan.donated = tuple(
+            position for position, value in enumerate(inputs) if id(value) in firsts
         )
-        return replay, fresh
+        arrays = program.place(inputs)
+        plan.placed = tuple(value.layout for value in inputs)
+        constants = {id(upload) for upload in self.log.uploads}
+        sources = [
+            value.array if id(value) in constants else source
+            for value, source in zip(inputs, sources, strict=True)
+        ]
+        found = program.program_of(plan, arrays, tape.scalars)
+        self._put_back()
+        scalars = list(tape.scalars)
+        program.forget(tape)
+        self.log.storages.clear()
+        return Replay(
+            plan,
+            found,
+            sources,
+            targets,
+            self.table,
+            scalars,
+            self.host,
+            pytree.tree_unflatten(outputs, structure),
+        )
 
     def _source(self, value: Value) -> Any:
         """Where a replay finds an input: an argument, a storage, or here, if it is a constant."""
         for storage, first in self.log.storages.values():
             if first is value:
-                return self._argument_of(storage, storage)
+                return self._place(storage)
         if any(value is upload for upload in self.log.uploads):
             return value.array
         raise CaptureError(
@@ -315,36 +296,51 @@ class _Capture:
             "alive before the step; make it an argument"
         )
 
-    def _argument_of(self, storage: Storage, default: Any) -> Any:
+    def _place(self, storage: Storage) -> Any:
         for number, tensor in enumerate(self.arguments):
             if tensor._storage is storage:
-                return number
-        return default
+                return Argument(number)
+        return storage
 
-    def _outputs(self, leaves: list[Any], structure: Any, numbers: dict[int, int]) -> Any:
-        marked = []
-        for leaf in leaves:
-            if isinstance(leaf, base.LazyTensor):
-                argument = next((i for i, a in enumerate(self.arguments) if a is leaf), None)
-                number = None if argument is not None else numbers.get(base.read(leaf).slot)
-                if argument is None and number is None:
-                    raise CaptureError(
-                        "a compiled step returns a tensor that it neither computed nor got as an "
-                        f"argument (shape {tuple(leaf.shape)}); use it directly instead"
-                    )
-                leaf = Output(number, argument, leaf._aval)
-            marked.append(leaf)
-        return pytree.tree_unflatten(marked, structure)
+    def _output(self, leaf: Any, value: Value | None, live: tuple[int, ...]) -> Any:
+        if not isinstance(leaf, base.LazyTensor):
+            return leaf
+        if value is not None:
+            if value.slot not in live:
+                raise CaptureError(
+                    f"a compiled step returns a tensor of shape {tuple(leaf.shape)} that it did not "
+                    "compute; use the tensor it was made from"
+                )
+            return Computed(live.index(value.slot), leaf._aval)
+        for number, argument in enumerate(self.arguments):
+            if argument is leaf:
+                return Argument(number)
+        place = self._place(leaf._storage)
+        if isinstance(place, Argument):
+            return View(place, leaf._aval, leaf._chain, leaf.storage_offset())
+        return leaf  # it views memory that outlives the step, and shows each new value
 
     def _escape_message(self, escaped: set[int]) -> str:
-        shapes = []
-        for slot in sorted(escaped)[:5]:
-            shapes.append(f"value {slot}")
+        shown = sorted(escaped)[:5]
+        made = _makers(self.tape)
+        names = ", ".join(made[slot] for slot in shown)
         return (
             f"{len(escaped)} tensors computed inside the compiled step outlive it without being "
-            f"returned ({', '.join(shapes)}{', ..' if len(escaped) > 5 else ''}); a replay could "
+            f"returned (results of {names}{', ..' if len(escaped) > 5 else ''}); a replay could "
             "not renew them. Return them from the step, or do not store them."
         )
+
+
+def _makers(tape: tapes.Tape) -> list[str]:
+    """The operation that made each slot."""
+    names: list[str] = []
+    for entry in tape.program:
+        if isinstance(entry[0], int):
+            recipe = tapes.RECIPES[entry[0]]
+            names += [recipe.name] * recipe.count
+        else:
+            names.append("an input")
+    return names
 
 
 def _rate(group: dict[str, Any]) -> float:
@@ -355,17 +351,18 @@ def _present(scalar: Any) -> float:
     return scalar.node.value if isinstance(scalar, torch.SymFloat) else scalar
 
 
-def _signature(leaves: list[Any]) -> tuple[Any, ...]:
-    """What a program depends on in its arguments."""
-    return tuple(
-        (leaf._aval, leaf._chain, leaf._storage.value.layout, leaf.requires_grad)
-        if isinstance(leaf, base.LazyTensor)
-        else _static(leaf)
-        for leaf in leaves
+def _signature(leaves: list[Any], arguments: list[base.LazyTensor]) -> tuple[Any, ...]:
+    """What a program depends on in its arguments, and which of them share memory."""
+    storages = [id(argument._storage) for argument in arguments]
+    return (
+        tuple([_described(leaf) for leaf in leaves]),
+        tuple([storages.index(storage) for storage in storages]),
     )
 
 
-def _static(leaf: Any) -> Any:
+def _described(leaf: Any) -> Any:
+    if isinstance(leaf, base.LazyTensor):
+        return (leaf._aval, leaf._chain, leaf._storage.value.layout, leaf.requires_grad)
     if isinstance(leaf, torch.Tensor):
         raise CaptureError(
             f"a compiled step got a CPU tensor of shape {tuple(leaf.shape)} as an argument; move it "
@@ -379,19 +376,3 @@ def _static(leaf: Any) -> Any:
             "tensor nor hashable; pass tensors, numbers, strings, or nestings of them"
         ) from None
     return (type(leaf), leaf)
-
-
-def _fill(outputs: Any, values: list[Value], arguments: list[base.LazyTensor]) -> Any:
-    def leaf(mark: Any) -> Any:
-        if not isinstance(mark, Output):
-            return mark
-        if mark.argument is not None:
-            return arguments[mark.argument]
-        return base.fresh(mark.aval, values[mark.result])
-
-    return pytree.tree_map(leaf, outputs)
-
-
-def symbol_of(tensor: base.LazyTensor) -> None:
-    """Device values have no symbol: reading one in a captured step is refused by `to_host`."""
-    return None

@@ -36,3 +36,13 @@ def constrain(value: Value, layout: int) -> Value:
     if result.array is None:
         result.layout = layout
     return result
+
+
+def same(tape: tapes.Tape, value: Value) -> Value:
+    """Record a copy of a value on a tape."""
+    result = tape.record(_SAME, (value,))[0]
+    result.layout = value.layout
+    return result
+
+
+_SAME = Recipe("copy", lambda arrays, _scalars, _key: [arrays[0]], 1)

@@ -67,6 +67,11 @@ class HostOps(TorchDispatchMode):
                 f"a compiled step computes {func} on a CPU tensor with a number that changes from "
                 "step to step; keep such arithmetic on Python numbers or on jax tensors"
             )
+        if torch.Tag.nondeterministic_seeded in func.tags and not _elsewhere(kwargs):
+            raise CaptureError(
+                f"a compiled step draws random numbers on the CPU ({func}), which a replay would not "
+                "draw anew; draw them on the jax device (device='jax'), or pass them as an argument"
+            )
         result = func(*args, **kwargs)
         if not tensors or tensors[0].device.type != "cpu":
             self._note_made(result)
@@ -103,6 +108,11 @@ class HostOps(TorchDispatchMode):
 
     def _real(self, leaf: Any) -> Any:
         return self.results[leaf.number] if isinstance(leaf, _Ref) else leaf
+
+
+def _elsewhere(kwargs: Any) -> bool:
+    device = kwargs.get("device")
+    return device is not None and torch.device(device).type != "cpu"
 
 
 def _has_ref(args: Any) -> bool:

@@ -77,8 +77,7 @@ _copy_cast: Any = None
 
 
 def _item(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    symbol = capture.symbol_of(args[0])
-    return symbol if symbol is not None else to_host(args[0]).item()
+    return to_host(args[0]).item()
 
 
 def _equal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

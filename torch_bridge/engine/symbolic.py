@@ -182,6 +182,10 @@ class Outcome:
         """A Python branch."""
         raise CaptureError(_frozen(self.value, "compared in a Python condition"))
 
+    def bool_(self) -> bool:
+        """A Python branch."""
+        return self.guard_bool("", 0)
+
     def is_symbolic(self) -> bool:
         """It may come out differently in a replay."""
         return True

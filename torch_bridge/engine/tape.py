@@ -83,12 +83,13 @@ class Tape:
             operation, its recipe's number and input slots.
         leaves: slots of the inputs.
         scalars: the lifted floats, in order of use.
+        views: slots of views already read, by slot of the storage's value and view chain.
         draws: how many random keys were taken.
         failed: it could not be executed as a whole.
         home: the devices of the mesh that its inputs lie on, in order; empty while none does.
     """
 
-    __slots__ = ("draws", "failed", "home", "leaves", "program", "scalars", "values")
+    __slots__ = ("draws", "failed", "home", "leaves", "program", "scalars", "values", "views")
 
     def __init__(self):
         """An empty tape."""
@@ -96,6 +97,7 @@ class Tape:
         self.program: list[Any] = []
         self.leaves: list[int] = []
         self.scalars: list[Any] = []
+        self.views: dict[tuple[int, Any], int] = {}
         self.draws = 0
         self.failed = False
         self.home: tuple[jax.Device, ...] = ()
@@ -129,6 +131,16 @@ class Tape:
         if recipe.random:
             self.draws += 1
         return results
+
+    def view(self, whole: Value, chain: Any) -> Value | None:
+        """The value of a view that was read before."""
+        slot = self.views.get((whole.slot, chain)) if whole.tape is self else None
+        return None if slot is None else self.values[slot]
+
+    def keep_view(self, whole: Value, chain: Any, part: Value) -> None:
+        """Remember the value of a view for as long as the tape lives."""
+        if whole.tape is self and part.tape is self:
+            self.views[whole.slot, chain] = part.slot
 
     def joins(self, layout: int) -> bool:
         """Whether a layout is over the devices of this tape; the first one decides."""
@@ -209,6 +221,13 @@ class Immediate:
             key = next(self.keys)
         lifted = [jnp.asarray(scalar, random.scalar_dtype()) for scalar in scalars]
         return [Value(array) for array in recipe.run(arrays, lifted, key)]
+
+
+    def view(self, whole: Value, chain: Any) -> None:
+        """Nothing is remembered: a traced value must not outlive its trace."""
+
+    def keep_view(self, whole: Value, chain: Any, part: Value) -> None:
+        """See `view`."""
 
 
 class _Current(threading.local):

@@ -53,6 +53,21 @@ class Watched:
             torch.is_grad_enabled(),
         )
 
+    def identity(self) -> tuple[int, ...]:
+        """Which objects and memory the step works on; another one asks for another capture."""
+        found: list[int] = []
+        for module in self.modules:
+            found += map(id, module._modules.values())
+            for own in (module._parameters, module._buffers):
+                for tensor in own.values():
+                    found += (id(tensor), id(getattr(tensor, "_storage", None)))
+        for optimizer in self.optimizers:
+            for state in optimizer.state.values():
+                for value in state.values():
+                    if isinstance(value, torch.Tensor):
+                        found += (id(value), id(getattr(value, "_storage", None)))
+        return tuple(found)
+
     def groups(self) -> Iterable[dict[str, Any]]:
         """Every parameter group of every optimizer."""
         for optimizer in self.optimizers:
@@ -110,3 +125,37 @@ def _hyperparameters(group: dict[str, Any]) -> tuple[Any, ...]:
         if name not in ("params", "lr", "initial_lr")
         and (value is None or isinstance(value, bool | int | float | str | tuple))
     )
+
+
+class Snapshot:
+    """What a refused step must find again: gradients, optimizer state, step counters.
+
+    Args:
+        watched: the modules and optimizers of the step.
+    """
+
+    def __init__(self, watched: Watched):
+        """See the class."""
+        self._gradients = [(parameter, parameter.grad) for parameter in watched.parameters]
+        self._states = [
+            (optimizer, {key: dict(state) for key, state in optimizer.state.items()})
+            for optimizer in watched.optimizers
+        ]
+        self._counters = [
+            (value, value.clone())
+            for _, states in self._states
+            for state in states.values()
+            for value in state.values()
+            if isinstance(value, torch.Tensor) and type(value) in (torch.Tensor, torch.nn.Parameter)
+        ]
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        for optimizer, states in self._states:
+            optimizer.state.clear()
+            optimizer.state.update(states)
+        with torch.no_grad():
+            for value, before in self._counters:
+                value.copy_(before)

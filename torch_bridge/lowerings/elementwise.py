@@ -164,7 +164,7 @@ def zeta(x, other):
 @lower("aten::polygamma")
 def polygamma(n, x):
     """The n-th derivative of digamma; NaN left of 0 for n > 1."""
-    x = floating(x)
+    x = wide(floating(x))
     if n == 0:
         return digamma(x)
     if n == 1:

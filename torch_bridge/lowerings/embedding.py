@@ -67,10 +67,13 @@ def _embedding_bag(
     include_last_offset=False,
     padding_idx=-1,
 ):
-    """Reduce the rows of each bag; returns also each index's bag, bag sizes and arg maxima."""
+    """Reduce the rows of each bag; returns also each index's bag, bag sizes and arg maxima.
+
+    The sizes are as many as the offsets, so the last is 0 where the last offset opens no bag.
+    """
     bag, count = _bags(indices, offsets, include_last_offset)
     kept = jnp.ones(indices.shape, bool) if padding_idx < 0 else indices != padding_idx
-    size = jax.ops.segment_sum(kept.astype(offsets.dtype), bag, count)
+    size = jax.ops.segment_sum(kept.astype(offsets.dtype), bag, offsets.shape[0])
     rows = wide(jnp.take(weight, indices, axis=0))
     if mode == _MAX:
         out, where = _bag_max(rows, indices, kept, bag, count)
@@ -79,7 +82,7 @@ def _embedding_bag(
         rows = rows * per_sample_weights[:, None]
     out = jax.ops.segment_sum(jnp.where(kept[:, None], rows, jnp.zeros_like(rows)), bag, count)
     if mode == _MEAN:
-        out = out / jnp.maximum(size, 1).astype(out.dtype)[:, None]
+        out = out / jnp.maximum(size[:count], 1).astype(out.dtype)[:, None]
     return out, bag, size, jnp.zeros((0,), offsets.dtype)
 
 

@@ -83,19 +83,20 @@ def _sample(image, grid, mode, padding_mode, align_corners):
         _to_pixels(grid[..., len(sizes) - 1 - axis], size, align_corners)
         for axis, size in enumerate(sizes)
     ]
-    if mode != _BICUBIC:
-        at = [inside(a, size) for a, size in zip(at, sizes, strict=True)]
     if mode == _NEAREST:
-        return _pick(image, [jnp.round(a) for a in at])
-    taps = [_cubic_taps(a) if mode == _BICUBIC else _linear_taps(a) for a in at]
-    total = None
-    for corner in itertools.product(*taps):
-        places = [p for p, _ in corner]
-        if mode == _BICUBIC:
-            places = [inside(p, size) for p, size in zip(places, sizes, strict=True)]
-        term = _pick(image, places) * functools.reduce(jnp.multiply, [w for _, w in corner])
-        total = term if total is None else total + term
-    return total
+        return _pick(image, [jnp.round(inside(a, n)) for a, n in zip(at, sizes, strict=True)])
+    taps = [
+        [(inside(place, n), weight) for place, weight in _cubic_taps(a)]
+        if mode == _BICUBIC
+        else _linear_taps(inside(a, n))
+        for a, n in zip(at, sizes, strict=True)
+    ]
+    terms = (
+        _pick(image, [place for place, _ in corner])
+        * functools.reduce(jnp.multiply, [weight for _, weight in corner])
+        for corner in itertools.product(*taps)
+    )
+    return functools.reduce(jnp.add, terms)
 
 
 @lower("aten::grid_sampler_2d", "aten::grid_sampler_3d", "aten::_grid_sampler_2d_cpu_fallback")

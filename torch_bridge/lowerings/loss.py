@@ -60,8 +60,8 @@ def _smooth_l1(x, target, reduction=_MEAN, beta=1.0):
 def _smooth_l1_backward(grad, x, target, reduction, beta):
     grad, x, target = wide_all(grad, x, target)
     gap = x - target
-    near = gap / beta if beta else jnp.zeros_like(gap)
-    slope = jnp.where(jnp.abs(gap) < beta, near, jnp.sign(gap))
+    near = gap / beta if beta else gap
+    slope = jnp.where(gap <= -beta, -1.0, jnp.where(gap >= beta, 1.0, near)).astype(gap.dtype)
     return _spread(grad, slope, reduction)
 
 
@@ -168,7 +168,10 @@ def _rows(x):
 
 
 def _hinge_sums(x, target, p, margin, weight):
-    """Per row, the mean over other classes j of max(0, margin - x[target] + x[j]) ** p."""
+    """Per row, the mean over other classes j of max(0, margin - x[target] + x[j]) ** p.
+
+    A single sample is a batch of one, also in the shape that torch promises for its result.
+    """
     chosen = jnp.take_along_axis(x, target[:, None], axis=1)
     gap = margin - chosen + x
     others = jnp.arange(x.shape[1])[None] != target[:, None]
@@ -182,12 +185,14 @@ def _hinge_sums(x, target, p, margin, weight):
 def _multi_margin(x, target, p=1, margin=1, weight=None, reduction=_MEAN):
     wide_x, weight = wide_all(x, weight)
     loss = _hinge_sums(_rows(wide_x), target.reshape(-1), p, margin, weight)
-    return _reduce(loss if x.ndim > 1 else loss[0], reduction)
+    return _reduce(loss, reduction)
 
 
 @lower("aten::multi_margin_loss_backward")
 def _multi_margin_backward(grad, x, target, p, margin, weight=None, reduction=_MEAN):
-    forward = lambda a: _multi_margin(a, target, p, margin, weight, reduction)  # noqa: E731
+    def forward(a):
+        return _multi_margin(a, target, p, margin, weight, reduction).reshape(grad.shape)
+
     return pull_back(forward, grad, wide(x))[0]
 
 
@@ -212,10 +217,12 @@ def _multilabel_margin(x, target, reduction):
     rows, targets = _rows(wide(x)), _rows(target)
     hit = _is_target(targets, rows.shape[1])
     loss = _multilabel_sums(rows, targets, hit)
-    loss = _reduce(loss if x.ndim > 1 else loss[0], reduction)
-    return loss, hit.reshape(target.shape)
+    return _reduce(loss, reduction), hit.reshape(target.shape)
 
 
 @lower("aten::multilabel_margin_loss_backward")
 def _multilabel_margin_backward(grad, x, target, reduction, is_target):
-    return pull_back(lambda a: _multilabel_margin(a, target, reduction)[0], grad, wide(x))[0]
+    def forward(a):
+        return _multilabel_margin(a, target, reduction)[0].reshape(grad.shape)
+
+    return pull_back(forward, grad, wide(x))[0]

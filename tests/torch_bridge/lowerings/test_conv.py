@@ -72,9 +72,7 @@ def test_flags_of_the_backend_change_nothing():
 @pytest.mark.parametrize("kernel", [2, 3, 4])
 def test_padding_by_name(padding, kernel):
     x, weight = torch.randn(2, 3, 8, 9), torch.randn(4, 3, kernel, 3)
-    (got,) = evaluate(
-        aten._convolution_mode.default, x, weight, None, [1, 1], padding, [1, 2], 1
-    )
+    (got,) = evaluate(aten._convolution_mode.default, x, weight, None, [1, 1], padding, [1, 2], 1)
     want = torch.nn.functional.conv2d(x, weight, padding=padding, dilation=(1, 2))
     np.testing.assert_allclose(got, want, **CLOSE)
 

@@ -128,7 +128,9 @@ def test_norm_in_wider_dtype():
 
 
 def test_copy_casts_and_broadcasts():
-    got = evaluate(op("copy"), [torch.zeros(2, 3), torch.zeros(2)], [torch.arange(3), torch.ones(2)])
+    got = evaluate(
+        op("copy"), [torch.zeros(2, 3), torch.zeros(2)], [torch.arange(3), torch.ones(2)]
+    )
     np.testing.assert_array_equal(got[0], [[0, 1, 2]] * 2)
     assert got[0].dtype == np.float32
 

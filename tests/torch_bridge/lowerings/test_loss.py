@@ -60,7 +60,7 @@ def test_mixed_dtypes_and_empty():
     (got,) = evaluate(aten.mse_loss.default, x, target.bfloat16())
     assert got.dtype == np.float32
     check(aten.mse_loss.default, x[:0], target[:0], 2)
-    check(aten.mse_loss_backward.default, torch.tensor(1.0), x[:0], target[:0], 1)
+    check(aten.mse_loss_backward.default, torch.tensor(1.0), x[:0], target[:0], 2)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -97,9 +97,7 @@ def test_nll(shape, weighted, reduction, ignore):
     torch.manual_seed(0)
     x = torch.randn(shape).log_softmax(1)
     name = "nll_loss" if len(shape) == 2 else "nll_loss2d"
-    forward, backward = (
-        getattr(aten, n).default for n in (f"{name}_forward", f"{name}_backward")
-    )
+    forward, backward = (getattr(aten, n).default for n in (f"{name}_forward", f"{name}_backward"))
     target, weight = targets(x, ignore), rand(4) if weighted else None
     options = (weight, reduction, ignore)
     check(forward, x, target, *options)
@@ -130,9 +128,8 @@ def test_nll_ignores_infinite_scores_of_ignored_targets():
 # Margins. torch has no meta kernel for the backwards, so they are called directly.
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("p", [1, 2])
-@pytest.mark.parametrize("shape", [(6, 4), (4,)])
+@pytest.mark.parametrize(("shape", "reduction"), [((6, 4), 0), ((6, 4), 1), ((4,), 1), ((4,), 2)])
 def test_multi_margin(shape, p, reduction):
     x, weight = torch.randn(shape), rand(4)
     target = torch.randint(0, 4, shape[:-1])
@@ -142,8 +139,7 @@ def test_multi_margin(shape, p, reduction):
     backward(aten.multi_margin_loss_backward, grad, x, target, *options)
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("shape", [(3, 4), (4,)])
+@pytest.mark.parametrize(("shape", "reduction"), [((3, 4), 0), ((3, 4), 1), ((4,), 1), ((4,), 2)])
 def test_multilabel_margin(shape, reduction):
     x = torch.randn(shape)
     rows = torch.tensor([[1, 3, -1, 0], [-1, 0, 1, 2], [3, 2, 1, 0]])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import numpy as np
 import pytest
@@ -69,7 +67,7 @@ def test_max_pool_gradient_is_the_one_of_jax():
     forward, backward = max_ops(options[0])
     x = randn(*shape)
     out, indices = forward(x, *options)
-    function = functools.partial(registry.find(backward).function)
+    function = registry.find(backward).function
     program = jax.make_jaxpr(lambda g, x, i: function(g, x, *options, i))
     text = str(program(to_array(out), to_array(x), to_array(indices)))
     assert "select_and_scatter_add" in text
@@ -106,7 +104,8 @@ def test_avg_pool(case):
     )
     x = randn(*shape)
     check(forward, x, *options)
-    check(forward, x.bfloat16(), *options, rtol=1e-2, atol=1e-2)
+    if rank == 2:  # CPU torch has no avg_pool3d of bfloat16
+        check(forward, x.bfloat16(), *options, rtol=1e-2, atol=1e-2)
     kernel, stride, *rest = options
     grad = torch.randn_like(forward(x, *options))
     check(backward, grad, x, kernel, stride, *rest)

@@ -79,7 +79,9 @@ def test_whole_factors_need_no_gather():
 
 # Grid sample
 
-MODES = list(itertools.product([0, 1, 2], [0, 1, 2], [False, True]))
+BILINEAR, NEAREST, BICUBIC = 0, 1, 2
+MODES = list(itertools.product([BILINEAR, NEAREST], [0, 1, 2], [False, True]))
+CUBIC_MODES = [(BICUBIC, 0, False), (BICUBIC, 1, True), (BICUBIC, 2, False)]
 
 
 def grid(*shape: int) -> torch.Tensor:
@@ -87,7 +89,7 @@ def grid(*shape: int) -> torch.Tensor:
     return randn(*shape) * 1.3
 
 
-@pytest.mark.parametrize(("mode", "padding", "align_corners"), MODES)
+@pytest.mark.parametrize(("mode", "padding", "align_corners"), MODES + CUBIC_MODES)
 def test_grid_sampler_2d(mode, padding, align_corners):
     x, points = randn(2, 3, 4, 5), grid(2, 3, 6, 2)
     check(aten.grid_sampler_2d.default, x, points, mode, padding, align_corners, **CLOSE)
@@ -96,7 +98,7 @@ def test_grid_sampler_2d(mode, padding, align_corners):
     check(aten.grid_sampler_2d_backward.default, *arguments, [True, True], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(("mode", "padding", "align_corners"), [m for m in MODES if m[0] != 2])
+@pytest.mark.parametrize(("mode", "padding", "align_corners"), MODES)
 def test_grid_sampler_3d(mode, padding, align_corners):
     x, points = randn(1, 2, 3, 4, 5), grid(1, 2, 3, 2, 3)
     check(aten.grid_sampler_3d.default, x, points, mode, padding, align_corners, **CLOSE)
