@@ -29,6 +29,7 @@ from benchmarks.workload import Params, Workload
 LAYERS, WIDTH, HEADS = int(os.environ.get("LAYERS", "12")), 256, 8
 VOCABULARY, LENGTH, BATCH = 512, 64, 8
 LEARNING_RATE, MAX_NORM = 3e-4, 1.0
+IGNORED = -100
 
 
 class Block(nn.Module):
@@ -78,9 +79,11 @@ def torch_loss(module: nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -
 
 
 def jax_loss(params: Params, tokens: jax.Array, targets: jax.Array) -> jax.Array:
-    logits = jax_forward(params, tokens)
-    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)
-    return -chosen.mean()
+    """The same function as `F.cross_entropy`, for which targets of -100 do not count."""
+    counts = targets != IGNORED
+    chosen = jnp.where(counts, targets, 0)[..., None]
+    logs = jnp.take_along_axis(jax.nn.log_softmax(jax_forward(params, tokens)), chosen, axis=-1)
+    return -jnp.where(counts, logs[..., 0], 0).sum() / counts.sum()
 
 
 def jax_forward(params: Params, tokens: jax.Array) -> jax.Array:

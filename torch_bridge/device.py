@@ -12,18 +12,18 @@ _setup_privateuseone_for_python_backend`, `torch._register_device_module`.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
 import torch
 from torch.utils import backend_registration
 
-from isoshard.torch_bridge.engine import base, random
-from isoshard.torch_bridge.engine.special import upload
-from isoshard.torch_bridge.engine.value import Aval, Value
-from isoshard.torch_bridge.engine.call import Meta, Slot, build_call, infer
-from isoshard.torch_bridge.engine import dispatch, tape as tapes
+from isoshard.torch_bridge.engine import base, dispatch, random
+from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.call import Meta
 from isoshard.torch_bridge.engine.tape import Recipe
+from isoshard.torch_bridge.engine.value import Aval, check_storable
 
 _KEYS = ("PrivateUse1", "Lazy")
 _LIBRARIES: list[torch.library.Library] = []
@@ -31,6 +31,13 @@ _LIBRARIES: list[torch.library.Library] = []
 
 class DeviceModule:
     """`torch.jax`: what torch asks a device type's module."""
+
+    _initialized = True
+
+    @staticmethod
+    def device(index: Any = None) -> contextlib.AbstractContextManager[None]:
+        """A context that changes nothing: there is one logical device."""
+        return contextlib.nullcontext()
 
     @staticmethod
     def is_initialized() -> bool:
@@ -150,6 +157,7 @@ def _empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memor
 
 def _zeros(meta: Meta) -> torch.Tensor:
     """Uninitialised memory: zeros, as one entry of the tape that XLA removes when overwritten."""
+    check_storable(meta)
     aval = Aval.of(meta)
     recipe = _EMPTY.get(aval.token)
     if recipe is None:

@@ -25,7 +25,7 @@ from .data import Corpus
 from .model import BATCH, PLAN, Config
 from .training import MAX_NORM, SETTLING, Run, Settings, mean_and_speed, validation_batches
 
-TIMED_STEPS = 8
+TIMED_STEPS = 5
 
 Params = Any  # a pytree of arrays
 Forward = Callable[[Params, jax.Array], jax.Array]

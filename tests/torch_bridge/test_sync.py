@@ -201,6 +201,15 @@ def test_dead_inputs_are_donated_and_their_memory_is_used_again(counted):
     assert t.tolist() == [3.0] * 1024
 
 
+def test_a_dead_input_that_fits_no_result_is_no_reason_to_warn():
+    x = torch.arange(4.0).to("jax") + 1
+    xs.sync()
+    y = x.sum()
+    del x
+    xs.sync()
+    assert y.item() == 10
+
+
 def test_a_training_step_donates_parameters_and_state(counted, grid):
     model = iso.shard(mlp(), grid, PLAN, copy=True)
     optimizer = torch.optim.Adam(model.parameters())

@@ -188,6 +188,27 @@ def _as_strided(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return base.new_tensor(aval, tensor._storage, chain, offset)
 
 
+_IN_PLACE = {
+    "t_": "t",
+    "transpose_": "transpose.int",
+    "unsqueeze_": "unsqueeze",
+    "squeeze_": "squeeze",
+    "squeeze_.dim": "squeeze.dim",
+    "squeeze_.dims": "squeeze.dims",
+    "as_strided_": "as_strided",
+}
+
+
+def _in_place(view: Any) -> Any:
+    """Operators such as `t_` change how a tensor views its memory."""
+
+    def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        base.adopt(args[0], view(args, kwargs))
+        return args[0]
+
+    return handler
+
+
 def register() -> None:
     """Put the view operators into the dispatcher."""
     for name, ops_of in _OPS.items():
@@ -196,6 +217,8 @@ def register() -> None:
         if func is not None:
             dispatch.SPECIAL[name] = _view_handler(func, ops_of)
     dispatch.SPECIAL["aten::as_strided"] = _as_strided
+    for name in _IN_PLACE:
+        dispatch.SPECIAL[f"aten::{name}"] = _in_place(dispatch.SPECIAL[f"aten::{_IN_PLACE[name]}"])
 
 
 register()

@@ -14,7 +14,7 @@ import torch
 
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.tape import Recipe
-from isoshard.torch_bridge.engine.value import Aval, Storage, Value
+from isoshard.torch_bridge.engine.value import Aval, Storage, Value, too_wide
 from isoshard.torch_bridge.engine.views import Chain
 
 
@@ -180,7 +180,8 @@ def host_value(tensor: torch.Tensor, *, snapshot: bool = True) -> Value:
         snapshot: copy, so that later writes to `tensor` are not seen.
 
     Raises:
-        TypeError: the dtype cannot be stored (float64 while x64 is off, quantised, ..).
+        RuntimeError: it is float64 or complex128 while x64 is off.
+        TypeError: JAX has no such dtype (quantised, ..).
         OverflowError: 64-bit integers that do not fit while x64 is off.
     """
     from isoshard.torch_bridge.exchange import to_numpy
@@ -188,7 +189,7 @@ def host_value(tensor: torch.Tensor, *, snapshot: bool = True) -> Value:
     aval = Aval.contiguous(tuple(tensor.shape), tensor.dtype)
     array = to_numpy(tensor.detach())
     if array.dtype != aval.physical:
-        array = narrow(array, aval.physical, str(tensor.dtype))
+        array = narrow(array, aval.physical, tensor.dtype)
     elif snapshot:
         array = np.array(array, copy=True, order="C")
     value = Value(np.ascontiguousarray(array).reshape(array.shape))
@@ -197,13 +198,10 @@ def host_value(tensor: torch.Tensor, *, snapshot: bool = True) -> Value:
     return value
 
 
-def narrow(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
+def narrow(array: np.ndarray, dtype: np.dtype, name: torch.dtype) -> np.ndarray:
     """Store 64-bit integers in 32 bits, if every value fits."""
     if array.dtype.kind not in "iu":
-        raise TypeError(
-            f"{name} needs 64-bit arithmetic, which is off; switch it on with "
-            'jax.config.update("jax_enable_x64", True), or convert with .float()'
-        )
+        raise RuntimeError(too_wide(name))
     if array.size:
         low, high = int(array.min()), int(array.max())
         bounds = np.iinfo(dtype)

@@ -7,7 +7,8 @@ which dtype its operands are promoted to.
 >>> import torch
 >>> from isoshard.torch_bridge import lowerings
 >>> x = Meta((2, 3), (3, 1), torch.int64)
->>> call = build_call(torch.ops.aten.mul.Tensor, (Slot(0), 2.5), {}, (x,))
+>>> mul = torch.ops.aten.mul.Tensor
+>>> call = build_call(mul, (Slot(0), 2.5), {}, (x,), outs=infer(mul, (Slot(0), 2.5), {}, (x,)))
 >>> call.outs
 (Meta(size=(2, 3), stride=(3, 1), dtype=torch.float32),)
 >>> call([jax.numpy.ones((2, 3), "int32")], [])[0].dtype
@@ -31,6 +32,7 @@ from torch._prims_common import elementwise_dtypes
 
 from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.lowerings import registry
+from isoshard.torch_bridge.lowerings.arguments import number
 
 
 class Meta(NamedTuple):
@@ -120,7 +122,7 @@ def build_call(
     kwargs: dict[str, Any],
     metas: tuple[Meta, ...],
     *,
-    outs: tuple[Meta | None, ...] | None = None,
+    outs: tuple[Meta | None, ...],
     decompose: Callable[[torch._ops.OpOverload], Decomposition | None] | None = None,
 ) -> Call:
     """Prepare one call.
@@ -130,7 +132,7 @@ def build_call(
         args: its arguments, with `Slot` for tensors and `Lift` for lifted floats.
         kwargs: likewise.
         metas: the meta of each slot.
-        outs: the results torch promises; found by running `op` on meta tensors when not given.
+        outs: the results torch promises; see `infer`.
         decompose: finds a function `(args, kwargs, metas, inputs, scalars, key)` for an operator
             without a lowering.
 
@@ -140,8 +142,6 @@ def build_call(
     Raises:
         NotImplementedError: `op` has neither a lowering nor a decomposition.
     """
-    if outs is None:
-        outs = infer(op, args, kwargs, metas)
     lowering = registry.find(op)
     if lowering is None:
         run = decompose(op) if decompose else None
@@ -149,6 +149,7 @@ def build_call(
             raise NotImplementedError(missing(op))
         return Call(op, outs, (), False, _bind_decomposition(run, args, kwargs, metas), metas)
     args, kwargs = _steer(op, args, kwargs)
+    _check_integers(op, args, kwargs, outs)
     written = _written(op, lowering, args, kwargs)
     dtype = _promotion(lowering, op, args, kwargs, metas)
     run = _bind(lowering, op, args, kwargs, dtype)
@@ -160,14 +161,23 @@ def infer(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     metas: tuple[Meta, ...],
+    lifted: Sequence[float] = (),
 ) -> tuple[Meta | None, ...]:
-    """Ask torch what `op` returns, by running it on meta tensors."""
+    """Ask torch what `op` returns, by running it on meta tensors.
+
+    Args:
+        op: any aten overload.
+        args: its arguments, with `Slot` for tensors and `Lift` for lifted floats.
+        kwargs: likewise.
+        metas: the meta of each slot.
+        lifted: the present value of each lifted float (torch checks some).
+    """
     tensors = [meta.tensor() for meta in metas]
 
     def real(leaf: Any) -> Any:
         if isinstance(leaf, Slot):
             return tensors[leaf.number]
-        return 1.0 if isinstance(leaf, Lift) else leaf
+        return lifted[leaf.number] if isinstance(leaf, Lift) else leaf
 
     real_kwargs = {name: map_leaves(real, value) for name, value in kwargs.items()}
     if "device" in real_kwargs:
@@ -247,6 +257,20 @@ def _promotion(lowering, op, args, kwargs, metas):
     return physical_dtype(elementwise_dtypes(*operands, type_promotion_kind=kind)[1])
 
 
+def _check_integers(op, args, kwargs, outs) -> None:
+    """Refuse Python integers that the 32-bit buffers of int64 tensors cannot hold."""
+    dtypes = [physical_dtype(out.dtype) for out in outs if out is not None]
+    if not any(dtype.kind in "iu" and dtype.itemsize < 8 for dtype in dtypes):
+        return
+    types = {argument.name: str(argument.type) for argument in op._schema.arguments}
+    for name, value in _named(op, args, kwargs):
+        if types[name] in _NUMBERS and type(value) is int and not -(2**31) <= value < 2**32:
+            raise OverflowError(
+                f"{op}: {name}={value} does not fit int32, which holds 64-bit integers while "
+                'jax_enable_x64 is off; switch it on with jax.config.update("jax_enable_x64", True)'
+            )
+
+
 def _bind(lowering, op, args, kwargs, dtype):
     """The computation of a lowering: put arrays in their places, promote, call."""
 
@@ -268,7 +292,7 @@ def _bind(lowering, op, args, kwargs, dtype):
         def cast(leaf):
             if not is_operand(leaf):
                 return leaf
-            return jnp.asarray(place(leaf)).astype(dtype)
+            return number(place(leaf), dtype)
 
         real = [
             map_leaves(cast if promoted(name) else place, arg)

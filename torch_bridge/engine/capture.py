@@ -24,7 +24,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from isoshard.core import metrics
-from isoshard.torch_bridge.engine import base, program
+from isoshard.torch_bridge.engine import base, program, random
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.host import HostOps
 from isoshard.torch_bridge.engine.replay import Argument, Computed, Replay, View
@@ -94,15 +94,20 @@ class CompiledStep:
         return self._capture(key, args, kwargs, arguments)
 
     @property
+    def replays(self) -> list[Replay]:
+        """The captured programs, oldest first."""
+        return list(self._replays.values())
+
+    @property
     def last(self) -> Replay | None:
         """The program that ran last; None before the first capture."""
         return self._last
 
     def _capture(self, key: Any, args: Any, kwargs: Any, arguments: list[base.LazyTensor]) -> Any:
         if tapes.is_tracing() or _ACTIVE:
+            where = "inside another compiled step" if _ACTIVE else "while JAX traces"
             raise CaptureError(
-                "a compiled step was called inside a JAX transformation or another compiled step; "
-                "call the step function itself there"
+                f"a compiled step was called {where}; call the step function itself there"
             )
         program.sync()
         assert self._watched is not None
@@ -129,6 +134,7 @@ class _Capture:
         self.host = HostOps(self.table)
         self.tape = tapes.Tape()
         self.log = base.Log(self.tape)
+        self.state = random.State(random.STATE.seed, random.STATE.counter)
 
     def record(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the step on a tape of its own; if it fails, put everything back."""
@@ -148,6 +154,7 @@ class _Capture:
         except BaseException:
             self._put_back()
             snapshot.restore()
+            random.STATE.restore(self.state)
             raise
         finally:
             _ACTIVE.pop()
@@ -271,6 +278,8 @@ class _Capture:
         found = program.program_of(plan, arrays, tape.scalars)
         self._put_back()
         scalars = list(tape.scalars)
+        draws = random.Draws.relative(tape.words, self.state)
+        random.STATE.restore(self.state)
         program.forget(tape)
         self.log.storages.clear()
         return Replay(
@@ -280,6 +289,7 @@ class _Capture:
             targets,
             self.table,
             scalars,
+            draws,
             self.host,
             pytree.tree_unflatten(outputs, structure),
         )

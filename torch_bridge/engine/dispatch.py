@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.engine import base, decompose, layouts
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.call import (
@@ -25,7 +26,7 @@ from isoshard.torch_bridge.engine.call import (
     missing,
 )
 from isoshard.torch_bridge.engine.tape import Recipe
-from isoshard.torch_bridge.engine.value import Aval, Value
+from isoshard.torch_bridge.engine.value import Aval, Value, check_storable
 from isoshard.torch_bridge.lowerings import registry
 
 Handler = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -154,6 +155,11 @@ class Flattener:
                     key.append(item._aval)
                 else:
                     self._static(item, lift, key, tensors, scalars)
+        elif kind is torch.Generator:
+            raise RuntimeError(
+                f"{self.func}: Expected a 'jax' device type for generator but found "
+                f"'{arg.device}'; random numbers of the jax device follow torch.manual_seed(seed)"
+            )
         elif isinstance(arg, torch.Tensor):
             tensor = import_tensor(self.func, arg)
             tensors.append(tensor)
@@ -192,6 +198,8 @@ def import_tensor(func: Any, tensor: torch.Tensor) -> base.LazyTensor:
     if isinstance(tensor, base.LazyTensor):
         return tensor
     if tensor.device.type == "cpu" and (tensor.dim() == 0 or func.name() in _CPU_INDICES):
+        if tensor.dtype == torch.float64 and physical_dtype(tensor.dtype).itemsize < 8:
+            tensor = tensor.float()  # a zero-dimensional operand does not decide the dtype
         aval = Aval.contiguous(tuple(tensor.shape), tensor.dtype)
         return base.fresh(aval, base.host_value(tensor))
     raise RuntimeError(
@@ -204,12 +212,16 @@ def import_tensor(func: Any, tensor: torch.Tensor) -> base.LazyTensor:
 _CPU_INDICES = frozenset({"aten::index.Tensor", "aten::index_put"})
 
 
-def prepare(func, functional, flattener, args, kwargs, tensors, *, outs=None) -> Signature:
+def prepare(func, functional, flattener, args, kwargs, tensors, scalars, *, outs=None) -> Signature:
     """Build the signature of a call that was not seen before."""
     positional, named, lifts = flattener.template(args, kwargs)
     metas = tuple(tensor._aval.meta for tensor in tensors)
     if outs is None:
-        outs = infer(func, positional, named, metas)
+        outs = infer(func, positional, named, metas, [present(scalar) for scalar in scalars])
+    if type(tapes.recorder()) is tapes.Tape:
+        for out in outs:
+            if out is not None:
+                check_storable(out)
     call = build_call(functional, positional, named, metas, outs=outs, decompose=decompose.find)
 
     def run(arrays, scalars, key):
@@ -237,7 +249,9 @@ def _functional_handler(func: torch._ops.OpOverload) -> Handler:
         key, tensors, scalars = flattener(args, kwargs)
         signature = signatures.get(key)
         if signature is None:
-            signature = signatures[key] = prepare(func, func, flattener, args, kwargs, tensors)
+            signature = signatures[key] = prepare(
+                func, func, flattener, args, kwargs, tensors, scalars
+            )
         values = record(signature, tensors, scalars)
         outs = signature.outs
         if signature.single:
@@ -257,6 +271,11 @@ def _functional_handler(func: torch._ops.OpOverload) -> Handler:
         return got if len(func._schema.returns) == 1 else tuple(got)
 
     return handler
+
+
+def present(scalar: Any) -> float:
+    """The value that a lifted float has now."""
+    return scalar.node.value if isinstance(scalar, torch.SymFloat) else scalar
 
 
 def record(signature: Signature, tensors: list[Any], scalars: list[Any]) -> list[Value]:
@@ -281,7 +300,12 @@ def _in_place_handler(func: torch._ops.OpOverload, writes: list[str]) -> Handler
     position = names.index(writes[0])
     returns = bool(func._schema.returns)
 
+    defaults = _lost_defaults(func, functional)
+
     def handler(args, kwargs):
+        for place, name, default in defaults:
+            if len(args) <= place and name not in kwargs:
+                kwargs = {**kwargs, name: default}
         target = args[position]
         many = isinstance(target, list | tuple)
         targets = list(target) if many else [target]
@@ -293,10 +317,11 @@ def _in_place_handler(func: torch._ops.OpOverload, writes: list[str]) -> Handler
             positional, named, _ = flattener.template(args, kwargs)
             metas = tuple(tensor._aval.meta for tensor in tensors)
             if not many:
-                infer(func, positional, named, metas)  # torch's own checks
+                numbers = [present(scalar) for scalar in scalars]
+                infer(func, positional, named, metas, numbers)  # torch's own checks
             outs = tuple(tensor._aval.meta for tensor in targets)
             signature = signatures[key] = prepare(
-                func, functional, flattener, args, kwargs, tensors, outs=outs
+                func, functional, flattener, args, kwargs, tensors, scalars, outs=outs
             )
         values = record(signature, tensors, scalars)
         for tensor, value in zip(targets, values, strict=False):
@@ -304,6 +329,16 @@ def _in_place_handler(func: torch._ops.OpOverload, writes: list[str]) -> Handler
         return target if returns else None
 
     return handler
+
+
+def _lost_defaults(func, functional) -> list[tuple[int, str, Any]]:
+    """Arguments that may be left out of the in-place overload, but not of its functional twin."""
+    twins = {argument.name: argument for argument in functional._schema.arguments}
+    return [
+        (place, argument.name, argument.default_value)
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.has_default_value() and not twins[argument.name].has_default_value()
+    ]
 
 
 def check_writable(func: Any, tensor: torch.Tensor) -> None:
@@ -314,8 +349,12 @@ def check_writable(func: Any, tensor: torch.Tensor) -> None:
             "with .cpu() first"
         )
     meta = tensor._aval.meta
-    if 0 in meta.stride and any(
-        step == 0 and extent > 1 for step, extent in zip(meta.stride, meta.size, strict=True)
+    if (
+        0 in meta.stride
+        and 0 not in meta.size
+        and any(
+            step == 0 and extent > 1 for step, extent in zip(meta.stride, meta.size, strict=True)
+        )
     ):
         raise RuntimeError(
             f"unsupported operation: {func} writes to an expanded tensor, in which more than one "
@@ -325,14 +364,25 @@ def check_writable(func: Any, tensor: torch.Tensor) -> None:
 
 def _out_handler(func: torch._ops.OpOverload, outs: list[str]) -> Handler:
     functional = functional_twin(func)
+    ours = {argument.name for argument in func._schema.arguments}
+    takes_dtype = "dtype" not in ours and any(
+        argument.name == "dtype" for argument in functional._schema.arguments
+    )
 
     def handler(args, kwargs):
         targets = [kwargs[name] for name in outs]
         rest = {name: value for name, value in kwargs.items() if name not in outs}
+        if takes_dtype:
+            rest["dtype"] = targets[0].dtype
         got = handle(functional, args, rest)
         results = [got] if isinstance(got, torch.Tensor) else list(got)
         for target, result in zip(targets, results, strict=True):
             check_writable(func, target)
+            if not torch.can_cast(result.dtype, target.dtype):
+                raise RuntimeError(
+                    f"{func}: result type {result.dtype} can't be cast to the desired output type "
+                    f"{target.dtype}"
+                )
             if target.shape != result.shape:
                 _resize(target, result)
             else:
@@ -357,7 +407,7 @@ def functional_twin(func: torch._ops.OpOverload) -> torch._ops.OpOverload:
     schema = func._schema
     packet_name = schema.name.removeprefix("aten::")
     candidates = _TWINS.get(packet_name, [packet_name.removesuffix("_"), packet_name.strip("_")])
-    wanted = [argument.name for argument in schema.arguments if not argument.is_out]
+    wanted = [argument for argument in schema.arguments if not argument.is_out]
     for name in candidates:
         packet = getattr(torch.ops.aten, name, None)
         if packet is None:
@@ -366,18 +416,18 @@ def functional_twin(func: torch._ops.OpOverload) -> torch._ops.OpOverload:
         for overload in ranked:
             twin = getattr(packet, overload)
             arguments = twin._schema.arguments
-            if (
-                [a.name for a in arguments] == wanted
-                and not any(a.alias_info and a.alias_info.is_write for a in arguments)
-                and _same_types(func, twin)
-            ):
+            pure = not any(a.alias_info and a.alias_info.is_write for a in arguments)
+            if pure and _same_arguments(wanted, arguments):
                 return twin
     raise NotImplementedError(missing(func))
 
 
-def _same_types(func, twin) -> bool:
-    ours = [str(a.type) for a in func._schema.arguments if not a.is_out]
-    return ours == [str(a.type) for a in twin._schema.arguments]
+def _same_arguments(wanted: list[Any], arguments: Any) -> bool:
+    """Whether a twin takes the same arguments, and beyond them only what to allocate."""
+    ours = [(argument.name, str(argument.type)) for argument in wanted]
+    twins = [(argument.name, str(argument.type)) for argument in arguments]
+    rest = {name for name, _ in twins[len(ours) :]}
+    return twins[: len(ours)] == ours and rest <= {"dtype", "layout", "device", "pin_memory"}
 
 
 _TWINS = {

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import threading
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -92,6 +94,15 @@ def execute(tape: tapes.Tape, only: Value | None = None) -> None:
         tape: recorded operations.
         only: the one value wanted from a tape that failed before.
     """
+    with _EXECUTING:
+        _execute(tape, only)
+
+
+_EXECUTING = threading.RLock()
+
+
+def _execute(tape: tapes.Tape, only: Value | None) -> None:
+    tape.done = True
     if tapes.recorder() is tape:
         tapes.replace(tapes.Tape())
     plan = plan_of(tape)
@@ -104,8 +115,7 @@ def execute(tape: tapes.Tape, only: Value | None = None) -> None:
     arrays = place([tape.values[slot] for slot in plan.leaves])
     plan.placed = tuple(tape.values[slot].layout for slot in plan.leaves)
     program = program_of(plan, arrays, tape.scalars)
-    words = random.STATE.take(tape.draws)
-    results = run(program, plan, arrays, tape.scalars, words)
+    results = run(program, plan, arrays, tape.scalars, tape.words)
     for slot, array, number in zip(plan.live, results, program.layouts, strict=True):
         value = tape.values[slot]
         value.array = array
@@ -151,7 +161,7 @@ def plan_of(tape: tapes.Tape) -> Plan:
         tuple(wanted),
         tuple(donated),
         (),
-        tape.draws,
+        len(tape.words),
         len(tape.scalars),
     )
 
@@ -241,10 +251,14 @@ def program_of(plan: Plan, arrays: Sequence[jax.Array], scalars: Sequence[Any]) 
 def build(plan: Plan, arrays: Sequence[jax.Array]) -> Program:
     """Compile a plan for inputs placed as `arrays` are."""
     function = jax.jit(traceable(plan), donate_argnums=plan.donated)
-    extra = (np.zeros(plan.lifted, random.scalar_dtype()), np.zeros(3, np.uint32))
-    compiled = function.lower(*arrays, *extra).compile()
-    donated = sum(arrays[position].nbytes for position in plan.donated)
-    return Program(compiled, donated_bytes=donated)
+    extra = (np.zeros(plan.lifted, random.scalar_dtype()), np.zeros((plan.draws, 3), np.uint32))
+    with warnings.catch_warnings():
+        # An input that nobody needs any more is given up even where no result can take its memory.
+        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        compiled = function.lower(*arrays, *extra).compile()
+    analysis = compiled.memory_analysis()
+    devices = max((len(array.sharding.device_set) for array in arrays), default=1)
+    return Program(compiled, donated_bytes=analysis.alias_size_in_bytes * devices)
 
 
 def traceable(plan: Plan) -> Any:
@@ -307,10 +321,12 @@ def run(
     plan: Plan,
     arrays: Sequence[jax.Array],
     scalars: Sequence[float],
-    words: np.ndarray,
+    words: list[random.Word],
 ) -> list[jax.Array]:
     """Execute a program."""
-    results = program.compiled(*arrays, np.asarray(scalars, random.scalar_dtype()), words)
+    results = program.compiled(
+        *arrays, np.asarray(scalars, random.scalar_dtype()), random.as_input(words)
+    )
     metrics.count("executions")
     metrics.count("donated_bytes", program.donated_bytes)
     if program.layouts is None:

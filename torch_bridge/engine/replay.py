@@ -71,6 +71,7 @@ class Replay:
         targets: which result is written to which storage or `Argument`.
         table: expressions of the numbers that change.
         scalars: the lifted floats: constants and expressions.
+        draws: which random keys the step takes, counted from the state it finds.
         host: CPU operations to repeat (step counters).
         outputs: the step's result, with `Computed` and `View` for tensors made anew.
         identity: the memory that the step works on; see `Watched.identity`.
@@ -82,6 +83,7 @@ class Replay:
     targets: list[tuple[int, Any]]
     table: Table
     scalars: list[Any]
+    draws: random.Draws
     host: HostOps
     outputs: Any
     identity: tuple[int, ...] = ()
@@ -99,7 +101,7 @@ class Replay:
             self._array(position, source, arguments, position in donated)
             for position, source in enumerate(self.sources)
         ]
-        words = random.STATE.take(self.plan.draws)
+        words = self.draws.take()
         results = program.run(self.program, self.plan, arrays, scalars, words)
         values = [
             Value(array, number)

@@ -87,6 +87,10 @@ def _equal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return bool(aten.all.default(aten.eq.Tensor(left, right)).item())
 
 
+def _allclose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return bool(torch.isclose(*args, **kwargs).all().item())
+
+
 def on_host(func: torch._ops.OpOverload) -> dispatch.Handler:
     """A handler that computes an operator whose result's shape depends on values on the CPU.
 
@@ -150,7 +154,7 @@ def _index_put(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`index_put_`: a boolean mask with one value is a `where`; with many, positions are needed."""
     tensor, indices, values = args[0], list(args[1]), args[2]
     masks = [index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices]
-    if any(masks) and not (len(indices) == 1 and values.dim() == 0):
+    if any(masks) and sum(index is not None for index in indices) > 1:
         indices = _positions(indices)
     return _put((tensor, indices, values, *args[3:]), kwargs)
 
@@ -206,6 +210,7 @@ def register() -> None:
             "aten::_copy_from": lambda args, kwargs: _copy((args[1], args[0]), {}),
             "aten::_local_scalar_dense": _item,
             "aten::equal": _equal,
+            "aten::allclose": _allclose,
             "aten::index.Tensor": _index,
             "aten::index_put_": _index_put,
             "aten::_index_put_impl_": lambda args, kwargs: _index_put(args[:4], kwargs),

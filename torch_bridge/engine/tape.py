@@ -84,12 +84,23 @@ class Tape:
         leaves: slots of the inputs.
         scalars: the lifted floats, in order of use.
         views: slots of views already read, by slot of the storage's value and view chain.
-        draws: how many random keys were taken.
+        words: the random keys taken.
+        done: it was executed (perhaps by another thread), and takes nothing more.
         failed: it could not be executed as a whole.
         home: the devices of the mesh that its inputs lie on, in order; empty while none does.
     """
 
-    __slots__ = ("draws", "failed", "home", "leaves", "program", "scalars", "values", "views")
+    __slots__ = (
+        "done",
+        "failed",
+        "home",
+        "leaves",
+        "program",
+        "scalars",
+        "values",
+        "views",
+        "words",
+    )
 
     def __init__(self):
         """An empty tape."""
@@ -98,16 +109,17 @@ class Tape:
         self.leaves: list[int] = []
         self.scalars: list[Any] = []
         self.views: dict[tuple[int, Any], int] = {}
-        self.draws = 0
+        self.words: list[random.Word] = []
+        self.done = False
         self.failed = False
         self.home: tuple[jax.Device, ...] = ()
 
     def record(
-        self, recipe: Recipe, inputs: Iterable[Value], scalars: Sequence[Any] = ()
+        self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any] = ()
     ) -> list[Value]:
         """Add an operation and return its (recorded) results."""
-        if type(inputs) is not list and type(inputs) is not tuple:
-            inputs = list(inputs)
+        if self.done or len(self.program) > LIMIT:
+            return self._successor().record(recipe, inputs, scalars)
         values = self.values
         entry = [recipe.number]
         for value in inputs:
@@ -129,8 +141,18 @@ class Tape:
         if scalars:
             self.scalars += scalars
         if recipe.random:
-            self.draws += 1
+            self.words.append(random.STATE.take())
         return results
+
+    def _successor(self) -> Tape:
+        """The tape to go on with after this one was executed, or grew too long."""
+        from isoshard.torch_bridge.engine import program
+
+        if not self.done:
+            program.execute(self)
+        if recorder() is self:
+            replace(Tape())
+        return recorder()
 
     def view(self, whole: Value, chain: Any) -> Value | None:
         """The value of a view that was read before."""
@@ -221,7 +243,6 @@ class Immediate:
             key = next(self.keys)
         lifted = [jnp.asarray(scalar, random.scalar_dtype()) for scalar in scalars]
         return [Value(array) for array in recipe.run(arrays, lifted, key)]
-
 
     def view(self, whole: Value, chain: Any) -> None:
         """Nothing is remembered: a traced value must not outlive its trace."""

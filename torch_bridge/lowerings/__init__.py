@@ -27,6 +27,7 @@ _FAMILIES = (
     "linalg",
     "distance",
     "activation",
+    "softmax",
     "norm",
     "conv",
     "pool",

@@ -1,4 +1,4 @@
-"""Activations and softmax, forward and backward.
+"""Activations, forward and backward.
 
 Each formula is the one torch documents, with torch's choice at the kinks: `relu` has gradient 0 at
 0, `hardtanh` has gradient 0 at both ends.
@@ -195,7 +195,7 @@ def _softplus_backward(grad, x, beta, threshold):
 
 @lower("aten::elu")
 @widely
-def _elu(x, alpha=1, scale=1, input_scale=1):
+def _elu(x, alpha=1.0, scale=1.0, input_scale=1.0):
     return jnp.where(x > 0, x * scale, jnp.expm1(x * input_scale) * (alpha * scale))
 
 
@@ -208,7 +208,7 @@ def _elu_backward(grad, alpha, scale, input_scale, is_result, x):
 
 @lower("aten::celu")
 def _celu(x, alpha=1.0):
-    return _elu(x, alpha, 1, 1 / alpha)
+    return _elu(x, alpha, 1.0, 1 / alpha)
 
 
 @lower("aten::log_sigmoid_forward")
@@ -246,59 +246,3 @@ def _rrelu(key, x, noise, lower=0.125, upper=1 / 3, training=False):
     slope = jax.random.uniform(key, x.shape, x.dtype, lower, upper)
     fresh = jnp.where(x <= 0, slope, jnp.ones_like(x))
     return x * fresh, fresh
-
-
-# Softmax
-
-
-def _axis(x, dim):
-    """`x` with at least one axis, since torch lets a 0-d tensor have a dim 0."""
-    return (x.reshape(1), 0) if x.ndim == 0 else (x, dim)
-
-
-def _shifted(x, dim):
-    """`x` minus its maximum along `dim`, so that exp does not overflow."""
-    return x - jnp.max(x, axis=dim, keepdims=True, initial=-jnp.inf if x.shape[dim] == 0 else None)
-
-
-@lower("aten::_softmax", "aten::softmax.int")
-def _softmax(x, dim, half_to_float=None):
-    y, axis = _axis(wide(x), dim)
-    e = jnp.exp(_shifted(y, axis))
-    return (e / jnp.sum(e, axis=axis, keepdims=True)).reshape(x.shape)
-
-
-@lower("aten::_log_softmax", "aten::log_softmax.int")
-def _log_softmax(x, dim, half_to_float=None):
-    y, axis = _axis(wide(x), dim)
-    s = _shifted(y, axis)
-    return (s - jnp.log(jnp.sum(jnp.exp(s), axis=axis, keepdims=True))).reshape(x.shape)
-
-
-@lower("aten::_safe_softmax")
-def _safe_softmax(x, dim, dtype=None):
-    y, axis = _axis(x, dim)
-    masked = jnp.all(y == -jnp.inf, axis=axis, keepdims=True)
-    return _keep(~masked, _softmax(y, axis)).reshape(x.shape)
-
-
-@lower("aten::_softmax_backward_data")
-@widely
-def _softmax_backward(grad, y, dim, input_dtype):
-    (g, axis), p = _axis(grad * y, dim), y
-    return g.reshape(y.shape) - p * jnp.sum(g, axis=axis, keepdims=True).reshape(_kept(y, axis))
-
-
-@lower("aten::_log_softmax_backward_data")
-@widely
-def _log_softmax_backward(grad, y, dim, input_dtype):
-    g, axis = _axis(grad, dim)
-    return grad - jnp.exp(y) * jnp.sum(g, axis=axis, keepdims=True).reshape(_kept(y, axis))
-
-
-def _kept(x, axis):
-    """The shape of `x` with `axis` reduced to 1; of a 0-d tensor, its own."""
-    shape = list(x.shape)
-    if shape:
-        shape[axis] = 1
-    return shape

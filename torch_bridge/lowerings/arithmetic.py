@@ -118,8 +118,15 @@ for _name, _function in _BITS.items():
     _dunder = {"left_shift": "lshift", "right_shift": "rshift"}.get(_name, _name)
     for _overload in ("Tensor", "Scalar"):
         lower(f"aten::__{_dunder}__.{_overload}", promote="inputs")(_function)
+
+
+def _of_truths(function):
+    """`function` of whether each operand is not 0; they may differ in dtype."""
+    return lambda x, other: function(x.astype(bool), other.astype(bool))
+
+
 for _name in ("and", "or", "xor"):
-    lower(f"aten::logical_{_name}")(getattr(jnp, f"logical_{_name}"))
+    lower(f"aten::logical_{_name}")(_of_truths(_BITS[_name]))
 
 lower("aten::atan2", promote="float")(jnp.arctan2)
 lower("aten::copysign.Tensor", "aten::copysign.Scalar", promote="float")(jnp.copysign)

@@ -209,9 +209,8 @@ def _lerp_by_one(tensors, ends, weight):
 
 
 @lower("aten::_foreach_lerp.List", "aten::_foreach_lerp.ScalarList", lift=("weight",))
-def _lerp_by_list(tensors, ends, weights=None, *, weight=None):
-    factors = weights if weight is None else weight
-    return [_lerp(*each) for each in zip(tensors, ends, factors, strict=True)]
+def _lerp_by_list(tensors, ends, weight):
+    return [_lerp(*each) for each in zip(tensors, ends, weight, strict=True)]
 
 
 # The rest

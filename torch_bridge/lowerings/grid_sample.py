@@ -1,4 +1,4 @@
-"""Sampling of images at given points: `torch.nn.functional.grid_sample` in two and three dimensions.
+"""Sampling of images at given points: `torch.nn.functional.grid_sample` in 2 and 3 dimensions.
 
 A point (x, y) in [-1, 1] is scaled to pixel coordinates, brought back inside the image by the
 padding mode, and interpolated between the pixels around it.

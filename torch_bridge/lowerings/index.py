@@ -110,7 +110,8 @@ def searchsorted(sorted_sequence, values, *, out_int32=False, right=False, side=
     if sorter is not None:
         sorted_sequence = jnp.take_along_axis(sorted_sequence, sorter, axis=-1)
     side = side or ("right" if right else "left")
-    common = jnp.promote_types(sorted_sequence.dtype, values.dtype)
+    with jax.numpy_dtype_promotion("standard"):
+        common = jnp.promote_types(sorted_sequence.dtype, values.dtype)
     rows, values = sorted_sequence.astype(common), values.astype(common)
 
     def one(row, value):

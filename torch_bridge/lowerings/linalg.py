@@ -250,7 +250,7 @@ def _svd(a, full_matrices=False, compute_uv=True, *, driver=None):
 
 
 @lower("aten::_linalg_eigh")
-def _eigh(a, UPLO="L", compute_v=True):  # noqa: N803 (torch's name)
+def _eigh(a, UPLO="L", compute_v=True):
     vectors, values = lax.linalg.eigh(a, lower=UPLO.upper() == "L", symmetrize_input=False)
     return values, vectors if compute_v else jnp.zeros((0,), a.dtype)
 

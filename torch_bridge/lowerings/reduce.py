@@ -145,7 +145,7 @@ def _axes_or_none(dim, ndim):
 @lower("aten::count_nonzero", "aten::count_nonzero.dim_IntList")
 def count_nonzero(x, dim=None):
     """How many elements are not 0."""
-    return jnp.sum(x != 0, axes(dim, x.ndim))
+    return jnp.sum(x.astype(bool), axes(dim, x.ndim))
 
 
 @lower("aten::logsumexp")

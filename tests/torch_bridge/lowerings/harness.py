@@ -8,7 +8,7 @@ import torch
 
 from isoshard.torch_bridge import lowerings  # noqa: F401  (fills the table)
 from isoshard.torch_bridge.dtypes import physical_dtype
-from isoshard.torch_bridge.engine.call import Meta, Slot, build_call, map_leaves
+from isoshard.torch_bridge.engine.call import Meta, Slot, build_call, infer, map_leaves
 
 
 def to_array(tensor: torch.Tensor) -> jax.Array:
@@ -30,7 +30,8 @@ def evaluate(op: torch._ops.OpOverload, *args, key=None, **kwargs) -> list:
 
     args = tuple(map_leaves(slot, arg) for arg in args)
     kwargs = {name: map_leaves(slot, value) for name, value in kwargs.items()}
-    call = build_call(op, args, kwargs, tuple(Meta.of(t) for t in tensors))
+    metas = tuple(Meta.of(t) for t in tensors)
+    call = build_call(op, args, kwargs, metas, outs=infer(op, args, kwargs, metas))
     inputs = [to_array(t) for t in tensors]
     return jax.jit(lambda inputs: call(inputs, [], key))(inputs)
 

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 import torch
-from isoshard.torch_bridge.lowerings import registry
 
+from isoshard.torch_bridge.lowerings import registry
 from tests.torch_bridge.lowerings.harness import check, evaluate
 
 aten = torch.ops.aten

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from isoshard.torch_bridge.lowerings import registry
 
+from isoshard.torch_bridge.lowerings import registry
 from tests.torch_bridge.lowerings.harness import check, evaluate, to_array
 
 aten = torch.ops.aten

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from isoshard.torch_bridge.lowerings import registry
 
+from isoshard.torch_bridge.lowerings import registry
 from tests.torch_bridge.lowerings.harness import check, evaluate, to_array
 
 aten = torch.ops.aten

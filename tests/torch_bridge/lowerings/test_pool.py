@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 import torch
+
 from isoshard.torch_bridge.lowerings import registry
 from isoshard.torch_bridge.lowerings.adaptive_pool import spans
-
 from tests.torch_bridge.lowerings.harness import check, evaluate, to_array
 
 aten = torch.ops.aten

@@ -1,0 +1,67 @@
+"""Softmax and its logarithm along one axis, forward and backward.
+
+The maximum is subtracted first, so nothing overflows. A row of minus infinities gives NaN, except
+from `_safe_softmax`, which attention uses: there a row with everything masked gives zeros. Shapes
+are handled as torch does: a 0-d tensor has an axis 0, and an empty one gives an empty result.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from isoshard.torch_bridge.lowerings.arguments import at_least_1d, wide
+from isoshard.torch_bridge.lowerings.numerics import widely
+from isoshard.torch_bridge.lowerings.registry import lower
+
+
+def _sum(x, dim):
+    """The sum along `dim`, which stays; of a 0-d array, itself."""
+    return jnp.sum(x, axis=dim, keepdims=True) if x.ndim else x
+
+
+def _shifted(x, dim):
+    """`x` in the dtype to compute in, minus its maximum along `dim`."""
+    x = wide(at_least_1d(x))
+    return x - jnp.max(x, axis=dim, keepdims=True) if x.size else x
+
+
+@lower("aten::_softmax")
+def _softmax(x, dim, half_to_float=False):
+    e = jnp.exp(_shifted(x, dim))
+    return (e / _sum(e, dim)).reshape(x.shape)
+
+
+@lower("aten::_log_softmax")
+def _log_softmax(x, dim, half_to_float=False):
+    s = _shifted(x, dim)
+    return (s - jnp.log(_sum(jnp.exp(s), dim))).reshape(x.shape)
+
+
+@lower("aten::softmax.int")
+def _softmax_as(x, dim, dtype=None):
+    return _softmax(x if dtype is None else x.astype(dtype), dim)
+
+
+@lower("aten::log_softmax.int")
+def _log_softmax_as(x, dim, dtype=None):
+    return _log_softmax(x if dtype is None else x.astype(dtype), dim)
+
+
+@lower("aten::_safe_softmax")
+def _safe_softmax(x, dim, dtype=None):
+    out = _softmax_as(x, dim, dtype)
+    masked = jnp.all(at_least_1d(x) == -jnp.inf, axis=dim, keepdims=True)
+    return jnp.where(masked, jnp.zeros_like(out), out).reshape(x.shape)
+
+
+@lower("aten::_softmax_backward_data")
+@widely
+def _softmax_backward(grad, y, dim, input_dtype):
+    g = grad * y
+    return g - y * _sum(g, dim)
+
+
+@lower("aten::_log_softmax_backward_data")
+@widely
+def _log_softmax_backward(grad, y, dim, input_dtype):
+    return grad - jnp.exp(y) * _sum(grad, dim)
