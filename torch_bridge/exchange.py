@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from isoshard.core import metrics
+from isoshard.core.errors import CopyError
 from isoshard.torch_bridge.dtypes import logical_dtype, numpy_dtype
 
 _BITS = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}
@@ -73,11 +74,23 @@ def shard_to_torch(array: jax.Array, *, copy: bool | None = None) -> torch.Tenso
     >>> shard_to_torch(jax.numpy.arange(3, dtype="bfloat16"))
     tensor([0., 1., 2.], dtype=torch.bfloat16)
     """
-    if array.dtype.itemsize == 1 and array.dtype.name.startswith("float8"):
+    if not array.dtype.name.startswith("float8"):
+        tensor = torch.from_dlpack(array)
+    elif _is_on_cpu(array):
+        # DLPack has no float8 here, but the host can see the buffer as bytes.
+        tensor = torch.from_dlpack(np.asarray(array).view(np.uint8)).view(logical_dtype(array.dtype))
+    elif copy is False:
+        raise CopyError(
+            f"a {array.dtype.name} buffer on {array.device} cannot be shared with torch: DLPack has no "
+            "such dtype. Pass copy=None or copy=True."
+        )
+    else:
         bits = jax.lax.bitcast_convert_type(array, "uint8")
         metrics.count("copies")
         metrics.count("copied_bytes", array.nbytes)
-        tensor = torch.from_dlpack(bits).view(logical_dtype(array.dtype))
-    else:
-        tensor = torch.from_dlpack(array)
+        return torch.from_dlpack(bits).view(logical_dtype(array.dtype))
     return tensor.clone() if copy else tensor
+
+
+def _is_on_cpu(array: jax.Array) -> bool:
+    return all(device.platform == "cpu" for device in array.devices())

@@ -25,9 +25,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from isoshard.core.exchange import to_jax
 from isoshard.torch_bridge import modules
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine import base
@@ -116,6 +118,8 @@ def _wrap(leaf: Any, dtype: torch.dtype | None = None) -> Any:
         return leaf
     if isinstance(leaf, torch.Tensor):
         leaf = Torch().to_jax(leaf.detach())
+    if isinstance(leaf, np.ndarray):
+        leaf = to_jax(leaf)
     if not isinstance(leaf, jax.Array):
         return leaf
     aval = Aval.contiguous(tuple(leaf.shape), dtype or logical_dtype(leaf.dtype))

@@ -201,17 +201,13 @@ class XLAShardedTensor(base.LazyTensor):
         """As `torch.Tensor.to`; on its own device and with its own dtype it is the tensor itself."""
         if args and isinstance(args[0], torch.Tensor):
             args = (args[0].device, args[0].dtype, *args[1:])
-        if args and _is_jax(args[0]):
-            args = args[1:]
-        elif _is_jax(kwargs.get("device")):
-            kwargs = {name: value for name, value in kwargs.items() if name != "device"}
-        else:
+        options = {name: value for name, value in kwargs.items() if name != "copy"}
+        device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **options)
+        if device is not None and device.type != "jax":
             return super().to(*args, **kwargs)
-        args = args[1:] if args and args[0] is None else args
-        kwargs = {name: value for name, value in kwargs.items() if value is not None}
-        if not args and "dtype" not in kwargs:
-            args = (self.dtype,)
-        return super().to(*args, **kwargs)
+        wanted = {"copy": kwargs.get("copy", False), "memory_format": memory_format}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        return super().to(dtype or self.dtype, **given)
 
     def numpy(self, *, force: bool = False) -> np.ndarray:
         """The whole tensor, gathered, as a NumPy array of its own.
@@ -307,10 +303,6 @@ class XLAShardedTensor(base.LazyTensor):
         metrics.count("gathers")
         is_parameter = getattr(self, "_is_param", False)
         return _rebuild, (to_host(self.detach()), self.requires_grad, is_parameter)
-
-
-def _is_jax(device: Any) -> bool:
-    return isinstance(device, str | torch.device) and torch.device(device).type == "jax"
 
 
 def _rebuild(data: torch.Tensor, requires_grad: bool, is_parameter: bool) -> torch.Tensor:

@@ -229,3 +229,40 @@ def test_scan_and_remat_over_torch_code():
     for x in np.asarray(xs_):
         want = torch.tanh(want + float(x))
     np.testing.assert_allclose(final, want, rtol=1e-5)
+
+
+WITH_INDICES = {
+    "max_pool1d": lambda x: functional.max_pool1d(x[None], 2),
+    "max_pool2d": lambda x: functional.max_pool2d(x[None], 2),
+    "adaptive_max_pool2d": lambda x: functional.adaptive_max_pool2d(x[None], 2),
+    "max": lambda x: x.max(1).values,
+    "min": lambda x: x.min(0)[0],
+    "amax": lambda x: x.amax(1),
+    "sort": lambda x: x.sort(1).values,
+    "topk": lambda x: x.topk(2, 1).values,
+    "kthvalue": lambda x: x.kthvalue(2, 1).values,
+    "median": lambda x: x.median(1).values,
+    "cummax": lambda x: x.cummax(1).values,
+    "cumprod": lambda x: x.cumprod(1),
+    "gather": lambda x: x.gather(1, x.argsort(1)),
+    "logsumexp": lambda x: x.logsumexp(1),
+    "norm": lambda x: x.norm(dim=1),
+    "where": lambda x: torch.where(x > 0, x, x.abs()),
+    "cross_entropy": lambda x: functional.cross_entropy(x, torch.zeros_like(x[:, 0]).long()),
+    "attention": lambda x: functional.scaled_dot_product_attention(x[None], x[None], x[None]),
+}
+
+
+@pytest.mark.parametrize("name", WITH_INDICES)
+def test_operators_are_differentiable_by_jax_as_by_torch(name):
+    x = data(4, 4).requires_grad_()
+    weigh = lambda y: (y * y.detach().cos()).sum()  # noqa: E731
+    weigh(WITH_INDICES[name](x)).backward()
+    f = iso.jax_function(WITH_INDICES[name])
+
+    def loss(v: jax.Array) -> jax.Array:
+        y = f(v)
+        return (y * jnp.cos(jax.lax.stop_gradient(y))).sum()
+
+    got = jax.jit(jax.grad(loss))(jnp.asarray(x.detach().numpy()))
+    np.testing.assert_allclose(got, x.grad, rtol=1e-4, atol=1e-5)

@@ -236,7 +236,7 @@ WIDE: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", WIDE)
 def test_float64_is_refused_while_x64_is_off(name):
-    with pytest.raises(TypeError, match=r"jax_enable_x64.*\.float\(\)"):
+    with pytest.raises(RuntimeError, match=r"jax_enable_x64.*\.float\(\)"):
         WIDE[name]()
 
 
@@ -476,7 +476,6 @@ RANDOM: dict[str, Callable[[], torch.Tensor]] = {
         torch.ones(64, device="jax"), training=True
     ),
     "dropout2d": lambda: torch.nn.functional.dropout2d(torch.ones(4, 16, 2, 2, device="jax")),
-    "rrelu": lambda: torch.nn.functional.rrelu(-torch.ones(32, device="jax"), training=True),
     "gumbel": lambda: torch.nn.functional.gumbel_softmax(torch.zeros(8, device="jax")),
     "xavier": lambda: torch.nn.init.xavier_normal_(torch.empty(4, 8, device="jax")),
     "trunc": lambda: torch.nn.init.trunc_normal_(torch.empty(4, 8, device="jax")),

@@ -264,7 +264,8 @@ def _check_integers(op, args, kwargs, outs) -> None:
         return
     types = {argument.name: str(argument.type) for argument in op._schema.arguments}
     for name, value in _named(op, args, kwargs):
-        if types[name] in _NUMBERS and type(value) is int and not -(2**31) <= value < 2**32:
+        counts = name not in ("min", "max") and (types[name] in _NUMBERS or "Tensor" in types[name])
+        if counts and type(value) is int and not -(2**31) <= value < 2**32:
             raise OverflowError(
                 f"{op}: {name}={value} does not fit int32, which holds 64-bit integers while "
                 'jax_enable_x64 is off; switch it on with jax.config.update("jax_enable_x64", True)'

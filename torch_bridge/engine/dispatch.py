@@ -434,6 +434,11 @@ _TWINS = {
     "_index_put_impl_": ["index_put"],
     "normal_": ["normal_functional"],
     "rrelu_with_noise_": ["rrelu_with_noise_functional"],
+    "__iand__": ["bitwise_and"],
+    "__ior__": ["bitwise_or"],
+    "__ixor__": ["bitwise_xor"],
+    "__ilshift__": ["bitwise_left_shift"],
+    "__irshift__": ["bitwise_right_shift"],
 }
 
 base.use_handler(handle)

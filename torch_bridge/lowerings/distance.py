@@ -71,7 +71,11 @@ def _cdist(a, b, p, compute_mode):
 def _cdist_backward(grad, a, b, p, cdist):
     """The gradient of the first operand; torch asks for the second by exchanging the two."""
     gap = a[..., :, None, :] - b[..., None, :, :]
-    return jnp.sum(grad[..., None] * _slope(gap, cdist[..., None], p), axis=-2)
+    each = jnp.sum(grad[..., None] * _slope(gap, cdist[..., None], p), axis=-2)
+    added = each.ndim - a.ndim
+    repeated = [i for i in range(a.ndim) if a.shape[i] == 1 != each.shape[added + i]]
+    each = jnp.sum(each, axis=tuple(added + i for i in repeated), keepdims=True)
+    return jnp.sum(each, axis=tuple(range(added)))
 
 
 def _pairs(x):

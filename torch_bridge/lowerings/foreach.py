@@ -139,9 +139,12 @@ for _name, _function in _FLOAT.items():
 for _name in _BINARY:
     _numbers = ("exponent",) if _name == "pow" else ("scalar", "scalars")
     lower(f"aten::_foreach_{_name}.Scalar", lift=_numbers)(_BY_ONE[_name])
-    lower(f"aten::_foreach_{_name}.Tensor")(_BY_ONE[_name])
     lower(f"aten::_foreach_{_name}.ScalarList", lift=_numbers)(_BY_LIST[_name])
     lower(f"aten::_foreach_{_name}.List")(_BY_LIST[_name])
+
+
+for _name in ("mul", "div"):
+    lower(f"aten::_foreach_{_name}.Tensor")(_BY_ONE[_name])
 
 
 def _scaled(y, alpha):

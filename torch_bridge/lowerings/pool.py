@@ -125,7 +125,7 @@ def _window_argmax(x, grid, rank):
 
 def _max_pool(rank, x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):
     grid = windows(x.shape, rank, kernel_size, stride, padding, dilation, ceil_mode)
-    return _window_max(x, grid), _window_argmax(x, grid, rank)
+    return _window_max(x, grid), _window_argmax(lax.stop_gradient(x), grid, rank)
 
 
 def _max_pool_backward(rank, grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
