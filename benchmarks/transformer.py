@@ -13,8 +13,6 @@ splitting it over devices gives each device whole heads.
 
 from __future__ import annotations
 
-import os
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,10 +24,10 @@ from torch.nn import functional as F
 from benchmarks import optimizers
 from benchmarks.workload import Params, Workload
 
-LAYERS, WIDTH, HEADS = int(os.environ.get("LAYERS", "12")), 256, 8
+LAYERS, WIDTH, HEADS = 12, 256, 8
 VOCABULARY, LENGTH, BATCH = 512, 64, 8
 LEARNING_RATE, MAX_NORM = 3e-4, 1.0
-IGNORED = -100
+IGNORED = -100  # the target that torch's cross-entropy leaves out
 
 
 class Block(nn.Module):
@@ -57,11 +55,11 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """A decoder-only language model."""
 
-    def __init__(self):
+    def __init__(self, layers: int = LAYERS):
         super().__init__()
         self.token = nn.Embedding(VOCABULARY, WIDTH)
         self.position = nn.Parameter(0.02 * torch.randn(LENGTH, WIDTH))
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.blocks = nn.ModuleList(Block() for _ in range(layers))
         self.ln = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         nn.init.normal_(self.token.weight, std=0.02)
@@ -79,16 +77,16 @@ def torch_loss(module: nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -
 
 
 def jax_loss(params: Params, tokens: jax.Array, targets: jax.Array) -> jax.Array:
-    """The same function as `F.cross_entropy`, for which targets of -100 do not count."""
+    """The mean over targets that count, as `torch.nn.functional.cross_entropy` defines it."""
+    logits = jax_forward(params, tokens)
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)
     counts = targets != IGNORED
-    chosen = jnp.where(counts, targets, 0)[..., None]
-    logs = jnp.take_along_axis(jax.nn.log_softmax(jax_forward(params, tokens)), chosen, axis=-1)
-    return -jnp.where(counts, logs[..., 0], 0).sum() / counts.sum()
+    return -jnp.where(counts, chosen[..., 0], 0).sum() / counts.sum()
 
 
 def jax_forward(params: Params, tokens: jax.Array) -> jax.Array:
     x = params["token.weight"][tokens] + params["position"][: tokens.shape[1]]
-    for number in range(LAYERS):
+    for number in range(sum(name.endswith("qkv.weight") for name in params)):
         x = _block(params, f"blocks.{number}", x)
     return _norm(params, "ln", x) @ params["head.weight"].T
 

@@ -6,20 +6,23 @@
 if __name__ != "isoshard.torch_bridge":
     raise ImportError(f"import isoshard.torch_bridge, not {__name__}")
 
-from isoshard.torch_bridge import device as _device
-from isoshard.torch_bridge import framework as _framework
-from isoshard.torch_bridge import lowerings
-from isoshard.torch_bridge.engine import aliases, special
+from isoshard.torch_bridge.engine import aliases as _aliases  # noqa: F401  (views, by dispatcher)
+from isoshard.torch_bridge.engine import special as _special  # noqa: F401  (crossings, likewise)
+from isoshard.torch_bridge.engine.capture import CompiledStep
 from isoshard.torch_bridge.engine.symbolic import CaptureError
-from isoshard.torch_bridge.function import JaxFunction, jax_function
 from isoshard.torch_bridge.lowerings.registry import register_lowering
-from isoshard.torch_bridge.runtime import compile, memory_analysis, program_text, sync
-from isoshard.torch_bridge.spmd import Mesh, ShardingSpec, clear_sharding, mark_sharding
-from isoshard.torch_bridge.tensor import ShardingType, XLAShard, XLAShardedTensor
-from isoshard.torch_bridge.xla_model import get_xla_supported_devices, xla_device
+
+from . import device as _device
+from . import framework as _framework  # noqa: F401  (isoshard.shard and the other verbs)
+from .function import JaxFunction, jax_function
+from .runtime import compile, memory_analysis, program_text, sync
+from .spmd import Mesh, ShardingSpec, clear_sharding, mark_sharding
+from .tensor import ShardingType, XLAShard, XLAShardedTensor
+from .xla_model import get_xla_supported_devices, xla_device
 
 __all__ = [
     "CaptureError",
+    "CompiledStep",
     "JaxFunction",
     "Mesh",
     "ShardingSpec",

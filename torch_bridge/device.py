@@ -62,7 +62,7 @@ class DeviceModule:
     @staticmethod
     def synchronize(device: Any = None) -> None:
         """Execute what is recorded and wait for it."""
-        from isoshard.torch_bridge.runtime import sync
+        from .runtime import sync
 
         sync(wait=True)
 
@@ -181,7 +181,7 @@ def _copy_from(source, target, non_blocking=False):
 
 def _factory(func: torch._ops.OpOverload) -> Any:
     """A factory as one entry of the tape."""
-    handler = dispatch._functional_handler(func)
+    handler = dispatch.functional_handler(func)
 
     def make(*args, **kwargs):
         kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "layout", "pin_memory")}

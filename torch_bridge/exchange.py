@@ -12,7 +12,8 @@ import torch
 
 from isoshard.core import metrics
 from isoshard.core.errors import CopyError
-from isoshard.torch_bridge.dtypes import logical_dtype, numpy_dtype
+
+from .dtypes import logical_dtype, numpy_dtype
 
 _BITS = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}
 _NATIVE = frozenset("?bBhHiIlLqQefdFD")
@@ -52,7 +53,7 @@ def from_numpy(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     """
     if array.dtype.char in _NATIVE:
         return torch.from_numpy(array).to(dtype)
-    bits, numpy_bits = _BITS[array.dtype.itemsize]
+    _, numpy_bits = _BITS[array.dtype.itemsize]
     raw = np.ascontiguousarray(array).reshape(array.shape).view(numpy_bits)
     return (
         torch.from_numpy(raw).view(dtype)
@@ -78,11 +79,12 @@ def shard_to_torch(array: jax.Array, *, copy: bool | None = None) -> torch.Tenso
         tensor = torch.from_dlpack(array)
     elif _is_on_cpu(array):
         # DLPack has no float8 here, but the host can see the buffer as bytes.
-        tensor = torch.from_dlpack(np.asarray(array).view(np.uint8)).view(logical_dtype(array.dtype))
+        shared = torch.from_dlpack(np.asarray(array).view(np.uint8))
+        tensor = shared.view(logical_dtype(array.dtype))
     elif copy is False:
         raise CopyError(
-            f"a {array.dtype.name} buffer on {array.device} cannot be shared with torch: DLPack has no "
-            "such dtype. Pass copy=None or copy=True."
+            f"a {array.dtype.name} buffer on {array.device} cannot be shared with torch: DLPack "
+            "has no such dtype. Pass copy=None or copy=True."
         )
     else:
         bits = jax.lax.bitcast_convert_type(array, "uint8")

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
 from isoshard.core import metrics
@@ -17,13 +18,14 @@ from isoshard.core.plan import Plan
 from isoshard.core.shards import Shard
 from isoshard.core.shards import local_shards as jax_shards
 from isoshard.core.spec import named_sharding
-from isoshard.torch_bridge import modules
-from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine import base, layouts, program
 from isoshard.torch_bridge.engine.constrain import constrain
 from isoshard.torch_bridge.engine.value import Aval, Value, placed_layout
-from isoshard.torch_bridge.exchange import shard_to_torch, to_numpy
-from isoshard.torch_bridge.tensor import XLAShardedTensor, keep_gradient_layout
+
+from . import modules
+from .dtypes import logical_dtype
+from .exchange import shard_to_torch, to_numpy
+from .tensor import XLAShardedTensor, keep_gradient_layout
 
 
 class Torch(Framework):
@@ -56,7 +58,7 @@ class Torch(Framework):
 
     def _place(
         self, x: torch.Tensor, sharding: NamedSharding, copy: bool | None, name: str
-    ) -> XLAShardedTensor:
+    ) -> torch.Tensor:
         """One tensor on the mesh; gradients and being a parameter are kept."""
         if x.grad_fn is not None:
             raise ShardingError(
@@ -145,13 +147,12 @@ class Torch(Framework):
         array = jnp.from_dlpack(x.detach().contiguous() if copy is not False else x.detach())
         return lay_out(array, sharding, copy=copy, name=name)
 
-    def from_jax(self, array: jax.Array, *, copy: bool | None = None) -> XLAShardedTensor:
+    def from_jax(self, array: jax.Array, *, copy: bool | None = None) -> torch.Tensor:
         """A tensor over the very buffers of `array`."""
         if copy:
             array = jnp.copy(array)
         aval = Aval.contiguous(tuple(array.shape), logical_dtype(array.dtype))
-        tensor = base.fresh(aval, Value.of(array, shared=not copy))
-        return tensor
+        return base.fresh(aval, Value.of(array, shared=not copy))
 
     def shard_from_jax(self, array: jax.Array, *, copy: bool | None = None) -> torch.Tensor:
         """One device's buffer as a plain CPU or CUDA tensor."""
@@ -161,7 +162,7 @@ class Torch(Framework):
 def _array(x: XLAShardedTensor, sharding: Any, copy: bool | None, name: str) -> jax.Array:
     value = base.read(x)
     array = program.array_of(value)
-    if isinstance(array, jax.core.Tracer):
+    if isinstance(array, Tracer):
         return lay_out(array, sharding)
     if copy or (sharding is not None and placed_layout(array) != layouts.intern(sharding)):
         return lay_out(array, sharding, copy=copy, name=name)

@@ -1,7 +1,7 @@
 """A torch module or function as a pure JAX function.
 
-The same lowerings that record on the tape run at once when the values are JAX tracers, so torch code
-can be called under `jax.jit`, `jax.grad` and `jax.vmap`:
+The same lowerings that record on the tape run at once when the values are JAX tracers, so torch
+code can be called under `jax.jit`, `jax.grad` and `jax.vmap`:
 
 >>> import torch, isoshard as iso
 >>> model = torch.nn.Linear(3, 2)
@@ -30,12 +30,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from isoshard.core.exchange import to_jax
-from isoshard.torch_bridge import modules
-from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.value import Aval, Value
-from isoshard.torch_bridge.framework import Torch
+
+from . import modules
+from .dtypes import logical_dtype
+from .framework import Torch
 
 
 class JaxFunction:
@@ -53,12 +54,12 @@ class JaxFunction:
     @property
     def params(self) -> dict[str, jax.Array]:
         """The present values, without a copy where they are on the `jax` device."""
-        if not isinstance(self._target, torch.nn.Module):
+        module = self._target
+        if not isinstance(module, torch.nn.Module):
             return {}
         framework = Torch()
         return {
-            name: framework.to_jax(tensor, name=name)
-            for name, tensor in modules.tensors(self._target)
+            name: framework.to_jax(tensor, name=name) for name, tensor in modules.tensors(module)
         }
 
     def __call__(self, params: Any, *args: Any, rng: jax.Array | None = None, **kwargs: Any) -> Any:
@@ -80,22 +81,10 @@ class JaxFunction:
             leaves, structure = jax.tree.flatten((args, kwargs))
             args, kwargs = jax.tree.unflatten(structure, [_wrap(leaf) for leaf in leaves])
             if isinstance(self._target, torch.nn.Module):
-                result = self._call_module(params, args, kwargs)
+                result = _call_module(self._target, params, args, kwargs)
             else:
                 result = self._target(*args, **kwargs)
             return pytree.tree_map(_unwrap, result)
-
-    def _call_module(self, params: dict[str, Any], args: Any, kwargs: Any) -> Any:
-        module = self._target
-        own = dict(modules.tensors(module))
-        unknown, missing = set(params) - set(own), set(own) - set(params)
-        if unknown or missing:
-            raise KeyError(
-                f"params of {type(module).__name__} must have the names of jax_function(module)"
-                f".params; unknown are {sorted(unknown)}, missing are {sorted(missing)}"
-            )
-        wrapped = {name: _wrap(value, own[name].dtype) for name, value in params.items()}
-        return torch.func.functional_call(module, wrapped, args, kwargs)
 
 
 def jax_function(target: torch.nn.Module | Callable[..., Any]) -> JaxFunction:
@@ -111,6 +100,20 @@ def jax_function(target: torch.nn.Module | Callable[..., Any]) -> JaxFunction:
     if not callable(target):
         raise TypeError(f"jax_function takes a module or a function, not {type(target).__name__}")
     return JaxFunction(target)
+
+
+def _call_module(
+    module: torch.nn.Module, params: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    own = dict(modules.tensors(module))
+    unknown, missing = set(params) - set(own), set(own) - set(params)
+    if unknown or missing:
+        raise KeyError(
+            f"params of {type(module).__name__} must have the names of jax_function(module)"
+            f".params; unknown are {sorted(unknown)}, missing are {sorted(missing)}"
+        )
+    wrapped = {name: _wrap(value, own[name].dtype) for name, value in params.items()}
+    return torch.func.functional_call(module, wrapped, args, kwargs)
 
 
 def _wrap(leaf: Any, dtype: torch.dtype | None = None) -> Any:

@@ -45,8 +45,8 @@ def layout(
         unknown = [key for key in spec if key not in found]
         if unknown:
             raise ShardingError(
-                f"{type(module).__name__} has no tensors called {', '.join(unknown)}; its names are "
-                f"{', '.join(list(found)[:20])}{', ..' if len(found) > 20 else ''}"
+                f"{type(module).__name__} has no tensors called {', '.join(unknown)}; its names "
+                f"are {', '.join(list(found)[:20])}{', ..' if len(found) > 20 else ''}"
             )
     prefix = f"{name}." if name else ""
     result, faults = {}, []
@@ -86,7 +86,7 @@ def shard_module(
         `module`. Optimizers made before hold the old parameters: make them after.
     """
     shardings = layout(module, mesh, spec, name)
-    moved: dict[int, torch.Tensor] = {}
+    moved: dict[int, Any] = {}
     for key, tensor in tensors(module):
         new = place(tensor, shardings[key], copy, key)
         if tensor.grad is not None:

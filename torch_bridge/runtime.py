@@ -41,10 +41,11 @@ PENDING: list[Storage] = []
 def compile(step: Callable[..., Any]) -> CompiledStep:
     """Capture a whole training step and replay it as one XLA program.
 
-    The first call runs the step as usual (optimizers create their state in it); a later one captures
-    it. Then model code, autograd and optimizer are not run again: parameters, buffers and optimizer
-    state are inputs and, donated, outputs of the program. Learning rates and step counts may change
-    without recompilation. Gradients live inside the program: afterwards `parameter.grad` is None.
+    The first call runs the step as usual (optimizers create their state in it); a later one
+    captures it. Then model code, autograd and optimizer are not run again: parameters, buffers and
+    optimizer state are inputs and, donated, outputs of the program. Learning rates and step counts
+    may change without recompilation. Gradients live inside the program: afterwards `parameter.grad`
+    is None.
 
     Args:
         step: a function of tensors on the `jax` device and hashable values.

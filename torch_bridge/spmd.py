@@ -24,13 +24,12 @@ import jax
 import numpy as np
 import torch
 
-from isoshard.core.errors import DeviceError, ShardingError
-from isoshard.core.mesh import as_mesh
+from isoshard.core.errors import DeviceError, ShardingError, SpecError
 from isoshard.core.op_sharding import to_op_sharding
 from isoshard.core.spec import named_sharding, same_layout
 from isoshard.core.tiles import Tiles
-from isoshard.torch_bridge.engine import base, layouts
-from isoshard.torch_bridge.tensor import ShardingType, XLAShardedTensor, annotate
+
+from .tensor import XLAShardedTensor, annotate
 
 
 class Mesh:
@@ -102,7 +101,7 @@ class Mesh:
         """How many devices it has."""
         return len(self.device_ids)
 
-    def shape(self) -> collections.OrderedDict[str, int]:
+    def shape(self) -> collections.OrderedDict[str | int, int]:
         """Devices along each axis, by name (or index, if it has no names)."""
         return collections.OrderedDict(
             zip(self.axis_names or range(len(self.mesh_shape)), self.mesh_shape, strict=True)
@@ -114,7 +113,8 @@ class Mesh:
 
     def get_axis_name_idx(self, name: str) -> int | None:
         """The index of the axis with this name, or None."""
-        return self.axis_names.index(name) if name in (self.axis_names or ()) else None
+        names = self.axis_names or ()
+        return names.index(name) if name in names else None
 
     def get_jax_mesh(self) -> jax.sharding.Mesh:
         """The same mesh for JAX."""
@@ -183,8 +183,6 @@ def mark_sharding(t: torch.Tensor, mesh: Any, partition_spec: Any) -> XLASharded
         partition_spec, str | jax.sharding.PartitionSpec
     ):
         if len(partition_spec) != t.dim():
-            from isoshard.core.errors import SpecError
-
             raise SpecError(
                 f"spec {tuple(partition_spec)} has {len(partition_spec)} entries for a tensor of "
                 f"rank {t.dim()} (shape {tuple(t.shape)}); give one entry per axis, None for an "
@@ -214,21 +212,10 @@ def clear_sharding(t: torch.Tensor) -> torch.Tensor:
     if isinstance(t, XLAShardedTensor) and t._storage.annotation is not None:
         present = t._storage.annotation
         t._storage.annotation = None
-        annotate(t, layouts.sharding(layouts.replicated_like(layouts.intern(present))))
+        annotate(t, jax.sharding.NamedSharding(present.mesh, jax.sharding.PartitionSpec()))
         t._storage.annotation = None
     return t
 
 
 def _same(a: jax.sharding.NamedSharding, b: jax.sharding.NamedSharding, ndim: int) -> bool:
-    return a.mesh.devices.shape == b.mesh.devices.shape and same_layout(a, b, ndim)
-
-
-__all__ = [
-    "Mesh",
-    "ShardingSpec",
-    "ShardingType",
-    "as_mesh",
-    "base",
-    "clear_sharding",
-    "mark_sharding",
-]
+    return a.mesh.axis_sizes == b.mesh.axis_sizes and same_layout(a, b, ndim)

@@ -14,7 +14,7 @@ True
 >>> t.local_shards[1].data, t.local_shards[1].indices
 (tensor([2., 3.]), [slice(2, 4, None)])
 >>> t + 1
-tensor([1., 2., 3., 4., 5., 6., 7., 8.], device='jax:0')
+tensor([1., 2., 3., 4., 5., 6., 7., 8.], device='jax:0', sharding=P('y',))
 
 Source: the RFC "XLAShardedTensor and mark_sharding" of PyTorch/XLA, and torch_xla 2.9's class.
 """
@@ -29,9 +29,11 @@ from typing import Any
 import jax
 import numpy as np
 import torch
+from jax.core import Tracer
 
 from isoshard.core import metrics
 from isoshard.core.errors import CopyError
+from isoshard.core.mesh import mesh_of
 from isoshard.core.op_sharding import to_op_sharding
 from isoshard.core.tiles import Tiles
 from isoshard.torch_bridge.engine import base, layouts, program
@@ -99,7 +101,7 @@ class XLAShardedTensor(base.LazyTensor):
     def mesh(self) -> jax.sharding.Mesh | None:
         """The mesh it is laid out on, or None."""
         found = self.named_sharding
-        return found.mesh if found else None
+        return mesh_of(found) if found else None
 
     @property
     def partition_spec(self) -> jax.sharding.PartitionSpec | None:
@@ -177,9 +179,9 @@ class XLAShardedTensor(base.LazyTensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """The whole tensor, as torch prints one."""
-        if isinstance(base.read(self).array, jax.core.Tracer):
+        if isinstance(base.read(self).array, Tracer):
             return f"tensor(<traced by JAX>, size={tuple(self.shape)}, dtype={self.dtype})"
-        text = repr(to_host(self.detach()))
+        text = repr(to_host(self))
         details = [f"device={_DEVICE!r}"]
         if self.partition_spec is not None:
             details.append(f"sharding={self.partition_spec}")
@@ -198,11 +200,12 @@ class XLAShardedTensor(base.LazyTensor):
         return format(str(self), spec)
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As `torch.Tensor.to`; on its own device and with its own dtype it is the tensor itself."""
+        """As `torch.Tensor.to`; for its own device and dtype it is the tensor itself."""
         if args and isinstance(args[0], torch.Tensor):
             args = (args[0].device, args[0].dtype, *args[1:])
         options = {name: value for name, value in kwargs.items() if name != "copy"}
-        device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **options)
+        parse = torch._C._nn._parse_to  # pyright: ignore[reportAttributeAccessIssue]
+        device, dtype, _, memory_format = parse(*args, **options)
         if device is not None and device.type != "jax":
             return super().to(*args, **kwargs)
         wanted = {"copy": kwargs.get("copy", False), "memory_format": memory_format}
@@ -255,7 +258,8 @@ class XLAShardedTensor(base.LazyTensor):
 
     def __dlpack_device__(self) -> tuple[Any, int]:
         """The DLPack device of the only buffer."""
-        return self._one_buffer().__dlpack_device__()
+        array: Any = self._one_buffer()
+        return array.__dlpack_device__()
 
     def __dlpack__(self, **options: Any) -> Any:
         """Export the buffer of a tensor that lies on one device.
@@ -302,11 +306,11 @@ class XLAShardedTensor(base.LazyTensor):
         """Pickle as a CPU tensor that returns to the `jax` device; the layout is not kept."""
         metrics.count("gathers")
         is_parameter = getattr(self, "_is_param", False)
-        return _rebuild, (to_host(self.detach()), self.requires_grad, is_parameter)
+        return _rebuild, (to_host(self), self.requires_grad, is_parameter)
 
 
 def _rebuild(data: torch.Tensor, requires_grad: bool, is_parameter: bool) -> torch.Tensor:
-    from isoshard.torch_bridge import device
+    from . import device
 
     device.register()
     tensor = data.to("jax").requires_grad_(requires_grad)
@@ -323,11 +327,12 @@ def annotate(tensor: base.LazyTensor, sharding: jax.sharding.NamedSharding) -> N
         sharding: fits the tensor's rank and shape.
     """
     from isoshard.torch_bridge.engine.constrain import constrain
-    from isoshard.torch_bridge.runtime import PENDING
+
+    from .runtime import PENDING
 
     number = layouts.intern(sharding)
     value = base.read(tensor)
-    if value.array is None or isinstance(value.array, jax.core.Tracer) or tensor._chain.ops:
+    if value.array is None or isinstance(value.array, Tracer) or tensor._chain.ops:
         base.write(tensor, constrain(value, number))
     else:
         moved = type(value)(value.array, number)
@@ -345,7 +350,7 @@ def keep_gradient_layout(tensor: base.LazyTensor) -> None:
         tensor.register_post_accumulate_grad_hook(_lay_out_gradient)
 
 
-def _lay_out_gradient(leaf: torch.Tensor) -> None:
+def _lay_out_gradient(leaf: Any) -> None:
     gradient = leaf.grad
     if isinstance(gradient, base.LazyTensor) and not gradient._chain.ops:
         value = gradient._storage.value

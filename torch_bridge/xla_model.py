@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import torch
 
-from isoshard.torch_bridge import device as _device
-from isoshard.torch_bridge.runtime import sync
+from . import device as _device
+from .runtime import sync
 
 
 def xla_device(n: int | None = None) -> torch.device:
@@ -20,8 +20,8 @@ def xla_device(n: int | None = None) -> torch.device:
     """
     if n not in (None, 0):
         raise ValueError(
-            f"there is one logical device, jax:0, and {n} was asked for; a mesh spreads its tensors "
-            "over the chips"
+            f"there is one logical device, jax:0, and {n} was asked for; a mesh spreads its "
+            "tensors over the chips"
         )
     _device.register()
     return torch.device("jax", 0)

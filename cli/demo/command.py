@@ -29,7 +29,7 @@ from .training import Run, Settings
 
 SIMULATED = (2, 4)
 AGREE = 1e-5  # losses of the same buffers in two frameworks, relative
-QUICK = Settings(steps=30, validation_batches=8)
+QUICK = Settings(steps=30, validation_batches=8), Config(layers=2)
 PICTURED = ("blocks.0.fc1.weight", "blocks.0.fc2.weight")
 
 
@@ -46,11 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(argv)
     except SystemExit as stop:
         return int(stop.code or 0)
-    settings = QUICK if options.quick else Settings()
+    settings, config = QUICK if options.quick else (Settings(), Config())
     if options.steps is not None:
         settings = dataclasses.replace(settings, steps=options.steps)
     try:
-        return _Demo(settings, make_mesh(options.mesh), data.load()).run(options.out)
+        return _Demo(settings, config, make_mesh(options.mesh), data.load()).run(options.out)
     except (iso.ShardingError, iso.DeviceError, FileNotFoundError) as error:
         print(f"isoshard demo: {error}", file=sys.stderr)
         return 2
@@ -85,17 +85,17 @@ class _Demo:
 
     Attributes:
         settings: how long to train.
+        config: sizes of the model.
         mesh: where.
         corpus: on what.
-        config: sizes of the model.
         report: where it is told.
         started: when it began.
     """
 
     settings: Settings
+    config: Config
     mesh: iso.Mesh
     corpus: data.Corpus
-    config: Config = dataclasses.field(default_factory=Config)
     report: Report = dataclasses.field(default_factory=Report)
     started: float = dataclasses.field(default_factory=time.perf_counter)
 
@@ -206,7 +206,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=_positive, help=f"of training (default {Settings.steps})")
     parser.add_argument("--mesh", type=_shape, metavar="2x4", help='devices, "data" x "model"')
     parser.add_argument("--out", type=Path, metavar="DIR", help="save loss.png and demo.json there")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK.steps} steps only")
+    parser.add_argument("--quick", action="store_true", help="30 steps of a smaller model")
     return parser
 
 

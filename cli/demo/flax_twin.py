@@ -15,7 +15,7 @@ blocks.0.fc2.weight (8, 32)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -119,6 +119,6 @@ def named_parameters(twin: Twin) -> dict[str, jax.Array]:
     return {torch_name(path): leaf.get_value() for path, leaf in state}
 
 
-def torch_name(path: tuple[str | int, ...]) -> str:
+def torch_name(path: Iterable[object]) -> str:
     """Name a parameter of the twin as torch does."""
     return ".".join(_TORCH_NAMES.get(str(part), str(part)) for part in path)

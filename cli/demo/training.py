@@ -208,4 +208,4 @@ def schedule(steps: int) -> Callable[[int], float]:
 
 
 def _length(model: torch.nn.Module) -> int:
-    return model.position.shape[0]
+    return model.get_parameter("position").shape[0]

@@ -537,6 +537,27 @@ def test_one_copy_in_an_expanded_tensor_can_be_written(row):
     equal(got, want)
 
 
+OVERLAPPING: dict[str, Op] = {
+    "first window": lambda x: x.unfold(0, 2, 1)[0],
+    "second window": lambda x: x.unfold(0, 2, 1)[1],
+    "one side of windows": lambda x: x.unfold(0, 2, 1)[..., 1],
+    "split windows": lambda x: x.unfold(1, 3, 1).split(1, 1)[1],
+    "row of overlapping strides": lambda x: x.as_strided((5, 2), (1, 1))[0],
+    "column of overlapping strides": lambda x: x.as_strided((4, 3), (2, 1), 1)[:, 2],
+    "part of an expanded part": lambda x: x[:, :1].expand(4, 6)[1:3, 4],
+    "expanded twice": lambda x: x[0].expand(2, 6).unsqueeze(0).expand(3, 2, 6)[1, 1, 2:],
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_a_part_of_an_overlapping_view_can_be_written(name):
+    want, got = torch.arange(24.0).reshape(4, 6), torch.arange(24.0).reshape(4, 6).to("jax")
+    OVERLAPPING[name](want).add_(100)
+    OVERLAPPING[name](got).add_(100)
+    equal(got, want)
+    equal(OVERLAPPING[name](got), OVERLAPPING[name](want))
+
+
 def test_writes_by_mask_or_index_to_an_expanded_tensor_are_refused_too():
     """torch lets them pass with a warning that they are deprecated."""
     wide = torch.ones(3, 1, device="jax").expand(3, 4)

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge.dtypes import physical_dtype
-from isoshard.torch_bridge.engine import base, dispatch
-from isoshard.torch_bridge.engine.call import Meta
-from isoshard.torch_bridge.engine.value import Aval
-from isoshard.torch_bridge.engine.views import Chain, ViewOp
+
+from . import base, dispatch
+from .call import Meta
+from .value import Aval
+from .views import Chain, ViewOp
 
 Size = tuple[int, ...]
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.tape import Recipe
-from isoshard.torch_bridge.engine.value import Aval, Storage, Value, too_wide
-from isoshard.torch_bridge.engine.views import Chain
+from . import tape as tapes
+from .tape import Recipe
+from .value import Aval, Storage, Value, too_wide
+from .views import Chain
 
 
 class LazyTensor(torch.Tensor):
@@ -31,7 +31,7 @@ class LazyTensor(torch.Tensor):
     _chain: Chain
     _aval: Aval
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
 
     @classmethod
     def __torch_dispatch__(
@@ -59,11 +59,6 @@ def use_handler(handle: Any) -> None:
     _handle = handle
 
 
-def tensor_class() -> type[LazyTensor]:
-    """The class of tensors on the `jax` device."""
-    return _CLASS
-
-
 def new_tensor(aval: Aval, storage: Storage, chain: Chain, offset: int = 0) -> LazyTensor:
     """A tensor that views `storage` through `chain`."""
     meta = aval.meta
@@ -88,7 +83,8 @@ def fresh(aval: Aval, value: Value) -> LazyTensor:
 
 def adopt(tensor: LazyTensor, other: LazyTensor) -> None:
     """Make `tensor` view what `other` views (`set_`, `.data = ..`, `resize_`)."""
-    torch.Tensor.data.__set__(tensor, other)  # sizes and strides that C++ keeps
+    # `.data = ..` also sets the sizes and strides that C++ keeps.
+    torch.Tensor.data.__set__(tensor, other)  # pyright: ignore[reportAttributeAccessIssue]
     tensor._storage = other._storage
     tensor._chain = other._chain
     tensor._aval = other._aval
@@ -207,8 +203,8 @@ def narrow(array: np.ndarray, dtype: np.dtype, name: torch.dtype) -> np.ndarray:
         bounds = np.iinfo(dtype)
         if low < bounds.min or high > bounds.max:
             raise OverflowError(
-                f"a {name} tensor with values from {low} to {high} does not fit {dtype.name}, which "
-                "holds 64-bit integers while jax_enable_x64 is off; switch it on with "
+                f"a {name} tensor with values from {low} to {high} does not fit {dtype.name}, "
+                "which holds 64-bit integers while jax_enable_x64 is off; switch it on with "
                 'jax.config.update("jax_enable_x64", True)'
             )
     return array.astype(dtype)

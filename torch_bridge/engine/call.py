@@ -25,7 +25,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
 from torch._prims_common import elementwise_dtypes
@@ -47,6 +46,11 @@ class Meta(NamedTuple):
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie in row-major order."""
+        return self.tensor().is_contiguous()
 
     def tensor(self) -> torch.Tensor:
         """A `meta` tensor of this shape, stride and dtype."""
@@ -151,6 +155,8 @@ def build_call(
     args, kwargs = _steer(op, args, kwargs)
     _check_integers(op, args, kwargs, outs)
     written = _written(op, lowering, args, kwargs)
+    if lowering.strided:
+        kwargs["contiguous"] = metas[0].is_contiguous
     dtype = _promotion(lowering, op, args, kwargs, metas)
     run = _bind(lowering, op, args, kwargs, dtype)
     return Call(op, outs, written, lowering.random, run, metas)
@@ -282,7 +288,7 @@ def _bind(lowering, op, args, kwargs, dtype):
     types = {argument.name: str(argument.type) for argument in op._schema.arguments}
 
     def promoted(name: str) -> bool:
-        return dtype is not None and ("Tensor" in types[name] or types[name] in _NUMBERS)
+        return dtype is not None and name in types and ("Tensor" in types[name] or types[name] in _NUMBERS)
 
     def run(inputs, scalars, key):
         def place(leaf):

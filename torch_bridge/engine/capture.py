@@ -3,8 +3,8 @@
 `compile(step)` runs `step` on the tape as usual, but looks at what comes in and what goes out: the
 arguments, the storages it read (parameters, buffers, optimizer state), the numbers that will be
 different next time (learning rates, step counts), and the storages it wrote. From then on a call
-gathers those inputs, runs the one compiled program, and stores its outputs. Model code, autograd and
-optimizer do not run again.
+gathers those inputs, runs the one compiled program, and stores its outputs. Model code, autograd
+and optimizer do not run again.
 
 The limits are those of any ahead-of-time capture: Python side effects other than tensor writes
 happen once. What would be frozen without a word is refused with `CaptureError`: reading a tensor's
@@ -24,13 +24,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from isoshard.core import metrics
-from isoshard.torch_bridge.engine import base, program, random
-from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.host import HostOps
-from isoshard.torch_bridge.engine.replay import Argument, Computed, Replay, View
-from isoshard.torch_bridge.engine.symbolic import CaptureError, Table
-from isoshard.torch_bridge.engine.value import Storage, Value
-from isoshard.torch_bridge.engine.watch import Snapshot, Watched
+
+from . import base, program, random
+from . import tape as tapes
+from .host import HostOps
+from .replay import Argument, Computed, Replay, View
+from .symbolic import CaptureError, Table, present
+from .value import Storage, Value
+from .watch import Snapshot, Watched
 
 _ACTIVE: list[HostOps] = []
 
@@ -220,7 +221,7 @@ class _Capture:
 
     def _made_own(self, storage: Storage) -> Storage:
         """Record a copy, so that a storage that took over a value gets a result of its own."""
-        from isoshard.torch_bridge.engine.constrain import same
+        from .constrain import same
 
         storage.value = same(self.tape, storage.value)
         return storage
@@ -240,7 +241,7 @@ class _Capture:
                     parameter.grad = None
 
     def _run_once(self) -> None:
-        self.tape.scalars = [_present(scalar) for scalar in self.tape.scalars]
+        self.tape.scalars = [present(scalar) for scalar in self.tape.scalars]
         self.log.storages.clear()
         self.log.uploads.clear()
         program.execute(self.tape)
@@ -318,8 +319,8 @@ class _Capture:
         if value is not None:
             if value.slot not in live:
                 raise CaptureError(
-                    f"a compiled step returns a tensor of shape {tuple(leaf.shape)} that it did not "
-                    "compute; use the tensor it was made from"
+                    f"a compiled step returns a tensor of shape {tuple(leaf.shape)} that it did "
+                    "not compute; use the tensor it was made from"
                 )
             return Computed(live.index(value.slot), leaf._aval)
         for number, argument in enumerate(self.arguments):
@@ -327,7 +328,7 @@ class _Capture:
                 return Argument(number)
         place = self._place(leaf._storage)
         if isinstance(place, Argument):
-            return View(place, leaf._aval, leaf._chain, leaf.storage_offset())
+            return View(place, leaf._aval, leaf._chain, int(leaf.storage_offset()))
         return leaf  # it views memory that outlives the step, and shows each new value
 
     def _escape_message(self, escaped: set[int]) -> str:
@@ -357,10 +358,6 @@ def _rate(group: dict[str, Any]) -> float:
     return float(group["lr"])
 
 
-def _present(scalar: Any) -> float:
-    return scalar.node.value if isinstance(scalar, torch.SymFloat) else scalar
-
-
 def _signature(leaves: list[Any], arguments: list[base.LazyTensor]) -> tuple[Any, ...]:
     """What a program depends on in its arguments, and which of them share memory."""
     storages = [id(argument._storage) for argument in arguments]
@@ -375,8 +372,8 @@ def _described(leaf: Any) -> Any:
         return (leaf._aval, leaf._chain, leaf._storage.value.layout, leaf.requires_grad)
     if isinstance(leaf, torch.Tensor):
         raise CaptureError(
-            f"a compiled step got a CPU tensor of shape {tuple(leaf.shape)} as an argument; move it "
-            "with .to('jax') or isoshard.shard(tensor, mesh, spec) before the call"
+            f"a compiled step got a CPU tensor of shape {tuple(leaf.shape)} as an argument; move "
+            "it with .to('jax') or isoshard.shard(tensor, mesh, spec) before the call"
         )
     try:
         hash(leaf)

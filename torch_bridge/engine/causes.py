@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from isoshard.core import metrics
-from isoshard.torch_bridge.engine import tape as tapes
+
+from . import tape as tapes
 
 _SEEN: list[Any] = []
 _KEPT = 64  # plans remembered for comparison

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import jax
 
-from isoshard.torch_bridge.engine import layouts
-from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.tape import Recipe
-from isoshard.torch_bridge.engine.value import Value
+from . import layouts
+from . import tape as tapes
+from .tape import Recipe
+from .value import Value
 
 _RECIPES: dict[int, Recipe] = {}
 

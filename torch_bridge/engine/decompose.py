@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
-from isoshard.torch_bridge.engine import base
-from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.call import Lift, Slot, map_leaves
-from isoshard.torch_bridge.engine.value import Aval, Value
+from . import base
+from . import tape as tapes
+from .call import Lift, Slot, map_leaves
+from .value import Aval, Value
 
 
 def is_composite(op: torch._ops.OpOverload) -> bool:

@@ -1,9 +1,14 @@
 """One torch operation in, one tape entry out.
 
 `handle(func, args, kwargs)` is the engine's front door. For each aten overload it builds a handler
-once: functional operations, in-place ones (the functional operation, then a write), `out=` variants,
-views, and the few special ones in `special`. A handler flattens its arguments to a key, finds the
-prepared signature, records, and wraps the results.
+once: functional operations, in-place ones (the functional operation, then a write), `out=`
+variants, views, and the few special ones in `special`. A handler flattens its arguments to a key
+(`flatten`), finds the prepared signature, records, and wraps the results.
+
+>>> print(functional_twin(torch.ops.aten.relu_.default))
+aten.relu.default
+>>> handle(torch.ops.aten.relu.default, (torch.tensor([-1.0, 2.0]).to("jax"),), {})
+tensor([0., 2.], device='jax:0')
 """
 
 from __future__ import annotations
@@ -13,27 +18,22 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge.dtypes import physical_dtype
-from isoshard.torch_bridge.engine import base, decompose, layouts
-from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.call import (
-    Lift,
-    Meta,
-    Slot,
-    build_call,
-    infer,
-    map_leaves,
-    missing,
-)
-from isoshard.torch_bridge.engine.tape import Recipe
-from isoshard.torch_bridge.engine.value import Aval, Value, check_storable
 from isoshard.torch_bridge.lowerings import registry
+
+from . import base, decompose, layouts
+from . import tape as tapes
+from .call import build_call, infer
+from .flatten import Flattener
+from .symbolic import present
+from .tape import Recipe
+from .twins import functional_twin, lost_defaults
+from .value import Aval, Value, check_storable
 
 Handler = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 _HANDLERS: dict[Any, Handler] = {}
 SPECIAL: dict[str, Handler] = {}
-"""Operations that are more than a computation, by schema name; filled by `special` and `aliases`."""
+"""Operations that are more than a computation, by name; filled by `special` and `aliases`."""
 
 
 def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -55,15 +55,15 @@ def make_handler(func: torch._ops.OpOverload) -> Handler:
     if outs:
         return _out_handler(func, outs)
     if writes:
-        return _in_place_handler(func, writes)
+        return in_place_handler(func, writes)
     if decompose.is_composite(func) and registry.find(func) is None:
         return lambda args, kwargs: func.decompose(*args, **kwargs)
     if any(result.alias_info for result in schema.returns):
         raise NotImplementedError(
-            f"{func} returns a view that the jax device cannot follow; use a copy "
-            "(.clone(), torch.{name}_copy) or .cpu()"
+            f"{func} returns a view that the jax device cannot follow; use a copy (.clone(), "
+            f"torch.{schema.name.removeprefix('aten::')}_copy) or .cpu()"
         )
-    return _functional_handler(func)
+    return functional_handler(func)
 
 
 class Signature:
@@ -74,7 +74,7 @@ class Signature:
         outs: the aval of each result; None for one that torch leaves undefined.
         single: the result is one tensor and not a sequence.
         written: numbers of the tensor arguments that get new values.
-        like: number of the tensor argument whose layout the result takes over (`zeros_like`), or -1.
+        like: number of the tensor argument whose layout the result takes over, or -1.
     """
 
     __slots__ = ("like", "outs", "recipe", "single", "written")
@@ -86,130 +86,6 @@ class Signature:
         self.single = single
         self.written = written
         self.like = like
-
-
-class _Lifted:
-    pass
-
-
-_LIFTED = _Lifted()
-
-
-class Flattener:
-    """Turns the arguments of one overload into a key, tensors and lifted floats."""
-
-    __slots__ = ("func", "lift_kwargs", "lift_positions", "names")
-
-    def __init__(self, func: torch._ops.OpOverload):
-        """Look up which arguments are lifted."""
-        self.func = func
-        lowering = registry.find(func)
-        lift = lowering.lift if lowering else ()
-        self.names = [argument.name for argument in func._schema.arguments]
-        self.lift_positions = frozenset(i for i, name in enumerate(self.names) if name in lift)
-        self.lift_kwargs = frozenset(lift)
-
-    def __call__(self, args, kwargs):
-        """Returns (key, tensors, scalars)."""
-        key: list[Any] = []
-        tensors: list[Any] = []
-        scalars: list[Any] = []
-        cls = base._CLASS
-        for position, arg in enumerate(args):
-            if type(arg) is cls:
-                tensors.append(arg)
-                key.append(arg._aval)
-            else:
-                self._static(arg, position in self.lift_positions, key, tensors, scalars)
-        for name, arg in kwargs.items():
-            key.append(name)
-            if type(arg) is cls:
-                tensors.append(arg)
-                key.append(arg._aval)
-            else:
-                self._static(arg, name in self.lift_kwargs, key, tensors, scalars)
-        return tuple(key), tensors, scalars
-
-    def _static(self, arg, lift, key, tensors, scalars) -> None:
-        kind = type(arg)
-        if arg is None or kind is int or kind is str:
-            key.append(arg)
-        elif kind is float or kind is torch.SymFloat:
-            if lift or kind is torch.SymFloat:
-                if not lift:
-                    raise RuntimeError(
-                        f"{self.func} needs a constant where a captured step has a changing number "
-                        f"({arg}); compute it from a tensor, or keep it out of the compiled step"
-                    )
-                scalars.append(arg)
-                key.append(_LIFTED)
-            else:
-                key.append((float, arg))
-        elif kind is bool or kind is complex:
-            key.append((kind, arg))
-        elif kind is list or kind is tuple:
-            key.append((len(arg),))
-            for item in arg:
-                if type(item) is base._CLASS:
-                    tensors.append(item)
-                    key.append(item._aval)
-                else:
-                    self._static(item, lift, key, tensors, scalars)
-        elif kind is torch.Generator:
-            raise RuntimeError(
-                f"{self.func}: Expected a 'jax' device type for generator but found "
-                f"'{arg.device}'; random numbers of the jax device follow torch.manual_seed(seed)"
-            )
-        elif isinstance(arg, torch.Tensor):
-            tensor = import_tensor(self.func, arg)
-            tensors.append(tensor)
-            key.append(tensor._aval)
-        else:
-            key.append(arg)
-
-    def template(self, args, kwargs):
-        """The same arguments with `Slot` and `Lift` for what a key abstracts from."""
-        slots = lifts = 0
-
-        def mark(lift):
-            def leaf(arg):
-                nonlocal slots, lifts
-                if isinstance(arg, torch.Tensor):
-                    slots += 1
-                    return Slot(slots - 1)
-                if lift and type(arg) in (float, torch.SymFloat):
-                    lifts += 1
-                    return Lift(lifts - 1)
-                return arg
-
-            return leaf
-
-        positional = tuple(
-            map_leaves(mark(i in self.lift_positions), arg) for i, arg in enumerate(args)
-        )
-        named = {
-            name: map_leaves(mark(name in self.lift_kwargs), arg) for name, arg in kwargs.items()
-        }
-        return positional, named, lifts
-
-
-def import_tensor(func: Any, tensor: torch.Tensor) -> base.LazyTensor:
-    """Let a zero-dimensional CPU tensor take part, as every torch device does; refuse others."""
-    if isinstance(tensor, base.LazyTensor):
-        return tensor
-    if tensor.device.type == "cpu" and (tensor.dim() == 0 or func.name() in _CPU_INDICES):
-        if tensor.dtype == torch.float64 and physical_dtype(tensor.dtype).itemsize < 8:
-            tensor = tensor.float()  # a zero-dimensional operand does not decide the dtype
-        aval = Aval.contiguous(tuple(tensor.shape), tensor.dtype)
-        return base.fresh(aval, base.host_value(tensor))
-    raise RuntimeError(
-        f"{func} got tensors on two devices: one on jax:0 and one on {tensor.device} (shape "
-        f"{tuple(tensor.shape)}, {tensor.dtype}). Move it with .to('jax'), or place it with "
-        "isoshard.shard(tensor, mesh, spec)."
-    )
-
-
-_CPU_INDICES = frozenset({"aten::index.Tensor", "aten::index_put"})
 
 
 def prepare(func, functional, flattener, args, kwargs, tensors, scalars, *, outs=None) -> Signature:
@@ -241,7 +117,8 @@ _LIKE = frozenset(
 )
 
 
-def _functional_handler(func: torch._ops.OpOverload) -> Handler:
+def functional_handler(func: torch._ops.OpOverload) -> Handler:
+    """A handler that records an operator which writes nothing that its schema tells of."""
     flattener = Flattener(func)
     signatures: dict[Any, Signature] = {}
 
@@ -273,11 +150,6 @@ def _functional_handler(func: torch._ops.OpOverload) -> Handler:
     return handler
 
 
-def present(scalar: Any) -> float:
-    """The value that a lifted float has now."""
-    return scalar.node.value if isinstance(scalar, torch.SymFloat) else scalar
-
-
 def record(signature: Signature, tensors: list[Any], scalars: list[Any]) -> list[Value]:
     """Record a prepared call on the current tape."""
     values = [base.read(tensor) for tensor in tensors]
@@ -292,15 +164,23 @@ def _follow(tensor: base.LazyTensor, like: base.LazyTensor) -> None:
         tensor._storage.annotation = source.annotation
 
 
-def _in_place_handler(func: torch._ops.OpOverload, writes: list[str]) -> Handler:
+def in_place_handler(func: torch._ops.OpOverload, writes: list[str]) -> Handler:
+    """A handler that records an operator's functional twin, and writes what it computes.
+
+    Args:
+        func: an in-place overload.
+        writes: names of the arguments it writes to; one, a tensor or a list of tensors.
+
+    Raises:
+        NotImplementedError: it has no twin.
+    """
     functional = functional_twin(func)
     flattener = Flattener(functional)
     signatures: dict[Any, Signature] = {}
     names = [argument.name for argument in func._schema.arguments]
     position = names.index(writes[0])
     returns = bool(func._schema.returns)
-
-    defaults = _lost_defaults(func, functional)
+    defaults = lost_defaults(func, functional)
 
     def handler(args, kwargs):
         for place, name, default in defaults:
@@ -331,16 +211,6 @@ def _in_place_handler(func: torch._ops.OpOverload, writes: list[str]) -> Handler
     return handler
 
 
-def _lost_defaults(func, functional) -> list[tuple[int, str, Any]]:
-    """Arguments that may be left out of the in-place overload, but not of its functional twin."""
-    twins = {argument.name: argument for argument in functional._schema.arguments}
-    return [
-        (place, argument.name, argument.default_value)
-        for place, argument in enumerate(func._schema.arguments)
-        if argument.has_default_value() and not twins[argument.name].has_default_value()
-    ]
-
-
 def check_writable(func: Any, tensor: torch.Tensor) -> None:
     """Refuse what torch refuses: writing to a CPU tensor from here, or to a broadcast view."""
     if not isinstance(tensor, base.LazyTensor):
@@ -363,6 +233,7 @@ def check_writable(func: Any, tensor: torch.Tensor) -> None:
 
 
 def _out_handler(func: torch._ops.OpOverload, outs: list[str]) -> Handler:
+    """A handler that runs the functional twin, and copies its results to the `out=` arguments."""
     functional = functional_twin(func)
     ours = {argument.name for argument in func._schema.arguments}
     takes_dtype = "dtype" not in ours and any(
@@ -392,53 +263,8 @@ def _out_handler(func: torch._ops.OpOverload, outs: list[str]) -> Handler:
     return handler
 
 
-def _resize(target: base.LazyTensor, result: base.LazyTensor) -> None:
-    if target.dtype != result.dtype:
-        result = result.to(target.dtype)
-    base.adopt(target, result)
+def _resize(target: Any, result: Any) -> None:
+    base.adopt(target, result if target.dtype == result.dtype else result.to(target.dtype))
 
-
-def functional_twin(func: torch._ops.OpOverload) -> torch._ops.OpOverload:
-    """The overload that computes what an in-place or `out=` overload writes.
-
-    Raises:
-        NotImplementedError: there is none.
-    """
-    schema = func._schema
-    packet_name = schema.name.removeprefix("aten::")
-    candidates = _TWINS.get(packet_name, [packet_name.removesuffix("_"), packet_name.strip("_")])
-    wanted = [argument for argument in schema.arguments if not argument.is_out]
-    for name in candidates:
-        packet = getattr(torch.ops.aten, name, None)
-        if packet is None:
-            continue
-        ranked = sorted(packet.overloads(), key=lambda overload: overload != schema.overload_name)
-        for overload in ranked:
-            twin = getattr(packet, overload)
-            arguments = twin._schema.arguments
-            pure = not any(a.alias_info and a.alias_info.is_write for a in arguments)
-            if pure and _same_arguments(wanted, arguments):
-                return twin
-    raise NotImplementedError(missing(func))
-
-
-def _same_arguments(wanted: list[Any], arguments: Any) -> bool:
-    """Whether a twin takes the same arguments, and beyond them only what to allocate."""
-    ours = [(argument.name, str(argument.type)) for argument in wanted]
-    twins = [(argument.name, str(argument.type)) for argument in arguments]
-    rest = {name for name, _ in twins[len(ours) :]}
-    return twins[: len(ours)] == ours and rest <= {"dtype", "layout", "device", "pin_memory"}
-
-
-_TWINS = {
-    "_index_put_impl_": ["index_put"],
-    "normal_": ["normal_functional"],
-    "rrelu_with_noise_": ["rrelu_with_noise_functional"],
-    "__iand__": ["bitwise_and"],
-    "__ior__": ["bitwise_or"],
-    "__ixor__": ["bitwise_xor"],
-    "__ilshift__": ["bitwise_left_shift"],
-    "__irshift__": ["bitwise_right_shift"],
-}
 
 base.use_handler(handle)

@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from isoshard.torch_bridge.engine.symbolic import CaptureError, Table
+from .symbolic import CaptureError, Table
 
 
 class _Ref:
@@ -69,8 +69,8 @@ class HostOps(TorchDispatchMode):
             )
         if torch.Tag.nondeterministic_seeded in func.tags and not _elsewhere(kwargs):
             raise CaptureError(
-                f"a compiled step draws random numbers on the CPU ({func}), which a replay would not "
-                "draw anew; draw them on the jax device (device='jax'), or pass them as an argument"
+                f"a compiled step draws random numbers on the CPU ({func}), which a replay would "
+                "not draw anew; draw them on the jax device (device='jax'), or pass them as an argument"
             )
         result = func(*args, **kwargs)
         if not tensors or tensors[0].device.type != "cpu":

@@ -16,12 +16,15 @@ from __future__ import annotations
 
 import jax
 
+from isoshard.core.devices import Device
+from isoshard.core.mesh import mesh_of
+
 UNPLACED = -1
 """The layout of a value that may be placed wherever a program needs it."""
 
 _SHARDINGS: list[jax.sharding.Sharding] = []
 _NUMBERS: dict[jax.sharding.Sharding, int] = {}
-_GROUPS: list[tuple[jax.Device, ...]] = []
+_GROUPS: list[tuple[Device, ...]] = []
 _REPLICATED: dict[int, int] = {}
 
 
@@ -40,7 +43,7 @@ def sharding(number: int) -> jax.sharding.Sharding:
     return _SHARDINGS[number]
 
 
-def devices(number: int) -> tuple[jax.Device, ...]:
+def devices(number: int) -> tuple[Device, ...]:
     """The devices of a layout, in the order in which programs number them."""
     return _GROUPS[number]
 
@@ -58,7 +61,7 @@ def replicated_like(number: int) -> int:
     return found
 
 
-def _assignment(value: jax.sharding.Sharding) -> tuple[jax.Device, ...]:
+def _assignment(value: jax.sharding.Sharding) -> tuple[Device, ...]:
     if isinstance(value, jax.sharding.NamedSharding):
-        return tuple(value.mesh.devices.flat)
+        return tuple(mesh_of(value).devices.flat)
     return tuple(sorted(value.device_set, key=lambda device: device.id))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from isoshard.torch_bridge.engine.views import Chain, forward
+from .views import Chain, forward
 
 _TURN = ("permute", (1, 0))
 _TURN_LAST = ("permute", (0, 2, 1))

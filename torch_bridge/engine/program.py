@@ -1,8 +1,8 @@
 """From a tape to one compiled XLA program, and back to values.
 
 `execute(tape)` finds which results are still wanted, places the inputs, looks the tape up among the
-programs compiled before, compiles on a miss, runs, and hands the arrays to their values. Inputs that
-nobody can see any more are donated: their memory becomes the outputs'.
+programs compiled before, compiles on a miss, runs, and hands the arrays to their values. Inputs
+that nobody can see any more are donated: their memory becomes the outputs'.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from isoshard.core import metrics
-from isoshard.torch_bridge.engine import causes, layouts, random
-from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.peephole import Rewriter
-from isoshard.torch_bridge.engine.value import Value, placed_layout
+from isoshard.core.errors import ShardingError
+
+from . import causes, layouts, random
+from . import tape as tapes
+from .peephole import Rewriter
+from .value import Value, placed_layout
 
 
 @dataclasses.dataclass(eq=False)
@@ -116,7 +119,7 @@ def _execute(tape: tapes.Tape, only: Value | None) -> None:
     plan.placed = tuple(tape.values[slot].layout for slot in plan.leaves)
     program = program_of(plan, arrays, tape.scalars)
     results = run(program, plan, arrays, tape.scalars, tape.words)
-    for slot, array, number in zip(plan.live, results, program.layouts, strict=True):
+    for slot, array, number in zip(plan.live, results, program.layouts or (), strict=True):
         value = tape.values[slot]
         value.array = array
         value.layout = number
@@ -210,9 +213,7 @@ def _settle(value: Value) -> None:
 
 def _home(numbers: set[int]) -> int | None:
     """A layout on the devices that the program will run on, or None for the default device."""
-    from isoshard.core.errors import ShardingError
-
-    best = None
+    best: Any = None
     for number in numbers:
         if best is None or len(layouts.devices(number)) > len(layouts.devices(best)):
             best = number
@@ -252,13 +253,13 @@ def build(plan: Plan, arrays: Sequence[jax.Array]) -> Program:
     """Compile a plan for inputs placed as `arrays` are."""
     function = jax.jit(traceable(plan), donate_argnums=plan.donated)
     extra = (np.zeros(plan.lifted, random.scalar_dtype()), np.zeros((plan.draws, 3), np.uint32))
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), jax.numpy_dtype_promotion("standard"):
         # An input that nobody needs any more is given up even where no result can take its memory.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         compiled = function.lower(*arrays, *extra).compile()
     analysis = compiled.memory_analysis()
     devices = max((len(array.sharding.device_set) for array in arrays), default=1)
-    return Program(compiled, donated_bytes=analysis.alias_size_in_bytes * devices)
+    return Program(compiled, donated_bytes=getattr(analysis, "alias_size_in_bytes", 0) * devices)
 
 
 def traceable(plan: Plan) -> Any:
@@ -338,6 +339,6 @@ def array_of(value: Value) -> jax.Array:
     """The placed array of a value, computing it if need be."""
     if value.array is None:
         tapes.materialize([value])
-    if not isinstance(value.array, jax.core.Tracer):
+    if not isinstance(value.array, Tracer):
         settle([value])
     return jnp.asarray(value.array)

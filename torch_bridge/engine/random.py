@@ -1,8 +1,8 @@
 """The random state of the `jax` device: a seed and a counter.
 
 Every random operation takes the key `fold_in(key(seed), counter)` and moves the counter by one.
-Seed and counter are inputs of compiled programs, so a program is reused for fresh numbers; and JAX's
-keys are partitionable, so the numbers do not depend on the mesh.
+Seed and counter are inputs of compiled programs, so a program is reused for fresh numbers; and
+JAX's keys are partitionable, so the numbers do not depend on the mesh.
 """
 
 from __future__ import annotations
@@ -103,6 +103,6 @@ def keys(words: jax.Array):
         yield jax.random.fold_in(base, words[number, 2])
 
 
-def scalar_dtype() -> np.dtype:  # noqa: N802
+def scalar_dtype() -> np.dtype:
     """The dtype of lifted floats: the widest that JAX keeps."""
-    return np.dtype(np.float64 if jax.config.jax_enable_x64 else np.float32)
+    return np.dtype(jax.dtypes.canonicalize_dtype(np.float64))

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 from torch.utils import _pytree as pytree
 
 from isoshard.core import metrics
-from isoshard.torch_bridge.engine import base, layouts, program, random
-from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.host import HostOps
-from isoshard.torch_bridge.engine.symbolic import Table
-from isoshard.torch_bridge.engine.value import Aval, Storage, Value
-from isoshard.torch_bridge.engine.views import Chain
+
+from . import base, layouts, program, random
+from . import tape as tapes
+from .host import HostOps
+from .symbolic import Table
+from .value import Aval, Storage, Value
+from .views import Chain
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from isoshard.core import metrics
-from isoshard.torch_bridge.dtypes import logical_dtype
-from isoshard.torch_bridge.engine import base, capture, dispatch, program
-from isoshard.torch_bridge.engine.value import Aval, Value
+
+from . import base, capture, dispatch, program
+from .flatten import import_tensor
+from .value import Aval
 
 aten = torch.ops.aten
 
@@ -81,7 +82,7 @@ def _item(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _equal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    left, right = (dispatch.import_tensor(aten.equal.default, arg) for arg in args)
+    left, right = (import_tensor(aten.equal.default, arg) for arg in args)
     if left.shape != right.shape:
         return False
     return bool(aten.all.default(aten.eq.Tensor(left, right)).item())
@@ -94,8 +95,8 @@ def _allclose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def on_host(func: torch._ops.OpOverload) -> dispatch.Handler:
     """A handler that computes an operator whose result's shape depends on values on the CPU.
 
-    XLA programs have static shapes, so the tape is executed, torch's CPU kernel runs, and the result
-    goes back. Counted as `fallbacks`.
+    XLA programs have static shapes, so the tape is executed, torch's CPU kernel runs, and the
+    result goes back. Counted as `fallbacks`.
     """
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -198,11 +199,11 @@ def _resize(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
 def register() -> None:
     """Put the special operations into the dispatcher."""
     global _cast, _copy_cast, _index_on_host, _index_static, _put
-    _cast = dispatch._functional_handler(aten._to_copy.default)
-    _copy_cast = dispatch._in_place_handler(aten.copy_.default, ["self"])
+    _cast = dispatch.functional_handler(aten._to_copy.default)
+    _copy_cast = dispatch.in_place_handler(aten.copy_.default, ["self"])
     _index_on_host = on_host(aten.index.Tensor)
-    _index_static = dispatch._functional_handler(aten.index.Tensor)
-    _put = dispatch._in_place_handler(aten.index_put_.default, ["self"])
+    _index_static = dispatch.functional_handler(aten.index.Tensor)
+    _put = dispatch.in_place_handler(aten.index_put_.default, ["self"])
     dispatch.SPECIAL.update(
         {
             "aten::_to_copy": _to_copy,
@@ -227,9 +228,3 @@ def register() -> None:
 
 
 register()
-
-
-def value_of_array(array: Any, *, shared: bool) -> base.LazyTensor:
-    """A tensor over a JAX array, without a copy."""
-    aval = Aval.contiguous(tuple(array.shape), logical_dtype(array.dtype))
-    return base.fresh(aval, Value.of(array, shared=shared))

@@ -30,7 +30,7 @@ class CaptureError(RuntimeError):
     """A step does something that a replay would not repeat."""
 
 
-_OPERATORS: dict[str, Callable[..., float]] = {
+_OPERATORS: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "sub": operator.sub,
     "mul": operator.mul,
@@ -207,11 +207,16 @@ class Outcome:
     __str__ = __repr__ = _graph_repr = str
 
 
+def present(scalar: Any) -> float:
+    """The value that a lifted float has now, whether it is a number or an expression."""
+    return scalar.node.value if isinstance(scalar, torch.SymFloat) else scalar
+
+
 def _frozen(value: float, how: str) -> str:
     from isoshard.core import metrics
 
     return (
-        f"{metrics.user_location()}: a number that changes from step to step (now {value}) is {how} "
-        "inside a compiled step, which would freeze it. Keep it in tensor arithmetic, use the "
-        "optimizer's capturable form, or leave this part out of the compiled step."
+        f"{metrics.user_location()}: a number that changes from step to step (now {value}) is "
+        f"{how} inside a compiled step, which would freeze it. Keep it in tensor arithmetic, use "
+        "the optimizer's capturable form, or leave this part out of the compiled step."
     )

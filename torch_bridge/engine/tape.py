@@ -11,15 +11,17 @@ is computed first (`materialize`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
+from isoshard.core.devices import Device
 from isoshard.core.errors import ShardingError
-from isoshard.torch_bridge.engine import layouts, random
-from isoshard.torch_bridge.engine.value import Value
+
+from . import layouts, random
+from .value import Value
 
 LIMIT = 100_000
 """Entries after which a tape is executed even if nobody asked for a value."""
@@ -68,9 +70,17 @@ class Recorder(Protocol):
     """Where operations go: a `Tape`, or `Immediate` while JAX traces."""
 
     def record(
-        self, recipe: Recipe, inputs: Iterable[Value], scalars: Sequence[Any] = ()
+        self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any] = ()
     ) -> list[Value]:
         """Add an operation and return its results."""
+        ...
+
+    def view(self, whole: Value, chain: Any) -> Value | None:
+        """The value of a view that was read before, or None."""
+        ...
+
+    def keep_view(self, whole: Value, chain: Any, part: Value) -> None:
+        """Remember the value of a view."""
         ...
 
 
@@ -112,7 +122,7 @@ class Tape:
         self.words: list[random.Word] = []
         self.done = False
         self.failed = False
-        self.home: tuple[jax.Device, ...] = ()
+        self.home: tuple[Device, ...] = ()
 
     def record(
         self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any] = ()
@@ -146,7 +156,7 @@ class Tape:
 
     def _successor(self) -> Tape:
         """The tape to go on with after this one was executed, or grew too long."""
-        from isoshard.torch_bridge.engine import program
+        from . import program
 
         if not self.done:
             program.execute(self)
@@ -182,7 +192,7 @@ class Tape:
         Raises:
             ShardingError: this one operation has inputs on both.
         """
-        from isoshard.torch_bridge.engine import program
+        from . import program
 
         groups = {
             self.home if value.tape is self else layouts.devices(value.layout)
@@ -225,7 +235,7 @@ class Immediate:
         self.keys = keys
 
     def record(
-        self, recipe: Recipe, inputs: Iterable[Value], scalars: Sequence[Any] = ()
+        self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any] = ()
     ) -> list[Value]:
         """Compute an operation on arrays or tracers."""
         arrays = []
@@ -242,7 +252,8 @@ class Immediate:
                 )
             key = next(self.keys)
         lifted = [jnp.asarray(scalar, random.scalar_dtype()) for scalar in scalars]
-        return [Value(array) for array in recipe.run(arrays, lifted, key)]
+        with jax.numpy_dtype_promotion("standard"):
+            return [Value(array) for array in recipe.run(arrays, lifted, key)]
 
     def view(self, whole: Value, chain: Any) -> None:
         """Nothing is remembered: a traced value must not outlive its trace."""
@@ -253,18 +264,18 @@ class Immediate:
 
 class _Current(threading.local):
     def __init__(self):
-        self.recorder: Any = Tape()
+        self.recorder: Recorder = Tape()
 
 
 _CURRENT = _Current()
 
 
-def recorder() -> Any:
+def recorder() -> Recorder:
     """Where this thread's operations go now."""
     return _CURRENT.recorder
 
 
-def replace(new: Any) -> Any:
+def replace(new: Recorder) -> Recorder:
     """Send this thread's operations elsewhere; returns what took them before."""
     old = _CURRENT.recorder
     _CURRENT.recorder = new
@@ -289,7 +300,7 @@ class immediately:
 
 def materialize(values: Sequence[Value]) -> None:
     """Make sure that every value has an array, executing the tapes that hold them."""
-    from isoshard.torch_bridge.engine import program
+    from . import program
 
     for value in values:
         if value.array is None:
@@ -298,4 +309,4 @@ def materialize(values: Sequence[Value]) -> None:
 
 def is_tracing() -> bool:
     """Whether operations run at once, on tracers."""
-    return isinstance(_CURRENT.recorder, Immediate) or isinstance(jnp.zeros(()), jax.core.Tracer)
+    return isinstance(_CURRENT.recorder, Immediate) or isinstance(jnp.zeros(()), Tracer)

@@ -13,15 +13,17 @@ tensor --------------------------------^
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 import torch
+from jax.core import Tracer
 
 from isoshard.torch_bridge.dtypes import physical_dtype
-from isoshard.torch_bridge.engine import layouts
-from isoshard.torch_bridge.engine.call import Meta
+
+from . import layouts
+from .call import Meta
 
 
 class Aval:
@@ -34,8 +36,8 @@ class Aval:
     """
 
     __slots__ = ("meta", "physical", "root", "token")
-    _known: dict[Any, Aval] = {}
-    _tokens: dict[Any, tuple[tuple[int, ...], np.dtype]] = {}
+    _known: ClassVar[dict[Any, Aval]] = {}
+    _tokens: ClassVar[dict[Any, tuple[tuple[int, ...], np.dtype]]] = {}
 
     def __init__(self, meta: Meta):
         """Use `Aval.of`, which interns."""
@@ -98,7 +100,7 @@ class Value:
 
     def __init__(self, array: Any = None, layout: int = layouts.UNPLACED):
         """Hold `array`; a recorded value is made by a tape."""
-        self.array = array
+        self.array: Any = array
         self.layout = layout
         self.tape: Any = None
         self.slot = -1
@@ -108,7 +110,7 @@ class Value:
     def of(array: jax.Array, *, shared: bool = False) -> Value:
         """Hold a placed (or traced) array."""
         value = Value(array)
-        if not isinstance(array, jax.core.Tracer):
+        if not isinstance(array, Tracer):
             value.layout = placed_layout(array)
         value.shared = shared
         return value

@@ -1,7 +1,7 @@
 """Views as chains of small functional operations.
 
-A torch view shares memory with its base. Here memory is a `Storage` whose value JAX holds, so a view
-is the chain of operations that leads from the storage to it. Reading applies the chain; writing
+A torch view shares memory with its base. Here memory is a `Storage` whose value JAX holds, so a
+view is the chain of operations that leads from the storage to it. Reading applies the chain; writing
 applies it backwards: the new part is put into a copy of the whole, which becomes the storage's new
 value (under `jit` XLA does this in place).
 
@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isoshard.torch_bridge.engine.value import Aval, contiguous_stride
+from .value import Aval, contiguous_stride
 
 ViewOp = tuple[Any, ...]
 
@@ -67,7 +67,7 @@ class Chain:
     def _then(self, op: ViewOp) -> Chain:
         if op[0] == "strided":
             return self._strided(*op[1:])
-        size = _shape_after(op, self.size)
+        size = _shape_after(op, self.size, self.base)
         if _is_identity(op, self.size):
             return self
         if self.ops and self.ops[-1][0] == "expand" and op[0] in ("index", "slice", "permute"):
@@ -90,7 +90,7 @@ class Chain:
         """Select from a broadcast by selecting first: then a write knows which copy it hit."""
         small = self._parent()
         small = small.then(("reshape", (1,) * (len(self.size) - len(small.size)) + small.size))
-        size = _shape_after(op, self.size)
+        size = _shape_after(op, self.size, self.base)
         if op[0] == "permute":
             return small.then(op).then(("expand", size))
         axis = op[1]
@@ -152,7 +152,7 @@ def _is_identity(op: ViewOp, size: tuple[int, ...]) -> bool:
     return op[0] == "slice" and op[2:] == (0, size[op[1]], 1)
 
 
-def _shape_after(op: ViewOp, size: tuple[int, ...]) -> tuple[int, ...]:
+def _shape_after(op: ViewOp, size: tuple[int, ...], base: Aval) -> tuple[int, ...]:
     kind = op[0]
     if kind in ("reshape", "expand"):
         return op[1]
@@ -163,11 +163,11 @@ def _shape_after(op: ViewOp, size: tuple[int, ...]) -> tuple[int, ...]:
         return (*size[:dim], max(0, -(-(stop - start) // step)), *size[dim + 1 :])
     if kind == "index":
         return (*size[: op[1]], *size[op[1] + 1 :])
-    struct = jax.eval_shape(lambda x: forward(op, x, None), jax.ShapeDtypeStruct(size, "float32"))
+    struct = jax.eval_shape(lambda x: forward(op, x, base), jax.ShapeDtypeStruct(size, "float32"))
     return op[1] if kind == "bitcast" else struct.shape
 
 
-def forward(op: ViewOp, x: jax.Array, base: Aval | None) -> jax.Array:
+def forward(op: ViewOp, x: jax.Array, base: Aval) -> jax.Array:
     """Apply one view operation; `base` is the storage it belongs to."""
     kind = op[0]
     if kind == "reshape":
@@ -200,7 +200,7 @@ def forward(op: ViewOp, x: jax.Array, base: Aval | None) -> jax.Array:
     raise ValueError(f"unknown view operation {op}")
 
 
-def _backward(op: ViewOp, whole: jax.Array, part: jax.Array, base: Aval | None) -> jax.Array:
+def _backward(op: ViewOp, whole: jax.Array, part: jax.Array, base: Aval) -> jax.Array:
     kind = op[0]
     if kind == "reshape":
         return part.reshape(whole.shape)

@@ -1,8 +1,8 @@
 """What a step function holds on to: the modules and optimizers it can reach.
 
-A compiled step replays tensor work only, so what Python would decide anew has to be watched: whether
-modules are in training mode, which parameters require gradients, the hyperparameters of optimizers.
-If one changes, another program is captured.
+A compiled step replays tensor work only, so what Python would decide anew has to be watched:
+whether modules are in training mode, which parameters require gradients, the hyperparameters of
+optimizers. If one changes, another program is captured.
 """
 
 from __future__ import annotations

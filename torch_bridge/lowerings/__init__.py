@@ -7,7 +7,7 @@ if __name__ != "isoshard.torch_bridge.lowerings":
 
 import importlib
 
-from isoshard.torch_bridge.lowerings.registry import Lowering, find, lower, names
+from .registry import Lowering, find, lower, names
 
 __all__ = ["Lowering", "find", "lower", "names"]
 

@@ -11,10 +11,10 @@ import math
 import jax
 import jax.numpy as jnp
 
-from isoshard.torch_bridge.lowerings.arguments import wide
-from isoshard.torch_bridge.lowerings.numerics import widely
-from isoshard.torch_bridge.lowerings.registry import lower
-from isoshard.torch_bridge.lowerings.vjp import by_vjp
+from .arguments import wide
+from .numerics import widely
+from .registry import lower
+from .vjp import by_vjp
 
 _SQRT_HALF = math.sqrt(0.5)
 _TANH_SCALE = math.sqrt(2 / math.pi)
@@ -144,7 +144,7 @@ def _logit_backward(grad, x, eps=None):
 @lower("aten::gelu")
 @widely
 def _gelu(x, *, approximate="none"):
-    return jax.nn.gelu(x, approximate=approximate == "tanh")
+    return jax.nn.gelu(x) if approximate == "tanh" else x * _normal_cdf(x)
 
 
 @lower("aten::gelu_backward")
@@ -155,7 +155,12 @@ def _gelu_backward(grad, x, *, approximate="none"):
         slope = _TANH_SCALE * (1 + 3 * _TANH_CUBIC * x * x)
         return grad * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope)
     density = jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
-    return grad * (0.5 * (1 + jax.lax.erf(x * _SQRT_HALF)) + x * density)
+    return grad * (_normal_cdf(x) + x * density)
+
+
+def _normal_cdf(x):
+    """One expression for forward and backward, so that the compiler computes it once."""
+    return 0.5 * jax.lax.erfc(-x * _SQRT_HALF)
 
 
 @lower("aten::silu")

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from isoshard.torch_bridge.lowerings.arguments import wide
-from isoshard.torch_bridge.lowerings.pool import scatter_add
-from isoshard.torch_bridge.lowerings.registry import lower
-from isoshard.torch_bridge.lowerings.vjp import pull_back
+from .arguments import wide
+from .pool import scatter_add
+from .registry import lower
+from .vjp import pull_back
 
 
 def spans(size: int, count: int) -> list[range]:

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import jax.scipy.special as jss
 import torch  # noqa: F401  (for the doctest)
 
-from isoshard.torch_bridge.lowerings.arguments import number, wide
-from isoshard.torch_bridge.lowerings.registry import lower
+from .arguments import number, wide
+from .registry import lower
 
 
 @lower("aten::add.Tensor", "aten::add.Scalar", promote="inputs", lift=("other", "alpha"))

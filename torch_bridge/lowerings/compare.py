@@ -12,7 +12,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import torch  # noqa: F401  (for the doctest)
 
-from isoshard.torch_bridge.lowerings.registry import lower
+from .registry import lower
 
 _COMPARISONS = {
     "eq": jnp.equal,

@@ -11,8 +11,8 @@ import itertools
 import jax.numpy as jnp
 from jax import lax
 
-from isoshard.torch_bridge.lowerings.registry import lower
-from isoshard.torch_bridge.lowerings.vjp import pull_back
+from .registry import lower
+from .vjp import pull_back
 
 
 def _spread(values, rank):

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch  # noqa: F401  (for the doctest)
 
-from isoshard.torch_bridge.lowerings.arguments import number
-from isoshard.torch_bridge.lowerings.registry import lower
+from .arguments import number
+from .registry import lower
 
 
 @lower("aten::zeros", "aten::empty.memory_format", "aten::_efficientzerotensor")

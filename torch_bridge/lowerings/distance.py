@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from isoshard.torch_bridge.lowerings.registry import lower
+from .registry import lower
 
 _ALWAYS_MATMUL, _NEVER_MATMUL = 1, 2
 _MATMUL_FROM = 25  # rows from which torch computes Euclidean distances by a matrix product
@@ -71,11 +71,9 @@ def _cdist(a, b, p, compute_mode):
 def _cdist_backward(grad, a, b, p, cdist):
     """The gradient of the first operand; torch asks for the second by exchanging the two."""
     gap = a[..., :, None, :] - b[..., None, :, :]
-    each = jnp.sum(grad[..., None] * _slope(gap, cdist[..., None], p), axis=-2)
-    added = each.ndim - a.ndim
-    repeated = [i for i in range(a.ndim) if a.shape[i] == 1 != each.shape[added + i]]
-    each = jnp.sum(each, axis=tuple(added + i for i in repeated), keepdims=True)
-    return jnp.sum(each, axis=tuple(range(added)))
+    if not gap.size:
+        return jnp.zeros_like(a)
+    return jnp.sum(grad[..., None] * _slope(gap, cdist[..., None], p), axis=-2)
 
 
 def _pairs(x):

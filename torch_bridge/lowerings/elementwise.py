@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import jax.scipy.special as jss
 import torch  # noqa: F401  (for the doctest)
 
-from isoshard.torch_bridge.lowerings.arguments import floating, number, wide
-from isoshard.torch_bridge.lowerings.registry import lower
+from .arguments import floating, number, wide
+from .registry import lower
 
 _OWN_DTYPE = {
     "neg": jnp.negative,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from isoshard.torch_bridge.lowerings.arguments import wide
-from isoshard.torch_bridge.lowerings.registry import lower
+from .arguments import wide
+from .registry import lower
 
 _SUM, _MEAN, _MAX = 0, 1, 2
 

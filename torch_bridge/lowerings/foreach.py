@@ -17,9 +17,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from isoshard.torch_bridge.lowerings.arguments import floating, wide
-from isoshard.torch_bridge.lowerings.numerics import wide_all
-from isoshard.torch_bridge.lowerings.registry import lower
+from .arguments import floating, wide
+from .numerics import wide_all
+from .registry import lower
 
 
 def _is_number(value: Any) -> bool:

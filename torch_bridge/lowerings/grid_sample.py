@@ -12,10 +12,10 @@ import itertools
 import jax
 import jax.numpy as jnp
 
-from isoshard.torch_bridge.lowerings.numerics import wide_all
-from isoshard.torch_bridge.lowerings.registry import lower
-from isoshard.torch_bridge.lowerings.upsample import cubic_weights
-from isoshard.torch_bridge.lowerings.vjp import pull_back
+from .numerics import wide_all
+from .registry import lower
+from .upsample import cubic_weights
+from .vjp import pull_back
 
 _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2
 _ZEROS, _BORDER, _REFLECTION = 0, 1, 2

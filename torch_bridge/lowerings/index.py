@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import torch  # noqa: F401  (for the doctest)
 
-from isoshard.torch_bridge.lowerings.arguments import at_least_1d, axis, number
-from isoshard.torch_bridge.lowerings.registry import lower
+from .arguments import at_least_1d, axis, number
+from .registry import lower
 
 _COMPARE_ALL = 128  # boundaries up to which comparing with each is cheaper than a search
 

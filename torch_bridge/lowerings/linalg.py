@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from isoshard.torch_bridge.lowerings.registry import lower
+from .registry import lower
 
 
 def _transpose(a):
@@ -135,13 +135,13 @@ def _turns(a, contiguous):
     return contiguous and not jnp.iscomplexobj(a)
 
 
-@lower("aten::_linalg_det")
+@lower("aten::_linalg_det", strided=True)
 def _det(a, *, contiguous=True):
     packed, pivots, _, _ = _lu(_transpose(a) if _turns(a, contiguous) else a)
     return _parity(pivots) * jnp.prod(_diagonal(packed), axis=-1), packed, pivots
 
 
-@lower("aten::_linalg_slogdet")
+@lower("aten::_linalg_slogdet", strided=True)
 def _slogdet(a, *, contiguous=True):
     packed, pivots, _, _ = _lu(_transpose(a) if _turns(a, contiguous) else a)
     diagonal = _diagonal(packed)
@@ -258,14 +258,19 @@ def _eigh(a, UPLO="L", compute_v=True):
 @lower("aten::linalg_pinv.atol_rtol_tensor")
 def _pinv(a, *, atol=None, rtol=None, hermitian=False):
     """The pseudo-inverse; singular values up to max(atol, rtol * largest) count as 0."""
-    u, s, vh = jnp.linalg.svd(a, full_matrices=False)
     if 0 in a.shape[-2:]:
         return jnp.zeros(_transpose(a).shape, a.dtype)
+    if hermitian:
+        u, s = lax.linalg.eigh(a, lower=True, symmetrize_input=False)
+        vh = _adjoint(u)
+    else:
+        u, s, vh = jnp.linalg.svd(a, full_matrices=False)
+    size = jnp.abs(s)
     default = max(a.shape[-2:]) * jnp.finfo(a.dtype).eps
     atol = jnp.zeros((), s.dtype) if atol is None else atol
     relative = jnp.where(atol > 0, 0.0, default) if rtol is None else rtol
-    least = jnp.maximum(atol, relative * s[..., 0])[..., None]
-    inverse = jnp.where(s > least, 1 / s, jnp.zeros_like(s))
+    least = jnp.maximum(atol, relative * jnp.max(size, axis=-1))[..., None]
+    inverse = jnp.where(size > least, 1 / s, jnp.zeros_like(s))
     return (_adjoint(vh) * inverse[..., None, :]) @ _adjoint(u)
 
 

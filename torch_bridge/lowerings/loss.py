@@ -10,10 +10,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from isoshard.torch_bridge.lowerings.arguments import wide
-from isoshard.torch_bridge.lowerings.numerics import wide_all
-from isoshard.torch_bridge.lowerings.registry import lower
-from isoshard.torch_bridge.lowerings.vjp import pull_back
+from .arguments import wide
+from .numerics import wide_all
+from .registry import lower
+from .vjp import pull_back
 
 _NONE, _MEAN, _SUM = 0, 1, 2
 _LOG_FLOOR = -100.0  # binary_cross_entropy clamps its logarithms here

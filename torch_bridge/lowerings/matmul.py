@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from isoshard.torch_bridge.lowerings.registry import lower
+from .registry import lower
 
 
 def _is(number, value: int) -> bool:

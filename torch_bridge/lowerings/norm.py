@@ -14,9 +14,9 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import lax
 
-from isoshard.torch_bridge.lowerings.arguments import wide
-from isoshard.torch_bridge.lowerings.numerics import wide_all
-from isoshard.torch_bridge.lowerings.registry import lower
+from .arguments import wide
+from .numerics import wide_all
+from .registry import lower
 
 
 def _statistics(x, axes, eps):

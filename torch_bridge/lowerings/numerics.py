@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from isoshard.torch_bridge.lowerings.arguments import wide
+from .arguments import wide
 
 
 def wide_all(*arrays: Any) -> tuple[Any, ...]:

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import torch  # noqa: F401  (for the doctest)
 
-from isoshard.torch_bridge.lowerings.arguments import at_least_1d, axis
-from isoshard.torch_bridge.lowerings.registry import lower
+from .arguments import at_least_1d, axis
+from .registry import lower
 
 
 @lower("aten::sort")

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from isoshard.torch_bridge.lowerings.arguments import wide
-from isoshard.torch_bridge.lowerings.registry import lower
-from isoshard.torch_bridge.lowerings.vjp import pull_back
+from .arguments import wide
+from .registry import lower
+from .vjp import pull_back
 
 
 class Windows(NamedTuple):

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import torch  # noqa: F401  (for the doctest)
 
-from isoshard.torch_bridge.lowerings.arguments import floating, number, wide
-from isoshard.torch_bridge.lowerings.registry import lower
+from .arguments import floating, number, wide
+from .registry import lower
 
 _LARGEST = jnp.iinfo(jnp.int32).max
 

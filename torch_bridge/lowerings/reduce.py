@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import torch  # noqa: F401  (for the doctest)
 
-from isoshard.torch_bridge.lowerings.arguments import (
+from .arguments import (
     at_least_1d,
     axes,
     axis,
@@ -21,7 +21,7 @@ from isoshard.torch_bridge.lowerings.arguments import (
     lengths,
     wide,
 )
-from isoshard.torch_bridge.lowerings.registry import lower
+from .registry import lower
 
 
 @lower("aten::sum", "aten::sum.dim_IntList")

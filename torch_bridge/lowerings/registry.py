@@ -41,6 +41,8 @@ class Lowering:
         random: the function takes a JAX PRNG key before all other arguments.
         writes: names of arguments that torch updates though the schema may not say so. The function
             returns their new values after its ordinary results (None for one that was None).
+        strided: the function takes `contiguous=`, whether the first tensor lies in row-major order
+            (torch's gradient formulas of some operators depend on it).
     """
 
     name: str
@@ -49,6 +51,7 @@ class Lowering:
     lift: tuple[str, ...] = ()
     random: bool = False
     writes: tuple[str, ...] = ()
+    strided: bool = False
 
 
 _TABLE: dict[str, Lowering] = {}
@@ -60,6 +63,7 @@ def lower(
     lift: tuple[str, ...] = (),
     random: bool = False,
     writes: tuple[str, ...] = (),
+    strided: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate the JAX function that computes each operator in `names`.
 
@@ -69,6 +73,7 @@ def lower(
         lift: see `Lowering`.
         random: see `Lowering`.
         writes: see `Lowering`.
+        strided: see `Lowering`.
 
     Returns:
         A decorator that registers its function and returns it unchanged.
@@ -76,7 +81,7 @@ def lower(
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            _TABLE[name] = Lowering(name, function, promote, lift, random, writes)
+            _TABLE[name] = Lowering(name, function, promote, lift, random, writes, strided)
         return function
 
     return register
@@ -97,7 +102,7 @@ def register_lowering(
 
     >>> import torch
     >>> with torch.library._scoped_library("doc", "DEF") as library:
-    ...     library.define("twice(Tensor x) -> Tensor")
+    ...     _ = library.define("twice(Tensor x) -> Tensor")
     ...     library.impl("twice", lambda x: torch.empty_like(x), "Meta")
     ...     _ = register_lowering("doc::twice", lambda x: 2 * x)
     ...     torch.ops.doc.twice(torch.ones(2, device="jax"))

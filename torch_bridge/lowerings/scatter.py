@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import torch  # noqa: F401  (for the doctest)
 
-from isoshard.torch_bridge.lowerings.arguments import at_least_1d, axis, number
-from isoshard.torch_bridge.lowerings.index import order, places
-from isoshard.torch_bridge.lowerings.registry import lower
+from .arguments import at_least_1d, axis, number
+from .index import order, places
+from .registry import lower
 
 _ADD, _MULTIPLY = "add", "multiply"
 _METHODS = {

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import torch  # noqa: F401  (for the doctest)
 
-from isoshard.torch_bridge.lowerings.arguments import axis, number
-from isoshard.torch_bridge.lowerings.registry import lower
+from .arguments import axis, number
+from .registry import lower
 
 
 def _spread(part, size, dim, start, step):

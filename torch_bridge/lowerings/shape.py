@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import torch  # noqa: F401  (for the doctest)
 
-from isoshard.torch_bridge.lowerings.arguments import axis, number
-from isoshard.torch_bridge.lowerings.registry import lower
+from .arguments import axis, number
+from .registry import lower
 
 for _name in ("clone", "lift_fresh_copy", "alias_copy", "detach_copy"):
     lower(f"aten::{_name}")(lambda x: x)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from isoshard.torch_bridge.lowerings.arguments import at_least_1d, wide
-from isoshard.torch_bridge.lowerings.numerics import widely
-from isoshard.torch_bridge.lowerings.registry import lower
+from .arguments import at_least_1d, wide
+from .numerics import widely
+from .registry import lower
 
 
 def _sum(x, dim):
@@ -49,9 +49,11 @@ def _log_softmax_as(x, dim, dtype=None):
 
 @lower("aten::_safe_softmax")
 def _safe_softmax(x, dim, dtype=None):
-    out = _softmax_as(x, dim, dtype)
-    masked = jnp.all(at_least_1d(x) == -jnp.inf, axis=dim, keepdims=True)
-    return jnp.where(masked, jnp.zeros_like(out), out).reshape(x.shape)
+    wider = at_least_1d(wide(x if dtype is None else x.astype(dtype)))
+    top = jnp.max(wider, axis=dim, keepdims=True, initial=-jnp.inf)
+    weights = jnp.exp(wider - jnp.where(top == -jnp.inf, 0, top))
+    total = jnp.sum(weights, axis=dim, keepdims=True)
+    return (weights / jnp.where(total == 0, 1, total)).reshape(x.shape)
 
 
 @lower("aten::_softmax_backward_data")

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isoshard.torch_bridge.lowerings.arguments import wide
-from isoshard.torch_bridge.lowerings.registry import lower
-from isoshard.torch_bridge.lowerings.vjp import pull_back
+from .arguments import wide
+from .registry import lower
+from .vjp import pull_back
 
 _CUBIC = -0.75  # the free parameter of cubic convolution, as torch and OpenCV choose it
 _FLOAT = np.float32

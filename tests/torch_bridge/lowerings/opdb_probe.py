@@ -29,7 +29,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from isoshard.torch_bridge import lowerings
-from isoshard.torch_bridge.engine.call import Lift, Meta, Slot, build_call, map_leaves
+from isoshard.torch_bridge.engine.call import Lift, Meta, Slot, build_call, infer, map_leaves
 from isoshard.torch_bridge.lowerings import registry
 
 # Results that torch leaves open: uninitialised memory, places among equal elements.
@@ -204,7 +204,9 @@ def _evaluate(func, lowering, args, kwargs):
     schema = [argument.name for argument in func._schema.arguments]
     args = tuple(bind(name, value) for name, value in zip(schema, args, strict=False))
     kwargs = {name: bind(name, value) for name, value in kwargs.items()}
-    call = build_call(func, args, kwargs, tuple(Meta.of(t) for t in tensors))
+    metas = tuple(Meta.of(t) for t in tensors)
+    outs = infer(func, args, kwargs, metas, scalars)
+    call = build_call(func, args, kwargs, metas, outs=outs)
     inputs = [to_array(t.detach().resolve_conj().resolve_neg()) for t in tensors]
     numbers = [jax.numpy.float32(s) for s in scalars]
     key = jax.random.key(0)

@@ -163,6 +163,10 @@ def test_pinv(shape):
     check(aten.linalg_pinv.atol_rtol_tensor, matrix(*shape), **CLOSE)
 
 
+def test_pinv_of_a_hermitian_matrix_reads_its_lower_triangle():
+    check(aten.linalg_pinv.atol_rtol_tensor, matrix(2, 3, 3), hermitian=True, **CLOSE)
+
+
 def test_pinv_drops_small_singular_values():
     a, rtol = matrix(4, 3), torch.tensor(0.9)
     (got,) = evaluate(aten.linalg_pinv.atol_rtol_tensor, a, rtol=rtol)

@@ -1,0 +1,113 @@
+"""The main job: a 12-layer transformer trains on a (2, 4) mesh as on the CPU, as one program."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import torch
+from jax.sharding import PartitionSpec as P
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+from benchmarks import collectives, transformer, workload
+from isoshard.core import metrics
+
+STEPS = 20
+WORK = transformer.WORKLOAD
+
+
+@dataclasses.dataclass
+class Run:
+    """What 20 compiled steps gave."""
+
+    losses: list[float]
+    step: xs.CompiledStep
+    compilations: list[int]
+    module: torch.nn.Module
+    mesh: jax.sharding.Mesh
+
+
+def _train(module, optimizer, schedule, step, batches) -> list[float]:
+    losses = []
+    for batch in batches:
+        losses.append(float(step(*batch)))
+        schedule.step()
+    return losses
+
+
+def _schedule(optimizer: torch.optim.Optimizer):
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    mesh = workload.make_mesh()
+    plan = iso.Plan(list(WORK.specs), default=P())
+    module = iso.shard(WORK.torch_module(), mesh, plan)
+    optimizer = WORK.torch_optimizer(module.parameters())
+    schedule = _schedule(optimizer)
+    step = xs.compile(lambda *batch: WORK.torch_step(module, optimizer, *batch))
+    before = len(metrics.compilations())
+    losses, counts = [], []
+    for number in range(STEPS):
+        batch = tuple(
+            iso.shard(torch.from_numpy(x), mesh, P("data")) for x in WORK.batch(number)
+        )
+        losses.append(float(step(*batch)))
+        schedule.step()
+        counts.append(len(metrics.compilations()) - before)
+    return Run(losses, step, counts, module, mesh)
+
+
+def test_the_loss_curve_is_that_of_cpu_torch(run):
+    torch.set_num_threads(1)  # beside eight busy devices, more threads wait for each other
+    module = WORK.torch_module()
+    optimizer = WORK.torch_optimizer(module.parameters())
+    batches = [tuple(map(torch.from_numpy, WORK.batch(number))) for number in range(STEPS)]
+    losses = _train(
+        module,
+        optimizer,
+        _schedule(optimizer),
+        lambda *batch: WORK.torch_step(module, optimizer, *batch),
+        batches,
+    )
+    np.testing.assert_allclose(run.losses, losses, rtol=1e-4)
+    assert losses[-1] < losses[0]
+
+
+def test_one_program_and_no_recompilation_after_the_second_step(run):
+    assert len(run.step.replays) == 1
+    assert run.compilations[0] == 1  # the first step also creates the optimizer's state
+    assert run.compilations[1:] == [2] * (STEPS - 1)
+
+
+def test_its_collectives_are_those_of_the_hand_written_jax_step(run):
+    params = WORK.jax_params(WORK.torch_module(), run.mesh)
+    state = WORK.jax_state(params, run.mesh)
+    by_hand = WORK.jax_step(run.mesh).lower(params, state, *WORK.jax_batch(0, run.mesh)).compile()
+    theirs = collectives.summarize(by_hand.as_text())
+    ours = collectives.summarize(xs.program_text(run.step))
+    assert ours == theirs
+    assert theirs  # a program without collectives would prove nothing
+    memory, other = xs.memory_analysis(run.step), by_hand.memory_analysis()
+    assert _peak(memory) <= 1.15 * _peak(other)
+
+
+def _peak(analysis) -> int:
+    return (
+        analysis.argument_size_in_bytes
+        + analysis.output_size_in_bytes
+        + analysis.temp_size_in_bytes
+        - analysis.alias_size_in_bytes
+    )
+
+
+def test_parameters_keep_their_layout_and_state_follows(run):
+    plan = iso.Plan(list(WORK.specs), default=P())
+    layouts = iso.sharding_of(run.module)
+    for name, parameter in run.module.named_parameters():
+        assert layouts[name].spec == plan.spec_for(name, tuple(parameter.shape), run.mesh)
+        assert iso.to_jax(parameter).sharding.is_equivalent_to(layouts[name], parameter.dim())

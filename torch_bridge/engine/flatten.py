@@ -1,0 +1,153 @@
+"""The arguments of one call, taken apart: what it has in common with other calls, and the rest.
+
+Two calls that differ only in the elements of their tensors, or in floats such as a learning rate,
+are computed by the same tape entry. A `Flattener` gives them the same key. With it a handler looks
+up its prepared `Signature`, hundreds of times in a training step, so the key is made in one pass, of
+interned avals and plain values.
+
+>>> flatten = Flattener(torch.ops.aten.add.Tensor)
+>>> key, tensors, scalars = flatten((torch.ones(2, device="jax"), 1), {"alpha": 3})
+>>> key[0].meta.size, key[1:], len(tensors)
+((2,), (1, 'alpha', 3), 1)
+>>> key == flatten((torch.zeros(2, device="jax"), 1), {"alpha": 3})[0]
+True
+>>> flatten.template((tensors[0], 1), {"alpha": 3})
+((Slot(number=0), 1), {'alpha': 3}, 0)
+
+Each lowering names the float arguments that are *lifted*: inputs of the program, not constants in
+it. Other floats stay in the key, and another value means another program. `template` gives what all
+calls with one key have in common.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.lowerings import registry
+
+from . import base
+from .call import Lift, Slot, map_leaves
+from .value import Aval
+
+_LIFTED = object()
+"""Stands in a key for a lifted float, whatever its value."""
+
+
+class Flattener:
+    """Turns the arguments of one overload into a key, tensors and lifted floats."""
+
+    __slots__ = ("func", "lift_kwargs", "lift_positions")
+
+    def __init__(self, func: torch._ops.OpOverload):
+        """Look up which arguments are lifted."""
+        self.func = func
+        lowering = registry.find(func)
+        lift = lowering.lift if lowering else ()
+        names = [argument.name for argument in func._schema.arguments]
+        self.lift_positions = frozenset(i for i, name in enumerate(names) if name in lift)
+        self.lift_kwargs = frozenset(lift)
+
+    def __call__(self, args, kwargs):
+        """Take a call's arguments apart: (key, tensors, lifted floats)."""
+        key: list[Any] = []
+        tensors: list[Any] = []
+        scalars: list[Any] = []
+        cls = base._CLASS  # read directly, here and below: this runs for every operation
+        for position, arg in enumerate(args):
+            if type(arg) is cls:
+                tensors.append(arg)
+                key.append(arg._aval)
+            else:
+                self._static(arg, position in self.lift_positions, key, tensors, scalars)
+        for name, arg in kwargs.items():
+            key.append(name)
+            if type(arg) is cls:
+                tensors.append(arg)
+                key.append(arg._aval)
+            else:
+                self._static(arg, name in self.lift_kwargs, key, tensors, scalars)
+        return tuple(key), tensors, scalars
+
+    def _static(self, arg, lift, key, tensors, scalars) -> None:
+        kind = type(arg)
+        if arg is None or kind is int or kind is str:
+            key.append(arg)
+        elif kind is float or kind is torch.SymFloat:
+            if lift or kind is torch.SymFloat:
+                if not lift:
+                    raise RuntimeError(
+                        f"{self.func} needs a constant where a captured step has a changing number "
+                        f"({arg}); compute it from a tensor, or keep it out of the compiled step"
+                    )
+                scalars.append(arg)
+                key.append(_LIFTED)
+            else:
+                key.append((float, arg))
+        elif kind is bool or kind is complex:
+            key.append((kind, arg))
+        elif kind is list or kind is tuple:
+            key.append((len(arg),))
+            for item in arg:
+                if type(item) is base._CLASS:
+                    tensors.append(item)
+                    key.append(item._aval)
+                else:
+                    self._static(item, lift, key, tensors, scalars)
+        elif kind is torch.Generator:
+            raise RuntimeError(
+                f"{self.func}: Expected a 'jax' device type for generator but found "
+                f"'{arg.device}'; random numbers of the jax device follow torch.manual_seed(seed)"
+            )
+        elif isinstance(arg, torch.Tensor):
+            tensor = import_tensor(self.func, arg)
+            tensors.append(tensor)
+            key.append(tensor._aval)
+        else:
+            key.append(arg)
+
+    def template(self, args, kwargs):
+        """The same arguments with `Slot` and `Lift` for what a key abstracts from."""
+        slots = lifts = 0
+
+        def mark(lift):
+            def leaf(arg):
+                nonlocal slots, lifts
+                if isinstance(arg, torch.Tensor):
+                    slots += 1
+                    return Slot(slots - 1)
+                if lift and type(arg) in (float, torch.SymFloat):
+                    lifts += 1
+                    return Lift(lifts - 1)
+                return arg
+
+            return leaf
+
+        positional = tuple(
+            map_leaves(mark(i in self.lift_positions), arg) for i, arg in enumerate(args)
+        )
+        named = {
+            name: map_leaves(mark(name in self.lift_kwargs), arg) for name, arg in kwargs.items()
+        }
+        return positional, named, lifts
+
+
+def import_tensor(func: Any, tensor: torch.Tensor) -> base.LazyTensor:
+    """Let a zero-dimensional CPU tensor take part, as every torch device does; refuse others."""
+    if isinstance(tensor, base.LazyTensor):
+        return tensor
+    if tensor.device.type == "cpu" and (tensor.dim() == 0 or func.name() in _CPU_INDICES):
+        if tensor.dtype == torch.float64 and physical_dtype(tensor.dtype).itemsize < 8:
+            tensor = tensor.float()  # a zero-dimensional operand does not decide the dtype
+        aval = Aval.contiguous(tuple(tensor.shape), tensor.dtype)
+        return base.fresh(aval, base.host_value(tensor))
+    raise RuntimeError(
+        f"{func} got tensors on two devices: one on jax:0 and one on {tensor.device} (shape "
+        f"{tuple(tensor.shape)}, {tensor.dtype}). Move it with .to('jax'), or place it with "
+        "isoshard.shard(tensor, mesh, spec)."
+    )
+
+
+_CPU_INDICES = frozenset({"aten::index.Tensor", "aten::index_put"})

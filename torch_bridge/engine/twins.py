@@ -1,0 +1,72 @@
+"""What an in-place or `out=` operator computes, as an operator that writes nothing.
+
+JAX arrays never change, so `x.add_(y)` is computed by `aten.add`, and its result becomes the new
+value of the memory behind `x`. torch names the two alike but does not link them: the twin is found
+by its name, and recognised by its arguments.
+
+>>> print(functional_twin(torch.ops.aten.add_.Tensor))
+aten.add.Tensor
+>>> print(functional_twin(torch.ops.aten.sum.IntList_out))
+aten.sum.dim_IntList
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .call import missing
+
+_TWINS = {
+    "_index_put_impl_": ["index_put"],
+    "normal_": ["normal_functional"],
+    "rrelu_with_noise_": ["rrelu_with_noise_functional"],
+    "__iand__": ["bitwise_and"],
+    "__ior__": ["bitwise_or"],
+    "__ixor__": ["bitwise_xor"],
+    "__ilshift__": ["bitwise_left_shift"],
+    "__irshift__": ["bitwise_right_shift"],
+}
+
+
+def functional_twin(func: torch._ops.OpOverload) -> torch._ops.OpOverload:
+    """The overload that computes what an in-place or `out=` overload writes.
+
+    Raises:
+        NotImplementedError: there is none.
+    """
+    schema = func._schema
+    packet_name = schema.name.removeprefix("aten::")
+    candidates = _TWINS.get(packet_name, [packet_name.removesuffix("_"), packet_name.strip("_")])
+    wanted = [argument for argument in schema.arguments if not argument.is_out]
+    for name in candidates:
+        packet = getattr(torch.ops.aten, name, None)
+        if packet is None:
+            continue
+        ranked = sorted(packet.overloads(), key=lambda overload: overload != schema.overload_name)
+        for overload in ranked:
+            twin = getattr(packet, overload)
+            arguments = twin._schema.arguments
+            pure = not any(a.alias_info and a.alias_info.is_write for a in arguments)
+            if pure and _same_arguments(wanted, arguments):
+                return twin
+    raise NotImplementedError(missing(func))
+
+
+def _same_arguments(wanted: list[Any], arguments: Any) -> bool:
+    """Whether a twin takes the same arguments, and beyond them only what to allocate."""
+    ours = [(argument.name, str(argument.type)) for argument in wanted]
+    twins = [(argument.name, str(argument.type)) for argument in arguments]
+    rest = {name for name, _ in twins[len(ours) :]}
+    return twins[: len(ours)] == ours and rest <= {"dtype", "layout", "device", "pin_memory"}
+
+
+def lost_defaults(func, functional) -> list[tuple[int, str, Any]]:
+    """Arguments that may be left out of the in-place overload, but not of its functional twin."""
+    twins = {argument.name: argument for argument in functional._schema.arguments}
+    return [
+        (place, argument.name, argument.default_value)
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.has_default_value() and not twins[argument.name].has_default_value()
+    ]
