@@ -78,7 +78,10 @@ def new_tensor(aval: Aval, storage: Storage, chain: Chain, offset: int = 0) -> L
 
 def fresh(aval: Aval, value: Value) -> LazyTensor:
     """A tensor with a storage of its own."""
-    return new_tensor(aval, Storage(value, aval), Chain.root(aval))
+    storage = Storage(value, aval)
+    if _LOG is not None:
+        _LOG.created[id(storage)] = value.slot
+    return new_tensor(aval, storage, Chain.root(aval))
 
 
 def adopt(tensor: LazyTensor, other: LazyTensor) -> None:
@@ -98,11 +101,13 @@ class Log:
         tape: where the step is recorded.
         storages: by id, each storage that was there before the step, with its value at first touch.
         uploads: values brought from the host inside the step.
+        created: the slot of the first value of each storage made inside the step, by id.
     """
 
     tape: tapes.Tape
     storages: dict[int, tuple[Storage, Value]] = dataclasses.field(default_factory=dict)
     uploads: list[Value] = dataclasses.field(default_factory=list)
+    created: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def touch(self, storage: Storage) -> None:
         """Note a storage when it is first read or written."""

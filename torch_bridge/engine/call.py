@@ -288,7 +288,8 @@ def _bind(lowering, op, args, kwargs, dtype):
     types = {argument.name: str(argument.type) for argument in op._schema.arguments}
 
     def promoted(name: str) -> bool:
-        return dtype is not None and name in types and ("Tensor" in types[name] or types[name] in _NUMBERS)
+        kind = types.get(name, "")
+        return dtype is not None and ("Tensor" in kind or kind in _NUMBERS)
 
     def run(inputs, scalars, key):
         def place(leaf):

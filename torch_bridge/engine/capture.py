@@ -20,6 +20,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -114,7 +115,13 @@ class CompiledStep:
         assert self._watched is not None
         capture = _Capture(self._watched, arguments)
         result = capture.record(self.step, args, kwargs)
-        replay = capture.finish(result, may_open=key[:2] not in self._opened)
+        may_open = key[:2] not in self._opened
+        if may_open and capture.restart_with_state():
+            self._watched = Watched(self.step, (args, kwargs))
+            key = (*key[:2], self._watched.guard())
+            capture = _Capture(self._watched, arguments)
+            result = capture.record(self.step, args, kwargs)
+        replay = capture.finish(result, may_open=may_open)
         if replay is None:  # state was created: capture the next call
             self._opened.add(key[:2])
             self._watched = None
@@ -139,7 +146,7 @@ class _Capture:
 
     def record(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the step on a tape of its own; if it fails, put everything back."""
-        snapshot = Snapshot(self.watched)
+        self.snapshot = snapshot = Snapshot(self.watched)
         before = tapes.replace(self.tape)
         log = base.use_log(self.log)
         rates = self._symbolic_rates()
@@ -180,6 +187,37 @@ class _Capture:
         for storage, first in self.log.storages.values():
             storage.value = first
             storage.version += 1
+
+    def restart_with_state(self) -> bool:
+        """If an optimizer made its state in this step, as zeros: undo the step, keep the state.
+
+        The step is then captured as every later step will run, and its one program serves from the
+        first call on.
+        """
+        created: list[Storage] = []
+        made = _makers(self.tape)
+        for optimizer in self.watched.optimizers:
+            for state in optimizer.state.values():
+                for tensor in state.values():
+                    if isinstance(tensor, base.LazyTensor) and not self._is_outer(tensor):
+                        slot = self.log.created.get(id(tensor._storage), -1)
+                        if slot < 0 or made[slot] != "aten::zeros_like" or tensor._chain.ops:
+                            return False
+                        created.append(tensor._storage)
+        if not created:
+            return False
+        self._put_back()
+        self.snapshot.restore_gradients()
+        self.snapshot.restore_counters()
+        self.host.restart()
+        random.STATE.restore(self.state)
+        for storage in created:
+            shape, dtype = storage.aval.token
+            storage.value = Value(np.zeros(shape, dtype), storage.value.layout)
+            storage.version += 1
+        self.log.storages.clear()
+        program.forget(self.tape)
+        return True
 
     def finish(self, result: Any, *, may_open: bool) -> Replay | None:
         """Make the replay; None if the step created state that outlives it, and was executed."""

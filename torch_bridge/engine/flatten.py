@@ -1,9 +1,9 @@
 """The arguments of one call, taken apart: what it has in common with other calls, and the rest.
 
 Two calls that differ only in the elements of their tensors, or in floats such as a learning rate,
-are computed by the same tape entry. A `Flattener` gives them the same key. With it a handler looks
-up its prepared `Signature`, hundreds of times in a training step, so the key is made in one pass, of
-interned avals and plain values.
+are computed by the same tape entry. A `Flattener` gives them the same key, with which a handler
+looks up its prepared `Signature`. That happens hundreds of times in a training step, so a key is
+made in one pass, of interned avals and plain values.
 
 >>> flatten = Flattener(torch.ops.aten.add.Tensor)
 >>> key, tensors, scalars = flatten((torch.ones(2, device="jax"), 1), {"alpha": 3})

@@ -43,6 +43,7 @@ class HostOps(TorchDispatchMode):
         self._made: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self._numbers: dict[int, int] = {}
         self._keep: list[torch.Tensor] = []
+        self._fresh: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def made_here(self, tensor: torch.Tensor) -> bool:
         """Whether a CPU tensor was computed inside the step."""
@@ -70,7 +71,8 @@ class HostOps(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags and not _elsewhere(kwargs):
             raise CaptureError(
                 f"a compiled step draws random numbers on the CPU ({func}), which a replay would "
-                "not draw anew; draw them on the jax device (device='jax'), or pass them as an argument"
+                "not draw anew; draw them on the jax device (device='jax'), or pass them as an "
+                "argument"
             )
         result = func(*args, **kwargs)
         if not tensors or tensors[0].device.type != "cpu":
@@ -82,6 +84,7 @@ class HostOps(TorchDispatchMode):
         for leaf in pytree.tree_leaves(result):
             if type(leaf) in _PLAIN:
                 self._made[id(leaf)] = leaf
+                self._fresh.append((leaf, leaf.clone()))
                 self._keep.append(leaf)
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
@@ -90,6 +93,9 @@ class HostOps(TorchDispatchMode):
                 return _Ref(self._numbers[id(leaf)])
             return leaf
 
+        if func is torch.ops.aten.lift_fresh.default:  # torch.tensor(..): made just now
+            self._note_made(result)
+            return result
         number = len(self.ops)
         self.ops.append((func, pytree.tree_map(mark, args), pytree.tree_map(mark, kwargs)))
         self.results.append(result)
@@ -99,6 +105,12 @@ class HostOps(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(result, float):
             return self.table.symbol(lambda: self.results[number], result)
         return result
+
+    def restart(self) -> None:
+        """Give the tensors made inside the step the values they were made with."""
+        with torch.no_grad():
+            for tensor, first in self._fresh:
+                tensor.copy_(first)
 
     def repeat(self) -> None:
         """Run the noted operations again, on the tensors' present values."""

@@ -118,13 +118,15 @@ class Replay:
         if isinstance(source, jax.Array):
             return source
         value = _storage(source, arguments).value
-        if value.array is None:
+        array = value.array
+        if array is None:
             tapes.materialize([value])
+            array = value.array
         wanted = self.plan.placed[position]
-        if value.layout != wanted or not isinstance(value.array, jax.Array):
+        if value.layout != wanted or not isinstance(array, jax.Array):
             value.layout = value.layout if wanted == layouts.UNPLACED else wanted
             program.place([value])
-        array = value.array
+            array = value.array
         if donated and self._is_held(value, array):
             metrics.count("copies")
             metrics.count("copied_bytes", array.nbytes)

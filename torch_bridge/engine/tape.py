@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
@@ -154,7 +155,7 @@ class Tape:
             self.words.append(random.STATE.take())
         return results
 
-    def _successor(self) -> Tape:
+    def _successor(self) -> Recorder:
         """The tape to go on with after this one was executed, or grew too long."""
         from . import program
 
@@ -211,13 +212,14 @@ class Tape:
         return recorder().record(recipe, inputs, scalars)
 
     def _add_leaf(self, value: Value) -> None:
-        if value.array is None:
+        array = value.array
+        if array is None:
             materialize([value])
+            array = value.array
         value.tape = self
         value.slot = len(self.values)
         self.leaves.append(value.slot)
         self.values.append(value)
-        array = value.array
         self.program.append((array.shape, array.dtype))
 
 

@@ -1,9 +1,9 @@
 """Views as chains of small functional operations.
 
 A torch view shares memory with its base. Here memory is a `Storage` whose value JAX holds, so a
-view is the chain of operations that leads from the storage to it. Reading applies the chain; writing
-applies it backwards: the new part is put into a copy of the whole, which becomes the storage's new
-value (under `jit` XLA does this in place).
+view is the chain of operations that leads from the storage to it. Reading applies the chain;
+writing applies it backwards: the new part is put into a copy of the whole, which becomes the
+storage's new value (under `jit` XLA does this in place).
 
 >>> import torch
 >>> from isoshard.torch_bridge.engine.value import Aval

@@ -151,11 +151,19 @@ class Snapshot:
 
     def restore(self) -> None:
         """Put everything back."""
-        for parameter, gradient in self._gradients:
-            parameter.grad = gradient
+        self.restore_gradients()
         for optimizer, states in self._states:
             optimizer.state.clear()
             optimizer.state.update(states)
+        self.restore_counters()
+
+    def restore_gradients(self) -> None:
+        """Put the gradients back."""
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+
+    def restore_counters(self) -> None:
+        """Put the CPU tensors of optimizer state back to their values."""
         with torch.no_grad():
             for value, before in self._counters:
                 value.copy_(before)

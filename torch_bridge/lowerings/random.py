@@ -199,7 +199,7 @@ def standard_gamma(key, x):
 @lower("aten::_standard_gamma_grad")
 def standard_gamma_grad(x, output):
     """How a gamma draw moves with its parameter."""
-    return jax.lax.random_gamma_grad(wide(x), wide(output))
+    return jax.lax.random_gamma_grad(wide(x), wide(output))  # pyright: ignore[reportCallIssue]
 
 
 @lower("aten::_sample_dirichlet", random=True)
