@@ -28,6 +28,7 @@ from isoshard.core import metrics
 
 from . import base, program, random
 from . import tape as tapes
+from .arguments import signature
 from .host import HostOps
 from .replay import Argument, Computed, Replay, View
 from .symbolic import CaptureError, Table, present
@@ -83,7 +84,7 @@ class CompiledStep:
         arguments = [leaf for leaf in leaves if isinstance(leaf, base.LazyTensor)]
         if self._watched is None:
             self._watched = Watched(self.step, (args, kwargs))
-        key = (structure, _signature(leaves, arguments), self._watched.guard())
+        key = (structure, signature(leaves, arguments), self._watched.guard())
         replay = self._replays.get(key)
         if replay is not None and replay.identity == self._watched.identity():
             self._last = replay
@@ -394,30 +395,3 @@ def _makers(tape: tapes.Tape) -> list[str]:
 
 def _rate(group: dict[str, Any]) -> float:
     return float(group["lr"])
-
-
-def _signature(leaves: list[Any], arguments: list[base.LazyTensor]) -> tuple[Any, ...]:
-    """What a program depends on in its arguments, and which of them share memory."""
-    storages = [id(argument._storage) for argument in arguments]
-    return (
-        tuple([_described(leaf) for leaf in leaves]),
-        tuple([storages.index(storage) for storage in storages]),
-    )
-
-
-def _described(leaf: Any) -> Any:
-    if isinstance(leaf, base.LazyTensor):
-        return (leaf._aval, leaf._chain, leaf._storage.value.layout, leaf.requires_grad)
-    if isinstance(leaf, torch.Tensor):
-        raise CaptureError(
-            f"a compiled step got a CPU tensor of shape {tuple(leaf.shape)} as an argument; move "
-            "it with .to('jax') or isoshard.shard(tensor, mesh, spec) before the call"
-        )
-    try:
-        hash(leaf)
-    except TypeError:
-        raise CaptureError(
-            f"a compiled step got an argument of type {type(leaf).__name__}, which is neither a "
-            "tensor nor hashable; pass tensors, numbers, strings, or nestings of them"
-        ) from None
-    return (type(leaf), leaf)

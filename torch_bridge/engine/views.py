@@ -102,18 +102,6 @@ class Chain:
             return small.then(("expand", size))
         return small.then(op).then(("expand", size))
 
-    def check_writable(self) -> None:
-        """Refuse a write that would have to find out which copy of a broadcast it hits.
-
-        Raises:
-            RuntimeError: an expanded view was reshaped, and then written to.
-        """
-        if any(op[0] == "expand" for op in self.ops):
-            raise RuntimeError(
-                f"unsupported operation: a write to a view of shape {self.size} whose elements "
-                "share memory through expand(). Please clone() the tensor first."
-            )
-
     def _strided(self, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Chain:
         """`as_strided` addresses the storage, whatever view it is called on."""
         found = Chain.root(self.base)
@@ -132,12 +120,22 @@ class Chain:
 
     def write(self, whole: jax.Array, part: jax.Array) -> jax.Array:
         """The storage's value after `part` is written to the view."""
+        if any(op[0] in ("unfold", "strided", "expand") for op in self.ops[:-1]):
+            return self._write_elements(whole, part)
         stages = [whole]
         for op in self.ops[:-1]:
             stages.append(forward(op, stages[-1], self.base))
         for op, stage in zip(reversed(self.ops), reversed(stages), strict=True):
             part = _backward(op, stage, part, self.base)
         return part
+
+    def _write_elements(self, whole: jax.Array, part: jax.Array) -> jax.Array:
+        """Write to a part of a view whose elements overlap: each goes to its own place."""
+        with jax.ensure_compile_time_eval():
+            numbers = jnp.arange(math.prod(whole.shape)).reshape(whole.shape)
+            places = np.asarray(self.read(numbers))
+        flat = whole.reshape(-1).at[places.ravel()].set(part.reshape(-1))
+        return flat.reshape(whole.shape)
 
     def __repr__(self) -> str:
         """Readable in error messages."""

@@ -1,0 +1,83 @@
+"""Autograd through views and in-place writes equals the CPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+Op = Callable[[torch.Tensor], Any]
+
+
+GRADIENTS: dict[str, Op] = {
+    "write_through_view": lambda x: _set(x * 1.0, lambda y: y.view(12)[2:7].mul_(3)),
+    "write_through_t": lambda x: _set(x * 1.0, lambda y: y.t()[1].mul_(y.t()[2].clone())),
+    "slice_assignment": lambda x: _set(x * 2.0, lambda y: y.__setitem__(1, y[0].clone() * 3)),
+    "zero_a_row": lambda x: _set(x.sin(), lambda y: y[1].zero_()),
+    "masked_fill": lambda x: _set(x * 1.0, lambda y: y.masked_fill_(y > 1, 0.0)),
+    "copy_into": lambda x: _set(torch.zeros_like(x), lambda y: y[:, 1:].copy_(x[:, :3] ** 2)),
+    "index_put": lambda x: _set(
+        x * 1.0, lambda y: y.index_put_((torch.tensor([0, 2]).to(y.device),), x[1:] * 5)
+    ),
+    "unbind": lambda x: sum(row * (i + 1) for i, row in enumerate(x.unbind(1))),
+    "chunk": lambda x: x.chunk(2, 1)[0] * x.chunk(2, 1)[1] ** 2,
+    "diagonal": lambda x: x.diagonal() ** 2,
+    "unfold": lambda x: x.unfold(1, 3, 1) ** 2,
+    "expand": lambda x: x[:, :1].expand(3, 5) * torch.arange(5.0).to(x.device),
+    "as_strided": lambda x: x.as_strided((2, 3), (1, 2), 1) ** 2,
+    "view_after_write": lambda x: _set(x * 2, lambda y: y.relu_()).view(2, 6)[:, ::2] * 2,
+    "fresh_views_of_a_written_base": lambda x: _views_then_write(x),
+}
+
+
+def _set(y: torch.Tensor, write: Op) -> torch.Tensor:
+    write(y)
+    return y
+
+
+def _views_then_write(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    view = y[1:]
+    y.mul_(y.detach().clone())
+    return view * 3
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_through_views_and_writes_equal_the_cpu(name):
+    data = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+    results = []
+    for device in ("cpu", "jax"):
+        x = data.clone().to(device).requires_grad_()
+        y = GRADIENTS[name](x)
+        (y * y.detach().cos()).sum().backward()
+        results.append((y.detach().cpu(), x.grad.cpu()))
+    for want, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_writing_to_a_leaf_that_requires_grad_is_refused():
+    x = torch.ones(3, device="jax", requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"a (view of a )?leaf Variable that requires grad"):
+        x.add_(1)
+    with pytest.raises(RuntimeError, match=r"a (view of a )?leaf Variable that requires grad"):
+        x[0] = 2
+    with torch.no_grad():
+        x[0] = 2
+    assert x.tolist() == [2, 1, 1]
+
+
+def test_backward_notices_a_saved_tensor_that_was_overwritten():
+    x = torch.ones(3, device="jax", requires_grad=True)
+    y = x.exp()
+    y.view(-1).add_(1)
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_detach_shares_memory_and_takes_no_gradient():
+    x = torch.ones(3, device="jax", requires_grad=True)
+    x.detach().mul_(4)
+    assert x.tolist() == [4, 4, 4]
+    assert not x.detach().requires_grad

@@ -1,0 +1,53 @@
+"""What a captured program depends on in the arguments of its step.
+
+Two calls use one program if their arguments have the same shapes, dtypes and layouts, view their
+memory in the same way, share memory with each other in the same way, and if everything that is no
+tensor is equal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import base
+from .symbolic import CaptureError
+
+
+def signature(leaves: list[Any], arguments: list[base.LazyTensor]) -> tuple[Any, ...]:
+    """Describe the arguments of a call.
+
+    Args:
+        leaves: every argument, flattened.
+        arguments: those that are tensors on the `jax` device.
+
+    Returns:
+        A hashable description.
+
+    Raises:
+        CaptureError: an argument is a CPU tensor, or neither a tensor nor hashable.
+    """
+    storages = [id(argument._storage) for argument in arguments]
+    return (
+        tuple([_described(leaf) for leaf in leaves]),
+        tuple([storages.index(storage) for storage in storages]),
+    )
+
+
+def _described(leaf: Any) -> Any:
+    if isinstance(leaf, base.LazyTensor):
+        return (leaf._aval, leaf._chain, leaf._storage.value.layout, leaf.requires_grad)
+    if isinstance(leaf, torch.Tensor):
+        raise CaptureError(
+            f"a compiled step got a CPU tensor of shape {tuple(leaf.shape)} as an argument; move "
+            "it with .to('jax') or isoshard.shard(tensor, mesh, spec) before the call"
+        )
+    try:
+        hash(leaf)
+    except TypeError:
+        raise CaptureError(
+            f"a compiled step got an argument of type {type(leaf).__name__}, which is neither a "
+            "tensor nor hashable; pass tensors, numbers, strings, or nestings of them"
+        ) from None
+    return (type(leaf), leaf)
