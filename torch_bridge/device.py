@@ -96,8 +96,8 @@ class DeviceModule:
 
     @staticmethod
     def get_amp_supported_dtype() -> list[torch.dtype]:
-        """What `torch.autocast("jax", ..)` may use."""
-        return [torch.bfloat16, torch.float16, torch.float32]
+        """What `torch.autocast("jax", ..)` may use: nothing yet, so torch warns and disables it."""
+        return []
 
 
 def register() -> None:

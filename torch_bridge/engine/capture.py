@@ -270,14 +270,29 @@ class _Capture:
             tensor._storage is argument._storage for argument in self.arguments
         )
 
+    def _is_written(self, parameter: torch.Tensor) -> bool:
+        storage = getattr(parameter, "_storage", None)
+        first = self.log.storages.get(id(storage), (storage, None))[1]
+        return first is not None and storage is not None and storage.value is not first
+
     def _drop_gradients(self) -> None:
         """Gradients made inside the step stay inside the program."""
-        for parameter in self.watched.parameters:
+        parameters = self.watched.parameters
+        dropped = 0
+        for parameter in parameters:
             gradient = parameter.grad
             if isinstance(gradient, base.LazyTensor):
                 inside = id(gradient._storage) not in self.log.storages
                 if inside and gradient._storage.value.tape is self.tape:
                     parameter.grad = None
+                    dropped += 1
+        if dropped and not any(self._is_written(parameter) for parameter in parameters):
+            self._put_back()
+            raise CaptureError(
+                f"a compiled step computes {dropped} gradients and updates no parameter; gradients "
+                "live inside the program, so an optimizer outside would not see them. Call "
+                "optimizer.step() in the compiled step, or return torch.autograd.grad(..)."
+            )
 
     def _run_once(self) -> None:
         self.tape.scalars = [present(scalar) for scalar in self.tape.scalars]

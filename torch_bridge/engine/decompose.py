@@ -40,11 +40,9 @@ def find(op: torch._ops.OpOverload) -> Any:
         def real(leaf):
             if isinstance(leaf, Slot):
                 return tensors[leaf.number]
-            return (
-                base.fresh(Aval.contiguous((), torch.float32), Value(scalars[leaf.number]))
-                if (isinstance(leaf, Lift))
-                else leaf
-            )
+            if isinstance(leaf, Lift):
+                return base.fresh(Aval.contiguous((), torch.float32), Value(scalars[leaf.number]))
+            return leaf
 
         with tapes.immediately(), torch.no_grad():
             got = function(

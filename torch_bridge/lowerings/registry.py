@@ -6,9 +6,11 @@ only steer torch's memory (`device`, `layout`, `pin_memory`, `memory_format`). I
 or a tuple of arrays for an operator with several results. The engine casts the result to the dtype
 torch promises, so a lowering need only be right in value and shape.
 
->>> @lower("aten::relu")
-... def relu(x):
-...     return jax.numpy.maximum(x, 0)
+>>> @lower("doc::softsign")
+... def softsign(x):
+...     return x / (1 + abs(x))
+>>> "doc::softsign" in names(), find(torch.ops.aten.relu.default).name
+(True, 'aten::relu')
 
 Operators that torch releases rename or drop are looked up by name, so an entry for an absent one
 is harmless. In-place and `out=` variants need no entry: the engine calls the functional one.
