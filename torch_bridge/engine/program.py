@@ -142,13 +142,18 @@ def plan_of(tape: tapes.Tape) -> Plan:
     """Find the live results and the inputs that can be donated."""
     leaves = tape.leaves
     is_leaf = set(leaves)
-    live, wanted = [], []
+    place_of = {tape.values[slot].memory: position for position, slot in enumerate(leaves)}
+    live = []
     values = tape.values
     for slot in range(len(values)):
         value = values[slot]
         if sys.getrefcount(value) > _UNSEEN and slot not in is_leaf:
             live.append(slot)
-            wanted.append(value.layout)
+    # JAX pairs donated inputs with results in order: put each result where the input is whose
+    # memory it takes over, or XLA copies.
+    last = len(leaves)
+    live.sort(key=lambda slot: place_of.get(values[slot].memory, last))
+    wanted = [values[slot].layout for slot in live]
     donated = []
     for position, slot in enumerate(leaves):
         value = values[slot]

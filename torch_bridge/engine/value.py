@@ -13,6 +13,7 @@ tensor --------------------------------^
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, ClassVar
 
 import jax
@@ -94,9 +95,11 @@ class Value:
         slot: its number there.
         layout: the wanted (and once placed, the actual) layout; see `layouts`.
         shared: somebody else may hold this buffer, so it is never donated.
+        memory: number of the storage it was last written to. A program's result takes over the
+            buffer of the input with the same number.
     """
 
-    __slots__ = ("array", "layout", "shared", "slot", "tape")
+    __slots__ = ("array", "layout", "memory", "shared", "slot", "tape")
 
     def __init__(self, array: Any = None, layout: int = layouts.UNPLACED):
         """Hold `array`; a recorded value is made by a tape."""
@@ -105,6 +108,7 @@ class Value:
         self.tape: Any = None
         self.slot = -1
         self.shared = False
+        self.memory = -1
 
     @staticmethod
     def of(array: jax.Array, *, shared: bool = False) -> Value:
@@ -139,14 +143,18 @@ class Storage:
         version: how often it was replaced.
         annotation: the `NamedSharding` a user asked for, or None.
         aval: size, memory order and dtype of the whole storage, seen as one tensor.
+        number: unlike that of any other storage.
     """
 
-    __slots__ = ("__weakref__", "annotation", "aval", "value", "version")
+    __slots__ = ("__weakref__", "annotation", "aval", "number", "value", "version")
+    _count = itertools.count()
 
     def __init__(self, value: Value, aval: Aval):
         """A fresh storage of one tensor."""
         self.value = value
         self.version = 0
+        self.number = next(Storage._count)
+        value.memory = self.number
         self.annotation: jax.sharding.NamedSharding | None = None
         self.aval = aval
 
@@ -154,6 +162,7 @@ class Storage:
         """Replace the value; the layout of the memory stays."""
         if value.layout == layouts.UNPLACED:
             value.layout = self.value.layout
+        value.memory = self.number
         self.value = value
         self.version += 1
 

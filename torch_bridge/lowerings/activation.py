@@ -144,7 +144,7 @@ def _logit_backward(grad, x, eps=None):
 @lower("aten::gelu")
 @widely
 def _gelu(x, *, approximate="none"):
-    return jax.nn.gelu(x) if approximate == "tanh" else x * _normal_cdf(x)
+    return jax.nn.gelu(x, approximate=approximate == "tanh")
 
 
 @lower("aten::gelu_backward")
@@ -160,7 +160,7 @@ def _gelu_backward(grad, x, *, approximate="none"):
 
 def _normal_cdf(x):
     """One expression for forward and backward, so that the compiler computes it once."""
-    return 0.5 * jax.lax.erfc(-x * _SQRT_HALF)
+    return 0.5 * (1 + jax.lax.erf(x * _SQRT_HALF))
 
 
 @lower("aten::silu")
