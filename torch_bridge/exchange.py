@@ -75,7 +75,7 @@ def shard_to_torch(array: jax.Array, *, copy: bool | None = None) -> torch.Tenso
     >>> shard_to_torch(jax.numpy.arange(3, dtype="bfloat16"))
     tensor([0., 1., 2.], dtype=torch.bfloat16)
     """
-    if not array.dtype.name.startswith("float8"):
+    if array.dtype.itemsize > 1 or not array.dtype.name.startswith("float8"):
         tensor = torch.from_dlpack(array)
     elif _is_on_cpu(array):
         # DLPack has no float8 here, but the host can see the buffer as bytes.

@@ -132,7 +132,10 @@ def _view_handler(func: torch._ops.OpOverload, ops_of: Callable[..., list[list[V
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensor = args[0]
-        key = (tensor._aval, tensor._chain, _hashable(args[1:]), _hashable(tuple(kwargs.items())))
+        rest = [tuple(arg) if type(arg) is list else arg for arg in args[1:]]
+        key = (tensor._aval, tensor._chain, *rest)
+        if kwargs:
+            key = (*key, _hashable(tuple(kwargs.items())))
         found = known.get(key)
         if found is None:
             found = known[key] = _prepare(func, ops_of, tensor, args, kwargs)

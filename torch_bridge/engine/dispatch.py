@@ -31,16 +31,19 @@ from .value import Aval, Value, check_storable
 
 Handler = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
-_HANDLERS: dict[Any, Handler] = {}
+# By identity, since hashing an overload is a Python call; `_KNOWN` keeps the overloads alive.
+_HANDLERS: dict[int, Handler] = {}
+_KNOWN: list[Any] = []
 SPECIAL: dict[str, Handler] = {}
 """Operations that are more than a computation, by name; filled by `special` and `aliases`."""
 
 
 def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one aten overload on `jax` tensors."""
-    handler = _HANDLERS.get(func)
+    handler = _HANDLERS.get(id(func))
     if handler is None:
-        handler = _HANDLERS[func] = make_handler(func)
+        handler = _HANDLERS[id(func)] = make_handler(func)
+        _KNOWN.append(func)
     return handler(args, kwargs)
 
 
@@ -152,7 +155,12 @@ def functional_handler(func: torch._ops.OpOverload) -> Handler:
 
 def record(signature: Signature, tensors: list[Any], scalars: list[Any]) -> list[Value]:
     """Record a prepared call on the current tape."""
-    values = [base.read(tensor) for tensor in tensors]
+    if base._LOG is None:  # the common case of `base.read`, in place: this is the hottest line
+        values = [
+            base.read(tensor) if tensor._chain.ops else tensor._storage.value for tensor in tensors
+        ]
+    else:
+        values = [base.read(tensor) for tensor in tensors]
     return tapes.recorder().record(signature.recipe, values, scalars)
 
 
