@@ -125,7 +125,7 @@ class _Demo:
             f"\n{len(programs)} programs compiled for PyTorch, {crossed.copied_bytes} bytes copied "
             f"between the frameworks, {facts['seconds']:.0f} s in all"
         )
-        for path in save(out, runs, facts, self.report) if out else ():
+        for path in save(out, runs, facts) if out else ():
             self.report.line(f"wrote {path}")
         return 0 if agree else 1
 
@@ -205,9 +205,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--steps", type=_positive, help=f"of training (default {Settings.steps})")
     parser.add_argument("--mesh", type=_shape, metavar="2x4", help='devices, "data" x "model"')
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="save loss.png, demo.json and screen.svg there"
-    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="save loss.png and demo.json there")
     parser.add_argument("--quick", action="store_true", help="30 steps of a smaller model")
     return parser
 

@@ -38,7 +38,7 @@ class Report:
         console: where to.
     """
 
-    console: Console = dataclasses.field(default_factory=lambda: Console(record=True))
+    console: Console = dataclasses.field(default_factory=Console)
 
     def heading(self, text: str) -> None:
         """Begin a part."""
@@ -90,25 +90,23 @@ class Report:
         self.console.print(table)
 
 
-def save(folder: Path, runs: Sequence[Run], facts: dict[str, Any], report: Report) -> list[Path]:
-    """Write the curves, the numbers and what was printed.
+def save(folder: Path, runs: Sequence[Run], facts: dict[str, Any]) -> list[Path]:
+    """Write the curves and the numbers.
 
     Args:
         folder: made if need be.
         runs: of which those with losses get a curve.
         facts: more for the JSON file.
-        report: what was printed.
 
     Returns:
-        The files written: `loss.png`, `demo.json` and `screen.svg`.
+        The files written: `loss.png` and `demo.json`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    picture, numbers, screen = (folder / f for f in ("loss.png", "demo.json", "screen.svg"))
+    picture, numbers = folder / "loss.png", folder / "demo.json"
     _curves(runs).savefig(picture, dpi=150)
     content = {**facts, "runs": [_plain(dataclasses.asdict(run)) for run in runs]}
     numbers.write_text(json.dumps(content, indent=1) + "\n")
-    report.console.save_svg(str(screen), title="isoshard demo", clear=False)
-    return [picture, numbers, screen]
+    return [picture, numbers]
 
 
 def _curves(runs: Sequence[Run]) -> Figure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -74,6 +75,8 @@ def test_the_loss_curve_is_that_of_cpu_torch(run):
     )
     np.testing.assert_allclose(run.losses, losses, rtol=1e-4)
     assert losses[-1] < losses[0]
+    trained = {name: p.detach().numpy() for name, p in module.named_parameters()}
+    chex.assert_trees_all_close(iso.jax_function(run.module).params, trained, rtol=1e-2, atol=1e-4)
 
 
 def test_one_program_and_no_recompilation(run):

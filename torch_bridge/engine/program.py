@@ -42,6 +42,26 @@ class Program:
     compiled: Any
     layouts: list[int] | None = None
     donated_bytes: int = 0
+    _sent: dict[str, tuple[np.ndarray, jax.Array]] = dataclasses.field(default_factory=dict)
+
+    def send(self, name: str, numbers: np.ndarray, plan: Plan) -> jax.Array:
+        """Bring lifted floats or random words to the devices, unless they are there already.
+
+        Args:
+            name: which of the two.
+            numbers: their present values.
+            plan: says which devices.
+        """
+        sent = self._sent.get(name)
+        if sent is not None and np.array_equal(sent[0], numbers):
+            return sent[1]
+        home = max(plan.placed, default=layouts.UNPLACED)
+        whole = None
+        if home != layouts.UNPLACED:
+            whole = layouts.sharding(layouts.replicated_like(home))
+        array = jax.device_put(numbers, whole)
+        self._sent[name] = (numbers, array)
+        return array
 
     def text(self) -> str:
         """The optimised HLO."""
@@ -330,9 +350,9 @@ def run(
     words: list[random.Word],
 ) -> list[jax.Array]:
     """Execute a program."""
-    results = program.compiled(
-        *arrays, np.asarray(scalars, random.scalar_dtype()), random.as_input(words)
-    )
+    numbers = np.asarray(scalars, random.scalar_dtype())
+    floats = program.send("floats", numbers, plan)
+    results = program.compiled(*arrays, floats, program.send("words", random.as_input(words), plan))
     metrics.count("executions")
     metrics.count("donated_bytes", program.donated_bytes)
     if program.layouts is None:
