@@ -29,9 +29,7 @@ def sync(*, wait: bool = False) -> None:
     PENDING.clear()
     program.settle([storage.value for storage in pending if storage.value.array is not None])
     if wait:
-        jax.effects_barrier()
-        for device in jax.local_devices():
-            jax.device_put(0.0, device).block_until_ready()
+        jax.block_until_ready(jax.live_arrays())
 
 
 PENDING: list[Storage] = []
@@ -41,11 +39,14 @@ PENDING: list[Storage] = []
 def compile(step: Callable[..., Any]) -> CompiledStep:
     """Capture a whole training step and replay it as one XLA program.
 
-    The first call runs the step as usual (optimizers create their state in it); a later one
-    captures it. Then model code, autograd and optimizer are not run again: parameters, buffers and
-    optimizer state are inputs and, donated, outputs of the program. Learning rates and step counts
-    may change without recompilation. Gradients live inside the program: afterwards `parameter.grad`
-    is None.
+    The first call captures the step. From then on model code, autograd and optimizer are not run
+    again: parameters, buffers and optimizer state are inputs and, donated, outputs of the program.
+    Learning rates and step counts may change without recompilation. Gradients live inside the
+    program: afterwards `parameter.grad` is None.
+
+    An optimizer that makes its state in the first call as zeros (Adam and most others) lets the
+    step's Python code run twice in that call; one whose state starts otherwise (SGD with momentum)
+    is captured in the second call.
 
     Args:
         step: a function of tensors on the `jax` device and hashable values.
