@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import torch
 
-from isoshard.torch_bridge.engine.call import Lift, Meta, Slot, build_call
+from isoshard.torch_bridge.engine.call import Lift, Meta, Slot, build_call, infer
 from tests.torch_bridge.lowerings.harness import check, to_array
 from tests.torch_bridge.lowerings.samples import (
     BOOLS,
@@ -249,7 +249,9 @@ def test_lifted_numbers_are_inputs(op, args, kwargs):
 
     slots = tuple(slot(arg) for arg in args)
     named = {name: slot(value) for name, value in kwargs.items()}
-    call = build_call(op, slots, named, tuple(Meta.of(t) for t in tensors))
+    metas = tuple(Meta.of(t) for t in tensors)
+    outs = infer(op, slots, named, metas, numbers)
+    call = build_call(op, slots, named, metas, outs=outs)
     got = jax.jit(call)([to_array(t) for t in tensors], [np.float32(n) for n in numbers])[0]
     want = op(*args, **kwargs)
     np.testing.assert_allclose(
