@@ -28,26 +28,32 @@ class Contestant:
 
     Attributes:
         name: for tables.
-        run: `(*batch) -> loss`, which waits for the loss.
+        run: `(*batch) -> loss`, which need not wait for the loss.
         load: brings batch number `i` to the devices.
         program: the optimised HLO of the step, once it has run; None where there is none.
         memory: XLA's account of its memory; likewise.
     """
 
     name: str
-    run: Callable[..., float]
+    run: Callable[..., Any]
     load: Callable[[int], tuple[Any, ...]]
     program: Callable[[], str] | None = None
     memory: Callable[[], Any] | None = None
 
-    def step(self) -> Callable[[], float]:
-        """A function without arguments that trains on a few batches in turn."""
+    def steps(self, count: int) -> Callable[[], float]:
+        """A function without arguments: `count` steps on a few batches, then the loss is read."""
         batches = itertools.cycle([self.load(number) for number in range(BATCHES)])
-        return lambda: self.run(*next(batches))
+
+        def train() -> float:
+            for _ in range(count):
+                loss = self.run(*next(batches))
+            return float(loss)
+
+        return train
 
     def curve(self, steps: int) -> list[float]:
         """Train on `steps` different batches."""
-        return [self.run(*self.load(number)) for number in range(steps)]
+        return [float(self.run(*self.load(number))) for number in range(steps)]
 
 
 def pure_jax(workload: Workload, mesh: Mesh) -> Contestant:
@@ -57,9 +63,9 @@ def pure_jax(workload: Workload, mesh: Mesh) -> Contestant:
     step = workload.jax_step(mesh)
     compiled = step.lower(*held, *workload.jax_batch(0, mesh)).compile()
 
-    def run(*batch: jax.Array) -> float:
+    def run(*batch: jax.Array) -> jax.Array:
         held[0], held[1], loss = step(*held, *batch)
-        return float(loss)
+        return loss
 
     return Contestant(
         "pure JAX",
@@ -76,7 +82,7 @@ def compiled_torch(workload: Workload, mesh: Mesh) -> Contestant:
     step = xs.compile(lambda *batch: workload.torch_step(module, optimizer, *batch))
     return Contestant(
         "torch, compiled",
-        lambda *batch: float(step(*batch)),
+        step,
         lambda number: _place(workload, mesh, number),
         lambda: xs.program_text(step),
         lambda: xs.memory_analysis(step),
@@ -87,11 +93,11 @@ def lazy_torch(workload: Workload, mesh: Mesh) -> Contestant:
     """The torch step as it is, recorded anew each time; gradients are dropped before it runs."""
     module, optimizer = _on_mesh(workload, mesh)
 
-    def run(*batch: torch.Tensor) -> float:
+    def run(*batch: torch.Tensor) -> torch.Tensor:
         loss = workload.torch_step(module, optimizer, *batch)
         optimizer.zero_grad()
         xs.sync()
-        return float(loss)
+        return loss
 
     return Contestant("torch, lazy", run, lambda number: _place(workload, mesh, number))
 
@@ -102,7 +108,7 @@ def cpu_torch(workload: Workload, mesh: Mesh) -> Contestant:
     optimizer = workload.torch_optimizer(module.parameters())
     return Contestant(
         "torch, CPU",
-        lambda *batch: float(workload.torch_step(module, optimizer, *batch)),
+        lambda *batch: workload.torch_step(module, optimizer, *batch),
         lambda number: tuple(map(torch.from_numpy, workload.batch(number))),
     )
 

@@ -23,7 +23,8 @@ from benchmarks.workload import Workload, make_mesh
 
 WORKLOADS = {workload.name: workload for workload in (mlp.WORKLOAD, transformer.WORKLOAD)}
 MESH = (2, 4)
-ROUNDS = {"mlp": 100, "transformer": 20}  # the shorter the step, the noisier
+ROUNDS = {"mlp": 40, "transformer": 8}  # the shorter the step, the noisier
+LOGGED = 5  # a round is so many steps, after which the loss is read, as a training loop logs it
 CURVE = 20  # steps of which losses are compared
 SETTLED = 2  # steps that may compile
 
@@ -54,11 +55,12 @@ def measure(workload: Workload, *, rounds: int) -> dict[str, Any]:
     mesh = make_mesh(MESH)
     entered = [make(workload, mesh) for make in contestants.ON_MESH]
     facts = {contestant.name: _prepare(contestant) for contestant in entered}
-    times = timing.interleave({c.name: c.step() for c in entered}, rounds=rounds)
+    times = timing.interleave({c.name: c.steps(LOGGED) for c in entered}, rounds=rounds)
     # Last, and not in turns: torch's threads keep spinning for a while and slow down the others.
     cpu = contestants.cpu_torch(workload, mesh)
     facts[cpu.name] = _prepare(cpu)
-    times |= timing.interleave({cpu.name: cpu.step()}, rounds=rounds)
+    times |= timing.interleave({cpu.name: cpu.steps(LOGGED)}, rounds=rounds)
+    times = {name: [taken / LOGGED for taken in rows] for name, rows in times.items()}
     reference = facts[cpu.name]["losses"]
     for name, row in timing.summary(times, entered[0].name).items():
         facts[name] |= row
@@ -77,7 +79,7 @@ def _prepare(contestant: Contestant) -> dict[str, Any]:
     iso.metrics.reset()
     losses = contestant.curve(SETTLED)
     early = len(iso.metrics.compilations())
-    losses += [contestant.run(*contestant.load(number)) for number in range(SETTLED, CURVE)]
+    losses += [float(contestant.run(*contestant.load(number))) for number in range(SETTLED, CURVE)]
     facts: dict[str, Any] = {"losses": losses}
     if contestant.name in ("torch, compiled", "torch, lazy"):
         facts["programs"] = len(iso.metrics.compilations())
@@ -131,7 +133,7 @@ def tables(facts: dict[str, Any]) -> list[Table]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training")
     parser.add_argument("workloads", nargs="*", help=f"of {', '.join(WORKLOADS)}; all by default")
-    parser.add_argument("--rounds", type=int, help="timed steps of each contestant")
+    parser.add_argument("--rounds", type=int, help=f"rounds of {LOGGED} steps of each contestant")
     options = parser.parse_args()
     if unknown := set(options.workloads) - set(WORKLOADS):
         parser.error(f"no workload {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -350,6 +351,7 @@ def run(
     words: list[random.Word],
 ) -> list[jax.Array]:
     """Execute a program."""
+    _wait_for_virtual_devices()
     numbers = np.asarray(scalars, random.scalar_dtype())
     floats = program.send("floats", numbers, plan)
     results = program.compiled(*arrays, floats, program.send("words", random.as_input(words), plan))
@@ -357,7 +359,26 @@ def run(
     metrics.count("donated_bytes", program.donated_bytes)
     if program.layouts is None:
         program.layouts = [placed_layout(array) for array in results]
+    _RUNNING[:] = [weakref.ref(array) for array in (*results[:1], *results[-1:])]
     return results
+
+
+_RUNNING: list[weakref.ref[jax.Array]] = []
+
+
+def _wait_for_virtual_devices() -> None:
+    """Let the last program finish before the next one starts, if the devices share CPU threads.
+
+    The collectives of several programs in flight wait for each other's threads there; with few
+    cores none gets on, and XLA ends the process. Recording goes on meanwhile, so nothing is lost.
+    """
+    for running in _RUNNING:
+        array = running()
+        if array is None or array.is_deleted():
+            continue
+        devices = array.sharding.device_set
+        if len(devices) > 1 and next(iter(devices)).platform == "cpu":
+            array.block_until_ready()
 
 
 def array_of(value: Value) -> jax.Array:
