@@ -351,10 +351,11 @@ def run(
     words: list[random.Word],
 ) -> list[jax.Array]:
     """Execute a program."""
-    _wait_for_virtual_devices()
     numbers = np.asarray(scalars, random.scalar_dtype())
     floats = program.send("floats", numbers, plan)
-    results = program.compiled(*arrays, floats, program.send("words", random.as_input(words), plan))
+    seeds = program.send("words", random.as_input(words), plan)
+    _wait_for_virtual_devices()
+    results = program.compiled(*arrays, floats, seeds)
     metrics.count("executions")
     metrics.count("donated_bytes", program.donated_bytes)
     if program.layouts is None:
