@@ -303,3 +303,15 @@ def test_a_saved_tensor_for_backward_survives_a_sync_in_between():
     xs.sync()
     z.backward()
     np.testing.assert_allclose(x.grad.cpu(), np.cos(27.0) * 27 * np.ones(4), rtol=1e-4)
+
+
+def test_many_steps_that_nobody_waits_for(grid):
+    layer = iso.shard(torch.nn.Linear(256, 256), grid, {"weight": P("x", "y")})
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
+    x = iso.shard(torch.ones(64, 256), grid, P(None, "y"))
+    for _ in range(100):
+        layer(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        xs.sync()
+    assert torch.isfinite(layer.weight.sum()).item()
