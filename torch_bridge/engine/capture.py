@@ -187,7 +187,6 @@ class _Capture:
         """Give every storage the value it had before the step."""
         for storage, first in self.log.storages.values():
             storage.value = first
-            storage.version += 1
 
     def restart_with_state(self) -> bool:
         """If an optimizer made its state in this step, as zeros: undo the step, keep the state.
@@ -215,7 +214,6 @@ class _Capture:
         for storage in created:
             shape, dtype = storage.aval.token
             storage.value = Value(np.zeros(shape, dtype), storage.value.layout)
-            storage.version += 1
         self.log.storages.clear()
         program.forget(self.tape)
         return True

@@ -42,7 +42,6 @@ class HostOps(TorchDispatchMode):
         self.results: list[Any] = []
         self._made: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self._numbers: dict[int, int] = {}
-        self._keep: list[torch.Tensor] = []
         self._fresh: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def made_here(self, tensor: torch.Tensor) -> bool:
@@ -85,7 +84,6 @@ class HostOps(TorchDispatchMode):
             if type(leaf) in _PLAIN:
                 self._made[id(leaf)] = leaf
                 self._fresh.append((leaf, leaf.clone()))
-                self._keep.append(leaf)
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
         def mark(leaf: Any) -> Any:

@@ -3,7 +3,7 @@
 A `Value` is one immutable array. It is *recorded* (a place on a tape, not computed yet), *held on
 the host* (a NumPy snapshot that no device has seen), or *placed* (a `jax.Array`). A `Storage` is
 what torch calls a storage: several tensors may view it, and writing through any of them gives it a
-new `Value` and a new version.
+new `Value`.
 
 ```
 tensor --> Chain of view operations --> Storage --> Value (changes with every write)
@@ -140,19 +140,17 @@ class Storage:
 
     Attributes:
         value: the current value.
-        version: how often it was replaced.
         annotation: the `NamedSharding` a user asked for, or None.
         aval: size, memory order and dtype of the whole storage, seen as one tensor.
         number: unlike that of any other storage.
     """
 
-    __slots__ = ("__weakref__", "annotation", "aval", "number", "value", "version")
+    __slots__ = ("__weakref__", "annotation", "aval", "number", "value")
     _count = itertools.count()
 
     def __init__(self, value: Value, aval: Aval):
         """A fresh storage of one tensor."""
         self.value = value
-        self.version = 0
         self.number = next(Storage._count)
         value.memory = self.number
         self.annotation: jax.sharding.NamedSharding | None = None
@@ -164,7 +162,6 @@ class Storage:
             value.layout = self.value.layout
         value.memory = self.number
         self.value = value
-        self.version += 1
 
 
 def contiguous_stride(size: tuple[int, ...]) -> tuple[int, ...]:
