@@ -13,10 +13,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from . import metrics
+from .cache import compilation_cache
 from .devices import simulate_devices
 from .errors import (
     CopyError,
     DeviceError,
+    RecompilationWarning,
     ShardingError,
     SpecError,
     UnevenError,
@@ -42,6 +44,7 @@ __all__ = [
     "P",
     "Plan",
     "PlanError",
+    "RecompilationWarning",
     "Shard",
     "ShardingError",
     "SpecError",
@@ -49,6 +52,7 @@ __all__ = [
     "UnevenError",
     "UnrepresentableError",
     "as_mesh",
+    "compilation_cache",
     "full",
     "hybrid_mesh",
     "local_shards",

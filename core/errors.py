@@ -25,6 +25,10 @@ class SpecError(ShardingError):
     """A spec names no axis of the mesh, names one twice, or does not fit the rank."""
 
 
+class RecompilationWarning(UserWarning):
+    """Programs that differ only in a shape or a constant are compiled again and again."""
+
+
 class UnevenError(ShardingError):
     """A tensor axis cannot be split into equal shards."""
 

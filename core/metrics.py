@@ -10,13 +10,19 @@ Nothing expensive happens without a count here. Read the counters by name, or pr
 4096
 >>> [c.cause for c in compilations()]
 ['first call']
+>>> record_transfer("device_to_host", 4, "train.py:33")
 >>> print(report())
 compilations                           1  programs compiled
+transfers.device_to_host               1  device buffers read by the host
+transfers.device_to_host_bytes       4 B  bytes read by the host
 copies                                 1  buffers copied between frameworks
 copied_bytes                     4.0 KiB  bytes copied between frameworks
 <BLANKLINE>
 compiled: 1 program in 0.25 s
   step  train.py:31  0.25 s  first call
+<BLANKLINE>
+moved between host and devices:
+  train.py:33  device_to_host  1 buffer  4 B
 >>> reset()
 
 Counts are kept for the whole process, from import or the last `reset()`.
@@ -32,6 +38,9 @@ from pathlib import Path
 KNOWN = {
     "executions": "compiled programs run",
     "compilations": "programs compiled",
+    "cache_hits": "of these, read from the compilation cache",
+    "evictions": "compiled programs dropped from memory to make room",
+    "peak_bytes": "largest program, per device: inputs, results and temporaries",
     "transfers.host_to_device": "host buffers sent to devices",
     "transfers.host_to_device_bytes": "bytes sent to devices",
     "transfers.device_to_host": "device buffers read by the host",
@@ -49,6 +58,7 @@ _OWN = ("isoshard.cli.",)
 
 _counts: collections.defaultdict[str, int] = collections.defaultdict(int)
 _compilations: list[Compilation] = []
+_transfers: dict[tuple[str, str], Transfer] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +76,23 @@ class Compilation:
     cause: str
     where: str
     seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """What one line of user code moved between the host and the devices.
+
+    Attributes:
+        direction: "host_to_device" or "device_to_host".
+        where: the line, as `file.py:123`.
+        buffers: how many arrays.
+        size: their bytes together.
+    """
+
+    direction: str
+    where: str
+    buffers: int
+    size: int
 
 
 def count(name: str, amount: int = 1) -> None:
@@ -91,6 +118,29 @@ def record_compilation(what: str, cause: str, where: str, seconds: float) -> Non
     count("compilations")
 
 
+def record_transfer(direction: str, size: int, where: str) -> None:
+    """Note one array moved between the host and the devices.
+
+    Args:
+        direction: "host_to_device" or "device_to_host".
+        size: bytes.
+        where: the line of user code, as `user_location()` gives it.
+    """
+    count(f"transfers.{direction}")
+    count(f"transfers.{direction}_bytes", size)
+    old = _transfers.get((direction, where), Transfer(direction, where, 0, 0))
+    _transfers[direction, where] = Transfer(direction, where, old.buffers + 1, old.size + size)
+
+
+def record_peak(size: int) -> None:
+    """Note what a program needs on each device; the largest is the counter "peak_bytes".
+
+    Args:
+        size: bytes of its inputs, results and temporaries together.
+    """
+    _counts["peak_bytes"] = max(_counts["peak_bytes"], size)
+
+
 def counters() -> dict[str, int]:
     """Read every counter.
 
@@ -110,18 +160,25 @@ def compilations() -> list[Compilation]:
     return list(_compilations)
 
 
+def transfers() -> list[Transfer]:
+    """List what was moved since the last reset, one entry per line and direction, largest first."""
+    return sorted(_transfers.values(), key=lambda transfer: -transfer.size)
+
+
 def reset() -> None:
-    """Set every counter to zero and forget the compilations."""
+    """Set every counter to zero and forget compilations and transfers."""
     _counts.clear()
     _compilations.clear()
+    _transfers.clear()
 
 
 def report() -> str:
     """Say in a few lines what happened since the last reset.
 
     Returns:
-        The counters that are not zero with their meaning, then one line per compilation: what was
-        compiled, the line of user code that needed it, the seconds it took and its cause.
+        The counters that are not zero with their meaning; one line per compilation: what was
+        compiled, the line of user code that needed it, the seconds it took and its cause; and the
+        lines of user code that moved most bytes between host and devices.
     """
     rows = [(name, amount) for name, amount in counters().items() if amount]
     lines = [
@@ -130,6 +187,9 @@ def report() -> str:
     done = compilations()
     if done:
         lines += ["", _compiled_title(done), *_compiled_lines(done)]
+    moved = transfers()
+    if moved:
+        lines += ["", "moved between host and devices:", *_transfer_lines(moved)]
     return "\n".join(lines) or "nothing was counted"
 
 
@@ -184,3 +244,21 @@ def _compiled_lines(done: list[Compilation]) -> list[str]:
     what = max(len(c.what) for c in done)
     where = max(len(c.where) for c in done)
     return [f"  {c.what:<{what}}  {c.where:<{where}}  {c.seconds:.2f} s  {c.cause}" for c in done]
+
+
+_SHOWN = 20  # lines of transfers in a report
+
+
+def _transfer_lines(moved: list[Transfer]) -> list[str]:
+    shown = moved[:_SHOWN]
+    where = max(len(transfer.where) for transfer in shown)
+    lines = [
+        f"  {t.where:<{where}}  {t.direction}  {t.buffers:,} buffer{'s' * (t.buffers != 1)}  "
+        f"{human_bytes(t.size)}"
+        for t in shown
+    ]
+    rest = moved[_SHOWN:]
+    if rest:
+        size = human_bytes(sum(transfer.size for transfer in rest))
+        lines.append(f"  .. and {len(rest)} more lines, {size}")
+    return lines

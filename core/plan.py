@@ -28,7 +28,7 @@ small, unless the plan gives a default.
 >>> plan.spec_for("head.weight", (4096, 512), mesh)
 Traceback (most recent call last):
     ...
-isoshard.core.plan.PlanError: 1 leaf larger than 1.0 MiB matches no rule:
+isoshard.core.rules.PlanError: 1 leaf larger than 1.0 MiB matches no rule:
   head.weight: shape (4096, 512), 8.0 MiB if float32
 Add a rule for it (None replicates on purpose), or give the plan a default: Plan(.., default=P()).
 """
@@ -48,88 +48,23 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .errors import ShardingError
+from .hf_plan import rules_of
 from .mesh import as_mesh
 from .metrics import human_bytes
 from .resolved import BY_DEFAULT, BY_SIZE, ResolvedLeaf, ResolvedPlan, named_leaves
+from .rules import Axes, Conv, LayoutRule, Linear, PlanError
 from .spec import normalize_spec
+
+__all__ = ["REPLICATE_BELOW", "Conv", "LayoutRule", "Linear", "Plan", "PlanError"]
 
 REPLICATE_BELOW = 1 << 20
 _BYTES_IF_UNKNOWN = 4
-
-Axes = str | tuple[str, ...] | None
 
 
 class _Unset(enum.Enum):
     """Marks a default that was not given, as None means replicate."""
 
     UNSET = "no default"
-
-
-class PlanError(ShardingError):
-    """A plan is malformed, or says nothing or nonsense about some leaves."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Linear:
-    """The layout of a linear layer in words, for both orders of its weight.
-
-    Torch keeps a linear layer as `weight[out, in]`, Flax as `kernel[in, out]`. This rule gives
-    `P(out, into)` to a leaf called `weight`, `P(into, out)` to one called `kernel` and `P(out)` to
-    a `bias` (`in_proj_weight`, `in_proj_bias` and the like included). Any other leaf, or a weight
-    that is not a matrix, is an error.
-
-    Attributes:
-        out: mesh axis or axes over the output features.
-        into: mesh axis or axes over the input features.
-
-    Example:
-        >>> Linear(out="x").spec("mlp.kernel", 2)
-        P(None, 'x')
-    """
-
-    out: Axes = None
-    into: Axes = None
-
-    def spec(self, name: str, ndim: int) -> P:
-        """Give the spec of the leaf `name` of rank `ndim`, or raise PlanError."""
-        kind = _kind(name)
-        if kind == "bias" and ndim == 1:
-            return P(self.out)
-        if kind == "weight" and self._fits(ndim):
-            return P(self.out, self.into)
-        if kind == "kernel" and self._fits(ndim):
-            return P(*(None,) * (ndim - 2), self.into, self.out)
-        raise PlanError(
-            f"{name}: {self} lays out a weight or kernel of {self._ranks} and a bias of rank 1, "
-            f"not {kind or name.rpartition('.')[2]!r} of rank {ndim}; give this leaf a rule with "
-            "a P(..)"
-        )
-
-    _ranks = "rank 2"
-
-    def _fits(self, ndim: int) -> bool:
-        return ndim == 2
-
-
-@dataclasses.dataclass(frozen=True)
-class Conv(Linear):
-    """The layout of a convolution in words, as `Linear` for `weight[out, in, ..]`.
-
-    Torch keeps the window last, Flax first: `kernel[.., in, out]`.
-
-    Attributes:
-        out: mesh axis or axes over the output channels.
-        into: mesh axis or axes over the input channels.
-
-    Example:
-        >>> Conv(out="x").spec("conv1.kernel", 4)
-        P(None, None, None, 'x')
-    """
-
-    _ranks = "rank 3 to 5"
-
-    def _fits(self, ndim: int) -> bool:
-        return 3 <= ndim <= 5
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -165,6 +100,40 @@ class Plan:
         _check_patterns([pattern for pattern, _ in rules])
         object.__setattr__(self, "rules", rules)
         object.__setattr__(self, "default", _frozen(self.default))
+
+    @classmethod
+    def from_hf_tp_plan(
+        cls, source: Any, axis: Axes = "model", *, prefix: str = "", default: Any = None
+    ) -> Plan:
+        """Take over the tensor-parallel plan of a Hugging Face model.
+
+        Args:
+            source: a mapping from names to styles, or what carries one as `tp_plan`, `_tp_plan`
+                (a model of `transformers`) or `base_model_tp_plan` (its configuration).
+            axis: the mesh axis or axes to split over.
+            prefix: put before every name: the plan of a configuration names the parameters of the
+                base model, which are called "model.." in a model with a head.
+            default: the spec of what the plan does not name. None, as in `transformers`,
+                replicates it.
+
+        Returns:
+            A plan for torch's order of weights. Data parallelism needs no rule: shard the batch
+            over another mesh axis.
+
+        Raises:
+            PlanError: there is no plan, a style is unknown, or no name fits a parameter of the
+                model.
+
+        Example:
+            >>> from isoshard.core.mesh import make_mesh
+            >>> styles = {"layers.*.q_proj": "colwise", "layers.*.o_proj": "rowwise"}
+            >>> plan = Plan.from_hf_tp_plan(styles, axis="model")
+            >>> mesh = make_mesh((2, 4), ("data", "model"))
+            >>> shapes = {"layers.0.q_proj.weight": (8, 4), "layers.0.o_proj.weight": (4, 8)}
+            >>> plan.resolve(shapes, mesh).specs
+            {'layers.0.q_proj.weight': P('model',), 'layers.0.o_proj.weight': P(None, 'model')}
+        """
+        return cls(rules_of(source, axis, prefix), default=default)
 
     def __repr__(self) -> str:
         """The constructor's call."""
@@ -277,15 +246,10 @@ def _size(shape: tuple[int, ...], dtype: Any) -> int:
     return math.prod(shape) * getattr(dtype, "itemsize", _BYTES_IF_UNKNOWN)
 
 
-def _kind(name: str) -> str | None:
-    found = re.fullmatch(r"(?:.*[._])?(weight|kernel|bias)", name)
-    return found and found[1]
-
-
 def _resolve_leaf(
     name: str, shape: tuple[int, ...], dtype: Any, pattern: str, spec: Any, mesh: Mesh
 ) -> ResolvedLeaf:
-    if isinstance(spec, Linear):
+    if isinstance(spec, LayoutRule):
         spec = spec.spec(name, len(shape))
     spec = normalize_spec(P() if spec is None else spec, mesh, len(shape), shape=shape, name=name)
     sharding = NamedSharding(mesh, spec)

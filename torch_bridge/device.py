@@ -25,6 +25,8 @@ from isoshard.torch_bridge.engine.call import Meta
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval, check_storable
 
+from . import autocast, identity
+
 _KEYS = ("PrivateUse1", "Lazy")
 _LIBRARIES: list[torch.library.Library] = []
 
@@ -96,8 +98,8 @@ class DeviceModule:
 
     @staticmethod
     def get_amp_supported_dtype() -> list[torch.dtype]:
-        """What `torch.autocast("jax", ..)` may use: nothing yet, so torch warns and disables it."""
-        return []
+        """What `torch.autocast("jax", ..)` may cast to."""
+        return list(autocast.DTYPES)
 
 
 def register() -> None:
@@ -120,6 +122,7 @@ def register() -> None:
         library = torch.library.Library("aten", "IMPL")
         library.impl("empty.memory_format", _empty, key)
         library.impl("empty_strided", _empty_strided, key)
+        library.impl("_efficientzerotensor", _empty, key)
         library.impl("_copy_from", _copy_from, key)
         for factory in _FACTORIES:
             packet, _, overload = factory.partition(".")
@@ -127,6 +130,8 @@ def register() -> None:
             if func is not None:
                 library.impl(factory, _factory(func), key)
         _LIBRARIES.append(library)
+    _LIBRARIES.extend(autocast.register())
+    identity.register()
 
 
 # Factories that torch would otherwise build by resizing an empty tensor.

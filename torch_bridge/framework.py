@@ -18,7 +18,7 @@ from isoshard.core.plan import Plan
 from isoshard.core.shards import Shard
 from isoshard.core.shards import local_shards as jax_shards
 from isoshard.core.spec import named_sharding
-from isoshard.torch_bridge.engine import base, layouts, program
+from isoshard.torch_bridge.engine import base, layouts, placement
 from isoshard.torch_bridge.engine.constrain import constrain
 from isoshard.torch_bridge.engine.value import Aval, Value, placed_layout
 
@@ -70,7 +70,7 @@ class Torch(Framework):
             if value.array is None:
                 value = constrain(value, layouts.intern(sharding))
             else:
-                array = program.array_of(value)
+                array = placement.array_of(value)
                 value = Value.of(lay_out(array, sharding, copy=copy, name=name))
                 value.shared = True
         else:
@@ -114,7 +114,7 @@ class Torch(Framework):
         if x.named_sharding is None:
             from isoshard.core.place import sharding_of
 
-            return sharding_of(program.array_of(base.read(x)))
+            return sharding_of(placement.array_of(base.read(x)))
         return x.named_sharding
 
     def local_shards(self, x: Any) -> list[Shard]:
@@ -161,7 +161,7 @@ class Torch(Framework):
 
 def _array(x: XLAShardedTensor, sharding: Any, copy: bool | None, name: str) -> jax.Array:
     value = base.read(x)
-    array = program.array_of(value)
+    array = placement.array_of(value)
     if isinstance(array, Tracer):
         return lay_out(array, sharding)
     if copy or (sharding is not None and placed_layout(array) != layouts.intern(sharding)):

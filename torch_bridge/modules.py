@@ -12,6 +12,8 @@ from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.plan import Plan
 from isoshard.core.spec import named_sharding
 
+from . import identity
+
 Place = Callable[[torch.Tensor, NamedSharding, bool | None, str], torch.Tensor]
 
 
@@ -72,7 +74,7 @@ def shard_module(
     copy: bool | None = None,
     name: str | None = None,
 ) -> torch.nn.Module:
-    """Replace every parameter and buffer by one on the mesh; on an error nothing is replaced.
+    """Lay every parameter and buffer out on the mesh; on an error nothing is changed.
 
     Args:
         module: changed in place.
@@ -83,7 +85,7 @@ def shard_module(
         name: of the module, for messages.
 
     Returns:
-        `module`. Optimizers made before hold the old parameters: make them after.
+        `module`. Its parameters stay the same objects, see `isoshard.torch_bridge.identity`.
     """
     shardings = layout(module, mesh, spec, name)
     moved: dict[int, Any] = {}
@@ -92,9 +94,9 @@ def shard_module(
         if tensor.grad is not None:
             new.grad = place(tensor.grad, shardings[key], copy, f"{key}.grad")
         moved[id(tensor)] = new
+    identity.replace([(place, moved[id(place[2])]) for place in identity.parameters(module)])
     for child in module.modules():
-        for own in (child._parameters, child._buffers):
-            for key, tensor in own.items():
-                if tensor is not None:
-                    own[key] = moved[id(tensor)]
+        for key, buffer in child._buffers.items():
+            if buffer is not None:
+                child._buffers[key] = moved[id(buffer)]
     return module

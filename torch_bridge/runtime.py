@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from isoshard.torch_bridge.engine import program
+from isoshard.torch_bridge.engine import placement, program
 from isoshard.torch_bridge.engine.capture import CompiledStep
 from isoshard.torch_bridge.engine.value import Storage
 
@@ -27,7 +27,7 @@ def sync(*, wait: bool = False) -> None:
     program.sync()
     pending = PENDING[:]
     PENDING.clear()
-    program.settle([storage.value for storage in pending if storage.value.array is not None])
+    placement.settle([storage.value for storage in pending if storage.value.array is not None])
     if wait:
         jax.block_until_ready(jax.live_arrays())
 

@@ -36,7 +36,7 @@ from isoshard.core.errors import CopyError
 from isoshard.core.mesh import mesh_of
 from isoshard.core.op_sharding import to_op_sharding
 from isoshard.core.tiles import Tiles
-from isoshard.torch_bridge.engine import base, layouts, program
+from isoshard.torch_bridge.engine import base, layouts, placement
 from isoshard.torch_bridge.engine.special import to_host
 
 _DEVICE = "jax:0"
@@ -230,6 +230,13 @@ class XLAShardedTensor(base.LazyTensor):
         array = self.numpy()
         return array if dtype is None else array.astype(dtype)
 
+    def jax(self) -> jax.Array:
+        """The array that holds it, as `isoshard.to_jax(tensor)`; a tracer while JAX traces."""
+        value = base.read(self)
+        array = placement.array_of(value)
+        value.shared = True
+        return array
+
     def tolist(self) -> Any:
         """The elements as nested lists."""
         return to_host(self).tolist()
@@ -273,7 +280,7 @@ class XLAShardedTensor(base.LazyTensor):
 
     def _one_buffer(self) -> jax.Array:
         value = base.read(self)
-        array = program.array_of(value)
+        array = placement.array_of(value)
         if len(array.sharding.device_set) > 1:
             raise BufferError(
                 f"DLPack knows one buffer on one device, and this tensor of shape "

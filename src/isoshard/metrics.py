@@ -9,23 +9,31 @@
 from isoshard.core.metrics import (
     KNOWN,
     Compilation,
+    Transfer,
     compilations,
     count,
     counters,
     record_compilation,
+    record_peak,
+    record_transfer,
     report,
     reset,
+    transfers,
     user_location,
 )
 
 __all__ = [
     "KNOWN",
     "Compilation",
+    "Transfer",
     "compilations",
     "count",
     "counters",
     "record_compilation",
+    "record_peak",
+    "record_transfer",
     "report",
     "reset",
+    "transfers",
     "user_location",
 ]

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from isoshard.core import metrics
+
 from . import tape as tapes
 from .tape import Recipe
 from .value import Aval, Storage, Value, too_wide
@@ -45,6 +47,8 @@ _handle: Any = None
 _CLASS: type[LazyTensor] = LazyTensor
 _make = torch.Tensor._make_wrapper_subclass
 _LAZY = torch.device("lazy", 0)
+AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+"""The dispatch key that lets tensors take part in `torch.autocast("jax")`; idle outside it."""
 
 
 def use_class(cls: type[LazyTensor]) -> None:
@@ -69,6 +73,7 @@ def new_tensor(aval: Aval, storage: Storage, chain: Chain, offset: int = 0) -> L
         storage_offset=offset,
         dtype=meta.dtype,
         device=_LAZY,
+        _extra_dispatch_keys=AUTOCAST,
     )
     tensor._storage = storage
     tensor._chain = chain
@@ -193,6 +198,7 @@ def host_value(tensor: torch.Tensor, *, snapshot: bool = True) -> Value:
     elif snapshot:
         array = np.array(array, copy=True, order="C")
     value = Value(np.ascontiguousarray(array).reshape(array.shape))
+    value.origin = metrics.user_location()
     if _LOG is not None:
         _LOG.uploads.append(value)
     return value

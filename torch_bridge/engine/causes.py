@@ -1,40 +1,79 @@
-"""Why a program was compiled, in words a user can act on."""
+"""Why a program was compiled, in words a user can act on.
+
+Programs with the same operations in the same order are a family. A family that grows and grows,
+with another shape each time, is a mistake that costs more than the work itself, so it is told by a
+warning.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
 from typing import Any
 
 from isoshard.core import metrics
+from isoshard.core.errors import RecompilationWarning
 
 from . import tape as tapes
 
-_SEEN: list[Any] = []
+_SEEN: list[tuple[Any, Family]] = []
 _KEPT = 64  # plans remembered for comparison
+MANY, LONG = 8, 10.0  # programs of one family, and the seconds they took, that are worth a warning
+
+
+@dataclasses.dataclass
+class Family:
+    """Programs with the same operations.
+
+    Attributes:
+        programs: how many were compiled.
+        seconds: what that took.
+    """
+
+    programs: int = 0
+    seconds: float = 0.0
+
+
+_FAMILIES: dict[int, Family] = {}
 
 
 def report(plan: Any, seconds: float) -> None:
-    """Tell the metrics about a compilation."""
-    cause = _cause(plan)
-    _SEEN.append(plan)
+    """Tell the metrics about a compilation, and the user if there are too many of its kind."""
+    family = _FAMILIES.setdefault(hash(_names(plan)), Family())
+    cause = _cause(plan, family)
+    _SEEN.append((plan, family))
     del _SEEN[:-_KEPT]
-    what = f"{sum(isinstance(entry[0], int) for entry in plan.program)} operations"
-    metrics.record_compilation(what, cause, metrics.user_location(), seconds)
+    operations = sum(isinstance(entry[0], int) for entry in plan.program)
+    where = metrics.user_location()
+    metrics.record_compilation(f"{operations} operations", cause, where, seconds)
+    short = family.seconds < LONG or family.programs < MANY
+    family.programs += 1
+    family.seconds += seconds
+    if short and family.programs >= MANY and family.seconds >= LONG:
+        warnings.warn(
+            f"{where}: {family.programs} programs of the same {operations} operations were "
+            f"compiled in {family.seconds:.0f} s; the last because of: {cause}. Every new shape or "
+            "static argument is another program: pad to a few sizes, keep what grows on the CPU, "
+            "or give what changes as a tensor. isoshard.metrics.report() lists them all.",
+            RecompilationWarning,
+            stacklevel=2,
+        )
 
 
-def _cause(plan: Any) -> str:
+def _cause(plan: Any, family: Family) -> str:
     """Compare with the most similar plan compiled before."""
     if not _SEEN:
         return "first program"
-    names, entries = _names(plan), _entries(plan)
-    alike = [earlier for earlier in reversed(_SEEN) if _names(earlier) == names]
+    alike = [earlier for earlier, its in reversed(_SEEN) if its is family]
     if not alike:
         return "new operations"
+    entries = _entries(plan)
     same = [earlier for earlier in alike if _entries(earlier) == entries]
     return _difference(plan, (same or alike)[0])
 
 
-def _names(plan: Any) -> list[str]:
-    return [_name(entry) for entry in _entries(plan)]
+def _names(plan: Any) -> tuple[str, ...]:
+    return tuple(_name(entry) for entry in _entries(plan))
 
 
 def _name(entry: Any) -> str:

@@ -28,6 +28,8 @@ def find(op: torch._ops.OpOverload) -> Any:
     function = decomposition_table.get(op)
     if function is None and is_composite(op):
         function = op.decompose
+    if function is None:  # the primitives that torch's reference implementations are made of
+        function = getattr(op, "impl_aten", None)
     if function is None:
         return None
 

@@ -17,16 +17,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
-from isoshard.core import metrics
-from isoshard.core.errors import ShardingError
+from isoshard.core import cache, metrics
 
 from . import causes, layouts, random
 from . import tape as tapes
 from .peephole import Rewriter
+from .placement import place
 from .value import Value, placed_layout
 
 
@@ -60,6 +58,8 @@ class Program:
         whole = None
         if home != layouts.UNPLACED:
             whole = layouts.sharding(layouts.replicated_like(home))
+        if numbers.size:
+            metrics.record_transfer("host_to_device", numbers.nbytes, f"(changing {name})")
         array = jax.device_put(numbers, whole)
         self._sent[name] = (numbers, array)
         return array
@@ -68,6 +68,9 @@ class Program:
         """The optimised HLO."""
         return self.compiled.as_text()
 
+
+KEPT = 1024
+"""Compiled programs kept in memory; beyond, the one not used for longest goes."""
 
 _PROGRAMS: dict[Any, Program] = {}
 
@@ -195,83 +198,18 @@ def plan_of(tape: tapes.Tape) -> Plan:
     )
 
 
-def place(values: Sequence[Value]) -> list[jax.Array]:
-    """Bring inputs to the devices of one program, each in its layout.
-
-    A value that no layout was asked for is replicated over the devices of those that have one.
-    """
-    numbers = {value.layout for value in values} - {layouts.UNPLACED}
-    home = _home(numbers)
-    if home is not None:
-        for value in values:
-            if value.layout == layouts.UNPLACED or layouts.devices(value.layout) != layouts.devices(
-                home
-            ):
-                value.layout = layouts.replicated_like(home)
-                value.array = _move(value.array, layouts.sharding(value.layout))
-                continue
-            _settle(value)
-    else:
-        for value in values:
-            if isinstance(value.array, np.ndarray):
-                value.array = _move(value.array, None)
-    return [value.array for value in values]
-
-
-def settle(values: Sequence[Value]) -> None:
-    """Bring values that no program reads to the layout they were marked with."""
-    for value in values:
-        if value.layout != layouts.UNPLACED:
-            _settle(value)
-        elif isinstance(value.array, np.ndarray):
-            value.array = _move(value.array, None)
-
-
-def _settle(value: Value) -> None:
-    array = value.array
-    if isinstance(array, np.ndarray) or (
-        array.sharding is not layouts.sharding(value.layout)
-        and placed_layout(array) != value.layout
-    ):
-        value.array = _move(array, layouts.sharding(value.layout))
-        value.shared = False
-
-
-def _home(numbers: set[int]) -> int | None:
-    """A layout on the devices that the program will run on, or None for the default device."""
-    best: Any = None
-    for number in numbers:
-        if best is None or len(layouts.devices(number)) > len(layouts.devices(best)):
-            best = number
-    for number in numbers:
-        have, want = layouts.devices(number), layouts.devices(best)
-        if len(have) > 1 and have != want:
-            raise ShardingError(
-                "one program cannot use meshes that number the devices differently: one tensor is "
-                f"laid out over devices {[d.id for d in want]}, another over "
-                f"{[d.id for d in have]}; mark both with the same mesh, or move one with "
-                "isoshard.reshard(tensor, spec, mesh)"
-            )
-    return best
-
-
-def _move(array: Any, sharding: jax.sharding.Sharding | None) -> jax.Array:
-    if isinstance(array, np.ndarray):
-        metrics.count("transfers.host_to_device")
-        metrics.count("transfers.host_to_device_bytes", array.nbytes)
-        return jax.device_put(array, sharding, may_alias=True)
-    metrics.count("transfers.between_devices")
-    return jax.device_put(array, sharding)
-
-
 def program_of(plan: Plan, arrays: Sequence[jax.Array], scalars: Sequence[Any]) -> Program:
     """Find the program of a plan, compiling it the first time."""
     key = plan.key()
-    program = _PROGRAMS.get(key)
+    program = _PROGRAMS.pop(key, None)
     if program is None:
         started = time.perf_counter()
-        program = _PROGRAMS[key] = build(plan, arrays)
+        program = build(plan, arrays)
         causes.report(plan, time.perf_counter() - started)
+    _PROGRAMS[key] = program  # last again: the first is the one not used for longest
+    if len(_PROGRAMS) > KEPT:
+        del _PROGRAMS[next(iter(_PROGRAMS))]
+        metrics.count("evictions")
     return program
 
 
@@ -282,10 +220,25 @@ def build(plan: Plan, arrays: Sequence[jax.Array]) -> Program:
     with warnings.catch_warnings(), jax.numpy_dtype_promotion("standard"):
         # An input that nobody needs any more is given up even where no result can take its memory.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        found = cache.hits()
         compiled = function.lower(*arrays, *extra).compile()
+    metrics.count("cache_hits", cache.hits() - found)
     analysis = compiled.memory_analysis()
+    metrics.record_peak(peak_bytes(analysis))
     devices = max((len(array.sharding.device_set) for array in arrays), default=1)
     return Program(compiled, donated_bytes=getattr(analysis, "alias_size_in_bytes", 0) * devices)
+
+
+def peak_bytes(analysis: Any) -> int:
+    """What a program needs on each device: inputs, results that replace none, temporaries.
+
+    Args:
+        analysis: XLA's memory analysis; None where the platform gives none.
+    """
+    if analysis is None:
+        return 0
+    results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    return analysis.argument_size_in_bytes + results + analysis.temp_size_in_bytes
 
 
 def traceable(plan: Plan) -> Any:
@@ -380,12 +333,3 @@ def _wait_for_virtual_devices() -> None:
         devices = array.sharding.device_set
         if len(devices) > 1 and next(iter(devices)).platform == "cpu":
             array.block_until_ready()
-
-
-def array_of(value: Value) -> jax.Array:
-    """The placed array of a value, computing it if need be."""
-    if value.array is None:
-        tapes.materialize([value])
-    if not isinstance(value.array, Tracer):
-        settle([value])
-    return jnp.asarray(value.array)

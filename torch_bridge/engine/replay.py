@@ -4,61 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 from torch.utils import _pytree as pytree
 
 from isoshard.core import metrics
 
-from . import base, layouts, program, random
+from . import base, layouts, placement, program, random
 from . import tape as tapes
 from .host import HostOps
-from .symbolic import Table
-from .value import Aval, Storage, Value
-from .views import Chain
-
-
-@dataclasses.dataclass(frozen=True)
-class Argument:
-    """The memory of an argument of the step.
-
-    Attributes:
-        number: which tensor argument, in flattened order.
-    """
-
-    number: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Computed:
-    """A tensor in a step's result that the step computed.
-
-    Attributes:
-        number: which result of the program.
-        aval: its size, stride and dtype.
-    """
-
-    number: int
-    aval: Aval
-
-
-@dataclasses.dataclass(frozen=True)
-class View:
-    """A tensor in a step's result that views an argument's memory.
-
-    Attributes:
-        argument: whose memory.
-        aval: its size, stride and dtype.
-        chain: how it views the memory.
-        offset: its storage offset.
-    """
-
-    argument: Argument
-    aval: Aval
-    chain: Chain
-    offset: int
+from .places import Argument, Computed, Gradient, New, Owner, Part, Place, Scene, View
+from .symbolic import CaptureError, Table
+from .value import Storage, Value
+from .watch import Held
 
 
 @dataclasses.dataclass
@@ -68,26 +30,38 @@ class Replay:
     Attributes:
         plan: what was compiled.
         program: the executable.
-        sources: for each leaf, where it is found: a storage, an `Argument`, or a constant array.
-        targets: which result is written to which storage or `Argument`.
+        sources: for each leaf, where it is found: a place, or a constant array.
+        targets: which result is written to which place.
+        owners: who may have gradients.
+        gradients: the owners whose `.grad` the step replaces, and by what.
+        made: the tensors made anew.
         table: expressions of the numbers that change.
         scalars: the lifted floats: constants and expressions.
         draws: which random keys the step takes, counted from the state it finds.
         host: CPU operations to repeat (step counters).
-        outputs: the step's result, with `Computed` and `View` for tensors made anew.
+        outputs: the step's result, with places, views and `New` for tensors.
         identity: the memory that the step works on; see `Watched.identity`.
+        held: the variables and attributes in which the step found other tensors.
     """
 
     plan: program.Plan
     program: program.Program
     sources: list[Any]
-    targets: list[tuple[int, Any]]
+    targets: list[tuple[int, Place]]
+    owners: list[Owner]
+    gradients: list[tuple[int, Any]]
+    made: list[Computed | Part]
     table: Table
     scalars: list[Any]
     draws: random.Draws
     host: HostOps
     outputs: Any
     identity: tuple[int, ...] = ()
+    held: list[Held] = dataclasses.field(default_factory=list)
+
+    def fits(self, identity: tuple[int, ...]) -> bool:
+        """Whether the step would still work on the same tensors."""
+        return self.identity == identity and all(one.is_still_there() for one in self.held)
 
     def __call__(self, arguments: list[base.LazyTensor]) -> Any:
         """Run the step on the present values."""
@@ -96,10 +70,13 @@ class Replay:
 
     def run(self, arguments: list[base.LazyTensor]) -> Any:
         """Run the step without repeating its CPU operations."""
+        scene = Scene(arguments, self.owners)
         scalars = self.table.evaluate(self.scalars)
         donated = frozenset(self.plan.donated)
         arrays = [
-            self._array(position, source, arguments, position in donated)
+            source
+            if isinstance(source, jax.Array)
+            else self._array(position, scene.storage(source), position in donated)
             for position, source in enumerate(self.sources)
         ]
         words = self.draws.take()
@@ -109,15 +86,15 @@ class Replay:
             for array, number in zip(results, self.program.layouts or (), strict=True)
         ]
         for number, place in self.targets:
-            _storage(place, arguments).write(values[number])
-        return self._fill(values, arguments)
+            scene.storage(place).write(values[number])
+        made = self._make(values)
+        outputs = pytree.tree_map(lambda mark: _filled(mark, scene, made), self.outputs)
+        for number, mark in self.gradients:
+            scene.owner(number).grad = _filled(mark, scene, made)
+        return outputs
 
-    def _array(
-        self, position: int, source: Any, arguments: list[base.LazyTensor], donated: bool
-    ) -> jax.Array:
-        if isinstance(source, jax.Array):
-            return source
-        value = _storage(source, arguments).value
+    def _array(self, position: int, storage: Storage, donated: bool) -> jax.Array:
+        value = storage.value
         array = value.array
         if array is None:
             tapes.materialize([value])
@@ -125,7 +102,7 @@ class Replay:
         wanted = self.plan.placed[position]
         if value.layout != wanted or not isinstance(array, jax.Array):
             value.layout = value.layout if wanted == layouts.UNPLACED else wanted
-            program.place([value])
+            placement.place([value])
             array = value.array
         if donated and self._is_held(value, array):
             metrics.count("copies")
@@ -139,19 +116,56 @@ class Replay:
         # value: storage, caller, here, getrefcount; array: value, caller, here, getrefcount.
         return value.shared or sys.getrefcount(value) > 4 or sys.getrefcount(array) > 4
 
-    def _fill(self, values: list[Value], arguments: list[base.LazyTensor]) -> Any:
-        def leaf(mark: Any) -> Any:
+    def _make(self, values: Sequence[Value]) -> list[base.LazyTensor]:
+        """The tensors that are new in this run."""
+        memories: dict[int, Storage] = {}
+        made = []
+        for mark in self.made:
             if isinstance(mark, Computed):
-                return base.fresh(mark.aval, values[mark.number])
-            if isinstance(mark, Argument):
-                return arguments[mark.number]
-            if isinstance(mark, View):
-                storage = arguments[mark.argument.number]._storage
-                return base.new_tensor(mark.aval, storage, mark.chain, mark.offset)
-            return mark
+                tensor = base.fresh(mark.aval, values[mark.number])
+                made.append(_sealed(tensor) if mark.differentiable else tensor)
+                continue
+            memory = memories.get(mark.memory)
+            if memory is None:
+                memory = memories[mark.memory] = Storage(values[mark.number], mark.whole)
+            made.append(base.new_tensor(mark.aval, memory, mark.chain, mark.offset))
+        return made
 
-        return pytree.tree_map(leaf, self.outputs)
+
+def _filled(mark: Any, scene: Scene, made: Sequence[base.LazyTensor]) -> Any:
+    """What stands for a mark in this run; anything else stands for itself."""
+    if isinstance(mark, New):
+        return made[mark.number]
+    if isinstance(mark, Argument | Gradient):
+        return scene.tensor(mark)
+    if isinstance(mark, View):
+        storage = scene.storage(mark.place)
+        return base.new_tensor(mark.aval, storage, mark.chain, mark.offset)
+    return mark
 
 
-def _storage(place: Any, arguments: list[base.LazyTensor]) -> Storage:
-    return arguments[place.number]._storage if isinstance(place, Argument) else place
+class _Sealed(torch.autograd.Function):
+    """The end of the road for gradients: the graph behind a replayed result was never made."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself, with a graph that refuses."""
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Refuse.
+
+        Raises:
+            CaptureError: always.
+        """
+        raise CaptureError(
+            "backward() was called outside on a result of a compiled step, whose graph lives "
+            "inside the program. Call backward() in the step, or return result.detach()."
+        )
+
+
+def _sealed(tensor: base.LazyTensor) -> base.LazyTensor:
+    """Let a result require a gradient, as it did when the step was captured."""
+    anchor = torch.empty(0, requires_grad=True)
+    return _Sealed.apply(anchor, tensor)  # pyright: ignore[reportReturnType]

@@ -6,6 +6,7 @@ so they execute the tape; factories make storages out of nothing.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 from isoshard.core import metrics
 
-from . import base, capture, dispatch, program
+from . import base, capture, dispatch, placement
 from .flatten import import_tensor
 from .value import Aval
 
@@ -23,7 +24,7 @@ aten = torch.ops.aten
 def to_host(tensor: base.LazyTensor) -> torch.Tensor:
     """Compute a tensor, gather it and copy it to the CPU."""
     capture.refuse_if_capturing("the value of a tensor")
-    array = program.array_of(base.read(tensor))
+    array = placement.array_of(base.read(tensor))
     if not array.is_fully_addressable:
         raise RuntimeError(
             f"a tensor of shape {tuple(tensor.shape)} lies partly in other processes and cannot be "
@@ -32,8 +33,7 @@ def to_host(tensor: base.LazyTensor) -> torch.Tensor:
     from isoshard.torch_bridge.exchange import from_numpy
 
     host = np.array(array, copy=True)
-    metrics.count("transfers.device_to_host")
-    metrics.count("transfers.device_to_host_bytes", host.nbytes)
+    metrics.record_transfer("device_to_host", host.nbytes, metrics.user_location())
     return from_numpy(host, tensor._aval.meta.dtype)
 
 
@@ -90,6 +90,12 @@ def _equal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 def _allclose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return bool(torch.isclose(*args, **kwargs).all().item())
+
+
+def _same_storage_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """What forward-mode differentiation asks of a tensor and its tangent."""
+    left, right = (tensor._storage.aval.meta.size for tensor in args)
+    return math.prod(left) == math.prod(right)
 
 
 def on_host(func: torch._ops.OpOverload) -> dispatch.Handler:
@@ -212,6 +218,8 @@ def register() -> None:
             "aten::_local_scalar_dense": _item,
             "aten::equal": _equal,
             "aten::allclose": _allclose,
+            "aten::_has_same_storage_numel": _same_storage_size,
+            "aten::is_same_size": lambda args, kwargs: args[0].shape == args[1].shape,
             "aten::index.Tensor": _index,
             "aten::index_put_": _index_put,
             "aten::_index_put_impl_": lambda args, kwargs: _index_put(args[:4], kwargs),

@@ -97,9 +97,11 @@ class Value:
         shared: somebody else may hold this buffer, so it is never donated.
         memory: number of the storage it was last written to. A program's result takes over the
             buffer of the input with the same number.
+        origin: the line of user code that brought it, only for a snapshot on the host.
     """
 
-    __slots__ = ("array", "layout", "memory", "shared", "slot", "tape")
+    __slots__ = ("array", "layout", "memory", "origin", "shared", "slot", "tape")
+    origin: str
 
     def __init__(self, array: Any = None, layout: int = layouts.UNPLACED):
         """Hold `array`; a recorded value is made by a tape."""

@@ -1,0 +1,114 @@
+"""What the engine tells: causes of compilations, transfers with their line, memory, warnings."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+from isoshard import P, metrics
+from isoshard.torch_bridge.engine import causes, program
+
+
+@pytest.fixture(autouse=True)
+def _clean():
+    xs.sync()
+    metrics.reset()
+    yield
+    metrics.reset()
+
+
+def here(offset: int) -> str:
+    """`file:line` of the caller, `offset` lines away."""
+    frame = inspect.currentframe().f_back
+    return f"test_metrics.py:{frame.f_lineno + offset}"
+
+
+def test_transfers_name_the_line_that_made_them():
+    x = torch.ones(4, 8).to("jax")
+    up = here(-1)
+    (x + 1).tolist()
+    down = here(-1)
+    moved = {(t.direction, t.where): (t.buffers, t.size) for t in metrics.transfers()}
+    assert moved["host_to_device", up] == (1, 128)
+    assert moved["device_to_host", down] == (1, 128)
+    assert f"  {up}  host_to_device  1 buffer  128 B" in metrics.report()
+
+
+def test_transfers_of_one_line_add_up():
+    x = torch.ones(2).to("jax")
+    for _ in range(3):
+        x.sum().item()
+    (read,) = [t for t in metrics.transfers() if t.direction == "device_to_host"]
+    assert (read.buffers, read.size) == (3, 12)
+
+
+def test_numbers_that_change_are_transfers_too():
+    weight = torch.ones(4, device="jax", requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for rate in (0.1, 0.2):
+        optimizer.param_groups[0]["lr"] = rate
+        weight.grad = torch.ones(4, device="jax")
+        optimizer.step()
+        optimizer.zero_grad()
+        xs.sync()
+    assert any(t.where == "(changing floats)" for t in metrics.transfers())
+
+
+def test_peak_bytes_are_those_of_one_device():
+    mesh = iso.make_mesh((8,), ("x",))
+    x = iso.shard(torch.ones(64, 128), mesh, P("x"))
+    (x * 2).sum().item()
+    share = 64 * 128 * 4 // 8
+    assert share <= metrics.counters()["peak_bytes"] < 4 * share
+    assert "peak_bytes" in metrics.report()
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda x: (x[:3], 2.0), "new shape or static argument in view"),
+        (lambda x: (torch.ones(5, 8, device="jax"), 2.0), "new input shape or dtype: float32"),
+        (lambda x: (x, 3.0), None),
+    ],
+)
+def test_a_compilation_tells_its_cause_and_line(change, cause):
+    x = torch.ones(4, 8, device="jax")
+    xs.sync()
+
+    def work(x, factor):
+        return torch.addcmul(x, x, x, value=factor).relu().sum()
+
+    work(x, 2.0).item()
+    work(x[:2], 2.0).item()
+    y, factor = change(x)
+    xs.sync()
+    before = len(metrics.compilations())
+    work(y, factor).item()
+    line = here(-1)
+    found = metrics.compilations()[before:]
+    if cause is None:
+        assert not found  # a factor is an input, not a constant
+    else:
+        assert found[0].cause.startswith(cause)
+        assert found[0].where == line
+
+
+def test_a_family_of_programs_that_only_grows_is_warned_of(monkeypatch):
+    monkeypatch.setattr(causes, "MANY", 3)
+    monkeypatch.setattr(causes, "LONG", 0.0)
+    monkeypatch.setattr(causes, "_FAMILIES", {})
+    with pytest.warns(iso.RecompilationWarning, match=r"3 programs .* keep what grows on the CPU"):
+        for size in range(2, 6):
+            torch.ones(size).to("jax").erfinv().sum().item()
+
+
+def test_compiled_programs_are_bounded(monkeypatch):
+    monkeypatch.setattr(program, "KEPT", 2)
+    monkeypatch.setattr(program, "_PROGRAMS", {})
+    for size in range(2, 7):
+        np.testing.assert_allclose(torch.full((size,), 2.0).to("jax").log2().numpy(), 1.0)
+    assert len(program._PROGRAMS) == 2
+    assert metrics.counters()["evictions"] == 3

@@ -1,0 +1,188 @@
+"""`torch.autocast("jax", dtype)`: which operators run in a lower precision, and which in float32.
+
+Tensors on the `jax` device carry torch's dispatch key `AutocastPrivateUse1`. Outside an autocast
+region torch skips that key, so nothing is paid for it; inside one it calls the kernels registered
+here, which cast the arguments and run the operator again below autocast and above autograd. So the
+gradient of a float32 weight arrives in float32, though the matrix product took a bfloat16 copy.
+
+>>> weight = torch.ones(2, 2, device="jax", requires_grad=True)
+>>> with torch.autocast("jax", torch.bfloat16):
+...     product = torch.ones(3, 2, device="jax") @ weight
+...     total = product.sum()
+>>> product.dtype, total.dtype
+(torch.bfloat16, torch.float32)
+>>> total.backward()
+>>> weight.grad.dtype
+torch.float32
+
+The lists are those that torch offers every backend (the CUDA lists without cuDNN's own operators),
+read from `ATen/autocast_mode.h` of torch 2.13. torch's cache of cast weights is not needed: a
+weight used twice is cast twice on the tape, and XLA does it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from isoshard.torch_bridge.engine import base
+
+DTYPES = (torch.bfloat16, torch.float16)
+"""What autocast may cast to."""
+
+LOWER_PRECISION = """
+    _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d
+    conv_transpose2d.input conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum
+    mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot
+    _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+    _scaled_dot_product_flash_attention scaled_dot_product_attention
+""".split()
+
+FLOAT32 = """
+    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan
+    pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm
+    group_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss
+    cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss
+    huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss
+    triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm
+    logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d
+    _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d
+    upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
+    _upsample_bicubic2d_aa
+""".split()
+
+FLOAT32_DTYPE = """
+    prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
+    linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList
+""".split()
+"""Operators with a `dtype=` argument: it becomes float32 unless it was given."""
+
+FLOAT32_APPEND = {
+    "norm.Scalar": "norm.ScalarOpt_dtype",
+    "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
+}
+"""Overloads without a `dtype=` argument, and those with one that run instead."""
+
+PROMOTE = """
+    addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
+""".split()
+"""Operators that run in the widest dtype among their arguments."""
+
+BANNED = "binary_cross_entropy"
+
+_KEY = torch._C.DispatchKey.AutocastPrivateUse1
+
+_ELIGIBLE = frozenset({torch.float32, *DTYPES})
+
+
+def register() -> list[torch.library.Library]:
+    """Give torch the kernels; they last as long as the libraries that are returned."""
+    library = torch.library.Library("aten", "IMPL")
+    policies: list[tuple[Iterable[str], Callable[[Any], Any]]] = [
+        (LOWER_PRECISION, _lower_precision),
+        (FLOAT32, _float32),
+        (FLOAT32_DTYPE, _float32_dtype),
+        (FLOAT32_APPEND, _float32_append),
+        (PROMOTE, _promote),
+        ([BANNED], lambda _func: _refuse),
+    ]
+    for names, policy in policies:
+        for name in names:
+            func = _overload(name)
+            if func is not None:
+                library.impl(name, _below_autocast(policy(func)), _KEY.name)
+    rest = torch.library.Library("_", "IMPL")
+    if not torch._C._dispatch_has_backend_fallback(_KEY):
+        rest.fallback(torch.library.fallthrough_kernel, _KEY.name)
+    return [library, rest]
+
+
+def _overload(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+
+
+def _below_autocast(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(base.AUTOCAST):
+            return kernel(*args, **kwargs)
+
+    return run
+
+
+def _is_eligible(arg: Any) -> bool:
+    return (
+        isinstance(arg, torch.Tensor)
+        and arg.dtype in _ELIGIBLE
+        and arg.device.type in ("jax", "lazy")  # a tensor of `torch.func` says `lazy`
+    )
+
+
+def _cast(arg: Any, dtype: torch.dtype) -> Any:
+    if _is_eligible(arg):
+        return arg if arg.dtype == dtype else torch.ops.aten._to_copy.default(arg, dtype=dtype)
+    return [_cast(item, dtype) for item in arg] if isinstance(arg, list | tuple) else arg
+
+
+def _cast_all(func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
+    named = {name: _cast(value, dtype) for name, value in kwargs.items()}
+    return func(*[_cast(arg, dtype) for arg in args], **named)
+
+
+def _lower_precision(func: Any) -> Any:
+    return lambda *args, **kwargs: _cast_all(func, args, kwargs, torch.get_autocast_dtype("jax"))
+
+
+def _float32(func: Any) -> Any:
+    return lambda *args, **kwargs: _cast_all(func, args, kwargs, torch.float32)
+
+
+def _float32_dtype(func: Any) -> Any:
+    place = [argument.name for argument in func._schema.arguments].index("dtype")
+
+    def run(*args, **kwargs):
+        given = len(args) > place or kwargs.get("dtype") is not None
+        if given or not _is_eligible(args[0]):
+            return func(*args, **kwargs)
+        return func(*args, **{**kwargs, "dtype": torch.float32})
+
+    return run
+
+
+def _float32_append(func: Any) -> Any:
+    with_dtype = _overload(FLOAT32_APPEND[func.name().removeprefix("aten::")])
+
+    def run(tensor, p, *args):
+        dtype = torch.float32 if _is_eligible(tensor) else tensor.dtype
+        return with_dtype(tensor, p, *args, dtype=dtype)
+
+    return run
+
+
+def _promote(func: Any) -> Any:
+    def run(*args, **kwargs):
+        dtype = torch.get_autocast_dtype("jax")
+        leaves = [leaf for arg in args for leaf in (arg if isinstance(arg, list) else [arg])]
+        found = {leaf.dtype for leaf in leaves if _is_eligible(leaf)}
+        if torch.float32 in found:
+            return _cast_all(func, args, kwargs, torch.float32)
+        if not found <= {dtype}:
+            others = ", ".join(map(str, sorted(found - {dtype}, key=str)))
+            raise RuntimeError(
+                f"{func} under torch.autocast('jax', {dtype}) got {others}; autocast mixes "
+                f"{dtype} with torch.float32 only. Cast the operand with .to({dtype}) or .float()"
+            )
+        return func(*args, **kwargs)
+
+    return run
+
+
+def _refuse(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError(
+        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: a "
+        "sigmoid in low precision before them loses the gradient. Use "
+        "binary_cross_entropy_with_logits or torch.nn.BCEWithLogitsLoss, which are safe, or run "
+        "this loss on float32 inputs inside torch.autocast('jax', enabled=False)."
+    )

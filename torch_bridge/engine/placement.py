@@ -1,0 +1,101 @@
+"""Bringing arrays to the devices of a program, each in its layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from isoshard.core import metrics
+from isoshard.core.errors import ShardingError
+
+from . import layouts
+from . import tape as tapes
+from .value import Value, placed_layout
+
+
+def place(values: Sequence[Value]) -> list[jax.Array]:
+    """Bring inputs to the devices of one program, each in its layout.
+
+    A value that no layout was asked for is replicated over the devices of those that have one.
+    """
+    numbers = {value.layout for value in values} - {layouts.UNPLACED}
+    home = _home(numbers)
+    if home is not None:
+        for value in values:
+            if value.layout == layouts.UNPLACED or layouts.devices(value.layout) != layouts.devices(
+                home
+            ):
+                value.layout = layouts.replicated_like(home)
+                _bring(value, layouts.sharding(value.layout))
+                continue
+            _settle(value)
+    else:
+        for value in values:
+            if isinstance(value.array, np.ndarray):
+                _bring(value, None)
+    return [value.array for value in values]
+
+
+def settle(values: Sequence[Value]) -> None:
+    """Bring values that no program reads to the layout they were marked with."""
+    for value in values:
+        if value.layout != layouts.UNPLACED:
+            _settle(value)
+        elif isinstance(value.array, np.ndarray):
+            _bring(value, None)
+
+
+def _settle(value: Value) -> None:
+    array = value.array
+    if isinstance(array, np.ndarray) or (
+        array.sharding is not layouts.sharding(value.layout)
+        and placed_layout(array) != value.layout
+    ):
+        _bring(value, layouts.sharding(value.layout))
+        value.shared = False
+
+
+def _home(numbers: set[int]) -> int | None:
+    """A layout on the devices that the program will run on, or None for the default device."""
+    best: Any = None
+    for number in numbers:
+        if best is None or len(layouts.devices(number)) > len(layouts.devices(best)):
+            best = number
+    for number in numbers:
+        have, want = layouts.devices(number), layouts.devices(best)
+        if len(have) > 1 and have != want:
+            raise ShardingError(
+                "one program cannot use meshes that number the devices differently: one tensor is "
+                f"laid out over devices {[d.id for d in want]}, another over "
+                f"{[d.id for d in have]}; mark both with the same mesh, or move one with "
+                "isoshard.reshard(tensor, spec, mesh)"
+            )
+    return best
+
+
+def _bring(value: Value, sharding: jax.sharding.Sharding | None) -> None:
+    array = value.array
+    if isinstance(array, np.ndarray):
+        origin = getattr(value, "origin", _ENGINE)
+        metrics.record_transfer("host_to_device", array.nbytes, origin)
+        value.array = jax.device_put(array, sharding, may_alias=True)
+    else:
+        metrics.count("transfers.between_devices")
+        value.array = jax.device_put(array, sharding)
+
+
+_ENGINE = "(the engine)"  # zeros of optimizer state that a captured step begins with
+
+
+def array_of(value: Value) -> jax.Array:
+    """The placed array of a value, computing it if need be."""
+    if value.array is None:
+        tapes.materialize([value])
+    if not isinstance(value.array, Tracer):
+        settle([value])
+    return jnp.asarray(value.array)
