@@ -1,5 +1,6 @@
-# One command each: `make demo`, `make test`, `make bench`. Each creates .venv, installs isoshard
-# with the versions of constraints.txt, and does its job; a second run installs nothing.
+# One command each: `make demo`, `make test`, `make conformance`, `make fuzz`, `make bench`. Each
+# creates .venv, installs isoshard with the versions of constraints.txt, and does its job; a second
+# run installs nothing.
 #
 #   make demo ARGS="--quick"               arguments for the command behind the target
 #   make test PYTEST_ARGS="tests/core -x"  arguments for pytest
@@ -15,12 +16,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt --no-build-isolation
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint types wheel clean
+.PHONY: help demo test conformance fuzz bench bench-peers test-newest lint types wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## show the targets
 	@echo "isoshard: one sharding spec drives JAX and PyTorch"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo-installed  ## train on a mesh from PyTorch, go on in JAX (ARGS="--quick")
 	$(BIN)/isoshard demo $(ARGS)
@@ -28,9 +29,21 @@ demo: $(VENV)/.demo-installed  ## train on a mesh from PyTorch, go on in JAX (AR
 test: lint types  ## format, lint, types of the wheel, then every test (PYTEST_ARGS="-x")
 	$(BIN)/pytest $(PYTEST_ARGS)
 
+conformance: $(VENV)/.dev-installed  ## torch's operator database against CPU torch (ARGS="--op add")
+	$(BIN)/python -m conformance $(ARGS)
+
+fuzz: $(VENV)/.dev-installed  ## 20,000 random programs against CPU torch (ARGS="--minutes 5")
+	$(BIN)/python -m fuzz $(ARGS)
+
 bench: $(VENV)/.dev-installed  ## measure against hand-written JAX in the same run (ARGS=..)
 	$(BIN)/python -m benchmarks.training $(ARGS)
 	$(BIN)/python -m benchmarks.exchange $(ARGS)
+
+bench-peers: $(VENV)/.dev-installed  ## install the peers that `make bench` measures beside us (9 GB)
+	$(BIN)/python -m benchmarks.environments torchax torch-xla
+
+test-newest: $(VENV)/.dev-installed  ## the engine's tests with the newest torch and jax (6 GB)
+	$(BIN)/python -m benchmarks.environments newest --test
 
 lint: $(VENV)/.dev-installed  ## ruff: format and lint
 	$(BIN)/ruff format --check .

@@ -1,7 +1,7 @@
-"""The contestants of `benchmarks.training`: one training step, made ready in four ways.
+"""The contestants of `benchmarks.training` that share its process: one step, made ready in ways.
 
-Each holds its own copy of the parameters and two batches that lie on the devices already. `step`
-returns when the loss is there; so all outputs are, as they come from the same program.
+Each holds its own copy of the parameters and a few batches that lie on the devices already. Those
+in processes of their own are in `benchmarks.peers`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import torch
 from jax.sharding import Mesh
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
-from benchmarks.workload import P, Workload
+from benchmarks.by_hand import models
+from benchmarks.by_hand.step import P, Training
+from benchmarks.models.problem import Problem
 
 BATCHES = 2
 
@@ -51,77 +52,88 @@ class Contestant:
 
         return train
 
-    def curve(self, steps: int) -> list[float]:
-        """Train on `steps` different batches."""
-        return [float(self.run(*self.load(number))) for number in range(steps)]
+    def curve(self, first: int, last: int) -> list[float]:
+        """Train on batches `first` to `last` (excluded), and read each loss."""
+        return [float(self.run(*self.load(number))) for number in range(first, last)]
 
 
-def pure_jax(workload: Workload, mesh: Mesh) -> Contestant:
+def pure_jax(problem: Problem, mesh: Mesh) -> Contestant:
     """The hand-written jitted step."""
-    params = workload.jax_params(workload.torch_module(), mesh)
-    held = [params, workload.jax_state(params, mesh)]
-    step = workload.jax_step(mesh)
-    compiled = step.lower(*held, *workload.jax_batch(0, mesh)).compile()
-
-    def run(*batch: jax.Array) -> jax.Array:
-        held[0], held[1], loss = step(*held, *batch)
-        return loss
-
+    training = Training(models.by_hand(problem), mesh)
     return Contestant(
         "pure JAX",
-        run,
-        lambda number: workload.jax_batch(number, mesh),
-        compiled.as_text,
-        compiled.memory_analysis,
+        training.run,
+        training.batch,
+        training.compiled.as_text,
+        training.compiled.memory_analysis,
     )
 
 
-def compiled_torch(workload: Workload, mesh: Mesh) -> Contestant:
+def compiled_torch(problem: Problem, mesh: Mesh) -> Contestant:
     """The torch step captured by `xs.compile`."""
-    module, optimizer = _on_mesh(workload, mesh)
-    step = xs.compile(lambda *batch: workload.torch_step(module, optimizer, *batch))
+    module, optimizer = _on_mesh(problem, mesh)
+    step = xs.compile(lambda *batch: problem.step(module, optimizer, *batch))
     return Contestant(
         "torch, compiled",
         step,
-        lambda number: _place(workload, mesh, number),
+        lambda number: _place(problem, mesh, number),
         lambda: xs.program_text(step),
         lambda: xs.memory_analysis(step),
     )
 
 
-def lazy_torch(workload: Workload, mesh: Mesh) -> Contestant:
+def lazy_torch(problem: Problem, mesh: Mesh) -> Contestant:
     """The torch step as it is, recorded anew each time; gradients are dropped before it runs."""
-    module, optimizer = _on_mesh(workload, mesh)
+    module, optimizer = _on_mesh(problem, mesh)
 
     def run(*batch: torch.Tensor) -> torch.Tensor:
-        loss = workload.torch_step(module, optimizer, *batch)
+        loss = problem.step(module, optimizer, *batch)
         optimizer.zero_grad()
         xs.sync()
         return loss
 
-    return Contestant("torch, lazy", run, lambda number: _place(workload, mesh, number))
+    return Contestant("torch, lazy", run, lambda number: _place(problem, mesh, number))
 
 
-def cpu_torch(workload: Workload, mesh: Mesh) -> Contestant:
+def cpu_torch(problem: Problem, mesh: Mesh) -> Contestant:
     """Plain torch on the CPU, unsharded: for comparison only."""
-    module = workload.torch_module()
-    optimizer = workload.torch_optimizer(module.parameters())
-    return Contestant(
-        "torch, CPU",
-        lambda *batch: workload.torch_step(module, optimizer, *batch),
-        lambda number: tuple(map(torch.from_numpy, workload.batch(number))),
-    )
+    return _plain("torch, CPU", problem, "cpu")
+
+
+def cuda_torch(problem: Problem, mesh: Mesh) -> Contestant:
+    """Plain torch on the GPU."""
+    return _plain("torch, CUDA eager", problem, "cuda")
+
+
+def cuda_inductor(problem: Problem, mesh: Mesh) -> Contestant:
+    """Torch on the GPU with the model compiled by inductor."""
+    return _plain("torch.compile, CUDA", problem, "cuda", torch.compile)
 
 
 ON_MESH = (pure_jax, compiled_torch, lazy_torch)
+OURS = ("torch, compiled", "torch, lazy")
 
 
-def _on_mesh(workload: Workload, mesh: Mesh) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    module = iso.shard(workload.torch_module(), mesh, iso.Plan(workload.specs))
-    return module, workload.torch_optimizer(module.parameters())
+def _plain(
+    name: str, problem: Problem, device: str, wrap: Callable[..., Any] = lambda module: module
+) -> Contestant:
+    module = problem.module().to(device)
+    optimizer = problem.optimizer(module.parameters())
+    model = wrap(module)
+    return Contestant(
+        name,
+        lambda *batch: problem.step(model, optimizer, *batch),
+        lambda number: tuple(tensor.to(device) for tensor in problem.tensors(number)),
+    )
 
 
-def _place(workload: Workload, mesh: Mesh, number: int) -> tuple[torch.Tensor, ...]:
+def _on_mesh(problem: Problem, mesh: Mesh) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    plan = iso.Plan([(pattern, P(*spec)) for pattern, spec in problem.specs], default=P())
+    module = iso.shard(problem.module(), mesh, plan)
+    return module, problem.optimizer(module.parameters())
+
+
+def _place(problem: Problem, mesh: Mesh, number: int) -> tuple[torch.Tensor, ...]:
     return tuple(
-        iso.shard(torch.from_numpy(part), mesh, P("data")) for part in workload.batch(number)
+        iso.shard(tensor, mesh, P(*problem.batch_spec)) for tensor in problem.tensors(number)
     )

@@ -1,72 +1,94 @@
 """Benchmark: a training step of a torch model on a mesh, against the same step written in JAX.
 
-    python -m benchmarks.training [mlp] [transformer] [--rounds N]
+    python -m benchmarks.training [mlp] [gpt2] [resnet50] [vit] [--quick] [--accelerator]
 
-Everything runs in one process, in turns. Beside the times it compares what cannot depend on the
-machine: the losses of 20 steps, the programs compiled, the collectives and the memory.
+isoshard and hand-written JAX run in one process, in turns; torch on the CPU follows, then each peer
+in a process of its own. Beside the times it compares what cannot depend on the machine: losses,
+programs compiled, collectives and memory. Losses that differ end the run before anything is timed.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import torch
+from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Table
 
 import isoshard as iso
-from benchmarks import collectives, contestants, mlp, timing, transformer
+from benchmarks import collectives, contestants, timing
+from benchmarks.by_hand.step import make_mesh
 from benchmarks.contestants import Contestant
-from benchmarks.workload import Workload, make_mesh
+from benchmarks.models import sizes
+from benchmarks.models.problem import MESH, Problem
+from benchmarks.peers import launch
 
-WORKLOADS = {workload.name: workload for workload in (mlp.WORKLOAD, transformer.WORKLOAD)}
-MESH = (2, 4)
-ROUNDS = {"mlp": 40, "transformer": 8}  # the shorter the step, the noisier
+ROUNDS = {"mlp": 40, "gpt2": 8, "resnet50": 6, "vit": 8}  # the shorter the step, the noisier
+QUICK_ROUNDS = 2
 LOGGED = 5  # a round is so many steps, after which the loss is read, as a training loop logs it
-CURVE = 20  # steps of which losses are compared
+CURVE = 8  # steps of which losses are compared
 SETTLED = 2  # steps that may compile
+TOLERANCE = {"quick": 1e-4, "cpu": 1e-4, "gpu": 1e-2}  # relative; GPUs multiply in TF32
 
 
 def main() -> None:
-    """Run the benchmark and save `benchmarks/results/training.json`."""
+    """Run the benchmark and save `benchmarks/results/training.json` (or `training-gpu.json`)."""
     options = _options()
-    iso.simulate_devices(math.prod(MESH))
-    console = Console()
-    results = {}
-    for name in options.workloads or WORKLOADS:
-        console.rule(f"[bold]{name}, mesh {MESH}, {jax.device_count()} virtual devices")
-        results[name] = measure(WORKLOADS[name], rounds=options.rounds or ROUNDS[name])
-        console.print(*tables(results[name]), sep="\n")
-    console.print(f"wrote {timing.save('training', results)}")
+    scale = "gpu" if options.accelerator else "quick" if options.quick else "cpu"
+    mesh = _mesh(scale)
+    console = Console(width=110)
+    results: dict[str, Any] = {}
+    problems = [sizes.problem(name, scale) for name in options.workloads or sizes.SIZES]
+    for problem in problems:
+        console.rule(f"[bold]{problem.name}, mesh {tuple(mesh.shape.values())}, {jax.devices()[0]}")
+        rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS[problem.name])
+        facts = measure(problem, mesh, scale=scale, rounds=rounds)
+        results[problem.name] = {"size": problem.described(), "contestants": facts}
+        console.print(*tables(facts), sep="\n")
+    if scale != "gpu" and not options.no_peers:
+        peers = launch.training([problem.name for problem in problems], scale, steps=LOGGED)
+        for name, found in results.items():
+            found["peers"] = {peer: rows.get(name, rows) for peer, rows in peers.items()}
+            console.print(peer_table(name, found["peers"], found["contestants"]))
+    if not options.quick:
+        path = timing.save("training-gpu" if scale == "gpu" else "training", results)
+        console.print(f"wrote {path}")
 
 
-def measure(workload: Workload, *, rounds: int) -> dict[str, Any]:
-    """Compare all contestants on one workload.
+def measure(problem: Problem, mesh: Mesh, *, scale: str, rounds: int) -> dict[str, Any]:
+    """Compare all contestants of this process on one problem.
 
     Args:
-        workload: what to train.
-        rounds: timed steps of each.
+        problem: what to train.
+        mesh: where.
+        scale: one of `sizes.SCALES`.
+        rounds: timed rounds of each.
 
     Returns:
         Numbers by contestant: losses, programs compiled, times, collectives and memory.
+
+    Raises:
+        RuntimeError: losses differ from those of the hand-written step.
     """
-    mesh = make_mesh(MESH)
-    entered = [make(workload, mesh) for make in contestants.ON_MESH]
+    entered = [make(problem, mesh) for make in contestants.ON_MESH]
     facts = {contestant.name: _prepare(contestant) for contestant in entered}
+    agree(problem, facts, TOLERANCE[scale])
     times = timing.interleave({c.name: c.steps(LOGGED) for c in entered}, rounds=rounds)
     # Last, and not in turns: torch's threads keep spinning for a while and slow down the others.
-    cpu = contestants.cpu_torch(workload, mesh)
-    facts[cpu.name] = _prepare(cpu)
-    times |= timing.interleave({cpu.name: cpu.steps(LOGGED)}, rounds=rounds)
+    for make in _beside(scale):
+        other = make(problem, mesh)
+        facts[other.name] = _prepare(other)
+        agree(problem, facts, TOLERANCE[scale])
+        times |= timing.interleave({other.name: other.steps(LOGGED)}, rounds=rounds)
     times = {name: [taken / LOGGED for taken in rows] for name, rows in times.items()}
-    reference = facts[cpu.name]["losses"]
     for name, row in timing.summary(times, entered[0].name).items():
         facts[name] |= row
-        facts[name]["loss_difference"] = max(
-            abs(a - b) / abs(b) for a, b in zip(facts[name]["losses"], reference, strict=True)
-        )
     base = facts[entered[0].name]
     for row in facts.values():
         if "peak_bytes" in row:
@@ -74,14 +96,41 @@ def measure(workload: Workload, *, rounds: int) -> dict[str, Any]:
     return facts
 
 
+def agree(problem: Problem, facts: dict[str, Any], tolerance: float) -> None:
+    """Note how far each contestant's losses are from the first one's.
+
+    Raises:
+        RuntimeError: further than `tolerance`, relative.
+    """
+    base, *_ = facts.values()
+    for name, row in facts.items():
+        row["loss_difference"] = max(
+            abs(a - b) / abs(b) for a, b in zip(row["losses"], base["losses"], strict=True)
+        )
+        if not row["loss_difference"] <= tolerance:
+            raise RuntimeError(
+                f"{problem.name}: the losses of {name!r} are off by {row['loss_difference']:.1e} "
+                f"from hand-written JAX, more than {tolerance:.0e}: {row['losses']} against "
+                f"{base['losses']}"
+            )
+
+
+def _beside(scale: str) -> tuple[Callable[[Problem, Mesh], Contestant], ...]:
+    if scale != "gpu":
+        return (contestants.cpu_torch,)
+    if not torch.cuda.is_available():
+        return ()
+    return (contestants.cuda_torch, contestants.cuda_inductor)
+
+
 def _prepare(contestant: Contestant) -> dict[str, Any]:
     """Train the steps whose losses are compared, watching what is compiled."""
     iso.metrics.reset()
-    losses = contestant.curve(SETTLED)
+    losses = contestant.curve(0, SETTLED)
     early = len(iso.metrics.compilations())
-    losses += [float(contestant.run(*contestant.load(number))) for number in range(SETTLED, CURVE)]
+    losses += contestant.curve(SETTLED, CURVE)
     facts: dict[str, Any] = {"losses": losses}
-    if contestant.name in ("torch, compiled", "torch, lazy"):
+    if contestant.name in contestants.OURS:
         facts["programs"] = len(iso.metrics.compilations())
         facts["programs_after_step_2"] = facts["programs"] - early
     if contestant.program:
@@ -127,18 +176,66 @@ def tables(facts: dict[str, Any]) -> list[Table]:
         if "collectives" in row:
             found = (row["collectives"].get(kind, (0, 0)) for kind in kinds)
             talk.add_row(name, *(f"{count}, {size:,}" for count, size in found))
-    return [speed, talk]
+    return [speed, talk] if kinds else [speed]
+
+
+def peer_table(name: str, peers: dict[str, Any], facts: dict[str, Any]) -> Table:
+    """Show what the peers did; notes each one's ratio and loss in its row.
+
+    Args:
+        name: of the problem.
+        peers: by peer, what it measured, or why it did not.
+        facts: what `measure` found in this process.
+    """
+    base = facts["pure JAX"]
+    shown = Table(title=f"{name}: peers, each in a process of its own; ratio to pure JAX")
+    shown.add_column("")
+    for title in ("median", "best", "ratio", "loss off by"):
+        shown.add_column(title, justify="right")
+    shown.add_column("")
+    for peer, row in peers.items():
+        if "median_ms" not in row:
+            shown.add_row(peer, "", "", "", "", row["problem"])
+            continue
+        row["ratio"] = row["median_ms"] / base["median_ms"]
+        row["loss_difference"] = max(
+            abs(a - b) / abs(b)
+            for a, b in zip(row["losses"], base["losses"][: len(row["losses"])], strict=True)
+        )
+        shown.add_row(
+            peer,
+            f"{row['median_ms']:.2f} ms",
+            f"{row['best_ms']:.2f} ms",
+            f"{row['ratio']:.3f}",
+            f"{row['loss_difference']:.1e}",
+            row.get("note", ""),
+        )
+    return shown
+
+
+def _mesh(scale: str) -> Mesh:
+    if scale == "gpu":
+        if jax.devices()[0].platform == "cpu":
+            raise SystemExit("--accelerator, but JAX finds only CPUs; install jax[cuda13]")
+        torch.set_float32_matmul_precision("high")  # TF32, as is JAX's default
+        return make_mesh((1, 1))
+    iso.simulate_devices(math.prod(MESH.values()))
+    return make_mesh()
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training")
-    parser.add_argument("workloads", nargs="*", help=f"of {', '.join(WORKLOADS)}; all by default")
+    parser.add_argument("workloads", nargs="*", help=f"of {', '.join(sizes.SIZES)}; default: all")
     parser.add_argument("--rounds", type=int, help=f"rounds of {LOGGED} steps of each contestant")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, two rounds, not saved")
+    parser.add_argument("--accelerator", action="store_true", help="published sizes on one GPU")
+    parser.add_argument("--no-peers", action="store_true", help="leave out DTensor and the others")
     options = parser.parse_args()
-    if unknown := set(options.workloads) - set(WORKLOADS):
-        parser.error(f"no workload {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
+    if unknown := set(options.workloads) - set(sizes.SIZES):
+        parser.error(f"no workload {', '.join(unknown)}; there are {', '.join(sizes.SIZES)}")
     return options
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch needs the GPU as well
     main()

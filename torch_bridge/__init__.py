@@ -8,6 +8,7 @@ if __name__ != "isoshard.torch_bridge":
 
 from isoshard.torch_bridge.engine import aliases as _aliases  # noqa: F401  (views, by dispatcher)
 from isoshard.torch_bridge.engine import special as _special  # noqa: F401  (crossings, likewise)
+from isoshard.torch_bridge.engine import updates as _updates  # noqa: F401  (several at once)
 from isoshard.torch_bridge.engine.capture import CompiledStep
 from isoshard.torch_bridge.engine.symbolic import CaptureError
 from isoshard.torch_bridge.lowerings.registry import register_lowering
@@ -15,7 +16,9 @@ from isoshard.torch_bridge.lowerings.registry import register_lowering
 from . import device as _device
 from . import framework as _framework  # noqa: F401  (isoshard.shard and the other verbs)
 from .function import JaxFunction, jax_function
+from .generator import Generator
 from .runtime import compile, memory_analysis, program_text, sync
+from .scan import ScanLayers, scan_layers
 from .spmd import Mesh, ShardingSpec, clear_sharding, mark_sharding
 from .tensor import ShardingType, XLAShard, XLAShardedTensor
 from .xla_model import get_xla_supported_devices, xla_device
@@ -23,8 +26,10 @@ from .xla_model import get_xla_supported_devices, xla_device
 __all__ = [
     "CaptureError",
     "CompiledStep",
+    "Generator",
     "JaxFunction",
     "Mesh",
+    "ScanLayers",
     "ShardingSpec",
     "ShardingType",
     "XLAShard",
@@ -37,6 +42,7 @@ __all__ = [
     "memory_analysis",
     "program_text",
     "register_lowering",
+    "scan_layers",
     "sync",
     "xla_device",
 ]

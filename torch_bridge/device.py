@@ -7,7 +7,8 @@ backward on the caller's thread and every error arrives as an exception, which P
 give to a backend written in Python.
 
 Tested with torch 2.13. Private names used: `torch.utils.backend_registration.
-_setup_privateuseone_for_python_backend`, `torch._register_device_module`.
+_setup_privateuseone_for_python_backend`, `torch._register_device_module`, the two lists
+`_foreach_supported_types`, and `torch.utils._foreach_utils._get_foreach_kernels_supported_devices`.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from typing import Any
 
 import jax
 import torch
-from torch.utils import backend_registration
+from torch.optim.optimizer import _foreach_supported_types as _optimizer_types
+from torch.utils import _foreach_utils, backend_registration
+from torch.utils._foreach_utils import _foreach_supported_types as _clipping_types
 
-from isoshard.torch_bridge.engine import base, dispatch, random
+from isoshard.torch_bridge.engine import base, dispatch, generators, random
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.call import Meta
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval, check_storable
 
-from . import autocast, identity
+from . import autocast, composites, identity, pickling, scaling
 
 _KEYS = ("PrivateUse1", "Lazy")
 _LIBRARIES: list[torch.library.Library] = []
@@ -71,26 +74,22 @@ class DeviceModule:
     @staticmethod
     def manual_seed(seed: int) -> None:
         """Seed the device's random numbers."""
-        random.manual_seed(seed)
+        random.STATE.manual_seed(seed)
 
     @staticmethod
     def manual_seed_all(seed: int) -> None:
         """Seed the device's random numbers (called by `torch.manual_seed`)."""
-        random.manual_seed(seed)
+        random.STATE.manual_seed(seed)
 
     @staticmethod
     def get_rng_state(device: Any = None) -> torch.Tensor:
         """Seed and counter as 16 bytes."""
-        state = random.STATE
-        words = state.seed.to_bytes(8, "little") + state.counter.to_bytes(8, "little")
-        return torch.frombuffer(bytearray(words), dtype=torch.uint8)
+        return torch.frombuffer(bytearray(random.STATE.to_bytes()), dtype=torch.uint8)
 
     @staticmethod
     def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
         """Restore what `get_rng_state` gave."""
-        raw = bytes(state.tolist())
-        random.STATE.seed = int.from_bytes(raw[:8], "little")
-        random.STATE.counter = int.from_bytes(raw[8:16], "little")
+        random.STATE.from_bytes(bytes(state.tolist()))
 
     @staticmethod
     def _is_in_bad_fork() -> bool:
@@ -131,7 +130,15 @@ def register() -> None:
                 library.impl(factory, _factory(func), key)
         _LIBRARIES.append(library)
     _LIBRARIES.extend(autocast.register())
+    _LIBRARIES.extend(composites.register())
     identity.register()
+    pickling.register()
+    scaling.register()
+    for known in (_optimizer_types, _clipping_types):
+        known.append(base._CLASS)  # as torch's DTensor does: one operation for all parameters
+    # `clip_grad_norm_` and its kin ask with the C++ device.
+    devices = _foreach_utils._get_foreach_kernels_supported_devices
+    _foreach_utils._get_foreach_kernels_supported_devices = lambda: [*devices(), "lazy"]
 
 
 # Factories that torch would otherwise build by resizing an empty tensor.
@@ -186,7 +193,7 @@ def _copy_from(source, target, non_blocking=False):
 
 def _factory(func: torch._ops.OpOverload) -> Any:
     """A factory as one entry of the tape."""
-    handler = dispatch.functional_handler(func)
+    handler = generators.honour(func, dispatch.functional_handler(func))
 
     def make(*args, **kwargs):
         kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "layout", "pin_memory")}

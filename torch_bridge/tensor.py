@@ -31,13 +31,14 @@ import numpy as np
 import torch
 from jax.core import Tracer
 
-from isoshard.core import metrics
 from isoshard.core.errors import CopyError
 from isoshard.core.mesh import mesh_of
 from isoshard.core.op_sharding import to_op_sharding
 from isoshard.core.tiles import Tiles
 from isoshard.torch_bridge.engine import base, layouts, placement
 from isoshard.torch_bridge.engine.special import to_host
+
+from . import pickling
 
 _DEVICE = "jax:0"
 
@@ -165,8 +166,8 @@ class XLAShardedTensor(base.LazyTensor):
 
     @property
     def data(self) -> torch.Tensor:
-        """The same memory, outside autograd."""
-        return self.detach()
+        """The same memory, outside autograd: writes to it do not count as in-place changes."""
+        return torch.Tensor.data.__get__(self)  # pyright: ignore[reportAttributeAccessIssue]
 
     @data.setter
     def data(self, new: torch.Tensor) -> None:
@@ -203,6 +204,8 @@ class XLAShardedTensor(base.LazyTensor):
         """As `torch.Tensor.to`; for its own device and dtype it is the tensor itself."""
         if args and isinstance(args[0], torch.Tensor):
             args = (args[0].device, args[0].dtype, *args[1:])
+        if [type(arg) for arg in args[-2:]] == [bool, bool]:  # non_blocking and copy, by position
+            args, kwargs = args[:-1], {**kwargs, "copy": args[-1]}
         options = {name: value for name, value in kwargs.items() if name != "copy"}
         parse = torch._C._nn._parse_to  # pyright: ignore[reportAttributeAccessIssue]
         device, dtype, _, memory_format = parse(*args, **options)
@@ -211,6 +214,27 @@ class XLAShardedTensor(base.LazyTensor):
         wanted = {"copy": kwargs.get("copy", False), "memory_format": memory_format}
         given = {name: value for name, value in wanted.items() if value is not None}
         return super().to(dtype or self.dtype, **given)
+
+    def backward(self, gradient: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> None:
+        """As `torch.Tensor.backward`.
+
+        Args:
+            gradient: on the `jax` device, or with no dimensions; torch would not notice another one
+                and leave gradients on its device behind.
+            *args: as torch takes them.
+            **kwargs: likewise.
+
+        Raises:
+            RuntimeError: `gradient` is on another device.
+        """
+        if gradient is not None and not isinstance(gradient, XLAShardedTensor):
+            if gradient.dim():
+                raise RuntimeError(
+                    f"backward() of a tensor on {_DEVICE} got a gradient on {gradient.device}; "
+                    "move it with .to('jax') first"
+                )
+            gradient = gradient.to("jax")
+        super().backward(gradient, *args, **kwargs)
 
     def numpy(self, *, force: bool = False) -> np.ndarray:
         """The whole tensor, gathered, as a NumPy array of its own.
@@ -236,6 +260,14 @@ class XLAShardedTensor(base.LazyTensor):
         array = placement.array_of(value)
         value.shared = True
         return array
+
+    def resolve_conj(self) -> torch.Tensor:
+        """As torch: a lazy conjugate in memory of its own."""
+        return self.clone() if self._chain.ops and self._chain.ops[-1][0] == "conj" else self
+
+    def resolve_neg(self) -> torch.Tensor:
+        """As torch: a lazy negative in memory of its own."""
+        return self.clone() if self._chain.ops and self._chain.ops[-1][0] == "neg" else self
 
     def tolist(self) -> Any:
         """The elements as nested lists."""
@@ -310,20 +342,8 @@ class XLAShardedTensor(base.LazyTensor):
         return new
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle as a CPU tensor that returns to the `jax` device; the layout is not kept."""
-        metrics.count("gathers")
-        is_parameter = getattr(self, "_is_param", False)
-        return _rebuild, (to_host(self), self.requires_grad, is_parameter)
-
-
-def _rebuild(data: torch.Tensor, requires_grad: bool, is_parameter: bool) -> torch.Tensor:
-    from . import device
-
-    device.register()
-    tensor = data.to("jax").requires_grad_(requires_grad)
-    if is_parameter:
-        tensor._is_param = True
-    return tensor
+        """Pickle as torch pickles tensors of other devices; the layout is not kept."""
+        return pickling.reduced(self)
 
 
 def annotate(tensor: base.LazyTensor, sharding: jax.sharding.NamedSharding) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import isoshard.torch_bridge as xs
 
@@ -136,3 +137,119 @@ def test_a_generator_is_honoured_or_refused():
         torch.rand(4, device="jax", generator=generator)
     with pytest.raises((RuntimeError, TypeError, NotImplementedError), match=r"(?i)generator"):
         torch.empty(4, device="jax").normal_(generator=generator)
+
+
+# --- The same stream, however a step is run ------------------------------------------------------
+
+
+class Noisy(torch.nn.Module):
+    """Dropout, noise made like its input, and noise made from nothing."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.nn.functional.dropout(x, 0.5) + torch.rand_like(x)
+        return x + torch.randn(8, 8, device="jax")
+
+
+def noisy_runs(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> list:
+    torch.manual_seed(11)
+    return [run(x).tolist() for _ in range(3)]
+
+
+def test_one_stream_unsharded_sharded_and_compiled(mesh):
+    model, x = Noisy(), torch.ones(8, 8, device="jax")
+    want = noisy_runs(model, x)
+    assert noisy_runs(xs.compile(model), x) == want
+    for spec in (("x", "y"), (None, "y"), (("y", "x"), None), (None, None)):
+        sharded = xs.mark_sharding(torch.ones(8, 8, device="jax"), mesh, spec)
+        assert noisy_runs(model, sharded) == want
+        assert noisy_runs(xs.compile(Noisy()), sharded) == want
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["lazy", "compiled"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_draws_the_same_mask_again(reentrant, compiled):
+    def step(x):
+        x.grad = None
+        dropped = checkpoint(
+            lambda x: torch.nn.functional.dropout(x * x, 0.5), x, use_reentrant=reentrant
+        )
+        dropped.sum().backward()
+        return dropped.detach(), x.grad
+
+    x = torch.ones(64, device="jax", requires_grad=True)
+    run = xs.compile(step) if compiled else step
+    masks = []
+    for _ in range(3):
+        dropped, gradient = run(x)
+        assert torch.equal(gradient, 2 * dropped)
+        masks.append(dropped.tolist())
+    assert masks[0] != masks[1] != masks[2]
+
+
+def test_a_forked_state_inside_a_compiled_step_goes_on_where_it_was():
+    def step(x):
+        before = x + torch.rand(4, device="jax")
+        with torch.random.fork_rng(devices=[0], device_type="jax"):
+            inside = torch.rand(4, device="jax")
+        return before, inside, torch.rand(4, device="jax")
+
+    x = torch.zeros(4, device="jax")
+    torch.manual_seed(1)
+    want = [[part.tolist() for part in step(x)] for _ in range(3)]
+    torch.manual_seed(1)
+    compiled = xs.compile(step)
+    got = [[part.tolist() for part in compiled(x)] for _ in range(3)]
+    assert got == want
+    assert [inside == after for _, inside, after in got] == [True] * 3
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_a_seed_set_inside_a_compiled_step_is_set_in_every_call(seed):
+    def step(x):
+        before = x + torch.rand(4, device="jax")
+        torch.manual_seed(5)
+        return before, torch.rand(4, device="jax")
+
+    x = torch.zeros(4, device="jax")
+    torch.manual_seed(seed)
+    want = [[part.tolist() for part in step(x)] for _ in range(3)]
+    torch.manual_seed(seed)
+    compiled = xs.compile(step)
+    assert [[part.tolist() for part in compiled(x)] for _ in range(3)] == want
+
+
+def test_a_state_from_before_is_set_in_every_call_of_a_compiled_step():
+    module = torch.get_device_module("jax")
+    torch.manual_seed(5)
+    state = module.get_rng_state()
+    want = torch.rand(4, device="jax").tolist()
+
+    @xs.compile
+    def step(x):
+        module.set_rng_state(state)
+        return x + torch.rand(4, device="jax")
+
+    x = torch.zeros(4, device="jax")
+    assert [step(x).tolist() for _ in range(3)] == [want] * 3
+
+
+def test_a_refused_step_draws_nothing():
+    @xs.compile
+    def step(x):
+        y = x + torch.rand(4, device="jax")
+        return y if y.sum() > 0 else x
+
+    torch.manual_seed(2)
+    state = torch.get_device_module("jax").get_rng_state()
+    with pytest.raises(xs.CaptureError):
+        step(torch.zeros(4, device="jax"))
+    assert torch.equal(torch.get_device_module("jax").get_rng_state(), state)
+
+
+def test_fork_rng_finds_the_device_by_itself():
+    torch.manual_seed(3)
+    state = torch.get_device_module("jax").get_rng_state()
+    with torch.random.fork_rng(device_type="jax"):
+        torch.manual_seed(4)
+        torch.rand(2, device="jax")
+    assert torch.equal(torch.get_device_module("jax").get_rng_state(), state)

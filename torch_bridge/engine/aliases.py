@@ -91,6 +91,14 @@ def _bitcast(size: Size, outs: list[Meta], dtype: torch.dtype) -> list[list[View
     return [[("bitcast", outs[0].size, physical_dtype(dtype))]]
 
 
+def _conj(size: Size, outs: list[Meta]) -> list[list[ViewOp]]:
+    return [[("conj",)]]
+
+
+def _neg(size: Size, outs: list[Meta]) -> list[list[ViewOp]]:
+    return [[("neg",)]]
+
+
 def _as_real(size: Size, outs: list[Meta]) -> list[list[ViewOp]]:
     return [[("as_real",)]]
 
@@ -121,6 +129,8 @@ _OPS: dict[str, Callable[..., list[list[ViewOp]]]] = {
     "aten::diagonal": _diagonal,
     "aten::unfold": _unfold,
     "aten::view.dtype": _bitcast,
+    "aten::_conj": _conj,
+    "aten::_neg_view": _neg,
     "aten::view_as_real": _as_real,
     "aten::view_as_complex": _as_complex,
 }
@@ -140,10 +150,7 @@ def _view_handler(func: torch._ops.OpOverload, ops_of: Callable[..., list[list[V
         if found is None:
             found = known[key] = _prepare(func, ops_of, tensor, args, kwargs)
         offset = tensor.storage_offset()
-        storage = tensor._storage
-        views = [
-            base.new_tensor(aval, storage, chain, offset + step) for aval, chain, step in found
-        ]
+        views = [base.view_of(tensor, aval, chain, offset + step) for aval, chain, step in found]
         return views if many else views[0]
 
     return handler
@@ -177,6 +184,11 @@ def _as_strided(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if offset is None:
         offset = tensor.storage_offset()
     base_aval = tensor._storage.aval
+    if base_aval.meta.dtype != tensor.dtype:
+        raise RuntimeError(
+            f"as_strided of a {tensor.dtype} view of {base_aval.meta.dtype} memory is not possible "
+            "on the jax device: strides count elements of the memory. Call it on a .clone()."
+        )
     extent = 1 + sum(
         step * (length - 1)
         for step, length in zip(base_aval.meta.stride, base_aval.meta.size, strict=True)
@@ -189,7 +201,7 @@ def _as_strided(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         )
     chain = Chain.root(base_aval).then(("strided", size, stride, offset))
     aval = Aval.of(Meta(size, stride, tensor._aval.meta.dtype))
-    return base.new_tensor(aval, tensor._storage, chain, offset)
+    return base.view_of(tensor, aval, chain, offset)
 
 
 _IN_PLACE = {

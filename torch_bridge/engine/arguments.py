@@ -13,6 +13,7 @@ import torch
 
 from . import base
 from .symbolic import CaptureError
+from .watch import gradient_state
 
 
 def signature(leaves: list[Any], arguments: list[base.LazyTensor]) -> tuple[Any, ...]:
@@ -35,9 +36,15 @@ def signature(leaves: list[Any], arguments: list[base.LazyTensor]) -> tuple[Any,
     )
 
 
+def has_gradient(argument: torch.Tensor) -> bool:
+    """Whether backward may give an argument a gradient."""
+    return argument.requires_grad and argument.is_leaf
+
+
 def _described(leaf: Any) -> Any:
     if isinstance(leaf, base.LazyTensor):
-        return (leaf._aval, leaf._chain, leaf._storage.value.layout, leaf.requires_grad)
+        known = (leaf._aval, leaf._chain, leaf._storage.value.layout, leaf.requires_grad)
+        return (*known, gradient_state(leaf.grad)) if has_gradient(leaf) else known
     if isinstance(leaf, torch.Tensor):
         raise CaptureError(
             f"a compiled step got a CPU tensor of shape {tuple(leaf.shape)} as an argument; move "
@@ -48,6 +55,7 @@ def _described(leaf: Any) -> Any:
     except TypeError:
         raise CaptureError(
             f"a compiled step got an argument of type {type(leaf).__name__}, which is neither a "
-            "tensor nor hashable; pass tensors, numbers, strings, or nestings of them"
+            "tensor nor hashable; pass tensors, numbers, strings, or nestings of them (a dataclass "
+            "becomes one with torch.utils._pytree.register_dataclass)"
         ) from None
     return (type(leaf), leaf)

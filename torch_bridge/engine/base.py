@@ -81,6 +81,17 @@ def new_tensor(aval: Aval, storage: Storage, chain: Chain, offset: int = 0) -> L
     return tensor
 
 
+def view_of(tensor: LazyTensor, aval: Aval, chain: Chain, offset: int) -> LazyTensor:
+    """A tensor that shares the storage of `tensor`.
+
+    In inference mode torch wants a view of an ordinary tensor to be an ordinary tensor.
+    """
+    if torch.is_inference_mode_enabled() and not tensor.is_inference():
+        with torch.inference_mode(False):
+            return new_tensor(aval, tensor._storage, chain, offset)
+    return new_tensor(aval, tensor._storage, chain, offset)
+
+
 def fresh(aval: Aval, value: Value) -> LazyTensor:
     """A tensor with a storage of its own."""
     storage = Storage(value, aval)
@@ -206,7 +217,7 @@ def host_value(tensor: torch.Tensor, *, snapshot: bool = True) -> Value:
 
 def narrow(array: np.ndarray, dtype: np.dtype, name: torch.dtype) -> np.ndarray:
     """Store 64-bit integers in 32 bits, if every value fits."""
-    if array.dtype.kind not in "iu":
+    if array.dtype.kind not in "iu" and array.size:
         raise RuntimeError(too_wide(name))
     if array.size:
         low, high = int(array.min()), int(array.max())

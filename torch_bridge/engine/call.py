@@ -30,8 +30,10 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
 from torch._prims_common import elementwise_dtypes
 
 from isoshard.torch_bridge.dtypes import physical_dtype
-from isoshard.torch_bridge.lowerings import registry
-from isoshard.torch_bridge.lowerings.arguments import number
+from isoshard.torch_bridge.lowerings import channels_last, registry
+from isoshard.torch_bridge.lowerings.arguments import number, wide_dtype
+
+from . import checks
 
 
 class Meta(NamedTuple):
@@ -74,6 +76,20 @@ class Lift(NamedTuple):
     number: int
 
 
+class ImagesCall(NamedTuple):
+    """The same call on images with channels last.
+
+    Attributes:
+        run: the computation.
+        slots: numbers of the tensors that are images.
+        results: numbers of the results that are.
+    """
+
+    run: Callable[..., Any]
+    slots: frozenset[int]
+    results: frozenset[int]
+
+
 Decomposition = Callable[..., Any]
 
 # Arguments that only steer where and how torch allocates.
@@ -94,6 +110,8 @@ class Call:
         written: numbers of the tensor arguments whose new values follow the results.
         random: whether a PRNG key is needed.
         run: the computation.
+        ins: one meta per tensor argument.
+        images: the same with channels last, for operators that know images.
     """
 
     op: torch._ops.OpOverload
@@ -102,6 +120,7 @@ class Call:
     random: bool
     run: Callable[..., Any]
     ins: tuple[Meta, ...]
+    images: ImagesCall | None = None
 
     def __call__(
         self,
@@ -159,7 +178,8 @@ def build_call(
         kwargs["contiguous"] = metas[0].is_contiguous
     dtype = _promotion(lowering, op, args, kwargs, metas)
     run = _bind(lowering, op, args, kwargs, dtype)
-    return Call(op, outs, written, lowering.random, run, metas)
+    images = _images(lowering, op, args, kwargs, dtype)
+    return Call(op, outs, written, lowering.random, run, metas, images)
 
 
 def infer(
@@ -189,7 +209,9 @@ def infer(
     if "device" in real_kwargs:
         real_kwargs["device"] = "meta"
     real_kwargs.pop("pin_memory", None)
-    got = op(*(map_leaves(real, arg) for arg in args), **real_kwargs)
+    real_args = tuple(map_leaves(real, arg) for arg in args)
+    checks.check(op, real_args, real_kwargs)
+    got = registry.shape_function(op)(*real_args, **real_kwargs)
     flat: list[Any] = []
     for value in got if isinstance(got, tuple | list) else [got]:
         flat += value if isinstance(value, tuple | list) else [value]
@@ -211,6 +233,11 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     if type(value) is list or type(value) is tuple:
         return type(value)(map_leaves(function, item) for item in value)
     return function(value)
+
+
+def _leaves(values: list[Any]) -> list[Any]:
+    """Arguments, or their new values, with lists of tensors taken apart."""
+    return [leaf for value in values for leaf in (value if type(value) is list else [value])]
 
 
 def _steer(
@@ -240,12 +267,12 @@ def _named(
 
 def _written(op, lowering, args, kwargs) -> tuple[int, ...]:
     named = dict(_named(op, args, kwargs))
-    slots = (named.get(name) for name in lowering.writes)
+    slots = _leaves([named.get(name) for name in lowering.writes])
     return tuple(slot.number for slot in slots if isinstance(slot, Slot))
 
 
 def _promotion(lowering, op, args, kwargs, metas):
-    """The physical dtype that a promoting lowering's operands are cast to, or None."""
+    """The dtype that a promoting lowering's operands are cast to, or None."""
     if lowering.promote == "none":
         return None
     operands: list[Any] = []
@@ -260,7 +287,8 @@ def _promotion(lowering, op, args, kwargs, metas):
             elif name not in _FACTORS and isinstance(leaf, bool | int | float | complex):
                 operands.append(leaf)
     kind = KIND.INT_TO_FLOAT if lowering.promote == "float" else KIND.DEFAULT
-    return physical_dtype(elementwise_dtypes(*operands, type_promotion_kind=kind)[1])
+    dtype = physical_dtype(elementwise_dtypes(*operands, type_promotion_kind=kind)[1])
+    return dtype if lowering.promote == "inputs" else wide_dtype(dtype)
 
 
 def _check_integers(op, args, kwargs, outs) -> None:
@@ -320,6 +348,16 @@ def _bind(lowering, op, args, kwargs, dtype):
     return run
 
 
+def _images(lowering, op, args, kwargs, dtype) -> ImagesCall | None:
+    variant = channels_last.VARIANTS.get(op.name())
+    if variant is None:
+        return None
+    run = _bind(dataclasses.replace(lowering, function=variant.function), op, args, kwargs, dtype)
+    named = _named(op, args, kwargs)
+    slots = {arg.number for name, arg in named if name in variant.images}
+    return ImagesCall(run, frozenset(slots), variant.results)
+
+
 _NUMBERS = frozenset({"number", "Optional[number]", "Scalar", "Optional[Scalar]", "number?"})
 
 
@@ -328,10 +366,11 @@ def _drop_unwritten(got, lowering, op, args, kwargs):
     if not lowering.writes:
         return got
     named = dict(_named(op, args, kwargs))
-    given = [isinstance(named.get(name), Slot) for name in lowering.writes]
+    given = [named.get(name) for name in lowering.writes]
     results = got[: len(got) - len(given)]
-    fresh = [value for value, there in zip(got[len(results) :], given, strict=True) if there]
-    return (*results, *fresh)
+    slots, fresh = _leaves(given), _leaves(list(got[len(results) :]))
+    kept = [value for value, slot in zip(fresh, slots, strict=True) if isinstance(slot, Slot)]
+    return (*results, *kept)
 
 
 def _bind_decomposition(run, args, kwargs, metas):

@@ -135,20 +135,19 @@ class CompiledStep:
         assert self._watched is not None
         recording = Recording(self._watched, arguments)
         try:
-            result = recording.run(self.step, args, kwargs)
+            recording.run(self.step, args, kwargs)
             may_open = key[:2] not in self._opened
             if may_open and recording.restart_with_state():
                 self._watched = Watched(self.step, (args, kwargs))
                 key = (*key[:2], self._watched.guard())
                 recording = Recording(self._watched, arguments)
-                result = recording.run(self.step, args, kwargs)
-            assembly = Assembly(recording, result, line_of(self.step))
+                recording.run(self.step, args, kwargs)
+            assembly = Assembly(recording, line_of(self.step))
             plan, escaped = assembly.plan()
             if escaped and may_open:  # state was created: capture the next call
-                recording.execute()
                 self._opened.add(key[:2])
                 self._watched = None
-                return result
+                return recording.execute()
             if escaped:
                 assembly.refuse(escaped)
             replay = assembly.replay(plan)
@@ -157,7 +156,7 @@ class CompiledStep:
             raise
         replay.identity = self._watched.identity()
         self._replays[key] = self._last = replay
-        del result, recording, assembly
+        del recording, assembly
         return replay.run(arguments)
 
 

@@ -18,7 +18,7 @@ from . import tape as tapes
 
 _SEEN: list[tuple[Any, Family]] = []
 _KEPT = 64  # plans remembered for comparison
-MANY, LONG = 8, 10.0  # programs of one family, and the seconds they took, that are worth a warning
+MANY, LONG = 8, 30.0  # programs of one family, and the seconds they took, that are worth a warning
 
 
 @dataclasses.dataclass
@@ -26,7 +26,7 @@ class Family:
     """Programs with the same operations.
 
     Attributes:
-        programs: how many were compiled.
+        programs: how many were compiled because of another shape.
         seconds: what that took.
     """
 
@@ -34,6 +34,7 @@ class Family:
     seconds: float = 0.0
 
 
+_SHAPES = ("new input shape", "new shape")
 _FAMILIES: dict[int, Family] = {}
 
 
@@ -41,14 +42,15 @@ def report(plan: Any, seconds: float) -> None:
     """Tell the metrics about a compilation, and the user if there are too many of its kind."""
     family = _FAMILIES.setdefault(hash(_names(plan)), Family())
     cause = _cause(plan, family)
+    grows = cause.startswith(_SHAPES)
     _SEEN.append((plan, family))
     del _SEEN[:-_KEPT]
     operations = sum(isinstance(entry[0], int) for entry in plan.program)
     where = metrics.user_location()
     metrics.record_compilation(f"{operations} operations", cause, where, seconds)
     short = family.seconds < LONG or family.programs < MANY
-    family.programs += 1
-    family.seconds += seconds
+    family.programs += grows
+    family.seconds += seconds * grows
     if short and family.programs >= MANY and family.seconds >= LONG:
         warnings.warn(
             f"{where}: {family.programs} programs of the same {operations} operations were "

@@ -26,7 +26,7 @@ def constrain(value: Value, layout: int) -> Value:
         def run(arrays, _scalars, _key):
             return [jax.lax.with_sharding_constraint(arrays[0], sharding)]
 
-        recipe = _RECIPES[layout] = Recipe("mark_sharding", run, 1)
+        recipe = _RECIPES[layout] = Recipe("mark_sharding", run, 1, detail=layout)
     tape = tapes.recorder()
     if isinstance(tape, tapes.Tape) and value.tape is tape and not tape.joins(layout):
         tapes.materialize([value])

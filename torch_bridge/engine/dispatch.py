@@ -13,6 +13,7 @@ tensor([0., 2.], device='jax:0')
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 
 from isoshard.torch_bridge.lowerings import registry
 
-from . import base, decompose, layouts
+from . import base, checks, decompose, generators, kernels, layouts
 from . import tape as tapes
 from .call import build_call, infer
 from .flatten import Flattener
@@ -42,7 +43,7 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one aten overload on `jax` tensors."""
     handler = _HANDLERS.get(id(func))
     if handler is None:
-        handler = _HANDLERS[id(func)] = make_handler(func)
+        handler = _HANDLERS[id(func)] = generators.honour(func, make_handler(func))
         _KNOWN.append(func)
     return handler(args, kwargs)
 
@@ -57,16 +58,27 @@ def make_handler(func: torch._ops.OpOverload) -> Handler:
     writes = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
     if outs:
         return _out_handler(func, outs)
-    if writes:
+    if func.namespace == "aten" and writes:
         return in_place_handler(func, writes)
     if decompose.is_composite(func) and registry.find(func) is None:
         return lambda args, kwargs: func.decompose(*args, **kwargs)
+    own = kernels.find(func)
+    if own is not None:
+        return _unless_lowered(func, own)
+    if writes:
+        return in_place_handler(func, writes)
     if any(result.alias_info for result in schema.returns):
         raise NotImplementedError(
             f"{func} returns a view that the jax device cannot follow; use a copy (.clone(), "
             f"torch.{schema.name.removeprefix('aten::')}_copy) or .cpu()"
         )
     return functional_handler(func)
+
+
+def _unless_lowered(func: torch._ops.OpOverload, own: Handler) -> Handler:
+    """An operator's own kernel, until somebody registers a lowering for it."""
+    lowered = functools.cache(lambda: functional_handler(func))
+    return lambda args, kwargs: (own if registry.find(func) is None else lowered())(args, kwargs)
 
 
 class Signature:
@@ -189,6 +201,7 @@ def in_place_handler(func: torch._ops.OpOverload, writes: list[str]) -> Handler:
     position = names.index(writes[0])
     returns = bool(func._schema.returns)
     defaults = lost_defaults(func, functional)
+    idempotent = functional.name() in _IDEMPOTENT
 
     def handler(args, kwargs):
         for place, name, default in defaults:
@@ -197,8 +210,9 @@ def in_place_handler(func: torch._ops.OpOverload, writes: list[str]) -> Handler:
         target = args[position]
         many = isinstance(target, list | tuple)
         targets = list(target) if many else [target]
-        for tensor in targets:
-            check_writable(func, tensor)
+        if not idempotent:
+            for tensor in targets:
+                check_writable(func, tensor)
         key, tensors, scalars = flattener(args, kwargs)
         signature = signatures.get(key)
         if signature is None:
@@ -208,15 +222,24 @@ def in_place_handler(func: torch._ops.OpOverload, writes: list[str]) -> Handler:
                 numbers = [present(scalar) for scalar in scalars]
                 infer(func, positional, named, metas, numbers)  # torch's own checks
             outs = tuple(tensor._aval.meta for tensor in targets)
+            if checks.may_widen(outs[0].dtype, metas, positional):
+                numbers = [present(scalar) for scalar in scalars]
+                checks.check_cast(infer(functional, positional, named, metas, numbers), outs)
             signature = signatures[key] = prepare(
                 func, functional, flattener, args, kwargs, tensors, scalars, outs=outs
             )
         values = record(signature, tensors, scalars)
         for tensor, value in zip(targets, values, strict=False):
             base.write(tensor, value)
+        if many:  # torch counts the versions of single tensors itself, but not of lists
+            torch.autograd.graph.increment_version(targets)
         return target if returns else None
 
     return handler
+
+
+_IDEMPOTENT = frozenset({"aten::fill.Scalar", "aten::fill.Tensor", "aten::zero"})
+"""Writes of one number everywhere: torch lets them write to an expanded tensor."""
 
 
 def check_writable(func: Any, tensor: torch.Tensor) -> None:

@@ -96,11 +96,6 @@ class Flattener:
                     key.append(item._aval)
                 else:
                     self._static(item, lift, key, tensors, scalars)
-        elif kind is torch.Generator:
-            raise RuntimeError(
-                f"{self.func}: Expected a 'jax' device type for generator but found "
-                f"'{arg.device}'; random numbers of the jax device follow torch.manual_seed(seed)"
-            )
         elif isinstance(arg, torch.Tensor):
             tensor = import_tensor(self.func, arg)
             tensors.append(tensor)

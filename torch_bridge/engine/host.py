@@ -15,6 +15,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from isoshard.core import metrics
+
 from .symbolic import CaptureError, Table
 
 
@@ -64,14 +66,15 @@ class HostOps(TorchDispatchMode):
             and tensors
         ):
             raise CaptureError(
-                f"a compiled step computes {func} on a CPU tensor with a number that changes from "
-                "step to step; keep such arithmetic on Python numbers or on jax tensors"
+                f"{metrics.user_location()}: a compiled step computes {func} on a CPU tensor with "
+                "a number that changes from step to step; keep such arithmetic on Python numbers "
+                "or on jax tensors"
             )
         if torch.Tag.nondeterministic_seeded in func.tags and not _elsewhere(kwargs):
             raise CaptureError(
-                f"a compiled step draws random numbers on the CPU ({func}), which a replay would "
-                "not draw anew; draw them on the jax device (device='jax'), or pass them as an "
-                "argument"
+                f"{metrics.user_location()}: a compiled step draws random numbers on the CPU "
+                f"({func}), which a replay would not draw anew; draw them on the jax device "
+                "(device='jax'), or pass them as an argument"
             )
         result = func(*args, **kwargs)
         if not tensors or tensors[0].device.type != "cpu":

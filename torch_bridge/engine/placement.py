@@ -15,6 +15,7 @@ from isoshard.core.errors import ShardingError
 
 from . import layouts
 from . import tape as tapes
+from .refine import refine, rewrap
 from .value import Value, placed_layout
 
 
@@ -34,6 +35,11 @@ def place(values: Sequence[Value]) -> list[jax.Array]:
                 _bring(value, layouts.sharding(value.layout))
                 continue
             _settle(value)
+        finer = refine({value.layout for value in values})
+        for value in values:
+            if value.layout in finer:
+                value.layout = finer[value.layout]
+                value.array = rewrap(value.array, value.layout)
     else:
         for value in values:
             if isinstance(value.array, np.ndarray):

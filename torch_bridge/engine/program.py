@@ -20,9 +20,11 @@ import jax
 import numpy as np
 
 from isoshard.core import cache, metrics
+from isoshard.torch_bridge.lowerings.conv_split import splitting
 
 from . import causes, layouts, random
 from . import tape as tapes
+from .channels import Env, Images
 from .peephole import Rewriter
 from .placement import place
 from .value import Value, placed_layout
@@ -120,7 +122,14 @@ def execute(tape: tapes.Tape, only: Value | None = None) -> None:
     Args:
         tape: recorded operations.
         only: the one value wanted from a tape that failed before.
+
+    Raises:
+        CaptureError: a step is being captured on this tape.
     """
+    if tape is tapes.recorder():
+        from .capture import refuse_if_capturing
+
+        refuse_if_capturing("the value of a tensor")
     with _EXECUTING:
         _execute(tape, only)
 
@@ -129,9 +138,11 @@ _EXECUTING = threading.RLock()
 
 
 def _execute(tape: tapes.Tape, only: Value | None) -> None:
-    tape.done = True
     if tapes.recorder() is tape:
         tapes.replace(tapes.Tape())
+    if tape.done and not tape.values:  # another thread needed a value of it and has executed it
+        return
+    tape.done = True
     plan = plan_of(tape)
     if only is not None:
         plan.live, plan.wanted, plan.donated = (only.slot,), (only.layout,), ()
@@ -215,18 +226,27 @@ def program_of(plan: Plan, arrays: Sequence[jax.Array], scalars: Sequence[Any]) 
 
 def build(plan: Plan, arrays: Sequence[jax.Array]) -> Program:
     """Compile a plan for inputs placed as `arrays` are."""
-    function = jax.jit(traceable(plan), donate_argnums=plan.donated)
+    # An unused input stays: without any on a mesh, the program would be compiled for one device.
+    function = jax.jit(traceable(plan), donate_argnums=plan.donated, keep_unused=True)
     extra = (np.zeros(plan.lifted, random.scalar_dtype()), np.zeros((plan.draws, 3), np.uint32))
     with warnings.catch_warnings(), jax.numpy_dtype_promotion("standard"):
         # An input that nobody needs any more is given up even where no result can take its memory.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         found = cache.hits()
-        compiled = function.lower(*arrays, *extra).compile()
+        with splitting(layouts.split_of(layouts_in(plan))):
+            compiled = function.lower(*arrays, *extra).compile()
     metrics.count("cache_hits", cache.hits() - found)
     analysis = compiled.memory_analysis()
     metrics.record_peak(peak_bytes(analysis))
     devices = max((len(array.sharding.device_set) for array in arrays), default=1)
     return Program(compiled, donated_bytes=getattr(analysis, "alias_size_in_bytes", 0) * devices)
+
+
+def layouts_in(plan: Plan) -> set[int]:
+    """The layouts that a plan names: of inputs, results and constraints."""
+    recipes = [tapes.RECIPES[entry[0]] for entry in plan.program if isinstance(entry[0], int)]
+    marks = {recipe.detail for recipe in recipes if recipe.name == "mark_sharding"}
+    return {*plan.placed, *plan.wanted, *marks}
 
 
 def peak_bytes(analysis: Any) -> int:
@@ -254,8 +274,8 @@ def traceable(plan: Plan) -> Any:
         leaves = iter(arguments[:inputs])
         scalars, words = arguments[inputs:]
         keys = random.keys(words)
-        env: list[Any] = []
-        rewriter = Rewriter(env)
+        env = Env()
+        rewriter, images = Rewriter(env), Images(env)
         taken = 0
         for entry, is_needed in zip(entries, needed, strict=True):
             if not isinstance(entry[0], int):
@@ -267,6 +287,8 @@ def traceable(plan: Plan) -> Any:
             taken += recipe.lifted
             key = next(keys) if recipe.random else None
             got = rewriter.rewrite(recipe, entry) if is_needed else [None] * recipe.count
+            if got is None:
+                got = images.rewrite(recipe, entry, floats)
             if got is None:
                 got = recipe.run([env[slot] for slot in entry[1:]], floats, key)
             env += got

@@ -1,13 +1,27 @@
-"""The random state of the `jax` device: a seed and a counter.
+"""The random state of the `jax` device: seeds and counters.
 
 Every random operation takes the key `fold_in(key(seed), counter)` and moves the counter by one.
 Seed and counter are inputs of compiled programs, so a program is reused for fresh numbers; and
 JAX's keys are partitionable, so the numbers do not depend on the mesh.
+
+The device has one state, which `torch.manual_seed` seeds; each `Generator` has one of its own.
+
+>>> own = State(seed=7)
+>>> with drawing_from(own):
+...     take()
+(7, 0, 0)
+>>> own.counter
+1
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
+import threading
+import weakref
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -15,80 +29,154 @@ import numpy as np
 Word = tuple[int, int, int]
 """Low and high half of a seed, and a counter: what a key is made of."""
 
+_LOW = 0xFFFFFFFF
+_SEEDINGS = itertools.count(1)
+_STATES: weakref.WeakSet[State] = weakref.WeakSet()
 
-@dataclasses.dataclass
+
+@dataclasses.dataclass(eq=False)
 class State:
-    """The device's random state.
+    """Where a stream of random numbers stands.
 
     Attributes:
         seed: 64 bits.
         counter: how many keys were taken.
+        seeding: another number after each `manual_seed`.
     """
 
     seed: int = 0
     counter: int = 0
+    seeding: int = dataclasses.field(default_factory=lambda: next(_SEEDINGS))
 
-    def take(self) -> Word:
-        """Reserve one key."""
-        counter = self.counter
-        self.counter += 1
-        return (self.seed & _LOW, self.seed >> 32, counter & _LOW)
+    def __post_init__(self) -> None:
+        """Be found by a `Mark`."""
+        _STATES.add(self)
 
-    def restore(self, other: State) -> None:
-        """Go on from another state."""
-        self.seed = other.seed
-        self.counter = other.counter
+    def word(self, offset: int = 0) -> Word:
+        """The key `offset` places from here."""
+        return (self.seed & _LOW, self.seed >> 32, (self.counter + offset) & _LOW)
+
+    def manual_seed(self, seed: int) -> None:
+        """Start anew; the low 64 bits of `seed` count."""
+        self.seed = int(seed) & 0xFFFFFFFFFFFFFFFF
+        self.counter = 0
+        self.seeding = next(_SEEDINGS)
+
+    def to_bytes(self) -> bytes:
+        """Seed and counter as 16 bytes."""
+        if _HERE.mark is not None:
+            _HERE.mark.known[self, self.seed, self.counter] = self.seeding
+        return self.seed.to_bytes(8, "little") + self.counter.to_bytes(8, "little")
+
+    def from_bytes(self, raw: bytes) -> None:
+        """Go on where `to_bytes` was called."""
+        self.seed = int.from_bytes(raw[:8], "little")
+        self.counter = int.from_bytes(raw[8:16], "little")
+        known = {} if _HERE.mark is None else _HERE.mark.known
+        found = known.get((self, self.seed, self.counter))
+        self.seeding = next(_SEEDINGS) if found is None else found
 
 
-_LOW = 0xFFFFFFFF
+class _Here(threading.local):
+    """What this thread draws from, and the mark that notes it."""
+
+    source: State | None = None
+    mark: Mark | None = None
+
+
 STATE = State()
+"""The device's own state."""
+_HERE = _Here()
+
+
+def take() -> Word:
+    """Reserve the next key."""
+    state = _HERE.source or STATE
+    word = state.word()
+    if _HERE.mark is not None:
+        _HERE.mark.note(state, word)
+    state.counter += 1
+    return word
+
+
+@contextlib.contextmanager
+def drawing_from(state: State) -> Iterator[None]:
+    """Take keys from `state` instead of the device's own."""
+    before, _HERE.source = _HERE.source, state
+    try:
+        yield
+    finally:
+        _HERE.source = before
 
 
 @dataclasses.dataclass(frozen=True)
 class Draws:
-    """The keys that a captured step takes, relative to the state it finds.
+    """The keys that a captured step takes, relative to the states it finds.
 
     Attributes:
-        offsets: for each key, how far its counter is past the state's; or a whole `Word`, if the
-            step seeds anew.
-        advance: how far the step moves the counter.
-        final: the state afterwards, if the step seeds anew.
+        words: for each key, a state and how far from its counter; or a `Word`, if the step itself
+            seeded the state.
+        moves: for each state from before the step, how far its counter moves; or the new seed and
+            counter, if the step seeded it.
     """
 
-    offsets: tuple[int | Word, ...]
-    advance: int
-    final: State | None
-
-    @staticmethod
-    def relative(words: list[Word], start: State) -> Draws:
-        """Describe the keys taken since `start`."""
-        seed = (start.seed & _LOW, start.seed >> 32)
-        offsets = tuple(w[2] - start.counter if w[:2] == seed else w for w in words)
-        reseeded = STATE.seed != start.seed
-        final = State(STATE.seed, STATE.counter) if reseeded else None
-        return Draws(offsets, STATE.counter - start.counter, final)
+    words: tuple[tuple[State, int] | Word, ...]
+    moves: tuple[tuple[State, int | tuple[int, int]], ...]
 
     def take(self) -> list[Word]:
-        """The keys for one run; moves the device's state."""
-        low, high, counter = STATE.seed & _LOW, STATE.seed >> 32, STATE.counter
-        words = [
-            (low, high, (counter + one) & _LOW) if isinstance(one, int) else one
-            for one in self.offsets
-        ]
-        STATE.counter += self.advance
-        if self.final is not None:
-            STATE.restore(self.final)
+        """The keys for one run; moves the states."""
+        words = [one if len(one) == 3 else one[0].word(one[1]) for one in self.words]
+        for state, move in self.moves:
+            if isinstance(move, int):
+                state.counter += move
+            else:
+                state.manual_seed(move[0])
+                state.counter = move[1]
         return words
 
 
-def manual_seed(seed: int) -> None:
-    """Restart the stream of random numbers of the `jax` device.
+class Mark:
+    """Notes the keys that are taken inside its context, and can put every state back.
 
-    Args:
-        seed: any integer; its low 64 bits count.
+    Attributes:
+        known: the seeding of states that were asked for inside: putting such a state back
+            (`fork_rng`, `torch.utils.checkpoint`) is no new seeding.
     """
-    STATE.seed = int(seed) & 0xFFFFFFFFFFFFFFFF
-    STATE.counter = 0
+
+    def __init__(self) -> None:
+        """Remember where every state stands."""
+        self.known: dict[tuple[State, int, int], int] = {}
+        self._starts = {state: (state.seed, state.counter, state.seeding) for state in _STATES}
+        self._words: list[tuple[State, int] | Word] = []
+
+    def __enter__(self) -> None:
+        """Begin to note."""
+        _HERE.mark = self
+
+    def __exit__(self, *exc: object) -> None:
+        """End."""
+        _HERE.mark = None
+
+    def note(self, state: State, word: Word) -> None:
+        """A key is taken."""
+        _, counter, seeding = self._starts.get(state, (0, 0, None))
+        relative = seeding == state.seeding
+        self._words.append((state, state.counter - counter) if relative else word)
+
+    def draws(self) -> Draws:
+        """What was taken."""
+        moves: list[tuple[State, int | tuple[int, int]]] = []
+        for state, (_, counter, seeding) in self._starts.items():
+            if state.seeding != seeding:
+                moves.append((state, (state.seed, state.counter)))
+            elif state.counter != counter:
+                moves.append((state, state.counter - counter))
+        return Draws(tuple(self._words), tuple(moves))
+
+    def restore(self) -> None:
+        """Put the states back to where they stood."""
+        for state, start in self._starts.items():
+            state.seed, state.counter, state.seeding = start
 
 
 def as_input(words: list[Word]) -> np.ndarray:

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import torch
 from torch.utils import _pytree as pytree
 
 from isoshard.core import metrics
@@ -18,7 +17,8 @@ from . import base, layouts, placement, program, random
 from . import tape as tapes
 from .host import HostOps
 from .places import Argument, Computed, Gradient, New, Owner, Part, Place, Scene, View
-from .symbolic import CaptureError, Table
+from .sealed import sealed
+from .symbolic import Table
 from .value import Storage, Value
 from .watch import Held
 
@@ -123,12 +123,13 @@ class Replay:
         for mark in self.made:
             if isinstance(mark, Computed):
                 tensor = base.fresh(mark.aval, values[mark.number])
-                made.append(_sealed(tensor) if mark.differentiable else tensor)
+                made.append(sealed(tensor) if mark.differentiable else tensor)
                 continue
             memory = memories.get(mark.memory)
             if memory is None:
                 memory = memories[mark.memory] = Storage(values[mark.number], mark.whole)
-            made.append(base.new_tensor(mark.aval, memory, mark.chain, mark.offset))
+            tensor = base.new_tensor(mark.aval, memory, mark.chain, mark.offset)
+            made.append(sealed(tensor) if mark.differentiable else tensor)
         return made
 
 
@@ -140,32 +141,6 @@ def _filled(mark: Any, scene: Scene, made: Sequence[base.LazyTensor]) -> Any:
         return scene.tensor(mark)
     if isinstance(mark, View):
         storage = scene.storage(mark.place)
-        return base.new_tensor(mark.aval, storage, mark.chain, mark.offset)
+        tensor = base.new_tensor(mark.aval, storage, mark.chain, mark.offset)
+        return sealed(tensor) if mark.differentiable else tensor
     return mark
-
-
-class _Sealed(torch.autograd.Function):
-    """The end of the road for gradients: the graph behind a replayed result was never made."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself, with a graph that refuses."""
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        """Refuse.
-
-        Raises:
-            CaptureError: always.
-        """
-        raise CaptureError(
-            "backward() was called outside on a result of a compiled step, whose graph lives "
-            "inside the program. Call backward() in the step, or return result.detach()."
-        )
-
-
-def _sealed(tensor: base.LazyTensor) -> base.LazyTensor:
-    """Let a result require a gradient, as it did when the step was captured."""
-    anchor = torch.empty(0, requires_grad=True)
-    return _Sealed.apply(anchor, tensor)  # pyright: ignore[reportReturnType]

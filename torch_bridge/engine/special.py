@@ -15,8 +15,9 @@ import torch
 from isoshard.core import metrics
 
 from . import base, capture, dispatch, placement
+from .call import Meta
 from .flatten import import_tensor
-from .value import Aval
+from .value import Aval, contiguous_stride
 
 aten = torch.ops.aten
 
@@ -98,6 +99,17 @@ def _same_storage_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return math.prod(left) == math.prod(right)
 
 
+def _zeros_in_memory_like(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """A tangent of zeros that lies in its memory as `other` in its own, after batch axes."""
+    tensor, other = args
+    batch = tuple(tensor.shape[: kwargs.get("self_num_batch_dims", 0)])
+    extent = math.prod(other._storage.aval.meta.size)
+    size = (*batch, *other.shape)
+    steps = [extent * step for step in contiguous_stride(batch)]
+    zeros = aten.new_zeros.default(tensor, [math.prod(batch) * extent])
+    return aten.as_strided.default(zeros, size, [*steps, *other.stride()], other.storage_offset())
+
+
 def on_host(func: torch._ops.OpOverload) -> dispatch.Handler:
     """A handler that computes an operator whose result's shape depends on values on the CPU.
 
@@ -129,13 +141,14 @@ def _map(function: Any, value: Any) -> Any:
 
 def upload(tensor: torch.Tensor) -> base.LazyTensor:
     """A CPU tensor's snapshot as a `jax` tensor, placed when first needed."""
-    aval = Aval.contiguous(tuple(tensor.shape), tensor.dtype)
+    aval = Aval.of(Meta.of(torch.empty_like(tensor, device="meta")))  # torch's own memory order
     return base.fresh(aval, base.host_value(tensor))
 
 
 _DATA_DEPENDENT = (
     "nonzero",
     "masked_select",
+    "_unique",
     "_unique2",
     "unique_dim",
     "unique_consecutive",
@@ -219,12 +232,14 @@ def register() -> None:
             "aten::equal": _equal,
             "aten::allclose": _allclose,
             "aten::_has_same_storage_numel": _same_storage_size,
+            "aten::_new_zeros_with_same_feature_meta": _zeros_in_memory_like,
             "aten::is_same_size": lambda args, kwargs: args[0].shape == args[1].shape,
             "aten::index.Tensor": _index,
             "aten::index_put_": _index_put,
             "aten::_index_put_impl_": lambda args, kwargs: _index_put(args[:4], kwargs),
             "aten::set_.source_Tensor": _set,
             "aten::resize_": _resize,
+            "aten::resize_as_": lambda args, kwargs: _resize((args[0], args[1].shape), {}),
             "aten::is_pinned": lambda args, kwargs: False,
         }
     )

@@ -152,7 +152,7 @@ class Tape:
         if scalars:
             self.scalars += scalars
         if recipe.random:
-            self.words.append(random.STATE.take())
+            self.words.append(random.take())
         return results
 
     def _successor(self) -> Recorder:

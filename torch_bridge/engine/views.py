@@ -132,8 +132,13 @@ class Chain:
     def _write_elements(self, whole: jax.Array, part: jax.Array) -> jax.Array:
         """Write to a part of a view whose elements overlap: each goes to its own place."""
         with jax.ensure_compile_time_eval():
-            numbers = jnp.arange(math.prod(whole.shape)).reshape(whole.shape)
-            places = np.asarray(self.read(numbers))
+            places = jnp.arange(math.prod(whole.shape)).reshape(whole.shape)
+            for op in self.ops:
+                if op[0] in ("conj", "neg"):
+                    part = forward(op, part, self.base)
+                else:
+                    places = forward(op, places, self.base)
+            places = np.asarray(places)
         flat = whole.reshape(-1).at[places.ravel()].set(part.reshape(-1))
         return flat.reshape(whole.shape)
 
@@ -156,13 +161,15 @@ def _shape_after(op: ViewOp, size: tuple[int, ...], base: Aval) -> tuple[int, ..
         return op[1]
     if kind == "permute":
         return tuple(size[d] for d in op[1])
+    if kind == "bitcast":
+        return op[1]
     if kind == "slice":
         _, dim, start, stop, step = op
         return (*size[:dim], max(0, -(-(stop - start) // step)), *size[dim + 1 :])
     if kind == "index":
         return (*size[: op[1]], *size[op[1] + 1 :])
     struct = jax.eval_shape(lambda x: forward(op, x, base), jax.ShapeDtypeStruct(size, "float32"))
-    return op[1] if kind == "bitcast" else struct.shape
+    return struct.shape
 
 
 def forward(op: ViewOp, x: jax.Array, base: Aval) -> jax.Array:
@@ -191,6 +198,10 @@ def forward(op: ViewOp, x: jax.Array, base: Aval) -> jax.Array:
         return _flat(x, base)[_positions(*op[1:])]
     if kind == "bitcast":
         return _bitcast(x, op[1], op[2])
+    if kind == "conj":
+        return jnp.conj(x)
+    if kind == "neg":
+        return jnp.negative(x)
     if kind == "as_real":
         return jnp.stack([x.real, x.imag], axis=-1)
     if kind == "as_complex":
@@ -214,6 +225,8 @@ def _backward(op: ViewOp, whole: jax.Array, part: jax.Array, base: Aval) -> jax.
         return whole.at[(slice(None),) * op[1] + (op[2],)].set(part)
     if kind == "bitcast":
         return _bitcast(part, whole.shape, whole.dtype)
+    if kind in ("conj", "neg"):
+        return forward(op, part, base)
     if kind == "as_real":
         return jax.lax.complex(part[..., 0], part[..., 1])
     if kind == "as_complex":

@@ -7,12 +7,16 @@ optimizers. If one changes, another program is captured.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
-from collections.abc import Iterable
+import types
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import torch
+
+from . import base
 
 _DEPTH = 4
 
@@ -23,7 +27,7 @@ class Watched:
     Attributes:
         modules: every submodule, once.
         optimizers: every optimizer, once.
-        parameters: every parameter of either, once.
+        parameters: every parameter of either, and every other leaf tensor found, once.
     """
 
     def __init__(self, function: Any, arguments: Iterable[Any] = ()):
@@ -31,10 +35,16 @@ class Watched:
         self.modules: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self._seen: set[int] = set()
+        self._tensors: list[tuple[Any, Any]] = []
+        found: dict[int, torch.Tensor] = {}
+        self._leaves = found
         self._visit(function, _DEPTH)
+        own, leaves = len(self._tensors), dict(found)
         for argument in arguments:
             self._visit(argument, _DEPTH)
-        found: dict[int, torch.Tensor] = {}
+        del self._tensors[own:]  # tensors given as arguments may be others next time
+        found.clear()
+        found.update(leaves)
         for module in self.modules:
             for parameter in module._parameters.values():
                 if parameter is not None:
@@ -50,7 +60,9 @@ class Watched:
             tuple([module.training for module in self.modules]),
             tuple([parameter.requires_grad for parameter in self.parameters]),
             tuple([_hyperparameters(group) for group in self.groups()]),
+            tuple([gradient_state(parameter.grad) for parameter in self.parameters]),
             torch.is_grad_enabled(),
+            torch.is_autocast_enabled("jax") and torch.get_autocast_dtype("jax"),
         )
 
     def identity(self) -> tuple[int, ...]:
@@ -62,11 +74,23 @@ class Watched:
                 for tensor in own.values():
                     found += (id(tensor), id(getattr(tensor, "_storage", None)))
         for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for tensor in group["params"]:
+                    found += (id(tensor), id(getattr(tensor, "_storage", None)))
             for state in optimizer.state.values():
                 for value in state.values():
                     if isinstance(value, torch.Tensor):
                         found += (id(value), id(getattr(value, "_storage", None)))
         return tuple(found)
+
+    def held(self, storages: Container[int]) -> list[Held]:
+        """The variables and attributes in which the step found its tensors.
+
+        Args:
+            storages: ids of the memory that the step used.
+        """
+        held = [Held(holder, key, _held(holder, key)) for holder, key in self._tensors]
+        return [one for one in held if id(getattr(one.tensor, "_storage", None)) in storages]
 
     def groups(self) -> Iterable[dict[str, Any]]:
         """Every parameter group of every optimizer."""
@@ -81,17 +105,23 @@ class Watched:
                 if id(module) not in self._seen:
                     self._seen.add(id(module))
                     self.modules.append(module)
+                    self._note_tensors(vars(module))
         elif isinstance(thing, torch.optim.Optimizer):
             self._seen.add(id(thing))
             self.optimizers.append(thing)
-        elif isinstance(thing, list | tuple | set | frozenset):
-            for item in thing:
-                self._visit(item, depth - 1)
+        elif isinstance(thing, list | tuple):
+            self._visit_items(thing, range(len(thing)), depth - 1)
+        elif isinstance(thing, set | frozenset):
+            self._visit_items(list(thing), range(len(thing)), depth - 1)
         elif isinstance(thing, dict):
-            for item in thing.values():
-                self._visit(item, depth - 1)
+            self._visit_items(thing, list(thing), depth - 1)
         else:
             self._visit_object(thing, depth)
+
+    def _visit_items(self, holder: Any, keys: Iterable[Any], depth: int) -> None:
+        for key in keys:
+            self._note(holder, key)
+            self._visit(_held(holder, key), depth)
 
     def _visit_object(self, thing: Any, depth: int) -> None:
         if isinstance(thing, functools.partial):
@@ -100,16 +130,67 @@ class Watched:
             self._visit([thing.__self__, thing.__func__], depth)
         elif inspect.isfunction(thing):
             self._seen.add(id(thing))
-            values = inspect.getclosurevars(thing)
-            self._visit([values.nonlocals, values.globals, thing.__defaults__], depth)
+            for cell in thing.__closure__ or ():
+                self._visit_items(cell, ("cell_contents",), depth - 1)
+            names = inspect.getclosurevars(thing).globals
+            self._visit_items(thing.__globals__, names, depth - 1)
+            self._visit(thing.__defaults__, depth)
         elif _is_plain_object(thing):
             self._seen.add(id(thing))
-            self._visit(list(vars(thing).values()), depth - 1)
+            self._visit_items(vars(thing), list(vars(thing)), depth - 1)
+
+    def _note_tensors(self, attributes: dict[str, Any]) -> None:
+        for name in attributes:
+            self._note(attributes, name)
+
+    def _note(self, holder: Any, key: Any) -> None:
+        """Remember where a tensor was found, so that another one put there is noticed."""
+        tensor = _held(holder, key)
+        if isinstance(tensor, base.LazyTensor):
+            self._tensors.append((holder, key))
+            if tensor.requires_grad and tensor.is_leaf:
+                self._leaves[id(tensor)] = tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A variable or attribute in which a step found a tensor.
+
+    Attributes:
+        holder: a list, a dictionary (of attributes or globals), or a closure's cell.
+        key: which of its items.
+        tensor: what was found.
+    """
+
+    holder: Any
+    key: Any
+    tensor: torch.Tensor
+
+    def is_still_there(self) -> bool:
+        """Whether nobody put another tensor in its place."""
+        return _held(self.holder, self.key) is self.tensor
+
+
+def _held(holder: Any, key: Any) -> Any:
+    """What a list, a dictionary or a closure's cell holds; None where there is nothing any more."""
+    try:
+        return holder.cell_contents if isinstance(holder, types.CellType) else holder[key]
+    except (KeyError, IndexError, ValueError):
+        return None
+
+
+def gradient_state(gradient: Any) -> Any:
+    """What a program depends on in a gradient that it finds."""
+    if not isinstance(gradient, base.LazyTensor):
+        return None
+    return (gradient._aval, gradient._chain, gradient._storage.value.layout)
 
 
 def _is_plain_object(thing: Any) -> bool:
     """An instance of a user's class: a trainer that holds model and optimizer, say."""
     if isinstance(thing, torch.Tensor | type) or inspect.ismodule(thing):
+        return False
+    if type(thing).__module__.startswith("isoshard.torch_bridge."):
         return False
     root = type(thing).__module__.partition(".")[0]
     return root not in ("builtins", "torch", "jax", "jaxlib", "numpy") and hasattr(
@@ -132,11 +213,16 @@ class Snapshot:
 
     Args:
         watched: the modules and optimizers of the step.
+        owners: every tensor that may have a gradient.
     """
 
-    def __init__(self, watched: Watched):
+    def __init__(self, watched: Watched, owners: Sequence[torch.Tensor]):
         """See the class."""
-        self._gradients = [(parameter, parameter.grad) for parameter in watched.parameters]
+        self.gradients = [(owner, owner.grad) for owner in owners]
+        self._groups = [
+            (group, {name: value for name, value in group.items() if name != "params"})
+            for group in watched.groups()
+        ]
         self._states = [
             (optimizer, {key: dict(state) for key, state in optimizer.state.items()})
             for optimizer in watched.optimizers
@@ -152,6 +238,8 @@ class Snapshot:
     def restore(self) -> None:
         """Put everything back."""
         self.restore_gradients()
+        for group, values in self._groups:
+            group.update(values)
         for optimizer, states in self._states:
             optimizer.state.clear()
             optimizer.state.update(states)
@@ -159,8 +247,8 @@ class Snapshot:
 
     def restore_gradients(self) -> None:
         """Put the gradients back."""
-        for parameter, gradient in self._gradients:
-            parameter.grad = gradient
+        for owner, gradient in self.gradients:
+            owner.grad = gradient
 
     def restore_counters(self) -> None:
         """Put the CPU tensors of optimizer state back to their values."""

@@ -50,11 +50,13 @@ def _threshold_backward(grad, x, threshold):
 
 
 @lower("aten::leaky_relu")
+@widely
 def _leaky_relu(x, negative_slope=0.01):
     return jnp.where(x > 0, x, x * negative_slope)
 
 
 @lower("aten::leaky_relu_backward")
+@widely
 def _leaky_relu_backward(grad, x, negative_slope, self_is_result):
     return jnp.where(x > 0, grad, grad * negative_slope)
 
@@ -75,6 +77,7 @@ def _hardtanh(x, min_val=-1, max_val=1):
 
 
 @lower("aten::hardtanh_backward")
+@widely
 def _hardtanh_backward(grad, x, min_val, max_val):
     return jnp.where((x <= min_val) | (x >= max_val), jnp.zeros_like(grad), grad)
 
@@ -86,6 +89,7 @@ def _hardsigmoid(x):
 
 
 @lower("aten::hardsigmoid_backward")
+@widely
 def _hardsigmoid_backward(grad, x):
     return _keep((x > -3) & (x < 3), grad / 6)
 
@@ -104,16 +108,19 @@ def _hardswish_backward(grad, x):
 
 
 @lower("aten::hardshrink")
+@widely
 def _hardshrink(x, lambd=0.5):
     return jnp.where((x >= -lambd) & (x <= lambd), jnp.zeros_like(x), x)
 
 
 @lower("aten::softshrink")
+@widely
 def _softshrink(x, lambd=0.5):
     return jnp.where(jnp.abs(x) > lambd, x - jnp.sign(x) * lambd, x * 0)
 
 
 @lower("aten::hardshrink_backward", "aten::softshrink_backward")
+@widely
 def _shrink_backward(grad, x, lambd):
     return jnp.where((x >= -lambd) & (x <= lambd), jnp.zeros_like(grad), grad)
 

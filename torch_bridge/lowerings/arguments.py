@@ -46,11 +46,16 @@ def number(value: Any, dtype: np.dtype) -> jax.Array:
     return jnp.asarray(value).astype(dtype)
 
 
+def wide_dtype(dtype: np.dtype) -> np.dtype:
+    """float32 for 16-bit and smaller floats, which torch computes in it; other dtypes unchanged."""
+    small = jnp.issubdtype(dtype, jnp.floating) and np.dtype(dtype).itemsize < 4
+    return np.dtype(np.float32) if small else dtype
+
+
 def wide(x: jax.Array) -> jax.Array:
     """16-bit and smaller floats as float32, as torch computes them; other arrays unchanged."""
-    if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4:
-        return x.astype(jnp.float32)
-    return x
+    dtype = wide_dtype(x.dtype)
+    return x if dtype == x.dtype else x.astype(dtype)
 
 
 def floating(x: jax.Array) -> jax.Array:

@@ -14,31 +14,33 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import jax.scipy.special as jss
+import numpy as np
 import torch  # noqa: F401  (for the doctest)
 
 from .arguments import number, wide
+from .numerics import widely
 from .registry import lower
 
 
-@lower("aten::add.Tensor", "aten::add.Scalar", promote="inputs", lift=("other", "alpha"))
+@lower("aten::add.Tensor", "aten::add.Scalar", promote="math", lift=("other", "alpha"))
 def add(x, other, alpha=None):
     """`x + alpha other`."""
     return x + (other if alpha is None else alpha * other)
 
 
-@lower("aten::sub.Tensor", "aten::sub.Scalar", promote="inputs", lift=("other", "alpha"))
+@lower("aten::sub.Tensor", "aten::sub.Scalar", promote="math", lift=("other", "alpha"))
 def sub(x, other, alpha=None):
     """`x - alpha other`."""
     return x - (other if alpha is None else alpha * other)
 
 
-@lower("aten::rsub.Tensor", "aten::rsub.Scalar", promote="inputs", lift=("other", "alpha"))
+@lower("aten::rsub.Tensor", "aten::rsub.Scalar", promote="math", lift=("other", "alpha"))
 def rsub(x, other, alpha=None):
     """`other - alpha x`."""
     return other - (x if alpha is None else alpha * x)
 
 
-@lower("aten::mul.Tensor", "aten::mul.Scalar", promote="inputs", lift=("other",))
+@lower("aten::mul.Tensor", "aten::mul.Scalar", promote="math", lift=("other",))
 def mul(x, other):
     """`x other`; of bools, their conjunction."""
     return x * other
@@ -50,7 +52,7 @@ def div(x, other):
     return x / other
 
 
-@lower("aten::div.Tensor_mode", "aten::div.Scalar_mode", promote="inputs", lift=("other",))
+@lower("aten::div.Tensor_mode", "aten::div.Scalar_mode", promote="math", lift=("other",))
 def div_mode(x, other, *, rounding_mode=None):
     """Division, true (None), rounded to zero (`"trunc"`) or down (`"floor"`)."""
     if rounding_mode is None:
@@ -60,20 +62,18 @@ def div_mode(x, other, *, rounding_mode=None):
     return jax.lax.div(*jnp.broadcast_arrays(x, other)) if _integer(x) else jnp.trunc(x / other)
 
 
-@lower("aten::floor_divide", "aten::floor_divide.Scalar", promote="inputs", lift=("other",))
+@lower("aten::floor_divide", "aten::floor_divide.Scalar", promote="math", lift=("other",))
 def floor_divide(x, other):
     """Division rounded down; a float divided by 0 is infinite or NaN."""
     if _integer(x):
         return jnp.floor_divide(x, other)
-    dtype = x.dtype
-    x, other = wide(x), wide(other)
     rest = jnp.fmod(x, other)
     quotient = (x - rest) / other
     quotient = jnp.round(
         jnp.where((rest != 0) & ((other < 0) != (rest < 0)), quotient - 1, quotient)
     )
     quotient = jnp.where(quotient == 0, jnp.copysign(number(0, x.dtype), x / other), quotient)
-    return jnp.where(other == 0, x / other, quotient).astype(dtype)
+    return jnp.where(other == 0, x / other, quotient)
 
 
 _PROMOTED = {
@@ -110,8 +110,11 @@ _BITS = {
     "left_shift": jnp.left_shift,
     "right_shift": jnp.right_shift,
 }
+_WIDE = ("remainder", "fmod", "hypot", "logaddexp", "igamma")
 for _name, _function in _PROMOTED.items():
-    lower(f"aten::{_name}", promote="inputs")(_function)
+    lower(f"aten::{_name}", promote="inputs")(
+        widely(_function) if _name.startswith(_WIDE) else _function
+    )
 for _name, _function in _BITS.items():
     for _overload in ("Tensor", "Scalar", "Tensor_Scalar", "Scalar_Tensor"):
         lower(f"aten::bitwise_{_name}.{_overload}", promote="inputs")(_function)
@@ -140,12 +143,15 @@ def pow_scalar(x, exponent):
     if isinstance(exponent, float) and exponent.is_integer() and abs(exponent) <= 8:
         exponent = int(exponent)
     base = wide(x)
+    if base.dtype != x.dtype and isinstance(exponent, float):
+        exponent = float(np.asarray(exponent, x.dtype))  # torch rounds it too
     if abs(exponent) == 0.5:
         return jnp.sqrt(base) if exponent > 0 else jax.lax.rsqrt(base)
     return jnp.power(base, exponent).astype(jnp.result_type(x, exponent))
 
 
 @lower("aten::pow.Tensor_Tensor", "aten::pow.Scalar", promote="inputs")
+@widely
 def pow_tensor(x, exponent):
     """A power; whole numbers to a negative power are 0 unless the base is 1 or -1."""
     if not _integer(x):
@@ -180,24 +186,22 @@ def heaviside(x, values):
     return jnp.where(x == 0, values, (x > 0).astype(x.dtype))
 
 
-@lower("aten::addcmul", promote="inputs", lift=("value",))
+@lower("aten::addcmul", promote="math", lift=("value",))
 def addcmul(x, tensor1, tensor2, *, value=None):
     """`x + value tensor1 tensor2`."""
-    x, product = wide(x), wide(tensor1) * wide(tensor2)
-    return x + (product if value is None else wide(value) * product)
+    product = tensor1 * tensor2
+    return x + (product if value is None else value * product)
 
 
 @lower("aten::addcdiv", promote="float", lift=("value",))
 def addcdiv(x, tensor1, tensor2, *, value=None):
     """`x + value tensor1 / tensor2`."""
-    top = wide(tensor1) if value is None else wide(value) * wide(tensor1)
-    return wide(x) + top / wide(tensor2)
+    return x + (tensor1 if value is None else value * tensor1) / tensor2
 
 
-@lower("aten::lerp.Scalar", "aten::lerp.Tensor", promote="inputs", lift=("weight",))
+@lower("aten::lerp.Scalar", "aten::lerp.Tensor", promote="math", lift=("weight",))
 def lerp(x, end, weight):
     """From `x` to `end` by `weight`, exact at both ends."""
-    x, end, weight = wide(x), wide(end), wide(weight)
     step = end - x
     near = jnp.abs(weight) < 0.5
     return jnp.where(near, x + weight * step, end - step * (1 - weight))

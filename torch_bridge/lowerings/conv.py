@@ -6,11 +6,14 @@ kernel flipped and its channel axes exchanged.
 
 from __future__ import annotations
 
+import functools
 import itertools
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .conv_split import batch_split, images_are_split_partly, laid_out, weight_gradient
 from .registry import lower
 from .vjp import pull_back
 
@@ -20,29 +23,75 @@ def _spread(values, rank):
     return tuple(values) if len(values) == rank else tuple(values) * rank
 
 
-def _convolve(x, weight, stride, padding, dilation, transposed, output_padding, groups):
+def convolve(
+    x,
+    weight,
+    stride,
+    padding,
+    dilation,
+    transposed,
+    output_padding,
+    groups,
+    *,
+    channels_last=False,
+):
+    """A convolution, plain or transposed.
+
+    Args:
+        x: (batch, channels, *space), or (batch, *space, channels).
+        weight: as torch has it: (out, in / groups, *kernel); transposed (in, out / groups, ..).
+        stride: one per spatial axis, or one for all; likewise the others.
+        padding: on both sides of each axis.
+        dilation: between the elements of the kernel.
+        transposed: whether it is the gradient of a convolution.
+        output_padding: of a transposed one, after the end.
+        groups: of channels that do not see each other.
+        channels_last: where the channels of `x` and of the result are.
+    """
     rank = x.ndim - 2
     stride, padding, dilation = (_spread(v, rank) for v in (stride, padding, dilation))
-    if not transposed:
-        return lax.conv_general_dilated(
+    options = {"window_strides": stride, "padding": [(p, p) for p in padding]}
+    if transposed:
+        kernel, extra = weight.shape[2:], _spread(output_padding, rank)
+        reach = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
+        weight = _transpose_kernel(weight, groups)
+        options = {
+            "window_strides": (1,) * rank,
+            "padding": [(r, r + e) for r, e in zip(reach, extra, strict=True)],
+            "lhs_dilation": stride,
+        }
+    return _grouped(x, weight, groups, channels_last, rhs_dilation=dilation, **options)
+
+
+def _grouped(x, weight, groups, channels_last, **options):
+    rank = x.ndim - 2
+    channels = x.ndim - 1 if channels_last else 1
+    spread = any(d > 1 for d in options["rhs_dilation"]) or "lhs_dilation" in options
+    whole = groups > 1 or spread
+    x, weight = laid_out(x, weight, whole=whole)
+    if channels_last:
+        images = (0, rank + 1, *range(1, rank + 1))
+        kernel = (rank + 1, rank, *range(rank))
+        numbers = lax.ConvDimensionNumbers(images, kernel, images)
+        order = (*range(2, rank + 2), 1, 0)
+    else:
+        numbers, order = None, tuple(range(rank + 2))
+
+    def one(x, weight, groups):
+        out = lax.conv_general_dilated(
             x,
-            weight,
-            window_strides=stride,
-            padding=[(p, p) for p in padding],
-            rhs_dilation=dilation,
+            weight.transpose(order),
             feature_group_count=groups,
+            dimension_numbers=numbers,
+            **options,
         )
-    reach = [d * (k - 1) - p for d, k, p in zip(dilation, weight.shape[2:], padding, strict=True)]
-    extra = _spread(output_padding, rank)
-    return lax.conv_general_dilated(
-        x,
-        _transpose_kernel(weight, groups),
-        window_strides=(1,) * rank,
-        padding=[(r, r + e) for r, e in zip(reach, extra, strict=True)],
-        lhs_dilation=stride,
-        rhs_dilation=dilation,
-        feature_group_count=groups,
-    )
+        return batch_split(out) if whole else out
+
+    # XLA's partitioner is wrong where channels are split over more devices than there are groups.
+    if groups == 1 or groups % jax.device_count() == 0:
+        return one(x, weight, groups)
+    pieces = zip(jnp.split(x, groups, channels), jnp.split(weight, groups), strict=True)
+    return jnp.concatenate([one(*piece, 1) for piece in pieces], channels)
 
 
 def _transpose_kernel(weight, groups):
@@ -55,7 +104,7 @@ def _transpose_kernel(weight, groups):
 
 @lower("aten::convolution")
 def _convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
-    out = _convolve(x, weight, stride, padding, dilation, transposed, output_padding, groups)
+    out = convolve(x, weight, stride, padding, dilation, transposed, output_padding, groups)
     return out if bias is None else out + bias.reshape(-1, *(1,) * (x.ndim - 2))
 
 
@@ -75,15 +124,41 @@ def _convolution_mode(x, weight, bias, stride, padding, dilation, groups):
     total = [0] * rank
     if padding == "same":
         total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-    out = lax.conv_general_dilated(
+    out = _grouped(
         x,
         weight,
+        groups,
+        channels_last=False,
         window_strides=stride,
         padding=[(t // 2, t - t // 2) for t in total],
         rhs_dilation=dilation,
-        feature_group_count=groups,
     )
     return out if bias is None else out + bias.reshape(-1, *(1,) * rank)
+
+
+def gradient_of_weight(
+    grad,
+    x,
+    weight,
+    stride,
+    padding,
+    dilation,
+    transposed,
+    output_padding,
+    groups,
+    *,
+    channels_last=False,
+):
+    """The gradient of the weight of `convolve`."""
+    if images_are_split_partly():
+        if channels_last:
+            grad, x = (jnp.moveaxis(images, -1, 1) for images in (grad, x))
+        image, slopes = (grad, x) if transposed else (x, grad)
+        along = (_spread(v, x.ndim - 2) for v in (stride, padding, dilation))
+        return weight_gradient(image, slopes, weight.shape[2:], *along, groups)
+    options = (stride, padding, dilation, transposed, output_padding, groups)
+    function = functools.partial(convolve, channels_last=channels_last)
+    return pull_back(lambda w: function(x, w, *options), grad, weight)[0]
 
 
 @lower("aten::convolution_backward")
@@ -103,9 +178,9 @@ def _convolution_backward(
     options = (stride, padding, dilation, transposed, output_padding, groups)
     of_x, of_weight = None, None
     if output_mask[0]:
-        (of_x,) = pull_back(lambda a: _convolve(a, weight, *options), grad, x)
+        (of_x,) = pull_back(lambda a: convolve(a, weight, *options), grad, x)
     if output_mask[1]:
-        (of_weight,) = pull_back(lambda w: _convolve(x, w, *options), grad, weight)
+        of_weight = gradient_of_weight(grad, x, weight, *options)
     of_bias = jnp.sum(grad, axis=(0, *range(2, grad.ndim))) if output_mask[2] else None
     return of_x, of_weight, of_bias
 

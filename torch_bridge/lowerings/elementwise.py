@@ -10,14 +10,12 @@ Array([ 0.,  2., -0.], dtype=float32)
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 import jax.scipy.special as jss
 import torch  # noqa: F401  (for the doctest)
 
-from .arguments import floating, number, wide
+from .arguments import number, wide
 from .registry import lower
 
 _OWN_DTYPE = {
@@ -105,8 +103,14 @@ def round_decimals(x, *, decimals):
     """Round half to even after `decimals` digits behind (or, negative, before) the point."""
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return x
-    scale = 10.0 ** abs(decimals)
+    x, scale = wide(x), 10.0 ** abs(decimals)
     return jnp.round(x * scale) / scale if decimals > 0 else jnp.round(x / scale) * scale
+
+
+@lower("aten::frexp.Tensor")
+def frexp(x):
+    """Mantissa in [0.5, 1) and power of 2."""
+    return jnp.frexp(x)
 
 
 @lower("aten::frac")
@@ -144,39 +148,6 @@ def nan_to_num(x, nan=None, posinf=None, neginf=None):
 def digamma(x):
     """Logarithmic derivative of gamma; a signed infinity at 0."""
     return jnp.where(x == 0, jnp.copysign(number(jnp.inf, x.dtype), -x), jax.lax.digamma(x))
-
-
-@lower(
-    "aten::special_zeta",
-    "aten::special_zeta.self_scalar",
-    "aten::special_zeta.other_scalar",
-    promote="float",
-)
-def zeta(x, other):
-    """The Hurwitz zeta function; infinite at its poles, NaN between those left of 0."""
-    pole = (x == 1) | ((x > 1) & (other <= 0) & (other == jnp.floor(other)))
-    outside = (x < 1) | (other < 0) | jnp.isnan(x) | jnp.isnan(other)
-    inside = jss.zeta(jnp.maximum(x, 1), jnp.maximum(other, 0))
-    value = jnp.where(outside, number(jnp.nan, x.dtype), inside)
-    return jnp.where(pole, number(jnp.inf, x.dtype), value)
-
-
-@lower("aten::polygamma")
-def polygamma(n, x):
-    """The n-th derivative of digamma; NaN left of 0 for n > 1."""
-    x = wide(floating(x))
-    if n == 0:
-        return digamma(x)
-    if n == 1:
-        return _trigamma(x)
-    return (-1.0) ** (n + 1) * math.factorial(n) * zeta(jnp.full_like(x, n + 1), x)
-
-
-def _trigamma(x):
-    """By reflection left of 1/2, where the series of zeta does not hold."""
-    left = x < 0.5
-    value = zeta(jnp.full_like(x, 2), jnp.where(left, 1 - x, x))
-    return jnp.where(left, (jnp.pi / jnp.sin(jnp.pi * x)) ** 2 - value, value)
 
 
 @lower("aten::special_erfcx", promote="float")

@@ -194,6 +194,7 @@ for _name, _inner in {"addcmul": "mul", "addcdiv": "div"}.items():
     _by_one, _by_list = _added(_BINARY[_inner])
     lower(f"aten::_foreach_{_name}.Scalar", lift=("value",))(_by_one)
     lower(f"aten::_foreach_{_name}.ScalarList", lift=("scalars",))(_by_list)
+    lower(f"aten::_foreach_{_name}.Tensor")(_by_list)
 
 
 def _lerp(x, end, weight):

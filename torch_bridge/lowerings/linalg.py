@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .arguments import wide
 from .registry import lower
 
 
@@ -220,25 +221,20 @@ def _cholesky_solve(b, factor, upper):
     return solve(factor, half, left_side=True, lower=not upper, **second)
 
 
+@lower("aten::cholesky_solve")
+def _cholesky_solve_broadcast(b, factor, upper=False):
+    lead = jnp.broadcast_shapes(b.shape[:-2], factor.shape[:-2])
+    b, factor = (jnp.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (b, factor))
+    return _cholesky_solve(b, factor, upper)
+
+
 @lower("aten::cholesky_inverse")
 def _cholesky_inverse(factor, upper=False):
     eye = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
     return _cholesky_solve(eye, factor, upper)
 
 
-# Orthogonal and spectral factorisations
-
-
-@lower("aten::linalg_qr")
-def _qr(a, mode="reduced"):
-    if mode == "r":
-        return jnp.zeros((0,), a.dtype), jnp.linalg.qr(a, mode="r")
-    return tuple(jnp.linalg.qr(a, mode=mode))
-
-
-@lower("aten::linalg_householder_product")
-def _householder_product(a, tau):
-    return lax.linalg.householder_product(a, tau)
+# Spectral factorisations
 
 
 @lower("aten::_linalg_svd")
@@ -276,4 +272,4 @@ def _pinv(a, *, atol=None, rtol=None, hermitian=False):
 
 @lower("aten::linalg_matrix_exp")
 def _matrix_exp(a):
-    return a if a.size == 0 else jax.scipy.linalg.expm(a)
+    return a if a.size == 0 else jax.scipy.linalg.expm(wide(a))

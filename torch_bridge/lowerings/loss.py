@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import torch
 
 from .arguments import wide
 from .numerics import wide_all
@@ -188,7 +189,12 @@ def _multi_margin(x, target, p=1, margin=1, weight=None, reduction=_MEAN):
     return _reduce(loss, reduction)
 
 
-@lower("aten::multi_margin_loss_backward")
+def _gradient_shape(grad, x, *_, **__):
+    """torch has no `meta` kernels for these gradients."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@lower("aten::multi_margin_loss_backward", meta=_gradient_shape)
 def _multi_margin_backward(grad, x, target, p, margin, weight=None, reduction=_MEAN):
     def forward(a):
         return _multi_margin(a, target, p, margin, weight, reduction).reshape(grad.shape)
@@ -220,7 +226,7 @@ def _multilabel_margin(x, target, reduction):
     return _reduce(loss, reduction), hit.reshape(target.shape)
 
 
-@lower("aten::multilabel_margin_loss_backward")
+@lower("aten::multilabel_margin_loss_backward", meta=_gradient_shape)
 def _multilabel_margin_backward(grad, x, target, reduction, is_target):
     def forward(a):
         return _multilabel_margin(a, target, reduction)[0].reshape(grad.shape)

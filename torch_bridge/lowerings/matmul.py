@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from .arguments import wide
 from .registry import lower
 
 
@@ -22,10 +23,15 @@ def _scale(number, x):
 
 def _combine(x, product, beta, alpha):
     """`beta * x + alpha * product`; as in torch, `x` is not read when beta is 0."""
+    if not (_is(beta, 1) and _is(alpha, 1)):
+        x, product = wide(x), wide(product)
     product = _scale(alpha, product)
     if _is(beta, 0):
         return product
-    return product + _scale(beta, x).astype(product.dtype)
+    term = _scale(beta, x).astype(product.dtype)
+    if not isinstance(beta, int | float):
+        term = jnp.where(beta == 0, jnp.zeros_like(term), term)
+    return product + term
 
 
 @lower("aten::mm", "aten::bmm", "aten::mv")

@@ -12,9 +12,10 @@ both are when the statistics are constants (batch norm in evaluation).
 from __future__ import annotations
 
 import jax.numpy as jnp
+import torch
 from jax import lax
 
-from .arguments import wide
+from .arguments import lengths, wide
 from .numerics import wide_all
 from .registry import lower
 
@@ -152,9 +153,10 @@ def _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, 
         mean, variance = wide_all(running_mean, running_var)
         rstd = lax.rsqrt(variance + eps)
         y = (x - _channel(mean, x.ndim)) * _channel(rstd, x.ndim)
-        return _affine(y, scale, shift), mean, rstd, running_mean, running_var
+        unsaved = jnp.zeros((0,), x.dtype)
+        return _affine(y, scale, shift), unsaved, unsaved, running_mean, running_var
     mean, variance, rstd = _statistics(x, axes, eps)
-    out = _affine((x - mean) * rstd, scale, shift)
+    out = _affine(x - mean, rstd if scale is None else rstd * scale, shift)
     mean, variance, rstd = (a.reshape(-1) for a in (mean, variance, rstd))
     count = x.size // max(mean.size, 1)
     unbiased = variance * (count / max(count - 1, 1))
@@ -172,17 +174,35 @@ def _moved(running, fresh, momentum):
     return None if running is None else (1 - momentum) * running + momentum * fresh
 
 
-@lower(
-    "aten::native_batch_norm",
-    "aten::_native_batch_norm_legit",
-    writes=("running_mean", "running_var"),
-    lift=("momentum",),
-)
+def _meta(op):
+    """As torch infers, but nothing is saved in evaluation, as on the CPU."""
+
+    def meta(x, weight, bias, running_mean, running_var, *options):
+        results = list(op(x, weight, bias, running_mean, running_var, *options))
+        if not (len(options) == 3 and options[0]):
+            results[1:3] = [saved.new_empty((0,)) for saved in results[1:3]]
+        return tuple(results)
+
+    return meta
+
+
+def _lower_batch_norm(name, **options):
+    """Register a batch norm that takes running statistics."""
+    packet, _, overload = name.partition(".")
+    op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+    return lower(f"aten::{name}", meta=_meta(op), **options)
+
+
+_UPDATES = {"writes": ("running_mean", "running_var"), "lift": ("momentum",)}
+
+
+@_lower_batch_norm("native_batch_norm", **_UPDATES)
+@_lower_batch_norm("_native_batch_norm_legit", **_UPDATES)
 def _native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):
     return _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
-@lower("aten::_native_batch_norm_legit_functional", lift=("momentum",))
+@_lower_batch_norm("_native_batch_norm_legit_functional", lift=("momentum",))
 def _functional_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):
     return _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
 
@@ -192,7 +212,7 @@ def _batch_norm_without_statistics(x, weight, bias, training, momentum, eps):
     return _batch_norm(x, weight, bias, None, None, True, momentum, eps)[:3]
 
 
-@lower("aten::_native_batch_norm_legit_no_training")
+@_lower_batch_norm("_native_batch_norm_legit_no_training")
 def _batch_norm_no_training(x, weight, bias, running_mean, running_var, momentum, eps):
     return _batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
 
@@ -202,7 +222,7 @@ def _reserve():
     return jnp.zeros((0,), "uint8")
 
 
-@lower("aten::_batch_norm_no_update")
+@_lower_batch_norm("_batch_norm_no_update")
 def _batch_norm_no_update(x, weight, bias, running_mean, running_var, momentum, eps):
     got = _batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)
     return (*got[:3], _reserve())
@@ -231,11 +251,15 @@ def _batch_norm_backward(
     axes = (0, *range(2, x.ndim))
     mean, rstd, scale = (_channel(a, x.ndim) for a in (mean, rstd, weight))
     y = (x - mean) * rstd
-    g = _affine(grad, scale, None)
+    of_weight, of_bias = jnp.sum(grad * y, axis=axes), jnp.sum(grad, axis=axes)
+    of_x = grad
+    if train:
+        count = lengths(x.shape, axes)
+        of_x = grad - _channel(of_bias / count, x.ndim) - y * _channel(of_weight / count, x.ndim)
     return (  # torch promises the first result whatever the mask
-        _input_gradient(g, y, rstd, axes) if train else g * rstd,
-        jnp.sum(grad * y, axis=axes) if output_mask[1] else None,
-        jnp.sum(grad, axis=axes) if output_mask[2] else None,
+        of_x * (rstd if scale is None else rstd * scale),
+        of_weight if output_mask[1] else None,
+        of_bias if output_mask[2] else None,
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import torch  # noqa: F401  (for the doctest)
+import torch
 
 from .arguments import floating, number, wide
 from .registry import lower
@@ -190,6 +190,13 @@ def _threefry(key):
     return jax.random.wrap_key_data(bits, impl="threefry2x32")
 
 
+@lower("aten::binomial", random=True, meta=lambda count, prob, *_: torch.empty_like(count + prob))
+def binomial(key, count, prob):
+    """The number of successes in `count` tries of probability `prob`."""
+    shape = jnp.broadcast_shapes(count.shape, prob.shape)
+    return jax.random.binomial(key, wide(count), wide(prob), shape).astype(count.dtype)
+
+
 @lower("aten::_standard_gamma", random=True)
 def standard_gamma(key, x):
     """Gamma with the shape parameter in each place of `x`."""
@@ -234,6 +241,13 @@ def native_dropout(key, x, p, train=True):
 def native_dropout_backward(grad_output, mask, scale):
     """The gradient of dropout: the kept places, scaled."""
     return jnp.where(mask, wide(grad_output) * scale, 0)
+
+
+@lower("aten::rrelu_with_noise", random=True, writes=("noise",))
+@lower("aten::rrelu_with_noise_", random=True, writes=("self", "noise"))
+def rrelu_and_noise(key, x, noise, lower=0.125, upper=1 / 3, training=False):
+    """As `rrelu_with_noise`, for the operator that writes the slopes to `noise`."""
+    return rrelu_with_noise(key, x, noise, lower, upper, training)
 
 
 @lower("aten::rrelu_with_noise_functional", random=True)

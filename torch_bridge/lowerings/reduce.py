@@ -138,6 +138,18 @@ def any_(x, dim=None, keepdim=False):
     return jnp.any(x, _axes_or_none(dim, x.ndim), keepdims=keepdim)
 
 
+@lower("aten::_is_all_true")
+def is_all_true(x):
+    """Whether every element of a bool array is True."""
+    return jnp.all(x)
+
+
+@lower("aten::_is_any_true")
+def is_any_true(x):
+    """Whether any element of a bool array is True."""
+    return jnp.any(x)
+
+
 def _axes_or_none(dim, ndim):
     return () if dim in ((), []) else axes(dim, ndim)
 

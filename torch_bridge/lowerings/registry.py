@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import torch
 
-Promotion = Literal["none", "inputs", "float"]
+Promotion = Literal["none", "inputs", "math", "float"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,9 @@ class Lowering:
         function: the pure JAX function.
         promote: what happens to tensor arguments (and number arguments in tensor places) before
             the call. `"none"`: nothing; `"inputs"`: all are cast to `torch.result_type` of them;
-            `"float"`: the same, but integers and bool become the default float dtype.
+            `"math"`: the same, but 16-bit floats are computed in float32, as torch does, and the
+            result is rounded once; `"float"`: like `"math"`, and integers and bool become the
+            default float dtype.
         lift: names of number arguments that change between steps (learning rates, bias
             corrections). A float given there arrives as a 0-d array, so that its value is an input
             of the compiled program and never a reason to recompile.
@@ -45,6 +47,8 @@ class Lowering:
             returns their new values after its ordinary results (None for one that was None).
         strided: the function takes `contiguous=`, whether the first tensor lies in row-major order
             (torch's gradient formulas of some operators depend on it).
+        meta: gives the results' shapes and dtypes where torch has no kernel for `meta` tensors: a
+            function of the operator's arguments, with `meta` tensors in, and `meta` tensors out.
     """
 
     name: str
@@ -54,6 +58,7 @@ class Lowering:
     random: bool = False
     writes: tuple[str, ...] = ()
     strided: bool = False
+    meta: Callable[..., Any] | None = None
 
 
 _TABLE: dict[str, Lowering] = {}
@@ -66,6 +71,7 @@ def lower(
     random: bool = False,
     writes: tuple[str, ...] = (),
     strided: bool = False,
+    meta: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate the JAX function that computes each operator in `names`.
 
@@ -76,6 +82,7 @@ def lower(
         random: see `Lowering`.
         writes: see `Lowering`.
         strided: see `Lowering`.
+        meta: see `Lowering`.
 
     Returns:
         A decorator that registers its function and returns it unchanged.
@@ -83,7 +90,7 @@ def lower(
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            _TABLE[name] = Lowering(name, function, promote, lift, random, writes, strided)
+            _TABLE[name] = Lowering(name, function, promote, lift, random, writes, strided, meta)
         return function
 
     return register
@@ -116,6 +123,21 @@ def register_lowering(
 def find(op: torch._ops.OpOverload) -> Lowering | None:
     """The lowering of exactly this overload, or None."""
     return _TABLE.get(op.name())
+
+
+def named(name: str) -> Lowering:
+    """The lowering registered under a schema name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return _TABLE[name]
+
+
+def shape_function(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """What to run on `meta` tensors to learn the results' shapes: `op`, unless we know better."""
+    lowering = _TABLE.get(op.name())
+    return op if lowering is None or lowering.meta is None else lowering.meta
 
 
 def names() -> tuple[str, ...]:

@@ -127,3 +127,15 @@ def unfold_backward(grad_in, input_sizes, dim, size, step):
     rows = jnp.moveaxis(grad_in, (dim, -1), (0, 1))
     total = jnp.zeros((input_sizes[dim], *rows.shape[2:]), grad_in.dtype).at[places].add(rows)
     return jnp.moveaxis(total, 0, dim)
+
+
+@lower("aten::fill_diagonal_", writes=("self",), lift=("fill_value",), meta=lambda x, *_: x)
+def fill_diagonal(x, fill_value, wrap=False):
+    """`x` with one number on its main diagonal, which `wrap` lets begin anew in tall matrices."""
+    columns = x.shape[-1]
+    places = jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
+    row = places % (columns + 1) if wrap and x.ndim == 2 else places
+    hit = jnp.ones(x.shape, bool)
+    for along in range(1, x.ndim):
+        hit &= row == jax.lax.broadcasted_iota(jnp.int32, x.shape, along)
+    return (jnp.where(hit, number(fill_value, x.dtype), x),)

@@ -1,0 +1,100 @@
+"""The hand-written forward passes and losses, by the name of the problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.by_hand import optimizers, resnet
+from benchmarks.by_hand.layers import Params, attention, conv, cross_entropy, linear, norm
+from benchmarks.by_hand.step import ByHand
+from benchmarks.models import gpt2 as torch_gpt2
+from benchmarks.models import mlp as torch_mlp
+from benchmarks.models import vit as torch_vit
+from benchmarks.models.problem import Problem
+
+
+def by_hand(problem: Problem) -> ByHand:
+    """The JAX side of a problem."""
+    return _SIDES[problem.name](problem)
+
+
+def mlp(problem: Problem) -> ByHand:
+    def loss(params: Params, buffers: Params, x: jax.Array, y: jax.Array):
+        x = jax.nn.relu(linear(params, "fc1", x))
+        x = jax.nn.relu(linear(params, "fc2", x))
+        return jnp.mean((linear(params, "fc3", x) - y) ** 2), buffers
+
+    return ByHand(problem, loss, *optimizers.sgd(torch_mlp.LEARNING_RATE))
+
+
+def gpt2(problem: Problem) -> ByHand:
+    size = problem.size
+
+    def forward(params: Params, tokens: jax.Array) -> jax.Array:
+        x = params["token.weight"][tokens] + params["position"][: tokens.shape[1]]
+        for number in range(size.layers):
+            name = f"blocks.{number}"
+            h = norm(params, f"{name}.ln1", x)
+            x = x + attention(params, name, h, size.heads, is_causal=True)
+            h = linear(params, f"{name}.fc1", norm(params, f"{name}.ln2", x))
+            x = x + linear(params, f"{name}.fc2", jax.nn.gelu(h, approximate=True))
+        return norm(params, "ln", x) @ params["token.weight"].T
+
+    def loss(params: Params, buffers: Params, tokens: jax.Array, targets: jax.Array):
+        return cross_entropy(forward(params, tokens), targets), buffers
+
+    adamw = optimizers.adamw(torch_gpt2.LEARNING_RATE, max_norm=torch_gpt2.MAX_NORM)
+    return ByHand(problem, loss, *adamw)
+
+
+def vit(problem: Problem) -> ByHand:
+    size = problem.size
+    epsilon = torch_vit.EPSILON
+
+    def forward(params: Params, images: jax.Array) -> jax.Array:
+        x = conv(images, params["patches.weight"], size.patch) + params["patches.bias"]
+        x = x.reshape(len(x), -1, size.width)
+        first = jnp.broadcast_to(params["token"], (len(x), 1, size.width))
+        x = jnp.concatenate([first, x], 1) + params["position"]
+        for number in range(size.layers):
+            name = f"blocks.{number}"
+            h = norm(params, f"{name}.ln1", x, epsilon)
+            x = x + attention(params, name, h, size.heads, is_causal=False)
+            h = linear(params, f"{name}.fc1", norm(params, f"{name}.ln2", x, epsilon))
+            x = x + linear(params, f"{name}.fc2", jax.nn.gelu(h, approximate=False))
+        return linear(params, "head", norm(params, "ln", x, epsilon)[:, 0])
+
+    def loss(params: Params, buffers: Params, images: jax.Array, labels: jax.Array):
+        return cross_entropy(forward(params, images), labels), buffers
+
+    adamw = optimizers.adamw(torch_vit.LEARNING_RATE)
+    return ByHand(problem, loss, *adamw, stored=channels_last)
+
+
+def channels_last(name: str, array: np.ndarray) -> np.ndarray:
+    """Images as `(batch, height, width, channels)`, kernels as `(height, width, in, out)`."""
+    if array.ndim != 4:
+        return array
+    return array.transpose((0, 2, 3, 1) if name == "batch" else (2, 3, 1, 0))
+
+
+def resnet50(problem: Problem) -> ByHand:
+    return ByHand(
+        problem,
+        resnet.loss,
+        *resnet.OPTIMIZER,
+        stored=channels_last,
+        buffers=("running_mean", "running_var"),
+    )
+
+
+_SIDES: dict[str, Callable[[Problem], ByHand]] = {
+    "mlp": mlp,
+    "gpt2": gpt2,
+    "vit": vit,
+    "resnet50": resnet50,
+}

@@ -1,0 +1,135 @@
+"""Python environments that are made by request only: the peers', and other versions of ours.
+
+    python -m benchmarks.environments torchax torch-xla     (make bench-peers)
+    python -m benchmarks.environments newest --test         (make test-newest)
+    python -m benchmarks.environments oldest --test
+
+Each lies beside `.venv` as `.venv-NAME`. They are large where they need a torch of which the
+registry has only the CUDA build, so nothing makes them unasked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Environment(NamedTuple):
+    """What to install.
+
+    Attributes:
+        about: one line for `--help`.
+        packages: with their requirements.
+        alone: without theirs, installed after `packages`.
+        ours: isoshard too, from this checkout.
+    """
+
+    about: str
+    packages: Sequence[str]
+    alone: Sequence[str] = ()
+    ours: bool = False
+
+
+_TEST = ("pytest", "pytest-timeout", "hypothesis", "expecttest", "rich", "setuptools>=77", "chex")
+_FLAX = ("flax", "optax")
+
+ENVIRONMENTS = {
+    "torchax": Environment(
+        "torchax's nightly, the only build that imports with torch 2.13; 1.5 GB",
+        ("torch==2.13.0", "jax==0.10.2", "optax==0.2.8"),
+        alone=("torchax==0.0.14.dev20261026",),
+    ),
+    "torch-xla": Environment(
+        "torch_xla's last release with its torch; 7 GB",
+        ("torch==2.9.0", "torch_xla==2.9.0", "numpy==2.4.6"),
+    ),
+    "newest": Environment(
+        "the newest torch and jax that this Python can have; 6 GB",
+        ("torch", "jax", *_FLAX, *_TEST),
+        ours=True,
+    ),
+    "oldest": Environment(
+        "the oldest torch and jax of pyproject.toml's ranges; 6 GB",
+        ("torch==2.10.0", "jax==0.9.0", "jaxlib==0.9.0", *_FLAX, *_TEST),
+        ours=True,
+    ),
+}
+ENGINE_TESTS = ("tests/core", "tests/torch_bridge")
+
+
+def folder(name: str) -> Path:
+    """Where an environment lies."""
+    return ROOT / f".venv-{name}"
+
+
+def python_of(name: str) -> Path:
+    """The interpreter of an environment."""
+    return folder(name) / "bin" / "python"
+
+
+def make(name: str) -> None:
+    """Make or complete an environment.
+
+    Raises:
+        subprocess.CalledProcessError: pip could not install a package, and said why.
+    """
+    wanted = ENVIRONMENTS[name]
+    print(f"installing {', '.join((*wanted.packages, *wanted.alone))} into {folder(name).name} ..")
+    if not python_of(name).exists():
+        venv.create(folder(name), with_pip=True)
+    _pip(name, *wanted.packages)
+    if wanted.alone:
+        _pip(name, "--pre", "--no-deps", *wanted.alone)
+    if wanted.ours:
+        _pip(name, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+
+
+def versions(name: str) -> str:
+    """The versions of torch and jax in an environment."""
+    program = (
+        "from importlib.metadata import version; "
+        "print('torch', version('torch'), 'jax', version('jax'))"
+    )
+    return subprocess.run(
+        [python_of(name), "-c", program], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test(name: str, arguments: Sequence[str]) -> int:
+    """Run the engine's tests in an environment; returns pytest's exit status."""
+    print(versions(name), flush=True)
+    command = [python_of(name), "-m", "pytest", "-p", "no:cacheprovider", *ENGINE_TESTS, *arguments]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+def _pip(name: str, *arguments: str) -> None:
+    pip = (python_of(name), "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
+    subprocess.run([*pip, *arguments], check=True)
+
+
+def main() -> None:
+    """Make what the command line names."""
+    lines = [f"  {name}: {about.about}" for name, about in ENVIRONMENTS.items()]
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.environments",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="\n".join(["environments:", *lines]),
+    )
+    parser.add_argument("names", nargs="+", choices=list(ENVIRONMENTS), metavar="NAME")
+    parser.add_argument("--test", action="store_true", help="run the engine's tests there")
+    options, arguments = parser.parse_known_args()
+    for name in options.names:
+        make(name)
+        if options.test and (status := test(name, arguments)):
+            sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

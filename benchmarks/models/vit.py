@@ -1,0 +1,112 @@
+"""ViT-B: 12 encoder layers of 12 heads over patches of an image, AdamW.
+
+The output of `qkv` is ordered head by head, as in `gpt2`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from benchmarks.models.problem import Problem
+
+LEARNING_RATE = 3e-4
+EPSILON = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """Extents of the model and of a batch; the defaults are ViT-B/16's at 224."""
+
+    layers: int = 12
+    width: int = 768
+    heads: int = 12
+    image: int = 224
+    patch: int = 16
+    classes: int = 1000
+    batch: int = 32
+
+
+class Block(nn.Module):
+    """Attention and a two-layer MLP, each behind a LayerNorm and a residual connection."""
+
+    def __init__(self, size: Size):
+        super().__init__()
+        width = size.width
+        self.heads = size.heads
+        self.ln1 = nn.LayerNorm(width, EPSILON)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.ln2 = nn.LayerNorm(width, EPSILON)
+        self.fc1 = nn.Linear(width, 4 * width)
+        self.fc2 = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map `(batch, length, width)` to the same shape."""
+        batch, length, width = x.shape
+        qkv = self.qkv(self.ln1(x)).view(batch, length, self.heads, 3, width // self.heads)
+        q, k, v = (part.transpose(1, 2) for part in qkv.unbind(3))
+        y = F.scaled_dot_product_attention(q, k, v)
+        x = x + self.proj(y.transpose(1, 2).reshape(batch, length, width))
+        return x + self.fc2(F.gelu(self.fc1(self.ln2(x))))
+
+
+class ViT(nn.Module):
+    """A classifier of images by the class token."""
+
+    def __init__(self, size: Size):
+        super().__init__()
+        length = (size.image // size.patch) ** 2 + 1
+        self.patches = nn.Conv2d(3, size.width, size.patch, size.patch)
+        self.token = nn.Parameter(torch.zeros(1, 1, size.width))
+        self.position = nn.Parameter(0.02 * torch.randn(1, length, size.width))
+        self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
+        self.ln = nn.LayerNorm(size.width, EPSILON)
+        self.head = nn.Linear(size.width, size.classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Map `(batch, 3, side, side)` images to `(batch, classes)` logits."""
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.position
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.ln(x)[:, 0])
+
+
+def loss(module: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(module(images), labels)
+
+
+def batch(size: Size, number: int) -> tuple[np.ndarray, ...]:
+    """Noise with a label from its mean brightness."""
+    rng = np.random.default_rng(number)
+    labels = rng.integers(0, size.classes, size.batch)
+    images = rng.standard_normal((size.batch, 3, size.image, size.image), np.float32)
+    shift = (labels / size.classes - 0.5).astype(np.float32)
+    return images + shift[:, None, None, None], labels
+
+
+def problem(size: Size) -> Problem:
+    return Problem(
+        name="vit",
+        size=size,
+        build=lambda: ViT(size),
+        loss=loss,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=LEARNING_RATE),
+        max_norm=None,
+        specs=(
+            ("*.qkv.weight", ("model", None)),  # outputs split: whole heads
+            ("*.qkv.bias", ("model",)),
+            ("*.proj.weight", (None, "model")),  # inputs split
+            ("*.fc1.weight", ("model", None)),
+            ("*.fc1.bias", ("model",)),
+            ("*.fc2.weight", (None, "model")),
+        ),
+        batch_spec=("data",),
+        batch=functools.partial(batch, size),
+    )

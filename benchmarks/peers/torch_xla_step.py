@@ -1,0 +1,58 @@
+"""torch_xla 2.9: SPMD over 8 virtual CPU devices on the (2, 4) mesh.
+
+PJRT_DEVICE=CPU CPU_NUM_DEVICES=8 python -m benchmarks.peers.torch_xla_step gpt2 --scale cpu
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch_xla
+import torch_xla.distributed.spmd as spmd
+import torch_xla.runtime as runtime
+
+from benchmarks.models.problem import MESH, Problem
+from benchmarks.peers import clock
+
+
+def main() -> None:
+    """Train what the command line names."""
+    given = clock.options()
+    runtime.use_spmd()
+    count = runtime.global_runtime_device_count()
+    mesh = spmd.Mesh(np.arange(count), tuple(MESH.values()), tuple(MESH))
+    clock.report(lambda problem, steps: train(problem, steps, mesh), given)
+
+
+def train(problem: Problem, steps: int, mesh: spmd.Mesh) -> dict[str, Any]:
+    """Train one problem."""
+    module = problem.module().to("xla")
+    for name, parameter in module.named_parameters():
+        spmd.mark_sharding(parameter, mesh, whole(problem.spec(name), parameter.dim()))
+    optimizer = problem.optimizer(module.parameters())
+
+    def load(number: int) -> tuple[torch.Tensor, ...]:
+        batch = [part.to("xla") for part in problem.tensors(number)]
+        for part in batch:
+            spmd.mark_sharding(part, mesh, whole(problem.batch_spec, part.dim()))
+        return tuple(batch)
+
+    def run(*batch: torch.Tensor) -> torch.Tensor:
+        loss = problem.step(module, optimizer, *batch)
+        optimizer.zero_grad()
+        torch_xla.sync()
+        return loss
+
+    found = clock.timed(run, load, steps=steps, read=lambda loss: loss.item())
+    return found | {"note": f"torch_xla {torch_xla.__version__}, SPMD"}
+
+
+def whole(spec: tuple[Any, ...], rank: int) -> tuple[Any, ...]:
+    """A spec with an entry for every axis, as torch_xla wants it."""
+    return (*spec, *(None,) * (rank - len(spec)))
+
+
+if __name__ == "__main__":
+    main()

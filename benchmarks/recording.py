@@ -1,0 +1,167 @@
+"""Benchmark: what it costs to record one operation, over a training step of GPT-2.
+
+    python -m benchmarks.recording [--quick] [--rounds N]
+
+The time from the start of a step to just before `sync`, divided by the number of operations that
+reached the device: forward, backward, clipping and AdamW, with all that torch itself does in
+between. The model has GPT-2's layers at tiny width, since recording does not look at elements. A
+chain of 500 additions is timed beside it, for peers that cannot run the step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import isoshard.torch_bridge as xs
+from benchmarks import floor, phases, timing
+from benchmarks.models import gpt2
+from benchmarks.models.problem import Problem
+from benchmarks.peers import launch
+from benchmarks.phases import PHASES, Stepper
+from isoshard.torch_bridge.engine import tape as tapes
+
+
+def main() -> None:
+    """Run the benchmark and save `benchmarks/results/recording.json`."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.recording")
+    parser.add_argument("--quick", action="store_true", help="two layers, not saved, no peers")
+    parser.add_argument("--rounds", type=int, help="timed steps of each")
+    parser.add_argument("--no-peers", action="store_true", help="leave out torchax and torch_xla")
+    options = parser.parse_args()
+    problem = gpt2.problem(phases.QUICK if options.quick else phases.FULL)
+    rounds = options.rounds or (30 if options.quick else 40)
+    results = measure(problem, rounds=rounds)
+    if not (options.quick or options.no_peers):
+        for name, peer in launch.RECORDING.items():
+            results[name] = launch.run(peer, "--rounds", str(rounds), key="recording")
+        _to_floor(results)
+    Console(width=120).print(table(results))
+    if not options.quick:
+        print(f"wrote {timing.save('recording', results)}")
+
+
+def measure(problem: Problem, *, rounds: int) -> dict[str, Any]:
+    """Time the recording of a step by the engine, by the floor, and by torch on the CPU.
+
+    Args:
+        problem: what to train.
+        rounds: timed steps of each.
+
+    Returns:
+        By contestant: operations, microseconds per operation, in all and by phase, and the ratio
+        to the floor.
+    """
+    torch.set_num_threads(1)
+    engine = Stepper(problem, lambda thing: thing.to("jax"))
+    for _ in range(phases.SETTLE):
+        engine.step()
+        engine.drop()
+        xs.sync(wait=True)
+    streams = [floor.Stream.of(phase) for phase in engine.phases()]
+    engine.drop()
+    entries = _entries()
+    xs.sync(wait=True)
+    whole = floor.Stream(item for stream in streams for item in stream.items)
+    lowest = Stepper(problem, floor.place, state_of=engine.optimizer)
+    cpu = Stepper(problem, lambda thing: thing)
+    for _ in range(phases.SETTLE):
+        cpu.step()
+    cpu_counts = cpu.counts()
+    steps: dict[str, list[tuple[float, ...]]] = {"isoshard": [], "floor": [], "torch CPU": []}
+    chains: dict[str, list[float]] = {name: [] for name in steps}
+    chained = _chains()
+    for _ in range(rounds):
+        gc.collect()
+        steps["isoshard"].append(engine.step())
+        engine.drop()
+        xs.sync(wait=True)
+        with floor.replaying(whole):
+            steps["floor"].append(lowest.step())
+        lowest.drop()
+        tapes.replace(tapes.Tape())  # the floor's factories were recorded on it
+        steps["torch CPU"].append(cpu.step())
+        for name, chain in chained.items():
+            chains[name].append(chain())
+            xs.sync(wait=True)
+    counts = [len(stream.items) for stream in streams]
+    results = {
+        name: phases.summary(steps[name], cpu_counts if name == "torch CPU" else counts, times)
+        for name, times in chains.items()
+    }
+    _to_floor(results)
+    results["isoshard"]["entries"] = entries
+    return results
+
+
+def _chains() -> dict[str, Callable[[], float]]:
+    x = torch.ones(8, 8)
+    on_device = x.to("jax")
+    bare = floor.place(x)
+    stream = floor.Stream.of(lambda: phases.chain(on_device, on_device))
+    xs.sync(wait=True)
+
+    def lowest() -> float:
+        with floor.replaying(stream):
+            return phases.chain(bare, bare)
+
+    return {
+        "isoshard": lambda: phases.chain(on_device, on_device),
+        "floor": lowest,
+        "torch CPU": lambda: phases.chain(x, x),
+    }
+
+
+def _entries() -> int:
+    """Operations on this thread's tape."""
+    recorder = tapes.recorder()
+    assert isinstance(recorder, tapes.Tape)
+    return sum(isinstance(entry[0], int) for entry in recorder.program)
+
+
+def _to_floor(results: dict[str, Any]) -> None:
+    """Note each contestant's ratios to the floor."""
+    lowest = results["floor"]
+    for row in results.values():
+        for key in ("us_per_op", "chain_us_per_op"):
+            if key in row:
+                row[f"{key}_to_floor"] = row[key] / lowest[key]
+
+
+def table(results: dict[str, Any]) -> Table:
+    """Show what `measure` found, and the peers."""
+    shown = Table(title="recording a training step of GPT-2: us per operation")
+    shown.add_column("")
+    for title in ("ops", "step", "us/op", "best", "to floor", *PHASES, "chain", "to floor"):
+        shown.add_column(title, justify="right")
+    for name, row in results.items():
+        if "problem" in row:
+            shown.add_row(f"{name}: {row['problem']}")
+            continue
+        cells = [f"{row['chain_us_per_op']:.2f}", f"{row['chain_us_per_op_to_floor']:.2f}"]
+        if "ops" not in row:
+            shown.add_row(name, *[""] * 8, *cells)
+            continue
+        shown.add_row(
+            name,
+            str(row["ops"]),
+            f"{row['step_ms']:.2f} ms",
+            f"{row['us_per_op']:.2f}",
+            f"{row['best_us_per_op']:.2f}",
+            f"{row['us_per_op_to_floor']:.2f}",
+            *(f"{row['phases'][phase]['us_per_op']:.2f}" for phase in PHASES),
+            *cells,
+        )
+    entries = results["isoshard"]["entries"]
+    shown.caption = f"{results['isoshard']['ops']} operations became {entries} entries of the tape"
+    return shown
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Compile time and memory by depth: a decoder's layers one by one, and as one loop.
+
+Each measurement is a process of its own: a decoder of the given depth, AdamW and clipping, one
+`compile`d training step. "first call" is everything until the first loss: Python code, tracing and
+XLA's compilation. Then the compiled program's own time and memory.
+
+    python -m benchmarks.scan_layers            # 4 and 48 layers, written to results/
+    python -m benchmarks.scan_layers --quick    # 2 and 4 layers, nothing written
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import isoshard.torch_bridge as xs
+from benchmarks import timing
+from isoshard import metrics
+
+VOCABULARY, LENGTH, BATCH = 256, 32, 4
+VARIANTS = ("loop", "scan", "scan, checkpoint")
+PARTS = ("step", "forward and backward")
+ROUNDS = 5
+
+
+class Block(nn.Module):
+    """Attention and a two-layer MLP, each behind a LayerNorm and a residual connection."""
+
+    def __init__(self, width: int, heads: int = 4):
+        super().__init__()
+        self.heads = heads
+        self.ln1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.ln2 = nn.LayerNorm(width)
+        self.fc1 = nn.Linear(width, 4 * width)
+        self.fc2 = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map `(batch, length, width)` to the same shape."""
+        batch, length, width = x.shape
+        qkv = self.qkv(self.ln1(x)).view(batch, length, self.heads, 3, width // self.heads)
+        q, k, v = (part.transpose(1, 2) for part in qkv.unbind(3))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(y.transpose(1, 2).reshape(batch, length, width))
+        return x + self.fc2(F.gelu(self.fc1(self.ln2(x))))
+
+
+class Decoder(nn.Module):
+    """A decoder-only language model."""
+
+    def __init__(self, layers: int, width: int):
+        super().__init__()
+        self.token = nn.Embedding(VOCABULARY, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
+        self.ln = nn.LayerNorm(width)
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Map `(batch, length)` token numbers to logits."""
+        x = self.token(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.ln(x))
+
+
+def measure(variant: str, part: str, layers: int, width: int) -> dict[str, Any]:
+    """One variant at one depth, in this process."""
+    torch.manual_seed(0)
+    model = Decoder(layers, width).to("jax")
+    if variant != "loop":
+        blocks = xs.scan_layers(model.blocks, checkpoint=variant.endswith("checkpoint"))
+        model.blocks = nn.ModuleList([blocks])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+
+    def step(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()
+        if part == "step":
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            return loss.detach()
+        return loss.detach() + sum(p.grad.sum() for p in model.parameters())
+
+    step = xs.compile(step)
+    tokens = torch.randint(VOCABULARY, (BATCH, LENGTH + 1)).to("jax")
+    inputs = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    xs.sync(wait=True)
+    metrics.reset()
+    started, worked = time.perf_counter(), time.process_time()
+    loss = step(*inputs).item()
+    first, work = time.perf_counter() - started, time.process_time() - worked
+    times = []
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        step(*inputs).item()
+        times.append(time.perf_counter() - started)
+    memory = xs.memory_analysis(step)
+    return {
+        "result": loss,
+        "first_call_s": first,
+        "first_call_cpu_s": work,  # of all threads; steadier on a busy machine
+        "xla_s": sum(compilation.seconds for compilation in metrics.compilations()),
+        "step_ms": statistics.median(times) * 1e3,
+        "arguments_mib": memory.argument_size_in_bytes / 2**20,
+        "temporaries_mib": memory.temp_size_in_bytes / 2**20,
+    }
+
+
+def main() -> None:
+    """Measure every variant at both depths."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--one", nargs=3, metavar=("VARIANT", "PART", "LAYERS"))
+    options = parser.parse_args()
+    if options.one:
+        variant, part, layers = options.one
+        print(json.dumps(measure(variant, part, int(layers), options.width)))
+        return
+    depths = (2, 4) if options.quick else (4, 48)
+    results: dict[str, Any] = {}
+    for part in PARTS:
+        for variant in VARIANTS:
+            for layers in depths:
+                command = [sys.executable, "-m", "benchmarks.scan_layers"]
+                command += ["--width", str(options.width), "--one", variant, part, str(layers)]
+                run = subprocess.run(command, capture_output=True, text=True, check=True)
+                found = json.loads(run.stdout.splitlines()[-1])
+                results[f"{part}: {variant}, {layers} layers"] = found
+                print(part, variant, layers, {k: round(v, 2) for k, v in found.items()}, flush=True)
+            deep, flat = (results[f"{part}: {variant}, {layers} layers"] for layers in depths[::-1])
+            ratio = deep["first_call_s"] / flat["first_call_s"]
+            results[f"{part}: {variant}, ratio of first calls"] = ratio
+            print(f"{part}: {variant}: {depths[1]} layers / {depths[0]} layers = {ratio:.2f}")
+    if not options.quick:
+        print(timing.save("scan_layers", {"width": options.width, **results}))
+
+
+if __name__ == "__main__":
+    main()

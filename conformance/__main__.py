@@ -1,0 +1,111 @@
+"""The command: `python -m conformance`.
+
+python -m conformance                                  everything; exit code 1 if not good enough
+python -m conformance --op add --op linalg.svd         some entries (names, or patterns: 'fft.*')
+python -m conformance --columns forward,backward --samples 4
+python -m conformance --write                          and write the table to docs/
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+import shlex
+import sys
+import time
+
+from .cells import Cell
+from .columns import COLUMNS, columns_of
+from .database import entries
+from .expected import EXPECTED
+from .judge import faults
+from .pool import Task, run_all
+from .report import summary, write
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; 0 if the outcome is good enough."""
+    options = _options(arguments)
+    columns = tuple(options.columns.split(",")) if options.columns else tuple(COLUMNS)
+    names = _entries(options.op)
+    tasks = [
+        Task(name, tuple(cells))
+        for name in names
+        if (cells := columns_of(entries()[name], columns))
+    ]
+    started = time.monotonic()
+    results = run_all(
+        tasks,
+        "conformance.worker:start",
+        jobs=options.jobs,
+        limit=options.limit,
+        options={"limit": options.samples},
+        report=Progress(len(tasks), options.verbose),
+    )
+    whole = not options.op and options.samples is None
+    seen = {key: reason for key, reason in EXPECTED.items() if key[1] in columns}
+    wrong = faults(results, seen, whole=whole)
+    print(f"\n{summary(results)}\n\n{len(tasks)} entries in {time.monotonic() - started:.0f} s")
+    for line in wrong:
+        print(line)
+    if options.write:
+        command = f"python -m conformance {shlex.join(arguments or sys.argv[1:])}".strip()
+        print("wrote", *write(results, seen, command))
+    return 1 if wrong else 0
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance", description="torch's operator database on the jax device"
+    )
+    parser.add_argument("--op", action="append", help="only this entry; a name or a pattern")
+    parser.add_argument("--columns", help=f"some of {','.join(COLUMNS)}")
+    parser.add_argument("--samples", type=int, help="at most so many samples per cell")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--limit", type=float, default=300, help="seconds for one entry")
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/conformance.md and results"
+    )
+    parser.add_argument("--verbose", action="store_true", help="a line for each cell that fails")
+    options = parser.parse_args(arguments)
+    unknown = set((options.columns or "forward").split(",")) - set(COLUMNS)
+    if unknown:
+        parser.error(f"unknown columns {sorted(unknown)}; possible are {', '.join(COLUMNS)}")
+    if options.write and (options.op or options.columns or options.samples):
+        parser.error("--write is for a whole run: leave out --op, --columns and --samples")
+    return options
+
+
+def _entries(patterns: list[str] | None) -> list[str]:
+    found = [
+        name
+        for name in entries()
+        if not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    ]
+    if not found:
+        raise SystemExit(f"no entry of the database is called {' or '.join(patterns or [])}")
+    return found
+
+
+class Progress:
+    """Tells how far a run is, on one line per fifty entries."""
+
+    def __init__(self, total: int, verbose: bool):
+        """`verbose`: also each cell that fails."""
+        self.total = total
+        self.verbose = verbose
+        self.done = 0
+
+    def __call__(self, entry: str, cells: dict[str, Cell]) -> None:
+        """Note the cells of an entry."""
+        self.done += 1
+        if self.done % 50 == 0:
+            print(f"{self.done} of {self.total}", flush=True)
+        for column, cell in cells.items():
+            if self.verbose and cell.failed:
+                print(f"{entry}, {column}: {cell.status}: {cell.reason}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""The columns of the table: what is done with one sample, on CPU torch and on the `jax` device.
+
+Each column is a function `(info, sample) -> result` that runs unchanged on samples of either
+device, so both sides do the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.utils import _pytree as pytree
+
+from .samples import tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One column.
+
+    Attributes:
+        name: for the table and the command line.
+        dtype: of the samples.
+        run: computes what is compared.
+        applies: whether an entry has such a cell.
+        samples: how many samples are tried at most, unless the command line says otherwise.
+        gradient: the samples ask for gradients.
+        sharded: the samples are laid out over the mesh.
+    """
+
+    name: str
+    dtype: torch.dtype
+    run: Callable[[OpInfo, SampleInput], Any]
+    applies: Callable[[OpInfo], bool] = lambda info: True
+    samples: int = 12
+    gradient: bool = False
+    sharded: bool = False
+
+
+def forward(info: OpInfo, sample: SampleInput) -> Any:
+    """The operator's results."""
+    return info.op(sample.input, *sample.args, **sample.kwargs)
+
+
+def backward(info: OpInfo, sample: SampleInput) -> Any:
+    """The gradient of every input that asks for one, for fixed random cotangents."""
+    out = info.gradcheck_wrapper(info.op, sample.input, *sample.args, **sample.kwargs)
+    out = sample.output_process_fn_grad(out)
+    results = [leaf for leaf in tensors(out) if leaf.requires_grad]
+    inputs = [leaf for leaf in tensors(sample) if leaf.requires_grad]
+    if not results or not inputs:
+        raise NothingToCompare("no differentiable result")
+    cotangents = [_cotangent(number, leaf) for number, leaf in enumerate(results)]
+    gradients = torch.autograd.grad(results, inputs, cotangents, allow_unused=True)
+    return [
+        torch.zeros_like(leaf) if gradient is None else gradient
+        for leaf, gradient in zip(inputs, gradients, strict=True)
+    ]
+
+
+def _cotangent(number: int, result: torch.Tensor) -> torch.Tensor:
+    source = torch.Generator().manual_seed(number)
+    narrow = torch.complex64 if result.is_complex() else torch.float32
+    made = torch.randn(result.shape, generator=source, dtype=narrow)
+    return made.to(result.dtype).to(result.device)
+
+
+def in_place(info: OpInfo, sample: SampleInput) -> Any:
+    """The input after the in-place variant; the call must return that very tensor."""
+    if sample.broadcasts_input or not isinstance(sample.input, torch.Tensor | list | tuple):
+        raise NothingToCompare("the in-place variant does not take this sample")
+    target = pytree.tree_map(_clone, sample.input)
+    returned = info.inplace_variant(target, *sample.args, **sample.kwargs)
+    if isinstance(target, torch.Tensor) and returned is not target:
+        raise AssertionError("the in-place variant did not return its input")
+    return target
+
+
+def into(info: OpInfo, sample: SampleInput) -> Any:
+    """What `out=` holds afterwards: tensors of the right shape, and empty ones that must grow."""
+    wanted = forward(info, sample)
+    return [_into(info, sample, wanted, grow) for grow in (False, True)]
+
+
+def _into(info: OpInfo, sample: SampleInput, wanted: Any, grow: bool) -> Any:
+    def room(leaf: Any) -> Any:
+        return torch.empty((0,) if grow else leaf.shape, dtype=leaf.dtype, device=leaf.device)
+
+    out = pytree.tree_map_only(torch.Tensor, room, wanted)
+    if isinstance(out, tuple | list):
+        out = type(wanted)(out) if type(wanted) in (tuple, list) else tuple(out)
+    returned = info.op(sample.input, *sample.args, **sample.kwargs, out=out)
+    for mine, theirs in zip(tensors(out), tensors(returned), strict=False):
+        if mine is not theirs:
+            raise AssertionError("the call did not return its out= argument")
+    return out
+
+
+def _clone(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+class NothingToCompare(Exception):
+    """This sample has no such result in torch itself."""
+
+
+def _differentiable(info: OpInfo) -> bool:
+    return info.supports_autograd and torch.float32 in info.supported_backward_dtypes("cpu")
+
+
+COLUMNS = {
+    column.name: column
+    for column in (
+        Column("forward", torch.float32, forward),
+        Column("backward", torch.float32, backward, _differentiable, gradient=True),
+        Column("sharded", torch.float32, forward, sharded=True),
+        Column(
+            "in-place",
+            torch.float32,
+            in_place,
+            lambda info: info.inplace_variant is not None,
+            samples=4,
+        ),
+        Column("out=", torch.float32, into, lambda info: info.supports_out, samples=4),
+        Column("bfloat16", torch.bfloat16, forward, samples=4),
+        Column("int64", torch.int64, forward, samples=4),
+        Column("bool", torch.bool, forward, samples=4),
+    )
+}
+
+
+def columns_of(info: OpInfo, names: Any = tuple(COLUMNS)) -> list[str]:
+    """The columns that an entry has, of those named."""
+    return [
+        name for name in names if COLUMNS[name].dtype in info.dtypes and COLUMNS[name].applies(info)
+    ]

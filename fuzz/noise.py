@@ -1,0 +1,108 @@
+"""Is a difference more than rounding?
+
+Two correct devices round differently, and a program may blow that up: `log(x - y)` where both are
+nearly equal, `floor` of a number that is nearly 2. So before a difference counts, the program runs
+on the CPU several times more, each time with every float result disturbed in its last bits. Where
+these runs differ among themselves as much as the two devices do, nothing is said about the element.
+
+Numbers that arithmetic on small halves gives (multiples of 1/64) are exact on every device and are
+left alone, unless the line that made them calls a function that devices round differently.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import vocabulary
+from .program import Fact, Program, Run, attempt, is_leaf
+
+RUNS = 8
+FACTOR = 8.0
+"""How many times the largest deviation of the disturbed runs is rounding."""
+
+_EPS = {
+    torch.float32: 2.0**-21,
+    torch.complex64: 2.0**-21,
+    torch.bfloat16: 2.0**-7,
+    torch.float16: 2.0**-10,
+}
+_ROUNDED = re.compile(
+    r"exp|log|pow|\*\*|sqrt|sin|cos|tan|atan|erf|sigmoid|gamma|norm|elu|mish|std|softmax|lerp|nn\."
+    r"|F\.|hypot|silu|swish|/|div|reciprocal|logit|angle|sgn|mean|var|prod|%|remainder|fmod|abs|@"
+)
+
+
+def disturbed(program: Program) -> list[dict[str, Fact]]:
+    """What the program leaves in several runs with rounding errors of another kind."""
+    return [_run(program, number).facts for number in range(RUNS)]
+
+
+def _run(program: Program, number: int) -> Run:
+    random = torch.Generator().manual_seed(number)
+    scope = vocabulary.names("cpu")
+    given = set(scope)
+    for line in program.lines:
+        attempt(line, scope)
+        every = _ROUNDED.search(line.text) is not None
+        changed = re.match(r"(?:with .*?: )?(\w+)", line.text)
+        for name, value in scope.items():
+            if name not in given and name[0] != "_":
+                _disturb(value, random, every=every and changed is not None and name == changed[1])
+    return Run(dict(program.facts(scope, given)))
+
+
+def _disturb(value: Any, random: torch.Generator, *, every: bool) -> None:
+    tensors = [value] if isinstance(value, torch.Tensor) else []
+    if isinstance(value, nn.Module):
+        tensors = list(value.parameters())
+    tensors += [t.grad for t in tensors if is_leaf(t) is True and t.grad is not None]
+    for tensor in tensors:
+        eps = _EPS.get(tensor.dtype)
+        if eps is None or not tensor.numel() or 0 in tensor.stride():
+            continue
+        numbers = tensor.data
+        signs = torch.randint(0, 2, numbers.shape, generator=random) * 2 - 1
+        moved = numbers * (1 + eps * signs)
+        if not every:
+            parts = (
+                torch.view_as_real(numbers.resolve_conj())
+                if numbers.is_complex()
+                else numbers[..., None]
+            )
+            exact = (parts.float() * 64 % 1 == 0).all(-1)
+            moved = torch.where(exact, numbers, moved)
+        numbers.copy_(moved.to(numbers.dtype))
+
+
+def allowed(want: torch.Tensor, runs: list[torch.Tensor]) -> torch.Tensor:
+    """For each element, how far from `want` rounding can take it."""
+    most = torch.zeros(want.shape, dtype=torch.float64)
+    for run in runs:
+        if run.shape != want.shape or run.dtype != want.dtype:
+            return torch.full(want.shape, torch.inf, dtype=torch.float64)
+        gap = distance(run, want)
+        most = torch.maximum(most, gap)
+    if want.is_floating_point() or want.is_complex():
+        return most * FACTOR
+    return torch.where(most > 0, torch.inf, 0.0)
+
+
+def distance(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
+    """Element by element; 0 for two NaN or equal infinities, infinite where one is finite."""
+    if not (one.is_floating_point() or one.is_complex()):
+        return (one.to(torch.float64) - two.to(torch.float64)).abs()
+    if one.is_complex():
+        both = zip(
+            torch.view_as_real(one).unbind(-1), torch.view_as_real(two).unbind(-1), strict=True
+        )
+        gaps = [distance(a, b) for a, b in both]
+        unclear = one.isnan() & two.isnan()
+        return torch.where(unclear, 0.0, torch.maximum(*gaps))
+    one, two = one.to(torch.float64), two.to(torch.float64)
+    same = (one == two) | (one.isnan() & two.isnan())
+    gap = (one - two).abs().nan_to_num(torch.inf)
+    return torch.where(same, 0.0, gap)

@@ -1,0 +1,73 @@
+"""What the two devices may do differently, with the reason; docs/pytorch.md tells users.
+
+Everything else is a fault.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from .program import Program
+
+BY_VALUES = {
+    r"out of (range|bounds|DATA bounds)": "a compiled program cannot raise for an index; only "
+    "values say that it is out of range",
+    r"ZeroDivisionError": "nor for an integer divided by zero",
+    r"negative integer powers": "nor for an integer to a negative power",
+    r"not implemented for '|on CPU does not|on CPU$": "a gap of torch's CPU kernels, "
+    "which JAX may not have",
+    r"single memory location|overlap": "memory that overlaps itself is checked by each device in "
+    "its own way",
+}
+"""Messages of CPU torch for which the line is left out, and why."""
+
+_BY_VALUES = re.compile("|".join(f"(?:{pattern})" for pattern in BY_VALUES))
+
+LARGEST = {torch.float32: 1e6, torch.bfloat16: 1e4, torch.complex64: 1e4}
+"""Numbers beyond are left out: rounding would decide what becomes of them."""
+
+
+def by_values(error: Exception) -> bool:
+    """Whether the CPU refused a line for its values or for a gap of its own."""
+    text = str(error)
+    if "Dimension out of range" in text:
+        return False
+    return _BY_VALUES.search(text) is not None
+
+
+def unfit(tensor: torch.Tensor, elements: int) -> bool:
+    """Whether a result is left out: too large, float64, or beyond what 32 bits hold."""
+    tensor = tensor.detach()
+    if tensor.numel() > elements:
+        return True
+    if tensor.dtype in (torch.float64, torch.complex128):
+        return True
+    if tensor.dtype == torch.int64:
+        return bool(tensor.numel() and int(tensor.abs().max()) >= 2**31)
+    largest = LARGEST.get(tensor.dtype)
+    if largest is None or not tensor.numel():
+        return False
+    if tensor.is_complex() and not bool(tensor.isfinite().all()):
+        return True  # each library has its own arithmetic of complex infinities
+    size = tensor.abs()
+    return bool(((size > largest) & size.isfinite()).any())
+
+
+_STRIDES = re.compile(r"//|floor_divide|one_hot|_scatter\(|sort|topk|kthvalue")
+"""Results whose strides torch's CPU kernels and its shape functions give differently."""
+
+
+def strides(program: Program) -> set[str]:
+    """Names of the tensors whose strides torch does not promise."""
+    free: set[str] = set()
+    for line in program.lines:
+        words = re.findall(r"[a-z]\w*", line.text)
+        if _STRIDES.search(line.text) or free.intersection(words):
+            bound = re.match(r"(\w+) = ", line.text)
+            if bound:
+                free.add(bound[1])
+    return free

@@ -1,0 +1,224 @@
+"""Finding programs that differ, and making them small.
+
+A program is a function of bytes: hypothesis reads the choices of a `Builder` from them. Many
+programs are recorded on one tape and compiled at once, since compiling is what takes time. One that
+differs is run again by itself; if it still differs, hypothesis shrinks it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.database import InMemoryExampleDatabase
+
+import isoshard.torch_bridge as xs
+
+from . import compare
+from .builder import Builder, Unfit
+from .operations import CHOICES, finish
+from .program import Fact, Program, Run
+
+BATCH = 24
+BYTES = 6000
+STEPS = 9
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """A program on which the devices differ.
+
+    Attributes:
+        number: of the program, in the run with this seed.
+        seed: see `number`.
+        program: as small as hypothesis could make it.
+        what: the differences.
+        mesh: the shape of the mesh that its tensors lie on, or ().
+    """
+
+    number: int
+    seed: int
+    program: Program
+    what: str
+    mesh: tuple[int, ...]
+
+
+class Difference(AssertionError):
+    """A program differs; raised inside hypothesis."""
+
+
+@st.composite
+def programs(draw: Any, *, mesh: tuple[int, ...] = ()) -> Program:
+    """Random programs."""
+    kind = draw(st.integers(0, 2))
+    b = Builder(draw, mesh=mesh, gradients=kind == 2)
+    for _ in range(b.integer(1, 3)):
+        _start(b)
+    for _ in range(b.integer(1, STEPS)):
+        try:
+            b.one(b.one(CHOICES))(b)
+        except Unfit:
+            continue
+    if b.gradients:
+        finish(b)
+    return b.program()
+
+
+def _start(b: Builder) -> None:
+    import torch
+
+    made = b.fresh(b.shape(), torch.float32 if b.gradients and b.chance(70) else None)
+    differentiable = "float" in made or "complex" in made
+    b.bind(f"{made}.requires_grad_()" if b.gradients and differentiable else made)
+
+
+def check(program: Program) -> list[str]:
+    """Run one program on both devices; what differs."""
+    try:
+        got = record(program)
+    except Exception as error:
+        return [f"computing it raises {type(error).__name__}: {error}"]
+    return verdict(program, program.run("cpu"), got)
+
+
+def prune(program: Program) -> Program:
+    """Leave out every line without which the program differs as well."""
+    for place in reversed(range(len(program.lines))):
+        fewer = Program(program.lines[:place] + program.lines[place + 1 :])
+        if check(fewer):
+            program = fewer
+    return program
+
+
+def record(program: Program) -> Run:
+    """Run a program on the `jax` device without computing anything that it does not ask for."""
+    return program.run("jax")
+
+
+def verdict(program: Program, want: Run, got: Run) -> list[str]:
+    """What differs between a run on the CPU and one on the `jax` device.
+
+    Nothing is said of a program that does not repeat itself on the CPU: looking at `requires_grad`
+    while it was written made torch bring its graph up to date, and changed what came after.
+    """
+    if want.fault is not None:
+        return []
+    if got.fault is not None:
+        return [got.fault]
+    try:
+        host = {name: _down(fact) for name, fact in got.facts.items()}
+    except Exception as error:
+        return [f"computing it raises {type(error).__name__}: {error}"]
+    return compare.differences(program, want.facts, host)
+
+
+def _down(fact: Fact) -> Fact:
+    return fact if fact.tensor is None else Fact(fact.tensor.cpu(), fact.shown)
+
+
+class Search:
+    """Runs programs by number.
+
+    Args:
+        seed: another seed, other programs.
+        mesh: lay their tensors out on a mesh of this shape; on one device where it is ().
+    """
+
+    def __init__(self, seed: int, *, mesh: tuple[int, ...] = ()):
+        """See the class."""
+        self.seed = seed
+        self.mesh = mesh
+        self._made: list[Program] = []
+        self._small: tuple[Program, list[str]] | None = None
+        options = settings(
+            database=InMemoryExampleDatabase(),
+            phases=(Phase.reuse, Phase.shrink),
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=False,
+            report_multiple_bugs=False,
+        )
+        given = hypothesis.given(programs(mesh=mesh))
+
+        @options
+        @given
+        def collect(program: Program) -> None:
+            self._made.append(program)
+
+        @options
+        @hypothesis.seed(seed)
+        @given
+        def examine(program: Program) -> None:
+            found = check(program)
+            if found:
+                self._small = (program, found)
+                raise Difference
+
+        self._collect: Any = collect
+        self._examine: Any = examine
+
+    def program(self, number: int) -> Program | None:
+        """The program of a number; None if its choices ran out of bytes."""
+        self._made.clear()
+        self._collect.hypothesis.fuzz_one_input(self._bytes(number))
+        return self._made[0] if self._made else None
+
+    def _bytes(self, number: int) -> bytes:
+        return random.Random(f"{self.seed}/{self.mesh}/{number}").randbytes(BYTES)
+
+    def batch(self, numbers: range) -> list[int]:
+        """Run programs together; the numbers of those that differ."""
+        made = {n: program for n in numbers if (program := self.program(n)) is not None}
+        try:
+            recorded = {n: record(program) for n, program in made.items()}
+            xs.sync()
+        except Exception:  # one of them cannot be computed: look at each by itself
+            return [n for n, program in made.items() if check(program)]
+        suspects = [n for n, p in made.items() if verdict(p, p.run("cpu"), recorded[n])]
+        return [n for n in suspects if check(made[n])] or suspects
+
+    def shrink(self, number: int) -> Fault:
+        """Make a program that differs as small as hypothesis can."""
+        try:
+            self._examine.hypothesis.fuzz_one_input(self._bytes(number))
+            self._small = None
+            self._examine()
+        except Difference:
+            pass
+        if self._small is None:  # it differs in the company of others only
+            whole = self.program(number)
+            return Fault(number, self.seed, whole, "it differs in a batch, not alone", self.mesh)
+        program = prune(self._small[0])
+        return Fault(number, self.seed, program, "\n".join(check(program)), self.mesh)
+
+
+def run(
+    search: Search, numbers: range, *, shrink: int = 3, report: Callable[[Fault], None]
+) -> tuple[int, int]:
+    """Run programs in batches and report those that differ.
+
+    Args:
+        search: makes the programs.
+        numbers: of the programs.
+        shrink: how many to shrink; more are reported as they are.
+        report: called with each.
+
+    Returns:
+        How many programs ran, and how many differ.
+    """
+    differing = 0
+    for first in range(numbers.start, numbers.stop, BATCH):
+        for number in search.batch(range(first, min(first + BATCH, numbers.stop))):
+            differing += 1
+            if differing <= shrink:
+                report(search.shrink(number))
+            else:
+                program = prune(search.program(number))
+                found = "\n".join(check(program)) or "it differs in a batch, not alone"
+                report(Fault(number, search.seed, program, found, search.mesh))
+    return len(numbers), differing

@@ -1,0 +1,199 @@
+"""A sample of random programs, and the fuzzer itself: it finds, shrinks, and forgives rounding."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuzz import compare, noise, refused, snippet
+from fuzz.__main__ import main
+from fuzz.program import Line, Program
+from fuzz.search import BATCH, Fault, Search, check, run
+from isoshard.torch_bridge.engine import checks, dispatch
+from isoshard.torch_bridge.lowerings import registry
+
+ROOT = Path(__file__).parents[2]
+
+
+def lines(*texts: str) -> Program:
+    return Program(tuple(Line(text) for text in texts))
+
+
+@pytest.mark.parametrize("first", range(0, 6 * BATCH, BATCH))
+def test_random_programs_agree(first):
+    search = Search(2026)
+    for number in search.batch(range(first, first + BATCH)):
+        fault = search.shrink(number)
+        pytest.fail(f"{fault.what}\n{fault.program}")
+
+
+@pytest.mark.parametrize("mesh", [(8,), (2, 4)])
+def test_random_programs_on_a_mesh_agree(mesh):
+    search = Search(2026, mesh=mesh)
+    for number in search.batch(range(BATCH)):
+        fault = search.shrink(number)
+        pytest.fail(f"{fault.what}\n{fault.program}")
+
+
+def test_a_seed_and_a_number_name_a_program():
+    assert str(Search(1).program(3)) == str(Search(1).program(3))
+    assert str(Search(1).program(3)) != str(Search(2).program(3))
+    assert "mark(" in "".join(str(Search(1, mesh=(8,)).program(n)) for n in range(4))
+
+
+@pytest.fixture
+def wrong_product(monkeypatch):
+    """`*` gives one more where its result has three elements along an axis."""
+    right = registry.find(torch.ops.aten.mul.Tensor)
+
+    def wrong(a, b):
+        got = right.function(a, b)
+        return got + 1 if 3 in got.shape else got
+
+    planted = dataclasses.replace(right, function=wrong)
+    monkeypatch.setitem(registry._TABLE, right.name, planted)
+    monkeypatch.setattr(dispatch, "_HANDLERS", {})
+
+
+def test_a_wrong_lowering_is_found_and_shrunk(wrong_product):
+    found: list[Fault] = []
+    ran, differing = run(Search(5), range(3 * BATCH), shrink=1, report=found.append)
+    assert ran == 3 * BATCH
+    assert differing == len(found) > 0
+    smallest = found[0]
+    assert "elements differ" in smallest.what
+    assert len(smallest.program.lines) <= 4
+    assert check(smallest.program)
+
+
+def test_what_counts_as_a_difference(wrong_product):
+    good = lines("a = torch.ones(2, 2).to(device)", "b = a * a")
+    assert check(good) == []
+    bad = lines("a = torch.ones(2, 3).to(device)", "b = a * a")
+    assert check(bad) == [
+        "b: 6 of 6 elements differ, at [0, 0] the CPU has 1.0, jax has 2.0",
+    ]
+
+
+def test_a_write_through_a_view_is_seen_in_its_base():
+    program = lines("a = torch.zeros(2, 3).to(device)", "b = a.t()[1:]", "b.add_(1)")
+    want, got = program.run("cpu"), program.run("jax")
+    assert list(want.facts) == list(got.facts) == ["a", "b"]
+    assert got.facts["a"].tensor.tolist() == [[0, 1, 1], [0, 1, 1]]
+    del got.facts["b"]
+    assert compare.differences(program, want.facts, got.facts) == [
+        "the CPU leaves ['a', 'b'], jax leaves ['a']"
+    ]
+
+
+def test_dtypes_and_strides_are_compared():
+    program = lines("a = torch.zeros(2, 3).to(device)")
+    want = program.run("cpu").facts
+    other = lines("a = torch.zeros(3, 2, dtype=torch.int32).t().to(device)").run("cpu").facts
+    (said,) = compare.differences(program, want, other)
+    assert "dtype torch.float32 on the CPU, torch.int32 on jax" in said
+    assert "stride (3, 1) on the CPU, (1, 2) on jax" in said
+
+
+def test_what_one_device_refuses_the_other_refuses(monkeypatch):
+    program = Program(
+        (Line("a = torch.ones(2, dtype=torch.int64).to(device)"), Line("b = a.var()", RuntimeError))
+    )
+    assert check(program) == []
+    monkeypatch.setattr(checks, "check", lambda *_: None)
+    monkeypatch.setattr(dispatch, "_HANDLERS", {})
+    assert check(program) == ["`b = a.var()` does not raise RuntimeError"]
+
+
+def test_a_line_that_only_jax_refuses_is_a_fault():
+    (said,) = check(lines("a = torch.ones(2, dtype=torch.float64).to(device)"))
+    assert "raises RuntimeError: torch.float64 needs 64-bit arithmetic" in said
+
+
+def test_a_program_that_cannot_be_compiled_is_a_fault(monkeypatch):
+    right = registry.find(torch.ops.aten.atan.default)
+
+    def wrong(x):
+        return x[None]
+
+    monkeypatch.setitem(registry._TABLE, right.name, dataclasses.replace(right, function=wrong))
+    monkeypatch.setattr(dispatch, "_HANDLERS", {})
+    (said,) = check(lines("a = torch.ones(5).to(device)", "b = torch.atan(a)"))
+    assert "computing it raises TypeError: the lowering of aten.atan.default gave shape" in said
+
+
+def test_rounding_is_no_difference():
+    program = lines(
+        'a = data(1, (4,), torch.float32, "fine").to(device)',
+        "b = torch.sin(a) - torch.sin(a + 1e-7)",
+        "c = b.sign()",
+    )
+    want = program.run("cpu").facts
+    rounded = program.run("cpu").facts
+    rounded["b"].tensor.add_(1e-6)
+    rounded["c"].tensor.neg_()
+    assert compare.differences(program, want, rounded) == []
+    rounded["b"].tensor.add_(1e-3)
+    assert len(compare.differences(program, want, rounded)) == 1
+
+
+def test_exact_numbers_are_not_forgiven():
+    program = lines("a = data(1, (4,), torch.float32).to(device)", "b = (a + 1).floor()")
+    want, other = program.run("cpu").facts, program.run("cpu").facts
+    other["b"].tensor[2] += 1
+    assert "1 of 4 elements differ, at [2]" in compare.differences(program, want, other)[0]
+
+
+def test_distance_of_what_is_not_finite():
+    inf, nan = float("inf"), float("nan")
+    one, two = torch.tensor([inf, nan, inf, 1, nan]), torch.tensor([inf, nan, -inf, nan, 2])
+    assert noise.distance(one, two).tolist() == [0, 0, inf, inf, inf]
+
+
+@pytest.mark.parametrize("pattern", refused.BY_VALUES)
+def test_every_exception_is_needed(pattern):
+    """Each pattern belongs to a message that torch gives today."""
+    calls = {
+        "out of": lambda: torch.ones(2).index_select(0, torch.tensor([5])),
+        "Zero": lambda: torch.ones(2, dtype=torch.int64) // 0,
+        "neg": lambda: torch.ones(2, dtype=torch.int64) ** -1,
+        "not imp": lambda: torch.gcd(torch.ones(2), torch.ones(2)),
+        "single": lambda: torch.ones(3).expand(2, 3).add_(1),
+    }
+    call = next(call for start, call in calls.items() if pattern.startswith(start))
+    with pytest.raises((RuntimeError, IndexError)) as raised:
+        call()
+    assert refused.by_values(raised.value)
+
+
+def test_a_report_can_be_pasted_and_run(tmp_path):
+    program = Program(
+        (
+            Line("a = mark(data(1, (8, 2), torch.float32).to(device), (8,), ('x', None))"),
+            Line("a.add_(1)"),
+            Line("b = a.view(3)", RuntimeError),
+        )
+    )
+    text = snippet.of(Fault(7, 1, program, "it differs", (8,)))
+    assert "# seed 1, program 7:\n#   it differs" in text
+    file = tmp_path / "program.py"
+    file.write_text(text)
+    done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "jax RuntimeError" in done.stdout
+    assert "sharding=P('x'" in done.stdout
+
+
+def test_the_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    options = ["--seed", "9", "--programs", "24", "--processes", "1", "--out", str(tmp_path)]
+    assert main(options) == 0
+    out = capsys.readouterr().out
+    assert "python -m fuzz --seed 9 --programs 24" in out
+    assert "24 programs, 0 differ" in out
+    assert list(tmp_path.iterdir()) == []

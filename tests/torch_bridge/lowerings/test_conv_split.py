@@ -1,0 +1,83 @@
+"""Convolutions of images and kernels that are split over a mesh, forward and backward.
+
+JAX alone gives wrong numbers for most of these, or ends the process.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import isoshard as iso
+from isoshard import P, make_mesh
+from isoshard.torch_bridge.lowerings import conv_split
+from tests.torch_bridge.lowerings.harness import to_array
+
+PLAIN = {
+    "padded": (F.conv2d, {"padding": 1}, (2, 3, 8, 16), (4, 3, 3, 3)),
+    "dilated": (F.conv2d, {"padding": 2, "dilation": 2, "groups": 2}, (2, 4, 8, 16), (4, 2, 3, 3)),
+    "strided": (F.conv2d, {"padding": 1, "stride": 2}, (2, 3, 8, 16), (4, 3, 3, 3)),
+    "transposed": (
+        F.conv_transpose2d,
+        {"stride": 2, "padding": 1, "output_padding": 1, "groups": 2},
+        (2, 4, 8, 16),
+        (4, 2, 3, 3),
+    ),
+}
+OVER_A_PART, OVER_ALL = P(None, None, "y", None), P(None, None, "x", "y")
+
+# The same operations are compiled once per layout, on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore::isoshard.core.errors.RecompilationWarning")
+
+
+def compare(function, options, shapes, specs) -> None:
+    source = torch.Generator().manual_seed(0)
+    leaves = [torch.randn(shape, generator=source) for shape in shapes]
+    mesh, got = make_mesh((2, 4), ("x", "y")), []
+    for split in (False, True):
+        moved = [
+            (iso.shard(leaf, mesh, spec) if split else leaf.detach()).requires_grad_()
+            for leaf, spec in zip(leaves, specs, strict=True)
+        ]
+        out = function(*moved, **options)
+        out.sin().sum().backward()
+        got.append([out.detach().cpu(), *(leaf.grad.cpu() for leaf in moved)])
+    torch.testing.assert_close(got[1], got[0], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [*((name, OVER_A_PART) for name in PLAIN), ("padded", OVER_ALL)],
+    ids=str,
+)
+def test_split_images(name, layout):
+    function, options, image, kernel = PLAIN[name]
+    compare(function, options, (image, kernel), (layout, P()))
+
+
+@pytest.mark.parametrize(
+    ("options", "image", "kernel"),
+    [
+        ({"stride": 2, "dilation": 2}, (1, 1, 4), (1, 1, 4)),
+        ({"stride": 3, "dilation": 4, "groups": 2}, (2, 2, 4), (2, 2, 4)),
+    ],
+)
+def test_split_kernels(options, image, kernel):
+    both = P(None, None, "y"), P(None, None, "y")
+    compare(F.conv_transpose1d, options, (image, kernel), both)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_weight_gradient_by_elements_of_the_kernel(groups):
+    image, weight = torch.randn(2, 4, 9, 8), torch.randn(6, 4 // groups, 3, 2).requires_grad_()
+    options = {"stride": (2, 1), "padding": (1, 0), "dilation": (1, 2)}
+    out = F.conv2d(image, weight, groups=groups, **options)
+    grad = torch.randn(out.shape)
+    out.backward(grad)
+    got = conv_split.weight_gradient(
+        to_array(image), to_array(grad), (3, 2), *options.values(), groups
+    )
+    torch.testing.assert_close(
+        torch.from_numpy(got.__array__().copy()), weight.grad, rtol=1e-4, atol=1e-4
+    )

@@ -1,0 +1,81 @@
+"""`generate()` with a static cache: the tokens of the CPU, and no compilation per token."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import isoshard as iso
+from isoshard import P, make_mesh
+from isoshard.core import metrics
+from tests.torch_bridge.models.families import FAMILIES, build, speech, tokens
+
+NEW = 8
+
+
+def on_jax(name: str, where: str) -> torch.nn.Module:
+    module = build(name).eval()
+    if where == "one device":
+        return module.to("jax")
+    mesh = make_mesh((2, 4), ("data", "model"))
+    return iso.shard(module, mesh, FAMILIES[name].plan(module))
+
+
+def options(**changes) -> dict:
+    return {"max_new_tokens": NEW, "cache_implementation": "static", "do_sample": False, **changes}
+
+
+def prompt(name: str) -> dict[str, torch.Tensor]:
+    """A prompt on the CPU: there the tokens found are put together, in shapes that grow."""
+    if name == "whisper":
+        return {"input_features": speech(0)["input_features"]}
+    ids = tokens(0)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+@pytest.mark.parametrize("where", ["one device", "mesh"])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_greedy_tokens_are_those_of_the_cpu(name, where, counted):
+    want = build(name).eval().generate(**prompt(name), **options())
+    module = on_jax(name, where)
+    assert torch.equal(module.generate(**prompt(name), **options()), want)
+    assert counted("compilations") <= 2, metrics.report()  # the prompt, and one token
+    module.generate(**prompt(name), **options())
+    known = counted("compilations")
+    assert known <= 3, metrics.report()  # the prompt again: the weights are on the devices now
+    assert torch.equal(module.generate(**prompt(name), **options()), want)
+    assert counted("compilations") == known
+
+
+def test_sampled_tokens_are_those_of_the_cpu(counted):
+    def sample(module: torch.nn.Module) -> torch.Tensor:
+        torch.manual_seed(3)
+        return module.generate(**prompt("llama"), **options(do_sample=True, temperature=0.8))
+
+    want = sample(build("llama").eval())
+    assert torch.equal(sample(on_jax("llama", "mesh")), want)
+    assert counted("compilations") <= 2, metrics.report()
+    greedy = build("llama").eval().generate(**prompt("llama"), **options())
+    assert not torch.equal(want, greedy)
+
+
+def test_a_prompt_with_padding_on_the_left(counted):
+    ids = tokens(0)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    padded = {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
+    want = build("llama").eval().generate(**padded, **options())
+    assert torch.equal(on_jax("llama", "one device").generate(**padded, **options()), want)
+    assert counted("compilations") <= 2, metrics.report()
+
+
+def test_a_prompt_on_jax_gives_the_same_tokens():
+    mesh = make_mesh((2, 4), ("data", "model"))
+    small = {"num_hidden_layers": 1}
+    want = build("llama", **small).eval().generate(**prompt("llama"), **options(max_new_tokens=2))
+    module = build("llama", **small).eval()
+    module = iso.shard(module, mesh, FAMILIES["llama"].plan(module))
+    there = {name: iso.shard(tensor, mesh, P("data")) for name, tensor in prompt("llama").items()}
+    got = module.generate(**there, **options(max_new_tokens=2))
+    assert got.device.type == "jax"
+    assert torch.equal(got.cpu(), want)

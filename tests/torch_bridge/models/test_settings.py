@@ -1,0 +1,103 @@
+"""Settings of `transformers` that decide whether a step has static shapes and reads no values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import isoshard.torch_bridge as xs
+from tests.torch_bridge.models.families import (
+    BATCH,
+    LENGTH,
+    Batch,
+    build,
+    language,
+    masked,
+    padding,
+)
+
+RTOL, ATOL = 1e-4, 1e-5
+
+
+def gradients(module: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+    """The loss and the gradients of one batch, on the CPU."""
+    loss = module(**batch).loss
+    loss.backward()
+    found = {name: parameter.grad for name, parameter in module.named_parameters()}
+    return {name: tensor.detach().cpu() for name, tensor in {"loss": loss, **found}.items()}
+
+
+def to_jax(batch: Batch) -> Batch:
+    return {name: tensor.to("jax") for name, tensor in batch.items()}
+
+
+def small_mixtral(experts: str) -> torch.nn.Module:
+    return build("mixtral", experts_implementation=experts, num_hidden_layers=1)
+
+
+@pytest.mark.parametrize("experts", ["eager", "batched_mm", "grouped_mm"])
+def test_every_implementation_of_experts_is_right(experts, counted):
+    want = gradients(small_mixtral(experts), language(0))
+    got = gradients(small_mixtral(experts).to("jax"), to_jax(language(0)))
+    for name, tensor in want.items():
+        torch.testing.assert_close(got[name], tensor, rtol=RTOL, atol=ATOL)
+    # Only "eager" asks which experts were chosen: once, and once more for each of the four.
+    assert counted("fallbacks") == (5 if experts == "eager" else 0)
+
+
+def test_experts_chosen_by_value_are_refused_in_a_compiled_step():
+    module = small_mixtral("eager").to("jax")
+    step = xs.compile(lambda **batch: module(**batch).loss)
+    with pytest.raises(xs.CaptureError, match=r"modeling_mixtral\.py:\d+: a compiled step needs"):
+        step(**to_jax(language(0)))
+
+
+def test_a_mask_of_two_axes_is_read_in_each_step(counted):
+    batch = {**masked(0), "attention_mask": padding(0).long()}
+    with torch.no_grad():
+        want = build("bert")(**batch).loss
+        got = build("bert").to("jax")(**to_jax(batch)).loss
+        assert counted("transfers.device_to_host") == 1
+    torch.testing.assert_close(got.cpu(), want, rtol=RTOL, atol=ATOL)
+
+
+def test_a_mask_of_two_axes_is_refused_in_a_compiled_step():
+    module = build("bert").to("jax")
+    step = xs.compile(lambda **batch: module(**batch).logits)
+    batch = {"input_ids": masked(0)["input_ids"], "attention_mask": padding(0).long()}
+    with pytest.raises(xs.CaptureError, match=r"masking_utils\.py:\d+: a compiled step needs"):
+        step(**to_jax(batch))
+
+
+def test_masks_of_two_and_of_four_axes_mean_the_same():
+    batch = masked(0)
+    assert batch["attention_mask"].shape == (BATCH, 1, 1, LENGTH)
+    assert not batch["attention_mask"].all()
+    module = build("bert")
+    two, four = padding(0).long(), batch["attention_mask"]
+    with torch.no_grad():
+        losses = [module(**{**batch, "attention_mask": mask}).loss for mask in (two, four)]
+    torch.testing.assert_close(*losses)
+
+
+def test_a_model_with_dropout_trains_and_repeats():
+    def losses(seed: int) -> list[float]:
+        module = build("gpt2", dropout=0.1).to("jax")
+        optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+        batch = to_jax(language(0))
+
+        @xs.compile
+        def step(**batch):
+            loss = module(**batch).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        torch.manual_seed(seed)
+        return [step(**batch).item() for _ in range(10)]
+
+    got = losses(1)
+    assert got[-1] < 0.7 * got[0]
+    assert got == losses(1)
+    assert got != pytest.approx(losses(2), rel=1e-3)

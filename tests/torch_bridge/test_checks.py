@@ -1,0 +1,114 @@
+"""What torch's kernels refuse is refused where it is said, with the same class of error."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+import isoshard.torch_bridge as xs
+
+
+def tensors(device):
+    def zeros(*size, dtype=torch.float32):
+        return torch.zeros(*size, dtype=dtype, device=device)
+
+    return {
+        "torch": torch,
+        "F": functional,
+        "floats": zeros(2),
+        "ints": zeros(2, dtype=torch.int64),
+        "bools": zeros(2, dtype=torch.bool),
+        "complexes": zeros(2, dtype=torch.complex64),
+        "empty": zeros(0, 2),
+    }
+
+
+REFUSED = (
+    "ints.var()",
+    "ints.std(0)",
+    "torch.var_mean(ints)",
+    "complexes.floor()",
+    "complexes.ceil_()",
+    "complexes.clamp(min=1)",
+    "floats.clamp(1j)",
+    "complexes.argmax()",
+    "bools.argmin(0)",
+    "empty.argmax()",
+    "empty.argmax(0)",
+    "empty.max()",
+    "empty.min(0)",
+    "empty.median(0)",
+    "empty.nanmedian(0)",
+    "empty.mode(0)",
+    "floats.fill_(1j)",
+    "torch.full_like(floats, 1j)",
+    "floats.masked_fill(bools, 1j)",
+    "floats.index_fill(0, ints[:1], 1j)",
+    "torch.mm(floats[None], ints[:, None])",
+    "floats @ ints",
+    "torch.baddbmm(floats[None, None], ints[None, None], ints[None, None].mT)",
+    "floats - bools",
+    "1 - bools",
+    "floats.sub_(True)",
+    "torch.sign(complexes)",
+    "torch.maximum(complexes, complexes)",
+    "torch.heaviside(floats, ints)",
+    "floats.index_add(0, ints, ints)",
+    "floats.index_put((ints,), ints)",
+    "floats.index_put_((ints,), ints)",
+    "ints.mul_(0.5)",
+    "ints.mul_(floats)",
+    "bools.add_(1)",
+    "floats.mul_(1j)",
+    "torch._foreach_add_([bools, floats], 1)",
+    "torch._foreach_mul_([ints], 0.5)",
+    "torch.sort(floats, dim=2, stable=True)",
+    "F.relu(bools)",
+    "F.relu(complexes)",
+)
+
+ALLOWED = (
+    "empty.median()",
+    "empty.argmax(1)",
+    "torch.full((2,), 1j, device=floats.device)",
+    "torch.addr(floats.outer(floats), floats, ints)",
+    "complexes.index_add(0, ints, complexes)",
+    "bools.sum() - 1",
+    "ints.copy_(floats)",
+    "ints.eq_(floats)",
+    "floats.mul_(ints)",
+    "torch._foreach_mul_([floats], 2)[0]",
+    "bools.masked_fill_(bools, 1)",
+)
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_refused_as_on_the_cpu(call):
+    with pytest.raises((RuntimeError, IndexError)) as on_cpu:
+        eval(call, tensors("cpu"))
+    with pytest.raises((RuntimeError, IndexError)) as on_jax:
+        eval(call, tensors("jax"))
+    assert issubclass(on_jax.type, on_cpu.type)
+    xs.sync()
+
+
+@pytest.mark.parametrize("call", ALLOWED)
+def test_allowed_as_on_the_cpu(call):
+    want, got = eval(call, tensors("cpu")), eval(call, tensors("jax"))
+    if want is not None:
+        torch.testing.assert_close(got.cpu(), want, equal_nan=True)
+
+
+def test_the_message_names_what_was_given():
+    with pytest.raises(RuntimeError, match=r"var: std and var only support .* got torch.int64"):
+        torch.ones(2, dtype=torch.int64, device="jax").var()
+    with pytest.raises(RuntimeError, match=r"value 1j cannot be converted to type torch.float32"):
+        torch.ones(2, device="jax").fill_(1j)
+
+
+def test_a_refused_write_changes_nothing():
+    x = torch.arange(3.0).to("jax")
+    with pytest.raises(RuntimeError, match="bool tensor is not supported"):
+        x[1:].sub_(True)
+    assert x.tolist() == [0, 1, 2]

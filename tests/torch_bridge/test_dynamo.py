@@ -1,0 +1,257 @@
+"""`torch.compile(model, backend="isoshard")`."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+from isoshard import P, make_mesh, metrics
+from tests.torch_bridge.test_compile import batches, net
+
+pytestmark = [
+    pytest.mark.timeout(900),
+    # Dynamo says so of code that it leaves alone, or of its own imports.
+    pytest.mark.filterwarnings("ignore::UserWarning:torch._dynamo"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Dynamo without what it traced for other tests."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def compiled(model: Any, **options: Any) -> Any:
+    return torch.compile(model, backend="isoshard", **options)
+
+
+def broken() -> int:
+    """How often dynamo could not go on, and how many graphs it made."""
+    return sum(torch._dynamo.utils.counters["graph_break"].values())
+
+
+def test_a_training_run_gives_the_results_of_the_cpu_with_two_compilations(counted):
+    plain = net(norm=True)
+    model = copy.deepcopy(plain).to("jax")
+    fast = compiled(model, dynamic=False)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, plain)]
+    compilations = []
+    for x, y in batches(5):
+        losses = []
+        for one, optimizer, device in zip((fast, plain), optimizers, ("jax", "cpu"), strict=True):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(one(x.to(device)), y.to(device))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+        compilations.append(counted("compilations"))
+    assert compilations[1:] == [compilations[1]] * 4 and compilations[1] <= 3
+    for (name, value), want in zip(
+        model.state_dict().items(), plain.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(value.cpu(), want, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_every_gradient_is_that_of_the_cpu():
+    plain = net()
+    model = copy.deepcopy(plain).to("jax")
+    x = batches(1)[0][0].requires_grad_()
+    z = x.detach().to("jax").requires_grad_()
+    plain(x).square().sum().backward()
+    compiled(model)(z).square().sum().backward()
+    torch.testing.assert_close(z.grad.cpu(), x.grad, rtol=1e-4, atol=1e-6)
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), theirs.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_the_model_is_one_entry_of_the_tape_forward_and_one_backward(counted):
+    model = torch.nn.Sequential(*(torch.nn.Linear(6, 6) for _ in range(10))).to("jax")
+    fast = compiled(model)
+    x = batches(1)[0][0].to("jax")
+    xs.sync()
+    fast(x).sum().backward()
+    before = len(metrics.compilations())
+    xs.sync()
+    (program,) = metrics.compilations()[before:]
+    assert int(program.what.split()[0]) < 8
+
+
+def test_evaluation_runs_one_program_and_compiles_once(counted):
+    model = net(dropout=0.5).to("jax").eval()
+    fast = compiled(model)
+    for number in range(3):
+        x = batches(number + 1)[-1][0]
+        with torch.no_grad():
+            torch.testing.assert_close(
+                fast(x.to("jax")).cpu(), copy.deepcopy(model).to("cpu")(x), rtol=1e-4, atol=1e-5
+            )
+        assert counted("compilations") == 1
+        assert counted("executions") == number + 1
+
+
+def test_dropout_differs_from_call_to_call_and_follows_the_seed():
+    fast = compiled(torch.nn.Dropout(0.5))
+    x = torch.ones(64).to("jax")
+    torch.manual_seed(2)
+    first = [fast(x).tolist() for _ in range(3)]
+    torch.manual_seed(2)
+    assert [fast(x).tolist() for _ in range(3)] == first
+    assert len({tuple(row) for row in first}) == 3
+    assert {value for row in first for value in row} == {0.0, 2.0}
+
+
+def test_two_dropouts_of_one_graph_differ():
+    fast = compiled(lambda x: (torch.dropout(x, 0.5, True), torch.dropout(x, 0.5, True)))
+    one, two = fast(torch.ones(64).to("jax"))
+    assert one.tolist() != two.tolist()
+
+
+@pytest.mark.parametrize("dynamic", [False, None, True])
+def test_other_shapes_are_other_programs(dynamic):
+    model = net().to("jax")
+    plain = copy.deepcopy(model).to("cpu")
+    fast = compiled(model, dynamic=dynamic)
+    for rows in (8, 5, 3, 5):
+        x = batches(1, rows)[0][0]
+        torch.testing.assert_close(fast(x.to("jax")).cpu(), plain(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_graph_break_goes_on_without_a_graph():
+    def branch(x: torch.Tensor) -> torch.Tensor:
+        x = x * 2
+        if x.sum() > 0:
+            x = x + 1
+        return x * 3
+
+    fast = compiled(branch)
+    for value in (1.0, -1.0):
+        x = torch.full((3,), value)
+        assert fast(x.to("jax")).tolist() == branch(x).tolist()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"(?i)data-dependent"):
+        compiled(branch, fullgraph=True)(torch.ones(3).to("jax"))
+
+
+def test_conversions_and_constants_on_the_device_are_no_graph_breaks():
+    def convert(x: torch.Tensor) -> torch.Tensor:
+        x = x.to(torch.bfloat16).float().to("jax").detach()
+        assert x.device.type == "jax"
+        return x + torch.arange(3, device=x.device) + torch.ones(3, device="jax")
+
+    got = compiled(convert, fullgraph=True)(torch.zeros(3).to("jax"))
+    assert got.tolist() == [1.0, 2.0, 3.0] and type(got) is xs.XLAShardedTensor
+
+
+def test_writes_to_arguments_and_views():
+    def write(x: torch.Tensor) -> Any:
+        x[0].add_(5)
+        return x.t(), x.sum(), x
+
+    fast = compiled(write, fullgraph=True)
+    for _ in range(2):
+        x = torch.ones(2, 3).to("jax")
+        turned, total, same = fast(x)
+        assert x.tolist() == [[6.0] * 3, [1.0] * 3] and total.item() == 21
+        assert turned.tolist() == [[6.0, 1.0]] * 3 and same.tolist() == x.tolist()
+
+
+def test_layouts_are_kept():
+    mesh = make_mesh((2, 4), ("x", "y"))
+    plain = net()
+    plan = iso.Plan({"first.weight": P("y", None), "last.weight": P(None, "y"), "*": P()})
+    model = iso.shard(copy.deepcopy(plain), mesh, plan)
+    x = batches(1)[0][0]
+    plain(x).sum().backward()
+    compiled(model)(iso.shard(x, mesh, P("x", None))).sum().backward()
+    torch.testing.assert_close(
+        model.first.weight.grad.cpu(), plain.first.weight.grad, rtol=1e-4, atol=1e-6
+    )
+    assert iso.to_jax(model.first.weight.grad).sharding.spec == P("y")
+
+
+def test_inside_a_compiled_step():
+    model = net().to("jax")
+    plain = copy.deepcopy(model)
+    losses = []
+    for one in (compiled(model), plain):
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+
+        def step(x: torch.Tensor, one: Any = one, optimizer: Any = optimizer) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = one(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        run = xs.compile(step)
+        losses.append([run(x.to("jax")).item() for x, _ in batches(4)])
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def test_transformers_attention_and_loss():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=16, n_head=2, vocab_size=32, n_positions=16, bos_token_id=0,
+        eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    plain = transformers.GPT2LMHeadModel(config)
+    model = copy.deepcopy(plain).to("jax")
+    ids = torch.randint(0, 32, (2, 8))
+    want = plain(input_ids=ids, labels=ids).loss
+    got = compiled(model)(input_ids=ids.to("jax"), labels=ids.to("jax")).loss
+    want.backward(), got.backward()
+    assert got.item() == pytest.approx(want.item(), rel=1e-5)
+    for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), theirs.grad, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_cpu_tensors_and_options_are_refused():
+    model = net()
+    x = batches(1)[0][0]
+    match = r"(?s)got input \d+ of the traced graph \(shape .*on cpu; move the model and its inputs"
+    with pytest.raises(Exception, match=match):
+        compiled(model)(x)
+    torch.compiler.reset()
+    with pytest.raises(Exception, match=r"(?s)no options, but was given \['mode'\]"):
+        torch.compile(model.to("jax"), backend="isoshard", options={"mode": 1})(x.to("jax"))
+
+
+def test_an_operator_without_a_lowering_is_named():
+    with torch.library._scoped_library("isoshard_test", "DEF") as library:
+        library.define("unknown(Tensor x) -> Tensor")
+        library.impl("unknown", torch.empty_like, "Meta")
+        fast = compiled(lambda x: torch.ops.isoshard_test.unknown(x * 2))
+        with pytest.raises(NotImplementedError, match=r"isoshard_test.unknown.*register_lowering"):
+            fast(torch.ones(3).to("jax")).cpu()
+
+
+def test_the_backend_is_found_without_importing_the_bridge():
+    code = (
+        "import sys, torch\n"
+        "assert 'isoshard' in torch.compiler.list_backends()\n"
+        "assert 'isoshard' not in sys.modules\n"
+        "f = torch.compile(lambda x: x + 1, backend='isoshard')\n"
+        "assert 'isoshard.torch_bridge' in sys.modules\n"
+        "assert f(torch.ones(2, device='jax')).tolist() == [2.0, 2.0]\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_bridge_does_not_load_dynamo():
+    code = "import sys, isoshard.torch_bridge; assert 'torch._dynamo' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,52 @@
+"""Several meshes over the same devices in one program."""
+
+import jax
+import pytest
+import torch
+
+import isoshard.torch_bridge as xs
+from isoshard import P, ShardingError, make_mesh
+
+
+def on(tensor, mesh, spec):
+    return xs.mark_sharding(tensor.to("jax"), mesh, spec)
+
+
+def meshes(*shapes):
+    return [xs.Mesh(range(8), shape, ("x", "y", "z")[: len(shape)]) for shape in shapes]
+
+
+def test_meshes_of_three_shapes_meet_in_one_program():
+    line, wide, tall = meshes((8,), (2, 4), (4, 2))
+    torch.manual_seed(0)
+    whole = [torch.randn(8, 8), torch.randn(8, 2), torch.randn(8, 2)]
+    a = on(whole[0], line, ("x", None))
+    b = on(whole[1], wide, ("y", None))
+    c = on(whole[2], tall, ("x", "y"))
+    results = [a @ b, a @ c, (a @ b + c).relu()]
+    xs.sync()
+    a_, b_, c_ = whole
+    for got, want in zip(results, [a_ @ b_, a_ @ c_, (a_ @ b_ + c_).relu()], strict=True):
+        torch.testing.assert_close(got.cpu(), want)
+    assert c.sharding_spec == "{devices=[4,2]0,1,2,3,4,5,6,7}"
+    assert [tuple(shard.data.shape) for shard in a.local_shards] == [(1, 8)] * 8
+    a.add_(1)
+    torch.testing.assert_close((a @ b).cpu(), (a_ + 1) @ b_)
+    assert a.partition_spec == P("x")
+
+
+def test_a_compiled_step_takes_them_too():
+    line, wide = meshes((8,), (2, 4))
+    weight = on(torch.ones(8, 4), wide, ("x", "y"))
+    step = xs.compile(lambda x: weight.mul_(0.5).sum() + x.sum())
+    x = on(torch.ones(16), line, ("x",))
+    assert [step(x).item() for _ in range(3)] == [32.0, 24.0, 20.0]
+
+
+def test_meshes_without_a_common_refinement_are_refused():
+    flat, square = (
+        make_mesh(shape, ("x", "y"), devices=jax.devices()[:6]) for shape in ((2, 3), (3, 2))
+    )
+    a, b = on(torch.ones(6), flat, ("x",)), on(torch.ones(6), square, ("x",))
+    with pytest.raises(ShardingError, match=r"meshes of shapes \(2, 3\) and \(3, 2\)"):
+        (a + b).sum().item()

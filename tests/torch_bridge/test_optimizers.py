@@ -1,0 +1,335 @@
+"""Every optimizer of torch, in every form, against the CPU; lazily and compiled."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+from isoshard import P
+
+Options = dict[str, Any]
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+X, Y = draw(8, 4), draw(8, 3, seed=1)
+
+# Each optimizer with hyperparameters that reach its less trodden branches.
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], Options]] = {
+    "ASGD": (torch.optim.ASGD, {"lr": 0.05, "t0": 2, "weight_decay": 0.01}),
+    "Adadelta": (torch.optim.Adadelta, {"lr": 0.5, "weight_decay": 0.01}),
+    "Adafactor": (torch.optim.Adafactor, {"lr": 0.05, "weight_decay": 0.1}),
+    "Adagrad": (torch.optim.Adagrad, {"lr": 0.05, "lr_decay": 0.1, "weight_decay": 0.01}),
+    "Adam": (torch.optim.Adam, {"lr": 0.05}),
+    "Adam amsgrad": (torch.optim.Adam, {"lr": 0.05, "amsgrad": True, "weight_decay": 0.1}),
+    "AdamW": (torch.optim.AdamW, {"lr": 0.05, "weight_decay": 0.1}),
+    "AdamW amsgrad": (torch.optim.AdamW, {"lr": 0.05, "amsgrad": True, "maximize": True}),
+    "Adamax": (torch.optim.Adamax, {"lr": 0.05, "weight_decay": 0.01}),
+    "NAdam": (torch.optim.NAdam, {"lr": 0.05, "weight_decay": 0.01}),
+    "NAdam decoupled": (
+        torch.optim.NAdam,
+        {"lr": 0.05, "weight_decay": 0.1, "decoupled_weight_decay": True},
+    ),
+    "RAdam": (torch.optim.RAdam, {"lr": 0.05, "betas": (0.9, 0.7), "weight_decay": 0.01}),
+    "RMSprop": (torch.optim.RMSprop, {"lr": 0.05}),
+    "RMSprop centered": (torch.optim.RMSprop, {"lr": 0.05, "momentum": 0.9, "centered": True}),
+    "Rprop": (torch.optim.Rprop, {"lr": 0.05}),
+    "SGD": (torch.optim.SGD, {"lr": 0.1}),
+    "SGD momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.1}),
+    "SGD nesterov": (
+        torch.optim.SGD,
+        {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+    ),
+}
+FORMS: dict[str, Options] = {
+    "default": {},
+    "single": {"foreach": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+    "capturable": {"foreach": False, "capturable": True},
+    "capturable-foreach": {"foreach": True, "capturable": True},
+}
+
+
+def accepts(cls: type, options: Iterable[str]) -> bool:
+    return set(options) <= set(inspect.signature(cls).parameters)
+
+
+CASES = [
+    (name, form)
+    for name, (cls, _) in OPTIMIZERS.items()
+    for form, options in FORMS.items()
+    if accepts(cls, options)
+]
+
+
+class Model(torch.nn.Module):
+    def __init__(self, device: str):
+        super().__init__()
+        self.weight = torch.nn.Parameter(draw(4, 3, seed=2).to(device))
+        self.bias = torch.nn.Parameter(draw(3, seed=3).to(device))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (torch.tanh(x @ self.weight + self.bias) - y).square().mean()
+
+
+def stepper(
+    make: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer], device: str
+) -> tuple[Model, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+    model = Model(device)
+    optimizer = make(model.parameters())
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = model(x, y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return model, step
+
+
+def close(got: torch.nn.Module, want: torch.nn.Module, rtol: float = 1e-4) -> None:
+    for (name, g), (_, w) in zip(got.named_parameters(), want.named_parameters(), strict=True):
+        torch.testing.assert_close(
+            g.detach().cpu(), w.detach(), rtol=rtol, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def on_the_cpu(name: str) -> Model:
+    cls, options = OPTIMIZERS[name]
+    model, step = stepper(lambda parameters: cls(parameters, **options), "cpu")
+    for _ in range(5):
+        step(X, Y)
+    return model
+
+
+def test_no_optimizer_of_torch_is_left_out():
+    classes = {c for c in vars(torch.optim).values() if isinstance(c, type)}
+    elsewhere = {torch.optim.Optimizer, torch.optim.LBFGS, torch.optim.SparseAdam}
+    elsewhere.add(getattr(torch.optim, "Muon", torch.optim.Optimizer))
+    assert classes - elsewhere == {cls for cls, _ in OPTIMIZERS.values()}
+
+
+@pytest.mark.parametrize(("name", "form"), CASES, ids=[" ".join(case) for case in CASES])
+def test_five_steps_equal_the_cpu(name, form):
+    cls, options = OPTIMIZERS[name]
+    model, step = stepper(lambda p: cls(p, **options, **FORMS[form]), "jax")
+    x, y = X.to("jax"), Y.to("jax")
+    for _ in range(5):
+        step(x, y)
+        xs.sync()
+    close(model, on_the_cpu(name))
+
+
+# --- Compiled ------------------------------------------------------------------------------------
+
+# Their next step is decided in Python: from the step's number, or with min() of the learning rate.
+REFUSED = {
+    "Adafactor": "compared in a Python condition",
+    "RAdam": "compared in a Python condition",
+    "ASGD": "converted to a Python float",
+    "NAdam": "on a CPU tensor with a number that changes",
+    "NAdam decoupled": "on a CPU tensor with a number that changes",
+}
+
+
+def is_refused(name: str, form: str) -> bool:
+    return name in REFUSED and ("capturable" not in form or name == "ASGD")
+
+
+COMPILED = [case for case in CASES if not is_refused(*case) and case[1] != "default"]
+
+
+@pytest.mark.parametrize(("name", "form"), COMPILED, ids=[" ".join(case) for case in COMPILED])
+def test_five_compiled_steps_equal_the_cpu(name, form):
+    cls, options = OPTIMIZERS[name]
+    model, step = stepper(lambda p: cls(p, **options, **FORMS[form]), "jax")
+    compiled, x, y = xs.compile(step), X.to("jax"), Y.to("jax")
+    for _ in range(5):
+        compiled(x, y)
+    close(model, on_the_cpu(name))
+    assert len(compiled.replays) <= 2
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_step_that_python_decides_is_refused_and_undone(name):
+    cls, options = OPTIMIZERS[name]
+    model, step = stepper(lambda p: cls(p, **options), "jax")
+    x, y = X.to("jax"), Y.to("jax")
+    with pytest.raises(xs.CaptureError, match=REFUSED[name]):
+        xs.compile(step)(x, y)
+    close(model, Model("cpu"))
+    for _ in range(5):
+        step(x, y)
+    close(model, on_the_cpu(name))
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_asgd_compiles_with_its_learning_rate_in_a_tensor(foreach):
+    _, options = OPTIMIZERS["ASGD"]
+    form = {**options, "lr": torch.tensor(options["lr"], device="jax"), "foreach": foreach}
+    model, step = stepper(lambda p: torch.optim.ASGD(p, capturable=True, **form), "jax")
+    compiled, x, y = xs.compile(step), X.to("jax"), Y.to("jax")
+    for _ in range(5):
+        compiled(x, y)
+    close(model, on_the_cpu("ASGD"))
+
+
+@pytest.mark.parametrize("form", ["single", "foreach", "fused"])
+def test_a_learning_rate_may_change_between_compiled_steps(form):
+    models = []
+    for device in ("cpu", "jax"):
+        options = {} if device == "cpu" else FORMS[form]
+        made = []
+        model, step = stepper(
+            lambda p, made=made, options=options: (
+                made.append(torch.optim.Adam(p, 0.1, **options)) or made[0]
+            ),
+            device,
+        )
+        step = xs.compile(step) if device == "jax" else step
+        for number in range(4):
+            made[0].param_groups[0]["lr"] = 0.1 / (number + 1)
+            step(X.to(device), Y.to(device))
+        models.append(model)
+    close(models[1], models[0])
+    assert len(step.replays) == 1
+
+
+# --- The three that are different ----------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_lbfgs(search):
+    """In float64: its line search makes much of the last bit."""
+    models = []
+    for device in ("cpu", "jax"):
+        model = Model("cpu").double().to(device)
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn=search)
+
+        def closure(model=model, optimizer=optimizer, device=device):
+            optimizer.zero_grad()
+            loss = model(X.double().to(device), Y.double().to(device))
+            loss.backward()
+            return loss
+
+        for _ in range(2):
+            optimizer.step(closure)
+        models.append(model)
+    close(models[1], models[0])
+
+
+def test_lbfgs_reads_values_and_is_refused_in_a_compiled_step():
+    model = Model("jax")
+    optimizer = torch.optim.LBFGS(model.parameters())
+
+    @xs.compile
+    def step(x, y):
+        def closure():
+            optimizer.zero_grad()
+            loss = model(x, y)
+            loss.backward()
+            return loss
+
+        return optimizer.step(closure)
+
+    with pytest.raises(xs.CaptureError, match=r"test_optimizers.py:\d+: a compiled step needs"):
+        step(X.to("jax"), Y.to("jax"))
+    close(model, Model("cpu"))
+
+
+def test_sparse_gradients_are_refused():
+    table = torch.nn.Embedding(5, 3, sparse=True).to("jax")
+    with pytest.raises(NotImplementedError, match="sparse"):
+        table(torch.tensor([1, 2], device="jax")).sum().backward()
+    dense = torch.nn.Embedding(5, 3).to("jax")
+    dense(torch.tensor([1, 2], device="jax")).sum().backward()
+    with pytest.raises(RuntimeError, match="SparseAdam does not support dense gradients"):
+        torch.optim.SparseAdam(list(dense.parameters())).step()
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_muon(compiled):
+    models = []
+    for device in ("cpu", "jax"):
+        model, step = stepper(lambda p: torch.optim.Muon([next(iter(p))], lr=0.05), device)
+        step = xs.compile(step) if compiled and device == "jax" else step
+        for _ in range(5):
+            step(X.to(device), Y.to(device))
+        models.append(model)
+    # It orthogonalises its updates in bfloat16.
+    close(models[1], models[0], rtol=2e-2)
+
+
+# --- Groups, state, meshes -----------------------------------------------------------------------
+
+
+def test_parameter_groups_have_their_own_numbers():
+    models = []
+    for device in ("cpu", "jax"):
+        model = Model(device)
+        optimizer = torch.optim.AdamW([{"params": [model.weight], "weight_decay": 0.5}], lr=0.05)
+        optimizer.add_param_group({"params": [model.bias], "lr": 0.2})
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(X.to(device), Y.to(device)).backward()
+            optimizer.step()
+        models.append(model)
+    close(models[1], models[0])
+
+
+@pytest.mark.parametrize("way", ["cpu to jax", "jax to cpu", "jax to jax"])
+@pytest.mark.parametrize("name", ["Adam amsgrad", "SGD momentum", "Rprop", "ASGD", "Adafactor"])
+def test_state_moves_between_devices(name, way):
+    cls, options = OPTIMIZERS[name]
+    first, _, second = way.split()
+    models = {}
+    for device in ("cpu", first):
+        model = Model(device)
+        optimizer = cls(model.parameters(), **options)
+        for number in range(4):
+            if number == 2 and (device != "cpu" or first == "cpu"):
+                state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+                resumed = Model(second)
+                resumed.load_state_dict(state[0])
+                again = cls(resumed.parameters(), **options)
+                again.load_state_dict(state[1])
+                models["resumed"] = (resumed, again, second)
+            optimizer.zero_grad()
+            model(X.to(device), Y.to(device)).backward()
+            optimizer.step()
+        models["straight" if device == "cpu" else "other"] = (model, optimizer, device)
+    resumed, again, device = models["resumed"]
+    for _ in range(2):
+        again.zero_grad()
+        resumed(X.to(device), Y.to(device)).backward()
+        again.step()
+    got, want = resumed.to("cpu"), models["straight"][0]
+    close(got, want)
+
+
+@pytest.mark.parametrize("form", ["single", "foreach", "fused"])
+def test_state_follows_the_layout_of_its_parameter(form, mesh):
+    model = Model("jax")
+    iso.shard(model, mesh, iso.Plan({"weight": P("y", None), "bias": P()}))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.05, weight_decay=0.1, **FORMS[form])
+    for _ in range(5):
+        model(X.to("jax"), Y.to("jax")).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        xs.sync()
+    close(model, on_the_cpu("AdamW"))
+    moment = optimizer.state[model.weight]["exp_avg"]
+    assert moment.partition_spec == model.weight.partition_spec == P("y")

@@ -1,0 +1,368 @@
+"""`scan_layers`: one loop gives what the layers give one after the other."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+from isoshard import P, make_mesh, metrics
+
+WIDTH, HEADS = 16, 4
+
+
+class Block(torch.nn.Module):
+    """A decoder layer: views, unbind, attention with a mask, LayerNorm, dropout, a buffer."""
+
+    def __init__(self, dropout: float = 0.0):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(WIDTH)
+        self.qkv = torch.nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = torch.nn.Linear(WIDTH, WIDTH)
+        self.wide = torch.nn.Linear(WIDTH, 2 * WIDTH)
+        self.narrow = torch.nn.Linear(2 * WIDTH, WIDTH)
+        self.dropout = torch.nn.Dropout(dropout)
+        self.register_buffer("gain", torch.randn(WIDTH))
+
+    def forward(self, x: torch.Tensor, mask: Any = None, *, scale: float = 1.0) -> torch.Tensor:
+        batch, length, width = x.shape
+        parts = self.qkv(self.norm(x)).view(batch, length, 3, HEADS, width // HEADS)
+        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
+        wide = self.wide(x * self.gain)
+        wide.clamp_(min=-0.5)
+        return x + self.dropout(self.narrow(F.gelu(wide))) * scale
+
+
+def stack(count: int = 4, **options: Any) -> torch.nn.ModuleList:
+    torch.manual_seed(0)
+    return torch.nn.ModuleList(Block(**options) for _ in range(count))
+
+
+def batch(seed: int = 1) -> torch.Tensor:
+    return torch.from_numpy(
+        np.random.default_rng(seed).standard_normal((2, 6, WIDTH)).astype(np.float32)
+    )
+
+
+def one_by_one(layers: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    for layer in layers:
+        x = layer(x, *args, **kwargs)
+    return x
+
+
+def close(got: torch.Tensor, want: torch.Tensor, **options: Any) -> None:
+    torch.testing.assert_close(got.detach().cpu(), want.detach(), rtol=1e-4, atol=1e-5, **options)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_results_and_every_gradient_are_those_of_the_layers(checkpoint):
+    plain = stack()
+    layers = copy.deepcopy(plain).to("jax")
+    scanned = xs.scan_layers(layers, checkpoint=checkpoint)
+    x, mask = batch().requires_grad_(), torch.randn(6, 6).requires_grad_()
+    a, b = (t.detach().to("jax").requires_grad_() for t in (x, mask))
+    want = one_by_one(plain, x, mask, scale=0.5)
+    got = scanned(a, b, scale=0.5)
+    close(got, want)
+    want.square().sum().backward(), got.square().sum().backward()
+    close(a.grad, x.grad), close(b.grad, mask.grad)
+    for (name, mine), theirs in zip(layers.named_parameters(), plain.parameters(), strict=True):
+        close(mine.grad, theirs.grad, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_training_run_gives_the_results_of_the_layers(checkpoint, counted):
+    plain = stack(3)
+    layers = copy.deepcopy(plain).to("jax")
+    scanned = xs.scan_layers(layers, checkpoint=checkpoint)
+
+    def step_of(model, optimizer):
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    mine = xs.compile(step_of(scanned, torch.optim.AdamW(scanned.parameters(), lr=1e-2)))
+    theirs = step_of(lambda x: one_by_one(plain, x), torch.optim.AdamW(plain.parameters(), lr=1e-2))
+    losses = [(mine(batch(n).to("jax")).item(), theirs(batch(n)).item()) for n in range(4)]
+    np.testing.assert_allclose(*zip(*losses, strict=True), rtol=1e-4)
+    assert len(mine.replays) == 1
+
+
+def test_two_entries_a_step_are_recorded_whatever_the_depth(counted):
+    for count in (2, 7):
+        layers = stack(count).to("jax")
+        scanned = xs.scan_layers(layers)
+        x = batch().to("jax")
+        xs.sync()
+        scanned(x).sum().backward()
+        recorded = [what.what for what in metrics.compilations()]
+        xs.sync()
+        new = [what.what for what in metrics.compilations()][len(recorded) :]
+        assert len(new) == 1 and int(new[0].split()[0]) < 8
+
+
+def test_dropout_differs_by_layer_and_call_and_follows_the_seed():
+    class Drop(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dropout = torch.nn.Dropout(0.5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            kept = self.dropout(torch.ones_like(x))
+            return torch.cat([x[1:], kept[:1]])
+
+    scanned = xs.scan_layers([Drop() for _ in range(3)])
+    x = torch.zeros(3, 64, device="jax")
+    torch.manual_seed(1)
+    first, second = scanned(x), scanned(x)
+    rows = {tuple(row) for y in (first, second) for row in y.tolist()}
+    assert len(rows) == 6 and {value for row in rows for value in row} == {0.0, 2.0}
+    torch.manual_seed(1)
+    assert torch.equal(scanned(x).cpu(), first.cpu())
+    scanned.eval()
+    assert scanned(x).tolist() == [[1.0] * 64] * 3
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_backward_sees_the_dropout_of_forward(checkpoint):
+    class Drop(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + F.dropout(self.weight, 0.5)
+
+    layers = torch.nn.ModuleList(Drop() for _ in range(3)).to("jax")
+    y = xs.scan_layers(layers, checkpoint=checkpoint)(torch.zeros(64, device="jax"))
+    y.sum().backward()
+    grads = torch.stack([layer.weight.grad for layer in layers]).cpu()
+    assert set(grads.unique().tolist()) == {0.0, 2.0}
+    assert torch.equal(grads.sum(0), y.detach().cpu())
+    assert not torch.equal(grads[0], grads[1])
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_buffers_that_layers_write_to_get_their_new_values(checkpoint):
+    def layers() -> torch.nn.Sequential:
+        torch.manual_seed(0)
+        one = [
+            torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6)) for _ in range(3)
+        ]
+        return torch.nn.Sequential(*one)
+
+    plain, model = layers(), layers().to("jax")
+    scanned = xs.scan_layers(model, checkpoint=checkpoint)
+    for number in range(3):
+        x = batch(number).reshape(-1, 6)
+        want, got = plain(x), scanned(x.to("jax"))
+        close(got, want)
+        want.square().sum().backward(), got.square().sum().backward()
+    for (name, mine), theirs in zip(model.named_buffers(), plain.buffers(), strict=True):
+        close(mine, theirs, msg=lambda text, name=name: f"{name}: {text}")
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), theirs.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_nested_values_and_integers_go_from_layer_to_layer():
+    class Count(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(3))
+
+        def forward(self, state: dict[str, Any]) -> dict[str, Any]:
+            return {"x": state["x"] * self.weight, "n": [state["n"][0] + 1]}
+
+    layers = torch.nn.ModuleList(Count() for _ in range(4)).to("jax")
+    state = {"x": torch.ones(3).to("jax"), "n": [torch.zeros((), dtype=torch.int64).to("jax")]}
+    got = xs.scan_layers(layers)(state)
+    assert got["n"][0].item() == 4 and got["n"][0].dtype == torch.int64
+    want = torch.stack([layer.weight.detach().cpu() for layer in layers]).prod(0)
+    close(got["x"], want)
+    got["x"].sum().backward()
+    close(layers[0].weight.grad, want / layers[0].weight.detach().cpu())
+
+
+def test_frozen_parameters_get_no_gradient():
+    layers = stack(3).to("jax")
+    layers[1].requires_grad_(False)
+    for layer in layers:
+        layer.out.bias.requires_grad_(False)
+    xs.scan_layers(layers)(batch().to("jax")).sum().backward()
+    assert all(p.grad is None for p in layers[1].parameters())
+    assert layers[0].out.bias.grad is None and layers[2].out.weight.grad is not None
+
+
+def test_a_parameter_shared_by_all_layers_gets_the_sum():
+    plain = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+    for layer in plain:
+        layer.weight = plain[0].weight
+    model = copy.deepcopy(plain).to("jax")
+    x = torch.randn(2, 4)
+    one_by_one(plain, x).sum().backward()
+    xs.scan_layers(model)(x.to("jax")).sum().backward()
+    close(model[0].weight.grad, plain[0].weight.grad)
+
+
+def test_no_gradients_are_kept_without_need():
+    scanned = xs.scan_layers(stack(3).to("jax"))
+    with torch.no_grad():
+        assert not scanned(batch().to("jax")).requires_grad
+    assert all(not loop.residuals for loop in scanned._loops.values())
+
+
+def test_on_the_cpu_the_layers_run_in_turn():
+    layers = stack(3)
+    scanned = xs.scan_layers(layers)
+    assert torch.equal(scanned(batch()), one_by_one(layers, batch()))
+    with pytest.raises(TypeError, match=r"a parameter or buffer is on cpu; move the layers"):
+        scanned(batch().to("jax"))
+
+
+def test_names_copies_and_checkpoints_are_those_of_the_list():
+    layers = stack(2).to("jax")
+    scanned = xs.scan_layers(layers)
+    assert list(scanned.state_dict()) == list(layers.state_dict())
+    x = batch().to("jax")
+    want = scanned(x).detach().cpu()
+    other = copy.deepcopy(scanned)
+    with torch.no_grad():
+        layers[0].out.weight.zero_()
+    assert not torch.allclose(scanned(x).detach().cpu(), want)
+    close(other(x), want)
+    file = io.BytesIO()
+    torch.save(other.state_dict(), file)
+    file.seek(0)
+    scanned.load_state_dict(torch.load(file, weights_only=False))
+    close(scanned(x), want)
+
+
+def test_a_layer_replaced_later_is_used():
+    layers = stack(3).to("jax")
+    scanned = xs.scan_layers(layers)
+    x = batch().to("jax")
+    scanned(x)
+    scanned[1].out = torch.nn.Linear(WIDTH, WIDTH).to("jax")
+    close(scanned(x), one_by_one(scanned, x).detach().cpu())
+
+
+def test_layouts_of_parameters_are_used_and_kept():
+    mesh = make_mesh((2, 4), ("x", "y"))
+    plain = stack(3)
+    layers = copy.deepcopy(plain)
+    specs = {"*.qkv.weight": P("y", None), "*.wide.weight": P("y", None), "*": P()}
+    layers = iso.shard(layers, mesh, iso.Plan(specs))
+    x = iso.shard(batch(), mesh, P("x", None, None))
+    scanned = xs.scan_layers(layers)
+    scanned(x).square().sum().backward()
+    one_by_one(plain, batch()).square().sum().backward()
+    for mine, theirs in zip(layers.parameters(), plain.parameters(), strict=True):
+        close(mine.grad, theirs.grad)
+    assert iso.to_jax(layers[1].qkv.weight.grad).sharding.spec == P("y")
+
+
+def test_under_jax_it_is_a_scan():
+    layers = stack(3).to("jax").eval()
+    f = iso.jax_function(xs.scan_layers(layers))
+    import jax
+
+    x = batch()
+    close(
+        iso.to_torch(jax.jit(f)(f.params, iso.to_jax(x))).cpu(),
+        one_by_one(copy.deepcopy(layers).to("cpu"), x),
+    )
+    assert "scan" in str(jax.make_jaxpr(f)(f.params, iso.to_jax(x)))
+
+
+# --- Refused -------------------------------------------------------------------------------------
+
+
+def test_layers_that_differ_are_refused_with_every_difference():
+    layers = stack(3)
+    layers[2].dropout.p = 0.5
+    layers[2].out = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+    match = r"layer 2 differs from layer 0 in: dropout\.p \(0\.0 and 0\.5\).*out\.bias.*absent"
+    with pytest.raises(ValueError, match=match):
+        xs.scan_layers(layers)
+    with pytest.raises(ValueError, match=r"at least one layer"):
+        xs.scan_layers([])
+
+
+def test_attributes_that_do_not_matter_can_be_ignored():
+    layers = stack(2)
+    for number, layer in enumerate(layers):
+        layer.layer_idx = number
+    with pytest.raises(ValueError, match=r"layer_idx \(0 and 1\)"):
+        xs.scan_layers(layers)
+    assert len(xs.scan_layers(layers, ignore=("layer_idx",))) == 2
+
+
+def test_hooks_are_refused():
+    layers = stack(2)
+    layers[1].out.register_forward_hook(lambda *args: None)
+    with pytest.raises(ValueError, match=r"out\._forward_hooks \(a hook"):
+        xs.scan_layers(layers)
+
+
+def test_modes_that_differ_are_refused():
+    layers = stack(2).to("jax")
+    scanned = xs.scan_layers(layers)
+    layers[1].eval()
+    with pytest.raises(ValueError, match=r"layer 1 and layer 0 differ in which modules are in tr"):
+        scanned(batch().to("jax"))
+
+
+def test_a_layer_that_returns_something_else_is_refused_and_can_be_called_otherwise():
+    class Pair(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            return super().forward(x), 1
+
+    layers = torch.nn.ModuleList(Pair(4, 4) for _ in range(2)).to("jax")
+    x = torch.ones(2, 4).to("jax")
+    with pytest.raises(TypeError, match=r"must return what it takes.*call=lambda"):
+        xs.scan_layers(layers)(x)
+    scanned = xs.scan_layers(layers, call=lambda layer, x: layer(x)[0])
+    close(scanned(x), layers[1](layers[0](x)[0])[0].detach().cpu())
+    wider = torch.nn.ModuleList(torch.nn.Linear(4, 8) for _ in range(2)).to("jax")
+    with pytest.raises(TypeError, match=r"takes \(2, 4\) torch.float32 and returns \(2, 8\)"):
+        xs.scan_layers(wider)(x)
+
+
+def test_a_tensor_from_elsewhere_and_a_write_to_a_shared_one_are_refused():
+    outside = torch.ones(4).to("jax")
+
+    class Reads(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + outside
+
+    class Writes(torch.nn.Module):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return x + mask.add_(1)
+
+    x = torch.ones(2, 4).to("jax")
+    with pytest.raises(ValueError, match=r"none of its parameters.*\(4,\) torch.float32"):
+        xs.scan_layers([Reads(), Reads()])(x)
+    with pytest.raises(ValueError, match=r"writes to an argument that all layers share"):
+        xs.scan_layers([Writes(), Writes()])(x, outside)
+
+
+def test_gradients_of_gradients_are_refused():
+    scanned = xs.scan_layers(stack(2).to("jax"))
+    x = batch().to("jax").requires_grad_()
+    y = scanned(x).sum()
+    with pytest.raises(RuntimeError, match=r"no gradients of gradients.*one after the other"):
+        torch.autograd.grad(y, x, create_graph=True)

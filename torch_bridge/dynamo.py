@@ -1,0 +1,219 @@
+"""`torch.compile(model, backend="isoshard")`: what dynamo traces becomes one entry of the tape.
+
+Dynamo turns the model's Python into a graph, AOTAutograd splits it into a forward and a backward
+graph of aten operations, and each of them is recorded as a single operation: a model of a thousand
+operations costs two entries a step instead of a thousand. The optimizer's operations follow on the
+same tape, so a training step is still one XLA program.
+
+```
+model = torch.compile(model.to("jax"), backend="isoshard")
+loss = model(x).square().mean()         # one entry
+loss.backward()                         # one more
+```
+
+A graph break runs the code in between as ever, operation by operation. Sizes that dynamo leaves
+open (`dynamic=True`, or the second shape it meets) are filled in at each call: XLA programs have
+static shapes, so each combination is a program of its own. Random operations draw from the `jax`
+device's stream, but one key a graph: the numbers differ from those of the uncompiled model.
+
+torch finds the backend by an entry point, so `isoshard.torch_bridge` need not be imported first.
+Private names used (tested with torch 2.13), all in `_teach_dynamo`: dynamo's table of types that
+it traces as tensors, its choice of subclasses whose methods it follows, its list of code that it
+leaves alone, and two methods that it and AOTAutograd call on tensor subclasses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch._dynamo import trace_rules
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.variables import builder
+from torch._guards import CompileContext
+
+from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.call import Meta
+from isoshard.torch_bridge.engine.flatten import import_tensor
+from isoshard.torch_bridge.engine.tape import Recipe
+from isoshard.torch_bridge.engine.value import Aval, Value
+
+from .tensor import XLAShardedTensor
+
+_LEFT_ALONE = ("isoshard.core", "isoshard.torch_bridge", "jax")
+
+
+def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
+    """Compile what dynamo traced; torch calls this.
+
+    Args:
+        graph: torch operations.
+        example_inputs: fake tensors on the `jax` device, and open sizes.
+        **options: none are known.
+
+    Returns:
+        A function with the same inputs and results.
+
+    Raises:
+        RuntimeError: an input is on another device.
+        TypeError: there are options.
+    """
+    if options:
+        raise TypeError(f"the isoshard backend has no options, but was given {sorted(options)}")
+    for place, example in enumerate(example_inputs):
+        if isinstance(example, torch.Tensor) and example.dim() and example.device.type != "jax":
+            raise RuntimeError(
+                f'torch.compile(backend="isoshard") got input {place} of the traced graph (shape '
+                f"{tuple(example.shape)}, {example.dtype}) on {example.device}; move the model and "
+                "its inputs with .to('jax'), or isoshard.shard(.., mesh, spec)"
+            )
+    return _AOT(graph, example_inputs)
+
+
+class Graph:
+    """A graph of aten operations that is recorded as one operation.
+
+    Attributes:
+        module: the operations; it takes and returns a flat list.
+        random: whether any of them draws random numbers.
+    """
+
+    def __init__(self, module: torch.fx.GraphModule, example_inputs: Sequence[Any]):
+        """Called by AOTAutograd as a compiler."""
+        self.module = module
+        targets = [node.target for node in module.graph.nodes if node.op == "call_function"]
+        self.random = any(
+            torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) for target in targets
+        )
+        self.name = f"torch.compile graph of {len(targets)} operations"
+        self._boxed_call = True  # AOTAutograd: give a list of arguments, which may be emptied
+        self._signatures: dict[Any, _Signature] = {}
+
+    @torch.compiler.disable
+    def __call__(self, arguments: list[Any]) -> list[Any]:
+        """Record the graph."""
+        given = [self._import(argument) for argument in arguments]
+        arguments.clear()
+        key = tuple([leaf._aval if isinstance(leaf, base.LazyTensor) else leaf for leaf in given])
+        signature = self._signatures.get(key)
+        if signature is None:
+            signature = self._signatures[key] = self._prepare(key)
+        values = [base.read(leaf) for leaf in given if isinstance(leaf, base.LazyTensor)]
+        results = iter(tapes.recorder().record(signature.recipe, values))
+        return [_filled(mark, given, results) for mark in signature.outputs]
+
+    def _import(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return import_tensor(torch.ops.aten.copy.default, leaf)
+        return leaf
+
+    def _prepare(self, key: tuple[Any, ...]) -> _Signature:
+        """Find out what the graph returns for arguments like these."""
+        inputs = [node for node in self.module.graph.nodes if node.op == "placeholder"]
+        results = self.module.graph.output_node().args[0]
+        outputs: list[Any] = [None] * len(results)
+
+        @torch.compiler.disable
+        def run(arrays: Sequence[Any], _scalars: Any, draw: Any) -> list[Any]:
+            given = iter(arrays)
+            leaves = [
+                base.fresh(leaf, Value(next(given))) if isinstance(leaf, Aval) else leaf
+                for leaf in key
+            ]
+            with tapes.immediately(_keys(draw)), torch.no_grad():
+                got = self.module(*leaves)
+                computed = []
+                for place, (node, leaf) in enumerate(zip(results, got, strict=True)):
+                    if node in inputs:
+                        outputs[place] = _Same(inputs.index(node))
+                    elif isinstance(leaf, torch.Tensor):
+                        tensor = import_tensor(torch.ops.aten.copy.default, leaf)
+                        outputs[place] = _dense(tensor)
+                        computed.append(jnp.asarray(base.read(tensor).array))
+                    else:
+                        outputs[place] = leaf
+            return computed
+
+        shapes = [jax.ShapeDtypeStruct(*leaf.token) for leaf in key if isinstance(leaf, Aval)]
+        draw = jax.eval_shape(lambda: jax.random.key(0)) if self.random else None
+        with jax.numpy_dtype_promotion("standard"):
+            found = jax.eval_shape(lambda arrays, draw: run(arrays, (), draw), shapes, draw)
+        recipe = Recipe(self.name, run, len(found), random=self.random, detail=self)
+        return _Signature(recipe, tuple(outputs))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Same:
+    """A result that is one of the arguments."""
+
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Signature:
+    recipe: Recipe
+    outputs: tuple[Any, ...]
+
+
+def _filled(mark: Any, given: Sequence[Any], results: Iterator[Value]) -> Any:
+    if isinstance(mark, _Same):
+        return given[mark.number]
+    return base.fresh(mark, next(results)) if isinstance(mark, Aval) else mark
+
+
+def _dense(tensor: base.LazyTensor) -> Aval:
+    """The aval of a tensor with memory of its own: strides that leave no gaps and no overlap."""
+    meta = tensor._aval.meta
+    return Aval.of(Meta.of(torch.empty_like(meta.tensor())))
+
+
+def _keys(draw: Any) -> Any:
+    """Random keys for the operations of one graph."""
+    if draw is None:
+        return None
+    return (jax.random.fold_in(draw, number) for number in itertools.count())
+
+
+_AOT = aot_autograd(fw_compiler=Graph, bw_compiler=Graph, inference_compiler=Graph)
+
+
+def _untyped_storage(tensor: XLAShardedTensor) -> Any:
+    if CompileContext.current_compile_id() is not None:  # dynamo asks for its size only
+        return torch.Tensor.untyped_storage(tensor)
+    return _refuse_storage(tensor)
+
+
+_refuse_storage = XLAShardedTensor.untyped_storage
+
+
+def _as_tangent(tensor: XLAShardedTensor, expected: Any, kind: Any = None) -> XLAShardedTensor:
+    """AOTAutograd was traced with plain fake tensors, and gets ours: that is as it should be."""
+    return tensor
+
+
+def _subclass_to_follow(value: Any) -> Any:
+    """Our methods differ from torch's only on real tensors: trace torch's own."""
+    return None if type(value) is XLAShardedTensor else _infer_subclass_type(value)
+
+
+_infer_subclass_type = builder.infer_subclass_type
+
+
+def _teach_dynamo() -> None:
+    tracer = builder.VariableBuilder
+    tracer._type_dispatch()[XLAShardedTensor] = tracer.wrap_tensor
+    builder.infer_subclass_type = _subclass_to_follow
+    for package in _LEFT_ALONE:
+        trace_rules.add(package)
+    own: Any = XLAShardedTensor
+    own.untyped_storage = _untyped_storage
+    own.__coerce_same_metadata_as_tangent__ = _as_tangent
+
+
+_teach_dynamo()

@@ -1,0 +1,234 @@
+"""From a recorded step to its replay: name every input and every result.
+
+What the recorded program needs from outside is found again by its place (an argument, a gradient,
+memory that outlives the step); what it computed is written to such a place, or handed out as a new
+tensor. Whatever fits neither is refused.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from . import base, placement, program
+from .constrain import same
+from .places import Argument, Computed, Gradient, New, Part, View
+from .recording import Recording, makers
+from .replay import Replay
+from .symbolic import CaptureError
+from .value import Storage, Value
+
+
+class Assembly:
+    """A replay in the making.
+
+    Args:
+        recording: the step, recorded.
+        where: the step's line, for messages.
+    """
+
+    def __init__(self, recording: Recording, where: str):
+        """Find the results that are wanted."""
+        self._recording = recording
+        self._where = where
+        self._before = [gradient for _, gradient in recording.snapshot.gradients]
+        self._after = self._gradients_to_keep()
+        self._leaves = recording.leaves
+        self._made: list[tuple[base.LazyTensor, Value, int]] = []
+        self._numbers: dict[int, int] = {}
+        with recording.on_tape():
+            self._note_made()
+            self._written = self._find_written()
+
+    def _gradients_to_keep(self) -> list[Any]:
+        """The gradients that each owner has after the step.
+
+        A step that throws gradients away before it computes them, and updates the parameter, needs
+        none of the last call: those stay inside the program.
+        """
+        kept = []
+        for tensor in self._recording.tensors:
+            gradient = tensor.grad
+            inside = isinstance(gradient, base.LazyTensor) and not self._recording.is_outer(
+                gradient
+            )
+            if inside and tensor in self._recording.zeroing and self._recording.is_written(tensor):
+                gradient = tensor.grad = None
+            kept.append(gradient)
+        return kept
+
+    def _note_made(self) -> None:
+        """Number the tensors that each run makes anew."""
+        found: dict[int, base.LazyTensor] = {}
+        for leaf in (*self._leaves, *self._after):
+            if isinstance(leaf, base.LazyTensor) and not self._recording.is_outer(leaf):
+                found[id(leaf)] = leaf
+        storages = [id(tensor._storage) for tensor in found.values()]
+        memories = {storage: number for number, storage in enumerate(dict.fromkeys(storages))}
+        for tensor in found.values():
+            storage = tensor._storage
+            shared = storages.count(id(storage)) > 1
+            value = self._own_result(storage.value if shared else base.read(tensor))
+            self._numbers[id(tensor)] = len(self._made)
+            self._made.append((tensor, value, memories[id(storage)] if shared else -1))
+
+    def _own_result(self, value: Value) -> Value:
+        """A constant becomes a result by a copy."""
+        return value if self._recording.is_computed(value) else same(self._recording.tape, value)
+
+    def _find_written(self) -> list[Storage]:
+        """Storages from before the step that now have a value computed in it."""
+        found = []
+        for storage, first in self._recording.log.storages.values():
+            if storage.value is not first:
+                # Another tensor's memory may have been copied into it.
+                storage.value = self._own_result(storage.value)
+                found.append(storage)
+        return found
+
+    def plan(self) -> tuple[program.Plan, set[int]]:
+        """The program of the step, and the results in it that nothing accounts for."""
+        tape = self._recording.tape
+        kept = {storage.value.slot for storage in self._written}
+        for tensor, value, _ in self._made:  # a view of a result is returned without the whole
+            kept |= {value.slot, tensor._storage.value.slot}
+        plan = program.plan_of(tape)
+        if not kept.issuperset(plan.live):
+            gc.collect()
+            plan = program.plan_of(tape)
+        return plan, set(plan.live) - kept
+
+    def refuse(self, escaped: set[int]) -> None:
+        """Raise for tensors that somebody keeps.
+
+        Raises:
+            CaptureError: always.
+        """
+        made = makers(self._recording.tape)
+        names = ", ".join(made[slot] for slot in sorted(escaped)[:5])
+        raise CaptureError(
+            f"{self._where}: {len(escaped)} tensors computed inside the compiled step outlive it "
+            f"without being returned (results of {names}{', ..' if len(escaped) > 5 else ''}); a "
+            "replay could not renew them. Return them from the step (a dataclass after "
+            "torch.utils._pytree.register_dataclass), or do not store them."
+        )
+
+    def replay(self, plan: program.Plan) -> Replay:
+        """Compile the program and describe its surroundings."""
+        recording, tape = self._recording, self._recording.tape
+        wanted = {storage.value.slot: storage.value.layout for storage in self._written}
+        wanted |= {value.slot: value.layout for _, value, _ in self._made}
+        plan.live, plan.wanted = tuple(wanted), tuple(wanted.values())
+        inputs = [tape.values[slot] for slot in plan.leaves]
+        sources = [self._source(value) for value in inputs]
+        targets = [(plan.live.index(s.value.slot), self._place(s)) for s in self._written]
+        made = [self._made_mark(*one, plan.live) for one in self._made]
+        outputs = [self._mark(leaf) for leaf in self._leaves]
+        gradients = self._gradient_marks()
+        changed = {id(storage) for storage in self._written}
+        firsts = {id(f): s for s, f in recording.log.storages.values() if id(s) in changed}
+        plan.donated = tuple(
+            position for position, value in enumerate(inputs) if id(value) in firsts
+        )
+        arrays = placement.place(inputs)
+        plan.placed = tuple(value.layout for value in inputs)
+        constants = {id(upload) for upload in recording.log.uploads}
+        sources = [
+            value.array if id(value) in constants else source
+            for value, source in zip(inputs, sources, strict=True)
+        ]
+        found = program.program_of(plan, arrays, tape.scalars)
+        held = recording.watched.held(recording.log.storages)
+        recording.put_back()
+        recording.snapshot.restore_gradients()
+        draws = recording.random.draws()
+        recording.random.restore()
+        program.forget(tape)
+        recording.log.storages.clear()
+        return Replay(
+            plan,
+            found,
+            sources,
+            targets,
+            recording.owners,
+            gradients,
+            made,
+            recording.table,
+            list(tape.scalars),
+            draws,
+            recording.host,
+            pytree.tree_unflatten(outputs, recording.structure),
+            held=held,
+        )
+
+    def _source(self, value: Value) -> Any:
+        """Where a replay finds an input: at a place, or here, if it is a constant."""
+        for storage, first in self._recording.log.storages.values():
+            if first is value:
+                return self._place(storage)
+        if any(value is upload for upload in self._recording.log.uploads):
+            return value.array
+        raise CaptureError(
+            f"{self._where}: a compiled step reads a value of shape {value.array.shape} that "
+            "belongs to no tensor alive before the step; make it an argument"
+        )
+
+    def _place(self, storage: Storage) -> Any:
+        for number, tensor in enumerate(self._recording.arguments):
+            if tensor._storage is storage:
+                return Argument(number)
+        for number, gradient in enumerate(self._before):
+            if isinstance(gradient, base.LazyTensor) and gradient._storage is storage:
+                return Gradient(number)
+        return storage
+
+    def _made_mark(
+        self, tensor: base.LazyTensor, value: Value, memory: int, live: tuple[int, ...]
+    ) -> Computed | Part:
+        number = live.index(value.slot)
+        differentiable = id(tensor) in self._recording.differentiable
+        if memory < 0:
+            return Computed(number, tensor._aval, differentiable)
+        offset = int(tensor.storage_offset())
+        whole = tensor._storage.aval
+        return Part(memory, number, whole, tensor._aval, tensor._chain, offset, differentiable)
+
+    def _gradient_marks(self) -> list[tuple[int, Any]]:
+        """Whose `.grad` is another tensor after the step, and which."""
+        return [
+            (number, self._mark(after))
+            for number, (before, after) in enumerate(zip(self._before, self._after, strict=True))
+            if after is not before
+        ]
+
+    def _mark(self, leaf: Any) -> Any:
+        """What stands for a tensor in a result."""
+        if not isinstance(leaf, base.LazyTensor):
+            return leaf
+        if id(leaf) in self._numbers:
+            return New(self._numbers[id(leaf)])
+        for number, argument in enumerate(self._recording.arguments):
+            if argument is leaf:
+                return Argument(number)
+        for number, gradient in enumerate(self._before):
+            if gradient is leaf:
+                return Gradient(number)
+        place = self._place(leaf._storage)
+        if isinstance(place, Argument | Gradient):
+            offset = int(leaf.storage_offset())
+            differentiable = id(leaf) in self._recording.differentiable
+            return View(place, leaf._aval, leaf._chain, offset, differentiable)
+        return leaf  # it views memory that outlives the step, and shows each new value
+
+
+def line_of(step: Any) -> str:
+    """Where a step is defined, for messages that name no line inside it."""
+    code = getattr(getattr(step, "__func__", step), "__code__", None)
+    if code is None and isinstance(step, torch.nn.Module):
+        code = type(step).forward.__code__
+    if code is None:
+        return getattr(step, "__name__", type(step).__name__)
+    return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"

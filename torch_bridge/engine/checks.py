@@ -1,0 +1,217 @@
+"""What torch's kernels refuse, but its shape functions let pass.
+
+The engine asks torch for the shapes of a result by running the operator on `meta` tensors, and
+torch checks most arguments there. Some checks stand in the CPU and CUDA kernels only. They are
+repeated here, so that the line at fault raises, with torch's words, and no number is made up.
+
+>>> check(torch.ops.aten.var.correction, (torch.zeros(2, dtype=torch.int64, device="meta"),), {})
+Traceback (most recent call last):
+...
+RuntimeError: var: std and var only support floating point and complex dtypes, got torch.int64
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Arguments = dict[str, Any]
+
+
+def check(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse a call that torch's kernels refuse.
+
+    Args:
+        op: any aten overload.
+        args: its arguments, with `meta` tensors.
+        kwargs: likewise.
+
+    Raises:
+        RuntimeError: the dtypes or numbers do not go with the operator.
+        NotImplementedError: the operator is not defined for complex numbers.
+        IndexError: a reduction over nothing has no value.
+    """
+    rules = _rules(op._schema.name)
+    if rules:
+        names = [argument.name for argument in op._schema.arguments]
+        named = dict(zip(names, args, strict=False)) | kwargs
+        name = op._schema.name.removeprefix("aten::").strip("_")
+        for rule in rules:
+            rule(name, named)
+
+
+def may_widen(target: torch.dtype, metas: tuple[Any, ...], args: tuple[Any, ...]) -> bool:
+    """Whether an in-place operation has an operand of a wider kind than what it writes to.
+
+    Args:
+        target: the dtype it writes to.
+        metas: the meta of each tensor argument.
+        args: the arguments; one that is neither a number nor a tensor does not count.
+    """
+    kinds = [_kind(meta.dtype) for meta in metas]
+    kinds += [_NUMBERS.get(type(arg).__name__, 0) for arg in args]
+    return max(kinds, default=0) > _kind(target)
+
+
+def check_cast(results: tuple[Any, ...], targets: tuple[Any, ...]) -> None:
+    """Refuse an in-place operation whose result does not fit where it is written.
+
+    Args:
+        results: the meta of what the operation computes.
+        targets: the meta of each tensor written to.
+
+    Raises:
+        RuntimeError: a float would be written into integers, say.
+    """
+    for result, target in zip(results, targets, strict=False):
+        if result is not None and not torch.can_cast(result.dtype, target.dtype):
+            raise RuntimeError(
+                f"result type {result.dtype} can't be cast to the desired output type "
+                f"{target.dtype}"
+            )
+
+
+def _kind(dtype: torch.dtype) -> int:
+    if dtype.is_complex:
+        return 3
+    return 2 if dtype.is_floating_point else int(dtype != torch.bool)
+
+
+_NUMBERS = {"int": 1, "float": 2, "Lift": 2, "complex": 3}
+
+
+def _rules(name: str) -> tuple[Callable[[str, Arguments], None], ...]:
+    plain = name.removeprefix("aten::")
+    return _RULES.get(plain) or _RULES.get(plain.removesuffix("_"), ())
+
+
+def _first(named: Arguments) -> torch.Tensor:
+    return next(value for value in named.values() if isinstance(value, torch.Tensor))
+
+
+def _floats_only(name: str, named: Arguments) -> None:
+    dtype = _first(named).dtype
+    if not (dtype.is_floating_point or dtype.is_complex):
+        raise RuntimeError(
+            f"{name}: std and var only support floating point and complex dtypes, got {dtype}"
+        )
+
+
+def _not_complex(name: str, named: Arguments) -> None:
+    if _first(named).is_complex():
+        raise NotImplementedError(f"{name} is not supported for complex inputs")
+
+
+def _ordered(name: str, named: Arguments) -> None:
+    dtype = _first(named).dtype
+    if dtype.is_complex or dtype == torch.bool:
+        kind = "complex" if dtype.is_complex else "bool"
+        raise RuntimeError(f"{name}(): does not support {kind} input")
+
+
+def _not_empty(name: str, named: Arguments) -> None:
+    tensor, dim = _first(named), named.get("dim")
+    if tensor.numel() or isinstance(dim, list | tuple):
+        return
+    if dim is None:
+        kind = IndexError if name.startswith("arg") else RuntimeError
+        raise kind(
+            f"{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the "
+            "reduction dim with the 'dim' argument."
+        )
+    if tensor.dim() and -tensor.dim() <= dim < tensor.dim() and tensor.shape[dim] == 0:
+        raise IndexError(f"{name}(): Expected reduction dim {dim} to have non-zero size.")
+
+
+def _not_empty_axis(name: str, named: Arguments) -> None:
+    if named.get("dim") is not None:
+        _not_empty(name, named)
+
+
+def _numbers_not_complex(name: str, named: Arguments) -> None:
+    dtype = _first(named).dtype
+    if any(type(value) is complex for value in named.values()):
+        raise NotImplementedError(f"{name} is not supported for complex types, got {dtype}")
+
+
+def _number_fits(name: str, named: Arguments) -> None:
+    tensor = next((value for value in named.values() if isinstance(value, torch.Tensor)), None)
+    dtype = named.get("dtype") or (tensor.dtype if tensor is not None else None)
+    if dtype is None or dtype.is_complex:
+        return
+    for argument in ("value", "fill_value"):
+        number = named.get(argument)
+        if type(number) is complex and number.imag:
+            raise RuntimeError(
+                f"{name}: value {number} cannot be converted to type {dtype} without overflow"
+            )
+
+
+def _same_dtypes(name: str, named: Arguments) -> None:
+    dtypes = {value.dtype for value in named.values() if isinstance(value, torch.Tensor)}
+    if len(dtypes) > 1:
+        raise RuntimeError(
+            f"{name}: expected all tensors to have the same dtype, but got "
+            f"{' and '.join(sorted(map(str, dtypes)))}"
+        )
+
+
+def _axis(name: str, named: Arguments) -> None:
+    rank, dim = max(_first(named).dim(), 1), named.get("dim", -1)
+    if not -rank <= dim < rank:
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got "
+            f"{dim})"
+        )
+
+
+def _source_like_self(name: str, named: Arguments) -> None:
+    target = named["self"]
+    for argument in ("source", "values"):
+        source = named.get(argument)
+        if isinstance(source, torch.Tensor) and source.dtype != target.dtype:
+            raise RuntimeError(
+                f"{name}: self ({target.dtype}) and {argument} ({source.dtype}) must have the same "
+                "dtype"
+            )
+
+
+def _not_bool(name: str, named: Arguments) -> None:
+    if _first(named).dtype == torch.bool:
+        raise RuntimeError(f"Boolean inputs not supported for {name}")
+
+
+def _no_bool(name: str, named: Arguments) -> None:
+    operands = [value for key, value in named.items() if key != "alpha"]
+    bools = [
+        value.dtype == torch.bool if isinstance(value, torch.Tensor) else type(value) is bool
+        for value in operands
+    ]
+    if any(bools):
+        raise RuntimeError(
+            "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying "
+            "to invert a mask, use the `~` or `logical_not()` operator instead."
+        )
+
+
+_RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
+    **dict.fromkeys(("var", "std", "var_mean", "std_mean"), (_floats_only,)),
+    **dict.fromkeys(("floor", "ceil", "trunc"), (_not_complex,)),
+    **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), (_not_complex, _numbers_not_complex)),
+    **dict.fromkeys(("argmax", "argmin"), (_ordered, _not_empty)),
+    **dict.fromkeys(("max", "min", "mode"), (_not_empty,)),
+    **dict.fromkeys(("median", "nanmedian"), (_not_empty_axis,)),
+    **dict.fromkeys(("fill", "full", "full_like", "new_full"), (_number_fits,)),
+    **dict.fromkeys(("masked_fill", "index_fill"), (_number_fits,)),
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv"), (_same_dtypes,)),
+    **dict.fromkeys(("baddbmm", "addbmm"), (_same_dtypes,)),
+    **dict.fromkeys(("sub", "rsub"), (_no_bool,)),
+    **dict.fromkeys(("sign", "maximum", "minimum", "fmax", "fmin"), (_not_complex,)),
+    **dict.fromkeys(("index_add", "index_copy", "put"), (_source_like_self,)),
+    **dict.fromkeys(("index_put", "_index_put_impl"), (_source_like_self,)),
+    "sort": (_axis,),
+    "relu": (_not_complex, _not_bool),
+    "heaviside": (_not_complex, _same_dtypes),
+}

@@ -1,0 +1,227 @@
+"""Run a step once on a tape of its own, and note what it touches.
+
+A `Recording` can be taken back: parameters, gradients, optimizer state, step counters and random
+state are then as they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from . import base, program, random
+from . import tape as tapes
+from .arguments import has_gradient
+from .compiling import compiling
+from .host import HostOps
+from .places import Argument, Owner
+from .sealed import sealed
+from .symbolic import CaptureError, Table, present
+from .value import Aval, Storage, Value
+from .watch import Snapshot, Watched
+from .zeroing import Zeroing
+
+ACTIVE: list[HostOps] = []
+"""The CPU work of the step that is being recorded; empty while none is."""
+
+
+class Recording:
+    """A step that ran on a tape.
+
+    Attributes:
+        watched: the modules and optimizers of the step.
+        arguments: its tensor arguments.
+        owners: who may have gradients: parameters, and arguments that require one.
+        tensors: those as tensors.
+        table: expressions of the numbers that change.
+        host: CPU operations of the step.
+        tape: its operations.
+        log: the memory it touched.
+        random: the random states it found, and the keys it takes.
+        zeroing: the gradients that it set to None.
+        leaves: its result, flattened.
+        structure: how the result was nested.
+        differentiable: ids of the leaves that had an autograd graph.
+    """
+
+    def __init__(self, watched: Watched, arguments: list[base.LazyTensor]):
+        """Prepare to record."""
+        self.watched = watched
+        self.arguments = arguments
+        known = {id(parameter) for parameter in watched.parameters}
+        mine = [
+            number
+            for number, argument in enumerate(arguments)
+            if has_gradient(argument) and id(argument) not in known
+        ]
+        self.owners: list[Owner] = [*watched.parameters, *(Argument(number) for number in mine)]
+        self.tensors = [*watched.parameters, *(arguments[number] for number in mine)]
+        self.table = Table()
+        self.host = HostOps(self.table)
+        self.tape = tapes.Tape()
+        self.log = base.Log(self.tape)
+        self.random = random.Mark()
+        self.snapshot = Snapshot(watched, self.tensors)
+        self.zeroing = Zeroing(watched, self.is_written)
+        self.leaves: list[Any] = []
+        self.structure: Any = None
+        self.differentiable: frozenset[int] = frozenset()
+
+    def run(self, step: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """Run the step on the tape, and keep its result without the autograd graph behind it."""
+        rates = self._symbolic_rates()
+        ACTIVE.append(self.host)
+        try:
+            with self.on_tape(), self.random, self.zeroing, compiling(), self.host:
+                self._keep(step(*args, **kwargs))
+            if any(group["lr"] is not symbol for group, _, symbol in rates):
+                raise CaptureError(
+                    "a learning rate was changed inside the compiled step (by a scheduler?), which "
+                    "a replay would not repeat; call scheduler.step() after the compiled step"
+                )
+        finally:
+            ACTIVE.pop()
+            for group, rate, _ in rates:
+                group["lr"] = rate
+
+    def _keep(self, result: Any) -> None:
+        leaves, self.structure = pytree.tree_flatten(result)
+        cut: dict[int, torch.Tensor] = {}
+        for leaf in leaves:
+            if isinstance(leaf, base.LazyTensor) and leaf.grad_fn is not None:
+                if self._is_made_here(leaf):
+                    cut.setdefault(id(leaf), leaf.detach())
+        self.leaves = [cut.get(id(leaf), leaf) for leaf in leaves]
+        self.differentiable = frozenset(map(id, cut.values()))
+
+    @contextlib.contextmanager
+    def on_tape(self) -> Iterator[None]:
+        """Let operations go to the step's tape, and note the memory they touch."""
+        before = tapes.replace(self.tape)
+        log = base.use_log(self.log)
+        try:
+            yield
+        finally:
+            base.use_log(log)
+            tapes.replace(before)
+
+    def _symbolic_rates(self) -> list[tuple[dict[str, Any], Any, Any]]:
+        rates = []
+        for group in self.watched.groups():
+            rate = group.get("lr")
+            if isinstance(rate, float | int):
+                symbol: Any = self.table.symbol(functools.partial(_rate, group), float(rate))
+                if group.get("fused"):  # those operators take no symbol, but a tensor
+                    symbol = self._as_tensor(symbol)
+                rates.append((group, rate, symbol))
+                group["lr"] = symbol
+        return rates
+
+    def _as_tensor(self, symbol: Any) -> base.LazyTensor:
+        value = self.tape.record(_RATE, (), (symbol,))[0]
+        tensor = base.fresh(Aval.contiguous((), torch.float32), value)
+        self.log.created[id(tensor._storage)] = value.slot
+        return tensor
+
+    def take_back(self) -> None:
+        """Let nothing have happened."""
+        self.put_back()
+        self.snapshot.restore()
+        self.random.restore()
+        if self.tape.values:
+            program.forget(self.tape)
+        self.log.storages.clear()
+
+    def put_back(self) -> None:
+        """Give every storage the value it had before the step."""
+        for storage, first in self.log.storages.values():
+            storage.value = first
+
+    def restart_with_state(self) -> bool:
+        """If an optimizer made its state in this step, as zeros: undo the step, keep the state.
+
+        The step is then recorded as every later step will run, and its one program serves from the
+        first call on.
+        """
+        created: list[Storage] = []
+        made = makers(self.tape)
+        for optimizer in self.watched.optimizers:
+            for state in optimizer.state.values():
+                for tensor in state.values():
+                    if isinstance(tensor, base.LazyTensor) and not self.is_outer(tensor):
+                        slot = self.log.created.get(id(tensor._storage), -1)
+                        if slot < 0 or made[slot] != "aten::zeros_like" or tensor._chain.ops:
+                            return False
+                        created.append(tensor._storage)
+        if not created:
+            return False
+        self.put_back()
+        self.snapshot.restore_gradients()
+        self.snapshot.restore_counters()
+        self.host.restart()
+        self.random.restore()
+        for storage in created:
+            shape, dtype = storage.aval.token
+            storage.value = Value(np.zeros(shape, dtype), storage.value.layout)
+        self.log.storages.clear()
+        program.forget(self.tape)
+        return True
+
+    def execute(self) -> Any:
+        """Execute the step as it was recorded, without making a replay; gives its result."""
+        self.tape.scalars = [present(scalar) for scalar in self.tape.scalars]
+        self.log.storages.clear()
+        self.log.uploads.clear()
+        program.execute(self.tape)
+        leaves = [sealed(leaf) if id(leaf) in self.differentiable else leaf for leaf in self.leaves]
+        return pytree.tree_unflatten(leaves, self.structure)
+
+    def is_outer(self, tensor: base.LazyTensor) -> bool:
+        """Whether a tensor's memory was there before the step."""
+        storage = tensor._storage
+        return id(storage) in self.log.storages or id(storage) not in self.log.created
+
+    def _is_made_here(self, tensor: base.LazyTensor) -> bool:
+        """Whether a tensor is a result of the step, or a view that it made of an argument."""
+        mine = [argument._storage for argument in self.arguments]
+        return not self.is_outer(tensor) or (
+            any(tensor._storage is storage for storage in mine)
+            and not any(tensor is argument for argument in self.arguments)
+        )
+
+    def is_written(self, tensor: Any) -> bool:
+        """Whether the step wrote to memory that was there before."""
+        storage = getattr(tensor, "_storage", None)
+        noted = self.log.storages.get(id(storage))
+        return noted is not None and noted[0].value is not noted[1]
+
+    def is_computed(self, value: Value) -> bool:
+        """Whether a value is a result of an operation of the step."""
+        return value.tape is self.tape and value.slot not in self.tape.leaves
+
+
+def makers(tape: tapes.Tape) -> list[str]:
+    """The operation that made each slot of a tape."""
+    names: list[str] = []
+    for entry in tape.program:
+        if isinstance(entry[0], int):
+            recipe = tapes.RECIPES[entry[0]]
+            names += [recipe.name] * recipe.count
+        else:
+            names.append("an input")
+    return names
+
+
+_RATE = tapes.Recipe(
+    "rate", lambda _inputs, scalars, _key: [scalars[0].astype("float32")], 1, lifted=1
+)
+
+
+def _rate(group: dict[str, Any]) -> float:
+    return float(group["lr"])

@@ -1,0 +1,94 @@
+"""In-place operators that write to several arguments at once.
+
+`_fused_adamw_` updates parameters and both moments, `_amp_update_scale_` a scale and a counter.
+Their lowerings are registered under the in-place name and say with `writes=` which arguments get
+new values; the operator is one entry of the tape, and the new values are written afterwards.
+
+>>> scale, streak = torch.tensor(4.0, device="jax"), torch.tensor(0, device="jax").int()
+>>> bad = torch.tensor(1.0, device="jax")
+>>> torch._amp_update_scale_(scale, streak, bad, 2.0, 0.5, 2000)
+tensor(2., device='jax:0')
+>>> scale
+tensor(2., device='jax:0')
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from isoshard.torch_bridge.lowerings import registry
+
+from . import base, dispatch
+from .call import infer
+from .flatten import Flattener
+from .symbolic import present
+
+
+def updating_handler(func: torch._ops.OpOverload) -> dispatch.Handler:
+    """A handler for an in-place overload whose lowering has `writes`.
+
+    Args:
+        func: an overload that returns fresh tensors, its first argument, or nothing.
+
+    Returns:
+        The handler.
+    """
+    flattener = Flattener(func)
+    signatures: dict[Any, dispatch.Signature] = {}
+    returns = func._schema.returns
+    fresh = [number for number, result in enumerate(returns) if result.alias_info is None]
+
+    def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        key, tensors, scalars = flattener(args, kwargs)
+        signature = signatures.get(key)
+        if signature is None:
+            signature = signatures[key] = prepare(args, kwargs, tensors, scalars)
+        for number in signature.written:
+            dispatch.check_writable(func, tensors[number])
+        values = dispatch.record(signature, tensors, scalars)
+        written = values[len(values) - len(signature.written) :]
+        for number, value in zip(signature.written, written, strict=True):
+            base.write(tensors[number], value)
+        if not returns:
+            return None
+        if not fresh:
+            return args[0]
+        made = iter(values)
+        got = [None if out is None else base.fresh(out, next(made)) for out in signature.outs]
+        return got[0] if len(got) == 1 else tuple(got)
+
+    def prepare(args, kwargs, tensors, scalars) -> dispatch.Signature:
+        positional, named, _ = flattener.template(args, kwargs)
+        metas = tuple(tensor._aval.meta for tensor in tensors)
+        outs = infer(func, positional, named, metas, [present(scalar) for scalar in scalars])
+        return dispatch.prepare(
+            func,
+            func,
+            flattener,
+            args,
+            kwargs,
+            tensors,
+            scalars,
+            outs=tuple(outs[number] for number in fresh),
+        )
+
+    return handler
+
+
+def register() -> None:
+    """Put the in-place operators whose lowerings write into the dispatcher."""
+    for name in registry.names():
+        namespace, _, rest = name.partition("::")
+        packet, _, overload = rest.partition(".")
+        func = getattr(
+            getattr(getattr(torch.ops, namespace), packet, None), overload or "default", None
+        )
+        if func is None or not registry.find(func).writes:
+            continue
+        if any(a.alias_info and a.alias_info.is_write for a in func._schema.arguments):
+            dispatch.SPECIAL[name] = updating_handler(func)
+
+
+register()

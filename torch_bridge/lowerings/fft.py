@@ -1,0 +1,57 @@
+"""Discrete Fourier transforms, the three that torch makes all others of.
+
+torch says the scale of a transform by a number: 0 for none, 1 for one over the root of the number
+of elements, 2 for one over their number. XLA transforms at most three axes at once, so more are
+done three at a time.
+
+>>> print(_scaled(jnp.ones(4), 4, 1))
+[0.5 0.5 0.5 0.5]
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+
+from .arguments import lengths
+from .registry import lower
+
+_AT_ONCE = 3
+
+
+def _scaled(x, count, normalization):
+    """`x` divided by 1, the root of `count`, or `count`."""
+    divisor = (1, math.sqrt(count), count)[normalization]
+    return x if divisor == 1 else x / divisor
+
+
+def _transform(x, dims, forward):
+    """The unscaled transform of a complex array along `dims`."""
+    along = list(dims)
+    while along:
+        some, along = along[-_AT_ONCE:], along[:-_AT_ONCE]
+        x = jnp.fft.fftn(x, axes=some) if forward else jnp.fft.ifftn(x, axes=some, norm="forward")
+    return x
+
+
+@lower("aten::_fft_c2c")
+def _complex_to_complex(x, dim, normalization, forward):
+    return _scaled(_transform(x, dim, forward), lengths(x.shape, dim), normalization)
+
+
+@lower("aten::_fft_r2c")
+def _real_to_complex(x, dim, normalization, onesided):
+    count = lengths(x.shape, dim)
+    if onesided:
+        got = _transform(jnp.fft.rfft(x, axis=dim[-1]), dim[:-1], True)
+    else:
+        got = _transform(x.astype(jnp.result_type(x, jnp.complex64)), dim, True)
+    return _scaled(got, count, normalization)
+
+
+@lower("aten::_fft_c2r")
+def _complex_to_real(x, dim, normalization, last_dim_size):
+    x = _transform(x, dim[:-1], False)
+    got = jnp.fft.irfft(x, last_dim_size, axis=dim[-1], norm="forward")
+    return _scaled(got, lengths(got.shape, dim), normalization)

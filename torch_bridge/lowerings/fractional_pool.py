@@ -1,0 +1,70 @@
+"""Fractional max pooling: windows of one size at pseudo-random places (Graham, 2014).
+
+A uniform number per sample, channel and axis fixes where the windows of that plane begin. torch
+takes the numbers of the last two axes in the order (width, height) in two dimensions, and in the
+order of the axes in three.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax.numpy as jnp
+import torch
+
+from .arguments import lengths
+from .pool import scatter_add
+from .registry import lower
+
+
+def _starts(sample, size, count, kernel):
+    """Where the `count` windows on an axis of `size` begin, (.., count), for samples (..)."""
+    last = size - kernel
+    if count == 1:
+        return jnp.full((*sample.shape, 1), last, jnp.int32)
+    alpha = jnp.asarray(last / (count - 1), sample.dtype)
+    steps = jnp.arange(count, dtype=sample.dtype)
+    moved = ((sample[..., None] + steps) * alpha).astype(jnp.int32)
+    moved = moved - (sample * alpha).astype(jnp.int32)[..., None]
+    return jnp.where(jnp.arange(count) == count - 1, last, moved)
+
+
+def _fractional_max_pool(rank, x, kernel_size, output_size, random_samples):
+    """The maxima, and their places in the flattened spatial axes."""
+    sizes = x.shape[-rank:]
+    planes = x if x.ndim == rank + 2 else x[None]
+    samples = random_samples[: planes.shape[0]]
+    samples = samples[..., ::-1] if rank == 2 else samples
+    places = jnp.zeros((*planes.shape[:2], *(1,) * (2 * rank)), jnp.int32)
+    for k, (size, count, kernel) in enumerate(zip(sizes, output_size, kernel_size, strict=True)):
+        starts = _starts(samples[..., k], size, count, kernel)
+        window = starts[..., None] + jnp.arange(kernel, dtype=jnp.int32)
+        shape = [1] * (2 * rank)
+        shape[k], shape[rank + k] = count, kernel
+        places = places * size + window.reshape(*window.shape[:2], *shape)
+    width = lengths(kernel_size, range(rank))
+    places = places.reshape(*planes.shape[:2], lengths(output_size, range(rank)), width)
+    flat = planes.reshape(*planes.shape[:2], 1, lengths(sizes, range(rank)))
+    values = jnp.take_along_axis(flat, places, axis=-1)
+    # The first largest element wins, but the last NaN.
+    last_nan = width - 1 - jnp.argmax(jnp.isnan(values)[..., ::-1], axis=-1)
+    some_nan = jnp.any(jnp.isnan(values), axis=-1)
+    best = jnp.where(some_nan, last_nan, jnp.argmax(values, axis=-1))[..., None]
+    shape = (*x.shape[:-rank], *output_size)
+    picked = (jnp.take_along_axis(a, best, axis=-1).reshape(shape) for a in (values, places))
+    return tuple(picked)
+
+
+def _backward(rank, grad, x, kernel_size, output_size, indices):
+    return scatter_add(grad, indices, x.shape, rank)
+
+
+def _gradient_shape(grad, x, *_):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+for _rank in (2, 3):
+    lower(f"aten::fractional_max_pool{_rank}d")(functools.partial(_fractional_max_pool, _rank))
+    lower(f"aten::fractional_max_pool{_rank}d_backward", meta=_gradient_shape)(
+        functools.partial(_backward, _rank)
+    )

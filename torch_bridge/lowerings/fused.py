@@ -1,0 +1,161 @@
+"""Optimizer steps as one operator over all parameters: `torch.optim.AdamW(.., fused=True)`.
+
+Each function returns the new values of what torch updates in place. With a `grad_scale` the
+gradients are divided by it first, and stored so; where `found_inf` is 1 nothing changes. Half
+precision is computed in float32, as torch does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from .arguments import wide
+from .registry import lower
+
+_ADAM = ("self", "grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs")
+_ADAGRAD = ("self", "grads", "state_sums", "state_steps")
+_SGD = ("self", "grads", "momentum_buffer_list")
+
+
+def _each(
+    function: Callable[..., tuple[Any, ...]], found_inf: Any, grad_scale: Any, *lists: list[Any]
+) -> tuple[list[Any], ...]:
+    """Apply `function(param, grad, *state)` to each parameter, unless an infinity was found.
+
+    Args:
+        function: returns the new parameter and state; None for a state that is absent.
+        found_inf: 1.0 where no step is to be made, or None.
+        grad_scale: what the gradients are multiples of, or None.
+        *lists: parameters, gradients, and the lists of states; an empty list is absent.
+    """
+    new: list[list[Any]] = [[] for _ in lists]
+    for number, (param, grad) in enumerate(zip(*lists[:2], strict=True)):
+        old = [param, grad, *(state[number] if state else None for state in lists[2:])]
+        grad = wide(grad) if grad_scale is None else wide(grad) / grad_scale
+        states = [None if x is None else wide(x) for x in old[2:]]
+        step = function(wide(param), grad, *states)
+        for into, before, after in zip(new, old, (step[0], grad, *step[1:]), strict=True):
+            if before is None:
+                continue
+            after = after.astype(before.dtype)
+            into.append(after if found_inf is None else jnp.where(found_inf == 1, before, after))
+    return tuple(new)
+
+
+def _correction(beta, step):
+    """`1 - beta ** step`, without the cancellation that float32 suffers early in training."""
+    return -jnp.expm1(step * math.log(beta)) if beta > 0 else jnp.ones_like(step)
+
+
+def _adam(decoupled: bool) -> Callable[..., Any]:
+    """Adam, with weight decay in the gradient, or decoupled from it (AdamW)."""
+
+    def run(
+        params,
+        grads,
+        exp_avgs,
+        exp_avg_sqs,
+        max_exp_avg_sqs,
+        state_steps,
+        *,
+        lr,
+        beta1,
+        beta2,
+        weight_decay,
+        eps,
+        amsgrad,
+        maximize,
+        grad_scale=None,
+        found_inf=None,
+    ):
+        def one(param, grad, average, square, largest, count):
+            grad = -grad if maximize else grad
+            if weight_decay:
+                if decoupled:
+                    param = param - lr * weight_decay * param
+                else:
+                    grad = grad + weight_decay * param
+            average = average + (grad - average) * (1 - beta1)
+            square = beta2 * square + (1 - beta2) * grad * grad
+            if amsgrad:
+                largest = jnp.maximum(largest, square)
+            size = jnp.sqrt(largest if amsgrad else square)
+            denominator = size / jnp.sqrt(_correction(beta2, count)) + eps
+            step = lr / _correction(beta1, count)
+            return param - step * average / denominator, average, square, largest, count
+
+        lists = (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps)
+        return _each(one, found_inf, grad_scale, *lists)[:-1]
+
+    return run
+
+
+def _sgd(
+    params,
+    grads,
+    momentum_buffers,
+    *,
+    weight_decay,
+    momentum,
+    lr,
+    dampening,
+    nesterov,
+    maximize,
+    is_first_step,
+    grad_scale=None,
+    found_inf=None,
+):
+    def one(param, grad, velocity):
+        grad = -grad if maximize else grad
+        if weight_decay:
+            grad = grad + weight_decay * param
+        if momentum:
+            velocity = grad if is_first_step else momentum * velocity + (1 - dampening) * grad
+            grad = grad + momentum * velocity if nesterov else velocity
+        return param - lr * grad, velocity
+
+    return _each(one, found_inf, grad_scale, params, grads, momentum_buffers)
+
+
+def _adagrad(
+    params,
+    grads,
+    state_sums,
+    state_steps,
+    *,
+    lr,
+    lr_decay,
+    weight_decay,
+    eps,
+    maximize,
+    grad_scale=None,
+    found_inf=None,
+):
+    def one(param, grad, total, count):
+        grad = -grad if maximize else grad
+        if weight_decay:
+            grad = grad + weight_decay * param
+        rate = lr / (1 + (count - 1) * lr_decay)
+        total = total + grad * grad
+        return param - rate * grad / (jnp.sqrt(total) + eps), total, count
+
+    return _each(one, found_inf, grad_scale, params, grads, state_sums, state_steps)
+
+
+for _name, _writes, _function in (
+    ("adam", _ADAM, _adam(decoupled=False)),
+    ("adamw", _ADAM, _adam(decoupled=True)),
+    ("sgd", _SGD, _sgd),
+    ("adagrad", _ADAGRAD, _adagrad),
+):
+    lower(
+        f"aten::_fused_{_name}_",
+        f"aten::_fused_{_name}_.tensor_lr",
+        lift=("lr",),
+        writes=_writes,
+        meta=lambda *_, **__: (),
+    )(_function)

@@ -1,0 +1,45 @@
+"""Grouped matrix products: one matrix per group of rows, as mixtures of experts use them.
+
+`offs` holds the end of each group along the ragged axis. Rows behind the last end belong to no
+group; torch leaves them undefined, here they are zero.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from .registry import lower
+
+
+def _shape(self, mat2, offs=None, bias=None, out_dtype=None):
+    """The result's shape: torch's own `meta` kernel takes bfloat16 only."""
+    if self.dim() == 2 and mat2.dim() == 2:
+        size = (offs.shape[0], self.shape[0], mat2.shape[1])
+    elif self.dim() == 2 or mat2.dim() == 2:
+        size = (self.shape[-2], mat2.shape[-1])
+    else:
+        size = (self.shape[0], self.shape[1], mat2.shape[-1])
+    return self.new_empty(size, dtype=out_dtype or self.dtype)
+
+
+@lower("aten::_grouped_mm", meta=_shape)
+def _grouped_mm(self, mat2, offs=None, bias=None, out_dtype=None):
+    if bias is not None:
+        raise NotImplementedError(
+            "aten::_grouped_mm with a bias has no lowering; add the bias of each row afterwards"
+        )
+    if self.ndim == 3 and mat2.ndim == 3:
+        return self @ mat2
+    ends = offs.astype(jnp.int32)
+    sizes = jnp.diff(ends, prepend=jnp.zeros(1, ends.dtype))
+    if self.ndim == 2 and mat2.ndim == 3:
+        return jax.lax.ragged_dot(self, mat2, sizes)
+    if self.ndim == 3:  # the columns of `mat2` are grouped
+        return jax.lax.ragged_dot(mat2.T, self.swapaxes(1, 2), sizes).T
+    dimensions = jax.lax.RaggedDotDimensionNumbers(
+        dot_dimension_numbers=(((1,), (0,)), ((), ())),
+        lhs_ragged_dimensions=[1],
+        rhs_group_dimensions=[],
+    )
+    return jax.lax.ragged_dot_general(self, mat2, sizes, dimensions)

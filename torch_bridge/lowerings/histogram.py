@@ -1,0 +1,113 @@
+"""Histograms, of numbers and of points.
+
+A bin holds its left edge and not its right one, except the last, which holds both. Numbers outside
+and NaN are not counted.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .registry import lower
+
+
+def _outer(x, least, most, half):
+    """The outer edges: the given ones, or of the data where they are equal; never an empty span."""
+    if least is None and x.size:
+        low, high = jnp.min(x), jnp.max(x)
+    else:
+        low, high = (
+            jnp.asarray(end, x.dtype) for end in (least or 0, 1 if least is None else most)
+        )
+    flat = low == high
+    return jnp.where(flat, low - half, low), jnp.where(flat, high + half, high)
+
+
+@lower("aten::histc")
+def _histc(x, bins=100, min=0, max=0):
+    given = (None, None) if min == max else (min, max)
+    numbers = x.reshape(-1)
+    low, high = _outer(numbers, *given, 1)
+    place = jnp.floor((numbers - low) / (high - low) * bins)
+    inside = (numbers >= low) & (numbers <= high)
+    place = jnp.where(inside, jnp.minimum(place, bins - 1), bins).astype(jnp.int32)
+    return jnp.zeros((bins,), x.dtype).at[place].add(jnp.ones_like(numbers), mode="drop")
+
+
+def _edges(x, bins, span):
+    low, high = _outer(x, *(span or (None, None)), 0.5)
+    return jnp.linspace(low, high, bins + 1, dtype=x.dtype)
+
+
+def _count(points, edges: Sequence[jax.Array], weight, density):
+    """The histogram of points (M, D) over a grid with these edges along each axis."""
+    place = jnp.zeros(points.shape[:1], jnp.int32)
+    inside = jnp.ones(points.shape[:1], bool)
+    for axis, edge in enumerate(edges):
+        x, bins = points[:, axis], edge.shape[0] - 1
+        inside &= (x >= edge[0]) & (x <= edge[-1])
+        found = jnp.searchsorted(edge, x, side="right").astype(jnp.int32) - 1
+        place = place * bins + jnp.clip(found, 0, bins - 1)
+    shape = [edge.shape[0] - 1 for edge in edges]
+    total = functools.reduce(lambda a, b: a * b, shape, 1)
+    share = jnp.ones(place.shape, points.dtype) if weight is None else weight.reshape(-1)
+    counts = jnp.zeros((total,), points.dtype)
+    counts = counts.at[jnp.where(inside, place, total)].add(share, mode="drop").reshape(shape)
+    if density:
+        widths = [jnp.diff(edge) for edge in edges]
+        volume = functools.reduce(jnp.multiply.outer, widths)
+        counts = counts / jnp.sum(counts) / volume
+    return counts
+
+
+@lower(
+    "aten::histogram.bin_ct",
+    meta=lambda x, bins=100, **_: (x.new_empty((bins,)), x.new_empty((bins + 1,))),
+)
+def _histogram(x, bins=100, *, range=None, weight=None, density=False):
+    edges = _edges(x.reshape(-1), bins, range)
+    return _count(x.reshape(-1, 1), [edges], weight, density), edges
+
+
+@lower(
+    "aten::histogram.bins_tensor",
+    meta=lambda x, bins, **_: (x.new_empty((bins.numel() - 1,)), x.new_empty((bins.numel(),))),
+)
+def _histogram_between(x, bins, *, weight=None, density=False):
+    return _count(x.reshape(-1, 1), [bins], weight, density), bins
+
+
+def _grid(x, bins, span):
+    points = x.reshape(-1, x.shape[-1])
+    spans = [None] * len(bins) if span is None else list(zip(span[::2], span[1::2], strict=True))
+    return points, [
+        _edges(points[:, axis], count, span)
+        for axis, (count, span) in enumerate(zip(bins, spans, strict=True))
+    ]
+
+
+def _edge_shapes(x, bins, **_: Any):
+    return [x.new_empty((count + 1,)) for count in bins]
+
+
+@lower("aten::_histogramdd_bin_edges", meta=_edge_shapes)
+def _bin_edges(x, bins, *, range=None, weight=None, density=False):
+    return _grid(x, bins, range)[1]
+
+
+@lower("aten::_histogramdd_from_bin_cts", meta=lambda x, bins, **_: x.new_empty(tuple(bins)))
+def _histogramdd(x, bins, *, range=None, weight=None, density=False):
+    return _count(*_grid(x, bins, range), weight, density)
+
+
+@lower(
+    "aten::_histogramdd_from_bin_tensors",
+    meta=lambda x, bins, **_: x.new_empty(tuple(edge.numel() - 1 for edge in bins)),
+)
+def _histogramdd_between(x, bins, *, weight=None, density=False):
+    return _count(x.reshape(-1, x.shape[-1]), bins, weight, density)

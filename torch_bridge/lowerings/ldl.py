@@ -1,0 +1,154 @@
+"""Symmetric indefinite systems: the factorisation of Bunch and Kaufman, and its solver.
+
+`A = P L D L' P'` with pivots of size 1 and 2, packed as LAPACK's `sytrf` packs the lower triangle:
+D on the diagonal (and, for a pivot of size 2, below it), L under it. A pivot number is positive for
+size 1, and the same negative number twice for size 2. XLA has no such factorisation, so here are
+two loops over columns; `hermitian` matrices of complex numbers use the adjoint for the transpose.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .registry import lower
+
+_ALPHA = (1 + math.sqrt(17)) / 8
+
+
+class _State(NamedTuple):
+    """Where the factorisation stands: next column, what is left, packed result, pivots, info."""
+
+    k: jax.Array
+    rest: jax.Array
+    packed: jax.Array
+    pivots: jax.Array
+    info: jax.Array
+
+
+def _size(x):
+    """The cheap absolute value that LAPACK compares pivots by."""
+    return jnp.abs(x.real) + jnp.abs(x.imag) if jnp.iscomplexobj(x) else jnp.abs(x)
+
+
+def _exchanged(n, i, j):
+    """The order of `n` rows after rows i and j changed places."""
+    places = jnp.arange(n)
+    return jnp.where(places == i, j, jnp.where(places == j, i, places))
+
+
+def _choose(rest, k):
+    """The row to bring to the pivot, whether the pivot has size 2, and whether there is none."""
+    n = rest.shape[-1]
+    places = jnp.arange(n)
+    column = jnp.where(places > k, _size(rest[:, k]), 0)
+    own, top, row = _size(rest[k, k]), jnp.max(column), jnp.argmax(column)
+    others = jnp.where((places >= k) & (places != row), _size(rest[row]), 0)
+    widest = jnp.max(others)
+    keep = (own >= _ALPHA * top) | (own * widest >= _ALPHA * top * top)
+    single = keep | (_size(rest[row, row]) >= _ALPHA * widest)
+    return jnp.where(keep, k, row), ~single, jnp.maximum(own, top) == 0
+
+
+def _step(hermitian: bool, state: _State) -> _State:
+    k, rest, packed, pivots, info = state
+    n = rest.shape[-1]
+    places = jnp.arange(n)
+    flip = jnp.conj if hermitian else (lambda x: x)
+    chosen, double, singular = _choose(rest, k)
+    last = k + double
+    order = _exchanged(n, last, chosen)
+    rest = rest[order][:, order]
+    below = places > last
+    first, second = (jnp.where(below, rest[:, i], 0) for i in (k, last))
+    a, b, c = rest[k, k], rest[last, k], rest[last, last]
+    # Columns of L: W times the inverse of the pivot.
+    determinant = jnp.where(double, a * c - b * flip(b), 1)
+    safe = jnp.where(singular, 1, a)
+    one = jnp.where(double, (first * c - second * b) / determinant, first / safe)
+    two = jnp.where(double, (second * a - first * flip(b)) / determinant, 0)
+    change = jnp.outer(one, flip(first)) + jnp.where(double, jnp.outer(two, flip(second)), 0)
+    rest = jnp.where(singular, rest, rest - change)
+    one = jnp.where(places == k, a, jnp.where(double & (places == last), b, one))
+    packed = packed.at[:, k].set(jnp.where(places >= k, one, 0))
+    two = jnp.where(double, jnp.where(places == last, c, two), packed[:, last])
+    packed = packed.at[:, last].set(two)
+    number = (chosen + 1).astype(pivots.dtype)
+    pivots = pivots.at[k].set(jnp.where(double, -number, number))
+    pivots = pivots.at[last].set(jnp.where(double, -number, number))
+    info = jnp.where(singular & (info == 0), (k + 1).astype(info.dtype), info)
+    return _State(last + 1, rest, packed, pivots, info)
+
+
+def _factor_one(hermitian, a):
+    n = a.shape[-1]
+    low = jnp.tril(a)
+    turned = jnp.swapaxes(jnp.tril(a, -1), 0, 1)
+    whole = low + (jnp.conj(turned) if hermitian else turned)
+    if hermitian and jnp.iscomplexobj(a):
+        diagonal = jnp.diagonal(whole)
+        whole = whole - jnp.diag(1j * diagonal.imag).astype(a.dtype)
+    start = _State(
+        jnp.zeros((), jnp.int32),
+        whole,
+        jnp.zeros_like(a),
+        jnp.zeros((n,), jnp.int32),
+        jnp.zeros((), jnp.int32),
+    )
+    end = lax.while_loop(lambda s: s.k < n, functools.partial(_step, hermitian), start)
+    return end.packed, end.pivots, end.info
+
+
+def _batched(function, rank_of_first, *arrays):
+    lead = arrays[0].shape[: arrays[0].ndim - rank_of_first]
+    for _ in lead:
+        function = jax.vmap(function)
+    return function(*arrays)
+
+
+@lower("aten::linalg_ldl_factor_ex")
+def _ldl_factor(a, *, hermitian=False, check_errors=False):
+    if a.size == 0:
+        return a, jnp.zeros(a.shape[:-1], "int32"), jnp.zeros(a.shape[:-2], "int32")
+    return _batched(functools.partial(_factor_one, hermitian), 2, a)
+
+
+def _solve_one(hermitian, packed, pivots, b):
+    """`F' inv(D) F b` with `F = inv(P L)`, which the elimination of the identity gives."""
+    n = packed.shape[-1]
+    places = jnp.arange(n)
+    paired = pivots < 0
+    opens = paired & (jnp.cumsum(paired) % 2 == 1)
+
+    def eliminate(k, x):
+        swaps = (pivots[k] > 0) | opens[k]
+        here = k + opens[k]
+        order = _exchanged(n, here, jnp.abs(pivots[k]) - 1)
+        x = jnp.where(swaps, x[order], x)
+        factors = jnp.where(places > here, packed[:, k], 0)
+        return x - jnp.outer(factors, x[k])
+
+    f = lax.fori_loop(0, n, eliminate, jnp.eye(n, dtype=packed.dtype))
+    off = jnp.where(opens[:-1], jnp.diagonal(packed, -1), 0)
+    adjoint = jnp.conj if hermitian else (lambda x: x)
+    d = jnp.diag(jnp.diagonal(packed)) + jnp.diag(off, -1) + jnp.diag(adjoint(off), 1)
+    return adjoint(f).T @ jnp.linalg.solve(d, f @ b)
+
+
+@lower("aten::linalg_ldl_solve")
+def _ldl_solve(packed, pivots, b, *, hermitian=False):
+    if b.size == 0:
+        return jnp.zeros(_solution_shape(packed, b), b.dtype)
+    lead = jnp.broadcast_shapes(packed.shape[:-2], b.shape[:-2])
+    packed, b = (jnp.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (packed, b))
+    pivots = jnp.broadcast_to(pivots, (*lead, pivots.shape[-1]))
+    return _batched(functools.partial(_solve_one, hermitian), 2, packed, pivots, b)
+
+
+def _solution_shape(packed, b):
+    return (*jnp.broadcast_shapes(packed.shape[:-2], b.shape[:-2]), *b.shape[-2:])

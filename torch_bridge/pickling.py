@@ -1,0 +1,115 @@
+"""How tensors on the `jax` device are pickled: as torch pickles those of its other devices.
+
+A pickle holds the elements as a CPU tensor, and names only functions of torch that
+`torch.load(weights_only=True)` allows. So a checkpoint written here is read like any other, also
+where isoshard is not installed:
+
+>>> import io
+>>> file = io.BytesIO()
+>>> torch.save(torch.nn.Linear(2, 1).to("jax").state_dict(), file)
+>>> [torch.load(file, map_location=place)["weight"].device.type
+...  for place in (None, "cpu", "jax") if file.seek(0) == 0]
+['jax', 'cpu', 'jax']
+
+Tensors over the same memory are gathered and written once, as in torch. The layout is not kept.
+
+Loading to the device takes a way of its own: torch would allocate memory there, and the process
+would end.
+
+Private names used: `torch._utils._rebuild_device_tensor_from_cpu_tensor` and
+`torch._utils._rebuild_parameter`. Tested with torch 2.13.
+"""
+
+from __future__ import annotations
+
+import collections
+import weakref
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from isoshard.core import metrics
+from isoshard.torch_bridge.engine import base, dispatch
+from isoshard.torch_bridge.engine.special import to_host
+
+_utils: Any = torch._utils
+
+# Gathered tensors that a pickler still holds, by the value they were gathered from.
+_GATHERED: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+_VALUES: Any = WeakIdKeyDictionary()
+
+
+def reduced(tensor: base.LazyTensor) -> tuple[Any, tuple[Any, ...]]:
+    """What `tensor.__reduce_ex__` returns.
+
+    Args:
+        tensor: on the `jax` device, any dtype; a parameter stays one.
+    """
+    if getattr(tensor, "_is_param", False):
+        hooks: Any = collections.OrderedDict()
+        return _utils._rebuild_parameter, (tensor.detach(), tensor.requires_grad, hooks)
+    arguments = (_gathered(tensor), tensor.dtype, str(tensor.device), tensor.requires_grad)
+    return _utils._rebuild_device_tensor_from_cpu_tensor, arguments
+
+
+def _gathered(tensor: base.LazyTensor) -> torch.Tensor:
+    """The elements on the CPU; the same tensor as before while somebody holds that."""
+    value = base.read(tensor)
+    known = _GATHERED.get(id(value))
+    if known is not None and known.dtype == tensor.dtype:
+        return known
+    metrics.count("gathers")
+    host = to_host(tensor)
+    _VALUES[host] = value  # as long as the key lives, no other value can have this one's id
+    _GATHERED[id(value)] = host
+    return host
+
+
+class _Arriving(torch.UntypedStorage):
+    """Memory that `torch.load` read for the `jax` device: on the CPU until tensors are made of it.
+
+    Attributes:
+        tensors: those made so far, by dtype, size, stride and offset: tied weights stay tied.
+    """
+
+    tensors: dict[Any, base.LazyTensor]
+
+    @property
+    def device(self) -> torch.device:
+        """Where torch makes the tensor that will take this memory."""
+        return torch.device("jax:0")
+
+
+def _arrive(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
+    """What `torch.load(map_location="jax")` does with each storage."""
+    if location.partition(":")[0] != "jax":
+        return None
+    arriving = _Arriving(storage.nbytes())
+    arriving.copy_(storage)
+    arriving.tensors = {}
+    return arriving
+
+
+def _set_storage(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """`set_(storage, offset, size, stride)`, by which torch builds a tensor that it loads."""
+    target, storage, offset, size, stride = args
+    if not isinstance(storage, _Arriving):
+        raise RuntimeError(
+            "a tensor on the jax device cannot take a torch storage as its memory; make a CPU "
+            "tensor of it and move that with .to('jax')"
+        )
+    key = (target.dtype, tuple(size), tuple(stride), offset)
+    made = storage.tensors.get(key)
+    if made is None:
+        host = torch.empty(0, dtype=target.dtype).set_(storage, offset, size, stride)
+        made = storage.tensors[key] = host.to("jax")
+    base.adopt(target, made)
+    return target
+
+
+def register() -> None:
+    """Teach `torch.load` the location `jax`; once, when the device is registered."""
+    dispatch.SPECIAL["aten::set_.source_Storage_storage_offset"] = _set_storage
+    # Before torch's own entry (23) for devices outside its tree, which would allocate memory.
+    torch.serialization.register_package(15, lambda storage: None, _arrive)

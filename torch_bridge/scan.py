@@ -1,0 +1,248 @@
+"""`scan_layers`: a stack of identical layers as one loop of the compiled program.
+
+A decoder of 48 layers is recorded, traced and compiled as one layer and a loop, forward and
+backward, so compile time hardly depends on the depth:
+
+>>> import torch, isoshard.torch_bridge as xs
+>>> layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(8)).to("jax")
+>>> blocks = xs.scan_layers(layers)
+>>> x = torch.ones(2, 4, device="jax")
+>>> y = blocks(x)                                # instead of: for layer in layers: x = layer(x)
+>>> y.sum().backward()
+>>> layers[3].weight.grad.shape
+torch.Size([4, 4])
+
+It is a `ModuleList` of the same layers, so parameters, their names, optimizers and checkpoints stay
+as they are. Inside the program the parameters of the layers are stacked, which costs a copy of
+them, and the compiler can no longer treat one layer differently from another.
+
+Limits: the layers must be alike (same modules, shapes, options and modes), must return what they
+take, and may use no tensors but parameters, buffers and arguments. Each layer draws random numbers
+of its own, from one key of the stream. Buffers that layers write to (BatchNorm statistics) get
+their new values. Gradients of gradients are refused. On another device the layers just run in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.loop import Input, Loop
+
+from .alike import Stack
+
+
+def scan_layers(
+    layers: Iterable[torch.nn.Module],
+    *,
+    checkpoint: bool = False,
+    call: Callable[..., Any] | None = None,
+    ignore: Collection[str] = (),
+) -> ScanLayers:
+    """Make a module that runs `layers` one after the other, as one loop.
+
+    Args:
+        layers: at least one; a `ModuleList` or `Sequential` of modules that differ only in the
+            values of their parameters and buffers.
+        checkpoint: keep only each layer's input for backward, and compute the rest again there.
+        call: how a layer is called; `call(layer, x, *args, **kwargs)` returns the next `x`. It is
+            `layer(x, *args, **kwargs)` if not given.
+        ignore: names of attributes that may differ because the layers do not use them in a forward
+            pass (such as `layer_idx`).
+
+    Returns:
+        A module: `module(x, *args, **kwargs)`, where `x` is a tensor or a nesting of tensors that
+        goes from layer to layer, and all layers get the same `args` and `kwargs`.
+
+    Raises:
+        ValueError: listing every difference between the layers.
+    """
+    return ScanLayers(layers, checkpoint=checkpoint, call=call, ignore=ignore)
+
+
+class ScanLayers(torch.nn.ModuleList):
+    """Identical layers that run as one loop; see `scan_layers`."""
+
+    def __init__(
+        self,
+        layers: Iterable[torch.nn.Module],
+        *,
+        checkpoint: bool = False,
+        call: Callable[..., Any] | None = None,
+        ignore: Collection[str] = (),
+    ):
+        """See `scan_layers`."""
+        super().__init__(layers)
+        if not len(self):
+            raise ValueError("scan_layers needs at least one layer")
+        self._checkpoint = checkpoint
+        self._call = call
+        self._ignore = tuple(ignore)
+        self._stack = Stack(list(self), self._ignore)
+        self._loops: dict[Any, Loop] = {}
+
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run `x` through all layers.
+
+        Raises:
+            TypeError: an argument is neither a tensor nor hashable, or a layer does not return what
+                it takes.
+            ValueError: the layers are not alike any more, or use a tensor from elsewhere.
+        """
+        carried, structure = pytree.tree_flatten(x)
+        if not any(isinstance(leaf, base.LazyTensor) for leaf in carried):
+            for layer in self:
+                x = self._one(layer, x, *args, **kwargs)
+            return x
+        rest, arguments = pytree.tree_flatten((args, kwargs))
+        places = [n for n, leaf in enumerate(rest) if isinstance(leaf, torch.Tensor)]
+        shared = [rest[n] for n in places]
+        fixed = tuple([None if isinstance(leaf, torch.Tensor) else leaf for leaf in rest])
+        if not self._stack.is_current(self):
+            self._stack = Stack(list(self), self._ignore)
+            self._loops.clear()
+        own = self._stack.tensors()
+        _check_tensors(carried, shared, own)
+        wants = torch.is_grad_enabled()
+        inputs = tuple(
+            tuple([Input(t._aval, wants and t.requires_grad) for t in group])
+            for group in (carried, shared, self._stack.merged(own))
+        )
+        key = (structure, arguments, fixed, inputs, self._stack.modes(), _autocast())
+        loop = self._loops.get(_hashable(key))
+        if loop is None:
+
+            def layer(carried: Any, shared: Any, own: Any) -> Any:
+                given = list(fixed)
+                for place, tensor in zip(places, shared, strict=True):
+                    given[place] = tensor
+                args, kwargs = pytree.tree_unflatten(given, arguments)
+                one = _Layer(self._one, self._stack.first)
+                names = [f"layer.{name}" for name in self._stack.names]
+                inside = dict(zip(names, own, strict=True))
+                carried = pytree.tree_unflatten(carried, structure)
+                result = torch.func.functional_call(one, inside, (carried, *args), kwargs)
+                return _flat_like(result, structure)
+
+            loop = self._loops[key] = Loop(layer, len(self), *inputs, again=self._checkpoint)
+        results = _Scan.apply(loop, *carried, *shared, *own)
+        return pytree.tree_unflatten(list(results), structure)
+
+    def _one(self, layer: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return layer(*args, **kwargs) if self._call is None else self._call(layer, *args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies trace their own loops."""
+        return {**self.__dict__, "_loops": {}, "_stack": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """See `__getstate__`."""
+        super().__setstate__(state)
+        self._stack = Stack(list(self), self._ignore)
+
+
+class _Layer(torch.nn.Module):
+    """A layer and how it is called, as one module."""
+
+    def __init__(self, call: Callable[..., Any], layer: torch.nn.Module):
+        super().__init__()
+        vars(self)["call"] = call
+        self.layer = layer
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return vars(self)["call"](self.layer, *args, **kwargs)
+
+
+class _Scan(torch.autograd.Function):
+    """The loops in torch's autograd graph."""
+
+    @staticmethod
+    def forward(ctx: Any, loop: Loop, *tensors: Any) -> tuple[Any, ...]:
+        values = [base.read(tensor) for tensor in tensors]
+        results = iter(tapes.recorder().record(loop.forward, values))
+        outputs = tuple([base.fresh(one.aval, next(results)) for one in loop.carried])
+        residuals = [base.fresh(aval, next(results)) for aval in loop.residuals]
+        width, skipped = len(loop.own), len(loop.carried) + len(loop.shared)
+        ctx.loop = loop
+        # A buffer may be written to before backward, which needs the value it had.
+        kept = [
+            tensor if tensor.requires_grad else base.fresh(tensor._aval, value)
+            for tensor, value in zip(tensors, values, strict=True)
+        ]
+        ctx.save_for_backward(*kept[len(loop.carried) :], *residuals)
+        floating = set(loop.floating)
+        ctx.mark_non_differentiable(*[o for n, o in enumerate(outputs) if n not in floating])
+        for number in loop.written:
+            for start in range(skipped, len(tensors), width):
+                tensor = tensors[start + number]
+                tensor.copy_(base.fresh(loop.own[number].aval, next(results)))
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "scan_layers has no gradients of gradients (create_graph=True); run the layers one "
+                "after the other for those: for layer in layers: x = layer(x)"
+            )
+        loop: Loop = ctx.loop
+        given = [*(grads[number] for number in loop.floating), *ctx.saved_tensors]
+        results = tapes.recorder().record(loop.backward, [base.read(tensor) for tensor in given])
+        found = iter(results)
+        carried: list[Any] = [None] * len(loop.carried)
+        for number in loop.floating:
+            carried[number] = base.fresh(loop.carried[number].aval, next(found))
+        shared = [base.fresh(o.aval, next(found)) if o.wanted else None for o in loop.shared]
+        layers = (len(ctx.saved_tensors) - len(loop.shared) - len(loop.residuals)) // max(
+            len(loop.own), 1
+        )
+        own: list[Any] = [None] * (layers * len(loop.own))
+        for number, one in enumerate(loop.own):
+            for layer in range(layers) if one.wanted else ():
+                own[layer * len(loop.own) + number] = base.fresh(one.aval, next(found))
+        return (None, *carried, *shared, *own)
+
+
+def _check_tensors(carried: list[Any], shared: list[Any], own: list[Any]) -> None:
+    for what, group in (("x", carried), ("an argument", shared), ("a parameter or buffer", own)):
+        for tensor in group:
+            if not isinstance(tensor, base.LazyTensor):
+                kind = f"on {tensor.device}" if isinstance(tensor, torch.Tensor) else repr(tensor)
+                raise TypeError(
+                    f"scan_layers takes tensors on the jax device, but {what} is {kind}; move the "
+                    "layers and their inputs with .to('jax'), and pass other things as arguments"
+                )
+
+
+def _hashable(key: Any) -> Any:
+    try:
+        hash(key)
+    except TypeError as error:
+        raise TypeError(
+            f"scan_layers takes tensors and hashable arguments, or nestings of them: {error}"
+        ) from None
+    return key
+
+
+def _flat_like(result: Any, structure: Any) -> list[Any]:
+    leaves, found = pytree.tree_flatten(result)
+    if found != structure or not all(isinstance(leaf, base.LazyTensor) for leaf in leaves):
+        raise TypeError(
+            "a scanned layer must return what it takes, for the next layer to take it; this one "
+            f"takes {_brief(structure)} and returns {_brief(found)}. Choose what is handed on with "
+            "scan_layers(layers, call=lambda layer, x, *args: layer(x, *args)[0])."
+        )
+    return leaves
+
+
+def _brief(structure: Any) -> str:
+    return "a tensor" if structure.is_leaf() else " ".join(str(structure).split())
+
+
+def _autocast() -> Any:
+    return torch.is_autocast_enabled("jax") and torch.get_autocast_dtype("jax")
