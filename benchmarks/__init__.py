@@ -1,5 +1,6 @@
-"""Benchmarks: the same training step and the same exchange, with isoshard and without.
+"""Benchmarks: the same training step, recording and exchange, with isoshard and without.
 
-Each module is a command: `python -m benchmarks.training` and `python -m benchmarks.exchange` print
-a table and write their numbers, with machine, versions and date, to `benchmarks/results/`.
+Each of `python -m benchmarks.training`, `.recording` and `.exchange` prints a table and writes its
+numbers, with machine, versions and date, to `benchmarks/results/`. What is measured and how:
+docs/benchmarks.md.
 """

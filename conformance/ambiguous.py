@@ -73,15 +73,42 @@ def _lower_triangle(sample: SampleInput, out: Any) -> Any:
     return packed.tril(), *rest
 
 
-def _place_of_value(sample: SampleInput, out: Any) -> Any:
-    """`(values, indices)`: the values, and what stands at the indices, which equals share."""
-    values, indices = out
-    dim = sample.kwargs.get("dim", sample.args[1] if len(sample.args) > 1 else -1)
-    keepdim = sample.kwargs.get("keepdim", sample.args[2] if len(sample.args) > 2 else False)
-    if sample.input.dim() == 0:
-        return values, indices
-    places = indices if keepdim else indices.unsqueeze(dim)
-    return values, sample.input.gather(dim, places)
+def _places(number: int) -> Callable[[SampleInput, Any], Any]:
+    """Settle `(values, indices)`: the values, and what stands at the indices, which equals share.
+
+    Args:
+        number: place of the operator's `dim` among the arguments after the input.
+    """
+
+    def settle(sample: SampleInput, out: Any) -> Any:
+        values, indices = out
+        dim = _argument(sample, number, "dim", -1)
+        if sample.input.dim() == 0 or _argument(sample, -1, "stable", False):
+            return values, indices
+        if indices.dim() < sample.input.dim():
+            indices = indices.unsqueeze(dim)
+        return values, sample.input.detach().gather(dim, indices)
+
+    return settle
+
+
+def _order(sample: SampleInput, out: Any) -> Any:
+    """The places of the sorted elements: the elements, unless equals have an order too."""
+    if sample.input.dim() == 0 or _argument(sample, -1, "stable", False):
+        return out
+    return sample.input.detach().gather(_argument(sample, 0, "dim", -1), out)
+
+
+def _argument(sample: SampleInput, number: int, name: str, default: Any) -> Any:
+    if name in sample.kwargs:
+        return sample.kwargs[name]
+    return sample.args[number] if 0 <= number < len(sample.args) else default
+
+
+def _float_statistics(sample: SampleInput, out: Any) -> Any:
+    """`(result, mean, rstd)`: torch keeps the statistics in float32 on some of its devices."""
+    result, *statistics = out
+    return result, *(leaf.float() for leaf in statistics)
 
 
 _SETTLED: dict[str, Callable[[SampleInput, Any], Any]] = {
@@ -90,5 +117,12 @@ _SETTLED: dict[str, Callable[[SampleInput, Any], Any]] = {
     "linalg.eigh": _eigen,
     "linalg.ldl_factor": _lower_triangle,
     "linalg.ldl_factor_ex": _lower_triangle,
-    "kthvalue": _place_of_value,
+    "kthvalue": _places(1),
+    "topk": _places(1),
+    "sort": _places(0),
+    "argsort": _order,
+    "native_layer_norm": _float_statistics,
+    "native_batch_norm": _float_statistics,
+    "_native_batch_norm_legit": _float_statistics,
+    "_batch_norm_with_update": _float_statistics,
 }

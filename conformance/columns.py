@@ -92,7 +92,10 @@ def _into(info: OpInfo, sample: SampleInput, wanted: Any, grow: bool) -> Any:
     out = pytree.tree_map_only(torch.Tensor, room, wanted)
     if isinstance(out, tuple | list):
         out = type(wanted)(out) if type(wanted) in (tuple, list) else tuple(out)
-    returned = info.op(sample.input, *sample.args, **sample.kwargs, out=out)
+    # The device is that of `out`; torch's argument parser does not know that ours is called jax.
+    kwargs = {name: value for name, value in sample.kwargs.items() if name != "device"}
+    with torch._C.DisableTorchFunction():
+        returned = info.op(sample.input, *sample.args, **kwargs, out=out)
     for mine, theirs in zip(tensors(out), tensors(returned), strict=False):
         if mine is not theirs:
             raise AssertionError("the call did not return its out= argument")

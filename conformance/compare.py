@@ -55,20 +55,28 @@ def _settle(fault: str, wish: Any, have: Any, number: int, wider: Callable[[], A
 def is_as_good(wish: torch.Tensor, have: torch.Tensor, truth: torch.Tensor) -> bool:
     """Whether `have` is about as near to the truth as torch's own result is.
 
-    Both may miss it by rounding; where torch's result or the truth is not finite, all must agree.
+    Both may miss it by rounding. Where the truth is finite and torch's result is not, `have` must
+    be near the truth, or be what torch's result is.
     """
+    relative, absolute = _tolerance(wish)
     wide = torch.promote_types(truth.dtype, wish.dtype)
     wish, have, truth = (plain(value).to(wide) for value in (wish, have, truth))
-    finite = torch.isfinite(truth) & torch.isfinite(wish)
-    if not torch.equal(finite, torch.isfinite(have) & torch.isfinite(truth)):
-        return False
-    loose = ~finite
-    if not torch.allclose(wish[loose], have[loose], equal_nan=True):
-        return False
-    wish, have, truth = wish[finite], have[finite], truth[finite]
     own = (wish - truth).abs()
-    bound = _USUAL[1] + _USUAL[0] * truth.abs() + _SLACK * torch.maximum(own, own.mean())
-    return bool(((have - truth).abs() <= bound).all()) if truth.numel() else True
+    own = torch.where(torch.isfinite(own), own, 0)
+    typical = own.mean() if own.numel() else own
+    bound = absolute + relative * truth.abs() + _SLACK * torch.maximum(own, typical)
+    near = torch.isfinite(truth) & ((have - truth).abs() <= bound)
+    return bool((near | torch.isclose(have, wish, equal_nan=True)).all())
+
+
+def _tolerance(wish: torch.Tensor) -> tuple[float, float]:
+    """Relative and absolute tolerance; the latter grows with the size of a usual element."""
+    if not _is_float(wish):
+        return 0, 0
+    relative, absolute = _TOLERANCE.get(wish.dtype, _USUAL)
+    sizes = plain(wish).abs().float()
+    sizes = sizes[torch.isfinite(sizes)]
+    return relative, absolute * max(1.0, sizes.median().item() if sizes.numel() else 1.0)
 
 
 def difference(wish: Any, have: Any) -> str | None:
@@ -87,7 +95,7 @@ def difference(wish: Any, have: Any) -> str | None:
     if wish.layout != have.layout:
         return f"{have.layout}, torch gives {wish.layout}"
     wish, have = plain(wish), plain(have)
-    relative, absolute = _TOLERANCE.get(wish.dtype, _USUAL) if _is_float(wish) else (0, 0)
+    relative, absolute = _tolerance(wish)
     equal = torch.isclose(have, wish, rtol=relative, atol=absolute, equal_nan=True)
     if equal.all():
         return None

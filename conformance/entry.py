@@ -229,13 +229,13 @@ def _alone(info: OpInfo, attempt: Attempt) -> None:
 
 def _compare(info: OpInfo, attempt: Attempt) -> None:
     got = [pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.cpu(), out) for out in attempt.got]
+    sample, column = attempt.sample, attempt.column
+    have = [ambiguous.settled(info, sample, out, column.gradient) for out in got]
     if attempt.random or ambiguous.is_uninitialised(info):
-        fault = ambiguous.only_form(attempt.want, got, ambiguous.is_uninitialised(info))
+        fault = ambiguous.only_form(attempt.want, have, ambiguous.is_uninitialised(info))
     else:
-        sample, column = attempt.sample, attempt.column
-        have = ambiguous.settled(info, sample, got[0], column.gradient)
         fault = first_difference(
-            attempt.want, have, lambda: _reference(info, column, widened(sample))
+            attempt.want, have[0], lambda: _reference(info, column, widened(sample))
         )
     if fault:
         attempt.fault = ("wrong", fault)

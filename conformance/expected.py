@@ -6,5 +6,25 @@ not named. A wrong value has no place here.
 
 from __future__ import annotations
 
-EXPECTED: dict[tuple[str, str], str] = {}
+from collections.abc import Iterable
+
+_SPARSE = "sparse tensors have no place on the device: JAX arrays are dense"
+_COMPLEX32 = "complex32: JAX has no such type"
+_HASH = "the result is a 64-bit hash, which the device's 32-bit integers cannot hold"
+
+
+def _cells(entry: str, columns: Iterable[str], reason: str) -> dict[tuple[str, str], str]:
+    return {(entry, column): reason for column in columns}
+
+
+_FORWARD = ("forward", "bfloat16")
+_EVERY_TYPE = (*_FORWARD, "sharded", "int64", "bool")
+
+EXPECTED: dict[tuple[str, str], str] = {
+    **_cells("chalf", (*_EVERY_TYPE, "backward"), _COMPLEX32),
+    **_cells("hash_tensor", (*_EVERY_TYPE, "out="), _HASH),
+    **_cells("sparse.mm.reduce", (*_FORWARD, "backward"), _SPARSE),
+    **_cells("sparse.sampled_addmm", ("forward", "backward"), _SPARSE),
+    **_cells("to_sparse", (*_EVERY_TYPE, "backward"), _SPARSE),
+}
 """(entry, column) -> reason."""

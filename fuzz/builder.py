@@ -15,7 +15,7 @@ import torch
 from hypothesis import strategies as st
 
 from . import refused, vocabulary
-from .program import Line, Program, compiled
+from .program import Line, Program, execute
 
 DTYPES = (
     torch.float32,
@@ -175,7 +175,7 @@ class Builder:
     def add(self, text: str) -> None:
         """Write a line, unless what it does is undefined, refused or too large."""
         try:
-            exec(compiled(text), self.scope)
+            execute(text, self.scope)
         except Exception as error:
             if refused.by_values(error):
                 self._replay()
@@ -192,7 +192,7 @@ class Builder:
         self._restart()
         for line in self.lines:
             try:
-                exec(compiled(line.text), self.scope)
+                execute(line.text, self.scope)
             except Exception as error:
                 if line.raises is None:
                     raise RuntimeError(f"{line.text} raises in a second run") from error

@@ -104,5 +104,5 @@ def distance(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
         return torch.where(unclear, 0.0, torch.maximum(*gaps))
     one, two = one.to(torch.float64), two.to(torch.float64)
     same = (one == two) | (one.isnan() & two.isnan())
-    gap = (one - two).abs().nan_to_num(torch.inf)
-    return torch.where(same, 0.0, gap)
+    gap = (one - two).abs()
+    return torch.where(same, 0.0, torch.where(gap.isnan(), torch.inf, gap))

@@ -95,8 +95,6 @@ def _save(folder: Path, name: str, text: str) -> None:
 
 def _start(optimized: bool) -> None:
     """Prepare a process: 8 virtual CPU devices, before JAX's backend starts."""
-    import warnings
-
     if not optimized:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}".strip()
     import jax
@@ -106,7 +104,6 @@ def _start(optimized: bool) -> None:
     import torch
 
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # torch deprecates what some random programs say
 
 
 def _task(seed: int, numbers: range) -> tuple[int, list[tuple[str, str]]]:

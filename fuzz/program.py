@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Iterator
 from types import CodeType
 from typing import Any
@@ -99,7 +100,7 @@ class Program:
 def attempt(line: Line, scope: dict[str, Any]) -> str | None:
     """Run a line; says what is wrong if it raises and should not, or does not and should."""
     try:
-        exec(compiled(line.text), scope)
+        execute(line.text, scope)
     except Exception as error:
         if line.raises is None:
             return f"`{line.text}` raises {type(error).__name__}: {error}"
@@ -124,9 +125,15 @@ _ALSO: dict[type[Exception], tuple[type[Exception], ...]] = {
 }
 
 
+def execute(text: str, scope: dict[str, Any]) -> None:
+    """Run a line; torch warns of what some random programs do."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(_compiled(text), scope)
+
+
 @functools.lru_cache(4096)
-def compiled(text: str) -> CodeType:
-    """The code of a line."""
+def _compiled(text: str) -> CodeType:
     return compile(text, "<program>", "exec", dont_inherit=True)
 
 

@@ -17,7 +17,17 @@ import isoshard
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
-NOT_ROOMS = {"tests", "examples", "benchmarks", "docs", "tools", "build", "dist"}
+NOT_ROOMS = {
+    "tests",
+    "examples",
+    "benchmarks",
+    "conformance",
+    "fuzz",
+    "docs",
+    "tools",
+    "build",
+    "dist",
+}
 ROOMS = [
     path.parent
     for path in sorted(ROOT.glob("[!.]*/**/__init__.py"))

@@ -72,7 +72,7 @@ PROMOTE = """
 
 BANNED = "binary_cross_entropy"
 
-_KEY = torch._C.DispatchKey.AutocastPrivateUse1
+_KEY = base.AUTOCAST_KEY
 
 _ELIGIBLE = frozenset({torch.float32, *DTYPES})
 

@@ -70,7 +70,7 @@ class _Arriving(torch.UntypedStorage):
     """Memory that `torch.load` read for the `jax` device: on the CPU until tensors are made of it.
 
     Attributes:
-        tensors: those made so far, by dtype, size, stride and offset: tied weights stay tied.
+        tensors: those made so far, by dtype and place in the memory: tied weights stay tied.
     """
 
     tensors: dict[Any, base.LazyTensor]
@@ -93,16 +93,16 @@ def _arrive(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorag
 
 def _set_storage(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """`set_(storage, offset, size, stride)`, by which torch builds a tensor that it loads."""
-    target, storage, offset, size, stride = args
+    target, storage, *place = args
     if not isinstance(storage, _Arriving):
         raise RuntimeError(
             "a tensor on the jax device cannot take a torch storage as its memory; make a CPU "
             "tensor of it and move that with .to('jax')"
         )
-    key = (target.dtype, tuple(size), tuple(stride), offset)
+    key = (target.dtype, str(place))
     made = storage.tensors.get(key)
     if made is None:
-        host = torch.empty(0, dtype=target.dtype).set_(storage, offset, size, stride)
+        host = torch.empty(0, dtype=target.dtype).set_(storage, *place)
         made = storage.tensors[key] = host.to("jax")
     base.adopt(target, made)
     return target

@@ -41,21 +41,30 @@ def compile(step: Callable[..., Any]) -> CompiledStep:
 
     The first call captures the step. From then on model code, autograd and optimizer are not run
     again: parameters, buffers and optimizer state are inputs and, donated, outputs of the program.
-    Learning rates and step counts may change without recompilation. Gradients live inside the
-    program: afterwards `parameter.grad` is None.
+    Learning rates and step counts may change without recompilation. It also decorates methods.
+
+    Gradients: a step that calls `zero_grad()` before `backward()` and updates the parameters keeps
+    them inside the program; afterwards `parameter.grad` is None. In every other step `.grad` is
+    state like a parameter: read, added to and replaced as without `compile`. So gradients of
+    several calls add up in one compiled step, and another one, or plain code, updates.
+
+    Results that required a gradient still do, and raise `CaptureError` in a `backward()` outside.
 
     An optimizer that makes its state in the first call as zeros (Adam and most others) lets the
     step's Python code run twice in that call; one whose state starts otherwise (SGD with momentum)
     is captured in the second call.
 
     Args:
-        step: a function of tensors on the `jax` device and hashable values.
+        step: a function (or method, or module) of tensors on the `jax` device and hashable values,
+            nested in lists, dictionaries and whatever torch's pytrees know. Other shapes, dtypes,
+            layouts and values are captured as further programs.
 
     Returns:
         A callable with the same arguments and results.
 
     Raises:
-        CaptureError: when called, if `step` does something that a replay would not repeat.
+        CaptureError: when called, if `step` does something that a replay would not repeat. It names
+            the line; parameters, gradients, optimizers and random state are then as before.
 
     >>> import torch, isoshard.torch_bridge as xs
     >>> model = torch.nn.Linear(3, 1).to("jax")

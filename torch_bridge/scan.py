@@ -14,7 +14,8 @@ torch.Size([4, 4])
 
 It is a `ModuleList` of the same layers, so parameters, their names, optimizers and checkpoints stay
 as they are. Inside the program the parameters of the layers are stacked, which costs a copy of
-them, and the compiler can no longer treat one layer differently from another.
+them; and an optimizer still updates the parameters of each layer, so its part of the program grows
+with the depth. `scan_layers(layers, stacked=True)` avoids both: see `StackedLayers`.
 
 Limits: the layers must be alike (same modules, shapes, options and modes), must return what they
 take, and may use no tensors but parameters, buffers and arguments. Each layer draws random numbers
@@ -24,6 +25,7 @@ their new values. Gradients of gradients are refused. On another device the laye
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -33,6 +35,7 @@ from torch.utils import _pytree as pytree
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.loop import Input, Loop
+from isoshard.torch_bridge.engine.value import Aval
 
 from .alike import Stack
 
@@ -43,7 +46,8 @@ def scan_layers(
     checkpoint: bool = False,
     call: Callable[..., Any] | None = None,
     ignore: Collection[str] = (),
-) -> ScanLayers:
+    stacked: bool = False,
+) -> ScanLayers | StackedLayers:
     """Make a module that runs `layers` one after the other, as one loop.
 
     Args:
@@ -54,6 +58,7 @@ def scan_layers(
             `layer(x, *args, **kwargs)` if not given.
         ignore: names of attributes that may differ because the layers do not use them in a forward
             pass (such as `layer_idx`).
+        stacked: hold one parameter for all layers instead of one for each; see `StackedLayers`.
 
     Returns:
         A module: `module(x, *args, **kwargs)`, where `x` is a tensor or a nesting of tensors that
@@ -62,29 +67,34 @@ def scan_layers(
     Raises:
         ValueError: listing every difference between the layers.
     """
-    return ScanLayers(layers, checkpoint=checkpoint, call=call, ignore=ignore)
+    layers = list(layers)
+    if not layers:
+        raise ValueError("scan_layers needs at least one layer")
+    kind = StackedLayers if stacked else ScanLayers
+    return kind(layers, checkpoint=checkpoint, call=call, ignore=ignore)
 
 
-class ScanLayers(torch.nn.ModuleList):
-    """Identical layers that run as one loop; see `scan_layers`."""
+class _Scanned(torch.nn.Module):
+    """What both kinds of scanned layers have in common."""
 
-    def __init__(
-        self,
-        layers: Iterable[torch.nn.Module],
-        *,
-        checkpoint: bool = False,
-        call: Callable[..., Any] | None = None,
-        ignore: Collection[str] = (),
-    ):
-        """See `scan_layers`."""
-        super().__init__(layers)
-        if not len(self):
-            raise ValueError("scan_layers needs at least one layer")
+    _depth: int
+    _holds_stacks: bool
+    _checkpoint: bool
+    _call: Callable[..., Any] | None
+    _ignore: tuple[str, ...]
+    _stack: Stack
+    _loops: dict[Any, Loop]
+
+    def _prepare(self, checkpoint: bool, call: Any, ignore: Collection[str]) -> None:
         self._checkpoint = checkpoint
         self._call = call
         self._ignore = tuple(ignore)
-        self._stack = Stack(list(self), self._ignore)
-        self._loops: dict[Any, Loop] = {}
+        self._stack = Stack(self._held(), self._ignore)
+        self._loops = {}
+
+    def _held(self) -> list[torch.nn.Module]:
+        """The modules that hold the parameters."""
+        raise NotImplementedError
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Run `x` through all layers.
@@ -96,22 +106,25 @@ class ScanLayers(torch.nn.ModuleList):
         """
         carried, structure = pytree.tree_flatten(x)
         if not any(isinstance(leaf, base.LazyTensor) for leaf in carried):
-            for layer in self:
-                x = self._one(layer, x, *args, **kwargs)
-            return x
+            return self._in_turn(x, *args, **kwargs)
         rest, arguments = pytree.tree_flatten((args, kwargs))
         places = [n for n, leaf in enumerate(rest) if isinstance(leaf, torch.Tensor)]
         shared = [rest[n] for n in places]
         fixed = tuple([None if isinstance(leaf, torch.Tensor) else leaf for leaf in rest])
-        if not self._stack.is_current(self):
-            self._stack = Stack(list(self), self._ignore)
+        held = self._held()
+        if not self._stack.is_current(held):
+            self._stack = Stack(held, self._ignore)
             self._loops.clear()
         own = self._stack.tensors()
         _check_tensors(carried, shared, own)
         wants = torch.is_grad_enabled()
         inputs = tuple(
-            tuple([Input(t._aval, wants and t.requires_grad) for t in group])
-            for group in (carried, shared, self._stack.merged(own))
+            tuple([Input(aval(t), wants and t.requires_grad) for t in group])
+            for group, aval in (
+                (carried, _aval),
+                (shared, _aval),
+                (self._stack.merged(own), _part_aval if self._holds_stacks else _aval),
+            )
         )
         key = (structure, arguments, fixed, inputs, self._stack.modes(), _autocast())
         loop = self._loops.get(_hashable(key))
@@ -129,7 +142,13 @@ class ScanLayers(torch.nn.ModuleList):
                 result = torch.func.functional_call(one, inside, (carried, *args), kwargs)
                 return _flat_like(result, structure)
 
-            loop = self._loops[key] = Loop(layer, len(self), *inputs, again=self._checkpoint)
+            loop = self._loops[key] = Loop(
+                layer,
+                self._depth,
+                *inputs,
+                again=self._checkpoint,
+                stacked=self._holds_stacks,
+            )
         results = _Scan.apply(loop, *carried, *shared, *own)
         return pytree.tree_unflatten(list(results), structure)
 
@@ -143,7 +162,97 @@ class ScanLayers(torch.nn.ModuleList):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """See `__getstate__`."""
         super().__setstate__(state)
-        self._stack = Stack(list(self), self._ignore)
+        self._stack = Stack(self._held(), self._ignore)
+
+
+class ScanLayers(_Scanned, torch.nn.ModuleList):
+    """Identical layers that run as one loop; see `scan_layers`."""
+
+    _holds_stacks = False
+
+    def __init__(
+        self,
+        layers: Iterable[torch.nn.Module],
+        *,
+        checkpoint: bool = False,
+        call: Callable[..., Any] | None = None,
+        ignore: Collection[str] = (),
+    ):
+        """See `scan_layers`."""
+        torch.nn.ModuleList.__init__(self, layers)
+        self._prepare(checkpoint, call, ignore)
+
+    def _held(self) -> list[torch.nn.Module]:
+        self._depth = len(self)
+        return list(self)
+
+    def _in_turn(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        for layer in self:
+            x = self._one(layer, x, *args, **kwargs)
+        return x
+
+
+class StackedLayers(_Scanned):
+    """Identical layers whose parameters are held stacked; see `scan_layers(.., stacked=True)`.
+
+    `layers` is one layer whose parameters and buffers have a leading axis for the depth: `(48, ..)`
+    where 48 layers were given. An optimizer then updates a dozen large parameters instead of
+    hundreds of small ones, which compiles as fast for 48 layers as for 4, and the program need not
+    stack them. Make the optimizer from this module's parameters. Elementwise optimizers (SGD, Adam,
+    AdamW, ..) and clipping by the global norm compute the same; one that uses the norm or shape of
+    each parameter does not.
+
+    >>> blocks = scan_layers([torch.nn.Linear(4, 4) for _ in range(8)], stacked=True)
+    >>> {name: tuple(p.shape) for name, p in blocks.named_parameters()}
+    {'layers.weight': (8, 4, 4), 'layers.bias': (8, 4)}
+    """
+
+    _holds_stacks = True
+
+    def __init__(
+        self,
+        layers: Iterable[torch.nn.Module],
+        *,
+        checkpoint: bool = False,
+        call: Callable[..., Any] | None = None,
+        ignore: Collection[str] = (),
+    ):
+        """See `scan_layers`."""
+        super().__init__()
+        given = list(layers)
+        own = Stack(given, ignore)
+        self._depth = len(given)
+        self.layers = copy.deepcopy(given[0])
+        width = len(own.names)
+        with torch.no_grad():
+            for number, name in enumerate(own.names):
+                several = own.tensors()[number::width]
+                if len({tensor.requires_grad for tensor in several}) > 1:
+                    raise ValueError(
+                        f"stacked layers must be alike, but {name} requires a gradient in some "
+                        "layers only; leave out stacked=True"
+                    )
+                stack = torch.stack([tensor.detach() for tensor in several])
+                path, _, last = name.rpartition(".")
+                holder = self.layers.get_submodule(path)
+                if last in holder._parameters:
+                    wanted = several[0].requires_grad
+                    holder._parameters[last] = torch.nn.Parameter(stack, requires_grad=wanted)
+                else:
+                    holder._buffers[last] = stack
+        self._prepare(checkpoint, call, ignore)
+
+    def _held(self) -> list[torch.nn.Module]:
+        return [self.layers]
+
+    def _in_turn(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        one = _Layer(self._one, self.layers)
+        names = [f"layer.{name}" for name in self._stack.names]
+        for number in range(self._depth):
+            own = [stack[number] for stack in self._stack.tensors()]
+            inside = dict(zip(names, own, strict=True))
+            x = torch.func.functional_call(one, inside, (x, *args), kwargs)
+        return x
 
 
 class _Layer(torch.nn.Module):
@@ -180,7 +289,7 @@ class _Scan(torch.autograd.Function):
         for number in loop.written:
             for start in range(skipped, len(tensors), width):
                 tensor = tensors[start + number]
-                tensor.copy_(base.fresh(loop.own[number].aval, next(results)))
+                tensor.copy_(base.fresh(tensor._aval, next(results)))
         return outputs
 
     @staticmethod
@@ -198,14 +307,22 @@ class _Scan(torch.autograd.Function):
         for number in loop.floating:
             carried[number] = base.fresh(loop.carried[number].aval, next(found))
         shared = [base.fresh(o.aval, next(found)) if o.wanted else None for o in loop.shared]
-        layers = (len(ctx.saved_tensors) - len(loop.shared) - len(loop.residuals)) // max(
-            len(loop.own), 1
-        )
-        own: list[Any] = [None] * (layers * len(loop.own))
+        width = len(loop.own)
+        own: list[Any] = [None] * (loop.copies * width)
+        inputs = ctx.saved_tensors[len(loop.shared) :]
         for number, one in enumerate(loop.own):
-            for layer in range(layers) if one.wanted else ():
-                own[layer * len(loop.own) + number] = base.fresh(one.aval, next(found))
+            for place in range(number, len(own), width) if one.wanted else ():
+                own[place] = base.fresh(inputs[place]._aval, next(found))
         return (None, *carried, *shared, *own)
+
+
+def _aval(tensor: base.LazyTensor) -> Aval:
+    return tensor._aval
+
+
+def _part_aval(tensor: base.LazyTensor) -> Aval:
+    """Of one layer's part of a stacked tensor."""
+    return Aval.contiguous(tuple(tensor.shape[1:]), tensor.dtype)
 
 
 def _check_tensors(carried: list[Any], shared: list[Any], own: list[Any]) -> None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import enum
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -190,7 +191,8 @@ class XLAShardedTensor(base.LazyTensor):
             details.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
         elif self.requires_grad:
             details.append("requires_grad=True")
-        return f"{text[:-1]}, {', '.join(details)})"
+        title = "Parameter containing:\n" if isinstance(self, torch.nn.Parameter) else ""
+        return f"{title}{text[:-1]}, {', '.join(details)})"
 
     __str__ = __repr__
 
@@ -216,16 +218,10 @@ class XLAShardedTensor(base.LazyTensor):
         return super().to(dtype or self.dtype, **given)
 
     def backward(self, gradient: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> None:
-        """As `torch.Tensor.backward`.
-
-        Args:
-            gradient: on the `jax` device, or with no dimensions; torch would not notice another one
-                and leave gradients on its device behind.
-            *args: as torch takes them.
-            **kwargs: likewise.
+        """As `torch.Tensor.backward`; a gradient on another device is refused, which torch forgets.
 
         Raises:
-            RuntimeError: `gradient` is on another device.
+            RuntimeError: `gradient` is on another device, and has dimensions.
         """
         if gradient is not None and not isinstance(gradient, XLAShardedTensor):
             if gradient.dim():
@@ -254,12 +250,22 @@ class XLAShardedTensor(base.LazyTensor):
         array = self.numpy()
         return array if dtype is None else array.astype(dtype)
 
-    def jax(self) -> jax.Array:
-        """The array that holds it, as `isoshard.to_jax(tensor)`; a tracer while JAX traces."""
-        value = base.read(self)
-        array = placement.array_of(value)
-        value.shared = True
-        return array
+    @property
+    def jax(self) -> Callable[[], Tracer]:
+        """While JAX traces, a function that gives the tracer; at other times there is no attribute.
+
+        Libraries look for it to learn whether values can be read. They ask often, so an answer must
+        not execute anything; `isoshard.to_jax(tensor)` gives the array.
+
+        Raises:
+            AttributeError: JAX does not trace this tensor.
+        """
+        if not isinstance(self._storage.value.array, Tracer):
+            raise AttributeError(
+                "a tensor on the jax device has .jax() only while JAX traces it; use "
+                "isoshard.to_jax(tensor) for its array"
+            )
+        return lambda: base.read(self).array
 
     def resolve_conj(self) -> torch.Tensor:
         """As torch: a lazy conjugate in memory of its own."""
@@ -268,6 +274,10 @@ class XLAShardedTensor(base.LazyTensor):
     def resolve_neg(self) -> torch.Tensor:
         """As torch: a lazy negative in memory of its own."""
         return self.clone() if self._chain.ops and self._chain.ops[-1][0] == "neg" else self
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        """What a NumPy function makes of this tensor, as a tensor on its device."""
+        return torch.as_tensor(array).to(_DEVICE)
 
     def tolist(self) -> Any:
         """The elements as nested lists."""

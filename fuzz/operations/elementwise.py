@@ -144,7 +144,10 @@ def _make(b: Builder) -> None:
 
 
 def _read(b: Builder) -> None:
-    """A Python value, now: the tape is executed."""
+    """A Python value, now, or `sync`: the tape is executed."""
+    if b.chance(20):
+        b.add("xs.sync()")
+        return
     x = b.tensor(lambda t: t.numel() > 0)
     if not b.chance(30):
         b.bind(f"{x}.{b.one(('shape', 'stride()', 'is_contiguous()', 'numel()', 'dtype'))}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fuzz.builder import Builder
+from fuzz.builder import Builder, Unfit
 
 
 def has_dims(least: int):
@@ -189,7 +189,12 @@ _SAME_WIDTH = {
 
 def _bits(b: Builder) -> None:
     x = b.tensor(lambda t: bool(_SAME_WIDTH.get(t.dtype)) and t.dim() >= 1)
-    b.bind(f"{x}.view(torch.{b.one(_SAME_WIDTH[b.scope[x].dtype])})")
+    name = b.one(_SAME_WIDTH[b.scope[x].dtype])
+    t = b.scope[x].detach()
+    floats = t if t.is_floating_point() else t.view(getattr(torch, name)) if "float" in name else t
+    if not bool(floats.isfinite().all()):
+        raise Unfit  # which of its bit patterns a NaN has is undefined
+    b.bind(f"{x}.view(torch.{name})")
 
 
 def _complex(b: Builder) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from fuzz.builder import Builder, Unfit
+from fuzz.program import is_leaf
 
 from .views import slice_text
 
@@ -93,7 +94,7 @@ def convertible(t: torch.Tensor, dtype: torch.dtype) -> bool:
 def say(b: Builder, x: str, text: str) -> None:
     """Write the line, on leaves mostly under `no_grad`."""
     t = b.scope[x]
-    quiet = t.requires_grad and t.is_leaf and not b.chance(10)
+    quiet = t.requires_grad and is_leaf(t) is True and not b.chance(10)
     b.add(f"with torch.no_grad(): {text}" if quiet or b.chance(5) else text)
 
 
@@ -252,7 +253,8 @@ def _along(b: Builder) -> None:
     if kind == "index_fill_":
         say(b, x, f"{x}.index_fill_({d}, {index}, {_own_number(b, t)})")
         return
-    values = b.fresh((*t.shape[:d], count, *t.shape[d + 1 :]), t.dtype)
+    special = not b.mesh  # XLA's maximum over CPU devices drops NaN
+    values = b.fresh((*t.shape[:d], count, *t.shape[d + 1 :]), t.dtype, special=special)
     extra = ', "amax"' if kind == "index_reduce_" else ""
     say(b, x, f"{x}.{kind}({d}, {index}, {values}{extra})")
 
@@ -271,7 +273,8 @@ def _scatter(b: Builder) -> None:
         say(b, x, f"{x}.scatter_({d}, {index}, {values})")
         return
     extra = f', "{b.one(("sum", "amax", "amin", "prod", "mean"))}"' if "reduce" in method else ""
-    say(b, x, f"{x}.{method}({d}, {index}, {b.fresh(t.shape, t.dtype)}{extra})")
+    values = b.fresh(t.shape, t.dtype, special=not b.mesh)
+    say(b, x, f"{x}.{method}({d}, {index}, {values}{extra})")
 
 
 def _fused(b: Builder) -> None:

@@ -85,8 +85,7 @@ def test_a_write_through_a_view_is_seen_in_its_base():
     want, got = program.run("cpu"), program.run("jax")
     assert list(want.facts) == list(got.facts) == ["a", "b"]
     assert got.facts["a"].tensor.tolist() == [[0, 1, 1], [0, 1, 1]]
-    del got.facts["b"]
-    assert compare.differences(program, want.facts, got.facts) == [
+    assert compare.differences(program, want.facts, {"a": want.facts["a"]}) == [
         "the CPU leaves ['a', 'b'], jax leaves ['a']"
     ]
 
@@ -130,13 +129,14 @@ def test_a_program_that_cannot_be_compiled_is_a_fault(monkeypatch):
 def test_rounding_is_no_difference():
     program = lines(
         'a = data(1, (4,), torch.float32, "fine").to(device)',
-        "b = torch.sin(a) - torch.sin(a + 1e-7)",
+        "s = torch.sin(a)",
+        "b = s - torch.sin(a + 1e-12)",
         "c = b.sign()",
     )
     want = program.run("cpu").facts
     rounded = program.run("cpu").facts
     rounded["b"].tensor.add_(1e-6)
-    rounded["c"].tensor.neg_()
+    rounded["c"].tensor.fill_(1)
     assert compare.differences(program, want, rounded) == []
     rounded["b"].tensor.add_(1e-3)
     assert len(compare.differences(program, want, rounded)) == 1

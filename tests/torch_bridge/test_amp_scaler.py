@@ -214,6 +214,37 @@ def test_an_optimizer_that_asks_on_the_host_is_refused_in_a_compiled_step():
     with pytest.raises(xs.CaptureError, match=r"asks on the host .* RMSprop.step.*fused=True"):
         step(draw(8, 4).to("jax"))
     close(model, model_on("cpu"))
+    step.step(draw(8, 4).to("jax"))  # the scaler is as it was before
+    assert not torch.equal(model[0].bias.cpu(), model_on("cpu")[0].bias)
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    assert scaler.get_scale() == 65536.0
+
+
+def test_a_step_refused_after_unscaling_leaves_the_scaler_as_it_was():
+    models = []
+    for refused in (False, True):
+        model = model_on("jax")
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, fused=True)
+        scaler = torch.amp.GradScaler("jax", **SCALER)
+        read = []
+
+        def step(x, model=model, optimizer=optimizer, scaler=scaler, read=read):
+            scaler.scale(model(x).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            read.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05).item())
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+        x = draw(8, 4).to("jax")
+        if refused:
+            with pytest.raises(xs.CaptureError, match="needs the value of a tensor"):
+                xs.compile(step)(x)
+        step(x)
+        step(x)
+        assert scaler.get_scale() == 2048.0
+        models.append(model.cpu())
+    close(*models)
 
 
 def test_scalers_of_other_devices_are_torchs():

@@ -10,9 +10,8 @@ from torch.autograd import functional as derivatives
 from torch.autograd import graph
 from torch.autograd.gradcheck import GradcheckError
 
-import isoshard.torch_bridge as xs
 from tests.torch_bridge.on_both import on_both, raises_on_both
-from tests.torch_bridge.test_training import close, draw
+from tests.torch_bridge.test_training import draw
 
 # torch's own, when it loads its rules for forward-mode derivatives.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")

@@ -57,6 +57,10 @@ REFUSED = (
     "floats.index_add(0, ints, ints)",
     "floats.index_put((ints,), ints)",
     "floats.index_put_((ints,), ints)",
+    "complexes[0].min(-1)",
+    "floats.softmax(2)",
+    "floats.log_softmax(-3)",
+    "torch.signbit(complexes)",
     "ints.mul_(0.5)",
     "ints.mul_(floats)",
     "bools.add_(1)",
@@ -112,3 +116,23 @@ def test_a_refused_write_changes_nothing():
     with pytest.raises(RuntimeError, match="bool tensor is not supported"):
         x[1:].sub_(True)
     assert x.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "x + -1",
+        "x > -1",
+        "x * 300",
+        "x & -1",
+        "x.clamp(-2, 3)",
+        "x // -2",
+        "torch.where(x > 2, x, -1)",
+    ],
+)
+def test_numbers_wrap_in_narrow_integers(call):
+    want, got = (
+        eval(call, {"torch": torch, "x": torch.tensor([1, 5, 255], dtype=torch.uint8).to(device)})
+        for device in ("cpu", "jax")
+    )
+    assert torch.equal(got.cpu(), want)

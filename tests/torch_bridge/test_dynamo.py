@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,13 +16,14 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, make_mesh, metrics
-from tests.torch_bridge.test_compile import batches, net
+from tests.torch_bridge.test_compile import batches
 
 pytestmark = [
     pytest.mark.timeout(900),
     # Dynamo says so of code that it leaves alone, or of its own imports.
     pytest.mark.filterwarnings("ignore::UserWarning:torch._dynamo"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
 ]
 
 
@@ -33,20 +35,26 @@ def fresh() -> Iterator[None]:
     torch.compiler.reset()
 
 
+def net(dropout: float = 0.0, norm: bool = False) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 16),
+        torch.nn.BatchNorm1d(16) if norm else torch.nn.Identity(),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(dropout),
+        torch.nn.Linear(16, 4),
+    )
+
+
 def compiled(model: Any, **options: Any) -> Any:
     return torch.compile(model, backend="isoshard", **options)
-
-
-def broken() -> int:
-    """How often dynamo could not go on, and how many graphs it made."""
-    return sum(torch._dynamo.utils.counters["graph_break"].values())
 
 
 def test_a_training_run_gives_the_results_of_the_cpu_with_two_compilations(counted):
     plain = net(norm=True)
     model = copy.deepcopy(plain).to("jax")
     fast = compiled(model, dynamic=False)
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, plain)]
+    optimizers = [torch.optim.SGD(m.parameters(), 0.05, 0.9) for m in (model, plain)]
     compilations = []
     for x, y in batches(5):
         losses = []
@@ -90,16 +98,17 @@ def test_the_model_is_one_entry_of_the_tape_forward_and_one_backward(counted):
 
 
 def test_evaluation_runs_one_program_and_compiles_once(counted):
-    model = net(dropout=0.5).to("jax").eval()
-    fast = compiled(model)
+    plain = net(dropout=0.5).eval()
+    fast = compiled(copy.deepcopy(plain).to("jax"))
+    xs.sync()
+    seen = []
     for number in range(3):
         x = batches(number + 1)[-1][0]
         with torch.no_grad():
-            torch.testing.assert_close(
-                fast(x.to("jax")).cpu(), copy.deepcopy(model).to("cpu")(x), rtol=1e-4, atol=1e-5
-            )
-        assert counted("compilations") == 1
-        assert counted("executions") == number + 1
+            torch.testing.assert_close(fast(x.to("jax")).cpu(), plain(x), rtol=1e-4, atol=1e-5)
+        seen.append((counted("compilations"), counted("executions")))
+    assert [b - a for (a, _), (b, _) in itertools.pairwise(seen)] == [0, 0]
+    assert [b - a for (_, a), (_, b) in itertools.pairwise(seen)] == [1, 1]
 
 
 def test_dropout_differs_from_call_to_call_and_follows_the_seed():
@@ -140,6 +149,7 @@ def test_a_graph_break_goes_on_without_a_graph():
     for value in (1.0, -1.0):
         x = torch.full((3,), value)
         assert fast(x.to("jax")).tolist() == branch(x).tolist()
+    torch.compiler.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match=r"(?i)data-dependent"):
         compiled(branch, fullgraph=True)(torch.ones(3).to("jax"))
 
@@ -170,15 +180,15 @@ def test_writes_to_arguments_and_views():
 def test_layouts_are_kept():
     mesh = make_mesh((2, 4), ("x", "y"))
     plain = net()
-    plan = iso.Plan({"first.weight": P("y", None), "last.weight": P(None, "y"), "*": P()})
+    plan = iso.Plan({"0.weight": P("y", None), "4.weight": P(None, "y"), "*": P()})
     model = iso.shard(copy.deepcopy(plain), mesh, plan)
     x = batches(1)[0][0]
     plain(x).sum().backward()
     compiled(model)(iso.shard(x, mesh, P("x", None))).sum().backward()
     torch.testing.assert_close(
-        model.first.weight.grad.cpu(), plain.first.weight.grad, rtol=1e-4, atol=1e-6
+        model[0].weight.grad.cpu(), plain[0].weight.grad, rtol=1e-4, atol=1e-6
     )
-    assert iso.to_jax(model.first.weight.grad).sharding.spec == P("y")
+    assert iso.to_jax(model[0].weight.grad).sharding.spec == P("y")
 
 
 def test_inside_a_compiled_step():
@@ -225,7 +235,7 @@ def test_cpu_tensors_and_options_are_refused():
     with pytest.raises(Exception, match=match):
         compiled(model)(x)
     torch.compiler.reset()
-    with pytest.raises(Exception, match=r"(?s)no options, but was given \['mode'\]"):
+    with pytest.raises(Exception, match=r"(?s)has no options, but was given"):
         torch.compile(model.to("jax"), backend="isoshard", options={"mode": 1})(x.to("jax"))
 
 

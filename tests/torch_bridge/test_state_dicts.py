@@ -102,7 +102,7 @@ def test_hooks_of_state_dictionaries():
     model._register_load_state_dict_pre_hook(
         lambda state, prefix, *rest: state.update({f"{prefix}norm.bias": torch.ones(16)})
     )
-    model.register_state_dict_post_hook(lambda m, state, prefix, local: state.pop("head.weight"))
+    model.register_state_dict_post_hook(lambda m, state, *rest: state.__delitem__("head.weight"))
     model.register_load_state_dict_post_hook(lambda m, keys: keys.missing_keys.clear())
     state = model.state_dict()
     assert "head.weight" not in state
@@ -175,12 +175,11 @@ def test_every_dtype_is_saved(dtype):
     for thing in (data, data[0, 0], data[:0], data.t()):
         loaded = saved(thing.to("jax"), weights_only=True)
         assert isinstance(loaded, xs.XLAShardedTensor) and loaded.dtype == dtype
-        assert loaded.cpu().float().equal(thing.float()) or dtype.is_complex
-        assert torch.equal(loaded.cpu().contiguous().view(torch.uint8), raw(thing))
+        assert torch.equal(raw(loaded.cpu()), raw(thing)) and loaded.shape == thing.shape
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(torch.uint8)
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 @pytest.mark.parametrize("place", ["jax", "jax:0", torch.device("jax"), {"cpu": "jax"}], ids=str)

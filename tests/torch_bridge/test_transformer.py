@@ -13,11 +13,15 @@ from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
-from benchmarks import collectives, transformer, workload
+from benchmarks import collectives
+from benchmarks.by_hand import models
+from benchmarks.by_hand.step import Training, make_mesh
+from benchmarks.models import sizes
 from isoshard.core import metrics
 
 STEPS = 20
-WORK = transformer.WORKLOAD
+WORK = sizes.problem("gpt2", "cpu")
+PLAN = iso.Plan([(pattern, P(*spec)) for pattern, spec in WORK.specs], default=P())
 
 
 @dataclasses.dataclass
@@ -45,16 +49,15 @@ def _schedule(optimizer: torch.optim.Optimizer):
 
 @pytest.fixture(scope="module")
 def run() -> Run:
-    mesh = workload.make_mesh()
-    plan = iso.Plan(list(WORK.specs), default=P())
-    module = iso.shard(WORK.torch_module(), mesh, plan)
-    optimizer = WORK.torch_optimizer(module.parameters())
+    mesh = make_mesh()
+    module = iso.shard(WORK.module(), mesh, PLAN)
+    optimizer = WORK.optimizer(module.parameters())
     schedule = _schedule(optimizer)
-    step = xs.compile(lambda *batch: WORK.torch_step(module, optimizer, *batch))
+    step = xs.compile(lambda *batch: WORK.step(module, optimizer, *batch))
     before = len(metrics.compilations())
     losses, counts = [], []
     for number in range(STEPS):
-        batch = tuple(iso.shard(torch.from_numpy(x), mesh, P("data")) for x in WORK.batch(number))
+        batch = tuple(iso.shard(x, mesh, P("data")) for x in WORK.tensors(number))
         losses.append(float(step(*batch)))
         schedule.step()
         counts.append(len(metrics.compilations()) - before)
@@ -63,14 +66,14 @@ def run() -> Run:
 
 def test_the_loss_curve_is_that_of_cpu_torch(run):
     torch.set_num_threads(1)  # beside eight busy devices, more threads wait for each other
-    module = WORK.torch_module()
-    optimizer = WORK.torch_optimizer(module.parameters())
-    batches = [tuple(map(torch.from_numpy, WORK.batch(number))) for number in range(STEPS)]
+    module = WORK.module()
+    optimizer = WORK.optimizer(module.parameters())
+    batches = [WORK.tensors(number) for number in range(STEPS)]
     losses = _train(
         module,
         optimizer,
         _schedule(optimizer),
-        lambda *batch: WORK.torch_step(module, optimizer, *batch),
+        lambda *batch: WORK.step(module, optimizer, *batch),
         batches,
     )
     np.testing.assert_allclose(run.losses, losses, rtol=1e-4)
@@ -85,9 +88,7 @@ def test_one_program_and_no_recompilation(run):
 
 
 def test_its_collectives_are_those_of_the_hand_written_jax_step(run):
-    params = WORK.jax_params(WORK.torch_module(), run.mesh)
-    state = WORK.jax_state(params, run.mesh)
-    by_hand = WORK.jax_step(run.mesh).lower(params, state, *WORK.jax_batch(0, run.mesh)).compile()
+    by_hand = Training(models.by_hand(WORK), run.mesh).compiled
     theirs = collectives.summarize(by_hand.as_text())
     ours = collectives.summarize(xs.program_text(run.step))
     assert ours == theirs
@@ -106,8 +107,7 @@ def _peak(analysis) -> int:
 
 
 def test_parameters_keep_their_layout_and_state_follows(run):
-    plan = iso.Plan(list(WORK.specs), default=P())
     layouts = iso.sharding_of(run.module)
     for name, parameter in run.module.named_parameters():
-        assert layouts[name].spec == plan.spec_for(name, tuple(parameter.shape), run.mesh)
+        assert layouts[name].spec == PLAN.spec_for(name, tuple(parameter.shape), run.mesh)
         assert iso.to_jax(parameter).sharding.is_equivalent_to(layouts[name], parameter.dim())

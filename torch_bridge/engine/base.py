@@ -47,7 +47,8 @@ _handle: Any = None
 _CLASS: type[LazyTensor] = LazyTensor
 _make = torch.Tensor._make_wrapper_subclass
 _LAZY = torch.device("lazy", 0)
-AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+AUTOCAST_KEY: Any = getattr(torch._C.DispatchKey, "AutocastPrivateUse1")  # noqa: B009 (no stub)
+AUTOCAST = torch._C.DispatchKeySet(AUTOCAST_KEY)
 """The dispatch key that lets tensors take part in `torch.autocast("jax")`; idle outside it."""
 
 
@@ -217,7 +218,7 @@ def host_value(tensor: torch.Tensor, *, snapshot: bool = True) -> Value:
 
 def narrow(array: np.ndarray, dtype: np.dtype, name: torch.dtype) -> np.ndarray:
     """Store 64-bit integers in 32 bits, if every value fits."""
-    if array.dtype.kind not in "iu" and array.size:
+    if array.dtype.kind not in "iu":
         raise RuntimeError(too_wide(name))
     if array.size:
         low, high = int(array.min()), int(array.max())

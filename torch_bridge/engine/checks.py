@@ -196,22 +196,65 @@ def _no_bool(name: str, named: Arguments) -> None:
         )
 
 
+def _range(name: str, named: Arguments) -> None:
+    low, high = named.get("low", named.get("from", 0)), named.get("high", named.get("to"))
+    if high is not None and low >= high:
+        raise RuntimeError(
+            f"{name} expects 'from' to be less than 'to', but got from={low} >= to={high}"
+        )
+
+
+def _uniform(name: str, named: Arguments) -> None:
+    low, high = named.get("from", 0.0), named.get("to", 1.0)
+    if low > high:
+        raise RuntimeError(
+            f"{name}_ expects to return a [from, to) range, but found from={low} > to={high}"
+        )
+
+
+def _draws_floats(name: str, named: Arguments) -> None:
+    dtype = _first(named).dtype
+    if not (dtype.is_floating_point or dtype.is_complex):
+        raise NotImplementedError(f'"{name}_" is not implemented for {dtype}')
+
+
+def _probability(name: str, named: Arguments) -> None:
+    p = named.get("p")
+    if isinstance(p, int | float) and not 0 <= p <= 1:
+        raise RuntimeError(f"{name}_ expects p to be in [0, 1], but got p={p}")
+
+
+def _enough_to_draw_from(name: str, named: Arguments) -> None:
+    count, categories = named["num_samples"], named["self"].shape[-1]
+    if not named.get("replacement", False) and count > categories:
+        raise RuntimeError(
+            f"cannot sample n_sample > prob_dist.size(-1) samples without replacement: {count} of "
+            f"{categories}"
+        )
+
+
 _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), (_floats_only,)),
     **dict.fromkeys(("floor", "ceil", "trunc"), (_not_complex,)),
     **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), (_not_complex, _numbers_not_complex)),
     **dict.fromkeys(("argmax", "argmin"), (_ordered, _not_empty)),
-    **dict.fromkeys(("max", "min", "mode"), (_not_empty,)),
-    **dict.fromkeys(("median", "nanmedian"), (_not_empty_axis,)),
+    **dict.fromkeys(("max", "min", "mode"), (_not_complex, _not_empty)),
+    **dict.fromkeys(("median", "nanmedian"), (_not_complex, _not_empty_axis)),
+    **dict.fromkeys(("amax", "amin", "topk", "kthvalue", "cummax", "cummin"), (_not_complex,)),
     **dict.fromkeys(("fill", "full", "full_like", "new_full"), (_number_fits,)),
     **dict.fromkeys(("masked_fill", "index_fill"), (_number_fits,)),
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv"), (_same_dtypes,)),
     **dict.fromkeys(("baddbmm", "addbmm"), (_same_dtypes,)),
     **dict.fromkeys(("sub", "rsub"), (_no_bool,)),
-    **dict.fromkeys(("sign", "maximum", "minimum", "fmax", "fmin"), (_not_complex,)),
+    **dict.fromkeys(("sign", "signbit", "maximum", "minimum", "fmax", "fmin"), (_not_complex,)),
     **dict.fromkeys(("index_add", "index_copy", "put"), (_source_like_self,)),
     **dict.fromkeys(("index_put", "_index_put_impl"), (_source_like_self,)),
-    "sort": (_axis,),
+    **dict.fromkeys(("randint", "randint_like", "random"), (_range,)),
+    **dict.fromkeys(("normal_functional", "exponential", "cauchy"), (_draws_floats,)),
+    "uniform": (_draws_floats, _uniform),
+    "bernoulli": (_probability,),
+    "multinomial": (_enough_to_draw_from,),
+    **dict.fromkeys(("sort", "_softmax", "_log_softmax"), (_axis,)),
     "relu": (_not_complex, _not_bool),
     "heaviside": (_not_complex, _same_dtypes),
 }

@@ -14,6 +14,7 @@ tensor([0., 2.], device='jax:0')
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,7 @@ from .flatten import Flattener
 from .symbolic import present
 from .tape import Recipe
 from .twins import functional_twin, lost_defaults
-from .value import Aval, Value, check_storable
+from .value import Aval, Value, check_storable, contiguous_stride
 
 Handler = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -272,7 +273,8 @@ def _out_handler(func: torch._ops.OpOverload, outs: list[str]) -> Handler:
     )
 
     def handler(args, kwargs):
-        targets = [kwargs[name] for name in outs]
+        given = [kwargs[name] for name in outs]
+        targets = [leaf for out in given for leaf in (out if isinstance(out, list) else [out])]
         rest = {name: value for name, value in kwargs.items() if name not in outs}
         if takes_dtype:
             rest["dtype"] = targets[0].dtype
@@ -289,13 +291,23 @@ def _out_handler(func: torch._ops.OpOverload, outs: list[str]) -> Handler:
                 _resize(target, result)
             else:
                 torch.ops.aten.copy_.default(target, result)
-        return targets[0] if len(targets) == 1 else tuple(targets)
+        if not func._schema.returns:
+            return None
+        return given[0] if len(given) == 1 else tuple(given)
 
     return handler
 
 
 def _resize(target: Any, result: Any) -> None:
-    base.adopt(target, result if target.dtype == result.dtype else result.to(target.dtype))
+    """Give `target` another size; a view grows within the memory that it views, as in torch."""
+    size, offset = tuple(result.shape), target.storage_offset()
+    extent = math.prod(target._storage.aval.meta.size)
+    if target._chain.ops and offset + result.numel() <= extent:
+        view = torch.ops.aten.as_strided.default(target, size, contiguous_stride(size), offset)
+        torch.ops.aten.copy_.default(view, result)
+        base.adopt(target, view)
+    else:
+        base.adopt(target, result if target.dtype == result.dtype else result.to(target.dtype))
 
 
 base.use_handler(handle)

@@ -68,7 +68,7 @@ class HostOps(TorchDispatchMode):
             raise CaptureError(
                 f"{metrics.user_location()}: a compiled step computes {func} on a CPU tensor with "
                 "a number that changes from step to step; keep such arithmetic on Python numbers "
-                "or on jax tensors"
+                "or on jax tensors (an optimizer does with capturable=True)"
             )
         if torch.Tag.nondeterministic_seeded in func.tags and not _elsewhere(kwargs):
             raise CaptureError(

@@ -70,6 +70,15 @@ def _assignment(value: jax.sharding.Sharding) -> tuple[Device, ...]:
     return tuple(sorted(value.device_set, key=lambda device: device.id))
 
 
+def mesh_in(numbers: Iterable[int]) -> jax.sharding.Mesh | None:
+    """The mesh over which some of these layouts split an axis; None if none does."""
+    for number in numbers:
+        value = _SHARDINGS[number] if number != UNPLACED else None
+        if isinstance(value, jax.sharding.NamedSharding) and any(value.spec):
+            return mesh_of(value)
+    return None
+
+
 def split_of(numbers: Iterable[int]) -> Split | None:
     """How programs with these layouts split axes behind the second; None if they do not."""
     found = None

@@ -58,6 +58,7 @@ class Loop:
         shared: what all of them take.
         own: parameters and buffers of one layer.
         again: run each layer again in the backward loop, instead of keeping what it computed.
+        stacked: the own inputs of all layers come stacked, and so do their gradients.
 
     Attributes:
         forward: takes carried, shared, and the own inputs of the first layer, the second, ..; gives
@@ -69,6 +70,7 @@ class Loop:
             `floating`, of shared inputs that want one, and for each own input that wants one its
             gradient in every layer. None if no gradient is wanted.
         floating: numbers of the carried inputs that have gradients.
+        copies: how often each own input comes: once if stacked, or once for every layer.
 
     Raises:
         TypeError: the layer does not return what it takes.
@@ -84,9 +86,11 @@ class Loop:
         own: Sequence[Input],
         *,
         again: bool = False,
+        stacked: bool = False,
     ):
         """Trace both loops."""
         self._layer, self._count, self._again = layer, count, again
+        self._is_stacked, self.copies = stacked, 1 if stacked else count
         self.carried, self.shared, self.own = carried, shared, own
         self.floating = [
             n for n, one in enumerate(carried) if one.aval.meta.dtype.is_floating_point
@@ -193,9 +197,9 @@ class Loop:
 
             last, (kept, new) = jax.lax.scan(body, list(carried), (stacks, keys), self._count)
             self.residuals = [_aval_of(array) for array in kept]
-            return [*last, *kept, *(layer for stack in new for layer in stack)]
+            return [*last, *kept, *self._apart(new)]
 
-        own = _shapes(self.own) * self._count
+        own = self._own_shapes()
         flat = [*_shapes(self.carried), *_shapes(self.shared), *own]
         key = jax.eval_shape(lambda: jax.random.key(0)) if self._random else None
         traced = jaxpr_as_fun(jax.make_jaxpr(forward)(flat, key))
@@ -203,13 +207,13 @@ class Loop:
         def run(arrays: Any, _scalars: Any, key: Any) -> Any:
             return traced(*arrays, *([key] if self._random else []))
 
-        count = len(self.carried) + len(self.residuals) + len(self.written) * self._count
+        count = len(self.carried) + len(self.residuals) + len(self.written) * self.copies
         name = f"scan over {self._count} layers"
         return Recipe(name, run, count, random=self._random)
 
     def _trace_backward(self) -> Recipe:
         """The loop that runs backwards; see the class for what it takes and gives."""
-        widths = (len(self.floating), len(self.shared), self._count * len(self.own))
+        widths = (len(self.floating), len(self.shared), self.copies * len(self.own))
         shared_wanted = [n for n, one in enumerate(self.shared) if one.wanted]
         own_wanted = [n for n, one in enumerate(self.own) if one.wanted]
         used = range(len(self.own)) if self._again else sorted(self._run.saved.used("own"))
@@ -237,13 +241,13 @@ class Loop:
             (grads, sums), mine = jax.lax.scan(
                 body, start, (stacks, list(kept)), self._count, reverse=True
             )
-            return [*grads, *sums, *(layer for stack in mine for layer in stack)]
+            return [*grads, *sums, *self._apart(mine)]
 
         flat = _shapes([self.carried[number] for number in self.floating])
-        flat += _shapes(self.shared) + _shapes(self.own) * self._count
+        flat += _shapes(self.shared) + self._own_shapes()
         flat += [jax.ShapeDtypeStruct(*aval.token) for aval in self.residuals]
         traced = jaxpr_as_fun(jax.make_jaxpr(backward)(flat))
-        count = len(self.floating) + len(shared_wanted) + len(own_wanted) * self._count
+        count = len(self.floating) + len(shared_wanted) + len(own_wanted) * self.copies
         name = f"backward scan over {self._count} layers"
         return Recipe(name, lambda arrays, _scalars, _key: traced(*arrays), count)
 
@@ -276,7 +280,19 @@ class Loop:
                 for one, grad in zip(inputs, found, strict=True)
             ]
 
+    def _own_shapes(self) -> list[jax.ShapeDtypeStruct]:
+        shapes = _shapes(self.own)
+        if not self._is_stacked:
+            return shapes * self._count
+        return [jax.ShapeDtypeStruct((self._count, *one.shape), one.dtype) for one in shapes]
+
+    def _apart(self, stacks: Sequence[Any]) -> list[Any]:
+        """What the layers get, of results that the loop stacked."""
+        return list(stacks) if self._is_stacked else [layer for stack in stacks for layer in stack]
+
     def _stacked(self, own: Sequence[Any], numbers: Any) -> list[jax.Array]:
+        if self._is_stacked:
+            return [own[number] for number in numbers]
         width = len(self.own)
         return [jnp.stack([own[at + n] for at in range(0, len(own), width)]) for n in numbers]
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from isoshard.core import cache, metrics
 from isoshard.torch_bridge.lowerings.conv_split import splitting
+from isoshard.torch_bridge.lowerings.whole import compiling_for
 
 from . import causes, layouts, random
 from . import tape as tapes
@@ -233,7 +234,8 @@ def build(plan: Plan, arrays: Sequence[jax.Array]) -> Program:
         # An input that nobody needs any more is given up even where no result can take its memory.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         found = cache.hits()
-        with splitting(layouts.split_of(layouts_in(plan))):
+        named = layouts_in(plan)
+        with splitting(layouts.split_of(named)), compiling_for(layouts.mesh_in(named)):
             compiled = function.lower(*arrays, *extra).compile()
     metrics.count("cache_hits", cache.hits() - found)
     analysis = compiled.memory_analysis()

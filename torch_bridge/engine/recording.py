@@ -163,6 +163,7 @@ class Recording:
             return False
         self.put_back()
         self.snapshot.restore_gradients()
+        self.snapshot.restore_scalers()
         self.snapshot.restore_counters()
         self.host.restart()
         self.random.restore()

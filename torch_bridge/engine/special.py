@@ -154,7 +154,8 @@ _DATA_DEPENDENT = (
     "unique_consecutive",
     "repeat_interleave.Tensor",
     "bincount",
-    "_linalg_check_errors",
+    "_assert_async",
+    "_assert_async.msg",
 )
 
 

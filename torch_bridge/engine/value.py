@@ -68,12 +68,12 @@ class Aval:
 
 
 def check_storable(meta: Meta) -> None:
-    """Refuse a tensor whose dtype would silently lose precision; an empty one has none to lose.
+    """Refuse a tensor whose dtype would silently lose precision.
 
     Raises:
         RuntimeError: it is float64 or complex128, and `jax_enable_x64` is off.
     """
-    if meta.dtype in (torch.float64, torch.complex128) and 0 not in meta.size:
+    if meta.dtype in (torch.float64, torch.complex128):
         if physical_dtype(meta.dtype).itemsize < meta.dtype.itemsize:
             raise RuntimeError(too_wide(meta.dtype))
 

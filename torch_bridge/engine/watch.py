@@ -27,6 +27,7 @@ class Watched:
     Attributes:
         modules: every submodule, once.
         optimizers: every optimizer, once.
+        scalers: every gradient scaler, once.
         parameters: every parameter of either, and every other leaf tensor found, once.
     """
 
@@ -34,6 +35,7 @@ class Watched:
         """Search `function` (closure, globals it names, bound object, defaults) and `arguments`."""
         self.modules: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
+        self.scalers: list[torch.amp.GradScaler] = []
         self._seen: set[int] = set()
         self._tensors: list[tuple[Any, Any]] = []
         found: dict[int, torch.Tensor] = {}
@@ -109,6 +111,9 @@ class Watched:
         elif isinstance(thing, torch.optim.Optimizer):
             self._seen.add(id(thing))
             self.optimizers.append(thing)
+        elif isinstance(thing, torch.amp.GradScaler):
+            self._seen.add(id(thing))
+            self.scalers.append(thing)
         elif isinstance(thing, list | tuple):
             self._visit_items(thing, range(len(thing)), depth - 1)
         elif isinstance(thing, set | frozenset):
@@ -227,6 +232,11 @@ class Snapshot:
             (optimizer, {key: dict(state) for key, state in optimizer.state.items()})
             for optimizer in watched.optimizers
         ]
+        self._scalers = [
+            (scaler, {key: dict(state) for key, state in scaler._per_optimizer_states.items()})
+            for scaler in watched.scalers
+            if scaler.is_enabled()
+        ]
         self._counters = [
             (value, value.clone())
             for _, states in self._states
@@ -243,7 +253,14 @@ class Snapshot:
         for optimizer, states in self._states:
             optimizer.state.clear()
             optimizer.state.update(states)
+        self.restore_scalers()
         self.restore_counters()
+
+    def restore_scalers(self) -> None:
+        """Let gradient scalers have unscaled what they had."""
+        for scaler, states in self._scalers:
+            scaler._per_optimizer_states.clear()
+            scaler._per_optimizer_states.update({key: dict(s) for key, s in states.items()})
 
     def restore_gradients(self) -> None:
         """Put the gradients back."""

@@ -4,7 +4,7 @@ An output element is the weighted mean of all input elements under a filter that
 output's spacing. The weights of one axis form a matrix that depends on the sizes only, so an image
 is resized by two products.
 
->>> print(_weights(4, 2, 0.5, *_FILTERS["bilinear"]).round(3).tolist())
+>>> print(_weights(4, 2, 2.0, *_FILTERS["bilinear"]).round(3).tolist())
 [[0.429, 0.429, 0.143, 0.0], [0.0, 0.143, 0.429, 0.429]]
 """
 

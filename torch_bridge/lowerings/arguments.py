@@ -37,12 +37,16 @@ def lengths(shape: Sequence[int], along: Sequence[int]) -> int:
 def number(value: Any, dtype: np.dtype) -> jax.Array:
     """`value` as a 0-d array of `dtype`.
 
-    An integer out of range becomes the nearest bound: torch code writes `torch.iinfo(int64).max`
-    for "no bound", and JAX may hold int64 tensors in 32 bits.
+    An integer out of range of 32 or 64 bits becomes the nearest bound: torch code writes
+    `torch.iinfo(int64).max` for "no bound", and JAX may hold int64 tensors in 32 bits. In narrower
+    integers it wraps, as in torch: `-1` is 255 to a uint8 tensor.
     """
     if type(value) is int and jnp.issubdtype(dtype, jnp.integer):
-        bounds = jnp.iinfo(dtype)
-        value = min(max(value, int(bounds.min)), int(bounds.max))
+        low, high = int(jnp.iinfo(dtype).min), int(jnp.iinfo(dtype).max)
+        if dtype.itemsize < 4:
+            value = (value - low) % (high - low + 1) + low
+        else:
+            value = min(max(value, low), high)
     return jnp.asarray(value).astype(dtype)
 
 

@@ -14,6 +14,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import jax.scipy.special as jss
 import numpy as np
 import torch  # noqa: F401  (for the doctest)
 
@@ -164,6 +165,16 @@ def linspace(start, end, steps, *, dtype=None):
 def logspace(start, end, steps, base=10.0, *, dtype=None):
     """`base` to the power of `steps` evenly spaced numbers."""
     return jnp.power(base, linspace(start, end, steps, dtype=dtype))
+
+
+@lower("aten::kaiser_window", "aten::kaiser_window.periodic", "aten::kaiser_window.beta")
+def kaiser_window(window_length, periodic=True, beta=12.0, *, dtype=None):
+    """The Kaiser window: Bessel's I0 over a half circle."""
+    if window_length <= 1:
+        return jnp.ones((window_length,), dtype or jnp.float32)
+    half = (window_length if periodic else window_length - 1) / 2
+    place = jax.lax.iota(jnp.float32, window_length) / half - 1
+    return jss.i0(beta * jnp.sqrt(1 - place * place)) / jss.i0(jnp.float32(beta))
 
 
 @lower("aten::tril_indices")

@@ -2,7 +2,7 @@
 
 torch says the scale of a transform by a number: 0 for none, 1 for one over the root of the number
 of elements, 2 for one over their number. XLA transforms at most three axes at once, so more are
-done three at a time.
+done three at a time; and it cannot transform an axis that is split over devices.
 
 >>> print(_scaled(jnp.ones(4), 4, 1))
 [0.5 0.5 0.5 0.5]
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from .arguments import lengths
 from .registry import lower
+from .whole import whole
 
 _AT_ONCE = 3
 
@@ -31,7 +32,9 @@ def _transform(x, dims, forward):
     along = list(dims)
     while along:
         some, along = along[-_AT_ONCE:], along[:-_AT_ONCE]
+        x = whole(x, some)
         x = jnp.fft.fftn(x, axes=some) if forward else jnp.fft.ifftn(x, axes=some, norm="forward")
+        x = whole(x, some)
     return x
 
 
@@ -44,7 +47,8 @@ def _complex_to_complex(x, dim, normalization, forward):
 def _real_to_complex(x, dim, normalization, onesided):
     count = lengths(x.shape, dim)
     if onesided:
-        got = _transform(jnp.fft.rfft(x, axis=dim[-1]), dim[:-1], True)
+        half = whole(jnp.fft.rfft(whole(x, dim[-1:]), axis=dim[-1]), dim[-1:])
+        got = _transform(half, dim[:-1], True)
     else:
         got = _transform(x.astype(jnp.result_type(x, jnp.complex64)), dim, True)
     return _scaled(got, count, normalization)
@@ -52,6 +56,7 @@ def _real_to_complex(x, dim, normalization, onesided):
 
 @lower("aten::_fft_c2r")
 def _complex_to_real(x, dim, normalization, last_dim_size):
-    x = _transform(x, dim[:-1], False)
+    x = whole(_transform(x, dim[:-1], False), dim[-1:])
     got = jnp.fft.irfft(x, last_dim_size, axis=dim[-1], norm="forward")
+    got = whole(got, dim[-1:])
     return _scaled(got, lengths(got.shape, dim), normalization)

@@ -14,12 +14,12 @@ from .registry import lower
 
 def _shape(self, mat2, offs=None, bias=None, out_dtype=None):
     """The result's shape: torch's own `meta` kernel takes bfloat16 only."""
-    if self.dim() == 2 and mat2.dim() == 2:
-        size = (offs.shape[0], self.shape[0], mat2.shape[1])
-    elif self.dim() == 2 or mat2.dim() == 2:
-        size = (self.shape[-2], mat2.shape[-1])
-    else:
+    if offs is None:
         size = (self.shape[0], self.shape[1], mat2.shape[-1])
+    elif self.dim() == 2 and mat2.dim() == 2:
+        size = (offs.shape[0], self.shape[0], mat2.shape[1])
+    else:
+        size = (self.shape[-2], mat2.shape[-1])
     return self.new_empty(size, dtype=out_dtype or self.dtype)
 
 
@@ -29,7 +29,7 @@ def _grouped_mm(self, mat2, offs=None, bias=None, out_dtype=None):
         raise NotImplementedError(
             "aten::_grouped_mm with a bias has no lowering; add the bias of each row afterwards"
         )
-    if self.ndim == 3 and mat2.ndim == 3:
+    if offs is None:  # a batch of products
         return self @ mat2
     ends = offs.astype(jnp.int32)
     sizes = jnp.diff(ends, prepend=jnp.zeros(1, ends.dtype))
@@ -43,3 +43,17 @@ def _grouped_mm(self, mat2, offs=None, bias=None, out_dtype=None):
         rhs_group_dimensions=[],
     )
     return jax.lax.ragged_dot_general(self, mat2, sizes, dimensions)
+
+
+# What transformers takes for experts while `torch.compiler.is_compiling()`, in place of torch's.
+@lower("transformers::grouped_mm_fallback")
+def _grouped_mm_fallback(input, weight, offs):
+    return _grouped_mm(input, weight, offs)
+
+
+@lower("transformers::grouped_mm_fallback_backward")
+def _grouped_mm_fallback_backward(input, weight, offs, grad_output):
+    return (
+        _grouped_mm(grad_output, weight.swapaxes(1, 2), offs),
+        _grouped_mm(input.T, grad_output, offs),
+    )

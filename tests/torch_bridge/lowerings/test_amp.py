@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+import isoshard.torch_bridge  # noqa: F401  (registers the device)
+
 INF, NAN = float("inf"), float("nan")
 
 

@@ -103,3 +103,26 @@ def test_spaces_between_tensors():
 def test_triangle_places(offset):
     check(aten.tril_indices.default, 3, 4, offset)
     check(aten.triu_indices.default, 4, 3, offset)
+
+
+def test_factories_that_write_into_a_part_of_their_result():
+    for size in (1, 4, 5):
+        torch.testing.assert_close(
+            torch.fft.fftfreq(size, device="jax").cpu(), torch.fft.fftfreq(size)
+        )
+    out = torch.zeros(6, device="jax")
+    torch.arange(3, out=out[2:2])
+    assert out.tolist() == [0, 0, 0, 1, 2, 0]
+
+
+@pytest.mark.parametrize("periodic", [True, False])
+@pytest.mark.parametrize("size", [0, 1, 5])
+def test_kaiser_window(size, periodic):
+    want = torch.kaiser_window(size, periodic, 7.0)
+    torch.testing.assert_close(torch.kaiser_window(size, periodic, 7.0, device="jax").cpu(), want)
+
+
+def test_assertions_read_their_condition():
+    torch._assert_async(torch.ones((), device="jax"))
+    with pytest.raises(RuntimeError, match="Expected Tensor with single nonzero value"):
+        torch._assert_async(torch.zeros((), device="jax"))

@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import isoshard.torch_bridge  # noqa: F401  (registers the device)
+
 STEPS, BATCH, CLASSES = 12, 3, 5
 INPUTS, TARGETS = (12, 9, 7), (4, 0, 3)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+import isoshard.torch_bridge  # noqa: F401  (registers the device)
+
 CASES = {
     "adam": (torch.optim.Adam, {"weight_decay": 0.1}),
     "amsgrad": (torch.optim.Adam, {"amsgrad": True, "maximize": True}),

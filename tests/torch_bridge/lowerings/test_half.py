@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import isoshard.torch_bridge  # noqa: F401  (registers the device)
+
 X = torch.randn(500, generator=torch.Generator().manual_seed(0)) * 3
 ROUNDED_ONCE = {
     "add": lambda x: x + 0.1,

@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import isoshard.torch_bridge  # noqa: F401  (registers the device)
+
 pytestmark = pytest.mark.skipif(
     not hasattr(F, "linear_cross_entropy"), reason="torch before 2.13 has no linear_cross_entropy"
 )

@@ -25,10 +25,8 @@ def options(**changes) -> dict:
     return {"max_new_tokens": NEW, "cache_implementation": "static", "do_sample": False, **changes}
 
 
-def prompt(name: str) -> dict[str, torch.Tensor]:
+def prompt() -> dict[str, torch.Tensor]:
     """A prompt on the CPU: there the tokens found are put together, in shapes that grow."""
-    if name == "whisper":
-        return {"input_features": speech(0)["input_features"]}
     ids = tokens(0)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
@@ -36,26 +34,26 @@ def prompt(name: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("where", ["one device", "mesh"])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_greedy_tokens_are_those_of_the_cpu(name, where, counted):
-    want = build(name).eval().generate(**prompt(name), **options())
+    want = build(name).eval().generate(**prompt(), **options())
     module = on_jax(name, where)
-    assert torch.equal(module.generate(**prompt(name), **options()), want)
+    assert torch.equal(module.generate(**prompt(), **options()), want)
     assert counted("compilations") <= 2, metrics.report()  # the prompt, and one token
-    module.generate(**prompt(name), **options())
+    module.generate(**prompt(), **options())
     known = counted("compilations")
     assert known <= 3, metrics.report()  # the prompt again: the weights are on the devices now
-    assert torch.equal(module.generate(**prompt(name), **options()), want)
+    assert torch.equal(module.generate(**prompt(), **options()), want)
     assert counted("compilations") == known
 
 
 def test_sampled_tokens_are_those_of_the_cpu(counted):
     def sample(module: torch.nn.Module) -> torch.Tensor:
         torch.manual_seed(3)
-        return module.generate(**prompt("llama"), **options(do_sample=True, temperature=0.8))
+        return module.generate(**prompt(), **options(do_sample=True, temperature=0.8))
 
     want = sample(build("llama").eval())
     assert torch.equal(sample(on_jax("llama", "mesh")), want)
     assert counted("compilations") <= 2, metrics.report()
-    greedy = build("llama").eval().generate(**prompt("llama"), **options())
+    greedy = build("llama").eval().generate(**prompt(), **options())
     assert not torch.equal(want, greedy)
 
 
@@ -72,10 +70,37 @@ def test_a_prompt_with_padding_on_the_left(counted):
 def test_a_prompt_on_jax_gives_the_same_tokens():
     mesh = make_mesh((2, 4), ("data", "model"))
     small = {"num_hidden_layers": 1}
-    want = build("llama", **small).eval().generate(**prompt("llama"), **options(max_new_tokens=2))
+    want = build("llama", **small).eval().generate(**prompt(), **options(max_new_tokens=2))
     module = build("llama", **small).eval()
     module = iso.shard(module, mesh, FAMILIES["llama"].plan(module))
-    there = {name: iso.shard(tensor, mesh, P("data")) for name, tensor in prompt("llama").items()}
+    there = {name: iso.shard(tensor, mesh, P("data")) for name, tensor in prompt().items()}
     got = module.generate(**there, **options(max_new_tokens=2))
     assert got.device.type == "jax"
     assert torch.equal(got.cpu(), want)
+
+
+def test_an_encoder_runs_on_jax_and_its_decoder_from_the_cpu(counted):
+    ids, small = tokens(0), {"num_layers": 2}
+    want = build("t5", **small).eval().generate(ids, **options())
+    module = build("t5", **small).eval().to("jax")
+    counts = []
+    for _ in range(3):
+        with torch.no_grad():
+            states = module.get_encoder()(input_ids=ids.to("jax"))
+        assert torch.equal(module.generate(ids, encoder_outputs=states, **options()), want)
+        counts.append(counted("compilations"))
+    assert counts[0] <= 4, metrics.report()  # encoder, first token, other tokens, and a mask
+    assert counts[2] == counts[1]
+
+
+def test_whisper_takes_features_on_jax_and_tokens_on_the_cpu(counted):
+    features, start = speech(0)["input_features"], torch.full((len(tokens(0)), 1), 1)
+    want = build("whisper").eval().generate(features, decoder_input_ids=start, **options())
+    module = build("whisper").eval().to("jax")
+    counts = []
+    for _ in range(3):
+        got = module.generate(features.to("jax"), decoder_input_ids=start, **options())
+        assert torch.equal(got, want)
+        counts.append(counted("compilations"))
+    assert counts[0] <= 4, metrics.report()
+    assert counts[2] == counts[1]

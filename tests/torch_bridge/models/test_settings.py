@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import jax
+import numpy as np
 import pytest
 import torch
 
+import isoshard as iso
 import isoshard.torch_bridge as xs
 from tests.torch_bridge.models.families import (
     BATCH,
@@ -45,6 +48,23 @@ def test_every_implementation_of_experts_is_right(experts, counted):
     assert counted("fallbacks") == (5 if experts == "eager" else 0)
 
 
+@pytest.mark.parametrize("experts", ["batched_mm", "grouped_mm"])
+def test_experts_of_static_shapes_are_captured(experts, counted):
+    names = [name for name, _ in small_mixtral(experts).named_parameters()]
+    module = small_mixtral(experts).to("jax")
+
+    @xs.compile
+    def step(**batch):
+        loss = module(**batch).loss
+        return loss, torch.autograd.grad(loss, list(module.parameters()))
+
+    want = gradients(small_mixtral(experts), language(0))
+    loss, got = step(**to_jax(language(0)))
+    for name, tensor in zip(["loss", *names], [loss, *got], strict=True):
+        torch.testing.assert_close(tensor.detach().cpu(), want[name], rtol=RTOL, atol=ATOL)
+    assert counted("fallbacks") == 0
+
+
 def test_experts_chosen_by_value_are_refused_in_a_compiled_step():
     module = small_mixtral("eager").to("jax")
     step = xs.compile(lambda **batch: module(**batch).loss)
@@ -61,12 +81,30 @@ def test_a_mask_of_two_axes_is_read_in_each_step(counted):
     torch.testing.assert_close(got.cpu(), want, rtol=RTOL, atol=ATOL)
 
 
-def test_a_mask_of_two_axes_is_refused_in_a_compiled_step():
-    module = build("bert").to("jax")
+def test_a_mask_of_two_axes_is_part_of_a_compiled_step(counted):
+    cpu, module = build("bert"), build("bert").to("jax")
     step = xs.compile(lambda **batch: module(**batch).logits)
+    nothing_masked = torch.ones(BATCH, LENGTH, dtype=torch.long)
+    for mask in (padding(0).long(), padding(1).long(), nothing_masked):
+        batch = {"input_ids": masked(0)["input_ids"], "attention_mask": mask}
+        got = step(**to_jax(batch)).cpu()
+        torch.testing.assert_close(got, cpu(**batch).logits, rtol=RTOL, atol=ATOL)
+    assert counted("compilations") == 1
+
+
+def test_a_jax_function_needs_no_value_of_a_mask_of_two_axes(counted):
+    """transformers asks for `tensor.jax()` to learn whether JAX traces; else there is none."""
+    module = build("bert").eval()
     batch = {"input_ids": masked(0)["input_ids"], "attention_mask": padding(0).long()}
-    with pytest.raises(xs.CaptureError, match=r"masking_utils\.py:\d+: a compiled step needs"):
-        step(**to_jax(batch))
+    with torch.no_grad():
+        want = module(**batch).logits
+    mask = batch["attention_mask"].to("jax")
+    assert not hasattr(mask + 1, "jax")
+    assert counted("executions") == 0
+    function = iso.jax_function(module)
+    arrays = {name: iso.to_jax(tensor, copy=True) for name, tensor in batch.items()}
+    got = jax.jit(lambda params, arrays: function(params, **arrays).logits)(function.params, arrays)
+    torch.testing.assert_close(torch.from_numpy(np.array(got)), want, rtol=RTOL, atol=ATOL)
 
 
 def test_masks_of_two_and_of_four_axes_mean_the_same():

@@ -1,0 +1,218 @@
+"""Modules that torch's module database leaves out, and what feeds them: DataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+from isoshard import P
+from tests.torch_bridge.on_both import on_both, raises_on_both
+from tests.torch_bridge.test_training import close, draw
+
+IMAGE = draw(2, 4, 6, 6)
+ROWS = draw(5, 8)
+WORDS = torch.tensor([[1, 2, 0], [4, 0, 3]])
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[torch.Tensor, ...]]] = {
+    "Identity": (lambda: nn.Identity(), (ROWS,)),
+    "Flatten": (lambda: nn.Flatten(1), (IMAGE,)),
+    "Unflatten": (lambda: nn.Unflatten(1, (2, 4)), (ROWS,)),
+    "PixelShuffle": (lambda: nn.PixelShuffle(2), (IMAGE,)),
+    "PixelUnshuffle": (lambda: nn.PixelUnshuffle(2), (IMAGE,)),
+    "ChannelShuffle": (lambda: nn.ChannelShuffle(2), (IMAGE,)),
+    "Fold": (lambda: nn.Fold((4, 4), 2, stride=2), (draw(2, 8, 4),)),
+    "Unfold": (lambda: nn.Unfold(3, padding=1), (IMAGE,)),
+    "Upsample nearest": (lambda: nn.Upsample(scale_factor=2), (IMAGE,)),
+    "Upsample bilinear": (lambda: nn.Upsample((9, 5), mode="bilinear"), (IMAGE,)),
+    "Upsample bicubic": (lambda: nn.Upsample(scale_factor=1.5, mode="bicubic"), (IMAGE,)),
+    "UpsamplingBilinear2d": (lambda: nn.UpsamplingBilinear2d(scale_factor=2), (IMAGE,)),
+    "Hardsigmoid": (lambda: nn.Hardsigmoid(), (ROWS,)),
+    "PairwiseDistance": (
+        lambda: nn.PairwiseDistance(p=2, keepdim=True),
+        (ROWS, draw(5, 8, seed=1)),
+    ),
+    "CosineSimilarity": (lambda: nn.CosineSimilarity(dim=1), (ROWS, draw(5, 8, seed=1))),
+    "TripletMarginLoss": (lambda: nn.TripletMarginLoss(swap=True), (ROWS, -ROWS, ROWS.flip(0))),
+    "TripletMarginWithDistanceLoss": (
+        lambda: nn.TripletMarginWithDistanceLoss(margin=0.5),
+        (ROWS, -ROWS, ROWS.flip(0)),
+    ),
+    "EmbeddingBag mean": (lambda: nn.EmbeddingBag(5, 3), (WORDS,)),
+    "EmbeddingBag sum": (lambda: nn.EmbeddingBag(5, 3, mode="sum", padding_idx=0), (WORDS,)),
+    "EmbeddingBag max": (lambda: nn.EmbeddingBag(5, 3, mode="max"), (WORDS,)),
+    "CrossMapLRN2d": (lambda: nn.CrossMapLRN2d(2), (IMAGE,)),
+    "SyncBatchNorm in evaluation": (lambda: nn.SyncBatchNorm(4).eval(), (IMAGE,)),
+    "TransformerDecoder": (
+        lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0), 2),
+        (draw(3, 2, 8), draw(4, 2, 8, seed=1)),
+    ),
+    "Bilinear": (lambda: nn.Bilinear(8, 8, 3), (ROWS, draw(5, 8, seed=1))),
+    "LSTM of two directions": (
+        lambda: nn.LSTM(8, 4, 2, bidirectional=True, batch_first=True, proj_size=2),
+        (draw(2, 3, 8),),
+    ),
+    "GRU without bias": (lambda: nn.GRU(8, 4, bias=False), (draw(3, 2, 8),)),
+    "MaxPool with indices": (lambda: nn.MaxPool2d(2, return_indices=True), (IMAGE,)),
+    "AdaptiveLogSoftmax": (
+        lambda: nn.AdaptiveLogSoftmaxWithLoss(8, 10, [3, 6], div_value=2.0),
+        (ROWS, torch.tensor([0, 9, 4, 2, 7])),
+    ),
+    "Circular padding": (lambda: nn.Conv2d(4, 2, 3, padding=1, padding_mode="circular"), (IMAGE,)),
+    "Reflecting padding": (lambda: nn.Conv2d(4, 2, 3, padding=2, padding_mode="reflect"), (IMAGE,)),
+    "Containers": (
+        lambda: nn.Sequential(
+            nn.ModuleList([nn.Linear(8, 8)])[0], nn.ModuleDict({"a": nn.Tanh()})["a"]
+        ),
+        (ROWS,),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_equals_the_cpu(name):
+    make, inputs = MODULES[name]
+
+    def program(*inputs: torch.Tensor) -> Any:
+        torch.manual_seed(0)
+        module = make().to(inputs[0].device)
+        out = module(*inputs)
+        leaves = [t for t in torch.utils._pytree.tree_leaves(out) if t.requires_grad]
+        if leaves:
+            sum((leaf * leaf.detach().cos()).sum() for leaf in leaves).backward()
+        gradients = [p.grad for p in module.parameters()]
+        return out, [x.grad for x in inputs], gradients, list(module.buffers())
+
+    on_both(program, *inputs)
+
+
+def test_unpooling_takes_the_indices_of_pooling():
+    def program(x: torch.Tensor) -> Any:
+        pooled, where = nn.MaxPool2d(2, return_indices=True)(x)
+        out = nn.MaxUnpool2d(2)(pooled, where)
+        out.square().sum().backward()
+        return out, where, x.grad
+
+    on_both(program, IMAGE)
+
+
+DROPS = [
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+]
+
+
+@pytest.mark.parametrize("drop", DROPS)
+def test_dropout_drops_the_right_share_of_the_right_things(drop):
+    """Elements, or whole channels; gradients use the forward mask; evaluation changes nothing."""
+    torch.manual_seed(0)
+    shape = {nn.Dropout1d: (64, 32, 3), nn.Dropout3d: (64, 32, 2, 2, 2)}.get(drop, (64, 32, 3, 3))
+    x = torch.ones(shape, device="jax", requires_grad=True)
+    layer = drop(0.25)
+    y = layer(x)
+    y.sum().backward()
+    kept = y.detach().cpu() > (0.9 if drop in DROPS[:4] else 0.0)
+    assert kept.float().mean().item() == pytest.approx(0.75, abs=0.05)
+    grad = x.grad.cpu()
+    assert ((grad > 0) == kept).all()
+    if drop not in (nn.Dropout, nn.AlphaDropout):
+        flat = kept.flatten(2).float()
+        assert torch.equal(flat.amax(2), flat.amin(2)), "a channel is dropped as a whole"
+    else:
+        assert 0 < kept.flatten(1).float().std() < 1
+    assert torch.equal(layer.eval()(x).detach().cpu(), torch.ones(shape))
+    assert not torch.equal(layer.train()(x).detach().cpu(), y.detach().cpu())
+
+
+def test_rrelu_in_training_and_evaluation():
+    torch.manual_seed(0)
+    x = torch.full((4096,), -1.0, device="jax", requires_grad=True)
+    y = nn.RReLU(0.1, 0.3)(x)
+    y.sum().backward()
+    assert -0.3 <= y.min().item() < y.max().item() <= -0.1
+    close(x.grad, -y.detach().cpu())
+    on_both(lambda x: nn.RReLU().eval()(x))
+
+
+def test_lazy_modules_after_a_run_on_the_cpu():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d(), nn.Tanh())
+    want = model(ROWS).detach()
+    model.to("jax")
+    assert all(isinstance(p, nn.Parameter) and p.device.type == "jax" for p in model.parameters())
+    close(model(ROWS.to("jax")), want)
+
+
+def test_synchronised_batch_norm_over_a_mesh_is_batch_norm(mesh):
+    """A mesh is one device: the statistics are always those of the whole batch."""
+    x = draw(16, 4)
+    want, got = nn.BatchNorm1d(4), nn.BatchNorm1d(4).to("jax")
+    expected = want(x)
+    close(got(iso.shard(x, mesh, P(("x", "y"), None))), expected)
+    close(got.running_var, want.running_var)
+
+
+# --- Data ----------------------------------------------------------------------------------------
+
+
+class Rows(Dataset[dict[str, torch.Tensor]]):
+    """Ten labelled rows."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.full((4,), float(number)), "y": torch.tensor(number % 3)}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*os.fork.*:RuntimeWarning")
+def test_batches_of_a_loader_are_moved_to_the_device(workers, mesh):
+    loader = DataLoader(Rows(), batch_size=4, num_workers=workers, shuffle=False, drop_last=True)
+    seen = []
+    for batch in loader:
+        there = {name: value.to("jax", non_blocking=True) for name, value in batch.items()}
+        laid = iso.shard(batch["x"], mesh, P("x", None))
+        seen.append((there["x"].sum() + laid.sum() + there["y"].sum()).item())
+    assert seen == [2 * 4 * 6 + 3, 2 * 4 * 22 + 4]
+
+
+def test_an_epoch_of_training_from_a_loader_equals_the_cpu():
+    data = TensorDataset(draw(12, 4), torch.arange(12) % 3)
+
+    def train(device: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        generator = torch.Generator().manual_seed(1)
+        for x, y in DataLoader(data, batch_size=4, shuffle=True, generator=generator):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x.to(device)), y.to(device)).backward()
+            optimizer.step()
+        return list(model.parameters())
+
+    for got, want in zip(train("jax"), train("cpu"), strict=True):
+        close(got, want)
+
+
+def test_a_dataset_of_tensors_on_the_device():
+    data = TensorDataset(draw(6, 4).to("jax"), torch.arange(6).to("jax"))
+    batches = list(DataLoader(data, batch_size=3))
+    assert all(isinstance(x, xs.XLAShardedTensor) for batch in batches for x in batch)
+    close(torch.cat([x for x, _ in batches]), draw(6, 4))
+    raises_on_both(
+        lambda x: nn.Linear(3, 2).to(x.device)(x), match=r"shape|size|reduction dim", grad=False
+    )
