@@ -16,12 +16,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt --no-build-isolation
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance fuzz bench bench-peers test-newest lint types wheel clean
+.PHONY: help demo test conformance fuzz bench bench-peers test-newest test-oldest lint types wheel
+.PHONY: clean
 .DELETE_ON_ERROR:
 
 help:  ## show the targets
 	@echo "isoshard: one sharding spec drives JAX and PyTorch"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo-installed  ## train on a mesh from PyTorch, go on in JAX (ARGS="--quick")
 	$(BIN)/isoshard demo $(ARGS)
@@ -45,6 +46,9 @@ bench-peers: $(VENV)/.dev-installed  ## install the peers that `make bench` meas
 test-newest: $(VENV)/.dev-installed  ## the engine's tests with the newest torch and jax (6 GB)
 	$(BIN)/python -m benchmarks.environments newest --test
 
+test-oldest: $(VENV)/.dev-installed  ## likewise with the oldest of pyproject.toml's ranges (6 GB)
+	$(BIN)/python -m benchmarks.environments oldest --test
+
 lint: $(VENV)/.dev-installed  ## ruff: format and lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -59,7 +63,7 @@ wheel: $(VENV)/.dev-installed  ## build the wheel and unpack it into build/wheel
 	$(PIP) install --quiet --no-deps --no-index --target build/wheel build/dist/isoshard-*.whl
 
 clean:  ## remove .venv, caches and everything built
-	rm -rf $(VENV) build dist isoshard.egg-info .pytest_cache .ruff_cache .hypothesis out
+	rm -rf $(VENV) .venv-* build dist isoshard.egg-info .pytest_cache .ruff_cache .hypothesis out
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each stamp is newer than what it was made from, or it is made again.

@@ -34,6 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name in names
         if (cells := columns_of(entries()[name], columns))
     ]
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # for the workers: XLA's remarks on layouts
     started = time.monotonic()
     results = run_all(
         tasks,

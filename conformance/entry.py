@@ -23,7 +23,7 @@ from isoshard.core import metrics
 
 from . import ambiguous, layout
 from .cells import Cell
-from .columns import COLUMNS, Column
+from .columns import COLUMNS, Column, forward
 from .compare import first_difference
 from .samples import (
     DEVICE,
@@ -137,7 +137,10 @@ def _with_reference(
             refused = f"torch: {type(error).__name__}: {summary(error)}"
             continue
         random = first_difference(want, again) is not None
-        attempts.append(Attempt(column, sample, want, random, is_wide(sample, want), place))
+        wide = is_wide(sample, want)
+        if column.gradient and not wide:  # float64 may come and go between input and gradient
+            wide = is_wide(forward(info, copied(sample)))
+        attempts.append(Attempt(column, sample, want, random, wide, place))
     return attempts or refused
 
 

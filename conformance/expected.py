@@ -12,6 +12,8 @@ _SPARSE = "sparse tensors have no place on the device: JAX arrays are dense"
 _COMPLEX32 = "complex32: JAX has no such type"
 _HASH = "the result is a 64-bit hash, which the device's 32-bit integers cannot hold"
 
+_BOUNDS = "torch fills in the bounds of int64, which the device's 32-bit integers cannot hold"
+
 
 def _cells(entry: str, columns: Iterable[str], reason: str) -> dict[tuple[str, str], str]:
     return {(entry, column): reason for column in columns}
@@ -23,6 +25,11 @@ _EVERY_TYPE = (*_FORWARD, "sharded", "int64", "bool")
 EXPECTED: dict[tuple[str, str], str] = {
     **_cells("chalf", (*_EVERY_TYPE, "backward"), _COMPLEX32),
     **_cells("hash_tensor", (*_EVERY_TYPE, "out="), _HASH),
+    **_cells("masked.amax", ("int64",), _BOUNDS),
+    **_cells("masked.amin", ("int64",), _BOUNDS),
+    **_cells("masked.argmax", ("int64",), _BOUNDS),
+    **_cells("masked.argmin", ("int64",), _BOUNDS),
+    **_cells("masked.logsumexp", ("int64",), _BOUNDS),
     **_cells("sparse.mm.reduce", (*_FORWARD, "backward"), _SPARSE),
     **_cells("sparse.sampled_addmm", ("forward", "backward"), _SPARSE),
     **_cells("to_sparse", (*_EVERY_TYPE, "backward"), _SPARSE),

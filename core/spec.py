@@ -253,7 +253,7 @@ class _Key:
 
     def __init__(self, spec: SpecLike) -> None:
         self.spec = spec
-        items = spec.partitions if isinstance(spec, P) else spec
+        items = _entries(spec) if isinstance(spec, P) else spec
         self.kinds = (type(spec), *map(type, items)) if isinstance(items, tuple) else type(spec)
         self._hash = hash(spec)
 
@@ -356,7 +356,7 @@ def _items(spec: SpecLike, faults: list[str]) -> tuple[Any, ...]:
             for kind in ("unreduced", "reduced")
             if (axes := getattr(spec, kind, ()))
         ]
-        return spec.partitions
+        return _entries(spec)
     if _is_group(spec):
         return tuple(spec)
     faults.append(
@@ -397,3 +397,8 @@ def _is_axis(axis: Any) -> bool:
 
 def _is_group(item: Any) -> bool:
     return isinstance(item, tuple | list) and not isinstance(item, P)
+
+
+def _entries(spec: P) -> tuple[Any, ...]:
+    """What a PartitionSpec says of each axis; before jax 0.10 it was a tuple."""
+    return spec.partitions if hasattr(spec, "partitions") else tuple(spec)

@@ -8,7 +8,8 @@ give to a backend written in Python.
 
 Tested with torch 2.13. Private names used: `torch.utils.backend_registration.
 _setup_privateuseone_for_python_backend`, `torch._register_device_module`, the two lists
-`_foreach_supported_types`, and `torch.utils._foreach_utils._get_foreach_kernels_supported_devices`.
+`_foreach_supported_types`, `torch.utils._foreach_utils._get_foreach_kernels_supported_devices`,
+and `torch.fx.experimental.proxy_tensor.HANDLED_TYPES`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import jax
 import torch
+from torch.fx.experimental import proxy_tensor
 from torch.optim.optimizer import _foreach_supported_types as _optimizer_types
 from torch.utils import _foreach_utils, backend_registration
 from torch.utils._foreach_utils import _foreach_supported_types as _clipping_types
@@ -134,11 +136,18 @@ def register() -> None:
     identity.register()
     pickling.register()
     scaling.register()
+    _join_lists()
+
+
+def _join_lists() -> None:
+    """Put our class and device on the lists of those that torch treats as its own."""
     for known in (_optimizer_types, _clipping_types):
         known.append(base._CLASS)  # as torch's DTensor does: one operation for all parameters
     # `clip_grad_norm_` and its kin ask with the C++ device.
     devices = _foreach_utils._get_foreach_kernels_supported_devices
     _foreach_utils._get_foreach_kernels_supported_devices = lambda: [*devices(), "lazy"]
+    # `make_fx`, and with it `torch.func.linearize`, takes other tensors for constants.
+    proxy_tensor.HANDLED_TYPES = (*proxy_tensor.HANDLED_TYPES, base._CLASS)
 
 
 # Factories that torch would otherwise build by resizing an empty tensor.

@@ -142,8 +142,12 @@ class Graph:
 
         shapes = [jax.ShapeDtypeStruct(*leaf.token) for leaf in key if isinstance(leaf, Aval)]
         draw = jax.eval_shape(lambda: jax.random.key(0)) if self.random else None
-        with jax.numpy_dtype_promotion("standard"):
-            found = jax.eval_shape(lambda arrays, draw: run(arrays, (), draw), shapes, draw)
+        log = base.use_log(None)  # a step that is being captured touches none of these tensors
+        try:
+            with jax.numpy_dtype_promotion("standard"):
+                found = jax.eval_shape(lambda arrays, draw: run(arrays, (), draw), shapes, draw)
+        finally:
+            base.use_log(log)
         recipe = Recipe(self.name, run, len(found), random=self.random, detail=self)
         return _Signature(recipe, tuple(outputs))
 

@@ -198,14 +198,6 @@ def test_func_transforms_and_functional_call():
     assert torch.func.functional_call(model, values, draw(2, 6).to("jax")).count_nonzero() == 0
 
 
-def test_autocast_is_switched_off_aloud():
-    layer = torch.nn.Linear(6, 3).to("jax")
-    with pytest.warns(UserWarning, match=r"(?s)jax autocast.*[Dd]isabling"):
-        context = torch.autocast("jax", dtype=torch.bfloat16)
-    with context:
-        assert layer(draw(4, 6).to("jax")).dtype == torch.float32
-
-
 def test_anomaly_mode_and_leaves():
     x = torch.ones(3, device="jax", requires_grad=True)
     assert x.is_leaf and x.grad_fn is None and (x * 2).grad_fn is not None

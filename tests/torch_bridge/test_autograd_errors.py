@@ -60,7 +60,7 @@ class BadForward(torch.autograd.Function):
         return g
 
 
-@torch.library.custom_op("isoshard_autograd_tests::nothing", mutates_args=())
+@torch.library.custom_op("isoshard_autograd_tests::nothing", mutates_args=(), device_types="cpu")
 def nothing(x: torch.Tensor) -> torch.Tensor:
     """An operator that nobody taught JAX."""
     return x.clone()

@@ -144,7 +144,7 @@ class Everything(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Any, no: Any) -> Any:
         assert no is None
-        x, y, total, none = ctx.saved_tensors
+        x, _, total, none = ctx.saved_tensors
         assert none is None
         to_x = g * ctx.power * total / x if ctx.needs_input_grad[0] else None
         to_y = g * x**ctx.power if ctx.needs_input_grad[2] else None

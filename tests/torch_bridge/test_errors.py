@@ -160,9 +160,9 @@ def test_data_of_another_device_is_refused():
     assert t.tolist() == [1, 1, 1]
 
 
-@torch.library.custom_op("isoshard_tests::unknown", mutates_args=())
+@torch.library.custom_op("isoshard_tests::unknown", mutates_args=(), device_types="cpu")
 def unknown(x: torch.Tensor) -> torch.Tensor:
-    """An operator that nobody taught JAX."""
+    """An operator with a kernel for the CPU alone."""
     return x.clone()
 
 
@@ -356,3 +356,11 @@ def test_an_error_while_compiling_reaches_the_user_and_spoils_nothing_else(broke
     del wrong
     assert z.tolist() == [2, 4, 6] and y.tolist() == [1, 2, 3]
     assert (x + 5).tolist() == [5, 6, 7]
+
+
+def test_a_lazy_module_is_told_to_run_first():
+    module = torch.nn.LazyLinear(3)
+    with pytest.raises(RuntimeError, match=r"lazy module .* run it once on the CPU"):
+        module.to("jax")
+    module(torch.ones(2, 4))
+    assert module.to("jax")(torch.ones(2, 4, device="jax")).shape == (2, 3)

@@ -27,7 +27,7 @@ NEEDS_X64 = {
     "BatchNorm1d": "torch keeps the statistics of an empty batch in float64",
     "BatchNorm2d": "as BatchNorm1d",
     "BatchNorm3d": "as BatchNorm1d",
-    "FractionalMaxPool2d": "the samples give the random regions in float64",
+    "FractionalMaxPool2d": "the samples give the random regions in float64, as the input then is",
     "FractionalMaxPool3d": "as FractionalMaxPool2d",
 }
 
@@ -88,11 +88,12 @@ def run(module: torch.nn.Module, inputs: Any, device: str) -> Run:
 def samples(name: str, training: bool) -> list[tuple[torch.nn.Module, Any]]:
     """CPU modules and their inputs, from the database."""
     info = INFOS[name]
+    dtype = torch.float64 if name.startswith("Fractional") else torch.float32
     torch.manual_seed(0)
     found = [
         sample
         for sample in info.module_inputs_func(
-            info, device="cpu", dtype=torch.float32, requires_grad=True, training=training
+            info, device="cpu", dtype=dtype, requires_grad=True, training=training
         )
         if sample.forward_input is not None
     ]

@@ -22,6 +22,8 @@ from tests.torch_bridge.test_training import draw
 
 functional = torch.nn.functional
 Case = Callable[[torch.Tensor], Any]
+# One small program on many layouts, on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore::isoshard.core.errors.RecompilationWarning")
 
 
 # --- Views share memory --------------------------------------------------------------------------

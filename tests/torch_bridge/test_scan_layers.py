@@ -366,3 +366,64 @@ def test_gradients_of_gradients_are_refused():
     y = scanned(x).sum()
     with pytest.raises(RuntimeError, match=r"no gradients of gradients.*one after the other"):
         torch.autograd.grad(y, x, create_graph=True)
+
+
+# --- One parameter for all layers -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_stacked_parameters_train_as_the_layers_do(checkpoint):
+    plain = stack(3)
+    scanned = xs.scan_layers(copy.deepcopy(plain), checkpoint=checkpoint, stacked=True).to("jax")
+    assert scanned.layers.qkv.weight.shape == (3, 3 * WIDTH, WIDTH)
+    mask = torch.randn(6, 6)
+
+    def step_of(run, parameters):
+        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+        def step(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = run(x, mask).square().mean()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    mine = xs.compile(step_of(scanned, list(scanned.parameters())))
+    theirs = step_of(lambda *args: one_by_one(plain, *args), list(plain.parameters()))
+    losses = [
+        (mine(batch(n).to("jax"), mask.to("jax")).item(), theirs(batch(n), mask).item())
+        for n in range(4)
+    ]
+    np.testing.assert_allclose(*zip(*losses, strict=True), rtol=1e-4)
+    for name, stacked in scanned.layers.named_parameters():
+        want = torch.stack([dict(layer.named_parameters())[name].detach() for layer in plain])
+        torch.testing.assert_close(stacked.detach().cpu(), want, rtol=1e-2, atol=1e-4, msg=name)
+
+
+def test_stacked_layers_on_the_cpu_and_their_copies():
+    plain = stack(3)
+    scanned = xs.scan_layers(plain, stacked=True)
+    close(scanned(batch()), one_by_one(plain, batch()))
+    moved = copy.deepcopy(scanned).to("jax")
+    close(moved(batch().to("jax")), one_by_one(plain, batch()))
+
+
+def test_stacked_buffers_get_their_new_values():
+    torch.manual_seed(0)
+    layers = [torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6)) for _ in range(3)]
+    scanned = xs.scan_layers(copy.deepcopy(layers), stacked=True).to("jax")
+    x = torch.randn(8, 6)
+    close(scanned(x.to("jax")), one_by_one(layers, x))
+    want = torch.stack([layer[1].running_mean for layer in layers])
+    close(scanned.layers[1].running_mean, want)
+    assert scanned.layers[1].num_batches_tracked.tolist() == [1, 1, 1]
+
+
+def test_layers_frozen_in_part_cannot_be_stacked():
+    layers = stack(2)
+    layers[1].out.bias.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"out\.bias requires a gradient in some layers only"):
+        xs.scan_layers(layers, stacked=True)

@@ -176,6 +176,8 @@ def build_call(
     written = _written(op, lowering, args, kwargs)
     if lowering.strided:
         kwargs["contiguous"] = metas[0].is_contiguous
+    if lowering.sized and outs[0] is not None:
+        kwargs["shape"] = outs[0].size
     dtype = _promotion(lowering, op, args, kwargs, metas)
     run = _bind(lowering, op, args, kwargs, dtype)
     images = _images(lowering, op, args, kwargs, dtype)

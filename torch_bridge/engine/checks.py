@@ -100,7 +100,8 @@ def _floats_only(name: str, named: Arguments) -> None:
 
 
 def _not_complex(name: str, named: Arguments) -> None:
-    if _first(named).is_complex():
+    tensors = [value for value in named.values() if isinstance(value, torch.Tensor)]
+    if any(tensor.is_complex() for tensor in tensors):
         raise NotImplementedError(f"{name} is not supported for complex inputs")
 
 
@@ -165,6 +166,15 @@ def _axis(name: str, named: Arguments) -> None:
             f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got "
             f"{dim})"
         )
+
+
+def _distinct_axes(name: str, named: Arguments) -> None:
+    rank, dims = max(_first(named).dim(), 1), named.get("dim")
+    if isinstance(dims, list | tuple):
+        places = [dim % rank for dim in dims]
+        twice = [dim for dim in places if places.count(dim) > 1]
+        if twice:
+            raise RuntimeError(f"dim {twice[0]} appears multiple times in the list of dims")
 
 
 def _source_like_self(name: str, named: Arguments) -> None:
@@ -254,6 +264,7 @@ _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     "uniform": (_draws_floats, _uniform),
     "bernoulli": (_probability,),
     "multinomial": (_enough_to_draw_from,),
+    **dict.fromkeys(("norm", "linalg_vector_norm"), (_distinct_axes,)),
     **dict.fromkeys(("sort", "_softmax", "_log_softmax"), (_axis,)),
     "relu": (_not_complex, _not_bool),
     "heaviside": (_not_complex, _same_dtypes),

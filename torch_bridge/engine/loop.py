@@ -99,10 +99,14 @@ class Loop:
         self._run: _Run | None = None
         self.written: list[int] = []
         self.residuals: list[Aval] = []
-        with jax.numpy_dtype_promotion("standard"):
-            self._random = self._draws_numbers()
-            self.forward = self._trace_forward()
-            self.backward = self._trace_backward() if self._wants else None
+        log = base.use_log(None)  # a step that is being captured touches none of these tensors
+        try:
+            with jax.numpy_dtype_promotion("standard"):
+                self._random = self._draws_numbers()
+                self.forward = self._trace_forward()
+                self.backward = self._trace_backward() if self._wants else None
+        finally:
+            base.use_log(log)
         del self._layer, self._run
 
     def _draws_numbers(self) -> bool:

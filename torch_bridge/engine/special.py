@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import UninitializedTensorMixin
 
 from isoshard.core import metrics
 
@@ -67,6 +68,11 @@ def _copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         return target
     if source.device.type != "cpu":
         source = source.cpu()
+    if isinstance(source, UninitializedTensorMixin):
+        raise RuntimeError(
+            "a lazy module has no shapes before it has run once, and cannot be moved to the jax "
+            "device yet: run it once on the CPU, then move it with .to('jax')"
+        )
     capture.note_upload(source)
     if source.shape != target.shape:
         source = source.expand(target.shape)

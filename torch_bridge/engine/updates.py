@@ -85,7 +85,8 @@ def register() -> None:
         func = getattr(
             getattr(getattr(torch.ops, namespace), packet, None), overload or "default", None
         )
-        if func is None or not registry.find(func).writes:
+        lowering = registry.find(func) if func is not None else None
+        if func is None or lowering is None or not lowering.writes:
             continue
         if any(a.alias_info and a.alias_info.is_write for a in func._schema.arguments):
             dispatch.SPECIAL[name] = updating_handler(func)

@@ -74,8 +74,8 @@ def _matrices(name, input_size, output_size, align_corners, scales):
 
 def _apply(equation: str, x: jax.Array, rows: np.ndarray, columns: np.ndarray) -> jax.Array:
     y = wide(x)
-    rows, columns = (jnp.asarray(m, y.dtype) for m in (rows, columns))
-    return jnp.einsum(equation, rows, y, columns, precision="highest").astype(x.dtype)
+    down, across = (jnp.asarray(matrix, y.dtype) for matrix in (rows, columns))
+    return jnp.einsum(equation, down, y, across, precision="highest").astype(x.dtype)
 
 
 def _forward(name, x, output_size, align_corners, scales_h=None, scales_w=None):

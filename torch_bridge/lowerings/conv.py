@@ -154,8 +154,9 @@ def gradient_of_weight(
         if channels_last:
             grad, x = (jnp.moveaxis(images, -1, 1) for images in (grad, x))
         image, slopes = (grad, x) if transposed else (x, grad)
-        along = (_spread(v, x.ndim - 2) for v in (stride, padding, dilation))
-        return weight_gradient(image, slopes, weight.shape[2:], *along, groups)
+        strides, edges, gaps = (_spread(v, x.ndim - 2) for v in (stride, padding, dilation))
+        kernel = weight.shape[2:]
+        return weight_gradient(image, slopes, kernel, strides, edges, gaps, groups)
     options = (stride, padding, dilation, transposed, output_padding, groups)
     function = functools.partial(convolve, channels_last=channels_last)
     return pull_back(lambda w: function(x, w, *options), grad, weight)[0]

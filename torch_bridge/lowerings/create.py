@@ -1,7 +1,7 @@
 """New arrays: constants, ranges, identities.
 
 >>> from isoshard.torch_bridge.lowerings import registry
->>> registry.find(torch.ops.aten.arange.start_step).function(1, 2, 0.5)
+>>> registry.find(torch.ops.aten.arange.start_step).function(1, 2, 0.5, shape=(2,))
 Array([1. , 1.5], dtype=float32)
 
 Ranges are computed in the program, not stored in it. `empty` and its like are zeros: JAX has no
@@ -111,18 +111,18 @@ def eye(n, m=None, *, dtype=None):
     return jnp.eye(n, m, dtype=dtype or jnp.float32)
 
 
-@lower("aten::arange")
-def arange(end, *, dtype=None):
+@lower("aten::arange", sized=True)
+def arange(end, *, shape, dtype=None):
     """0, 1, .. below `end`."""
-    return arange_step(0, end, dtype=dtype)
+    return arange_step(0, end, shape=shape, dtype=dtype)
 
 
-@lower("aten::arange.start", "aten::arange.start_step")
-def arange_step(start, end, step=1, *, dtype=None):
-    """`start`, `start + step`, .. before `end`."""
+@lower("aten::arange.start", "aten::arange.start_step", sized=True)
+def arange_step(start, end, step=1, *, shape, dtype=None):
+    """`start`, `start + step`, .. before `end`; releases of torch differ in how many integers."""
     if dtype is not None and jnp.issubdtype(dtype, jnp.integer):
-        start, end, step = int(start), int(end), int(step)
-    return _steps(start, step, math.ceil((end - start) / step))
+        start, step = int(start), int(step)
+    return _steps(start, step, shape[0])
 
 
 @lower("aten::range", "aten::range.step")

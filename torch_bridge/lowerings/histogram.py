@@ -40,7 +40,8 @@ def _histc(x, bins=100, min=0, max=0):
 
 
 def _edges(x, bins, span):
-    low, high = _outer(x, *(span or (None, None)), 0.5)
+    least, most = span or (None, None)
+    low, high = _outer(x, least, most, 0.5)
     return jnp.linspace(low, high, bins + 1, dtype=x.dtype)
 
 

@@ -49,6 +49,7 @@ class Lowering:
             (torch's gradient formulas of some operators depend on it).
         meta: gives the results' shapes and dtypes where torch has no kernel for `meta` tensors: a
             function of the operator's arguments, with `meta` tensors in, and `meta` tensors out.
+        sized: the function takes `shape=`, what torch promises of its first result.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Lowering:
     writes: tuple[str, ...] = ()
     strided: bool = False
     meta: Callable[..., Any] | None = None
+    sized: bool = False
 
 
 _TABLE: dict[str, Lowering] = {}
@@ -72,6 +74,7 @@ def lower(
     writes: tuple[str, ...] = (),
     strided: bool = False,
     meta: Callable[..., Any] | None = None,
+    sized: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate the JAX function that computes each operator in `names`.
 
@@ -83,6 +86,7 @@ def lower(
         writes: see `Lowering`.
         strided: see `Lowering`.
         meta: see `Lowering`.
+        sized: see `Lowering`.
 
     Returns:
         A decorator that registers its function and returns it unchanged.
@@ -90,7 +94,9 @@ def lower(
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            _TABLE[name] = Lowering(name, function, promote, lift, random, writes, strided, meta)
+            _TABLE[name] = Lowering(
+                name, function, promote, lift, random, writes, strided, meta, sized
+            )
         return function
 
     return register

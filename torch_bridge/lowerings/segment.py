@@ -26,7 +26,7 @@ def _rows(data, lengths, offsets, axis):
     """Data as (rows, elements, rest), and the ends and lengths of segments as (rows, segments)."""
     lead = data.shape[:axis]
     flat = data.reshape(-1, data.shape[axis], *data.shape[axis + 1 :])
-    if offsets is None:
+    if lengths is not None:
         sizes = lengths.reshape(flat.shape[0], -1)
         starts = jnp.cumsum(sizes, axis=1) - sizes
     else:
@@ -44,13 +44,15 @@ def _owners(starts, sizes, count):
 
 
 def _shape(data, reduce, *, lengths=None, indices=None, offsets=None, axis=0, **_):
-    if lengths is None and offsets is None:
-        raise RuntimeError("segment_reduce(): Either lengths or offsets must be defined.")
     if indices is not None:
         raise RuntimeError("segment_reduce(): indices based reduction is not supported yet.")
-    given = lengths if lengths is not None else offsets
-    count = given.shape[-1] - (0 if lengths is not None else 1)
-    return data.new_empty((*given.shape[:-1], count, *data.shape[axis + 1 :]))
+    if lengths is not None:
+        shape = tuple(lengths.shape)
+    elif offsets is not None:
+        shape = (*offsets.shape[:-1], offsets.shape[-1] - 1)
+    else:
+        raise RuntimeError("segment_reduce(): Either lengths or offsets must be defined.")
+    return data.new_empty((*shape, *data.shape[axis + 1 :]))
 
 
 @lower("aten::segment_reduce", meta=_shape)

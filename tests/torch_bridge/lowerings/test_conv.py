@@ -68,6 +68,7 @@ def test_flags_of_the_backend_change_nothing():
     check(aten._convolution.default, x, weight, bias, *options, *[False] * 4, **CLOSE)
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("padding", ["same", "valid"])
 @pytest.mark.parametrize("kernel", [2, 3, 4])
 def test_padding_by_name(padding, kernel):

@@ -95,6 +95,7 @@ def test_scatter_reduce(values, source, reduce, include_self):
     check(op, values, 0, INDEX, source, reduce, include_self=include_self, rtol=1e-2)
 
 
+@pytest.mark.filterwarnings("ignore:.*The reduce argument of torch.scatter")
 @pytest.mark.parametrize("reduce", ["add", "multiply"])
 def test_old_scatter_reductions(reduce):
     check(aten.scatter.reduce, FLOATS, 0, INDEX, SOURCE, reduce=reduce)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import isoshard as iso
+import isoshard.torch_bridge
 from isoshard import P, make_mesh
 from isoshard.core import metrics
 from tests.torch_bridge.models.families import FAMILIES, build, speech, tokens
