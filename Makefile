@@ -4,11 +4,13 @@
 #
 #   make demo ARGS="--quick"               arguments for the command behind the target
 #   make test PYTEST_ARGS="tests/core -x"  arguments for pytest
+#   make test WORKERS=8                    processes that share the tests; 0 for none
 #   make test PYTHON=python3.12            the Python (>= 3.11) that .venv is made with
 
 PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?=
+WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,7 +30,7 @@ demo: $(VENV)/.demo-installed  ## train on a mesh from PyTorch, go on in JAX (AR
 	$(BIN)/isoshard demo $(ARGS)
 
 test: lint types  ## format, lint, types of the wheel, then every test (PYTEST_ARGS="-x")
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 conformance: $(VENV)/.dev-installed  ## torch's operator database against CPU torch (ARGS="--op add")
 	$(BIN)/python -m conformance $(ARGS)

@@ -253,8 +253,7 @@ def _along(b: Builder) -> None:
     if kind == "index_fill_":
         say(b, x, f"{x}.index_fill_({d}, {index}, {_own_number(b, t)})")
         return
-    special = not b.mesh  # XLA's maximum over CPU devices drops NaN
-    values = b.fresh((*t.shape[:d], count, *t.shape[d + 1 :]), t.dtype, special=special)
+    values = b.fresh((*t.shape[:d], count, *t.shape[d + 1 :]), t.dtype)
     extra = ', "amax"' if kind == "index_reduce_" else ""
     say(b, x, f"{x}.{kind}({d}, {index}, {values}{extra})")
 
@@ -273,7 +272,7 @@ def _scatter(b: Builder) -> None:
         say(b, x, f"{x}.scatter_({d}, {index}, {values})")
         return
     extra = f', "{b.one(("sum", "amax", "amin", "prod", "mean"))}"' if "reduce" in method else ""
-    values = b.fresh(t.shape, t.dtype, special=not b.mesh)
+    values = b.fresh(t.shape, t.dtype)
     say(b, x, f"{x}.{method}({d}, {index}, {values}{extra})")
 
 

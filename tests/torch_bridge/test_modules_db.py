@@ -34,9 +34,7 @@ NEEDS_X64 = {
 LAZY = (
     "torch makes the parameters of a lazy module of an UninitializedParameter, a class of its own"
 )
-FAILS = {name: LAZY for name in INFOS if name.startswith("Lazy")} | {
-    "MultiLabelMarginLoss": "without reduction the loss of one sample has shape (1,) and not ()",
-}
+FAILS = {name: LAZY for name in INFOS if name.startswith("Lazy")}
 """Modules that do not equal the CPU, and why. Strict: one that passes fails the test."""
 
 pytestmark = [  # torch's own, about its own samples

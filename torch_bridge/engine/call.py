@@ -213,7 +213,12 @@ def infer(
     real_kwargs.pop("pin_memory", None)
     real_args = tuple(map_leaves(real, arg) for arg in args)
     checks.check(op, real_args, real_kwargs)
-    got = registry.shape_function(op)(*real_args, **real_kwargs)
+    try:
+        got = registry.shape_function(op)(*real_args, **real_kwargs)
+    except NotImplementedError:
+        if registry.find(op) is None:
+            raise NotImplementedError(missing(op)) from None
+        raise
     flat: list[Any] = []
     for value in got if isinstance(got, tuple | list) else [got]:
         flat += value if isinstance(value, tuple | list) else [value]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
+from .extremes import largest
 from .registry import lower
 
 _ALWAYS_MATMUL, _NEVER_MATMUL = 1, 2
@@ -23,7 +24,7 @@ def _norm(gap, p):
     if p == 2:
         return jnp.sqrt(jnp.sum(jnp.square(gap), axis=-1))
     if p == np.inf:
-        return jnp.max(size, axis=-1)
+        return largest(size, axis=-1)
     return jnp.sum(size**p, axis=-1) ** (1 / p)
 
 

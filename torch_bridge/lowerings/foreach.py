@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from .arguments import floating, wide
+from .extremes import largest, smallest
 from .numerics import wide_all
 from .registry import lower
 
@@ -252,7 +253,7 @@ def _vector_norm(x, ord):
     if ord == 0:
         return jnp.sum((size != 0).astype(size.dtype))
     if ord == float("inf"):
-        return jnp.max(size, initial=0)
+        return largest(size, initial=0)
     if ord == float("-inf"):
-        return jnp.min(size, initial=jnp.inf)
+        return smallest(size, initial=jnp.inf)
     return jnp.sum(size**ord) ** (1 / ord)

@@ -218,12 +218,18 @@ def _is_target(target, classes):
     return jnp.any(hits & listed[:, :, None], axis=1)
 
 
-@lower("aten::multilabel_margin_loss_forward")
+def _multilabel_shape(x, target, reduction):
+    """A single sample has a result without axes; torch's `meta` kernel gives it one."""
+    rows = x.shape[:1] if x.ndim > 1 and reduction == 0 else ()
+    return x.new_empty(rows), torch.empty_like(target, dtype=x.dtype)
+
+
+@lower("aten::multilabel_margin_loss_forward", meta=_multilabel_shape)
 def _multilabel_margin(x, target, reduction):
     rows, targets = _rows(wide(x)), _rows(target)
     hit = _is_target(targets, rows.shape[1])
-    loss = _multilabel_sums(rows, targets, hit)
-    return _reduce(loss, reduction), hit.reshape(target.shape)
+    loss = _reduce(_multilabel_sums(rows, targets, hit), reduction)
+    return loss if x.ndim > 1 else loss.reshape(()), hit.reshape(target.shape)
 
 
 @lower("aten::multilabel_margin_loss_backward", meta=_gradient_shape)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import torch  # noqa: F401  (for the doctest)
+import torch
 
 from .arguments import (
     at_least_1d,
@@ -21,6 +21,7 @@ from .arguments import (
     lengths,
     wide,
 )
+from .extremes import largest, smallest
 from .registry import lower
 
 
@@ -30,7 +31,12 @@ def sum_(x, dim=None, keepdim=False, *, dtype=None):
     return jnp.sum(x, axes(dim, x.ndim), dtype=dtype, keepdims=keepdim)
 
 
-@lower("aten::nansum")
+def _nansum_shape(x, dim=None, keepdim=False, *, dtype=None):
+    """torch's `meta` kernel takes `[]` for no axes; the others take it for all."""
+    return torch.ops.aten.nansum.default(x, dim or None, keepdim, dtype=dtype)
+
+
+@lower("aten::nansum", meta=_nansum_shape)
 def nansum(x, dim=None, keepdim=False, *, dtype=None):
     """Sum with NaN counted as 0."""
     return sum_(jnp.where(jnp.isnan(x), jnp.zeros_like(x), x), dim, keepdim, dtype=dtype)
@@ -81,13 +87,13 @@ def std(x, dim=None, *, correction=None, keepdim=False):
 @lower("aten::amax", "aten::max")
 def amax(x, dim=(), keepdim=False):
     """Largest element, NaN if there is one."""
-    return jnp.max(x, axes(dim, x.ndim), keepdims=keepdim)
+    return largest(x, axes(dim, x.ndim), keepdims=keepdim)
 
 
 @lower("aten::amin", "aten::min")
 def amin(x, dim=(), keepdim=False):
     """Smallest element, NaN if there is one."""
-    return jnp.min(x, axes(dim, x.ndim), keepdims=keepdim)
+    return smallest(x, axes(dim, x.ndim), keepdims=keepdim)
 
 
 @lower("aten::aminmax")
@@ -172,9 +178,9 @@ def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
     along = axes(dim, x.ndim)
     size = wide(jnp.abs(x if dtype is None else x.astype(dtype)))
     if ord == float("inf"):
-        return jnp.max(size, along, keepdims=keepdim, initial=0)
+        return largest(size, along, keepdims=keepdim, initial=0)
     if ord == float("-inf"):
-        return jnp.min(size, along, keepdims=keepdim, initial=jnp.inf)
+        return smallest(size, along, keepdims=keepdim, initial=jnp.inf)
     if ord == 0:
         return jnp.sum(size != 0, along, keepdims=keepdim).astype(size.dtype)
     if ord == 1:

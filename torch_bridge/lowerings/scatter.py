@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import torch  # noqa: F401  (for the doctest)
 
 from .arguments import at_least_1d, axis, number
+from .extremes import written
 from .index import order, places
 from .registry import lower
 
@@ -132,6 +133,8 @@ def _write(x, where, src, reduce, include_self=True, mode=None):
         x = jnp.where(touched, _identity(reduce, x.dtype), x)
     method = _METHODS[reduce]
     total = getattr(x.at[where], method)(src, mode=mode)
+    if method in ("max", "min"):
+        total = written(total, x, where, src)
     if reduce != "mean":
         return total
     counts = jnp.full(x.shape, int(include_self), jnp.int32).at[where].add(1)

@@ -31,6 +31,12 @@ def compiling_for(mesh: Mesh | None) -> Iterator[None]:
         _MESH.reset(token)
 
 
+def on_a_mesh() -> bool:
+    """Whether the program being compiled is split over several devices."""
+    mesh = _MESH.get()
+    return mesh is not None and mesh.size > 1
+
+
 def whole(x: jax.Array, axes: Sequence[int]) -> jax.Array:
     """The array with `axes` on every device as a whole; negative ones count from the last."""
     mesh = _MESH.get()
