@@ -39,6 +39,7 @@ FAILS = {name: LAZY for name in INFOS if name.startswith("Lazy")}
 
 pytestmark = [  # torch's own, about its own samples
     pytest.mark.filterwarnings("ignore:reduction. 'mean' divides the total loss"),
+    pytest.mark.filterwarnings("ignore:enable_nested_tensor is True"),
     pytest.mark.filterwarnings("ignore:linear_cross_entropy. ``options`` ignored"),
     pytest.mark.filterwarnings("ignore::isoshard.core.errors.RecompilationWarning"),
 ]
