@@ -9,7 +9,7 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, metrics
-from isoshard.torch_bridge.engine import causes, program
+from isoshard.torch_bridge.engine import causes, mappings, program
 
 
 @pytest.fixture(autouse=True)
@@ -112,3 +112,14 @@ def test_compiled_programs_are_bounded(monkeypatch):
         np.testing.assert_allclose(torch.full((size,), 2.0).to("jax").log2().numpy(), 1.0)
     assert len(program._PROGRAMS) == 2
     assert metrics.counters()["evictions"] == 3
+
+
+def test_programs_go_before_the_system_has_no_room_left(monkeypatch):
+    monkeypatch.setattr(program, "_PROGRAMS", {})
+    for size in range(2, 6):
+        torch.full((size,), 2.0).to("jax").exp2().sum().item()
+    before = len(program._PROGRAMS)
+    monkeypatch.setattr(mappings, "SHARE", 0.0)
+    torch.full((7,), 2.0).to("jax").exp2().sum().item()
+    assert len(program._PROGRAMS) == before // 2 + 1
+    assert metrics.counters()["evictions"] == before - before // 2

@@ -23,7 +23,7 @@ from isoshard.core import cache, metrics
 from isoshard.torch_bridge.lowerings.conv_split import splitting
 from isoshard.torch_bridge.lowerings.whole import compiling_for
 
-from . import causes, layouts, random
+from . import causes, layouts, mappings, random
 from . import tape as tapes
 from .channels import Env, Images
 from .peephole import Rewriter
@@ -218,11 +218,17 @@ def program_of(plan: Plan, arrays: Sequence[jax.Array], scalars: Sequence[Any]) 
         started = time.perf_counter()
         program = build(plan, arrays)
         causes.report(plan, time.perf_counter() - started)
+        _make_room()
     _PROGRAMS[key] = program  # last again: the first is the one not used for longest
-    if len(_PROGRAMS) > KEPT:
+    return program
+
+
+def _make_room() -> None:
+    """Drop the programs not used for longest, where there are too many for us or for the system."""
+    kept = len(_PROGRAMS) // 2 if mappings.crowded() else KEPT - 1
+    while len(_PROGRAMS) > kept:
         del _PROGRAMS[next(iter(_PROGRAMS))]
         metrics.count("evictions")
-    return program
 
 
 def build(plan: Plan, arrays: Sequence[jax.Array]) -> Program:
