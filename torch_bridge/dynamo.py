@@ -116,11 +116,10 @@ class Graph:
     def _prepare(self, key: tuple[Any, ...]) -> _Signature:
         """Find out what the graph returns for arguments like these."""
         inputs = [node for node in self.module.graph.nodes if node.op == "placeholder"]
-        results = self.module.graph.output_node().args[0]
+        results: Any = self.module.graph.output_node().args[0]
         outputs: list[Any] = [None] * len(results)
 
-        @torch.compiler.disable
-        def run(arrays: Sequence[Any], _scalars: Any, draw: Any) -> list[Any]:
+        def compute(arrays: Sequence[Any], _scalars: Any, draw: Any) -> list[Any]:
             given = iter(arrays)
             leaves = [
                 base.fresh(leaf, Value(next(given))) if isinstance(leaf, Aval) else leaf
@@ -140,6 +139,7 @@ class Graph:
                         outputs[place] = leaf
             return computed
 
+        run: Any = torch.compiler.disable(compute)
         shapes = [jax.ShapeDtypeStruct(*leaf.token) for leaf in key if isinstance(leaf, Aval)]
         draw = jax.eval_shape(lambda: jax.random.key(0)) if self.random else None
         log = base.use_log(None)  # a step that is being captured touches none of these tensors

@@ -33,7 +33,7 @@ from isoshard.core import metrics
 from isoshard.torch_bridge.engine import base, dispatch
 from isoshard.torch_bridge.engine.special import to_host
 
-_utils: Any = torch._utils
+_utils: Any = torch._utils  # pyright: ignore[reportAttributeAccessIssue]
 
 # Gathered tensors that a pickler still holds, by the value they were gathered from.
 _GATHERED: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
@@ -73,7 +73,7 @@ class _Arriving(torch.UntypedStorage):
         tensors: those made so far, by dtype and place in the memory: tied weights stay tied.
     """
 
-    tensors: dict[Any, base.LazyTensor]
+    tensors: dict[Any, Any]
 
     @property
     def device(self) -> torch.device:
@@ -100,7 +100,7 @@ def _set_storage(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
             "tensor of it and move that with .to('jax')"
         )
     key = (target.dtype, str(place))
-    made = storage.tensors.get(key)
+    made: Any = storage.tensors.get(key)
     if made is None:
         host = torch.empty(0, dtype=target.dtype).set_(storage, *place)
         made = storage.tensors[key] = host.to("jax")
@@ -112,4 +112,5 @@ def register() -> None:
     """Teach `torch.load` the location `jax`; once, when the device is registered."""
     dispatch.SPECIAL["aten::set_.source_Storage_storage_offset"] = _set_storage
     # Before torch's own entry (23) for devices outside its tree, which would allocate memory.
-    torch.serialization.register_package(15, lambda storage: None, _arrive)
+    arrive: Any = _arrive
+    torch.serialization.register_package(15, lambda storage: None, arrive)

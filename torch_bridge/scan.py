@@ -84,6 +84,7 @@ class _Scanned(torch.nn.Module):
     _ignore: tuple[str, ...]
     _stack: Stack
     _loops: dict[Any, Loop]
+    _in_turn: Callable[..., Any]
 
     def _prepare(self, checkpoint: bool, call: Any, ignore: Collection[str]) -> None:
         self._checkpoint = checkpoint
@@ -301,7 +302,8 @@ class _Scan(torch.autograd.Function):
             )
         loop: Loop = ctx.loop
         given = [*(grads[number] for number in loop.floating), *ctx.saved_tensors]
-        results = tapes.recorder().record(loop.backward, [base.read(tensor) for tensor in given])
+        backward: Any = loop.backward
+        results = tapes.recorder().record(backward, [base.read(tensor) for tensor in given])
         found = iter(results)
         carried: list[Any] = [None] * len(loop.carried)
         for number in loop.floating:

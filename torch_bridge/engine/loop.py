@@ -96,7 +96,7 @@ class Loop:
             n for n, one in enumerate(carried) if one.aval.meta.dtype.is_floating_point
         ]
         self._wants = any(one.wanted for one in (*carried, *shared, *own))
-        self._run: _Run | None = None
+        self._run: Any = None  # a `_Run`, while the loops are traced
         self.written: list[int] = []
         self.residuals: list[Aval] = []
         log = base.use_log(None)  # a step that is being captured touches none of these tensors
@@ -118,8 +118,8 @@ class Loop:
                 drawn.append(True)
                 yield jax.random.key(0)
 
-        def attempt(*groups: Any) -> None:
-            self._call(*groups, keys(), wants=False)
+        def attempt(carried: Any, shared: Any, own: Any) -> None:
+            self._call(carried, shared, own, keys(), wants=False)
 
         jax.eval_shape(attempt, _shapes(self.carried), _shapes(self.shared), _shapes(self.own))
         return bool(drawn)
@@ -140,7 +140,7 @@ class Loop:
             with tapes.immediately(keys), torch.set_grad_enabled(wants):
                 with run.saved.hooks() if wants else contextlib.nullcontext():
                     # Clones, because a layer may write to what it takes.
-                    given = [tensor.clone() for tensor in run.carried]
+                    given: Any = [tensor.clone() for tensor in run.carried]
                     run.results = self._layer(given, run.shared, run.own)
                 run.arrays = [base.read(result).array for result in run.results]
         finally:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn import parameter
 
 from isoshard.core import metrics
 
@@ -68,7 +68,7 @@ def _copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         return target
     if source.device.type != "cpu":
         source = source.cpu()
-    if isinstance(source, UninitializedTensorMixin):
+    if isinstance(source, _UNINITIALIZED):
         raise RuntimeError(
             "a lazy module has no shapes before it has run once, and cannot be moved to the jax "
             "device yet: run it once on the CPU, then move it with .to('jax')"
@@ -82,6 +82,7 @@ def _copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
 
 
 _copy_cast: Any = None
+_UNINITIALIZED: Any = parameter.UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _item(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

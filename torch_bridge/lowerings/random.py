@@ -11,6 +11,8 @@ True
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import torch
@@ -193,7 +195,7 @@ def _threefry(key):
 @lower("aten::binomial", random=True, meta=lambda count, prob, *_: torch.empty_like(count + prob))
 def binomial(key, count, prob):
     """The number of successes in `count` tries of probability `prob`."""
-    shape = jnp.broadcast_shapes(count.shape, prob.shape)
+    shape: Any = jnp.broadcast_shapes(count.shape, prob.shape)
     return jax.random.binomial(key, wide(count), wide(prob), shape).astype(count.dtype)
 
 
