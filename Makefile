@@ -41,7 +41,7 @@ fuzz: $(VENV)/.dev-installed  ## 20,000 random programs against CPU torch (ARGS=
 bench: $(VENV)/.dev-installed  ## measure against hand-written JAX in the same run (ARGS=..)
 	$(BIN)/python -m benchmarks.training $(ARGS)
 	$(BIN)/python -m benchmarks.recording $(filter --quick --no-peers,$(ARGS))
-	$(BIN)/python -m benchmarks.exchange $(filter --quick,$(ARGS))
+	$(BIN)/python -m benchmarks.exchange
 
 bench-peers: $(VENV)/.dev-installed  ## install the peers that `make bench` measures beside us (9 GB)
 	$(BIN)/python -m benchmarks.environments torchax torch-xla
