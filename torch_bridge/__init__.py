@@ -11,8 +11,8 @@ from isoshard.torch_bridge.engine import failures as _failures  # noqa: F401  (o
 from isoshard.torch_bridge.engine import packed as _packed  # noqa: F401  (sequences)
 from isoshard.torch_bridge.engine import special as _special  # noqa: F401  (crossings, likewise)
 from isoshard.torch_bridge.engine import updates as _updates  # noqa: F401  (several at once)
-from isoshard.torch_bridge.engine.capture import CompiledStep
-from isoshard.torch_bridge.engine.symbolic import CaptureError
+from isoshard.torch_bridge.engine.capture.step import CompiledStep
+from isoshard.torch_bridge.engine.capture.symbolic import CaptureError
 from isoshard.torch_bridge.lowerings.registry import register_lowering
 
 from . import device as _device

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from isoshard.torch_bridge.engine import placement, program
-from isoshard.torch_bridge.engine.capture import CompiledStep
+from isoshard.torch_bridge.engine.capture.step import CompiledStep
 from isoshard.torch_bridge.engine.value import Storage
 
 

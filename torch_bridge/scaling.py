@@ -10,7 +10,7 @@
 
 The methods are replaced once, when the device is registered; scalers of other devices run torch's
 own. Tested with torch 2.13. Private names used: `_maybe_opt_step`,
-`_lazy_init_scale_growth_tracker` (here) and `_per_optimizer_states` (in `engine.watch`) of
+`_lazy_init_scale_growth_tracker` (here) and `_per_optimizer_states` (in `engine.capture.watch`) of
 `torch.amp.GradScaler`.
 
 >>> scaler = torch.amp.GradScaler("jax", init_scale=4.0)
@@ -32,8 +32,9 @@ import numpy as np
 import torch
 
 from isoshard.core import metrics
-from isoshard.torch_bridge.engine import base, recording
-from isoshard.torch_bridge.engine.symbolic import CaptureError
+from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine.capture import recording
+from isoshard.torch_bridge.engine.capture.symbolic import CaptureError
 from isoshard.torch_bridge.engine.value import Aval, Storage, Value
 from isoshard.torch_bridge.engine.views import Chain
 

@@ -25,8 +25,8 @@ from isoshard.torch_bridge.lowerings import registry
 from . import base, checks, decompose, generators, kernels, layouts
 from . import tape as tapes
 from .call import build_call, infer
+from .capture.symbolic import present
 from .flatten import Flattener
-from .symbolic import present
 from .tape import Recipe
 from .twins import functional_twin, lost_defaults
 from .value import Aval, Value, check_storable, contiguous_stride

@@ -22,7 +22,7 @@ import torch
 from jax.core import Tracer
 
 from . import base, dispatch, special
-from .recording import ACTIVE
+from .capture.recording import ACTIVE
 
 _CHECK = torch.ops.aten._linalg_check_errors.default
 _on_host = special.on_host(_CHECK)

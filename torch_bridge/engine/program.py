@@ -128,7 +128,7 @@ def execute(tape: tapes.Tape, only: Value | None = None) -> None:
         CaptureError: a step is being captured on this tape.
     """
     if tape is tapes.recorder():
-        from .capture import refuse_if_capturing
+        from .capture.step import refuse_if_capturing
 
         refuse_if_capturing("the value of a tensor")
     with _EXECUTING:

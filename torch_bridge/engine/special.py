@@ -15,8 +15,9 @@ from torch.nn import parameter
 
 from isoshard.core import metrics
 
-from . import base, capture, dispatch, placement
+from . import base, dispatch, placement
 from .call import Meta
+from .capture import step as capture
 from .flatten import import_tensor
 from .value import Aval, contiguous_stride
 

@@ -22,8 +22,8 @@ from isoshard.torch_bridge.lowerings import registry
 
 from . import base, dispatch
 from .call import infer
+from .capture.symbolic import present
 from .flatten import Flattener
-from .symbolic import present
 
 
 def updating_handler(func: torch._ops.OpOverload) -> dispatch.Handler:

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from . import base, program, random
-from . import tape as tapes
+from .. import base, program, random
+from .. import tape as tapes
+from ..value import Aval, Storage, Value
 from .arguments import has_gradient
 from .compiling import compiling
 from .host import HostOps
 from .places import Argument, Owner
 from .sealed import sealed
 from .symbolic import CaptureError, Table, present
-from .value import Aval, Storage, Value
 from .watch import Snapshot, Watched
 from .zeroing import Zeroing
 

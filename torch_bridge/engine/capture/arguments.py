@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import base
+from .. import base
 from .symbolic import CaptureError
 from .watch import gradient_state
 

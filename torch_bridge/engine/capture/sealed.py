@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from . import base
+from .. import base
 from .symbolic import CaptureError
 
 

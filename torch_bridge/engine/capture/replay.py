@@ -13,13 +13,13 @@ from torch.utils import _pytree as pytree
 
 from isoshard.core import metrics
 
-from . import base, layouts, placement, program, random
-from . import tape as tapes
+from .. import base, layouts, placement, program, random
+from .. import tape as tapes
+from ..value import Storage, Value
 from .host import HostOps
 from .places import Argument, Computed, Gradient, New, Owner, Part, Place, Scene, View
 from .sealed import sealed
 from .symbolic import Table
-from .value import Storage, Value
 from .watch import Held
 
 

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from . import base, placement, program
-from .constrain import same
+from .. import base, placement, program
+from ..constrain import same
+from ..value import Storage, Value
 from .places import Argument, Computed, Gradient, New, Part, View
 from .recording import Recording, makers
 from .replay import Replay
 from .symbolic import CaptureError
-from .value import Storage, Value
 
 
 class Assembly:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from . import base
+from .. import base
 
 _DEPTH = 4
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from . import base
-from .value import Aval, Storage
-from .views import Chain
+from .. import base
+from ..value import Aval, Storage
+from ..views import Chain
 
 
 @dataclasses.dataclass(frozen=True)

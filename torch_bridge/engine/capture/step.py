@@ -7,7 +7,7 @@ call gathers those inputs, runs the one compiled program, and stores its outputs
 autograd and optimizer do not run again.
 
 ```
-capture.CompiledStep -> recording.Recording -> assemble.Assembly -> replay.Replay
+step.CompiledStep -> recording.Recording -> assemble.Assembly -> replay.Replay
    which program?         run it once            name inputs, outputs   run it again
 ```
 
@@ -29,8 +29,8 @@ from torch.utils import _pytree as pytree
 
 from isoshard.core import metrics
 
-from . import base, program
-from . import tape as tapes
+from .. import base, program
+from .. import tape as tapes
 from .arguments import signature
 from .assemble import Assembly, line_of
 from .recording import ACTIVE, Recording
