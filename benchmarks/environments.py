@@ -37,7 +37,18 @@ class Environment(NamedTuple):
     ours: bool = False
 
 
-_TEST = ("pytest", "pytest-timeout", "hypothesis", "expecttest", "rich", "setuptools>=77", "chex")
+_TEST = (
+    "pytest",
+    "pytest-timeout",
+    "pytest-xdist",
+    "hypothesis",
+    "expecttest",
+    "rich",
+    "setuptools>=77",
+    "wheel",
+    "chex",
+    "transformers>=5",
+)
 _FLAX = ("flax", "optax")
 
 ENVIRONMENTS = {
@@ -105,7 +116,8 @@ def versions(name: str) -> str:
 def test(name: str, arguments: Sequence[str]) -> int:
     """Run the engine's tests in an environment; returns pytest's exit status."""
     print(versions(name), flush=True)
-    command = [python_of(name), "-m", "pytest", "-p", "no:cacheprovider", *ENGINE_TESTS, *arguments]
+    pytest = [python_of(name), "-m", "pytest", "-p", "no:cacheprovider", "-n", "2"]
+    command = [*pytest, "--dist", "worksteal", *ENGINE_TESTS, *arguments]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 

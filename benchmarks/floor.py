@@ -40,6 +40,7 @@ class Stream:
     """
 
     def __init__(self, items: Iterable[tuple[str, Result]] = ()):
+        """Begin with these."""
         self.items = list(items)
 
     @classmethod

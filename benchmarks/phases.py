@@ -42,6 +42,7 @@ class Stepper:
         place: Callable[[Any], Any],
         state_of: torch.optim.Optimizer | None = None,
     ):
+        """See the class."""
         self.problem = problem
         self.module = place(problem.module())
         self.optimizer = problem.optimizer(self.module.parameters())

@@ -1,5 +1,8 @@
 """Compile time and memory by depth: a decoder's layers one by one, and as one loop.
 
+"loop" is Python's, over the layers; "scan" is `xs.scan_layers`, "scan, checkpoint" computes the
+layers again in backward, and "separate" keeps a parameter for each layer (`stacked=False`).
+
 Each measurement is a process of its own: a decoder of the given depth, AdamW and clipping, one
 `compile`d training step. "first call" is everything until the first loss: Python code, tracing and
 XLA's compilation. Then the compiled program's own time and memory.
@@ -24,44 +27,23 @@ from torch.nn import functional as F
 
 import isoshard.torch_bridge as xs
 from benchmarks import timing
+from benchmarks.models.block import Block
 from isoshard import metrics
 
-VOCABULARY, LENGTH, BATCH = 256, 32, 4
-VARIANTS = ("loop", "scan", "stacked", "stacked, checkpoint")
+VOCABULARY, LENGTH, BATCH, HEADS = 256, 32, 4, 4
+VARIANTS = ("loop", "scan", "scan, checkpoint", "separate")
 PARTS = ("step", "forward and backward")
 ROUNDS = 5
-
-
-class Block(nn.Module):
-    """Attention and a two-layer MLP, each behind a LayerNorm and a residual connection."""
-
-    def __init__(self, width: int, heads: int = 4):
-        super().__init__()
-        self.heads = heads
-        self.ln1 = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
-        self.ln2 = nn.LayerNorm(width)
-        self.fc1 = nn.Linear(width, 4 * width)
-        self.fc2 = nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map `(batch, length, width)` to the same shape."""
-        batch, length, width = x.shape
-        qkv = self.qkv(self.ln1(x)).view(batch, length, self.heads, 3, width // self.heads)
-        q, k, v = (part.transpose(1, 2) for part in qkv.unbind(3))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(y.transpose(1, 2).reshape(batch, length, width))
-        return x + self.fc2(F.gelu(self.fc1(self.ln2(x))))
 
 
 class Decoder(nn.Module):
     """A decoder-only language model."""
 
     def __init__(self, layers: int, width: int):
+        """Make the modules."""
         super().__init__()
         self.token = nn.Embedding(VOCABULARY, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, HEADS, causal=True) for _ in range(layers))
         self.ln = nn.LayerNorm(width)
         self.head = nn.Linear(width, VOCABULARY, bias=False)
 
@@ -80,8 +62,8 @@ def measure(variant: str, part: str, layers: int, width: int) -> dict[str, Any]:
     if variant != "loop":
         blocks = xs.scan_layers(
             model.blocks,
-            checkpoint=variant.endswith("checkpoint"),
-            stacked=variant.startswith("stacked"),
+            checkpoint=variant == "scan, checkpoint",
+            stacked=variant != "separate",
         )
         model.blocks = nn.ModuleList([blocks])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)

@@ -1,6 +1,7 @@
 """The core of isoshard: mesh, spec, tiles, placement, exchange, plan, pictures and counters.
 
 It imports JAX and NumPy (and rich to draw). Bridges to frameworks import it, never the reverse.
+`__all__` is what `isoshard` offers of it; some further verbs are for those who write bridges.
 """
 
 if not __name__.startswith("isoshard."):
@@ -12,7 +13,7 @@ if not __name__.startswith("isoshard."):
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from . import metrics
+from . import metrics as metrics
 from .cache import compilation_cache
 from .devices import simulate_devices
 from .errors import (
@@ -25,12 +26,16 @@ from .errors import (
     UnrepresentableError,
 )
 from .exchange import to_jax, to_torch
-from .mesh import as_mesh, hybrid_mesh, make_mesh
+from .mesh import as_mesh as as_mesh
+from .mesh import hybrid_mesh, make_mesh
 from .op_sharding import parse_op_sharding, to_op_sharding
 from .place import full, reshard, shard, sharding_of
 from .plan import Conv, Linear, Plan, PlanError
 from .shards import Shard, local_shards
-from .spec import named_sharding, normalize_spec, register_spelling, same_layout
+from .spec import named_sharding as named_sharding
+from .spec import normalize_spec
+from .spec import register_spelling as register_spelling
+from .spec import same_layout as same_layout
 from .tiles import Tiles
 from .visualize import visualize
 
@@ -51,19 +56,14 @@ __all__ = [
     "Tiles",
     "UnevenError",
     "UnrepresentableError",
-    "as_mesh",
     "compilation_cache",
     "full",
     "hybrid_mesh",
     "local_shards",
     "make_mesh",
-    "metrics",
-    "named_sharding",
     "normalize_spec",
     "parse_op_sharding",
-    "register_spelling",
     "reshard",
-    "same_layout",
     "shard",
     "sharding_of",
     "simulate_devices",

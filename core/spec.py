@@ -30,10 +30,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
+from .entries import canonical_spec, entries_of, is_axis, is_group
 from .errors import ShardingError, SpecError, UnevenError
 from .mesh import as_mesh, describe_mesh, mesh_of
 
@@ -233,7 +233,7 @@ def is_spec(obj: Any) -> bool:
     if any(accepts(obj) for accepts, _ in _spellings):
         return True
     return type(obj) in (tuple, list) and all(
-        item is None or _is_axis(item) or (_is_group(item) and all(map(_is_axis, item)))
+        item is None or is_axis(item) or (is_group(item) and all(map(is_axis, item)))
         for item in obj
     )
 
@@ -253,7 +253,7 @@ class _Key:
 
     def __init__(self, spec: SpecLike) -> None:
         self.spec = spec
-        items = _entries(spec) if isinstance(spec, P) else spec
+        items = entries_of(spec) if isinstance(spec, P) else spec
         self.kinds = (type(spec), *map(type, items)) if isinstance(items, tuple) else type(spec)
         self._hash = hash(spec)
 
@@ -281,7 +281,7 @@ def _translate(spec: SpecLike, mesh: Mesh, ndim: int, name: str) -> P:
         spec = _spec_over(spec, mesh, ndim, name)
     elif isinstance(spec, str):
         return _named(name, _parse, spec, mesh, ndim)
-    return _canonical(spec, mesh, ndim, name)
+    return canonical_spec(spec, mesh, ndim, name)
 
 
 def _named(name: str, translate: ToTiles, spec: SpecLike, mesh: Mesh, ndim: int) -> P:
@@ -322,83 +322,3 @@ def _tiles_of(sharding: NamedSharding, mesh: Mesh, ndim: int) -> Tiles:
     from .tiles import Tiles
 
     return Tiles.from_sharding(sharding, ndim)
-
-
-def _canonical(spec: SpecLike, mesh: Mesh, ndim: int, name: str) -> P:
-    """Check every entry, gather the faults, and drop what says nothing."""
-    faults: list[str] = []
-    entries = [_entry(item, mesh, faults) for item in _items(spec, faults)]
-    used = [axis for axes in entries for axis in axes]
-    faults += [
-        f"mesh axis {axis!r} is used {used.count(axis)} times"
-        for axis in dict.fromkeys(used)
-        if used.count(axis) > 1
-    ]
-    if len(entries) > ndim:
-        faults.append(f"it has {len(entries)} entries for a tensor of rank {ndim}")
-    if faults:
-        raise SpecError(
-            f"{name}: spec {spec!r} does not fit: {'; '.join(faults)}. The mesh axes are "
-            f"{describe_mesh(mesh)}: name them, or give their indices "
-            f"0..{len(mesh.axis_names) - 1}."
-        )
-    while entries and not entries[-1]:
-        entries.pop()
-    return P(*(axes[0] if len(axes) == 1 else axes or None for axes in entries))
-
-
-def _items(spec: SpecLike, faults: list[str]) -> tuple[Any, ...]:
-    if spec is None:
-        return ()
-    if isinstance(spec, P):
-        faults += [
-            f"{kind} axes ({', '.join(map(repr, sorted(axes)))}) are not data that can be stored"
-            for kind in ("unreduced", "reduced")
-            if (axes := getattr(spec, kind, ()))
-        ]
-        return _entries(spec)
-    if _is_group(spec):
-        return tuple(spec)
-    faults.append(
-        f"a {type(spec).__name__} is no spec; give a P(..), a tuple with one entry per tensor "
-        "axis, None, a NamedSharding or an OpSharding string"
-    )
-    return ()
-
-
-def _entry(item: Any, mesh: Mesh, faults: list[str]) -> tuple[str, ...]:
-    if item is None:
-        return ()
-    if item is P.UNCONSTRAINED:
-        faults.append("UNCONSTRAINED leaves the axis open, and data must lie somewhere")
-        return ()
-    if _is_group(item):
-        return tuple(name for axis in item for name in _axis(axis, mesh, faults))
-    return _axis(item, mesh, faults)
-
-
-def _axis(axis: Any, mesh: Mesh, faults: list[str]) -> tuple[str, ...]:
-    if isinstance(axis, str) and axis in mesh.axis_names:
-        return (axis,)
-    if isinstance(axis, str):
-        faults.append(f"no mesh axis is called {axis!r}")
-    elif not _is_axis(axis):
-        faults.append(f"{axis!r} is no axis name, index, None or tuple of those")
-    elif 0 <= axis < len(mesh.axis_names):
-        return (mesh.axis_names[int(axis)],)
-    else:
-        faults.append(f"there is no mesh axis {axis} (indices count from 0)")
-    return ()
-
-
-def _is_axis(axis: Any) -> bool:
-    return isinstance(axis, str | int | np.integer) and not isinstance(axis, bool)
-
-
-def _is_group(item: Any) -> bool:
-    return isinstance(item, tuple | list) and not isinstance(item, P)
-
-
-def _entries(spec: P) -> tuple[Any, ...]:
-    """What a PartitionSpec says of each axis; before jax 0.10 it was a tuple."""
-    return spec.partitions if hasattr(spec, "partitions") else tuple(spec)

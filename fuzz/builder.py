@@ -182,7 +182,9 @@ class Builder:
             else:
                 self.lines.append(Line(text, type(error)))
             return
-        if any(refused.unfit(self.scope[name], MAX_ELEMENTS) for name in self.tensors()):
+        made = [self.scope[name] for name in self.tensors()]
+        left_out = [refused.unfit(t, MAX_ELEMENTS) for t in made]
+        if any(left_out) or refused.undecided(text, made[-1]):
             self._replay()
         else:
             self.lines.append(Line(text))

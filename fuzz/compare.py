@@ -43,7 +43,9 @@ def differences(program: Program, want: dict[str, Fact], got: dict[str, Fact]) -
         if fact.tensor is None or fact.tensor.dtype != other.tensor.dtype:
             continue
         gap = noise.distance(other.tensor, fact.tensor)
-        limit = _limit(fact.tensor) * (10 if name.endswith(".grad") else 1)
+        limit = _limit(fact.tensor)
+        if name.endswith(".grad"):
+            limit = (10 * limit).masked_fill(refused.too_large(fact.tensor), torch.inf)
         if bool((gap > limit).any()):
             runs = noise.disturbed(program) if runs is None else runs
             mine = [run[name].tensor for run in runs if name in run]

@@ -7,6 +7,11 @@ these runs differ among themselves as much as the two devices do, nothing is sai
 
 Numbers that arithmetic on small halves gives (multiples of 1/64) are exact on every device and are
 left alone, unless the line that made them calls a function that devices round differently.
+
+The sign of a NaN is undefined, and torch's own vector and scalar kernels disagree about the sign of
+a zero that an activation, a minimum or a maximum gives. Both are set at random, so that nothing is
+said of what depends on them (`copysign`, `view(torch.int32)`, a division by that zero). Subnormal
+numbers are replaced by 0 at random: XLA computes with 0 instead.
 """
 
 from __future__ import annotations
@@ -36,6 +41,9 @@ _ROUNDED = re.compile(
 )
 
 
+_SIGNLESS = re.compile(r"relu|clamp|max|min|shrink")
+
+
 def disturbed(program: Program) -> list[dict[str, Fact]]:
     """What the program leaves in several runs with rounding errors of another kind."""
     return [_run(program, number).facts for number in range(RUNS)]
@@ -49,13 +57,15 @@ def _run(program: Program, number: int) -> Run:
         attempt(line, scope)
         every = _ROUNDED.search(line.text) is not None
         changed = re.match(r"(?:with .*?: )?(\w+)", line.text)
+        signless = every or _SIGNLESS.search(line.text) is not None
         for name, value in scope.items():
             if name not in given and name[0] != "_":
-                _disturb(value, random, every=every and changed is not None and name == changed[1])
+                here = changed is not None and name == changed[1]
+                _disturb(value, random, every=every and here, zeros=signless and here)
     return Run(dict(program.facts(scope, given)))
 
 
-def _disturb(value: Any, random: torch.Generator, *, every: bool) -> None:
+def _disturb(value: Any, random: torch.Generator, *, every: bool, zeros: bool) -> None:
     tensors = [value] if isinstance(value, torch.Tensor) else []
     if isinstance(value, nn.Module):
         tensors = list(value.parameters())
@@ -75,7 +85,19 @@ def _disturb(value: Any, random: torch.Generator, *, every: bool) -> None:
             )
             exact = (parts.float() * 64 % 1 == 0).all(-1)
             moved = torch.where(exact, numbers, moved)
-        numbers.copy_(moved.to(numbers.dtype))
+        numbers.copy_(_with_signs(moved.to(numbers.dtype), signs, zeros=zeros))
+
+
+def _with_signs(numbers: torch.Tensor, signs: torch.Tensor, *, zeros: bool) -> torch.Tensor:
+    """Another sign for each NaN, and for each zero where asked for."""
+    if numbers.is_complex():
+        parts = torch.view_as_real(numbers.resolve_conj())
+        parts = _with_signs(parts, signs[..., None], zeros=zeros)
+        return torch.view_as_complex(parts.contiguous())
+    free = numbers.isnan() | ((numbers == 0) & zeros)
+    subnormal = (numbers.abs() < torch.finfo(numbers.dtype).tiny) & (signs > 0)
+    numbers = torch.where(subnormal, torch.zeros_like(numbers), numbers)
+    return torch.where(free, torch.copysign(numbers, signs), numbers)
 
 
 def allowed(want: torch.Tensor, runs: list[torch.Tensor]) -> torch.Tensor:

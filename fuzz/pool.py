@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import itertools
 import multiprocessing
 import os
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import TypeVar
 
 from . import snippet
 
 PART = 480
 """Programs per task of a process."""
 TASKS = 4
-"""Tasks after which a process is replaced."""
+"""Tasks of a process; then another takes its place."""
 MESHES = ((), (), (8,), (), (), (2, 4), (), (), (4, 2), (), (), (2, 2, 2))
 """The mesh of one task after the other; most programs run on one device."""
+FATAL = "_fatal"
+"""Ends the name of a program that ends the process in which it runs."""
+Found = tuple[int, list[tuple[str, str]]]
+"""How many programs ran, and name and text of each that differs."""
+T = TypeVar("T")
 QUICK = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
     "--xla_cpu_use_fusion_emitters=false"
@@ -59,21 +68,10 @@ def fuzz(plan: Plan) -> int:
     print(f"{plan.programs} programs, seed {plan.seed}: {command}", flush=True)
     started = time.monotonic()
     done = faults = 0
-    stop = plan.first + plan.programs
-    parts = [range(first, min(first + PART, stop)) for first in range(plan.first, stop, PART)]
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(
-        plan.processes,
-        mp_context=context,
-        initializer=_start,
-        initargs=(plan.optimized,),
-        max_tasks_per_child=TASKS,
-    ) as pool:
-        waiting = [pool.submit(_task, plan.seed, part) for part in parts]
-        for finished in concurrent.futures.as_completed(waiting):
-            if finished.cancelled():
-                continue
-            ran, found = finished.result()
+    parts = _parts(plan)
+    generation = plan.processes * TASKS
+    for start in range(0, len(parts), generation):
+        for ran, found in _generation(plan, parts[start : start + generation]):
             done += ran
             faults += len(found)
             for name, text in found:
@@ -81,11 +79,73 @@ def fuzz(plan: Plan) -> int:
                 print(text, flush=True)
             minutes = (time.monotonic() - started) / 60
             print(f"{done} programs, {faults} differ, {minutes:.1f} min", flush=True)
-            late = plan.minutes is not None and minutes > plan.minutes
-            if late or faults >= plan.faults:
-                for task in waiting:
-                    task.cancel()
+            if faults >= plan.faults or (plan.minutes is not None and minutes > plan.minutes):
+                return 1 if faults else 0
     return 1 if faults else 0
+
+
+def _parts(plan: Plan) -> list[range]:
+    """The tasks; they end at multiples of PART, so that a number always goes with the same mesh."""
+    stop = plan.first + plan.programs
+    edges = [plan.first, *range((plan.first // PART + 1) * PART, stop, PART), stop]
+    return [range(*pair) for pair in itertools.pairwise(edges)]
+
+
+def _generation(plan: Plan, parts: list[range]) -> Iterator[Found]:
+    """Run some tasks in new processes; what each found, as it ends.
+
+    `max_tasks_per_child` would do, but the executor of Python 3.11 can wait for ever for a process
+    that has done its number (CPython issue 115634).
+    """
+    waiting: dict[concurrent.futures.Future[Found], range] = {}
+    broken: list[range] = []
+    with _processes(plan, plan.processes) as pool:
+        try:
+            waiting |= {pool.submit(_task, plan.seed, part): part for part in parts}
+            for finished in concurrent.futures.as_completed(waiting):
+                try:
+                    yield finished.result()
+                except BrokenProcessPool:
+                    broken.append(waiting[finished])
+        finally:
+            for task in waiting:
+                task.cancel()
+    for part in broken:
+        yield _alone(plan, part)
+
+
+def _alone(plan: Plan, numbers: range, task: Callable[[int, range], Found] | None = None) -> Found:
+    """Run programs in a process of their own; if it ends, look for the one that ends it."""
+    if (found := _in_process(plan, task or _task, numbers)) is not None:
+        return found
+    middle = (numbers.start + numbers.stop) // 2
+    halves = [range(numbers.start, middle), range(middle, numbers.stop)]
+    results = [_alone(plan, half, task) for half in halves if len(numbers) > 1]
+    faults = [fault for _, found in results for fault in found]
+    fatal = any(name.endswith(FATAL) for name, _ in faults)
+    if not fatal:  # it is this program, or these together
+        name = f"seed_{plan.seed}_program_{numbers.start}{FATAL}"
+        text = _in_process(plan, _text, numbers) or f"# {name}: making it ends the process as well"
+        faults.append((name, text))
+    return len(numbers), faults
+
+
+def _in_process(plan: Plan, function: Callable[[int, range], T], numbers: range) -> T | None:
+    """What a function returns in a new process; None if the process ends before it returns."""
+    with _processes(plan, 1) as pool:
+        try:
+            return pool.submit(function, plan.seed, numbers).result()
+        except BrokenProcessPool:
+            return None
+
+
+def _processes(plan: Plan, count: int) -> concurrent.futures.ProcessPoolExecutor:
+    return concurrent.futures.ProcessPoolExecutor(
+        count,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start,
+        initargs=(plan.optimized,),
+    )
 
 
 def _save(folder: Path, name: str, text: str) -> None:
@@ -106,7 +166,7 @@ def _start(optimized: bool) -> None:
     torch.set_num_threads(1)
 
 
-def _task(seed: int, numbers: range) -> tuple[int, list[tuple[str, str]]]:
+def _task(seed: int, numbers: range) -> Found:
     from .search import Search, run
 
     found: list[tuple[str, str]] = []
@@ -115,6 +175,22 @@ def _task(seed: int, numbers: range) -> tuple[int, list[tuple[str, str]]]:
         name = f"seed_{fault.seed}_program_{fault.number}"
         found.append((name, snippet.of(fault)))
 
-    mesh = MESHES[numbers.start // PART % len(MESHES)]
-    ran, _ = run(Search(seed, mesh=mesh), numbers, report=report)
+    ran, _ = run(Search(seed, mesh=_mesh(numbers)), numbers, report=report)
     return ran, found
+
+
+def _text(seed: int, numbers: range) -> str:
+    """Programs that end the process in which they run."""
+    from .search import Fault, Search
+
+    search = Search(seed, mesh=_mesh(numbers))
+    made = [(number, search.program(number)) for number in numbers]
+    return "\n".join(
+        snippet.of(Fault(number, seed, program, "it ends the process", search.mesh))
+        for number, program in made
+        if program is not None
+    )
+
+
+def _mesh(numbers: range) -> tuple[int, ...]:
+    return MESHES[numbers.start // PART % len(MESHES)]

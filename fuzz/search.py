@@ -2,13 +2,17 @@
 
 A program is a function of bytes: hypothesis reads the choices of a `Builder` from them. Many
 programs are recorded on one tape and compiled at once, since compiling is what takes time. One that
-differs is run again by itself; if it still differs, hypothesis shrinks it.
+differs is run again by itself; if it still differs, hypothesis shrinks it for a while, and then
+`smaller` takes out what hypothesis could not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,10 +27,13 @@ from . import compare
 from .builder import Builder, Unfit
 from .operations import CHOICES, finish
 from .program import Fact, Program, Run
+from .smaller import smallest
 
 BATCH = 24
 BYTES = 6000
 STEPS = 9
+SECONDS = 15
+"""How long hypothesis may shrink a program, and how long `smaller` may afterwards."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +43,7 @@ class Fault:
     Attributes:
         number: of the program, in the run with this seed.
         seed: see `number`.
-        program: as small as hypothesis could make it.
+        program: as small as it could be made.
         what: the differences.
         mesh: the shape of the mesh that its tensors lie on, or ().
     """
@@ -50,6 +57,10 @@ class Fault:
 
 class Difference(AssertionError):
     """A program differs; raised inside hypothesis."""
+
+
+class _Enough(BaseException):
+    """Time is up; no `Exception`, which hypothesis would take for a difference."""
 
 
 @st.composite
@@ -84,15 +95,6 @@ def check(program: Program) -> list[str]:
     except Exception as error:
         return [f"computing it raises {type(error).__name__}: {error}"]
     return verdict(program, program.run("cpu"), got)
-
-
-def prune(program: Program) -> Program:
-    """Leave out every line without which the program differs as well."""
-    for place in reversed(range(len(program.lines))):
-        fewer = Program(program.lines[:place] + program.lines[place + 1 :])
-        if check(fewer):
-            program = fewer
-    return program
 
 
 def record(program: Program) -> Run:
@@ -134,8 +136,17 @@ class Search:
         self.seed = seed
         self.mesh = mesh
         self._made: list[Program] = []
-        self._small: tuple[Program, list[str]] | None = None
-        options = settings(
+
+        @self._settings()
+        @hypothesis.given(programs(mesh=mesh))
+        def collect(program: Program) -> None:
+            self._made.append(program)
+
+        self._collect: Any = collect
+
+    @staticmethod
+    def _settings() -> settings:
+        return settings(
             database=InMemoryExampleDatabase(),
             phases=(Phase.reuse, Phase.shrink),
             deadline=None,
@@ -143,24 +154,6 @@ class Search:
             print_blob=False,
             report_multiple_bugs=False,
         )
-        given = hypothesis.given(programs(mesh=mesh))
-
-        @options
-        @given
-        def collect(program: Program) -> None:
-            self._made.append(program)
-
-        @options
-        @hypothesis.seed(seed)
-        @given
-        def examine(program: Program) -> None:
-            found = check(program)
-            if found:
-                self._small = (program, found)
-                raise Difference
-
-        self._collect: Any = collect
-        self._examine: Any = examine
 
     def program(self, number: int) -> Program | None:
         """The program of a number; None if its choices ran out of bytes."""
@@ -183,18 +176,44 @@ class Search:
         return [n for n in suspects if check(made[n])] or suspects
 
     def shrink(self, number: int) -> Fault:
-        """Make a program that differs as small as hypothesis can."""
-        try:
-            self._examine.hypothesis.fuzz_one_input(self._bytes(number))
-            self._small = None
-            self._examine()
-        except Difference:
-            pass
-        if self._small is None:  # it differs in the company of others only
+        """Make a program that differs as small as can be in about half a minute."""
+        small: Program | None = None
+        until = math.inf
+
+        @self._settings()
+        @hypothesis.seed(self.seed)
+        @hypothesis.given(programs(mesh=self.mesh))
+        def examine(program: Program) -> None:
+            nonlocal small
+            if time.monotonic() > until:
+                raise _Enough
+            if check(program):
+                if small is None or _size(program) <= _size(small):
+                    small = program
+                raise Difference
+
+        with contextlib.suppress(Difference):
+            examine.hypothesis.fuzz_one_input(self._bytes(number))
+        if small is None:  # it differs in the company of others only
             whole = self.program(number)
             return Fault(number, self.seed, whole, "it differs in a batch, not alone", self.mesh)
-        program = prune(self._small[0])
-        return Fault(number, self.seed, program, "\n".join(check(program)), self.mesh)
+        until = time.monotonic() + SECONDS
+        with contextlib.suppress(Difference, _Enough):
+            examine()  # begins with what just failed, which is in its database
+        return self._fault(number, small, SECONDS)
+
+    def fault(self, number: int) -> Fault:
+        """A program that differs, made smaller for some seconds only."""
+        return self._fault(number, self.program(number), SECONDS / 5)
+
+    def _fault(self, number: int, program: Program, seconds: float) -> Fault:
+        program = smallest(program, lambda smaller: bool(check(smaller)), seconds)
+        found = "\n".join(check(program)) or "it differs in a batch, not alone"
+        return Fault(number, self.seed, program, found, self.mesh)
+
+
+def _size(program: Program) -> tuple[int, int]:
+    return len(program.lines), len(str(program))
 
 
 def run(
@@ -205,7 +224,7 @@ def run(
     Args:
         search: makes the programs.
         numbers: of the programs.
-        shrink: how many to shrink; more are reported as they are.
+        shrink: how many to shrink; for others there are some seconds only.
         report: called with each.
 
     Returns:
@@ -218,7 +237,5 @@ def run(
             if differing <= shrink:
                 report(search.shrink(number))
             else:
-                program = prune(search.program(number))
-                found = "\n".join(check(program)) or "it differs in a batch, not alone"
-                report(Fault(number, search.seed, program, found, search.mesh))
+                report(search.fault(number))
     return len(numbers), differing

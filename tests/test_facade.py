@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import isoshard
+from isoshard import core
 
 REPORT = """
 import sys
@@ -63,8 +64,13 @@ def test_every_public_name_is_there(name):
     assert getattr(isoshard, name) is not None
 
 
+def test_every_name_of_core_is_the_same_object_here():
+    assert set(core.__all__) < set(isoshard.__all__)
+    assert all(getattr(isoshard, name) is getattr(core, name) for name in core.__all__)
+    assert isoshard.metrics.__name__ == "isoshard.metrics"
+
+
 def test_names_are_listed_and_unknown_ones_refused():
-    assert set(isoshard.__all__) <= set(dir(isoshard))
-    assert isoshard.__all__ == sorted(isoshard.__all__)
+    assert dir(isoshard) == sorted(set(isoshard.__all__))
     with pytest.raises(AttributeError, match="'isoshard' has no attribute 'shrad'"):
         _ = isoshard.shrad

@@ -1,9 +1,9 @@
-"""Operators that torch makes of float64 tensors inside, made of float32 ones.
+"""Operators that torch composes of others, composed in another way on the `jax` device.
 
 `torch.linalg.pinv(x)` fills a float64 tensor with its tolerance, `matrix_rank` and the gradient of
 `renorm` do the like. While JAX holds no float64 these would be refused, though no user asked for
 one. So the `jax` device brings its own composition, in the dtype of the argument; autograd
-differentiates it as usual.
+differentiates it as usual. Attention, which torch makes of twenty operators, is one here.
 
 >>> import torch
 >>> torch.linalg.matrix_rank(torch.eye(3, device="jax"))
@@ -17,6 +17,8 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge.engine import dispatch
+
+from . import attention
 
 
 def _as_tensor(value: Any, like: torch.Tensor) -> torch.Tensor | None:
@@ -81,7 +83,7 @@ def _renorm(self: torch.Tensor, p: float, dim: int, maxnorm: float) -> torch.Ten
         self, p, axes, keepdim=True, dtype=torch.float32 if half else None
     )
     factor = torch.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1.0)
-    return (self * factor).to(self.dtype)
+    return (self * factor).to(self.dtype).contiguous()
 
 
 def _into(function: Any) -> Any:
@@ -99,6 +101,7 @@ def _into(function: Any) -> Any:
 
 
 _COMPOSITES = {
+    "scaled_dot_product_attention": attention.attend,
     "linalg_pinv.atol_rtol_float": _pinv,
     "linalg_pinv": _old_pinv,
     "linalg_pinv.rcond_tensor": _old_pinv,
@@ -133,4 +136,7 @@ def register() -> list[torch.library.Library]:
             library.impl(name, function, "AutogradLazy")
             # Inference mode goes by autograd, and comes to our dispatcher at once.
             dispatch.SPECIAL[f"aten::{name}"] = _handler(function)
+    for name, function in attention.GRADIENTS.items():
+        if hasattr(torch.ops.aten, name):
+            library.impl(name, function, "AutogradLazy")
     return [library]

@@ -30,7 +30,7 @@ from isoshard.torch_bridge.engine.call import Meta
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval, check_storable
 
-from . import autocast, composites, identity, pickling, scaling
+from . import autocast, composites, identity, pickling, scaling, turned
 
 _KEYS = ("PrivateUse1", "Lazy")
 _LIBRARIES: list[torch.library.Library] = []
@@ -136,6 +136,7 @@ def register() -> None:
     identity.register()
     pickling.register()
     scaling.register()
+    turned.register(base.LazyTensor)
     _join_lists()
 
 

@@ -13,6 +13,7 @@ from isoshard.core.plan import Plan
 from isoshard.core.spec import named_sharding
 
 from . import identity
+from .by_layer import ByLayer
 
 Place = Callable[[torch.Tensor, NamedSharding, bool | None, str], torch.Tensor]
 
@@ -40,9 +41,10 @@ def layout(
     Raises:
         ShardingError: listing every tensor whose spec does not fit, or that has none.
     """
-    found = dict(tensors(module))
+    layers = ByLayer(module)
+    found = layers.tensors
     if isinstance(spec, Plan):
-        return dict(spec.resolve(found, mesh).shardings)
+        return layers.together(spec.resolve(found, mesh).shardings)
     if isinstance(spec, dict):
         unknown = [key for key in spec if key not in found]
         if unknown:
@@ -62,7 +64,7 @@ def layout(
             faults.append(error)
     if faults:
         raise_collected(faults)
-    return result
+    return layers.together(result)
 
 
 def shard_module(

@@ -35,8 +35,8 @@ from isoshard.torch_bridge.engine.special import to_host
 
 _utils: Any = torch._utils  # pyright: ignore[reportAttributeAccessIssue]
 
-# Gathered tensors that a pickler still holds, by the value they were gathered from.
-_GATHERED: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+# Gathered tensors that a pickler still holds, by the value they were gathered from, and the view.
+_GATHERED: weakref.WeakValueDictionary[Any, torch.Tensor] = weakref.WeakValueDictionary()
 _VALUES: Any = WeakIdKeyDictionary()
 
 
@@ -55,14 +55,15 @@ def reduced(tensor: base.LazyTensor) -> tuple[Any, tuple[Any, ...]]:
 
 def _gathered(tensor: base.LazyTensor) -> torch.Tensor:
     """The elements on the CPU; the same tensor as before while somebody holds that."""
-    value = base.read(tensor)
-    known = _GATHERED.get(id(value))
+    value = tensor._storage.value
+    key = (id(value), tensor._chain)
+    known = _GATHERED.get(key)
     if known is not None and known.dtype == tensor.dtype:
         return known
     metrics.count("gathers")
     host = to_host(tensor)
     _VALUES[host] = value  # as long as the key lives, no other value can have this one's id
-    _GATHERED[id(value)] = host
+    _GATHERED[key] = host
     return host
 
 

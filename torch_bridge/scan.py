@@ -1,21 +1,27 @@
 """`scan_layers`: a stack of identical layers as one loop of the compiled program.
 
-A decoder of 48 layers is recorded, traced and compiled as one layer and a loop, forward and
-backward, so compile time hardly depends on the depth:
+A decoder of 48 layers is recorded, traced and compiled as one layer and a loop, forward, backward
+and in the optimizer, so compile time does not depend on the depth:
 
 >>> import torch, isoshard.torch_bridge as xs
 >>> layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(8)).to("jax")
 >>> blocks = xs.scan_layers(layers)
+>>> optimizer = torch.optim.AdamW(blocks.parameters())      # after scan_layers, from the module
 >>> x = torch.ones(2, 4, device="jax")
 >>> y = blocks(x)                                # instead of: for layer in layers: x = layer(x)
 >>> y.sum().backward()
->>> layers[3].weight.grad.shape
-torch.Size([4, 4])
+>>> optimizer.step()
 
-It is a `ModuleList` of the same layers, so parameters, their names, optimizers and checkpoints stay
-as they are. Inside the program the parameters of the layers are stacked, which costs a copy of
-them; and an optimizer still updates the parameters of each layer, so its part of the program grows
-with the depth. `scan_layers(layers, stacked=True)` avoids both: see `StackedLayers`.
+One parameter for each name holds all layers; checkpoints are those of the `ModuleList`:
+
+>>> {name: tuple(p.shape) for name, p in blocks.named_parameters()}
+{'layers.weight': (8, 4, 4), 'layers.bias': (8, 4)}
+>>> list(blocks.state_dict())[:3]
+['0.weight', '0.bias', '1.weight']
+
+See `StackedLayers` for what follows from that. `scan_layers(layers, stacked=False)` gives
+`ScanLayers`, a `ModuleList` of the same layers with a parameter for each. The program then stacks
+them, which costs a copy, and the optimizer's part of it grows with the depth.
 
 Limits: the layers must be alike (same modules, shapes, options and modes), must return what they
 take, and may use no tensors but parameters, buffers and arguments. Each layer draws random numbers
@@ -25,19 +31,13 @@ their new values. Gradients of gradients are refused. On another device the laye
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from isoshard.torch_bridge.engine import base
-from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.loop import Input, Loop
-from isoshard.torch_bridge.engine.value import Aval
-
-from .alike import Stack
+from .looped import Looped
+from .stacked import StackedLayers
 
 
 def scan_layers(
@@ -46,9 +46,13 @@ def scan_layers(
     checkpoint: bool = False,
     call: Callable[..., Any] | None = None,
     ignore: Collection[str] = (),
-    stacked: bool = False,
-) -> ScanLayers | StackedLayers:
+    stacked: bool = True,
+) -> StackedLayers | ScanLayers:
     """Make a module that runs `layers` one after the other, as one loop.
+
+    The parameters of `layers` are copied into new ones that hold all layers. An optimizer made
+    before still holds the old ones, which nothing trains any more: make it afterwards, from the
+    module. (One that steps with the old ones raises.)
 
     Args:
         layers: at least one; a `ModuleList` or `Sequential` of modules that differ only in the
@@ -58,14 +62,17 @@ def scan_layers(
             `layer(x, *args, **kwargs)` if not given.
         ignore: names of attributes that may differ because the layers do not use them in a forward
             pass (such as `layer_idx`).
-        stacked: hold one parameter for all layers instead of one for each; see `StackedLayers`.
+        stacked: hold one parameter for all layers, see `StackedLayers`; if False, keep the layers
+            and their parameters, see `ScanLayers`.
 
     Returns:
         A module: `module(x, *args, **kwargs)`, where `x` is a tensor or a nesting of tensors that
         goes from layer to layer, and all layers get the same `args` and `kwargs`.
 
     Raises:
-        ValueError: listing every difference between the layers.
+        ValueError: listing every difference between the layers; or, unless `stacked=False`, layers
+            share a parameter, are frozen in part, or have gradients, layouts, or state outside
+            their tensors that one stack cannot hold.
     """
     layers = list(layers)
     if not layers:
@@ -74,100 +81,18 @@ def scan_layers(
     return kind(layers, checkpoint=checkpoint, call=call, ignore=ignore)
 
 
-class _Scanned(torch.nn.Module):
-    """What both kinds of scanned layers have in common."""
+class ScanLayers(Looped, torch.nn.ModuleList):
+    """Identical layers that keep their parameters and run as one loop; see `scan_layers`.
 
-    _depth: int
-    _holds_stacks: bool
-    _checkpoint: bool
-    _call: Callable[..., Any] | None
-    _ignore: tuple[str, ...]
-    _stack: Stack
-    _loops: dict[Any, Loop]
-    _in_turn: Callable[..., Any]
+    It is a `ModuleList` of the layers it was given: parameters, their names, optimizers and
+    checkpoints stay as they are, and some layers may be frozen.
 
-    def _prepare(self, checkpoint: bool, call: Any, ignore: Collection[str]) -> None:
-        self._checkpoint = checkpoint
-        self._call = call
-        self._ignore = tuple(ignore)
-        self._stack = Stack(self._held(), self._ignore)
-        self._loops = {}
-
-    def _held(self) -> list[torch.nn.Module]:
-        """The modules that hold the parameters."""
-        raise NotImplementedError
-
-    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run `x` through all layers.
-
-        Raises:
-            TypeError: an argument is neither a tensor nor hashable, or a layer does not return what
-                it takes.
-            ValueError: the layers are not alike any more, or use a tensor from elsewhere.
-        """
-        carried, structure = pytree.tree_flatten(x)
-        if not any(isinstance(leaf, base.LazyTensor) for leaf in carried):
-            return self._in_turn(x, *args, **kwargs)
-        rest, arguments = pytree.tree_flatten((args, kwargs))
-        places = [n for n, leaf in enumerate(rest) if isinstance(leaf, torch.Tensor)]
-        shared = [rest[n] for n in places]
-        fixed = tuple([None if isinstance(leaf, torch.Tensor) else leaf for leaf in rest])
-        held = self._held()
-        if not self._stack.is_current(held):
-            self._stack = Stack(held, self._ignore)
-            self._loops.clear()
-        own = self._stack.tensors()
-        _check_tensors(carried, shared, own)
-        wants = torch.is_grad_enabled()
-        inputs = tuple(
-            tuple([Input(aval(t), wants and t.requires_grad) for t in group])
-            for group, aval in (
-                (carried, _aval),
-                (shared, _aval),
-                (self._stack.merged(own), _part_aval if self._holds_stacks else _aval),
-            )
-        )
-        key = (structure, arguments, fixed, inputs, self._stack.modes(), _autocast())
-        loop = self._loops.get(_hashable(key))
-        if loop is None:
-
-            def layer(carried: Any, shared: Any, own: Any) -> Any:
-                given = list(fixed)
-                for place, tensor in zip(places, shared, strict=True):
-                    given[place] = tensor
-                args, kwargs = pytree.tree_unflatten(given, arguments)
-                one = _Layer(self._one, self._stack.first)
-                names = [f"layer.{name}" for name in self._stack.names]
-                inside = dict(zip(names, own, strict=True))
-                carried = pytree.tree_unflatten(carried, structure)
-                result = torch.func.functional_call(one, inside, (carried, *args), kwargs)
-                return _flat_like(result, structure)
-
-            loop = self._loops[key] = Loop(
-                layer,
-                self._depth,
-                *inputs,
-                again=self._checkpoint,
-                stacked=self._holds_stacks,
-            )
-        results = _Scan.apply(loop, *carried, *shared, *own)
-        return pytree.tree_unflatten(list(results), structure)
-
-    def _one(self, layer: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return layer(*args, **kwargs) if self._call is None else self._call(layer, *args, **kwargs)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies trace their own loops."""
-        return {**self.__dict__, "_loops": {}, "_stack": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """See `__getstate__`."""
-        super().__setstate__(state)
-        self._stack = Stack(self._held(), self._ignore)
-
-
-class ScanLayers(_Scanned, torch.nn.ModuleList):
-    """Identical layers that run as one loop; see `scan_layers`."""
+    >>> layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(8)).to("jax")
+    >>> blocks = scan_layers(layers, stacked=False)
+    >>> blocks(torch.ones(2, 4, device="jax")).sum().backward()
+    >>> layers[3].weight.grad.shape
+    torch.Size([4, 4])
+    """
 
     _holds_stacks = False
 
@@ -191,177 +116,3 @@ class ScanLayers(_Scanned, torch.nn.ModuleList):
         for layer in self:
             x = self._one(layer, x, *args, **kwargs)
         return x
-
-
-class StackedLayers(_Scanned):
-    """Identical layers whose parameters are held stacked; see `scan_layers(.., stacked=True)`.
-
-    `layers` is one layer whose parameters and buffers have a leading axis for the depth: `(48, ..)`
-    where 48 layers were given. An optimizer then updates a dozen large parameters instead of
-    hundreds of small ones, which compiles as fast for 48 layers as for 4, and the program need not
-    stack them. Make the optimizer from this module's parameters. Elementwise optimizers (SGD, Adam,
-    AdamW, ..) and clipping by the global norm compute the same; one that uses the norm or shape of
-    each parameter does not.
-
-    >>> blocks = scan_layers([torch.nn.Linear(4, 4) for _ in range(8)], stacked=True)
-    >>> {name: tuple(p.shape) for name, p in blocks.named_parameters()}
-    {'layers.weight': (8, 4, 4), 'layers.bias': (8, 4)}
-    """
-
-    _holds_stacks = True
-
-    def __init__(
-        self,
-        layers: Iterable[torch.nn.Module],
-        *,
-        checkpoint: bool = False,
-        call: Callable[..., Any] | None = None,
-        ignore: Collection[str] = (),
-    ):
-        """See `scan_layers`."""
-        super().__init__()
-        given = list(layers)
-        own = Stack(given, ignore)
-        self._depth = len(given)
-        self.layers = copy.deepcopy(given[0])
-        width = len(own.names)
-        with torch.no_grad():
-            for number, name in enumerate(own.names):
-                several = own.tensors()[number::width]
-                if len({tensor.requires_grad for tensor in several}) > 1:
-                    raise ValueError(
-                        f"stacked layers must be alike, but {name} requires a gradient in some "
-                        "layers only; leave out stacked=True"
-                    )
-                stack = torch.stack([tensor.detach() for tensor in several])
-                path, _, last = name.rpartition(".")
-                holder = self.layers.get_submodule(path)
-                if last in holder._parameters:
-                    wanted = several[0].requires_grad
-                    holder._parameters[last] = torch.nn.Parameter(stack, requires_grad=wanted)
-                else:
-                    holder._buffers[last] = stack
-        self._prepare(checkpoint, call, ignore)
-
-    def _held(self) -> list[torch.nn.Module]:
-        return [self.layers]
-
-    def _in_turn(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        one = _Layer(self._one, self.layers)
-        names = [f"layer.{name}" for name in self._stack.names]
-        for number in range(self._depth):
-            own = [stack[number] for stack in self._stack.tensors()]
-            inside = dict(zip(names, own, strict=True))
-            x = torch.func.functional_call(one, inside, (x, *args), kwargs)
-        return x
-
-
-class _Layer(torch.nn.Module):
-    """A layer and how it is called, as one module."""
-
-    def __init__(self, call: Callable[..., Any], layer: torch.nn.Module):
-        super().__init__()
-        vars(self)["call"] = call
-        self.layer = layer
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return vars(self)["call"](self.layer, *args, **kwargs)
-
-
-class _Scan(torch.autograd.Function):
-    """The loops in torch's autograd graph."""
-
-    @staticmethod
-    def forward(ctx: Any, loop: Loop, *tensors: Any) -> tuple[Any, ...]:
-        values = [base.read(tensor) for tensor in tensors]
-        results = iter(tapes.recorder().record(loop.forward, values))
-        outputs = tuple([base.fresh(one.aval, next(results)) for one in loop.carried])
-        residuals = [base.fresh(aval, next(results)) for aval in loop.residuals]
-        width, skipped = len(loop.own), len(loop.carried) + len(loop.shared)
-        ctx.loop = loop
-        # A buffer may be written to before backward, which needs the value it had.
-        kept = [
-            tensor if tensor.requires_grad else base.fresh(tensor._aval, value)
-            for tensor, value in zip(tensors, values, strict=True)
-        ]
-        ctx.save_for_backward(*kept[len(loop.carried) :], *residuals)
-        floating = set(loop.floating)
-        ctx.mark_non_differentiable(*[o for n, o in enumerate(outputs) if n not in floating])
-        for number in loop.written:
-            for start in range(skipped, len(tensors), width):
-                tensor = tensors[start + number]
-                tensor.copy_(base.fresh(tensor._aval, next(results)))
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "scan_layers has no gradients of gradients (create_graph=True); run the layers one "
-                "after the other for those: for layer in layers: x = layer(x)"
-            )
-        loop: Loop = ctx.loop
-        given = [*(grads[number] for number in loop.floating), *ctx.saved_tensors]
-        backward: Any = loop.backward
-        results = tapes.recorder().record(backward, [base.read(tensor) for tensor in given])
-        found = iter(results)
-        carried: list[Any] = [None] * len(loop.carried)
-        for number in loop.floating:
-            carried[number] = base.fresh(loop.carried[number].aval, next(found))
-        shared = [base.fresh(o.aval, next(found)) if o.wanted else None for o in loop.shared]
-        width = len(loop.own)
-        own: list[Any] = [None] * (loop.copies * width)
-        inputs = ctx.saved_tensors[len(loop.shared) :]
-        for number, one in enumerate(loop.own):
-            for place in range(number, len(own), width) if one.wanted else ():
-                own[place] = base.fresh(inputs[place]._aval, next(found))
-        return (None, *carried, *shared, *own)
-
-
-def _aval(tensor: base.LazyTensor) -> Aval:
-    return tensor._aval
-
-
-def _part_aval(tensor: base.LazyTensor) -> Aval:
-    """Of one layer's part of a stacked tensor."""
-    return Aval.contiguous(tuple(tensor.shape[1:]), tensor.dtype)
-
-
-def _check_tensors(carried: list[Any], shared: list[Any], own: list[Any]) -> None:
-    for what, group in (("x", carried), ("an argument", shared), ("a parameter or buffer", own)):
-        for tensor in group:
-            if not isinstance(tensor, base.LazyTensor):
-                kind = f"on {tensor.device}" if isinstance(tensor, torch.Tensor) else repr(tensor)
-                raise TypeError(
-                    f"scan_layers takes tensors on the jax device, but {what} is {kind}; move the "
-                    "layers and their inputs with .to('jax'), and pass other things as arguments"
-                )
-
-
-def _hashable(key: Any) -> Any:
-    try:
-        hash(key)
-    except TypeError as error:
-        raise TypeError(
-            f"scan_layers takes tensors and hashable arguments, or nestings of them: {error}"
-        ) from None
-    return key
-
-
-def _flat_like(result: Any, structure: Any) -> list[Any]:
-    leaves, found = pytree.tree_flatten(result)
-    if found != structure or not all(isinstance(leaf, base.LazyTensor) for leaf in leaves):
-        raise TypeError(
-            "a scanned layer must return what it takes, for the next layer to take it; this one "
-            f"takes {_brief(structure)} and returns {_brief(found)}. Choose what is handed on with "
-            "scan_layers(layers, call=lambda layer, x, *args: layer(x, *args)[0])."
-        )
-    return leaves
-
-
-def _brief(structure: Any) -> str:
-    return "a tensor" if structure.is_leaf() else " ".join(str(structure).split())
-
-
-def _autocast() -> Any:
-    return torch.is_autocast_enabled("jax") and torch.get_autocast_dtype("jax")

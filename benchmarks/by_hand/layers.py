@@ -17,10 +17,12 @@ Params = dict[str, jax.Array]
 
 
 def linear(params: Params, name: str, x: jax.Array) -> jax.Array:
+    """Outputs of a linear layer with torch's order of weights."""
     return x @ params[f"{name}.weight"].T + params[f"{name}.bias"]
 
 
 def norm(params: Params, name: str, x: jax.Array, epsilon: float = 1e-5) -> jax.Array:
+    """Layer norm over the last axis, with the weights of this name."""
     return layer_norm(x, params[f"{name}.weight"], params[f"{name}.bias"], epsilon)
 
 

@@ -23,6 +23,8 @@ def by_hand(problem: Problem) -> ByHand:
 
 
 def mlp(problem: Problem) -> ByHand:
+    """`benchmarks.models.mlp` in JAX."""
+
     def loss(params: Params, buffers: Params, x: jax.Array, y: jax.Array):
         x = jax.nn.relu(linear(params, "fc1", x))
         x = jax.nn.relu(linear(params, "fc2", x))
@@ -32,6 +34,7 @@ def mlp(problem: Problem) -> ByHand:
 
 
 def gpt2(problem: Problem) -> ByHand:
+    """`benchmarks.models.gpt2` in JAX."""
     size = problem.size
 
     def forward(params: Params, tokens: jax.Array) -> jax.Array:
@@ -52,6 +55,7 @@ def gpt2(problem: Problem) -> ByHand:
 
 
 def vit(problem: Problem) -> ByHand:
+    """`benchmarks.models.vit` in JAX."""
     size = problem.size
     epsilon = torch_vit.EPSILON
 
@@ -83,6 +87,7 @@ def channels_last(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def resnet50(problem: Problem) -> ByHand:
+    """`benchmarks.models.resnet` in JAX."""
     return ByHand(
         problem,
         resnet.loss,

@@ -25,6 +25,7 @@ class Norms:
     """Batch normalisation in training mode; gathers the new running statistics."""
 
     def __init__(self, params: Params, buffers: Params):
+        """Begin with the statistics in `buffers`."""
         self.params = params
         self.old = buffers
         self.new: Params = {}
@@ -44,6 +45,7 @@ class Norms:
 
 
 def loss(params: Params, buffers: Params, images: jax.Array, labels: jax.Array):
+    """Mean cross entropy, and the new running statistics."""
     norms = Norms(params, buffers)
     x = conv(images, params["conv.weight"], 2, 3)
     x = jax.nn.relu(norms("bn", x))

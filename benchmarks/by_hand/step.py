@@ -94,6 +94,7 @@ class Training:
     """
 
     def __init__(self, work: ByHand, mesh: Mesh):
+        """Compile the step and lay everything out."""
         self.work = work
         self.mesh = mesh
         params, buffers = work.arrays(work.problem.module())

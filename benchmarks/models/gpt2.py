@@ -2,9 +2,6 @@
 
 Pre-LayerNorm, learned positions, GELU in its tanh form, the head tied to the embedding, no dropout
 (its random numbers differ between frameworks).
-
-The output of `qkv` is ordered head by head (q, k and v of head 0, then of head 1, ..), so that
-splitting it over devices gives each device whole heads.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.models.block import Block
 from benchmarks.models.problem import Problem
 
 LEARNING_RATE, MAX_NORM = 3e-4, 1.0
@@ -34,38 +32,17 @@ class Size:
     batch: int = 8
 
 
-class Block(nn.Module):
-    """Attention and a two-layer MLP, each behind a LayerNorm and a residual connection."""
-
-    def __init__(self, size: Size):
-        super().__init__()
-        width = size.width
-        self.heads = size.heads
-        self.ln1 = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
-        self.ln2 = nn.LayerNorm(width)
-        self.fc1 = nn.Linear(width, 4 * width)
-        self.fc2 = nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map `(batch, length, width)` to the same shape."""
-        batch, length, width = x.shape
-        qkv = self.qkv(self.ln1(x)).view(batch, length, self.heads, 3, width // self.heads)
-        q, k, v = (part.transpose(1, 2) for part in qkv.unbind(3))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(y.transpose(1, 2).reshape(batch, length, width))
-        return x + self.fc2(F.gelu(self.fc1(self.ln2(x)), approximate="tanh"))
-
-
 class GPT2(nn.Module):
     """A decoder-only language model."""
 
     def __init__(self, size: Size):
+        """Make the modules."""
         super().__init__()
         self.token = nn.Embedding(size.vocabulary, size.width)
         self.position = nn.Parameter(0.02 * torch.randn(size.length, size.width))
-        self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
+        self.blocks = nn.ModuleList(
+            Block(size.width, size.heads, causal=True, gelu="tanh") for _ in range(size.layers)
+        )
         self.ln = nn.LayerNorm(size.width)
         nn.init.normal_(self.token.weight, std=0.02)
 
@@ -78,6 +55,7 @@ class GPT2(nn.Module):
 
 
 def loss(module: nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy."""
     return F.cross_entropy(module(tokens).flatten(0, 1), targets.flatten())
 
 
@@ -90,6 +68,7 @@ def batch(size: Size, number: int) -> tuple[np.ndarray, ...]:
 
 
 def problem(size: Size) -> Problem:
+    """The training problem at this size."""
     return Problem(
         name="gpt2",
         size=size,

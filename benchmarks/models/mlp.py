@@ -31,6 +31,7 @@ class MLP(nn.Module):
     """Three linear layers with ReLU between them."""
 
     def __init__(self, size: Size):
+        """Make the modules."""
         super().__init__()
         self.fc1 = nn.Linear(size.width, size.hidden)
         self.fc2 = nn.Linear(size.hidden, size.hidden)
@@ -42,6 +43,7 @@ class MLP(nn.Module):
 
 
 def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Mean squared error."""
     return F.mse_loss(module(x), y)
 
 
@@ -52,6 +54,7 @@ def batch(size: Size, number: int) -> tuple[np.ndarray, ...]:
 
 
 def problem(size: Size) -> Problem:
+    """The training problem at this size."""
     return Problem(
         name="mlp",
         size=size,

@@ -38,6 +38,7 @@ class Bottleneck(nn.Module):
     """1x1, 3x3 and 1x1 convolutions with BatchNorm, around a shortcut."""
 
     def __init__(self, channels: int, width: int, stride: int):
+        """Make the modules."""
         super().__init__()
         out = EXPANSION * width
         self.conv1 = nn.Conv2d(channels, width, 1, bias=False)
@@ -65,6 +66,7 @@ class ResNet50(nn.Module):
     """A classifier of images."""
 
     def __init__(self, size: Size):
+        """Make the modules."""
         super().__init__()
         self.conv = nn.Conv2d(3, size.width, 7, 2, padding=3, bias=False)
         self.bn = nn.BatchNorm2d(size.width)
@@ -86,6 +88,7 @@ class ResNet50(nn.Module):
 
 
 def loss(module: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy."""
     return F.cross_entropy(module(images), labels)
 
 
@@ -99,12 +102,14 @@ def batch(size: Size, number: int) -> tuple[np.ndarray, ...]:
 
 
 def optimizer(parameters) -> torch.optim.Optimizer:
+    """SGD with momentum and weight decay."""
     return torch.optim.SGD(
         parameters, lr=LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
     )
 
 
 def problem(size: Size) -> Problem:
+    """The training problem at this size."""
     return Problem(
         name="resnet50",
         size=size,

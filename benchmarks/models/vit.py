@@ -1,7 +1,4 @@
-"""ViT-B: 12 encoder layers of 12 heads over patches of an image, AdamW.
-
-The output of `qkv` is ordered head by head, as in `gpt2`.
-"""
+"""ViT-B: 12 encoder layers of 12 heads over patches of an image, AdamW."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.models.block import Block
 from benchmarks.models.problem import Problem
 
 LEARNING_RATE = 3e-4
@@ -32,40 +30,19 @@ class Size:
     batch: int = 32
 
 
-class Block(nn.Module):
-    """Attention and a two-layer MLP, each behind a LayerNorm and a residual connection."""
-
-    def __init__(self, size: Size):
-        super().__init__()
-        width = size.width
-        self.heads = size.heads
-        self.ln1 = nn.LayerNorm(width, EPSILON)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
-        self.ln2 = nn.LayerNorm(width, EPSILON)
-        self.fc1 = nn.Linear(width, 4 * width)
-        self.fc2 = nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map `(batch, length, width)` to the same shape."""
-        batch, length, width = x.shape
-        qkv = self.qkv(self.ln1(x)).view(batch, length, self.heads, 3, width // self.heads)
-        q, k, v = (part.transpose(1, 2) for part in qkv.unbind(3))
-        y = F.scaled_dot_product_attention(q, k, v)
-        x = x + self.proj(y.transpose(1, 2).reshape(batch, length, width))
-        return x + self.fc2(F.gelu(self.fc1(self.ln2(x))))
-
-
 class ViT(nn.Module):
     """A classifier of images by the class token."""
 
     def __init__(self, size: Size):
+        """Make the modules."""
         super().__init__()
         length = (size.image // size.patch) ** 2 + 1
         self.patches = nn.Conv2d(3, size.width, size.patch, size.patch)
         self.token = nn.Parameter(torch.zeros(1, 1, size.width))
         self.position = nn.Parameter(0.02 * torch.randn(1, length, size.width))
-        self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
+        self.blocks = nn.ModuleList(
+            Block(size.width, size.heads, causal=False, epsilon=EPSILON) for _ in range(size.layers)
+        )
         self.ln = nn.LayerNorm(size.width, EPSILON)
         self.head = nn.Linear(size.width, size.classes)
 
@@ -79,6 +56,7 @@ class ViT(nn.Module):
 
 
 def loss(module: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy."""
     return F.cross_entropy(module(images), labels)
 
 
@@ -92,6 +70,7 @@ def batch(size: Size, number: int) -> tuple[np.ndarray, ...]:
 
 
 def problem(size: Size) -> Problem:
+    """The training problem at this size."""
     return Problem(
         name="vit",
         size=size,

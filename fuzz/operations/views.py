@@ -163,6 +163,9 @@ def _unfold(b: Builder) -> None:
 def _as_strided(b: Builder) -> None:
     x = b.tensor(lambda t: t.numel() > 0)
     t = b.scope[x]
+    owner = t if t._base is None else t._base
+    if owner.untyped_storage().nbytes() != owner.numel() * owner.element_size():
+        raise Unfit  # a result (select_scatter) with the memory of what it was made from
     extent = t.untyped_storage().nbytes() // t.element_size()
     inner, outer = b.integer(1, 3), b.integer(1, 3)
     step = b.integer(1, 2)

@@ -18,40 +18,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from isoshard.core import (
-    Conv,
-    CopyError,
-    DeviceError,
-    Linear,
-    Mesh,
-    NamedSharding,
-    P,
-    Plan,
-    PlanError,
-    RecompilationWarning,
-    Shard,
-    ShardingError,
-    SpecError,
-    Tiles,
-    UnevenError,
-    UnrepresentableError,
-    compilation_cache,
-    frameworks,
-    full,
-    hybrid_mesh,
-    local_shards,
-    make_mesh,
-    normalize_spec,
-    parse_op_sharding,
-    reshard,
-    shard,
-    sharding_of,
-    simulate_devices,
-    to_jax,
-    to_op_sharding,
-    to_torch,
-    visualize,
-)
+from isoshard import core
+from isoshard.core import *  # noqa: F403 (the one list is that of core)
+from isoshard.core import frameworks
 
 from . import metrics
 
@@ -59,43 +28,8 @@ if TYPE_CHECKING:
     from isoshard import jax_bridge, torch_bridge
     from isoshard.torch_bridge import jax_function
 
-__all__ = [
-    "Conv",
-    "CopyError",
-    "DeviceError",
-    "Linear",
-    "Mesh",
-    "NamedSharding",
-    "P",
-    "Plan",
-    "PlanError",
-    "RecompilationWarning",
-    "Shard",
-    "ShardingError",
-    "SpecError",
-    "Tiles",
-    "UnevenError",
-    "UnrepresentableError",
-    "compilation_cache",
-    "full",
-    "hybrid_mesh",
-    "jax_bridge",
-    "jax_function",
-    "local_shards",
-    "make_mesh",
-    "metrics",
-    "normalize_spec",
-    "parse_op_sharding",
-    "reshard",
-    "shard",
-    "sharding_of",
-    "simulate_devices",
-    "to_jax",
-    "to_op_sharding",
-    "to_torch",
-    "torch_bridge",
-    "visualize",
-]
+__all__ = ["jax_bridge", "jax_function", "metrics", "torch_bridge"]
+__all__ += core.__all__
 
 _BRIDGES = {"torch": "isoshard.torch_bridge", "flax": "isoshard.jax_bridge"}
 _LAZY = {"jax_function": "isoshard.torch_bridge"}
@@ -112,7 +46,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """The public names, those not loaded yet included."""
-    return __all__
+    return sorted(__all__)
 
 
 def _install_loaders() -> None:

@@ -59,6 +59,14 @@ def test_renorm_refusals(arguments, message):
         torch.renorm(X.to("jax"), *arguments)
 
 
+def test_renorm_gives_row_major_order():
+    x = torch.ones(2, 3, 4).permute(2, 0, 1)
+    want = torch.renorm(x, 2, 1, 0.5)
+    got = torch.renorm(x.to("jax"), 2, 1, 0.5)
+    assert got.stride() == want.stride()
+    torch.testing.assert_close(got.cpu(), want)
+
+
 def test_renorm_wants_two_axes():
     with pytest.raises(RuntimeError, match="at least 2 dimensions, got 1"):
         torch.renorm(torch.ones(3, device="jax"), 2, 0, 1.0)

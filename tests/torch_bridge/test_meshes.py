@@ -50,3 +50,15 @@ def test_meshes_without_a_common_refinement_are_refused():
     a, b = on(torch.ones(6), flat, ("x",)), on(torch.ones(6), square, ("x",))
     with pytest.raises(ShardingError, match=r"meshes of shapes \(2, 3\) and \(3, 2\)"):
         (a + b).sum().item()
+
+
+def test_changing_numbers_of_a_split_program_stay_whole():
+    """XLA sees that the numbers, stacked, are a split tensor, and would take them split."""
+    mesh = xs.Mesh(range(8), (4, 2), ("x", "y"))
+    ones = on(torch.ones(4), mesh, ("x",))
+    for first in (1.5, 2.5):
+        numbers = [first + place for place in range(4)]
+        stacked = torch.stack([torch.full((), number, device="jax") for number in numbers])
+        xs.mark_sharding(stacked + ones, mesh, ("x",))
+        marked = on(stacked, mesh, ("x",)) + ones
+        assert marked.tolist() == [number + 1 for number in numbers]

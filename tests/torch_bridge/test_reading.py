@@ -194,6 +194,25 @@ def test_results_whose_shape_depends_on_values(name, counted):
     assert counted("fallbacks") >= 1 or name == "is_nonzero"  # never unsaid
 
 
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "permuted": lambda x: x.permute(2, 0, 1),
+    "sliced": lambda x: x[:, ::2, ::2].permute(1, 2, 0),
+    "diagonal": lambda x: x.diagonal(0, 1, 0),
+    "expanded": lambda x: x[:, :1].expand(2, 5, 4).permute(2, 1, 0),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_mask_keeps_the_order_in_memory(view):
+    def chosen(device):
+        x = VIEWS[view](torch.arange(24.0).reshape(2, 3, 4).to(device))
+        return x[torch.tensor([True, False] * (len(x) // 2), device=device)]
+
+    want, got = chosen("cpu"), chosen("jax")
+    assert got.stride() == want.stride()
+    assert torch.equal(got.cpu(), want)
+
+
 # --- DLPack --------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+import isoshard.torch_bridge
+
 Op = Callable[[torch.Tensor], Any]
 
 
@@ -81,3 +83,37 @@ def test_detach_shares_memory_and_takes_no_gradient():
     x.detach().mul_(4)
     assert x.tolist() == [4, 4, 4]
     assert not x.detach().requires_grad
+
+
+def _turned_then(write: Op) -> Op:
+    """Turn a view in place, write, and use it with weights."""
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        base = x.view(3, 2, 2) * 1.0
+        view = base[1]
+        held = view.exp()
+        assert view.t_() is view
+        write(base, view)
+        return view * torch.arange(4.0).view(2, 2).to(x.device) + held
+
+    return run
+
+
+TURNED: dict[str, Op] = {
+    "alone": _turned_then(lambda base, view: None),
+    "write": _turned_then(lambda base, view: view.mul_(base[0].detach())),
+    "write_through_a_view": _turned_then(lambda base, view: view[0].mul_(base[0, 0].detach())),
+    "write_to_the_base": _turned_then(lambda base, view: base.mul_(2)),
+    "twice": _turned_then(
+        lambda base, view: view.unsqueeze_(0).mul_(3).squeeze_(0).transpose_(0, 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_a_view_that_is_turned_in_place(name):
+    values = torch.arange(12.0).reshape(3, 4) / 10
+    want, got = values.clone().requires_grad_(), values.to("jax").requires_grad_()
+    for x in (want, got):
+        TURNED[name](x).sum().backward()
+    torch.testing.assert_close(got.grad.cpu(), want.grad)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -245,13 +246,95 @@ def test_a_part_of_an_overlapping_view_can_be_written(name):
     equal(OVERLAPPING[name](got), OVERLAPPING[name](want))
 
 
-def test_writes_by_mask_or_index_to_an_expanded_tensor_are_refused_too():
-    """torch lets them pass with a warning that they are deprecated."""
-    wide = torch.ones(3, 1, device="jax").expand(3, 4)
+ROWS, LAST = torch.tensor([0, 2]), torch.tensor([-1])
+CORNERS = torch.tensor([[True, False, False, False], [False] * 4, [False, False, True, False]])
+FILLS: dict[str, Op] = {
+    "index_fill_ along the rows": lambda x: x.index_fill_(0, ROWS.to(x.device), 5.0),
+    "index_fill_ along the columns": lambda x: x.index_fill_(1, LAST.to(x.device), 5.0),
+    "index_fill_ of nothing": lambda x: x.index_fill_(1, LAST[:0].to(x.device), 5.0),
+    "index_fill_ with a tensor": lambda x: x.index_fill_(0, LAST.to(x.device), x.new_tensor(5.0)),
+    "masked_fill_": lambda x: x.masked_fill_(CORNERS.to(x.device), 5.0),
+    "masked_fill_ of rows": lambda x: x.masked_fill_(CORNERS[:, :1].to(x.device), 5.0),
+    "index_put_": lambda x: x.index_put_((LAST.to(x.device), ROWS.to(x.device)), x.new_ones(())),
+    "a mask": lambda x: x.__setitem__(CORNERS.to(x.device), 5.0),
+    "indices": lambda x: x.__setitem__(ROWS.to(x.device), 5.0),
+}
+
+
+@pytest.mark.parametrize("name", FILLS)
+def test_one_number_by_mask_or_index_to_an_expanded_tensor(name):
+    """torch lets it pass with a warning, and memory is written where any of its elements is."""
+    for start in ((3, 1), (4,), ()):
+        base = {device: torch.ones(start).to(device) for device in ("cpu", "jax")}
+        for tensor in base.values():
+            version = tensor._version
+            with pytest.warns(UserWarning, match=r"on expanded tensors is deprecated"):
+                FILLS[name](tensor.expand(3, 4))
+            assert tensor._version == version + 1
+        equal(base["jax"], base["cpu"])
+
+
+REFUSED_ON_EXPANDED: dict[str, Op] = {
+    "several numbers": lambda x: x.index_put_((ROWS.to(x.device),), x.new_ones(2, 4)),
+    "index_add_": lambda x: x.index_add_(0, ROWS.to(x.device), x.new_ones(2, 4)),
+    "index_copy_": lambda x: x.index_copy_(0, ROWS.to(x.device), x.new_ones(2, 4)),
+    "accumulating": lambda x: x.index_put_((ROWS.to(x.device),), x.new_ones(()), accumulate=True),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_ON_EXPANDED)
+def test_what_depends_on_the_order_of_writes_to_an_expanded_tensor_is_refused(name):
     with pytest.raises(RuntimeError, match=r"single memory location"):
-        wide.masked_fill_(torch.ones(3, 4, dtype=torch.bool, device="jax"), 0)
-    with pytest.raises(RuntimeError, match=r"single memory location"):
-        wide[torch.tensor([0]).to("jax")] = 5.0
+        REFUSED_ON_EXPANDED[name](torch.ones(3, 1, device="jax").expand(3, 4))
+
+
+def test_wrong_arguments_of_a_write_to_an_expanded_tensor_are_refused():
+    for device in ("cpu", "jax"):
+        base = torch.ones(3, 1).to(device)
+        wide = base.expand(3, 4)
+        with pytest.raises(RuntimeError, match=r"(?i)dtype|type"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            wide.index_put_((ROWS.to(device),), torch.tensor(1).to(device))
+        with pytest.raises((RuntimeError, IndexError)), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            wide.index_fill_(2, ROWS.to(device), 2.0)
+        equal(base, torch.ones(3, 1))
+
+
+OTHER_KINDS = {
+    "int32": lambda x: x.view(torch.int32).as_strided((2, 2), (5, 3), 2),
+    "int32 by steps": lambda x: x.t().view(torch.int32).as_strided((3,), (2,)),
+    "conj": lambda x: torch.complex(x, -x).conj().as_strided((2, 2), (5, 3), 2),
+    "conj of conj": lambda x: torch.complex(x, -x).conj().conj()[1].as_strided((2,), (2,), 1),
+    "neg": lambda x: torch._neg_view(x).as_strided((2, 2), (5, 3), 2),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_KINDS)
+def test_as_strided_of_what_reads_the_memory_in_another_way(name):
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    want, got = OTHER_KINDS[name](x.clone()), OTHER_KINDS[name](x.to("jax"))
+    assert got.stride() == want.stride()
+    torch.testing.assert_close(got.cpu(), want.resolve_conj().resolve_neg())
+
+
+def test_a_write_through_as_strided_of_another_dtype():
+    for device in ("cpu", "jax"):
+        x = torch.ones(3, 4).to(device)
+        x.view(torch.int32).as_strided((2,), (5,), 1).fill_(0)
+        assert (x.cpu().flatten() == 0).nonzero().flatten().tolist() == [1, 6]
+
+
+def test_as_strided_of_another_width_is_refused():
+    with pytest.raises(RuntimeError, match=r"uint8 view of torch\.float32 memory .* \.clone\(\)"):
+        torch.zeros(3, 4, device="jax").view(torch.uint8).as_strided((3,), (1,))
+
+
+def test_a_write_to_an_empty_view_of_another_width():
+    for device in ("cpu", "jax"):
+        x = torch.zeros(2, 0, 0, 2, dtype=torch.int16).to(device)
+        x.view(torch.uint8)[:-3:3] = 4
+        assert x.cpu().shape == (2, 0, 0, 2)
 
 
 def test_as_strided_out_of_bounds_is_refused():
@@ -272,3 +355,20 @@ def test_shapes_that_do_not_match_are_refused_and_nothing_is_written():
     with pytest.raises(IndexError, match=r"out of range|out of bounds"):
         got[3]
     assert not got.cpu().any()
+
+
+def test_the_offset_of_a_view_counts_elements_of_its_own_dtype():
+    def offsets(device):
+        x = torch.arange(24, device=device).reshape(4, 6)
+        parts = x.to(torch.complex64)[1:, 2:]
+        halves = x.to(torch.int16)[2:]
+        views = (
+            parts.real,
+            parts.imag,
+            parts[1],
+            halves.view(torch.uint8),
+            halves.view(torch.int32),
+        )
+        return [view.storage_offset() for view in views]
+
+    assert offsets("jax") == offsets("cpu")

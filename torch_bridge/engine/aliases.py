@@ -149,8 +149,11 @@ def _view_handler(func: torch._ops.OpOverload, ops_of: Callable[..., list[list[V
         found = known.get(key)
         if found is None:
             found = known[key] = _prepare(func, ops_of, tensor, args, kwargs)
-        offset = tensor.storage_offset()
-        views = [base.view_of(tensor, aval, chain, offset + step) for aval, chain, step in found]
+        start = tensor.storage_offset() * tensor.dtype.itemsize
+        views = [
+            base.view_of(tensor, aval, chain, start // width + step)
+            for aval, chain, step, width in found
+        ]
         return views if many else views[0]
 
     return handler
@@ -172,7 +175,7 @@ def _prepare(func, ops_of, tensor, args, kwargs):
         chain = tensor._chain
         for op in ops:
             chain = chain.then(op)
-        found.append((Aval.of(out), chain, real.storage_offset()))
+        found.append((Aval.of(out), chain, real.storage_offset(), out.dtype.itemsize))
     return found
 
 
@@ -184,7 +187,8 @@ def _as_strided(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if offset is None:
         offset = tensor.storage_offset()
     base_aval = tensor._storage.aval
-    if base_aval.meta.dtype != tensor.dtype:
+    aval = Aval.of(Meta(size, stride, tensor._aval.meta.dtype))
+    if not _same_width(base_aval, aval):
         raise RuntimeError(
             f"as_strided of a {tensor.dtype} view of {base_aval.meta.dtype} memory is not possible "
             "on the jax device: strides count elements of the memory. Call it on a .clone()."
@@ -200,8 +204,20 @@ def _as_strided(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             f"{last} of a storage of {extent} elements"
         )
     chain = Chain.root(base_aval).then(("strided", size, stride, offset))
-    aval = Aval.of(Meta(size, stride, tensor._aval.meta.dtype))
+    if base_aval.meta.dtype != tensor.dtype:
+        chain = chain.then(("bitcast", size, aval.physical))
+    for sign in (("conj",), ("neg",)):
+        if tensor._chain.ops.count(sign) % 2:
+            chain = chain.then(sign)
     return base.view_of(tensor, aval, chain, offset)
+
+
+def _same_width(one: Aval, other: Aval) -> bool:
+    """Whether the elements are as wide, for torch and in JAX's buffers."""
+    if one.meta.dtype == other.meta.dtype:
+        return True
+    logical = one.meta.dtype.itemsize == other.meta.dtype.itemsize
+    return logical and one.physical.itemsize == other.physical.itemsize
 
 
 _IN_PLACE = {

@@ -31,7 +31,7 @@ from torch._prims_common import elementwise_dtypes
 
 from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.lowerings import channels_last, registry
-from isoshard.torch_bridge.lowerings.arguments import number, wide_dtype
+from isoshard.torch_bridge.lowerings.arguments import cast, number, wide_dtype
 
 from . import checks
 
@@ -335,17 +335,17 @@ def _bind(lowering, op, args, kwargs, dtype):
                 return inputs[leaf.number]
             return scalars[leaf.number] if isinstance(leaf, Lift) else leaf
 
-        def cast(leaf):
+        def lift(leaf):
             if not is_operand(leaf):
                 return leaf
             return number(place(leaf), dtype)
 
         real = [
-            map_leaves(cast if promoted(name) else place, arg)
+            map_leaves(lift if promoted(name) else place, arg)
             for name, arg in zip(names, args, strict=False)
         ]
         named = {
-            name: map_leaves(cast if promoted(name) else place, arg) for name, arg in kwargs.items()
+            name: map_leaves(lift if promoted(name) else place, arg) for name, arg in kwargs.items()
         }
         if lowering.random:
             real.insert(0, key)
@@ -396,4 +396,4 @@ def _conform(op, value, meta: Meta | None):
             f"the lowering of {op} gave shape {tuple(value.shape)}, torch promises {meta.size}"
         )
     dtype = physical_dtype(meta.dtype)
-    return value if value.dtype == dtype else value.astype(dtype)
+    return value if value.dtype == dtype else cast(value, dtype)

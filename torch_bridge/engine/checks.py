@@ -35,8 +35,11 @@ def check(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, An
     """
     rules = _rules(op._schema.name)
     if rules:
-        names = [argument.name for argument in op._schema.arguments]
-        named = dict(zip(names, args, strict=False)) | kwargs
+        arguments = op._schema.arguments
+        given = zip((argument.name for argument in arguments), args, strict=False)
+        defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+        named = {**dict(given), **kwargs}
+        named |= {key: value for key, value in defaults.items() if key not in named}
         name = op._schema.name.removeprefix("aten::").strip("_")
         for rule in rules:
             rule(name, named)
@@ -105,6 +108,12 @@ def _not_complex(name: str, named: Arguments) -> None:
         raise NotImplementedError(f"{name} is not supported for complex inputs")
 
 
+def _no_complex_rows(name: str, named: Arguments) -> None:
+    """A number alone need not be compared, so torch takes it."""
+    if _first(named).dim():
+        _not_complex(name, named)
+
+
 def _ordered(name: str, named: Arguments) -> None:
     dtype = _first(named).dtype
     if dtype.is_complex or dtype == torch.bool:
@@ -123,7 +132,8 @@ def _not_empty(name: str, named: Arguments) -> None:
             "reduction dim with the 'dim' argument."
         )
     if tensor.dim() and -tensor.dim() <= dim < tensor.dim() and tensor.shape[dim] == 0:
-        raise IndexError(f"{name}(): Expected reduction dim {dim} to have non-zero size.")
+        place = dim % tensor.dim()
+        raise IndexError(f"{name}(): Expected reduction dim {place} to have non-zero size.")
 
 
 def _not_empty_axis(name: str, named: Arguments) -> None:
@@ -138,16 +148,39 @@ def _numbers_not_complex(name: str, named: Arguments) -> None:
 
 
 def _number_fits(name: str, named: Arguments) -> None:
-    tensor = next((value for value in named.values() if isinstance(value, torch.Tensor)), None)
-    dtype = named.get("dtype") or (tensor.dtype if tensor is not None else None)
-    if dtype is None or dtype.is_complex:
+    dtypes = [value.dtype for value in named.values() if isinstance(value, torch.Tensor)]
+    dtype = named.get("dtype") or (dtypes[0] if dtypes else None)
+    kinds = {_kind(each) for each in (dtype, *dtypes) if each is not None}
+    if not kinds or 3 in kinds or dtype == torch.bool or _nowhere(name, named):
         return
-    for argument in ("value", "fill_value"):
+    for argument in ("value", "fill_value", "alpha", "beta", "weight", "lambd"):
         number = named.get(argument)
-        if type(number) is complex and number.imag:
+        lost = type(number) is complex and number.imag
+        if lost or (type(number) is int and _too_wide(number, dtype)):
             raise RuntimeError(
-                f"{name}: value {number} cannot be converted to type {dtype} without overflow"
+                f"{name}: {argument} {number} cannot be converted to type {dtype} without overflow"
             )
+
+
+def _nowhere(name: str, named: Arguments) -> bool:
+    """Whether a scatter has no places to write to: torch then does not look at the number."""
+    index = named.get("index")
+    return name == "scatter" and isinstance(index, torch.Tensor) and not index.numel()
+
+
+def _too_wide(number: int, dtype: torch.dtype) -> bool:
+    """Whether integers of up to 32 bits cannot hold a number; unsigned ones wrap negative ones."""
+    if dtype.is_floating_point or dtype.itemsize > 4:
+        return False
+    bounds = torch.iinfo(dtype)
+    return not (bounds.min or -bounds.max) <= number <= bounds.max
+
+
+def _power_of_integers(name: str, named: Arguments) -> None:
+    base, exponent = named["self"], named["exponent"]
+    whole = isinstance(base, torch.Tensor) and _kind(base.dtype) < 2
+    if whole and type(exponent) is int and exponent < 0:
+        raise RuntimeError("Integers to negative integer powers are not allowed.")
 
 
 def _same_dtypes(name: str, named: Arguments) -> None:
@@ -250,16 +283,22 @@ _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     **dict.fromkeys(("floor", "ceil", "trunc"), (_not_complex,)),
     **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), (_not_complex, _numbers_not_complex)),
     **dict.fromkeys(("argmax", "argmin"), (_ordered, _not_empty)),
-    **dict.fromkeys(("max", "min", "mode"), (_not_complex, _not_empty)),
+    **dict.fromkeys(("max", "min", "aminmax"), (_not_complex, _not_empty)),
+    "mode": (_no_complex_rows, _not_empty),
     **dict.fromkeys(("median", "nanmedian"), (_not_complex, _not_empty_axis)),
-    **dict.fromkeys(("amax", "amin", "topk", "kthvalue", "cummax", "cummin"), (_not_complex,)),
+    **dict.fromkeys(("amax", "amin", "topk", "kthvalue", "argsort", "msort"), (_not_complex,)),
+    **dict.fromkeys(("cummax", "cummin"), (_no_complex_rows,)),
     **dict.fromkeys(("fill", "full", "full_like", "new_full"), (_number_fits,)),
-    **dict.fromkeys(("masked_fill", "index_fill"), (_number_fits,)),
-    **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv"), (_same_dtypes,)),
-    **dict.fromkeys(("baddbmm", "addbmm"), (_same_dtypes,)),
+    **dict.fromkeys(("masked_fill", "index_fill", "scatter"), (_number_fits,)),
+    **dict.fromkeys(("constant_pad_nd", "addcmul", "addcdiv"), (_number_fits,)),
+    **dict.fromkeys(("lerp", "hardshrink"), (_number_fits,)),
+    "pow": (_power_of_integers,),
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot"), (_same_dtypes,)),
+    **dict.fromkeys(("addmm", "addmv", "baddbmm", "addbmm"), (_same_dtypes, _number_fits)),
     **dict.fromkeys(("sub", "rsub"), (_no_bool,)),
     **dict.fromkeys(("sign", "signbit", "maximum", "minimum", "fmax", "fmin"), (_not_complex,)),
-    **dict.fromkeys(("index_add", "index_copy", "put"), (_source_like_self,)),
+    "index_add": (_source_like_self, _number_fits),
+    **dict.fromkeys(("index_copy", "put"), (_source_like_self,)),
     **dict.fromkeys(("index_put", "_index_put_impl"), (_source_like_self,)),
     **dict.fromkeys(("randint", "randint_like", "random"), (_range,)),
     **dict.fromkeys(("normal_functional", "exponential", "cauchy"), (_draws_floats,)),
@@ -267,7 +306,8 @@ _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     "bernoulli": (_probability,),
     "multinomial": (_enough_to_draw_from,),
     **dict.fromkeys(("norm", "linalg_vector_norm"), (_distinct_axes,)),
-    **dict.fromkeys(("sort", "_softmax", "_log_softmax"), (_axis,)),
+    **dict.fromkeys(("_softmax", "_log_softmax"), (_axis,)),
+    "sort": (_not_complex, _axis),
     "relu": (_not_complex, _not_bool),
     "heaviside": (_not_complex, _same_dtypes),
 }

@@ -14,13 +14,10 @@ P('x',)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import jax
 
 from isoshard.core.devices import Device
 from isoshard.core.mesh import mesh_of
-from isoshard.torch_bridge.lowerings.conv_split import Split
 
 UNPLACED = -1
 """The layout of a value that may be placed wherever a program needs it."""
@@ -68,27 +65,3 @@ def _assignment(value: jax.sharding.Sharding) -> tuple[Device, ...]:
     if isinstance(value, jax.sharding.NamedSharding):
         return tuple(mesh_of(value).devices.flat)
     return tuple(sorted(value.device_set, key=lambda device: device.id))
-
-
-def mesh_in(numbers: Iterable[int]) -> jax.sharding.Mesh | None:
-    """The mesh over which some of these layouts split an axis; None if none does."""
-    for number in numbers:
-        value = _SHARDINGS[number] if number != UNPLACED else None
-        if isinstance(value, jax.sharding.NamedSharding) and any(value.spec):
-            return mesh_of(value)
-    return None
-
-
-def split_of(numbers: Iterable[int]) -> Split | None:
-    """How programs with these layouts split axes behind the second; None if they do not."""
-    found = None
-    for number in numbers:
-        value = _SHARDINGS[number] if number != UNPLACED else None
-        if not isinstance(value, jax.sharding.NamedSharding) or not any(value.spec[2:]):
-            continue
-        used: set[str] = set()
-        for entry in value.spec:
-            used.update(() if entry is None else (entry,) if isinstance(entry, str) else entry)
-        rest = any(size > 1 for name, size in value.mesh.shape.items() if name not in used)
-        found = Split(mesh_of(value), rest or (found is not None and found.partly))
-    return found

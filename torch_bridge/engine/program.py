@@ -20,8 +20,7 @@ import jax
 import numpy as np
 
 from isoshard.core import cache, metrics
-from isoshard.torch_bridge.lowerings.conv_split import splitting
-from isoshard.torch_bridge.lowerings.whole import compiling_for
+from isoshard.torch_bridge.lowerings.partition import compiling_for
 
 from . import causes, layouts, mappings, random
 from . import tape as tapes
@@ -57,13 +56,9 @@ class Program:
         sent = self._sent.get(name)
         if sent is not None and np.array_equal(sent[0], numbers):
             return sent[1]
-        home = max(plan.placed, default=layouts.UNPLACED)
-        whole = None
-        if home != layouts.UNPLACED:
-            whole = layouts.sharding(layouts.replicated_like(home))
         if numbers.size:
             metrics.record_transfer("host_to_device", numbers.nbytes, f"(changing {name})")
-        array = jax.device_put(numbers, whole)
+        array = jax.device_put(numbers, plan.whole())
         self._sent[name] = (numbers, array)
         return array
 
@@ -101,6 +96,13 @@ class Plan:
     placed: tuple[int, ...]
     draws: int
     lifted: int
+
+    def whole(self) -> jax.sharding.Sharding | None:
+        """The layout of lifted floats and random words: a copy on each device of the program."""
+        home = max(self.placed, default=layouts.UNPLACED)
+        if home == layouts.UNPLACED:
+            return None
+        return layouts.sharding(layouts.replicated_like(home))
 
     def key(self) -> Any:
         """Two plans with one key are the same program."""
@@ -235,13 +237,16 @@ def build(plan: Plan, arrays: Sequence[jax.Array]) -> Program:
     """Compile a plan for inputs placed as `arrays` are."""
     # An unused input stays: without any on a mesh, the program would be compiled for one device.
     function = jax.jit(traceable(plan), donate_argnums=plan.donated, keep_unused=True)
-    extra = (np.zeros(plan.lifted, random.scalar_dtype()), np.zeros((plan.draws, 3), np.uint32))
+    whole = plan.whole()  # said, or XLA may choose another layout than they come in
+    extra = (
+        jax.ShapeDtypeStruct((plan.lifted,), random.scalar_dtype(), sharding=whole),
+        jax.ShapeDtypeStruct((plan.draws, 3), np.uint32, sharding=whole),
+    )
     with warnings.catch_warnings(), jax.numpy_dtype_promotion("standard"):
         # An input that nobody needs any more is given up even where no result can take its memory.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         found = cache.hits()
-        named = layouts_in(plan)
-        with splitting(layouts.split_of(named)), compiling_for(layouts.mesh_in(named)):
+        with compiling_for(layouts_in(plan)):
             compiled = function.lower(*arrays, *extra).compile()
     metrics.count("cache_hits", cache.hits() - found)
     analysis = compiled.memory_analysis()
@@ -250,11 +255,12 @@ def build(plan: Plan, arrays: Sequence[jax.Array]) -> Program:
     return Program(compiled, donated_bytes=getattr(analysis, "alias_size_in_bytes", 0) * devices)
 
 
-def layouts_in(plan: Plan) -> set[int]:
+def layouts_in(plan: Plan) -> list[jax.sharding.Sharding]:
     """The layouts that a plan names: of inputs, results and constraints."""
     recipes = [tapes.RECIPES[entry[0]] for entry in plan.program if isinstance(entry[0], int)]
     marks = {recipe.detail for recipe in recipes if recipe.name == "mark_sharding"}
-    return {*plan.placed, *plan.wanted, *marks}
+    numbers = {*plan.placed, *plan.wanted, *marks} - {layouts.UNPLACED}
+    return [layouts.sharding(number) for number in sorted(numbers)]
 
 
 def peak_bytes(analysis: Any) -> int:

@@ -15,7 +15,7 @@ from torch.nn import parameter
 
 from isoshard.core import metrics
 
-from . import base, dispatch, placement
+from . import base, dispatch, expanded, reading
 from .call import Meta
 from .capture import step as capture
 from .flatten import import_tensor
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 def to_host(tensor: base.LazyTensor) -> torch.Tensor:
     """Compute a tensor, gather it and copy it to the CPU."""
     capture.refuse_if_capturing("the value of a tensor")
-    array = placement.array_of(base.read(tensor))
+    array = reading.array_of(tensor)
     if not array.is_fully_addressable:
         raise RuntimeError(
             f"a tensor of shape {tuple(tensor.shape)} lies partly in other processes and cannot be "
@@ -130,7 +130,7 @@ def on_host(func: torch._ops.OpOverload) -> dispatch.Handler:
         metrics.count(f"fallbacks.{func.name()}")
 
         def down(leaf: Any) -> Any:
-            return to_host(leaf) if isinstance(leaf, base.LazyTensor) else leaf
+            return _as_it_lies(leaf) if isinstance(leaf, base.LazyTensor) else leaf
 
         got = func(
             *(_map(down, arg) for arg in args),
@@ -139,6 +139,16 @@ def on_host(func: torch._ops.OpOverload) -> dispatch.Handler:
         return _map(lambda leaf: upload(leaf) if isinstance(leaf, torch.Tensor) else leaf, got)
 
     return handler
+
+
+def _as_it_lies(tensor: base.LazyTensor) -> torch.Tensor:
+    """A copy on the CPU in the tensor's memory order, which some results take over."""
+    host, meta = to_host(tensor), tensor._aval.meta
+    if meta.is_contiguous:
+        return host
+    once = tuple(slice(1) if step == 0 else slice(None) for step in meta.stride)
+    order = torch.empty_like(meta.tensor()[once], device="cpu")
+    return order.copy_(host[once]).expand(meta.size)
 
 
 def _map(function: Any, value: Any) -> Any:
@@ -185,6 +195,9 @@ def _index_put(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     masks = [index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices]
     if any(masks) and sum(index is not None for index in indices) > 1:
         indices = _positions(indices)
+    once = values.numel() == 1 and not any(args[3:4])
+    if once and isinstance(tensor, base.LazyTensor) and dispatch.is_expanded(tensor):
+        return expanded.put(tensor, indices, values)
     return _put((tensor, indices, values, *args[3:]), kwargs)
 
 

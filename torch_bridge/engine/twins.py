@@ -12,6 +12,7 @@ aten.sum.dim_IntList
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -33,6 +34,9 @@ _TWINS = {
 def functional_twin(func: torch._ops.OpOverload) -> torch._ops.OpOverload:
     """The overload that computes what an in-place or `out=` overload writes.
 
+    That of an `out=` overload may write to the arguments to which both write, as a batch norm to
+    its running statistics.
+
     Raises:
         NotImplementedError: there is none.
     """
@@ -40,6 +44,7 @@ def functional_twin(func: torch._ops.OpOverload) -> torch._ops.OpOverload:
     packet_name = schema.name.removeprefix("aten::")
     candidates = _TWINS.get(packet_name, [packet_name.removesuffix("_"), packet_name.strip("_")])
     wanted = [argument for argument in schema.arguments if not argument.is_out]
+    shared = _written(wanted) if len(wanted) < len(schema.arguments) else set()
     for name in candidates:
         packet = getattr(torch.ops.aten, name, None)
         if packet is None:
@@ -48,10 +53,13 @@ def functional_twin(func: torch._ops.OpOverload) -> torch._ops.OpOverload:
         for overload in ranked:
             twin = getattr(packet, overload)
             arguments = twin._schema.arguments
-            pure = not any(a.alias_info and a.alias_info.is_write for a in arguments)
-            if pure and _same_arguments(wanted, arguments):
+            if _written(arguments) <= shared and _same_arguments(wanted, arguments):
                 return twin
     raise NotImplementedError(missing(func))
+
+
+def _written(arguments: Iterable[Any]) -> set[str]:
+    return {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
 
 
 def _same_arguments(wanted: list[Any], arguments: Any) -> bool:

@@ -25,6 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from isoshard.torch_bridge.lowerings.single import put
+
 from .value import Aval, contiguous_stride
 
 ViewOp = tuple[Any, ...]
@@ -139,8 +141,7 @@ class Chain:
                 else:
                     places = forward(op, places, self.base)
             places = np.asarray(places)
-        flat = whole.reshape(-1).at[places.ravel()].set(part.reshape(-1))
-        return flat.reshape(whole.shape)
+        return put(whole.reshape(-1), places.ravel(), part.reshape(-1)).reshape(whole.shape)
 
     def __repr__(self) -> str:
         """Readable in error messages."""
@@ -219,10 +220,12 @@ def _backward(op: ViewOp, whole: jax.Array, part: jax.Array, base: Aval) -> jax.
         _, dim, start, stop, step = op
         if step == 1 and part.shape == whole.shape:
             return part
+        if step == 1 or part.shape[dim] == 1:
+            return _update(whole, part, start, dim)
         where = (slice(None),) * dim + (slice(start, stop, step),)
         return whole.at[where].set(part)
     if kind == "index":
-        return whole.at[(slice(None),) * op[1] + (op[2],)].set(part)
+        return _update(whole, jnp.expand_dims(part, op[1]), op[2], op[1])
     if kind == "bitcast":
         return _bitcast(part, whole.shape, whole.dtype)
     if kind in ("conj", "neg"):
@@ -232,19 +235,24 @@ def _backward(op: ViewOp, whole: jax.Array, part: jax.Array, base: Aval) -> jax.
     if kind == "as_complex":
         return jnp.stack([part.real, part.imag], axis=-1)
     if kind == "strided":
-        flat = _flat(whole, base).at[_positions(*op[1:])].set(part)
-        return _unflat(flat, base)
+        return _unflat(put(_flat(whole, base), _positions(*op[1:]), part), base)
     # Diagonals and windows: let the view of the positions say where each element goes.
     with jax.ensure_compile_time_eval():
         numbers = jnp.arange(math.prod(whole.shape)).reshape(whole.shape)
         places = np.asarray(forward(op, numbers, base))
-    return whole.reshape(-1).at[places.ravel()].set(part.reshape(-1)).reshape(whole.shape)
+    return put(whole.reshape(-1), places.ravel(), part.reshape(-1)).reshape(whole.shape)
+
+
+def _update(whole: jax.Array, part: jax.Array, start: int, dim: int) -> jax.Array:
+    """`part` written at `start` along an axis, as a slice: see lowerings/single.py."""
+    return jax.lax.dynamic_update_slice_in_dim(whole, part.astype(whole.dtype), start, dim)
 
 
 def _bitcast(x: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     ratio = np.dtype(x.dtype).itemsize / np.dtype(dtype).itemsize
     if ratio < 1:
-        x = x.reshape(*x.shape[:-1], -1, round(1 / ratio))
+        times = round(1 / ratio)
+        x = x.reshape(*x.shape[:-1], x.shape[-1] // times, times)
     return jax.lax.bitcast_convert_type(x, dtype).reshape(shape)
 
 

@@ -68,7 +68,7 @@ def _prelu(x, weight):
 
 @lower("aten::_prelu_kernel_backward")
 def _prelu_backward(grad, x, weight):
-    return jnp.where(x > 0, grad, weight * grad), _keep(x <= 0, x * grad)
+    return jnp.where(x > 0, grad, weight * grad), jnp.where(x > 0, jnp.zeros_like(grad), x * grad)
 
 
 @lower("aten::hardtanh")
@@ -145,7 +145,8 @@ def _tanh_backward(grad, y):
 def _logit_backward(grad, x, eps=None):
     low, outside = (0.0, jnp.nan) if eps is None or eps < 0 else (eps, 0.0)
     inside = (x >= low) & (x <= 1 - low)
-    return jnp.where(inside, grad / (x * (1 - x)), outside)
+    slope = x * (1 - x)
+    return jnp.where(inside, grad / jnp.where(slope == 0, 0.0, slope), outside)
 
 
 @lower("aten::gelu")

@@ -47,7 +47,17 @@ def number(value: Any, dtype: np.dtype) -> jax.Array:
             value = (value - low) % (high - low + 1) + low
         else:
             value = min(max(value, low), high)
-    return jnp.asarray(value).astype(dtype)
+    return cast(jnp.asarray(value), dtype)
+
+
+def cast(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """`x` as `dtype`; of complex numbers the real part, but as bool whether they are not 0."""
+    if jnp.iscomplexobj(x) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        x = x != 0 if np.dtype(dtype).kind == "b" else jnp.real(x)
+    if x.dtype == bool and jnp.issubdtype(dtype, jnp.inexact):
+        # XLA takes a converted bool times x for a choice between x and 0, also where x is infinite.
+        return jnp.where(x, jnp.ones((), dtype), jnp.zeros((), dtype))
+    return x.astype(dtype)
 
 
 def wide_dtype(dtype: np.dtype) -> np.dtype:
@@ -64,7 +74,7 @@ def wide(x: jax.Array) -> jax.Array:
 
 def floating(x: jax.Array) -> jax.Array:
     """Integers and bool as float32, other arrays unchanged."""
-    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
+    return x if jnp.issubdtype(x.dtype, jnp.inexact) else cast(x, np.dtype(np.float32))
 
 
 def at_least_1d(x: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.special as jss
 import numpy as np
-import torch  # noqa: F401  (for the doctest)
+import torch
 
 from .arguments import number, wide
 from .numerics import widely
@@ -125,7 +125,7 @@ for _name, _function in _BITS.items():
 
 def _of_truths(function):
     """`function` of whether each operand is not 0; they may differ in dtype."""
-    return lambda x, other: function(x.astype(bool), other.astype(bool))
+    return lambda x, other: function(x != 0, other != 0)
 
 
 for _name in ("and", "or", "xor"):
@@ -135,9 +135,21 @@ lower("aten::atan2", promote="float")(jnp.arctan2)
 lower("aten::copysign.Tensor", "aten::copysign.Scalar", promote="float")(jnp.copysign)
 
 
-@lower("aten::pow.Tensor_Scalar")
+def _power_shape(x, exponent):
+    """torch's `meta` kernel makes integers of bools to the power of a bool; others keep bool."""
+    if x.dtype == torch.bool and type(exponent) is bool:
+        return torch.empty_like(x)
+    return torch.ops.aten.pow.Tensor_Scalar(x, exponent)
+
+
+@lower("aten::pow.Tensor_Scalar", "aten::pow_.Scalar", meta=_power_shape)
 def pow_scalar(x, exponent):
     """A power known when compiling: small whole ones become products."""
+    if isinstance(exponent, complex):
+        x = x.astype(jnp.result_type(x, jnp.complex64))
+        if exponent.imag:
+            return _complex_power(x, number(exponent, x.dtype))
+        exponent = exponent.real
     if not jnp.issubdtype(x.dtype, jnp.inexact) and isinstance(exponent, float):
         x = x.astype(jnp.float32)
     if isinstance(exponent, float) and exponent.is_integer() and abs(exponent) <= 8:
@@ -150,15 +162,38 @@ def pow_scalar(x, exponent):
     return jnp.power(base, exponent).astype(jnp.result_type(x, exponent))
 
 
-@lower("aten::pow.Tensor_Tensor", "aten::pow.Scalar", promote="inputs")
+def _power_of_number_shape(x, exponent):
+    """torch's `meta` kernel keeps the order in memory; the others give row-major order."""
+    made = torch.ops.aten.pow.Scalar(x, exponent)
+    return torch.empty(made.shape, dtype=made.dtype, device="meta")
+
+
+@lower("aten::pow.Scalar", promote="inputs", meta=_power_of_number_shape)
+def pow_number(x, exponent):
+    """A number to a power."""
+    return pow_tensor(x, exponent)
+
+
+@lower("aten::pow.Tensor_Tensor", promote="inputs")
 @widely
 def pow_tensor(x, exponent):
     """A power; whole numbers to a negative power are 0 unless the base is 1 or -1."""
+    if jnp.iscomplexobj(x):
+        return _complex_power(x, exponent)
     if not _integer(x):
         return jnp.power(x, exponent)
     power = jnp.power(x, jnp.abs(exponent))
     unit = jnp.where((x == 1) | (x == -1), power, jnp.zeros_like(power))
     return jnp.where(exponent < 0, unit, power)
+
+
+def _complex_power(x, exponent):
+    """`exp(exponent log(x))`, also at 0, where XLA's product with an infinite logarithm is NaN."""
+    power = jnp.power(jnp.where(x == 0, 1, x), exponent)
+    up = jnp.real(exponent)
+    of_zero = jnp.where(up > 0, 0, jnp.where(up < 0, complex("inf+nanj"), complex("nan+nanj")))
+    power = jnp.where(x == 0, of_zero.astype(power.dtype), power)
+    return jnp.where(jnp.isnan(x), jnp.full_like(power, complex("nan+nanj")), power)
 
 
 @lower("aten::xlogy.Tensor", "aten::xlogy.Scalar_Self", "aten::xlogy.Scalar_Other", promote="float")

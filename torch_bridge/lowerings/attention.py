@@ -1,7 +1,7 @@
 """The whole layers that torch calls in evaluation: attention and the transformer encoder layer.
 
 `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call one operator each where no gradient is
-wanted. `scaled_dot_product_attention` needs no entry: torch makes it of products and a softmax.
+wanted. `scaled_dot_product_attention` is in `sdpa`.
 """
 
 from __future__ import annotations

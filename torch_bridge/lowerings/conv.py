@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .conv_split import batch_split, images_are_split_partly, laid_out, weight_gradient
+from .conv_split import batch_split, laid_out, weight_gradient
+from .partition import partition
 from .registry import lower
 from .vjp import pull_back
 
@@ -150,7 +151,7 @@ def gradient_of_weight(
     channels_last=False,
 ):
     """The gradient of the weight of `convolve`."""
-    if images_are_split_partly():
+    if partition().partly:
         if channels_last:
             grad, x = (jnp.moveaxis(images, -1, 1) for images in (grad, x))
         image, slopes = (grad, x) if transposed else (x, grad)

@@ -2,61 +2,25 @@
 
 XLA's partitioner exchanges halos for a plain convolution of such images. It is wrong, or ends the
 process, for others: dilated, grouped or transposed ones, kernels that are split themselves, and the
-gradient of a weight where only a part of the mesh is used. The engine says with `splitting` that it
-compiles a program with such layouts. Kernels are then kept whole along space, images too for the
-convolutions that cannot be split, and the gradient of a weight is a product per element of the
-kernel, which is partitioned right:
+gradient of a weight where only a part of the mesh is used. In programs with such layouts
+(`partition().images`) kernels are kept whole along space, images too for the convolutions that
+cannot be split, and where only a part of the mesh is used (`partition().partly`) the gradient of a
+weight is a product per element of the kernel, which is partitioned right:
 
     gradient[o, i, k] = sum over n, s of image[n, i, s * stride + k * dilation] * grad[n, o, s]
-
->>> with splitting(Split(None, partly=True)):
-...     print(images_are_split_partly())
-True
 """
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-
-class Split(NamedTuple):
-    """How a program splits images.
-
-    Attributes:
-        mesh: over these devices; None where they are not known.
-        partly: whether some image is split over a part of them only.
-    """
-
-    mesh: Mesh | None
-    partly: bool
-
-
-_SPLIT: contextvars.ContextVar[Split | None] = contextvars.ContextVar("split", default=None)
-
-
-@contextlib.contextmanager
-def splitting(split: Split | None) -> Iterator[None]:
-    """Say how the program being compiled splits images; None if it does not."""
-    token = _SPLIT.set(split)
-    try:
-        yield
-    finally:
-        _SPLIT.reset(token)
-
-
-def images_are_split_partly() -> bool:
-    """Whether the gradients of weights need the product per element of the kernel."""
-    split = _SPLIT.get()
-    return split is not None and split.partly
+from .partition import partition
 
 
 def laid_out(x: jax.Array, weight: jax.Array, *, whole: bool) -> tuple[jax.Array, jax.Array]:
@@ -67,12 +31,11 @@ def laid_out(x: jax.Array, weight: jax.Array, *, whole: bool) -> tuple[jax.Array
         weight: kernels, (out, in, *space).
         whole: keep images whole, but for their batch.
     """
-    split = _SPLIT.get()
-    if split is None or split.mesh is None:
+    if not partition().images:
         return x, weight
     free, space = PartitionSpec.UNCONSTRAINED, (None,) * (x.ndim - 2)
     kernel = (None, None, *space) if whole else (free, free, *space)
-    weight = _constrain(weight, split.mesh, kernel)
+    weight = _constrain(weight, kernel)
     return batch_split(x) if whole else x, weight
 
 
@@ -81,15 +44,15 @@ def batch_split(x: jax.Array) -> jax.Array:
 
     The constraint holds for the gradient of `x` too.
     """
-    split = _SPLIT.get()
-    if split is None or split.mesh is None:
+    if not partition().images:
         return x
-    return _constrain(x, split.mesh, (PartitionSpec.UNCONSTRAINED, *(None,) * (x.ndim - 1)))
+    return _constrain(x, (PartitionSpec.UNCONSTRAINED, *(None,) * (x.ndim - 1)))
 
 
-def _constrain(x, mesh, spec):
-    sharding = NamedSharding(mesh, PartitionSpec(*spec))
-    return lax.with_sharding_constraint(x, sharding)
+def _constrain(x, spec):
+    mesh = partition().mesh
+    assert mesh is not None  # images are split
+    return lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*spec)))
 
 
 def weight_gradient(

@@ -86,10 +86,10 @@ for _name, _function in _FLOAT.items():
 
 @lower("aten::sign", "aten::sgn")
 def sign(x):
-    """-1, 0 or 1; 0 for NaN."""
+    """-1, 0 or 1; 0 for NaN, and for 0 of either sign."""
     if jnp.issubdtype(x.dtype, jnp.bool_):
         return x
-    return jnp.where(jnp.isnan(x), number(0, x.dtype), jnp.sign(x))
+    return jnp.where(jnp.isnan(x) | (x == 0), number(0, x.dtype), jnp.sign(x))
 
 
 @lower("aten::signbit")

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from .arguments import floating, wide
+from .elementwise import sign
 from .extremes import largest, smallest
 from .numerics import wide_all
 from .registry import lower
@@ -78,7 +79,7 @@ _EXACT = {
     "max": jnp.max,
     "neg": jnp.negative,
     "round": jnp.round,
-    "sign": jnp.sign,
+    "sign": sign,
     "trunc": jnp.trunc,
     "zero": jnp.zeros_like,
 }

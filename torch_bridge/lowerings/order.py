@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import torch  # noqa: F401  (for the doctest)
 
-from .arguments import at_least_1d, axis
+from .arguments import at_least_1d, axis, number
 from .registry import lower
+from .whole import whole
 
 
 @lower("aten::sort")
@@ -93,9 +94,17 @@ def median_dim(x, dim, keepdim=False):
 
 @lower("aten::median")
 def median(x):
-    """The lower median of all elements; NaN of none."""
+    """The lower median of all elements; NaN of none, as torch's C++ casts it to `x.dtype`."""
     flat = x.reshape(-1)
-    return median_dim(flat, 0)[0] if flat.size else jnp.full((), jnp.nan).astype(x.dtype)
+    return median_dim(flat, 0)[0] if flat.size else jnp.full((), _of_none(x.dtype))
+
+
+def _of_none(dtype):
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return number(jnp.nan, dtype)
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return number(1, dtype)
+    return number(jnp.iinfo(dtype).min if dtype in (jnp.int32, jnp.int64) else 0, dtype)
 
 
 @lower("aten::nanmedian.dim")
@@ -123,7 +132,7 @@ def mode(x, dim=-1, keepdim=False):
     """The most frequent element along an axis (the smallest of several), and its last place."""
     line = at_least_1d(x)
     along = axis(dim, line.ndim)
-    values, places = sort(line, along)
+    values, places = sort(whole(line, [along]), along)
     steps = jax.lax.broadcasted_iota(jnp.int32, line.shape, along)
     fresh = values != jnp.roll(values, 1, along)
     starts = jax.lax.cummax(jnp.where(fresh, steps, 0), along)
@@ -146,8 +155,11 @@ def cummin(x, dim):
 
 
 def _running(extreme, x, dim):
+    if x.ndim == 0:
+        return x, jnp.zeros((), jnp.int32)
     line = at_least_1d(x.astype(jnp.uint8) if x.dtype == bool else x)
     along = axis(dim, line.ndim)
+    line = whole(line, [along])
     values = extreme(line, along)
     met = line == values
     if jnp.issubdtype(x.dtype, jnp.inexact):

@@ -18,8 +18,10 @@ import numpy as np
 from jax import lax
 
 from .arguments import wide
+from .conv_split import batch_split
 from .registry import lower
 from .vjp import pull_back
+from .whole import on_a_mesh
 
 
 class Windows(NamedTuple):
@@ -129,7 +131,11 @@ def _max_pool(rank, x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=
 
 
 def _max_pool_backward(rank, grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
-    """JAX's own gradient of a window maximum; it knows no dilation, there `indices` serve."""
+    """JAX's own gradient of a window maximum; it knows no dilation, there `indices` serve.
+
+    XLA's partitioner loses the share of windows that reach over two devices: images are whole here.
+    """
+    grad, x = batch_split(grad), batch_split(x)
     grid = windows(x.shape, rank, kernel_size, stride, padding, dilation, ceil_mode)
     if any(d != 1 for d in grid.dilation):
         return scatter_add(grad, indices, x.shape, rank)
@@ -220,12 +226,19 @@ def _avg_pool(
 ):
     grid = windows(x.shape, rank, kernel_size, stride, padding, 1, ceil_mode)
     y = wide(x)
-    total = lax.reduce_window(y, np.array(0, y.dtype), lax.add, **grid.plain)
+    if on_a_mesh():
+        # XLA would take the edges that it put around the parts of `x` for a maximum.
+        edged = jnp.pad(y, grid.padding)
+        plain = grid.plain | {"padding": ((0, 0),) * y.ndim}
+        total = lax.reduce_window(edged, np.array(0, y.dtype), lax.add, **plain)
+    else:
+        total = lax.reduce_window(y, np.array(0, y.dtype), lax.add, **grid.plain)
     divisor = divisor_override or _divisor(x.shape, rank, grid, count_include_pad)
     return (total / jnp.asarray(divisor, y.dtype)).astype(x.dtype)
 
 
 def _avg_pool_backward(rank, grad, x, *options):
+    grad, x = batch_split(grad), batch_split(x)
     return pull_back(lambda a: _avg_pool(rank, a, *options), grad, x)[0]
 
 

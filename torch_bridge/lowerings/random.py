@@ -211,7 +211,7 @@ def standard_gamma_grad(x, output):
     return jax.lax.random_gamma_grad(wide(x), wide(output))  # pyright: ignore[reportCallIssue]
 
 
-@lower("aten::_sample_dirichlet", random=True)
+@lower("aten::_sample_dirichlet", random=True, meta=lambda x, *_: torch.empty_like(x))
 def sample_dirichlet(key, x):
     """Dirichlet with concentrations along the last axis of `x`."""
     return jax.random.dirichlet(key, wide(x)).astype(x.dtype)

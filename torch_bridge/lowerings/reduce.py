@@ -23,6 +23,7 @@ from .arguments import (
 )
 from .extremes import largest, smallest
 from .registry import lower
+from .whole import whole
 
 
 @lower("aten::sum", "aten::sum.dim_IntList")
@@ -60,9 +61,11 @@ def var_mean(x, dim=None, *, correction=None, keepdim=False):
     along = axes(dim, x.ndim)
     x = wide(x)
     center = jnp.mean(x, along, keepdims=True)
-    squares = jnp.sum(jnp.square(jnp.abs(x - center)), along, keepdims=keepdim)
     count = max(0, lengths(x.shape, along) - (1 if correction is None else correction))
-    return squares / count, center if keepdim else jnp.squeeze(center, along)
+    off = x - center
+    parts = (off.real, off.imag) if jnp.iscomplexobj(x) else (off,)
+    variance = sum(jnp.sum(jnp.square(p), along, keepdims=keepdim) / count for p in parts)
+    return variance, center if keepdim else jnp.squeeze(center, along)
 
 
 @lower("aten::std_mean.correction")
@@ -132,16 +135,28 @@ def _place(function, x, dim, keepdim):
     return function(x, axis=dim, keepdims=keepdim)
 
 
-@lower("aten::all", "aten::all.dim", "aten::all.dims")
+def _truth_shape(op):
+    """Along no axis torch's `meta` kernels keep the order in memory; the others do not."""
+
+    def shape(x, dim=None, keepdim=False):
+        made = op(x, dim, keepdim)
+        return torch.empty(x.shape, dtype=made.dtype, device="meta") if dim in ((), []) else made
+
+    return shape
+
+
+@lower("aten::all.dims", meta=_truth_shape(torch.ops.aten.all.dims))
+@lower("aten::all", "aten::all.dim")
 def all_(x, dim=None, keepdim=False):
     """Whether every element is not 0; along no axis (`[]`), each for itself."""
-    return jnp.all(x, _axes_or_none(dim, x.ndim), keepdims=keepdim)
+    return jnp.all(x != 0, _axes_or_none(dim, x.ndim), keepdims=keepdim)
 
 
-@lower("aten::any", "aten::any.dim", "aten::any.dims")
+@lower("aten::any.dims", meta=_truth_shape(torch.ops.aten.any.dims))
+@lower("aten::any", "aten::any.dim")
 def any_(x, dim=None, keepdim=False):
     """Whether any element is not 0; along no axis (`[]`), each for itself."""
-    return jnp.any(x, _axes_or_none(dim, x.ndim), keepdims=keepdim)
+    return jnp.any(x != 0, _axes_or_none(dim, x.ndim), keepdims=keepdim)
 
 
 @lower("aten::_is_all_true")
@@ -163,7 +178,7 @@ def _axes_or_none(dim, ndim):
 @lower("aten::count_nonzero", "aten::count_nonzero.dim_IntList")
 def count_nonzero(x, dim=None):
     """How many elements are not 0."""
-    return jnp.sum(x.astype(bool), axes(dim, x.ndim))
+    return jnp.sum(x != 0, axes(dim, x.ndim))
 
 
 @lower("aten::logsumexp")
@@ -210,22 +225,54 @@ def trace(x):
 
 @lower("aten::cumsum")
 def cumsum(x, dim, *, dtype=None):
-    """Running sum."""
+    """Running sum; of integers and bools, in the widest integer."""
     return _scan(jnp.cumsum, x, dim, dtype)
 
 
 @lower("aten::cumprod")
 def cumprod(x, dim, *, dtype=None):
-    """Running product."""
+    """Running product; of integers and bools, in the widest integer."""
     return _scan(jnp.cumprod, x, dim, dtype)
 
 
 def _scan(function, x, dim, dtype):
+    if dtype is None and not jnp.issubdtype(x.dtype, jnp.inexact):
+        dtype = jax.dtypes.canonicalize_dtype(jnp.int64)  # as torch promises
+    if dtype is None and not jnp.issubdtype(x.dtype, jnp.inexact):
+        dtype = int
     line = at_least_1d(wide(x if dtype is None else x.astype(dtype)))
-    return function(line, axis(dim, line.ndim)).reshape(x.shape)
+    along = axis(dim, line.ndim)
+    return function(whole(line, [along]), along).reshape(x.shape)
 
 
 @lower("aten::logcumsumexp")
 def logcumsumexp(x, dim):
     """Running `log(sum(exp(x)))`."""
-    return _scan(jax.lax.cumlogsumexp, floating(x), dim, None)
+    x = floating(x)
+    scan = _complex_cumlogsumexp if jnp.iscomplexobj(x) else jax.lax.cumlogsumexp
+    return _scan(scan, x, dim, None)
+
+
+def _complex_cumlogsumexp(x, along):
+    """Element by element, as torch adds: the imaginary part depends on the order.
+
+    `lax.cumlogsumexp` gives NaN where the axis is split over devices: it adds minus infinity.
+    """
+    line = jnp.moveaxis(x, along, 0)
+
+    def step(total, each):
+        total = _log_add_exp(each, total)
+        return total, total
+
+    nothing = jnp.full(line.shape[1:], complex(-jnp.inf), x.dtype)
+    return jnp.moveaxis(jax.lax.scan(step, nothing, line)[1], 0, along)
+
+
+def _log_add_exp(x, y):
+    """`log(exp(x) + exp(y))` with the imaginary part near that of the larger one."""
+    small, large = jnp.where(x.real < y.real, x, y), jnp.where(x.real >= y.real, x, y)
+    total = jnp.log1p(jnp.exp(small - large)) + large
+    alike = ~jnp.isfinite(small.real) & (small.real == large.real)
+    ends = jnp.where(small.real < 0, small, jnp.log(jnp.exp(small) + jnp.exp(large)))
+    unclear = jnp.isnan(x) | jnp.isnan(y)
+    return jnp.where(unclear, complex("nan+nanj"), jnp.where(alike, ends, total))

@@ -19,6 +19,7 @@ from .arguments import at_least_1d, axis, number
 from .extremes import written
 from .index import order, places
 from .registry import lower
+from .single import write
 
 _ADD, _MULTIPLY = "add", "multiply"
 _METHODS = {
@@ -124,7 +125,7 @@ def _scatter(x, dim, index, src, reduce, include_self=True):
 def _write(x, where, src, reduce, include_self=True, mode=None):
     """Set (reduce None) or reduce `src` into `x[where]`."""
     if reduce is None:
-        return x.at[where].set(src)
+        return write(x, where, src, "set")
     if x.dtype == bool:
         whole, part = x.astype(jnp.int32), src.astype(jnp.int32)
         return _write(whole, where, part, reduce, include_self, mode).astype(bool)
@@ -132,7 +133,7 @@ def _write(x, where, src, reduce, include_self=True, mode=None):
         touched = jnp.zeros(x.shape, bool).at[where].set(True)
         x = jnp.where(touched, _identity(reduce, x.dtype), x)
     method = _METHODS[reduce]
-    total = getattr(x.at[where], method)(src, mode=mode)
+    total = write(x, where, src, method, mode)
     if method in ("max", "min"):
         total = written(total, x, where, src)
     if reduce != "mean":

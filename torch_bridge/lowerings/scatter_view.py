@@ -14,18 +14,36 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch  # noqa: F401  (for the doctest)
 
 from .arguments import axis, number
 from .registry import lower
+from .single import put
+from .whole import on_a_mesh
 
 
 def _spread(part, size, dim, start, step):
     """Zeros of length `size` along `dim` with `part` at `start`, `start + step`, .."""
+    if step > 1 and on_a_mesh():
+        part, step = _apart(part, dim, step), 1
     used = start + (part.shape[dim] - 1) * step + 1 if part.shape[dim] else start
     edges = [(0, 0, 0)] * part.ndim
     edges[dim] = (start, size - used, step - 1)
     return jax.lax.pad(part, number(0, part.dtype), edges)
+
+
+def _apart(part, dim, step):
+    """`part` with `step - 1` zeros between neighbours along an axis.
+
+    XLA's partitioner misplaces, or refuses, what a pad with such zeros puts on several devices.
+    """
+    count = max(0, (part.shape[dim] - 1) * step + 1)
+    edges = [(0, 0)] * (part.ndim + 1)
+    edges[dim + 1] = (0, step - 1)
+    wide = jnp.pad(jnp.expand_dims(part, dim + 1), edges)
+    wide = wide.reshape(*part.shape[:dim], part.shape[dim] * step, *part.shape[dim + 1 :])
+    return jax.lax.slice_in_dim(wide, 0, count, axis=dim)
 
 
 def _window(start, end, size):
@@ -75,8 +93,9 @@ def diagonal_scatter(x, src, offset=0, dim1=0, dim2=1):
 @lower("aten::as_strided_scatter")
 def as_strided_scatter(x, src, size, stride, storage_offset=None):
     """`x` with the elements of a strided window over its flat form replaced by `src`."""
-    places = _strided(size, stride, storage_offset)
-    return x.reshape(-1).at[places].set(src.astype(x.dtype)).reshape(x.shape)
+    one = src.size == 1
+    places = np.array([storage_offset or 0]) if one else _strided(size, stride, storage_offset)
+    return put(x.reshape(-1), places, src.astype(x.dtype)).reshape(x.shape)
 
 
 @lower("aten::as_strided_copy")

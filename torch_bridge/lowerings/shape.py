@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import torch  # noqa: F401  (for the doctest)
 
-from .arguments import axis, number
+from .arguments import axis, cast, number
 from .registry import lower
+from .whole import whole
 
 for _name in ("clone", "lift_fresh_copy", "alias_copy", "detach_copy"):
     lower(f"aten::{_name}")(lambda x: x)
@@ -27,11 +28,7 @@ for _name in ("_unsafe_view", "_reshape_copy", "view_copy"):
 @lower("aten::_to_copy")
 def to_copy(x, *, dtype=None):
     """The array in another dtype."""
-    if dtype is None or x.dtype == dtype:
-        return x
-    if jnp.iscomplexobj(x) and not jnp.issubdtype(dtype, jnp.complexfloating):
-        x = x.real
-    return x.astype(dtype)
+    return x if dtype is None or x.dtype == dtype else cast(x, dtype)
 
 
 @lower("aten::copy")
@@ -131,7 +128,22 @@ def channel_shuffle(x, groups):
 @lower("aten::constant_pad_nd")
 def constant_pad_nd(x, pad, value=0):
     """`value` around the array; pairs (before, after) from the last axis on, negative ones cut."""
-    return jax.lax.pad(x, number(value, x.dtype), [(lo, hi, 0) for lo, hi in _pairs(pad, x.ndim)])
+    pairs = _pairs(pad, x.ndim)
+    if min(pad, default=0) < 0:
+        x, pairs = _cut(x, pairs)
+    # XLA's partitioner ends the process when a part is taken out of the padding of a split axis.
+    x = whole(x, [axis for axis, pair in enumerate(pairs) if any(pair)])
+    return jax.lax.pad(x, number(value, x.dtype), [(lo, hi, 0) for lo, hi in pairs])
+
+
+def _cut(x, pairs):
+    """The array without what negative pairs cut, and the pairs that are left.
+
+    XLA's partitioner is wrong about a pad that cuts at one end and grows at the other.
+    """
+    starts = [max(0, -low) for low, _ in pairs]
+    stops = [size + min(0, high) for size, (_, high) in zip(x.shape, pairs, strict=True)]
+    return jax.lax.slice(x, starts, stops), [(max(0, low), max(0, high)) for low, high in pairs]
 
 
 def _pairs(pad, ndim):
@@ -146,7 +158,7 @@ def _pad_as(mode):
     def pad(x, padding):
         grown = jnp.pad(x, _pairs([max(p, 0) for p in padding], x.ndim), mode=mode)
         cuts = _pairs([min(p, 0) for p in padding], x.ndim)
-        return jax.lax.pad(grown, number(0, x.dtype), [(lo, hi, 0) for lo, hi in cuts])
+        return _cut(grown, cuts)[0]
 
     return pad
 

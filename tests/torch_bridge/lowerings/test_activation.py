@@ -169,3 +169,10 @@ def test_softmax_of_half_to_float(name):
 @pytest.mark.parametrize(("x", "dim"), SOFTMAX_CASES)
 def test_safe_softmax_of_a_masked_row_is_zero(x, dim):
     check(aten._safe_softmax.default, x, dim)
+
+
+def test_gradients_at_nan_and_at_the_ends():
+    x = torch.tensor([nan, inf, -inf, 0.0, -0.0, -1.0, 1.0])
+    ones = torch.ones_like(x)
+    check(aten._prelu_kernel_backward.default, ones, x, ones / 2)
+    check(aten.logit_backward.default, ones, x)

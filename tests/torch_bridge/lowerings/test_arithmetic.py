@@ -128,6 +128,31 @@ def test_pow_by_a_number(values, exponent):
     check(aten.pow.Tensor_Scalar, values, exponent)
 
 
+@pytest.mark.parametrize("exponent", [1 + 2j, 0.5j, 3 - 1j, 2 + 0j, 0.5 + 0j, 0j])
+@pytest.mark.parametrize("base", ["complex", "float"])
+def test_complex_powers_of_zero_are_zero(base, exponent):
+    values = torch.tensor([0j, complex(-0.0, 0), 1j, 2 + 3j, complex(NAN, 0)])
+    values = values if base == "complex" else torch.tensor([0.0, -0.0, -2.0, 3.0, NAN])
+    same = torch.full((5,), exponent)
+    check(aten.pow.Tensor_Scalar, values, exponent)
+    check(aten.pow.Tensor_Tensor, values, same)
+    check(aten.pow.Scalar, exponent, values)
+    check(aten.pow.Scalar, 0.0, values + 0j)
+
+
+@pytest.mark.parametrize("exponent", [True, False, 2, 2.5])
+def test_powers_of_bools(exponent):
+    check(aten.pow.Tensor_Scalar, BOOLS, exponent)
+
+
+@pytest.mark.parametrize("base", [1, 3, 2.5, 1 + 2j])
+def test_powers_of_a_number_lie_in_row_major_order(base):
+    def power(device):
+        return base ** torch.arange(24).reshape(2, 3, 4).to(device).permute(2, 0, 1)
+
+    assert power("jax").stride() == power("cpu").stride() == (6, 3, 1)
+
+
 def test_pow_of_halves_is_rounded_once():
     check(aten.pow.Tensor_Scalar, HALVES, 3, rtol=4e-3)
 
@@ -257,3 +282,13 @@ def test_lifted_numbers_are_inputs(op, args, kwargs):
     np.testing.assert_allclose(
         got.astype("float32"), want.float(), rtol=1e-2 if got.dtype == "bfloat16" else 1e-6
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_false_times_infinity_is_nan(dtype):
+    mask = torch.tensor([False, True])
+    check(aten._to_copy.default, mask, dtype=dtype)
+    for x in (mask, mask.to("jax")):
+        assert (x.to(dtype) * float("inf")).isnan().tolist()[0]
+        assert (x / 0).isnan().tolist() == [True, False]
+        assert (x * torch.tensor([float("nan")] * 2, device=x.device)).isnan().all()

@@ -1,7 +1,8 @@
+import numpy as np
 import pytest
 import torch
 
-from tests.torch_bridge.lowerings.harness import check
+from tests.torch_bridge.lowerings.harness import check, evaluate
 from tests.torch_bridge.lowerings.samples import (
     BOOLS,
     BYTES,
@@ -108,3 +109,9 @@ def test_digamma_and_trigamma_left_of_zero():
 @pytest.mark.parametrize("values", [INTS, BOOLS, BYTES], ids=["int64", "bool", "uint8"])
 def test_not(name, values):
     check(getattr(aten, name).default, values)
+
+
+def test_the_sign_of_a_zero_is_a_zero_without_sign():
+    x = torch.tensor([-0.0, 0.0, -2.0, float("nan")])
+    for op in (aten.sign.default, aten.sgn.default):
+        assert np.signbit(evaluate(op, x)[0]).tolist() == op(x).signbit().tolist()

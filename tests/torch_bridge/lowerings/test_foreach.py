@@ -173,3 +173,9 @@ def test_bfloat16_average_decays():
     start = torch.full((1,), 3.0).bfloat16()
     (got,) = evaluate(op("mul", "Scalar"), [start], 0.99)
     assert float(got[0]) == float(torch._foreach_mul([start], 0.99)[0])
+
+
+def test_signs_of_nan_and_zero():
+    x = torch.tensor([float("nan"), -0.0, -2.0, 3.0])
+    got = torch._foreach_sign([x.to("jax")])[0].cpu()
+    assert got.tolist() == torch._foreach_sign([x])[0].tolist()

@@ -135,6 +135,23 @@ def test_batch_norm_without_statistics():
 
 
 @pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", ["_native_batch_norm_legit", "native_batch_norm"])
+def test_batch_norm_into_given_memory(name, training):
+    x, weight, bias, mean, variance = randn(4, 3, 5), randn(3), randn(3), randn(3), randn(3).abs()
+    results = {}
+    for device in ("cpu", "jax"):
+        running = [mean.clone().to(device), variance.clone().to(device)]
+        moved = [tensor.to(device) for tensor in (x, weight, bias)]
+        saved = 3 if training else 0
+        names = {"out": x.shape, "save_mean": (saved,), "save_invstd": (saved,)}
+        out = {key: torch.empty(shape).to(device) for key, shape in names.items()}
+        got = getattr(aten, name).out(*moved, *running, training, 0.1, 1e-5, **out)
+        assert all(have is given for have, given in zip(got, out.values(), strict=True))
+        results[device] = [tensor.cpu() for tensor in (*got, *running)]
+    torch.testing.assert_close(results["jax"], results["cpu"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("training", [True, False])
 def test_other_spellings_of_batch_norm(training):
     x, weight, running = randn(4, 3), randn(3), [randn(3), randn(3).abs()]
     common = (x, weight, weight, *running)

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+import isoshard.torch_bridge  # noqa: F401  (registers the device)
 from tests.torch_bridge.lowerings.harness import check, evaluate
 from tests.torch_bridge.lowerings.samples import (
     BOOLS,
@@ -17,6 +18,7 @@ from tests.torch_bridge.lowerings.samples import (
     SPECIAL,
     TIES,
 )
+from tests.torch_bridge.on_both import raises_on_both, same
 
 aten = torch.ops.aten
 _VALUES = {
@@ -89,3 +91,35 @@ def test_mode():
 def test_running_extremes(name, values):
     check(getattr(aten, name).default, values, -1)
     check(getattr(aten, name).default, values, 0)
+
+
+@pytest.mark.parametrize("size", [(0, 2), (0, 2, 2), (2, 0, 3)])
+def test_modes_of_no_rows(size):
+    x = torch.empty(size)
+    same(x.to("jax").mode(), x.mode())
+
+
+@pytest.mark.parametrize("size", [(2, 0), (0,), (0, 0)])
+def test_modes_of_empty_rows_are_refused(size):
+    raises_on_both(lambda x: x.mode(), torch.empty(size), match="to have non-zero size")
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool, torch.bfloat16])
+def test_the_median_of_nothing(dtype):
+    x = torch.empty(0, dtype=dtype)
+    same(x.to("jax").median(), x.median())
+    same(x.to("jax").nanmedian(), x.nanmedian())
+
+
+@pytest.mark.parametrize("name", ["aminmax", "sort", "argsort", "msort"])
+@pytest.mark.parametrize("size", [(), (3,)])
+def test_complex_numbers_have_no_order(name, size):
+    x = torch.zeros(size, dtype=torch.complex64)
+    raises_on_both(lambda x: getattr(x, name)(), x, match="complex|ComplexFloat", grad=False)
+
+
+@pytest.mark.parametrize("name", ["mode", "cummax", "cummin"])
+def test_a_complex_number_alone(name):
+    x = torch.tensor(1 + 2j)
+    args = () if name == "mode" else (0,)
+    same(tuple(getattr(x.to("jax"), name)(*args)), tuple(getattr(x, name)(*args)))

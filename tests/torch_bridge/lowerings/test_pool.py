@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+import isoshard as iso
+import isoshard.torch_bridge as xs
+from isoshard import P
 from isoshard.torch_bridge.lowerings import registry
 from isoshard.torch_bridge.lowerings.adaptive_pool import spans
 from tests.torch_bridge.lowerings.harness import check, evaluate, to_array
@@ -155,3 +158,22 @@ def test_average_to_one_is_a_mean():
     x = randn(2, 3, 5, 4)
     (got,) = evaluate(aten._adaptive_avg_pool2d.default, x, [1, 1])
     np.testing.assert_allclose(got, x.mean((2, 3), keepdim=True), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("spec", [P(None, None, "y"), P(None, None, "x", "y")])
+@pytest.mark.parametrize("average_first", [True, False])
+def test_two_kinds_of_pooling_of_an_image_that_is_split(mesh, spec, average_first):
+    x = -torch.rand(2, 2, 8, 8, generator=torch.Generator().manual_seed(0)) - 1
+    kinds = [torch.nn.functional.avg_pool2d, torch.nn.functional.max_pool2d]
+    kinds = kinds if average_first else kinds[::-1]
+
+    def program(x):
+        x.requires_grad_()
+        made = [kind(x, 3, 1, 1) for kind in kinds]
+        (made[0] * made[1]).sum().backward()
+        return [*(one.detach() for one in made), x.grad]
+
+    got = program(iso.shard(x.to("jax"), mesh, spec))
+    xs.sync()
+    for one, other in zip(got, program(x), strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-4)

@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+import isoshard as iso
+from isoshard import P
 from tests.torch_bridge.lowerings.harness import check
 from tests.torch_bridge.lowerings.samples import (
     BOOLS,
@@ -12,6 +14,7 @@ from tests.torch_bridge.lowerings.samples import (
     HALVES,
     INF,
     INTS,
+    NAN,
     SCALAR,
     SPECIAL,
     TIES,
@@ -19,6 +22,7 @@ from tests.torch_bridge.lowerings.samples import (
 
 aten = torch.ops.aten
 
+_OVERLOAD = {"all": "dim", "any": "dim", "count_nonzero": "dim_IntList"}
 _VALUES = {"floats": FLOATS, "ints": INTS, "bools": BOOLS, "0-d": SCALAR, "empty": EMPTY}
 _DIMS = {"all": [], "last": [-1], "outer": [0, 2], "kept": [1]}
 values = pytest.mark.parametrize("values", _VALUES.values(), ids=_VALUES.keys())
@@ -54,6 +58,33 @@ def test_truth(name):
     check(packet.dims, INTS, [])
     check(packet.default, BYTES)
     check(packet.default, SPECIAL)
+
+
+@pytest.mark.parametrize("name", ["all", "any", "count_nonzero"])
+def test_complex_numbers_are_not_zero_for_either_part(name):
+    values = torch.tensor([[0j, 1j, 1j], [0j, 1, 0j], [0j, NAN, complex(0, NAN)]])
+    for dim in (0, 1, None):
+        op = getattr(getattr(aten, name), "default" if dim is None else _OVERLOAD[name])
+        check(op, values, *(() if dim is None else ([dim] if "List" in op.name() else dim,)))
+
+
+@pytest.mark.parametrize("name", ["all", "any"])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_truth_along_no_axis_lies_in_row_major_order(name, keepdim):
+    def truth(device):
+        tensor = CUBE.to(device).permute(2, 0, 1)
+        return getattr(torch, name)(tensor, (), keepdim=keepdim)
+
+    assert truth("jax").stride() == truth("cpu").stride() == (6, 3, 1)
+    assert truth("jax").tolist() == truth("cpu").tolist()
+
+
+@pytest.mark.parametrize("name", ["var", "std"])
+@pytest.mark.parametrize("correction", [0, 1, 3, 5])
+def test_complex_variance_is_that_of_both_parts(name, correction):
+    values = torch.tensor([[1 + 1j, 2j, 1j], [3, 4j, 1j], [1j, 2, 1j]])
+    check(getattr(aten, name).correction, values, [0], correction=correction)
+    check(getattr(aten, f"{name}_mean").correction, values, [1], correction=correction)
 
 
 def test_sums_of_small_types_are_wide():
@@ -137,7 +168,27 @@ def test_scans(name):
 
 
 def test_scans_of_integers():
+    check(aten.cumsum.default, torch.full((5,), 100, dtype=torch.uint8), 0)
+    check(aten.cumprod.default, torch.full((3,), 100, dtype=torch.int8), 0)
     check(aten.cumsum.default, INTS, 0)
     check(aten.cumsum.default, BOOLS, 1)
     check(aten.cumprod.default, BYTES[:3], 0)
+    large = torch.full((3, 2), 100, dtype=torch.int8)
+    check(aten.cumsum.default, large, 0)
+    check(aten.cumprod.default, large.to(torch.uint8), 0)
     check(aten.cumsum.default, INTS, 0, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("spec", [P("x", "y"), P("y"), P(None, "x")])
+def test_complex_logcumsumexp_of_an_axis_that_is_split(mesh, dim, spec):
+    x = torch.randn(4, 8, dtype=torch.complex64, generator=torch.Generator().manual_seed(0)) * 3
+    got = iso.shard(x.to("jax"), mesh, spec).logcumsumexp(dim)
+    torch.testing.assert_close(got.cpu(), x.logcumsumexp(dim), rtol=1e-4, atol=1e-5)
+
+
+def test_complex_logcumsumexp_of_what_is_not_finite():
+    low = complex("-inf+1j")
+    x = torch.tensor([low, low, 1j, 2 + 3j, complex("nan+0j"), 1])
+    check(aten.logcumsumexp.default, x, 0)
+    check(aten.logcumsumexp.default, x[:0], 0)

@@ -1,6 +1,9 @@
 import pytest
 import torch
+import torch.nn.functional as F
 
+import isoshard as iso
+from isoshard import P
 from tests.torch_bridge.lowerings.harness import check
 from tests.torch_bridge.lowerings.samples import (
     BOOLS,
@@ -152,3 +155,40 @@ def test_put(accumulate):
     places = torch.tensor([[0, -1], [5, 5]] if accumulate else [0, -1, 5, 4])
     source = torch.arange(1.0, 5.0)
     check(aten.put.default, FLOATS, places, source.reshape(places.shape), accumulate)
+
+
+def _index_copy(x, row, images):
+    index = torch.arange(16).reshape(4, 4).to(x.device) * 3 % 4
+    x = torch.tanh(x).scatter_add_(0, index, x.clone())
+    return x.index_copy_(0, PLACES[:1].to(x.device), row)
+
+
+def _scatter_add_then_view(x, row, images):
+    x = x.clone().scatter_add_(1, torch.arange(16).reshape(4, 4).to(x.device) % 4, x.clone())
+    x.flatten(0, 1)[..., 2] = -1
+    return x
+
+
+def _circular_padding(x, row, images):
+    weight = torch.linspace(-1, 1, 48).reshape(4, 2, 3, 2).to(x.device)
+    padded = F.pad(images, (1, 1, 1, 1), mode="circular")
+    return F.conv2d(padded, weight, stride=2).div_(images[:, :1, :3, :4] + 2)
+
+
+@pytest.mark.parametrize(
+    ("program", "layout"),
+    [
+        (_index_copy, P("x", ("y", "z"))),
+        (_scatter_add_then_view, P(("x", "y"), "z")),
+        (_circular_padding, P()),
+    ],
+)
+def test_writes_at_one_place_on_a_mesh(program, layout):
+    """XLA wrote another element: lowerings/single.py."""
+    mesh = iso.make_mesh((2, 2, 2), ("x", "y", "z"))
+    source = torch.Generator().manual_seed(0)
+    x, row = torch.randn(4, 4, generator=source), torch.randn(1, 4, generator=source)
+    images = torch.rand(1, 2, 5, 6, generator=source)
+    layouts = (layout, P(None, *layout[1:]), P(None, "y", None, "x"))
+    split = [iso.shard(t, mesh, spec) for t, spec in zip((x, row, images), layouts, strict=True)]
+    torch.testing.assert_close(program(*split).cpu(), program(x, row, images))

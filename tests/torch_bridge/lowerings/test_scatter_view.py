@@ -6,6 +6,7 @@ import pytest
 import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
+import isoshard as iso
 from isoshard.torch_bridge.lowerings import find
 from tests.torch_bridge.lowerings.harness import check
 from tests.torch_bridge.lowerings.samples import CUBE, FLOATS, INTS, ROW, SCALAR
@@ -77,3 +78,17 @@ def test_writes_into_a_split_axis_gather_nothing(mesh, name):
     compiled = jax.jit(lambda x, p: lowering(x, p, *rest), out_shardings=split)
     text = compiled.lower(whole, part).compile().as_text()
     assert "all-gather" not in text
+
+
+@pytest.mark.parametrize(("size", "start", "step"), [(4, 0, 2), (4, 0, 3), (8, 1, 2), (8, 2, 4)])
+@pytest.mark.parametrize("spec", [PartitionSpec("x"), PartitionSpec("y"), PartitionSpec(None, "y")])
+def test_the_gradient_of_a_slice_with_a_step_on_a_mesh(mesh, size, start, step, spec):
+    x = torch.arange(size * 8.0).reshape(size, 8)
+
+    def gradient(x):
+        x.requires_grad_()
+        (x.exp()[start::step] * 3).sum().backward()
+        return x.grad
+
+    got = gradient(iso.shard((x / 8).to("jax"), mesh, spec)).cpu()
+    torch.testing.assert_close(got, gradient(x / 8), rtol=1e-5, atol=1e-5)

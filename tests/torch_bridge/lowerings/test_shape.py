@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+import isoshard as iso
 from tests.torch_bridge.lowerings.harness import check, evaluate
 from tests.torch_bridge.lowerings.samples import (
     BOOLS,
@@ -25,6 +26,13 @@ VOLUME = torch.arange(3 * 3 * 4 * 5.0).reshape(3, 3, 4, 5)
 def test_joins(dim):
     check(aten.cat.default, [FLOATS, INTS, HALVES], dim)
     check(aten.stack.default, [FLOATS, FLOATS + 1], dim)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int32, torch.complex64])
+def test_casts_of_complex_numbers(dtype):
+    values = torch.tensor([0j, 1j, 2 - 1j, complex(-0.0, -0.0), 3])
+    check(aten._to_copy.default, values, dtype=dtype)
+    check(aten.copy.default, torch.empty(5, dtype=dtype), values)
 
 
 def test_joins_of_nothing():
@@ -108,3 +116,25 @@ def test_pads_by_own_elements(name, rank, values, padding):
     check(forward, values, padding)
     grad = forward(values, padding).cos()
     check(getattr(aten, f"{name}_pad{rank}d_backward").default, grad, values, padding)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_pads_that_cut(size):
+    x = torch.arange(1.0, 2 * size + 1).reshape(size, 2)
+    for low in range(-size, 4):
+        for high in range(-size - min(0, low), 4):
+            check(aten.constant_pad_nd.default, x, [0, 0, low, high], 9.0)
+
+
+@pytest.mark.parametrize("pad", [(1, 1), (2, -2), (-1, 1), (2, 0)])
+@pytest.mark.parametrize("part", [0, -1, slice(1, 3)], ids=str)
+def test_pads_of_a_split_axis(pad, part):
+    """XLA ended the process for a part of the padding, and was wrong about the second pad."""
+    mesh = iso.make_mesh((4, 2), ("x", "y"))
+
+    def program(x):
+        return torch.constant_pad_nd(x, (0, 0, *pad), 9.0)[part]
+
+    x = torch.arange(1.0, 9.0).reshape(2, 4)
+    for spec in (iso.P("y", "x"), iso.P("y"), iso.P()):
+        torch.testing.assert_close(program(iso.shard(x, mesh, spec)).cpu(), program(x))

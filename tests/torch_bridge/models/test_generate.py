@@ -103,5 +103,6 @@ def test_whisper_takes_features_on_jax_and_tokens_on_the_cpu(counted):
         got = module.generate(features.to("jax"), decoder_input_ids=start, **options())
         assert torch.equal(got, want)
         counts.append(counted("compilations"))
-    assert counts[0] <= 4, metrics.report()
+    # What was pending at its first question, a second one, first token, others, stopping criterion.
+    assert counts[0] <= 5, metrics.report()
     assert counts[2] == counts[1]

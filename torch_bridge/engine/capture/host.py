@@ -34,12 +34,16 @@ class HostOps(TorchDispatchMode):
 
     Args:
         table: where the numbers read become symbols.
+
+    Attributes:
+        refused: the last value of a `jax` tensor that the step asked for in vain, or None.
     """
 
     def __init__(self, table: Table):
         """See the class."""
         super().__init__()
         self.table = table
+        self.refused: CaptureError | None = None
         self.ops: list[tuple[Any, Any, Any]] = []
         self.results: list[Any] = []
         self._made: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()

@@ -80,6 +80,8 @@ class Recording:
         try:
             with self.on_tape(), self.random, self.zeroing, compiling(), self.host:
                 self._keep(step(*args, **kwargs))
+            if self.host.refused is not None:  # and caught: `logging` goes on after an error
+                raise self.host.refused
             if any(group["lr"] is not symbol for group, _, symbol in rates):
                 raise CaptureError(
                     "a learning rate was changed inside the compiled step (by a scheduler?), which "

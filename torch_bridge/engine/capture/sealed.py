@@ -9,9 +9,9 @@ a trace of it `backward()` outside would pass by the step's parameters in silenc
 >>> (2 * loss).backward()
 Traceback (most recent call last):
     ...
-isoshard.torch_bridge.engine.symbolic.CaptureError: backward() was called outside on a result of a \
-compiled step, whose graph lives inside the program. Call backward() in the step, or return \
-result.detach().
+isoshard.torch_bridge.engine.capture.symbolic.CaptureError: backward() was called outside on a \
+result of a compiled step, whose graph lives inside the program. Call backward() in the step, or \
+return result.detach().
 """
 
 from __future__ import annotations

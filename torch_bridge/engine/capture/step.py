@@ -42,11 +42,12 @@ from .watch import Watched
 def refuse_if_capturing(what: str) -> None:
     """Raise where a captured step asks for something that a replay could not give."""
     if ACTIVE:
-        raise CaptureError(
+        ACTIVE[-1].refused = CaptureError(
             f"{metrics.user_location()}: a compiled step needs {what} in the middle of the step, "
             "which a replay could not repeat. Return the tensor from the step and read it outside "
             "(for a Python branch, use torch.where)."
         )
+        raise ACTIVE[-1].refused
 
 
 def note_upload(tensor: torch.Tensor) -> None:

@@ -1,0 +1,42 @@
+"""Programs run in processes; one that ends its process is found and named."""
+
+import os
+
+from fuzz.pool import FATAL, PART, Plan, _alone, _parts
+
+
+def ends_with_seven(seed, numbers):
+    """A task whose process ends where it meets number 7."""
+    if 7 in numbers:
+        os._exit(1)
+    return len(numbers), []
+
+
+def ends_in_company(seed, numbers):
+    """A task whose process ends where it meets 7 and 8 together."""
+    if 7 in numbers and 8 in numbers:
+        os._exit(1)
+    return len(numbers), []
+
+
+def test_a_program_that_ends_its_process_is_named():
+    ran, ((name, text),) = _alone(Plan(seed=3), range(6, 8), ends_with_seven)
+    assert ran == 2
+    assert name == f"seed_3_program_7{FATAL}"
+    assert "# seed 3, program 7:" in text
+    assert "it ends the process" in text
+    assert "def program(device):" in text
+
+
+def test_programs_that_end_it_together_are_named():
+    ran, ((name, text),) = _alone(Plan(seed=3), range(7, 9), ends_in_company)
+    assert ran == 2
+    assert name == f"seed_3_program_7{FATAL}"
+    assert "program 7:" in text
+    assert "program 8:" in text
+
+
+def test_a_number_names_a_program_wherever_a_run_starts():
+    parts = _parts(Plan(seed=3, first=PART - 2, programs=PART + 5))
+    assert parts == [range(PART - 2, PART), range(PART, 2 * PART), range(2 * PART, 2 * PART + 3)]
+    assert _parts(Plan(seed=3, first=0, programs=3)) == [range(3)]

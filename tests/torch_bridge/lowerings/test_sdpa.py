@@ -1,0 +1,256 @@
+"""`scaled_dot_product_attention` against CPU torch: values, gradients, strides, meshes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention as attend
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+from benchmarks import collectives
+from isoshard import P
+from isoshard.core import metrics
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+B, H, L, S, E = 2, 4, 5, 6, 8
+GENERATOR = torch.Generator()
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=GENERATOR, dtype=torch.float64).to(dtype)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    GENERATOR.manual_seed(0)
+
+
+def heads_last(*shape: int) -> torch.Tensor:
+    """(.., heads, length, width) whose memory is (.., length, heads, width), as layers make it."""
+    return draw(*shape[:-3], shape[-2], shape[-3], shape[-1]).transpose(-2, -3)
+
+
+def keep(*shape: int) -> torch.Tensor:
+    """A mask with a row in which nothing may be attended to."""
+    mask = draw(*shape) > 0
+    mask[..., 1, :] = False
+    return mask
+
+
+def usual() -> tuple[torch.Tensor, ...]:
+    return draw(B, H, L, E), draw(B, H, S, E), draw(B, H, S, E)
+
+
+def grouped() -> tuple[torch.Tensor, ...]:
+    return draw(B, H, L, E), draw(B, 2, S, E), draw(B, 2, S, E)
+
+
+def minus_infinity(mask: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
+
+
+# What the tensors are, the options, and a mask.
+CASES: dict[str, Any] = {
+    "plain": lambda: (usual(), {}),
+    "heads last in memory": lambda: (
+        (heads_last(B, H, L, E), heads_last(B, H, S, E), heads_last(B, H, S, E)),
+        {},
+    ),
+    "mixed memory": lambda: ((heads_last(B, H, L, E), draw(B, H, S, E), draw(B, H, S, E)), {}),
+    "causal, more keys": lambda: (usual(), {"is_causal": True}),
+    "causal, fewer keys": lambda: (
+        (draw(B, H, 7, E), draw(B, H, 3, E), draw(B, H, 3, E)),
+        {"is_causal": True},
+    ),
+    "scale": lambda: (usual(), {"scale": 0.3}),
+    "scale below zero": lambda: (usual(), {"scale": -0.3}),
+    "scale of zero": lambda: (usual(), {"scale": 0.0}),
+    "bool mask of all": lambda: (usual(), {"attn_mask": keep(B, H, L, S)}),
+    "bool mask of two axes": lambda: (usual(), {"attn_mask": keep(L, S)}),
+    "bool mask that broadcasts": lambda: (usual(), {"attn_mask": keep(B, 1, L, S)}),
+    "padding mask": lambda: (usual(), {"attn_mask": draw(B, 1, 1, S) > 0}),
+    "mask of three axes": lambda: (usual(), {"attn_mask": keep(H, L, S)}),
+    "float mask": lambda: (usual(), {"attn_mask": draw(B, H, L, S)}),
+    "float mask that broadcasts": lambda: (usual(), {"attn_mask": draw(1, H, L, 1)}),
+    "float mask of minus infinity": lambda: (usual(), {"attn_mask": minus_infinity(keep(L, S))}),
+    "causal and a mask": lambda: (usual(), {"is_causal": True, "attn_mask": keep(B, 1, L, S)}),
+    "causal and a float mask": lambda: (usual(), {"is_causal": True, "attn_mask": draw(L, S)}),
+    "grouped": lambda: (grouped(), {"enable_gqa": True}),
+    "grouped and causal": lambda: (grouped(), {"enable_gqa": True, "is_causal": True}),
+    "grouped, mask by head": lambda: (
+        grouped(),
+        {"enable_gqa": True, "attn_mask": keep(B, H, L, S)},
+    ),
+    "grouped, mask for all heads": lambda: (
+        grouped(),
+        {"enable_gqa": True, "attn_mask": draw(1, 1, L, S)},
+    ),
+    "grouped, one head": lambda: (
+        (draw(B, H, L, E), draw(B, 1, S, E), draw(B, 1, S, E)),
+        {"enable_gqa": True},
+    ),
+    "grouped, three axes": lambda: (
+        (draw(H, L, E), draw(2, S, E), draw(2, S, E)),
+        {"enable_gqa": True, "attn_mask": draw(H, L, S)},
+    ),
+    "grouped of equal heads": lambda: (usual(), {"enable_gqa": True}),
+    "two axes": lambda: ((draw(L, E), draw(S, E), draw(S, E)), {}),
+    "three axes": lambda: ((draw(H, L, E), draw(H, S, E), draw(H, S, E)), {"is_causal": True}),
+    "five axes": lambda: (
+        (draw(2, B, H, L, E), draw(2, B, H, S, E), draw(2, B, H, S, E)),
+        {"attn_mask": keep(B, 1, L, S)},
+    ),
+    "another width of value": lambda: ((draw(B, H, L, E), draw(B, H, S, E), draw(B, H, S, 3)), {}),
+    "columns last in memory": lambda: (
+        (draw(B, H, E, L).mT, draw(B, H, S, E), draw(B, H, S, E)),
+        {},
+    ),
+    "one row, one column": lambda: ((draw(B, H, 1, E), draw(B, H, 1, E), draw(B, H, 1, E)), {}),
+}
+# What torch's own products and softmax compute.
+DECOMPOSED: dict[str, Any] = {
+    "no keys": lambda: ((draw(B, H, L, E), draw(B, H, 0, E), draw(B, H, 0, E)), {}),
+    "no queries": lambda: ((draw(B, H, 0, E), draw(B, H, S, E), draw(B, H, S, E)), {}),
+    "no batch": lambda: ((draw(0, H, L, E), draw(0, H, S, E), draw(0, H, S, E)), {}),
+    "keys that broadcast": lambda: ((draw(B, H, L, E), draw(1, H, S, E), draw(1, 1, S, E)), {}),
+    "value of other heads": lambda: (
+        (draw(B, H, L, E), draw(B, 2, S, E), draw(B, 1, S, E)),
+        {"enable_gqa": True},
+    ),
+}
+
+
+def run(device: str, tensors, options, *, grad_mask: bool = False) -> list[torch.Tensor]:
+    """The result and the gradients of everything that requires one."""
+    given = [x.to(device).requires_grad_() for x in tensors]
+    options = dict(options)
+    if "attn_mask" in options:
+        mask = options["attn_mask"] = options["attn_mask"].to(device)
+        if grad_mask and mask.is_floating_point():
+            given.append(mask.requires_grad_())
+    out = attend(*given[:3], **options)
+    weight = torch.linspace(-1, 2, out.numel()).reshape(out.shape).to(device, out.dtype)
+    return [out, *torch.autograd.grad((out * weight).sum(), given)]
+
+
+def compare(got, want, **tolerances) -> None:
+    for g, w in zip(got, want, strict=True):
+        assert (g.dtype, g.shape) == (w.dtype, w.shape)
+        torch.testing.assert_close(g.detach().cpu(), w.detach(), **tolerances)
+
+
+@pytest.mark.parametrize("name", [*CASES, *DECOMPOSED])
+def test_values_gradients_and_strides_are_those_of_the_cpu(name):
+    tensors, options = (CASES | DECOMPOSED)[name]()
+    got, want = run("jax", tensors, options), run("cpu", tensors, options)
+    compare(got, want, rtol=1e-5, atol=2e-6)
+    if name in CASES:
+        assert got[0].stride() == want[0].stride()
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "float mask" in name])
+def test_a_float_mask_has_a_gradient(name):
+    tensors, options = CASES[name]()
+    if options.get("is_causal"):
+        options["is_causal"] = False
+    options["attn_mask"] = options["attn_mask"].clamp(min=-1e9)
+    compare(
+        run("jax", tensors, options, grad_mask=True),
+        run("cpu", tensors, options, grad_mask=True),
+        rtol=1e-5,
+        atol=2e-6,
+    )
+
+
+@pytest.mark.parametrize("name", ["scale", "causal and a float mask", "grouped", "five axes"])
+def test_in_double_precision(name, x64):
+    tensors, options = CASES[name]()
+    tensors = [x.double() for x in tensors]
+    compare(run("jax", tensors, options), run("cpu", tensors, options), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "name", ["plain", "bool mask of all", "float mask", "grouped", "five axes"]
+)
+def test_halves_are_as_near_to_the_exact_result_as_cpu_torch(name, dtype):
+    tensors, options = CASES[name]()
+    tensors = [x.to(dtype) for x in tensors]
+    exact = run("cpu", [x.double() for x in tensors], options)
+    got, want = run("jax", tensors, options), run("cpu", tensors, options)
+    for g, w, e in zip(got, want, exact, strict=True):
+        assert g.dtype == w.dtype == dtype
+        error, allowed = (float((x.cpu() - e).detach().abs().max()) for x in (g, w))
+        largest = float(e.detach().abs().max())
+        assert error <= 1.5 * allowed + torch.finfo(dtype).eps * largest
+
+
+def test_minus_infinity_everywhere_gives_zeros_and_no_gradient():
+    tensors, options = CASES["bool mask of two axes"]()
+    out, *grads = run("jax", tensors, options)
+    assert not out[:, :, 1].any() and not grads[0][:, :, 1].any()
+    assert all(x.isfinite().all() for x in (out, *grads))
+
+
+@pytest.mark.parametrize("rest", [(0.5,), (None, True, 0.5)])
+def test_the_operators_themselves_refuse_dropout(rest):
+    name = "efficient_attention" if len(rest) == 3 else "flash_attention_for_cpu"
+    x = draw(B, H, L, E).to("jax")
+    with pytest.raises(NotImplementedError, match=r"drops no weights .* dropout_p=0\.5"):
+        getattr(torch.ops.aten, f"_scaled_dot_product_{name}")(x, x, x, *rest)[0].cpu()
+    xs.sync()
+
+
+SPECS = {
+    "batch": (P("x"), P("x")),
+    "heads": (P(None, "y"), P(None, "y")),
+    "both": (P("x", "y"), P("x", "y")),
+    "grouped heads": (P("x", "y"), P("x", "y")),
+    "query rows": (P(None, None, "x"), P()),
+    "key rows": (P(), P(None, None, "y")),
+    "both rows": (P(None, None, "x"), P(None, None, "y")),
+    "width": (P(None, None, None, "y"), P(None, None, None, "y")),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_on_a_mesh(name, mesh):
+    """Split by batch or heads it needs no collective; otherwise it is right."""
+    of_query, of_key = SPECS[name]
+    heads = 4 if name == "grouped heads" else 8
+    tensors = draw(4, 8, 8, E), draw(4, heads, 8, E), draw(4, heads, 8, E)
+    options = {"is_causal": True, "enable_gqa": heads < 8}
+    want = run("cpu", tensors, options)
+    given = [
+        iso.shard(x, mesh, spec).requires_grad_()
+        for x, spec in zip(tensors, (of_query, of_key, of_key), strict=True)
+    ]
+    grad = iso.shard(torch.linspace(-1, 2, want[0].numel()).reshape(want[0].shape), mesh, of_query)
+
+    @xs.compile
+    def step(grad, *given):
+        out = attend(*given, **options)
+        return [out.detach(), *torch.autograd.grad(out, given, grad)]
+
+    got = step(grad, *given)
+    compare(got, want, rtol=1e-4, atol=1e-5)
+    found = collectives.summarize(xs.program_text(step))
+    if name in ("batch", "heads", "both", "grouped heads"):
+        assert found == {}
+
+
+def test_the_program_keeps_the_weights_once():
+    """The gradient's weights are the forward operation's: six products, and one `exp` of each."""
+    tensors = [x.to("jax").requires_grad_() for x in usual()]
+
+    @xs.compile
+    def step(*given):
+        return torch.autograd.grad(attend(*given, is_causal=True).square().sum(), given)
+
+    step(*tensors)
+    text = xs.program_text(step)
+    assert text.count(" exponential(") == 1
+    assert metrics.counters()["fallbacks"] == 0

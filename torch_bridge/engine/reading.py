@@ -1,0 +1,36 @@
+"""The array of what a tensor views, for those who need it now.
+
+One layer of a stacked parameter is `stack[number]`. Read on a tape, each number would be a program
+of its own, and a checkpoint of 48 layers would compile hundreds. Here the number is an input:
+
+>>> import torch, isoshard.torch_bridge
+>>> stack = torch.arange(6.0).reshape(3, 2).to("jax")
+>>> [array_of(part).tolist() for part in stack]
+[[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+from jax.core import Tracer
+
+from . import base, placement
+from . import tape as tapes
+
+
+def array_of(tensor: base.LazyTensor) -> jax.Array:
+    """The placed array of a tensor on the `jax` device, computing it if need be."""
+    ops = tensor._chain.ops
+    if len(ops) == 1 and ops[0][0] == "index" and not tapes.is_tracing():
+        whole = placement.array_of(tensor._storage.value)
+        if not isinstance(whole, Tracer):
+            _, axis, number = ops[0]
+            return _part(whole, number, axis)
+    return placement.array_of(base.read(tensor))
+
+
+@functools.partial(jax.jit, static_argnames="axis")
+def _part(whole: jax.Array, number: int, axis: int) -> jax.Array:
+    return jax.lax.dynamic_index_in_dim(whole, number, axis, keepdims=False)

@@ -1,0 +1,216 @@
+"""`scaled_dot_product_attention` as one operation, and its gradient as another.
+
+The operators are two that torch has for it: the CPU's flash kernel, and the one called *efficient*,
+which takes a mask with a gradient and any number of axes. Here both are the same computation;
+`torch_bridge/attention.py` chooses between them.
+
+Batch and heads stay axes of their own, so splitting either over a mesh needs no collective. With
+fewer heads in key and value than in query (grouped queries), those of the query are taken as
+`(heads of key, group)`, and nothing is repeated:
+
+>>> q, k = jnp.ones((1, 4, 2, 8)), jnp.ones((1, 2, 3, 8))
+>>> _scores(q, k, None, False, None).shape
+(1, 2, 2, 2, 3)
+
+The gradient computes the weights from query and key by the expressions of the forward operation.
+Where both stand in one program, XLA computes them once and keeps the weights; otherwise nothing as
+large as the weights is kept.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from .arguments import wide, wide_dtype
+from .registry import lower
+
+
+def _is_grouped(q, k):
+    return q.ndim > 2 and q.shape[-3] != k.shape[-3]
+
+
+def _grouped(x, heads):
+    """(.., heads * group, rows, columns) as (.., heads, group, rows, columns)."""
+    return x.reshape(*x.shape[:-3], heads, x.shape[-3] // heads, *x.shape[-2:])
+
+
+def _ungrouped(x):
+    """(.., heads, group, rows, columns) as (.., heads * group, rows, columns)."""
+    return x.reshape(*x.shape[:-4], x.shape[-4] * x.shape[-3], *x.shape[-2:])
+
+
+def _grouped_mask(mask, heads):
+    """A mask for the query's heads (or for all of them), in the axes of grouped scores."""
+    if mask.ndim < 3:
+        return mask
+    return mask[..., None, :, :] if mask.shape[-3] == 1 else _grouped(mask, heads)
+
+
+def _factor(q, scale):
+    return 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+
+
+def _product(axes, x, y):
+    """An einsum that adds up halves in float32."""
+    return jnp.einsum(axes, x, y, preferred_element_type=wide_dtype(x.dtype))
+
+
+def _weighted(axes, weights, x):
+    """A product with float32 weights, which accelerators multiply in the dtype of `x`.
+
+    A CPU would compute it in float32 anyway, and rounding the weights first costs it time.
+    """
+    if weights.dtype == x.dtype:
+        return _product(axes, weights, x)
+    return jax.lax.platform_dependent(
+        weights,
+        x,
+        cpu=lambda weights, x: _product(axes, weights, wide(x)),
+        default=lambda weights, x: _product(axes, weights.astype(x.dtype), x),
+    )
+
+
+def _scores(q, k, mask, is_causal, scale):
+    """Scaled products of queries and keys, minus infinity where masked; grouped if the heads are.
+
+    The causal mask starts at the top left, as torch's does.
+    """
+    if _is_grouped(q, k):
+        mask = None if mask is None else _grouped_mask(mask, k.shape[-3])
+        scores = _product("...gle,...se->...gls", _grouped(q, k.shape[-3]), k)
+    else:
+        scores = _product("...le,...se->...ls", q, k)
+    scores = scores * _factor(q, scale)
+    if is_causal:
+        row, column = (jax.lax.broadcasted_iota("int32", scores.shape[-2:], n) for n in (0, 1))
+        scores = jnp.where(column <= row, scores, -jnp.inf)
+    if mask is None:
+        return scores
+    if mask.dtype == bool:
+        return jnp.where(mask, scores, -jnp.inf)
+    return scores + mask.astype(scores.dtype)
+
+
+def _softmax(scores):
+    """Weights, and the logarithm of the sum that they were divided by.
+
+    Where a query may attend to nothing they are zeros and minus infinity.
+    """
+    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+    top = jnp.where(top == -jnp.inf, 0, top)
+    weights = jnp.exp(scores - top)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    return weights / jnp.where(total == 0, 1, total), (top + jnp.log(total))[..., 0]
+
+
+def _attend(q, k, v, mask, is_causal, scale):
+    """What each query attends to, and the logarithm of its sum of weights."""
+    weights, logsumexp = _softmax(_scores(q, k, mask, is_causal, scale))
+    if not _is_grouped(q, k):
+        return _weighted("...ls,...se->...le", weights, v), logsumexp
+    out = _weighted("...gls,...se->...gle", weights, v)
+    return _ungrouped(out), logsumexp.reshape(q.shape[:-1])
+
+
+def _gradients(grad, q, k, v, mask, is_causal, scale):
+    """Gradients of query, key and value, and of the scores that a mask was added to."""
+    weights = _softmax(_scores(q, k, mask, is_causal, scale))[0]
+    grouped = _is_grouped(q, k)
+    if grouped:
+        q, grad = _grouped(q, k.shape[-3]), _grouped(grad, k.shape[-3])
+    g, h = ("g", "h") if grouped else ("", "")
+    slopes = weights * _product(f"...{g}le,...se->...{g}ls", grad, v)
+    slopes = slopes - weights * jnp.sum(slopes, axis=-1, keepdims=True)
+    factor = _factor(q, scale)
+    of_q = _weighted(f"...{g}ls,...se->...{g}le", slopes, k) * factor
+    of_k = _weighted(f"...{h}{g}ls,...{h}{g}le->...{h}se", slopes, q) * factor
+    of_v = _weighted(f"...{h}{g}ls,...{h}{g}le->...{h}se", weights, grad)
+    if grouped:
+        return _ungrouped(of_q), of_k, of_v, _ungrouped(slopes)
+    return of_q, of_k, of_v, slopes
+
+
+def _summed_to(x, shape):
+    """The gradient of what was broadcast from `shape` to the shape of `x`."""
+    added = x.ndim - len(shape)
+    kept = [n for n, extent in enumerate(shape, added) if extent == 1 != x.shape[n]]
+    return jnp.sum(x, axis=(*range(added), *kept)).reshape(shape)
+
+
+def _check_dropout(dropout_p):
+    if dropout_p:
+        raise NotImplementedError(
+            f"this attention operator drops no weights on the jax device, but got dropout_p="
+            f"{dropout_p}; call torch.nn.functional.scaled_dot_product_attention, which does"
+        )
+
+
+@lower("aten::_scaled_dot_product_flash_attention_for_cpu")
+def _flash(q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
+    _check_dropout(dropout_p)
+    return _attend(q, k, v, attn_mask, is_causal, scale)
+
+
+@lower("aten::_scaled_dot_product_flash_attention_for_cpu_backward")
+def _flash_backward(
+    grad, q, k, v, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None
+):
+    return _gradients(grad, q, k, v, attn_mask, is_causal, scale)[:3]
+
+
+def _efficient_shapes(query, key, value, *args, **kwargs):
+    """In row-major order, as the results of torch's products are."""
+    out = query.new_empty((*query.shape[:-1], value.shape[-1]))
+    wider = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return out, query.new_empty(query.shape[:-1], dtype=wider), None, None
+
+
+@lower("aten::_scaled_dot_product_efficient_attention", meta=_efficient_shapes)
+def _efficient(
+    q,
+    k,
+    v,
+    attn_bias,
+    compute_log_sumexp,
+    dropout_p=0.0,
+    is_causal=False,
+    *,
+    scale=None,
+):
+    """The same with a mask that may have a gradient; nothing is drawn, so there is no seed."""
+    _check_dropout(dropout_p)
+    return *_attend(q, k, v, attn_bias, is_causal, scale), None, None
+
+
+def _efficient_gradient_shapes(grad, query, key, value, attn_bias, *args, **kwargs):
+    wanted = kwargs["grad_input_mask"] if "grad_input_mask" in kwargs else args[5]
+    given = (query, key, value, attn_bias)
+    return tuple(
+        x.new_empty(x.shape) if want else None for x, want in zip(given, wanted, strict=True)
+    )
+
+
+@lower("aten::_scaled_dot_product_efficient_attention_backward", meta=_efficient_gradient_shapes)
+def _efficient_backward(
+    grad,
+    q,
+    k,
+    v,
+    attn_bias,
+    out,
+    logsumexp,
+    philox_seed,
+    philox_offset,
+    dropout_p,
+    grad_input_mask,
+    is_causal=False,
+    *,
+    scale=None,
+):
+    *found, slopes = _gradients(grad, q, k, v, attn_bias, is_causal, scale)
+    found.append(_summed_to(slopes, attn_bias.shape) if grad_input_mask[3] else None)
+    return tuple(x if want else None for x, want in zip(found, grad_input_mask, strict=True))

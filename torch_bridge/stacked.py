@@ -1,0 +1,285 @@
+"""Identical layers with stacked parameters: one for each name, with an axis for the depth.
+
+To optimizers there are few large parameters; in checkpoints and plans there are the layers:
+
+>>> blocks = StackedLayers([torch.nn.Linear(4, 4) for _ in range(8)])
+>>> blocks.layers.weight.shape
+torch.Size([8, 4, 4])
+>>> blocks.state_dict()["5.weight"].shape
+torch.Size([4, 4])
+>>> plain = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(8))
+>>> blocks.load_state_dict(plain.state_dict())
+<All keys matched successfully>
+>>> torch.equal(blocks.layers.weight[5], plain[5].weight)
+True
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.spec import same_layout
+from isoshard.torch_bridge.engine import base
+
+from .alike import Stack
+from .looped import Looped, OneLayer
+from .retired import retire
+from .tensor import annotate
+
+_KEEP = "; keep a parameter for each layer: scan_layers(layers, stacked=False)"
+
+
+class StackedLayers(Looped):
+    """Identical layers as one loop, with one parameter for all; made by `scan_layers`.
+
+    `layers` is one layer whose parameters and buffers have a leading axis for the depth: `(48, ..)`
+    where 48 layers were given. An optimizer then updates a dozen large parameters instead of
+    hundreds of small ones, which compiles as fast for 48 layers as for 4, and the program need not
+    stack them.
+
+    - `named_parameters()`, gradients and optimizer state are stacked; make the optimizer from this
+      module. Elementwise optimizers (SGD, Adam, AdamW, ..) and clipping by the global norm compute
+      the same; one that uses the norm or shape of each parameter does not, and what chooses
+      parameters by `dim()` (no weight decay for vectors) or initialises them by it has to know of
+      the additional axis.
+    - `state_dict()` gives, and `load_state_dict()` takes, the names and shapes of the `ModuleList`
+      that was given (`5.weight`), so checkpoints fit both. What it gives are views of the stacks.
+    - Layouts of the layers are kept behind an axis that is not split: P('x', None) becomes
+      P(None, 'x', None). `iso.shard(model, mesh, plan)` asks the plan for the layers' names.
+
+    A parameter that a module outside `layers` has as well (tied weights) is copied too, and from
+    then on no longer tied.
+    """
+
+    _holds_stacks = True
+
+    def __init__(
+        self,
+        layers: Iterable[torch.nn.Module],
+        *,
+        checkpoint: bool = False,
+        call: Callable[..., Any] | None = None,
+        ignore: Collection[str] = (),
+    ):
+        """See `scan_layers`."""
+        super().__init__()
+        given = list(layers)
+        own = Stack(given, ignore)
+        _check_state(given[0])
+        tensors, width = own.tensors(), len(own.names)
+        columns = {name: tensors[number::width] for number, name in enumerate(own.names)}
+        for name, column in columns.items():
+            _check_column(name, column)
+        self._depth = len(given)
+        # The copy of the first layer has the stacks wherever that has its tensors: ties are kept.
+        stacks = {id(column[0]): _stack_of(name, column) for name, column in columns.items()}
+        self.layers = copy.deepcopy(given[0], {**stacks})
+        self._prepare(checkpoint, call, ignore)
+        retire(
+            (f"{number}.{name}", tensor)
+            for name, column in columns.items()
+            for number, tensor in enumerate(column)
+            if isinstance(tensor, torch.nn.Parameter)
+        )
+
+    def __len__(self) -> int:
+        """How many layers there are."""
+        return self._depth
+
+    def __getitem__(self, number: Any) -> NoReturn:
+        """Refused, and iterating with it: there are no modules of single layers.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "StackedLayers holds no modules of single layers: call it to run all of them, "
+            "x = blocks(x), instead of looping over it; the tensors of one layer are in "
+            f"blocks.state_dict(), as '3.weight'{_KEEP}"
+        )
+
+    def _held(self) -> list[torch.nn.Module]:
+        return [self.layers]
+
+    def _in_turn(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        one = OneLayer(self._one, self.layers)
+        names = [f"layer.{name}" for name in self._stack.names]
+        for number in range(self._depth):
+            own = [stack[number] for stack in self._stack.tensors()]
+            inside = dict(zip(names, own, strict=True))
+            x = torch.func.functional_call(one, inside, (x, *args), kwargs)
+        return x
+
+    def state_dict(  # pyright: ignore[reportIncompatibleMethodOverride] (positions are deprecated)
+        self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False
+    ) -> Any:
+        """The tensors of each layer, as the `ModuleList` of the layers would give them.
+
+        Args:
+            destination: a dictionary to put them into; a new one if not given.
+            prefix: put before the names.
+            keep_vars: give views that autograd knows of.
+
+        Returns:
+            The dictionary; its tensors are views of the stacked ones.
+        """
+        state = super().state_dict(destination=destination, prefix=prefix, keep_vars=True)
+        inside = f"{prefix}layers"
+        stacks = _taken(state, inside)
+        versions = _taken(getattr(state, "_metadata", {}), inside)
+        for number in range(self._depth):
+            for key, stack in stacks.items():
+                tensor = stack if keep_vars else stack.detach()
+                state[f"{prefix}{number}{key}"] = tensor[number]
+            for key, version in versions.items():
+                state._metadata[f"{prefix}{number}{key}"] = version
+        return state
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Put the layers' tensors together for torch, which then loads `layers`."""
+        unexpected_keys += [f"{prefix}layers{key}" for key in _taken(state_dict, f"{prefix}layers")]
+        assign = local_metadata.get("assign_to_params_buffers", False)
+        joined: dict[str, torch.Tensor] = {}
+        for name, stack in self.layers.state_dict(keep_vars=True).items():
+            keys = [f"{prefix}{number}.{name}" for number in range(self._depth)]
+            missing_keys += [key for key in keys if key not in state_dict]
+            found = {key: state_dict.pop(key) for key in keys if key in state_dict}
+            faults = _faults(found, stack.shape[1:])
+            whole = stack if assign else stack.detach()
+            if found and not faults:
+                parts = zip(keys, stack.detach().unbind(), strict=True)
+                try:
+                    whole = _joined({key: found.get(key, part) for key, part in parts}, assign)
+                except ValueError as error:
+                    faults = [str(error)]
+            error_msgs += faults
+            joined[f"{prefix}layers.{name}"] = whole
+        args = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        state_dict.update(joined)
+
+
+def _stack_of(name: str, column: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One tensor of those of all layers, laid out as they are."""
+    layout = _layout(name, column)
+    stack: Any = torch.stack([tensor.detach() for tensor in column])
+    if isinstance(column[0], torch.nn.Parameter):
+        stack = torch.nn.Parameter(stack, requires_grad=column[0].requires_grad)
+    if layout is not None:
+        annotate(stack, behind(layout))
+    return stack
+
+
+def behind(layout: NamedSharding, axes: int = 1) -> NamedSharding:
+    """The same layout behind axes that are not split."""
+    spec = P(*(None,) * axes, *layout.spec) if any(layout.spec) else P()
+    return NamedSharding(layout.mesh, spec)
+
+
+def _layout(name: str, column: Sequence[Any]) -> NamedSharding | None:
+    """The layout that was asked for the tensors of all layers, or None."""
+    marks = [
+        tensor._storage.annotation if isinstance(tensor, base.LazyTensor) else None
+        for tensor in column
+    ]
+    first = marks[0]
+    for number, mark in enumerate(marks):
+        if (mark is None) != (first is None) or (
+            mark is not None
+            and first is not None
+            and not (
+                mark.mesh.axis_sizes == first.mesh.axis_sizes
+                and same_layout(mark, first, column[0].dim())
+            )
+        ):
+            raise ValueError(
+                f"stacked layers must lie alike, but {name} is laid out as {_spec(first)} in "
+                f"layer 0 and as {_spec(mark)} in layer {number}; lay them out alike{_KEEP}"
+            )
+    return first
+
+
+def _spec(mark: NamedSharding | None) -> str:
+    return "not marked" if mark is None else str(mark.spec)
+
+
+def _check_state(layer: torch.nn.Module) -> None:
+    for path, module in layer.named_modules():
+        if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
+            raise ValueError(
+                f"{path or 'a layer'} ({type(module).__name__}) keeps state outside its tensors "
+                f"(get_extra_state), and one module stands for all layers{_KEEP}"
+            )
+
+
+def _check_column(name: str, column: Sequence[torch.Tensor]) -> None:
+    wanted = [tensor.requires_grad for tensor in column]
+    if len(set(wanted)) > 1:
+        raise ValueError(
+            f"stacked layers must be alike, but {name} requires a gradient in some layers only "
+            f"(not in layer {wanted.index(False)}){_KEEP}"
+        )
+    numbers: dict[int, int] = {}
+    for number, tensor in enumerate(column):
+        known = numbers.setdefault(id(tensor), number)
+        if known != number and isinstance(tensor, torch.nn.Parameter):
+            raise ValueError(
+                f"layers {known} and {number} share {name}, and stacked each would have its "
+                f"own{_KEEP}"
+            )
+        if tensor.grad is not None:
+            raise ValueError(
+                f"{number}.{name} has a gradient, which its stack would not have: call "
+                "zero_grad() first, and make the optimizer after scan_layers"
+            )
+
+
+def _taken(state: dict[str, Any], name: str) -> dict[str, Any]:
+    """What belongs to a module, out of `state`, by the rest of its key: "" or ".weight"."""
+    keys = [key for key in state if key == name or key.startswith(f"{name}.")]
+    return {key[len(name) :]: state.pop(key) for key in keys}
+
+
+def _faults(found: dict[str, Any], shape: torch.Size) -> list[str]:
+    """What torch says of tensors that do not fit."""
+    return [
+        f"size mismatch for {key}: copying a param with shape {given.shape} from checkpoint, the "
+        f"shape in current model is {shape}."
+        if isinstance(given, torch.Tensor)
+        else f'While copying the parameter named "{key}", expected torch.Tensor or Tensor-like '
+        f"object from checkpoint but received {type(given)}"
+        for key, given in found.items()
+        if not isinstance(given, torch.Tensor) or given.shape != shape
+    ]
+
+
+def _joined(parts: dict[str, torch.Tensor], assign: bool) -> torch.Tensor:
+    """The layers' tensors as one to copy from, or to assign."""
+    tensors = [tensor.detach() for tensor in parts.values()]
+    kinds = {f"{tensor.dtype} on {tensor.device}": key for key, tensor in parts.items()}
+    if assign:
+        if len(kinds) > 1:
+            each = ", ".join(f"{key} is {kind}" for kind, key in kinds.items())
+            raise ValueError(
+                f"assign=True makes one parameter of all layers' tensors, but {each}; convert "
+                "them first, or load without assign"
+            )
+        return _stack_of(next(iter(parts)), tensors)
+    if len({tensor.device for tensor in tensors}) > 1:
+        tensors = [tensor.to(tensors[0].device) for tensor in tensors]
+    return torch.stack(tensors)

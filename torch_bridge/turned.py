@@ -1,0 +1,55 @@
+"""`t_`, `transpose_`, `unsqueeze_` and their like on a view, as autograd has to see them.
+
+Autograd remembers how a view came from its base, and goes that way again after a write. On a device
+whose tensors are not described by strides alone, it knows nothing of a turn in place, and gradients
+would come out wrong without a word. So the tensor becomes a new view, and stays the same object
+(by `torch._C._swap_tensor_impl`, as in `torch.utils.swap_tensors`):
+
+>>> import torch, isoshard.torch_bridge
+>>> x = torch.arange(8.0).reshape(2, 2, 2).to("jax").requires_grad_()
+>>> f = (x * 1)[1]
+>>> f.t_() is f
+True
+>>> g = f.mul_(torch.tensor([1.0, 10.0], device="jax"))       # columns of f, rows of x[1]
+>>> f.sum().backward()
+>>> x.grad[1].tolist()
+[[1.0, 1.0], [10.0, 10.0]]
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_VIEWS = {
+    "t_": "t",
+    "transpose_": "transpose",
+    "swapaxes_": "swapaxes",
+    "swapdims_": "swapdims",
+    "unsqueeze_": "unsqueeze",
+    "squeeze_": "squeeze",
+    "as_strided_": "as_strided",
+}
+
+
+def register(cls: type[torch.Tensor]) -> None:
+    """Give a class of tensors methods that turn its views."""
+    for name, view in _VIEWS.items():
+        setattr(cls, name, _method(getattr(torch.Tensor, name), getattr(torch.Tensor, view)))
+
+
+def _method(in_place: Callable[..., Any], view: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(in_place)
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not self._is_view():
+            return in_place(self, *args, **kwargs)
+        turned = view(self, *args, **kwargs)
+        # A graph that holds the tensor as it was goes on with that: `turned` is it from now on.
+        self.__dict__, turned.__dict__ = turned.__dict__, self.__dict__
+        torch._C._swap_tensor_impl(self, turned)  # pyright: ignore[reportAttributeAccessIssue]
+        return self
+
+    return method
