@@ -52,12 +52,20 @@ def _simpler(program: Program, place: int) -> Iterator[Program]:
     yield Program((*before, *after))
     (statement,) = ast.parse(line.text).body
     if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-        for name in dict.fromkeys(_names(statement.value)):
+        made = {name for earlier in before for name in _targets(earlier)}
+        for name in dict.fromkeys(name for name in _names(statement.value) if name in made):
             rename = _Rename(statement.targets[0].id, name)
             yield Program((*before, *(_changed(other, rename) for other in after)))
     for number in range(sum(isinstance(node, ast.BinOp) for node in ast.walk(statement))):
         for side in "left", "right":
             yield Program((*before, _changed(line, _Operand(number, side)), *after))
+
+
+def _targets(line: Line) -> Iterator[str]:
+    """The variables that a line makes."""
+    for statement in ast.parse(line.text).body:
+        if isinstance(statement, ast.Assign):
+            yield from (node.id for node in statement.targets if isinstance(node, ast.Name))
 
 
 def _names(expression: ast.expr) -> Iterator[str]:

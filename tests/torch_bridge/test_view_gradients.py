@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-import isoshard.torch_bridge
+import isoshard.torch_bridge  # noqa: F401  (makes the device)
 
 Op = Callable[[torch.Tensor], Any]
 
@@ -99,10 +99,14 @@ def _turned_then(write: Op) -> Op:
     return run
 
 
+def _pair(like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([2.0, 3.0]).to(like.device)
+
+
 TURNED: dict[str, Op] = {
     "alone": _turned_then(lambda base, view: None),
-    "write": _turned_then(lambda base, view: view.mul_(base[0].detach())),
-    "write_through_a_view": _turned_then(lambda base, view: view[0].mul_(base[0, 0].detach())),
+    "write": _turned_then(lambda base, view: view.mul_(_pair(view))),
+    "write_through_a_view": _turned_then(lambda base, view: view[0].mul_(_pair(view))),
     "write_to_the_base": _turned_then(lambda base, view: base.mul_(2)),
     "twice": _turned_then(
         lambda base, view: view.unsqueeze_(0).mul_(3).squeeze_(0).transpose_(0, 1)
@@ -117,3 +121,15 @@ def test_a_view_that_is_turned_in_place(name):
     for x in (want, got):
         TURNED[name](x).sum().backward()
     torch.testing.assert_close(got.grad.cpu(), want.grad)
+
+
+def test_a_row_of_what_was_unsqueezed_in_place_can_be_written():
+    grads = []
+    for device in ("cpu", "jax"):
+        a = torch.tensor(2.0).to(device).requires_grad_()
+        made = torch.nn.InstanceNorm1d(2)(torch.ones(2, 2, 6).to(device))
+        made.unsqueeze_(0)
+        made[0] = a
+        made.sum().backward()
+        grads.append(a.grad.cpu())
+    assert torch.equal(*grads)

@@ -123,25 +123,13 @@ class Chain:
     def write(self, whole: jax.Array, part: jax.Array) -> jax.Array:
         """The storage's value after `part` is written to the view."""
         if any(op[0] in ("unfold", "strided", "expand") for op in self.ops[:-1]):
-            return self._write_elements(whole, part)
+            return _write_elements(self.ops, self.base, whole, part)
         stages = [whole]
         for op in self.ops[:-1]:
             stages.append(forward(op, stages[-1], self.base))
         for op, stage in zip(reversed(self.ops), reversed(stages), strict=True):
             part = _backward(op, stage, part, self.base)
         return part
-
-    def _write_elements(self, whole: jax.Array, part: jax.Array) -> jax.Array:
-        """Write to a part of a view whose elements overlap: each goes to its own place."""
-        with jax.ensure_compile_time_eval():
-            places = jnp.arange(math.prod(whole.shape)).reshape(whole.shape)
-            for op in self.ops:
-                if op[0] in ("conj", "neg"):
-                    part = forward(op, part, self.base)
-                else:
-                    places = forward(op, places, self.base)
-            places = np.asarray(places)
-        return put(whole.reshape(-1), places.ravel(), part.reshape(-1)).reshape(whole.shape)
 
     def __repr__(self) -> str:
         """Readable in error messages."""
@@ -184,6 +172,8 @@ def forward(op: ViewOp, x: jax.Array, base: Aval) -> jax.Array:
         return jnp.broadcast_to(x, op[1])
     if kind == "slice":
         _, dim, start, stop, step = op
+        if stop - start <= step:  # one element: XLA's partitioner fails where it is said with steps
+            stop, step = min(stop, start + 1), 1
         return jax.lax.slice_in_dim(x, start, max(start, stop), step, dim)
     if kind == "index":
         return jax.lax.index_in_dim(x, op[2], op[1], keepdims=False)
@@ -241,6 +231,66 @@ def _backward(op: ViewOp, whole: jax.Array, part: jax.Array, base: Aval) -> jax.
         numbers = jnp.arange(math.prod(whole.shape)).reshape(whole.shape)
         places = np.asarray(forward(op, numbers, base))
     return put(whole.reshape(-1), places.ravel(), part.reshape(-1)).reshape(whole.shape)
+
+
+def _write_elements(
+    ops: tuple[ViewOp, ...], base: Aval, whole: jax.Array, part: jax.Array
+) -> jax.Array:
+    """Write to a part of a view whose elements overlap: each goes to its own place.
+
+    Places are counted in units as wide as the narrowest element that a view of the chain has, and a
+    wider element has several of them, along a last axis.
+    """
+    widths = [whole.dtype.itemsize, part.dtype.itemsize]
+    widths += [np.dtype(op[2]).itemsize for op in ops if op[0] == "bitcast"]
+    unit = min(widths)
+    with jax.ensure_compile_time_eval():
+        count = whole.dtype.itemsize // unit
+        places = jnp.arange(whole.size * count).reshape(*whole.shape, count)
+        for op in ops:
+            if op[0] in ("conj", "neg"):
+                part = forward(op, part, base)
+            elif op[0] == "bitcast":
+                places = places.reshape(*op[1], np.dtype(op[2]).itemsize // unit)
+            elif op[0] == "as_real":
+                places = places.reshape(*places.shape[:-1], 2, -1)
+            elif op[0] == "as_complex":
+                places = places.reshape(*places.shape[:-2], -1)
+            else:
+                places = jax.vmap(lambda x, op=op: forward(op, x, base), -1, -1)(places)
+        places = np.asarray(places)
+    if not places.size:
+        return whole
+    if all(op[0] not in ("bitcast", "as_real", "as_complex") for op in ops):
+        return put(whole.reshape(-1), places.ravel(), part.reshape(-1)).reshape(whole.shape)
+    flat = put(_as_units(whole, unit), places.ravel(), _as_units(part, unit))
+    return _of_units(flat, whole.shape, whole.dtype)
+
+
+def _as_units(x: jax.Array, unit: int) -> jax.Array:
+    """The memory of an array, flat, in unsigned integers of so many bytes."""
+    if x.dtype == bool:
+        x = x.astype(np.uint8)
+    if jnp.iscomplexobj(x):
+        x = jnp.stack([x.real, x.imag], axis=-1)
+    return _recast(x, unit, np.dtype(f"uint{8 * unit}"))
+
+
+def _of_units(flat: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
+    """The array whose memory `_as_units` gave."""
+    if np.dtype(dtype).kind == "b":
+        return (flat != 0).reshape(shape)
+    if not jnp.issubdtype(dtype, jnp.complexfloating):
+        return _recast(flat, dtype.itemsize, dtype).reshape(shape)
+    parts = _recast(flat, dtype.itemsize // 2, np.dtype(f"float{4 * dtype.itemsize}"))
+    return jax.lax.complex(parts[0::2], parts[1::2]).reshape(shape)
+
+
+def _recast(x: jax.Array, width: int, dtype: np.dtype) -> jax.Array:
+    """The same memory, flat, as elements of another dtype of so many bytes."""
+    if x.dtype.itemsize < width:
+        x = x.reshape(-1, width // x.dtype.itemsize)
+    return jax.lax.bitcast_convert_type(x, dtype).reshape(-1)
 
 
 def _update(whole: jax.Array, part: jax.Array, start: int, dim: int) -> jax.Array:

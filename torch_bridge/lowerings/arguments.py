@@ -57,7 +57,13 @@ def cast(x: jax.Array, dtype: np.dtype) -> jax.Array:
     if x.dtype == bool and jnp.issubdtype(dtype, jnp.inexact):
         # XLA takes a converted bool times x for a choice between x and 0, also where x is infinite.
         return jnp.where(x, jnp.ones((), dtype), jnp.zeros((), dtype))
+    if jnp.issubdtype(x.dtype, jnp.floating) and _narrow_integer(dtype):
+        x = x.astype(np.int32)  # so that it wraps, as on torch's CPU; XLA takes the nearest bound
     return x.astype(dtype)
+
+
+def _narrow_integer(dtype: np.dtype) -> bool:
+    return jnp.issubdtype(dtype, jnp.integer) and np.dtype(dtype).itemsize < 4
 
 
 def wide_dtype(dtype: np.dtype) -> np.dtype:

@@ -17,7 +17,9 @@ import jax.scipy.special as jss
 import numpy as np
 import torch
 
-from .arguments import number, wide
+from .arguments import cast, number, wide
+from .log_sum import log_add_exp
+from .memory_order import lower_cloned, lower_contiguous
 from .numerics import widely
 from .registry import lower
 
@@ -92,7 +94,7 @@ _PROMOTED = {
     "gcd": jnp.gcd,
     "lcm": jnp.lcm,
     "nextafter": jnp.nextafter,
-    "logaddexp": jnp.logaddexp,
+    "logaddexp": log_add_exp,
     "logaddexp2": jnp.logaddexp2,
     "igamma": jss.gammainc,
     "igammac": jss.gammaincc,
@@ -218,7 +220,7 @@ def xlog1py(x, other):
 @lower("aten::heaviside", promote="inputs")
 def heaviside(x, values):
     """0 below 0 (and for NaN), 1 above, `values` at 0."""
-    return jnp.where(x == 0, values, (x > 0).astype(x.dtype))
+    return jnp.where(x == 0, values, cast(x > 0, x.dtype))
 
 
 @lower("aten::addcmul", promote="math", lift=("value",))
@@ -262,13 +264,13 @@ def where(condition, x, other):
     return jnp.where(condition.astype(bool), x, other)
 
 
-@lower("aten::masked_fill.Scalar", "aten::masked_fill.Tensor", lift=("value",))
+@lower_contiguous("aten::masked_fill.Scalar", "aten::masked_fill.Tensor", lift=("value",))
 def masked_fill(x, mask, value):
     """`value` where the mask is set, else `x`."""
     return jnp.where(mask.astype(bool), number(value, x.dtype), x)
 
 
-@lower("aten::fill.Scalar", "aten::fill.Tensor", lift=("value",))
+@lower_cloned("aten::fill.Scalar", "aten::fill.Tensor", lift=("value",))
 def fill(x, value):
     """An array like `x` that holds only `value`."""
     return jnp.broadcast_to(number(value, x.dtype), x.shape)

@@ -18,7 +18,8 @@ import jax.scipy.special as jss
 import numpy as np
 import torch  # noqa: F401  (for the doctest)
 
-from .arguments import number
+from .arguments import cast, number
+from .memory_order import lower_cloned
 from .registry import lower
 
 
@@ -57,7 +58,7 @@ def empty_strided(size, layout, *, dtype=None):
     return zeros(size, dtype=dtype)
 
 
-@lower("aten::zeros_like", "aten::empty_like")
+@lower_cloned("aten::zeros_like", "aten::empty_like")
 def zeros_like(x, *, dtype=None):
     """Zeros in the shape of `x`."""
     return jnp.zeros_like(x, dtype=dtype)
@@ -69,13 +70,13 @@ def zero(x):
     return jnp.zeros_like(x)
 
 
-@lower("aten::ones_like")
+@lower_cloned("aten::ones_like")
 def ones_like(x, *, dtype=None):
     """Ones in the shape of `x`."""
     return jnp.ones_like(x, dtype=dtype)
 
 
-@lower("aten::full_like", lift=("fill_value",))
+@lower_cloned("aten::full_like", lift=("fill_value",))
 def full_like(x, fill_value, *, dtype=None):
     """One number in every place of the shape of `x`."""
     return jnp.broadcast_to(number(fill_value, dtype or x.dtype), x.shape)
@@ -108,7 +109,7 @@ def new_full(x, size, fill_value, *, dtype=None):
 @lower("aten::eye", "aten::eye.m")
 def eye(n, m=None, *, dtype=None):
     """The identity matrix of n rows and m columns."""
-    return jnp.eye(n, m, dtype=dtype or jnp.float32)
+    return cast(jnp.eye(n, m, dtype=bool), dtype or jnp.float32)
 
 
 @lower("aten::arange", sized=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
+from .arguments import cast
 from .extremes import largest
 from .registry import lower
 
@@ -18,7 +19,7 @@ _MATMUL_FROM = 25  # rows from which torch computes Euclidean distances by a mat
 def _norm(gap, p):
     size = jnp.abs(gap)
     if p == 0:
-        return jnp.sum((gap != 0).astype(gap.dtype), axis=-1)
+        return jnp.sum(cast(gap != 0, gap.dtype), axis=-1)
     if p == 1:
         return jnp.sum(size, axis=-1)
     if p == 2:

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .arguments import floating, wide
+from .arguments import cast, floating, wide
 from .elementwise import sign
 from .extremes import largest, smallest
 from .numerics import wide_all
@@ -39,14 +39,14 @@ def _together(x: jax.Array, other: Any) -> tuple[jax.Array, jax.Array]:
     x = wide(x)
     if _is_number(other):
         dtype = jnp.result_type(x, other)
-        return x.astype(dtype), jnp.asarray(other, dtype)
+        return cast(x, dtype), jnp.asarray(other, dtype)
     other = wide(other)
     dtype = jnp.promote_types(x.dtype, other.dtype)
     if x.ndim and not other.ndim and _rank(other) <= _rank(x):
         dtype = x.dtype
     elif other.ndim and not x.ndim and _rank(x) <= _rank(other):
         dtype = other.dtype
-    return x.astype(dtype), other.astype(dtype)
+    return cast(x, dtype), cast(other, dtype)
 
 
 def _power(x, exponent):
@@ -225,7 +225,7 @@ def _lerp_by_list(tensors, ends, weight):
 @lower("aten::_foreach_copy")
 def _copy(tensors, sources, non_blocking=False):
     pairs = zip(tensors, sources, strict=True)
-    return [jnp.broadcast_to(source, x.shape).astype(x.dtype) for x, source in pairs]
+    return [cast(jnp.broadcast_to(source, x.shape), x.dtype) for x, source in pairs]
 
 
 @lower("aten::_foreach_mm")
@@ -240,8 +240,8 @@ def _norm(tensors, ord=2, dtype=None):
 
 @lower("aten::_foreach_powsum.Scalar")
 def _powsum(tensors, ord=2, dtype=None):
-    cast = [wide(x if dtype is None else x.astype(dtype)) for x in tensors]
-    return [jnp.sum(jnp.abs(x) ** ord) for x in cast]
+    widened = [wide(x if dtype is None else x.astype(dtype)) for x in tensors]
+    return [jnp.sum(jnp.abs(x) ** ord) for x in widened]
 
 
 def _vector_norm(x, ord):
@@ -252,7 +252,7 @@ def _vector_norm(x, ord):
     if ord == 1:
         return jnp.sum(size)
     if ord == 0:
-        return jnp.sum((size != 0).astype(size.dtype))
+        return jnp.sum(cast(size != 0, size.dtype))
     if ord == float("inf"):
         return largest(size, initial=0)
     if ord == float("-inf"):

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from .arguments import floating, number, wide
+from .arguments import cast, floating, number, wide
+from .memory_order import lower_cloned
 from .registry import lower
 
 _LARGEST = jnp.iinfo(jnp.int32).max
@@ -34,7 +35,7 @@ def rand(key, size, *, dtype=None):
     return jax.random.uniform(key, tuple(size), dtype or jnp.float32)
 
 
-@lower("aten::rand_like", "aten::rand_like.generator", random=True)
+@lower_cloned("aten::rand_like", "aten::rand_like.generator", random=True)
 def rand_like(key, x, *, dtype=None):
     """Uniform in [0, 1), in the shape of `x`."""
     return rand(key, x.shape, dtype=dtype or x.dtype)
@@ -46,7 +47,7 @@ def randn(key, size, *, dtype=None):
     return jax.random.normal(key, tuple(size), dtype or jnp.float32)
 
 
-@lower("aten::randn_like", "aten::randn_like.generator", random=True)
+@lower_cloned("aten::randn_like", "aten::randn_like.generator", random=True)
 def randn_like(key, x, *, dtype=None):
     """Standard normal, in the shape of `x`."""
     return randn(key, x.shape, dtype=dtype or x.dtype)
@@ -64,7 +65,7 @@ def randint_low(key, low, high, size, *, dtype=None):
     return jax.random.randint(key, tuple(size), low, high)
 
 
-@lower(
+@lower_cloned(
     "aten::randint_like",
     "aten::randint_like.generator",
     "aten::randint_like.Tensor",
@@ -76,7 +77,7 @@ def randint_like(key, x, high, *, dtype=None):
     return randint_low(key, 0, high, x.shape)
 
 
-@lower("aten::randint_like.low_dtype", "aten::randint_like.low_generator_dtype", random=True)
+@lower_cloned("aten::randint_like.low_dtype", "aten::randint_like.low_generator_dtype", random=True)
 def randint_like_low(key, x, low, high, *, dtype=None):
     """Whole numbers in [low, high), in the shape of `x`."""
     return randint_low(key, low, high, x.shape)
@@ -115,13 +116,13 @@ def random_to(key, x, high):
 @lower("aten::bernoulli", random=True)
 def bernoulli(key, x):
     """1 with the probability in each place of `x`, else 0."""
-    return jax.random.bernoulli(key, wide(x)).astype(x.dtype)
+    return cast(jax.random.bernoulli(key, wide(x)), x.dtype)
 
 
 @lower("aten::bernoulli.p", "aten::bernoulli.Tensor", random=True, lift=("p",))
 def bernoulli_p(key, x, p):
     """1 with probability `p`, else 0, in the shape of `x`."""
-    return jax.random.bernoulli(key, floating(wide(jnp.asarray(p))), x.shape).astype(x.dtype)
+    return cast(jax.random.bernoulli(key, floating(wide(jnp.asarray(p))), x.shape), x.dtype)
 
 
 @lower(

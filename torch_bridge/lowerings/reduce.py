@@ -17,11 +17,13 @@ from .arguments import (
     at_least_1d,
     axes,
     axis,
+    cast,
     floating,
     lengths,
     wide,
 )
 from .extremes import largest, smallest
+from .log_sum import running
 from .registry import lower
 from .whole import whole
 
@@ -29,7 +31,13 @@ from .whole import whole
 @lower("aten::sum", "aten::sum.dim_IntList")
 def sum_(x, dim=None, keepdim=False, *, dtype=None):
     """Sum; of integers and bools, in the widest integer."""
-    return jnp.sum(x, axes(dim, x.ndim), dtype=dtype, keepdims=keepdim)
+    return jnp.sum(_as(x, dtype), axes(dim, x.ndim), dtype=dtype, keepdims=keepdim)
+
+
+def _as(x, dtype):
+    """What a reduction to another integer dtype begins with; JAX sums halves as floats itself."""
+    whole = dtype is not None and jnp.issubdtype(dtype, jnp.integer)
+    return cast(x, dtype) if whole else x
 
 
 def _nansum_shape(x, dim=None, keepdim=False, *, dtype=None):
@@ -52,7 +60,7 @@ def mean(x, dim=None, keepdim=False, *, dtype=None):
 @lower("aten::prod", "aten::prod.dim_int")
 def prod(x, dim=None, keepdim=False, *, dtype=None):
     """Product; of integers and bools, in the widest integer."""
-    return jnp.prod(x, axes(dim, x.ndim), dtype=dtype, keepdims=keepdim)
+    return jnp.prod(_as(x, dtype), axes(dim, x.ndim), dtype=dtype, keepdims=keepdim)
 
 
 @lower("aten::var_mean.correction")
@@ -238,9 +246,7 @@ def cumprod(x, dim, *, dtype=None):
 def _scan(function, x, dim, dtype):
     if dtype is None and not jnp.issubdtype(x.dtype, jnp.inexact):
         dtype = jax.dtypes.canonicalize_dtype(jnp.int64)  # as torch promises
-    if dtype is None and not jnp.issubdtype(x.dtype, jnp.inexact):
-        dtype = int
-    line = at_least_1d(wide(x if dtype is None else x.astype(dtype)))
+    line = at_least_1d(wide(x if dtype is None else cast(x, dtype)))
     along = axis(dim, line.ndim)
     return function(whole(line, [along]), along).reshape(x.shape)
 
@@ -248,31 +254,4 @@ def _scan(function, x, dim, dtype):
 @lower("aten::logcumsumexp")
 def logcumsumexp(x, dim):
     """Running `log(sum(exp(x)))`."""
-    x = floating(x)
-    scan = _complex_cumlogsumexp if jnp.iscomplexobj(x) else jax.lax.cumlogsumexp
-    return _scan(scan, x, dim, None)
-
-
-def _complex_cumlogsumexp(x, along):
-    """Element by element, as torch adds: the imaginary part depends on the order.
-
-    `lax.cumlogsumexp` gives NaN where the axis is split over devices: it adds minus infinity.
-    """
-    line = jnp.moveaxis(x, along, 0)
-
-    def step(total, each):
-        total = _log_add_exp(each, total)
-        return total, total
-
-    nothing = jnp.full(line.shape[1:], complex(-jnp.inf), x.dtype)
-    return jnp.moveaxis(jax.lax.scan(step, nothing, line)[1], 0, along)
-
-
-def _log_add_exp(x, y):
-    """`log(exp(x) + exp(y))` with the imaginary part near that of the larger one."""
-    small, large = jnp.where(x.real < y.real, x, y), jnp.where(x.real >= y.real, x, y)
-    total = jnp.log1p(jnp.exp(small - large)) + large
-    alike = ~jnp.isfinite(small.real) & (small.real == large.real)
-    ends = jnp.where(small.real < 0, small, jnp.log(jnp.exp(small) + jnp.exp(large)))
-    unclear = jnp.isnan(x) | jnp.isnan(y)
-    return jnp.where(unclear, complex("nan+nanj"), jnp.where(alike, ends, total))
+    return _scan(running, floating(x), dim, None)

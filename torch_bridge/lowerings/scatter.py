@@ -18,6 +18,7 @@ import torch  # noqa: F401  (for the doctest)
 from .arguments import at_least_1d, axis, number
 from .extremes import written
 from .index import order, places
+from .memory_order import lower_cloned, lower_contiguous
 from .registry import lower
 from .single import write
 
@@ -33,7 +34,7 @@ _METHODS = {
 }
 
 
-@lower(
+@lower_cloned(
     "aten::index_put",
     "aten::_unsafe_index_put",
     "aten::_index_put_impl",
@@ -167,7 +168,7 @@ def index_add(x, dim, index, source, *, alpha=None):
     return _index_write(x, dim, index, scaled, "sum")
 
 
-@lower("aten::index_copy")
+@lower_contiguous("aten::index_copy")
 def index_copy(x, dim, index, source):
     """`x` with the slices along an axis that `index` names replaced by `source`."""
     return _index_write(x, dim, index, source, None)
@@ -179,7 +180,7 @@ def index_reduce(x, dim, index, source, reduce, *, include_self=True):
     return _index_write(x, dim, index, source, reduce, include_self)
 
 
-@lower("aten::index_fill.int_Scalar", "aten::index_fill.int_Tensor", lift=("value",))
+@lower_cloned("aten::index_fill.int_Scalar", "aten::index_fill.int_Tensor", lift=("value",))
 def index_fill(x, dim, index, value):
     """`x` with the slices along an axis that `index` names replaced by a number."""
     return _index_write(x, dim, index, number(value, x.dtype), None)

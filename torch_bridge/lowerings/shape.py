@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import torch  # noqa: F401  (for the doctest)
+import torch
 
 from .arguments import axis, cast, number
+from .memory_order import lower_cloned, lower_contiguous
 from .registry import lower
 from .whole import whole
 
@@ -50,7 +51,7 @@ def stack(tensors, dim=0):
     return jnp.stack(tensors, axis=dim)
 
 
-@lower("aten::flip")
+@lower_cloned("aten::flip")
 def flip(x, dims):
     """The array backwards along the axes `dims`."""
     return jnp.flip(x, [axis(d, x.ndim) for d in dims]) if x.ndim else x
@@ -66,7 +67,16 @@ def roll(x, shifts, dims=()):
     return jnp.roll(x, shifts, dims)
 
 
-@lower("aten::rot90")
+def _rot90_shape(x, k=1, dims=(0, 1)):
+    """torch's other kernels turn by a flip, which keeps strides, and a transposition."""
+    made = torch.ops.aten.rot90(x, k, dims)
+    if k % 4 == 0:
+        return made
+    flipped = x.clone()
+    return flipped if k % 4 == 2 else flipped.transpose(*dims)
+
+
+@lower("aten::rot90", meta=_rot90_shape)
 def rot90(x, k=1, dims=(0, 1)):
     """A quarter turn, `k` times, in the plane of two axes."""
     return jnp.rot90(x, k % 4, tuple(dims))
@@ -84,13 +94,13 @@ def repeat_interleave(x, repeats, dim=None, *, output_size=None):
     return jnp.repeat(x, repeats, axis=dim)
 
 
-@lower("aten::tril")
+@lower_contiguous("aten::tril")
 def tril(x, diagonal=0):
     """The lower triangle of each matrix, 0 above it."""
     return jnp.tril(x, diagonal)
 
 
-@lower("aten::triu")
+@lower_contiguous("aten::triu")
 def triu(x, diagonal=0):
     """The upper triangle of each matrix, 0 below it."""
     return jnp.triu(x, diagonal)

@@ -292,3 +292,8 @@ def test_false_times_infinity_is_nan(dtype):
         assert (x.to(dtype) * float("inf")).isnan().tolist()[0]
         assert (x / 0).isnan().tolist() == [True, False]
         assert (x * torch.tensor([float("nan")] * 2, device=x.device)).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+def test_floats_wrap_in_narrow_integers_as_on_the_cpu(dtype):
+    check(aten._to_copy.default, torch.tensor([-6.5, -300.0, 300.0, 70000.0]), dtype=dtype)

@@ -173,6 +173,9 @@ def test_scans_of_integers():
     check(aten.cumsum.default, INTS, 0)
     check(aten.cumsum.default, BOOLS, 1)
     check(aten.cumprod.default, BYTES[:3], 0)
+    for op in (aten.sum.default, aten.prod.default):
+        check(op, torch.tensor([-3.5, 2.0, 1.0]), dtype=torch.uint8)
+    check(aten.cumsum.default, torch.tensor([-3.5, 2.0]), 0, dtype=torch.uint8)
     large = torch.full((3, 2), 100, dtype=torch.int8)
     check(aten.cumsum.default, large, 0)
     check(aten.cumprod.default, large.to(torch.uint8), 0)

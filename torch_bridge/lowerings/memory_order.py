@@ -1,0 +1,74 @@
+"""Operators whose results torch's CPU kernels lay out in memory by a rule of their own.
+
+An axis of length 1 has a stride too, which views of it read; and an array with gaps can be packed
+in more than one order. There, torch's functions for `meta` tensors (`torch._refs`) give other
+strides than its CPU kernels do. So these operators are registered by the rule of the kernel.
+
+>>> row = torch.empty(2, 2, device="meta")[::2, 0]
+>>> row.flip(0).stride(), as_cloned("aten::flip")(row, [0]).stride(), row.clone().stride()
+((1,), (4,), (4,))
+>>> as_contiguous("aten::tril")(torch.empty(1, 4, device="meta").t(), 0).stride()
+(1, 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .registry import lower
+
+Shape = Callable[..., torch.Tensor]
+
+
+def lower_cloned(*names: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`lower` for operators whose result has the strides of a clone of the first tensor."""
+    return _lower(as_cloned, names, options)
+
+
+def lower_contiguous(
+    *names: str, **options: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`lower` for operators whose result is contiguous, whatever the arguments are."""
+    return _lower(as_contiguous, names, options)
+
+
+def _lower(rule: Callable[[str], Shape], names: tuple[str, ...], options: dict[str, Any]) -> Any:
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            lower(name, meta=rule(name), **options)(function)
+        return function
+
+    return register
+
+
+def as_cloned(name: str) -> Shape:
+    """The operator on `meta` tensors, with the strides of a clone of the first one.
+
+    A `memory_format=` other than `torch.preserve_format` is obeyed.
+    """
+
+    def shape(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        made = _overload(name)(x, *args, **kwargs)
+        if kwargs.get("memory_format") in (None, torch.preserve_format) and made.shape == x.shape:
+            made = made.new_empty_strided(made.shape, torch.clone(x).stride())
+        return made
+
+    return shape
+
+
+def as_contiguous(name: str) -> Shape:
+    """The operator on `meta` tensors, with the strides of a contiguous tensor."""
+
+    def shape(*args: Any, **kwargs: Any) -> torch.Tensor:
+        made = _overload(name)(*args, **kwargs)
+        return made.new_empty(made.shape)
+
+    return shape
+
+
+def _overload(name: str) -> torch._ops.OpOverload:
+    packet, _, overload = name.removeprefix("aten::").partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
