@@ -149,9 +149,12 @@ def _numbers_not_complex(name: str, named: Arguments) -> None:
 
 def _number_fits(name: str, named: Arguments) -> None:
     dtypes = [value.dtype for value in named.values() if isinstance(value, torch.Tensor)]
-    dtype = named.get("dtype") or (dtypes[0] if dtypes else None)
-    kinds = {_kind(each) for each in (dtype, *dtypes) if each is not None}
-    if not kinds or 3 in kinds or dtype == torch.bool or _nowhere(name, named):
+    if named.get("dtype") is not None:
+        dtypes.insert(0, named["dtype"])
+    if not dtypes:
+        return
+    dtype, kinds = dtypes[0], {_kind(each) for each in dtypes}
+    if 3 in kinds or dtype == torch.bool or _nowhere(name, named):
         return
     for argument in ("value", "fill_value", "alpha", "beta", "weight", "lambd"):
         number = named.get(argument)

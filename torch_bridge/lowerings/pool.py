@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -229,7 +229,7 @@ def _avg_pool(
     if on_a_mesh():
         # XLA would take the edges that it put around the parts of `x` for a maximum.
         edged = jnp.pad(y, grid.padding)
-        plain = grid.plain | {"padding": ((0, 0),) * y.ndim}
+        plain: dict[str, Any] = grid.plain | {"padding": ((0, 0),) * y.ndim}
         total = lax.reduce_window(edged, np.array(0, y.dtype), lax.add, **plain)
     else:
         total = lax.reduce_window(y, np.array(0, y.dtype), lax.add, **grid.plain)

@@ -36,8 +36,9 @@ def sum_(x, dim=None, keepdim=False, *, dtype=None):
 
 def _as(x, dtype):
     """What a reduction to another integer dtype begins with; JAX sums halves as floats itself."""
-    whole = dtype is not None and jnp.issubdtype(dtype, jnp.integer)
-    return cast(x, dtype) if whole else x
+    if dtype is None or not jnp.issubdtype(dtype, jnp.integer):
+        return x
+    return cast(x, dtype)
 
 
 def _nansum_shape(x, dim=None, keepdim=False, *, dtype=None):
