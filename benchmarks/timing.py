@@ -72,6 +72,12 @@ def save(name: str, results: dict[str, Any]) -> Path:
     return path
 
 
+def saved(name: str) -> dict[str, Any]:
+    """The results written before; empty if there are none."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text())["results"] if path.exists() else {}
+
+
 def circumstances() -> dict[str, Any]:
     """Machine, versions, command and date."""
     return {

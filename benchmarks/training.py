@@ -38,7 +38,10 @@ TOLERANCE = {"quick": 1e-4, "cpu": 1e-4, "gpu": 1e-2}  # relative; GPUs multiply
 
 
 def main() -> None:
-    """Run the benchmark and save `benchmarks/results/training.json` (or `training-gpu.json`)."""
+    """Run the benchmark and save `benchmarks/results/training.json` (or `training-gpu.json`).
+
+    Workloads that are not named keep the figures of the run before.
+    """
     options = _options()
     scale = "gpu" if options.accelerator else "quick" if options.quick else "cpu"
     mesh = _mesh(scale)
@@ -57,7 +60,10 @@ def main() -> None:
             found["peers"] = {peer: rows.get(name, rows) for peer, rows in peers.items()}
             console.print(peer_table(name, found["peers"], found["contestants"]))
     if not options.quick:
-        path = timing.save("training-gpu" if scale == "gpu" else "training", results)
+        for found in results.values():
+            found["measured"] = timing.circumstances()
+        name = "training-gpu" if scale == "gpu" else "training"
+        path = timing.save(name, {**timing.saved(name), **results})
         console.print(f"wrote {path}")
 
 

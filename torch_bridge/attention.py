@@ -17,6 +17,7 @@ torch's), and `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`. So do gradients
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -118,6 +119,8 @@ def _choose(
 ) -> tuple[bool, bool]:
     if not _fit(query, key, value, enable_gqa) or not _mask_fits(mask, query, key):
         return False, False
+    if is_causal and mask is not None and not _masks_add_up():
+        return False, False
     # The conditions of ATen/native/transformers/sdp_utils_cpp.cpp.
     flash = (
         _FLASH is not None
@@ -127,6 +130,19 @@ def _choose(
         and (mask is None or (mask.dim() in (2, 4) and not mask.requires_grad))
     )
     return flash, _EFFICIENT is not None and (mask is None or not is_causal)
+
+
+@functools.cache
+def _masks_add_up() -> bool:
+    """Whether this torch takes a mask and `is_causal`, as 2.13 does and 2.15 does not."""
+    one = torch.zeros(1, 1, 1, 1)
+    try:
+        torch.nn.functional.scaled_dot_product_attention(
+            one, one, one, attn_mask=one, is_causal=True
+        )
+    except RuntimeError:
+        return False
+    return True
 
 
 def _fit(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> bool:

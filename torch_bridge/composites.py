@@ -19,6 +19,7 @@ import torch
 from isoshard.torch_bridge.engine import dispatch
 
 from . import attention
+from .quantile import nanquantile, quantile
 
 
 def _as_tensor(value: Any, like: torch.Tensor) -> torch.Tensor | None:
@@ -117,6 +118,14 @@ _COMPOSITES = {
     "linalg_matrix_rank.atol_rtol_float_out": _into(_matrix_rank),
     "linalg_matrix_rank.atol_rtol_tensor_out": _into(_matrix_rank),
     "renorm": _renorm,
+    "quantile": quantile,
+    "quantile.scalar": quantile,
+    "quantile.out": _into(quantile),
+    "quantile.scalar_out": _into(quantile),
+    "nanquantile": nanquantile,
+    "nanquantile.scalar": nanquantile,
+    "nanquantile.out": _into(nanquantile),
+    "nanquantile.scalar_out": _into(nanquantile),
     # These would look for the results in memory that C++ believes the views of `out` to share.
     "matmul.out": _into(torch.matmul),
     "kron.out": _into(torch.kron),

@@ -28,6 +28,7 @@ def test_joins(dim):
     check(aten.stack.default, [FLOATS, FLOATS + 1], dim)
 
 
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int32, torch.complex64])
 def test_casts_of_complex_numbers(dtype):
     values = torch.tensor([0j, 1j, 2 - 1j, complex(-0.0, -0.0), 3])

@@ -1,0 +1,65 @@
+"""`quantile` and `nanquantile` against the CPU's."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import isoshard.torch_bridge  # noqa: F401  (makes the device)
+
+WAYS = ("linear", "lower", "higher", "midpoint", "nearest")
+QS = (0.0, 0.3, 1.0, torch.tensor(0.75), torch.tensor([0.1, 0.5, 0.9]))
+
+
+def values() -> torch.Tensor:
+    x = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0))
+    x[1, 2, 3] = torch.nan
+    return x
+
+
+def both(name, q, **options):
+    results = []
+    for device in ("cpu", "jax"):
+        x = values().to(device).requires_grad_()
+        asked = q.to(device) if isinstance(q, torch.Tensor) else q
+        got = getattr(torch, name)(x, asked, **options)
+        (grad,) = torch.autograd.grad(got.nansum(), x)
+        results += [got.detach().cpu(), grad.cpu()]
+    return results
+
+
+@pytest.mark.parametrize("name", ["quantile", "nanquantile"])
+@pytest.mark.parametrize("way", WAYS)
+def test_values_and_gradients_are_those_of_the_cpu(name, way):
+    for q, dim, keepdim in itertools.product(QS, (None, 0, 1, -1), (False, True)):
+        options = {"dim": dim, "keepdim": keepdim, "interpolation": way}
+        want, slope, got, other = both(name, q, **options)
+        torch.testing.assert_close(got, want, equal_nan=True)
+        torch.testing.assert_close(other, slope, equal_nan=True)
+
+
+def test_of_one_number_and_into_a_tensor():
+    x = torch.tensor(2.5, device="jax")
+    assert torch.quantile(x, 0.3).item() == torch.quantile(x, 0.3, dim=0, keepdim=True).item()
+    out = torch.empty(0, device="jax")
+    torch.quantile(torch.arange(5.0, device="jax"), 0.25, out=out)
+    assert out.tolist() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: x.quantile(1.5), "q must be in the range"),
+        (lambda x: x.long().quantile(0.5), "either float or double"),
+        (lambda x: x.quantile(0.5, interpolation="cubic"), "interpolation must be one of"),
+        (lambda x: x[:0].quantile(0.5), "must be non-empty"),
+        (lambda x: x.quantile(torch.ones(1, 1, device=x.device)), "scalar or 1D"),
+        (lambda x: x.quantile(torch.ones((), dtype=torch.bfloat16, device=x.device)), "same dtype"),
+    ],
+)
+def test_refused_as_on_the_cpu(call, message):
+    for device in ("cpu", "jax"):
+        with pytest.raises(RuntimeError, match=message):
+            call(torch.ones(3, 2, device=device))
