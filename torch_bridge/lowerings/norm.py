@@ -14,9 +14,12 @@ from __future__ import annotations
 import jax.numpy as jnp
 import torch
 from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from .arguments import lengths, wide
 from .numerics import wide_all
+from .partition import partition
 from .registry import lower
 
 
@@ -144,6 +147,26 @@ def _channel(parameter, ndim):
     return None if parameter is None else parameter.reshape(-1, *(1,) * (ndim - 2))
 
 
+def _batch_statistics(x, axes, eps):
+    """As `_statistics`; where devices share a batch, with one collective instead of two.
+
+    Each device has mean and variance of its part, and all of them make those of the whole (Chan,
+    Golub and LeVeque, 1983). As torch's, and unlike a mean of squares, nothing cancels.
+    """
+    split = partition()
+    parts = 1 if split.mesh is None or split.images else split.mesh.size
+    if parts == 1 or not x.size or x.shape[0] % parts:
+        return _statistics(x, axes, eps)
+    x = x.reshape(parts, -1, *x.shape[1:])
+    mean, variance, _ = _statistics(x, tuple(axis + 1 for axis in axes), eps)
+    everywhere = NamedSharding(split.mesh, P(None, None, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
+    both = lax.with_sharding_constraint(jnp.stack([mean, variance]), everywhere)
+    means, variances = both[0], both[1]
+    mean = jnp.mean(means, axis=0)
+    variance = jnp.mean(variances + jnp.square(means - mean), axis=0)
+    return mean, variance, lax.rsqrt(variance + eps)
+
+
 def _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):
     """Result, saved mean, saved reciprocal deviation, new running mean, new running variance."""
     x, weight, bias = wide_all(x, weight, bias)
@@ -155,7 +178,7 @@ def _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, 
         y = (x - _channel(mean, x.ndim)) * _channel(rstd, x.ndim)
         unsaved = jnp.zeros((0,), x.dtype)
         return _affine(y, scale, shift), unsaved, unsaved, running_mean, running_var
-    mean, variance, rstd = _statistics(x, axes, eps)
+    mean, variance, rstd = _batch_statistics(x, axes, eps)
     out = _affine(x - mean, rstd if scale is None else rstd * scale, shift)
     mean, variance, rstd = (a.reshape(-1) for a in (mean, variance, rstd))
     count = x.size // max(mean.size, 1)

@@ -6,6 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+import isoshard as iso
+import isoshard.torch_bridge as xs
+from benchmarks import collectives
+from isoshard import P
 from tests.torch_bridge.lowerings.harness import check, evaluate
 
 aten = torch.ops.aten
@@ -209,3 +213,22 @@ def test_weight_norm(dim):
     check(aten._weight_norm_interface.default, v, g, dim, **CLOSE)
     grad, norms = torch.randn(v.shape), aten._weight_norm_interface(v, g, dim)[1]
     check(aten._weight_norm_interface_backward.default, grad, v, g, norms, dim, **CLOSE)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1000.0])
+@pytest.mark.parametrize("spec", [P("x"), P("y"), P(None, "x"), P(("x", "y"))])
+def test_batch_norm_of_a_split_batch_needs_one_collective(mean, spec):
+    mesh = iso.make_mesh((4, 2), ("x", "y"))
+    module = torch.nn.BatchNorm2d(8)
+    x = torch.randn(16, 8, 3, 3, generator=torch.Generator().manual_seed(0)) + mean
+    exact = torch.nn.BatchNorm2d(8).double()(x.double())
+    module(x)
+    split = iso.shard(torch.nn.BatchNorm2d(8), mesh, P())
+    step = xs.compile(lambda images: split(images).detach())
+    got = step(iso.shard(x, mesh, spec)).cpu()
+    # The mean is rounded to float32, and by the mean of squares the error would be a thousand times.
+    assert (got - exact).abs().max() <= 2 * torch.finfo(torch.float32).eps * (10 + mean)
+    torch.testing.assert_close(split.running_mean.cpu(), module.running_mean, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(split.running_var.cpu(), module.running_var, rtol=1e-4, atol=1e-5)
+    if spec != P(None, "x"):
+        assert sum(count for count, _ in collectives.summarize(xs.program_text(step)).values()) == 1
