@@ -224,7 +224,7 @@ def _celu(x, alpha=1.0):
     return _elu(x, alpha, 1.0, 1 / alpha)
 
 
-@lower("aten::log_sigmoid_forward")
+@lower("aten::log_sigmoid_forward", meta=lambda x: (x.new_empty(x.shape), x.new_empty(x.shape)))
 @widely
 def _log_sigmoid(x):
     """The result and `exp(-|x|)`, which torch keeps for the backward."""

@@ -47,6 +47,7 @@ _MAKERS = {
     "rot270": lambda x: x.rot90(-1, (1, 0)) if x.ndim > 1 else x.clone(),
     "rot360": lambda x: x.rot90(4, (0, 1)) if x.ndim > 1 else x.clone(),
     "tril": lambda x: x.tril() if x.ndim > 1 else x.clone(),
+    "logsigmoid": torch.nn.functional.logsigmoid,
     "triu": lambda x: x.triu(1) if x.ndim > 1 else x.clone(),
 }
 

@@ -226,7 +226,7 @@ def test_batch_norm_of_a_split_batch_needs_one_collective(mean, spec):
     split = iso.shard(torch.nn.BatchNorm2d(8), mesh, P())
     step = xs.compile(lambda images: split(images).detach())
     got = step(iso.shard(x, mesh, spec)).cpu()
-    # The mean is rounded to float32, and by the mean of squares the error would be a thousand times.
+    # The mean is rounded to float32; by the mean of squares the error would be far larger.
     assert (got - exact).abs().max() <= 2 * torch.finfo(torch.float32).eps * (10 + mean)
     torch.testing.assert_close(split.running_mean.cpu(), module.running_mean, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(split.running_var.cpu(), module.running_var, rtol=1e-4, atol=1e-5)
