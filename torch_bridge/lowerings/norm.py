@@ -153,13 +153,12 @@ def _batch_statistics(x, axes, eps):
     Each device has mean and variance of its part, and all of them make those of the whole (Chan,
     Golub and LeVeque, 1983). As torch's, and unlike a mean of squares, nothing cancels.
     """
-    split = partition()
-    parts = 1 if split.mesh is None or split.images else split.mesh.size
-    if parts == 1 or not x.size or x.shape[0] % parts:
+    mesh, images, _ = partition()
+    if mesh is None or images or not x.size or x.shape[0] % mesh.size:
         return _statistics(x, axes, eps)
-    x = x.reshape(parts, -1, *x.shape[1:])
+    x = x.reshape(mesh.size, -1, *x.shape[1:])
     mean, variance, _ = _statistics(x, tuple(axis + 1 for axis in axes), eps)
-    everywhere = NamedSharding(split.mesh, P(None, None, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
+    everywhere = NamedSharding(mesh, P(None, None, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
     both = lax.with_sharding_constraint(jnp.stack([mean, variance]), everywhere)
     means, variances = both[0], both[1]
     mean = jnp.mean(means, axis=0)
