@@ -41,6 +41,8 @@ _ROUNDED = re.compile(
 )
 
 
+_CANCELS = re.compile(r"mean|var|std|norm|Norm")
+"""What a difference of sums gives may be 0 on one device and next to 0 on another."""
 _SIGNLESS = re.compile(r"relu|clamp|max|min|shrink")
 
 
@@ -50,22 +52,40 @@ def disturbed(program: Program) -> list[dict[str, Fact]]:
 
 
 def _run(program: Program, number: int) -> Run:
-    random = torch.Generator().manual_seed(number)
+    draw = _Signs(number)
     scope = vocabulary.names("cpu")
     given = set(scope)
     for line in program.lines:
         attempt(line, scope)
         every = _ROUNDED.search(line.text) is not None
         changed = re.match(r"(?:with .*?: )?(\w+)", line.text)
+        near = _CANCELS.search(line.text) is not None
         signless = every or _SIGNLESS.search(line.text) is not None
         for name, value in scope.items():
             if name not in given and name[0] != "_":
                 here = changed is not None and name == changed[1]
-                _disturb(value, random, every=every and here, zeros=signless and here)
+                _disturb(
+                    value, draw, every=every and here, zeros=signless and here, near=near and here
+                )
     return Run(dict(program.facts(scope, given)))
 
 
-def _disturb(value: Any, random: torch.Generator, *, every: bool, zeros: bool) -> None:
+class _Signs:
+    """A sign for each element: all positive in the first run, all negative in the second."""
+
+    def __init__(self, number: int):
+        """`number`: of the run."""
+        self.number = number
+        self.random = torch.Generator().manual_seed(number)
+
+    def __call__(self, shape: torch.Size) -> torch.Tensor:
+        """Signs for an array of this shape."""
+        if self.number < 2:
+            return torch.full(shape, 1 - 2 * self.number)
+        return torch.randint(0, 2, shape, generator=self.random) * 2 - 1
+
+
+def _disturb(value: Any, draw: _Signs, *, every: bool, zeros: bool, near: bool) -> None:
     tensors = [value] if isinstance(value, torch.Tensor) else []
     if isinstance(value, nn.Module):
         tensors = list(value.parameters())
@@ -75,8 +95,10 @@ def _disturb(value: Any, random: torch.Generator, *, every: bool, zeros: bool) -
         if eps is None or not tensor.numel() or 0 in tensor.stride():
             continue
         numbers = tensor.data
-        signs = torch.randint(0, 2, numbers.shape, generator=random) * 2 - 1
+        signs = draw(numbers.shape)
         moved = numbers * (1 + eps * signs)
+        if near:
+            moved = moved + eps * signs
         if not every:
             parts = (
                 torch.view_as_real(numbers.resolve_conj())

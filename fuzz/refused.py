@@ -19,6 +19,8 @@ BY_VALUES = {
     r"ZeroDivisionError": "nor for an integer divided by zero",
     r"not implemented for '|on CPU does not|on CPU$": "a gap of torch's CPU kernels, "
     "which JAX may not have",
+    r"modified by an inplace operation": "each device keeps other tensors for backward; "
+    "what is not kept may be written to",
     r"single memory location|overlap": "memory that overlaps itself is checked by each device in "
     "its own way",
 }
@@ -77,7 +79,9 @@ def undecided(text: str, tensor: torch.Tensor) -> bool:
     return made and bool(tensor.detach().isnan().any())
 
 
-_STRIDES = re.compile(r"//|floor_divide|one_hot|_scatter\(|sort|topk|kthvalue|ldexp")
+_STRIDES = re.compile(
+    r"//|floor_divide|one_hot|_scatter\(|sort|topk|kthvalue|ldexp|\[.*torch\.tensor"
+)
 """Results whose strides torch's CPU kernels and its shape functions give differently."""
 
 

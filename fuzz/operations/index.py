@@ -66,9 +66,16 @@ def _along(b: Builder) -> None:
     )
 
 
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory: torch's copy for `select_scatter` then shares it as well."""
+    memory = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    places = torch.arange(memory).as_strided(tensor.shape, tensor.stride())
+    return places.unique().numel() < tensor.numel()
+
+
 def _functional(b: Builder) -> None:
     """Writes that return a new tensor."""
-    x = b.tensor(lambda t: t.dim() >= 1 and t.numel() > 0)
+    x = b.tensor(lambda t: t.dim() >= 1 and t.numel() > 0 and not _overlaps(t))
     t = b.scope[x]
     d = b.integer(0, t.dim() - 1)
     extent = t.shape[d]

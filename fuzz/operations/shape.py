@@ -87,9 +87,10 @@ def _sort(b: Builder) -> None:
     b.bind(
         b.one(
             (
-                f"{x}.sort({d}, descending={largest})[0]",
+                f"torch.sort({x}, dim={d}, descending={largest}, stable=True)[0]",
                 f"torch.sort({x}, dim={d}, stable=True)[1]",
-                f"{x}.msort()",
+                # Which of equal elements gets a gradient is promised by a stable sort only.
+                f"{x}.msort()" if not t.requires_grad else f"torch.sort({x}, stable=True)[0]",
             )
         )
     )

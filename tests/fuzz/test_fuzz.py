@@ -228,6 +228,13 @@ def test_results_beyond_32_bits_are_left_out():
     assert not refused.unfit(torch.tensor([2**31 - 1, 1 - 2**31]), 9)
 
 
+def _backward_through_what_was_written():
+    x = torch.ones(2, requires_grad=True)
+    y = x.exp()
+    y.add_(1)
+    y.sum().backward()
+
+
 @pytest.mark.parametrize("pattern", refused.BY_VALUES)
 def test_every_exception_is_needed(pattern):
     """Each pattern belongs to a message that torch gives today."""
@@ -236,6 +243,7 @@ def test_every_exception_is_needed(pattern):
         "Zero": lambda: torch.ones(2, dtype=torch.int64) // 0,
         "not imp": lambda: torch.gcd(torch.ones(2), torch.ones(2)),
         "single": lambda: torch.ones(3).expand(2, 3).add_(1),
+        "modified": _backward_through_what_was_written,
     }
     call = next(call for start, call in calls.items() if pattern.startswith(start))
     with pytest.raises((RuntimeError, IndexError)) as raised:

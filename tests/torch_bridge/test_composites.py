@@ -82,3 +82,9 @@ def test_results_in_a_given_tensor(function, given):
     torch.testing.assert_close(out.cpu(), want)
     with pytest.raises(RuntimeError, match=r"can't be cast to .* torch\.int64"):
         function(a.to("jax"), b.to("jax"), out=out.long())
+
+
+def test_renorm_of_an_axis_that_is_not_there():
+    for x in (X, X.to("jax")):
+        with pytest.raises(IndexError, match="Dimension out of range"):
+            torch.renorm(x, 2, x.dim(), 1.0)

@@ -109,8 +109,8 @@ def _not_complex(name: str, named: Arguments) -> None:
 
 
 def _no_complex_rows(name: str, named: Arguments) -> None:
-    """A number alone need not be compared, so torch takes it."""
-    if _first(named).dim():
+    """A number alone need not be compared, nor what is empty, so torch takes both."""
+    if _first(named).dim() and _first(named).numel():
         _not_complex(name, named)
 
 

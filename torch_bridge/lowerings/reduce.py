@@ -35,10 +35,8 @@ def sum_(x, dim=None, keepdim=False, *, dtype=None):
 
 
 def _as(x, dtype):
-    """What a reduction to another integer dtype begins with; JAX sums halves as floats itself."""
-    if dtype is None or not jnp.issubdtype(dtype, jnp.integer):
-        return x
-    return cast(x, dtype)
+    """What a reduction in another dtype begins with; JAX itself adds halves as floats."""
+    return x if dtype is None else cast(x, dtype)
 
 
 def _nansum_shape(x, dim=None, keepdim=False, *, dtype=None):
@@ -55,7 +53,7 @@ def nansum(x, dim=None, keepdim=False, *, dtype=None):
 @lower("aten::mean", "aten::mean.dim")
 def mean(x, dim=None, keepdim=False, *, dtype=None):
     """Mean, of no element NaN."""
-    return jnp.mean(x, axes(dim, x.ndim), dtype=dtype, keepdims=keepdim)
+    return jnp.mean(_as(x, dtype), axes(dim, x.ndim), dtype=dtype, keepdims=keepdim)
 
 
 @lower("aten::prod", "aten::prod.dim_int")

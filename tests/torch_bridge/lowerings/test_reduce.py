@@ -174,6 +174,10 @@ def test_scans_of_integers():
     check(aten.cumsum.default, INTS, 0)
     check(aten.cumsum.default, BOOLS, 1)
     check(aten.cumprod.default, BYTES[:3], 0)
+    sevenths = torch.arange(40.0) / 7
+    check(aten.sum.default, sevenths, dtype=torch.bfloat16)
+    check(aten.mean.default, sevenths, dtype=torch.bfloat16)
+    check(aten.cummax.default, torch.zeros(0, 2, dtype=torch.complex64), 0)
     for op in (aten.sum.default, aten.prod.default):
         check(op, torch.tensor([-3.5, 2.0, 1.0]), dtype=torch.uint8)
     check(aten.cumsum.default, torch.tensor([-3.5, 2.0]), 0, dtype=torch.uint8)
