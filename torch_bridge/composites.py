@@ -78,13 +78,8 @@ def _renorm(self: torch.Tensor, p: float, dim: int, maxnorm: float) -> torch.Ten
         raise RuntimeError(f"renorm: non-positive norm not supported, got {p}")
     if maxnorm < 0:
         raise RuntimeError(f"renorm: expected maxnorm to be >= 0 but got {maxnorm}")
-    rank = self.dim()
-    if not -rank <= dim < rank:
-        raise IndexError(
-            f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got "
-            f"{dim})"
-        )
-    axes = [axis for axis in range(rank) if axis != dim % rank]
+    self.size(dim)  # raises torch's error for an axis that is not there
+    axes = [axis for axis in range(self.dim()) if axis != dim % self.dim()]
     half = self.dtype in (torch.float16, torch.bfloat16)
     norm = torch.linalg.vector_norm(
         self, p, axes, keepdim=True, dtype=torch.float32 if half else None

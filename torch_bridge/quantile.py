@@ -11,6 +11,7 @@ not hold unless asked to. The steps are those of ATen/native/Sorting.cpp:
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -18,32 +19,14 @@ import torch
 _WAYS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 
-def quantile(
-    self: torch.Tensor,
-    q: Any,
-    dim: int | None = None,
-    keepdim: bool = False,
-    *,
-    interpolation: str = "linear",
-) -> torch.Tensor:
-    """Quantiles along an axis, or of all elements; NaN where there is one."""
-    return _quantile("quantile", self, q, dim, keepdim, interpolation)
-
-
-def nanquantile(
-    self: torch.Tensor,
-    q: Any,
-    dim: int | None = None,
-    keepdim: bool = False,
-    *,
-    interpolation: str = "linear",
-) -> torch.Tensor:
-    """Quantiles of what is not NaN."""
-    return _quantile("nanquantile", self, q, dim, keepdim, interpolation)
-
-
 def _quantile(
-    name: str, x: torch.Tensor, q: Any, dim: int | None, keepdim: bool, interpolation: str
+    name: str,
+    x: torch.Tensor,
+    q: Any,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    interpolation: str = "linear",
 ) -> torch.Tensor:
     _check(name, x, q, interpolation)
     if not isinstance(q, torch.Tensor):
@@ -64,6 +47,12 @@ def _quantile(
         for axis in axes:
             values = values.unsqueeze(axis)
     return values.squeeze(-1) if q.dim() == 0 else values.movedim(-1, 0)
+
+
+quantile = functools.partial(_quantile, "quantile")
+"""Quantiles along an axis, or of all elements; NaN where there is one."""
+nanquantile = functools.partial(_quantile, "nanquantile")
+"""Quantiles of what is not NaN."""
 
 
 def _at(ordered: torch.Tensor, ranks: torch.Tensor, interpolation: str) -> torch.Tensor:

@@ -48,12 +48,8 @@ def _method(in_place: Callable[..., Any], view: Callable[..., Any]) -> Callable[
             return in_place(self, *args, **kwargs)
         turned = view(self, *args, **kwargs)
         # A graph that holds the tensor as it was goes on with that: `turned` is it from now on.
-        own, new = vars(self), vars(turned)
-        kept = dict(own)
-        own.clear()
-        own.update(new)
-        new.clear()
-        new.update(kept)
+        mine, other = self.__dict__, turned.__dict__
+        self.__dict__, turned.__dict__ = other, mine  # pyright: ignore[reportAttributeAccessIssue]
         torch._C._swap_tensor_impl(self, turned)  # pyright: ignore[reportAttributeAccessIssue]
         return self
 

@@ -24,7 +24,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_refused(name):
-    floats().bernoulli_(0.5)  # a right one before
+    floats().bernoulli_(0.5), floats().uniform_(0.5, 2.0)  # right ones before
     function, message = CASES[name]
     with pytest.raises((RuntimeError, NotImplementedError), match=message):
         function()

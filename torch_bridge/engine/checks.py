@@ -45,6 +45,11 @@ def check(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, An
             rule(name, named)
 
 
+def ask_for_numbers(op: torch._ops.OpOverload) -> bool:
+    """Whether `check` asks for a float, which may be another one whenever a call is recorded."""
+    return not {_uniform, _probability}.isdisjoint(_rules(op._schema.name))
+
+
 def may_widen(target: torch.dtype, metas: tuple[Any, ...], args: tuple[Any, ...]) -> bool:
     """Whether an in-place operation has an operand of a wider kind than what it writes to.
 

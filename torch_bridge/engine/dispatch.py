@@ -44,9 +44,23 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one aten overload on `jax` tensors."""
     handler = _HANDLERS.get(id(func))
     if handler is None:
-        handler = _HANDLERS[id(func)] = generators.honour(func, make_handler(func))
+        handler = _checked(func, generators.honour(func, make_handler(func)))
+        _HANDLERS[id(func)] = handler
         _KNOWN.append(func)
     return handler(args, kwargs)
+
+
+def _checked(func: torch._ops.OpOverload, handler: Handler) -> Handler:
+    """The handler, after the checks of numbers that are inputs of a program, so not part of it."""
+    if not checks.ask_for_numbers(func):
+        return handler
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values = tuple([present(arg) for arg in args])
+        checks.check(func, values, {name: present(value) for name, value in kwargs.items()})
+        return handler(args, kwargs)
+
+    return run
 
 
 def make_handler(func: torch._ops.OpOverload) -> Handler:

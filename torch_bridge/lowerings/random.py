@@ -119,8 +119,7 @@ def bernoulli(key, x):
     return cast(jax.random.bernoulli(key, wide(x)), x.dtype)
 
 
-# `p` is not lifted: each value is checked when it is recorded.
-@lower("aten::bernoulli.p", "aten::bernoulli.Tensor", random=True)
+@lower("aten::bernoulli.p", "aten::bernoulli.Tensor", random=True, lift=("p",))
 def bernoulli_p(key, x, p):
     """1 with probability `p`, else 0, in the shape of `x`."""
     return cast(jax.random.bernoulli(key, floating(wide(jnp.asarray(p))), x.shape), x.dtype)
