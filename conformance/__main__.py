@@ -21,7 +21,7 @@ from .database import entries
 from .expected import EXPECTED
 from .judge import faults
 from .pool import Task, run_all
-from .report import summary, write
+from .report import figures, summary, write
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -53,6 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.write:
         command = f"python -m conformance {shlex.join(arguments or sys.argv[1:])}".strip()
         print("wrote", *write(results, seen, command))
+    passed = sum(figure.passed for figure in figures(results))
+    print(f"conformance: {passed} passed, {len(wrong)} failed", flush=True)  # as test runners end
     return 1 if wrong else 0
 
 

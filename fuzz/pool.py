@@ -80,7 +80,13 @@ def fuzz(plan: Plan) -> int:
             minutes = (time.monotonic() - started) / 60
             print(f"{done} programs, {faults} differ, {minutes:.1f} min", flush=True)
             if faults >= plan.faults or (plan.minutes is not None and minutes > plan.minutes):
-                return 1 if faults else 0
+                return _end(done, faults)
+    return _end(done, faults)
+
+
+def _end(done: int, faults: int) -> int:
+    """Print the result as test runners do; the exit status."""
+    print(f"fuzz: {done - faults} passed, {faults} failed", flush=True)
     return 1 if faults else 0
 
 

@@ -80,7 +80,7 @@ def undecided(text: str, tensor: torch.Tensor) -> bool:
 
 
 _STRIDES = re.compile(
-    r"//|floor_divide|one_hot|_scatter\(|sort|topk|kthvalue|ldexp|\[.*torch\.tensor"
+    r"//|floor_divide|one_hot|_scatter\(|sort|topk|kthvalue|ldexp|xlogy|\[.*torch\.tensor"
 )
 """Results whose strides torch's CPU kernels and its shape functions give differently."""
 

@@ -72,7 +72,8 @@ def _normalize(b: Builder) -> None:
     t = b.scope[x]
     d = b.dim(t)
     # On the CPU the mean that comes with a variance is NaN or infinite, by the order of elements.
-    finite = int(t.isfinite().all())
+    with torch.no_grad():
+        finite = int(t.isfinite().all())
     b.bind(
         b.one(
             (

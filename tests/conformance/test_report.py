@@ -47,7 +47,9 @@ def test_both_files_are_written(tmp_path, monkeypatch):
 
 def test_the_command_runs_an_entry_in_a_process_of_its_own(capsys):
     assert command.main(["--op", "add", "--columns", "forward,int64", "--jobs", "1"]) == 0
-    assert "| forward | 1 | 1 | 100.0% |" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "| forward | 1 | 1 | 100.0% |" in out
+    assert out.endswith("conformance: 2 passed, 0 failed\n")
 
 
 @pytest.mark.parametrize(

@@ -325,9 +325,39 @@ def test_a_write_through_as_strided_of_another_dtype():
         assert (x.cpu().flatten() == 0).nonzero().flatten().tolist() == [1, 6]
 
 
-def test_as_strided_of_another_width_is_refused():
-    with pytest.raises(RuntimeError, match=r"uint8 view of torch\.float32 memory .* \.clone\(\)"):
-        torch.zeros(3, 4, device="jax").view(torch.uint8).as_strided((3,), (1,))
+OTHER_WIDTHS = {
+    "narrower": (torch.float32, torch.uint8),
+    "wider": (torch.uint8, torch.int32),
+    "bfloat16, with NaN around": (torch.int32, torch.bfloat16),
+    "parts of complex numbers": (torch.complex64, torch.float32),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_WIDTHS)
+@pytest.mark.parametrize("turned", [False, True])
+def test_as_strided_of_another_width(case, turned):
+    memory, seen = OTHER_WIDTHS[case]
+    numbers = torch.randint(-100, 100, (4, 8), generator=torch.Generator().manual_seed(0))
+    results = []
+    for device in ("cpu", "jax"):
+        x = numbers.to(memory).to(device)
+        if turned:  # memory in another order than the axes
+            x = x.t().contiguous().t()
+        rows = x.t() if turned else x
+        view = torch.view_as_real(rows) if memory.is_complex else rows.view(seen)
+        part = view.as_strided((2, 2), (3, 1), 1)
+        before = part.cpu().clone()
+        part.fill_(3)
+        part[0].add_(2)
+        assert part.stride() == (3, 1) and part.storage_offset() == 1
+        results.append((before, part.cpu(), x.cpu()))
+    for want, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_as_strided_of_another_width_than_the_buffers_is_refused():
+    with pytest.raises(RuntimeError, match=r"int32 view of torch\.int64 memory .* \.clone\(\)"):
+        torch.zeros(3, 4, device="jax", dtype=torch.int64).view(torch.int32).as_strided((3,), (1,))
 
 
 def test_a_write_to_an_empty_view_of_another_width():

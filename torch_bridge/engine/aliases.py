@@ -188,24 +188,30 @@ def _as_strided(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         offset = tensor.storage_offset()
     base_aval = tensor._storage.aval
     aval = Aval.of(Meta(size, stride, tensor._aval.meta.dtype))
-    if not _same_width(base_aval, aval):
+    root = Chain.root(base_aval)
+    alike = _same_width(base_aval, aval)
+    if not alike and not _as_wide(base_aval, aval):
         raise RuntimeError(
             f"as_strided of a {tensor.dtype} view of {base_aval.meta.dtype} memory is not possible "
-            "on the jax device: strides count elements of the memory. Call it on a .clone()."
+            "on the jax device: its buffers have elements of another width. Call it on a .clone()."
         )
     extent = 1 + sum(
         step * (length - 1)
         for step, length in zip(base_aval.meta.stride, base_aval.meta.size, strict=True)
     )
+    extent = extent * base_aval.meta.dtype.itemsize // aval.meta.dtype.itemsize
     last = offset + sum(step * (length - 1) for step, length in zip(stride, size, strict=True))
     if 0 not in size and last >= extent:
         raise RuntimeError(
             f"as_strided(size={size}, stride={stride}, storage_offset={offset}) reaches element "
             f"{last} of a storage of {extent} elements"
         )
-    chain = Chain.root(base_aval).then(("strided", size, stride, offset))
-    if base_aval.meta.dtype != tensor.dtype:
-        chain = chain.then(("bitcast", size, aval.physical))
+    if alike:
+        chain = root.then(("strided", size, stride, offset))
+        if base_aval.meta.dtype != tensor.dtype:
+            chain = chain.then(("bitcast", size, aval.physical))
+    else:
+        chain = root.flat(aval.physical).then(("taken", size, stride, offset))
     for sign in (("conj",), ("neg",)):
         if tensor._chain.ops.count(sign) % 2:
             chain = chain.then(sign)
@@ -218,6 +224,11 @@ def _same_width(one: Aval, other: Aval) -> bool:
         return True
     logical = one.meta.dtype.itemsize == other.meta.dtype.itemsize
     return logical and one.physical.itemsize == other.physical.itemsize
+
+
+def _as_wide(one: Aval, other: Aval) -> bool:
+    """Whether JAX's buffers hold elements of both dtypes as wide as torch's memory does."""
+    return all(aval.meta.dtype.itemsize == aval.physical.itemsize for aval in (one, other))
 
 
 _IN_PLACE = {

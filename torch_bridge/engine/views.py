@@ -27,6 +27,7 @@ import numpy as np
 
 from isoshard.torch_bridge.lowerings.single import put
 
+from . import bits
 from .value import Aval, contiguous_stride
 
 ViewOp = tuple[Any, ...]
@@ -114,6 +115,22 @@ class Chain:
             found = found.then(op)
         return found
 
+    def flat(self, dtype: np.dtype) -> Chain:
+        """The storage's memory, seen as a row of elements of another dtype.
+
+        Args:
+            dtype: in JAX's buffers; complex memory is seen as real and imaginary parts first.
+        """
+        found = Chain.root(self.base).then(("permute", tuple(_order(self.base))))
+        count, own = math.prod(self.size), np.dtype(self.base.physical)
+        if own.kind == "c":
+            found, count = found.then(("as_real",)), 2 * count
+            own = np.dtype(f"float{4 * own.itemsize}")
+        found = found.then(("reshape", (count,)))
+        if own == dtype:
+            return found
+        return found.then(("bitcast", (count * own.itemsize // np.dtype(dtype).itemsize,), dtype))
+
     def read(self, whole: jax.Array) -> jax.Array:
         """The view's value, from the storage's."""
         for op in self.ops:
@@ -122,7 +139,7 @@ class Chain:
 
     def write(self, whole: jax.Array, part: jax.Array) -> jax.Array:
         """The storage's value after `part` is written to the view."""
-        if any(op[0] in ("unfold", "strided", "expand") for op in self.ops[:-1]):
+        if any(op[0] in ("unfold", "strided", "taken", "expand") for op in self.ops[:-1]):
             return _write_elements(self.ops, self.base, whole, part)
         stages = [whole]
         for op in self.ops[:-1]:
@@ -146,7 +163,7 @@ def _is_identity(op: ViewOp, size: tuple[int, ...]) -> bool:
 
 def _shape_after(op: ViewOp, size: tuple[int, ...], base: Aval) -> tuple[int, ...]:
     kind = op[0]
-    if kind in ("reshape", "expand"):
+    if kind in ("reshape", "expand", "taken"):
         return op[1]
     if kind == "permute":
         return tuple(size[d] for d in op[1])
@@ -187,8 +204,10 @@ def forward(op: ViewOp, x: jax.Array, base: Aval) -> jax.Array:
         return jnp.moveaxis(taken, dim + 1, -1)
     if kind == "strided":
         return _flat(x, base)[_positions(*op[1:])]
+    if kind == "taken":
+        return x[_positions(*op[1:])]
     if kind == "bitcast":
-        return _bitcast(x, op[1], op[2])
+        return bits.bitcast(x, op[1], op[2])
     if kind == "conj":
         return jnp.conj(x)
     if kind == "neg":
@@ -217,7 +236,7 @@ def _backward(op: ViewOp, whole: jax.Array, part: jax.Array, base: Aval) -> jax.
     if kind == "index":
         return _update(whole, jnp.expand_dims(part, op[1]), op[2], op[1])
     if kind == "bitcast":
-        return _bitcast(part, whole.shape, whole.dtype)
+        return bits.bitcast(part, whole.shape, whole.dtype)
     if kind in ("conj", "neg"):
         return forward(op, part, base)
     if kind == "as_real":
@@ -226,6 +245,8 @@ def _backward(op: ViewOp, whole: jax.Array, part: jax.Array, base: Aval) -> jax.
         return jnp.stack([part.real, part.imag], axis=-1)
     if kind == "strided":
         return _unflat(put(_flat(whole, base), _positions(*op[1:]), part), base)
+    if kind == "taken":
+        return bits.put(whole, _positions(*op[1:]), part)
     # Diagonals and windows: let the view of the positions say where each element goes.
     with jax.ensure_compile_time_eval():
         numbers = jnp.arange(math.prod(whole.shape)).reshape(whole.shape)
@@ -263,47 +284,13 @@ def _write_elements(
         return whole
     if all(op[0] not in ("bitcast", "as_real", "as_complex") for op in ops):
         return put(whole.reshape(-1), places.ravel(), part.reshape(-1)).reshape(whole.shape)
-    flat = put(_as_units(whole, unit), places.ravel(), _as_units(part, unit))
-    return _of_units(flat, whole.shape, whole.dtype)
-
-
-def _as_units(x: jax.Array, unit: int) -> jax.Array:
-    """The memory of an array, flat, in unsigned integers of so many bytes."""
-    if x.dtype == bool:
-        x = x.astype(np.uint8)
-    if jnp.iscomplexobj(x):
-        x = jnp.stack([x.real, x.imag], axis=-1)
-    return _recast(x, unit, np.dtype(f"uint{8 * unit}"))
-
-
-def _of_units(flat: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
-    """The array whose memory `_as_units` gave."""
-    if np.dtype(dtype).kind == "b":
-        return (flat != 0).reshape(shape)
-    if not jnp.issubdtype(dtype, jnp.complexfloating):
-        return _recast(flat, dtype.itemsize, dtype).reshape(shape)
-    parts = _recast(flat, dtype.itemsize // 2, np.dtype(f"float{4 * dtype.itemsize}"))
-    return jax.lax.complex(parts[0::2], parts[1::2]).reshape(shape)
-
-
-def _recast(x: jax.Array, width: int, dtype: np.dtype) -> jax.Array:
-    """The same memory, flat, as elements of another dtype of so many bytes."""
-    if x.dtype.itemsize < width:
-        x = x.reshape(-1, width // x.dtype.itemsize)
-    return jax.lax.bitcast_convert_type(x, dtype).reshape(-1)
+    flat = put(bits.as_units(whole, unit), places.ravel(), bits.as_units(part, unit))
+    return bits.of_units(flat, whole.shape, whole.dtype)
 
 
 def _update(whole: jax.Array, part: jax.Array, start: int, dim: int) -> jax.Array:
     """`part` written at `start` along an axis, as a slice: see lowerings/single.py."""
     return jax.lax.dynamic_update_slice_in_dim(whole, part.astype(whole.dtype), start, dim)
-
-
-def _bitcast(x: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    ratio = np.dtype(x.dtype).itemsize / np.dtype(dtype).itemsize
-    if ratio < 1:
-        times = round(1 / ratio)
-        x = x.reshape(*x.shape[:-1], x.shape[-1] // times, times)
-    return jax.lax.bitcast_convert_type(x, dtype).reshape(shape)
 
 
 def _windows(extent: int, size: int, step: int) -> np.ndarray:
