@@ -11,14 +11,29 @@ registry has only the CUDA build, so nothing makes them unasked.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import venv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+class Tests(NamedTuple):
+    """One run of pytest.
+
+    Attributes:
+        arguments: for pytest.
+        variables: of the process.
+        inside: with the environment's interpreter; else with the one that runs this.
+    """
+
+    arguments: Sequence[str]
+    variables: Mapping[str, str] = {}
+    inside: bool = True
 
 
 class Environment(NamedTuple):
@@ -29,12 +44,19 @@ class Environment(NamedTuple):
         packages: with their requirements.
         alone: without theirs, installed after `packages`.
         ours: isoshard too, from this checkout.
+        tests: what `--test` runs, one after the other.
     """
 
     about: str
     packages: Sequence[str]
     alone: Sequence[str] = ()
     ours: bool = False
+    tests: Sequence[Tests] = ()
+
+
+def torch_xla_devices(count: int) -> dict[str, str]:
+    """The variables by which torch_xla is given virtual CPU devices."""
+    return {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(count)}
 
 
 _TEST = (
@@ -50,6 +72,8 @@ _TEST = (
     "transformers>=5",
 )
 _FLAX = ("flax", "optax")
+_ENGINE = (Tests(("-n", "2", "--dist", "worksteal", "tests/core", "tests/torch_bridge")),)
+_WITH_TORCH_XLA = "tests/with_torch_xla"
 
 ENVIRONMENTS = {
     "torchax": Environment(
@@ -59,20 +83,30 @@ ENVIRONMENTS = {
     ),
     "torch-xla": Environment(
         "torch_xla's last release with its torch; 7 GB",
-        ("torch==2.9.0", "torch_xla==2.9.0", "numpy==2.4.6"),
+        (
+            *("torch==2.9.0", "torch_xla==2.9.0", "numpy==2.4.6", "jax==0.10.2", "jaxlib==0.10.2"),
+            *("rich", "pytest", "pytest-timeout", "setuptools>=77", "wheel"),
+        ),
+        ours=True,
+        tests=(
+            Tests((f"{_WITH_TORCH_XLA}/single",), torch_xla_devices(1)),
+            Tests((f"{_WITH_TORCH_XLA}/spmd",), torch_xla_devices(8)),
+            Tests((f"{_WITH_TORCH_XLA}/test_scripts.py",), inside=False),
+        ),
     ),
     "newest": Environment(
         "the newest torch and jax that this Python can have; 6 GB",
         ("torch", "jax", *_FLAX, *_TEST),
         ours=True,
+        tests=_ENGINE,
     ),
     "oldest": Environment(
         "the oldest torch and jax of pyproject.toml's ranges; 6 GB",
         ("torch==2.10.0", "jax==0.9.0", "jaxlib==0.9.0", *_FLAX, *_TEST),
         ours=True,
+        tests=_ENGINE,
     ),
 }
-ENGINE_TESTS = ("tests/core", "tests/torch_bridge")
 
 
 def folder(name: str) -> Path:
@@ -114,11 +148,15 @@ def versions(name: str) -> str:
 
 
 def test(name: str, arguments: Sequence[str]) -> int:
-    """Run the engine's tests in an environment; returns pytest's exit status."""
+    """Run an environment's tests; returns the exit status of the first run of pytest that fails."""
     print(versions(name), flush=True)
-    pytest = [python_of(name), "-m", "pytest", "-p", "no:cacheprovider", "-n", "2"]
-    command = [*pytest, "--dist", "worksteal", *ENGINE_TESTS, *arguments]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
+    for tests in ENVIRONMENTS[name].tests:
+        python = python_of(name) if tests.inside else sys.executable
+        command = [python, "-m", "pytest", "-p", "no:cacheprovider", *tests.arguments, *arguments]
+        variables = {**os.environ, **tests.variables}
+        if status := subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode:
+            return status
+    return 0
 
 
 def _pip(name: str, *arguments: str) -> None:
@@ -135,8 +173,10 @@ def main() -> None:
         epilog="\n".join(["environments:", *lines]),
     )
     parser.add_argument("names", nargs="+", choices=list(ENVIRONMENTS), metavar="NAME")
-    parser.add_argument("--test", action="store_true", help="run the engine's tests there")
+    parser.add_argument("--test", action="store_true", help="run what tests there are for it")
     options, arguments = parser.parse_known_args()
+    if options.test and (without := [n for n in options.names if not ENVIRONMENTS[n].tests]):
+        parser.error(f"--test, and there are no tests for {', '.join(without)}")
     for name in options.names:
         make(name)
         if options.test and (status := test(name, arguments)):

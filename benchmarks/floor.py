@@ -22,6 +22,7 @@ import torch
 from torch.optim.optimizer import _foreach_supported_types as _optimizer_types
 from torch.utils._foreach_utils import _foreach_supported_types as _clipping_types
 
+from benchmarks import phases
 from isoshard.torch_bridge import attention
 from isoshard.torch_bridge.engine import base
 
@@ -48,25 +49,12 @@ class Stream:
     def of(cls, step: Callable[[], Any]) -> Stream:
         """The operations of one call; not those that the engine itself calls on the way."""
         stream = cls()
-        dispatch = base.LazyTensor.__torch_dispatch__
-        depth = 0
 
-        def note(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal depth
-            depth += 1
-            try:
-                out = dispatch(func, types, args, kwargs)
-            finally:
-                depth -= 1
-            if not depth:
-                stream.items.append((func.name(), _result(out, args)))
-            return out
+        def note(func: Any, args: Any, out: Any) -> None:
+            stream.items.append((func.name(), _result(out, args)))
 
-        base.LazyTensor.__torch_dispatch__ = classmethod(note)
-        try:
+        with phases.observed(base.LazyTensor, note):
             step()
-        finally:
-            base.LazyTensor.__torch_dispatch__ = dispatch
         return stream
 
 

@@ -9,9 +9,11 @@ Plain torch, so that peers in other environments run the very same code.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -101,6 +103,47 @@ class Stepper:
                 phase()
             found.append(counter.count)
         return found
+
+
+@contextlib.contextmanager
+def observed(kind: type[torch.Tensor], note: Callable[[Any, Any, Any], None]) -> Iterator[None]:
+    """See each operation of a tensor subclass when it ends; not those it calls itself on the way.
+
+    Args:
+        kind: a class with its own `__torch_dispatch__`.
+        note: called with the operation, its positional arguments, and what it returned.
+    """
+    dispatch = kind.__torch_dispatch__
+    inside = False
+
+    def watched(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        nonlocal inside
+        if inside:
+            return dispatch(func, types, args, kwargs)
+        inside = True
+        try:
+            out = dispatch(func, types, args, kwargs)
+        finally:
+            inside = False
+        note(func, args, out)
+        return out
+
+    setattr(kind, "__torch_dispatch__", classmethod(watched))  # noqa: B010  (typed as final)
+    try:
+        yield
+    finally:
+        setattr(kind, "__torch_dispatch__", dispatch)  # noqa: B010
+
+
+def intervals(kind: type[torch.Tensor], step: Callable[[], Any]) -> list[float]:
+    """Seconds of each operation of one call, from the end of the one before to its own end.
+
+    That holds the user's Python, torch's C++ (autograd, the dispatcher) and the recording.
+    """
+    ends = [time.perf_counter()]
+    with observed(kind, lambda *_: ends.append(time.perf_counter())):
+        step()
+    return [end - start for start, end in itertools.pairwise(ends)]
 
 
 class _Counter(TorchDispatchMode):

@@ -5,7 +5,8 @@
 The time from the start of a step to just before `sync`, divided by the number of operations that
 reached the device: forward, backward, clipping and AdamW, with all that torch itself does in
 between. Contestants get different numbers of operations for the same step (an optimizer may update
-all parameters in one), so the time is also divided by what torch dispatches on the CPU.
+all parameters in one), so the time is also divided by what torch dispatches on the CPU; and, in
+steps of their own, each operation is timed, for the median over the operations of a step.
 
 The model has GPT-2's layers at tiny width, since recording does not look at elements. A chain of
 500 additions is timed beside it, for peers that cannot run the step.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +30,7 @@ from benchmarks.models import gpt2
 from benchmarks.models.problem import Problem
 from benchmarks.peers import launch
 from benchmarks.phases import PHASES, Stepper
+from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine import tape as tapes
 
 
@@ -47,7 +50,7 @@ def main() -> None:
             if "step_ms" in row:
                 row["us_per_cpu_op"] = row["step_ms"] * 1e3 / results["torch CPU"]["ops"]
         _to_floor(results)
-    Console(width=120).print(table(results))
+    Console(width=140).print(table(results))
     if not options.quick:
         print(f"wrote {timing.save('recording', results)}")
 
@@ -80,6 +83,7 @@ def measure(problem: Problem, *, rounds: int) -> dict[str, Any]:
         cpu.step()
     cpu_counts = cpu.counts()
     steps: dict[str, list[tuple[float, ...]]] = {"isoshard": [], "floor": [], "torch CPU": []}
+    medians: dict[str, list[float]] = {"isoshard": [], "floor": []}
     chains: dict[str, list[float]] = {name: [] for name in steps}
     chained = _chains()
     for _ in range(rounds):
@@ -87,8 +91,14 @@ def measure(problem: Problem, *, rounds: int) -> dict[str, Any]:
         steps["isoshard"].append(engine.step())
         engine.drop()
         xs.sync(wait=True)
+        medians["isoshard"].append(_median(base.LazyTensor, engine.step))
+        engine.drop()
+        xs.sync(wait=True)
         with floor.replaying(whole):
             steps["floor"].append(lowest.step())
+        lowest.drop()
+        with floor.replaying(whole):
+            medians["floor"].append(_median(floor.Floor, lowest.step))
         lowest.drop()
         tapes.replace(tapes.Tape())  # the floor's factories were recorded on it
         steps["torch CPU"].append(cpu.step())
@@ -102,9 +112,16 @@ def measure(problem: Problem, *, rounds: int) -> dict[str, Any]:
     }
     for row in results.values():
         row["us_per_cpu_op"] = row["step_ms"] * 1e3 / sum(cpu_counts)
+    for name, found in medians.items():
+        results[name]["median_us_per_op"] = statistics.median(found) * 1e6
     _to_floor(results)
     results["isoshard"]["entries"] = entries
     return results
+
+
+def _median(kind: type[torch.Tensor], step: Callable[[], Any]) -> float:
+    """Seconds of the median operation of one step."""
+    return statistics.median(phases.intervals(kind, step))
 
 
 def _chains() -> dict[str, Callable[[], float]]:
@@ -136,7 +153,7 @@ def _to_floor(results: dict[str, Any]) -> None:
     """Note each contestant's ratios to the floor."""
     lowest = results["floor"]
     for row in results.values():
-        for key in ("us_per_op", "chain_us_per_op"):
+        for key in ("us_per_op", "median_us_per_op", "chain_us_per_op"):
             if key in row:
                 row[f"{key}_to_floor"] = row[key] / lowest[key]
 
@@ -145,7 +162,8 @@ def table(results: dict[str, Any]) -> Table:
     """Show what `measure` found, and the peers."""
     shown = Table(title="recording a training step of GPT-2: us per operation")
     shown.add_column("")
-    for title in ("ops", "step", "us/op", "to floor", "us/CPU op", *PHASES, "chain", "to floor"):
+    titles = ("ops", "step", "median", "to floor", "mean", "to floor", "us/CPU op", *PHASES)
+    for title in (*titles, "chain", "to floor"):
         shown.add_column(title, justify="right")
     for name, row in results.items():
         if "problem" in row:
@@ -153,12 +171,13 @@ def table(results: dict[str, Any]) -> Table:
             continue
         cells = [f"{row['chain_us_per_op']:.2f}", f"{row['chain_us_per_op_to_floor']:.2f}"]
         if "ops" not in row:
-            shown.add_row(name, *[""] * 8, *cells)
+            shown.add_row(name, *[""] * 10, *cells)
             continue
         shown.add_row(
             name,
             str(row["ops"]),
             f"{row['step_ms']:.2f} ms",
+            *_cells(row, "median_us_per_op", "median_us_per_op_to_floor"),
             f"{row['us_per_op']:.2f}",
             f"{row['us_per_op_to_floor']:.2f}",
             f"{row['us_per_cpu_op']:.2f}",
@@ -168,6 +187,10 @@ def table(results: dict[str, Any]) -> Table:
     entries = results["isoshard"]["entries"]
     shown.caption = f"{results['isoshard']['ops']} operations became {entries} entries of the tape"
     return shown
+
+
+def _cells(row: dict[str, Any], *keys: str) -> list[str]:
+    return [f"{row[key]:.2f}" if key in row else "" for key in keys]
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class Peer(NamedTuple):
     variables: Mapping[str, str] = {}
 
 
-_XLA = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}
+_XLA = environments.torch_xla_devices(8)
 TRAINING = {
     "torchax, jitted": Peer("benchmarks.peers.torchax_step", "torchax"),
     "torch_xla, SPMD": Peer("benchmarks.peers.torch_xla_step", "torch-xla", _XLA),

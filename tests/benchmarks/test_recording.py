@@ -7,6 +7,7 @@ import torch
 
 from benchmarks import floor, phases, recording
 from benchmarks.models import gpt2
+from isoshard.torch_bridge.engine import base
 
 
 def test_the_floor_runs_the_same_operations():
@@ -14,6 +15,7 @@ def test_the_floor_runs_the_same_operations():
     assert results["floor"]["ops"] == results["isoshard"]["ops"] > 100
     assert 0 < results["isoshard"]["entries"]
     assert results["floor"]["us_per_op_to_floor"] == 1
+    assert 0 < results["floor"]["median_us_per_op"] < results["isoshard"]["median_us_per_op"]
     assert {"us_per_op", "us_per_cpu_op", "chain_us_per_op"} <= set(results["torch CPU"])
 
 
@@ -31,3 +33,13 @@ def test_the_stream_leaves_the_engine_as_it_was():
     stream = floor.Stream.of(lambda: x * 2)
     x + 1
     assert [name for name, _ in stream.items] == ["aten::mul.Tensor"]
+
+
+def test_an_operation_takes_until_its_own_end():
+    x = torch.ones(2, device="jax")
+    spans = phases.intervals(base.LazyTensor, lambda: (x + 1).sum().item())
+    assert len(spans) == 3  # add, sum, _local_scalar_dense
+    assert spans[2] > spans[1]  # the last one compiled and ran the program
+    with pytest.raises(RuntimeError):
+        phases.intervals(base.LazyTensor, lambda: x @ torch.ones(3, device="jax"))
+    assert (x + 1).tolist() == [2.0, 2.0]
