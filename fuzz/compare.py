@@ -49,6 +49,8 @@ def differences(program: Program, want: dict[str, Fact], got: dict[str, Fact]) -
         limit = _limit(fact.tensor)
         if name.endswith(".grad"):
             limit = (30 * limit).masked_fill(refused.too_large(fact.tensor), torch.inf)
+            if refused.spreads_nan(program) and bool(fact.tensor.isnan().any()):
+                limit = limit.masked_fill(other.tensor.isnan(), torch.inf)
         if bool((gap > limit).any()):
             runs = noise.disturbed(program) if runs is None else runs
             mine = [run[name].tensor for run in runs if name in run]

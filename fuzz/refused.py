@@ -79,6 +79,17 @@ def undecided(text: str, tensor: torch.Tensor) -> bool:
     return made and bool(tensor.detach().isnan().any())
 
 
+_SPREADS = re.compile(r"(max|min|median|nanmedian)\(\)")
+
+
+def spreads_nan(program: Program) -> bool:
+    """Whether a NaN gradient of one number reaches elements that have no part in it.
+
+    torch's formula for `x.max()` and its like multiplies by a mask, except on the CPU.
+    """
+    return any(_SPREADS.search(line.text) for line in program.lines)
+
+
 _STRIDES = re.compile(
     r"//|floor_divide|one_hot|_scatter\(|sort|topk|kthvalue|ldexp|xlogy|\[.*torch\.tensor"
 )

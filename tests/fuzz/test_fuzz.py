@@ -187,6 +187,18 @@ def test_a_gradient_of_hardtanh_at_nan_is_left_out():
     assert not refused.undecided("b = F.hardtanh(a)", made.detach())
 
 
+@pytest.mark.parametrize(("one", "differs"), [("a.max()", False), ("a[2]", True)])
+def test_a_nan_gradient_of_a_maximum_may_reach_every_element(one, differs):
+    program = lines(
+        "a = torch.tensor([-3.0, -2.0, -1.0]).to(device).requires_grad_()",
+        f"{one}.sqrt().backward()",
+    )
+    want, other = program.run("cpu").facts, program.run("cpu").facts
+    assert want["a.grad"].tensor[:2].tolist() == [0, 0] and want["a.grad"].tensor[2].isnan()
+    other["a.grad"].tensor[:] = float("nan")
+    assert bool(compare.differences(program, want, other)) == differs
+
+
 def test_exact_numbers_are_not_forgiven():
     program = lines("a = data(1, (4,), torch.float32).to(device)", "b = (a + 1).floor()")
     want, other = program.run("cpu").facts, program.run("cpu").facts
