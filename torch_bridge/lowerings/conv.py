@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .conv_split import batch_split, laid_out, weight_gradient
+from .conv_split import batch_split, kernel_whole, weight_gradient
 from .partition import partition
 from .registry import lower
 from .vjp import pull_back
@@ -69,7 +69,8 @@ def _grouped(x, weight, groups, channels_last, **options):
     channels = x.ndim - 1 if channels_last else 1
     spread = any(d > 1 for d in options["rhs_dilation"]) or "lhs_dilation" in options
     whole = groups > 1 or spread
-    x, weight = laid_out(x, weight, whole=whole)
+    if whole:
+        x = batch_split(x)
     if channels_last:
         images = (0, rank + 1, *range(1, rank + 1))
         kernel = (rank + 1, rank, *range(rank))
@@ -77,11 +78,12 @@ def _grouped(x, weight, groups, channels_last, **options):
         order = (*range(2, rank + 2), 1, 0)
     else:
         numbers, order = None, tuple(range(rank + 2))
+    inputs = order.index(1)
 
     def one(x, weight, groups):
         out = lax.conv_general_dilated(
             x,
-            weight.transpose(order),
+            kernel_whole(weight.transpose(order), None if whole else inputs),
             feature_group_count=groups,
             dimension_numbers=numbers,
             **options,

@@ -1,11 +1,12 @@
 """Convolutions of images that are split over devices along a spatial axis.
 
 XLA's partitioner exchanges halos for a plain convolution of such images. It is wrong, or ends the
-process, for others: dilated, grouped or transposed ones, kernels that are split themselves, and the
-gradient of a weight where only a part of the mesh is used. In programs with such layouts
-(`partition().images`) kernels are kept whole along space, images too for the convolutions that
-cannot be split, and where only a part of the mesh is used (`partition().partly`) the gradient of a
-weight is a product per element of the kernel, which is partitioned right:
+process, for others: dilated, grouped or transposed ones, kernels that are split themselves, results
+that are split along channels as well, and the gradient of a weight where only a part of the mesh is
+used. In programs with such layouts (`partition().images`) kernels are kept whole, but for their
+input channels, images too for the convolutions that cannot be split, and where only a part of the
+mesh is used (`partition().partly`) the gradient of a weight is a product per element of the kernel,
+which is partitioned right:
 
     gradient[o, i, k] = sum over n, s of image[n, i, s * stride + k * dilation] * grad[n, o, s]
 """
@@ -23,20 +24,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 from .partition import partition
 
 
-def laid_out(x: jax.Array, weight: jax.Array, *, whole: bool) -> tuple[jax.Array, jax.Array]:
-    """Images and kernels in layouts that the partitioner treats rightly.
+def kernel_whole(kernel: jax.Array, inputs: int | None) -> jax.Array:
+    """A kernel in a layout that the partitioner treats rightly, where a program splits images.
 
     Args:
-        x: images, (batch, channels, *space) or (batch, *space, channels).
-        weight: kernels, (out, in, *space).
-        whole: keep images whole, but for their batch.
+        kernel: as it is handed to XLA's convolution.
+        inputs: the axis of its input channels, which may be split; None if it may not.
     """
     if not partition().images:
-        return x, weight
-    free, space = PartitionSpec.UNCONSTRAINED, (None,) * (x.ndim - 2)
-    kernel = (None, None, *space) if whole else (free, free, *space)
-    weight = _constrain(weight, kernel)
-    return batch_split(x) if whole else x, weight
+        return kernel
+    spec: list[object] = [None] * kernel.ndim
+    if inputs is not None:
+        spec[inputs] = PartitionSpec.UNCONSTRAINED
+    return _constrain(kernel, spec)
 
 
 def batch_split(x: jax.Array) -> jax.Array:

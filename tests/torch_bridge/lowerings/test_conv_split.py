@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import isoshard as iso
+import isoshard.torch_bridge as xs
 from isoshard import P, make_mesh
 from isoshard.torch_bridge.lowerings import conv_split
 from tests.torch_bridge.lowerings.harness import to_array
@@ -54,6 +55,25 @@ def compare(function, options, shapes, specs) -> None:
 def test_split_images(name, layout):
     function, options, image, kernel = PLAIN[name]
     compare(function, options, (image, kernel), (layout, P()))
+
+
+@pytest.mark.parametrize(("stride", "side", "reach"), [(1, 9, 3), (2, 15, 2)])
+@pytest.mark.parametrize("spec", [("channels",), ("x", None, "y"), ("x", "y", None)], ids=str)
+def test_results_that_are_split_along_channels_too(stride, side, reach, spec):
+    source = torch.Generator().manual_seed(0)
+    image = torch.randn(1, 2, side, side, generator=source)
+    kernel = torch.randn(8, 2, reach, reach, generator=source)
+    results = []
+    for marked in (False, True):
+        leaves = [t.to("jax").requires_grad_() for t in (image, kernel)]
+        out = F.conv2d(F.pad(leaves[0] * 2, (0, 1, 0, 1)), leaves[1], stride=stride)
+        if marked and spec != ("channels",):
+            xs.mark_sharding(out, make_mesh((4, 2), ("x", "y")), (None, *spec))
+        elif marked:
+            xs.mark_sharding(out, make_mesh((8,), ("x",)), (None, "x", None, None))
+        out.sin().sum().backward()
+        results.append([t.detach().cpu() for t in (out, *(leaf.grad for leaf in leaves))])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
