@@ -32,7 +32,8 @@ class Partition(NamedTuple):
         mesh: over these devices; None if no axis is split. Where a program names several meshes,
             they have the same devices in the same order, and this is one of them.
         images: whether an axis behind the second is split, as that of an image in space.
-        partly: whether that is so over a part of the devices only.
+        partly: whether that is so over a part of the devices only, the others being left out or
+            used for the second axis, the channels of an image.
     """
 
     mesh: Mesh | None = None
@@ -70,5 +71,5 @@ def _together(layouts: Iterable[Sharding]) -> Partition:
 
 
 def _leaves_devices_out(layout: NamedSharding) -> bool:
-    used = {name for entry in layout.spec for name in axis_names(entry)}
+    used = {name for entry in (*layout.spec[:1], *layout.spec[2:]) for name in axis_names(entry)}
     return any(size > 1 for name, size in layout.mesh.shape.items() if name not in used)
