@@ -204,3 +204,22 @@ def test_anomaly_mode_and_leaves():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.cpu(), lambda t: t.to("jax")):
         (x.exp()).sum().backward()
     np.testing.assert_allclose(x.grad.cpu(), np.full(3, np.e), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: x / (1 + 2j), lambda x: x * (2 - 1j), lambda x: 1j - x]
+)
+def test_gradients_through_arithmetic_with_a_complex_number(function):
+    gradients = []
+    for device in ("cpu", "jax"):
+        x = torch.tensor([1.0, -2.0]).to(device).requires_grad_()
+        out = function(x)
+        assert out.dtype == torch.complex64
+        (out.real * 2 + out.imag).sum().backward()
+        gradients.append(x.grad.cpu())
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_a_complex128_number_beside_floats_is_refused():
+    with pytest.raises(RuntimeError, match="complex128 needs 64-bit arithmetic"):
+        torch.ones(2, device="jax") * torch.tensor(1j, dtype=torch.complex128)

@@ -21,6 +21,7 @@ calls with one key have in common.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ class Flattener:
                 else:
                     self._static(item, lift, key, tensors, scalars)
         elif isinstance(arg, torch.Tensor):
-            tensor = import_tensor(self.func, arg)
+            tensor = import_tensor(self.func, arg, tensors)
             tensors.append(tensor)
             key.append(tensor._aval)
         else:
@@ -129,13 +130,25 @@ class Flattener:
         return positional, named, lifts
 
 
-def import_tensor(func: Any, tensor: torch.Tensor) -> base.LazyTensor:
-    """Let a zero-dimensional CPU tensor take part, as every torch device does; refuse others."""
+def import_tensor(
+    func: Any, tensor: torch.Tensor, beside: Sequence[base.LazyTensor] = ()
+) -> base.LazyTensor:
+    """Let a zero-dimensional CPU tensor take part, as every torch device does; refuse others.
+
+    Args:
+        func: the operator.
+        tensor: an argument of it.
+        beside: arguments before it.
+    """
     if isinstance(tensor, base.LazyTensor):
         return tensor
     if tensor.device.type == "cpu" and (tensor.dim() == 0 or func.name() in _CPU_INDICES):
-        if tensor.dtype == torch.float64 and physical_dtype(tensor.dtype).itemsize < 8:
-            tensor = tensor.float()  # a zero-dimensional operand does not decide the dtype
+        if physical_dtype(tensor.dtype).itemsize < tensor.dtype.itemsize:
+            # A zero-dimensional operand does not decide the dtype among its kind.
+            if tensor.dtype == torch.float64:
+                tensor = tensor.float()
+            elif tensor.is_complex() and any(other.dtype.is_complex for other in beside):
+                tensor = tensor.to(torch.complex64)
         aval = Aval.contiguous(tuple(tensor.shape), tensor.dtype)
         return base.fresh(aval, base.host_value(tensor))
     raise RuntimeError(
