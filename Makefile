@@ -18,13 +18,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt --no-build-isolation
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance fuzz bench bench-peers test-newest test-oldest lint types wheel
-.PHONY: clean
+.PHONY: help demo test conformance fuzz bench bench-peers test-newest test-oldest test-torch-xla
+.PHONY: lint types wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## show the targets
 	@echo "isoshard: one sharding spec drives JAX and PyTorch"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo-installed  ## train on a mesh from PyTorch, go on in JAX (ARGS="--quick")
 	$(BIN)/isoshard demo $(ARGS)
@@ -51,6 +51,9 @@ test-newest: $(VENV)/.dev-installed  ## the engine's tests with the newest torch
 
 test-oldest: $(VENV)/.dev-installed  ## likewise with the oldest of pyproject.toml's ranges (6 GB)
 	$(BIN)/python -m benchmarks.environments oldest --test
+
+test-torch-xla: $(VENV)/.dev-installed  ## over the real torch_xla 2.9, and the same as it (7 GB)
+	$(BIN)/python -m benchmarks.environments torch-xla --test
 
 lint: $(VENV)/.dev-installed  ## ruff: format and lint
 	$(BIN)/ruff format --check .

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "doctor": ("isoshard.cli.doctor", "what is installed, which devices, what works here"),
     "demo": ("isoshard.cli.demo", "train a transformer on a mesh from PyTorch, go on in JAX"),
+    "run-torch-xla": ("isoshard.cli.run_torch_xla", "run a script of torch_xla's SPMD API"),
 }
 
 

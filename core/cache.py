@@ -19,12 +19,15 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
+_NEVER = 1e9  # seconds
 _HIT = "/jax/compilation_cache/cache_hits"
 _hits = 0
 _listening = False
 
 
-def compilation_cache(folder: str | os.PathLike[str] | None = None) -> Path:
+def compilation_cache(
+    folder: str | os.PathLike[str] | None = None, *, readonly: bool = False
+) -> Path:
     """Keep compiled programs on disk, for this process and later ones.
 
     Call it at any time; programs compiled before are not in it. Nothing is ever deleted: remove the
@@ -33,21 +36,30 @@ def compilation_cache(folder: str | os.PathLike[str] | None = None) -> Path:
     Args:
         folder: where; it is made if it is not there. By default `isoshard` in the user's cache
             folder (`$XDG_CACHE_HOME`, else `~/.cache`).
+        readonly: read programs that other processes keep there, and write none.
 
     Returns:
         The folder.
 
     Raises:
-        OSError: the folder cannot be made or written to.
+        OSError: the folder cannot be made or written to; or it is not there, and `readonly`.
     """
     global _listening
     path = Path(folder) if folder is not None else _default()
     path = path.expanduser().absolute()
-    path.mkdir(parents=True, exist_ok=True)
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise PermissionError(f"the compilation cache {path} cannot be written to; name another")
+    if readonly and not path.is_dir():
+        raise FileNotFoundError(f"there is no compilation cache {path} to read from")
+    if not readonly:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(
+                f"the compilation cache {path} cannot be written to; name another, or pass "
+                "readonly=True"
+            )
     jax.config.update("jax_compilation_cache_dir", str(path))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    # What compiles faster than this is not written; reading does not depend on it.
+    shortest = _NEVER if readonly else 0.0
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", shortest)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
     jax_cache.reset_cache()  # JAX decides at its first compilation whether there is a cache
     if not _listening:

@@ -22,7 +22,7 @@ MAX_ROWS = 16
 MIN_CELL = 5
 LABEL = "dim"
 _GAP: Cell = ("…", -1)
-_COLORS = (
+COLORS = (
     "#8dd3c7 #ffffb3 #bebada #fb8072 #80b1d3 #fdb462 "
     "#b3de69 #fccde5 #d9d9d9 #bc80bd #ccebc5 #ffed6f"
 ).split()
@@ -101,6 +101,6 @@ def _rule(corners: str, gutter: int, cell: int, count: int) -> Line:
 def _row(label: str, boxes: Sequence[Cell], gutter: int, cell: int) -> Line:
     line: Line = [(f"{label:>{gutter - 1}} " if gutter else "", LABEL), ("│", "")]
     for text, number in boxes:
-        style = f"black on {_COLORS[number % len(_COLORS)]}" if number >= 0 else LABEL
+        style = f"black on {COLORS[number % len(COLORS)]}" if number >= 0 else LABEL
         line += [(f"{text:^{cell}}", style), ("│", "")]
     return line

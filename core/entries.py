@@ -67,6 +67,8 @@ def _items(spec: Any, faults: list[str]) -> tuple[Any, ...]:
             if (axes := getattr(spec, kind, ()))
         ]
         return entries_of(spec)
+    if isinstance(spec, range):  # torch_xla's guide writes range(tensor.dim())
+        return tuple(spec)
     if is_group(spec):
         return tuple(spec)
     faults.append(

@@ -34,9 +34,13 @@ import collections
 import dataclasses
 import sys
 from pathlib import Path
+from types import FrameType
+
+from . import samples
 
 KNOWN = {
     "executions": "compiled programs run",
+    "syncs": "times that sync() was called",
     "compilations": "programs compiled",
     "cache_hits": "of these, read from the compilation cache",
     "evictions": "compiled programs dropped from memory to make room",
@@ -49,6 +53,7 @@ KNOWN = {
     "copies": "buffers copied between frameworks",
     "copied_bytes": "bytes copied between frameworks",
     "gathers": "sharded arrays gathered whole",
+    "uneven_marks": "marks with a split that does not divide, so buffers are not split",
     "donated_bytes": "bytes of inputs reused for outputs",
 }
 
@@ -117,20 +122,25 @@ def record_compilation(what: str, cause: str, where: str, seconds: float) -> Non
     """
     _compilations.append(Compilation(what, cause, where, seconds))
     count("compilations")
+    samples.observe("compile_seconds", seconds)
 
 
-def record_transfer(direction: str, size: int, where: str) -> None:
+def record_transfer(direction: str, size: int, where: str, seconds: float | None = None) -> None:
     """Note one array moved between the host and the devices.
 
     Args:
         direction: "host_to_device" or "device_to_host".
         size: bytes.
         where: the line of user code, as `user_location()` gives it.
+        seconds: how long the call that moved it took, if that was measured.
     """
     count(f"transfers.{direction}")
     count(f"transfers.{direction}_bytes", size)
     old = _transfers.get((direction, where), Transfer(direction, where, 0, 0))
     _transfers[direction, where] = Transfer(direction, where, old.buffers + 1, old.size + size)
+    samples.observe(f"{direction}_bytes", size)
+    if seconds is not None:
+        samples.observe(f"{direction}_seconds", seconds)
 
 
 def record_peak(size: int) -> None:
@@ -166,11 +176,17 @@ def transfers() -> list[Transfer]:
     return sorted(_transfers.values(), key=lambda transfer: -transfer.size)
 
 
-def reset() -> None:
-    """Set every counter to zero and forget compilations and transfers."""
+def reset_counters() -> None:
+    """Set every counter to zero; compilations, transfers and samples stay."""
     _counts.clear()
+
+
+def reset() -> None:
+    """Set every counter to zero and forget compilations, transfers and samples."""
+    reset_counters()
     _compilations.clear()
     _transfers.clear()
+    samples.clear()
 
 
 def report() -> str:
@@ -201,13 +217,19 @@ def user_location() -> str:
         `file.py:123` of the innermost call outside isoshard, torch, jax, flax, optax and numpy;
         "unknown" where there is none.
     """
+    frame = user_frame()
+    return "unknown" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def user_frame() -> FrameType | None:
+    """Find the innermost call outside isoshard, torch, jax, flax, optax and numpy, if any."""
     frame = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "") + "."
         if not module.startswith(_INTERNAL) or module.startswith(_OWN):
-            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+            return frame
         frame = frame.f_back
-    return "unknown"
+    return None
 
 
 def human_bytes(size: float) -> str:

@@ -104,6 +104,29 @@ def parse_op_sharding(
     return tiles
 
 
+def digits(numbers: np.ndarray) -> list[tuple[int, int]]:
+    """Read device numbers as a mixed-radix count: peel off the longest even run, repeat.
+
+    Args:
+        numbers: of one axis.
+
+    Returns:
+        Pairs of size and stride, outermost first.
+
+    Example:
+        >>> digits(np.array([0, 4, 1, 5, 2, 6, 3, 7]))
+        [(4, 1), (2, 4)]
+    """
+    found: list[tuple[int, int]] = []
+    while len(numbers) > 1:
+        step = int(numbers[1] - numbers[0])
+        uneven = np.flatnonzero(np.diff(numbers) != step)
+        size = int(uneven[0]) + 1 if len(uneven) else len(numbers)
+        found.insert(0, (size, step))
+        numbers = numbers[::size]
+    return found or [(1, 1)]
+
+
 def _print_partial(tiles: Tiles) -> str:
     if tiles.grid.size > 1:
         raise UnrepresentableError(
@@ -116,28 +139,16 @@ def _print_partial(tiles: Tiles) -> str:
 def _print_iota(grid: np.ndarray) -> str | None:
     """Write a device order as a transposed count, or None if it is none."""
     flat = grid.ravel()
-    digits = _digits(flat)  # (size, stride), outermost first
-    by_stride = sorted(range(len(digits)), key=lambda i: -digits[i][1])
-    dims = [digits[i][0] for i in by_stride]
-    order = [by_stride.index(i) for i in range(len(digits))]
+    radix = digits(flat)
+    by_stride = sorted(range(len(radix)), key=lambda i: -radix[i][1])
+    dims = [radix[i][0] for i in by_stride]
+    order = [by_stride.index(i) for i in range(len(radix))]
     if math.prod(dims) != flat.size:
         return None
     if not np.array_equal(np.arange(flat.size).reshape(dims).transpose(order).ravel(), flat):
         return None
     turned = "" if order == sorted(order) else f"T({_join(order)})"
     return f"<=[{_join(dims)}]{turned}"
-
-
-def _digits(flat: np.ndarray) -> list[tuple[int, int]]:
-    """Read a device order as a mixed-radix count: peel off the longest even run, repeat."""
-    digits: list[tuple[int, int]] = []
-    while len(flat) > 1:
-        step = int(flat[1] - flat[0])
-        uneven = np.flatnonzero(np.diff(flat) != step)
-        size = int(uneven[0]) + 1 if len(uneven) else len(flat)
-        digits.insert(0, (size, step))
-        flat = flat[::size]
-    return digits or [(1, 1)]
 
 
 def _strip_braces(text: str) -> str:

@@ -29,7 +29,7 @@ EVERYONE = ("jax", "numpy", "rich")
 ROOMS = [
     Room("core", (), EVERYONE),
     Room("jax_bridge", ("isoshard.core",), (*EVERYONE, "flax", "optax", "orbax")),
-    Room("torch_bridge", ("isoshard.core",), (*EVERYONE, "torch")),
+    Room("torch_bridge", ("isoshard.core",), (*EVERYONE, "torch", "fsspec")),
     Room("onnx_bridge", ("isoshard.core",), (*EVERYONE, "onnx")),
     Room("cli", ("isoshard",), (*EVERYONE, "torch", "flax", "optax", "matplotlib")),
     Room(

@@ -1,29 +1,15 @@
 """PyTorch on JAX meshes: the `jax` device, XLAShardedTensor and the SPMD API.
 
-`import isoshard.torch_bridge as xs` registers the `jax` device with torch.
+`import isoshard.torch_bridge as xs` registers the `jax` device with torch. A torch before 2.10
+cannot have it: there only `isoshard.torch_bridge.torch_xla_backend` works, and other names say so.
 """
 
 if __name__ != "isoshard.torch_bridge":
     raise ImportError(f"import isoshard.torch_bridge, not {__name__}")
 
-from isoshard.torch_bridge.engine import aliases as _aliases  # noqa: F401  (views, by dispatcher)
-from isoshard.torch_bridge.engine import failures as _failures  # noqa: F401  (of factorisations)
-from isoshard.torch_bridge.engine import packed as _packed  # noqa: F401  (sequences)
-from isoshard.torch_bridge.engine import special as _special  # noqa: F401  (crossings, likewise)
-from isoshard.torch_bridge.engine import updates as _updates  # noqa: F401  (several at once)
-from isoshard.torch_bridge.engine.capture.step import CompiledStep
-from isoshard.torch_bridge.engine.capture.symbolic import CaptureError
-from isoshard.torch_bridge.lowerings.registry import register_lowering
+from typing import TYPE_CHECKING, Any
 
-from . import device as _device
-from . import framework as _framework  # noqa: F401  (isoshard.shard and the other verbs)
-from .function import JaxFunction, jax_function
-from .generator import Generator
-from .runtime import compile, memory_analysis, program_text, sync
-from .scan import ScanLayers, StackedLayers, scan_layers
-from .spmd import Mesh, ShardingSpec, clear_sharding, mark_sharding
-from .tensor import ShardingType, XLAShard, XLAShardedTensor
-from .xla_model import get_xla_supported_devices, xla_device
+from . import old_torch as _old_torch
 
 __all__ = [
     "CaptureError",
@@ -50,4 +36,34 @@ __all__ = [
     "xla_device",
 ]
 
-_device.register()
+if TYPE_CHECKING or _old_torch.has_device():
+    from isoshard.torch_bridge.engine import aliases as _aliases  # noqa: F401  (views, in dispatch)
+    from isoshard.torch_bridge.engine import failures as _failures  # noqa: F401  (of factorisations)
+    from isoshard.torch_bridge.engine import packed as _packed  # noqa: F401  (sequences)
+    from isoshard.torch_bridge.engine import special as _special  # noqa: F401  (crossings, likewise)
+    from isoshard.torch_bridge.engine import updates as _updates  # noqa: F401  (several at once)
+    from isoshard.torch_bridge.engine.capture.step import CompiledStep
+    from isoshard.torch_bridge.engine.capture.symbolic import CaptureError
+    from isoshard.torch_bridge.lowerings.registry import register_lowering
+
+    from . import device as _device
+    from . import framework as _framework  # noqa: F401  (isoshard.shard and the other verbs)
+    from .function import JaxFunction, jax_function
+    from .generator import Generator
+    from .hardware import get_xla_supported_devices, xla_device
+    from .marks import ShardingType
+    from .runtime import compile, memory_analysis, program_text, sync
+    from .scan import ScanLayers, StackedLayers, scan_layers
+    from .shards import XLAShard
+    from .spmd import Mesh, ShardingSpec, clear_sharding, mark_sharding
+    from .tensor import XLAShardedTensor
+
+    _device.register()
+else:
+    _old_torch.register_refusals()
+
+    def __getattr__(name: str) -> Any:
+        """Say what a name of the bridge needs."""
+        if name in __all__:
+            _old_torch.refuse(f"isoshard.torch_bridge.{name}")
+        raise AttributeError(f"module 'isoshard.torch_bridge' has no attribute {name!r}")

@@ -140,7 +140,7 @@ def _differences(
     ]
 
 
-_MODULE = frozenset(vars(torch.nn.Module()))
+_MODULE = frozenset({*vars(torch.nn.Module()), "_isoshard_scanned"})
 
 
 def _options(module: torch.nn.Module) -> dict[str, Any]:

@@ -84,13 +84,13 @@ def attend(
 
 
 def _are_ours(query: Any, key: Any, value: Any, mask: Any) -> bool:
-    """Whether all are tensors of this device, and none a wrapper of a `torch.func` transform."""
-    ours = base.LazyTensor
+    """Whether all are tensors of this device, and none is a wrapper of such."""
+    ours = base._CLASS
     return (
-        isinstance(query, ours)
-        and isinstance(key, ours)
-        and isinstance(value, ours)
-        and (mask is None or isinstance(mask, ours))
+        type(query) is ours
+        and type(key) is ours
+        and type(value) is ours
+        and (mask is None or type(mask) is ours)
     )
 
 

@@ -29,6 +29,8 @@ import torch
 
 from isoshard.torch_bridge.engine import base
 
+from . import naming
+
 DTYPES = (torch.bfloat16, torch.float16)
 """What autocast may cast to."""
 
@@ -116,7 +118,7 @@ def _is_eligible(arg: Any) -> bool:
     return (
         isinstance(arg, torch.Tensor)
         and arg.dtype in _ELIGIBLE
-        and arg.device.type in ("jax", "lazy")  # a tensor of `torch.func` says `lazy`
+        and arg.device.type in naming.OURS  # a tensor of `torch.func` says `lazy`
     )
 
 

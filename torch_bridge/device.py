@@ -74,6 +74,16 @@ class DeviceModule:
         sync(wait=True)
 
     @staticmethod
+    def current_stream(device: Any = None) -> type[DeviceModule]:
+        """The only stream: what is recorded runs in order, and this module can wait for it."""
+        return DeviceModule
+
+    @staticmethod
+    def stream(stream: Any = None) -> contextlib.AbstractContextManager[None]:
+        """A context that changes nothing: there is one stream."""
+        return contextlib.nullcontext()
+
+    @staticmethod
     def manual_seed(seed: int) -> None:
         """Seed the device's random numbers."""
         random.STATE.manual_seed(seed)
@@ -120,17 +130,7 @@ def register() -> None:
     backend_registration._setup_privateuseone_for_python_backend("jax", DeviceModule)
     torch._register_device_module("lazy", DeviceModule)
     for key in _KEYS:
-        library = torch.library.Library("aten", "IMPL")
-        library.impl("empty.memory_format", _empty, key)
-        library.impl("empty_strided", _empty_strided, key)
-        library.impl("_efficientzerotensor", _empty, key)
-        library.impl("_copy_from", _copy_from, key)
-        for factory in _FACTORIES:
-            packet, _, overload = factory.partition(".")
-            func = getattr(getattr(torch.ops.aten, packet), overload or "default", None)
-            if func is not None:
-                library.impl(factory, _factory(func), key)
-        _LIBRARIES.append(library)
+        add_kernels(key)
     _LIBRARIES.extend(autocast.register())
     _LIBRARIES.extend(composites.register())
     identity.register()
@@ -138,6 +138,25 @@ def register() -> None:
     scaling.register()
     turned.register(base.LazyTensor)
     _join_lists()
+
+
+def add_kernels(key: str) -> None:
+    """Let a dispatch key make tensors on the device, and copy to it.
+
+    Args:
+        key: torch's name of it, such as `"PrivateUse1"`.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("empty.memory_format", _empty, key)
+    library.impl("empty_strided", _empty_strided, key)
+    library.impl("_efficientzerotensor", _empty, key)
+    library.impl("_copy_from", _copy_from, key)
+    for factory in _FACTORIES:
+        packet, _, overload = factory.partition(".")
+        func = getattr(getattr(torch.ops.aten, packet), overload or "default", None)
+        if func is not None:
+            library.impl(factory, _factory(func), key)
+    _LIBRARIES.append(library)
 
 
 def _join_lists() -> None:

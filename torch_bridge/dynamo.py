@@ -44,6 +44,7 @@ from isoshard.torch_bridge.engine.flatten import import_tensor
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval, Value
 
+from . import naming
 from .tensor import XLAShardedTensor
 
 _LEFT_ALONE = ("isoshard.core", "isoshard.torch_bridge", "jax")
@@ -67,7 +68,11 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
     if options:
         raise TypeError(f"the isoshard backend has no options, but was given {sorted(options)}")
     for place, example in enumerate(example_inputs):
-        if isinstance(example, torch.Tensor) and example.dim() and example.device.type != "jax":
+        if (
+            isinstance(example, torch.Tensor)
+            and example.dim()
+            and example.device.type not in naming.OURS
+        ):
             raise RuntimeError(
                 f'torch.compile(backend="isoshard") got input {place} of the traced graph (shape '
                 f"{tuple(example.shape)}, {example.dtype}) on {example.device}; move the model and "

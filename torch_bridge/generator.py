@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from . import naming
 from .engine import generators, random
 
 
@@ -43,7 +44,7 @@ class Generator(torch.Generator):
 
     def __new__(cls, device: str | torch.device = "jax") -> Generator:
         """See the class."""
-        if torch.device(device).type != "jax":
+        if torch.device(device).type not in naming.OURS:
             raise ValueError(
                 f"isoshard.torch_bridge.Generator is for the jax device, not {str(device)!r}; use "
                 "torch.Generator(device) there"
@@ -58,8 +59,8 @@ class Generator(torch.Generator):
 
     @property
     def device(self) -> torch.device:
-        """`jax:0`."""
-        return torch.device("jax", 0)
+        """The `jax` device."""
+        return naming.current()
 
     def manual_seed(self, seed: int) -> Generator:
         """Start the stream that belongs to `seed`; returns the generator."""

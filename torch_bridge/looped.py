@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine import aside, base
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.loop import Input, Loop
 from isoshard.torch_bridge.engine.value import Aval
@@ -65,6 +65,7 @@ class Looped(torch.nn.Module):
             self._loops.clear()
         own = self._stack.tensors()
         _check_tensors(carried, shared, own)
+        carried, shared, own = (aside.inside(group) for group in (carried, shared, own))
         wants = torch.is_grad_enabled()
         inputs = tuple(
             tuple([Input(aval(t), wants and t.requires_grad) for t in group])

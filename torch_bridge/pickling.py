@@ -33,6 +33,8 @@ from isoshard.core import metrics
 from isoshard.torch_bridge.engine import base, dispatch
 from isoshard.torch_bridge.engine.special import to_host
 
+from . import naming
+
 _utils: Any = torch._utils  # pyright: ignore[reportAttributeAccessIssue]
 
 # Gathered tensors that a pickler still holds, by the value they were gathered from, and the view.
@@ -49,7 +51,7 @@ def reduced(tensor: base.LazyTensor) -> tuple[Any, tuple[Any, ...]]:
     if getattr(tensor, "_is_param", False):
         hooks: Any = collections.OrderedDict()
         return _utils._rebuild_parameter, (tensor.detach(), tensor.requires_grad, hooks)
-    arguments = (_gathered(tensor), tensor.dtype, str(tensor.device), tensor.requires_grad)
+    arguments = (_gathered(tensor), tensor.dtype, "jax:0", tensor.requires_grad)
     return _utils._rebuild_device_tensor_from_cpu_tensor, arguments
 
 
@@ -84,7 +86,7 @@ class _Arriving(torch.UntypedStorage):
 
 def _arrive(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
     """What `torch.load(map_location="jax")` does with each storage."""
-    if location.partition(":")[0] != "jax":
+    if location.partition(":")[0] not in naming.OURS:
         return None
     arriving = _Arriving(storage.nbytes())
     arriving.copy_(storage)

@@ -7,13 +7,18 @@ from typing import Any
 
 import jax
 
+from isoshard.core import metrics
 from isoshard.torch_bridge.engine import placement, program
 from isoshard.torch_bridge.engine.capture.step import CompiledStep
 from isoshard.torch_bridge.engine.value import Storage
 
+from . import closures
+
 
 def sync(*, wait: bool = False) -> None:
     """Execute every operation recorded so far as one XLA program.
+
+    Then the functions run that wait for the end of a step: see torch_xla's `add_step_closure`.
 
     Args:
         wait: also wait until the devices have finished.
@@ -28,8 +33,10 @@ def sync(*, wait: bool = False) -> None:
     pending = PENDING[:]
     PENDING.clear()
     placement.settle([storage.value for storage in pending if storage.value.array is not None])
+    metrics.count("syncs")
     if wait:
         jax.block_until_ready(jax.live_arrays())
+    closures.run_step_closures()
 
 
 PENDING: list[Storage] = []

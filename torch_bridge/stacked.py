@@ -29,8 +29,8 @@ from isoshard.torch_bridge.engine import base
 
 from .alike import Stack
 from .looped import Looped, OneLayer
+from .marks import annotate
 from .retired import retire
-from .tensor import annotate
 
 _KEEP = "; keep a parameter for each layer: scan_layers(layers, stacked=False)"
 

@@ -8,12 +8,13 @@ CPU executes what is recorded and gathers the shards.
 >>> import isoshard.torch_bridge as xs
 >>> mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
 >>> t = xs.mark_sharding(torch.arange(8.0).to("jax"), mesh, ("y",))
->>> t.local_shards is None                       # nothing has been executed yet
-True
 >>> xs.sync()
 >>> t.local_shards[1].data, t.local_shards[1].indices
-(tensor([2., 3.]), [slice(2, 4, None)])
->>> t + 1
+(tensor([2., 3.]), [slice(2, 4, 1)])
+>>> u = t + 1
+>>> u.local_shards is None                       # this has not been executed yet
+True
+>>> u
 tensor([1., 2., 3., 4., 5., 6., 7., 8.], device='jax:0', sharding=P('y',))
 
 Source: the RFC "XLAShardedTensor and mark_sharding" of PyTorch/XLA, and torch_xla 2.9's class.
@@ -22,8 +23,6 @@ Source: the RFC "XLAShardedTensor and mark_sharding" of PyTorch/XLA, and torch_x
 from __future__ import annotations
 
 import copy
-import dataclasses
-import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -33,137 +32,37 @@ import torch
 from jax.core import Tracer
 
 from isoshard.core.errors import CopyError
-from isoshard.core.mesh import mesh_of
-from isoshard.core.op_sharding import to_op_sharding
-from isoshard.core.tiles import Tiles
-from isoshard.torch_bridge.engine import base, layouts, placement
+from isoshard.torch_bridge.engine import base, placement
 from isoshard.torch_bridge.engine.special import to_host
 
-from . import pickling
-
-_DEVICE = "jax:0"
-
-
-class ShardingType(enum.IntEnum):
-    """How a layout divides a tensor, with torch_xla's numbers."""
-
-    REPLICATED = 0
-    MAXIMAL = 1
-    TUPLE = 2
-    TILED = 3
-    MANUAL = 4
-    PARTIAL = 5
-    UNKNOWN = 6
+from . import marks, naming, pickling
+from .laid_out import LaidOut
 
 
-@dataclasses.dataclass
-class XLAShard:
-    """One device's piece of a tensor.
+class XLAShardedTensor(LaidOut):
+    """A tensor on the `jax` device; see the module's description.
 
-    Attributes:
-        data: the piece as a plain tensor that shares the device's buffer (CPU and CUDA devices).
-        rank: number of the device in the flattened mesh.
-        indices: where the piece lies in the whole, one slice per axis.
-        shard_device: the device, such as `"CPU:3"`.
-        replica_id: 0 for the first device with this piece, 1 for the next.
+    `XLAShardedTensor(t, mesh_shape, partition_spec)` is `t` itself, marked if both are given: every
+    tensor on the device is of this class.
     """
 
-    data: torch.Tensor
-    rank: int
-    indices: list[slice]
-    shard_device: str
-    replica_id: int
+    def __new__(
+        cls,
+        elem: torch.Tensor,
+        mesh_shape: tuple[int, ...] | None = None,
+        partition_spec: Any = None,
+        **options: Any,
+    ) -> XLAShardedTensor:
+        """See the class."""
+        from .spmd.wrapping import wrap_as_sharded_tensor
 
-
-class XLAShardedTensor(base.LazyTensor):
-    """A tensor on the `jax` device; see the module's description."""
+        wrapped: Any = wrap_as_sharded_tensor(elem, mesh_shape, partition_spec)
+        return wrapped.requires_grad_() if options.get("requires_grad") else wrapped
 
     @property
     def device(self) -> torch.device:
         """`jax:0`: to its user, a mesh is one device."""
-        return torch.device(_DEVICE)
-
-    @property
-    def global_tensor(self) -> torch.Tensor:
-        """The whole tensor, gathered to the CPU."""
-        return to_host(self)
-
-    @property
-    def named_sharding(self) -> jax.sharding.NamedSharding | None:
-        """The layout: the one it was marked with, else the one its buffers have, else None."""
-        if self._storage.annotation is not None and not self._chain.ops:
-            return self._storage.annotation
-        value = self._storage.value
-        if self._chain.ops or value.layout == layouts.UNPLACED:
-            return None
-        found = layouts.sharding(value.layout)
-        return found if isinstance(found, jax.sharding.NamedSharding) else None
-
-    @property
-    def mesh(self) -> jax.sharding.Mesh | None:
-        """The mesh it is laid out on, or None."""
-        found = self.named_sharding
-        return mesh_of(found) if found else None
-
-    @property
-    def partition_spec(self) -> jax.sharding.PartitionSpec | None:
-        """How each axis is split over the mesh, or None if it is on no mesh."""
-        found = self.named_sharding
-        return found.spec if found else None
-
-    @property
-    def sharding_spec(self) -> str:
-        """The layout as an OpSharding string; empty if it has none."""
-        found = self.named_sharding
-        return to_op_sharding(Tiles.from_sharding(found, self.dim())) if found else ""
-
-    @property
-    def sharding_type(self) -> ShardingType | None:
-        """Replicated, tiled, or tiled and partly replicated; None without a layout."""
-        found = self.named_sharding
-        if found is None:
-            return None
-        tiles = Tiles.from_sharding(found, self.dim())
-        if int(np.prod(tiles.blocks)) == 1:
-            return ShardingType.REPLICATED
-        return ShardingType.TILED if tiles.replicas == 1 else ShardingType.PARTIAL
-
-    @property
-    def placements(self) -> tuple[Any, ...] | None:
-        """The layout as DTensor placements, one per mesh axis; None without a layout."""
-        from torch.distributed.tensor import Replicate, Shard
-
-        found = self.named_sharding
-        if found is None:
-            return None
-        where = {
-            name: dim
-            for dim, entry in enumerate(found.spec)
-            for name in ((entry,) if isinstance(entry, str) else entry or ())
-        }
-        return tuple(
-            Shard(where[name]) if name in where else Replicate() for name in found.mesh.axis_names
-        )
-
-    @property
-    def local_shards(self) -> list[XLAShard] | None:
-        """The pieces on this process's devices, in mesh order; None before execution."""
-        value = base.read(self)
-        if value.array is None or not value.placed:
-            return None
-        from isoshard.core.shards import local_shards
-
-        value.shared = True
-        return [
-            XLAShard(
-                shard.data,
-                rank,
-                list(shard.index),
-                f"{shard.device.platform.upper()}:{shard.device.id}",
-                shard.replica_id,
-            )
-            for rank, shard in enumerate(local_shards(value.array, framework="torch"))
-        ]
+        return naming.current()
 
     @property
     def data(self) -> torch.Tensor:
@@ -174,8 +73,8 @@ class XLAShardedTensor(base.LazyTensor):
     def data(self, new: torch.Tensor) -> None:
         if not isinstance(new, XLAShardedTensor):
             raise RuntimeError(
-                f"a tensor on {_DEVICE} cannot take the data of one on {new.device}; move it with "
-                ".to('jax') first"
+                f"a tensor on {self.device} cannot take the data of one on {new.device}; move it "
+                f"with .to({self.device.type!r}) first"
             )
         base.adopt(self, new)
 
@@ -184,7 +83,7 @@ class XLAShardedTensor(base.LazyTensor):
         if isinstance(base.read(self).array, Tracer):
             return f"tensor(<traced by JAX>, size={tuple(self.shape)}, dtype={self.dtype})"
         text = repr(to_host(self))
-        details = [f"device={_DEVICE!r}"]
+        details = [f"device={str(self.device)!r}"]
         if self.partition_spec is not None:
             details.append(f"sharding={self.partition_spec}")
         if self.grad_fn is not None:
@@ -211,7 +110,7 @@ class XLAShardedTensor(base.LazyTensor):
         options = {name: value for name, value in kwargs.items() if name != "copy"}
         parse = torch._C._nn._parse_to  # pyright: ignore[reportAttributeAccessIssue]
         device, dtype, _, memory_format = parse(*args, **options)
-        if device is not None and device.type != "jax":
+        if device is not None and device.type not in naming.OURS:
             return super().to(*args, **kwargs)
         wanted = {"copy": kwargs.get("copy", False), "memory_format": memory_format}
         given = {name: value for name, value in wanted.items() if value is not None}
@@ -226,8 +125,8 @@ class XLAShardedTensor(base.LazyTensor):
         if gradient is not None and not isinstance(gradient, XLAShardedTensor):
             if gradient.dim():
                 raise RuntimeError(
-                    f"backward() of a tensor on {_DEVICE} got a gradient on {gradient.device}; "
-                    "move it with .to('jax') first"
+                    f"backward() of a tensor on {self.device} got a gradient on {gradient.device}; "
+                    f"move it with .to({self.device.type!r}) first"
                 )
             gradient = gradient.to("jax")
         super().backward(gradient, *args, **kwargs)
@@ -277,7 +176,7 @@ class XLAShardedTensor(base.LazyTensor):
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         """What a NumPy function makes of this tensor, as a tensor on its device."""
-        return torch.as_tensor(array).to(_DEVICE)
+        return torch.as_tensor(array).to("jax")
 
     def tolist(self) -> Any:
         """The elements as nested lists."""
@@ -290,8 +189,8 @@ class XLAShardedTensor(base.LazyTensor):
             RuntimeError: always.
         """
         raise RuntimeError(
-            "a tensor on the jax device has no single data pointer; its buffers are "
-            "[shard.data for shard in tensor.local_shards] after xs.sync()"
+            "a tensor on the jax device has no single data pointer; its buffers are [s.data for s "
+            "in isoshard.local_shards(tensor, framework='torch')]"
         )
 
     def untyped_storage(self) -> Any:
@@ -342,7 +241,8 @@ class XLAShardedTensor(base.LazyTensor):
                 "protocol at the moment. Use .detach() first."
             )
         with torch.no_grad():
-            new = self.detach().clone()
+            new: Any = self.detach().clone()
+        marks.copy_mark(self, new)
         new.requires_grad_(self.requires_grad)
         if getattr(self, "_is_param", False):
             new._is_param = True
@@ -354,45 +254,6 @@ class XLAShardedTensor(base.LazyTensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as torch pickles tensors of other devices; the layout is not kept."""
         return pickling.reduced(self)
-
-
-def annotate(tensor: base.LazyTensor, sharding: jax.sharding.NamedSharding) -> None:
-    """Ask for a layout; the data follows with the next execution.
-
-    Args:
-        tensor: on the `jax` device.
-        sharding: fits the tensor's rank and shape.
-    """
-    from isoshard.torch_bridge.engine.constrain import constrain
-
-    from .runtime import PENDING
-
-    number = layouts.intern(sharding)
-    value = base.read(tensor)
-    if value.array is None or isinstance(value.array, Tracer) or tensor._chain.ops:
-        base.write(tensor, constrain(value, number))
-    else:
-        moved = type(value)(value.array, number)
-        moved.shared = value.shared
-        tensor._storage.value = moved
-        PENDING.append(tensor._storage)
-    if not tensor._chain.ops:
-        tensor._storage.annotation = sharding
-        keep_gradient_layout(tensor)
-
-
-def keep_gradient_layout(tensor: base.LazyTensor) -> None:
-    """Lay the gradients of a leaf out as the leaf, and with them what optimizers make of them."""
-    if tensor.requires_grad and tensor.is_leaf and not tensor._post_accumulate_grad_hooks:
-        tensor.register_post_accumulate_grad_hook(_lay_out_gradient)
-
-
-def _lay_out_gradient(leaf: Any) -> None:
-    gradient = leaf.grad
-    if isinstance(gradient, base.LazyTensor) and not gradient._chain.ops:
-        value = gradient._storage.value
-        if value.layout == layouts.UNPLACED and value.array is None:
-            value.layout = leaf._storage.value.layout
 
 
 base.use_class(XLAShardedTensor)

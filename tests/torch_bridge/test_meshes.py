@@ -4,6 +4,7 @@ import jax
 import pytest
 import torch
 
+import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, ShardingError, make_mesh
 
@@ -62,3 +63,23 @@ def test_changing_numbers_of_a_split_program_stay_whole():
         xs.mark_sharding(stacked + ones, mesh, ("x",))
         marked = on(stacked, mesh, ("x",)) + ones
         assert marked.tolist() == [number + 1 for number in numbers]
+
+
+def test_marks_inside_a_program_may_be_on_a_mesh_of_another_shape():
+    wide, tall = meshes((2, 4), (4, 2))
+    data = torch.arange(64.0).reshape(8, 8)
+    x = on(data, wide, ("x", None))
+    h = xs.mark_sharding(x * 2, tall, ("x", "y"))
+    y = xs.mark_sharding(torch.tanh(h) @ x, wide, (("x", "y"), None))
+    z = y + 1
+    xs.sync()
+    assert tuple(h.partition_spec) == ("x", "y") and h.mesh_shape == (4, 2)
+    assert iso.to_jax(h).sharding.shard_shape((8, 8)) == (2, 4)
+    assert iso.to_jax(y).sharding.shard_shape((8, 8)) == (1, 8)
+    want = torch.tanh(data * 2) @ data
+    torch.testing.assert_close(y.cpu(), want)
+    torch.testing.assert_close(z.cpu(), want + 1)
+
+    step = xs.compile(lambda x: xs.mark_sharding(x * 2, tall, ("y", "x")) + 1)
+    for _ in range(3):
+        torch.testing.assert_close(step(x).cpu(), data * 2 + 1)

@@ -146,6 +146,12 @@ def use_log(log: Log | None) -> Log | None:
     return old
 
 
+def note_constant(value: Value) -> None:
+    """Let a captured step use this value in every replay."""
+    if _LOG is not None:
+        _LOG.uploads.append(value)
+
+
 def read(tensor: LazyTensor) -> Value:
     """The current value of a tensor."""
     storage = tensor._storage
@@ -211,8 +217,7 @@ def host_value(tensor: torch.Tensor, *, snapshot: bool = True) -> Value:
         array = np.array(array, copy=True, order="C")
     value = Value(np.ascontiguousarray(array).reshape(array.shape))
     value.origin = metrics.user_location()
-    if _LOG is not None:
-        _LOG.uploads.append(value)
+    note_constant(value)
     return value
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from isoshard.core import metrics
 from isoshard.core.errors import RecompilationWarning
 
+from . import regions
 from . import tape as tapes
 
 _SEEN: list[tuple[Any, Family]] = []
@@ -47,7 +48,9 @@ def report(plan: Any, seconds: float) -> None:
     del _SEEN[:-_KEPT]
     operations = sum(isinstance(entry[0], int) for entry in plan.program)
     where = metrics.user_location()
-    metrics.record_compilation(f"{operations} operations", cause, where, seconds)
+    region = regions.name()
+    what = f"{operations} operations" + (f" of {region}" if region else "")
+    metrics.record_compilation(what, cause, where, seconds)
     short = family.seconds < LONG or family.programs < MANY
     family.programs += grows
     family.seconds += seconds * grows
@@ -99,6 +102,8 @@ def _difference(plan: Any, earlier: Any) -> str:
         return "new sharding of an input"
     if plan.wanted != earlier.wanted:
         return "new sharding of a result"
+    if plan.settings != earlier.settings:
+        return f"matmul precision {plan.settings[0]}, before {earlier.settings[0]}"
     if plan.live != earlier.live:
         return "other results are kept alive"
     return "other inputs may be donated"

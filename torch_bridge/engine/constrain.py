@@ -6,6 +6,7 @@ import jax
 
 from . import layouts
 from . import tape as tapes
+from .refine import refined
 from .tape import Recipe
 from .value import Value
 
@@ -21,9 +22,9 @@ def constrain(value: Value, layout: int) -> Value:
     """
     recipe = _RECIPES.get(layout)
     if recipe is None:
-        sharding = layouts.sharding(layout)
 
         def run(arrays, _scalars, _key):
+            sharding = layouts.sharding(refined(layout))
             return [jax.lax.with_sharding_constraint(arrays[0], sharding)]
 
         recipe = _RECIPES[layout] = Recipe("mark_sharding", run, 1, detail=layout)
@@ -35,6 +36,8 @@ def constrain(value: Value, layout: int) -> Value:
     result = tape.record(recipe, (value,))[0]
     if result.array is None:
         result.layout = layout
+        if isinstance(result.tape, tapes.Tape):
+            result.tape.marks.add(layout)
     return result
 
 

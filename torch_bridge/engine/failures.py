@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from jax.core import Tracer
 
-from . import base, dispatch, special
+from . import aside, base, dispatch, special
 from .capture.recording import ACTIVE
 
 _CHECK = torch.ops.aten._linalg_check_errors.default
@@ -29,7 +29,7 @@ _on_host = special.on_host(_CHECK)
 
 
 def _check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if ACTIVE or isinstance(base.read(args[0]).array, Tracer):
+    if ACTIVE or aside.is_recording() or isinstance(base.read(args[0]).array, Tracer):
         return
     _on_host(args, kwargs)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -19,10 +20,14 @@ from .refine import refine, rewrap
 from .value import Value, placed_layout
 
 
-def place(values: Sequence[Value]) -> list[jax.Array]:
+def place(values: Sequence[Value], also: Collection[int] = ()) -> list[jax.Array]:
     """Bring inputs to the devices of one program, each in its layout.
 
     A value that no layout was asked for is replicated over the devices of those that have one.
+
+    Args:
+        values: the inputs.
+        also: layouts of the program's constraints and results, which say how fine the mesh must be.
     """
     numbers = {value.layout for value in values} - {layouts.UNPLACED}
     home = _home(numbers)
@@ -35,7 +40,9 @@ def place(values: Sequence[Value]) -> list[jax.Array]:
                 _bring(value, layouts.sharding(value.layout))
                 continue
             _settle(value)
-        finer = refine({value.layout for value in values})
+        devices = layouts.devices(values[0].layout)
+        others = {number for number in also if layouts.devices(number) == devices}
+        finer = refine({value.layout for value in values} | others)
         for value in values:
             if value.layout in finer:
                 value.layout = finer[value.layout]
@@ -45,6 +52,22 @@ def place(values: Sequence[Value]) -> list[jax.Array]:
             if isinstance(value.array, np.ndarray):
                 _bring(value, None)
     return [value.array for value in values]
+
+
+def planned(values: Sequence[Value]) -> list[int]:
+    """The layouts that `place` would give inputs, without moving anything."""
+    home = _home({value.layout for value in values} - {layouts.UNPLACED})
+    if home is None:
+        return [layouts.UNPLACED] * len(values)
+    devices = layouts.devices(home)
+    numbers = [
+        value.layout
+        if value.layout != layouts.UNPLACED and layouts.devices(value.layout) == devices
+        else layouts.replicated_like(home)
+        for value in values
+    ]
+    finer = refine(set(numbers))
+    return [finer.get(number, number) for number in numbers]
 
 
 def settle(values: Sequence[Value]) -> None:
@@ -87,9 +110,11 @@ def _home(numbers: set[int]) -> int | None:
 def _bring(value: Value, sharding: jax.sharding.Sharding | None) -> None:
     array = value.array
     if isinstance(array, np.ndarray):
-        origin = getattr(value, "origin", _ENGINE)
-        metrics.record_transfer("host_to_device", array.nbytes, origin)
+        started = time.perf_counter()
         value.array = jax.device_put(array, sharding, may_alias=True)
+        seconds = time.perf_counter() - started
+        origin = getattr(value, "origin", _ENGINE)
+        metrics.record_transfer("host_to_device", array.nbytes, origin, seconds)
     else:
         metrics.count("transfers.between_devices")
         value.array = jax.device_put(array, sharding)

@@ -12,21 +12,20 @@ import sys
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from isoshard.core import cache, metrics
+from isoshard.core import cache, metrics, samples
 from isoshard.torch_bridge.lowerings.partition import compiling_for
 
-from . import causes, layouts, mappings, random
+from . import causes, layouts, mappings, random, regions, settings, virtual
 from . import tape as tapes
-from .channels import Env, Images
-from .peephole import Rewriter
+from .interpreting import interpret, needed
 from .placement import place
+from .refine import refined, refining
 from .value import Value, placed_layout
 
 
@@ -56,9 +55,12 @@ class Program:
         sent = self._sent.get(name)
         if sent is not None and np.array_equal(sent[0], numbers):
             return sent[1]
-        if numbers.size:
-            metrics.record_transfer("host_to_device", numbers.nbytes, f"(changing {name})")
+        started = time.perf_counter()
         array = jax.device_put(numbers, plan.whole())
+        if numbers.size:
+            seconds = time.perf_counter() - started
+            where = f"(changing {name})"
+            metrics.record_transfer("host_to_device", numbers.nbytes, where, seconds)
         self._sent[name] = (numbers, array)
         return array
 
@@ -86,6 +88,7 @@ class Plan:
         placed: the layout of each leaf.
         draws: number of random keys.
         lifted: number of lifted floats.
+        settings: see `settings.current`.
     """
 
     program: tuple[Any, ...]
@@ -96,6 +99,7 @@ class Plan:
     placed: tuple[int, ...]
     draws: int
     lifted: int
+    settings: tuple[Any, ...] = dataclasses.field(default_factory=settings.current)
 
     def whole(self) -> jax.sharding.Sharding | None:
         """The layout of lifted floats and random words: a copy on each device of the program."""
@@ -106,7 +110,8 @@ class Plan:
 
     def key(self) -> Any:
         """Two plans with one key are the same program."""
-        return (self.program, self.live, self.wanted, self.donated, self.placed)
+        made = (self.program, self.live, self.wanted, self.donated, self.placed)
+        return (*made, self.settings)
 
 
 def sync() -> None:
@@ -128,11 +133,14 @@ def execute(tape: tapes.Tape, only: Value | None = None) -> None:
 
     Raises:
         CaptureError: a step is being captured on this tape.
+        RuntimeError: a region of the script allows no execution, or no other program.
     """
+    tape.refuse()
     if tape is tapes.recorder():
         from .capture.step import refuse_if_capturing
 
         refuse_if_capturing("the value of a tensor")
+        regions.check(tape)
     with _EXECUTING:
         _execute(tape, only)
 
@@ -153,7 +161,8 @@ def _execute(tape: tapes.Tape, only: Value | None) -> None:
         forget(tape)
         return
     tape.failed = True
-    arrays = place([tape.values[slot] for slot in plan.leaves])
+    also = {*tape.marks, *plan.wanted} - {layouts.UNPLACED}
+    arrays = place([tape.values[slot] for slot in plan.leaves], also)
     plan.placed = tuple(tape.values[slot].layout for slot in plan.leaves)
     program = program_of(plan, arrays, tape.scalars)
     results = run(program, plan, arrays, tape.scalars, tape.words)
@@ -225,6 +234,11 @@ def program_of(plan: Plan, arrays: Sequence[jax.Array], scalars: Sequence[Any]) 
     return program
 
 
+def compiled_count() -> int:
+    """How many compiled programs are kept in memory."""
+    return len(_PROGRAMS)
+
+
 def _make_room() -> None:
     """Drop the programs not used for longest, where there are too many for us or for the system."""
     kept = len(_PROGRAMS) // 2 if mappings.crowded() else KEPT - 1
@@ -235,19 +249,12 @@ def _make_room() -> None:
 
 def build(plan: Plan, arrays: Sequence[jax.Array]) -> Program:
     """Compile a plan for inputs placed as `arrays` are."""
-    # An unused input stays: without any on a mesh, the program would be compiled for one device.
-    function = jax.jit(traceable(plan), donate_argnums=plan.donated, keep_unused=True)
-    whole = plan.whole()  # said, or XLA may choose another layout than they come in
-    extra = (
-        jax.ShapeDtypeStruct((plan.lifted,), random.scalar_dtype(), sharding=whole),
-        jax.ShapeDtypeStruct((plan.draws, 3), np.uint32, sharding=whole),
-    )
-    with warnings.catch_warnings(), jax.numpy_dtype_promotion("standard"):
+    with warnings.catch_warnings():
         # An input that nobody needs any more is given up even where no result can take its memory.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         found = cache.hits()
-        with compiling_for(layouts_in(plan)):
-            compiled = function.lower(*arrays, *extra).compile()
+        # An unused input stays: without any on a mesh, it would be compiled for one device.
+        compiled = lowered(plan, arrays, keep_unused=True).compile()
     metrics.count("cache_hits", cache.hits() - found)
     analysis = compiled.memory_analysis()
     metrics.record_peak(peak_bytes(analysis))
@@ -255,12 +262,36 @@ def build(plan: Plan, arrays: Sequence[jax.Array]) -> Program:
     return Program(compiled, donated_bytes=getattr(analysis, "alias_size_in_bytes", 0) * devices)
 
 
-def layouts_in(plan: Plan) -> list[jax.sharding.Sharding]:
+def lowered(plan: Plan, arrays: Sequence[Any], *, keep_unused: bool) -> jax.stages.Lowered:
+    """A plan as StableHLO, not compiled yet.
+
+    Args:
+        plan: what to lower.
+        arrays: its inputs, or a `jax.ShapeDtypeStruct` for each.
+        keep_unused: whether inputs that no result depends on stay arguments.
+    """
+    function = jax.jit(traceable(plan), donate_argnums=plan.donated, keep_unused=keep_unused)
+    named = layouts_in(plan)
+    marks = compiling_for(map(layouts.sharding, named))
+    with jax.numpy_dtype_promotion("standard"), marks, refining(named):
+        return function.lower(*arrays, *extra_inputs(plan))
+
+
+def extra_inputs(plan: Plan) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    """The inputs of a plan's program after its leaves: lifted floats and random words."""
+    whole = plan.whole()  # said, or XLA may choose another layout than they come in
+    return (
+        jax.ShapeDtypeStruct((plan.lifted,), random.scalar_dtype(), sharding=whole),
+        jax.ShapeDtypeStruct((plan.draws, 3), np.uint32, sharding=whole),
+    )
+
+
+def layouts_in(plan: Plan) -> list[int]:
     """The layouts that a plan names: of inputs, results and constraints."""
     recipes = [tapes.RECIPES[entry[0]] for entry in plan.program if isinstance(entry[0], int)]
     marks = {recipe.detail for recipe in recipes if recipe.name == "mark_sharding"}
     numbers = {*plan.placed, *plan.wanted, *marks} - {layouts.UNPLACED}
-    return [layouts.sharding(number) for number in sorted(numbers)]
+    return sorted(numbers)
 
 
 def peak_bytes(analysis: Any) -> int:
@@ -279,57 +310,20 @@ def traceable(plan: Plan) -> Any:
     """The plan as a pure function of its leaves, the lifted floats and the random state."""
     entries = plan.program
     inputs = len(plan.leaves)
-    needed = _needed(entries, plan.live)
-    wanted = [
-        None if number == layouts.UNPLACED else layouts.sharding(number) for number in plan.wanted
-    ]
+    used = needed(entries, plan.live)
 
     def isoshard_step(*arguments):
-        leaves = iter(arguments[:inputs])
         scalars, words = arguments[inputs:]
-        keys = random.keys(words)
-        env = Env()
-        rewriter, images = Rewriter(env), Images(env)
-        taken = 0
-        for entry, is_needed in zip(entries, needed, strict=True):
-            if not isinstance(entry[0], int):
-                env.append(next(leaves))
-                rewriter.note(None, entry, 1)
-                continue
-            recipe = tapes.RECIPES[entry[0]]
-            floats = [scalars[taken + i] for i in range(recipe.lifted)]
-            taken += recipe.lifted
-            key = next(keys) if recipe.random else None
-            got = rewriter.rewrite(recipe, entry) if is_needed else [None] * recipe.count
-            if got is None:
-                got = images.rewrite(recipe, entry, floats)
-            if got is None:
-                got = recipe.run([env[slot] for slot in entry[1:]], floats, key)
-            env += got
-            rewriter.note(recipe, entry, len(got))
+        env = interpret(entries, used, arguments[:inputs], scalars, random.keys(words))
         results = [env[slot] for slot in plan.live]
         return [
-            result if want is None else jax.lax.with_sharding_constraint(result, want)
-            for result, want in zip(results, wanted, strict=True)
+            result
+            if number == layouts.UNPLACED
+            else jax.lax.with_sharding_constraint(result, layouts.sharding(refined(number)))
+            for result, number in zip(results, plan.wanted, strict=True)
         ]
 
     return isoshard_step
-
-
-def _needed(entries: Sequence[Any], live: Sequence[int]) -> list[bool]:
-    """Which entries the wanted results depend on."""
-    counts = [tapes.RECIPES[e[0]].count if isinstance(e[0], int) else 1 for e in entries]
-    wanted = set(live)
-    needed = [False] * len(entries)
-    slot = sum(counts)
-    for position in reversed(range(len(entries))):
-        slot -= counts[position]
-        entry = entries[position]
-        if not wanted.isdisjoint(range(slot, slot + counts[position])):
-            needed[position] = True
-            if isinstance(entry[0], int):
-                wanted.update(entry[1:])
-    return needed
 
 
 def run(
@@ -343,29 +337,13 @@ def run(
     numbers = np.asarray(scalars, random.scalar_dtype())
     floats = program.send("floats", numbers, plan)
     seeds = program.send("words", random.as_input(words), plan)
-    _wait_for_virtual_devices()
+    virtual.wait()
+    started = time.perf_counter()
     results = program.compiled(*arrays, floats, seeds)
+    samples.observe("execute_seconds", time.perf_counter() - started)
     metrics.count("executions")
     metrics.count("donated_bytes", program.donated_bytes)
     if program.layouts is None:
         program.layouts = [placed_layout(array) for array in results]
-    _RUNNING[:] = [weakref.ref(array) for array in (*results[:1], *results[-1:])]
+    virtual.note(results)
     return results
-
-
-_RUNNING: list[weakref.ref[jax.Array]] = []
-
-
-def _wait_for_virtual_devices() -> None:
-    """Let the last program finish before the next one starts, if the devices share CPU threads.
-
-    The collectives of several programs in flight wait for each other's threads there; with few
-    cores none gets on, and XLA ends the process. Recording goes on meanwhile, so nothing is lost.
-    """
-    for running in _RUNNING:
-        array = running()
-        if array is None or array.is_deleted():
-            continue
-        devices = array.sharding.device_set
-        if len(devices) > 1 and next(iter(devices)).platform == "cpu":
-            array.block_until_ready()

@@ -150,12 +150,12 @@ class Mark:
         self._words: list[tuple[State, int] | Word] = []
 
     def __enter__(self) -> None:
-        """Begin to note."""
-        _HERE.mark = self
+        """Begin to note; a mark around this one does not note what is drawn inside."""
+        self._around, _HERE.mark = _HERE.mark, self
 
     def __exit__(self, *exc: object) -> None:
         """End."""
-        _HERE.mark = None
+        _HERE.mark = self._around
 
     def note(self, state: State, word: Word) -> None:
         """A key is taken."""

@@ -12,9 +12,11 @@ True
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -45,6 +47,26 @@ def refine(numbers: Iterable[int]) -> dict[int, int]:
     if found is None:
         found = _KNOWN[key] = _refine(key)
     return found
+
+
+_FINER: contextvars.ContextVar[dict[int, int]] = contextvars.ContextVar("finer")
+
+
+@contextlib.contextmanager
+def refining(numbers: Iterable[int]) -> Iterator[None]:
+    """While a program that names these layouts is traced, let `refined` translate them."""
+    groups = {number: layouts.devices(number) for number in numbers}
+    most = max(groups.values(), key=len, default=())
+    token = _FINER.set(refine(number for number, group in groups.items() if group == most))
+    try:
+        yield
+    finally:
+        _FINER.reset(token)
+
+
+def refined(number: int) -> int:
+    """A layout in the axes of the one mesh of the program being traced, if that is another."""
+    return _FINER.get({}).get(number, number)
 
 
 def common_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:

@@ -7,6 +7,7 @@ so they execute the tape; factories make storages out of nothing.
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from torch.nn import parameter
 
 from isoshard.core import metrics
+from isoshard.torch_bridge import naming
 
 from . import base, dispatch, expanded, reading
 from .call import Meta
@@ -35,8 +37,10 @@ def to_host(tensor: base.LazyTensor) -> torch.Tensor:
         )
     from isoshard.torch_bridge.exchange import from_numpy
 
+    started = time.perf_counter()
     host = np.array(array, copy=True)
-    metrics.record_transfer("device_to_host", host.nbytes, metrics.user_location())
+    seconds = time.perf_counter() - started
+    metrics.record_transfer("device_to_host", host.nbytes, metrics.user_location(), seconds)
     return from_numpy(host, tensor._aval.meta.dtype)
 
 
@@ -44,7 +48,7 @@ def _to_copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     tensor = args[0]
     device = kwargs.get("device")
     dtype = kwargs.get("dtype") or tensor.dtype
-    if device is not None and torch.device(device).type not in ("jax", "lazy"):
+    if device is not None and torch.device(device).type not in naming.OURS:
         host = to_host(tensor)
         return host.to(device=device, dtype=dtype)
     rest = {name: value for name, value in kwargs.items() if name in ("dtype", "memory_format")}

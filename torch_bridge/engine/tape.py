@@ -93,6 +93,7 @@ class Tape:
         program: the compile key so far: for an input, its interned shape and dtype; for an
             operation, its recipe's number and input slots.
         leaves: slots of the inputs.
+        marks: the layouts that its constraints ask for.
         scalars: the lifted floats, in order of use.
         views: slots of views already read, by slot of the storage's value and view chain.
         words: the random keys taken.
@@ -106,6 +107,7 @@ class Tape:
         "failed",
         "home",
         "leaves",
+        "marks",
         "program",
         "scalars",
         "values",
@@ -118,6 +120,7 @@ class Tape:
         self.values: list[Value] = []
         self.program: list[Any] = []
         self.leaves: list[int] = []
+        self.marks: set[int] = set()
         self.scalars: list[Any] = []
         self.views: dict[tuple[int, Any], int] = {}
         self.words: list[random.Word] = []
@@ -154,6 +157,9 @@ class Tape:
         if recipe.random:
             self.words.append(random.take())
         return results
+
+    def refuse(self) -> None:
+        """Nothing speaks against executing it."""
 
     def _successor(self) -> Recorder:
         """The tape to go on with after this one was executed, or grew too long."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from .. import base, placement, program
+from .. import base, layouts, placement, program
 from ..constrain import same
 from ..value import Storage, Value
 from .places import Argument, Computed, Gradient, New, Part, View
@@ -133,7 +133,8 @@ class Assembly:
         plan.donated = tuple(
             position for position, value in enumerate(inputs) if id(value) in firsts
         )
-        arrays = placement.place(inputs)
+        also = {*tape.marks, *plan.wanted} - {layouts.UNPLACED}
+        arrays = placement.place(inputs, also)
         plan.placed = tuple(value.layout for value in inputs)
         constants = {id(upload) for upload in recording.log.uploads}
         sources = [

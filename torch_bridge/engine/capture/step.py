@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 
 from isoshard.core import metrics
 
-from .. import base, program
+from .. import base, program, settings
 from .. import tape as tapes
 from .arguments import signature
 from .assemble import Assembly, line_of
@@ -103,7 +103,8 @@ class CompiledStep:
         arguments = [leaf for leaf in leaves if isinstance(leaf, base.LazyTensor)]
         if self._watched is None:
             self._watched = Watched(self.step, (args, kwargs))
-        key = (structure, signature(leaves, arguments), self._watched.guard())
+        described = (signature(leaves, arguments), settings.current())
+        key = (structure, described, self._watched.guard())
         replay = self._replays.get(key)
         if replay is not None and replay.fits(self._watched.identity()):
             self._last = replay

@@ -1,0 +1,126 @@
+"""Where torch_xla is not installed; with it, `make test-torch-xla` runs tests/with_torch_xla."""
+
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.errors import ShardingError
+from isoshard.core.frameworks import require
+from isoshard.core.mesh import make_mesh
+from isoshard.core.spec import same_layout
+from isoshard.core.tiles import Tiles
+from isoshard.torch_bridge import old_torch, torch_xla_backend
+from isoshard.torch_bridge.torch_xla_backend import anonymous, framework, real
+
+OLD = """
+import torch, sys
+torch.__version__ = "2.9.0"
+import isoshard
+{program}
+"""
+
+
+def run(program):
+    """What a new process with an old torch prints, or its error."""
+    done = subprocess.run(
+        [sys.executable, "-c", OLD.format(program=program)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.stdout.strip() or done.stderr
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda mesh: torch_xla_backend.mesh_to_torch_xla(mesh),
+        lambda mesh: torch_xla_backend.from_jax(jnp.ones(8)),
+        lambda mesh: real.load("torch_xla.runtime"),
+    ],
+)
+def test_without_torch_xla_it_says_what_to_install(mesh, use):
+    with pytest.raises(ImportError, match=r"pip install torch==2\.9\.0 torch_xla==2\.9\.0"):
+        use(mesh)
+
+
+def test_tensors_of_other_devices_are_refused_first(mesh):
+    with pytest.raises(ShardingError, match=r"on torch_xla's device, .* is on jax:0"):
+        torch_xla_backend.mark(torch.ones(8, device="jax"), mesh, P("x"))
+
+
+def test_isoshards_own_torch_xla_is_not_taken_for_the_real_one():
+    program = (
+        "import isoshard.torch_bridge.drop_in as drop_in\n"
+        "drop_in.install()\n"
+        "import torch_xla\n"
+        "from isoshard.torch_bridge.torch_xla_backend import real\n"
+        "real.load('torch_xla.runtime')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    assert "ImportError: torch_xla means isoshard's own modules" in done.stderr
+
+
+def test_the_bridge_keeps_serving_torch_here():
+    framework.register_if_old()
+    assert not isinstance(require("torch"), old_torch.OldTorch)
+
+
+@pytest.mark.parametrize(
+    ("version", "has"),
+    [("2.9.0+cu128", False), ("2.9.1", False), ("2.10.0", True), ("2.10.0.dev20251101", True)],
+)
+def test_versions_are_compared_as_numbers(monkeypatch, version, has):
+    monkeypatch.setattr(torch, "__version__", version)
+    assert old_torch.has_device() is has
+
+
+def test_an_old_torch_gets_no_device_and_no_engine():
+    program = (
+        "from isoshard.torch_bridge import torch_xla_backend\n"
+        "engine = [name for name in sys.modules if 'torch_bridge.engine' in name]\n"
+        "print(torch._C._get_privateuse1_backend_name(), engine, 'torch_xla' in sys.modules)"
+    )
+    assert run(program) == "privateuseone [] False"
+
+
+@pytest.mark.parametrize(
+    ("use", "what"),
+    [
+        ("isoshard.torch_bridge.mark_sharding", "isoshard.torch_bridge.mark_sharding needs"),
+        ("isoshard.jax_function", "isoshard.torch_bridge.jax_function needs"),
+        ("isoshard.to_jax(torch.ones(3))", "isoshard.to_jax of a Tensor needs"),
+        ("isoshard.sharding_of(torch.nn.ReLU())", "isoshard.sharding_of of a ReLU needs"),
+        ("isoshard.to_torch(isoshard.to_jax(__import__('numpy').ones(3, 'f4')))", "isoshard.to_t"),
+        ("isoshard.torch_bridge.compilee", "'isoshard.torch_bridge' has no attribute 'compilee'"),
+    ],
+)
+def test_an_old_torch_is_told_what_is_missing(use, what):
+    error = run(use).splitlines()[-1]
+    assert what in error
+    assert "compilee" in use or "this is torch 2.9.0. Install a newer torch" in error
+
+
+@pytest.mark.parametrize(
+    "spec", [P(), P("a"), P(None, "b"), P("c", "a"), P(("c", "a"), "b"), P("b", ("c", "a"))]
+)
+def test_a_layout_without_a_mesh_is_the_same_on_one_made_for_it(spec):
+    mesh = make_mesh((2, 2, 2), ("a", "b", "c"))
+    found = anonymous.by_itself(Tiles.from_spec(spec, mesh, 2))
+    assert same_layout(found, NamedSharding(mesh, spec), 2)
+    assert list(found.mesh.devices.flat) == list(mesh.devices.flat)
+
+
+def test_devices_in_no_regular_order_have_a_mesh_too():
+    tiles = Tiles(np.array([3, 1, 0, 2, 7, 6, 5, 4]).reshape(1, 4, 2))
+    found = anonymous.by_itself(tiles)
+    assert found.spec == P(None, "dim1")
+    assert [device.id for device in found.mesh.devices.flat] == [3, 1, 0, 2, 7, 6, 5, 4]

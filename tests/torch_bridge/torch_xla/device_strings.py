@@ -1,0 +1,110 @@
+"""The device string `"xla"`, wherever torch takes a device; run under `run-torch-xla`."""
+
+import copy
+import io
+import pickle
+import sys
+
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+
+import isoshard.torch_bridge.torch_xla.core.xla_model
+
+# The very modules of isoshard, under another name.
+assert xm is isoshard.torch_bridge.torch_xla.core.xla_model
+assert sys.modules["torch_xla"] is torch_xla
+assert xm.__name__ == xm.__spec__.name == "isoshard.torch_bridge.torch_xla.core.xla_model"
+try:
+    import torch_xla.no_such_module
+except ModuleNotFoundError as error:
+    assert "docs/torch_xla.md" in str(error) and error.name == "torch_xla.no_such_module"
+else:
+    raise AssertionError("torch_xla.no_such_module was imported")
+
+XLA = torch.device("xla", 0)
+cpu = torch.arange(6.0).reshape(2, 3)
+
+MADE = {
+    "zeros": lambda: torch.zeros(2, 3, device="xla"),
+    "ones": lambda: torch.ones(2, 3, device="xla:0"),
+    "full": lambda: torch.full((2,), 3.0, device="xla"),
+    "empty": lambda: torch.empty(2, device="xla"),
+    "rand": lambda: torch.rand(2, device=XLA),
+    "randn": lambda: torch.randn(2, device="xla"),
+    "randint": lambda: torch.randint(0, 5, (3,), device="xla"),
+    "arange": lambda: torch.arange(3, device="xla"),
+    "eye": lambda: torch.eye(3, device="xla"),
+    "linspace": lambda: torch.linspace(0, 1, 3, device="xla"),
+    "tensor": lambda: torch.tensor([1.0, 2.0], device="xla"),
+    "as_tensor": lambda: torch.as_tensor(cpu, device="xla"),
+    "to": lambda: cpu.to("xla"),
+    "to by keyword": lambda: cpu.to(device="xla"),
+    "to with a dtype": lambda: cpu.to("xla", torch.bfloat16),
+    "to a device": lambda: cpu.to(torch.device("xla")),
+    "to another tensor": lambda: cpu.to(torch.zeros(1, device="xla")),
+    "like": lambda: torch.zeros_like(cpu, device="xla"),
+    "new": lambda: torch.zeros(1, device="xla").new_ones(2),
+    "to itself": lambda: torch.zeros(1, device="xla").to("xla"),
+    "to jax": lambda: torch.zeros(1, device="xla").to("jax"),
+    "xla_device": lambda: torch.ones(2, device=xm.xla_device()),
+    "linear": lambda: torch.nn.Linear(2, 3, device="xla").weight,
+    "module": lambda: torch.nn.Linear(2, 3).to("xla").weight,
+    "module by keyword": lambda: torch.nn.Linear(2, 3).to(device=torch.device("xla")).weight,
+    "deepcopy": lambda: copy.deepcopy(torch.ones(2, device="xla")),
+    "pickle": lambda: pickle.loads(pickle.dumps(torch.ones(2, device="xla"))),
+}
+for name, make in MADE.items():
+    made = make()
+    assert made.device == XLA, (name, made.device)
+    made.cpu()
+    assert str(made.device) == "xla:0"
+    assert "device='xla:0'" in repr(made), repr(made)
+
+with torch.device("xla"):
+    assert torch.ones(2).device == XLA
+torch.set_default_device("xla")
+assert torch.nn.Linear(2, 2).weight.device == XLA
+torch.set_default_device(None)
+assert torch.ones(1).device.type == "cpu"
+assert torch.equal(torch.ones(2, 3, device="xla").cpu(), torch.ones(2, 3))
+assert torch.ones(2, device="xla").to("cpu").device.type == "cpu"
+assert (torch.ones(2, device="xla") + torch.ones(2, device="jax")).sum().item() == 4
+
+x = torch.randn(4, 4, device="xla", requires_grad=True)
+with torch.autocast("xla", dtype=torch.bfloat16):
+    assert (x @ x).dtype == torch.bfloat16
+with torch.amp.autocast("xla", dtype=torch.bfloat16, enabled=False):
+    assert (x @ x).dtype == torch.float32
+y = torch.utils.checkpoint.checkpoint(lambda t: (t @ t).sin(), x, use_reentrant=False)
+y.sum().backward()
+assert x.grad.device == XLA
+
+torch.manual_seed(7)
+first = torch.rand(3, device="xla")
+torch.manual_seed(7)
+assert torch.equal(first.cpu(), torch.rand(3, device="xla").cpu())
+
+file = io.BytesIO()
+torch.save({"w": torch.arange(3.0, device="xla")}, file)
+for place, want in ((None, XLA), ("xla", XLA), ("xla:0", XLA), ("cpu", torch.device("cpu"))):
+    file.seek(0)
+    loaded = torch.load(file, map_location=place)["w"]
+    assert loaded.device == want and loaded.tolist() == [0, 1, 2], (place, loaded)
+
+model = torch.nn.Linear(3, 2).to("xla")
+optimizer = torch.optim.AdamW(model.parameters())
+model(cpu.to("xla")).sum().backward()
+torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+optimizer.step()
+xm.mark_step()
+
+
+def forward(x):
+    return model(x + torch.ones(3, device="xla")) * torch.full((2,), 2.0, device=x.device)
+
+
+compiled = torch.compile(forward, backend="openxla")
+got, want = compiled(cpu.to("xla")), forward(cpu.to("xla"))
+assert got.device == XLA and torch.allclose(got.cpu(), want.cpu(), atol=1e-6)
+print("every string is understood")

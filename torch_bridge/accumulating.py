@@ -1,0 +1,251 @@
+"""Gradients summed over several batches, as one loop of the compiled program.
+
+>>> import torch, isoshard.torch_bridge
+>>> model = torch.nn.Linear(3, 1).to("jax")
+>>> batches = torch.ones(4, 8, 3, device="jax")              # four batches of eight
+>>> loss = accumulate(lambda x: model(x).mean(), (batches,), model)
+>>> model.weight.grad
+tensor([[1., 1., 1.]], device='jax:0')
+
+It is the same as this Python loop, which would record every batch:
+
+```
+for x in batches:
+    loss = model(x).mean() / len(batches)
+    loss.backward()
+```
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.loop import Input
+from isoshard.torch_bridge.engine.piece import Piece, cut
+from isoshard.torch_bridge.engine.run_aside import Run, aval_of, whole
+from isoshard.torch_bridge.engine.tape import Recipe
+from isoshard.torch_bridge.engine.value import Aval
+
+
+def accumulate(
+    train_step: Callable[..., Any],
+    batches: Sequence[torch.Tensor],
+    model: torch.nn.Module,
+    *carried: torch.Tensor,
+) -> Any:
+    """Run a training step for each batch, and add the gradients up.
+
+    The step's Python code runs once. Each batch counts `1 / number of batches`, so the gradients
+    are those of the mean loss. Buffers that the step writes to (BatchNorm statistics) get their new
+    values, and each batch draws random numbers of its own.
+
+    Args:
+        train_step: `(*batch, *carried) -> loss`, or `-> (loss, *carried)` if anything is carried.
+        batches: tensors on the `jax` device; the leading axis of each goes over the batches.
+        model: its parameters get the gradients, in addition to those they have.
+        *carried: tensors that go from one batch to the next.
+
+    Returns:
+        The mean loss, and behind it the carried tensors as the last batch left them.
+
+    Raises:
+        ValueError: the batches are none, empty, no tensors, or of different numbers; or the loss
+            does not depend on the model's parameters.
+        TypeError: a carried tensor changes its shape or dtype.
+    """
+    count = _check(batches, carried)
+    parameters = [one for one in model.parameters() if one.requires_grad]
+    width = len(batches)
+    inputs = [Input(Aval.contiguous(tuple(one.shape[1:]), one.dtype), False) for one in batches]
+    inputs += [Input(aval_of(one), False) for one in carried]
+
+    def code(tensors: list[Any]) -> Sequence[Any]:
+        result = train_step(*tensors[:width], *tensors[width:])
+        loss, *rest = result if isinstance(result, tuple | list) else (result,)
+        _check_result(loss, rest, carried)
+        return [loss / count, *[one.detach() for one in rest]]
+
+    with torch.enable_grad():
+        run = Run(code, inputs, "the training step")
+    originals = [original for original, _ in run.aside.aliases]
+    places = {id(original): number for number, original in enumerate(originals)}
+    mine = [one for one in parameters if id(one) in places]
+    if not run.differentiable or not mine:
+        raise ValueError(
+            "the loss of the training step does not depend on a parameter of the model that "
+            "requires a gradient"
+        )
+    loop = _loop_of(run, width, count, tuple([places[id(one)] for one in mine]))
+    around = [*map(whole, run.aside.outside), *run.aside.constant_tensors()]
+    given: list[Any] = [one.detach() for one in (*batches, *carried, *around)]
+    values = [base.read(one) for one in given]
+    floats = [run.aside.scalars[number] for number in loop.shape.body.scalars]
+    run.aside.forget()
+    del around, given
+    found = iter(tapes.recorder().record(loop.recipe, values, floats))
+    del values
+    made = [base.fresh(aval, next(found)) for aval in loop.results]
+    gradients = [base.fresh(aval_of(one), next(found)) for one in mine]
+    with torch.no_grad():
+        for storage, _ in run.written:
+            base.write(whole(storage), next(found))
+    with torch.enable_grad():
+        _Gradients.apply(gradients, *mine).backward()
+    return made[0] if not carried else tuple(made)
+
+
+class _Gradients(torch.autograd.Function):
+    """A number whose gradients are known: torch adds them to `.grad`, and calls the hooks."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: list[Any], *parameters: Any) -> Any:
+        ctx.gradients = gradients
+        return torch.zeros((), device=parameters[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        return (None, *ctx.gradients)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shape:
+    """What makes two loops the same; see `_Loop`.
+
+    Attributes:
+        count: how many batches there are.
+        widths: how many tensors go over the batches, and how many are carried.
+        written: numbers of the tensors from around that the step writes to.
+        body: takes a batch, what is carried, what is written, the rest from around, and the loss's
+            gradient; gives the loss, what is carried, gradients, and what is written.
+        results: the avals of the loss and of what is carried.
+        gradients: the avals of the gradients.
+    """
+
+    count: int
+    widths: tuple[int, int]
+    written: tuple[int, ...]
+    body: Piece
+    results: tuple[Aval, ...]
+    gradients: tuple[Aval, ...]
+
+
+class _Loop:
+    """The loop over the batches as a recipe."""
+
+    def __init__(self, shape: _Shape):
+        self.shape = shape
+        self.results = shape.results
+        self.recipe = Recipe(
+            f"gradients of {shape.count} batches",
+            self._run,
+            len(shape.results) + len(shape.gradients) + len(shape.written),
+            random=bool(shape.body.draws),
+            lifted=len(shape.body.scalars),
+        )
+
+    def _run(self, arrays: Sequence[Any], scalars: Any, key: Any) -> list[Any]:
+        shape = self.shape
+        batches, carried = shape.widths
+        along, start = list(arrays[:batches]), list(arrays[batches : batches + carried])
+        around = arrays[batches + carried :]
+        written = [around[number] for number in shape.written]
+        rest = [array for number, array in enumerate(around) if number not in shape.written]
+        keys = jax.random.split(key, shape.count) if shape.body.draws else None
+        one = jnp.ones(*shape.results[0].token)
+
+        def body(state: Any, now: Any) -> Any:
+            sums, carried, written = state
+            batch, key = now
+            out = shape.body.run([*batch, *carried, *written, *rest, one], scalars, key)
+            out = [jax.lax.convert_element_type(array, array.dtype) for array in out]
+            loss, out = out[0], out[1:]
+            new, out = out[: len(carried)], out[len(carried) :]
+            grads, now_written = out[: len(sums) - 1], out[len(sums) - 1 :]
+            added = [
+                total + part.astype(total.dtype)
+                for total, part in zip(sums, [loss, *grads], strict=True)
+            ]
+            return (added, new, now_written), None
+
+        zeros = [jnp.zeros(*aval.token) for aval in (shape.results[0], *shape.gradients)]
+        (sums, last, written), _ = jax.lax.scan(
+            body, (zeros, start, written), (along, keys), shape.count
+        )
+        return [sums[0], *last, *sums[1:], *written]
+
+
+def _loop_of(run: Run, batches: int, count: int, mine: Sequence[int]) -> _Loop:
+    aside = run.aside
+    around = [*aside.outside_slots(), *aside.constant_slots()]
+    places = {id(storage): number for number, storage in enumerate(aside.outside)}
+    written = tuple([places[id(storage)] for storage, _ in run.written])
+    rest = [slot for number, slot in enumerate(around) if number not in written]
+    given = [*run.inputs, *(around[number] for number in written), *rest]
+    gradients = []
+    for number in mine:
+        slot = run.gradients[len(run.inputs) + number]
+        assert slot is not None
+        gradients.append(slot)
+    ends = [*run.results, *gradients, *(slot for _, slot in run.written)]
+    shape = _Shape(
+        count,
+        (batches, len(run.inputs) - batches),
+        written,
+        cut(aside, [*given, *run.given], ends),
+        tuple(run.avals),
+        tuple([aval_of(aside.aliases[number][0]) for number in mine]),
+    )
+    if shape not in _LOOPS:
+        _LOOPS[shape] = _Loop(shape)
+    return _LOOPS[shape]
+
+
+_LOOPS: dict[_Shape, _Loop] = {}
+
+
+def _check(batches: Sequence[Any], carried: Sequence[Any]) -> int:
+    if not batches:
+        raise ValueError("gradient accumulation needs at least one tensor that holds the batches")
+    for number, one in enumerate(batches):
+        if not isinstance(one, torch.Tensor):
+            raise ValueError(f"batches[{number}] is no tensor, but {type(one).__name__}")
+        if one.dim() == 0 or one.numel() == 0:
+            raise ValueError(
+                f"batches[{number}] of shape {tuple(one.shape)} is empty or has no leading axis"
+            )
+    counts = [one.shape[0] for one in batches]
+    if len(set(counts)) > 1:
+        raise ValueError(f"the leading axes of the batches have different lengths: {counts}")
+    for what, group in (("batches", batches), ("carried", carried)):
+        for number, one in enumerate(group):
+            if not isinstance(one, base.LazyTensor):
+                kind = f"on {one.device}" if isinstance(one, torch.Tensor) else repr(one)
+                raise ValueError(
+                    f"gradient accumulation takes tensors on the jax device, and {what}[{number}] "
+                    f"is {kind}; move it with .to('jax')"
+                )
+    return counts[0]
+
+
+def _check_result(loss: Any, rest: Sequence[Any], carried: Sequence[Any]) -> None:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise ValueError("the training step must return a loss of one element, first")
+    if len(rest) != len(carried):
+        raise ValueError(
+            f"the training step must return the loss and the {len(carried)} carried tensors, and "
+            f"returned {len(rest)} besides the loss"
+        )
+    for number, (new, old) in enumerate(zip(rest, carried, strict=True)):
+        if new.shape != old.shape or new.dtype != old.dtype:
+            raise TypeError(
+                f"the training step must keep shapes and dtypes: carried[{number}] is "
+                f"{tuple(old.shape)} {old.dtype}, the new one {tuple(new.shape)} {new.dtype}"
+            )

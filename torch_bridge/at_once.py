@@ -1,0 +1,62 @@
+"""Eager mode: every operation is executed at once.
+
+Useful to find the operation that fails, or to read values in between; a step is then as many
+programs as it has operations, so it is slow. Captured steps (`compile`) stay one program.
+
+>>> import torch, isoshard.torch_bridge
+>>> from isoshard import metrics
+>>> metrics.reset()
+>>> with context(True):
+...     y = torch.ones(2, device="jax") + 1
+>>> metrics.counters()["executions"]
+2
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from isoshard.torch_bridge.engine import base, dispatch, program, regions
+from isoshard.torch_bridge.engine.capture import recording
+
+_enabled = False
+
+
+def use(enable: bool) -> None:
+    """Switch eager mode on or off, for all threads."""
+    global _enabled
+    _enabled = bool(enable)
+    base.use_handler(_handle if _enabled else dispatch.handle)
+
+
+def is_used() -> bool:
+    """Whether eager mode is on."""
+    return _enabled
+
+
+@contextlib.contextmanager
+def context(enable: bool) -> Iterator[bool]:
+    """Context in which eager mode is on or off.
+
+    Args:
+        enable: which.
+
+    Yields:
+        What it was before.
+    """
+    before = _enabled
+    use(enable)
+    try:
+        yield before
+    finally:
+        use(before)
+
+
+def _handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record an operation and execute it, unless it belongs to a step that is one program."""
+    result = dispatch.handle(func, args, kwargs)
+    if not recording.ACTIVE and regions.name() is None:
+        program.sync()
+    return result

@@ -1,0 +1,161 @@
+"""The pieces of a tensor that a checkpoint holds: each once, on however many devices it lies.
+
+>>> import torch, isoshard.torch_bridge as xs
+>>> mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
+>>> t = xs.mark_sharding(torch.arange(8).to("jax"), mesh, ("y",))     # each piece on two devices
+>>> [(piece.chunk.offsets, piece.number) for piece in pieces_of(t)]
+[(torch.Size([0]), 0), (torch.Size([2]), 1), (torch.Size([4]), 2), (torch.Size([6]), 3)]
+>>> on_host(t).shards[1].data
+tensor([2, 3])
+
+The whole tensor is never gathered: a piece is read from the buffer of one device, on CPU devices
+without a copy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+import torch
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties
+
+from isoshard.core import metrics
+from isoshard.core.shards import local_shards
+from isoshard.torch_bridge.engine import base, reading
+from isoshard.torch_bridge.exchange import from_numpy, shard_to_torch
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A piece that this process writes.
+
+    Attributes:
+        chunk: offsets and sizes in the whole tensor.
+        number: its place among the shards of this process, in mesh order.
+    """
+
+    chunk: ChunkStorageMetadata
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class HostShard:
+    """One piece in host memory.
+
+    Attributes:
+        chunk: offsets and sizes in the whole tensor.
+        number: its place among the shards of this process, in mesh order.
+        data: the elements, a CPU tensor with memory of its own.
+    """
+
+    chunk: ChunkStorageMetadata
+    number: int
+    data: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class HostShards:
+    """A snapshot of a sharded tensor in host memory, still in pieces.
+
+    Attributes:
+        shards: its pieces, each once.
+        global_shape: of the whole tensor.
+        properties: dtype and the like, as checkpoints note them.
+    """
+
+    shards: list[HostShard]
+    global_shape: torch.Size
+    properties: TensorProperties
+
+    def size(self) -> torch.Size:
+        """The shape of the whole tensor."""
+        return self.global_shape
+
+
+def chunk_at(index: Sequence[slice], shape: Sequence[int]) -> ChunkStorageMetadata:
+    """Where a shard lies, in the words of torch's checkpoints.
+
+    Args:
+        index: one slice per axis.
+        shape: of the whole tensor.
+    """
+    bounds = [one.indices(extent)[:2] for one, extent in zip(index, shape, strict=True)]
+    return ChunkStorageMetadata(
+        offsets=torch.Size([start for start, _ in bounds]),
+        sizes=torch.Size([stop - start for start, stop in bounds]),
+    )
+
+
+def is_sharded(tensor: base.LazyTensor) -> bool:
+    """Whether devices hold different parts of it; executes what is recorded if need be."""
+    return not reading.array_of(tensor).sharding.is_fully_replicated
+
+
+def pieces_of(tensor: base.LazyTensor) -> list[Piece]:
+    """The pieces that this process writes: of replicas the first, wherever it lies.
+
+    Args:
+        tensor: on the `jax` device.
+    """
+    array = reading.array_of(tensor)
+    return [
+        Piece(chunk_at(shard.index, array.shape), number)
+        for number, shard in enumerate(local_shards(array))
+        if shard.replica_id == 0
+    ]
+
+
+def shard_at(array: jax.Array, offsets: Sequence[int]) -> jax.Array:
+    """The buffer of a device of this process whose piece begins at `offsets`."""
+    for shard in array.addressable_shards:
+        if chunk_at(shard.index, array.shape).offsets == torch.Size(offsets):
+            return shard.data
+    raise ValueError(f"no device of this process holds a piece that begins at {tuple(offsets)}")
+
+
+def host(data: jax.Array, dtype: torch.dtype, *, copy: bool = False) -> torch.Tensor:
+    """One device's buffer as a CPU tensor.
+
+    Args:
+        data: on one device.
+        dtype: the logical dtype of the tensor, which may be wider than the buffer's.
+        copy: False shares the memory of a CPU device; True never does.
+    """
+    if any(device.platform != "cpu" for device in data.devices()):
+        array = np.array(data)
+        metrics.record_transfer("device_to_host", array.nbytes, metrics.user_location())
+        return from_numpy(array, dtype)
+    view = shard_to_torch(data)
+    converted = view.to(dtype)
+    return converted.clone() if copy and converted is view else converted
+
+
+def on_host(tensor: base.LazyTensor) -> HostShards | torch.Tensor:
+    """Copy a tensor to the host, piece by piece.
+
+    Args:
+        tensor: on the `jax` device.
+
+    Returns:
+        A CPU tensor if every device holds the whole, else its pieces.
+    """
+    array = reading.array_of(tensor)
+    shards = local_shards(array)
+    if array.sharding.is_fully_replicated:
+        return host(shards[0].data, tensor.dtype, copy=True)
+    return HostShards(
+        [
+            HostShard(
+                chunk_at(shard.index, array.shape),
+                number,
+                host(shard.data, tensor.dtype, copy=True),
+            )
+            for number, shard in enumerate(shards)
+            if shard.replica_id == 0
+        ],
+        tensor.size(),
+        TensorProperties(dtype=tensor.dtype, requires_grad=tensor.requires_grad),
+    )

@@ -1,0 +1,103 @@
+"""Learning that this process will be ended: SIGTERM is noted, and training goes on to save.
+
+The handler that was there before is called as well. Without one, SIGTERM no longer ends the process
+while someone watches; the grace period that a cluster gives is for the last checkpoint.
+
+>>> import os, signal
+>>> with Watch() as watch:
+...     os.kill(os.getpid(), signal.SIGTERM)
+...     watch.reached
+True
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+
+class Watch:
+    """Notes a SIGTERM from `start` until `stop`.
+
+    Attributes:
+        reached: whether one arrived.
+    """
+
+    def __init__(self) -> None:
+        """Not started yet."""
+        self.reached = False
+
+    def start(self) -> None:
+        """Watch from now on.
+
+        Raises:
+            RuntimeError: this is not the main thread, which alone can handle signals; or a handler
+                is there that Python cannot call.
+        """
+        if self in _WATCHING:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                "only the main thread can watch for SIGTERM; make and use the CheckpointManager "
+                "there, or pass chkpt_on_preemption=False"
+            )
+        _install()
+        _WATCHING.add(self)
+
+    def stop(self) -> None:
+        """Watch no longer; the last one to stop puts the handler of before back."""
+        _WATCHING.discard(self)
+        if not _WATCHING:
+            _uninstall()
+
+    def __enter__(self) -> Watch:
+        """Start."""
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop."""
+        self.stop()
+
+
+_WATCHING: weakref.WeakSet[Watch] = weakref.WeakSet()
+_Handler = Callable[[int, FrameType | None], Any] | int | None
+_before: _Handler = None
+_installed = False
+
+
+def _install() -> None:
+    global _before, _installed
+    if not _installed:
+        if signal.getsignal(signal.SIGTERM) is None:
+            raise RuntimeError(
+                "SIGTERM has a handler that was not set from Python, and watching would replace "
+                "it; pass chkpt_on_preemption=False"
+            )
+        _before = signal.signal(signal.SIGTERM, _handle)
+        _installed = True
+
+
+def _uninstall() -> None:
+    """Put the handler of before back, unless someone has put theirs on top of ours."""
+    global _installed
+    on_top = signal.getsignal(signal.SIGTERM) is _handle
+    if _installed and on_top and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if _before is None else _before)
+        _installed = False
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    watching = list(_WATCHING)
+    for watch in watching:
+        watch.reached = True
+    if callable(_before):
+        _before(number, frame)
+    elif not watching and _before == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), number)

@@ -1,0 +1,219 @@
+"""What `torch.distributed.checkpoint` writes of tensors on meshes: every piece once.
+
+>>> import torch, isoshard.torch_bridge as xs
+>>> mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
+>>> weight = xs.mark_sharding(torch.arange(8.0).to("jax"), mesh, ("y",))
+>>> planner = SPMDSavePlanner()
+>>> planner.set_up_planner({"model": {"weight": weight}, "epoch": 3})
+>>> [(item.index.fqn, item.index.offset) for item in planner.create_local_plan().items[:3]]
+[('epoch', None), ('model.weight', torch.Size([0])), ('model.weight', torch.Size([2]))]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import threading
+from typing import Any
+
+import jax
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    STATE_DICT_TYPE,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+
+from isoshard.torch_bridge import runtime
+from isoshard.torch_bridge.engine import base, reading
+from isoshard.torch_bridge.engine.capture.step import refuse_if_capturing
+
+from .nested import flatten, map_values
+from .pieces import HostShards, Piece, host, is_sharded, on_host, pieces_of, shard_at
+
+
+@dataclasses.dataclass(frozen=True)
+class Pickled:
+    """A value that is no tensor, as it was when a snapshot was taken."""
+
+    data: bytes
+
+
+class SPMDSavePlanner(DefaultSavePlanner):
+    """Plans a save of a state dict with tensors on the `jax` device.
+
+    It takes nested state dicts of tensors on any device and of other values, which are pickled, and
+    serves `torch.distributed.checkpoint.save` and `save_state_dict`. A sharded tensor is written as
+    its distinct pieces, each from one device and without a gather. The checkpoint is one that any
+    planner reads, whatever the layout there.
+
+    Attributes:
+        sharded_state_dict: the values that are written in pieces, by flat name.
+        unsharded_state_dict: all other values, by flat name.
+    """
+
+    sharded_state_dict: dict[str, Any]
+    unsharded_state_dict: dict[str, Any]
+
+    def __init__(self) -> None:
+        """See the class."""
+        super().__init__()
+        self._lock = threading.Lock()
+        self._reading: dict[str, tuple[jax.Array, set[torch.Size]]] = {}
+
+    def set_up_planner(
+        self,
+        state_dict: STATE_DICT_TYPE,
+        storage_meta: StorageMeta | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        """Take the state dict; executes what is recorded.
+
+        Args:
+            state_dict: nested.
+            storage_meta: not used.
+            is_coordinator: whether this process makes the global plan.
+
+        Raises:
+            ValueError: two values have the same flat name.
+            CaptureError: a step is being captured.
+        """
+        flat, self.mappings = flatten(state_dict)
+        _execute(flat)
+        self.sharded_state_dict = {
+            name: value
+            for name, value in flat.items()
+            if isinstance(value, HostShards)
+            or (isinstance(value, base.LazyTensor) and is_sharded(value))
+        }
+        self.unsharded_state_dict = {
+            name: value for name, value in flat.items() if name not in self.sharded_state_dict
+        }
+        self.state_dict = self.unsharded_state_dict
+        self.is_coordinator = is_coordinator
+
+    def create_local_plan(self) -> SavePlan:
+        """One item per distinct piece of a sharded tensor, and one per other value."""
+        plan = super().create_local_plan()
+        items = [
+            item for name, value in self.sharded_state_dict.items() for item in _items(name, value)
+        ]
+        self.plan = dataclasses.replace(plan, items=[*plan.items, *items])
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        """The value of a write item; of a tensor the piece, on the host.
+
+        Args:
+            index: name and offsets.
+        """
+        value = self.sharded_state_dict.get(index.fqn)
+        if value is None:
+            value = super().lookup_object(index)
+        if isinstance(value, HostShards):
+            return next(s.data for s in value.shards if s.chunk.offsets == index.offset)
+        if isinstance(value, base.LazyTensor):
+            return host(self._buffer(value, index), value.dtype)
+        return value
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+        """A value that is no tensor becomes a pickle.
+
+        Args:
+            write_item: the item.
+            object: what `lookup_object` gave.
+        """
+        if isinstance(object, Pickled):
+            return io.BytesIO(object.data)
+        return super().transform_object(write_item, object)
+
+    def _buffer(self, tensor: base.LazyTensor, index: MetadataIndex) -> jax.Array:
+        """The buffer with a piece. Its array is kept until the last piece was asked for.
+
+        The array of a view is computed; one that is kept for longer could not be donated.
+        """
+        offsets = torch.Size(index.offset or [0] * tensor.dim())
+        with self._lock:
+            found = self._reading.pop(index.fqn, None)
+            if found is None:
+                waiting = {piece.chunk.offsets for piece in pieces_of(tensor)}
+                found = (reading.array_of(tensor), waiting)
+            array, waiting = found
+            waiting.discard(offsets)
+            if waiting:
+                self._reading[index.fqn] = found
+        return shard_at(array, offsets)
+
+
+def snapshot(state_dict: STATE_DICT_TYPE) -> STATE_DICT_TYPE:
+    """Copy every value of a state dict to the host, sharded tensors in pieces.
+
+    Later changes of the tensors, and donation of their buffers, are not seen. The result serves
+    `SPMDSavePlanner` in place of the state dict.
+
+    Args:
+        state_dict: nested.
+
+    Returns:
+        `HostShards` for sharded tensors, CPU tensors for others, pickles for other values.
+    """
+    _execute(flatten(state_dict)[0])
+    return map_values(_copied, state_dict)
+
+
+def sharded_cpu_state_dict(state_dict: STATE_DICT_TYPE) -> STATE_DICT_TYPE:
+    """Copy every tensor of a state dict to the host, sharded tensors in pieces.
+
+    Args:
+        state_dict: nested.
+
+    Returns:
+        As `snapshot`, but values that are no tensors stay as they are.
+    """
+    _execute(flatten(state_dict)[0])
+    return map_values(lambda v: _copied(v) if isinstance(v, torch.Tensor) else v, state_dict)
+
+
+def _execute(flat: dict[str, Any]) -> None:
+    if any(isinstance(value, base.LazyTensor) for value in flat.values()):
+        refuse_if_capturing("a checkpoint")
+        runtime.sync()
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, base.LazyTensor):
+        return on_host(value)
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, HostShards | Pickled):
+        return value
+    file = io.BytesIO()
+    torch.save(value, file)
+    return Pickled(file.getvalue())
+
+
+def _items(name: str, value: Any) -> list[WriteItem]:
+    if isinstance(value, HostShards):
+        pieces = [Piece(shard.chunk, shard.number) for shard in value.shards]
+        properties = value.properties
+    else:
+        pieces = pieces_of(value)
+        properties = TensorProperties(dtype=value.dtype, requires_grad=value.requires_grad)
+    return [
+        WriteItem(
+            index=MetadataIndex(name, piece.chunk.offsets, piece.number),
+            type=WriteItemType.SHARD,
+            tensor_data=TensorWriteData(
+                chunk=piece.chunk, properties=properties, size=value.size()
+            ),
+        )
+        for piece in pieces
+    ]

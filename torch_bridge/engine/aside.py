@@ -1,0 +1,343 @@
+"""Torch code recorded aside: not to be run as it stands, but as the body of a loop or a function.
+
+Inside `Aside`, operations go to a list of their own. Its inputs are tensors that stand for values
+to come; what the code reads from around it is found out and becomes an input as well, so nothing is
+frozen. Tensors from around that require a gradient are replaced by aliases that end the autograd
+graph, so the gradient of the code can be taken without what is behind them.
+
+>>> import torch
+>>> from isoshard.torch_bridge.engine.value import Aval
+>>> scale = torch.tensor([10.0]).to("jax")
+>>> aside = Aside()
+>>> x = aside.input(Aval.contiguous((1,), torch.float32))
+>>> with aside:
+...     y = x * scale + 1
+>>> [recipes[entry[0]].name for entry in aside.program if isinstance(entry[0], int)]
+['aten::mul.Tensor', 'aten::add.Tensor']
+>>> [storage is scale._storage for storage in aside.outside]
+[True]
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from isoshard.torch_bridge.dtypes import logical_dtype
+
+from . import base, random
+from . import tape as tapes
+from .tape import RECIPES as recipes
+from .tape import Recipe
+from .value import Aval, Storage, Value
+
+
+class Aside:
+    """Where operations are recorded aside.
+
+    Attributes:
+        program: the entries, as `Tape.program`.
+        scalars: the lifted floats, in order of use.
+        draws: for each entry that draws, how far its key is from the first, or a key's `Word` if
+            the code seeds the device itself.
+        outside: memory from before that the code reads.
+        constants: values that the code brings from the host.
+        aliases: tensors from around that require a gradient, and what stands for each inside.
+        frozen: tensors from around that the code uses and that require none.
+        tokens: shape and dtype of each input, by slot.
+    """
+
+    failed = False
+
+    def __init__(self) -> None:
+        """Nothing recorded yet."""
+        self.program: list[Any] = []
+        self.scalars: list[Any] = []
+        self.draws: list[int | random.Word] = []
+        self.outside: list[Storage] = []
+        self.constants: list[Value] = []
+        self.aliases: list[tuple[base.LazyTensor, base.LazyTensor]] = []
+        self.frozen: list[weakref.ref[base.LazyTensor]] = []
+        self.tokens: dict[int, tuple[tuple[int, ...], Any]] = {}
+        self.log = _Touched(self)
+        self._makers: list[tuple[int, ...] | None] = []
+        self._values: list[Value] = []
+        self._foreign: dict[int, int] = {}
+        self._views: dict[tuple[int, Any], Value] = {}
+        self._given: dict[int, tuple[base.LazyTensor, Value]] = {}
+        self._firsts: list[Value] = []
+        self._mode = _Aliasing(self)
+        self._mark: random.Mark | None = None
+
+    def input(self, aval: Aval, *, requires_grad: bool = False) -> base.LazyTensor:
+        """A tensor that stands for a value to come."""
+        before = base.use_log(None)
+        try:
+            tensor = base.fresh(aval, self._leaf(*aval.token))
+        finally:
+            base.use_log(before)
+        self.log.created[id(tensor._storage)] = -1
+        self._given[id(tensor)] = (tensor, tensor._storage.value)
+        tensor.requires_grad_(requires_grad)
+        return tensor
+
+    def __enter__(self) -> None:
+        """Record here from now on."""
+        self._before = tapes.replace(self), base.use_log(self.log)
+        self._mark = random.Mark()
+        self._mark.__enter__()
+        self._mode.__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        """Record where it was recorded before."""
+        assert self._mark is not None
+        self._mode.__exit__(*exc)
+        self._mark.__exit__(*exc)
+        draws = self._mark.draws().words
+        self._mark.restore()
+        recorder, log = self._before
+        tapes.replace(recorder)
+        base.use_log(log)
+        for value in self.constants:
+            base.note_constant(value)
+        if exc[0] is None:
+            self.draws += [self._relative(draw) for draw in draws]
+
+    def _relative(self, draw: Any) -> int | random.Word:
+        if len(draw) == 3:
+            return draw
+        state, offset = draw
+        if state is not random.STATE:
+            raise ValueError(
+                "code that runs as one loop or one function draws from a torch.Generator of its "
+                "own, which would give the same numbers each time; draw before, and pass the "
+                "numbers in, or leave generator= out"
+            )
+        return offset
+
+    # What a recorder does; see `tape.Recorder`.
+
+    def record(
+        self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any] = ()
+    ) -> list[Value]:
+        """Add an operation."""
+        entry = (recipe.number, *[self.slot(value) for value in inputs])
+        self.program.append(entry)
+        self.scalars += scalars
+        if recipe.random:
+            random.take()
+        return [self._new(entry) for _ in range(recipe.count)]
+
+    def view(self, whole: Value, chain: Any) -> Value | None:
+        """The value of a view that was read before."""
+        return self._views.get((self.slot(whole), chain))
+
+    def keep_view(self, whole: Value, chain: Any, part: Value) -> None:
+        """Remember the value of a view."""
+        self._views[self.slot(whole), chain] = part
+
+    # What the code did.
+
+    def slot(self, value: Value) -> int:
+        """The number of a value here."""
+        if value.tape is self:
+            return value.slot
+        found = self._foreign.get(id(value))
+        if found is None:
+            if value.array is None:
+                tapes.materialize([value])
+            array: Any = value.array
+            found = self._meet(value, array.shape, array.dtype)
+            self.constants.append(value)
+        return found
+
+    def slots(self, tensors: Sequence[base.LazyTensor]) -> list[int]:
+        """The numbers of the present values of tensors; to be called inside."""
+        return [self.slot(base.read(tensor)) for tensor in tensors]
+
+    def alias(self, tensor: Any) -> Any:
+        """What stands for a tensor in here."""
+        return self._mode.inside(tensor) if isinstance(tensor, base.LazyTensor) else tensor
+
+    def maker(self, slot: int) -> tuple[int, ...] | None:
+        """The entry that computes a slot; None for an input."""
+        return self._makers[slot]
+
+    def hoist(self, storage: Storage) -> None:
+        """Make memory from before an input."""
+        value = storage.value
+        if value.tape is not self and id(value) not in self._foreign:
+            self._meet(value, *storage.aval.token)
+            self.outside.append(storage)
+            self._firsts.append(value)
+
+    def outside_slots(self) -> list[int]:
+        """The number of what each of `outside` held before."""
+        return [self._foreign[id(value)] for value in self._firsts]
+
+    def constant_tensors(self) -> list[base.LazyTensor]:
+        """`constants` as tensors."""
+        found = []
+        for value in self.constants:
+            size, dtype = self.tokens[self.slot(value)]
+            found.append(base.fresh(Aval.contiguous(size, logical_dtype(dtype)), value))
+        return found
+
+    def constant_slots(self) -> list[int]:
+        """The numbers of `constants`."""
+        return [self.slot(value) for value in self.constants]
+
+    def written(self) -> list[tuple[Storage, int]]:
+        """Memory from before to which the code wrote, with the slot of what it holds now."""
+        return [
+            (storage, self.slot(storage.value))
+            for storage, first in zip(self.outside, self._firsts, strict=True)
+            if not self._is_same(storage.value, first)
+        ]
+
+    def written_inputs(self) -> list[base.LazyTensor]:
+        """Inputs that the code wrote to."""
+        return [
+            tensor
+            for tensor, first in self._given.values()
+            if not self._is_same(tensor._storage.value, first)
+        ]
+
+    def put_back(self) -> None:
+        """Give memory from before what it held."""
+        for storage, first in zip(self.outside, self._firsts, strict=True):
+            storage.value = first
+
+    def forget(self) -> None:
+        """Let go of what was there before: a value that is held would be kept by every program."""
+        self._values.clear()
+        self._firsts.clear()
+        self._given.clear()
+        self.constants = []
+        self.outside = []
+        self.aliases = []
+        self._mode.forget()
+
+    def refuse(self) -> None:
+        """Raise for a value that is wanted now.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(
+            "code that runs as one loop or one function of the compiled program needs the value of "
+            "a tensor that is not computed yet, or such a tensor was kept after it. Return the "
+            "tensor, and read it outside (for a Python branch, use torch.where)."
+        )
+
+    def _is_same(self, value: Value, first: Value) -> bool:
+        """Whether a value is what it was, but for marks of its layout."""
+        if value is first or (value.array is not None and value.array is first.array):
+            return True
+        if value.tape is not self:
+            return False
+        slot, begun = value.slot, self.slot(first)
+        while slot != begun:
+            entry = self._makers[slot]
+            if entry is None or recipes[entry[0]].name != "mark_sharding":
+                return False
+            slot = entry[1]
+        return True
+
+    def _meet(self, value: Value, shape: Any, dtype: Any) -> int:
+        slot = self._foreign[id(value)] = self._leaf(shape, dtype).slot
+        self._values.append(value)  # alive as long as its id stands for it
+        return slot
+
+    def _leaf(self, shape: Any, dtype: Any) -> Value:
+        value = self._new(None)
+        self.tokens[value.slot] = (tuple(shape), dtype)
+        self.program.append(self.tokens[value.slot])
+        return value
+
+    def _new(self, entry: tuple[int, ...] | None) -> Value:
+        value = Value()
+        value.tape = self
+        value.slot = len(self._makers)
+        self._makers.append(entry)
+        return value
+
+
+class _Touched(base.Log):
+    """Hands memory from before to an `Aside` when it is first read or written."""
+
+    def __init__(self, aside: Aside):
+        super().__init__(tapes.Tape())
+        self._aside = aside
+
+    def touch(self, storage: Storage) -> None:
+        if id(storage) not in self.created:
+            self._aside.hoist(storage)
+
+
+class _Aliasing(TorchFunctionMode):
+    """Replaces tensors from around that require a gradient by leaves of their own."""
+
+    def __init__(self, aside: Aside):
+        super().__init__()
+        self._aside = aside
+        self._known: dict[int, Any] = {}
+        self._begun = _sequence()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not torch.is_grad_enabled() or tapes.recorder() is not self._aside:
+            return func(*args, **(kwargs or {}))
+        args, kwargs = pytree.tree_map_only(base.LazyTensor, self.inside, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def inside(self, tensor: base.LazyTensor) -> base.LazyTensor:
+        found = self._known.get(id(tensor))
+        if found is not None:
+            return found
+        if self._is_made_inside(tensor):
+            return tensor
+        if not tensor.requires_grad:
+            self._aside.frozen.append(weakref.ref(tensor))
+            return tensor
+        alias: Any = tensor.detach().requires_grad_()
+        self._aside.aliases.append((tensor, alias))
+        self._known[id(tensor)] = self._known[id(alias)] = alias
+        return alias
+
+    def forget(self) -> None:
+        """Let go of the tensors it knows."""
+        self._known.clear()
+
+    def _is_made_inside(self, tensor: base.LazyTensor) -> bool:
+        if tensor.grad_fn is None:
+            return id(tensor._storage) in self._aside.log.created
+        return tensor.grad_fn._sequence_nr() >= self._begun
+
+
+def inside(tensors: Sequence[Any]) -> list[Any]:
+    """What stands for tensors in the code that is being recorded; themselves where none is.
+
+    Operators find it by themselves; a `torch.autograd.Function` is given its arguments as they are.
+    """
+    recorder = tapes.recorder()
+    if not isinstance(recorder, Aside) or not torch.is_grad_enabled():
+        return list(tensors)
+    return [recorder.alias(tensor) for tensor in tensors]
+
+
+def is_recording() -> bool:
+    """Whether this thread records aside."""
+    return isinstance(tapes.recorder(), Aside)
+
+
+def _sequence() -> int:
+    """The number of the next node of this thread's autograd graph."""
+    with torch.enable_grad():
+        node = torch.zeros((), requires_grad=True).view(()).grad_fn
+    assert node is not None
+    return node._sequence_nr() + 1

@@ -1,0 +1,141 @@
+"""A piece of what was recorded aside, as a pure function that can be compared and hashed.
+
+Two runs of the same code give equal pieces, so what was compiled for one serves the other, although
+the code ran twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from . import random
+from .aside import Aside
+from .interpreting import interpret
+from .tape import RECIPES
+from .views import Chain
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A function of arrays, lifted floats and a PRNG key.
+
+    Attributes:
+        program: its entries; first one for each input.
+        live: slots of its results.
+        draws: for each entry that draws, which key it takes; see `Aside.draws`.
+        scalars: which of the recording's lifted floats it takes.
+    """
+
+    program: tuple[Any, ...]
+    live: tuple[int, ...]
+    draws: tuple[Any, ...]
+    scalars: tuple[int, ...]
+
+    def run(self, inputs: Sequence[Any], scalars: Any, key: Any) -> list[Any]:
+        """Its results, while JAX traces.
+
+        Args:
+            inputs: one array per input.
+            scalars: the floats that `scalars` names.
+            key: what its keys are made from; None if it draws none.
+        """
+        needed = [True] * len(self.program)
+        env = interpret(self.program, needed, inputs, scalars, self._keys(key))
+        return [env[slot] for slot in self.live]
+
+    def _keys(self, key: Any) -> Iterator[Any]:
+        for draw in self.draws:
+            if isinstance(draw, tuple):
+                yield from random.keys(jax.numpy.asarray([draw], np.uint32))
+            else:
+                yield jax.random.fold_in(key, draw)
+
+
+def cut(aside: Aside, given: Sequence[int], wanted: Sequence[int]) -> Piece:
+    """The function that computes some slots from others.
+
+    Args:
+        aside: what was recorded.
+        given: slots of its inputs; the inputs of the recording that it needs are among them.
+        wanted: slots of its results.
+    """
+    numbers = {slot: number for number, slot in enumerate(given)}
+    entries, needed = [], set(wanted) - set(given)
+    for entry, first, count, floats, draw in reversed(_described(aside)):
+        if needed.isdisjoint(range(first, first + count)):
+            continue
+        entries.append((entry, first, count, floats, draw))
+        needed.update(slot for slot in entry[1:] if slot not in numbers)
+    program: list[Any] = [_input(aside, slot) for slot in given]
+    at, draws, scalars = len(program), [], []
+    for entry, first, count, floats, draw in reversed(entries):
+        program.append((entry[0], *[numbers[slot] for slot in entry[1:]]))
+        for slot in range(first, first + count):
+            numbers.setdefault(slot, at + slot - first)
+        at += count
+        scalars += floats
+        draws += [] if draw is None else [aside.draws[draw]]
+    live = tuple([numbers[slot] for slot in wanted])
+    return Piece(tuple(program), live, tuple(draws), tuple(scalars))
+
+
+def needed_slots(
+    aside: Aside, wanted: Sequence[int], available: Sequence[int], border: int
+) -> tuple[list[int], list[int]]:
+    """What a later part of the recording takes from an earlier one.
+
+    Views of something taken are made again instead.
+
+    Args:
+        aside: what was recorded.
+        wanted: slots that the later part computes.
+        available: slots that it can have anyway.
+        border: the first slot of the later part.
+
+    Returns:
+        The slots that it takes of those available, and those that must be kept for it.
+    """
+    at_hand, seen = set(available), set()
+    used, kept, stack = set(), set(), list(wanted)
+    while stack:
+        slot = stack.pop()
+        if slot in seen:
+            continue
+        seen.add(slot)
+        entry = aside.maker(slot)
+        if slot in at_hand:
+            used.add(slot)
+        elif entry is not None and (slot >= border or _is_view(entry)):
+            stack += entry[1:]
+        else:
+            kept.add(slot)
+    return sorted(used), sorted(kept)
+
+
+def _is_view(entry: Sequence[int]) -> bool:
+    recipe = RECIPES[entry[0]]
+    return recipe.name == "view" and isinstance(recipe.detail, Chain)
+
+
+def _input(aside: Aside, slot: int) -> Any:
+    """The entry of an input: shape and dtype, where the recording knows them."""
+    return aside.tokens.get(slot, ((), "computed before"))
+
+
+def _described(aside: Aside) -> list[Any]:
+    """The operations: entry, first slot, number of slots, floats, and which draw it is."""
+    found, slot, floats, draws = [], 0, 0, 0
+    for entry in aside.program:
+        if not isinstance(entry[0], int):
+            slot += 1
+            continue
+        recipe = RECIPES[entry[0]]
+        mine = range(floats, floats + recipe.lifted)
+        found.append((entry, slot, recipe.count, mine, draws if recipe.random else None))
+        slot, floats, draws = slot + recipe.count, floats + recipe.lifted, draws + recipe.random
+    return found

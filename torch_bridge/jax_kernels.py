@@ -1,0 +1,293 @@
+"""Attention and matrix products that torch_xla has TPU kernels for, as plain JAX functions.
+
+XLA fuses and partitions them like everything around them, on every kind of device, and JAX
+differentiates them. They keep the conventions of torch_xla's kernels: masked scores get a large
+negative number, nothing is scaled that the caller does not scale, and a causal mask starts in the
+upper left corner.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
+"""The score of a key that is masked."""
+
+
+def flash_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    q_segments: jax.Array | None,
+    kv_segments: jax.Array | None,
+    bias: jax.Array | None,
+    *,
+    causal: bool,
+    scale: float,
+    sharding: jax.sharding.Sharding | None,
+) -> jax.Array:
+    """Attention of queries to the keys of their segment.
+
+    Args:
+        q: (.., heads, queries, width).
+        k: (.., heads, keys, width).
+        v: (.., heads, keys, width).
+        q_segments: (.., queries), integers; a query sees the keys with its number.
+        kv_segments: (.., keys).
+        bias: (.., heads, queries, keys), added to the products before they are scaled.
+        causal: query `i` sees keys `0..i`.
+        scale: of products and bias.
+        sharding: layout of queries, keys, values and result; None leaves it to XLA.
+
+    Returns:
+        (.., heads, queries, width).
+    """
+    if sharding is not None:
+        q, k, v = (jax.lax.with_sharding_constraint(x, sharding) for x in (q, k, v))
+    mask = None
+    if q_segments is not None and kv_segments is not None:
+        mask = (q_segments[..., :, None] == kv_segments[..., None, :])[..., None, :, :]
+    if bias is not None:
+        bias = bias * scale
+
+    def one(q, k, v, bias, mask):
+        if q.dtype == jnp.float64:  # whose softmax JAX's attention takes in float32
+            return _in_full(q, k, v, bias, mask, causal=causal, scale=scale)
+        q, k, v = (jnp.swapaxes(x, -3, -2) for x in (q, k, v))
+        out = jax.nn.dot_product_attention(q, k, v, bias, mask, scale=scale, is_causal=causal)
+        return jnp.swapaxes(out, -3, -2)
+
+    axes = (0, 0, 0, None if bias is None else 0, None if mask is None else 0)
+    for _ in range(q.ndim - 4):
+        one = jax.vmap(one, axes)
+    out = one(q, k, v, bias, mask)
+    return out if sharding is None else jax.lax.with_sharding_constraint(out, sharding)
+
+
+def _in_full(q, k, v, bias, mask, *, causal, scale):
+    scores = jnp.einsum("...qd,...kd->...qk", q, k) * scale
+    if bias is not None:
+        scores += bias
+    if causal:
+        lower = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+        mask = lower if mask is None else mask & lower
+    if mask is not None:
+        scores = jnp.where(mask, scores, MASKED)
+    return jax.nn.softmax(scores, -1) @ v
+
+
+def paged_attention(
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    lengths: jax.Array,
+    page_indices: jax.Array,
+    *,
+    soft_cap: float | None,
+) -> jax.Array:
+    """Attention of one query per sequence to keys that lie in pages.
+
+    Args:
+        q: (batch, heads, width); scaled by the caller.
+        k_pages: (key heads, pages, page size, width).
+        v_pages: likewise.
+        lengths: (batch,), how many keys each sequence has.
+        page_indices: (batch, pages per sequence).
+        soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`.
+
+    Returns:
+        (batch, heads, width).
+    """
+    ones = jnp.ones_like(lengths)
+    return multi_queries_paged_attention(
+        q[:, None], k_pages, v_pages, lengths, page_indices, ones, soft_cap=soft_cap
+    )[:, 0]
+
+
+def multi_queries_paged_attention(
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    lengths: jax.Array,
+    page_indices: jax.Array,
+    effective_q_lens: jax.Array,
+    *,
+    soft_cap: float | None,
+) -> jax.Array:
+    """Attention of several queries per sequence to keys that lie in pages.
+
+    Args:
+        q: (batch, queries, heads, width); scaled by the caller. The first `effective_q_lens` of
+            them are the last positions of the sequence.
+        k_pages: (key heads, pages, page size, width).
+        v_pages: likewise.
+        lengths: (batch,), how many keys each sequence has.
+        page_indices: (batch, pages per sequence).
+        effective_q_lens: (batch,).
+        soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`.
+
+    Returns:
+        (batch, queries, heads, width).
+    """
+
+    def one(q, length, pages, queries):
+        keys, values = (
+            x[:, pages].reshape(x.shape[0], -1, x.shape[-1]) for x in (k_pages, v_pages)
+        )
+        last = length - queries + jnp.arange(q.shape[0])
+        position = jnp.arange(keys.shape[1])
+        seen = (position <= last[:, None]) & (position < length)
+        return _attend(q, keys.swapaxes(0, 1), values.swapaxes(0, 1), seen, 1.0, soft_cap)
+
+    return jax.vmap(one)(q, lengths, page_indices, effective_q_lens)
+
+
+def ragged_paged_attention(
+    q: jax.Array,
+    kv_pages: jax.Array,
+    kv_lens: jax.Array,
+    page_indices: jax.Array,
+    cu_q_lens: jax.Array,
+    num_seqs: jax.Array,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    masked: float,
+    k_scale: float | None,
+    v_scale: float | None,
+) -> jax.Array:
+    """Attention of sequences of different lengths, one behind the other.
+
+    Args:
+        q: (tokens, heads, width).
+        kv_pages: (pages, page size, 2 * key heads, width); keys and values in turn.
+        kv_lens: (sequences,), how many keys each sequence has.
+        page_indices: (sequences, pages per sequence).
+        cu_q_lens: (sequences + 1,), where the tokens of each sequence begin.
+        num_seqs: (1,), how many sequences there are.
+        scale: of the products.
+        window: how many of the last keys a token sees; None for all.
+        soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`.
+        masked: the score of a masked key.
+        k_scale: what keys are multiplied by.
+        v_scale: what values are multiplied by.
+
+    Returns:
+        (tokens, heads, width); zero for tokens of no sequence.
+    """
+    width = kv_pages.shape[-1]
+    token = jnp.arange(q.shape[0])
+
+    def one(number, out):
+        both = kv_pages[page_indices[number]].reshape(-1, kv_pages.shape[2], width)
+        keys, values = both[:, 0::2], both[:, 1::2]
+        if k_scale is not None:
+            keys = (keys.astype(jnp.float32) * k_scale).astype(q.dtype)
+        if v_scale is not None:
+            values = (values.astype(jnp.float32) * v_scale).astype(q.dtype)
+        begin, end, length = cu_q_lens[number], cu_q_lens[number + 1], kv_lens[number]
+        last = (length - (end - begin) + token - begin)[:, None]
+        position = jnp.arange(keys.shape[0])
+        seen = (position <= last) & (position < length)
+        if window is not None:
+            seen &= position > last - window
+        found = _attend(q, keys, values, seen, scale, soft_cap, masked, position < length)
+        mine = (token >= begin) & (token < end) & (number < num_seqs[0])
+        return jnp.where(mine[:, None, None], found, out)
+
+    return jax.lax.fori_loop(0, kv_lens.shape[0], one, jnp.zeros_like(q))
+
+
+def _attend(q, k, v, seen, scale, soft_cap, masked=None, exists=None):
+    """Attention of (queries, heads, width) to (keys, fewer heads, width)."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = jnp.repeat(k, groups, 1), jnp.repeat(v, groups, 1)
+    scores = jnp.einsum("qhd,khd->hqk", q, k) * scale
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    scores = scores.astype(jnp.promote_types(q.dtype, jnp.float32))
+    scores = jnp.where(seen, scores, -jnp.inf if masked is None else masked)
+    if exists is not None:
+        scores = jnp.where(exists, scores, -jnp.inf)
+    weights = jax.nn.softmax(scores, -1).astype(v.dtype)
+    return jnp.einsum("hqk,khd->qhd", weights, v)
+
+
+def gmm(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    group_offset: jax.Array | None,
+    *,
+    transpose_rhs: bool,
+) -> jax.Array:
+    """Groups of rows, each times a matrix of its own.
+
+    Args:
+        lhs: (rows, k); the rows of group 0, then those of group 1, ..
+        rhs: (groups, k, n); (groups, n, k) if `transpose_rhs`.
+        group_sizes: (all groups,), how many rows each group has.
+        group_offset: the group of the first matrix, where there are fewer matrices than groups; the
+            rows of other groups become zero.
+        transpose_rhs: whether the matrices are turned.
+
+    Returns:
+        (rows, n), of the dtype of `lhs`.
+    """
+    if transpose_rhs:
+        rhs = rhs.swapaxes(1, 2)
+    if group_offset is not None:
+        every = jnp.zeros((group_sizes.shape[0], *rhs.shape[1:]), rhs.dtype)
+        rhs = jax.lax.dynamic_update_slice_in_dim(every, rhs, group_offset.reshape(()), 0)
+    return jax.lax.ragged_dot(lhs, rhs, group_sizes, preferred_element_type=lhs.dtype)
+
+
+def tgmm(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    group_offset: jax.Array | None,
+    *,
+    groups: int,
+) -> jax.Array:
+    """For each group its columns of `lhs` times its rows of `rhs`: the gradient of `gmm`.
+
+    Args:
+        lhs: (k, rows).
+        rhs: (rows, n).
+        group_sizes: (all groups,), how many rows each group has.
+        group_offset: the first group of the result; 0 if None.
+        groups: how many groups the result has.
+
+    Returns:
+        (groups, k, n), of the dtype of `lhs`.
+    """
+    zeros = jnp.zeros((group_sizes.shape[0], lhs.shape[0], rhs.shape[1]), lhs.dtype)
+    _, back = jax.vjp(lambda one: jax.lax.ragged_dot(lhs.T, one, group_sizes), zeros)
+    (every,) = back(rhs.astype(lhs.dtype))
+    first = 0 if group_offset is None else group_offset.reshape(())
+    return jax.lax.dynamic_slice_in_dim(every, first, groups)
+
+
+def quantized_matmul(
+    x: jax.Array, w: jax.Array, scale: jax.Array, *, quantize_activation: bool
+) -> jax.Array:
+    """A product with a matrix of int8.
+
+    Args:
+        x: (rows, inputs).
+        w: (outputs, inputs), int8.
+        scale: (outputs,).
+        quantize_activation: round each row of `x` to int8 first, and multiply integers.
+
+    Returns:
+        (rows, outputs), of the dtype of `x`.
+    """
+    if not quantize_activation:
+        return (jnp.matmul(x, w.T.astype(x.dtype)) * scale).astype(x.dtype)
+    steps = jnp.max(jnp.abs(x), -1, keepdims=True) / 127
+    rounded = jnp.round(x / steps).astype(jnp.int8)
+    whole = jnp.matmul(rounded, w.T, preferred_element_type=jnp.int32)
+    return (whole * scale * steps).astype(x.dtype)

@@ -1,0 +1,204 @@
+"""What is recorded, as text: StableHLO, HLO, or the entries of the tape. Nothing is executed.
+
+>>> import torch, isoshard.torch_bridge as xs
+>>> x = torch.ones(2, 3, device="jax")
+>>> xs.sync()
+>>> y = (x @ x.T).exp()
+>>> print(tape_text([y]))
+IR {
+  %0 = f32[2,3] input()
+  %1 = view(%0)
+  %2 = aten::mm(%0, %1)
+  ROOT %3 = aten::exp(%2)
+}
+>>> "stablehlo.dot_general" in stablehlo([y])
+True
+>>> xs.sync()
+>>> stablehlo([y])                            # it has a value: there is nothing to compute
+''
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax import export
+
+from isoshard.core.op_sharding import to_op_sharding
+from isoshard.core.tiles import Tiles
+from isoshard.torch_bridge.engine import base, interpreting, layouts, placement, program
+from isoshard.torch_bridge.engine import tape as tapes
+
+_SHORT = {"float": "f", "int": "s", "uint": "u", "complex": "c", "bfloat": "bf"}
+
+
+def stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
+    """The StableHLO module that would compute tensors.
+
+    Args:
+        tensors: on the `jax` device; None or empty for everything that is recorded and still alive.
+
+    Returns:
+        The text; empty if nothing has to be computed.
+    """
+    found = _plan(tensors)
+    return "" if found is None else _lower(*found).as_text()
+
+
+def hlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
+    """The same as HLO, before any optimisation; layouts list every device.
+
+    Args:
+        tensors: see `stablehlo`.
+    """
+    found = _plan(tensors)
+    return "" if found is None else _listed(_lower(*found).as_text(dialect="hlo"))
+
+
+def bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:
+    """The same as a portable StableHLO artifact, which later versions of XLA read as well.
+
+    Args:
+        tensors: see `stablehlo`.
+    """
+    found = _plan(tensors)
+    if found is None:
+        return b""
+    plan, structs = found
+    custom = set(re.findall(r"stablehlo\.custom_call @([\w.]+)", _lower(plan, structs).as_text()))
+    checks = [export.DisabledSafetyCheck.custom_call(name) for name in sorted(custom)]
+    arguments = (*structs, *program.extra_inputs(plan))
+    with jax.numpy_dtype_promotion("standard"):
+        function = jax.jit(program.traceable(plan))
+        return export.export(function, disabled_checks=checks)(*arguments).mlir_module_serialized
+
+
+def tape_text(tensors: Sequence[torch.Tensor] | None = None) -> str:
+    """The recorded operations that tensors depend on, one per line.
+
+    Args:
+        tensors: see `stablehlo`.
+    """
+    found = _plan(tensors)
+    if found is None:
+        return ""
+    plan, structs = found
+    inputs = iter(structs)
+    names: dict[int, str] = {}
+    lines, slot = ["IR {"], 0
+    for entry, needed in zip(
+        plan.program, interpreting.needed(plan.program, plan.live), strict=True
+    ):
+        if isinstance(entry[0], int):
+            recipe = tapes.RECIPES[entry[0]]
+            count, what = recipe.count, recipe.name
+            arguments = ", ".join(names.get(number, "%?") for number in entry[1:])
+            line = f"{what}({arguments}){_mark(recipe)}"
+        else:
+            count, struct = 1, next(inputs)
+            line = f"{_short(struct)} input(){_layout(struct.sharding, len(struct.shape))}"
+        if needed:
+            number = len(lines) - 1
+            several = count > 1
+            names |= {slot + n: f"%{number}" + f".{n}" * several for n in range(count)}
+            root = "ROOT " * (
+                not plan.live or not {*range(slot, slot + count)}.isdisjoint(plan.live)
+            )
+            lines.append(f"  {root}%{number} = {line}")
+        slot += count
+    return "\n".join([*lines, "}"])
+
+
+def _plan(tensors: Sequence[torch.Tensor] | None) -> tuple[program.Plan, list[Any]] | None:
+    """What would be executed, and its inputs' shapes and layouts; None if nothing would be."""
+    if tensors:
+        values = [base.read(_checked(tensor)) for tensor in tensors]
+        waiting = [value for value in values if value.array is None]
+        if not waiting:
+            return None
+        tape = waiting[0].tape
+        if any(value.tape is not tape for value in waiting):
+            raise RuntimeError(
+                "these tensors were recorded by several threads, and are no one program; call "
+                "torch_xla.sync() in each thread, or ask for the tensors of one"
+            )
+        plan = program.plan_of(tape)
+        slots = dict.fromkeys(value.slot for value in waiting)
+        plan.live, plan.wanted = tuple(slots), tuple(tape.values[slot].layout for slot in slots)
+    else:
+        tape = tapes.recorder()
+        if not isinstance(tape, tapes.Tape) or not tape.program:
+            return None
+        plan = program.plan_of(tape)
+        if not plan.live:
+            return None
+    plan.donated = ()
+    leaves = [tape.values[slot] for slot in plan.leaves]
+    plan.placed = tuple(placement.planned(leaves))
+    structs = [
+        jax.ShapeDtypeStruct(
+            leaf.array.shape,
+            leaf.array.dtype,
+            sharding=None if number == layouts.UNPLACED else layouts.sharding(number),
+        )
+        for leaf, number in zip(leaves, plan.placed, strict=True)
+    ]
+    return plan, structs
+
+
+def _checked(tensor: torch.Tensor) -> base.LazyTensor:
+    if not isinstance(tensor, base.LazyTensor):
+        raise RuntimeError(
+            f"a tensor on {getattr(tensor, 'device', type(tensor).__name__)} has no recorded "
+            "operations; move it with .to(torch_xla.device())"
+        )
+    return tensor
+
+
+def _lower(plan: program.Plan, structs: list[Any]) -> jax.stages.Lowered:
+    return program.lowered(plan, structs, keep_unused=False)
+
+
+def _short(struct: Any) -> str:
+    name = struct.dtype.name
+    kind = name.rstrip("0123456789")
+    short = name.replace(kind, _SHORT[kind], 1) if kind in _SHORT else name
+    return f"{short}[{','.join(map(str, struct.shape))}]"
+
+
+def _layout(sharding: Any, rank: int) -> str:
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return ""
+    return f", sharding={to_op_sharding(Tiles.from_sharding(sharding, rank))}"
+
+
+def _mark(recipe: tapes.Recipe) -> str:
+    if recipe.name != "mark_sharding":
+        return ""
+    sharding: Any = layouts.sharding(recipe.detail)
+    return _layout(sharding, max(len(sharding.spec), 1))
+
+
+_COUNTED = re.compile(r"devices=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+
+
+def _listed(text: str) -> str:
+    """Layouts with their devices one by one, in the place of XLA's short form."""
+
+    def devices(match: re.Match[str]) -> str:
+        grid, counts, turn = match.groups()
+        whole = np.arange(math.prod(_numbers(counts))).reshape(_numbers(counts))
+        turned = whole.transpose(_numbers(turn)) if turn else whole
+        return f"devices=[{grid}]{','.join(map(str, turned.ravel()))}"
+
+    return _COUNTED.sub(devices, text)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]

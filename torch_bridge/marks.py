@@ -1,0 +1,232 @@
+"""Marks: the layout a user asked for, kept with a tensor's memory, and torch_xla's words for it.
+
+>>> from isoshard import P, make_mesh
+>>> sharding = jax.sharding.NamedSharding(make_mesh((2, 4), ("x", "y")), P(None, "y"))
+>>> spec_string(sharding, 2), sharding_type(sharding, 2)
+('{devices=[1,4,2]0,4,1,5,2,6,3,7 last_tile_dim_replicate}', <ShardingType.PARTIAL: 5>)
+
+In these strings, as in torch_xla's, a device is its place in `jax.devices()`, and the devices that
+hold copies of one block are in ascending order. (The strings of `isoshard.core` count along the
+mesh; the two differ for a mesh that takes its devices in another order.)
+
+The layout of the buffers may be another than the one asked for: JAX has no buffers of unequal
+pieces, so an axis that does not divide stays whole there. `asked` gives the former.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+import weakref
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from isoshard.core.devices import Device
+from isoshard.core.mesh import mesh_of
+from isoshard.core.tiles import Tiles
+from isoshard.torch_bridge.engine import base, layouts
+from isoshard.torch_bridge.engine.constrain import constrain
+from isoshard.torch_bridge.engine.value import Aval, Storage, Value
+
+Sharding = jax.sharding.NamedSharding
+
+
+class ShardingType(enum.IntEnum):
+    """How a layout divides a tensor, with torch_xla's numbers."""
+
+    REPLICATED = 0
+    MAXIMAL = 1
+    TUPLE = 2
+    TILED = 3
+    MANUAL = 4
+    PARTIAL = 5
+    UNKNOWN = 6
+
+
+# What was asked for memory that lies otherwise: uneven layouts, and None after `clear`.
+_ASKED: weakref.WeakKeyDictionary[Storage, Sharding | None] = weakref.WeakKeyDictionary()
+
+
+def placed(tensor: base.LazyTensor) -> Sharding | None:
+    """The layout that the buffers of a tensor have or will get, None if it is on no mesh."""
+    storage = tensor._storage
+    if tensor._chain.ops:
+        return None
+    if storage.annotation is not None:
+        return storage.annotation
+    if storage.value.layout == layouts.UNPLACED:
+        return None
+    found = layouts.sharding(storage.value.layout)
+    return found if isinstance(found, Sharding) else None
+
+
+def asked(tensor: base.LazyTensor) -> Sharding | None:
+    """The layout that a tensor was marked with, else that of its buffers; None without one."""
+    if _ASKED and not tensor._chain.ops and tensor._storage in _ASKED:
+        return _ASKED[tensor._storage]
+    return placed(tensor)
+
+
+def marked(tensor: base.LazyTensor) -> Sharding | None:
+    """The layout that a tensor's memory was marked with, None if nobody has."""
+    if tensor._chain.ops:
+        return None
+    return _ASKED.get(tensor._storage) or tensor._storage.annotation
+
+
+def is_recorded(tensor: base.LazyTensor) -> bool:
+    """Whether the memory's value is still to be computed."""
+    array = tensor._storage.value.array
+    return array is None or isinstance(array, Tracer)
+
+
+def annotate(tensor: base.LazyTensor, sharding: Sharding, *, ask: Sharding | None = None) -> None:
+    """Ask for a layout; the data follows with the next execution.
+
+    Args:
+        tensor: on the `jax` device.
+        sharding: fits the tensor's rank, and splits its shape evenly.
+        ask: the layout that was meant, where some axis does not divide.
+    """
+    from .runtime import PENDING
+
+    if is_recorded(tensor) or tensor._chain.ops:
+        constrain_in_place(tensor, sharding, ask)
+        return
+    value = base.read(tensor)
+    moved = Value(value.array, layouts.intern(sharding))
+    moved.memory = value.memory
+    moved.shared = value.shared
+    if hasattr(value, "origin"):
+        moved.origin = value.origin
+    tensor._storage.value = moved
+    PENDING.append(tensor._storage)
+    keep(tensor, sharding, ask)
+
+
+def constrain_in_place(tensor: base.LazyTensor, sharding: Sharding, ask: Sharding | None) -> None:
+    """Lay a tensor's value out in the program being recorded, over whatever mark it has.
+
+    Args:
+        tensor: on the `jax` device.
+        sharding: as for `annotate`.
+        ask: as for `annotate`.
+    """
+    base.write(tensor, _constrained(base.read(tensor), layouts.intern(sharding), ask))
+    if not tensor._chain.ops:
+        keep(tensor, sharding, ask)
+
+
+def laid_out(tensor: base.LazyTensor, sharding: Sharding, ask: Sharding | None = None) -> Any:
+    """A new tensor with the same elements in another layout; `tensor` stays as it is.
+
+    Args:
+        tensor: on the `jax` device.
+        sharding: as for `annotate`.
+        ask: as for `annotate`.
+    """
+    value = _constrained(base.read(tensor), layouts.intern(sharding), ask)
+    result = base.fresh(Aval.contiguous(tuple(tensor.shape), tensor.dtype), value)
+    keep(result, sharding, ask)
+    return result
+
+
+def keep(tensor: base.LazyTensor, sharding: Sharding, ask: Sharding | None) -> None:
+    """Note a mark in a tensor's memory, and let gradients follow it."""
+    tensor._storage.annotation = sharding
+    if ask is not None:
+        _ASKED[tensor._storage] = ask
+    else:
+        _ASKED.pop(tensor._storage, None)
+    keep_gradient_layout(tensor)
+
+
+def clear(tensor: base.LazyTensor) -> None:
+    """Forget a tensor's mark, and make it whole on every device of its mesh."""
+    present = tensor._storage.annotation
+    if present is None or tensor._chain.ops:
+        return
+    annotate(tensor, Sharding(present.mesh, jax.sharding.PartitionSpec()))
+    tensor._storage.annotation = None
+    _ASKED[tensor._storage] = None
+
+
+def copy_mark(source: base.LazyTensor, target: base.LazyTensor) -> None:
+    """Let `target`, a copy of `source`, be marked as that."""
+    if source._storage in _ASKED:
+        _ASKED[target._storage] = _ASKED[source._storage]
+
+
+def _constrained(value: Value, number: int, ask: Sharding | None) -> Value:
+    """`value` in a layout. Inside a program pieces may be unequal; its results are even again."""
+    if ask is None:
+        return constrain(value, number)
+    result = constrain(value, layouts.intern(ask))
+    if not isinstance(result.array, Tracer):
+        result.layout = number
+    return result
+
+
+def keep_gradient_layout(tensor: base.LazyTensor) -> None:
+    """Lay the gradients of a leaf out as the leaf, and with them what optimizers make of them."""
+    if tensor.requires_grad and tensor.is_leaf and not tensor._post_accumulate_grad_hooks:
+        tensor.register_post_accumulate_grad_hook(_lay_out_gradient)
+
+
+def _lay_out_gradient(leaf: Any) -> None:
+    gradient = leaf.grad
+    if isinstance(gradient, base.LazyTensor) and not gradient._chain.ops:
+        value = gradient._storage.value
+        if value.layout == layouts.UNPLACED and value.array is None:
+            value.layout = leaf._storage.value.layout
+
+
+@functools.lru_cache(maxsize=4096)
+def spec_string(sharding: Sharding, ndim: int) -> str:
+    """Write a layout as torch_xla does; see the module's description.
+
+    Args:
+        sharding: the layout.
+        ndim: rank of the tensor.
+    """
+    grid = groups(sharding, ndim)
+    blocks, replicas = grid.shape[:-1], grid.shape[-1]
+    if math.prod(blocks) == 1:
+        return "{replicated}"
+    shape = grid.shape if replicas > 1 else blocks
+    tail = " last_tile_dim_replicate" if replicas > 1 else ""
+    return f"{{devices=[{_join(shape)}]{_join(grid.ravel())}{tail}}}"
+
+
+@functools.lru_cache(maxsize=4096)
+def sharding_type(sharding: Sharding, ndim: int) -> ShardingType:
+    """Whether a layout is replicated, tiled, or tiled and partly replicated."""
+    tiles = Tiles.from_sharding(sharding, ndim)
+    if math.prod(tiles.blocks) == 1:
+        return ShardingType.REPLICATED
+    return ShardingType.TILED if tiles.replicas == 1 else ShardingType.PARTIAL
+
+
+@functools.lru_cache(maxsize=4096)
+def groups(sharding: Sharding, ndim: int) -> np.ndarray:
+    """The devices of each block, as torch_xla numbers and orders them.
+
+    Returns:
+        Integers of shape (blocks along each tensor axis .., replicas).
+    """
+    numbers = np.array([ordinal(device) for device in mesh_of(sharding).devices.flat])
+    return np.sort(numbers[Tiles.from_sharding(sharding, ndim).grid], axis=-1)
+
+
+@functools.cache
+def ordinal(device: Device) -> int:
+    """A device's place among all devices of its kind."""
+    return jax.devices(device.platform).index(device)
+
+
+def _join(numbers: Any) -> str:
+    return ",".join(map(str, numbers))

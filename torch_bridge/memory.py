@@ -1,0 +1,76 @@
+"""How much memory the devices use, as far as JAX and the system say."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import sys
+from collections.abc import Sequence
+from typing import TypedDict
+
+import jax
+import torch
+
+from isoshard.core.devices import Device
+
+from . import hardware
+
+
+class MemoryInfo(TypedDict):
+    """What `get_memory_info` returns, in bytes."""
+
+    bytes_used: int
+    bytes_limit: int
+    peak_bytes_used: int
+
+
+def get_memory_info(device: str | torch.device | None = None) -> MemoryInfo:
+    """The memory that is used and that there is.
+
+    On accelerators this is JAX's own account. The CPU keeps none: there `bytes_used` are the arrays
+    that JAX holds at the moment (not what a running program needs), `bytes_limit` is the memory of
+    the machine, which all virtual devices share, and `peak_bytes_used` is the most that this
+    process has had resident, everything included.
+
+    Args:
+        device: a chip such as `"TPU:3"`; None or the logical device for the sum over the chips of
+            this process (of peaks too, which they need not have reached at the same time).
+
+    Raises:
+        RuntimeError: there is no such device.
+
+    >>> sorted(get_memory_info())
+    ['bytes_limit', 'bytes_used', 'peak_bytes_used']
+    """
+    chips = hardware.chips_of(device)
+    stats = [chip.memory_stats() for chip in chips]
+    if any(stat is None for stat in stats):
+        return MemoryInfo(
+            bytes_used=_live_bytes(chips), bytes_limit=_machine(), peak_bytes_used=_resident_peak()
+        )
+    return MemoryInfo(
+        bytes_used=sum(stat.get("bytes_in_use", 0) for stat in stats),
+        bytes_limit=sum(stat.get("bytes_limit", 0) for stat in stats),
+        peak_bytes_used=sum(stat.get("peak_bytes_in_use", 0) for stat in stats),
+    )
+
+
+def _live_bytes(chips: Sequence[Device]) -> int:
+    asked = set(chips)
+    return sum(
+        len(asked & array.sharding.device_set)
+        * math.prod(array.sharding.shard_shape(array.shape))
+        * array.dtype.itemsize
+        for array in jax.live_arrays()
+        if not array.is_deleted()
+    )
+
+
+def _machine() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _resident_peak() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,38 @@
+"""SPMD mode and automatic sharding, as torch_xla's scripts switch them on.
+
+isoshard has one mode of work, torch_xla's SPMD: one process, one logical device, meshes. The
+switches only record what a script asked for, so that it reads back what it expects.
+
+Environment: `XLA_USE_SPMD=1` and `XLA_AUTO_SPMD=1` switch them on as well, and `use_spmd` sets
+them, so that processes started later agree.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+def use_spmd(auto: bool | None = False) -> None:
+    """Say that the script is written for SPMD. It cannot be taken back, as in torch_xla.
+
+    Args:
+        auto: also lay out by isoshard's choice what nobody marked.
+    """
+    os.environ["XLA_USE_SPMD"] = "1"
+    if auto:
+        os.environ["XLA_AUTO_SPMD"] = "1"
+
+
+def is_spmd() -> bool:
+    """Whether `use_spmd` was called, or `XLA_USE_SPMD` is set."""
+    return _is_set("XLA_USE_SPMD")
+
+
+def auto_spmd() -> bool:
+    """Whether `use_spmd(auto=True)` was called, or `XLA_AUTO_SPMD` is set."""
+    return _is_set("XLA_AUTO_SPMD")
+
+
+def _is_set(name: str) -> bool:
+    flag = os.environ.get(name, "")
+    return flag == "true" or (flag.isdigit() and int(flag) > 0)

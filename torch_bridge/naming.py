@@ -1,0 +1,32 @@
+"""What the device calls itself: `jax:0`, or `xla:0` in scripts written for torch_xla.
+
+>>> current()
+device(type='jax', index=0)
+"""
+
+from __future__ import annotations
+
+import torch
+
+OURS = ("jax", "lazy", "xla")
+"""Device types that mean the `jax` device: its name, its C++ type, and torch_xla's name."""
+
+_device: torch.device | None = None
+
+
+def current() -> torch.device:
+    """The device as tensors report it."""
+    global _device
+    if _device is None:
+        _device = torch.device("jax", 0)
+    return _device
+
+
+def use(name: str) -> None:
+    """Report another name from now on.
+
+    Args:
+        name: `"jax"` or `"xla"`.
+    """
+    global _device
+    _device = torch.device(name, 0)

@@ -1,0 +1,126 @@
+"""Activation checkpointing that XLA keeps: what is dropped in forward is computed again.
+
+In one program, `torch.utils.checkpoint` alone saves no memory: the recomputation is the same
+operations on the same inputs, and XLA computes common subexpressions once. Here the inputs of the
+recomputation wait, behind an optimization barrier, for the gradient that it serves. XLA's compiler
+for CPUs drops barriers, so that there only `scan_layers(.., checkpoint=True)` saves memory; so it
+is with `jax.checkpoint`.
+
+>>> import isoshard.torch_bridge as xs
+>>> layer = checkpoint_module(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh()).to("jax"))
+>>> layer(torch.ones(1, 2, device="jax")).sum().backward()
+>>> layer[0].weight.grad.shape
+torch.Size([2, 2])
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.spmd import optimization_barrier_
+
+
+def checkpoint_module(module: torch.nn.Module) -> torch.nn.Module:
+    """Let a module keep only its inputs for backward, and compute the rest again there.
+
+    Random numbers (dropout) are the same in both passes. Without gradients the module runs as
+    before.
+
+    Args:
+        module: its `forward` is replaced, once. It takes tensors anywhere in its arguments and
+            keywords; none of them needs to require a gradient.
+
+    Returns:
+        `module` itself.
+
+    Raises:
+        TypeError: it is no module.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"checkpoint_module takes a module; given: {type(module).__name__}")
+    if getattr(module.forward, "__func__", None) is _forward:
+        return module
+    changed: Any = module
+    changed._xla_checkpointed_forward_original = module.forward
+    changed.forward = types.MethodType(_forward, module)
+    return module
+
+
+def checkpoint(
+    function: Callable[..., Any], *args: Any, anchor: torch.Tensor | None = None, **kwargs: Any
+) -> Any:
+    """Call a function so that backward computes its intermediate results again.
+
+    Args:
+        function: draws the same random numbers in both calls.
+        *args: for the function.
+        anchor: a tensor of the function's device, if no argument is one.
+        **kwargs: for the function.
+
+    Returns:
+        What the function returns.
+    """
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    gradients: list[torch.Tensor] = []
+    calls = 0
+
+    def run(_: Any, *leaves: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            leaves = _after(gradients, leaves)
+            gradients.clear()
+        args, kwargs = pytree.tree_unflatten(leaves, structure)
+        return function(*args, **kwargs)
+
+    result = torch_checkpoint(run, anchor, *leaves, use_reentrant=False)
+    for leaf in pytree.tree_leaves(result):
+        if isinstance(leaf, base.LazyTensor) and leaf.requires_grad:
+            leaf.register_hook(gradients.append)
+    return result
+
+
+def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    original = self._xla_checkpointed_forward_original
+    if not torch.is_grad_enabled():
+        return original(*args, **kwargs)
+    return checkpoint(original, *args, anchor=next(self.parameters(), None), **kwargs)
+
+
+def _after(gradients: list[torch.Tensor], leaves: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`leaves`, their tensors such that they are computed after `gradients`."""
+    places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, base.LazyTensor)]
+    if not places:
+        return leaves
+    late = _After.apply(len(gradients), *gradients, *(leaves[n] for n in places))
+    result = list(leaves)
+    for place, tensor in zip(places, late, strict=True):
+        result[place] = tensor
+    return tuple(result)
+
+
+class _After(torch.autograd.Function):
+    """Tensors behind a barrier, with the identity as their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, first: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Copies of the tensors from number `first` on."""
+        copies = [tensor.clone() for tensor in tensors]
+        optimization_barrier_(copies)
+        late = zip(copies, ctx.needs_input_grad[1:], strict=True)
+        ctx.mark_non_differentiable(*(copy for copy, needed in late if not needed))
+        ctx.first = first
+        ctx.set_materialize_grads(False)
+        return tuple(copies[first:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        """Pass the gradients on."""
+        return (None,) * (1 + ctx.first) + gradients

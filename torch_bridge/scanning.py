@@ -1,0 +1,319 @@
+"""`scan`: a function over the leading axis of tensors, as one loop of the compiled program.
+
+>>> import torch, isoshard.torch_bridge
+>>> def add(total, x):
+...     total = total + x
+...     return total, total * 10
+>>> xs = torch.tensor([1.0, 2.0, 3.0], device="jax", requires_grad=True)
+>>> total, seen = scan(add, torch.tensor(0.0, device="jax"), xs)
+>>> total, seen.detach()
+(tensor(6., device='jax:0', grad_fn=<_ScanBackward>), tensor([10., 30., 60.], device='jax:0'))
+>>> seen.sum().backward()
+>>> xs.grad
+tensor([30., 20., 10.], device='jax:0')
+
+The function's Python code runs once, for the forward and (by torch's autograd) for the backward
+loop. What it uses from around it has gradients too, and buffers that it writes to get their new
+values. Each step draws random numbers of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from isoshard.torch_bridge.engine import aside, base
+from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.capture.watch import Watched
+from isoshard.torch_bridge.engine.loop import Input
+from isoshard.torch_bridge.engine.run_aside import (
+    Run,
+    aval_of,
+    snapshots,
+    wants_as_before,
+    whole,
+)
+from isoshard.torch_bridge.engine.scan_loop import ScanLoop, loop_of
+from isoshard.torch_bridge.engine.value import Aval, Storage
+
+
+def scan(
+    fn: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any,
+    *,
+    recompute: bool = False,
+    pure: bool = False,
+) -> tuple[Any, Any]:
+    """Call `fn` for each element of `xs` along its leading axis, handing a carry on.
+
+    The same as this loop, stacked:
+
+    ```
+    for x in xs:
+        carry, y = fn(carry, x)
+        ys.append(y)
+    ```
+
+    Args:
+        fn: `(carry, x) -> (carry, y)`; all of them tensors, or nestings of tensors and None.
+        init: the first carry; every carry has its shapes and dtypes.
+        xs: tensors of one length on the `jax` device.
+        recompute: keep only the carries for backward, and compute the rest again there.
+        pure: `fn` is the same whenever it is called: its Python code is not run again for the same
+            shapes. Otherwise it runs once in every call of `scan`; either way it is compiled once.
+
+    Returns:
+        The last carry, and all `y` stacked along a new leading axis.
+
+    Raises:
+        ValueError: `fn` cannot be called, `xs` has no tensor, or lengths differ; or `fn` writes to
+            its arguments.
+        TypeError: a leaf is no tensor on the `jax` device, or a carry changes its shape or dtype.
+    """
+    if not callable(fn):
+        raise ValueError(f"scan takes a function fn(carry, x), not {fn!r}")
+    carried = _Leaves(init, "init")
+    sliced = _Leaves(xs, "xs")
+    length = _length(sliced)
+    wants = torch.is_grad_enabled()
+    inputs = [Input(aval_of(leaf), wants and _floats(leaf)) for leaf in carried.tensors]
+    inputs += [
+        Input(Aval.contiguous(tuple(leaf.shape[1:]), leaf.dtype), wants and leaf.requires_grad)
+        for leaf in sliced.tensors
+    ]
+    given = aside.inside([*carried.tensors, *sliced.tensors])
+    wants = wants and any(tensor.requires_grad for tensor in given)
+    key = (carried.structure, sliced.structure, tuple(inputs), length, wants, recompute)
+    key = (*key, torch.is_autocast_enabled("jax") and torch.get_autocast_dtype("jax"))
+    known: dict[Any, _Body] = {}
+    if pure:
+        modules, known = _pure_ones(fn)
+        key = (*key, tuple([module.training for module in modules]))
+    body = known.get(key)
+    if body is None or not body.is_current():
+        body = _body(fn, carried, sliced, inputs, length, wants, recompute)
+        if all(original.grad_fn is None for original in body.originals) and not any(
+            isinstance(number, torch.SymFloat) for number in body.scalars
+        ):
+            known[key] = body
+    return body.call(given)
+
+
+class _Leaves:
+    """The tensors of a nesting that may hold None as well."""
+
+    def __init__(self, tree: Any, what: str):
+        pairs, spec = pytree.tree_flatten_with_path(tree)
+        self.what = what
+        self.paths = [pytree.keystr(path) for path, leaf in pairs if leaf is not None]
+        self.tensors: list[Any] = [leaf for _, leaf in pairs if leaf is not None]
+        self.structure: Any = (spec, tuple([leaf is None for _, leaf in pairs]))
+        for path, leaf in zip(self.paths, self.tensors, strict=True):
+            if not isinstance(leaf, base.LazyTensor):
+                kind = f"on {leaf.device}" if isinstance(leaf, torch.Tensor) else repr(leaf)
+                raise TypeError(
+                    f"scan takes tensors on the jax device, and {what}{path} is {kind}; move it "
+                    "with .to('jax'), or let fn take it from around it"
+                )
+
+    def tree(self, tensors: Sequence[Any]) -> Any:
+        """The same nesting of other tensors."""
+        return _unflatten(self.structure, tensors)
+
+
+def _unflatten(structure: Any, tensors: Sequence[Any]) -> Any:
+    rest = iter(tensors)
+    return pytree.tree_unflatten(
+        [None if is_none else next(rest) for is_none in structure[1]], structure[0]
+    )
+
+
+def _length(xs: _Leaves) -> int:
+    if not xs.tensors:
+        raise ValueError("scan needs at least one tensor in xs, whose leading axis it goes along")
+    lengths = {}
+    for path, leaf in zip(xs.paths, xs.tensors, strict=True):
+        if leaf.dim() == 0:
+            raise ValueError(f"scan goes along the leading axis of xs, and xs{path} has no axes")
+        lengths[f"xs{path}"] = leaf.shape[0]
+    if len(set(lengths.values())) > 1:
+        text = ", ".join(f"{name} has {extent}" for name, extent in lengths.items())
+        raise ValueError(f"scan needs one length of the leading axes of xs: {text}")
+    return xs.tensors[0].shape[0]
+
+
+def _floats(tensor: torch.Tensor) -> bool:
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
+
+
+@dataclasses.dataclass
+class _Body:
+    """A traced function: the loop, and what it takes besides carry and xs.
+
+    Attributes:
+        loop: both loops.
+        carry: how the carry is nested.
+        ys: how the results are nested.
+        originals: tensors from around that want a gradient.
+        outside: memory from around that is read.
+        frozen: tensors from around that wanted no gradient.
+        constants: tensors that the function brought from the host.
+        scalars: its lifted floats.
+        written: memory from around that is written to.
+    """
+
+    loop: ScanLoop
+    carry: Any
+    ys: Any
+    originals: list[Any]
+    frozen: list[Any]
+    outside: list[Storage]
+    constants: list[Any]
+    scalars: list[Any]
+    written: list[Storage]
+
+    def is_current(self) -> bool:
+        """Whether the tensors from around want gradients as before."""
+        return wants_as_before(self.originals, self.frozen)
+
+    def floats(self, piece: Any) -> list[Any]:
+        """The lifted floats that a loop takes."""
+        return [self.scalars[number] for number in piece.scalars]
+
+    def call(self, given: Sequence[Any]) -> tuple[Any, Any]:
+        """Record the loop."""
+        around = [*map(whole, self.outside), *self.constants]
+        results = _Scan.apply(self, *given, *aside.inside(self.originals), *around)
+        count, carries = len(self.loop.results), self.loop.shape.widths[0]
+        for storage, new in zip(self.written, results[count:], strict=True):
+            base.write(whole(storage), base.read(new))
+        return (
+            _unflatten(self.carry, results[:carries]),
+            _unflatten(self.ys, results[carries:count]),
+        )
+
+
+def _body(
+    fn: Any,
+    carried: _Leaves,
+    sliced: _Leaves,
+    inputs: list[Input],
+    length: int,
+    wants: bool,
+    recompute: bool,
+) -> _Body:
+    found: list[_Leaves] = []
+    count = len(carried.tensors)
+
+    def code(tensors: list[Any]) -> Sequence[Any]:
+        result = fn(carried.tree(tensors[:count]), sliced.tree(tensors[count:]))
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            raise TypeError(
+                f"the function of a scan must return (carry, y), and returned "
+                f"{type(result).__name__}; y may be None"
+            )
+        found[:] = _Leaves(result[0], "the new carry"), _Leaves(result[1], "y")
+        _check_carry(carried, found[0])
+        return [*found[0].tensors, *found[1].tensors]
+
+    run = Run(code, inputs, "the function of a scan")
+    loop = loop_of(run, count, len(sliced.tensors), length, wants=wants, recompute=recompute)
+    recorded = run.aside
+    body = _Body(
+        loop,
+        carried.structure,
+        found[1].structure,
+        [original for original, _ in recorded.aliases],
+        recorded.frozen,
+        recorded.outside,
+        recorded.constant_tensors(),
+        recorded.scalars,
+        [storage for storage, _ in run.written],
+    )
+    recorded.forget()
+    return body
+
+
+def _check_carry(before: _Leaves, after: _Leaves) -> None:
+    if before.structure != after.structure:
+        raise TypeError(
+            "the function of a scan must return a carry like the one it takes, and it takes "
+            f"{_names(before)} and returns {_names(after)}"
+        )
+    faults = [
+        f"init{path} is {_text(old)}, the new one {_text(new)}"
+        for path, old, new in zip(before.paths, before.tensors, after.tensors, strict=True)
+        if old.shape != new.shape or old.dtype != new.dtype
+    ]
+    if faults:
+        raise TypeError(
+            "the function of a scan must keep the shapes and dtypes of the carry: "
+            f"{'; '.join(faults)}"
+        )
+
+
+def _names(leaves: _Leaves) -> str:
+    return " ".join(str(leaves.structure[0]).split())
+
+
+def _text(tensor: torch.Tensor) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype}"
+
+
+_Pure = tuple[list[torch.nn.Module], dict[Any, _Body]]
+_PURE: weakref.WeakKeyDictionary[Any, _Pure] = weakref.WeakKeyDictionary()
+
+
+def _pure_ones(fn: Any) -> _Pure:
+    """The modules that a function uses, and what was recorded of it."""
+    found = _PURE.get(fn)
+    if found is None:
+        found = _PURE[fn] = (Watched(fn).modules, {})
+    return found
+
+
+class _Scan(torch.autograd.Function):
+    """The loops in torch's autograd graph."""
+
+    @staticmethod
+    def forward(ctx: Any, body: _Body, *tensors: Any) -> tuple[Any, ...]:
+        loop = body.loop
+        values = [base.read(tensor) for tensor in tensors]
+        carries, slices, aliases, _ = loop.shape.widths
+        arrays = [*values[: carries + slices], *values[carries + slices + aliases :]]
+        floats = body.floats(loop.shape.forward)
+        outputs = tapes.recorder().record(loop.forward, arrays, floats)
+        avals = [*loop.results, *loop.shape.written, *loop.residuals]
+        made = [base.fresh(aval, value) for aval, value in zip(avals, outputs, strict=True)]
+        count = len(avals) - len(loop.residuals)
+        ctx.loop, ctx.width = loop, len(tensors)
+        if loop.shape.backward is not None:
+            ctx.floats = body.floats(loop.shape.backward)
+        kept = snapshots(tensors, values)
+        ctx.save_for_backward(*(kept[number] for number in loop.shape.saved), *made[count:])
+        gradients = set(loop.shape.differentiable)
+        ctx.mark_non_differentiable(*[t for n, t in enumerate(made[:count]) if n not in gradients])
+        return tuple(made[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "scan has no gradients of gradients (create_graph=True); write the loop in Python "
+                "for those"
+            )
+        loop: ScanLoop = ctx.loop
+        shape = loop.shape
+        given = [*(grads[number] for number in shape.differentiable), *ctx.saved_tensors]
+        values = [base.read(tensor) for tensor in given]
+        found = tapes.recorder().record(loop.backward, values, ctx.floats)
+        result: list[Any] = [None] * ctx.width
+        for number, aval, value in zip(shape.wanted, shape.wanted_avals, found, strict=True):
+            result[number] = base.fresh(aval, value)
+        return (None, *result)

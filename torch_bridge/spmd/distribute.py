@@ -1,0 +1,180 @@
+"""DTensor's verbs for tensors and modules here: a mesh and placements, or a function that marks.
+
+>>> import torch, isoshard.torch_bridge as xs
+>>> from torch.distributed.tensor import Replicate, Shard
+>>> mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
+>>> t = xla_distribute_tensor(torch.ones(8, 6), mesh, [Shard(0), Shard(0)])
+>>> t.partition_spec, t.placements
+(P(('x', 'y'),), (Shard(dim=0), Shard(dim=0)))
+
+`torch.distributed.tensor.distribute_tensor` with a `DeviceMesh("xla", ..)` arrives here too, when
+`torch_xla` is ours (see `isoshard.torch_bridge.drop_in`). Such a mesh needs no process group.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from isoshard.core.errors import ShardingError
+from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.placements import check_count, spec_of
+from isoshard.torch_bridge.tensor import XLAShardedTensor
+
+from .auto import auto_mesh, auto_policy
+from .marking import mark_sharding
+from .mesh import Mesh, mesh_from
+
+
+def convert_to_xla_mesh(dt_mesh: Any) -> Mesh:
+    """An `xs.Mesh` with the devices, shape and names of another mesh.
+
+    Args:
+        dt_mesh: a torch `DeviceMesh`, whose ranks are places in `jax.devices()`; an `xs.Mesh`; or a
+            `jax.sharding.Mesh`.
+
+    Raises:
+        ShardingError, DeviceError: it has a device twice, or one that is not there.
+
+    >>> from torch.distributed.device_mesh import DeviceMesh
+    >>> convert_to_xla_mesh(DeviceMesh("xla", torch.arange(8).reshape(2, 4)))
+    Mesh([0, 1, 2, 3, 4, 5, 6, 7], (2, 4), None)
+    """
+    return mesh_from(dt_mesh)
+
+
+def convert_to_xla_partition_spec(
+    tensor: torch.Tensor, placements: Sequence[Any]
+) -> tuple[Any, ...]:
+    """The partition spec, by mesh axis indices, of DTensor placements.
+
+    Several mesh axes may split one tensor axis; the left one is outermost.
+
+    Args:
+        tensor: of the rank that is meant.
+        placements: one `Shard` or `Replicate` per mesh axis.
+
+    Raises:
+        IndexError: a `Shard` names an axis that the tensor does not have.
+        NotImplementedError: a placement is `Partial`.
+
+    >>> from torch.distributed.tensor import Replicate, Shard
+    >>> convert_to_xla_partition_spec(torch.ones(8, 8), [Shard(0), Shard(0)])
+    ((0, 1), None)
+    """
+    return spec_of(placements, tensor.dim())
+
+
+def xla_distribute_tensor(
+    tensor: torch.Tensor, device_mesh: Any, placements: Sequence[Any] | None = None
+) -> XLAShardedTensor:
+    """Lay a tensor out over a mesh by placements.
+
+    Args:
+        tensor: on any device; one on another device is moved.
+        device_mesh: a torch `DeviceMesh`, an `xs.Mesh` or a `jax.sharding.Mesh`.
+        placements: one `Shard` or `Replicate` per mesh axis; whole on every device if not given.
+
+    Returns:
+        The marked tensor; `tensor` itself if it is on the device.
+
+    Raises:
+        ValueError: there are more or fewer placements than mesh axes.
+        ShardingError: the mesh is for another device, `tensor` is a DTensor, or another mark splits
+            it already.
+    """
+    kind = getattr(device_mesh, "device_type", "jax")
+    if kind not in (*naming.OURS, "cpu"):
+        raise ShardingError(
+            f"xla_distribute_tensor takes a mesh of device type 'xla' or 'jax', and this one is of "
+            f"{kind!r}; use torch.distributed.tensor.distribute_tensor for it"
+        )
+    if type(tensor).__name__ == "DTensor":
+        raise ShardingError(
+            "xla_distribute_tensor takes a whole tensor, and this DTensor is one process's part of "
+            "one; pass tensor.full_tensor()"
+        )
+    mesh = mesh_from(device_mesh)
+    if placements is None:
+        spec: tuple[Any, ...] = (None,) * tensor.dim()
+    else:
+        check_count(placements, mesh)
+        spec = spec_of(placements, tensor.dim())
+    if not isinstance(tensor, XLAShardedTensor):
+        tensor = tensor.to("jax")
+    return mark_sharding(tensor, mesh, spec)
+
+
+def xla_distribute_module(
+    module: torch.nn.Module,
+    device_mesh: Any = None,
+    partition_fn: Callable[[str, torch.nn.Module, Any], None] | None = None,
+    input_fn: Callable[..., Any] | None = None,
+    output_fn: Callable[..., Any] | None = None,
+) -> torch.nn.Module:
+    """Lay a module out over a mesh by a function, or by `auto_policy`.
+
+    What `partition_fn` does not mark is left to XLA's partitioner.
+
+    Args:
+        module: changed in place. With `auto_policy` it may be on any device, and is moved.
+        device_mesh: in any form; handed to the functions as it is.
+        partition_fn: called as `partition_fn(name, submodule, device_mesh)` for every submodule,
+            the module itself included (its name is empty). `auto_policy` lays parameters out by the
+            rule it describes.
+        input_fn: called as `input_fn(module, inputs, device_mesh)` before each forward pass; what
+            it returns, unless None, takes the place of the inputs.
+        output_fn: called as `output_fn(module, outputs, device_mesh)` after it; likewise.
+
+    Returns:
+        `module`.
+
+    Raises:
+        ValueError: a function takes another number of arguments.
+    """
+    for what, function in (("input_fn", input_fn), ("output_fn", output_fn)):
+        _check_arguments(what, function)
+    if partition_fn is auto_policy:
+        module = module.to("jax")
+        mesh = auto_mesh(device_mesh)
+        for name, child in module.named_modules():
+            auto_policy(name, child, mesh)
+    elif partition_fn is not None:
+        for name, child in module.named_modules():
+            partition_fn(name, child, device_mesh)
+    if input_fn is not None:
+        call = _with_module(input_fn)
+        module.register_forward_pre_hook(lambda mod, inputs: call(mod, inputs, device_mesh))
+    if output_fn is not None:
+        answer = _with_module(output_fn)
+        module.register_forward_hook(lambda mod, inputs, outputs: answer(mod, outputs, device_mesh))
+    return module
+
+
+def _check_arguments(what: str, function: Callable[..., Any] | None) -> None:
+    if function is None:
+        return
+    count = len(inspect.signature(function).parameters)
+    if count not in (2, 3):
+        raise ValueError(
+            f"{what} is called with (module, values, device_mesh), and this one takes {count} "
+            "arguments"
+        )
+    if count == 2:
+        warnings.warn(
+            f"{what} with two arguments (values, device_mesh) is deprecated; take "
+            "(module, values, device_mesh)",
+            FutureWarning,
+            stacklevel=3,
+        )
+
+
+def _with_module(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with three arguments."""
+    if len(inspect.signature(function).parameters) == 3:
+        return function
+    return lambda mod, values, mesh: function(values, mesh)

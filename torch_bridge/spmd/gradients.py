@@ -1,0 +1,55 @@
+"""Marks on values inside a model that hold for the values' gradients too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from isoshard.torch_bridge import marks
+
+from .marking import checked
+from .uneven import even_part
+
+
+class MarkShardingFunction(torch.autograd.Function):
+    """`MarkShardingFunction.apply(tensor, mesh, partition_spec)`: see below."""
+
+    @staticmethod
+    def forward(ctx: Any, torch_tensor: Any, mesh: Any, partition_spec: Any) -> torch.Tensor:
+        """A copy of the tensor, laid out."""
+        ctx.mesh, ctx.partition_spec = mesh, partition_spec
+        t, sharding = checked(torch_tensor, mesh, partition_spec, "mark_sharding_with_gradients")
+        even, ask = even_part(sharding, t.shape)
+        return marks.laid_out(t, even, ask)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_output: Any) -> Any:
+        """The gradient, laid out likewise."""
+        gradient = MarkShardingFunction.apply(grad_output[0], ctx.mesh, ctx.partition_spec)
+        return gradient, None, None
+
+
+def mark_sharding_with_gradients(t: torch.Tensor, mesh: Any, partition_spec: Any) -> torch.Tensor:
+    """The same elements as a new tensor in a layout, which the gradient has as well.
+
+    Args:
+        t: on the `jax` device; it stays as it is.
+        mesh: an `xs.Mesh`, or a `jax.sharding.Mesh` with Auto axes.
+        partition_spec: as for `mark_sharding`.
+
+    Returns:
+        The new tensor.
+
+    Raises:
+        SpecError: an entry is no axis of the mesh, an axis is used twice, or the ranks differ.
+        ShardingError: `t` is on another device.
+
+    >>> import isoshard.torch_bridge as xs
+    >>> mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
+    >>> t = torch.ones(8, 8, device="jax")
+    >>> mark_sharding_with_gradients(t, mesh, ("x", "y")).sharding_spec, t.sharding_spec
+    ('{devices=[2,4]0,1,2,3,4,5,6,7}', '')
+    """
+    marked: Any = MarkShardingFunction.apply(t, mesh, partition_spec)
+    return marked

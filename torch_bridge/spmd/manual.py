@@ -1,0 +1,256 @@
+"""Manual regions: parts of a program in which each device works on its own piece.
+
+Between `enable_manual_sharding` and `disable_manual_sharding` shapes are those of one device's
+piece, and an operation is computed on each piece alone; XLA's partitioner adds nothing.
+
+>>> import torch, isoshard.torch_bridge as xs
+>>> from isoshard.torch_bridge.spmd import disable_manual_sharding, enable_manual_sharding
+>>> mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
+>>> t = torch.arange(16.0).to("jax").reshape(2, 8)
+>>> piece = enable_manual_sharding(t, ("x", "y"), mesh=mesh)
+>>> piece.shape
+torch.Size([1, 2])
+>>> mine = piece - piece.mean()                       # of the device's two elements
+>>> disable_manual_sharding(mine, ("x", "y"), t.shape, mesh=mesh)[1].cpu()
+tensor([-0.5000,  0.5000, -0.5000,  0.5000, -0.5000,  0.5000, -0.5000,  0.5000])
+
+Both are `jax.shard_map`, so nothing moves where the layouts are as asked. Gradients go through:
+that of a piece which several devices hold is the sum of theirs. Where a result is whole on several
+devices, the first of them gives it; they should agree, as in torch_xla.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import torch
+
+from isoshard.core.errors import ShardingError
+from isoshard.core.mesh import mesh_of
+from isoshard.core.spec import axis_names, check_even
+from isoshard.torch_bridge import marks
+from isoshard.torch_bridge.engine import base, layouts
+from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.tape import Recipe
+from isoshard.torch_bridge.engine.value import Aval
+from isoshard.torch_bridge.tensor import XLAShardedTensor
+
+from .manual_tensor import ManualTensor
+from .marking import checked, layout_for
+from .mesh import default_mesh, get_1d_mesh, get_global_mesh
+
+P = jax.sharding.PartitionSpec
+
+
+def enable_manual_sharding(
+    t: torch.Tensor, partition_spec: Any, *, mesh: Any = None
+) -> ManualTensor:
+    """Begin a manual region for a tensor: what each device holds of it.
+
+    Args:
+        t: on the `jax` device; it stays as it is.
+        partition_spec: how `t` is cut into pieces, as for `mark_sharding`.
+        mesh: the mesh; the global one if not given.
+
+    Returns:
+        A tensor of the shape of one piece.
+
+    Raises:
+        ShardingError: there is no mesh, `t` is on another device, or is manual already.
+        SpecError: the spec does not fit.
+        UnevenError: an axis does not divide; pieces must be equal here.
+    """
+    if isinstance(t, ManualTensor):
+        raise ShardingError("this tensor is in a manual region already; disable that first")
+    t, sharding = checked(t, default_mesh(mesh), partition_spec, "enable_manual_sharding")
+    check_even(sharding.spec, mesh_of(sharding), tuple(t.shape))
+    result: Any = _ToPieces.apply(t, sharding)
+    return result
+
+
+def disable_manual_sharding(
+    t: torch.Tensor, partition_spec: Any, full_shape: Any, *, mesh: Any = None
+) -> XLAShardedTensor:
+    """End a manual region for a tensor: its pieces become one again.
+
+    Args:
+        t: a result of operations in a manual region.
+        partition_spec: how the pieces lie in the whole, as for `mark_sharding`.
+        full_shape: of the whole.
+        mesh: the mesh; the global one if not given.
+
+    Returns:
+        The whole, marked with the spec.
+
+    Raises:
+        ShardingError: there is no mesh, `t` is not manual, or its pieces do not make the whole.
+        SpecError: the spec does not fit.
+    """
+    if not isinstance(t, ManualTensor):
+        raise ShardingError(
+            f"disable_manual_sharding takes a tensor of a manual region, and this one of shape "
+            f"{tuple(t.shape)} is not in one; begin it with enable_manual_sharding(t, spec)"
+        )
+    full_shape = tuple(full_shape)
+    sharding = layout_for(full_shape, default_mesh(mesh), partition_spec)
+    check_even(sharding.spec, mesh_of(sharding), full_shape)
+    if list(mesh_of(sharding).devices.flat) != list(t.home.devices.flat):
+        raise ShardingError(
+            "a manual region ends over the mesh it began with, or one of the same devices in the "
+            f"same order; it began over {t.home}"
+        )
+    piece = sharding.shard_shape(full_shape)
+    if tuple(t.shape) != piece:
+        raise ShardingError(
+            f"a whole of shape {full_shape} cut by {sharding.spec} has pieces of shape {piece}, "
+            f"and these have {tuple(t.shape)}"
+        )
+    result: Any = _ToWhole.apply(t, sharding)
+    return result
+
+
+def mark_manual_sharding(t: torch.Tensor) -> ManualTensor:
+    """Take a tensor for each device's own: a manual tensor as it is, another whole on each device.
+
+    Args:
+        t: on the `jax` device.
+
+    Returns:
+        A manual tensor of the same shape, over the global mesh or all devices.
+    """
+    if isinstance(t, ManualTensor):
+        return t
+    return enable_manual_sharding(t, (None,) * t.dim(), mesh=get_global_mesh() or get_1d_mesh())
+
+
+def copied(t: XLAShardedTensor, mesh: jax.sharding.Mesh) -> ManualTensor:
+    """A tensor whole on every device, as a manual one; its gradient is the sum of theirs."""
+    result: Any = _ToPieces.apply(t, jax.sharding.NamedSharding(mesh, P()))
+    return result
+
+
+class _ToPieces(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Any, sharding: Any) -> Any:
+        ctx.sharding = sharding
+        return _pieces_of(whole, sharding, "copy")
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Any) -> Any:
+        return _WholeOfSums.apply(gradient[0], ctx.sharding), None
+
+
+class _ToWhole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pieces: Any, sharding: Any) -> Any:
+        ctx.sharding = sharding
+        return _whole_of(pieces, sharding, "first")
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Any) -> Any:
+        return _PiecesOfFirst.apply(gradient[0], ctx.sharding), None
+
+
+class _WholeOfSums(torch.autograd.Function):
+    """The gradient of `_ToPieces`."""
+
+    @staticmethod
+    def forward(ctx: Any, pieces: Any, sharding: Any) -> Any:
+        ctx.sharding = sharding
+        return _whole_of(pieces, sharding, "sum")
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Any) -> Any:
+        return _ToPieces.apply(gradient[0], ctx.sharding), None
+
+
+class _PiecesOfFirst(torch.autograd.Function):
+    """The gradient of `_ToWhole`."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Any, sharding: Any) -> Any:
+        ctx.sharding = sharding
+        return _pieces_of(whole, sharding, "first")
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Any) -> Any:
+        return _ToWhole.apply(gradient[0], ctx.sharding), None
+
+
+def _pieces_of(whole: Any, sharding: Any, how: str) -> ManualTensor:
+    mesh = mesh_of(sharding)
+    (value,) = tapes.recorder().record(_cut(sharding, how), [base.read(whole)])
+    shape = (mesh.size, *sharding.shard_shape(tuple(whole.shape)))
+    return ManualTensor.of(base.fresh(Aval.contiguous(shape, whole.dtype), value), mesh)
+
+
+def _whole_of(pieces: ManualTensor, sharding: Any, how: str) -> Any:
+    blocks = marks.groups(sharding, pieces.dim()).shape[:-1]
+    shape = tuple(size * count for size, count in zip(pieces.shape, blocks, strict=True))
+    (value,) = tapes.recorder().record(_join(sharding, how), [base.read(pieces.stacked)])
+    if value.array is None:
+        value.layout = layouts.intern(sharding)
+    whole = base.fresh(Aval.contiguous(shape, pieces.dtype), value)
+    marks.keep(whole, sharding, None)
+    return whole
+
+
+def _others(sharding: Any) -> tuple[str, ...]:
+    """The mesh axes along which devices hold copies."""
+    used = {name for entry in sharding.spec for name in axis_names(entry)}
+    return tuple(name for name in sharding.mesh.axis_names if name not in used)
+
+
+def _is_first(sharding: Any) -> jax.Array:
+    """On a device: whether it is the first of those that hold its piece."""
+    first = jax.numpy.array(True)
+    for axis in _others(sharding):
+        first &= jax.lax.axis_index(axis) == 0
+    return first
+
+
+@functools.lru_cache(maxsize=1024)
+def _cut(sharding: Any, how: str) -> Recipe:
+    """From a whole to stacked pieces: the same on copies, or zeros on all but the first."""
+
+    def local(piece: jax.Array) -> jax.Array:
+        if how == "first":
+            piece = jax.numpy.where(_is_first(sharding), piece, jax.numpy.zeros_like(piece))
+        return piece[None]
+
+    mesh = mesh_of(sharding)
+    mapped = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=sharding.spec,
+        out_specs=P(mesh.axis_names),
+        check_vma=False,
+    )
+    return Recipe(f"manual_{how}", lambda arrays, _scalars, _key: [mapped(arrays[0])], 1)
+
+
+@functools.lru_cache(maxsize=1024)
+def _join(sharding: Any, how: str) -> Recipe:
+    """From stacked pieces to a whole: of copies the first, or their sum."""
+
+    def local(stacked: jax.Array) -> jax.Array:
+        piece = stacked[0]
+        if how == "first":
+            piece = jax.numpy.where(_is_first(sharding), piece, jax.numpy.zeros_like(piece))
+        others = _others(sharding)
+        if not others:
+            return piece
+        wide = piece.astype("int32") if piece.dtype == bool else piece
+        return jax.lax.psum(wide, others).astype(piece.dtype)
+
+    mesh = mesh_of(sharding)
+    mapped = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=P(mesh.axis_names),
+        out_specs=sharding.spec,
+        check_vma=False,
+    )
+    return Recipe(f"manual_{how}", lambda arrays, _scalars, _key: [mapped(arrays[0])], 1)

@@ -1,0 +1,217 @@
+"""ManualTensor: one tensor per device, written as one.
+
+Between `enable_manual_sharding` and `disable_manual_sharding` a tensor is each device's own piece.
+Underneath, the pieces are stacked along a leading axis that is split over all devices, and every
+operation is mapped over that axis with `torch.vmap`; so each device computes on its piece alone.
+
+A tensor that is not manual takes part as it is, the same on every device, and its gradient is the
+sum of theirs. Random numbers differ from device to device. Reading a value is refused: there is one
+per device. In-place operations and views work.
+
+Private names used: `torch._C._dispatch_tls_set_dispatch_key_excluded` and its `is_` twin, because
+torch keeps `vmap` out of `__torch_dispatch__`. Tested with torch 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import torch
+from torch.utils import _pytree as pytree
+
+from isoshard.core.errors import ShardingError
+from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.marks import ShardingType
+from isoshard.torch_bridge.shards import XLAShard, name_of
+from isoshard.torch_bridge.tensor import XLAShardedTensor
+
+_C: Any = torch._C
+_KEYS = tuple(
+    getattr(_C.DispatchKey, name)
+    for name in (
+        "FuncTorchDynamicLayerFrontMode",
+        "FuncTorchDynamicLayerBackMode",
+        "FuncTorchBatched",
+        "FuncTorchVmapMode",
+        "FuncTorchGradWrapper",
+        "PythonTLSSnapshot",
+    )
+)
+
+
+class ManualTensor(XLAShardedTensor):
+    """Each device's own piece of a tensor; see the module's description.
+
+    Attributes:
+        stacked: the pieces, of shape (devices, *shape).
+        home: the devices, in the order of the pieces.
+    """
+
+    stacked: XLAShardedTensor
+    home: jax.sharding.Mesh
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what the verbs for other tensors ask for first: the memory, the view, the size."""
+        if name in ("_storage", "_chain", "_aval"):
+            raise RuntimeError(f"a manual tensor has a value per device; {_HOW}")
+        raise AttributeError(f"'ManualTensor' object has no attribute {name!r}")
+
+    @classmethod
+    def of(cls, stacked: Any, mesh: jax.sharding.Mesh) -> ManualTensor:
+        """The tensor whose pieces are stacked.
+
+        Args:
+            stacked: of shape (devices of `mesh`, *shape of the result).
+            mesh: the devices.
+        """
+        result: Any = torch.Tensor._make_wrapper_subclass(
+            cls,
+            stacked.shape[1:],
+            strides=stacked.stride()[1:],
+            dtype=stacked.dtype,
+            device=torch.device("lazy", 0),
+            _extra_dispatch_keys=base.AUTOCAST,
+        )
+        result.stacked, result.home = stacked, mesh
+        return result
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Let ordinary tensors that require a gradient take part by a copy on every device."""
+        given: Any = (args, kwargs or {})
+        if torch.is_grad_enabled() and getattr(func, "__module__", "") != "torch.autograd":
+            leaves = pytree.tree_leaves(given)
+            homes = [leaf.home for leaf in leaves if isinstance(leaf, ManualTensor)]
+            if homes and any(map(_needs_sum, leaves)):
+                from .manual import copied
+
+                given = pytree.tree_map(
+                    lambda leaf: copied(leaf, homes[0]) if _needs_sum(leaf) else leaf, given
+                )
+        with _C.DisableTorchFunctionSubclass():
+            return func(*given[0], **given[1])
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Map one operation over the devices."""
+        if func.name() in _REFUSED:
+            raise RuntimeError(f"a manual tensor has a value per device; {_HOW}")
+        flat, structure = pytree.tree_flatten((args, kwargs or {}))
+        places = [n for n, leaf in enumerate(flat) if isinstance(leaf, ManualTensor)]
+        mesh = flat[places[0]].home
+        for place in places:
+            if flat[place].home != mesh:
+                raise ShardingError(
+                    f"{func} has manual operands over two meshes, {mesh} and {flat[place].home}; "
+                    "enable manual sharding for both over one mesh"
+                )
+        _check_device(func, args, kwargs)
+
+        def run(*pieces: Any) -> Any:
+            leaves = list(flat)
+            for place, piece in zip(places, pieces, strict=True):
+                leaves[place] = piece
+            given, named = pytree.tree_unflatten(leaves, structure)
+            return func(*given, **named)
+
+        with _vmap_allowed():
+            got = torch.vmap(run, randomness="different")(*[flat[n].stacked for n in places])
+        if func._schema.is_mutable:
+            return args[0]
+        return pytree.tree_map_only(torch.Tensor, lambda leaf: cls.of(leaf, mesh), got)
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        """The devices of the manual region."""
+        return self.home
+
+    @property
+    def named_sharding(self) -> None:
+        """None: a piece is whole on its device."""
+
+    @property
+    def partition_spec(self) -> None:
+        """None: a piece is whole on its device."""
+
+    @property
+    def placements(self) -> None:
+        """None: a piece is whole on its device."""
+
+    @property
+    def sharding_spec(self) -> str:
+        """XLA's word for it."""
+        return "{manual}"
+
+    @property
+    def sharding_type(self) -> ShardingType:
+        """Always MANUAL."""
+        return ShardingType.MANUAL
+
+    @property
+    def local_shards(self) -> list[XLAShard]:
+        """Copies of each device's piece; executes what is recorded."""
+        pieces = self.stacked.detach().cpu()
+        found = [
+            XLAShard(piece, ..., name_of(device), 0)
+            for piece, device in zip(pieces, self.home.devices.flat, strict=True)
+        ]
+        return sorted(found, key=lambda shard: shard.rank)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        """Shape, dtype and devices; values would have to be executed."""
+        return (
+            f"ManualTensor(shape={tuple(self.shape)}, dtype={self.dtype}, one on each of "
+            f"{self.home.size} devices)"
+        )
+
+    __str__ = __repr__
+
+
+_HOW = (
+    "end the manual region with xs.disable_manual_sharding(t, spec, full_shape), or read the "
+    "pieces: [shard.data for shard in t.local_shards]"
+)
+
+
+def _needs_sum(leaf: Any) -> bool:
+    """Whether the gradient of an ordinary tensor has to be summed over the devices."""
+    return (
+        isinstance(leaf, XLAShardedTensor)
+        and not isinstance(leaf, ManualTensor)
+        and leaf.requires_grad
+    )
+
+
+_REFUSED = frozenset({"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"})
+
+
+def _check_device(func: Any, args: Any, kwargs: Any) -> None:
+    """Refuse to move a manual tensor elsewhere, and to write it into another."""
+    device = (kwargs or {}).get("device")
+    if device is not None and torch.device(device).type not in naming.OURS:
+        raise RuntimeError(f"a manual tensor cannot move to {device} as one; {_HOW}")
+    if func._schema.is_mutable and not isinstance(args[0], ManualTensor | list | tuple):
+        raise RuntimeError(
+            f"{func} would write one value per device into a tensor that has one in all; {_HOW}"
+        )
+
+
+@contextlib.contextmanager
+def _vmap_allowed() -> Iterator[None]:
+    """Let torch's transforms see the operations of this thread."""
+    before = [_C._dispatch_tls_is_dispatch_key_excluded(key) for key in _KEYS]
+    for key in _KEYS:
+        _C._dispatch_tls_set_dispatch_key_excluded(key, False)
+    try:
+        yield
+    finally:
+        for key, excluded in zip(_KEYS, before, strict=True):
+            _C._dispatch_tls_set_dispatch_key_excluded(key, excluded)

@@ -1,0 +1,163 @@
+"""Tensors marked with how they lie on a mesh.
+
+A model written for one device is sharded by marking a few of its tensors; XLA's partitioner
+completes the rest.
+
+>>> import torch, isoshard.torch_bridge as xs
+>>> mesh = xs.Mesh(range(8), (4, 2), ("x", "y"))
+>>> linear = torch.nn.Linear(32, 10).to("jax")
+>>> _ = xs.mark_sharding(linear.weight, mesh, (1, 0))
+>>> linear.weight.sharding_spec
+'{devices=[2,4]0,2,4,6,1,3,5,7}'
+
+Source: the RFC "XLAShardedTensor and mark_sharding" of PyTorch/XLA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import torch
+
+from isoshard.core.errors import ShardingError, SpecError
+from isoshard.core.mesh import as_mesh
+from isoshard.core.spec import named_sharding, same_layout
+from isoshard.torch_bridge import marks, naming
+from isoshard.torch_bridge.tensor import XLAShardedTensor
+
+from .uneven import even_part
+
+
+def mark_sharding(t: torch.Tensor, mesh: Any, partition_spec: Any) -> XLAShardedTensor:
+    """Mark how a tensor lies on a mesh.
+
+    The mark holds at once and for the life of the tensor's memory; data moves with the next
+    execution. In a step being recorded it is a constraint for XLA's partitioner.
+
+    A value that is still to be computed, and a view, may be marked several times: the last mark
+    counts. So does one after a mark that splits nothing. An axis that does not divide is taken with
+    a warning, see `uneven`.
+
+    Args:
+        t: a tensor, parameter or activation on the `jax` device.
+        mesh: an `xs.Mesh`, or a `jax.sharding.Mesh` with Auto axes.
+        partition_spec: one entry per axis of `t`: an axis index or name of the mesh, None, or a
+            tuple of those (first is outermost); also a PartitionSpec.
+
+    Returns:
+        `t` itself.
+
+    Raises:
+        SpecError: an entry is no axis of the mesh, an axis is used twice, or the ranks differ.
+        ShardingError: `t` is on another device, or is data that another mark splits already.
+    """
+    t, sharding = checked(t, mesh, partition_spec, "mark_sharding")
+    present = marks.marked(t)
+    if present is not None and _same(present, sharding, t.dim()):
+        return t
+    if present is not None and _splits(present, t.dim()) and not marks.is_recorded(t):
+        raise ShardingError(
+            f"a tensor of shape {tuple(t.shape)} is marked {present.spec} already and cannot be "
+            f"marked {sharding.spec} as well; call clear_sharding(t) first, or isoshard.reshard"
+        )
+    even, ask = even_part(sharding, t.shape)
+    marks.annotate(t, even, ask=ask)
+    return t
+
+
+def annotate_custom_sharding(t: torch.Tensor, mesh: Any, partition_spec: Any) -> XLAShardedTensor:
+    """Mark how a tensor lies from here on, whatever it was marked with before.
+
+    In the program it is one more constraint after the layout that the data have; the data
+    themselves move when the program ends.
+
+    Args:
+        t: on the `jax` device.
+        mesh: an `xs.Mesh`, or a `jax.sharding.Mesh` with Auto axes; it may be another than that of
+            the first mark, over the same devices in the same order.
+        partition_spec: as for `mark_sharding`.
+
+    Returns:
+        `t` itself.
+
+    Raises:
+        SpecError: an entry is no axis of the mesh, an axis is used twice, or the ranks differ.
+        ShardingError: `t` is on another device.
+    """
+    t, sharding = checked(t, mesh, partition_spec, "annotate_custom_sharding")
+    even, ask = even_part(sharding, t.shape)
+    marks.constrain_in_place(t, even, ask)
+    return t
+
+
+def clear_sharding(t: torch.Tensor) -> torch.Tensor:
+    """Forget a tensor's mark: it becomes whole on every device of its mesh.
+
+    Args:
+        t: on the `jax` device.
+
+    Returns:
+        `t` itself.
+    """
+    if isinstance(t, XLAShardedTensor):
+        marks.clear(t)
+    return t
+
+
+def checked(
+    t: torch.Tensor, mesh: Any, partition_spec: Any, verb: str
+) -> tuple[XLAShardedTensor, jax.sharding.NamedSharding]:
+    """Check what a verb was given, and find the layout it means.
+
+    Args:
+        t: must be on the `jax` device.
+        mesh: the mesh.
+        partition_spec: must have one entry per axis of `t`, if it is a sequence.
+        verb: for the message.
+
+    Raises:
+        SpecError, ShardingError: as `mark_sharding`.
+    """
+    if not isinstance(t, XLAShardedTensor):
+        name = naming.current().type
+        raise ShardingError(
+            f"{verb} takes a tensor on the {name} device, and this one of shape "
+            f"{tuple(t.shape)} is on {t.device}. Move it with t.to({name!r}) (a module with "
+            f"module.to({name!r})), or use isoshard.shard(t, mesh, spec), which does both."
+        )
+    return t, layout_for(tuple(t.shape), mesh, partition_spec)
+
+
+def layout_for(
+    shape: tuple[int, ...], mesh: Any, partition_spec: Any
+) -> jax.sharding.NamedSharding:
+    """The layout that a spec means for a shape; its axes need not divide.
+
+    Args:
+        shape: of the tensor.
+        mesh: the mesh.
+        partition_spec: must have one entry per axis, if it is a sequence.
+
+    Raises:
+        SpecError: as `mark_sharding`.
+    """
+    if isinstance(partition_spec, Sequence) and not isinstance(
+        partition_spec, str | jax.sharding.PartitionSpec
+    ):
+        if len(partition_spec) != len(shape):
+            raise SpecError(
+                f"spec {tuple(partition_spec)} has {len(partition_spec)} entries for a tensor of "
+                f"rank {len(shape)} (shape {shape}); give one entry per axis, None for an "
+                "axis that stays whole"
+            )
+    return named_sharding(partition_spec, as_mesh(mesh), len(shape))
+
+
+def _splits(sharding: jax.sharding.NamedSharding, ndim: int) -> bool:
+    return marks.sharding_type(sharding, ndim) != marks.ShardingType.REPLICATED
+
+
+def _same(a: jax.sharding.NamedSharding, b: jax.sharding.NamedSharding, ndim: int) -> bool:
+    return a.mesh.axis_sizes == b.mesh.axis_sizes and same_layout(a, b, ndim)

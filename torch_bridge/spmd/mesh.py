@@ -1,0 +1,232 @@
+"""Devices as a grid with named axes, in torch_xla's words, and the mesh of the process.
+
+>>> import isoshard.torch_bridge as xs
+>>> xs.Mesh(range(8), (4, 2), ("x", "y")).shape()
+OrderedDict([('x', 4), ('y', 2)])
+
+Unlike torch_xla's, a mesh may be over some of the devices only.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from isoshard.core.errors import DeviceError, ShardingError
+from isoshard.core.mesh import as_mesh
+from isoshard.torch_bridge import marks
+
+from .op_sharding import OpSharding
+
+
+class Mesh:
+    """Devices as a grid with named axes, in torch_xla's words.
+
+    Args:
+        device_ids: positions in `jax.devices()`, in the order in which they fill the grid (the last
+            axis fastest).
+        mesh_shape: devices along each axis.
+        axis_names: one name per axis; by default the axes are called `"0"`, `"1"`, ..
+
+    Raises:
+        ShardingError: numbers, shape and names do not belong together.
+        DeviceError: there are too few devices.
+
+    >>> mesh = Mesh(np.arange(8), (4, 2), ("x", "y"))
+    >>> mesh.get_logical_mesh()
+    array([[0, 1],
+           [2, 3],
+           [4, 5],
+           [6, 7]])
+    >>> mesh.shape()
+    OrderedDict([('x', 4), ('y', 2)])
+    """
+
+    def __init__(
+        self,
+        device_ids: Sequence[int] | np.ndarray | torch.Tensor,
+        mesh_shape: tuple[int, ...],
+        axis_names: tuple[str, ...] | None = None,
+    ):
+        """See the class."""
+        known = isinstance(device_ids, np.ndarray | torch.Tensor)
+        ids = device_ids.tolist() if known else list(device_ids)
+        self.device_ids = np.asarray(ids, dtype=int).reshape(-1)
+        self.mesh_shape = tuple(int(extent) for extent in mesh_shape)
+        self.axis_names = tuple(axis_names) if axis_names is not None else None
+        self._check()
+        names = self.axis_names or tuple(str(axis) for axis in range(len(self.mesh_shape)))
+        devices = np.array(jax.devices(), object)[self.device_ids].reshape(self.mesh_shape)
+        auto = (jax.sharding.AxisType.Auto,) * len(names)
+        self._jax_mesh = jax.sharding.Mesh(devices, names, axis_types=auto)
+        self._op_shardings: dict[Any, OpSharding] = {}
+
+    def _check(self) -> None:
+        ids, size = self.device_ids, int(np.prod(self.mesh_shape))
+        wrong = []
+        if len(ids) != size:
+            wrong.append(f"{len(ids)} device ids for a grid of {size}")
+        if len(set(ids.tolist())) < len(ids):
+            wrong.append(f"a device id is given twice in {ids.tolist()}")
+        names = self.axis_names
+        if names is not None and len(names) != len(self.mesh_shape):
+            wrong.append(f"{len(names)} axis names for {len(self.mesh_shape)} axes")
+        if names is not None and len(set(names)) < len(names):
+            wrong.append(f"an axis name is given twice in {names}")
+        if wrong:
+            raise ShardingError(
+                f"no mesh of shape {self.mesh_shape} with axis names {names}: {'; '.join(wrong)}. "
+                "Give every device once, one extent and one name per axis: "
+                "Mesh(range(8), (2, 4), ('x', 'y'))."
+            )
+        have = len(jax.devices())
+        if len(ids) and (ids.max() >= have or ids.min() < 0):
+            raise DeviceError(
+                f"a mesh over device ids {ids.tolist()} needs {ids.max() + 1} devices, there are "
+                f"{have} ({jax.default_backend()}). Make it smaller, or try it on virtual devices: "
+                f"call isoshard.simulate_devices({ids.max() + 1}) before anything else."
+            )
+
+    def size(self) -> int:
+        """How many devices it has."""
+        return len(self.device_ids)
+
+    def shape(self) -> collections.OrderedDict[str | int, int]:
+        """Devices along each axis, by name (or index, if it has no names)."""
+        return collections.OrderedDict(
+            zip(self.axis_names or range(len(self.mesh_shape)), self.mesh_shape, strict=True)
+        )
+
+    def get_logical_mesh(self) -> np.ndarray:
+        """The device ids as a grid."""
+        return self.device_ids.reshape(self.mesh_shape)
+
+    def get_axis_name_idx(self, name: str) -> int | None:
+        """The index of the axis with this name, or None."""
+        names = self.axis_names or ()
+        return names.index(name) if name in names else None
+
+    def get_jax_mesh(self) -> jax.sharding.Mesh:
+        """The same mesh for JAX; axes without a name are called `"0"`, `"1"`, .. ."""
+        return self._jax_mesh
+
+    def get_op_sharding(self, partition_spec: Any) -> OpSharding:
+        """XLA's description of a spec over this mesh.
+
+        Args:
+            partition_spec: one entry per tensor axis, as for `mark_sharding`.
+
+        Raises:
+            SpecError: an entry is no axis of the mesh, or an axis is used twice.
+
+        >>> print(Mesh(range(8), (2, 4)).get_op_sharding((1, 0)))
+        {devices=[4,2]0,4,1,5,2,6,3,7}
+        """
+        key = (partition_spec, str(partition_spec))  # (0,) equals (False,), but is not alike
+        found = self._op_shardings.get(key)
+        if found is None:
+            found = self._op_shardings[key] = OpSharding.of(self._jax_mesh, partition_spec)
+        return found
+
+    @classmethod
+    def from_str(cls, mesh_str: str) -> Mesh | None:
+        """Read what `str(mesh)` writes.
+
+        Args:
+            mesh_str: the text.
+
+        Returns:
+            A mesh like the one that was written; None if the text is no mesh.
+
+        Raises:
+            ShardingError, DeviceError: it is one, and not possible here.
+
+        >>> Mesh.from_str(str(Mesh(range(8), (2, 4), ("x", "y")))).shape()
+        OrderedDict([('x', 2), ('y', 4)])
+        """
+        try:
+            read = ast.literal_eval(mesh_str.strip().removeprefix("Mesh"))
+            ids, shape, names = (read[key] for key in ("device_ids", "mesh_shape", "axis_names"))
+        except (ValueError, SyntaxError, KeyError, TypeError):
+            return None
+        return Mesh(ids, shape, names)
+
+    def __str__(self) -> str:
+        """As a dictionary, which `from_str` reads."""
+        parts = ("device_ids", self.device_ids.tolist()), ("mesh_shape", self.mesh_shape)
+        return str({**dict(parts), "axis_names": self.axis_names})
+
+    def __repr__(self) -> str:
+        """As the constructor."""
+        return f"Mesh({self.device_ids.tolist()}, {self.mesh_shape}, {self.axis_names})"
+
+
+def mesh_from(mesh: Any) -> Mesh:
+    """A mesh in any form: an `xs.Mesh`, a `jax.sharding.Mesh`, or a torch `DeviceMesh`.
+
+    Args:
+        mesh: the mesh; the ranks of a `DeviceMesh` are places in `jax.devices()`.
+
+    Raises:
+        TypeError: it is no mesh.
+    """
+    if isinstance(mesh, Mesh):
+        return mesh
+    if isinstance(ranks := getattr(mesh, "mesh", None), torch.Tensor):
+        names = mesh.mesh_dim_names
+        return Mesh(ranks.flatten().tolist(), tuple(ranks.shape), names and tuple(names))
+    taken = as_mesh(mesh)
+    ids = [marks.ordinal(device) for device in taken.devices.flat]
+    return Mesh(ids, taken.axis_sizes, taken.axis_names)
+
+
+_global: Mesh | None = None
+
+
+def set_global_mesh(mesh: Mesh | None) -> None:
+    """Set the mesh that is used where none is given.
+
+    Args:
+        mesh: the mesh; None for none.
+    """
+    global _global
+    _global = mesh
+
+
+def get_global_mesh() -> Mesh | None:
+    """The mesh set with `set_global_mesh`, or None."""
+    return _global
+
+
+def get_1d_mesh(axis_name: str | None = None) -> Mesh:
+    """A mesh of all devices in one row.
+
+    Args:
+        axis_name: of its only axis.
+
+    >>> get_1d_mesh("data").shape()
+    OrderedDict([('data', 8)])
+    """
+    count = len(jax.devices())
+    return Mesh(range(count), (count,), None if axis_name is None else (axis_name,))
+
+
+def default_mesh(mesh: Any = None) -> Mesh:
+    """The mesh given, else the one of the process.
+
+    Raises:
+        ShardingError: neither is there.
+    """
+    if mesh is not None:
+        return mesh_from(mesh)
+    if _global is None:
+        raise ShardingError(
+            "no mesh is given and none is set; pass mesh=.., or call xs.set_global_mesh(mesh) first"
+        )
+    return _global

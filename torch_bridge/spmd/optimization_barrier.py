@@ -1,0 +1,70 @@
+"""Optimization barriers: what XLA's optimiser may not move or fuse across."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import torch
+from torch.utils import _pytree as pytree
+
+from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.tape import Recipe
+from isoshard.torch_bridge.tensor import XLAShardedTensor
+
+
+def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:
+    """Put a barrier behind tensors: what is computed from them waits until all are computed.
+
+    Args:
+        tensors: on the `jax` device; their elements stay as they are.
+    """
+    ours: list[Any] = [tensor for tensor in tensors if isinstance(tensor, XLAShardedTensor)]
+    if not ours:
+        return
+    values = [base.read(tensor) for tensor in ours]
+    behind = tapes.recorder().record(_barrier(len(ours)), values)
+    for tensor, value in zip(ours, behind, strict=True):
+        base.write(tensor, value)
+
+
+def apply_backward_optimization_barrier(m: torch.nn.Module) -> None:
+    """Keep XLA from fusing a module's backward pass with those of others.
+
+    Otherwise it may hold the gradients of many layers at once, to reduce them over devices
+    together.
+
+    Args:
+        m: when the gradient of an input of it is known, that and the gradients of its parameters,
+            as far as they are there, pass a barrier.
+    """
+    m.register_forward_pre_hook(_watch, with_kwargs=True)
+
+
+def _watch(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+    # A full backward hook would warn of a first module, whose inputs need no gradient, and would
+    # make views of inputs, which then cannot be written in place.
+    if not torch.is_grad_enabled():
+        return
+    for leaf in pytree.tree_leaves((args, kwargs)):
+        if isinstance(leaf, XLAShardedTensor) and leaf.requires_grad:
+            hooks = (leaf._backward_hooks or {}).values()  # a tensor may come again and again
+            if not any(isinstance(h, functools.partial) and h.args == (module,) for h in hooks):
+                leaf.register_hook(functools.partial(_behind_barrier, module))
+
+
+def _behind_barrier(module: torch.nn.Module, gradient: torch.Tensor) -> None:
+    own = [parameter.grad for parameter in module.parameters()]
+    with torch.no_grad():
+        optimization_barrier_([g for g in (*own, gradient) if g is not None])
+
+
+@functools.cache
+def _barrier(count: int) -> Recipe:
+    def run(arrays: Any, _scalars: Any, _key: Any) -> list[jax.Array]:
+        return list(jax.lax.optimization_barrier(tuple(arrays)))
+
+    return Recipe("optimization_barrier", run, count)

@@ -1,0 +1,91 @@
+"""Axes that do not divide: torch_xla pads them, JAX has no buffers for them.
+
+`mark_sharding` takes such a spec, with a warning, so that scripts written for torch_xla run:
+
+>>> import warnings
+>>> import torch, isoshard.torch_bridge as xs
+>>> mesh = xs.Mesh(range(8), (8,), ("x",))
+>>> with warnings.catch_warnings(record=True, action="always") as caught:
+...     t = xs.mark_sharding(torch.arange(9.0).to("jax"), mesh, ("x",))
+>>> caught[0].category.__name__
+'UnevenWarning'
+>>> t.sharding_spec, t.named_sharding.spec
+('{devices=[8]0,1,2,3,4,5,6,7}', P())
+>>> t.local_shards[4].data, t.local_shards[4].unpadded_data
+(tensor([8., 0.]), tensor([8.]))
+
+Values, `sharding_spec` and `local_shards` are torch_xla's. The buffers of such a tensor are whole
+along that axis on every device. A value marked inside a step is divided there by XLA, which pads;
+it is whole again where the program ends. `isoshard.shard` refuses instead.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import jax
+
+from isoshard.core import metrics
+from isoshard.core.errors import UnevenError
+from isoshard.core.mesh import mesh_of
+from isoshard.core.spec import check_even, named_sharding
+from isoshard.torch_bridge.marks import Sharding
+
+
+class UnevenWarning(UserWarning):
+    """A tensor is marked with a split that does not divide it, so its buffers are not split."""
+
+
+def even_part(sharding: Sharding, shape: Sequence[int]) -> tuple[Sharding, Sharding | None]:
+    """The nearest layout that JAX has buffers for.
+
+    Args:
+        sharding: what was asked for.
+        shape: of the tensor.
+
+    Returns:
+        The layout without the axes that do not divide, and what was asked for if that is another;
+        None otherwise. Warns once per line of user code if so, and counts it.
+    """
+    mesh = mesh_of(sharding)
+    try:
+        check_even(sharding.spec, mesh, shape)
+    except UnevenError as error:
+        fault = str(error).removeprefix("tensor: ")
+    else:
+        return sharding, None
+    entries = [
+        entry if _divides(entry, mesh, extent) else None
+        for entry, extent in zip(sharding.spec, shape, strict=False)
+    ]
+    metrics.count("uneven_marks")
+    _warn(
+        f"{fault} Its buffers stay whole along what does not divide, so they take more memory than "
+        "the spec says."
+    )
+    return named_sharding(jax.sharding.PartitionSpec(*entries), mesh, len(shape)), sharding
+
+
+def _divides(entry: object, mesh: jax.sharding.Mesh, extent: int) -> bool:
+    try:
+        check_even(jax.sharding.PartitionSpec(entry), mesh, (extent,))
+    except UnevenError:
+        return False
+    return True
+
+
+def _warn(message: str) -> None:
+    """Warn of the line of user code that is running; Python shows it once per line."""
+    frame = metrics.user_frame()
+    if frame is None:
+        warnings.warn(message, UnevenWarning, stacklevel=2)
+        return
+    warnings.warn_explicit(
+        message,
+        UnevenWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=frame.f_globals.get("__name__"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )

@@ -1,0 +1,60 @@
+"""torch_xla's public modules, under the same names.
+
+`import isoshard.torch_bridge.torch_xla as torch_xla`; or leave a script as it is, and run it with
+`isoshard run-torch-xla script.py`.
+"""
+
+if __name__ != "isoshard.torch_bridge.torch_xla":
+    raise ImportError(f"import isoshard.torch_bridge.torch_xla, not {__name__}")
+
+from isoshard.torch_bridge.on_demand import submodules
+
+from .distributed import xla_backend as _xla_backend  # noqa: F401  (the `xla://` method of torch)
+from .torch_xla import (
+    compile,
+    device,
+    device_count,
+    devices,
+    launch,
+    manual_seed,
+    real_devices,
+    step,
+    sync,
+)
+from .version import __version__
+
+__all__ = [
+    "__version__",
+    "compile",
+    "device",
+    "device_count",
+    "devices",
+    "launch",
+    "manual_seed",
+    "real_devices",
+    "step",
+    "sync",
+]
+
+__getattr__ = submodules(
+    __name__,
+    (
+        "_XLAC",
+        "_internal",
+        "amp",
+        "backends",
+        "core",
+        "debug",
+        "distributed",
+        "experimental",
+        "runtime",
+        "stablehlo",
+        "test",
+        "utils",
+    ),
+    {
+        "save_as_stablehlo": "stablehlo",
+        "save_torch_model_as_stablehlo": "stablehlo",
+        "tpu": "_internal",
+    },
+)

@@ -1,0 +1,23 @@
+"""What torch_xla calls experimental."""
+
+if __name__ != "isoshard.torch_bridge.torch_xla.experimental":
+    raise ImportError(f"import isoshard.torch_bridge.torch_xla.experimental, not {__name__}")
+
+from isoshard.torch_bridge.on_demand import submodules
+
+from .eager import eager_mode, eager_mode_context, is_eager_mode
+
+__all__ = ["eager_mode", "eager_mode_context", "is_eager_mode"]
+
+__getattr__ = submodules(
+    __name__,
+    (
+        "assume_pure",
+        "custom_kernel",
+        "distributed_checkpoint",
+        "gradient_accumulation",
+        "scan",
+        "scan_layers",
+        "spmd_fully_sharded_data_parallel",
+    ),
+)

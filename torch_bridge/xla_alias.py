@@ -1,0 +1,118 @@
+"""The device string `"xla"`: another name of the `jax` device, for scripts of torch_xla.
+
+torch parses `"xla"` in every build, and knows no kernels for it. `register` gives the dispatch key
+XLA the kernels that make tensors on the `jax` device, so that `torch.zeros(2, device="xla")`,
+`nn.Linear(2, 3, device="xla")`, `torch.set_default_device("xla")` and `x.to("xla:0")` work; from
+then on tensors say that they are on `xla:0`.
+
+A few functions of torch ask C++ which of several xla devices is meant, and C++ refuses where
+torch_xla is not linked. They are wrapped: `torch.Tensor.to`, `torch.tensor`, `torch.as_tensor`,
+`torch.asarray` and `torch.autocast`. Nothing here happens before `drop_in.install` asks for it.
+
+Private names used: `torch._register_device_module`, `torch.utils._foreach_utils.
+_get_foreach_kernels_supported_devices`, `torch.optim.optimizer.
+_get_fused_kernels_supported_devices`. Tested with torch 2.13.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _foreach_utils
+
+from . import device, naming
+
+_DEVICE = torch.device("xla", 0)
+_done = False
+
+
+def register() -> None:
+    """Make `"xla"` mean the `jax` device, and tensors call it so. A second call does nothing."""
+    global _done
+    if _done:
+        return
+    _done = True
+    device.register()
+    device.add_kernels("XLA")
+    torch._register_device_module("xla", device.DeviceModule)
+    kinds = _foreach_utils._get_foreach_kernels_supported_devices
+    _foreach_utils._get_foreach_kernels_supported_devices = lambda: [*kinds(), "xla"]
+    optimizers: Any = importlib.import_module("torch.optim.optimizer")
+    fused = optimizers._get_fused_kernels_supported_devices
+    optimizers._get_fused_kernels_supported_devices = lambda: [*fused(), "xla"]
+    for owner, name in _WITH_DEVICE:
+        setattr(owner, name, _indexed(getattr(owner, name)))
+    _rename_autocast()
+    _rename_backend()
+    _rename_fakes()
+    naming.use("xla")
+
+
+_WITH_DEVICE = (
+    (torch.Tensor, "to"),
+    (torch, "tensor"),
+    (torch, "as_tensor"),
+    (torch, "asarray"),
+)
+
+
+def _indexed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with every device `xla` among its arguments replaced by `xla:0`."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > 1 and _is_bare(args[1]):
+            args = (args[0], _DEVICE, *args[2:])
+        if "device" in kwargs and _is_bare(kwargs["device"]):
+            kwargs["device"] = _DEVICE
+        return function(*args, **kwargs)
+
+    return wrapped
+
+
+def _is_bare(value: Any) -> bool:
+    if isinstance(value, torch.device):
+        return value.type == "xla" and value.index is None
+    return isinstance(value, str) and value == "xla"
+
+
+def _rename_autocast() -> None:
+    """Autocast goes by the dispatch key that our tensors carry, which is named `jax`."""
+    original = torch.autocast.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        original(self, "jax" if device_type == "xla" else device_type, *args, **kwargs)
+
+    torch.autocast.__init__ = __init__
+
+
+def _rename_backend() -> None:
+    """torch's own `openxla` backends call functions of torch_xla that there are not here."""
+    original = torch.compile
+
+    @functools.wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("backend") in ("openxla", "openxla_eval"):
+            kwargs["backend"] = "isoshard"
+        return original(*args, **kwargs)
+
+    torch.compile = compile
+
+
+def _rename_fakes() -> None:
+    """The tensors that dynamo traces with would end the process if they said `xla`."""
+    original: Any = FakeTensor.__new__
+
+    @functools.wraps(original)
+    def __new__(cls: Any, fake_mode: Any, elem: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
+        if device is not None and device.type == "xla":
+            device = torch.device("jax", 0)
+        return original(cls, fake_mode, elem, device, *args, **kwargs)
+
+    FakeTensor.__new__ = __new__  # pyright: ignore[reportAttributeAccessIssue]
