@@ -15,25 +15,37 @@ __all__ = [
     "CaptureError",
     "CompiledStep",
     "Generator",
+    "HybridMesh",
     "JaxFunction",
     "Mesh",
     "ScanLayers",
     "ShardingSpec",
     "ShardingType",
     "StackedLayers",
+    "TorchFunction",
     "XLAShard",
     "XLAShardedTensor",
     "clear_sharding",
     "compile",
+    "disable_manual_sharding",
+    "enable_manual_sharding",
+    "get_1d_mesh",
+    "get_global_mesh",
     "get_xla_supported_devices",
     "jax_function",
     "mark_sharding",
+    "mark_sharding_with_gradients",
     "memory_analysis",
     "program_text",
     "register_lowering",
     "scan_layers",
+    "set_global_mesh",
+    "shard_as",
     "sync",
+    "torch_function",
     "xla_device",
+    "xla_distribute_module",
+    "xla_distribute_tensor",
 ]
 
 if TYPE_CHECKING or _old_torch.has_device():
@@ -48,6 +60,7 @@ if TYPE_CHECKING or _old_torch.has_device():
 
     from . import device as _device
     from . import framework as _framework  # noqa: F401  (isoshard.shard and the other verbs)
+    from .calling_jax import TorchFunction, torch_function
     from .function import JaxFunction, jax_function
     from .generator import Generator
     from .hardware import get_xla_supported_devices, xla_device
@@ -55,7 +68,22 @@ if TYPE_CHECKING or _old_torch.has_device():
     from .runtime import compile, memory_analysis, program_text, sync
     from .scan import ScanLayers, StackedLayers, scan_layers
     from .shards import XLAShard
-    from .spmd import Mesh, ShardingSpec, clear_sharding, mark_sharding
+    from .spmd import (
+        HybridMesh,
+        Mesh,
+        ShardingSpec,
+        clear_sharding,
+        disable_manual_sharding,
+        enable_manual_sharding,
+        get_1d_mesh,
+        get_global_mesh,
+        mark_sharding,
+        mark_sharding_with_gradients,
+        set_global_mesh,
+        shard_as,
+        xla_distribute_module,
+        xla_distribute_tensor,
+    )
     from .tensor import XLAShardedTensor
 
     _device.register()

@@ -204,7 +204,9 @@ def test_the_automatic_mesh(monkeypatch):
         xs.auto_policy("layer", nn.Linear(2, 2))
 
 
-def test_with_xla_switches_spmd_on():
+def test_with_xla_switches_spmd_on(monkeypatch):
+    monkeypatch.setenv("XLA_USE_SPMD", "0")  # and what was set comes back after the test
+
     @api.with_xla
     def function(self, value):
         """Say so."""
@@ -212,6 +214,7 @@ def test_with_xla_switches_spmd_on():
 
     from isoshard.torch_bridge.torch_xla import runtime
 
+    assert not runtime.is_spmd()
     assert function(1, value=2) == (1, 2) and runtime.is_spmd()
     assert function.__name__ == "function" and function.__doc__ == "Say so."
 
