@@ -7,11 +7,13 @@ then on tensors say that they are on `xla:0`.
 
 A few functions of torch ask C++ which of several xla devices is meant, and C++ refuses where
 torch_xla is not linked. They are wrapped: `torch.Tensor.to`, `torch.tensor`, `torch.as_tensor`,
-`torch.asarray` and `torch.autocast`. Nothing here happens before `drop_in.install` asks for it.
+`torch.asarray`, and `FakeTensor`, with which dynamo traces. `torch.autocast` and what tells of it
+take `xla` for `jax`, and `torch.compile` takes `backend="openxla"` for ours. Nothing here happens
+before `drop_in.install` asks for it.
 
-Private names used: `torch._register_device_module`, `torch.utils._foreach_utils.
-_get_foreach_kernels_supported_devices`, `torch.optim.optimizer.
-_get_fused_kernels_supported_devices`. Tested with torch 2.13.
+Private names used: `torch._register_device_module`, `torch._subclasses.fake_tensor.FakeTensor`,
+`torch.utils._foreach_utils._get_foreach_kernels_supported_devices` and
+`torch.optim.optimizer._get_fused_kernels_supported_devices`. Tested with torch 2.13.
 """
 
 from __future__ import annotations
@@ -83,13 +85,32 @@ def _is_bare(value: Any) -> bool:
 
 def _rename_autocast() -> None:
     """Autocast goes by the dispatch key that our tensors carry, which is named `jax`."""
-    original = torch.autocast.__init__
+    for owner, name in _BY_AUTOCAST:
+        setattr(owner, name, _renamed(getattr(owner, name)))
 
-    @functools.wraps(original)
-    def __init__(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        original(self, "jax" if device_type == "xla" else device_type, *args, **kwargs)
 
-    torch.autocast.__init__ = __init__
+# Checkpointing asks the last four what to restore when it computes again.
+_BY_AUTOCAST = (
+    (torch.autocast, "__init__"),
+    (torch, "is_autocast_enabled"),
+    (torch, "set_autocast_enabled"),
+    (torch, "get_autocast_dtype"),
+    (torch, "set_autocast_dtype"),
+)
+
+
+def _renamed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with the device type `xla` among its arguments replaced by `jax`."""
+
+    def jax_for_xla(arg: Any) -> Any:
+        return "jax" if isinstance(arg, str) and arg == "xla" else arg
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        named = {name: jax_for_xla(arg) for name, arg in kwargs.items()}
+        return function(*map(jax_for_xla, args), **named)
+
+    return wrapped
 
 
 def _rename_backend() -> None:

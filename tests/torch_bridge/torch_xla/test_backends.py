@@ -15,6 +15,7 @@ from isoshard.torch_bridge.torch_xla import backends
 @pytest.fixture(autouse=True)
 def _restored():
     before = jax.config.jax_default_matmul_precision
+    jax.config.update("jax_default_matmul_precision", None)
     yield
     jax.config.update("jax_default_matmul_precision", before)
 
