@@ -23,8 +23,8 @@ from torch.optim.optimizer import _foreach_supported_types as _optimizer_types
 from torch.utils._foreach_utils import _foreach_supported_types as _clipping_types
 
 from benchmarks import phases
-from isoshard.torch_bridge import attention
 from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.kernels import attention
 
 Result = Any
 """What to return: the position of an argument, (size, stride, dtype), a list of these, or None."""

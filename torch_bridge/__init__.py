@@ -60,14 +60,14 @@ if TYPE_CHECKING or _old_torch.has_device():
 
     from . import device as _device
     from . import framework as _framework  # noqa: F401  (isoshard.shard and the other verbs)
-    from .calling_jax import TorchFunction, torch_function
-    from .function import JaxFunction, jax_function
+    from .crossings.calling_jax import TorchFunction, torch_function
+    from .crossings.function import JaxFunction, jax_function
     from .generator import Generator
-    from .hardware import get_xla_supported_devices, xla_device
-    from .marks import ShardingType
+    from .layout.marks import ShardingType
+    from .layout.shards import XLAShard
+    from .loops.scan import ScanLayers, StackedLayers, scan_layers
     from .runtime import compile, memory_analysis, program_text, sync
-    from .scan import ScanLayers, StackedLayers, scan_layers
-    from .shards import XLAShard
+    from .session.hardware import get_xla_supported_devices, xla_device
     from .spmd import (
         HybridMesh,
         Mesh,

@@ -30,7 +30,7 @@ from isoshard.torch_bridge.engine.call import Meta
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval, check_storable
 
-from . import autocast, composites, identity, pickling, scaling, turned
+from .overrides import autocast, composites, identity, pickling, scaling, turned
 
 _KEYS = ("PrivateUse1", "Lazy")
 _LIBRARIES: list[torch.library.Library] = []

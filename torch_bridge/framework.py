@@ -25,7 +25,7 @@ from isoshard.torch_bridge.engine.value import Aval, Value, placed_layout
 from . import modules
 from .dtypes import logical_dtype
 from .exchange import shard_to_torch, to_numpy
-from .marks import keep_gradient_layout
+from .layout.marks import keep_gradient_layout
 from .tensor import XLAShardedTensor
 
 

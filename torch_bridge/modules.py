@@ -12,8 +12,8 @@ from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.plan import Plan
 from isoshard.core.spec import named_sharding
 
-from . import identity
-from .by_layer import ByLayer
+from .loops.by_layer import ByLayer
+from .overrides import identity
 
 Place = Callable[[torch.Tensor, NamedSharding, bool | None, str], torch.Tensor]
 
@@ -87,7 +87,8 @@ def shard_module(
         name: of the module, for messages.
 
     Returns:
-        `module`. Its parameters stay the same objects, see `isoshard.torch_bridge.identity`.
+        `module`. Its parameters stay the same objects, see
+        `isoshard.torch_bridge.overrides.identity`.
     """
     shardings = layout(module, mesh, spec, name)
     moved: dict[int, Any] = {}

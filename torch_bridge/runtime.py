@@ -12,7 +12,7 @@ from isoshard.torch_bridge.engine import placement, program
 from isoshard.torch_bridge.engine.capture.step import CompiledStep
 from isoshard.torch_bridge.engine.value import Storage
 
-from . import closures
+from .session import closures
 
 
 def sync(*, wait: bool = False) -> None:

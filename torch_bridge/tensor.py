@@ -35,8 +35,10 @@ from isoshard.core.errors import CopyError
 from isoshard.torch_bridge.engine import base, placement
 from isoshard.torch_bridge.engine.special import to_host
 
-from . import marks, naming, pickling
-from .laid_out import LaidOut
+from . import naming
+from .layout import marks
+from .layout.laid_out import LaidOut
+from .overrides import pickling
 
 
 class XLAShardedTensor(LaidOut):

@@ -12,7 +12,7 @@ import torch
 from torch.testing._internal.autocast_test_lists import AutocastTestLists
 from torch.utils import _pytree as pytree
 
-from isoshard.torch_bridge import autocast as lists
+from isoshard.torch_bridge.overrides import autocast as lists
 
 functional = torch.nn.functional
 LOW = [torch.bfloat16, torch.float16]

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
-from isoshard.torch_bridge.calling_jax import torch_function
+from isoshard.torch_bridge.crossings.calling_jax import torch_function
 from isoshard.torch_bridge.engine import tape as tapes
 
 

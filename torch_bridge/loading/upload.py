@@ -18,10 +18,10 @@ import torch
 from isoshard.core import metrics
 from isoshard.core.errors import UnevenError
 from isoshard.core.exchange import aligned_empty
-from isoshard.torch_bridge import marks
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine.value import Aval, Value
 from isoshard.torch_bridge.exchange import to_numpy
+from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.spmd import ShardingSpec
 
 from .batches import rewrite, with_items

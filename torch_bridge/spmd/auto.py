@@ -20,7 +20,7 @@ import jax
 import torch
 
 from isoshard.core.errors import ShardingError
-from isoshard.torch_bridge import marks
+from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 from .marking import mark_sharding

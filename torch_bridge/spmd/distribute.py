@@ -22,7 +22,7 @@ import torch
 
 from isoshard.core.errors import ShardingError
 from isoshard.torch_bridge import naming
-from isoshard.torch_bridge.placements import check_count, spec_of
+from isoshard.torch_bridge.layout.placements import check_count, spec_of
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 from .auto import auto_mesh, auto_policy

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge import marks
+from isoshard.torch_bridge.layout import marks
 
 from .marking import checked
 from .uneven import even_part

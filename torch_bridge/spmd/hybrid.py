@@ -8,7 +8,7 @@ import jax
 
 from isoshard.core.errors import DeviceError, ShardingError
 from isoshard.core.mesh import hybrid_mesh
-from isoshard.torch_bridge import marks
+from isoshard.torch_bridge.layout import marks
 
 from .mesh import Mesh
 

@@ -30,11 +30,11 @@ import torch
 from isoshard.core.errors import ShardingError
 from isoshard.core.mesh import mesh_of
 from isoshard.core.spec import axis_names, check_even
-from isoshard.torch_bridge import marks
 from isoshard.torch_bridge.engine import base, layouts
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval
+from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 from .manual_tensor import ManualTensor

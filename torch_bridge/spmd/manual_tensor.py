@@ -25,8 +25,8 @@ from torch.utils import _pytree as pytree
 from isoshard.core.errors import ShardingError
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.engine import base
-from isoshard.torch_bridge.marks import ShardingType
-from isoshard.torch_bridge.shards import XLAShard, name_of
+from isoshard.torch_bridge.layout.marks import ShardingType
+from isoshard.torch_bridge.layout.shards import XLAShard, name_of
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 _C: Any = torch._C

@@ -24,7 +24,8 @@ import torch
 from isoshard.core.errors import ShardingError, SpecError
 from isoshard.core.mesh import as_mesh
 from isoshard.core.spec import named_sharding, same_layout
-from isoshard.torch_bridge import marks, naming
+from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 from .uneven import even_part

@@ -20,7 +20,7 @@ import torch
 
 from isoshard.core.errors import DeviceError, ShardingError
 from isoshard.core.mesh import as_mesh
-from isoshard.torch_bridge import marks
+from isoshard.torch_bridge.layout import marks
 
 from .op_sharding import OpSharding
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from isoshard.core.spec import named_sharding
-from isoshard.torch_bridge.marks import ShardingType, groups, sharding_type
+from isoshard.torch_bridge.layout.marks import ShardingType, groups, sharding_type
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

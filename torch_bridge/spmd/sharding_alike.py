@@ -9,11 +9,11 @@ from jax.experimental.shard_alike import shard_alike
 from torch.utils import _pytree as pytree
 
 from isoshard.core.errors import ShardingError
-from isoshard.torch_bridge import marks
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval
+from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 _ALIKE = Recipe("shard_as", lambda arrays, _scalars, _key: list(shard_alike(*arrays)), 2)

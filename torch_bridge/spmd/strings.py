@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from isoshard.torch_bridge.marks import ShardingType
+from isoshard.torch_bridge.layout.marks import ShardingType
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 

@@ -30,7 +30,7 @@ from isoshard.core import metrics
 from isoshard.core.errors import UnevenError
 from isoshard.core.mesh import mesh_of
 from isoshard.core.spec import check_even, named_sharding
-from isoshard.torch_bridge.marks import Sharding
+from isoshard.torch_bridge.layout.marks import Sharding
 
 
 class UnevenWarning(UserWarning):

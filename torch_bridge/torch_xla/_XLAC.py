@@ -9,7 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
-from isoshard.torch_bridge import hardware, lowered, naming, runtime
+from isoshard.torch_bridge import naming, runtime
+from isoshard.torch_bridge.export import lowered
+from isoshard.torch_bridge.session import hardware
 from isoshard.torch_bridge.spmd import strings
 
 from .core import xla_model as _xla_model

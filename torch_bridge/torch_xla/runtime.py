@@ -19,9 +19,10 @@ import torch
 
 from isoshard.core import cache
 from isoshard.core.devices import Device
-from isoshard.torch_bridge import hardware, naming
+from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.engine import program
-from isoshard.torch_bridge.modes import auto_spmd, is_spmd, use_spmd
+from isoshard.torch_bridge.session import hardware
+from isoshard.torch_bridge.session.modes import auto_spmd, is_spmd, use_spmd
 
 __all__ = [
     "addressable_device_count",

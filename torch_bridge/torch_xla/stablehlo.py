@@ -1,12 +1,12 @@
 """Export to StableHLO, by torch_xla's names."""
 
-from isoshard.torch_bridge.exporting import (
+from isoshard.torch_bridge.export.exporting import (
     StableHLOGraphModule,
     save_as_stablehlo,
     save_torch_model_as_stablehlo,
 )
-from isoshard.torch_bridge.exporting import to_stablehlo as exported_program_to_stablehlo
-from isoshard.torch_bridge.stablehlo_bundle import (
+from isoshard.torch_bridge.export.exporting import to_stablehlo as exported_program_to_stablehlo
+from isoshard.torch_bridge.export.stablehlo_bundle import (
     InputLocation,
     StableHLOExportOptions,
     StableHLOFunc,

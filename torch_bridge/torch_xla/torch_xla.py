@@ -20,8 +20,9 @@ from typing import Any
 import jax
 import torch
 
-from isoshard.torch_bridge import hardware, naming, runtime
+from isoshard.torch_bridge import naming, runtime
 from isoshard.torch_bridge.engine import regions
+from isoshard.torch_bridge.session import hardware
 
 from .core import xla_model as _xla_model
 
@@ -163,7 +164,7 @@ def launch(
         NotImplementedError: in SPMD mode, as in torch_xla, or if there are several chips and so
             several replicas would run.
     """
-    from isoshard.torch_bridge.modes import is_spmd
+    from isoshard.torch_bridge.session.modes import is_spmd
 
     if is_spmd():
         raise NotImplementedError(

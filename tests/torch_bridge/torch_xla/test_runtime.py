@@ -62,7 +62,7 @@ def test_a_tpu_says_where_it_is():
         coords = (0, 1, 0)
         core_on_chip = 0
 
-    import isoshard.torch_bridge.hardware as hardware
+    import isoshard.torch_bridge.session.hardware as hardware
 
     devices = [Tpu(), Tpu()]
     with pytest.MonkeyPatch.context() as patch:

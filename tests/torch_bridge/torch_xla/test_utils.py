@@ -200,7 +200,7 @@ def test_async_step_closures_read_tensors_after_the_step():
     xm.add_step_closure(lambda v: seen.append((threading.get_ident(), v.sum().item())), (x,), True)
     assert not seen
     torch_xla.sync()
-    from isoshard.torch_bridge import closures as ours
+    from isoshard.torch_bridge.session import closures as ours
 
     ours._HANDLER.wait()
     assert seen[0][1] == 15.0 and seen[0][0] != threading.get_ident()

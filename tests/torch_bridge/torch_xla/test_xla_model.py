@@ -351,7 +351,7 @@ def test_an_arena_converts_all_at_once():
 
 
 def test_rates(monkeypatch):
-    from isoshard.torch_bridge import rates
+    from isoshard.torch_bridge.session import rates
 
     now = [100.0]
     monkeypatch.setattr(rates.time, "monotonic", lambda: now[0])

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from isoshard.torch_bridge.calling_jax import TorchFunction, torch_function
-from isoshard.torch_bridge.same_function import identity
+from isoshard.torch_bridge.crossings.calling_jax import TorchFunction, torch_function
+from isoshard.torch_bridge.crossings.same_function import identity
 
 __all__ = ["call_jax"]
 

@@ -3,8 +3,8 @@
     import torch_xla.core.xla_model as xm
 
 A script is one process with one logical device, as in torch_xla's SPMD mode: ordinals are 0, and
-collectives between replicas have nobody to talk to; see `isoshard.torch_bridge.one_replica` and
-`isoshard.torch_bridge.collectives`.
+collectives between replicas have nobody to talk to; see
+`isoshard.torch_bridge.session.one_replica` and `isoshard.torch_bridge.session.collectives`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from typing import Any
 import jax
 import torch
 
-from isoshard.torch_bridge import hardware, leaving, lowered, naming, runtime
-from isoshard.torch_bridge.buckets import (
+from isoshard.torch_bridge import naming, runtime
+from isoshard.torch_bridge.engine import base, random, reading
+from isoshard.torch_bridge.export import lowered
+from isoshard.torch_bridge.session import hardware, leaving
+from isoshard.torch_bridge.session.buckets import (
     CoalescingBuckets,
     all_gather_bucketized,
     all_reduce_bucketized_gradients,
     reduce_scatter_bucketized,
 )
-from isoshard.torch_bridge.closures import add_step_closure
-from isoshard.torch_bridge.collectives import (
+from isoshard.torch_bridge.session.closures import add_step_closure
+from isoshard.torch_bridge.session.collectives import (
     REDUCE_AND,
     REDUCE_MAX,
     REDUCE_MIN,
@@ -40,11 +43,10 @@ from isoshard.torch_bridge.collectives import (
     reduce_scatter,
     send,
 )
-from isoshard.torch_bridge.engine import base, random, reading
-from isoshard.torch_bridge.hardware import get_xla_supported_devices, xla_device
-from isoshard.torch_bridge.memory import MemoryInfo, get_memory_info
-from isoshard.torch_bridge.nested import ToXlaTensorArena, for_each_instance
-from isoshard.torch_bridge.one_replica import (
+from isoshard.torch_bridge.session.hardware import get_xla_supported_devices, xla_device
+from isoshard.torch_bridge.session.memory import MemoryInfo, get_memory_info
+from isoshard.torch_bridge.session.nested import ToXlaTensorArena, for_each_instance
+from isoshard.torch_bridge.session.one_replica import (
     broadcast_master_param,
     do_on_ordinals,
     get_local_ordinal,
@@ -61,7 +63,7 @@ from isoshard.torch_bridge.one_replica import (
     xla_rendezvous,
     xla_replication_devices,
 )
-from isoshard.torch_bridge.rates import RateTracker
+from isoshard.torch_bridge.session.rates import RateTracker
 from isoshard.torch_bridge.spmd.optimization_barrier import optimization_barrier_
 
 __all__ = [

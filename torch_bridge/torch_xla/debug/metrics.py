@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from isoshard.core import metrics, samples
-from isoshard.torch_bridge.modes import is_spmd
+from isoshard.torch_bridge.session.modes import is_spmd
 
 _TIMES = {
     "CompileTime": "compile_seconds",

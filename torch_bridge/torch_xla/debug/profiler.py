@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from isoshard.torch_bridge import runtime
-from isoshard.torch_bridge.one_replica import is_master_ordinal
+from isoshard.torch_bridge.session.one_replica import is_master_ordinal
 
 _port: int | None = None
 

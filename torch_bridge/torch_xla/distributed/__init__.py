@@ -3,7 +3,7 @@
 if __name__ != "isoshard.torch_bridge.torch_xla.distributed":
     raise ImportError(f"import isoshard.torch_bridge.torch_xla.distributed, not {__name__}")
 
-from isoshard.torch_bridge.on_demand import submodules
+from isoshard.torch_bridge.session.on_demand import submodules
 
 __getattr__ = submodules(
     __name__, ("fsdp", "parallel_loader", "spmd", "xla_backend", "xla_multiprocessing")

@@ -12,18 +12,18 @@ from typing import Any
 import jax
 import torch
 
-from isoshard.torch_bridge.calling_jax import torch_function
+from isoshard.torch_bridge.crossings.calling_jax import torch_function
 from isoshard.torch_bridge.dtypes import physical_dtype
-from isoshard.torch_bridge.flash import FlashAttention, flash_attention
-from isoshard.torch_bridge.grouped_products import (
+from isoshard.torch_bridge.kernels.flash import FlashAttention, flash_attention
+from isoshard.torch_bridge.kernels.grouped_products import (
     gmm,
     gmm_backward,
     quantized_matmul_int8,
     repeat_with_fixed_output_size,
     tgmm,
 )
-from isoshard.torch_bridge.jax_kernels import MASKED as DEFAULT_MASK_VALUE
-from isoshard.torch_bridge.paged import (
+from isoshard.torch_bridge.kernels.jax_kernels import MASKED as DEFAULT_MASK_VALUE
+from isoshard.torch_bridge.kernels.paged import (
     multi_queries_paged_attention,
     paged_attention,
     ragged_paged_attention,

@@ -1,7 +1,7 @@
 """Execution of every operation at once, by torch_xla's names."""
 
-from isoshard.torch_bridge.at_once import context as eager_mode_context
-from isoshard.torch_bridge.at_once import is_used as is_eager_mode
-from isoshard.torch_bridge.at_once import use as eager_mode
+from isoshard.torch_bridge.session.at_once import context as eager_mode_context
+from isoshard.torch_bridge.session.at_once import is_used as is_eager_mode
+from isoshard.torch_bridge.session.at_once import use as eager_mode
 
 __all__ = ["eager_mode", "eager_mode_context", "is_eager_mode"]

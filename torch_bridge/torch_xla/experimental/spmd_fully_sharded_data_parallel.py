@@ -32,8 +32,9 @@ import torch
 from jax.sharding import NamedSharding
 
 from isoshard.core.spec import named_sharding
-from isoshard.torch_bridge import marks, naming
-from isoshard.torch_bridge.by_layer import ByLayer
+from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.loops.by_layer import ByLayer
 from isoshard.torch_bridge.spmd import (
     Mesh,
     apply_backward_optimization_barrier,

@@ -1,5 +1,5 @@
 """Step closures, and what runs them."""
 
-from isoshard.torch_bridge.closures import AsyncClosureHandler, ClosureHandler
+from isoshard.torch_bridge.session.closures import AsyncClosureHandler, ClosureHandler
 
 __all__ = ["AsyncClosureHandler", "ClosureHandler"]

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge import leaving
 from isoshard.torch_bridge.engine import base
-from isoshard.torch_bridge.nested import ToXlaTensorArena
-from isoshard.torch_bridge.one_replica import is_master_ordinal
+from isoshard.torch_bridge.session import leaving
+from isoshard.torch_bridge.session.nested import ToXlaTensorArena
+from isoshard.torch_bridge.session.one_replica import is_master_ordinal
 
 
 class TensorReference:

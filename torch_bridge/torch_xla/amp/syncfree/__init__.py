@@ -3,6 +3,6 @@
 if __name__ != "isoshard.torch_bridge.torch_xla.amp.syncfree":
     raise ImportError(f"import isoshard.torch_bridge.torch_xla.amp.syncfree, not {__name__}")
 
-from isoshard.torch_bridge.syncfree import SGD, Adam, AdamW
+from isoshard.torch_bridge.session.syncfree import SGD, Adam, AdamW
 
 __all__ = ["SGD", "Adam", "AdamW"]

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from isoshard.torch_bridge.marks import ShardingType
+from isoshard.torch_bridge.layout.marks import ShardingType
 from isoshard.torch_bridge.spmd.auto import auto_policy
 from isoshard.torch_bridge.spmd.distribute import (
     convert_to_xla_mesh,

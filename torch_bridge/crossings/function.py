@@ -30,13 +30,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from isoshard.core.exchange import to_jax
+from isoshard.torch_bridge import modules
+from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.value import Aval, Value
-
-from . import modules
-from .dtypes import logical_dtype
-from .framework import Torch
+from isoshard.torch_bridge.framework import Torch
 
 
 class JaxFunction:

@@ -33,9 +33,9 @@ from isoshard.core.mesh import mesh_of
 from isoshard.torch_bridge.engine import base, reading
 from isoshard.torch_bridge.engine.capture import step as capture
 from isoshard.torch_bridge.engine.value import Value
+from isoshard.torch_bridge.exchange import from_numpy, to_numpy
 
 from . import marks
-from .exchange import from_numpy, to_numpy
 
 
 @dataclasses.dataclass

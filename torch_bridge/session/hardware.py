@@ -19,8 +19,7 @@ import jax
 import torch
 
 from isoshard.core.devices import Device
-
-from . import naming
+from isoshard.torch_bridge import naming
 
 _KINDS = {"gpu": "CUDA", "cuda": "CUDA", "rocm": "ROCM"}
 

@@ -35,12 +35,11 @@ import torch
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 
+from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine import aside, base
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval, Value
-
-from .dtypes import logical_dtype
 
 
 class TorchFunction:
@@ -104,7 +103,7 @@ class TorchFunction:
                 f"shape {tuple(leaf.shape)} on {leaf.device}; move it with .to('jax')"
             )
         if isinstance(leaf, torch.dtype):
-            from .dtypes import physical_dtype
+            from isoshard.torch_bridge.dtypes import physical_dtype
 
             return _Constant(physical_dtype(leaf))
         if not isinstance(leaf, jax.Array | np.ndarray):

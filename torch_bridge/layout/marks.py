@@ -92,7 +92,7 @@ def annotate(tensor: base.LazyTensor, sharding: Sharding, *, ask: Sharding | Non
         sharding: fits the tensor's rank, and splits its shape evenly.
         ask: the layout that was meant, where some axis does not divide.
     """
-    from .runtime import PENDING
+    from isoshard.torch_bridge.runtime import PENDING
 
     if is_recorded(tensor) or tensor._chain.ops:
         constrain_in_place(tensor, sharding, ask)

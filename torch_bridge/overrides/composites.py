@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge.engine import dispatch
+from isoshard.torch_bridge.kernels import attention
 
-from . import attention
 from .quantile import nanquantile, quantile
 
 

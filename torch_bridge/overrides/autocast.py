@@ -27,9 +27,8 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.engine import base
-
-from . import naming
 
 DTYPES = (torch.bfloat16, torch.float16)
 """What autocast may cast to."""

@@ -9,10 +9,10 @@ from typing import IO, Any
 
 import torch
 
+from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine import tape as tapes
 
-from . import naming
 from .nested import ToXlaTensorArena
 
 

@@ -30,10 +30,9 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from isoshard.core import metrics
+from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.engine import base, dispatch
 from isoshard.torch_bridge.engine.special import to_host
-
-from . import naming
 
 _utils: Any = torch._utils  # pyright: ignore[reportAttributeAccessIssue]
 

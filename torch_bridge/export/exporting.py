@@ -26,13 +26,13 @@ import torch
 from jax import export
 from torch.utils import _pytree as pytree
 
+from isoshard.torch_bridge.crossings.function import jax_function
+from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.exchange import from_numpy, to_numpy
+from isoshard.torch_bridge.framework import Torch
 
 from . import stablehlo_bundle as bundles
-from .dtypes import logical_dtype
-from .exchange import from_numpy, to_numpy
-from .framework import Torch
-from .function import jax_function
 from .stablehlo_bundle import (
     InputLocation,
     StableHLOExportOptions,

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from isoshard.core.spec import named_sharding
+from isoshard.torch_bridge.crossings.calling_jax import torch_function
 from isoshard.torch_bridge.spmd import get_global_mesh
 
 from . import jax_kernels
-from .calling_jax import torch_function
 
 _FLASH = torch_function(jax_kernels.flash_attention)
 

@@ -116,8 +116,8 @@ class LaidOut(base.LazyTensor):
         >>> t.placements
         (Shard(dim=0), Replicate())
         """
-        from .spmd.gradients import mark_sharding_with_gradients
-        from .spmd.mesh import mesh_from
+        from isoshard.torch_bridge.spmd.gradients import mark_sharding_with_gradients
+        from isoshard.torch_bridge.spmd.mesh import mesh_from
 
         mesh = self.mesh if device_mesh is None else mesh_from(device_mesh)
         if mesh is None or placements is None:
@@ -130,7 +130,7 @@ class LaidOut(base.LazyTensor):
 
     def full_tensor(self) -> LaidOut:
         """The same elements whole on every device, as a new tensor; differentiable."""
-        from .spmd.gradients import mark_sharding_with_gradients
+        from isoshard.torch_bridge.spmd.gradients import mark_sharding_with_gradients
 
         if self.mesh is None:
             return self

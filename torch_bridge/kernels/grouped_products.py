@@ -11,8 +11,9 @@ from __future__ import annotations
 import jax
 import torch
 
+from isoshard.torch_bridge.crossings.calling_jax import torch_function
+
 from . import jax_kernels
-from .calling_jax import torch_function
 
 _GMM = torch_function(jax_kernels.gmm)
 _TGMM = torch_function(jax_kernels.tgmm)

@@ -26,10 +26,10 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.spec import same_layout
 from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.layout.marks import annotate
 
 from .alike import Stack
 from .looped import Looped, OneLayer
-from .marks import annotate
 from .retired import retire
 
 _KEEP = "; keep a parameter for each layer: scan_layers(layers, stacked=False)"

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import torch
 
+from isoshard.torch_bridge.crossings.calling_jax import torch_function
+
 from . import jax_kernels
-from .calling_jax import torch_function
 
 _PAGED = torch_function(jax_kernels.paged_attention)
 _MULTI = torch_function(jax_kernels.multi_queries_paged_attention)

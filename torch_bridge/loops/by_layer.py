@@ -1,6 +1,6 @@
 """Stacked tensors under the names of their layers, for plans that were written for the layers.
 
->>> from isoshard.torch_bridge.stacked import StackedLayers
+>>> from isoshard.torch_bridge.loops.stacked import StackedLayers
 >>> model = torch.nn.Sequential(StackedLayers([torch.nn.Linear(4, 8) for _ in range(2)]))
 >>> {name: tuple(part.shape) for name, part in ByLayer(model).tensors.items()}
 {'0.0.weight': (8, 4), '0.1.weight': (8, 4), '0.0.bias': (8,), '0.1.bias': (8,)}

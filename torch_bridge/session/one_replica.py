@@ -15,7 +15,9 @@ from typing import Any, TextIO
 import jax
 import torch
 
-from . import collectives, hardware, leaving, runtime
+from isoshard.torch_bridge import runtime
+
+from . import collectives, hardware, leaving
 
 Device = str | torch.device
 
