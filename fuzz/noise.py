@@ -57,9 +57,11 @@ def _run(program: Program, number: int) -> Run:
     given = set(scope)
     for line in program.lines:
         attempt(line, scope)
-        every = _ROUNDED.search(line.text) is not None
+        called = re.match(r"\w+ = (\w+)\(", line.text)
+        module = called is not None and isinstance(scope.get(called[1]), nn.Module)
+        every = module or _ROUNDED.search(line.text) is not None
         changed = re.match(r"(?:with .*?: )?(\w+)", line.text)
-        near = _CANCELS.search(line.text) is not None
+        near = module or _CANCELS.search(line.text) is not None
         signless = every or _SIGNLESS.search(line.text) is not None
         for name, value in scope.items():
             if name not in given and name[0] != "_":

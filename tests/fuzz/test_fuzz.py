@@ -217,6 +217,16 @@ def test_a_shape_that_rounding_decides_is_no_difference(decides, said):
     assert len(compare.differences(program, want, other | {"c": Fact(shorter, shown)})) == said
 
 
+def test_what_a_module_gives_is_rounded():
+    program = lines(
+        "a = torch.ones(2, 8).to(device)",
+        "c = filled(nn.LayerNorm(8), 0).to(device)",
+        "d = c(a)",  # its bias: ones have no variance, and halves would count as exact
+    )
+    runs = noise.disturbed(program)
+    assert not all(torch.equal(run["d"].tensor, runs[0]["d"].tensor) for run in runs)
+
+
 @pytest.mark.parametrize(("numbers", "exact"), [("1.5, 2.25", True), ("3.859375, 2.5", False)])
 def test_numbers_of_a_coarse_dtype_are_exact_where_it_is_finer_than_the_grid(numbers, exact):
     program = lines(

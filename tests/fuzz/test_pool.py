@@ -2,6 +2,9 @@
 
 import os
 
+import pytest
+
+from fuzz import pool
 from fuzz.pool import FATAL, PART, Plan, _alone, _parts
 
 
@@ -40,3 +43,22 @@ def test_a_number_names_a_program_wherever_a_run_starts():
     parts = _parts(Plan(seed=3, first=PART - 2, programs=PART + 5))
     assert parts == [range(PART - 2, PART), range(PART, 2 * PART), range(2 * PART, 2 * PART + 3)]
     assert _parts(Plan(seed=3, first=0, programs=3)) == [range(3)]
+
+
+@pytest.mark.parametrize(
+    ("for_users", "status", "said"),
+    [(True, 1, "0 passed, 1 failed"), (False, 0, "1 passed, 0 failed")],
+)
+def test_what_differs_only_where_xla_does_not_optimise_is_said_and_not_counted(
+    for_users, status, said, monkeypatch, tmp_path, capsys
+):
+    def generation(plan, parts):
+        wrong = [(f"seed_{plan.seed}_program_{parts[0].start}{FATAL}", "the program")]
+        yield len(parts[0]), wrong if for_users or not plan.optimized else []
+
+    monkeypatch.setattr(pool, "_generation", generation)
+    assert pool.fuzz(Plan(seed=3, first=5, programs=1, out=str(tmp_path))) == status
+    out = capsys.readouterr().out
+    assert said in out
+    assert ("program_5_fatal differs only where XLA does not optimise" in out) != for_users
+    assert len(list(tmp_path.iterdir())) == for_users
