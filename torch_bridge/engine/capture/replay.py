@@ -9,13 +9,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import torch
 from torch.utils import _pytree as pytree
 
 from isoshard.core import metrics
 
 from .. import base, layouts, placement, program, random
 from .. import tape as tapes
-from ..value import Storage, Value
+from ..value import Aval, Storage, Value
 from .host import HostOps
 from .places import Argument, Computed, Gradient, New, Owner, Part, Place, Scene, View
 from .sealed import sealed
@@ -73,10 +75,13 @@ class Replay:
         scene = Scene(arguments, self.owners)
         scalars = self.table.evaluate(self.scalars)
         donated = frozenset(self.plan.donated)
+        usual = _references(_OWN)
         arrays = [
             source
             if isinstance(source, jax.Array)
-            else self._array(position, scene.storage(source), position in donated)
+            else self._array(
+                position, scene.storage(source), usual if position in donated else None
+            )
             for position, source in enumerate(self.sources)
         ]
         words = self.draws.take()
@@ -93,28 +98,34 @@ class Replay:
             scene.owner(number).grad = _filled(mark, scene, made)
         return outputs
 
-    def _array(self, position: int, storage: Storage, donated: bool) -> jax.Array:
-        value = storage.value
-        array = value.array
-        if array is None:
-            tapes.materialize([value])
-            array = value.array
-        wanted = self.plan.placed[position]
-        if value.layout != wanted or not isinstance(array, jax.Array):
-            value.layout = value.layout if wanted == layouts.UNPLACED else wanted
-            placement.place([value])
-            array = value.array
-        if donated and self._is_held(value, array):
+    def _array(self, position: int, storage: Storage, usual: tuple[int, int] | None) -> jax.Array:
+        """An input of the program.
+
+        Args:
+            position: of the input.
+            storage: where its value is.
+            usual: if it is donated, the references to a value and its array that nobody else holds.
+        """
+        self._settle(position, storage)
+        if usual is not None and (
+            storage.value.shared
+            or any(have > own for have, own in zip(_references(storage), usual, strict=True))
+        ):
+            array: Any = storage.value.array
             metrics.count("copies")
             metrics.count("copied_bytes", array.nbytes)
             return jnp.copy(array)
-        return array
+        return storage.value.array
 
-    @staticmethod
-    def _is_held(value: Value, array: jax.Array) -> bool:
-        """Whether somebody beside the storage would miss the array."""
-        # value: storage, caller, here, getrefcount; array: value, caller, here, getrefcount.
-        return value.shared or sys.getrefcount(value) > 4 or sys.getrefcount(array) > 4
+    def _settle(self, position: int, storage: Storage) -> None:
+        """Compute a value, and bring it to the layout that the program takes."""
+        value = storage.value
+        if value.array is None:
+            tapes.materialize([value])
+        wanted = self.plan.placed[position]
+        if value.layout != wanted or not isinstance(value.array, jax.Array):
+            value.layout = value.layout if wanted == layouts.UNPLACED else wanted
+            placement.place([value])
 
     def _make(self, values: Sequence[Value]) -> list[base.LazyTensor]:
         """The tensors that are new in this run."""
@@ -144,3 +155,15 @@ def _filled(mark: Any, scene: Scene, made: Sequence[base.LazyTensor]) -> Any:
         tensor = base.new_tensor(mark.aval, storage, mark.chain, mark.offset)
         return sealed(tensor) if mark.differentiable else tensor
     return mark
+
+
+def _references(storage: Storage) -> tuple[int, int]:
+    """How many references there are to a storage's value, and to its array."""
+    value = storage.value
+    array = value.array
+    return sys.getrefcount(value), sys.getrefcount(array)
+
+
+# What `_references` counts depends on who runs the function: once dynamo has been used in a
+# process, each of its frames holds its variables twice.
+_OWN = Storage(Value(np.empty(0), layouts.UNPLACED), Aval.contiguous((0,), torch.float32))
