@@ -66,7 +66,7 @@ def enable_manual_sharding(
         raise ShardingError("this tensor is in a manual region already; disable that first")
     t, sharding = checked(t, default_mesh(mesh), partition_spec, "enable_manual_sharding")
     check_even(sharding.spec, mesh_of(sharding), tuple(t.shape))
-    result: Any = _ToPieces.apply(t, sharding)
+    result: Any = _ToPieces.apply(t, sharding, "copy")
     return result
 
 
@@ -107,7 +107,7 @@ def disable_manual_sharding(
             f"a whole of shape {full_shape} cut by {sharding.spec} has pieces of shape {piece}, "
             f"and these have {tuple(t.shape)}"
         )
-    result: Any = _ToWhole.apply(t, sharding)
+    result: Any = _ToWhole.apply(t, sharding, "first")
     return result
 
 
@@ -127,56 +127,37 @@ def mark_manual_sharding(t: torch.Tensor) -> ManualTensor:
 
 def copied(t: XLAShardedTensor, mesh: jax.sharding.Mesh) -> ManualTensor:
     """A tensor whole on every device, as a manual one; its gradient is the sum of theirs."""
-    result: Any = _ToPieces.apply(t, jax.sharding.NamedSharding(mesh, P()))
+    result: Any = _ToPieces.apply(t, jax.sharding.NamedSharding(mesh, P()), "copy")
     return result
 
 
 class _ToPieces(torch.autograd.Function):
+    """From a whole to pieces, "copy" or "first" (see `_cut`); the transpose of `_ToWhole`."""
+
     @staticmethod
-    def forward(ctx: Any, whole: Any, sharding: Any) -> Any:
-        ctx.sharding = sharding
-        return _pieces_of(whole, sharding, "copy")
+    def forward(ctx: Any, whole: Any, sharding: Any, how: str) -> Any:
+        ctx.sharding, ctx.how = sharding, how
+        return _pieces_of(whole, sharding, how)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
-        return _WholeOfSums.apply(gradient[0], ctx.sharding), None
+        return _ToWhole.apply(gradient[0], ctx.sharding, _TRANSPOSE[ctx.how]), None, None
 
 
 class _ToWhole(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, pieces: Any, sharding: Any) -> Any:
-        ctx.sharding = sharding
-        return _whole_of(pieces, sharding, "first")
+    """From pieces to a whole, "sum" or "first" (see `_join`); the transpose of `_ToPieces`."""
 
     @staticmethod
-    def backward(ctx: Any, *gradient: Any) -> Any:
-        return _PiecesOfFirst.apply(gradient[0], ctx.sharding), None
-
-
-class _WholeOfSums(torch.autograd.Function):
-    """The gradient of `_ToPieces`."""
-
-    @staticmethod
-    def forward(ctx: Any, pieces: Any, sharding: Any) -> Any:
-        ctx.sharding = sharding
-        return _whole_of(pieces, sharding, "sum")
+    def forward(ctx: Any, pieces: Any, sharding: Any, how: str) -> Any:
+        ctx.sharding, ctx.how = sharding, how
+        return _whole_of(pieces, sharding, how)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
-        return _ToPieces.apply(gradient[0], ctx.sharding), None
+        return _ToPieces.apply(gradient[0], ctx.sharding, _TRANSPOSE[ctx.how]), None, None
 
 
-class _PiecesOfFirst(torch.autograd.Function):
-    """The gradient of `_ToWhole`."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: Any, sharding: Any) -> Any:
-        ctx.sharding = sharding
-        return _pieces_of(whole, sharding, "first")
-
-    @staticmethod
-    def backward(ctx: Any, *gradient: Any) -> Any:
-        return _ToWhole.apply(gradient[0], ctx.sharding), None
+_TRANSPOSE = {"copy": "sum", "sum": "copy", "first": "first"}
 
 
 def _pieces_of(whole: Any, sharding: Any, how: str) -> ManualTensor:
