@@ -64,12 +64,8 @@ class _File(io.FileIO):
         return super().write(block)
 
 
-class FaultyLocal(LocalStorage):
-    """A local folder with faults in every operation that changes it, and in opening files."""
-
-    def __init__(self, root, faults):
-        super().__init__(root)
-        self.faults = faults
+class _FaultyChanges:
+    """Faults in what changes names; before the storage in the order of base classes."""
 
     def make_folder(self, path):
         self.faults.step("make_folder", path)
@@ -82,6 +78,14 @@ class FaultyLocal(LocalStorage):
     def remove(self, path):
         self.faults.step("remove", path)
         super().remove(path)
+
+
+class FaultyLocal(_FaultyChanges, LocalStorage):
+    """A local folder with faults in every operation that changes it, and in opening files."""
+
+    def __init__(self, root, faults):
+        super().__init__(root)
+        self.faults = faults
 
     def remove_folder(self, path):
         self.faults.step("remove_folder", path)
@@ -116,24 +120,12 @@ class FaultyLocal(LocalStorage):
         super()._sync(number)
 
 
-class FaultyRemote(RemoteStorage):
+class FaultyRemote(_FaultyChanges, RemoteStorage):
     """A folder of fsspec with faults in every operation that changes it."""
 
     def __init__(self, files, root, faults):
         super().__init__(files, root)
         self.faults = faults
-
-    def make_folder(self, path):
-        self.faults.step("make_folder", path)
-        super().make_folder(path)
-
-    def rename(self, old, new):
-        self.faults.step("rename", old, new)
-        super().rename(old, new)
-
-    def remove(self, path):
-        self.faults.step("remove", path)
-        super().remove(path)
 
     @contextlib.contextmanager
     def writing(self, path):
