@@ -37,6 +37,7 @@ def install() -> None:
 
     Raises:
         RuntimeError: the real torch_xla is loaded already.
+        ValueError: `CPU_NUM_DEVICES` is no positive number.
         DeviceError: `CPU_NUM_DEVICES` asks for more devices than JAX has started with.
     """
     loaded = sys.modules.get("torch_xla")

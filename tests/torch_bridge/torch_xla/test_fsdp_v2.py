@@ -46,12 +46,6 @@ def grid() -> Mesh:
     return Mesh(range(8), (2, 4), ("data", "fsdp"))
 
 
-@pytest.fixture(autouse=True)
-def no_global_mesh():
-    yield
-    set_global_mesh(None)
-
-
 def batches() -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     shape = (BATCH, LENGTH + 1)

@@ -23,12 +23,6 @@ from isoshard.torch_bridge.torch_xla.distributed.spmd import (
 )
 
 
-@pytest.fixture(autouse=True)
-def no_global_mesh():
-    yield
-    xs.set_global_mesh(None)
-
-
 def data(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 

@@ -16,12 +16,6 @@ from isoshard.torch_bridge.spmd.mesh import mesh_from
 from isoshard.torch_bridge.torch_xla.distributed import spmd as xs
 
 
-@pytest.fixture(autouse=True)
-def no_global_mesh():
-    yield
-    xs.set_global_mesh(None)
-
-
 def test_a_mesh_tells_its_parts():
     mesh = xs.Mesh(np.arange(8), (2, 4), ("x", "y"))
     assert mesh.size() == 8 and list(mesh.shape().items()) == [("x", 2), ("y", 4)]
