@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import isoshard.torch_bridge as xs
-from tests.torch_bridge.test_training import draw
+from tests.torch_bridge.training.test_training import draw
 
 Program = Callable[..., Any]
 

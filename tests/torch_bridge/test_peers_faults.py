@@ -18,7 +18,7 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
 from tests.torch_bridge.on_both import on_both, raises_on_both, same
-from tests.torch_bridge.test_training import draw
+from tests.torch_bridge.training.test_training import draw
 
 functional = torch.nn.functional
 Case = Callable[[torch.Tensor], Any]

@@ -20,7 +20,7 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
 from tests.torch_bridge.on_both import same
-from tests.torch_bridge.test_training import close, draw
+from tests.torch_bridge.training.test_training import close, draw
 
 functional = torch.nn.functional
 Case = Callable[[torch.Tensor], Any]

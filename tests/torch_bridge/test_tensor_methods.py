@@ -14,7 +14,7 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
 from tests.torch_bridge.on_both import on_both, raises_on_both
-from tests.torch_bridge.test_training import close, draw
+from tests.torch_bridge.training.test_training import close, draw
 
 Case = Callable[[torch.Tensor], Any]
 pytestmark = pytest.mark.filterwarnings("ignore::isoshard.core.errors.RecompilationWarning")

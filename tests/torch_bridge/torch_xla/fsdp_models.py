@@ -11,7 +11,7 @@ from torch import nn
 from isoshard.torch_bridge.torch_xla.distributed.fsdp.wrap import (
     transformer_auto_wrap_policy,
 )
-from tests.torch_bridge.decoder_layers import WIDTH, Block
+from tests.torch_bridge.loops.decoder_layers import WIDTH, Block
 
 VOCABULARY, LENGTH, BATCH, STEPS = 32, 6, 8, 3
 

@@ -14,7 +14,7 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import metrics
-from tests.torch_bridge.test_compile import batches, make_step, net
+from tests.torch_bridge.engine.capture.test_compile import batches, make_step, net
 
 
 def _item(model, optimizer, x):

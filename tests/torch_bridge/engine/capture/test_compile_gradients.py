@@ -12,7 +12,7 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, make_mesh
-from tests.torch_bridge.test_compile import batches, net
+from tests.torch_bridge.engine.capture.test_compile import batches, net
 
 functional = torch.nn.functional
 

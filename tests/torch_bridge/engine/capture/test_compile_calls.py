@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import isoshard.torch_bridge as xs
-from tests.torch_bridge.test_compile import batches, make_step, net, train
+from tests.torch_bridge.engine.capture.test_compile import batches, make_step, net, train
 
 
 @dataclasses.dataclass

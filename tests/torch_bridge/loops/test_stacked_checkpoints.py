@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import isoshard.torch_bridge as xs
-from tests.torch_bridge.decoder_layers import (
+from tests.torch_bridge.loops.decoder_layers import (
     WIDTH,
     Model,
     batch,

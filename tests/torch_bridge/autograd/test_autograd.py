@@ -12,7 +12,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import isoshard.torch_bridge as xs
-from tests.torch_bridge.test_training import close, draw, make, mlp
+from tests.torch_bridge.training.test_training import close, draw, make, mlp
 
 functional = torch.nn.functional
 

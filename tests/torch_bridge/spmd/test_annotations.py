@@ -12,7 +12,7 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, make_mesh, metrics
-from tests.torch_bridge.test_sync import batch, mlp, train_step
+from tests.torch_bridge.engine.test_sync import batch, mlp, train_step
 
 
 @pytest.fixture

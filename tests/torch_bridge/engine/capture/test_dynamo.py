@@ -16,7 +16,7 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, make_mesh, metrics
-from tests.torch_bridge.test_compile import batches
+from tests.torch_bridge.engine.capture.test_compile import batches
 
 pytestmark = [
     pytest.mark.timeout(900),

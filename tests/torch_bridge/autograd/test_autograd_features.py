@@ -11,7 +11,7 @@ from torch.autograd import graph
 from torch.autograd.gradcheck import GradcheckError
 
 from tests.torch_bridge.on_both import on_both, raises_on_both
-from tests.torch_bridge.test_training import draw
+from tests.torch_bridge.training.test_training import draw
 
 # torch's own, when it loads its rules for forward-mode derivatives.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")

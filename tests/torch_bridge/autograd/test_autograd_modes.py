@@ -10,7 +10,7 @@ from torch.autograd import graph
 
 import isoshard.torch_bridge as xs
 from tests.torch_bridge.on_both import on_both, raises_on_both
-from tests.torch_bridge.test_training import draw
+from tests.torch_bridge.training.test_training import draw
 
 functional = torch.nn.functional
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import isoshard.torch_bridge as xs
-from tests.torch_bridge.test_training import close
+from tests.torch_bridge.training.test_training import close
 
 # --- Where tensors are made ----------------------------------------------------------------------
 

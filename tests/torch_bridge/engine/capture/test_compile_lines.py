@@ -11,7 +11,7 @@ import torch
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
-from tests.torch_bridge.test_compile import batches, net
+from tests.torch_bridge.engine.capture.test_compile import batches, net
 
 
 def _here() -> int:

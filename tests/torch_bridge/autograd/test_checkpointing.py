@@ -18,7 +18,7 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
 from tests.torch_bridge.on_both import on_both, raises_on_both
-from tests.torch_bridge.test_training import close, draw
+from tests.torch_bridge.training.test_training import close, draw
 
 functional = torch.nn.functional
 BOTH = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not"])

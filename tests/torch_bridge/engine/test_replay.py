@@ -12,7 +12,14 @@ import torch
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
-from tests.torch_bridge.test_compile import OPTIMIZERS, Net, batches, make_step, net, train
+from tests.torch_bridge.engine.capture.test_compile import (
+    OPTIMIZERS,
+    Net,
+    batches,
+    make_step,
+    net,
+    train,
+)
 
 
 def test_replays_run_no_python_of_the_model():

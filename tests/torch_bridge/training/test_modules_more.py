@@ -14,7 +14,7 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
 from tests.torch_bridge.on_both import on_both, raises_on_both
-from tests.torch_bridge.test_training import close, draw
+from tests.torch_bridge.training.test_training import close, draw
 
 IMAGE = draw(2, 4, 6, 6)
 ROWS = draw(5, 8)

@@ -12,7 +12,7 @@ import isoshard.torch_bridge as xs
 from isoshard import P, make_mesh
 from isoshard.core.errors import ShardingError
 from isoshard.core.plan import Linear, PlanError
-from tests.torch_bridge.decoder_layers import (
+from tests.torch_bridge.loops.decoder_layers import (
     Model,
     batch,
     close,

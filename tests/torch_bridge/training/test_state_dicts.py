@@ -19,7 +19,7 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, Plan
 from tests.torch_bridge.on_both import on_both, same
-from tests.torch_bridge.test_training import close, draw
+from tests.torch_bridge.training.test_training import close, draw
 
 functional = torch.nn.functional
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, make_mesh, metrics
-from tests.torch_bridge.decoder_layers import WIDTH, batch, close, one_by_one, stack
+from tests.torch_bridge.loops.decoder_layers import WIDTH, batch, close, one_by_one, stack
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
