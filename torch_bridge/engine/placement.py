@@ -29,36 +29,35 @@ def place(values: Sequence[Value], also: Collection[int] = ()) -> list[jax.Array
         values: the inputs.
         also: layouts of the program's constraints and results, which say how fine the mesh must be.
     """
-    numbers = {value.layout for value in values} - {layouts.UNPLACED}
-    home = _home(numbers)
-    if home is not None:
-        for value in values:
-            if value.layout == layouts.UNPLACED or layouts.devices(value.layout) != layouts.devices(
-                home
-            ):
-                value.layout = layouts.replicated_like(home)
-                _bring(value, layouts.sharding(value.layout))
-                continue
-            _settle(value)
-        devices = layouts.devices(values[0].layout)
-        others = {number for number in also if layouts.devices(number) == devices}
-        finer = refine({value.layout for value in values} | others)
-        for value in values:
-            if value.layout in finer:
-                value.layout = finer[value.layout]
-                value.array = rewrap(value.array, value.layout)
-    else:
+    home = _home(values)
+    if home is None:
         for value in values:
             if isinstance(value.array, np.ndarray):
                 _bring(value, None)
+        return [value.array for value in values]
+    asked, final = _layouts_on(home, values, also)
+    for value, number, finer in zip(values, asked, final, strict=True):
+        if value.layout == number:
+            _settle(value)
+        else:
+            value.layout = number
+            _bring(value, layouts.sharding(number))
+        if finer != number:
+            value.layout = finer
+            value.array = rewrap(value.array, finer)
     return [value.array for value in values]
 
 
-def planned(values: Sequence[Value]) -> list[int]:
+def planned(values: Sequence[Value], also: Collection[int] = ()) -> list[int]:
     """The layouts that `place` would give inputs, without moving anything."""
-    home = _home({value.layout for value in values} - {layouts.UNPLACED})
-    if home is None:
-        return [layouts.UNPLACED] * len(values)
+    home = _home(values)
+    return [layouts.UNPLACED] * len(values) if home is None else _layouts_on(home, values, also)[1]
+
+
+def _layouts_on(
+    home: int, values: Sequence[Value], also: Collection[int]
+) -> tuple[list[int], list[int]]:
+    """Each input's layout on the devices of `home`; and the same over the mesh that fits all."""
     devices = layouts.devices(home)
     numbers = [
         value.layout
@@ -66,8 +65,9 @@ def planned(values: Sequence[Value]) -> list[int]:
         else layouts.replicated_like(home)
         for value in values
     ]
-    finer = refine(set(numbers))
-    return [finer.get(number, number) for number in numbers]
+    others = {number for number in also if layouts.devices(number) == devices}
+    finer = refine(set(numbers) | others)
+    return numbers, [finer.get(number, number) for number in numbers]
 
 
 def settle(values: Sequence[Value]) -> None:
@@ -89,8 +89,9 @@ def _settle(value: Value) -> None:
         value.shared = False
 
 
-def _home(numbers: set[int]) -> int | None:
+def _home(values: Sequence[Value]) -> int | None:
     """A layout on the devices that the program will run on, or None for the default device."""
+    numbers = {value.layout for value in values} - {layouts.UNPLACED}
     best: Any = None
     for number in numbers:
         if best is None or len(layouts.devices(number)) > len(layouts.devices(best)):
@@ -111,13 +112,16 @@ def _bring(value: Value, sharding: jax.sharding.Sharding | None) -> None:
     array = value.array
     if isinstance(array, np.ndarray):
         started = time.perf_counter()
-        value.array = jax.device_put(array, sharding, may_alias=True)
+        if sharding is None or sharding.is_fully_addressable:
+            value.array = jax.device_put(array, sharding, may_alias=True)
+        else:  # every process has it whole; device_put would compare the values in a collective
+            value.array = host_to_jax(array, sharding)
         seconds = time.perf_counter() - started
         origin = getattr(value, "origin", _ENGINE)
         metrics.record_transfer("host_to_device", array.nbytes, origin, seconds)
     else:
         metrics.count("transfers.between_devices")
-        value.array = jax.device_put(array, sharding)
+        value.array = lay_out(array, sharding)
 
 
 _ENGINE = "(the engine)"  # zeros of optimizer state that a captured step begins with

@@ -140,7 +140,8 @@ def _plan(tensors: Sequence[torch.Tensor] | None) -> tuple[program.Plan, list[An
             return None
     plan.donated = ()
     leaves = [tape.values[slot] for slot in plan.leaves]
-    plan.placed = tuple(placement.planned(leaves))
+    also = {*tape.marks, *plan.wanted} - {layouts.UNPLACED}
+    plan.placed = tuple(placement.planned(leaves, also))
     structs = [
         jax.ShapeDtypeStruct(
             leaf.array.shape,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -22,9 +22,9 @@ from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine.value import Aval, Value
 from isoshard.torch_bridge.exchange import to_numpy
 from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.nested import rewrite, with_items
 from isoshard.torch_bridge.spmd import ShardingSpec
 
-from .batches import rewrite, with_items
 from .splitting import Split, Where
 
 _UNEVEN = (
@@ -157,7 +157,7 @@ class Uploader:
                     notes.setdefault("uneven", f"{placed.where.fault}. {_UNEVEN}")
                 return placed
 
-            return rewrite(part.tree, torch.Tensor, place)
+            return _rewritten(part.tree, torch.Tensor, place)
 
         if not isinstance(self._sharding, Mapping):
             return Batch(change(parts[0]), notes)
@@ -165,7 +165,7 @@ class Uploader:
 
     def tensors(self, batch: Batch) -> Any:
         """The batch with tensors of the `jax` device, in the thread that will use them."""
-        return rewrite(batch.tree, Placed, lambda placed, _: self._tensor(placed))
+        return _rewritten(batch.tree, Placed, lambda placed, _: self._tensor(placed))
 
     def _tensor(self, placed: Placed) -> torch.Tensor:
         metrics.record_transfer("host_to_device", placed.host_bytes, self._where)
@@ -205,7 +205,7 @@ class Uploader:
                 found.append((tensor, self._split(part.spec, tensor.dim())))
             return tensor
 
-        rewrite(part.tree, torch.Tensor, note)
+        _rewritten(part.tree, torch.Tensor, note)
         return found
 
     def _split(self, spec: Any, rank: int) -> Split | None:
@@ -278,3 +278,8 @@ def _snapshot(tensor: torch.Tensor) -> np.ndarray:
     mine = aligned_empty(host.shape, physical)
     np.copyto(mine, host)
     return mine
+
+
+def _rewritten(batch: Any, kind: type, change: Callable[[Any, str], Any]) -> Any:
+    """The batch with every instance of `kind` changed; modules in it are left alone."""
+    return rewrite(batch, lambda value: isinstance(value, kind), change, whole=(torch.nn.Module,))

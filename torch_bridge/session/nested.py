@@ -7,37 +7,10 @@
 
 from __future__ import annotations
 
-import copy
-import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Select = Callable[[Any], bool]
-
-_NO_CONTAINERS = (type, types.FunctionType, types.MethodType, types.ModuleType)
-
-
-class DataWrapper:
-    """A base class for data that says itself which of its tensors go to the device."""
-
-    def get_tensors(self) -> list[Any]:
-        """The CPU tensors to send.
-
-        Raises:
-            NotImplementedError: the subclass does not say.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no get_tensors()")
-
-    def from_tensors(self, tensors: list[Any]) -> Any:
-        """The same data with other tensors.
-
-        Args:
-            tensors: one for each that `get_tensors` gave, in its order.
-
-        Raises:
-            NotImplementedError: the subclass does not say.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no from_tensors(tensors)")
+from isoshard.torch_bridge.nested import NO_CONTAINERS, DataWrapper, Select, rewrite
 
 
 def for_each_instance(value: Any, select_fn: Select, fn: Callable[[Any], Any]) -> None:
@@ -70,7 +43,7 @@ def _parts(value: Any) -> list[Any]:
         return list(value)
     if isinstance(value, DataWrapper):
         return list(value.get_tensors())
-    if hasattr(value, "__dict__") and not isinstance(value, _NO_CONTAINERS):
+    if hasattr(value, "__dict__") and not isinstance(value, NO_CONTAINERS):
         return list(vars(value).values())
     return []
 
@@ -86,56 +59,7 @@ def for_each_instance_rewrite(value: Any, select_fn: Select, fn: Callable[[Any],
         select_fn: says which.
         fn: makes the new value of the old one.
     """
-    return _Rewriter(select_fn, fn).of(value)
-
-
-class _Rewriter:
-    def __init__(self, select: Select, fn: Callable[[Any], Any]):
-        self._select = select
-        self._fn = fn
-        self._done: dict[int, tuple[Any, Any]] = {}
-
-    def of(self, value: Any) -> Any:
-        if id(value) in self._done:
-            return self._done[id(value)][1]
-        if self._select(value):
-            return self._keep(value, self._fn(value))
-        if isinstance(value, dict):
-            return self._filled(value)
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return self._keep(value, type(value)(*map(self.of, value)))
-        if isinstance(value, list):
-            new = self._keep(value, copy.copy(value))
-            new[:] = [self.of(part) for part in value]
-            return new
-        if isinstance(value, tuple | set | frozenset):
-            return self._keep(value, type(value)(self.of(part) for part in value))
-        if isinstance(value, DataWrapper):
-            parts = [self.of(part) for part in value.get_tensors()]
-            return self._keep(value, value.from_tensors(parts))
-        if hasattr(value, "__dict__") and not isinstance(value, _NO_CONTAINERS):
-            return self._object(value)
-        return value
-
-    def _keep(self, old: Any, new: Any) -> Any:
-        self._done[id(old)] = (old, new)
-        return new
-
-    def _filled(self, value: dict[Any, Any]) -> Any:
-        new = self._keep(value, copy.copy(value))  # an OrderedDict keeps its class and attributes
-        new.clear()
-        for key, part in value.items():
-            new[self.of(key)] = self.of(part)
-        return new
-
-    def _object(self, value: Any) -> Any:
-        found: list[Any] = []
-        for_each_instance(value, self._select, found.append)
-        if not found:
-            return self._keep(value, value)
-        new = self._keep(value, copy.copy(value))
-        vars(new).update({name: self.of(part) for name, part in vars(value).items()})
-        return new
+    return rewrite(value, select_fn, lambda old, _path: fn(old))
 
 
 class ToXlaTensorArena:
