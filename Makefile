@@ -19,7 +19,7 @@ INSTALL := $(PIP) install --quiet --constraint constraints.txt --no-build-isolat
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test conformance fuzz bench bench-peers test-newest test-oldest test-torch-xla
-.PHONY: lint types wheel clean
+.PHONY: test-torchrun lint types wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## show the targets
@@ -42,9 +42,13 @@ bench: $(VENV)/.dev-installed  ## measure against hand-written JAX in the same r
 	$(BIN)/python -m benchmarks.training $(ARGS)
 	$(BIN)/python -m benchmarks.recording $(filter --quick --no-peers,$(ARGS))
 	$(BIN)/python -m benchmarks.exchange
+	$(BIN)/python -m benchmarks.dtensor
 
 bench-peers: $(VENV)/.dev-installed  ## install the peers that `make bench` measures beside us (9 GB)
 	$(BIN)/python -m benchmarks.environments torchax torch-xla
+
+test-torchrun: $(VENV)/.dev-installed  ## DTensor ranks and JAX's runtime, in 2 and 4 processes
+	$(BIN)/pytest tests/multi_process $(PYTEST_ARGS)
 
 test-newest: $(VENV)/.dev-installed  ## the engine's tests with the newest torch and jax (6 GB)
 	$(BIN)/python -m benchmarks.environments newest --test

@@ -19,6 +19,7 @@ from .devices import simulate_devices
 from .errors import (
     CopyError,
     DeviceError,
+    DistributedError,
     RecompilationWarning,
     ShardingError,
     SpecError,
@@ -26,39 +27,47 @@ from .errors import (
     UnrepresentableError,
 )
 from .exchange import to_jax, to_torch
+from .local import from_local
 from .mesh import as_mesh as as_mesh
 from .mesh import hybrid_mesh, make_mesh
 from .op_sharding import parse_op_sharding, to_op_sharding
 from .place import full, reshard, shard, sharding_of
 from .plan import Conv, Linear, Plan, PlanError
+from .processes import Processes, init_distributed
 from .shards import Shard, local_shards
 from .spec import named_sharding as named_sharding
 from .spec import normalize_spec
 from .spec import register_spelling as register_spelling
 from .spec import same_layout as same_layout
 from .tiles import Tiles
+from .uneven import UnevenArray
 from .visualize import visualize
 
 __all__ = [
     "Conv",
     "CopyError",
     "DeviceError",
+    "DistributedError",
     "Linear",
     "Mesh",
     "NamedSharding",
     "P",
     "Plan",
     "PlanError",
+    "Processes",
     "RecompilationWarning",
     "Shard",
     "ShardingError",
     "SpecError",
     "Tiles",
+    "UnevenArray",
     "UnevenError",
     "UnrepresentableError",
     "compilation_cache",
+    "from_local",
     "full",
     "hybrid_mesh",
+    "init_distributed",
     "local_shards",
     "make_mesh",
     "normalize_spec",

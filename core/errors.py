@@ -45,6 +45,29 @@ class DeviceError(RuntimeError):
     """There are too few devices, or the backend has started already."""
 
 
+class DistributedError(RuntimeError):
+    """The processes of a run cannot be started together, do not agree, or one of them failed."""
+
+
+def no_sharing(name: str, why: str) -> CopyError:
+    """The error of an array that cannot be shared where `copy=False` asks for it.
+
+    Args:
+        name: of the array.
+        why: what stands against it.
+
+    Returns:
+        The error, to be raised.
+
+    Example:
+        >>> print(no_sharing("weight", "the devices are cuda"))
+        weight: cannot share memory under copy=False: the devices are cuda. Pass copy=None or copy=True.
+    """  # noqa: E501
+    return CopyError(
+        f"{name}: cannot share memory under copy=False: {why}. Pass copy=None or copy=True."
+    )
+
+
 def raise_collected(faults: Sequence[ShardingError]) -> None:
     """Raise what was collected over many leaves as one error.
 

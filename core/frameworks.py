@@ -77,6 +77,19 @@ class Framework:
         """Change the layout of `x`; the mesh is its own unless given."""
         self._lacks("reshard", x)
 
+    def from_local(
+        self,
+        x: Any,
+        mesh: Mesh,
+        spec: Any,
+        *,
+        shape: Any = None,
+        copy: bool | None = None,
+        name: str | None = None,
+    ) -> Any:
+        """Lay out this process's part of an array; `shape` is the global one, if it is known."""
+        self._lacks("from_local", x)
+
     def full(self, x: Any) -> Any:
         """Gather `x` to every device."""
         self._lacks("full", x)
@@ -102,6 +115,29 @@ class Framework:
     def shard_from_jax(self, array: jax.Array, *, copy: bool | None = None) -> Any:
         """A `jax.Array` on one device (a shard's data) as a plain array of this framework."""
         self._lacks("shard_from_jax", array)
+
+    def processes_joined(self) -> tuple[int, int] | None:
+        """Rank and size of the framework's own process group, or None if it has not started."""
+        return None
+
+    def start_processes(
+        self,
+        rank: int,
+        size: int,
+        *,
+        timeout: float,
+        post: Callable[[str | None], str] | None = None,
+        host: str = "",
+        device: int | None = None,
+    ) -> None:
+        """Start the framework's process group; `iso.init_distributed` calls this in every rank."""
+
+    def tell_processes(self, word: str | None) -> str:
+        """Send rank 0's word to all ranks of the framework's process group."""
+        self._lacks("tell_processes", word)
+
+    def end_processes(self) -> None:
+        """End the framework's process group."""
 
     def _lacks(self, verb: str, obj: Any) -> NoReturn:
         raise TypeError(f"{self.name} objects have no {verb}; given was {type(obj).__name__}")

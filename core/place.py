@@ -32,8 +32,6 @@ Objects of a framework with a bridge (torch tensors and modules, Flax modules) a
 
 from __future__ import annotations
 
-import dataclasses
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -44,13 +42,13 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from . import metrics
-from .errors import ShardingError, SpecError, raise_collected
-from .exchange import check_shareable, host_to_jax, lay_out
-from .frameworks import Framework, framework_of
+from .arrays import lay_out
+from .errors import ShardingError, raise_collected
+from .frameworks import framework_of
+from .leaves import Leaf, assign, named_arrays
 from .mesh import as_mesh, mesh_of
-from .plan import Plan
 from .resolved import path_name
-from .spec import is_spec, named_sharding
+from .spec import is_spec
 
 
 def shard(
@@ -81,9 +79,9 @@ def shard(
     if framework is not None:
         return framework.shard(x, mesh, spec, copy=copy, name=name)
     if isinstance(x, np.ndarray | jax.Array) and is_spec(spec):
-        return _Leaf("", name or "array", x, None, spec).place(mesh, copy)
-    leaves, structure = _leaves(x, name)
-    _assign(leaves, structure, mesh, spec, name)
+        return Leaf("", name or "array", x, None, spec).place(mesh, copy)
+    leaves, structure = named_arrays(x, name)
+    assign(leaves, structure, mesh, spec, name)
     faults = [leaf.check(mesh, copy) for leaf in leaves]
     raise_collected([fault for fault in faults if fault is not None])
     return jax.tree.unflatten(structure, [leaf.place(mesh, copy) for leaf in leaves])
@@ -156,124 +154,6 @@ def sharding_of(x: Any) -> Any:
     return _map_arrays(_sharding_of, x, "sharding_of")
 
 
-@dataclasses.dataclass
-class _Leaf:
-    """One leaf on its way: what it is, what it is called, and the spec it is to have."""
-
-    path: str
-    name: str
-    value: Any
-    framework: Framework | None
-    spec: Any = None
-
-    def check(self, mesh: Mesh, copy: bool | None) -> ShardingError | None:
-        """Look whether the leaf can be placed, and how."""
-        try:
-            if self.framework is not None:
-                self.framework.check_shard(self.value, mesh, self.spec, copy=copy, name=self.name)
-            else:
-                check_shareable(self.value, self._sharding(mesh), copy=copy, name=self.name)
-        except ShardingError as error:
-            return error
-        return None
-
-    def place(self, mesh: Mesh, copy: bool | None) -> Any:
-        if self.framework is not None:
-            return self.framework.shard(self.value, mesh, self.spec, copy=copy, name=self.name)
-        move: Callable[..., jax.Array]
-        move = host_to_jax if isinstance(self.value, np.ndarray) else lay_out
-        return move(self.value, self._sharding(mesh), copy=copy, name=self.name)
-
-    def _sharding(self, mesh: Mesh) -> NamedSharding:
-        shape = self.value.shape
-        return named_sharding(self.spec, mesh, len(shape), shape=shape, name=self.name)
-
-
-def _leaves(x: Any, name: str | None) -> tuple[list[_Leaf], Any]:
-    """Name every leaf, and refuse those that are no arrays."""
-    with_paths, structure = jax.tree.flatten_with_path(x)
-    leaves = []
-    wrong = []
-    for path, value in with_paths:
-        path = path_name(path)
-        called = ".".join(part for part in (name, path) if part) or "array"
-        value = np.asarray(value) if isinstance(value, np.generic) else value
-        framework = framework_of(value)
-        if framework is None and not isinstance(value, np.ndarray | jax.Array):
-            wrong.append(f"{called} is {type(value).__name__}")
-        leaves.append(_Leaf(path or called, called, value, framework))
-    if wrong:
-        raise TypeError(
-            f"only arrays can be laid out: {'; '.join(wrong)}. Wrap numbers with np.asarray, take "
-            "other leaves out, or register their class with jax.tree_util."
-        )
-    return leaves, structure
-
-
-def _assign(leaves: list[_Leaf], structure: Any, mesh: Mesh, spec: Any, name: str | None) -> None:
-    """Give each leaf its spec."""
-    if isinstance(spec, Plan):
-        _ask_plan(leaves, mesh, spec)
-        return
-    specs = [spec] * len(leaves) if is_spec(spec) else _spread(spec, structure, name)
-    for leaf, own in zip(leaves, specs, strict=True):
-        leaf.spec = own
-
-
-def _ask_plan(leaves: list[_Leaf], mesh: Mesh, plan: Plan) -> None:
-    """Look arrays up by their path; modules get the whole plan, as their parameters have names."""
-    arrays = {leaf.path: leaf.value for leaf in leaves if hasattr(leaf.value, "shape")}
-    if len({leaf.path for leaf in leaves}) < len(leaves):
-        twice = [path for path, count in Counter(leaf.path for leaf in leaves).items() if count > 1]
-        raise SpecError(
-            f"several leaves are called {', '.join(twice)}, and a Plan goes by names; rename keys "
-            "so that paths joined by dots differ, or give a tree of specs"
-        )
-    specs = plan.resolve(arrays, mesh).specs
-    for leaf in leaves:
-        leaf.spec = specs.get(leaf.path, plan)
-
-
-def _spread(specs: Any, structure: Any, name: str | None) -> list[Any]:
-    """One spec per leaf, from a tree of specs that may stop early."""
-    given = [
-        (path_name(path), spec)
-        for path, spec in jax.tree.leaves_with_path(specs, is_leaf=is_spec)
-        if not _is_empty(spec)
-    ]
-    paths = [path_name(path) for path, _ in _paths_of(structure)]
-    found = [[spec for start, spec in given if _under(path, start)] for path in paths]
-    wrong = [f"no spec for {path}" for path, specs in zip(paths, found, strict=True) if not specs]
-    wrong += [
-        f"{start or 'the tree'} is a {type(spec).__name__}, not a spec"
-        for start, spec in given
-        if not is_spec(spec)
-    ]
-    wrong += [
-        f"{start} is given a spec, and there is no such leaf"
-        for start, spec in given
-        if spec is not None and not any(_under(path, start) for path in paths)
-    ]
-    if wrong:
-        raise SpecError(
-            f"{name or 'tree'}: the tree of specs does not match: {'; '.join(wrong)}. The leaves "
-            f"are {', '.join(paths) or 'none'}; give one spec each, or a Plan of name patterns."
-        )
-    return [specs[0] for specs in found]
-
-
-def _paths_of(structure: Any) -> list[tuple[Any, Any]]:
-    return jax.tree.leaves_with_path(jax.tree.unflatten(structure, range(structure.num_leaves)))
-
-
-def _under(path: str, start: str) -> bool:
-    return not start or path == start or path.startswith(start + ".")
-
-
-def _is_empty(spec: Any) -> bool:
-    return isinstance(spec, dict | list) and not spec
-
-
 def _mesh_of(x: Any) -> Mesh:
     meshes = {
         mesh_of(leaf.sharding): None
@@ -315,7 +195,7 @@ def _gather(x: jax.Array) -> jax.Array:
         return x
     whole = NamedSharding(_sharding_of(x).mesh, P())
     metrics.count("gathers")
-    return jax.device_put(x, whole)
+    return lay_out(x, whole)
 
 
 def _sharding_of(x: jax.Array) -> NamedSharding:

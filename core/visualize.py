@@ -28,6 +28,9 @@ Of a tensor of rank 3 or more, the first two sharded axes are drawn, as rows (`�
     └───────┴───────┘
 
 Large pictures are abbreviated with `…`: to the width, 16 rows and 8 slices.
+
+Any process of many can draw the whole picture, without asking the others; a line above the boxes
+says which devices are its own.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
+from .devices import Device
 from .drawing import LABEL, Cell, Line, colored, grid_lines, plain
 from .errors import SpecError
 from .frameworks import framework_of
@@ -148,13 +152,31 @@ def _sharding_picture(
     spec = getattr(sharding, "spec", P())
     ndim = max(len(spec), 0 if shape is None else len(shape))
     tiles = Tiles.from_sharding(sharding, ndim)
-    where = f"on {next(iter(sharding.device_set))}"
+    where = _one_device(next(iter(sharding.device_set)))
     if isinstance(sharding, NamedSharding):
         axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
         where = f"mesh ({axes})"
-        yield from _picture(repr(spec), tiles, where, shape, width, dtype)
+        own = _own_devices(sharding.mesh)
+        yield from _picture(repr(spec), tiles, where, shape, width, dtype, own)
     else:
         yield from _picture("", tiles, where, shape, width, dtype)
+
+
+def _one_device(device: Device) -> str:
+    here = device.process_index == jax.process_index()
+    return f"on {device}{'' if here else f' of process {device.process_index}'}"
+
+
+def _own_devices(mesh: Any) -> str:
+    """Which of a mesh's devices this process has; empty if it has all, or they are not known."""
+    if not isinstance(mesh, Mesh):
+        return ""
+    owners = [device.process_index for device in mesh.devices.flat]
+    me = jax.process_index()
+    if set(owners) == {me}:
+        return ""
+    mine = [number for number, owner in enumerate(owners) if owner == me]
+    return f"process {me} has {f'devices {_numbers(mine)}' if mine else 'none of the devices'}"
 
 
 def _read_op_sharding(
@@ -177,10 +199,13 @@ def _picture(
     shape: tuple[int, ...] | None,
     width: int,
     dtype: Any = None,
+    own: str = "",
 ) -> Iterator[Line]:
     if shape is not None:
         tiles.slices(shape)  # refuses a shape of another rank, or one that does not split
     yield from _title(spec, tiles, where, shape, width, dtype)
+    if own:
+        yield [(own, "")]
     rows, columns = _drawn_axes(tiles)
     others = [axis for axis in range(tiles.ndim) if axis not in (rows, columns)]
     slices = list(itertools.product(*(range(tiles.blocks[axis]) for axis in others)))

@@ -62,6 +62,7 @@ if TYPE_CHECKING or _old_torch.has_device():
     from . import framework as _framework  # noqa: F401  (isoshard.shard and the other verbs)
     from .crossings.calling_jax import TorchFunction, torch_function
     from .crossings.function import JaxFunction, jax_function
+    from .distributed import torch_hook as _torch_hook
     from .generator import Generator
     from .layout.marks import ShardingType
     from .layout.shards import XLAShard
@@ -87,6 +88,7 @@ if TYPE_CHECKING or _old_torch.has_device():
     from .tensor import XLAShardedTensor
 
     _device.register()
+    _torch_hook.install()
 else:
     _old_torch.register_refusals()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from isoshard.core import metrics
 from isoshard.core.errors import CopyError, ShardingError
 from isoshard.core.exchange import check_shareable, host_to_jax, lay_out
 from isoshard.core.frameworks import Framework, register
+from isoshard.core.local import from_local
 from isoshard.core.plan import Plan
 from isoshard.core.shards import Shard
 from isoshard.core.shards import local_shards as jax_shards
@@ -23,10 +25,18 @@ from isoshard.torch_bridge.engine.constrain import constrain
 from isoshard.torch_bridge.engine.value import Aval, Value, placed_layout
 
 from . import modules
+from .dtensor import exchange as dtensors
+from .dtensor import modules as dtensor_modules
+from .dtensor import resharding, starting
 from .dtypes import logical_dtype
 from .exchange import shard_to_torch, to_numpy
 from .layout.marks import keep_gradient_layout
 from .tensor import XLAShardedTensor
+
+_CUT = (
+    "{} was computed from tensors that require grad, and moving it would cut the graph; move the "
+    "inputs instead, or pass x.detach()"
+)
 
 
 class Torch(Framework):
@@ -35,13 +45,14 @@ class Torch(Framework):
     name = "torch"
 
     def owns(self, obj: Any) -> bool:
-        """Tensors and modules."""
-        return isinstance(obj, torch.Tensor | torch.nn.Module)
+        """Tensors, modules and optimizers."""
+        return isinstance(obj, torch.Tensor | torch.nn.Module | torch.optim.Optimizer)
 
     def shard(
         self, x: Any, mesh: Mesh, spec: Any, *, copy: bool | None = None, name: str | None = None
     ) -> Any:
         """A tensor becomes an XLAShardedTensor; a module's parameters and buffers become that."""
+        resharding.refuse_shard(x)
         if isinstance(x, torch.nn.Module):
             return modules.shard_module(x, mesh, spec, self._place, copy=copy, name=name)
         return self._place(x, _sharding(x, mesh, spec, name), copy, name or "tensor")
@@ -50,6 +61,7 @@ class Torch(Framework):
         self, x: Any, mesh: Mesh, spec: Any, *, copy: bool | None = None, name: str | None = None
     ) -> None:
         """Raise what `shard` would."""
+        resharding.refuse_shard(x)
         if isinstance(x, torch.nn.Module):
             modules.layout(x, mesh, spec, name)
             return
@@ -62,10 +74,7 @@ class Torch(Framework):
     ) -> torch.Tensor:
         """One tensor on the mesh; gradients and being a parameter are kept."""
         if x.grad_fn is not None:
-            raise ShardingError(
-                f"{name} was computed from tensors that require grad, and moving it would cut the "
-                "graph; move the inputs instead, or pass x.detach()"
-            )
+            raise ShardingError(_CUT.format(name))
         if isinstance(x, XLAShardedTensor):
             value = base.read(x)
             if value.array is None:
@@ -76,16 +85,37 @@ class Torch(Framework):
                 value.shared = True
         else:
             value = Value.of(self.to_jax(x.detach(), sharding, copy=copy, name=name))
-        tensor = base.fresh(Aval.contiguous(tuple(x.shape), x.dtype), value)
-        tensor._storage.annotation = sharding
-        tensor.requires_grad_(x.requires_grad)
-        if isinstance(x, torch.nn.Parameter):
-            tensor._is_param = True
-        keep_gradient_layout(tensor)
-        return tensor
+        return _annotated(x, value, sharding, tuple(x.shape))
+
+    def from_local(
+        self,
+        x: Any,
+        mesh: Mesh,
+        spec: Any,
+        *,
+        shape: Any = None,
+        copy: bool | None = None,
+        name: str | None = None,
+    ) -> torch.Tensor:
+        """This process's part of a tensor: CPU memory is shared where it is aligned."""
+        if not isinstance(x, torch.Tensor) or dtensors.is_dtensor(x):
+            raise TypeError(
+                f"from_local takes plain tensors, not a {type(x).__name__}. A DTensor goes over "
+                "with iso.to_jax(x); of a module, give a dictionary of its tensors."
+            )
+        if x.grad_fn is not None:
+            raise ShardingError(_CUT.format(name or "tensor"))
+        if isinstance(x, XLAShardedTensor) or x.device.type != "cpu":
+            part = self.to_jax(x.detach())
+        else:
+            part = to_numpy(x.detach())
+        array = from_local(part, mesh, spec, shape=shape, copy=copy, name=name or "tensor")
+        return _annotated(x, Value.of(array), array.sharding, array.shape)
 
     def reshard(self, x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
         """A new tensor with another layout; for a module, its tensors are replaced."""
+        if dtensors.is_dtensor(x):
+            return resharding.reshard(x, spec, mesh)
         if mesh is None:
             mesh = _mesh_of(x)
         return self.shard(x, mesh, spec)
@@ -94,10 +124,12 @@ class Torch(Framework):
         """A tensor whole on every device of its mesh."""
         if isinstance(x, torch.nn.Module):
             raise TypeError("full takes a tensor; for a module use reshard(module, P())")
-        if not isinstance(x, XLAShardedTensor):
+        if dtensors.is_dtensor(x):
+            return resharding.full(x)
+        if not isinstance(x, XLAShardedTensor) or isinstance(base.read(x).array, Tracer):
             return x
-        found = x.named_sharding
-        if found is None or not any(found.spec):
+        found = self.sharding_of(x)  # the compiler has chosen it, if nobody else has
+        if not any(found.spec):
             return x
         metrics.count("gathers")
         whole = NamedSharding(found.mesh, jax.sharding.PartitionSpec())
@@ -106,7 +138,11 @@ class Torch(Framework):
     def sharding_of(self, x: Any) -> Any:
         """The layout; executes what is recorded if only the compiler knows it yet."""
         if isinstance(x, torch.nn.Module):
+            if dtensor_modules.has_dtensors(x):
+                return dtensor_modules.sharding_of(x)
             return {name: self.sharding_of(tensor) for name, tensor in modules.tensors(x)}
+        if dtensors.is_dtensor(x):
+            return dtensors.sharding_of(x)
         if not isinstance(x, XLAShardedTensor):
             raise ShardingError(
                 f"a tensor on {x.device} has no layout on a mesh; lay it out with "
@@ -120,6 +156,8 @@ class Torch(Framework):
 
     def local_shards(self, x: Any) -> list[Shard]:
         """The pieces, as plain tensors over the devices' buffers."""
+        if dtensors.is_dtensor(x):
+            return dtensors.local_shards(x)
         return [
             Shard(s.index, s.device, s.replica_id, self.shard_from_jax(s.data, copy=False))
             for s in jax_shards(self.to_jax(x, copy=False))
@@ -131,10 +169,17 @@ class Torch(Framework):
         sharding: Any = None,
         *,
         copy: bool | None = None,
+        reduce: bool = False,
         name: str = "tensor",
     ) -> Any:
         """The same values in JAX: for `jax` tensors the very array, for others through DLPack."""
+        if dtensors.is_dtensor(x):
+            return dtensors.to_jax(x, sharding, copy=copy, reduce=reduce, name=name)
+        if isinstance(x, torch.optim.Optimizer):
+            return dtensor_modules.state_to_jax(x, copy=copy)
         if isinstance(x, torch.nn.Module):
+            if dtensor_modules.has_dtensors(x):
+                return dtensor_modules.to_jax(x, sharding, copy=copy, reduce=reduce)
             return {key: self.to_jax(t, sharding, copy=copy) for key, t in modules.tensors(x)}
         if x.grad_fn is not None:
             raise CopyError(
@@ -158,6 +203,44 @@ class Torch(Framework):
     def shard_from_jax(self, array: jax.Array, *, copy: bool | None = None) -> torch.Tensor:
         """One device's buffer as a plain CPU or CUDA tensor."""
         return shard_to_torch(array, copy=copy)
+
+    def processes_joined(self) -> tuple[int, int] | None:
+        """Rank and size of the default process group."""
+        return starting.joined()
+
+    def start_processes(
+        self,
+        rank: int,
+        size: int,
+        *,
+        timeout: float,
+        post: Callable[[str | None], str] | None = None,
+        host: str = "",
+        device: int | None = None,
+    ) -> None:
+        """Start the default process group."""
+        starting.join(rank, size, timeout=timeout, post=post, host=host, device=device)
+
+    def tell_processes(self, word: str | None) -> str:
+        """Send rank 0's word to all ranks."""
+        return starting.tell_all(word)
+
+    def end_processes(self) -> None:
+        """End the default process group."""
+        starting.leave()
+
+
+def _annotated(
+    x: torch.Tensor, value: Value, sharding: Any, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """A tensor of `value` in the place of `x`; being a parameter and `requires_grad` are kept."""
+    tensor = base.fresh(Aval.contiguous(shape, x.dtype), value)
+    tensor._storage.annotation = sharding
+    tensor.requires_grad_(x.requires_grad)
+    if isinstance(x, torch.nn.Parameter):
+        tensor._is_param = True
+    keep_gradient_layout(tensor)
+    return tensor
 
 
 def _array(x: XLAShardedTensor, sharding: Any, copy: bool | None, name: str) -> jax.Array:

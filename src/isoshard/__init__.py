@@ -26,13 +26,21 @@ from . import metrics
 
 if TYPE_CHECKING:
     from isoshard import jax_bridge, torch_bridge
-    from isoshard.torch_bridge import jax_function
+    from isoshard.torch_bridge import jax_function, torch_function
+    from isoshard.torch_bridge.dtensor.exchange import to_dtensor
+    from isoshard.torch_bridge.dtensor.loading import load_arrays
 
-__all__ = ["jax_bridge", "jax_function", "metrics", "torch_bridge"]
+__all__ = ["jax_bridge", "jax_function", "load_arrays", "metrics", "to_dtensor", "torch_bridge"]
+__all__ += ["torch_function"]
 __all__ += core.__all__
 
 _BRIDGES = {"torch": "isoshard.torch_bridge", "flax": "isoshard.jax_bridge"}
-_LAZY = {"jax_function": "isoshard.torch_bridge"}
+_LAZY = {
+    "jax_function": "isoshard.torch_bridge",
+    "load_arrays": "isoshard.torch_bridge.dtensor.loading",
+    "to_dtensor": "isoshard.torch_bridge.dtensor.exchange",
+    "torch_function": "isoshard.torch_bridge",
+}
 
 
 def __getattr__(name: str) -> Any:

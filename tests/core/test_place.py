@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core import frameworks, place
+from isoshard.core import frameworks, leaves
 from isoshard.core.errors import CopyError, ShardingError, SpecError, UnevenError
 from isoshard.core.mesh import make_mesh
 from isoshard.core.place import full, reshard, shard, sharding_of
@@ -121,7 +121,7 @@ class TestTrees:
         assert specs(placed) == {"w": P("x"), "w2": P("y")}
 
     def test_all_faults_at_once_and_nothing_done(self, mesh, counted, monkeypatch):
-        monkeypatch.setattr(place, "host_to_jax", None)
+        monkeypatch.setattr(leaves, "host_to_jax", None)
         tree = {"a": ones(3), "b": [ones(8, 8), ones(4)], "c": np.ones(8)}
         wanted = {"a": P("x"), "b": [P(None, "z"), P("x")], "c": P("x")}
         with pytest.raises(

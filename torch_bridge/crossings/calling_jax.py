@@ -20,26 +20,29 @@ is a constant that the function is traced with, so a number that changes belongs
 function runs once for every new combination of shapes, dtypes and constants. Functions with
 `jax.custom_vjp`, `shard_map`, Pallas kernels, integer arguments and results, and gradients of
 gradients all work. A result's dtype is JAX's: while `jax_enable_x64` is off, integers are int32.
+
+DTensors of many processes are computed at once, in every rank: see
+`isoshard.torch_bridge.dtensor.function`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import torch
-from jax.core import Tracer
-from jax.extend.core import jaxpr_as_fun
 
+from isoshard.torch_bridge.dtensor.exchange import is_dtensor
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine import aside, base
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval, Value
+
+from .arguments import TENSOR, of_operands, sorted_out, surroundings
+from .pulled import Pulled
 
 
 class TorchFunction:
@@ -49,17 +52,19 @@ class TorchFunction:
         name: for error messages and reports.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str):
+    def __init__(self, function: Callable[..., Any], name: str, out_specs: Any = None):
         """See `torch_function`."""
         self.name = name
-        self._function = function
+        self._function, self._out_specs = function, out_specs
         self._known: dict[Any, _Traced] = {}
+        self._distributed: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Record the call.
+        """Record the call; on DTensors, compute it.
 
         Args:
-            *args: the JAX function's arguments, with tensors on the `jax` device for arrays.
+            *args: the JAX function's arguments, with tensors on the `jax` device, or DTensors, for
+                arrays.
             **kwargs: likewise.
 
         Returns:
@@ -68,8 +73,17 @@ class TorchFunction:
         Raises:
             TypeError: a tensor is on another device, a constant cannot be hashed, or a result's
                 dtype is unknown to torch.
+            ShardingError: DTensors do not fit together, see
+                `isoshard.torch_bridge.dtensor.function`.
         """
         leaves, structure = jax.tree.flatten((args, kwargs))
+        if any(map(_is_distributed, leaves)):
+            return self._on_dtensors(args, kwargs)
+        if self._out_specs is not None:
+            raise TypeError(
+                f"{self.name} has out_specs, which are for DTensors; lay results on the jax device "
+                "out with isoshard.torch_bridge.mark_sharding"
+            )
         tensors: list[base.LazyTensor] = []
         fixed = []
         for leaf in leaves:
@@ -78,7 +92,7 @@ class TorchFunction:
         differentiate = torch.is_grad_enabled()
         wanted = tuple([differentiate and tensor.requires_grad for tensor in tensors])
         avals = tuple([tensor._aval for tensor in tensors])
-        key = (structure, tuple(fixed), avals, wanted, *_surroundings())
+        key = (structure, tuple(fixed), avals, wanted, *surroundings())
         try:
             traced = self._known.get(key)
         except TypeError as error:
@@ -86,103 +100,66 @@ class TorchFunction:
                 f"{self.name} takes tensors, arrays and hashable constants: {error}"
             ) from None
         if traced is None:
-            traced = _Traced(self._flat(structure, fixed), avals, wanted, self.name)
-            if not traced.holds_tracers:
+            traced = _Traced(
+                of_operands(self._function, structure, fixed), avals, wanted, self.name
+            )
+            if not traced.pulled.holds_tracers:
                 self._known[key] = traced
         results = _Call.apply(traced, *tensors) if any(wanted) else traced.record(tensors)
-        return jax.tree.unflatten(traced.structure, results[: len(traced.outs)])
+        return jax.tree.unflatten(traced.pulled.structure, results[: len(traced.outs)])
+
+    def _on_dtensors(self, args: Any, kwargs: Any) -> Any:
+        if self._distributed is None:
+            from isoshard.torch_bridge.dtensor.function import DistributedFunction
+
+            self._distributed = DistributedFunction(self._function, self.name, self._out_specs)
+        return self._distributed(args, kwargs)
 
     def _take(self, leaf: Any, tensors: list[base.LazyTensor]) -> Any:
         """Put an array or tensor among the operands; returns what is fixed of the argument."""
         if isinstance(leaf, base.LazyTensor):
             tensors.append(leaf)
-            return _TENSOR
+            return TENSOR
         if isinstance(leaf, torch.Tensor):
             raise TypeError(
                 f"{self.name} is a JAX function and takes tensors on the jax device, not one of "
                 f"shape {tuple(leaf.shape)} on {leaf.device}; move it with .to('jax')"
             )
-        if isinstance(leaf, torch.dtype):
-            from isoshard.torch_bridge.dtypes import physical_dtype
-
-            return _Constant(physical_dtype(leaf))
-        if not isinstance(leaf, jax.Array | np.ndarray):
-            return _Constant(leaf)
-        keys = None
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            keys = str(jax.random.key_impl(leaf))
-            leaf = jax.random.key_data(leaf)
-        tensors.append(_tensor_of(leaf))
-        return _Operand(keys)
-
-    def _flat(self, structure: Any, fixed: Sequence[Any]) -> Callable[..., Any]:
-        """The function of its operands alone."""
-
-        def flat(*arrays: jax.Array) -> Any:
-            rest = iter(arrays)
-            args, kwargs = jax.tree.unflatten(structure, [one.value(rest) for one in fixed])
-            return self._function(*args, **kwargs)
-
-        return flat
+        kind, array = sorted_out(leaf)
+        if array is not None:
+            tensors.append(_tensor_of(array))
+        return kind
 
 
-def torch_function(function: Callable[..., Any], *, name: str | None = None) -> TorchFunction:
+def torch_function(
+    function: Callable[..., Any], *, name: str | None = None, out_specs: Any = None
+) -> TorchFunction:
     """Make a JAX function callable on torch tensors.
 
     Args:
         function: pure, and traceable by `jax.jit`.
         name: for error messages and reports; the function's own name if not given.
+        out_specs: of results that are DTensors, their layouts: a PartitionSpec, a list of
+            placements, or None for the compiler's choice; or a tree of those that begins as the
+            tree of results does.
 
     Returns:
         A callable. Keep it: it remembers what it has traced.
+
+    Raises:
+        TypeError: `function` cannot be called.
     """
     if not callable(function):
         raise TypeError(f"torch_function takes a JAX function, not {type(function).__name__}")
-    return TorchFunction(function, name or getattr(function, "__name__", type(function).__name__))
+    called = name or getattr(function, "__name__", None) or type(function).__name__
+    return TorchFunction(function, called, out_specs)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Operand:
-    """An argument that is an input of the program; `keys` names the kind of PRNG keys it holds."""
-
-    keys: str | None = None
-
-    def value(self, arrays: Any) -> Any:
-        array = next(arrays)
-        return array if self.keys is None else jax.random.wrap_key_data(array, impl=self.keys)
-
-
-_TENSOR = _Operand()
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Constant:
-    """An argument that the function is traced with; 1, 1.0 and True are different ones."""
-
-    constant: Any
-
-    def value(self, arrays: Any) -> Any:
-        return self.constant
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Constant)
-            and type(self.constant) is type(other.constant)
-            and self.constant == other.constant
-        )
-
-    def __hash__(self) -> int:
-        return hash(self.constant)
-
-
-def _surroundings() -> tuple[Hashable, ...]:
-    """Settings of JAX that tracing depends on (x64 is part of every aval)."""
-    config: Any = jax.config
-    return (
-        config.jax_default_matmul_precision,
-        config.jax_numpy_dtype_promotion,
-        jax.sharding.get_abstract_mesh(),
-    )
+def _is_distributed(leaf: Any) -> bool:
+    """Whether an argument is a DTensor, or a module that has one."""
+    if isinstance(leaf, torch.nn.Module):
+        return any(map(is_dtensor, leaf.parameters()))
+    return is_dtensor(leaf)
 
 
 def _tensor_of(array: Any) -> base.LazyTensor:
@@ -197,21 +174,13 @@ class _Traced:
     """A function traced for operands like these.
 
     Attributes:
+        pulled: the function and its pull-back, in JAX.
         outs: the aval of each result.
-        structure: how the results are nested.
-        floating: numbers of the results that have gradients.
-        wanted: numbers of the operands whose gradients are wanted.
-        forward: takes the operands; gives the results, and what backward needs besides operands
-            and results.
-        backward: takes what `kept` names and the gradients of the floating results; gives the
-            gradients of the wanted operands.
-        kept: for each input of the pull-back, where it is among operands, results and the rest.
-        rest: the avals of that rest.
-        holds_tracers: the function uses values of a JAX trace around it.
+        rest: the avals of what backward needs besides operands and results.
+        forward: takes the operands; gives the results and the rest.
+        backward: takes what `pulled.kept` names and the gradients of the floating results; gives
+            the gradients of the wanted operands.
     """
-
-    backward: Recipe
-    structure: Any
 
     def __init__(
         self,
@@ -221,35 +190,22 @@ class _Traced:
         name: str,
     ):
         """Trace the function, and its pull-back if a gradient is wanted."""
-        self._function, self._name = function, name
-        self.wanted = [number for number, want in enumerate(wanted) if want]
-        self._pull: Any = None
+        self._name = name
         self._gradient: TorchFunction | None = None
         shapes = [jax.ShapeDtypeStruct(*aval.token) for aval in avals]
-        traced = jax.make_jaxpr(self._forward)(*shapes)
-        self.holds_tracers = any(isinstance(const, Tracer) for const in traced.consts)
-        jaxpr = traced.jaxpr
-        count = self.structure.num_leaves
-        self.outs = [self._out_aval(var.aval) for var in jaxpr.outvars[:count]]
-        self.floating = [n for n, out in enumerate(self.outs) if _has_gradients(out)]
-        places = {id(var): n for n, var in enumerate((*jaxpr.invars, *jaxpr.outvars[:count]))}
-        self.kept: list[int] = []
-        chosen = list(range(count))
-        for number, var in enumerate(jaxpr.outvars[count:], count):
-            if id(var) not in places:
-                places[id(var)] = len(avals) + len(chosen)
-                chosen.append(number)
-            self.kept.append(places[id(var)])
-        self.rest = [self._out_aval(jaxpr.outvars[number].aval) for number in chosen[count:]]
-        compute = jaxpr_as_fun(traced)
+        self.pulled = pulled = Pulled(function, shapes, wanted)
+        self.outs = [self._out_aval(aval) for aval in pulled.outs]
+        self.rest = [self._out_aval(aval) for aval in pulled.rest]
+        count = len(pulled.kept)
 
         def run(arrays: Any, _scalars: Any, _key: Any) -> Any:
-            results = compute(*arrays)
-            return [results[number] for number in chosen]
+            return pulled.forward(*arrays)
 
-        self.forward = Recipe(name, run, len(chosen))
-        if self.wanted:
-            self.backward = Recipe(f"gradient of {name}", self._backward, len(self.wanted))
+        def pull(arrays: Any, _scalars: Any, _key: Any) -> Any:
+            return pulled.backward(arrays[:count], arrays[count:])
+
+        self.forward = Recipe(name, run, len(self.outs) + len(self.rest))
+        self.backward = Recipe(f"gradient of {name}", pull, len(pulled.wanted))
 
     def _out_aval(self, aval: Any) -> Aval:
         try:
@@ -258,26 +214,6 @@ class _Traced:
             raise TypeError(
                 f"{self._name} gives a result that torch cannot hold: {error}"
             ) from None
-
-    def _forward(self, *arrays: jax.Array) -> list[Any]:
-        """The results, and what the pull-back needs."""
-
-        def of_wanted(*chosen: jax.Array) -> Any:
-            given = list(arrays)
-            for number, array in zip(self.wanted, chosen, strict=True):
-                given[number] = array
-            results, self.structure = jax.tree.flatten(self._function(*given))
-            return [jnp.asarray(result) for result in results]
-
-        if not self.wanted:
-            return of_wanted()
-        results, pull = jax.vjp(of_wanted, *(arrays[number] for number in self.wanted))
-        needed, self._pull = jax.tree.flatten(pull)
-        return [*results, *needed]
-
-    def _backward(self, arrays: Sequence[Any], _scalars: Any, _key: Any) -> list[jax.Array]:
-        pull = jax.tree.unflatten(self._pull, arrays[: len(self.kept)])
-        return _gradients(pull, self.outs, arrays[len(self.kept) :])
 
     def record(self, tensors: Sequence[Any]) -> list[base.LazyTensor]:
         """Put the function on the tape; gives its results and the rest."""
@@ -290,19 +226,7 @@ class _Traced:
     def gradient(self) -> TorchFunction:
         """The pull-back as a function of operands and gradients that can be differentiated."""
         if self._gradient is None:
-
-            def gradient(arrays: Sequence[jax.Array], grads: Sequence[jax.Array]) -> Any:
-                def of_wanted(*chosen: jax.Array) -> Any:
-                    given = list(arrays)
-                    for number, array in zip(self.wanted, chosen, strict=True):
-                        given[number] = array
-                    leaves = jax.tree.leaves(self._function(*given))
-                    return [jnp.asarray(leaf) for leaf in leaves]
-
-                _, pull = jax.vjp(of_wanted, *(arrays[number] for number in self.wanted))
-                return _gradients(pull, self.outs, grads)
-
-            self._gradient = TorchFunction(gradient, f"gradient of {self._name}")
+            self._gradient = TorchFunction(self.pulled.gradient, f"gradient of {self._name}")
         return self._gradient
 
 
@@ -316,7 +240,7 @@ class _Call(torch.autograd.Function):
         ctx.traced = traced
         ctx.width = len(tensors)
         ctx.save_for_backward(*tensors, *results, *rest)
-        integers = set(range(len(results))) - set(traced.floating)
+        integers = set(range(len(results))) - set(traced.pulled.floating)
         ctx.mark_non_differentiable(*(results[number] for number in sorted(integers)))
         return tuple(results)
 
@@ -324,33 +248,17 @@ class _Call(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         traced: _Traced = ctx.traced
         saved = ctx.saved_tensors
-        given = [grads[number] for number in traced.floating]
+        given = [grads[number] for number in traced.pulled.floating]
         if torch.is_grad_enabled():
             found = traced.gradient()(list(saved[: ctx.width]), given)
         else:
-            inputs = [*(saved[place] for place in traced.kept), *given]
+            inputs = [*(saved[place] for place in traced.pulled.kept), *given]
             values = tapes.recorder().record(traced.backward, [base.read(one) for one in inputs])
             found = [
                 base.fresh(saved[number]._aval, value)
-                for number, value in zip(traced.wanted, values, strict=True)
+                for number, value in zip(traced.pulled.wanted, values, strict=True)
             ]
         result: list[Any] = [None] * ctx.width
-        for number, gradient in zip(traced.wanted, found, strict=True):
+        for number, gradient in zip(traced.pulled.wanted, found, strict=True):
             result[number] = gradient
         return (None, *result)
-
-
-def _has_gradients(aval: Aval) -> bool:
-    return aval.meta.dtype.is_floating_point or aval.meta.dtype.is_complex
-
-
-def _gradients(pull: Any, outs: Sequence[Aval], grads: Sequence[jax.Array]) -> list[jax.Array]:
-    """Pull gradients back; torch's gradient of a complex number is the conjugate of JAX's."""
-    given = iter(grads)
-    cotangents = [
-        jnp.conj(next(given).astype(out.physical))
-        if _has_gradients(out)
-        else np.zeros(out.token[0], jax.dtypes.float0)
-        for out in outs
-    ]
-    return [jnp.conj(found) for found in pull(cotangents)]

@@ -12,7 +12,9 @@ import numpy as np
 from jax.core import Tracer
 
 from isoshard.core import metrics
+from isoshard.core.arrays import lay_out
 from isoshard.core.errors import ShardingError
+from isoshard.core.host import host_to_jax
 
 from . import layouts
 from . import tape as tapes
@@ -112,7 +114,7 @@ def _bring(value: Value, sharding: jax.sharding.Sharding | None) -> None:
     array = value.array
     if isinstance(array, np.ndarray):
         started = time.perf_counter()
-        if sharding is None or sharding.is_fully_addressable:
+        if _is_here(sharding):
             value.array = jax.device_put(array, sharding, may_alias=True)
         else:  # every process has it whole; device_put would compare the values in a collective
             value.array = host_to_jax(array, sharding)
@@ -121,7 +123,13 @@ def _bring(value: Value, sharding: jax.sharding.Sharding | None) -> None:
         metrics.record_transfer("host_to_device", array.nbytes, origin, seconds)
     else:
         metrics.count("transfers.between_devices")
-        value.array = lay_out(array, sharding)
+        move = jax.device_put if _is_here(sharding) else lay_out
+        value.array = move(array, sharding)
+
+
+def _is_here(sharding: jax.sharding.Sharding | None) -> bool:
+    """Whether no other process has a part."""
+    return sharding is None or sharding.is_fully_addressable
 
 
 _ENGINE = "(the engine)"  # zeros of optimizer state that a captured step begins with

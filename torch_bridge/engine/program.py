@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -73,6 +73,9 @@ KEPT = 1024
 """Compiled programs kept in memory; beyond, the one not used for longest goes."""
 
 _PROGRAMS: dict[Any, Program] = {}
+
+WATCHING: list[Callable[[Program, Plan], None]] = []
+"""Called after each execution, with what was executed."""
 
 
 @dataclasses.dataclass
@@ -343,6 +346,8 @@ def run(
     samples.observe("execute_seconds", time.perf_counter() - started)
     metrics.count("executions")
     metrics.count("donated_bytes", program.donated_bytes)
+    for watch in WATCHING:
+        watch(program, plan)
     if program.layouts is None:
         program.layouts = [placed_layout(array) for array in results]
     virtual.note(results)

@@ -10,6 +10,7 @@ import math
 import time
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 from torch.nn import parameter
@@ -30,10 +31,11 @@ def to_host(tensor: base.LazyTensor) -> torch.Tensor:
     """Compute a tensor, gather it and copy it to the CPU."""
     capture.refuse_if_capturing("the value of a tensor")
     array = reading.array_of(tensor)
-    if not array.is_fully_addressable:
+    if not array.is_fully_addressable and not _has_whole(array):
         raise RuntimeError(
             f"a tensor of shape {tuple(tensor.shape)} lies partly in other processes and cannot be "
-            "read as a whole; use isoshard.local_shards(tensor), or isoshard.full(tensor) first"
+            "read as a whole; in every process, gather it first with isoshard.full(tensor) or "
+            "tensor.full_tensor(), or read this process's pieces: isoshard.local_shards(tensor)"
         )
     from isoshard.torch_bridge.exchange import from_numpy
 
@@ -42,6 +44,14 @@ def to_host(tensor: base.LazyTensor) -> torch.Tensor:
     seconds = time.perf_counter() - started
     metrics.record_transfer("device_to_host", host.nbytes, metrics.user_location(), seconds)
     return from_numpy(host, tensor._aval.meta.dtype)
+
+
+def _has_whole(array: jax.Array) -> bool:
+    """Whether this process has every block of an array over several processes."""
+    mine = {str(piece.index) for piece in array.addressable_shards}
+    return (
+        bool(mine) and len(mine) * math.prod(array.sharding.shard_shape(array.shape)) >= array.size
+    )
 
 
 def _to_copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

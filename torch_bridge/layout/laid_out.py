@@ -9,10 +9,10 @@ import jax
 
 from isoshard.core.mesh import mesh_of
 from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine import tape as tapes
 
 from . import marks, shards
 from .marks import ShardingType
-from .placements import check_count, placements_of, spec_of
 from .shards import XLAShard
 
 
@@ -64,13 +64,24 @@ class LaidOut(base.LazyTensor):
 
     @property
     def placements(self) -> tuple[Any, ...] | None:
-        """The layout as DTensor placements, one per mesh axis; None without a layout.
+        """The layout as DTensor placements, one per dimension of `device_mesh`.
 
-        Raises:
-            UnrepresentableError: two mesh axes split one tensor axis, the right one outermost.
+        None without a layout, and before a value is computed whose layout the partitioner chooses.
+        Where several mesh axes split one tensor axis in another order than from the left, one of
+        them is a `_StridedShard`.
         """
-        found = marks.asked(self)
-        return placements_of(found) if found else None
+        from isoshard.torch_bridge.distributed.tensor import laying
+
+        found = laying.found(self)
+        return found.placements if found else None
+
+    @property
+    def device_mesh(self) -> Any:
+        """The `DeviceMesh` (or part of one) that it was laid out over; None without a layout."""
+        from isoshard.torch_bridge.distributed.tensor import laying
+
+        found = laying.found(self)
+        return found.mesh if found else None
 
     @property
     def local_shards(self) -> list[XLAShard] | None:
@@ -88,22 +99,102 @@ class LaidOut(base.LazyTensor):
         """
         shards.load(self, shards_)
 
-    def redistribute(
-        self, device_mesh: Any = None, placements: Any = None, *, async_op: bool = False
-    ) -> LaidOut:
-        """The same elements in another layout, as a new tensor; differentiable.
+    @classmethod
+    def from_local(
+        cls,
+        local_tensor: Any,
+        device_mesh: Any = None,
+        placements: Sequence[Any] | None = None,
+        *,
+        run_check: bool = False,
+        shape: Sequence[int] | None = None,
+        stride: Sequence[int] | None = None,
+        grad_placements: Sequence[Any] | None = None,
+    ) -> Any:
+        """The whole that the local tensors of all devices make.
 
         Args:
-            device_mesh: an `xs.Mesh`, a `jax.sharding.Mesh` or a torch `DeviceMesh`; its own mesh
-                if not given.
-            placements: one `Shard` or `Replicate` per mesh axis.
-            async_op: makes no difference: everything here runs when a value is needed.
+            local_tensor: what each device holds: a tensor of `to_local()`, or computed from one;
+                a list of one tensor per device, in the order of the mesh; or one ordinary tensor,
+                which stands for every device's own, as if all ranks had made the same.
+            device_mesh: a mesh in any form; the current one if not given.
+            placements: one per mesh dimension; copies on every device if not given. A `Partial`
+                is summed (`avg`: averaged, ..) at once, so the whole is replicated there.
+            run_check: make copies equal, to those of the first device, by communication. Without
+                it they are promised to be equal.
+            shape: of the whole; checked. Pieces of unequal size come as a list.
+            stride: of the whole; given with `shape`, and that of row-major order.
+            grad_placements: for a tensor of `to_local()`, the layout of the gradient that its
+                pieces get: where they are copies, `Partial()` divides it among them.
 
         Returns:
-            The new tensor; this one stays as it is.
+            The whole, differentiable: pieces of a split tensor get their pieces of the gradient,
+            copies and parts of sums the whole of it.
 
         Raises:
-            ValueError: there are more or fewer placements than mesh axes, or no mesh.
+            ValueError: there is not one placement per mesh dimension; a shape does not fit.
+            RuntimeError: `local_tensor` is a whole that is split, or a DTensor; one of `shape` and
+                `stride` is missing; no mesh is given or current.
+            ShardingError: a list does not have one tensor per device; local tensors lie on another
+                mesh, or on a part of one only.
+            NotImplementedError: a `Partial` is no sum, avg, min or max.
+        """
+        from isoshard.torch_bridge.distributed.tensor import local
+
+        return local.from_local(
+            local_tensor, device_mesh, placements, run_check, shape, stride, grad_placements
+        )
+
+    def to_local(self, *, grad_placements: Sequence[Any] | None = None) -> Any:
+        """Each device's piece, as one tensor whose operations act on every device by itself.
+
+        Where the partitioner chooses the layout of a value that is not computed yet, it is
+        computed now.
+
+        Args:
+            grad_placements: the layout of the gradient that the pieces will have; that of the
+                tensor if not given. Where they are copies, `Partial()` adds their gradients.
+
+        Returns:
+            A tensor of the shape of one piece, to be used with others like it and with ordinary
+            tensors; `from_local` makes it a whole again.
+
+        Raises:
+            RuntimeError: the tensor lies on no mesh.
+            UnevenError: its pieces are of unequal size.
+            ValueError: `grad_placements` is not possible.
+        """
+        from isoshard.torch_bridge.distributed.tensor import local
+
+        if marks.asked(self) is None and marks.is_recorded(self):
+            tapes.materialize([base.read(self)])
+        return local.to_local(self, grad_placements)
+
+    def redistribute(
+        self,
+        device_mesh: Any = None,
+        placements: Sequence[Any] | None = None,
+        *,
+        async_op: bool = False,
+        forward_dtype: Any = None,
+        backward_dtype: Any = None,
+    ) -> Any:
+        """The same elements in another layout, as a new tensor; twice differentiable.
+
+        Args:
+            device_mesh: a mesh in any form; its own if not given, and for a value that is not
+                computed yet the one mesh of its program, or the current one.
+            placements: one `Shard` or `Replicate` per mesh dimension.
+            async_op: makes no difference: everything here runs when a value is needed.
+            forward_dtype: what to cast to before anything moves; also the result's.
+            backward_dtype: what the gradient is cast to before it moves back.
+
+        Returns:
+            The new tensor; this one stays as it is. Its gradient goes back to this one's layout.
+
+        Raises:
+            RuntimeError: there are no placements, or no mesh.
+            ValueError: there are more or fewer placements than mesh dimensions.
             IndexError: a `Shard` names an axis that the tensor does not have.
             NotImplementedError: a placement is `Partial`.
 
@@ -116,37 +207,38 @@ class LaidOut(base.LazyTensor):
         >>> t.placements
         (Shard(dim=0), Replicate())
         """
-        from isoshard.torch_bridge.spmd.gradients import mark_sharding_with_gradients
-        from isoshard.torch_bridge.spmd.mesh import mesh_from
+        from isoshard.torch_bridge.distributed.tensor import laying
 
-        mesh = self.mesh if device_mesh is None else mesh_from(device_mesh)
-        if mesh is None or placements is None:
-            raise ValueError(
-                "redistribute needs a mesh and placements: t.redistribute(mesh, [Shard(0)])"
+        if placements is None:
+            raise RuntimeError(
+                "redistribute needs placements: t.redistribute(mesh, [Shard(0)]), or "
+                "t.redistribute(placements=[Shard(0)]) over its own mesh"
             )
-        check_count(placements, mesh)
-        moved: Any = mark_sharding_with_gradients(self, mesh, spec_of(placements, self.dim()))
-        return moved
+        if device_mesh is None:
+            device_mesh = self.device_mesh or laying.mesh_of_program(self)
+        laid = laying.layout(tuple(self.shape), device_mesh, placements)
+        return laying.moved(self, laid, None, forward_dtype, backward_dtype)
 
-    def full_tensor(self) -> LaidOut:
-        """The same elements whole on every device, as a new tensor; differentiable."""
-        from isoshard.torch_bridge.spmd.gradients import mark_sharding_with_gradients
+    def full_tensor(self, *, grad_placements: Sequence[Any] | None = None) -> Any:
+        """The same elements whole on every device, as a new tensor; differentiable.
 
-        if self.mesh is None:
-            return self
-        whole: Any = mark_sharding_with_gradients(self, self.mesh, (None,) * self.dim())
-        return whole
-
-    def to_local(self) -> Any:
-        """Refused: one process holds a piece per device.
+        Args:
+            grad_placements: the layout of the gradient as it comes back; that of this tensor if
+                not given.
 
         Raises:
-            RuntimeError: always.
+            NotImplementedError: a placement is `Partial`: the gradient of a whole is one.
+            ValueError: there are more or fewer placements than mesh dimensions.
         """
-        raise RuntimeError(
-            "a tensor here is one whole, and this process holds a piece of it on each device: "
-            "tensor.local_shards lists them, tensor.full_tensor() gathers them"
-        )
+        from isoshard.torch_bridge.distributed.tensor import laying
+
+        mesh = self.device_mesh or laying.mesh_of_program(self)
+        if mesh is None:
+            return self
+        back = None
+        if grad_placements is not None:
+            back = laying.layout(tuple(self.shape), mesh, grad_placements).sharding
+        return laying.moved(self, laying.layout(tuple(self.shape), mesh, None), back)
 
     def invalidate_spec_cache(self) -> None:
         """Do nothing: the layout is never cached."""

@@ -132,6 +132,11 @@ def _differences(
             for name in sorted({*a, *b})
             if name not in ignore and not _same(a.get(name), b.get(name))
         ]
+        faults += [
+            f"{prefix}{name} (hooks that lay out otherwise)"
+            for name in ("_forward_pre_hooks", "_forward_hooks")
+            if _alike(getattr(one, name)) != _alike(getattr(two, name))
+        ]
     a, b = dict(_own(first)), dict(_own(other))
     return faults + [
         f"{name} ({_shape(a.get(name))} and {_shape(b.get(name))})"
@@ -163,10 +168,18 @@ def _shape(tensor: Any) -> str:
 
 
 def _hooks(layer: torch.nn.Module) -> list[str]:
-    """Hooks run Python code for each layer, and a loop runs it once."""
+    """Hooks run Python code for each layer, and a loop runs it once; unless they say what they do.
+
+    A hook with an attribute `alike` only records operations, and does the same as another whose
+    `alike` is equal.
+    """
     return [
         f"{f'{path}.' if path else ''}{name} (a hook; the loop would run it once for all layers)"
         for path, module in layer.named_modules()
         for name, value in vars(module).items()
-        if name.endswith("_hooks") and value
+        if name.endswith("_hooks") and None in _alike(value)
     ]
+
+
+def _alike(hooks: Any) -> list[Any]:
+    return [getattr(hook, "alike", None) for hook in hooks.values()]

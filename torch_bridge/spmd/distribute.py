@@ -22,7 +22,7 @@ import torch
 
 from isoshard.core.errors import ShardingError
 from isoshard.torch_bridge import naming
-from isoshard.torch_bridge.layout.placements import check_count, spec_of
+from isoshard.torch_bridge.dtensor.translation import check_count, spec_of
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 from .auto import auto_mesh, auto_policy
@@ -103,7 +103,7 @@ def xla_distribute_tensor(
         spec: tuple[Any, ...] = (None,) * tensor.dim()
     else:
         check_count(placements, mesh)
-        spec = spec_of(placements, tensor.dim())
+        spec = spec_of(placements, tensor.dim(), mesh.mesh_shape)
     if not isinstance(tensor, XLAShardedTensor):
         tensor = tensor.to("jax")
     return mark_sharding(tensor, mesh, spec)

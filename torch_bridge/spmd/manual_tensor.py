@@ -146,6 +146,10 @@ class ManualTensor(XLAShardedTensor):
         """None: a piece is whole on its device."""
 
     @property
+    def device_mesh(self) -> None:
+        """None: a piece is whole on its device."""
+
+    @property
     def sharding_spec(self) -> str:
         """XLA's word for it."""
         return "{manual}"
@@ -176,8 +180,9 @@ class ManualTensor(XLAShardedTensor):
 
 
 _HOW = (
-    "end the manual region with xs.disable_manual_sharding(t, spec, full_shape), or read the "
-    "pieces: [shard.data for shard in t.local_shards]"
+    "end the manual region with xs.disable_manual_sharding(t, spec, full_shape) or "
+    "DTensor.from_local(t, mesh, placements), or read the pieces: [shard.data for shard in "
+    "t.local_shards]"
 )
 
 

@@ -93,6 +93,11 @@ class Mesh:
                 f"call isoshard.simulate_devices({ids.max() + 1}) before anything else."
             )
 
+    @property
+    def device_type(self) -> str:
+        """Always `"xla"`: what torch's `distribute_tensor` leaves to another library."""
+        return "xla"
+
     def size(self) -> int:
         """How many devices it has."""
         return len(self.device_ids)
@@ -168,7 +173,7 @@ class Mesh:
 
 
 def mesh_from(mesh: Any) -> Mesh:
-    """A mesh in any form: an `xs.Mesh`, a `jax.sharding.Mesh`, or a torch `DeviceMesh`.
+    """A mesh in any form: an `xs.Mesh`, a `jax.sharding.Mesh`, torch's `DeviceMesh` or ours.
 
     Args:
         mesh: the mesh; the ranks of a `DeviceMesh` are places in `jax.devices()`.
@@ -178,6 +183,9 @@ def mesh_from(mesh: Any) -> Mesh:
     """
     if isinstance(mesh, Mesh):
         return mesh
+    convert: Any = getattr(mesh, "get_xs_mesh", None)
+    if convert is not None:
+        return convert()
     if isinstance(ranks := getattr(mesh, "mesh", None), torch.Tensor):
         names = mesh.mesh_dim_names
         return Mesh(ranks.flatten().tolist(), tuple(ranks.shape), names and tuple(names))

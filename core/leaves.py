@@ -1,0 +1,192 @@
+"""Leaves of a tree on their way to devices: what each is called, and the spec it is to have.
+
+>>> from jax.sharding import PartitionSpec as P
+>>> from isoshard.core.mesh import make_mesh
+>>> mesh = make_mesh((2, 4), ("x", "y"))
+>>> leaves, structure = named_arrays({"a": np.ones(2), "b": [np.ones(4)]}, "params")
+>>> assign(leaves, structure, mesh, {"a": None, "b": P("y")}, "params")
+>>> [(leaf.name, leaf.spec) for leaf in leaves]
+[('params.a', None), ('params.b.0', P('y',))]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from .arrays import lay_out
+from .errors import ShardingError, SpecError
+from .exchange import check_shareable
+from .frameworks import Framework, framework_of
+from .host import host_to_jax
+from .plan import Plan
+from .resolved import path_name
+from .spec import is_spec, named_sharding
+
+
+@dataclasses.dataclass
+class Leaf:
+    """One leaf on its way.
+
+    Attributes:
+        path: its path in the tree, joined by dots.
+        name: the same behind the name of the tree, for messages.
+        value: the array or module.
+        framework: whose it is; None for NumPy and JAX arrays.
+        spec: what it is to have.
+        whole: the global shape, if `value` is only what this process has of it.
+    """
+
+    path: str
+    name: str
+    value: Any
+    framework: Framework | None
+    spec: Any = None
+    whole: tuple[int, ...] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The global shape, or None: a module has none."""
+        own = getattr(self.value, "shape", None)
+        return self.whole if own is None or self.whole is not None else tuple(own)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of an array."""
+        return getattr(self.value, "dtype", None)
+
+    def check(self, mesh: Mesh, copy: bool | None) -> ShardingError | None:
+        """Look whether the leaf can be placed; the fault, or None."""
+        try:
+            if self.framework is not None:
+                self.framework.check_shard(self.value, mesh, self.spec, copy=copy, name=self.name)
+            else:
+                check_shareable(self.value, self._sharding(mesh), copy=copy, name=self.name)
+        except ShardingError as error:
+            return error
+        return None
+
+    def place(self, mesh: Mesh, copy: bool | None) -> Any:
+        """Lay the leaf out."""
+        if self.framework is not None:
+            return self.framework.shard(self.value, mesh, self.spec, copy=copy, name=self.name)
+        move: Callable[..., jax.Array]
+        move = host_to_jax if isinstance(self.value, np.ndarray) else lay_out
+        return move(self.value, self._sharding(mesh), copy=copy, name=self.name)
+
+    def _sharding(self, mesh: Mesh) -> NamedSharding:
+        shape = self.value.shape
+        return named_sharding(self.spec, mesh, len(shape), shape=shape, name=self.name)
+
+
+def named_arrays(x: Any, name: str | None) -> tuple[list[Leaf], Any]:
+    """Name every leaf of a tree.
+
+    Args:
+        x: the tree.
+        name: of the tree, for messages.
+
+    Returns:
+        The leaves, and the structure to put results back into.
+
+    Raises:
+        TypeError: a leaf is no array.
+    """
+    with_paths, structure = jax.tree.flatten_with_path(x)
+    leaves = []
+    wrong = []
+    for path, value in with_paths:
+        path = path_name(path)
+        called = ".".join(part for part in (name, path) if part) or "array"
+        value = np.asarray(value) if isinstance(value, np.generic) else value
+        framework = framework_of(value)
+        if framework is None and not isinstance(value, np.ndarray | jax.Array):
+            wrong.append(f"{called} is {type(value).__name__}")
+        leaves.append(Leaf(path or called, called, value, framework))
+    if wrong:
+        raise TypeError(
+            f"only arrays can be laid out: {'; '.join(wrong)}. Wrap numbers with np.asarray, take "
+            "other leaves out, or register their class with jax.tree_util."
+        )
+    return leaves, structure
+
+
+def assign(leaves: list[Leaf], structure: Any, mesh: Mesh, spec: Any, name: str | None) -> None:
+    """Give each leaf its spec.
+
+    Args:
+        leaves: as `named_arrays` gives them.
+        structure: of their tree.
+        mesh: the mesh.
+        spec: one for all, a tree of specs that may stop early, or a Plan.
+        name: of the tree, for messages.
+
+    Raises:
+        SpecError: the tree of specs does not match, or the plan does not fit.
+    """
+    if isinstance(spec, Plan):
+        _ask_plan(leaves, mesh, spec)
+        return
+    specs = [spec] * len(leaves) if is_spec(spec) else _spread(spec, structure, name)
+    for leaf, own in zip(leaves, specs, strict=True):
+        leaf.spec = own
+
+
+def _ask_plan(leaves: list[Leaf], mesh: Mesh, plan: Plan) -> None:
+    """Look arrays up by their path; modules get the whole plan, as their parameters have names."""
+    arrays = {leaf.path: leaf for leaf in leaves if leaf.shape is not None}
+    if len({leaf.path for leaf in leaves}) < len(leaves):
+        twice = [path for path, count in Counter(leaf.path for leaf in leaves).items() if count > 1]
+        raise SpecError(
+            f"several leaves are called {', '.join(twice)}, and a Plan goes by names; rename keys "
+            "so that paths joined by dots differ, or give a tree of specs"
+        )
+    specs = plan.resolve(arrays, mesh).specs
+    for leaf in leaves:
+        leaf.spec = specs.get(leaf.path, plan)
+
+
+def _spread(specs: Any, structure: Any, name: str | None) -> list[Any]:
+    """One spec per leaf, from a tree of specs that may stop early."""
+    given = [
+        (path_name(path), spec)
+        for path, spec in jax.tree.leaves_with_path(specs, is_leaf=is_spec)
+        if not _is_empty(spec)
+    ]
+    paths = [path_name(path) for path, _ in _paths_of(structure)]
+    found = [[spec for start, spec in given if _under(path, start)] for path in paths]
+    wrong = [f"no spec for {path}" for path, specs in zip(paths, found, strict=True) if not specs]
+    wrong += [
+        f"{start or 'the tree'} is a {type(spec).__name__}, not a spec"
+        for start, spec in given
+        if not is_spec(spec)
+    ]
+    wrong += [
+        f"{start} is given a spec, and there is no such leaf"
+        for start, spec in given
+        if spec is not None and not any(_under(path, start) for path in paths)
+    ]
+    if wrong:
+        raise SpecError(
+            f"{name or 'tree'}: the tree of specs does not match: {'; '.join(wrong)}. The leaves "
+            f"are {', '.join(paths) or 'none'}; give one spec each, or a Plan of name patterns."
+        )
+    return [specs[0] for specs in found]
+
+
+def _paths_of(structure: Any) -> list[tuple[Any, Any]]:
+    return jax.tree.leaves_with_path(jax.tree.unflatten(structure, range(structure.num_leaves)))
+
+
+def _under(path: str, start: str) -> bool:
+    return not start or path == start or path.startswith(start + ".")
+
+
+def _is_empty(spec: Any) -> bool:
+    return isinstance(spec, dict | list) and not spec

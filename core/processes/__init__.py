@@ -1,0 +1,9 @@
+"""Many processes, one run: starting them together, agreeing, and ending when one fails."""
+
+if __name__ != "isoshard.core.processes":
+    raise ImportError(f"import isoshard.core.processes, not {__name__}")
+
+from .agreement import agree
+from .start import Processes, init_distributed
+
+__all__ = ["Processes", "agree", "init_distributed"]

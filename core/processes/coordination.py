@@ -1,0 +1,119 @@
+"""Words between the processes: a small store that JAX's coordination service keeps.
+
+`put` leaves a string under a key, `take` waits for one. This module is the only place that touches
+JAX's client of that service, which has no public name: `jax._src.distributed.global_state` with
+its `client` and `coordinator_address` (found in jax 0.9 to 0.10.2).
+
+Without `iso.init_distributed`, or `jax.distributed.initialize`, there is nothing to talk to:
+
+>>> put("a", "b")
+Traceback (most recent call last):
+    ...
+isoshard.core.errors.DistributedError: the processes do not know of each other yet; call iso.init_distributed() first
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from isoshard.core.errors import DistributedError
+
+_SPACE = "isoshard/"
+
+
+def is_started() -> bool:
+    """Whether JAX's distributed runtime runs in this process.
+
+    Example:
+        >>> is_started()
+        False
+    """
+    return jax.distributed.is_initialized()
+
+
+def backend_runs() -> bool:
+    """Whether JAX has started its devices, after which no other process can be joined."""
+    from jax._src import xla_bridge
+
+    return xla_bridge.backends_are_initialized()
+
+
+def address() -> str | None:
+    """Host and port of the coordination service, if it is known here."""
+    return getattr(_state(), "coordinator_address", None)
+
+
+def rank_and_size() -> tuple[int, int]:
+    """Number of this process and of all; does not start the devices."""
+    state = _state()
+    return state.process_id, state.num_processes
+
+
+def put(key: str, value: str) -> None:
+    """Leave `value` under `key`, once.
+
+    Args:
+        key: any string; isoshard's keys do not collide with others'.
+        value: any string.
+
+    Raises:
+        DistributedError: there is no coordination service, or it is gone, or the key is taken.
+    """
+    client = _client()
+    try:
+        client.key_value_set(_SPACE + key, value)
+    except jax.errors.JaxRuntimeError as error:
+        raise DistributedError(f"the coordination service did not take {key!r}: {error}") from None
+
+
+def take(key: str, timeout: float) -> str | None:
+    """Wait for the value of `key`.
+
+    Args:
+        key: as given to `put`.
+        timeout: seconds to wait.
+
+    Returns:
+        The value, or None if nobody put one in time.
+
+    Raises:
+        DistributedError: there is no coordination service, or it is gone.
+    """
+    client = _client()
+    try:
+        return client.blocking_key_value_get(_SPACE + key, max(1, int(timeout * 1000)))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" in str(error):
+            return None
+        raise DistributedError(f"the coordination service did not answer: {error}") from None
+
+
+def forget(key: str) -> None:
+    """Remove a key and all keys below it."""
+    _client().key_value_delete(_SPACE + key)
+
+
+def _state() -> Any:
+    from jax._src import distributed
+
+    return distributed.global_state
+
+
+def _client() -> Any:
+    client = _state().client
+    if client is None:
+        raise DistributedError(
+            "the processes do not know of each other yet; call iso.init_distributed() first"
+        )
+    return client
+
+
+def keep_preemption(keep: bool) -> None:
+    """Whether JAX's preemption service is started too; it catches SIGTERM.
+
+    `jax_enable_preemption_service` is an option of jax 0.9 and later; one without it has none.
+    """
+    if hasattr(jax.config, "jax_enable_preemption_service"):
+        jax.config.update("jax_enable_preemption_service", keep)

@@ -1,0 +1,299 @@
+"""Many processes, one run: JAX's distributed runtime, and torch's beside it.
+
+Started by `torchrun --nproc-per-node 4 train.py`, or by `srun` or `mpirun`, a script begins with
+
+    import isoshard as iso
+
+    processes = iso.init_distributed()   # before any array is made
+    print(processes.rank, "of", processes.size)
+
+From then on `jax.devices()` lists the devices of all processes, `torch.distributed` has its default
+process group, process r of the one is rank r of the other, and a rank that fails ends the others:
+see `isoshard.core.processes.watch`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from isoshard.core.errors import DistributedError
+from isoshard.core.frameworks import Framework, require
+
+from . import coordination, watch
+from .launchers import Launch, launch_from
+
+_BY_TORCH = ("torchrun", "torch.distributed")  # where torch's ranks meet before JAX's
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """This process among those of the run.
+
+    Attributes:
+        rank: number of this process, in JAX and in torch.
+        size: number of processes.
+        local_rank: its number on this machine; 0 if nobody says.
+        launcher: "torchrun", "slurm", "open mpi", "jax.distributed" or "torch.distributed" (the
+            script itself had started that one); None: nobody, this process is alone.
+
+    Example:
+        >>> Processes(rank=1, size=4, local_rank=1, launcher="torchrun").size
+        4
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    launcher: str | None
+
+
+_started: Processes | None = None
+
+
+def init_distributed(
+    *,
+    timeout: float = 120.0,
+    heartbeat: float = 20.0,
+    patience: float = 300.0,
+    local_devices: int | None = 1,
+    watch_failures: bool = True,
+    preemption: bool = False,
+) -> Processes:
+    """Start JAX's distributed runtime and torch's process group, with the same ranks in both.
+
+    How the processes find each other is read from the environment: torchrun's variables (where
+    they are set by others too), SLURM's, or Open MPI's. What the script has started itself,
+    `jax.distributed.initialize` or `torch.distributed.init_process_group`, is kept and the other
+    one started beside it. With none of these the process is a run of one: torch gets a group of
+    size 1, JAX is left as it is. Without torch only JAX is started. A second call does nothing.
+
+    On CPUs both communicate by gloo. On GPUs torch gets gloo for CPU and NCCL for CUDA tensors, and
+    a process has the one GPU that LOCAL_RANK names, in both frameworks.
+
+    A rank that fails ends the others: all know the reason within 2 s and have ended within 5 s, by
+    an uncaught exception, a signal or `os._exit`, while they compute or hang in a collective. A
+    machine that falls silent is noticed after `heartbeat` seconds, and JAX ends the others. A rank
+    that comes to its end, be it by `sys.exit`, waits for the others to come to theirs; after
+    `patience` seconds all end with an error that names it.
+
+    Args:
+        timeout: seconds within which all processes must have come.
+        heartbeat: seconds of silence after which a process counts as dead; at least 1. Not for a
+            runtime that the script has started itself.
+        patience: seconds that a rank which has come to its end waits for the others to come to
+            theirs. Not for a runtime that the script has started itself.
+        local_devices: devices of each process. DTensor wants 1. On CPUs that many virtual ones are
+            made; None: as many as there are.
+        watch_failures: False opens no port for the watch: a failing rank is noticed by its missing
+            heartbeats only.
+        preemption: True keeps JAX's preemption service. It catches SIGTERM, so a launcher that
+            ends the ranks waits for its own limit (torchrun: 30 s) and kills them.
+
+    Returns:
+        This process's rank, and the number of ranks.
+
+    Raises:
+        DistributedError: the environment is incomplete, JAX's devices have started already, a
+            process has another number of devices, or not all processes came in time.
+    """
+    global _started
+    if _started is not None:
+        return _started
+    launch = _launch()
+    torch = _torch()
+    if launch is None:
+        if torch is not None and torch.processes_joined() is None:
+            torch.start_processes(0, 1, timeout=timeout)
+        _started = Processes(0, 1, 0, None)
+        return _started
+    if launch.launcher != "jax.distributed":
+        _prepare(launch, local_devices, preemption)
+        if launch.launcher == "torchrun" and torch is not None:
+            torch.start_processes(launch.rank, launch.size, timeout=timeout, device=_gpu(launch))
+        _start_jax(launch, torch, timeout, heartbeat, patience, local_devices)
+    host = _host(coordination.address())
+    if launch.size > 1 and watch_failures:
+        _watch(launch, torch, host, timeout, patience)
+    if torch is not None and torch.processes_joined() is None:
+        post = _post("torch", timeout)
+        rank, size, gpu = launch.rank, launch.size, _gpu(launch)
+        torch.start_processes(rank, size, timeout=timeout, post=post, host=host, device=gpu)
+    _check(launch, torch, local_devices)
+    _started = Processes(launch.rank, launch.size, launch.local_rank or 0, launch.launcher)
+    return _started
+
+
+def _launch() -> Launch | None:
+    """Who joins the processes: what has started already, or else the launcher."""
+    if coordination.is_started():
+        return Launch("jax.distributed", *coordination.rank_and_size(), _local_rank())
+    torch = _torch()
+    joined = torch.processes_joined() if torch is not None else None
+    if joined is not None and joined[1] > 1:
+        host = os.environ.get("MASTER_ADDR")
+        return Launch("torch.distributed", *joined, _local_rank(), _address(host, 0))
+    return launch_from(os.environ)
+
+
+def _torch() -> Framework | None:
+    return require("torch") if importlib.util.find_spec("torch") is not None else None
+
+
+def _local_rank() -> int | None:
+    names = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
+    return next((int(os.environ[name]) for name in names if name in os.environ), None)
+
+
+def _gpu(launch: Launch) -> int | None:
+    """The number of this process's GPU among those it may see; launchers may show it one only."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return 0 if visible and "," not in visible else launch.local_rank
+
+
+def _prepare(launch: Launch, local_devices: int | None, preemption: bool) -> None:
+    """What must be settled before JAX's devices start."""
+    if coordination.backend_runs():
+        raise DistributedError(
+            "JAX has started its devices already, and this process cannot join the others any "
+            "more; call iso.init_distributed() before the first array is made and before "
+            "jax.devices() is asked"
+        )
+    if local_devices is not None and local_devices != 1:
+        jax.config.update("jax_num_cpu_devices", local_devices)
+    coordination.keep_preemption(preemption)
+
+
+def _start_jax(
+    launch: Launch,
+    torch: Framework | None,
+    timeout: float,
+    heartbeat: float,
+    patience: float,
+    local_devices: int | None,
+) -> None:
+    arguments: dict[str, Any] = {}
+    if launch.launcher in _BY_TORCH:
+        address = launch.address
+        if torch is not None:
+            own = _address(_host(address), _free_port()) if launch.rank == 0 else None
+            address = torch.tell_processes(own)
+        arguments = {
+            "coordinator_address": address,
+            "num_processes": launch.size,
+            "process_id": launch.rank,
+            "cluster_detection_method": "deactivate",
+        }
+        gpu = _gpu(launch)
+        if local_devices == 1 and gpu is not None:
+            arguments["local_device_ids"] = [gpu]
+    arguments["initialization_timeout"] = round(timeout) + 60  # isoshard's own error comes first
+    arguments["heartbeat_timeout_seconds"] = max(1, round(heartbeat))
+    arguments["shutdown_timeout_seconds"] = round(patience) + 10  # as above
+    fault = _in_time(lambda: jax.distributed.initialize(**arguments), timeout)
+    if fault is not None:
+        raise DistributedError(
+            f"rank {launch.rank} of {launch.size} could not join JAX's coordination service: "
+            f"{fault}. Do all {launch.size} processes run (started by {launch.launcher}), and can "
+            "rank 0's machine be reached from the others?"
+        )
+
+
+def _in_time(action: Callable[[], None], timeout: float) -> str | None:
+    """Run `action` and say what is wrong; JAX itself would abort the process at its time limit."""
+    faults: list[str] = []
+
+    def run() -> None:
+        try:
+            action()
+        except (RuntimeError, ValueError) as error:
+            faults.append(str(error).splitlines()[0])
+
+    thread = threading.Thread(target=run, name="isoshard-start", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if thread.is_alive():
+        return f"not all had come within {timeout:g} s"
+    return faults[0] if faults else None
+
+
+def _post(key: str, timeout: float) -> Callable[[str | None], str]:
+    """Rank 0's word to all, through JAX's coordination service."""
+
+    def post(word: str | None) -> str:
+        if word is not None:
+            coordination.put(key, word)
+            return word
+        heard = coordination.take(key, timeout)
+        if heard is None:
+            raise DistributedError(f"rank 0 did not say where to meet ({key}) in {timeout:g} s")
+        return heard
+
+    return post
+
+
+def _watch(
+    launch: Launch, torch: Framework | None, host: str, timeout: float, patience: float
+) -> None:
+    def leave() -> None:
+        jax.distributed.shutdown()  # waits until all have come to their end
+        if torch is not None:
+            torch.end_processes()
+
+    post = _post("watch", timeout)
+    watch.start(launch.rank, launch.size, host, post, timeout, leave, patience)
+
+
+def _check(launch: Launch, torch: Framework | None, local_devices: int | None) -> None:
+    """Compare what runs with what was asked for; this starts the devices."""
+    mine = jax.local_devices()
+    if local_devices is not None and len(mine) != local_devices:
+        raise DistributedError(
+            f"rank {launch.rank} has {len(mine)} {mine[0].platform} devices, not {local_devices}; "
+            + _way_out(mine[0].platform, len(mine))
+        )
+    joined = torch.processes_joined() if torch is not None else None
+    if joined is not None and joined != (launch.rank, launch.size):
+        raise DistributedError(
+            f"this process is rank {launch.rank} of {launch.size} in JAX, but rank {joined[0]} of "
+            f"{joined[1]} in torch; start both with the same numbers"
+        )
+
+
+def _way_out(platform: str, count: int) -> str:
+    if platform != "cpu":
+        return f"show it one by CUDA_VISIBLE_DEVICES, or give local_devices={count}"
+    return (
+        "DTensor's ranks have one each. Take --xla_force_host_platform_device_count out of "
+        "XLA_FLAGS and do not set jax_num_cpu_devices (or JAX_NUM_CPU_DEVICES); for several "
+        f"devices in each process, without DTensor, give local_devices={count}"
+    )
+
+
+def _host(address: str | None) -> str:
+    """The machine of "host:port"; without one, this machine as others may know it."""
+    if address:
+        return address.rpartition(":")[0].strip("[]")
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"
+
+
+def _address(host: str | None, port: int) -> str | None:
+    if not host:
+        return None
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]

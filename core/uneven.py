@@ -1,0 +1,198 @@
+"""Arrays whose axes do not divide: a padded JAX array, and what of it is data.
+
+JAX has buffers of equal blocks only. DTensor has blocks as `torch.chunk` makes them: 5 rows over 4
+devices are 2, 2, 1 and 0. Such a tensor lies here as an array of 8 rows, 2 per device, together
+with its true shape and the number of valid rows in each block:
+
+>>> import jax
+>>> import numpy as np
+>>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.place import shard
+>>> rows = np.array([0, 1, 2, 3, 4, -1, -1, -1], np.float32)
+>>> padded = shard(rows, make_mesh((4,), ("x",)), ("x",))
+>>> uneven = UnevenArray(padded, (5,), ((2, 2, 1, 0),))
+>>> uneven
+UnevenArray(float32[5] in float32[8], axis 0 in blocks of 2: 2, 2, 1, 0 valid; P('x',))
+>>> jax.jit(lambda u: u.array.sum(where=u.mask()))(uneven).item()
+10.0
+
+Valid elements stand first in their block, and block follows block. What the others hold is not
+said: mask them before anything that mixes elements.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from .entries import entries_of
+from .errors import ShardingError
+
+Sizes = tuple[tuple[int, ...] | None, ...]
+
+
+@jax.tree_util.register_pytree_node_class
+class UnevenArray:
+    """A padded array, the true shape, and the valid sizes of its blocks. A pytree of one leaf.
+
+    Args:
+        array: of the padded shape: along an axis that does not divide, as many blocks of one size
+            as `sizes` has entries.
+        shape: the true global shape.
+        sizes: per axis None (nothing is padded), or how many elements of each block are valid.
+
+    Raises:
+        ShardingError: the three do not belong together; all faults in one message.
+
+    Example:
+        >>> UnevenArray(jnp.zeros(8), (6,), ((2, 2, 1, 0),))
+        Traceback (most recent call last):
+            ...
+        isoshard.core.errors.ShardingError: an array of shape (8,) is no padded form of shape (6,) with sizes ((2, 2, 1, 0),): axis 0 has 5 valid elements in its blocks, and 6 in the shape. Give the sizes that add up to the shape, each at most the size of a block.
+    """  # noqa: E501
+
+    __slots__ = ("array", "shape", "sizes")
+
+    array: Any
+    shape: tuple[int, ...]
+    sizes: Sizes
+
+    def __init__(
+        self, array: Any, shape: Sequence[int], sizes: Sequence[Sequence[int] | None]
+    ) -> None:
+        """Check that the three belong together."""
+        self.array = array
+        self.shape = tuple(map(int, shape))
+        self.sizes = tuple(None if size is None else tuple(map(int, size)) for size in sizes)
+        _check(tuple(array.shape), self.shape, self.sizes)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the elements."""
+        return self.array.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of valid elements."""
+        return math.prod(self.shape)
+
+    @property
+    def sharding(self) -> Any:
+        """The layout of the padded array."""
+        return self.array.sharding
+
+    def mask(self) -> jax.Array:
+        """Which elements are valid.
+
+        Returns:
+            Booleans of the padded shape, laid out as the array; inside `jax.jit` a traced value.
+
+        Example:
+            >>> UnevenArray(jnp.zeros((2, 4)), (2, 3), (None, (2, 1))).mask()
+            Array([[ True,  True,  True, False],
+                   [ True,  True,  True, False]], dtype=bool)
+        """
+        padded = tuple(self.array.shape)
+        lines = [
+            _valid(extent, size).reshape((1,) * axis + (-1,) + (1,) * (self.ndim - axis - 1))
+            for axis, (extent, size) in enumerate(zip(padded, self.sizes, strict=True))
+            if size is not None
+        ]
+        if isinstance(self.array, Tracer):
+            return jnp.broadcast_to(functools.reduce(jnp.logical_and, lines, True), padded)
+        whole = np.broadcast_to(functools.reduce(np.logical_and, lines, np.True_), padded)
+        layout = _reduced(self.array.sharding)
+        return jax.make_array_from_callback(padded, layout, lambda index: whole[index])
+
+    def tree_flatten(self) -> tuple[tuple[Any], tuple[Any, ...]]:
+        """The array, and the rest as static data."""
+        return (self.array,), (self.shape, self.sizes)
+
+    @classmethod
+    def tree_unflatten(cls, static: tuple[Any, ...], leaves: Sequence[Any]) -> UnevenArray:
+        """The same around another leaf, of whatever kind."""
+        made = object.__new__(cls)
+        (made.array,) = leaves
+        made.shape, made.sizes = static
+        return made
+
+    def __repr__(self) -> str:
+        """Shapes, block sizes and layout; no elements."""
+        dtype = getattr(self.array, "dtype", None)
+        if dtype is None:  # a tree of something else
+            return f"UnevenArray({self.array!r}, {self.shape}, {self.sizes})"
+        padded = self.array.shape
+        parts = [f"{_type(dtype, self.shape)} in {_type(dtype, padded)}"]
+        parts += [
+            f"axis {axis} in blocks of {extent // len(size)}: {', '.join(map(str, size))} valid"
+            for axis, (extent, size) in enumerate(zip(padded, self.sizes, strict=True))
+            if size is not None
+        ]
+        sharding = None if isinstance(self.array, Tracer) else self.array.sharding
+        spec = f"; {sharding.spec}" if isinstance(sharding, NamedSharding) else ""
+        return f"UnevenArray({', '.join(parts)}{spec})"
+
+
+def _check(padded: tuple[int, ...], shape: tuple[int, ...], sizes: Sizes) -> None:
+    if not len(padded) == len(shape) == len(sizes):
+        faults = [f"they are of ranks {len(padded)}, {len(shape)} and {len(sizes)}"]
+    else:
+        faults = [
+            fault
+            for axis, (have, want, size) in enumerate(zip(padded, shape, sizes, strict=True))
+            for fault in _faults(axis, have, want, size)
+        ]
+    if faults:
+        raise ShardingError(
+            f"an array of shape {padded} is no padded form of shape {shape} with sizes {sizes}: "
+            f"{'; '.join(faults)}. Give the sizes that add up to the shape, each at most the size "
+            "of a block."
+        )
+
+
+def _faults(axis: int, have: int, want: int, size: tuple[int, ...] | None) -> list[str]:
+    if size is None:
+        same = have == want
+        return [] if same else [f"axis {axis} is not padded, and has {have} elements for {want}"]
+    if not size or have % len(size):
+        return [f"axis {axis} has {have} elements, which are no {len(size)} equal blocks"]
+    block = have // len(size)
+    faults = []
+    if sum(size) != want:
+        faults.append(
+            f"axis {axis} has {sum(size)} valid elements in its blocks, and {want} in the shape"
+        )
+    if wrong := [number for number in size if not 0 <= number <= block]:
+        faults.append(f"axis {axis} has blocks of {block} elements, of which {wrong} are valid")
+    return faults
+
+
+def _valid(extent: int, size: tuple[int, ...]) -> np.ndarray:
+    """Which places along one axis are valid."""
+    block = extent // len(size)
+    return (np.arange(block) < np.array(size)[:, None]).reshape(-1)
+
+
+def _reduced(sharding: Any) -> Any:
+    """The layout without sums that are still to be taken: a mask has none."""
+    if isinstance(sharding, NamedSharding) and getattr(sharding.spec, "unreduced", ()):
+        return NamedSharding(sharding.mesh, P(*entries_of(sharding.spec)))
+    return sharding
+
+
+def _type(dtype: Any, shape: Sequence[int]) -> str:
+    return f"{dtype}[{','.join(map(str, shape))}]"

@@ -1,0 +1,38 @@
+"""`iso.torch_function` on DTensors, under torchrun: 2 ranks, 4 ranks, and 4 on two nodes."""
+
+import pytest
+
+from tests.multi_process import ranks
+
+JOB = "function"
+CHECKS = ranks.checks_of(ranks.job_module(JOB))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return ranks.torchrun(JOB, 2, tmp_path_factory.mktemp(JOB))
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    return ranks.torchrun(JOB, 4, tmp_path_factory.mktemp(JOB))
+
+
+@pytest.fixture(scope="module")
+def two_nodes(tmp_path_factory):
+    return ranks.torchrun(JOB, 4, tmp_path_factory.mktemp(JOB), nodes=2)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_on_two(two, check):
+    two.assert_passed(check, 2)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_on_four(four, check):
+    four.assert_passed(check, 4)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_on_two_nodes(two_nodes, check):
+    two_nodes.assert_passed(check, 4)

@@ -1,0 +1,17 @@
+"""Meshes and blocks of four real processes, beside torch's own."""
+
+import pytest
+
+from tests.multi_process import ranks
+
+JOB = "translation"
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    return ranks.torchrun(JOB, 4, tmp_path_factory.mktemp(JOB))
+
+
+@pytest.mark.parametrize("check", ranks.checks_of(ranks.job_module(JOB)))
+def test_on_four(four, check):
+    four.assert_passed(check, 4)

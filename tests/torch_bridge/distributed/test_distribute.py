@@ -1,0 +1,321 @@
+"""`distribute_tensor`, `distribute_module`, `redistribute` and `full_tensor` on one process."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor as TorchDTensor
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import distribute_tensor as torch_distribute
+from torch.distributed.tensor.placement_types import _StridedShard
+
+import isoshard.torch_bridge as xs
+from isoshard import P
+from isoshard.core import metrics
+from isoshard.core.errors import ShardingError, UnevenError
+from isoshard.torch_bridge.distributed import init_device_mesh
+from isoshard.torch_bridge.distributed.tensor import (
+    DTensor,
+    distribute_module,
+    distribute_tensor,
+)
+from isoshard.torch_bridge.tensor import XLAShardedTensor
+from tests.torch_bridge.distributed import oracle
+
+
+@pytest.fixture
+def mesh():
+    return init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))
+
+
+def data(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def pieces(tensor):
+    xs.sync()
+    return [shard.unpadded_data for shard in tensor.local_shards]
+
+
+# --- distribute_tensor ---------------------------------------------------------------------------
+
+PLACEMENTS = [
+    [Shard(0), Replicate()],
+    [Replicate(), Shard(1)],
+    [Shard(0), Shard(1)],
+    [Shard(1), Shard(0)],
+    [Shard(0), Shard(0)],
+    [Shard(-1), Shard(-1)],
+    None,
+]
+
+
+@pytest.mark.parametrize("placements", PLACEMENTS)
+def test_every_device_holds_what_dtensors_rank_holds(placements, mesh):
+    whole = data(8, 16)
+    with oracle.ranks((2, 4)) as torch_mesh:
+        there = torch_distribute(whole.clone(), torch_mesh, placements)
+        want, want_placements = oracle.parts_of(there), there.placements
+    for given in (whole, whole.to("jax")):
+        here = distribute_tensor(given, mesh, placements)
+        assert here.placements == want_placements and here.device_mesh == mesh
+        assert isinstance(here, DTensor) and DTensor is XLAShardedTensor
+        for got, wanted in zip(pieces(here), want, strict=True):
+            assert torch.equal(got, wanted)
+
+
+def test_the_right_dimension_outermost(mesh):
+    placements = [_StridedShard(-1, split_factor=4), Shard(-1)]
+    with oracle.ranks((2, 4)) as torch_mesh:
+        normal = [_StridedShard(1, split_factor=4), Shard(1)]
+        want = oracle.parts_of(torch_distribute(data(2, 16), torch_mesh, normal))
+    here = distribute_tensor(data(2, 16), mesh, placements)
+    assert here.partition_spec == P(None, ("tp", "dp")) and here.placements == tuple(normal)
+    for got, wanted in zip(pieces(here), want, strict=True):
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("rows", [5, 6, 7, 3])
+def test_uneven_pieces_are_chunks(rows):
+    whole = data(rows, 2)
+    with oracle.ranks((4,)) as torch_mesh:
+        want = oracle.parts_of(torch_distribute(whole.clone(), torch_mesh, [Shard(0)]))
+    with pytest.warns(xs.spmd.UnevenWarning, match=f"axis 0 has size {rows}"):
+        here = distribute_tensor(whole, init_device_mesh("jax", (4,)), [Shard(0)])
+    assert here.placements == (Shard(0),) and torch.equal(here.cpu(), whole)
+    for got, wanted in zip(pieces(here), want, strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_uneven_pieces_of_pieces_are_refused(mesh):
+    with pytest.raises(UnevenError, match=r"by the mesh axes \('dp', 'tp'\).*_flatten\(\)"):
+        distribute_tensor(data(10, 2), mesh, [Shard(0), Shard(0)])
+
+
+def test_a_new_leaf_of_the_same_kind(mesh):
+    leaf = data(8, 8).requires_grad_()
+    here = distribute_tensor(leaf, mesh, [Shard(0), Replicate()])
+    assert here.is_leaf and here.requires_grad and here is not leaf
+    (here * 3).sum().backward()
+    assert leaf.grad is None and torch.equal(here.grad.cpu(), torch.full((8, 8), 3.0))
+    assert here.grad.placements == here.placements
+    assert not distribute_tensor(data(8), mesh).requires_grad
+
+
+def test_distributed_again(mesh):
+    here = distribute_tensor(data(8, 8), mesh, [Shard(0), Replicate()])
+    assert distribute_tensor(here, mesh, [Shard(0), Replicate()]) is here
+    with pytest.raises(ValueError, match=r"laid out already.*use tensor.redistribute"):
+        distribute_tensor(here, mesh, [Shard(1), Replicate()])
+    with pytest.raises(ValueError, match=r"laid out already"):
+        distribute_tensor(here, init_device_mesh("jax", (8,)), [Shard(1)])
+
+
+def test_a_part_of_a_mesh_is_the_same_along_the_rest(mesh):
+    here = distribute_tensor(data(8, 4), mesh["tp"], [Shard(0)])
+    assert here.placements == (Shard(0),) and here.device_mesh == mesh["tp"]
+    assert here.partition_spec == P("tp") and here.mesh.axis_names == ("dp", "tp")
+    moved = here.redistribute(placements=[Replicate()])
+    assert moved.placements == (Replicate(),) and moved.partition_spec == P()
+    flat = distribute_tensor(data(8, 4), mesh._flatten("all"), [Shard(0)])
+    assert flat.partition_spec == P(("dp", "tp")) and flat.placements == (Shard(0),)
+    assert (here * 1).redistribute(mesh, [Shard(0), Shard(1)]).device_mesh == mesh
+
+
+def test_the_current_mesh_is_taken(mesh):
+    with mesh:
+        assert distribute_tensor(data(8), placements=[Shard(0), Replicate()]).device_mesh == mesh
+    with pytest.raises(RuntimeError, match="no device mesh is given"):
+        distribute_tensor(data(8))
+
+
+@pytest.mark.parametrize("src_data_rank", [0, None, 3])
+def test_who_sends_makes_no_difference(src_data_rank, mesh):
+    here = distribute_tensor(data(8), mesh, [Shard(0)] * 2, src_data_rank=src_data_rank)
+    assert torch.equal(here.cpu(), data(8))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "placements", "error", "message"),
+    [
+        (lambda: data(8) * data(8).requires_grad_(), None, RuntimeError, "takes leaf tensors"),
+        (lambda: data(8), [Shard(0)], ValueError, "1 placements .* has 2 dimensions"),
+        (lambda: data(8), [Shard(1), Replicate()], IndexError, "rank 1 has no axis 1"),
+        (lambda: data(8), [Partial(), Replicate()], NotImplementedError, "taken already"),
+        (lambda: 3, None, TypeError, "takes a tensor, and this is a int"),
+    ],
+)
+def test_what_distribute_tensor_refuses(tensor, placements, error, message, mesh):
+    with pytest.raises(error, match=message):
+        distribute_tensor(tensor(), mesh, placements)
+
+
+def test_tensors_of_other_worlds_are_refused(mesh):
+    local = distribute_tensor(data(8), mesh).to_local()
+    with pytest.raises(RuntimeError, match=r"each device's own tensor, of to_local"):
+        distribute_tensor(local, mesh)
+    with oracle.ranks((4,)) as torch_mesh:
+        theirs = torch_distribute(data(8), torch_mesh, [Shard(0)])
+        assert isinstance(theirs, TorchDTensor)
+        with pytest.raises(ShardingError, match=r"one process's part.*full_tensor"):
+            distribute_tensor(theirs, mesh)
+        with pytest.raises(RuntimeError, match=r"a DTensor of another process mesh"):
+            DTensor.from_local(theirs, mesh)
+
+
+def test_a_cpu_tensor_goes_up_once_in_pieces(mesh, counted):
+    xs.sync()  # what other tests left
+    metrics.reset()
+    here = distribute_tensor(data(64, 64), mesh, [Shard(0), Shard(1)])
+    xs.sync()
+    assert counted("transfers.host_to_device") == 1
+    assert "transfers.between_devices" not in metrics.counters()
+    assert {piece.shape for piece in pieces(here)} == {(32, 16)}
+
+
+# --- redistribute, full_tensor -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    list(zip(PLACEMENTS[:6], PLACEMENTS[1:6] + PLACEMENTS[:1], strict=True)),
+)
+def test_redistribute_and_its_gradient(here, there, mesh):
+    x = distribute_tensor(data(8, 16), mesh, here).requires_grad_()
+    moved = x.redistribute(mesh, there)
+    assert torch.equal(moved.detach().cpu(), data(8, 16))
+    assert moved.placements == tuple(Shard(p.dim % 2) if p.is_shard() else p for p in there)
+    (first,) = torch.autograd.grad((moved**3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert first.placements == x.placements
+    torch.testing.assert_close(first.detach().cpu(), 3 * data(8, 16) ** 2)
+    torch.testing.assert_close(second.cpu(), 6 * data(8, 16))
+
+
+def test_dtypes_while_moving(mesh):
+    with oracle.ranks((4,)) as torch_mesh:
+        theirs = torch_distribute(data(8), torch_mesh, [Shard(0)]).requires_grad_()
+        moved = theirs.redistribute(
+            placements=[Replicate()], forward_dtype=torch.bfloat16, backward_dtype=torch.bfloat16
+        )
+        want = oracle.one(moved.full_tensor())
+        (moved.float() * (moved.float() + 0.001)).sum().backward()
+        want_grad = oracle.one(theirs.grad.full_tensor())
+    ours = distribute_tensor(data(8), init_device_mesh("jax", (4,)), [Shard(0)]).requires_grad_()
+    moved = ours.redistribute(
+        placements=[Replicate()], forward_dtype=torch.bfloat16, backward_dtype=torch.bfloat16
+    )
+    (moved.float() * (moved.float() + 0.001)).sum().backward()
+    assert moved.dtype == torch.bfloat16 and torch.equal(moved.detach().cpu(), want)
+    assert ours.grad.dtype == torch.float32
+    assert torch.equal(ours.grad.cpu(), want_grad)
+
+
+def test_full_tensor_and_the_layout_of_its_gradient(mesh):
+    x = distribute_tensor(data(8, 8), mesh, [Shard(0), Shard(1)]).requires_grad_()
+    whole = x.full_tensor(grad_placements=[Replicate(), Shard(0)])
+    assert whole.placements == (Replicate(), Replicate())
+    (gradient,) = torch.autograd.grad((whole**2).sum(), x)
+    assert gradient.placements == (Replicate(), Shard(0))
+    torch.testing.assert_close(gradient.cpu(), 2 * data(8, 8))
+    with pytest.raises(NotImplementedError, match="taken already"):
+        x.full_tensor(grad_placements=[Partial(), Replicate()])
+
+
+def test_what_redistribute_refuses(mesh):
+    x = distribute_tensor(data(8, 8), mesh, [Shard(0), Shard(1)])
+    with pytest.raises(RuntimeError, match="redistribute needs placements"):
+        x.redistribute(mesh)
+    with pytest.raises(RuntimeError, match="taken already"):
+        x.redistribute(placements=[Partial(), Shard(1)])
+    with pytest.raises(RuntimeError, match="no device mesh is given"):
+        data(8).to("jax").redistribute(placements=[Shard(0)])
+
+
+# --- distribute_module ---------------------------------------------------------------------------
+
+
+def model():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8))
+
+
+def test_what_no_function_lays_out_is_whole(mesh):
+    visited = []
+
+    def partition(name, module, given):
+        visited.append((name, given))
+        if name == "0":
+            laid = distribute_tensor(module.weight, given, [Replicate(), Shard(0)])
+            module.weight = nn.Parameter(laid)
+
+    module = distribute_module(model(), mesh, partition)
+    assert visited == [(name, mesh) for name in ("", "0", "1", "2", "3")]
+    placements = {name: t.placements for name, t in module.state_dict(keep_vars=True).items()}
+    assert placements.pop("0.weight") == (Replicate(), Shard(0))
+    assert set(placements.values()) == {(Replicate(), Replicate())} and len(placements) == 8
+    assert all(isinstance(p, nn.Parameter) for p in module.parameters())
+    x = data(4, 8)
+    torch.testing.assert_close(module(x.to("jax")).detach().cpu(), model()(x).detach())
+
+
+def test_functions_of_inputs_and_outputs(mesh):
+    seen = []
+
+    def before(module, inputs, given):
+        seen.append((type(module), given))
+        return tuple(distribute_tensor(x, given, [Shard(0), Replicate()]) for x in inputs)
+
+    def after(module, outputs, given):
+        seen.append((outputs.shape, given))
+        return outputs.redistribute(given, [Replicate(), Shard(0)])
+
+    module = distribute_module(nn.Linear(8, 8), mesh, input_fn=before, output_fn=after)
+    assert module(data(4, 8)).placements == (Replicate(), Shard(0))
+    assert seen == [(nn.Linear, mesh), (torch.Size([4, 8]), mesh)]
+
+
+def test_functions_of_two_arguments_are_deprecated(mesh):
+    with pytest.warns(FutureWarning, match="input_fn with two arguments"):
+        module = distribute_module(
+            nn.Linear(8, 8), mesh, input_fn=lambda inputs, given: (inputs[0].to("jax"),)
+        )
+    with pytest.warns(FutureWarning, match="output_fn with two arguments"):
+        module = distribute_module(
+            module[0] if 0 else nn.Linear(8, 8), mesh, output_fn=lambda y, m: y * 0
+        )
+    assert not module(data(4, 8).to("jax")).any()
+    for what in ("input_fn", "output_fn"):
+        with pytest.raises(ValueError, match=f"{what} is called with .* takes 1 arguments"):
+            distribute_module(nn.Linear(8, 8), mesh, **{what: lambda x: x})
+
+
+def test_a_module_is_distributed_once(mesh):
+    module = distribute_module(nn.Linear(8, 8), mesh)
+    with pytest.raises(RuntimeError, match="this Linear was distributed before"):
+        distribute_module(module, mesh)
+    with mesh["tp"]:
+        assert distribute_module(nn.Linear(8, 8)).weight.device_mesh == mesh["tp"]
+
+
+def test_a_shared_parameter_stays_one(mesh):
+    module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    module[1].weight = module[0].weight
+    distribute_module(module, mesh)
+    assert module[0].weight is module[1].weight and module[0].bias is not module[1].bias
+
+
+def test_a_meta_module_is_made_in_pieces(mesh):
+    with torch.device("meta"):
+        module = nn.Linear(8, 16)
+
+    def rows(name, child, given):
+        child._apply(lambda t: distribute_tensor(t, given, [Replicate(), Shard(0)]))
+
+    distribute_module(module, mesh, rows)
+    torch.manual_seed(3)
+    module.reset_parameters()
+    assert [piece.shape for piece in pieces(module.weight)] == [(4, 8)] * 8
+    torch.manual_seed(3)
+    reference = nn.Linear(8, 16, device="jax")
+    assert torch.equal(module.weight.detach().cpu(), reference.weight.detach().cpu())

@@ -1,0 +1,64 @@
+"""Factories: the numbers of one device, whatever the placements, made in pieces."""
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+import isoshard.torch_bridge as xs
+from isoshard import P
+from isoshard.torch_bridge.distributed import init_device_mesh
+from isoshard.torch_bridge.distributed import tensor as dt
+
+PLACEMENTS = [[Shard(0), Replicate()], [Shard(1), Shard(0)], [Shard(0), Shard(0)], None]
+
+
+@pytest.fixture
+def mesh():
+    return init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))
+
+
+@pytest.mark.parametrize("placements", PLACEMENTS)
+@pytest.mark.parametrize("name", ["zeros", "ones", "rand", "randn", "full"])
+def test_the_numbers_of_one_device(name, placements, mesh):
+    fill = (2.5,) if name == "full" else ()
+    torch.manual_seed(7)
+    made = getattr(dt, name)((8, 16), *fill, device_mesh=mesh, placements=placements)
+    assert made.placements == tuple(placements or [Replicate()] * 2) and made.device_mesh == mesh
+    torch.manual_seed(7)
+    want = getattr(torch, name)((8, 16), *fill, device="jax")
+    assert torch.equal(made.cpu(), want.cpu())
+
+
+@pytest.mark.parametrize("name", ["zeros", "ones", "rand", "randn", "empty"])
+def test_no_device_holds_the_whole(name, mesh):
+    """4 MB in eight pieces: a device's share of the program is a few of them, in all."""
+    make = getattr(dt, name)
+    step = xs.compile(lambda: make(1024, 1024, device_mesh=mesh, placements=[Shard(0), Shard(1)]))
+    made = step()
+    assert {s.data.shape for s in made.local_shards} == {(512, 256)}
+    report = xs.memory_analysis(step)
+    piece = 512 * 256 * 4
+    assert report.output_size_in_bytes <= piece + 64
+    assert report.temp_size_in_bytes <= 4 * piece
+
+
+def test_options(mesh):
+    made = dt.ones(4, 8, dtype=torch.bfloat16, requires_grad=True, device_mesh=mesh)
+    assert made.dtype == torch.bfloat16 and made.requires_grad and made.is_leaf
+    assert dt.full([8], 3, device_mesh=mesh).dtype == torch.full([8], 3, device="jax").dtype
+    assert dt.zeros([8, 2], device_mesh=mesh).shape == dt.zeros(8, 2, device_mesh=mesh).shape
+    assert dt.rand(device_mesh=mesh).shape == ()
+    with mesh["tp"]:
+        assert dt.empty(8, placements=[Shard(0)]).partition_spec == P("tp")
+    assert dt.randn.__name__ == "randn" and "normal" in dt.randn.__doc__
+
+
+def test_refused(mesh):
+    with pytest.raises(ValueError, match=r"only torch\.strided"):
+        dt.zeros(4, layout=torch.sparse_coo, device_mesh=mesh)
+    with pytest.raises(ValueError, match="1 placements"):
+        dt.zeros(8, device_mesh=mesh, placements=[Shard(0)])
+    with pytest.raises(NotImplementedError, match="taken already"):
+        dt.ones(8, device_mesh=mesh, placements=[Partial(), Shard(0)])
+    with pytest.raises(RuntimeError, match="no device mesh is given"):
+        dt.ones(8)

@@ -1,0 +1,301 @@
+"""`from_local` and `to_local`, their gradients too, beside torch's own DTensor."""
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor as TorchDTensor
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import distribute_tensor as torch_distribute
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+from isoshard.core.errors import ShardingError, UnevenError
+from isoshard.torch_bridge.distributed import init_device_mesh
+from isoshard.torch_bridge.distributed.tensor import DTensor, distribute_tensor
+from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
+from tests.torch_bridge.distributed import oracle
+
+SHAPE, NAMES = (2, 2), ("dp", "tp")
+
+
+@pytest.fixture
+def mesh():
+    return init_device_mesh("jax", SHAPE, mesh_dim_names=NAMES)
+
+
+def data(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def weights(shape):
+    """The same numbers in every rank of the oracle, whose random ones differ."""
+    return torch.arange(shape.numel()).remainder(7).reshape(shape) + 0.5
+
+
+def own(mesh, parts):
+    """What each device would hold, if it had made it itself, as a leaf."""
+    stacked = torch.stack(parts)
+    flat = mesh._flatten("all")
+    whole = distribute_tensor(stacked, flat, [Shard(0)])
+    return whole.to_local().squeeze(0).detach().requires_grad_()
+
+
+def pieces(tensor):
+    return [shard.data for shard in tensor.local_shards]
+
+
+WAYS = [
+    ([Shard(0), Replicate()], None),
+    ([Shard(1), Shard(0)], None),
+    ([Shard(0), Shard(0)], None),
+    ([Replicate(), Replicate()], None),
+    ([Partial(), Shard(0)], None),
+    ([Partial(), Partial()], None),
+    ([Partial("avg"), Replicate()], None),
+    ([Shard(0), Partial("max")], None),
+    ([Shard(0), Partial("min")], None),
+    ([Shard(1), Replicate()], [Shard(1), Partial()]),
+    ([Replicate(), Replicate()], [Partial(), Partial()]),
+    ([Replicate(), Shard(0)], [Partial("avg"), Shard(0)]),
+    ([Partial(), Shard(-1)], [Partial(), Shard(1)]),
+]
+
+
+def copies(parts, placements):
+    """Parts of 2 x 2 ranks, equal where they are to be copies."""
+    grid = [parts[:2], parts[2:]]
+    first = lambda dim: placements[dim].is_replicate()  # noqa: E731
+    return [
+        grid[0 if first(0) else i][0 if first(1) else j].clone() for i in range(2) for j in range(2)
+    ]
+
+
+@pytest.mark.parametrize(("placements", "grads"), WAYS)
+def test_from_local_is_dtensors(placements, grads, mesh):
+    parts = copies([data(2, 4, seed=seed) for seed in range(4)], placements)
+    with oracle.ranks(SHAPE, NAMES) as torch_mesh:
+        theirs = oracle.local(parts).requires_grad_()
+        there = TorchDTensor.from_local(theirs, torch_mesh, placements, grad_placements=grads)
+        full = there.full_tensor()
+        (full * weights(full.shape)).sum().backward()
+        want, want_grads = oracle.one(full), oracle.parts_of(theirs.grad)
+    mine = own(mesh, parts)
+    whole = DTensor.from_local(mine, mesh, placements, grad_placements=grads)
+    assert whole.placements == tuple(
+        Replicate() if p.is_partial() else Shard(p.dim % 2) if p.is_shard() else p
+        for p in placements
+    )
+    (whole.full_tensor() * weights(want.shape).to("jax")).sum().backward()
+    torch.testing.assert_close(whole.detach().cpu(), want)
+    for got, wanted in zip(pieces(mine.grad), want_grads, strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("placements", "grads"),
+    [
+        ([Shard(0), Replicate()], None),
+        ([Shard(1), Shard(0)], None),
+        ([Replicate(), Replicate()], None),
+        ([Shard(0), Replicate()], [Shard(0), Partial()]),
+        ([Replicate(), Replicate()], [Partial(), Partial()]),
+        ([Replicate(), Shard(1)], [Partial(), Shard(1)]),
+    ],
+)
+def test_to_local_is_dtensors(placements, grads, mesh):
+    whole = data(4, 8)
+    scales = [torch.tensor(float(rank + 1)) for rank in range(4)]
+    with oracle.ranks(SHAPE, NAMES) as torch_mesh:
+        there = torch_distribute(whole, torch_mesh, placements).requires_grad_()
+        theirs = there.to_local(grad_placements=grads)
+        (theirs * oracle.local(scales)).square().sum().backward()
+        want = oracle.parts_of(theirs)
+        want_grads = oracle.parts_of(there.grad.full_tensor())
+    here = distribute_tensor(whole, mesh, placements).requires_grad_()
+    mine = here.to_local(grad_placements=grads)
+    assert isinstance(mine, ManualTensor) and mine.placements is None
+    (mine * own(mesh, scales).detach()).square().sum().backward()
+    for got, wanted in zip(pieces(mine.detach()), want, strict=True):
+        assert torch.equal(got, wanted)
+    # Where ranks disagree about a gradient that is said to be one, each device keeps its own too.
+    xs.sync()
+    for got, wanted in zip(here.grad.local_shards, want_grads, strict=True):
+        place = got.indices if got.indices is ... else tuple(got.indices)
+        torch.testing.assert_close(got.data, wanted[place])
+
+
+def test_there_and_back_moves_nothing(mesh):
+    t = distribute_tensor(data(4, 8), mesh, [Shard(0), Replicate()])
+    again = DTensor.from_local(t.to_local() * 2, mesh, t.placements)
+    step = xs.compile(lambda t: DTensor.from_local(t.to_local() * 2, mesh, [Shard(0), Replicate()]))
+    step(t)
+    text = xs.program_text(step)
+    assert not [word for word in ("all-reduce", "all-gather", "all-to-all") if word in text]
+    assert torch.equal(again.cpu(), data(4, 8) * 2) and again.placements == t.placements
+
+
+def test_pieces_in_a_compiled_step(mesh):
+    """A column-parallel product by hand: each device multiplies with its rows of the weight."""
+    weight, x = data(8, 8), data(4, 8, seed=1)
+    reference = torch.nn.Parameter(weight.clone())
+    parameter = torch.nn.Parameter(distribute_tensor(weight, mesh, [Replicate(), Shard(0)]))
+    here = distribute_tensor(x, mesh)
+
+    def trained(leaf, product):
+        optimizer = torch.optim.SGD([leaf], lr=0.1)
+
+        def step():
+            optimizer.zero_grad()
+            loss = product(leaf).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    def by_pieces(leaf):
+        columns = here.to_local() @ leaf.to_local().T
+        return DTensor.from_local(columns, mesh, [Replicate(), Shard(1)])
+
+    ours = xs.compile(trained(parameter, by_pieces))
+    theirs = trained(reference, lambda leaf: x @ leaf.T)
+    for _ in range(3):
+        torch.testing.assert_close(ours().cpu(), theirs())
+    torch.testing.assert_close(parameter.detach().cpu(), reference.detach())
+    assert parameter.placements == (Replicate(), Shard(0))
+
+
+def test_copies_that_differ_become_the_first(mesh):
+    parts = [data(3, seed=seed) for seed in range(4)]
+    with oracle.ranks(SHAPE, NAMES) as torch_mesh:
+        there = TorchDTensor.from_local(
+            oracle.local([part.clone() for part in parts]),
+            torch_mesh,
+            [Replicate(), Shard(0)],
+            run_check=True,
+        )
+        want = oracle.one(there.full_tensor())
+    whole = DTensor.from_local(own(mesh, parts), mesh, [Replicate(), Shard(0)], run_check=True)
+    assert torch.equal(whole.detach().cpu(), want)
+    assert all(torch.equal(a, b) for a, b in zip(pieces(whole)[:2], pieces(whole)[2:], strict=True))
+
+
+def test_it_is_twice_differentiable(mesh):
+    x = distribute_tensor(data(4, 4), mesh, [Shard(0), Shard(1)]).requires_grad_()
+    y = DTensor.from_local(x.to_local() ** 3, mesh, [Shard(0), Shard(1)])
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    torch.testing.assert_close(first.detach().cpu(), 3 * data(4, 4) ** 2)
+    torch.testing.assert_close(second.cpu(), 6 * data(4, 4))
+
+
+def test_a_value_that_is_still_to_be_computed(mesh):
+    a = distribute_tensor(data(8, 8), mesh, [Shard(0), Replicate()])
+    assert (a * 2).to_local().shape == (4, 8)
+    assert (a * 2).redistribute(placements=[Shard(1), Replicate()]).placements[0] == Shard(1)
+
+
+@pytest.mark.parametrize("placements", [p for p, grads in WAYS if grads is None])
+def test_one_tensor_per_device(placements, mesh):
+    parts = copies([data(2, 4, seed=seed) for seed in range(4)], placements)
+    with oracle.ranks(SHAPE, NAMES) as torch_mesh:
+        there = TorchDTensor.from_local(oracle.local(parts), torch_mesh, placements)
+        want = oracle.one(there.full_tensor())
+    whole = DTensor.from_local(parts, mesh, placements)
+    torch.testing.assert_close(whole.cpu(), want)
+    on_device = DTensor.from_local([part.to("jax") for part in parts], mesh, placements)
+    torch.testing.assert_close(on_device.cpu(), want)
+
+
+@pytest.mark.parametrize("placements", [p for p, grads in WAYS if grads is None])
+def test_one_tensor_for_every_device(placements, mesh):
+    part = data(2, 4)
+    with oracle.ranks(SHAPE, NAMES) as torch_mesh:
+        parts = [part.clone() for _ in range(4)]
+        want = oracle.one(
+            TorchDTensor.from_local(oracle.local(parts), torch_mesh, placements).full_tensor()
+        )
+    for given in (part.clone().requires_grad_(), part.to("jax").requires_grad_()):
+        whole = DTensor.from_local(given, mesh, placements)
+        torch.testing.assert_close(whole.detach().cpu(), want)
+        whole.sum().backward()
+        factor = want.numel() / part.numel()
+        factor *= torch.tensor([2.0 for p in placements if p.is_partial("sum")]).prod()
+        torch.testing.assert_close(given.grad.cpu(), torch.full_like(part, float(factor)))
+
+
+def test_unequal_pieces_as_a_list():
+    mesh = init_device_mesh("jax", (4,))
+    parts = list(torch.arange(10.0).chunk(4))
+    with pytest.warns(xs.spmd.UnevenWarning, match="axis 0 has size 10"):
+        whole = DTensor.from_local(parts, mesh, [Shard(0)], shape=(10,), stride=(1,))
+    assert torch.equal(whole.cpu(), torch.arange(10.0)) and whole.placements == (Shard(0),)
+    assert [len(shard.unpadded_data) for shard in whole.local_shards] == [3, 3, 3, 1]
+    with pytest.raises(UnevenError, match="axis 0 has size 10"):
+        whole.to_local()
+
+
+def test_a_part_of_a_mesh(mesh):
+    part = data(2, 4)
+    whole = DTensor.from_local(part, mesh["tp"], [Shard(0)])
+    assert whole.placements == (Shard(0),) and whole.device_mesh == mesh["tp"]
+    assert whole.partition_spec == iso.P("tp") and torch.equal(whole.cpu(), part.repeat(2, 1))
+    assert whole.to_local().shape == (2, 4)
+    with pytest.raises(ShardingError, match=r"one row of many.*rows may differ"):
+        DTensor.from_local(whole.to_local(), mesh["tp"], [Shard(0)])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda m, t: DTensor.from_local(t, m, [Shard(0)]), ValueError, "has 2 dimensions"),
+        (lambda m, t: DTensor.from_local([t], m), ShardingError, "1 local tensors for"),
+        (lambda m, t: DTensor.from_local(3, m), TypeError, "takes tensors, and this is a int"),
+        (
+            lambda m, t: DTensor.from_local(distribute_tensor(t, m, [Shard(0), Shard(0)]), m),
+            RuntimeError,
+            "is a whole that lies as",
+        ),
+        (lambda m, t: DTensor.from_local(t, m, shape=(4, 4)), RuntimeError, "go together"),
+        (
+            lambda m, t: DTensor.from_local(t, m, shape=(5, 4), stride=(4, 1)),
+            ShardingError,
+            r"a whole of shape \(4, 4\), and shape=\(5, 4\)",
+        ),
+        (
+            lambda m, t: DTensor.from_local(t, m, shape=(4, 4), stride=(1, 4)),
+            ShardingError,
+            "row-major",
+        ),
+        (
+            lambda m, t: DTensor.from_local(t, m, [Partial("product"), Shard(0)]),
+            NotImplementedError,
+            "the reductions are sum, avg, min, max",
+        ),
+        (
+            lambda m, t: DTensor.from_local(t, m, grad_placements=[Shard(0), Shard(0)]),
+            ShardingError,
+            "whose gradients are whole",
+        ),
+        (lambda m, t: t.to("jax").to_local(), RuntimeError, "lies on no mesh"),
+        (
+            lambda m, t: distribute_tensor(t, m).to_local(grad_placements=[Shard(0), Shard(1)]),
+            ValueError,
+            "the gradient of a local tensor placed",
+        ),
+        (
+            lambda m, t: distribute_tensor(t, m).to_local().redistribute(m, [Shard(0)] * 2),
+            RuntimeError,
+            "a manual tensor has a value per device",
+        ),
+        (
+            lambda m, t: DTensor.from_local(
+                distribute_tensor(t, m).to_local(), init_device_mesh("jax", (8,))
+            ),
+            ShardingError,
+            "these local tensors lie on",
+        ),
+    ],
+)
+def test_refused(call, error, message, mesh):
+    with pytest.raises(error, match=message):
+        call(mesh, data(4, 4))

@@ -1,0 +1,350 @@
+"""torch's `DeviceMesh` for one process that drives all devices: no process group, no ranks.
+
+>>> mesh = init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))
+>>> mesh
+DeviceMesh((dp=2, tp=4), 'jax')
+>>> mesh["tp"]
+DeviceMesh((tp=4), 'jax', of (dp=2, tp=4))
+
+Under torchrun `mesh["tp"]` is, in every process, the row that the process stands in. Here it is all
+rows at once: it remembers the mesh it was cut from, and what is split over `tp` alone is the same
+along `dp`. So a layout over a part of a mesh is a layout over its root, and `get_jax_mesh()` of
+both is one mesh. `mesh.mesh` of a part gives its first row.
+
+What asks "which process am I?" is refused (`get_rank`, `get_local_rank`, `get_coordinate`,
+`get_group`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from isoshard.core.errors import ShardingError
+from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.spmd.mesh import Mesh, get_global_mesh, mesh_from
+
+from .one_process import DeviceType, OneProcess, check_backend, check_names, check_type
+
+__all__ = ["DeviceMesh", "init_device_mesh"]
+
+
+class DeviceMesh(OneProcess):
+    """Devices as a grid, one process for all of them.
+
+    Args:
+        device_type: `"jax"` (or `"xla"`); also the kind of JAX's devices, as `"cpu"` or `"cuda"`.
+        mesh: places in `jax.devices()`, nested lists or an integer tensor of the grid's shape.
+        mesh_dim_names: one name per dimension, if there are names.
+
+    Attributes:
+        root: the mesh this one was cut from; itself if it was not cut.
+        root_axes: for each of its dimensions, the dimensions of `root` that it is made of.
+
+    Raises:
+        RuntimeError: names are given twice, or are too few or too many; there are too few devices.
+        ShardingError: a device is given twice, or JAX has no devices of this type.
+
+    >>> mesh = DeviceMesh("jax", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
+    >>> mesh.shape, mesh.size(), mesh.size(1), mesh.mesh.tolist()
+    ((2, 2), 4, 2, [[0, 1], [2, 3]])
+    """
+
+    def __init__(
+        self,
+        device_type: str,
+        mesh: Any,
+        *,
+        mesh_dim_names: Sequence[str] | None = None,
+        backend_override: Any = None,
+    ):
+        """See the class."""
+        check_type(device_type)
+        check_backend(backend_override)
+        grid = np.asarray(mesh.tolist() if hasattr(mesh, "tolist") else mesh, dtype=int)
+        grid = grid.reshape(1) if grid.ndim == 0 else grid
+        names = tuple(mesh_dim_names) if mesh_dim_names else None
+        check_names(names, grid.shape)
+        self.root: DeviceMesh = self
+        self.root_axes: tuple[tuple[int, ...], ...] = tuple((axis,) for axis in range(grid.ndim))
+        self._names = names
+        self._grid = grid
+        self._xs_mesh = Mesh(grid.ravel(), grid.shape, names)
+        self._flattened: dict[str, DeviceMesh] = {}
+
+    @property
+    def device_type(self) -> str:
+        """`"jax"`, as tensors say of their device."""
+        name = naming.current().type
+        return DeviceType(name) if name == "jax" else name
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions it has."""
+        return self._grid.ndim
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Devices along each dimension."""
+        return self._grid.shape
+
+    @property
+    def mesh(self) -> torch.Tensor:
+        """Places in `jax.devices()`, an integer CPU tensor; of a part its first row."""
+        return torch.tensor(self._grid.tolist(), dtype=torch.int, device="cpu")
+
+    @property
+    def mesh_dim_names(self) -> tuple[str, ...] | None:
+        """The names of its dimensions, or None."""
+        return self._names
+
+    def size(self, mesh_dim: int | None = None) -> int:
+        """Devices along one dimension, or in all.
+
+        Args:
+            mesh_dim: the dimension; all of them if not given.
+        """
+        return self._grid.size if mesh_dim is None else self._grid.shape[mesh_dim]
+
+    def numel(self) -> int:
+        """Devices in all."""
+        return self._grid.size
+
+    def get_jax_mesh(self) -> jax.sharding.Mesh:
+        """The mesh for JAX, which is that of the root; dimensions without names are "0", "1", .."""
+        return self.root._xs_mesh.get_jax_mesh()
+
+    def get_xs_mesh(self) -> Mesh:
+        """The mesh as an `xs.Mesh`.
+
+        Raises:
+            ShardingError: it is a part of a mesh, or flattened; the axes would count differently.
+        """
+        if self.root is not self:
+            raise ShardingError(
+                f"{self} is cut from another mesh, and an xs.Mesh is not: pass mesh.root, and name "
+                f"its axes {self.root.get_jax_mesh().axis_names} in the spec"
+            )
+        return self._xs_mesh
+
+    def axis_names(self, mesh_dim: int) -> tuple[str, ...]:
+        """The axes of `get_jax_mesh()` that one dimension is made of, outermost first.
+
+        Args:
+            mesh_dim: the dimension.
+
+        >>> init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))["tp"].axis_names(0)
+        ('tp',)
+        """
+        names = self.get_jax_mesh().axis_names
+        return tuple(names[axis] for axis in self.root_axes[mesh_dim])
+
+    def is_part(self) -> bool:
+        """Whether dimensions of its root are missing, along which what it lays out is the same."""
+        return sum(map(len, self.root_axes)) < self.root.ndim
+
+    def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
+        """The part with the dimensions of these names.
+
+        Raises:
+            RuntimeError: the dimensions have no names.
+            KeyError: a name is unknown, or they are in another order than in the mesh.
+        """
+        wanted = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
+        if self._names is None:
+            raise RuntimeError(
+                f"{self} has no names to take {wanted} by; make it with mesh_dim_names="
+            )
+        if wanted == self._names:
+            return self
+        if len(wanted) == 1 and wanted[0] in self.root._flattened:
+            return self.root._flattened[wanted[0]]
+        if unknown := [name for name in wanted if name not in self._names]:
+            known = [*self._names, *self.root._flattened]
+            raise KeyError(f"{unknown} names no dimension of {self}; it has {known}")
+        dims = [self._names.index(name) for name in wanted]
+        if dims != sorted(set(dims)):
+            raise KeyError(
+                f"{wanted} is not the order of {self}; a part keeps the order of the dimensions: "
+                f"{tuple(name for name in self._names if name in wanted)}"
+            )
+        first = tuple(slice(None) if dim in dims else 0 for dim in range(self.ndim))
+        axes = tuple(self.root_axes[dim] for dim in dims)
+        return self._cut(self._grid[first], wanted, axes)
+
+    def _cut(
+        self, grid: np.ndarray, names: tuple[str, ...] | None, axes: tuple[tuple[int, ...], ...]
+    ) -> DeviceMesh:
+        part = object.__new__(DeviceMesh)
+        part.root, part.root_axes, part._names, part._grid = self.root, axes, names, grid
+        part._xs_mesh, part._flattened = self.root._xs_mesh, {}
+        return part
+
+    def _flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
+        """The same devices in one dimension, found again as `root[name]`, as torch's.
+
+        Args:
+            mesh_dim_name: its name; the names joined by "_" if not given.
+
+        Raises:
+            RuntimeError: the dimensions have no names, and none is given.
+            ValueError: the root has another dimension of this name.
+        """
+        if mesh_dim_name is None:
+            if self._names is None:
+                raise RuntimeError(f"{self} has no names; give the flattened dimension one")
+            mesh_dim_name = "_".join(self._names)
+        axes = (tuple(axis for dim in self.root_axes for axis in dim),)
+        flat = self._cut(self._grid.reshape(-1), (mesh_dim_name,), axes)
+        present = self.root._flattened.get(mesh_dim_name)
+        clash = mesh_dim_name in (self.root._names or ())
+        if (clash and self.root_axes != axes) or (present is not None and present != flat):
+            raise ValueError(
+                f"{self.root} has a dimension {mesh_dim_name!r} already; choose another name"
+            )
+        if not clash:
+            self.root._flattened[mesh_dim_name] = flat
+        return flat
+
+    def __enter__(self) -> DeviceMesh:
+        """Make it the mesh that is used where none is given."""
+        _stack().append(self)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        """Go back to the mesh before."""
+        _stack().pop()
+
+    def _key(self) -> tuple[Any, ...]:
+        root = self.root
+        return root._grid.tobytes(), root._grid.shape, root._names, self._names, self.root_axes
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it has the same devices in the same places, with the same names."""
+        return isinstance(other, DeviceMesh) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        """By devices, shape and names."""
+        return hash(self._key())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by the places of its devices."""
+        return _rebuilt, (
+            self.root._grid,
+            self.root._names,
+            self._grid,
+            self._names,
+            self.root_axes,
+        )
+
+    def __repr__(self) -> str:
+        """Shape, names and device type; of a part, also of its root."""
+        tail = f", of {_extents(self.root)}" if self.root is not self else ""
+        return f"DeviceMesh({_extents(self)}, '{naming.current().type}'{tail})"
+
+
+def init_device_mesh(
+    device_type: str,
+    mesh_shape: Sequence[int],
+    *,
+    mesh_dim_names: Sequence[str] | None = None,
+    backend_override: Any = None,
+) -> DeviceMesh:
+    """A mesh of the first devices, in order.
+
+    Args:
+        device_type: as for `DeviceMesh`.
+        mesh_shape: devices along each dimension.
+        mesh_dim_names: one name per dimension, if there are names.
+        backend_override: must be None: there are no communication backends to choose.
+
+    Raises:
+        RuntimeError: names are given twice, or are too few or too many; there are too few devices.
+        ShardingError: JAX has no devices of this type, or a backend is given.
+
+    >>> init_device_mesh("jax", (8,))
+    DeviceMesh((8,), 'jax')
+    """
+    shape = tuple(int(extent) for extent in mesh_shape)
+    grid = np.arange(math.prod(shape)).reshape(shape)
+    return DeviceMesh(
+        device_type, grid, mesh_dim_names=mesh_dim_names, backend_override=backend_override
+    )
+
+
+def current_mesh() -> DeviceMesh:
+    """The mesh of the innermost `with mesh:`, else the one of `xs.set_global_mesh`.
+
+    Raises:
+        RuntimeError: there is neither.
+    """
+    if stack := _stack():
+        return stack[-1]
+    if (found := get_global_mesh()) is not None:
+        return device_mesh_of(found)
+    raise RuntimeError(
+        "no device mesh is given and none is active: pass device_mesh=, or write it inside "
+        "`with mesh:` or after xs.set_global_mesh(mesh)"
+    )
+
+
+def device_mesh_of(mesh: Any) -> DeviceMesh:
+    """A mesh in any form as a `DeviceMesh`; the current one for None.
+
+    Args:
+        mesh: ours, an `xs.Mesh`, a `jax.sharding.Mesh`, or torch's `DeviceMesh` over places in
+            `jax.devices()`.
+
+    Raises:
+        TypeError: it is no mesh.
+        RuntimeError: it is None, and no mesh is current.
+
+    >>> import isoshard.torch_bridge as xs
+    >>> device_mesh_of(xs.Mesh(range(8), (2, 4), ("x", "y")))
+    DeviceMesh((x=2, y=4), 'jax')
+    """
+    if mesh is None:
+        return current_mesh()
+    if isinstance(mesh, DeviceMesh):
+        return mesh
+    if isinstance(mesh, jax.sharding.Mesh):
+        return _of_jax(mesh)
+    return _of_jax(mesh_from(mesh).get_jax_mesh())
+
+
+@functools.lru_cache(maxsize=256)
+def _of_jax(mesh: jax.sharding.Mesh) -> DeviceMesh:
+    found = mesh_from(mesh)
+    unnamed = mesh.axis_names == tuple(map(str, range(len(mesh.axis_names))))
+    names = None if unnamed else mesh.axis_names
+    return DeviceMesh("jax", found.get_logical_mesh(), mesh_dim_names=names)
+
+
+def _rebuilt(
+    grid: np.ndarray, names: Any, part: np.ndarray, part_names: Any, axes: Any
+) -> DeviceMesh:
+    root = DeviceMesh("jax", grid, mesh_dim_names=names)
+    return root if axes == root.root_axes else root._cut(part, part_names, axes)
+
+
+_local = threading.local()
+
+
+def _stack() -> list[DeviceMesh]:
+    if not hasattr(_local, "meshes"):
+        _local.meshes = []
+    return _local.meshes
+
+
+def _extents(mesh: DeviceMesh) -> str:
+    if mesh.mesh_dim_names is None:
+        return str(tuple(mesh.shape))
+    named = zip(mesh.mesh_dim_names, mesh.shape, strict=True)
+    return f"({', '.join(f'{name}={extent}' for name, extent in named)})"

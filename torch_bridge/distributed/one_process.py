@@ -1,0 +1,121 @@
+"""What is different of a `DeviceMesh` where one process drives all devices: type, ranks, groups."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import jax
+
+from isoshard.core.errors import ShardingError
+from isoshard.torch_bridge import naming
+
+_OTHER_NAMES = {"cuda": "gpu", "rocm": "gpu"}
+
+
+class DeviceType(str):
+    """The device type of a mesh: `"jax"`, which equals its other name `"xla"`.
+
+    torch's `distribute_tensor` asks for `"xla"` before it leaves a mesh to another library.
+
+    >>> DeviceType("jax") == "xla", DeviceType("jax") == "cuda", str(DeviceType("jax"))
+    (True, False, 'jax')
+    """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        """As strings, but for the names of the one device."""
+        return str.__eq__(self, other) is True or other in ("jax", "xla")
+
+    def __ne__(self, other: object) -> bool:
+        """The opposite of `==`."""
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+class OneProcess:
+    """What a mesh is asked by a process that wants to know its own place: refused."""
+
+    def get_rank(self) -> NoReturn:
+        """Refused: one process drives all devices.
+
+        Raises:
+            RuntimeError: always.
+        """
+        _refuse("get_rank")
+
+    def get_local_rank(self, mesh_dim: int | str | None = None) -> NoReturn:
+        """Refused: one process drives all devices.
+
+        Raises:
+            RuntimeError: always.
+        """
+        _refuse("get_local_rank")
+
+    def get_coordinate(self) -> NoReturn:
+        """Refused: one process drives all devices.
+
+        Raises:
+            RuntimeError: always.
+        """
+        _refuse("get_coordinate")
+
+    def get_group(self, mesh_dim: int | str | None = None) -> NoReturn:
+        """Refused: there are no process groups.
+
+        Raises:
+            RuntimeError: always.
+        """
+        _refuse("get_group")
+
+    def get_all_groups(self) -> NoReturn:
+        """Refused: there are no process groups.
+
+        Raises:
+            RuntimeError: always.
+        """
+        _refuse("get_all_groups")
+
+
+def check_type(device_type: str) -> None:
+    """Raise ShardingError if JAX has no devices of a type."""
+    kind = str(device_type)
+    if kind in naming.OURS:
+        return
+    have = jax.default_backend()
+    if have not in (kind, _OTHER_NAMES.get(kind)):
+        raise ShardingError(
+            f"a mesh of device type {kind!r} is not possible here: JAX has devices of type "
+            f"{have!r}. Write 'jax', which is whatever JAX has, without an index."
+        )
+
+
+def check_backend(backend_override: Any) -> None:
+    """Raise ShardingError if a communication backend is chosen."""
+    if backend_override is not None:
+        raise ShardingError(
+            f"backend_override={backend_override!r} chooses how processes talk, and here one "
+            "process drives all devices; leave it out"
+        )
+
+
+def check_names(names: tuple[str, ...] | None, shape: tuple[int, ...]) -> None:
+    """Raise RuntimeError unless the dimensions of a mesh have one name each, or none."""
+    if names is None:
+        return
+    if len(names) != len(shape):
+        raise RuntimeError(
+            f"{len(names)} names {names} for a mesh of {len(shape)} dimensions {shape}; give one "
+            "name per dimension"
+        )
+    if len(set(names)) < len(names):
+        raise RuntimeError(f"the names of mesh dimensions must differ, and they are {names}")
+
+
+def _refuse(what: str) -> NoReturn:
+    raise RuntimeError(
+        f"{what}() asks for the part of one process in the mesh, and here one process drives all "
+        "devices. Pieces are tensor.local_shards; for code that each device runs, see to_local() "
+        "and local_map. Under torchrun use torch's own DeviceMesh."
+    )

@@ -1,0 +1,271 @@
+"""`CommDebugMode`: the collectives of the compiled programs that run inside a `with` block.
+
+>>> import torch, isoshard.torch_bridge as xs
+>>> mesh = xs.Mesh(range(8), (2, 4), ("dp", "tp"))
+>>> x = xs.mark_sharding(torch.ones(8, 16, device="jax"), mesh, ("dp", "tp"))
+>>> w = xs.mark_sharding(torch.ones(16, 4, device="jax"), mesh, ("tp", None))
+>>> comm_mode = CommDebugMode()
+>>> with comm_mode:
+...     y = x @ w
+>>> comm_mode.get_comm_counts(), comm_mode.get_total_counts()
+({'all_reduce': 1}, 1)
+>>> comm_mode.get_axis_counts()
+{('all_reduce', ('tp',)): 1}
+>>> comm_mode.get_comm_bytes()               # of the result, on one device: f32[4, 4]
+{'all_reduce': 64}
+
+torch counts the collectives that each operation asks for. Here a whole step is one program, and
+what is counted is what XLA put into it, read from the optimised HLO, each time it runs; a
+collective in a loop counts as often as the loop turns. XLA sends what it can together, as one
+collective of several arrays, and that counts once. Its CPU backend writes the sum of a product that
+is wanted in pieces as an all-reduce and a slice, where the other backends reduce-scatter.
+
+Entering and leaving executes what is recorded, so that the count is of the block. What nobody keeps
+(a result that is dropped) is not computed, and not counted.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from jax.sharding import Mesh, NamedSharding
+
+from isoshard.core import metrics
+from isoshard.core.mesh import mesh_of
+from isoshard.torch_bridge.distributed.device_mesh import device_mesh_of
+from isoshard.torch_bridge.engine import layouts, program
+
+from .hlo import Collective, axes_of, collectives
+from .modules import Modules
+
+_TORCH_NAMES = {
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "all_reduce_coalesced": "all_reduce",
+    "all_to_all_single": "all_to_all",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+}
+
+
+class CommCounts(dict[str, int]):
+    """Counts by kind; a kind that did not occur counts 0, and torch's operators are kinds too.
+
+    >>> counts = CommCounts(all_gather=2)
+    >>> counts["all_reduce"], counts[torch.ops.c10d_functional.all_gather_into_tensor]
+    (0, 2)
+    """
+
+    def __missing__(self, kind: Any) -> int:
+        """The count of an operator of torch, or none."""
+        name: str = getattr(kind, "__name__", kind)
+        name = _TORCH_NAMES.get(name, name)
+        return self.get(name, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One execution of a program.
+
+    Attributes:
+        where: the line of user code that needed it, as `file.py:123`.
+        found: its collectives.
+        axes: for each of them the mesh axes along which it talks, None where it goes across them.
+    """
+
+    where: str
+    found: tuple[Collective, ...]
+    axes: tuple[tuple[str, ...] | None, ...]
+
+
+class CommDebugMode:
+    """Count the collectives of the programs that run inside; see the module's description.
+
+    Entered again it counts from zero.
+
+    Args:
+        device_mesh: the mesh whose axes `get_axis_counts` names; those of the programs' tensors if
+            not given.
+
+    Attributes:
+        runs: the executions, in order.
+    """
+
+    def __init__(self, device_mesh: Any = None):
+        """See the class."""
+        self.runs: list[Run] = []
+        self._mesh = device_mesh and device_mesh_of(device_mesh).get_jax_mesh()
+        self._modules = Modules()
+        self._moved = 0
+
+    def __enter__(self) -> Self:
+        """Execute what is recorded, and count from here."""
+        program.sync()
+        self.runs.clear()
+        self._moved = -_moves()
+        self._modules.start()
+        program.WATCHING.append(self._watch)
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        """Execute what is recorded, unless an error comes through, and stop."""
+        try:
+            if kind is None:
+                program.sync()
+        finally:
+            program.WATCHING.remove(self._watch)
+            self._modules.stop()
+            self._moved += _moves()
+
+    def get_comm_counts(self) -> CommCounts:
+        """How often each kind of collective ran: all_reduce, all_gather, reduce_scatter, ..."""
+        return self._sums(lambda found: found.times)
+
+    def get_comm_bytes(self) -> CommCounts:
+        """Bytes of the results of each kind of collective, on one device."""
+        return self._sums(lambda found: found.times * found.bytes)
+
+    def get_total_counts(self) -> int:
+        """How many collectives ran."""
+        return sum(self.get_comm_counts().values())
+
+    def get_axis_counts(self) -> dict[tuple[str, tuple[str, ...] | None], int]:
+        """How often each kind ran along which axes of the mesh; None where it goes across them."""
+        counts: collections.Counter[Any] = collections.Counter()
+        for run in self.runs:
+            for found, axes in zip(run.found, run.axes, strict=True):
+                counts[found.kind, axes] += found.times
+        return dict(counts)
+
+    def get_parameter_info(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The parameters of each module that ran forward inside, by the module's name."""
+        return self._modules.parameters()
+
+    def get_sharding_info(self) -> dict[str, tuple[Any, ...]]:
+        """The placements of these parameters by name, of those that are laid out."""
+        return self._modules.placements()
+
+    def generate_comm_debug_tracing_table(self, noise_level: int = 3) -> str:
+        """The counts, the programs and the modules as text.
+
+        Args:
+            noise_level: 0 for the counts of each program; from 1 on also the modules that ran with
+                their parameters' placements; from 2 on also every collective.
+        """
+        lines = ["Global", *_summary(self.get_comm_counts(), self.get_comm_bytes(), "  ")]
+        if self._moved:
+            lines.append(f"  *moved between devices outside programs: {self._moved}")
+        for number, run in enumerate(self.runs):
+            lines.append(f"  program {number}, run at {run.where}")
+            lines += _of_run(run, every=noise_level > 1)
+        if noise_level > 0:
+            lines += self._modules.lines()
+        return "\n".join(lines) + "\n"
+
+    def log_comm_debug_tracing_table_to_file(
+        self, file_name: str = "comm_mode_log.txt", noise_level: int = 3
+    ) -> None:
+        """Write the table to a file.
+
+        Args:
+            file_name: the file, replaced if it is there.
+            noise_level: as for `generate_comm_debug_tracing_table`.
+        """
+        table = self.generate_comm_debug_tracing_table(noise_level)
+        Path(file_name).write_text(table, encoding="utf-8")
+
+    def generate_json_dump(
+        self, file_name: str = "comm_mode_log.json", noise_level: int = 3
+    ) -> None:
+        """Write the same as JSON: `counts`, `bytes`, `programs` and `parameters`.
+
+        Args:
+            file_name: the file, replaced if it is there.
+            noise_level: as for `generate_comm_debug_tracing_table`.
+        """
+        runs: list[dict[str, Any]] = [{"where": run.where} for run in self.runs]
+        for entry, run in zip(runs, self.runs, strict=True):
+            pairs = zip(run.found, run.axes, strict=True)
+            entry["collectives"] = [
+                {"kind": one.kind, "bytes": one.bytes, "times": one.times, "axes": axes}
+                for one, axes in (pairs if noise_level > 1 else ())
+            ]
+        dump: dict[str, Any] = {
+            "counts": self.get_comm_counts(),
+            "bytes": self.get_comm_bytes(),
+            "programs": runs,
+        }
+        if noise_level > 0:
+            dump["parameters"] = {k: str(v) for k, v in self.get_sharding_info().items()}
+        Path(file_name).write_text(json.dumps(dump, indent=4), encoding="utf-8")
+
+    def __repr__(self) -> str:
+        """The number of collectives."""
+        return f"CommDebugMode(get_total_counts()={self.get_total_counts()})"
+
+    def _watch(self, executed: program.Program, plan: program.Plan) -> None:
+        found = _FOUND.get(executed)
+        if found is None:
+            found = _FOUND[executed] = collectives(executed.text())
+        meshes = [self._mesh] if self._mesh is not None else _meshes(plan)
+        axes = tuple(_axes(one, meshes) for one in found)
+        self.runs.append(Run(metrics.user_location(), found, axes))
+
+    def _sums(self, amount: Any) -> CommCounts:
+        counts = CommCounts()
+        for run in self.runs:
+            for found in run.found:
+                counts[found.kind] = counts[found.kind] + amount(found)
+        return counts
+
+
+_FOUND: weakref.WeakKeyDictionary[program.Program, tuple[Collective, ...]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _moves() -> int:
+    return metrics.counters().get("transfers.between_devices", 0)
+
+
+def _meshes(plan: program.Plan) -> list[Mesh]:
+    """The meshes of a program's tensors; those that a user named first."""
+    named = [layouts.sharding(number) for number in program.layouts_in(plan)]
+    meshes = {mesh_of(one): None for one in named if isinstance(one, NamedSharding)}
+    most = max((mesh.size for mesh in meshes), default=0)
+    return sorted((mesh for mesh in meshes if mesh.size == most), key=lambda mesh: len(mesh.shape))
+
+
+def _axes(found: Collective, meshes: Iterable[Mesh]) -> tuple[str, ...] | None:
+    for mesh in meshes:
+        if (axes := axes_of(found, mesh)) is not None:
+            return axes
+    return None
+
+
+def _summary(counts: CommCounts, sizes: CommCounts, indent: str) -> list[str]:
+    return [
+        f"{indent}*{kind}: {counts[kind]}  {metrics.human_bytes(sizes[kind])}"
+        for kind in sorted(counts)
+    ] or [f"{indent}no collectives"]
+
+
+def _of_run(run: Run, *, every: bool) -> list[str]:
+    counts, sizes = CommCounts(), CommCounts()
+    for found in run.found:
+        counts[found.kind] = counts[found.kind] + found.times
+        sizes[found.kind] = sizes[found.kind] + found.times * found.bytes
+    lines = _summary(counts, sizes, "    ")
+    if every:
+        for found, axes in zip(run.found, run.axes, strict=True):
+            along = "across the mesh" if axes is None else f"along {', '.join(axes)}"
+            often = f", {found.times} times" if found.times > 1 else ""
+            lines.append(f"      **{found.kind} {along}: {metrics.human_bytes(found.bytes)}{often}")
+    return lines

@@ -1,0 +1,73 @@
+"""Which modules ran forward, and how their parameters lie."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from isoshard.torch_bridge.tensor import XLAShardedTensor
+
+
+class Modules:
+    """The modules that run between `start` and `stop`, by the name of the outermost and their own.
+
+    A step that is replayed from its capture runs no module.
+    """
+
+    def __init__(self):
+        """See the class."""
+        self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self._ran: dict[str, weakref.ref[torch.nn.Module]] = {}
+        self._hook: Any = None
+
+    def start(self) -> None:
+        """Forget what ran, and listen."""
+        self._names.clear()
+        self._ran.clear()
+        self._hook = register_module_forward_pre_hook(self._enter)
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self._hook.remove()
+
+    def parameters(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The parameters of each module itself, of those that have any."""
+        found: dict[str, dict[str, torch.Tensor]] = {
+            name: dict[str, torch.Tensor](module.named_parameters(recurse=False))
+            for name, reference in self._ran.items()
+            if (module := reference()) is not None
+        }
+        return {name: own for name, own in found.items() if own}
+
+    def placements(self) -> dict[str, tuple[Any, ...]]:
+        """The placements of these parameters that are laid out."""
+        return {
+            f"{name}.{key}": tensor.placements
+            for name, own in self.parameters().items()
+            for key, tensor in own.items()
+            if isinstance(tensor, XLAShardedTensor) and tensor.placements is not None
+        }
+
+    def lines(self) -> list[str]:
+        """A line for each module, indented by depth, and for each parameter."""
+        placed, parameters, lines = self.placements(), self.parameters(), []
+        for name, reference in self._ran.items():
+            indent = "  " * (name.count(".") + 1)
+            lines.append(f"{indent}{name}")
+            if (module := reference()) is not None:
+                lines.append(f"{indent}*module type: {type(module).__qualname__}")
+            lines += [
+                f"{indent} *{key}: {placed.get(f'{name}.{key}', 'not laid out')}"
+                for key in parameters.get(name, ())
+            ]
+        return lines
+
+    def _enter(self, module: torch.nn.Module, inputs: Any) -> None:
+        if module not in self._names:
+            root = type(module).__name__
+            for name, one in module.named_modules():
+                self._names.setdefault(one, f"{root}.{name}" if name else root)
+        self._ran.setdefault(self._names[module], weakref.ref(module))

@@ -1,0 +1,192 @@
+"""`distribute_tensor` and `distribute_module` for one process that drives all devices.
+
+>>> from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
+>>> from torch.distributed.tensor import Replicate, Shard
+>>> mesh = init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))
+>>> t = distribute_tensor(torch.ones(8, 6), mesh, [Replicate(), Shard(-2)])
+>>> t.placements, t.device_mesh
+((Replicate(), Shard(dim=0)), DeviceMesh((dp=2, tp=4), 'jax'))
+>>> distribute_module(torch.nn.Linear(8, 8), mesh["tp"]).weight.placements
+(Replicate(),)
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from isoshard.core.errors import ShardingError
+from isoshard.core.mesh import mesh_of
+from isoshard.core.spec import same_layout
+from isoshard.torch_bridge.distributed.device_mesh import device_mesh_of
+from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
+from isoshard.torch_bridge.tensor import XLAShardedTensor
+
+from . import laying
+
+
+def distribute_tensor(
+    tensor: torch.Tensor,
+    device_mesh: Any = None,
+    placements: Sequence[Any] | None = None,
+    *,
+    src_data_rank: int | None = 0,
+) -> XLAShardedTensor:
+    """Lay a tensor out over a mesh.
+
+    A CPU tensor goes to the devices piece by piece. One on the `jax` device is laid out where it
+    is: the result shares its memory. A meta tensor becomes an `empty` one, made in pieces.
+
+    Args:
+        tensor: a leaf, on any device.
+        device_mesh: a mesh in any form; the current one if not given.
+        placements: one `Shard` or `Replicate` per mesh dimension; whole on every device if not
+            given.
+        src_data_rank: makes no difference: one process has the data.
+
+    Returns:
+        A new leaf, which requires a gradient if `tensor` does; `tensor` itself if it is laid out so
+        already.
+
+    Raises:
+        RuntimeError: `tensor` is no leaf, or a tensor of `to_local()`; no mesh is given or current.
+        ValueError: `tensor` is laid out otherwise, or there is not one placement per dimension.
+        IndexError: a `Shard` names an axis that the tensor does not have.
+        NotImplementedError: a placement is `Partial`: a whole has no sums to be taken.
+        ShardingError: `tensor` is a DTensor of several processes.
+    """
+    _check_tensor(tensor)
+    laid = laying.layout(tuple(tensor.shape), device_mesh, placements)
+    if isinstance(tensor, XLAShardedTensor) and (present := marks.marked(tensor)) is not None:
+        if not _same(present, laid.sharding, tensor.dim()):
+            raise ValueError(
+                f"this tensor of shape {tuple(tensor.shape)} is laid out already, by "
+                f"{present.spec} over {mesh_of(present).shape}, and cannot be distributed as "
+                f"{laid.placements} over {laid.mesh}; use tensor.redistribute(mesh, placements)"
+            )
+        return laying.remember(tensor, laid)
+    if tensor.is_meta:
+        here = torch.empty(tensor.shape, dtype=tensor.dtype, device="jax")
+    else:
+        here = tensor.detach().to("jax")
+    result = laying.mark(here, laid).requires_grad_(tensor.requires_grad)
+    marks.keep_gradient_layout(result)
+    return result
+
+
+def _check_tensor(tensor: Any) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"distribute_tensor takes a tensor, and this is a {type(tensor).__name__}")
+    if type(tensor).__name__ == "DTensor":
+        raise ShardingError(
+            "distribute_tensor takes a whole tensor, and this DTensor is one process's part of "
+            "one; pass tensor.full_tensor()"
+        )
+    if isinstance(tensor, ManualTensor):
+        raise RuntimeError(
+            "this is each device's own tensor, of to_local(); make it one whole with "
+            "DTensor.from_local(t, mesh, placements)"
+        )
+    if not tensor.is_leaf:
+        raise RuntimeError(
+            f"distribute_tensor takes leaf tensors, and this one of shape {tuple(tensor.shape)} "
+            f"was computed ({type(tensor.grad_fn).__name__}); use tensor.redistribute(..) on the "
+            "jax device, or tensor.detach()"
+        )
+
+
+def _same(a: Any, b: Any, ndim: int) -> bool:
+    here, there = mesh_of(a), mesh_of(b)
+    return list(here.devices.flat) == list(there.devices.flat) and same_layout(a, b, ndim)
+
+
+def distribute_module(
+    module: torch.nn.Module,
+    device_mesh: Any = None,
+    partition_fn: Callable[[str, torch.nn.Module, Any], None] | None = None,
+    input_fn: Callable[..., Any] | None = None,
+    output_fn: Callable[..., Any] | None = None,
+) -> torch.nn.Module:
+    """Lay a module's parameters and buffers out over a mesh.
+
+    Args:
+        module: changed in place; on any device.
+        device_mesh: a mesh in any form, handed to the functions as it is; the current one if not
+            given.
+        partition_fn: called as `partition_fn(name, submodule, device_mesh)` for every submodule,
+            the module itself first (its name is empty). What it leaves becomes whole on every
+            device.
+        input_fn: called as `input_fn(module, inputs, device_mesh)` before each forward pass; what
+            it returns, unless None, takes the place of the inputs.
+        output_fn: called as `output_fn(module, outputs, device_mesh)` after it; likewise.
+
+    Returns:
+        `module`.
+
+    Raises:
+        RuntimeError: it was distributed before; no mesh is given or current.
+        ValueError: `input_fn` or `output_fn` takes another number of arguments.
+    """
+    if getattr(module, "_distribute_module_applied", False):
+        raise RuntimeError(
+            f"this {type(module).__name__} was distributed before, and distribute_module is called "
+            "once on a module; lay single parameters out again with parameter.redistribute(..)"
+        )
+    before = input_fn and _with_module("input_fn", input_fn)
+    after = output_fn and _with_module("output_fn", output_fn)
+    given = device_mesh_of(None) if device_mesh is None else device_mesh
+    mesh = device_mesh_of(given)
+    new: dict[torch.Tensor, torch.Tensor] = {}  # a tensor that two modules share stays one
+    for name, child in list(module.named_modules()):
+        if partition_fn is not None:
+            partition_fn(name, child, given)
+        _replicate(child, mesh, new)
+    if before is not None:
+        module.register_forward_pre_hook(lambda mod, inputs: before(mod, inputs, given))
+    if after is not None:
+        module.register_forward_hook(lambda mod, inputs, outputs: after(mod, outputs, given))
+    module._distribute_module_applied = True  # pyright: ignore[reportArgumentType]
+    return module
+
+
+def _replicate(module: torch.nn.Module, mesh: Any, new: dict[torch.Tensor, torch.Tensor]) -> None:
+    """Make what is not laid out yet whole on every device."""
+    for key, parameter in module._parameters.items():
+        if parameter is not None and not _is_laid_out(parameter):
+            if parameter not in new:
+                whole = distribute_tensor(parameter.detach(), mesh)
+                new[parameter] = torch.nn.Parameter(whole, parameter.requires_grad)
+            module.register_parameter(key, new[parameter])  # pyright: ignore[reportArgumentType]
+    for key, buffer in module._buffers.items():
+        if buffer is not None and not _is_laid_out(buffer):
+            if buffer not in new:
+                new[buffer] = distribute_tensor(buffer, mesh)
+            module._buffers[key] = new[buffer]
+
+
+def _is_laid_out(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, XLAShardedTensor) and marks.marked(tensor) is not None
+
+
+def _with_module(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with three arguments."""
+    count = len(inspect.signature(function).parameters)
+    if count not in (2, 3):
+        raise ValueError(
+            f"{what} is called with (module, values, device_mesh), and this one takes {count} "
+            "arguments"
+        )
+    if count == 3:
+        return function
+    warnings.warn(
+        f"{what} with two arguments (values, device_mesh) is deprecated; take "
+        "(module, values, device_mesh)",
+        FutureWarning,
+        stacklevel=3,
+    )
+    return lambda mod, values, mesh: function(values, mesh)

@@ -1,0 +1,70 @@
+"""`context_parallel`: the sequence of some buffers split over the mesh, for a while."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Replicate, Shard
+
+from isoshard.torch_bridge.distributed.tensor.parallel.along import lay_out_whole, one_dimension
+from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.layout.laid_out import LaidOut
+
+
+@contextlib.contextmanager
+def context_parallel(
+    mesh: Any,
+    *,
+    buffers: Sequence[torch.Tensor] | None = None,
+    buffer_seq_dims: Sequence[int] | None = None,
+    no_restore_buffers: Collection[torch.Tensor] | None = None,
+) -> Iterator[None]:
+    """Lay buffers out along their sequence, and back at the end.
+
+    Under torchrun the buffers become each rank's part of the sequence, and attention passes keys
+    and values round. Here they stay whole, only their layout changes; XLA gathers the keys and
+    values of an attention whose sequence is split, which is torch's default ("allgather") too.
+    The pieces are in order: work is not balanced for causal attention.
+
+    Args:
+        mesh: of one dimension.
+        buffers: tensors on the `jax` device: inputs, labels, position tables.
+        buffer_seq_dims: the axis of each that is the sequence.
+        no_restore_buffers: those of them that keep the layout.
+
+    Raises:
+        ValueError: there are not as many axes as buffers, or one that is to keep the layout is not
+            among them.
+
+    >>> from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
+    >>> x = torch.ones(2, 16, device="jax")
+    >>> with context_parallel(init_device_mesh("jax", (8,)), buffers=[x], buffer_seq_dims=[1]):
+    ...     x.placements
+    (Shard(dim=1),)
+    >>> x.placements
+    (Replicate(),)
+    """
+    dimension = one_dimension(mesh, "context_parallel")
+    given, axes = list(buffers or ()), list(buffer_seq_dims or ())
+    if len(given) != len(axes):
+        raise ValueError(
+            f"context_parallel was given {len(given)} buffers and {len(axes)} buffer_seq_dims; "
+            "give one axis per buffer"
+        )
+    keep = {id(buffer) for buffer in no_restore_buffers or ()}
+    if keep - {id(buffer) for buffer in given}:
+        raise ValueError("no_restore_buffers must be among the buffers of context_parallel")
+    before = [marks.asked(buffer) if isinstance(buffer, LaidOut) else None for buffer in given]
+    for buffer, axis in zip(given, axes, strict=True):
+        lay_out_whole(buffer, dimension, Shard(axis))
+    try:
+        yield
+    finally:
+        for buffer, sharding in zip(given, before, strict=True):
+            if id(buffer) not in keep:
+                lay_out_whole(buffer, dimension, Replicate())
+                if sharding is not None and isinstance(buffer, LaidOut):
+                    marks.annotate(buffer, sharding)

@@ -1,0 +1,206 @@
+"""`local_map`: a function of one device's pieces, as a function of whole tensors.
+
+>>> import torch
+>>> from torch.distributed.tensor import Partial, Shard
+>>> from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
+>>> from isoshard.torch_bridge.distributed.tensor import distribute_tensor
+>>> mesh = init_device_mesh("jax", (4,))
+>>> w = distribute_tensor(torch.ones(2, 8), mesh, [Shard(1)])
+>>> x = distribute_tensor(torch.arange(8.0).reshape(8, 1), mesh, [Shard(0)])
+>>> product = local_map(torch.mm, [Partial()], in_placements=([Shard(1)], [Shard(0)]))
+>>> product(w, x)                          # of pieces (2, 2) and (2, 1); their sum at the end
+tensor([[28.],
+        [28.]], device='jax:0', sharding=P())
+
+The function sees what `to_local()` gives, and each device computes on its piece alone. What it
+returns is made whole by `from_local`: pieces are put together, and `Partial` outputs are summed.
+Inside, collectives of process groups are not possible: return what is to be summed as `Partial()`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Placement
+from torch.utils import _pytree as pytree
+
+from isoshard.core.mesh import mesh_of
+from isoshard.core.spec import check_even
+from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
+from isoshard.torch_bridge.distributed.tensor import laying, local
+from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
+from isoshard.torch_bridge.tensor import XLAShardedTensor
+
+PlacementType = Sequence[Placement] | None
+
+
+def local_map(
+    func: Callable[..., Any] | None = None,
+    out_placements: Any = None,
+    in_placements: Sequence[PlacementType] | None = None,
+    in_grad_placements: Sequence[PlacementType] | None = None,
+    device_mesh: Any = None,
+    *,
+    redistribute_inputs: bool = False,
+) -> Any:
+    """Have each device call a function on its pieces.
+
+    Args:
+        func: of tensors and other values, in any nesting; without it, the result is a decorator.
+        out_placements: of its result, or of each of its results (a tuple, flat); None for what is
+            no tensor.
+        in_placements: of each positional argument (flat); None for what is no tensor, or is to
+            be whole. If not given, each argument is taken as it lies, and one that lies on no mesh
+            is whole on every device.
+        in_grad_placements: of the gradients of the arguments, where they are not those of the
+            arguments: `Partial()` for a replicated one of which each device uses a part.
+        device_mesh: the mesh; that of the first argument that lies on one, if not given.
+        redistribute_inputs: whether arguments that lie otherwise are moved; otherwise they are
+            refused.
+
+    Returns:
+        The function of whole tensors. Called with none on the `jax` device, it is `func`.
+
+    Raises:
+        ValueError: when called, if an argument lies otherwise than `in_placements` says, or there
+            are not as many placements as arguments or results.
+        UnevenError: when called, if an argument does not divide; pieces must be equal here.
+    """
+    if func is None:
+        return functools.partial(
+            local_map,
+            out_placements=out_placements,
+            in_placements=in_placements,
+            in_grad_placements=in_grad_placements,
+            device_mesh=device_mesh,
+            redistribute_inputs=redistribute_inputs,
+        )
+    return functools.wraps(func, updated=())(
+        functools.partial(
+            _call,
+            func,
+            out_placements,
+            in_placements,
+            in_grad_placements,
+            device_mesh,
+            redistribute_inputs,
+        )
+    )
+
+
+def _call(
+    func: Callable[..., Any],
+    out_placements: Any,
+    in_placements: Any,
+    in_grad_placements: Any,
+    device_mesh: Any,
+    move: bool,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    flat, structure = pytree.tree_flatten(args)
+    for what, given in (
+        ("in_placements", in_placements),
+        ("in_grad_placements", in_grad_placements),
+    ):
+        if given is not None and len(given) != len(flat):
+            raise ValueError(
+                f"{what} of local_map has {len(given)} entries, and the function is called with "
+                f"{len(flat)} arguments; give one each, None for what is no tensor"
+            )
+    ours = [leaf for leaf in flat if _is_whole(leaf)]
+    if not ours:
+        return func(*args, **kwargs)
+    mesh = _mesh(ours, device_mesh)
+    pieces = []
+    for number, leaf in enumerate(flat):
+        wanted = in_placements[number] if in_placements is not None else None
+        grads = in_grad_placements[number] if in_grad_placements is not None else None
+        if not isinstance(leaf, torch.Tensor) and (wanted is not None or grads is not None):
+            raise ValueError(
+                f"argument {number} of local_map is a {type(leaf).__name__} and has no placements; "
+                f"give None instead of {wanted if wanted is not None else grads}"
+            )
+        pieces.append(_piece(leaf, number, mesh, wanted, grads, move) if _is_whole(leaf) else leaf)
+    result = func(*pytree.tree_unflatten(pieces, structure), **kwargs)
+    leaves, outline = pytree.tree_flatten(result)
+    wanted = _one_each(out_placements)
+    if len(wanted) != len(leaves):
+        raise ValueError(
+            f"out_placements of local_map has {len(wanted)} entries, and the function returned "
+            f"{len(leaves)} values; give a tuple with one each"
+        )
+    whole = [_whole(leaf, n, mesh, wanted[n]) for n, leaf in enumerate(leaves)]
+    return pytree.tree_unflatten(whole, outline)
+
+
+def _is_whole(leaf: Any) -> bool:
+    return isinstance(leaf, XLAShardedTensor) and not isinstance(leaf, ManualTensor)
+
+
+def _mesh(ours: list[Any], device_mesh: Any) -> DeviceMesh:
+    if device_mesh is not None:
+        return device_mesh_of(device_mesh)
+    known = [laid.mesh for leaf in ours if (laid := laying.found(leaf)) is not None]
+    known += [mesh for leaf in ours if (mesh := laying.mesh_of_program(leaf)) is not None]
+    return known[0] if known else device_mesh_of(None)
+
+
+def _piece(leaf: Any, number: int, mesh: DeviceMesh, wanted: Any, grads: Any, move: bool) -> Any:
+    """What each device holds of an argument."""
+    laid = laying.found(leaf)
+    if wanted is None:
+        if laid is None and grads is None:
+            wanted = laying.normalized(None, mesh, leaf.dim())
+        elif laid is not None:
+            return local.to_local(leaf, grads)
+        else:
+            raise ValueError(
+                f"argument {number} of local_map lies on no mesh, so in_grad_placements says "
+                "nothing for it; give in_placements too"
+            )
+    asked = laying.layout(tuple(leaf.shape), mesh, wanted)
+    check_even(asked.sharding.spec, mesh_of(asked.sharding), tuple(leaf.shape))
+    if laid is not None and laid.sharding != asked.sharding and not _alike(laid, asked, leaf):
+        if not move:
+            raise ValueError(
+                f"argument {number} of local_map lies as {laid.placements} on {laid.mesh}, and "
+                f"in_placements asks for {asked.placements} on {mesh}; redistribute it first, or "
+                "pass redistribute_inputs=True"
+            )
+        leaf = laying.moved(leaf, asked)
+    elif laid is None or laid.placements != asked.placements:
+        leaf = laying.moved(leaf, asked, asked.sharding)
+    return local.to_local(leaf, grads)
+
+
+def _alike(laid: Any, asked: Any, leaf: Any) -> bool:
+    same_mesh = laid.sharding.mesh == asked.sharding.mesh
+    return same_mesh and laid.sharding.is_equivalent_to(asked.sharding, leaf.dim())
+
+
+def _one_each(out_placements: Any) -> tuple[Any, ...]:
+    if isinstance(out_placements, tuple) and not any(
+        isinstance(one, Placement) for one in out_placements
+    ):
+        return out_placements
+    return (out_placements,)
+
+
+def _whole(leaf: Any, number: int, mesh: DeviceMesh, placements: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        if placements is not None:
+            raise ValueError(
+                f"result {number} of local_map is a {type(leaf).__name__} and has no placements; "
+                f"give None instead of {placements}"
+            )
+        return leaf
+    if _is_whole(leaf) and laying.found(leaf) is not None:
+        raise ValueError(
+            f"result {number} of local_map is a whole tensor laid out on a mesh, and not what one "
+            "device computed; use the arguments that the function is given"
+        )
+    return local.from_local(leaf, mesh, placements, False, None, None, None)

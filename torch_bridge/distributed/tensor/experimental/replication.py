@@ -1,0 +1,32 @@
+"""What DTensor needs said and tensors here do not: replication of plain tensors, sharding rules."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from isoshard.core.errors import ShardingError
+
+
+@contextlib.contextmanager
+def implicit_replication() -> Iterator[None]:
+    """Do nothing: tensors here are whole, so those on no mesh take part in every operation."""
+    yield
+
+
+def register_sharding(op: Any) -> NoReturn:
+    """Refused: no operation needs a rule, XLA's partitioner works out how each is computed.
+
+    Args:
+        op: the operator.
+
+    Raises:
+        ShardingError: always.
+    """
+    raise ShardingError(
+        f"register_sharding({op}) is not needed here: XLA partitions every operation, custom ones "
+        "too once xs.register_lowering gives their JAX function. Delete the registration. Where "
+        "the layout matters, ask for it with tensor.redistribute(mesh, placements), or write the "
+        "function of one device's pieces with local_map."
+    )

@@ -1,0 +1,125 @@
+"""`zeros`, `ones`, `empty`, `full`, `rand` and `randn` of a layout.
+
+The elements are those of the torch function of the same name on the `jax` device, whatever the
+placements; each device makes its own piece.
+
+>>> from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
+>>> from torch.distributed.tensor import Shard
+>>> mesh = init_device_mesh("jax", (4,))
+>>> _ = torch.manual_seed(0)
+>>> rows = randn(4, 3, device_mesh=mesh, placements=[Shard(0)])
+>>> _ = torch.manual_seed(0)
+>>> bool((rows == torch.randn(4, 3, device="jax")).all())
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from isoshard.torch_bridge.tensor import XLAShardedTensor
+
+from . import laying
+
+
+def _factory(make: Callable[..., torch.Tensor], what: str) -> Callable[..., XLAShardedTensor]:
+    def factory(
+        *size: Any,
+        dtype: torch.dtype | None = None,
+        layout: torch.layout = torch.strided,
+        requires_grad: bool = False,
+        device_mesh: Any = None,
+        placements: Sequence[Any] | None = None,
+    ) -> XLAShardedTensor:
+        return _made(make, _shape(size), dtype, layout, requires_grad, device_mesh, placements)
+
+    factory.__name__ = factory.__qualname__ = make.__name__
+    factory.__doc__ = f"""A tensor of {what}, in a layout.
+
+    Args:
+        size: of the whole: integers, or one sequence of them.
+        dtype: torch's default if not given.
+        layout: only `torch.strided`.
+        requires_grad: whether it requires a gradient.
+        device_mesh: a mesh in any form; the current one if not given.
+        placements: one `Shard` or `Replicate` per mesh dimension; whole on every device if not
+            given.
+
+    Returns:
+        The tensor; nothing is made before it is needed.
+
+    Raises:
+        ValueError: there is not one placement per mesh dimension, or `layout` is another.
+        IndexError: a `Shard` names an axis that the tensor does not have.
+        NotImplementedError: a placement is `Partial`.
+        RuntimeError: no mesh is given or current.
+    """
+    return factory
+
+
+zeros = _factory(torch.zeros, "zeros")
+ones = _factory(torch.ones, "ones")
+empty = _factory(torch.empty, "no particular elements")
+rand = _factory(torch.rand, "random numbers, uniform in [0, 1)")
+randn = _factory(torch.randn, "random numbers, normal")
+
+
+def full(
+    size: Sequence[int],
+    fill_value: complex,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: Any = None,
+    placements: Sequence[Any] | None = None,
+) -> XLAShardedTensor:
+    """A tensor of one number, in a layout.
+
+    Args:
+        size: of the whole.
+        fill_value: the number.
+        dtype: that of the number if not given.
+        layout: only `torch.strided`.
+        requires_grad: whether it requires a gradient.
+        device_mesh: a mesh in any form; the current one if not given.
+        placements: one `Shard` or `Replicate` per mesh dimension; whole on every device if not
+            given.
+
+    Returns:
+        The tensor; nothing is made before it is needed.
+
+    Raises:
+        ValueError: there is not one placement per mesh dimension, or `layout` is another.
+        IndexError: a `Shard` names an axis that the tensor does not have.
+        NotImplementedError: a placement is `Partial`.
+        RuntimeError: no mesh is given or current.
+    """
+
+    def make(shape: Any, **options: Any) -> torch.Tensor:
+        return torch.full(shape, fill_value, **options)
+
+    return _made(make, tuple(size), dtype, layout, requires_grad, device_mesh, placements)
+
+
+def _shape(size: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else tuple(size)
+
+
+def _made(
+    make: Callable[..., torch.Tensor],
+    shape: tuple[int, ...],
+    dtype: torch.dtype | None,
+    layout: torch.layout,
+    requires_grad: bool,
+    device_mesh: Any,
+    placements: Sequence[Any] | None,
+) -> XLAShardedTensor:
+    if layout != torch.strided:
+        raise ValueError(f"layout={layout} is not possible here; only torch.strided is")
+    laid = laying.layout(shape, device_mesh, placements)
+    tensor = laying.mark(make(shape, dtype=dtype, device="jax"), laid)
+    return tensor.requires_grad_() if requires_grad else tensor

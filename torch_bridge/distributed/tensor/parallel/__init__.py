@@ -1,0 +1,23 @@
+"""torch.distributed.tensor.parallel's names, for modules on the `jax` device."""
+
+if __name__ != "isoshard.torch_bridge.distributed.tensor.parallel":
+    raise ImportError(f"import isoshard.torch_bridge.distributed.tensor.parallel, not {__name__}")
+
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from .api import parallelize_module
+from .loss import loss_parallel
+from .prepare import PrepareModuleInput, PrepareModuleInputOutput, PrepareModuleOutput
+from .style import ColwiseParallel, RowwiseParallel, SequenceParallel
+
+__all__ = [
+    "ColwiseParallel",
+    "ParallelStyle",
+    "PrepareModuleInput",
+    "PrepareModuleInputOutput",
+    "PrepareModuleOutput",
+    "RowwiseParallel",
+    "SequenceParallel",
+    "loss_parallel",
+    "parallelize_module",
+]

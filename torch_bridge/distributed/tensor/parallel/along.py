@@ -1,0 +1,214 @@
+"""Layouts along one dimension of a mesh; what the other dimensions do stays as it is.
+
+A tensor-parallel style speaks of one dimension of the mesh, and of a (dp, tp) mesh the other one
+belongs to somebody else: `Replicate()` along `tp` must not gather the batch that `dp` splits.
+
+>>> import torch, isoshard.torch_bridge as xs
+>>> from torch.distributed.tensor import Replicate, Shard
+>>> from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
+>>> mesh = init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))
+>>> weight = xs.mark_sharding(torch.ones(8, 8, device="jax"), mesh.get_xs_mesh(), ("dp", None))
+>>> lay_out_whole(weight, mesh["tp"], Shard(0))
+>>> weight.partition_spec
+P(('dp', 'tp'),)
+
+Data lie in one layout that is known, so for parameters the spec is rewritten. A value inside a step
+has the layout that XLA gives it, and the program says only what holds along the one dimension: it
+is a `jax.shard_map` over that axis whose function does nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, cast
+
+import jax
+import torch
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.errors import ShardingError
+from isoshard.core.spec import axis_names, named_sharding, same_layout
+from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
+from isoshard.torch_bridge.engine import base, layouts
+from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.tape import Recipe
+from isoshard.torch_bridge.engine.value import Aval
+from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.spmd.gradients import mark_sharding_with_gradients
+from isoshard.torch_bridge.spmd.marking import checked
+from isoshard.torch_bridge.spmd.uneven import even_part
+
+
+def one_dimension(device_mesh: Any, what: str) -> DeviceMesh:
+    """A mesh of one dimension, in any form.
+
+    Args:
+        device_mesh: a `DeviceMesh` or a part of one, an `xs.Mesh`, a `jax.sharding.Mesh`, or
+            torch's `DeviceMesh`; the current mesh for None.
+        what: the verb that was called, for the message.
+
+    Raises:
+        ValueError: it has more dimensions, or none.
+    """
+    mesh = device_mesh_of(device_mesh)
+    if mesh.ndim != 1:
+        names = mesh.mesh_dim_names or ()
+        hint = f'mesh["{names[-1]}"]' if names else 'mesh["tp"] of a mesh with mesh_dim_names'
+        raise ValueError(
+            f"{what} works along one dimension of a mesh, and {mesh} has {mesh.ndim}; pass the one "
+            f"that is meant, as {hint}"
+        )
+    return mesh
+
+
+def lay_out_whole(t: torch.Tensor, device_mesh: DeviceMesh, placement: Any) -> None:
+    """Lay data (a parameter, a buffer) out along one dimension, in place.
+
+    Args:
+        t: on the `jax` device.
+        device_mesh: of one dimension.
+        placement: `Shard(axis)` or `Replicate()`.
+
+    Raises:
+        IndexError: the tensor has no such axis.
+        ShardingError: it is on another device, or laid out over another mesh.
+        ValueError: the placement is no layout that data can lie in.
+    """
+    names = device_mesh.axis_names(0)
+    axis = _axis(placement, t.dim())
+    mesh = device_mesh.get_jax_mesh()
+    held, _ = checked(t, mesh, (None,) * t.dim(), "a layout along one dimension")
+    entries: list[tuple[str, ...]] = [()] * t.dim()
+    present = marks.asked(held)
+    if present is not None and _splits(present):
+        if present.mesh != mesh:
+            raise ShardingError(
+                f"a tensor of shape {tuple(t.shape)} is laid out as {present.spec} over "
+                f"{present.mesh} and cannot be laid out along {device_mesh} as well; use parts of "
+                "one mesh, or call xs.clear_sharding(t) first"
+            )
+        for number, entry in enumerate(present.spec):
+            entries[number] = tuple(name for name in axis_names(entry) if name not in names)
+    if axis is not None:
+        entries[axis] += names
+    asked = named_sharding(P(*(entry or None for entry in entries)), mesh, t.dim())
+    if present is not None and present.mesh == mesh and same_layout(present, asked, t.dim()):
+        return
+    even, ask = even_part(asked, t.shape)
+    marks.annotate(held, even, ask=ask)
+
+
+def lay_out(t: torch.Tensor, device_mesh: DeviceMesh, placement: Any) -> torch.Tensor:
+    """The same elements as a new tensor, laid out along one dimension, and its gradient likewise.
+
+    Args:
+        t: on the `jax` device; it stays as it is.
+        device_mesh: of one dimension.
+        placement: `Shard(axis)` or `Replicate()`. `Partial()` asks for nothing: a tensor here is
+            whole, the sum of what each device would hold.
+
+    Returns:
+        The new tensor. Where `device_mesh` is a part of a mesh, its `placements` are known once it
+        is computed.
+
+    Raises:
+        IndexError: the tensor has no such axis.
+        ShardingError: it is on another device.
+        ValueError: the placement is no layout of a whole tensor.
+    """
+    if placement.is_partial("sum"):
+        return t
+    axis = _axis(placement, t.dim())
+    mesh, names = device_mesh.get_jax_mesh(), device_mesh.axis_names(0)
+    checked(t, mesh, (None,) * t.dim(), "a parallel style")
+    if not device_mesh.is_part():
+        spec: list[Any] = [None] * t.dim()
+        if axis is not None:
+            spec[axis] = names
+        return mark_sharding_with_gradients(t, mesh, P(*spec))
+    result: Any = _Along.apply(t, mesh, names, axis)
+    return result
+
+
+def constraint(hook: Any, *alike: Any) -> Any:
+    """A hook that only lays out, for `scan_layers`, which runs one layer's hooks for all layers.
+
+    Args:
+        hook: of a module.
+        alike: what it depends on; equal for two hooks that do the same.
+    """
+    hook.alike = alike
+    return hook
+
+
+class _Along(torch.autograd.Function):
+    """`_Along.apply(tensor, mesh, axis names, axis)`: a constraint on tensor and gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Any, mesh: Any, names: Any, axis: Any) -> torch.Tensor:
+        ctx.how = mesh, names, axis
+        even = axis is None or t.shape[axis] % _count(mesh, names) == 0
+        recipe = _constraint(mesh, names, axis, t.dim(), even)
+        home = layouts.intern(NamedSharding(mesh, P()))
+        tape = tapes.recorder()
+        value = base.read(t)
+        if isinstance(tape, tapes.Tape) and tape.joins(home):
+            tape.marks.add(home)
+        (result,) = tape.record(recipe, (value,))
+        return base.fresh(Aval.contiguous(tuple(t.shape), t.dtype), result)
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Any) -> Any:
+        return _Along.apply(gradient[0], *ctx.how), None, None, None
+
+
+@functools.lru_cache(maxsize=1024)
+def _constraint(
+    mesh: jax.sharding.Mesh, names: tuple[str, ...], axis: int | None, ndim: int, even: bool
+) -> Recipe:
+    """The entry of a program that says how a value lies along some axes of the mesh."""
+    spec: list[Any] = [None if even else P.UNCONSTRAINED] * ndim
+    if axis is not None:
+        spec[axis] = names
+    if even:
+        constrain = jax.shard_map(
+            lambda piece: piece,
+            mesh=mesh,
+            in_specs=P(*spec),
+            out_specs=P(*spec),
+            axis_names=set(names),
+            check_vma=False,
+        )
+    else:  # shard_map takes equal pieces only; this leaves the other axes of the tensor open too
+        constrain = functools.partial(
+            jax.lax.with_sharding_constraint, shardings=NamedSharding(mesh, P(*spec))
+        )
+    return Recipe("mark_along", lambda arrays, _scalars, _key: [constrain(arrays[0])], 1)
+
+
+def _axis(placement: Any, ndim: int) -> int | None:
+    """The tensor axis that a placement splits; None for `Replicate`."""
+    if placement.is_replicate():
+        return None
+    dim = getattr(placement, "dim", None)
+    if dim is None or not placement.is_shard():
+        raise ValueError(
+            f"{placement} is no layout of a whole tensor; use Shard(axis) or Replicate"
+        )
+    if not -ndim <= dim < ndim:
+        raise IndexError(
+            f"{placement} splits axis {dim}, and the tensor has {ndim}: {list(range(ndim))}"
+        )
+    return cast(int, dim % ndim)
+
+
+def _splits(sharding: NamedSharding) -> bool:
+    return any(axis_names(entry) for entry in sharding.spec)
+
+
+def _count(mesh: jax.sharding.Mesh, names: tuple[str, ...]) -> int:
+    count = 1
+    for name in names:
+        count *= mesh.shape[name]
+    return count

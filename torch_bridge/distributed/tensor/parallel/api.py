@@ -1,0 +1,160 @@
+"""`parallelize_module`: a plan of styles, applied to the modules it names.
+
+>>> import torch
+>>> from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
+>>> from isoshard.torch_bridge.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+>>> mlp = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
+>>> mesh = init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))
+>>> plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+>>> mlp = parallelize_module(mlp, mesh["tp"], plan)
+>>> mlp[0].weight.partition_spec, mlp[2].weight.partition_spec
+(P('tp',), P(None, 'tp'))
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
+from typing import Any
+
+import torch
+from torch.distributed.tensor import parallel as theirs
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from isoshard.torch_bridge import naming
+
+from . import prepare, style
+from .along import one_dimension
+
+
+def parallelize_module(
+    module: torch.nn.Module,
+    device_mesh: Any = None,
+    parallelize_plan: ParallelStyle | Mapping[str, ParallelStyle] | None = None,
+    *,
+    src_data_rank: int | None = 0,
+) -> torch.nn.Module:
+    """Lay the parameters of a module out by styles, and have them constrain its activations.
+
+    Args:
+        module: changed in place; one on another device is moved to the `jax` device.
+        device_mesh: of one dimension, as `mesh["tp"]`; then the others keep what they have. The
+            current mesh if not given.
+        parallelize_plan: a style, or styles by the names of submodules, whose parts may be patterns
+            as `layers.*.mlp.w1`; the empty name is the module itself. Styles may be torch's own.
+        src_data_rank: makes no difference: one process holds the data.
+
+    Returns:
+        `module`.
+
+    Raises:
+        ValueError: the mesh has more than one dimension.
+        TypeError: the plan is something else.
+        NotImplementedError: a style does not know what it is to split.
+    """
+    if parallelize_plan is None:
+        warnings.warn(
+            "parallelize_module was given no parallelize_plan, so it changes nothing", stacklevel=2
+        )
+        return module
+    if not isinstance(parallelize_plan, ParallelStyle | Mapping):
+        raise TypeError(
+            "parallelize_plan is a ParallelStyle, or a dictionary of them by module name, and "
+            f"this is a {type(parallelize_plan).__name__}"
+        )
+    mesh: Any = one_dimension(device_mesh, "parallelize_module")
+    chosen = list(_chosen(module, parallelize_plan))
+    for one, target in chosen:  # what is refused, is refused before anything is changed
+        if isinstance(one, style.LayerStyle):
+            one.parts(target)
+    if any(tensor.device.type not in naming.OURS for tensor in _tensors(module)):
+        module.to(naming.current())
+    for one, target in chosen:
+        one.src_data_rank = src_data_rank
+        one._apply(target, mesh)
+    return module
+
+
+def _chosen(
+    module: torch.nn.Module, plan: ParallelStyle | Mapping[str, ParallelStyle]
+) -> Iterator[tuple[ParallelStyle, torch.nn.Module]]:
+    """Each style with each module that it is for."""
+    for path, one in plan.items() if isinstance(plan, Mapping) else [("", plan)]:
+        if not isinstance(one, ParallelStyle):
+            raise TypeError(
+                f"parallelize_plan[{path!r}] must be a ParallelStyle, and is a {type(one).__name__}"
+            )
+        found, token = _named(module, path)
+        if not found:
+            names = [name for name, _ in module.named_children()]
+            warnings.warn(
+                f"the key {path!r} of parallelize_plan is skipped: nothing in "
+                f"{type(module).__name__} is called {token!r} there; its children are {names}",
+                stacklevel=3,
+            )
+        for target in found:
+            yield _ours(one), target
+
+
+def _tensors(module: torch.nn.Module) -> Any:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _named(module: torch.nn.Module, path: str) -> tuple[list[torch.nn.Module], str]:
+    """The modules whose names fit a pattern, and the part of it that was looked for last."""
+    found, token = [module], ""
+    for token in path.split(".") if path else ():
+        found = [
+            child for one in found for name, child in one.named_children() if fnmatch(name, token)
+        ]
+        if not found:
+            break
+    return found, token
+
+
+def _ours(given: ParallelStyle) -> ParallelStyle:
+    """The style of ours for one of torch's; another as it is."""
+    kind = type(given).__name__
+    if type(given) is not getattr(theirs, kind, None):
+        return given
+    one: Any = given
+    if kind in ("ColwiseParallel", "RowwiseParallel"):
+        return getattr(style, kind)(
+            input_layouts=one.input_layouts[0],
+            output_layouts=one.output_layouts[0],
+            use_local_output=one.use_local_output,
+        )
+    if kind == "SequenceParallel":
+        return style.SequenceParallel(
+            sequence_dim=one.sequence_sharding[0].dim, use_local_output=one.use_local_output
+        )
+    if kind == "PrepareModuleInput":
+        return _input_of(one)
+    if kind == "PrepareModuleOutput":
+        return _output_of(one)
+    if kind == "PrepareModuleInputOutput":
+        both = object.__new__(prepare.PrepareModuleInputOutput)
+        both.prepare_module_input = _input_of(one.prepare_module_input)
+        both.prepare_module_output = _output_of(one.prepare_module_output)
+        return both
+    return given
+
+
+def _input_of(one: Any) -> prepare.PrepareModuleInput:
+    return prepare.PrepareModuleInput(
+        input_layouts=one.input_layouts,
+        desired_input_layouts=one.desired_input_layouts,
+        input_kwarg_layouts=one.input_kwarg_layouts,
+        desired_input_kwarg_layouts=one.desired_input_kwarg_layouts,
+        use_local_output=one.use_local_output,
+    )
+
+
+def _output_of(one: Any) -> prepare.PrepareModuleOutput:
+    return prepare.PrepareModuleOutput(
+        output_layouts=one.output_layouts,
+        desired_output_layouts=one.desired_output_layouts,
+        use_local_output=one.use_local_output,
+    )

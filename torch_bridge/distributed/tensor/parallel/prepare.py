@@ -1,0 +1,225 @@
+"""Styles that lay out what goes into a module, and what comes out of it.
+
+Here tensors are whole, so `input_layouts` says in which layout a tensor arrives, and the desired
+layout is the one it has inside; see `isoshard.torch_bridge.distributed.tensor.parallel.style`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Placement
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from .along import constraint, one_dimension
+from .style import moved
+
+
+class PrepareModuleInput(ParallelStyle):
+    """Lay out the inputs of a module.
+
+    Args:
+        input_layouts: how each positional input arrives; None for one that is left alone.
+        desired_input_layouts: how each is to lie inside the module; None leaves it.
+        input_kwarg_layouts: how inputs passed by name arrive; others are left alone.
+        desired_input_kwarg_layouts: how these are to lie.
+        use_local_output: makes no difference, the module gets whole tensors.
+
+    Raises:
+        ValueError: there are not as many desired layouts as layouts.
+    """
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | tuple[Placement | None, ...] | None = None,
+        desired_input_layouts: Placement | tuple[Placement | None, ...] | None = None,
+        input_kwarg_layouts: dict[str, Placement] | None = None,
+        desired_input_kwarg_layouts: dict[str, Placement] | None = None,
+        use_local_output: bool = False,
+    ):
+        """See the class."""
+        self.input_layouts = _several(input_layouts)
+        self.desired_input_layouts = _several(desired_input_layouts)
+        self.input_kwarg_layouts = input_kwarg_layouts or {}
+        self.desired_input_kwarg_layouts = desired_input_kwarg_layouts or {}
+        self.use_local_output = use_local_output
+        if self.input_layouts is not None:
+            _check_as_many("input_layouts", self.input_layouts, self.desired_input_layouts)
+        arriving, desired = set(self.input_kwarg_layouts), set(self.desired_input_kwarg_layouts)
+        if arriving != desired:
+            raise ValueError(
+                "input_kwarg_layouts and desired_input_kwarg_layouts name the same inputs, and "
+                f"these do not: {sorted(arriving)} and {sorted(desired)}"
+            )
+
+    def _apply(self, module: torch.nn.Module, device_mesh: Any) -> torch.nn.Module:
+        mesh = one_dimension(device_mesh, "PrepareModuleInput")
+
+        def enter(module: torch.nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
+            if self.input_layouts is not None and self.desired_input_layouts is not None:
+                _check_values("input", module, inputs, self.input_layouts)
+                triples = zip(inputs, self.input_layouts, self.desired_input_layouts, strict=True)
+                inputs = tuple(_prepared(*triple, mesh, "input", module) for triple in triples)
+            changed = {
+                name: _prepared(
+                    named[name],
+                    self.input_kwarg_layouts[name],
+                    self.desired_input_kwarg_layouts[name],
+                    mesh,
+                    name,
+                    module,
+                )
+                for name in self.input_kwarg_layouts
+                if name in named
+            }
+            return inputs, {**named, **changed}
+
+        module.register_forward_pre_hook(constraint(enter, mesh, repr(self)), with_kwargs=True)
+        return module
+
+    def __repr__(self) -> str:
+        """As the constructor."""
+        return (
+            f"PrepareModuleInput(input_layouts={self.input_layouts}, "
+            f"desired_input_layouts={self.desired_input_layouts}, "
+            f"input_kwarg_layouts={self.input_kwarg_layouts}, "
+            f"desired_input_kwarg_layouts={self.desired_input_kwarg_layouts}, "
+            f"use_local_output={self.use_local_output})"
+        )
+
+
+class PrepareModuleOutput(ParallelStyle):
+    """Lay out the outputs of a module.
+
+    Args:
+        output_layouts: how each output comes out of the module; None for one that is left alone.
+        desired_output_layouts: how each is to lie.
+        use_local_output: makes no difference, the outputs are whole tensors.
+
+    Raises:
+        ValueError: there are not as many desired layouts as layouts.
+    """
+
+    def __init__(
+        self,
+        *,
+        output_layouts: Placement | tuple[Placement | None, ...],
+        desired_output_layouts: Placement | tuple[Placement, ...],
+        use_local_output: bool = True,
+    ):
+        """See the class."""
+        self.output_layouts = _several(output_layouts) or ()
+        self.desired_output_layouts = _several(desired_output_layouts) or ()
+        self.use_local_output = use_local_output
+        _check_as_many("output_layouts", self.output_layouts, self.desired_output_layouts)
+
+    def _apply(self, module: torch.nn.Module, device_mesh: Any) -> torch.nn.Module:
+        mesh = one_dimension(device_mesh, "PrepareModuleOutput")
+
+        def leave(module: torch.nn.Module, inputs: Any, outputs: Any) -> Any:
+            given = outputs if isinstance(outputs, tuple) else (outputs,)
+            _check_values("output", module, given, self.output_layouts)
+            triples = zip(given, self.output_layouts, self.desired_output_layouts, strict=True)
+            results: tuple[Any, ...] = tuple(
+                _prepared(*triple, mesh, "output", module) for triple in triples
+            )
+            return results[0] if len(results) == 1 else results
+
+        module.register_forward_hook(constraint(leave, mesh, repr(self)))
+        return module
+
+    def __repr__(self) -> str:
+        """As the constructor."""
+        return (
+            f"PrepareModuleOutput(output_layouts={self.output_layouts}, "
+            f"desired_output_layouts={self.desired_output_layouts}, "
+            f"use_local_output={self.use_local_output})"
+        )
+
+
+class PrepareModuleInputOutput(ParallelStyle):
+    """`PrepareModuleInput` and `PrepareModuleOutput` in one.
+
+    Args:
+        input_layouts: as for `PrepareModuleInput`, and so for the next three.
+        desired_input_layouts: likewise.
+        input_kwarg_layouts: likewise.
+        desired_input_kwarg_layouts: likewise.
+        use_local_input: makes no difference, the module gets whole tensors.
+        output_layouts: as for `PrepareModuleOutput`, and so for the last two.
+        desired_output_layouts: likewise.
+        use_local_output: likewise.
+    """
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | tuple[Placement | None, ...] | None = None,
+        desired_input_layouts: Placement | tuple[Placement | None, ...] | None = None,
+        input_kwarg_layouts: dict[str, Placement] | None = None,
+        desired_input_kwarg_layouts: dict[str, Placement] | None = None,
+        use_local_input: bool = False,
+        output_layouts: Placement | tuple[Placement | None, ...],
+        desired_output_layouts: Placement | tuple[Placement, ...],
+        use_local_output: bool = True,
+    ):
+        """See the class."""
+        self.prepare_module_input = PrepareModuleInput(
+            input_layouts=input_layouts,
+            desired_input_layouts=desired_input_layouts,
+            input_kwarg_layouts=input_kwarg_layouts,
+            desired_input_kwarg_layouts=desired_input_kwarg_layouts,
+            use_local_output=use_local_input,
+        )
+        self.prepare_module_output = PrepareModuleOutput(
+            output_layouts=output_layouts,
+            desired_output_layouts=desired_output_layouts,
+            use_local_output=use_local_output,
+        )
+
+    def _apply(self, module: torch.nn.Module, device_mesh: Any) -> torch.nn.Module:
+        self.prepare_module_input._apply(module, device_mesh)
+        self.prepare_module_output._apply(module, device_mesh)
+        return module
+
+    def __repr__(self) -> str:
+        """Both parts."""
+        return (
+            f"PrepareModuleInputOutput({self.prepare_module_input}, {self.prepare_module_output})"
+        )
+
+
+def _several(layouts: Any) -> tuple[Any, ...] | None:
+    return (layouts,) if isinstance(layouts, Placement) else layouts and tuple(layouts)
+
+
+def _check_as_many(what: str, given: Sequence[Any], desired: Sequence[Any] | None) -> None:
+    if desired is None or len(given) != len(desired):
+        raise ValueError(
+            f"{what} and desired_{what} go together one by one, and these do not: "
+            f"{tuple(given)} and {desired}"
+        )
+
+
+def _check_values(what: str, module: Any, values: Sequence[Any], layouts: Sequence[Any]) -> None:
+    if len(values) != len(layouts):
+        raise ValueError(
+            f"{type(module).__name__} has {len(values)} {what}s, and {what}_layouts has "
+            f"{len(layouts)} entries; give one each, None for one that is left alone"
+        )
+
+
+def _prepared(
+    value: Any, present: Any, desired: Any, mesh: Any, what: str, module: torch.nn.Module
+) -> Any:
+    if present is None:
+        return value
+    if not isinstance(value, torch.Tensor):
+        raise ValueError(
+            f"the layout {present} is given for {what} of {type(module).__name__}, which is no "
+            f"tensor but a {type(value).__name__}; give None for it"
+        )
+    return moved(value, mesh, present, present if desired is None else desired)

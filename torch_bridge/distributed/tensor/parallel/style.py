@@ -1,0 +1,217 @@
+"""Tensor-parallel styles: how the parameters of a module lie, and what goes in and comes out.
+
+The classes have torch's constructors. Under torchrun a style turns tensors into DTensors and back,
+and sends data. Here every tensor is whole, and a style says how it lies: the parameters are marked,
+and hooks on the module constrain what goes in and comes out, and their gradients. XLA's partitioner
+then finds the collectives, which are those that Megatron-LM writes by hand.
+
+- `input_layouts` and `output_layouts` say how tensors lie at the border, as in torch.
+- `use_local_output` changes nothing: what comes out is the whole tensor in the layout that
+  `output_layouts` says. Code after it must not count on the shape of a piece: write
+  `view(batch, length, -1, head_size)`, or the number of all heads, rather than `heads // tp`.
+- `Partial()` as a layout asks for nothing; the whole tensor is the sum already.
+
+Source: Shoeybi et al. 2019, "Megatron-LM", arXiv:1909.08053; Korthikanti et al. 2022, "Reducing
+Activation Recomputation in Large Transformer Models", arXiv:2205.05198.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from .along import constraint, lay_out, lay_out_whole, one_dimension
+
+
+class LayerStyle(ParallelStyle):
+    """What the styles for Linear and Embedding have in common."""
+
+    def __init__(self, input_layout: Any, output_layout: Any, use_local_output: bool):
+        """See the subclasses."""
+        super().__init__()
+        self.input_layouts = (input_layout,)
+        self.output_layouts = (output_layout,)
+        self.use_local_output = use_local_output
+
+    @abc.abstractmethod
+    def parts(self, module: torch.nn.Module) -> tuple[Placement, dict[str, Placement]]:
+        """How a module takes its input, and how its parameters lie, by name.
+
+        Args:
+            module: the layer; the placement of the name "" is for other parameters.
+
+        Raises:
+            NotImplementedError: it is neither a Linear nor an Embedding.
+        """
+
+    def _apply(self, module: torch.nn.Module, device_mesh: Any) -> torch.nn.Module:
+        mesh = one_dimension(device_mesh, type(self).__name__)
+        desired, parts = self.parts(module)
+        weight: Any = module.weight
+        if weight.dim() != 2:
+            raise ValueError(
+                f"{type(self).__name__} splits one layer, and this weight of shape "
+                f"{tuple(weight.shape)} is that of several, as scan_layers stacks them; call "
+                "parallelize_module on the layers first, then scan_layers"
+            )
+        self.desired_input_layouts = (desired,)
+        for name, parameter in module.named_parameters():
+            lay_out_whole(parameter, mesh, parts.get(name) or parts[""])
+        arriving, leaving = self.input_layouts[0], self.output_layouts[0]
+
+        def enter(module: torch.nn.Module, inputs: Any) -> Any:
+            return moved(inputs[0], mesh, arriving, desired), *inputs[1:]
+
+        def leave(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
+            return lay_out(output, mesh, leaving)
+
+        module.register_forward_pre_hook(constraint(enter, mesh, arriving, desired))
+        module.register_forward_hook(constraint(leave, mesh, leaving))
+        return module
+
+    def __repr__(self) -> str:
+        """As the constructor."""
+        return (
+            f"{type(self).__name__}(input_layouts={self.input_layouts}, "
+            f"output_layouts={self.output_layouts}, use_local_output={self.use_local_output})"
+        )
+
+
+class ColwiseParallel(LayerStyle):
+    """Split the outputs of a Linear or the features of an Embedding.
+
+    Args:
+        input_layouts: how the input arrives; whole by default, which it is inside in any case.
+        output_layouts: how the output leaves; split along the last axis by default.
+        use_local_output: kept for torch's signature, see the module's description.
+
+    >>> import isoshard.torch_bridge as xs
+    >>> from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
+    >>> from isoshard.torch_bridge.distributed.tensor.parallel import parallelize_module
+    >>> mesh = init_device_mesh("jax", (8,))
+    >>> linear = parallelize_module(torch.nn.Linear(4, 16), mesh, ColwiseParallel())
+    >>> linear.weight.placements, linear.bias.placements
+    ((Shard(dim=0),), (Shard(dim=0),))
+    >>> linear(torch.ones(2, 4, device="jax")).placements
+    (Shard(dim=1),)
+    """
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+    ):
+        """See the class."""
+        super().__init__(
+            input_layouts or Replicate(), output_layouts or Shard(-1), use_local_output
+        )
+        self.desired_input_layouts = (Replicate(),)
+
+    def parts(self, module: torch.nn.Module) -> tuple[Placement, dict[str, Placement]]:
+        """See `LayerStyle`."""
+        if isinstance(module, torch.nn.Linear):
+            return Replicate(), {"": Shard(0)}
+        if isinstance(module, torch.nn.Embedding):
+            return Replicate(), {"": Shard(1)}
+        raise NotImplementedError(_no_layer("ColwiseParallel", module))
+
+
+class RowwiseParallel(LayerStyle):
+    """Split the inputs of a Linear or the rows of an Embedding; what devices compute is summed.
+
+    Args:
+        input_layouts: how the input arrives; split along the last axis by default. Inside, that of
+            a Linear is split so, and that of an Embedding whole.
+        output_layouts: how the output leaves; whole by default. `Shard(1)` splits a sequence, and
+            the sum need not be whole on any device.
+        use_local_output: kept for torch's signature, see the module's description.
+    """
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+    ):
+        """See the class."""
+        super().__init__(
+            input_layouts or Shard(-1), output_layouts or Replicate(), use_local_output
+        )
+
+    def parts(self, module: torch.nn.Module) -> tuple[Placement, dict[str, Placement]]:
+        """See `LayerStyle`."""
+        if isinstance(module, torch.nn.Linear):
+            return Shard(-1), {"weight": Shard(1), "": Replicate()}
+        if isinstance(module, torch.nn.Embedding):
+            return Replicate(), {"": Shard(0)}
+        raise NotImplementedError(_no_layer("RowwiseParallel", module))
+
+
+class SequenceParallel(ParallelStyle):
+    """Keep the parameters of a norm or dropout whole, and split its input along the sequence.
+
+    Args:
+        sequence_dim: the axis of the input that is the sequence.
+        use_local_output: kept for torch's signature, see the module's description.
+    """
+
+    def __init__(self, *, sequence_dim: int = 1, use_local_output: bool = False):
+        """See the class."""
+        super().__init__()
+        self.sequence_sharding = (Shard(sequence_dim),)
+        self.use_local_output = use_local_output
+
+    def _apply(self, module: torch.nn.Module, device_mesh: Any) -> torch.nn.Module:
+        mesh = one_dimension(device_mesh, "SequenceParallel")
+        split = self.sequence_sharding[0]
+        for parameter in module.parameters():
+            lay_out_whole(parameter, mesh, Replicate())
+
+        def enter(module: torch.nn.Module, inputs: Any) -> Any:
+            if not isinstance(inputs[0], torch.Tensor):
+                raise ValueError(
+                    f"SequenceParallel splits the first input of {type(module).__name__}, which "
+                    f"must be a tensor, and it is a {type(inputs[0]).__name__}"
+                )
+            return lay_out(inputs[0], mesh, split), *inputs[1:]
+
+        def leave(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
+            return lay_out(output, mesh, split)
+
+        module.register_forward_pre_hook(constraint(enter, mesh, split))
+        module.register_forward_hook(constraint(leave, mesh, split))
+        return module
+
+    def __repr__(self) -> str:
+        """As the constructor."""
+        return (
+            f"SequenceParallel(sequence_dim={self.sequence_sharding[0].dim}, "
+            f"use_local_output={self.use_local_output})"
+        )
+
+
+def moved(t: torch.Tensor, mesh: Any, present: Placement, desired: Placement) -> torch.Tensor:
+    """A tensor that arrives in one layout, in another.
+
+    Args:
+        t: on the `jax` device.
+        mesh: of one dimension.
+        present: the layout in which it arrives.
+        desired: the other.
+    """
+    t = lay_out(t, mesh, present)
+    return t if present == desired else lay_out(t, mesh, desired)
+
+
+def _no_layer(style: str, module: torch.nn.Module) -> str:
+    return (
+        f"{style} splits nn.Linear and nn.Embedding, and this is a {type(module).__name__}; name "
+        "the layers inside it in the plan, or write a ParallelStyle of your own"
+    )

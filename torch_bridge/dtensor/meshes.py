@@ -1,0 +1,153 @@
+"""Torch's meshes and JAX's: the same devices under the same names.
+
+The rank `r` of a torch mesh is the one device of JAX's process `r`; where one process drives all
+devices, it is `jax.devices()[r]`.
+
+>>> import torch
+>>> from torch.distributed.device_mesh import DeviceMesh
+>>> mesh = DeviceMesh("xla", torch.arange(8).reshape(2, 4), mesh_dim_names=("dp", "tp"))
+>>> jax_mesh(mesh).axis_names, jax_mesh(mesh).axis_sizes
+(('dp', 'tp'), (2, 4))
+>>> device_mesh_of(jax_mesh(mesh)) is mesh
+True
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from isoshard.core.errors import DeviceError
+from isoshard.core.mesh import as_mesh
+
+
+@functools.lru_cache(maxsize=256)
+def jax_mesh(device_mesh: Any) -> Mesh:
+    """The mesh of the same devices for JAX, its axes Auto.
+
+    Args:
+        device_mesh: a torch `DeviceMesh`, or a mesh in any form that `iso.as_mesh` takes.
+
+    Returns:
+        The mesh; axes without a name are called `"0"`, `"1"`, ..
+
+    Raises:
+        DeviceError: there is no device for a rank, or a process has several.
+
+    Example:
+        >>> import torch
+        >>> from torch.distributed.device_mesh import DeviceMesh
+        >>> dict(jax_mesh(DeviceMesh("xla", torch.arange(8).reshape(4, 2))).shape)
+        {'0': 4, '1': 2}
+    """
+    if isinstance(device_mesh, Mesh) or hasattr(device_mesh, "get_jax_mesh"):
+        return as_mesh(device_mesh)
+    ranks = device_mesh.mesh.numpy()
+    devices = _devices_by_rank()
+    if missing := [rank for rank in ranks.ravel().tolist() if rank >= len(devices)]:
+        raise DeviceError(
+            f"the mesh {device_mesh} has ranks {missing}, and JAX knows {len(devices)} devices in "
+            f"{jax.process_count()} processes. Call iso.init_distributed() first, in every "
+            f"process; or in one process iso.simulate_devices({max(missing) + 1}), before anything "
+            "else."
+        )
+    names = device_mesh.mesh_dim_names or tuple(map(str, range(ranks.ndim)))
+    grid = np.array(devices, object)[ranks]
+    mesh = Mesh(grid, tuple(names), axis_types=(AxisType.Auto,) * ranks.ndim)
+    _remember(mesh, device_mesh)
+    return mesh
+
+
+def device_mesh_of(mesh: Mesh, device_type: str | None = None) -> Any:
+    """The torch `DeviceMesh` of the same devices. Cached.
+
+    One that `jax_mesh` has seen is given back as it was. A new one among several processes starts
+    process groups: every process of torch's must then make the same meshes in the same order, also
+    those it is no part of.
+
+    Args:
+        mesh: the mesh, of all processes or some.
+        device_type: torch's name of the devices; by default the one that fits JAX's, and `"xla"`
+            where one process drives them all.
+
+    Returns:
+        The mesh; its axes have names unless they are `"0"`, `"1"`, ..
+
+    Raises:
+        DeviceError: torch's process group is not there, or a process has several devices.
+
+    Example:
+        >>> from isoshard.core.mesh import make_mesh
+        >>> device_mesh_of(make_mesh((2, 4), ("dp", "tp")))
+        DeviceMesh((dp=2, tp=4), 'xla', stride=(4, 1))
+    """
+    mesh = retyped(mesh, AxisType.Auto)
+    world = _world()
+    known = _known.get((mesh, device_type))
+    if known is not None and known[1] is world:
+        return known[0]
+    made = _new_device_mesh(mesh, device_type)
+    _remember(mesh, made)
+    return made
+
+
+@functools.lru_cache(maxsize=512)
+def retyped(mesh: Mesh, kind: AxisType) -> Mesh:
+    """The same mesh with all axes of one type."""
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(kind,) * len(mesh.axis_names))
+
+
+_known: dict[tuple[Mesh, str | None], tuple[Any, Any]] = {}
+
+
+def _remember(mesh: Mesh, device_mesh: Any) -> None:
+    entry = (device_mesh, _world())
+    _known[mesh, device_mesh.device_type] = entry
+    found = _known.get((mesh, None))
+    if found is None or found[1] is not entry[1]:
+        _known[mesh, None] = entry
+
+
+def _world() -> Any:
+    """Torch's process group of all, or None: meshes made under another are stale."""
+    import torch.distributed as dist
+
+    return dist.group.WORLD if dist.is_available() else None
+
+
+def _new_device_mesh(mesh: Mesh, device_type: str | None) -> Any:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+    rank = {device: at for at, device in enumerate(_devices_by_rank())}
+    ranks = torch.tensor([rank[d] for d in mesh.devices.flat]).reshape(mesh.devices.shape)
+    plain = mesh.axis_names == tuple(map(str, range(len(mesh.axis_names))))
+    names = None if plain else tuple(map(str, mesh.axis_names))
+    if jax.process_count() == 1:
+        device_type = device_type or "xla"
+    elif _world() is None:
+        raise DeviceError(
+            "a DeviceMesh over several processes needs torch's process group, and there is none: "
+            "call iso.init_distributed() first, in every process"
+        )
+    platform = mesh.devices.flat[0].platform
+    kind = device_type or {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda"}.get(platform, "xla")
+    return DeviceMesh(kind, ranks, mesh_dim_names=names)
+
+
+def _devices_by_rank() -> list[Any]:
+    """The device of each rank: of each process, or all those of the only process."""
+    devices = jax.devices()
+    if jax.process_count() == 1:
+        return devices
+    owners = [device.process_index for device in devices]
+    if several := sorted({owner for owner in owners if owners.count(owner) > 1}):
+        raise DeviceError(
+            f"processes {several} have several JAX devices, and a rank of torch is one device: "
+            "start one process per device, and give each one only (iso.init_distributed() does)"
+        )
+    return [device for _, device in sorted(zip(owners, devices, strict=True), key=lambda p: p[0])]

@@ -1,0 +1,319 @@
+"""DTensor's words for a layout and JAX's: placements per mesh axis, a spec per tensor axis.
+
+>>> import torch
+>>> from torch.distributed.device_mesh import DeviceMesh
+>>> from torch.distributed.tensor import Partial, Replicate, Shard
+>>> mesh = DeviceMesh("xla", torch.arange(8).reshape(2, 4), mesh_dim_names=("dp", "tp"))
+>>> layout_of((Shard(0), Shard(1)), mesh, (4, 8)).sharding.spec
+P('dp', 'tp')
+>>> layout_of((Replicate(), Shard(0)), mesh, (5, 8)).sizes          # blocks as torch.chunk's
+((2, 2, 1, 0), None)
+>>> layout_of((Shard(0), Partial()), mesh, (4, 8)).sharding.spec    # sums still to be taken
+P('dp', unreduced={'tp'})
+
+Where several mesh axes split one tensor axis, `Shard` takes them from the left. In another order
+DTensor writes `_StridedShard`, whose split factor is the number of parts that mesh axes further
+right have made before; every order of a spec is one of placements:
+
+>>> placements = placements_of(NamedSharding(jax_mesh(mesh), P(("tp", "dp"))))
+>>> placements
+(_StridedShard(dim=0, sf=4), Shard(dim=0))
+>>> spec_of(placements, 2, (2, 4))
+((1, 0), None)
+
+The rank `r` of a torch mesh is the one device of JAX's process `r`; where one process drives all
+devices, it is `jax.devices()[r]`. Of torch's private names only `_StridedShard` is used.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.entries import entries_of
+from isoshard.core.errors import UnrepresentableError
+from isoshard.core.mesh import as_mesh, mesh_of
+from isoshard.core.spec import axis_names, named_sharding
+from isoshard.core.tiles import Tiles
+
+from .blocks import block_sizes
+from .blocks import local_shape_and_offset as local_shape_and_offset
+from .meshes import device_mesh_of as device_mesh_of
+from .meshes import jax_mesh, retyped
+from .placing import check_sum, kind_of, orders_of
+
+Entry = int | tuple[int, ...] | None
+
+
+class Layout(NamedTuple):
+    """A DTensor's layout in JAX's words.
+
+    Args:
+        sharding: of the physical array, whose blocks are equal.
+        shape: the true global shape.
+        sizes: per tensor axis None, or how many elements of each block are valid: the axis does
+            not divide, and the array is padded to the largest block.
+        padded: the shape of the physical array.
+    """
+
+    sharding: NamedSharding
+    shape: tuple[int, ...]
+    sizes: tuple[tuple[int, ...] | None, ...]
+    padded: tuple[int, ...]
+
+    @property
+    def is_even(self) -> bool:
+        """Whether nothing is padded."""
+        return self.padded == self.shape
+
+    @property
+    def block(self) -> tuple[int, ...]:
+        """The shape of one device's buffer."""
+        return self.sharding.shard_shape(self.padded)
+
+
+def spec_of(
+    placements: Sequence[Any], ndim: int, mesh_shape: Sequence[int] | None = None
+) -> tuple[Entry, ...]:
+    """The partition spec, by mesh axis indices, of placements.
+
+    Args:
+        placements: one `Shard`, `_StridedShard` or `Replicate` per mesh axis.
+        ndim: rank of the tensor; a negative dimension counts from its end.
+        mesh_shape: devices along each mesh axis; needed where there is a `_StridedShard`.
+
+    Returns:
+        One entry per tensor axis: None, a mesh axis, or several, outermost first.
+
+    Raises:
+        IndexError: a dimension is out of range.
+        NotImplementedError: a placement is `Partial`: sums that were not taken yet, which a tensor
+            seen as a whole never is.
+        SpecError: a placement is none of torch's, or there are several for one mesh axis.
+        UnrepresentableError: a split factor is that of no order of the mesh axes.
+        ValueError: there are more or fewer placements than mesh axes.
+
+    Example:
+        >>> from torch.distributed.tensor import Replicate, Shard
+        >>> spec_of((Shard(0), Shard(0), Replicate()), 2)
+        ((0, 1), None)
+    """
+    for axis, placement in enumerate(placements):
+        if kind_of(axis, placement) == "Partial":
+            raise NotImplementedError(
+                f"mesh axis {axis} has the placement {placement!r}: a tensor here is seen as a "
+                "whole, so sums over devices are taken already. Use Shard(dim) or Replicate()."
+            )
+    orders = orders_of(placements, ndim, mesh_shape)
+    return tuple(
+        tuple(order) if len(order) > 1 else order[0] if order else None for order in orders
+    )
+
+
+@functools.lru_cache(maxsize=8192)
+def placements_of(sharding: NamedSharding) -> tuple[Any, ...]:
+    """The placements of a layout, one per mesh axis. Cached.
+
+    Args:
+        sharding: the layout. A `reduced` axis is one whose gradient is partial, and reads as
+            `Replicate`.
+
+    Returns:
+        `Shard`, `_StridedShard`, `Replicate`, or `Partial("sum")` for an unreduced axis.
+
+    Raises:
+        UnrepresentableError: an entry is UNCONSTRAINED, or the sharding is no NamedSharding.
+    """
+    from torch.distributed.tensor import Partial, Replicate
+
+    _check_named(sharding)
+    names = sharding.mesh.axis_names
+    sizes = [sharding.mesh.shape[name] for name in names]
+    found: list[Any] = [Replicate() for _ in names]
+    for name in getattr(sharding.spec, "unreduced", ()):
+        found[names.index(name)] = Partial("sum")
+    for dim, entry in enumerate(entries_of(sharding.spec)):
+        if entry is P.UNCONSTRAINED:
+            raise UnrepresentableError(
+                f"{sharding.spec} leaves tensor axis {dim} open (UNCONSTRAINED), and a placement "
+                "says where data lies; ask the array itself for its sharding"
+            )
+        order = [names.index(name) for name in axis_names(entry)]
+        for at, axis in enumerate(order):
+            before = [sizes[other] for other in order[:at] if other > axis]
+            found[axis] = _shard(dim, math.prod(before))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=8192)
+def placements_on(sharding: NamedSharding, device_mesh: Any, ndim: int) -> tuple[Any, ...]:
+    """The placements of a layout over another mesh of the same devices. Cached.
+
+    Args:
+        sharding: the layout, over a mesh of any shape and order.
+        device_mesh: the mesh the placements are for, in any form that `jax_mesh` takes.
+        ndim: rank of the tensor.
+
+    Returns:
+        One placement per axis of `device_mesh`.
+
+    Raises:
+        UnrepresentableError: the devices are others, or no placements over that mesh give every
+            device the block it has.
+
+    Example:
+        >>> import torch
+        >>> from torch.distributed.device_mesh import DeviceMesh
+        >>> from isoshard.core.mesh import make_mesh
+        >>> rows = NamedSharding(make_mesh((8,), ("x",)), P("x"))
+        >>> placements_on(rows, DeviceMesh("xla", torch.arange(8).reshape(2, 4)), 1)
+        (Shard(dim=0), Shard(dim=0))
+    """
+    _check_named(sharding)
+    ours, theirs = mesh_of(sharding), jax_mesh(device_mesh)
+    if retyped(ours, AxisType.Auto) == theirs:
+        return placements_of(sharding)
+    if set(ours.devices.flat) != set(theirs.devices.flat):
+        raise UnrepresentableError(
+            f"the layout {sharding.spec} lies on devices {_ids(ours)}, and the mesh asked for has "
+            f"{_ids(theirs)}: placements move nothing. Reshard onto that mesh first: "
+            "iso.reshard(x, spec, mesh)."
+        )
+    number = {device: at for at, device in enumerate(theirs.devices.flat)}
+    renamed = np.array([number[device] for device in ours.devices.flat])
+    stored = NamedSharding(ours, P(*entries_of(sharding.spec)))
+    spec = Tiles(renamed[Tiles.from_sharding(stored, ndim).grid]).to_spec(theirs)
+    partial = _partial_axes(sharding, renamed, theirs)
+    return placements_of(_named(spec, theirs, partial, ndim))
+
+
+def layout_of(placements: Sequence[Any], device_mesh: Any, shape: Sequence[int]) -> Layout:
+    """A DTensor's layout as a sharding of a physical array. Cached.
+
+    Args:
+        placements: one per mesh axis. `Partial("sum")` makes the axis unreduced, which JAX has on
+            Explicit meshes only: the sharding's mesh is Explicit then, and Auto otherwise.
+        device_mesh: torch's mesh.
+        shape: the tensor's true global shape.
+
+    Returns:
+        The sharding, the true shape, the valid sizes of blocks where an axis does not divide, and
+        the shape of the physical array.
+
+    Raises:
+        UnrepresentableError: a `Partial` is no sum, a split factor is that of no order of mesh
+            axes, or uneven strided blocks are not consecutive.
+        IndexError, SpecError, ValueError: as `spec_of`.
+
+    Example:
+        >>> import torch
+        >>> from torch.distributed.device_mesh import DeviceMesh
+        >>> from torch.distributed.tensor import Shard
+        >>> mesh = DeviceMesh("xla", torch.arange(4).reshape(2, 2))
+        >>> layout = layout_of((Shard(0), Shard(0)), mesh, (5,))
+        >>> layout.sizes, layout.padded
+        (((2, 1, 1, 1),), (8,))
+    """
+    return _layout(tuple(placements), device_mesh, tuple(shape))
+
+
+@functools.lru_cache(maxsize=8192)
+def _layout(placements: tuple[Any, ...], device_mesh: Any, shape: tuple[int, ...]) -> Layout:
+    mesh = jax_mesh(device_mesh)
+    check_count(placements, mesh)
+    kinds = [kind_of(axis, placement) for axis, placement in enumerate(placements)]
+    partial = [axis for axis, kind in enumerate(kinds) if kind == "Partial"]
+    for axis in partial:
+        check_sum(mesh.axis_names[axis], placements[axis])
+    orders = orders_of(placements, len(shape), mesh.axis_sizes)
+    sizes = tuple(
+        block_sizes(dim, extent, order, placements, mesh)
+        for dim, (extent, order) in enumerate(zip(shape, orders, strict=True))
+    )
+    padded = tuple(
+        extent if size is None else max(size) * len(size)
+        for extent, size in zip(shape, sizes, strict=True)
+    )
+    entries = [tuple(mesh.axis_names[axis] for axis in order) for order in orders]
+    while entries and not entries[-1]:
+        entries.pop()
+    spec = P(*(names[0] if len(names) == 1 else names or None for names in entries))
+    names = [mesh.axis_names[axis] for axis in partial]
+    return Layout(_named(spec, mesh, names, len(shape)), shape, sizes, padded)
+
+
+def check_count(placements: Sequence[Any], mesh: Any) -> None:
+    """Raise ValueError unless there is one placement per mesh axis."""
+    names = as_mesh(mesh).axis_names
+    if len(placements) != len(names):
+        raise ValueError(
+            f"{len(placements)} placements for a mesh of {len(names)} axes {names}; give one "
+            "Shard(dim) or Replicate() per mesh axis"
+        )
+
+
+def _check_named(sharding: Any) -> None:
+    if not isinstance(sharding, NamedSharding):
+        raise UnrepresentableError(
+            f"a {type(sharding).__name__} names no mesh axes, and placements say something of "
+            "each; lay the array out with iso.reshard(x, spec, mesh) first"
+        )
+
+
+def _named(spec: P, mesh: Mesh, partial: Iterable[str], ndim: int) -> NamedSharding:
+    """The sharding of a canonical spec, and of sums over the axes `partial` still to be taken."""
+    if not (names := frozenset(partial)):
+        return named_sharding(spec, mesh, ndim)
+    entries = entries_of(spec)
+    return NamedSharding(retyped(mesh, AxisType.Explicit), P(*entries, unreduced=names))
+
+
+def _partial_axes(sharding: NamedSharding, renamed: np.ndarray, theirs: Mesh) -> list[str]:
+    """The axes of another mesh along which the same sums are to be taken."""
+    unreduced = getattr(sharding.spec, "unreduced", frozenset())
+    ours = mesh_of(sharding)
+    if math.prod(ours.shape[name] for name in unreduced) == 1:
+        return []
+    group_of = np.empty(ours.size, np.int64)
+    group_of[renamed] = _groups(ours, unreduced).ravel()
+    group_of = group_of.reshape(theirs.devices.shape)
+    found = []
+    for axis, name in enumerate(theirs.axis_names):
+        step = (0,) * axis + (slice(None),) + (0,) * (group_of.ndim - axis - 1)
+        if theirs.shape[name] > 1 and group_of[step][1] == group_of[step][0]:
+            found.append(name)
+    if _partition(group_of) != _partition(_groups(theirs, found)):
+        raise UnrepresentableError(
+            f"{sharding.spec} sums over groups of devices that are no axes of the mesh "
+            f"{dict(theirs.shape)}; reduce it first: iso.to_dtensor(jax.sharding.reshard(x, P()))"
+        )
+    return found
+
+
+def _groups(mesh: Mesh, names: Iterable[str]) -> np.ndarray:
+    """A number per device of a mesh, alike along the axes named."""
+    shape = [1 if name in names else size for name, size in mesh.shape.items()]
+    return np.broadcast_to(np.arange(math.prod(shape)).reshape(shape), mesh.devices.shape)
+
+
+def _partition(group_of: np.ndarray) -> set[frozenset[int]]:
+    """The sets of devices that share a number."""
+    flat = group_of.ravel()
+    return {frozenset(np.flatnonzero(flat == group).tolist()) for group in np.unique(flat)}
+
+
+def _ids(mesh: Mesh) -> list[int]:
+    return [device.id for device in mesh.devices.flat]
+
+
+def _shard(dim: int, factor: int) -> Any:
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return Shard(dim) if factor == 1 else _StridedShard(dim, split_factor=factor)
