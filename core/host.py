@@ -259,7 +259,9 @@ def _why_copied(host: np.ndarray, sharding: Sharding, cuts: tuple[Cut, ...]) -> 
         why = f"{_where(host, cuts[0])} is not contiguous (strides {strides} bytes)"
     if why:
         return {cut.device: why for cut in cuts}
-    base = host.__array_interface__["data"][0]
+    base = host.ctypes.data
+    if not base % ALIGNMENT and _all_aligned(cuts, host.strides):
+        return {}
     return {
         cut.device: f"{_where(host, cut)} starts {(base + offset) % ALIGNMENT} bytes past a "
         f"{ALIGNMENT}-byte boundary (see isoshard.core.exchange.aligned_empty)"
@@ -272,9 +274,19 @@ def _always_copied(host: np.ndarray, sharding: Sharding) -> str:
     platform = _platform(sharding)
     if platform != "cpu":
         return f"the devices are {platform}, and host memory must be moved there"
-    if host.dtype.name in _PACKED:
+    if _is_packed(host.dtype):
         return f"{host.dtype} takes a byte each on the host and less on a device"
     return ""
+
+
+@functools.lru_cache(maxsize=256)
+def _is_packed(dtype: np.dtype) -> bool:
+    return dtype.name in _PACKED
+
+
+@functools.lru_cache(maxsize=4096)
+def _all_aligned(cuts: tuple[Cut, ...], strides: tuple[int, ...]) -> bool:
+    return not any(offset % ALIGNMENT for offset in _offsets(cuts, strides))
 
 
 @functools.lru_cache(maxsize=4096)
