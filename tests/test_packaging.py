@@ -59,7 +59,8 @@ def built(tmp_path_factory) -> Path:
     _build("build_sdist", source, folder)
     unpacked = folder / "unpacked"
     with tarfile.open(_only(folder, "*.tar.gz")) as sdist:
-        sdist.extractall(unpacked, filter="data")
+        sdist.extraction_filter = getattr(tarfile, "data_filter", None)  # Python >= 3.11.4
+        sdist.extractall(unpacked)
     _build("build_wheel", _only(unpacked, "*"), folder)
     return folder
 
