@@ -3,8 +3,8 @@
 Everything here is about one process. What can be shared is shared through DLPack; the rest goes
 by core's rules for host memory, which count copies or refuse them.
 
-Of torch's private names `_functional_collectives.AsyncCollectiveTensor` is used here: a local tensor
-whose collective has not ended.
+Of torch's private names `_functional_collectives.AsyncCollectiveTensor` is used here: a local
+tensor whose collective has not ended.
 """
 
 from __future__ import annotations
