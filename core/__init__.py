@@ -17,6 +17,7 @@ from . import metrics as metrics
 from .cache import compilation_cache
 from .devices import simulate_devices
 from .errors import (
+    CheckpointError,
     CopyError,
     DeviceError,
     DistributedError,
@@ -32,7 +33,7 @@ from .mesh import as_mesh as as_mesh
 from .mesh import hybrid_mesh, make_mesh
 from .op_sharding import parse_op_sharding, to_op_sharding
 from .place import full, reshard, shard, sharding_of
-from .plan import Conv, Linear, Plan, PlanError
+from .plan import Activation, Conv, Experts, Heads, Largest, Linear, Plan, PlanError
 from .processes import Processes, init_distributed
 from .shards import Shard, local_shards
 from .spec import named_sharding as named_sharding
@@ -44,10 +45,15 @@ from .uneven import UnevenArray
 from .visualize import visualize
 
 __all__ = [
+    "Activation",
+    "CheckpointError",
     "Conv",
     "CopyError",
     "DeviceError",
     "DistributedError",
+    "Experts",
+    "Heads",
+    "Largest",
     "Linear",
     "Mesh",
     "NamedSharding",

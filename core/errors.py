@@ -49,6 +49,10 @@ class DistributedError(RuntimeError):
     """The processes of a run cannot be started together, do not agree, or one of them failed."""
 
 
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written, lacks something, or was altered after it was written."""
+
+
 def no_sharing(name: str, why: str) -> CopyError:
     """The error of an array that cannot be shared where `copy=False` asks for it.
 

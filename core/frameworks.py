@@ -34,12 +34,16 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
+
+if TYPE_CHECKING:
+    from .checkpoints.manifest import Sum
+    from .checkpoints.source import Entry, Part, Source, Wanted
 
 Loader = Callable[[], object]
 
@@ -98,6 +102,14 @@ class Framework:
         """The NamedSharding of an array, or a dictionary of them by name for a module."""
         self._lacks("sharding_of", x)
 
+    def named_arrays(self, x: Any) -> dict[str, Any]:
+        """The arrays of a module by the names that a `Plan` knows, in order; nothing is copied."""
+        self._lacks("named arrays", x)
+
+    def named_modules(self, x: Any) -> list[str] | None:
+        """The names of the modules inside `x`, itself ("") included; None if it has none."""
+        return None
+
     def local_shards(self, x: Any) -> list[Any]:
         """The `Shard`s of `x` on this process, as plain arrays of this framework, not copied."""
         self._lacks("local_shards", x)
@@ -108,13 +120,58 @@ class Framework:
         """The same values as a jax.Array (a dictionary of them for a module)."""
         self._lacks("to_jax", x)
 
-    def from_jax(self, array: jax.Array, *, copy: bool | None = None) -> Any:
-        """The same values as an array of this framework, with the layout of `array`."""
+    def weights_of(self, x: Any) -> dict[str, Any]:
+        """The weights of a module by name, as a file of weights has them: tied ones once.
+
+        JAX arrays, or shapes (`jax.ShapeDtypeStruct`) of those that have no memory.
+        """
+        return self.to_jax(x)
+
+    def to_numpy(self, x: Any) -> np.ndarray:
+        """An array in host memory as NumPy sees it, sharing the memory."""
+        self._lacks("to_numpy", x)
+
+    def from_jax(self, array: jax.Array, *, copy: bool | None = None, like: Any = None) -> Any:
+        """The same values as an array of this framework, with the layout of `array`.
+
+        `like` is the NumPy array that it was made of, whose dtype the result says: JAX may hold
+        64-bit integers as 32-bit ones.
+        """
         self._lacks("from_jax", array)
 
     def shard_from_jax(self, array: jax.Array, *, copy: bool | None = None) -> Any:
         """A `jax.Array` on one device (a shard's data) as a plain array of this framework."""
         self._lacks("shard_from_jax", array)
+
+    def parts(self, x: Any, saved: Mapping[str, Entry] | None = None) -> dict[str, Part] | None:
+        """What a checkpoint keeps of a module or optimizer, by name; None: `x` is one array.
+
+        `saved` is what a checkpoint has below the name of `x`: parts that `x` has not made yet,
+        and would have after a step, are then among the results.
+        """
+        self._lacks("parts", x)
+
+    def wanted(self, x: Any) -> Wanted:
+        """Shape, logical dtype and place of an array, also of an abstract one."""
+        self._lacks("wanted", x)
+
+    def stored(self, x: Any) -> jax.Array | np.ndarray:
+        """The elements of an array, for reading: in host memory as they are, or a jax.Array."""
+        self._lacks("stored", x)
+
+    def filled(self, x: Any, values: dict[str, Any]) -> Any:
+        """`x` with new parts: what `parts` names, or one array under the name "".
+
+        Modules and optimizers are changed in place; an array is a value, and a new one comes back.
+        """
+        self._lacks("filled", x)
+
+    def open_checkpoint(self, path: str) -> Source | None:
+        """The checkpoint in a folder or file, if it is of a format of this framework."""
+
+    def write_checkpoint(self, folder: str, name: str, leaves: dict[str, Any]) -> dict[str, Sum]:
+        """Write leaves in this framework's own format into a folder, and sum up its files."""
+        self._lacks("write_checkpoint", leaves)
 
     def processes_joined(self) -> tuple[int, int] | None:
         """Rank and size of the framework's own process group, or None if it has not started."""
@@ -211,7 +268,7 @@ def require(name: str) -> Framework:
         >>> require("fortran")
         Traceback (most recent call last):
             ...
-        ImportError: there is no framework 'fortran' here; known are 'flax', 'torch'
+        ImportError: there is no framework 'fortran' here; known are 'equinox', 'flax', 'torch'
     """
     for _ in range(2):  # a bridge may put off what needs its framework to a second loader
         if name not in _frameworks:

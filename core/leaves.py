@@ -25,8 +25,9 @@ from .errors import ShardingError, SpecError
 from .exchange import check_shareable
 from .frameworks import Framework, framework_of
 from .host import host_to_jax
+from .paths import path_name
 from .plan import Plan
-from .resolved import path_name
+from .plan.leaves import boxed_leaves
 from .spec import is_spec, named_sharding
 
 
@@ -131,14 +132,14 @@ def assign(leaves: list[Leaf], structure: Any, mesh: Mesh, spec: Any, name: str 
         SpecError: the tree of specs does not match, or the plan does not fit.
     """
     if isinstance(spec, Plan):
-        _ask_plan(leaves, mesh, spec)
+        _ask_plan(leaves, structure, mesh, spec)
         return
     specs = [spec] * len(leaves) if is_spec(spec) else _spread(spec, structure, name)
     for leaf, own in zip(leaves, specs, strict=True):
         leaf.spec = own
 
 
-def _ask_plan(leaves: list[Leaf], mesh: Mesh, plan: Plan) -> None:
+def _ask_plan(leaves: list[Leaf], structure: Any, mesh: Mesh, plan: Plan) -> None:
     """Look arrays up by their path; modules get the whole plan, as their parameters have names."""
     arrays = {leaf.path: leaf for leaf in leaves if leaf.shape is not None}
     if len({leaf.path for leaf in leaves}) < len(leaves):
@@ -147,7 +148,8 @@ def _ask_plan(leaves: list[Leaf], mesh: Mesh, plan: Plan) -> None:
             f"several leaves are called {', '.join(twice)}, and a Plan goes by names; rename keys "
             "so that paths joined by dots differ, or give a tree of specs"
         )
-    specs = plan.resolve(arrays, mesh).specs
+    boxed = dict(boxed_leaves(structure.unflatten(leaves)))  # boxes of Linen name their axes
+    specs = plan.resolve({path: boxed.get(path, leaf) for path, leaf in arrays.items()}, mesh).specs
     for leaf in leaves:
         leaf.spec = specs.get(leaf.path, plan)
 

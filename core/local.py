@@ -180,7 +180,7 @@ def _layout(leaf: Leaf, mesh: Mesh) -> tuple[NamedSharding, tuple[int, ...]]:
             f"{leaf.name}: local shape {local} is of another rank than the global {leaf.whole}"
         )
     sharding = named_sharding(leaf.spec, mesh, len(local), shape=leaf.whole, name=leaf.name)
-    counts, held = _blocks(sharding, len(local))
+    counts, held = blocks_here(sharding, len(local))
     if leaf.whole is None:
         wrong = [
             f"axis {axis} has local size {size}, and this process holds {len(mine)} of the "
@@ -272,7 +272,7 @@ def _place(
 @functools.lru_cache(maxsize=4096)
 def _cuts(sharding: NamedSharding, local: tuple[int, ...]) -> tuple[Cut, ...]:
     """The slices of local data that this process's devices are to hold."""
-    _, held = _blocks(sharding, len(local))
+    _, held = blocks_here(sharding, len(local))
     steps = [size // len(mine) for size, mine in zip(local, held, strict=True)]
     block_of = Tiles.from_sharding(sharding, len(local)).block_of()
     cuts = []
@@ -288,10 +288,24 @@ def _cuts(sharding: NamedSharding, local: tuple[int, ...]) -> tuple[Cut, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _blocks(
+def blocks_here(
     sharding: NamedSharding, ndim: int
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Along each axis the number of blocks, and which of them this process's devices hold."""
+    """Count the blocks of a layout.
+
+    Args:
+        sharding: the layout.
+        ndim: rank of the array.
+
+    Returns:
+        Along each axis the number of blocks, and which of them this process's devices hold.
+
+    Example:
+        >>> from jax.sharding import PartitionSpec as P
+        >>> from isoshard.core.mesh import make_mesh
+        >>> blocks_here(named_sharding(P("x"), make_mesh((2, 4), ("x", "y")), 2), 2)
+        ((2, 1), ((0, 1), (0,)))
+    """
     tiles = Tiles.from_sharding(sharding, ndim)
     block_of = tiles.block_of()
     mine = [

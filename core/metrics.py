@@ -53,8 +53,14 @@ KNOWN = {
     "copies": "buffers copied between frameworks",
     "copied_bytes": "bytes copied between frameworks",
     "gathers": "sharded arrays gathered whole",
+    "file_reads": "runs of bytes read from files of weights",
+    "file_bytes_read": "bytes read from files of weights",
     "uneven_marks": "marks with a split that does not divide, so buffers are not split",
     "donated_bytes": "bytes of inputs reused for outputs",
+    "data.batches": "batches that loaders gave",
+    "data.waits": "of these, not ready when asked for",
+    "data.padded_rows": "rows repeated to fill batches",
+    "data.dropped_rows": "rows left out, in last batches that do not divide",
 }
 
 # Code of these packages is never the user's own; the demo in isoshard.cli is.

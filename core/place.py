@@ -47,7 +47,7 @@ from .errors import ShardingError, raise_collected
 from .frameworks import framework_of
 from .leaves import Leaf, assign, named_arrays
 from .mesh import as_mesh, mesh_of
-from .resolved import path_name
+from .paths import path_name
 from .spec import is_spec
 
 

@@ -52,7 +52,7 @@ from .errors import SpecError
 from .frameworks import framework_of
 from .mesh import as_mesh
 from .op_sharding import parse_op_sharding
-from .resolved import named_leaves
+from .paths import named_leaves
 from .spec import normalize_spec
 from .tiles import Tiles
 

@@ -1,4 +1,4 @@
-"""The JAX world: Flax modules laid out by a `Plan`, and models created sharded.
+"""The JAX world: Flax modules laid out by a `Plan`, created sharded, and trained.
 
 >>> import jax.numpy as jnp
 >>> from isoshard.core.mesh import make_mesh
@@ -9,8 +9,10 @@
 >>> params["up"]["kernel"].sharding.spec
 P(None, 'model')
 
-With this package loaded, `isoshard.shard(module, mesh, plan)` takes Flax NNX modules. Pytrees, Flax
-Linen variables among them, are served by the core alone. Flax is imported on first use.
+With this package loaded, `isoshard.shard(module, mesh, plan)` takes Flax NNX and Equinox modules.
+Pytrees, Flax Linen variables among them, are served by the core alone. `train_step` makes a step
+that keeps a model's layout, `constrain_activations` lays out values inside it. Flax and Equinox
+are imported on first use.
 """
 
 if not __name__.startswith("isoshard."):
@@ -24,11 +26,29 @@ import sys
 
 from isoshard.core.frameworks import on_first
 
+from .activations import Constrained, constrain_activations
 from .create import create_sharded
+from .optimizers import create_opt_state, create_optimizer
+from .training import TrainState, TrainStep, train_step
 
-__all__ = ["create_sharded"]
+__all__ = [
+    "Constrained",
+    "TrainState",
+    "TrainStep",
+    "constrain_activations",
+    "create_opt_state",
+    "create_optimizer",
+    "create_sharded",
+    "train_step",
+]
 
-if "flax" in sys.modules:
-    importlib.import_module("isoshard.jax_bridge.modules")
-else:
-    on_first("flax", lambda: importlib.import_module("isoshard.jax_bridge.modules"))
+_ADAPTERS = {
+    "flax": "isoshard.jax_bridge.modules",
+    "equinox": "isoshard.jax_bridge.equinox_modules",
+}
+
+for _root, _module in _ADAPTERS.items():
+    if _root in sys.modules:
+        importlib.import_module(_module)
+    else:
+        on_first(_root, lambda module=_module: importlib.import_module(module))

@@ -9,28 +9,45 @@
 >>> params["w"].sharding.shard_shape((64, 256))
 (64, 64)
 
-The function is traced once for its shapes and once, under `jit` with the plan's shardings as its
-outputs, to run; so each device computes its own part only.
+The function is traced once. What it computes then runs under `jit` with the plan's shardings as
+its outputs, so each device computes its own part only. A large model is computed in several
+programs, the largest arrays first, as what an initialiser needs for a while (random bits) is as
+large as several times what it makes.
+
+An initialiser that XLA cannot partition is computed whole on every device: `orthogonal` is one,
+as it factorises the whole matrix. The counter "peak_bytes" tells what a device had to hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import Mesh, NamedSharding
+
+from isoshard.core import metrics
 
 from .graphs import join, split
 from .layout import plan_state
+
+_GROUPS = 16
+"""Into how many programs the creation of a large model is divided, about."""
+
+_SMALL = 4 << 20
+"""Bytes per device up to which arrays are created by one program."""
 
 
 def create_sharded(fn: Callable[..., Any], mesh: Mesh, plan: Any, *args: Any) -> Any:
     """Run an initialiser so that its results are born in their shards.
 
     Args:
-        fn: makes the model: a pytree of arrays (e.g. `linen_model.init`), or a Flax NNX module.
-            It is traced, so random keys and `nnx.Rngs` are made inside or passed as `args`.
+        fn: makes the model: a pytree of arrays (e.g. `linen_model.init`), a Flax NNX module, or an
+            Equinox module. It is traced, so random keys and `nnx.Rngs` are made inside or passed
+            as `args`.
         mesh: the mesh, or what `as_mesh` takes.
         plan: a `Plan`, or one spec for every leaf.
         *args: arguments of `fn`, pytrees of arrays.
@@ -58,5 +75,84 @@ def create_sharded(fn: Callable[..., Any], mesh: Mesh, plan: Any, *args: Any) ->
         graph, state = split(fn(*args))
         return state
 
-    shardings = plan_state(jax.eval_shape(state_of, *args), mesh, plan)
-    return join(graph, jax.jit(state_of, out_shardings=shardings)(*args))
+    state = born(state_of, lambda shapes: plan_state(shapes, mesh, plan), *args)
+    return join(graph, state)
+
+
+def born(fn: Callable[..., Any], layouts_of: Callable[[Any], Any], *args: Any) -> Any:
+    """Run a function so that the arrays it returns are born in their layouts.
+
+    Args:
+        fn: returns a pytree of arrays. It is traced once.
+        layouts_of: called with what `fn` returns as shapes; gives a NamedSharding for each.
+        *args: arguments of `fn`, pytrees of arrays.
+
+    Returns:
+        What `fn` returns, laid out.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from isoshard.core.mesh import make_mesh
+        >>> from isoshard.core.spec import named_sharding
+        >>> rows = named_sharding(("x",), make_mesh((8,), ("x",)), 1)
+        >>> born(lambda: [jnp.arange(8)], lambda shapes: [rows])[0].sharding.spec
+        P('x',)
+    """
+    traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+    layouts = jax.tree.leaves(layouts_of(shapes))
+    leaves, structure = jax.tree.flatten(shapes)
+    run = jaxpr_as_fun(traced)
+    inputs = jax.tree.leaves(args)
+    made: dict[int, jax.Array] = {}
+    held = 0
+    for group in _groups([_size(a, layout) for a, layout in zip(leaves, layouts, strict=True)]):
+        results, size, needed = _compute(run, group, [layouts[i] for i in group], inputs)
+        metrics.record_peak(held + needed)
+        held += size
+        made.update(zip(group, results, strict=True))
+    return structure.unflatten(made[i] for i in range(len(leaves)))
+
+
+def _compute(
+    run: Callable[..., Sequence[Any]],
+    group: list[int],
+    layouts: list[NamedSharding],
+    inputs: list[Any],
+) -> tuple[list[jax.Array], int, int]:
+    """Some results of a traced function, their bytes per device, and what the program needed."""
+    start = time.perf_counter()
+
+    def some(*inputs: Any) -> list[Any]:
+        results = run(*inputs)
+        return [results[i] for i in group]
+
+    program = jax.jit(some, out_shardings=layouts).lower(*inputs).compile()
+    seconds = time.perf_counter() - start
+    where = metrics.user_location()
+    metrics.record_compilation(f"creation of {len(group)} arrays", "first call", where, seconds)
+    results = program(*inputs)
+    told = program.memory_analysis()
+    if told is None:  # a platform that does not tell
+        return results, 0, 0
+    size = told.output_size_in_bytes
+    return results, size, size + told.temp_size_in_bytes + told.argument_size_in_bytes
+
+
+def _groups(sizes: list[int]) -> Iterator[list[int]]:
+    """Which arrays are created together: the largest first."""
+    limit = max(_SMALL, sum(sizes) // _GROUPS)
+    group: list[int] = []
+    total = 0
+    for number in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        if group and total + sizes[number] > limit:
+            yield group
+            group, total = [], 0
+        group.append(number)
+        total += sizes[number]
+    if group:
+        yield group
+
+
+def _size(array: Any, layout: NamedSharding) -> int:
+    """Bytes of one shard."""
+    return math.prod(layout.shard_shape(array.shape)) * array.dtype.itemsize

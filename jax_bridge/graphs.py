@@ -1,4 +1,4 @@
-"""NNX objects as a graph and a state; any other pytree is its own state.
+"""Models as a graph and a state: the state has the arrays, the graph all else.
 
 >>> split({"w": 1.0})
 (None, {'w': 1.0})
@@ -9,34 +9,83 @@
 >>> join(graph, state).out_features
 3
 
-The split keeps shared variables shared: a tied weight is one leaf. Flax is looked at only if the
-program has imported it, for without it there are no NNX objects.
+The split of an NNX object keeps shared variables shared: a tied weight is one leaf. Of an Equinox
+module, and of any pytree with functions or strings among its leaves, these stay in the graph:
+
+>>> import numpy as np
+>>> graph, state = split({"w": np.ones(2), "act": np.tanh})
+>>> state
+{'act': None, 'w': array([1., 1.])}
+>>> join(graph, state)["act"]
+<ufunc 'tanh'>
+
+Flax and Equinox are looked at only if the program has imported them, for without them there are no
+objects of theirs.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import Any
 
+import jax
+import numpy as np
+
+_ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
+_NUMBERS = (bool, int, float, complex)
+_HOLE = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class Skeleton:
+    """What is left of a pytree without its arrays.
+
+    Attributes:
+        structure: of the whole tree.
+        rest: its leaves in order, with holes where the arrays were.
+    """
+
+    structure: Any
+    rest: tuple[Any, ...]
+
+    def join(self, state: Any) -> Any:
+        """Put the arrays of `state` into the holes."""
+        arrays = iter(jax.tree.leaves(state))
+        return self.structure.unflatten(
+            next(arrays) if leaf is _HOLE else leaf for leaf in self.rest
+        )
+
 
 def split(model: Any) -> tuple[Any, Any]:
-    """Take an NNX object apart.
+    """Take a model apart.
 
     Args:
-        model: an `nnx.Module`, `nnx.Optimizer`, .. or any pytree.
+        model: an `nnx.Module`, `nnx.Optimizer`, an Equinox module, .. or any pytree.
 
     Returns:
-        The graph (None unless `model` is an NNX object) and the pytree of its arrays.
+        The graph (None if `model` is a pytree of arrays and numbers) and the pytree of its arrays.
+        Numbers count as arrays, except those in Equinox modules.
     """
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(model, nnx.Pytree):
         return nnx.split(model)
-    return None, model
+    leaves, structure = jax.tree.flatten(model)
+    kept = [keep for node in _nodes(model) for keep in _kept(node)]
+    if not any(kept):
+        return None, model
+    pairs = list(zip(leaves, kept, strict=True))
+    graph = Skeleton(structure, tuple(leaf if keep else _HOLE for leaf, keep in pairs))
+    return graph, structure.unflatten(None if keep else leaf for leaf, keep in pairs)
 
 
 def join(graph: Any, state: Any) -> Any:
-    """Undo `split`: a new NNX object around the arrays of `state`, or `state` itself."""
-    return state if graph is None else sys.modules["flax.nnx"].merge(graph, state)
+    """Undo `split`: a new object around the arrays of `state`, or `state` itself."""
+    if graph is None:
+        return state
+    if isinstance(graph, Skeleton):
+        return graph.join(state)
+    return sys.modules["flax.nnx"].merge(graph, state)
 
 
 def is_random_state(leaf: Any) -> bool:
@@ -49,3 +98,25 @@ def is_variable(leaf: Any) -> bool:
     """Tell whether a node of a state is an NNX variable, which boxes one array."""
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(leaf, nnx.Variable)
+
+
+def is_nnx(model: Any) -> bool:
+    """Tell whether `model` is an NNX module or another NNX object."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(model, nnx.Pytree)
+
+
+def is_equinox(node: Any) -> bool:
+    """Tell whether a node of a pytree is an Equinox module."""
+    equinox = sys.modules.get("equinox")
+    return equinox is not None and isinstance(node, equinox.Module)
+
+
+def _nodes(model: Any) -> list[Any]:
+    return jax.tree.leaves(model, is_leaf=is_equinox)
+
+
+def _kept(node: Any) -> list[bool]:
+    """For each leaf of a node, whether it is no array and stays where it is."""
+    data = _ARRAYS if is_equinox(node) else _ARRAYS + _NUMBERS
+    return [not isinstance(leaf, data) for leaf in jax.tree.leaves(node)]

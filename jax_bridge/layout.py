@@ -16,8 +16,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.mesh import as_mesh
+from isoshard.core.paths import path_name
 from isoshard.core.plan import Plan
-from isoshard.core.resolved import path_name
+from isoshard.core.plan.leaves import names_of
 
 from .graphs import is_random_state, is_variable
 
@@ -40,12 +41,41 @@ def plan_state(state: Any, mesh: Mesh, plan: Any) -> Any:
     mesh = as_mesh(mesh)
     plan = plan if isinstance(plan, Plan) else Plan({"*": plan})
     named = leaf_names(state)
-    arrays, tree = jax.tree.flatten(state)
-    planned = {
-        name: array for (name, random), array in zip(named, arrays, strict=True) if not random
-    }
-    found = plan.resolve(planned, mesh).shardings
+    boxes = named_boxes(state)
+    found = plan.resolve(boxes, mesh).shardings
+    _, tree = jax.tree.flatten(state)
     return tree.unflatten([found.get(name, NamedSharding(mesh, P())) for name, _ in named])
+
+
+def named_boxes(state: Any) -> dict[str, Any]:
+    """List the arrays that a plan speaks of, in the boxes that say how their axes are called.
+
+    Args:
+        state: a pytree, such as `nnx.state(module)` or the variables of a Linen module.
+
+    Returns:
+        By name: an NNX variable or a Linen box with axis names, or a plain array. Keys and counters
+        of `nnx.Rngs` are left out.
+
+    Example:
+        >>> from flax import linen
+        >>> named_boxes({"a": linen.Partitioned(1.0, names=("x",)), "b": 2.0})
+        {'a': Partitioned(value=1.0, names=('x',), mesh=None), 'b': 2.0}
+    """
+    found = {}
+    for path, box in jax.tree.leaves_with_path(state, is_leaf=_is_box):
+        arrays = jax.tree.leaves_with_path(box)
+        if is_random_state(box):
+            continue
+        if len(arrays) == 1 and names_of(box) is not None:
+            found[path_name(path + arrays[0][0])] = box
+        else:
+            found |= {path_name(path + rest): array for rest, array in arrays}
+    return found
+
+
+def _is_box(node: Any) -> bool:
+    return is_variable(node) or names_of(node) is not None
 
 
 def leaf_names(state: Any) -> list[tuple[str, bool]]:

@@ -16,6 +16,7 @@ an error leaves it as it was. An `nnx.State` is a value: a new one comes back.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -23,11 +24,13 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from isoshard.core import exchange, place
+from isoshard.core.checkpoints.source import Entry, Part
 from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.frameworks import Framework, register
 
+from .checkpoint import graph_parts
 from .graphs import join, split
-from .layout import leaf_names, plan_state
+from .layout import leaf_names, named_boxes, plan_state
 
 _KINDS = (nnx.Pytree, nnx.State, nnx.Variable)
 
@@ -161,6 +164,16 @@ class Flax(Framework):
         """See `full`."""
         return full(x)
 
+    def named_arrays(self, x: Any) -> dict[str, Any]:
+        """The variables that a plan speaks of, which say how their axes are called, by name."""
+        return named_boxes(split(x)[1])
+
+    def named_modules(self, x: Any) -> list[str] | None:
+        """The names of the modules in a module; None for states and variables."""
+        if not isinstance(x, nnx.Module):
+            return None
+        return [".".join(map(str, path)) for path, _ in nnx.iter_modules(x)]
+
     def sharding_of(self, x: Any) -> dict[str, NamedSharding] | NamedSharding:
         """See `sharding_of`."""
         return sharding_of(x)
@@ -170,6 +183,14 @@ class Flax(Framework):
     ) -> dict[str, jax.Array] | jax.Array:
         """See `to_jax`."""
         return to_jax(x, sharding, copy=copy)
+
+    def parts(self, x: Any, saved: Mapping[str, Entry] | None = None) -> dict[str, Part]:
+        """See `graph_parts.parts_of`."""
+        return graph_parts.parts_of(x)
+
+    def filled(self, x: Any, values: dict[str, Any]) -> Any:
+        """See `graph_parts.filled`."""
+        return graph_parts.filled(x, values)
 
 
 def _flat(state: Any) -> tuple[list[str], list[Any], Any]:

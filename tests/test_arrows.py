@@ -28,7 +28,7 @@ class Room:
 EVERYONE = ("jax", "numpy", "rich")
 ROOMS = [
     Room("core", (), EVERYONE),
-    Room("jax_bridge", ("isoshard.core",), (*EVERYONE, "flax", "optax", "orbax")),
+    Room("jax_bridge", ("isoshard.core",), (*EVERYONE, "flax", "optax", "orbax", "tensorstore")),
     Room("torch_bridge", ("isoshard.core",), (*EVERYONE, "torch", "fsspec")),
     Room("onnx_bridge", ("isoshard.core",), (*EVERYONE, "onnx")),
     Room("cli", ("isoshard",), (*EVERYONE, "torch", "flax", "optax", "matplotlib")),

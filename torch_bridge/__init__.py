@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import old_torch as _old_torch
 
 __all__ = [
+    "ActivationConstraints",
     "CaptureError",
     "CompiledStep",
     "Generator",
@@ -23,10 +24,12 @@ __all__ = [
     "ShardingType",
     "StackedLayers",
     "TorchFunction",
+    "TorchModule",
     "XLAShard",
     "XLAShardedTensor",
     "clear_sharding",
     "compile",
+    "constrain_activations",
     "disable_manual_sharding",
     "enable_manual_sharding",
     "get_1d_mesh",
@@ -43,6 +46,7 @@ __all__ = [
     "shard_as",
     "sync",
     "torch_function",
+    "torch_module",
     "xla_device",
     "xla_distribute_module",
     "xla_distribute_tensor",
@@ -62,8 +66,10 @@ if TYPE_CHECKING or _old_torch.has_device():
     from . import framework as _framework  # noqa: F401  (isoshard.shard and the other verbs)
     from .crossings.calling_jax import TorchFunction, torch_function
     from .crossings.function import JaxFunction, jax_function
+    from .crossings.module import TorchModule, torch_module
     from .distributed import torch_hook as _torch_hook
     from .generator import Generator
+    from .layout.activations import ActivationConstraints, constrain_activations
     from .layout.marks import ShardingType
     from .layout.shards import XLAShard
     from .loops.scan import ScanLayers, StackedLayers, scan_layers

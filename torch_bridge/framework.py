@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
 from isoshard.core import metrics
+from isoshard.core.checkpoints.manifest import Sum
+from isoshard.core.checkpoints.source import Entry, Part, Source, Wanted
 from isoshard.core.errors import CopyError, ShardingError
 from isoshard.core.exchange import check_shareable, host_to_jax, lay_out
 from isoshard.core.frameworks import Framework, register
@@ -25,10 +28,13 @@ from isoshard.torch_bridge.engine.constrain import constrain
 from isoshard.torch_bridge.engine.value import Aval, Value, placed_layout
 
 from . import modules
+from .checkpoints import parts as checkpoint_parts
+from .checkpoints import torch_folder
+from .checkpoints.filling import Filler
 from .dtensor import exchange as dtensors
 from .dtensor import modules as dtensor_modules
 from .dtensor import resharding, starting
-from .dtypes import logical_dtype
+from .dtypes import logical_dtype, physical_dtype
 from .exchange import shard_to_torch, to_numpy
 from .layout.marks import keep_gradient_layout
 from .tensor import XLAShardedTensor
@@ -135,6 +141,17 @@ class Torch(Framework):
         whole = NamedSharding(found.mesh, jax.sharding.PartitionSpec())
         return self._place(x, whole, None, "tensor")
 
+    def named_arrays(self, x: Any) -> dict[str, Any]:
+        """Parameters and buffers of a module, those of stacked layers layer by layer."""
+        if not isinstance(x, torch.nn.Module):
+            self._lacks("named arrays", x)
+        return modules.named_arrays(x)
+
+    def named_modules(self, x: Any) -> list[str] | None:
+        """The names that `torch.nn.Module.named_modules` gives."""
+        named = x.named_modules() if isinstance(x, torch.nn.Module) else ()
+        return [name for name, _ in named] or None
+
     def sharding_of(self, x: Any) -> Any:
         """The layout; executes what is recorded if only the compiler knows it yet."""
         if isinstance(x, torch.nn.Module):
@@ -193,16 +210,64 @@ class Torch(Framework):
         array = jnp.from_dlpack(x.detach().contiguous() if copy is not False else x.detach())
         return lay_out(array, sharding, copy=copy, name=name)
 
-    def from_jax(self, array: jax.Array, *, copy: bool | None = None) -> torch.Tensor:
+    def weights_of(self, x: Any) -> dict[str, Any]:
+        """What `state_dict` has; tied weights once, under the first name. On `meta`: shapes."""
+        kept = x.state_dict(keep_vars=True) if isinstance(x, torch.nn.Module) else {"": x}
+        return {
+            name: self.to_jax(t)
+            if t.device.type != "meta"
+            else jax.ShapeDtypeStruct(tuple(t.shape), physical_dtype(t.dtype))
+            for name, t in modules.tensors(x)
+            if name in kept
+        }
+
+    def to_numpy(self, x: Any) -> np.ndarray:
+        """The memory of a plain CPU tensor."""
+        if not isinstance(x, torch.Tensor) or dtensors.is_dtensor(x) or x.device.type != "cpu":
+            what = f"tensor on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
+            raise TypeError(
+                f"only a plain CPU tensor is seen by NumPy, not a {what}; give x.cpu(), or the "
+                "jax.Array that iso.to_jax(x) gives"
+            )
+        return to_numpy(x.detach())
+
+    def from_jax(
+        self, array: jax.Array, *, copy: bool | None = None, like: Any = None
+    ) -> torch.Tensor:
         """A tensor over the very buffers of `array`."""
         if copy:
             array = jnp.copy(array)
-        aval = Aval.contiguous(tuple(array.shape), logical_dtype(array.dtype))
+        dtype = logical_dtype(array.dtype if like is None else like.dtype)
+        aval = Aval.contiguous(tuple(array.shape), dtype)
         return base.fresh(aval, Value.of(array, shared=not copy))
 
     def shard_from_jax(self, array: jax.Array, *, copy: bool | None = None) -> torch.Tensor:
         """One device's buffer as a plain CPU or CUDA tensor."""
         return shard_to_torch(array, copy=copy)
+
+    def parts(self, x: Any, saved: Mapping[str, Entry] | None = None) -> dict[str, Part] | None:
+        """See `checkpoints.parts.parts_of`."""
+        return checkpoint_parts.parts_of(x, saved)
+
+    def wanted(self, x: Any) -> Wanted:
+        """See `checkpoints.parts.wanted`."""
+        return checkpoint_parts.wanted(x)
+
+    def stored(self, x: Any) -> jax.Array | np.ndarray:
+        """See `checkpoints.parts.stored`."""
+        return checkpoint_parts.stored(x)
+
+    def filled(self, x: Any, values: dict[str, Any]) -> Any:
+        """See `checkpoints.filling.Filler.fill`."""
+        return Filler(_annotated, self._place).fill(x, values)
+
+    def open_checkpoint(self, path: str) -> Source | None:
+        """A folder of `torch.distributed.checkpoint`."""
+        return torch_folder.opened(path)
+
+    def write_checkpoint(self, folder: str, name: str, leaves: dict[str, Any]) -> dict[str, Sum]:
+        """A folder that `torch.distributed.checkpoint` reads."""
+        return torch_folder.write(folder, name, leaves)
 
     def processes_joined(self) -> tuple[int, int] | None:
         """Rank and size of the default process group."""

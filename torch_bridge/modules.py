@@ -24,6 +24,11 @@ def tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_buffers()
 
 
+def named_arrays(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer under the name that a plan knows; see `ByLayer`."""
+    return ByLayer(module).tensors
+
+
 def layout(
     module: torch.nn.Module, mesh: Mesh, spec: Any, name: str | None = None
 ) -> dict[str, NamedSharding]:

@@ -21,25 +21,39 @@ from typing import TYPE_CHECKING, Any
 from isoshard import core
 from isoshard.core import *  # noqa: F403 (the one list is that of core)
 from isoshard.core import frameworks
+from isoshard.core.weights import load_safetensors, save_safetensors
 
-from . import metrics
+from . import data, metrics, weights
 
 if TYPE_CHECKING:
     from isoshard import jax_bridge, torch_bridge
-    from isoshard.torch_bridge import jax_function, torch_function
+    from isoshard.jax_bridge import create_sharded
+    from isoshard.jax_bridge.checkpoint import latest, restore, save
+    from isoshard.torch_bridge import jax_function, torch_function, torch_module
     from isoshard.torch_bridge.dtensor.exchange import to_dtensor
     from isoshard.torch_bridge.dtensor.loading import load_arrays
 
-__all__ = ["jax_bridge", "jax_function", "load_arrays", "metrics", "to_dtensor", "torch_bridge"]
-__all__ += ["torch_function"]
+__all__ = ["create_sharded", "data", "jax_bridge", "jax_function", "load_arrays", "metrics"]
+__all__ += ["to_dtensor", "torch_bridge", "torch_function", "torch_module"]
+__all__ += ["latest", "restore", "save"]
+__all__ += ["load_safetensors", "save_safetensors", "weights"]
 __all__ += core.__all__
 
-_BRIDGES = {"torch": "isoshard.torch_bridge", "flax": "isoshard.jax_bridge"}
+_BRIDGES = {
+    "torch": "isoshard.torch_bridge",
+    "flax": "isoshard.jax_bridge",
+    "equinox": "isoshard.jax_bridge",
+}
 _LAZY = {
+    "create_sharded": "isoshard.jax_bridge",
     "jax_function": "isoshard.torch_bridge",
+    "latest": "isoshard.jax_bridge.checkpoint",
     "load_arrays": "isoshard.torch_bridge.dtensor.loading",
+    "restore": "isoshard.jax_bridge.checkpoint",
+    "save": "isoshard.jax_bridge.checkpoint",
     "to_dtensor": "isoshard.torch_bridge.dtensor.exchange",
     "torch_function": "isoshard.torch_bridge",
+    "torch_module": "isoshard.torch_bridge",
 }
 
 

@@ -8,7 +8,8 @@
 if __name__ != "isoshard.torch_bridge.checkpoints":
     raise ImportError(f"import isoshard.torch_bridge.checkpoints, not {__name__}")
 
-from .errors import CheckpointError
+from isoshard.core.errors import CheckpointError
+
 from .load_planner import SPMDLoadPlanner
 from .manager import CheckpointManager
 from .priming import prime_optimizer

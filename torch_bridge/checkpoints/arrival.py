@@ -11,11 +11,12 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 
-from isoshard.torch_bridge.engine import base, reading
+from isoshard.core.errors import CheckpointError
+from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine.value import Aval, Value
 from isoshard.torch_bridge.exchange import to_numpy
 
-from .errors import CheckpointError
+from .parts import layout_of
 from .pieces import chunk_at
 
 
@@ -33,7 +34,7 @@ class Arrival:
         """See the class."""
         self.name = name
         self._tensor = tensor
-        self._sharding = _layout(tensor)
+        self._sharding = layout_of(tensor)
         self._devices: dict[torch.Size, list[Any]] = {}
         self._chunks: dict[torch.Size, ChunkStorageMetadata] = {}
         if self._sharding is None:
@@ -122,17 +123,6 @@ class Arrival:
         self._arrays.clear()
         with torch.no_grad():
             self._tensor.copy_(base.fresh(Aval.contiguous(shape, dtype), value))
-
-
-def _layout(tensor: base.LazyTensor) -> jax.sharding.Sharding | None:
-    """Where a tensor lies, or None if a program may still place it as it likes."""
-    found = tensor._storage.annotation if not tensor._chain.ops else None
-    if found is not None:
-        return found
-    array = reading.array_of(tensor)
-    if isinstance(array.sharding, jax.sharding.SingleDeviceSharding) and not array.committed:
-        return None
-    return array.sharding
 
 
 def _offsets(read: ReadItem) -> torch.Size:

@@ -37,8 +37,9 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from isoshard.core.checkpoints.manifest import Sum
+
 from .load_planner import SPMDLoadPlanner
-from .manifest import Sum
 from .storage import Storage
 
 

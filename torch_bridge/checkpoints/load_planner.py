@@ -20,12 +20,12 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+from isoshard.core.errors import CheckpointError
 from isoshard.torch_bridge import runtime
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine.capture.step import refuse_if_capturing
 
 from .arrival import Arrival
-from .errors import CheckpointError
 from .pieces import is_sharded
 
 

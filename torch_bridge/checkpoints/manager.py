@@ -12,12 +12,13 @@ from typing import Any
 
 from torch.distributed.checkpoint.metadata import STATE_DICT_TYPE
 
+from isoshard.core.checkpoints.steps import Steps
+from isoshard.core.errors import CheckpointError
+
 from . import protocol
-from .errors import CheckpointError
 from .preemption import Watch
 from .ranks import Ranks, groups_of
 from .save_planner import snapshot
-from .steps import Steps
 from .storage import LocalStorage, storage_at
 
 _LOG = logging.getLogger(__name__)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from torch.distributed.checkpoint.metadata import STATE_DICT_TYPE
 from torch.distributed.checkpoint.stateful import Stateful
 
+from isoshard.core.checkpoints.manifest import Sum
+
 from .files import Files, Reader, Writer
 from .load_planner import SPMDLoadPlanner
-from .manifest import Sum
 from .ranks import Ranks
 from .save_planner import SPMDSavePlanner
 from .storage import Storage

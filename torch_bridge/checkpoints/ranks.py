@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from .errors import CheckpointError
+from isoshard.core.errors import CheckpointError
 
 T = TypeVar("T")
 

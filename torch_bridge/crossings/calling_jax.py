@@ -21,8 +21,9 @@ function runs once for every new combination of shapes, dtypes and constants. Fu
 `jax.custom_vjp`, `shard_map`, Pallas kernels, integer arguments and results, and gradients of
 gradients all work. A result's dtype is JAX's: while `jax_enable_x64` is off, integers are int32.
 
-DTensors of many processes are computed at once, in every rank: see
-`isoshard.torch_bridge.dtensor.function`.
+Plain CPU and CUDA tensors are computed at once, and so are DTensors of many processes, in every
+rank: see `plain` beside this module and `isoshard.torch_bridge.dtensor.function`. All tensors of a
+call are on one device.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ from isoshard.torch_bridge.dtensor.exchange import is_dtensor
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine import aside, base
 from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.special import upload
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval, Value
 
 from .arguments import TENSOR, of_operands, sorted_out, surroundings
+from .plain import PlainFunction
 from .pulled import Pulled
 
 
@@ -52,27 +55,35 @@ class TorchFunction:
         name: for error messages and reports.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, out_specs: Any = None):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        out_specs: Any = None,
+        copy: bool | None = None,
+    ):
         """See `torch_function`."""
         self.name = name
         self._function, self._out_specs = function, out_specs
         self._known: dict[Any, _Traced] = {}
         self._distributed: Any = None
+        self._plain = PlainFunction(function, name, copy)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Record the call; on DTensors, compute it.
+        """Record the call; on DTensors and plain tensors, compute it.
 
         Args:
-            *args: the JAX function's arguments, with tensors on the `jax` device, or DTensors, for
-                arrays.
+            *args: the JAX function's arguments, with tensors for arrays: all on the `jax` device,
+                or all on one other, or DTensors.
             **kwargs: likewise.
 
         Returns:
             The JAX function's result, with tensors for arrays.
 
         Raises:
-            TypeError: a tensor is on another device, a constant cannot be hashed, or a result's
+            TypeError: tensors are on several devices, a constant cannot be hashed, or a result's
                 dtype is unknown to torch.
+            CopyError: plain tensors cannot be shared under copy=False.
             ShardingError: DTensors do not fit together, see
                 `isoshard.torch_bridge.dtensor.function`.
         """
@@ -84,6 +95,10 @@ class TorchFunction:
                 f"{self.name} has out_specs, which are for DTensors; lay results on the jax device "
                 "out with isoshard.torch_bridge.mark_sharding"
             )
+        plain = [leaf for leaf in leaves if _is_plain(leaf)]
+        if plain and not tapes.is_tracing():
+            self._check_devices(leaves)
+            return self._plain(leaves, structure)
         tensors: list[base.LazyTensor] = []
         fixed = []
         for leaf in leaves:
@@ -120,19 +135,39 @@ class TorchFunction:
         if isinstance(leaf, base.LazyTensor):
             tensors.append(leaf)
             return TENSOR
-        if isinstance(leaf, torch.Tensor):
-            raise TypeError(
-                f"{self.name} is a JAX function and takes tensors on the jax device, not one of "
-                f"shape {tuple(leaf.shape)} on {leaf.device}; move it with .to('jax')"
-            )
+        if isinstance(leaf, torch.Tensor):  # a constant of the trace
+            tensors.append(upload(leaf.detach().cpu()))
+            return TENSOR
         kind, array = sorted_out(leaf)
         if array is not None:
             tensors.append(_tensor_of(array))
         return kind
 
+    def _check_devices(self, leaves: Sequence[Any]) -> None:
+        """Refuse tensors of several devices, and such as have no values."""
+        found: dict[torch.device, tuple[int, ...]] = {}
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                found.setdefault(leaf.device, tuple(leaf.shape))
+        where = ", ".join(f"{device} (shape {shape})" for device, shape in found.items())
+        if len(found) > 1:
+            raise TypeError(
+                f"{self.name} got tensors on several devices: {where}; move them to one, such as "
+                "with .to('jax')"
+            )
+        if "meta" in where:
+            raise TypeError(
+                f"{self.name} got tensors without values: {where}; for shapes alone, use "
+                "jax.eval_shape on the JAX function"
+            )
+
 
 def torch_function(
-    function: Callable[..., Any], *, name: str | None = None, out_specs: Any = None
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    out_specs: Any = None,
+    copy: bool | None = None,
 ) -> TorchFunction:
     """Make a JAX function callable on torch tensors.
 
@@ -142,6 +177,9 @@ def torch_function(
         out_specs: of results that are DTensors, their layouts: a PartitionSpec, a list of
             placements, or None for the compiler's choice; or a tree of those that begins as the
             tree of results does.
+        copy: of arguments that are plain CPU or CUDA tensors: None shares their memory where it
+            can and copies where it must, which is counted; False raises instead; True copies.
+            Tensors on the `jax` device cross as they are.
 
     Returns:
         A callable. Keep it: it remembers what it has traced.
@@ -152,7 +190,11 @@ def torch_function(
     if not callable(function):
         raise TypeError(f"torch_function takes a JAX function, not {type(function).__name__}")
     called = name or getattr(function, "__name__", None) or type(function).__name__
-    return TorchFunction(function, called, out_specs)
+    return TorchFunction(function, called, out_specs, copy)
+
+
+def _is_plain(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and not isinstance(leaf, base.LazyTensor)
 
 
 def _is_distributed(leaf: Any) -> bool:

@@ -1,7 +1,8 @@
 """A torch module or function as a pure JAX function.
 
 The same lowerings that record on the tape run at once when the values are JAX tracers, so torch
-code can be called under `jax.jit`, `jax.grad` and `jax.vmap`:
+code can be called under `jax.jit`, `grad`, `vmap`, `scan`, `checkpoint`, `shard_map` and their
+compositions:
 
 >>> import torch, isoshard as iso
 >>> model = torch.nn.Linear(3, 2)
@@ -15,27 +16,35 @@ code can be called under `jax.jit`, `jax.grad` and `jax.vmap`:
 >>> gradients["bias"].tolist()
 [4.0, 4.0]
 
-In-place writes stay inside: a module's buffers (BatchNorm statistics) are read from `params` and
-their new values are dropped; call `.eval()` first if that is not meant.
+In-place writes stay inside. A module's new buffers (the statistics of BatchNorm) are dropped by
+`f(params, ..)`, and returned by `f.with_buffers`, which takes parameters and buffers apart:
+
+>>> f = iso.jax_function(torch.nn.BatchNorm1d(3))
+>>> y, buffers = f.with_buffers(f.parameters, f.buffers, x)
+>>> buffers["running_mean"].tolist(), buffers["num_batches_tracked"].item()
+([0.10000000149011612, 0.10000000149011612, 0.10000000149011612], 1)
+
+Whether a module trains is read when it is called: under `jax.jit`, when the function is traced.
+Tensors that are no buffers, such as `torch.arange(n)` made on the CPU, are constants. A
+`torch.autograd.Function` keeps its own backward, see `own_gradients`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
-import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from isoshard.core.exchange import to_jax
 from isoshard.torch_bridge import modules
-from isoshard.torch_bridge.dtypes import logical_dtype
-from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.value import Aval, Value
-from isoshard.torch_bridge.framework import Torch
+
+from . import own_gradients
+from .borders import constant, keys, unwrap, wrap
 
 
 class JaxFunction:
@@ -52,13 +61,34 @@ class JaxFunction:
 
     @property
     def params(self) -> dict[str, jax.Array]:
-        """The present values, without a copy where they are on the `jax` device."""
-        module = self._target
-        if not isinstance(module, torch.nn.Module):
-            return {}
-        framework = Torch()
+        """The present values, without a copy where they are on the `jax` device.
+
+        Raises:
+            ValueError: some are on the `meta` device.
+        """
+        return {**self.parameters, **self.buffers}
+
+    @property
+    def parameters(self) -> dict[str, jax.Array]:
+        """The parameters alone; a tied one once, under its first name."""
+        return self._arrays(self._named("named_parameters"))
+
+    @property
+    def buffers(self) -> dict[str, jax.Array]:
+        """The buffers alone."""
+        return self._arrays(self._named("named_buffers"))
+
+    @property
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shape and dtype of every entry of `params`, which a module on `meta` has as well.
+
+        >>> jax_function(torch.nn.Linear(3, 2, device="meta")).shapes["weight"]
+        ShapeDtypeStruct(shape=(2, 3), dtype=float32)
+        """
+        tensors = [*self._named("named_parameters"), *self._named("named_buffers")]
         return {
-            name: framework.to_jax(tensor, name=name) for name, tensor in modules.tensors(module)
+            name: jax.ShapeDtypeStruct(tuple(tensor.shape), physical_dtype(tensor.dtype))
+            for name, tensor in tensors
         }
 
     def __call__(self, params: Any, *args: Any, rng: jax.Array | None = None, **kwargs: Any) -> Any:
@@ -73,73 +103,112 @@ class JaxFunction:
 
         Returns:
             The result, with JAX arrays for tensors.
+
+        Raises:
+            KeyError: `params` has other names than the module.
+            RuntimeError: random numbers are drawn, and there is no `rng`.
+        """
+        if isinstance(self._target, torch.nn.Module):
+            return self._run_module(params, args, kwargs, rng)[0]
+        with _traced(rng):
+            args, kwargs = _wrapped(((params, *args), kwargs))
+            return pytree.tree_map(unwrap, self._target(*args, **kwargs))
+
+    def with_buffers(
+        self, params: Any, buffers: Any, *args: Any, rng: jax.Array | None = None, **kwargs: Any
+    ) -> tuple[Any, dict[str, jax.Array]]:
+        """Run the module, and return what its buffers have become.
+
+        Args:
+            params: a dictionary like `.parameters`.
+            buffers: a dictionary like `.buffers`.
+            *args: as for a call.
+            rng: likewise.
+            **kwargs: likewise.
+
+        Returns:
+            The result, and a dictionary like `buffers`. With `jax.value_and_grad(..,
+            has_aux=True)` the new buffers go beside the gradients, and in a `jax.lax.scan` they
+            are part of the carry.
+
+        Raises:
+            KeyError: the names are not those of the module's parameters and of its buffers.
+            TypeError: this is no module's function.
         """
         if not isinstance(self._target, torch.nn.Module):
-            args = (params, *args)
-        with tapes.immediately(_keys(rng)), torch.no_grad():
-            leaves, structure = jax.tree.flatten((args, kwargs))
-            args, kwargs = jax.tree.unflatten(structure, [_wrap(leaf) for leaf in leaves])
-            if isinstance(self._target, torch.nn.Module):
-                result = _call_module(self._target, params, args, kwargs)
-            else:
-                result = self._target(*args, **kwargs)
-            return pytree.tree_map(_unwrap, result)
+            raise TypeError("a plain function has no buffers; call it as f(*args)")
+        _check_names(self._target, params, "parameters")
+        _check_names(self._target, buffers, "buffers")
+        result, tensors = self._run_module({**params, **buffers}, args, kwargs, rng)
+        return result, {name: unwrap(tensors[name]) for name in buffers}
+
+    def _run_module(
+        self, params: dict[str, Any], args: Any, kwargs: Any, rng: jax.Array | None
+    ) -> tuple[Any, dict[str, Any]]:
+        """The result, and parameters and buffers as they are afterwards."""
+        module: Any = self._target
+        own = dict(modules.tensors(module))
+        _check(params, own, f"params of {type(module).__name__}", "params")
+        with _traced(rng):
+            args, kwargs = _wrapped((args, kwargs))
+            tensors = {name: wrap(value, own[name].dtype) for name, value in params.items()}
+            result = torch.func.functional_call(module, tensors, args, kwargs)
+            return pytree.tree_map(unwrap, result), tensors
+
+    def _named(self, what: str) -> list[tuple[str, torch.Tensor]]:
+        module = self._target
+        return list(getattr(module, what)()) if isinstance(module, torch.nn.Module) else []
+
+    def _arrays(self, named: list[tuple[str, torch.Tensor]]) -> dict[str, jax.Array]:
+        empty = [name for name, tensor in named if tensor.is_meta]
+        if empty:
+            raise ValueError(
+                f"{type(self._target).__name__} is on the meta device, so {', '.join(empty)} have "
+                "no values. Pass arrays of your own, with the shapes in jax_function(module)"
+                ".shapes, or fill the module: module.to_empty(device='cpu')"
+            )
+        return {name: constant(tensor, name) for name, tensor in named}
 
 
 def jax_function(target: torch.nn.Module | Callable[..., Any]) -> JaxFunction:
     """Make a pure JAX function of a torch module or function.
 
     Args:
-        target: an `nn.Module`, called as `f(params, *args)`; or a function of tensors, called as
-            `f(*args)`.
+        target: an `nn.Module` on any device (also `meta`), called as `f(params, *args)`; or a
+            function of tensors, called as `f(*args)`.
 
     Returns:
-        A callable that works under `jax.jit`, `jax.grad`, `jax.vmap` and their compositions.
+        A callable that works under `jax.jit`, `jax.grad`, `jax.vmap`, `jax.lax.scan`,
+        `jax.checkpoint`, `jax.shard_map` and their compositions.
+
+    Raises:
+        TypeError: `target` cannot be called.
     """
     if not callable(target):
         raise TypeError(f"jax_function takes a module or a function, not {type(target).__name__}")
     return JaxFunction(target)
 
 
-def _call_module(
-    module: torch.nn.Module, params: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    own = dict(modules.tensors(module))
-    unknown, missing = set(params) - set(own), set(own) - set(params)
+@contextlib.contextmanager
+def _traced(rng: jax.Array | None) -> Iterator[None]:
+    with tapes.immediately(keys(rng), imports=True), own_gradients.honoured(), torch.no_grad():
+        yield
+
+
+def _wrapped(arguments: Any) -> Any:
+    leaves, structure = jax.tree.flatten(arguments)
+    return jax.tree.unflatten(structure, [wrap(leaf) for leaf in leaves])
+
+
+def _check_names(module: torch.nn.Module, given: Any, kind: str) -> None:
+    own = [name for name, _ in getattr(module, f"named_{kind}")()]
+    _check(given, own, f"{kind} of {type(module).__name__}", kind)
+
+
+def _check(given: Any, own: Iterable[str], what: str, attribute: str) -> None:
+    unknown, missing = set(given) - set(own), set(own) - set(given)
     if unknown or missing:
         raise KeyError(
-            f"params of {type(module).__name__} must have the names of jax_function(module)"
-            f".params; unknown are {sorted(unknown)}, missing are {sorted(missing)}"
+            f"{what} must have the names of jax_function(module).{attribute}; unknown are "
+            f"{sorted(unknown)}, missing are {sorted(missing)}"
         )
-    wrapped = {name: _wrap(value, own[name].dtype) for name, value in params.items()}
-    return torch.func.functional_call(module, wrapped, args, kwargs)
-
-
-def _wrap(leaf: Any, dtype: torch.dtype | None = None) -> Any:
-    if isinstance(leaf, base.LazyTensor):
-        return leaf
-    if isinstance(leaf, torch.Tensor):
-        leaf = Torch().to_jax(leaf.detach())
-    if isinstance(leaf, np.ndarray):
-        leaf = to_jax(leaf)
-    if not isinstance(leaf, jax.Array):
-        return leaf
-    aval = Aval.contiguous(tuple(leaf.shape), dtype or logical_dtype(leaf.dtype))
-    return base.fresh(aval, Value(leaf))
-
-
-def _unwrap(leaf: Any) -> Any:
-    return base.read(leaf).array if isinstance(leaf, base.LazyTensor) else leaf
-
-
-def _keys(rng: jax.Array | None) -> Any:
-    if rng is None:
-        return None
-
-    def draw():
-        key = rng
-        while True:
-            key, this = jax.random.split(key)
-            yield this
-
-    return draw()

@@ -30,6 +30,7 @@ from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.lowerings import registry
 
 from . import base
+from . import tape as tapes
 from .call import Lift, Slot, map_leaves
 from .value import Aval
 
@@ -135,6 +136,8 @@ def import_tensor(
 ) -> base.LazyTensor:
     """Let a zero-dimensional CPU tensor take part, as every torch device does; refuse others.
 
+    While `jax_function` runs code that may be written for the CPU, every CPU tensor takes part.
+
     Args:
         func: the operator.
         tensor: an argument of it.
@@ -142,7 +145,8 @@ def import_tensor(
     """
     if isinstance(tensor, base.LazyTensor):
         return tensor
-    if tensor.device.type == "cpu" and (tensor.dim() == 0 or func.name() in _CPU_INDICES):
+    welcome = tensor.dim() == 0 or func.name() in _CPU_INDICES
+    if tensor.device.type == "cpu" and (welcome or tapes.takes_constants()):
         if physical_dtype(tensor.dtype).itemsize < tensor.dtype.itemsize:
             # A zero-dimensional operand does not decide the dtype among its kind.
             if tensor.dtype == torch.float64:

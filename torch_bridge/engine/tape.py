@@ -234,13 +234,15 @@ class Immediate:
 
     Args:
         keys: an iterator of PRNG keys for random operations, or None if there are none.
+        imports: CPU tensors among the operands are constants, and no mistake.
     """
 
-    __slots__ = ("keys",)
+    __slots__ = ("imports", "keys")
 
-    def __init__(self, keys: Any = None):
+    def __init__(self, keys: Any = None, *, imports: bool = False):
         """See the class."""
         self.keys = keys
+        self.imports = imports
 
     def record(
         self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any] = ()
@@ -293,9 +295,9 @@ def replace(new: Recorder) -> Recorder:
 class immediately:
     """Context in which operations run at once on arrays or tracers."""
 
-    def __init__(self, keys: Any = None):
+    def __init__(self, keys: Any = None, *, imports: bool = False):
         """See `Immediate`."""
-        self._new = Immediate(keys)
+        self._new = Immediate(keys, imports=imports)
 
     def __enter__(self) -> None:
         """Switch."""
@@ -313,6 +315,11 @@ def materialize(values: Sequence[Value]) -> None:
     for value in values:
         if value.array is None:
             program.execute(value.tape, value if value.tape.failed else None)
+
+
+def takes_constants() -> bool:
+    """Whether `jax_function` runs torch code on this thread: JAX differentiates what it does."""
+    return getattr(_CURRENT.recorder, "imports", False)
 
 
 def is_tracing() -> bool:

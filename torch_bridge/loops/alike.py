@@ -55,13 +55,23 @@ class Stack:
             for name, child in module._modules.items()
         ]
         self._layers = list(layers)
+        self._constraints = self._hooked()
+
+    def _hooked(self) -> list[Any]:
+        """What the hooks of the first layer do; those of the others do the same."""
+        return [
+            _alike(hooks)
+            for module in self._modules[0]
+            for hooks in (module._forward_pre_hooks, module._forward_hooks)
+        ]
 
     def is_current(self, layers: Sequence[torch.nn.Module]) -> bool:
-        """Whether no module was replaced."""
+        """Whether no module was replaced, and no hook came or went."""
         return (
             len(layers) == len(self._layers)
             and all(one is other for one, other in zip(layers, self._layers, strict=True))
             and all(holder.get(name) is child for holder, name, child in self._links)
+            and self._hooked() == self._constraints
         )
 
     def tensors(self) -> list[Any]:
@@ -145,7 +155,8 @@ def _differences(
     ]
 
 
-_MODULE = frozenset({*vars(torch.nn.Module()), "_isoshard_scanned"})
+# A step that is being captured hangs a `zero_grad` of its own onto each module.
+_MODULE = frozenset({*vars(torch.nn.Module()), "_isoshard_scanned", "zero_grad"})
 
 
 def _options(module: torch.nn.Module) -> dict[str, Any]:

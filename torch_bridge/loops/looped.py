@@ -76,6 +76,7 @@ class Looped(torch.nn.Module):
             )
         )
         key = (structure, arguments, fixed, inputs, self._stack.modes(), _autocast())
+        key = (*key, tapes.takes_constants())
         loop = self._loops.get(_hashable(key))
         if loop is None:
 

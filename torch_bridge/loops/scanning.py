@@ -91,6 +91,7 @@ def scan(
     wants = wants and any(tensor.requires_grad for tensor in given)
     key = (carried.structure, sliced.structure, tuple(inputs), length, wants, recompute)
     key = (*key, torch.is_autocast_enabled("jax") and torch.get_autocast_dtype("jax"))
+    key = (*key, tapes.takes_constants())
     known: dict[Any, _Body] = {}
     if pure:
         modules, known = _pure_ones(fn)

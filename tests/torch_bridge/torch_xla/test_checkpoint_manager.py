@@ -15,8 +15,8 @@ from torch import nn
 from torch.distributed import checkpoint as dcp
 
 import isoshard.torch_bridge as xs
+from isoshard.core.checkpoints.steps import Steps
 from isoshard.torch_bridge.checkpoints import CheckpointError, CheckpointManager, SPMDSavePlanner
-from isoshard.torch_bridge.checkpoints.steps import Steps
 from isoshard.torch_bridge.checkpoints.storage import LocalStorage
 from tests.torch_bridge.torch_xla.checkpoint_states import (
     LAYOUTS,

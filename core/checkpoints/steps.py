@@ -1,0 +1,286 @@
+"""The checkpoints in a folder: one per step, each whole or not there.
+
+A checkpoint is the folder `<step>` with a manifest in it. On a disk it is written into a folder of
+another name, which is then renamed: that is the commit. Other storages cannot rename a folder;
+there it is written in place, with the mark `.saving`, and the manifest, written last, commits.
+
+A step that is saved again gets the folder `<step>.1` (`.2`, ..). The highest number counts, and
+the others are removed once it is committed; a disk then renames it to `<step>`. So at any moment
+every step has a whole checkpoint, however the process ends.
+
+>>> steps = Steps(LocalStorage("run"))
+>>> with steps.saving(10) as new:
+...     with steps.storage.writing(f"{new}/data") as file:
+...         _ = file.write(b"abc")
+...     print(steps.all())
+...     _ = steps.commit(new, 10, {"data": Sum(3, 0x352441C2)})
+[]
+>>> steps.all(), steps.folder(10)
+([10], '10')
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import uuid
+import warnings
+from collections.abc import Iterator
+
+from isoshard.core.errors import CheckpointError
+
+from . import manifest as manifests
+from .manifest import Manifest, Sum
+from .storage import LocalStorage, Storage, remove_tree
+
+_FOLDER = re.compile(r"(0|[1-9][0-9]*)(?:\.([1-9][0-9]*))?")
+_MARK = ".saving"
+_TEMPORARY = ".saving-"
+_DOOMED = ".removing-"
+_TORCH_XLA = ".manager_metadata"
+"""What torch_xla's manager writes last."""
+
+
+class Steps:
+    """The checkpoints in a folder.
+
+    Args:
+        storage: the folder.
+    """
+
+    def __init__(self, storage: Storage):
+        """See the class."""
+        self.storage = storage
+        self._tidied = False
+
+    def all(self) -> list[int]:
+        """Every step that has a whole checkpoint, in order."""
+        return sorted(self._folders())
+
+    def latest(self) -> int | None:
+        """The step whose checkpoint was committed last; None if there is no checkpoint.
+
+        Raises:
+            CheckpointError: a manifest was truncated or altered, so that nobody knows.
+        """
+        found = [(self.manifest(folder), _step(folder)) for folder in self._newest()]
+        orders = [(manifest.order if manifest else 0, step) for manifest, step in found]
+        return max(orders)[1] if orders else None
+
+    def folder(self, step: int) -> str:
+        """The folder of a step's checkpoint.
+
+        Raises:
+            CheckpointError: it has none.
+        """
+        found = self._folders().get(step)
+        if not found:
+            raise CheckpointError(
+                f"there is no checkpoint of step {step} in {self.storage.where('')}; there are "
+                f"those of steps {self.all()}"
+            )
+        return found[-1]
+
+    def manifest(self, folder: str) -> Manifest | None:
+        """The manifest of a checkpoint; None if torch_xla wrote it, which makes none.
+
+        Raises:
+            CheckpointError: it was truncated or altered.
+        """
+        path = f"{folder}/{manifests.NAME}"
+        if not self.storage.exists(path):
+            return None
+        with self.storage.reading(path) as file:
+            return Manifest.from_bytes(file.read(), self.storage.where(path))
+
+    def check(self, folder: str, files: dict[str, Sum]) -> list[str]:
+        """What is wrong with files of a checkpoint; see `manifest.faults`."""
+        return manifests.faults(self.storage, folder, files)
+
+    @contextlib.contextmanager
+    def saving(self, step: int) -> Iterator[str]:
+        """Make a folder to write a checkpoint into.
+
+        It is removed if the context ends without `commit`, and by the next manager if the process
+        ends.
+
+        Args:
+            step: of the checkpoint.
+
+        Yields:
+            The folder's name.
+        """
+        if not self._tidied:
+            self.remove_leftovers(all_of_them=True)
+            self._tidied = True
+        with contextlib.ExitStack() as stack:
+            if isinstance(self.storage, LocalStorage):
+                folder = self._claim(step, self.storage, stack)
+            else:
+                folder = self._free(step)
+                self.storage.make_folder(folder)
+                self._mark(folder)
+            try:
+                yield folder
+            except BaseException as error:
+                self._give_up(folder, error)
+                raise
+
+    def commit(self, folder: str, step: int, files: dict[str, Sum]) -> str:
+        """Make what was written a checkpoint.
+
+        Args:
+            folder: what `saving` gave.
+            step: of the checkpoint.
+            files: all that was written.
+
+        Returns:
+            The checkpoint's folder.
+        """
+        manifest = Manifest(step, 1 + max([0, *map(self._order, self._newest())]), files)
+        with self.storage.writing(f"{folder}/{manifests.NAME}") as file:
+            file.write(manifest.to_bytes())
+        if self.storage.atomic:
+            self.storage.keep_names(folder)
+            final = self._free(step)
+            self.storage.rename(folder, final)
+            self.storage.keep_names("")
+        else:
+            final = folder
+            self.storage.remove(f"{folder}/{_MARK}")
+        return final
+
+    def prune(self, step: int, keep: int) -> None:
+        """Remove the checkpoints that a new one replaces.
+
+        Args:
+            step: just committed.
+            keep: how many checkpoints stay, those committed last; 0 keeps all.
+        """
+        self._tidy(step)
+        oldest_first = sorted(self._newest(), key=self._age)
+        for folder in oldest_first[: max(0, len(oldest_first) - keep) if keep else 0]:
+            self._remove(folder)
+
+    def remove_leftovers(self, *, all_of_them: bool) -> None:
+        """Remove what dead saves and removals have left.
+
+        Args:
+            all_of_them: also what only the one process that saves may judge.
+        """
+        for name in self.storage.names(""):
+            try:
+                self._remove_leftover(name, all_of_them)
+            except OSError as error:
+                warnings.warn(
+                    f"{self.storage.where(name)} is left of a save that did not end, and cannot "
+                    f"be removed: {error}",
+                    stacklevel=3,
+                )
+        if all_of_them:
+            for step in self._folders():
+                self._tidy(step)
+
+    def _remove_leftover(self, name: str, all_of_them: bool) -> None:
+        if name.startswith(_DOOMED):
+            remove_tree(self.storage, name)
+        elif name.startswith(_TEMPORARY) and isinstance(self.storage, LocalStorage):
+            with contextlib.suppress(FileNotFoundError), self.storage.claimed(name) as dead:
+                if dead:
+                    remove_tree(self.storage, name)
+        elif all_of_them and _FOLDER.fullmatch(name) and self.storage.exists(f"{name}/{_MARK}"):
+            if self._is_whole(name):
+                self.storage.remove(f"{name}/{_MARK}")
+            else:
+                remove_tree(self.storage, name, last=_MARK)
+
+    def _folders(self) -> dict[int, list[str]]:
+        """The folders with a whole checkpoint, by step; the one that counts is last."""
+        found: dict[int, list[tuple[int, str]]] = {}
+        for name in self.storage.names(""):
+            match = _FOLDER.fullmatch(name)
+            if match and self._is_whole(name):
+                found.setdefault(int(match[1]), []).append((int(match[2] or 0), name))
+        return {step: [name for _, name in sorted(names)] for step, names in found.items()}
+
+    def _is_whole(self, folder: str) -> bool:
+        """Whether a checkpoint was committed (what was altered since is found when it is read)."""
+        if not self.storage.exists(f"{folder}/{manifests.NAME}"):
+            return self.storage.exists(f"{folder}/{_TORCH_XLA}")
+        if self.storage.atomic or not self.storage.exists(f"{folder}/{_MARK}"):
+            return True
+        try:  # the mark goes after the manifest is complete
+            self.manifest(folder)
+        except CheckpointError:
+            return False
+        return True
+
+    def _newest(self) -> list[str]:
+        return [folders[-1] for folders in self._folders().values()]
+
+    def _order(self, folder: str) -> int:
+        """The manifest's order; that of a checkpoint nobody can restore comes before all."""
+        try:
+            found = self.manifest(folder)
+        except CheckpointError:
+            return -1
+        return found.order if found else 0
+
+    def _age(self, folder: str) -> tuple[int, int]:
+        return self._order(folder), _step(folder)
+
+    def _claim(self, step: int, storage: LocalStorage, stack: contextlib.ExitStack) -> str:
+        """A folder whose lock shows as long as this process saves."""
+        while True:
+            folder = f"{_TEMPORARY}{step}-{uuid.uuid4().hex[:8]}"
+            storage.make_folder(folder)
+            # A manager that starts at this very moment may take the folder for a leftover.
+            with contextlib.suppress(FileNotFoundError):
+                mine = stack.enter_context(storage.claimed(folder))
+                if mine is not False and storage.exists(folder):
+                    return folder
+
+    def _free(self, step: int) -> str:
+        """A folder for a checkpoint of a step, beside those that are there."""
+        name, number = str(step), 0
+        while self.storage.exists(name):
+            number += 1
+            name = f"{step}.{number}"
+        return name
+
+    def _tidy(self, step: int) -> None:
+        """Leave one folder to a step: the newest, on a disk under the step's own name."""
+        *older, newest = self._folders()[step]
+        for folder in older:
+            self._remove(folder)
+        if self.storage.atomic and newest != str(step) and not self.storage.exists(str(step)):
+            self.storage.rename(newest, str(step))
+            self.storage.keep_names("")
+
+    def _remove(self, folder: str) -> None:
+        """Remove a checkpoint: first it stops being one, then its files go."""
+        if self.storage.atomic:
+            doomed = f"{_DOOMED}{folder}-{uuid.uuid4().hex[:8]}"
+            self.storage.rename(folder, doomed)
+            self.storage.keep_names("")
+            remove_tree(self.storage, doomed)
+            return
+        self._mark(folder)
+        for name in (manifests.NAME, _TORCH_XLA):
+            with contextlib.suppress(FileNotFoundError):
+                self.storage.remove(f"{folder}/{name}")
+        remove_tree(self.storage, folder, last=_MARK)
+
+    def _mark(self, folder: str) -> None:
+        with self.storage.writing(f"{folder}/{_MARK}") as file:
+            file.write(b"\n")
+
+    def _give_up(self, folder: str, error: BaseException) -> None:
+        try:
+            remove_tree(self.storage, folder, last=_MARK)
+        except OSError as another:
+            error.add_note(f"{self.storage.where(folder)} could not be removed either: {another}")
+
+
+def _step(folder: str) -> int:
+    return int(folder.partition(".")[0])

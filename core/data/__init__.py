@@ -1,0 +1,8 @@
+"""Batches on their way to devices: read in the background, split, and placed ahead of the loop."""
+
+if __name__ != "isoshard.core.data":
+    raise ImportError(f"import isoshard.core.data, not {__name__}: pip install -e . first")
+
+from .loader import Batches, Loader, loader
+
+__all__ = ["Batches", "Loader", "loader"]

@@ -1,0 +1,240 @@
+"""Loader: batches of any source as sharded arrays, placed ahead of the loop that uses them.
+
+>>> import numpy as np
+>>> from jax.sharding import PartitionSpec as P
+>>> from isoshard.core.mesh import make_mesh
+>>> mesh = make_mesh((2, 4), ("data", "model"))
+>>> source = [{"x": np.ones((8, 4), np.float32), "y": np.arange(8)} for _ in range(3)]
+>>> for batch in loader(source, mesh, P("data")):
+...     print(batch["x"].sharding.spec, batch["y"].shape)
+P('data',) (8,)
+P('data',) (8,)
+P('data',) (8,)
+
+One thread reads the source and places its batches, each shard on its own device, while the loop
+computes. It waits when `prefetch` batches are ready. They come in the order of the source, and an
+error of the source comes where its batch would have. The thread ends with the epoch, with `close`,
+and when the iterator is dropped (by `break`, for instance).
+
+A source is anything that can be iterated: a list, a generator, a torch `DataLoader`, a grain
+`DataLoader`, a `tf.data.Dataset`. A batch is a pytree of NumPy arrays, numbers, JAX arrays, torch
+CPU tensors, or what NumPy takes for an array. A `DataLoader` with worker processes should start
+them without a fork, which JAX warns of: `multiprocessing_context="forkserver"`.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+from jax.sharding import Mesh
+
+from isoshard.core import metrics, samples
+from isoshard.core.errors import ShardingError
+from isoshard.core.frameworks import require
+from isoshard.core.mesh import as_mesh
+from isoshard.core.plan import Plan
+from isoshard.core.plan.freezing import UNSAID
+from isoshard.core.spec import is_spec
+
+from .feed import END, Feed
+from .placing import Placed, Placer
+
+Last = Literal["error", "drop", "pad"]
+_LASTS = ("error", "drop", "pad")
+
+
+def loader(
+    iterable: Iterable[Any],
+    mesh: Mesh,
+    spec: Any,
+    *,
+    prefetch: int = 2,
+    last: Last = "error",
+    mask: str | None = None,
+    local: bool = False,
+    framework: str = "jax",
+    copy: bool | None = True,
+    name: str = "batch",
+) -> Loader:
+    """Place the batches of a source on a mesh, ahead of the loop.
+
+    Args:
+        iterable: the source. Each iteration of the loader iterates it once.
+        mesh: the mesh, or what `as_mesh` takes.
+        spec: one spec for every array of a batch, a tree of them, or a `Plan`: what it says of
+            inputs, or, where it says nothing of them, its rules for the names of a batch.
+        prefetch: how many batches may be ready on the devices before they are asked for. 0 reads
+            and places in the loop itself, without a thread.
+        last: what to do with a batch whose rows (axis 0, where the spec splits it) do not split
+            evenly. "error" raises; "drop" leaves it out if it is the last one and raises
+            otherwise; "pad" repeats its rows, from the first on, up to the rows of the first
+            batch, so that no second program is compiled.
+        mask: with last="pad" and batches that are dictionaries, the key under which each gets an
+            array of booleans: True for the rows that are no padding.
+        local: whether each process gives only its own part of every batch, as for `from_local`.
+            Otherwise each gives all of it, and places what its devices hold.
+        framework: whose arrays the batches have: "jax", or "torch" for tensors on the device
+            `jax`.
+        copy: True copies, so the source may reuse its memory. None may share memory with the
+            source on CPU devices; False shares or raises.
+        name: of a batch, for messages.
+
+    Returns:
+        The loader. It can be iterated again if the source can.
+
+    Raises:
+        ShardingError: an option is not possible.
+        ImportError: the framework is not installed.
+        TypeError: the source cannot be iterated.
+
+    Example:
+        >>> import numpy as np
+        >>> from jax.sharding import PartitionSpec as P
+        >>> from isoshard.core.mesh import make_mesh
+        >>> mesh = make_mesh((8,), ("data",))
+        >>> source = [{"x": np.arange(8)}, {"x": np.arange(3)}]
+        >>> for batch in loader(source, mesh, P("data"), last="pad", mask="real"):
+        ...     print(batch["x"], batch["real"].sum())
+        [0 1 2 3 4 5 6 7] 8
+        [0 1 2 0 1 2 0 1] 3
+    """
+    wrong = []
+    if not isinstance(prefetch, int) or prefetch < 0:
+        wrong.append(f"prefetch={prefetch!r} is no number of batches; give 0 or more")
+    if last not in _LASTS:
+        wrong.append(f"last={last!r} is none of 'error', 'drop' and 'pad'")
+    if mask is not None and last != "pad":
+        wrong.append(f"mask={mask!r} says which rows are padding, and needs last='pad'")
+    if framework not in ("jax", "torch"):
+        wrong.append(f"framework={framework!r} is neither 'jax' nor 'torch'")
+    if wrong:
+        raise ShardingError(f"a loader cannot be made so: {'; '.join(wrong)}")
+    if not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
+        raise TypeError(f"a loader takes an iterable of batches, not a {type(iterable).__name__}")
+    if framework != "jax":
+        require(framework)
+    if isinstance(spec, Plan) and any(factor.inputs is not UNSAID for factor in spec.factors):
+        spec = spec.for_inputs()
+    options = {"last": last, "mask": mask, "local": local, "copy": copy, "name": name}
+    return Loader(iterable, as_mesh(mesh), spec, prefetch, framework, options)
+
+
+class Loader:
+    """Batches of a source on a mesh; made by `loader`.
+
+    Attributes:
+        source: what it reads.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Any],
+        mesh: Mesh,
+        spec: Any,
+        prefetch: int,
+        framework: str,
+        options: dict[str, Any],
+    ):
+        """Use `loader`, which checks."""
+        self.source = source
+        self._mesh = mesh
+        self._spec = spec
+        self._prefetch = prefetch
+        self._framework = framework
+        self._options = options
+
+    def __iter__(self) -> Batches:
+        """Begin an epoch; reading begins now."""
+        where = metrics.user_location()
+        placer = Placer(self._mesh, self._spec, where=where, **self._options)
+        return Batches(iter(self.source), placer, self._prefetch, self._framework)
+
+    def __len__(self) -> int:
+        """Batches of one epoch as the source counts them, one that is dropped included."""
+        return len(self.source)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        """What it reads, and where to."""
+        spec = self._spec if is_spec(self._spec) else type(self._spec).__name__
+        return f"<loader of a {type(self.source).__name__} by {spec}, prefetch={self._prefetch}>"
+
+
+class Batches(Iterator[Any]):
+    """One epoch of a loader: an iterator that can be closed, and closes at the end of a `with`.
+
+    Args:
+        source: gives batches.
+        placer: places them.
+        prefetch: how many may be ready; 0 for no thread.
+        framework: of the arrays.
+    """
+
+    def __init__(self, source: Iterator[Any], placer: Placer, prefetch: int, framework: str):
+        """See the class; reading begins now."""
+        self._placer = placer
+        self._torch = require("torch") if framework == "torch" else None
+        self._count = 0
+        self._feed: Feed | None = None
+        self._items: Iterator[Placed] | None = None
+        items = placer.run(source)
+        if prefetch:
+            self._feed = Feed(items, prefetch)
+            weakref.finalize(self, self._feed.stop).atexit = False
+        else:
+            self._items = items
+
+    def __iter__(self) -> Batches:
+        """Itself."""
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch.
+
+        Raises:
+            StopIteration: there are no more, or the iterator was closed.
+            Exception: what the source, or placing, raised for this batch; the epoch is over then.
+            DistributedError: another process has another number of batches, or of rows.
+        """
+        try:
+            placed = self._take()
+            if placed is END:
+                self._placer.compare_end(self._count)
+                raise StopIteration
+            self._placer.compare(placed)
+        except BaseException:
+            self.close()
+            raise
+        self._count += 1
+        metrics.count("data.batches")
+        return placed.as_arrays() if self._torch is None else placed.as_framework(self._torch)
+
+    def close(self) -> None:
+        """End the thread, and wait until it has; a read in progress is finished first."""
+        self._placer.closed = True
+        if self._feed is not None:
+            self._feed.close()
+        items, self._items = self._items, None
+        if items is not None:
+            items.close()  # type: ignore[attr-defined]
+
+    def __enter__(self) -> Batches:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def _take(self) -> Any:
+        if self._feed is None:
+            return END if self._items is None else next(self._items, END)
+        start = time.perf_counter()
+        waits = self._feed.waits
+        item = self._feed.take()
+        if self._feed.waits > waits:
+            metrics.count("data.waits")
+            samples.observe("data.wait_seconds", time.perf_counter() - start)
+        return item

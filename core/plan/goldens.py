@@ -1,0 +1,126 @@
+"""Golden files: a layout as JSON, one leaf a line, so that a change shows as a diff of lines.
+
+>>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.plan import Plan
+>>> resolved = Plan({"w": P(None, ("x", "y"))}).resolve({"w": (4, 8)}, make_mesh((2, 4), ("x", "y")))
+>>> print(to_json(resolved), end="")
+{
+  "mesh": {"x": 2, "y": 4},
+  "leaves": [
+    {"name": "w", "shape": [4, 8], "dtype": null, "spec": [null, ["x", "y"]], "bytes": 16, "rule": "w"}
+  ],
+  "activations": [],
+  "unused": []
+}
+>>> from_json(to_json(resolved)).specs
+{'w': P(None, ('x', 'y'))}
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from .resolved import ResolvedActivation, ResolvedLeaf, ResolvedPlan
+from .rules import PlanError
+
+
+def to_json(resolved: ResolvedPlan) -> str:
+    """Write a layout; see `ResolvedPlan.to_json`."""
+    parts = {
+        "mesh": json.dumps(dict(resolved.mesh.shape)),
+        "leaves": _lines([_leaf_json(leaf) for leaf in resolved.leaves]),
+        "activations": _lines([vars(row) for row in resolved.activations]),
+        "unused": json.dumps(list(resolved.unused)),
+    }
+    body = ",\n".join(f"  {json.dumps(key)}: {text}" for key, text in parts.items())
+    return f"{{\n{body}\n}}\n"
+
+
+def from_json(text: str) -> ResolvedPlan:
+    """Read a layout; see `ResolvedPlan.from_json`."""
+    try:
+        read = json.loads(text)
+        mesh = AbstractMesh(tuple(read["mesh"].values()), tuple(read["mesh"]))
+        return ResolvedPlan(
+            tuple(_leaf(entry, mesh) for entry in read["leaves"]),
+            mesh,
+            tuple(read["unused"]),
+            tuple(ResolvedActivation(**entry) for entry in read["activations"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PlanError(
+            f"this is no layout that ResolvedPlan.to_json wrote: {type(error).__name__}: {error}"
+        ) from None
+
+
+def check_golden(resolved: ResolvedPlan, golden: Any) -> None:
+    """Compare a layout with a golden file; see `ResolvedPlan.check_golden`."""
+    is_text = isinstance(golden, str) and golden.lstrip().startswith("{")
+    where = "the golden" if is_text else str(golden)
+    if not is_text and not Path(golden).is_file():
+        raise PlanError(f"there is no golden file {where}; {_HOW}")
+    kept = from_json(golden if is_text else Path(golden).read_text())
+    diff = kept.diff(resolved)
+    lines = [f"  {change}" for change in (*diff.changed, *diff.renamed_rules)]
+    for what, a, b in (
+        ("mesh", dict(kept.mesh.shape), dict(resolved.mesh.shape)),
+        ("unused rules", kept.unused, resolved.unused),
+    ):
+        if a != b or list(a) != list(b):
+            lines.append(f"  {what}: {a} -> {b}")
+    lines += _activation_lines(kept, resolved)
+    if lines:
+        raise PlanError("\n".join([f"the layout is not that of {where}:", *lines, _HOW]))
+
+
+_HOW = "if it is as it should be, write it: path.write_text(resolved.to_json())"
+
+
+def _activation_lines(kept: ResolvedPlan, resolved: ResolvedPlan) -> list[str]:
+    before, after = (
+        {(row.module, row.side): f"{row.spec} [rule {row.rule!r}]" for row in one.activations}
+        for one in (kept, resolved)
+    )
+    return [
+        f"  {side} of module {module!r}: "
+        f"{before.get((module, side), 'nothing')} -> {after.get((module, side), 'nothing')}"
+        for module, side in dict.fromkeys([*before, *after])
+        if before.get((module, side)) != after.get((module, side))
+    ]
+
+
+def _leaf_json(leaf: ResolvedLeaf) -> dict[str, Any]:
+    entries = [list(e) if isinstance(e, tuple) else e for e in leaf.sharding.spec]
+    found = {
+        "name": leaf.name,
+        "shape": leaf.shape,
+        "dtype": leaf.dtype,
+        "spec": entries,
+        "bytes": leaf.bytes_per_device,
+        "rule": leaf.rule,
+    }
+    return {**found, "notes": leaf.notes} if leaf.notes else found
+
+
+def _leaf(entry: dict[str, Any], mesh: AbstractMesh) -> ResolvedLeaf:
+    spec = P(*(tuple(e) if isinstance(e, list) else e for e in entry["spec"]))
+    return ResolvedLeaf(
+        entry["name"],
+        tuple(entry["shape"]),
+        entry["dtype"],
+        NamedSharding(mesh, spec),
+        entry["bytes"],
+        entry["rule"],
+        tuple(entry.get("notes", ())),
+    )
+
+
+def _lines(entries: list[dict[str, Any]]) -> str:
+    if not entries:
+        return "[]"
+    return "[\n" + ",\n".join(f"    {json.dumps(entry)}" for entry in entries) + "\n  ]"

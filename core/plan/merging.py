@@ -1,0 +1,70 @@
+"""Products: what several plans say of one tensor, merged axis by axis.
+
+>>> merged([P("tp"), P("fsdp", "ep")], 2, "w")
+P(('tp', 'fsdp'), 'ep')
+>>> merged([P(None, "tp"), P(None, "tp")], 2, "w")
+P(None, 'tp')
+>>> merged([P("tp"), P(None, "tp")], 2, "w")
+Traceback (most recent call last):
+    ...
+isoshard.core.plan.rules.PlanError: w: the factors of the plan disagree: mesh axis 'tp' splits axis 0 in P('tp',) and axis 1 in P(None, 'tp'). Give each factor mesh axes of its own.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.sharding import PartitionSpec as P
+
+from ..spec import axis_names
+from .rules import PlanError
+
+
+def merged(specs: Sequence[P], ndim: int, name: str) -> P:
+    """Merge specs of one tensor: each axis is split by all the mesh axes that any of them names.
+
+    Args:
+        specs: canonical, `P.UNCONSTRAINED` allowed; of two that split one axis, the first is the
+            outer one.
+        ndim: rank of the tensor.
+        name: of the tensor, for messages.
+
+    Returns:
+        The spec, canonical. An axis that one leaves open is as the others say.
+
+    Raises:
+        PlanError: a mesh axis splits different axes of the tensor.
+    """
+    if len(specs) == 1:
+        return specs[0]
+    homes: dict[str, tuple[int, P]] = {}
+    faults: list[str] = []
+    entries: list[Any] = []
+    for axis in range(ndim):
+        said = [spec[axis] if axis < len(spec) else None for spec in specs]
+        split: list[str] = []
+        for spec, entry in zip(specs, said, strict=True):
+            for mesh_axis in () if entry is P.UNCONSTRAINED else axis_names(entry):
+                home, first = homes.setdefault(mesh_axis, (axis, spec))
+                if home != axis:
+                    faults.append(
+                        f"mesh axis {mesh_axis!r} splits axis {home} in {first} and axis {axis} "
+                        f"in {spec}"
+                    )
+                elif mesh_axis not in split:
+                    split.append(mesh_axis)
+        is_open = not split and all(entry is P.UNCONSTRAINED for entry in said)
+        entries.append(P.UNCONSTRAINED if is_open else _entry(split))
+    if faults:
+        raise PlanError(
+            f"{name}: the factors of the plan disagree: {'; '.join(faults)}. Give each factor "
+            "mesh axes of its own."
+        )
+    while entries and entries[-1] is None:
+        entries.pop()
+    return P(*entries)
+
+
+def _entry(split: list[str]) -> str | tuple[str, ...] | None:
+    return split[0] if len(split) == 1 else tuple(split) or None

@@ -1,0 +1,347 @@
+"""Plan: which parameter gets which spec, by name, the same for every framework.
+
+A plan is an ordered list of rules `name pattern -> spec`. The first pattern that matches a leaf's
+name decides. Names are paths joined by dots, as `nn.Module.named_parameters` writes them; pytrees
+and Flax modules are named alike.
+
+>>> from isoshard.core.mesh import make_mesh
+>>> mesh = make_mesh((2, 4), ("data", "model"))
+>>> plan = Plan({
+...     "tok.*": P("model", None),             # the embedding: torch `weight`, Flax `embedding`
+...     "*.qkv.*": Linear(out="model"),        # torch: P('model'), Flax: P(None, 'model')
+...     "*.norm?.*": None,                     # replicated on purpose
+... })
+>>> plan.spec_for("blocks.0.qkv.weight", (96, 32), mesh)
+P('model',)
+>>> plan.spec_for("blocks.0.qkv.kernel", (32, 96), mesh)
+P(None, 'model')
+>>> print(plan.resolve({"tok.weight": (256, 32), "blocks.0.qkv.bias": (96,)}, mesh))
+name               shape      dtype  spec         bytes/device  rule
+tok.weight         (256, 32)  ?      P('model',)       8.0 KiB  tok.*
+blocks.0.qkv.bias  (96,)      ?      P('model',)          96 B  *.qkv.*
+total 8.1 KiB on each of 8 devices, mesh (data=2, model=4)
+rules that decided nothing: '*.norm?.*'
+
+Nothing large is replicated without a word: a leaf that no rule matches is replicated only if it is
+small, unless the plan gives a default.
+
+>>> plan.spec_for("head.weight", (4096, 512), mesh)
+Traceback (most recent call last):
+    ...
+isoshard.core.plan.rules.PlanError: 1 leaf larger than 1.0 MiB matches no rule:
+  head.weight: shape (4096, 512), 8.0 MiB if float32
+Add a rule for it (None replicates on purpose), or give the plan a default: Plan(.., default=P()).
+
+Specs may speak of *logical* axes, which a table maps to the mesh; so one plan serves many meshes
+(`logical`). Common layouts are ready, and a product of plans merges what each says of a tensor:
+
+>>> plan = Plan({"*.up.*": Linear(out="mlp", into="embed")}, axes={"mlp": "model", "embed": "data"})
+>>> plan.spec_for("0.up.kernel", (32, 128), mesh)
+P('data', 'model')
+>>> plan = Plan.tensor_parallel("model") * Plan.fsdp("data", min_bytes=0)
+>>> plan.spec_for("layers.0.mlp.up_proj.weight", (128, 32), mesh)
+P('model', 'data')
+
+A plan also speaks of the batch (`inputs`), of values inside the model (`activations`), and of the
+optimizer's state (`for_state`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from .activations import ModuleActivations, activation_for, activation_rules
+from .difference import PlanDiff
+from .freezing import UNSAID, Pairs, frozen, frozen_pairs
+from .imports import Imports
+from .leaves import leaves_of
+from .logical import AxisTable
+from .patterns import check_patterns
+from .presets import Presets
+from .resolved import ResolvedPlan
+from .resolving import decide, resolve
+from .rules import Linear as Linear
+from .rules import PlanError
+from .sizes import REPLICATE_BELOW, Largest
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Plan(Presets, Imports):
+    """Ordered rules from leaf names to specs. Immutable and hashable.
+
+    Args:
+        rules: a mapping, or pairs, of pattern and spec. A pattern is a glob over the whole name
+            (`*` also crosses dots, `?`, `[..]`), or a regular expression over the whole name after
+            `re:`. A spec is anything that `shard` takes, None to replicate, or a rule: `Linear`,
+            `Conv`, `Heads`, `Largest`.
+        default: the spec of leaves that no rule matches. Not given: such a leaf is replicated if
+            it has at most `replicate_below` bytes, and is an error otherwise.
+        replicate_below: bytes, 1 MiB unless given. A leaf of unknown dtype counts 4 bytes an
+            element.
+        axes: a mapping, or pairs, of logical axis name and mesh axis (a tuple of them, None for
+            whole). A name in a spec that stands here is a logical one. Pairs may repeat a name: the
+            first that fits decides. Leaves that carry axis names of their own (Flax metadata)
+            follow them where no rule matches.
+        activations: a mapping, or pairs, of a pattern for module names and the spec of the
+            module's output, or an `Activation`.
+        inputs: the spec of every array of the batch, or a mapping of patterns and specs.
+        product: the plans of a product; `a * b` makes them.
+
+    Raises:
+        PlanError: a pattern is given twice, is no string or no regular expression; or `axes` or
+            `activations` are malformed.
+
+    Example:
+        >>> Plan([("*.weight", ("x", None)), ("re:.*[.]bias", None)], default=P())
+        Plan({'*.weight': ('x', None), 're:.*[.]bias': None}, default=P())
+    """
+
+    rules: Any = ()
+    _: dataclasses.KW_ONLY
+    default: Any = UNSAID
+    replicate_below: int = REPLICATE_BELOW
+    axes: Any = ()
+    activations: Any = ()
+    inputs: Any = UNSAID
+    product: tuple[Plan, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Freeze what was given, and check the patterns."""
+        pairs = self.rules.items() if isinstance(self.rules, Mapping) else self.rules
+        rules = tuple((pattern, frozen(spec)) for pattern, spec in pairs)
+        check_patterns([pattern for pattern, _ in rules])
+        inputs = {"*": self.inputs} if not isinstance(self.inputs, Mapping) else self.inputs
+        if self.inputs is UNSAID or isinstance(self.inputs, Pairs):
+            frozen_inputs = self.inputs
+        else:
+            check_patterns(inputs)
+            frozen_inputs = frozen_pairs(inputs)
+        axes = self.axes if isinstance(self.axes, AxisTable) else AxisTable(self.axes)
+        for name, value in {
+            "rules": rules,
+            "default": frozen(self.default),
+            "axes": axes,
+            "activations": activation_rules(self.activations),
+            "inputs": frozen_inputs,
+        }.items():
+            object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        """The constructor's call, or the product of them."""
+        if self.product:
+            return " * ".join(map(repr, self.product))
+        parts = ["{" + ", ".join(f"{p!r}: {spec!r}" for p, spec in self.rules) + "}"]
+        if self.default is not UNSAID:
+            parts.append(f"default={self.default!r}")
+        if self.replicate_below != REPLICATE_BELOW:
+            parts.append(f"replicate_below={self.replicate_below}")
+        if self.axes:
+            parts.append(f"axes={list(self.axes.pairs)!r}")
+        if self.activations:
+            parts.append(f"activations={dict(self.activations)!r}")
+        if self.inputs is not UNSAID:
+            parts.append(f"inputs={dict(self.inputs)!r}")
+        return f"Plan({', '.join(parts)})"
+
+    @property
+    def factors(self) -> tuple[Plan, ...]:
+        """The plans whose product this is; a plan that is none is its own one factor."""
+        return self.product or (self,)
+
+    def __mul__(self, other: Plan) -> Plan:
+        """Merge two plans: each axis of a tensor is split as either says.
+
+        Args:
+            other: a plan over other mesh axes. What both split, `other` splits inside; `Largest`
+                (of `Plan.fsdp`) chooses last, among axes that are still whole if it can.
+
+        Returns:
+            The product. A leaf needs a rule in one factor only; factors' defaults count for a leaf
+            without a rule if all have one. None in a factor leaves the leaf to the others: to keep
+            one whole, put the rule before all: `Plan({name: None}).otherwise(a * b)`. `resolve`
+            raises where one mesh axis would split two axes of a tensor.
+
+        Example:
+            >>> from isoshard.core.mesh import make_mesh
+            >>> plan = Plan({"w": P("tp")}) * Plan({"*": P(None, "fsdp")})
+            >>> plan.spec_for("w", (8, 8), make_mesh((2, 4), ("fsdp", "tp")))
+            P('tp', 'fsdp')
+        """
+        if not isinstance(other, Plan):
+            return NotImplemented
+        limit = min(self.replicate_below, other.replicate_below)
+        return Plan(product=self.factors + other.factors, replicate_below=limit)
+
+    def otherwise(self, other: Plan) -> Plan:
+        """Put this plan's rules before those of another.
+
+        Args:
+            other: decides where no rule of this plan does; a product keeps its factors.
+
+        Returns:
+            A plan in which a leaf that this one has a rule for follows it alone.
+
+        Raises:
+            PlanError: this plan is a product, whose rules have no one order.
+
+        Example:
+            >>> Plan({"head.*": None}).otherwise(Plan({"head.*": P("x"), "*": P("y")}))
+            Plan({'head.*': None, '*': P('y',)})
+        """
+        if self.product:
+            raise PlanError("a product has no one list of rules; write a.otherwise(c) * b")
+        if other.product:
+            factors = tuple(self.otherwise(factor) for factor in other.product)
+            return dataclasses.replace(other, product=factors)
+        return dataclasses.replace(
+            other,
+            rules=_before(self.rules, other.rules),
+            default=other.default if self.default is UNSAID else self.default,
+            axes=AxisTable(list(dict.fromkeys(self.axes.pairs + other.axes.pairs))),
+            activations=_before(self.activations, other.activations),
+            inputs=other.inputs if self.inputs is UNSAID else self.inputs,
+        )
+
+    def spec_for(self, name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
+        """Look up the spec of one leaf.
+
+        Args:
+            name: its path, joined by dots.
+            shape: its global shape.
+            mesh: the mesh, or what `as_mesh` takes.
+
+        Returns:
+            The canonical spec: no trailing None.
+
+        Raises:
+            PlanError: no rule matches and the leaf is large, or the spec does not fit it.
+        """
+        return self.resolve({name: tuple(shape)}, mesh).leaves[0].sharding.spec
+
+    def resolve(self, tree: Any, mesh: Mesh, *, strict: bool = False) -> ResolvedPlan:
+        """Look up every leaf, and say everything that is wrong at once.
+
+        Args:
+            tree: a mapping from names to shapes; a module of torch or Flax; or a pytree whose
+                leaves have a shape (arrays, tensors, `jax.ShapeDtypeStruct`, boxes of Flax with
+                axis names); numbers count as rank 0.
+            mesh: the mesh, or what `as_mesh` takes.
+            strict: whether it is an error that a rule decides nothing, or that a leaf, however
+                small, has no rule.
+
+        Returns:
+            The layout of each leaf, in order; `str` of it is a table.
+
+        Raises:
+            PlanError: naming each leaf that is large and matched by no rule, and each whose spec
+                does not fit (axis names, rank, uneven split); under `strict` each rule and leaf
+                that is left.
+        """
+        return resolve(self, tree, mesh, strict=strict)
+
+    def activation_for(self, module: str) -> ModuleActivations | None:
+        """What the plan says of the values around a module; see `isoshard.core.plan.activations`.
+
+        Args:
+            module: its name, joined by dots; "" is the whole model.
+
+        Returns:
+            What to do with its inputs and its output, or None if no pattern matches.
+
+        Example:
+            >>> from isoshard.core.mesh import make_mesh
+            >>> said = Plan(activations={"*.mlp": P("x")}).activation_for("layers.0.mlp")
+            >>> said.resolve("output", {"": (8, 4)}, make_mesh((8,), ("x",)))[""].spec
+            P('x',)
+        """
+        return activation_for(module, ((f.activations, f.axes) for f in self.factors))
+
+    def for_inputs(self) -> Plan:
+        """Make the plan of a batch: its rules are this plan's `inputs`.
+
+        Returns:
+            A plan for `resolve` or `isoshard.shard`; the arrays go by their paths in the batch.
+
+        Raises:
+            PlanError: the plan says nothing of inputs.
+
+        Example:
+            >>> plan = Plan.data_parallel("dp") * Plan.fsdp("fsdp")
+            >>> from isoshard.core.mesh import make_mesh
+            >>> mesh = make_mesh((2, 4), ("dp", "fsdp"))
+            >>> plan.for_inputs().resolve({"tokens": (16, 128)}, mesh).specs
+            {'tokens': P(('dp', 'fsdp'),)}
+        """
+        found = [
+            Plan(f.inputs, axes=f.axes, replicate_below=f.replicate_below)
+            for f in self.factors
+            if f.inputs is not UNSAID
+        ]
+        if not found:
+            raise PlanError("the plan says nothing of inputs; give it some: Plan(.., inputs=P(..))")
+        return functools.reduce(Plan.__mul__, found)
+
+    def for_state(self, params: Any) -> Plan:
+        """Make the plan of an optimizer's state, in which each slot follows its parameter.
+
+        A leaf belongs to the parameter whose whole name ends its own: `0.mu.blocks.0.kernel` to
+        `blocks.0.kernel`. Other leaves (step counters) follow the default and the size limit.
+
+        Args:
+            params: the parameters, as for `resolve`.
+
+        Returns:
+            A plan with one exact rule per parameter that has a rule here.
+
+        Example:
+            >>> Plan({"w": P("x")}).for_state({"w": (8,), "b": (8,)})
+            Plan({'re:(?:.*[.])?w': P('x',), 're:(?:.*[.])?b': None})
+        """
+        if self.product:
+            factors = tuple(factor.for_state(params) for factor in self.product)
+            return dataclasses.replace(self, product=factors)
+        rules = {}
+        for leaf in sorted(leaves_of(params), key=lambda leaf: -len(leaf.name)):
+            for decision in decide(self, leaf, None):
+                spec = decision.spec
+                spec = spec.settled(leaf.size) if isinstance(spec, Largest) else spec
+                rules[f"re:(?:.*[.])?{re.escape(leaf.name)}"] = spec
+        return dataclasses.replace(self, rules=rules)
+
+    def diff(self, other: Plan, tree: Any, mesh: Mesh) -> PlanDiff:
+        """Compare what two plans make of a model.
+
+        Args:
+            other: the plan after the change; this one is the plan before.
+            tree: the model, as for `resolve`.
+            mesh: the mesh, or what `as_mesh` takes.
+
+        Returns:
+            The leaves whose spec or rule differs, and the bytes per device of both; `str` of it is
+            a table.
+
+        Raises:
+            PlanError: one of the plans does not fit the model.
+
+        Example:
+            >>> from isoshard.core.mesh import make_mesh
+            >>> before, after = Plan({"w": None}), Plan({"w": P("x")})
+            >>> print(before.diff(after, {"w": (8, 4), "b": (4,)}, make_mesh((8,), ("x",))))
+            name  spec            bytes/device   rule
+            w     P() -> P('x',)  128 B -> 16 B  w
+            1 of 2 leaves changed, 144 B -> 32 B on each device
+        """
+        return self.resolve(tree, mesh).diff(other.resolve(tree, mesh))
+
+
+def _before(first: tuple[Any, ...], then: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Two lists of rules as one; a pattern that both have counts where it comes first."""
+    known = {pattern for pattern, _ in first}
+    return first + tuple(pair for pair in then if pair[0] not in known)

@@ -1,0 +1,208 @@
+"""Resolved plans: the layout of every leaf by name, and a table of it to read.
+
+>>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.plan import Plan
+>>> mesh = make_mesh((2, 4), ("data", "model"))
+>>> resolved = Plan({"*.kernel": (None, "model")}).resolve({"a.kernel": (4, 8)}, mesh)
+>>> resolved.specs
+{'a.kernel': P(None, 'model')}
+>>> resolved.leaves[0].bytes_per_device
+32
+
+Leaves are named by their path: dictionary keys, list positions and attribute names joined by dots.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from ..metrics import human_bytes
+from ..paths import path_name
+from .tables import table
+
+if TYPE_CHECKING:
+    from .difference import PlanDiff
+
+BY_DEFAULT, BY_SIZE, BY_NAMES = "(default)", "(small)", "(its own axis names)"
+
+
+@dataclasses.dataclass(frozen=True)
+class ResolvedLeaf:
+    """What a plan says about one leaf.
+
+    Attributes:
+        name: its path, joined by dots.
+        shape: global shape.
+        dtype: name of its dtype, or None if only the shape is known.
+        sharding: its layout, canonical.
+        bytes_per_device: bytes of one shard; 4 an element if the dtype is unknown.
+        rule: the pattern that decided, "(default)", "(small)" or "(its own axis names)"; of a
+            product, those that decided, joined by " * ".
+        notes: axes that are whole because no choice of mesh axes was left for them.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str | None
+    sharding: NamedSharding
+    bytes_per_device: int
+    rule: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class ResolvedActivation:
+    """What a plan says about the values around one module.
+
+    Attributes:
+        module: its name.
+        side: "input" or "output".
+        spec: what is asked for, as text; shapes are known when the module runs.
+        rule: the pattern that decided.
+    """
+
+    module: str
+    side: str
+    spec: str
+    rule: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ResolvedPlan:
+    """A plan applied to named leaves on a mesh; `print` it for a table.
+
+    Attributes:
+        leaves: one entry per leaf, in the order given.
+        mesh: the mesh it was resolved for.
+        unused: patterns that decided for no leaf.
+        activations: the values that the plan speaks of, if a module was resolved.
+    """
+
+    leaves: tuple[ResolvedLeaf, ...]
+    mesh: Mesh | AbstractMesh
+    unused: tuple[str, ...]
+    activations: tuple[ResolvedActivation, ...] = ()
+
+    @property
+    def shardings(self) -> dict[str, NamedSharding]:
+        """The layout of each leaf, by name."""
+        return {leaf.name: leaf.sharding for leaf in self.leaves}
+
+    @property
+    def specs(self) -> dict[str, P]:
+        """The spec of each leaf, by name."""
+        return {leaf.name: leaf.sharding.spec for leaf in self.leaves}
+
+    @property
+    def unmatched(self) -> tuple[str, ...]:
+        """Names of the leaves that no rule matched."""
+        return tuple(leaf.name for leaf in self.leaves if leaf.rule in (BY_DEFAULT, BY_SIZE))
+
+    @property
+    def bytes_per_device(self) -> int:
+        """Bytes that one device holds; leaves of unknown dtype count 4 bytes an element."""
+        return sum(leaf.bytes_per_device for leaf in self.leaves)
+
+    def shardings_like(self, tree: Any) -> Any:
+        """Arrange the layouts as `tree` is, e.g. for `jax.jit(.., out_shardings=..)`.
+
+        Args:
+            tree: a pytree with the leaves that were resolved.
+
+        Returns:
+            The same tree with a NamedSharding in place of each leaf.
+        """
+        found = self.shardings
+        return jax.tree.map_with_path(lambda path, _: found[path_name(path)], tree)
+
+    def diff(self, other: ResolvedPlan) -> PlanDiff:
+        """Compare with another layout of the same model.
+
+        Args:
+            other: the layout after the change; this one is the layout before.
+
+        Returns:
+            The leaves that differ, and the bytes of both; `str` of it is a table.
+        """
+        from .difference import PlanDiff
+
+        return PlanDiff(self, other)
+
+    def to_json(self) -> str:
+        """Write the layout as JSON, one leaf a line, to be kept as a golden file.
+
+        Returns:
+            The text; `from_json` reads it, `check_golden` compares with it.
+        """
+        from .goldens import to_json
+
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> ResolvedPlan:
+        """Read what `to_json` wrote.
+
+        Args:
+            text: the JSON.
+
+        Returns:
+            The layout, over an `AbstractMesh`: it needs no devices.
+
+        Raises:
+            PlanError: the text is no such JSON.
+        """
+        from .goldens import from_json
+
+        return from_json(text)
+
+    def check_golden(self, golden: Any) -> None:
+        """Compare with a golden file, and name every difference.
+
+        Args:
+            golden: a path, or the JSON itself as text that starts with "{".
+
+        Raises:
+            PlanError: something differs, or there is no such file; the message says how to write
+                it.
+
+        Example:
+            >>> from isoshard.core.mesh import make_mesh
+            >>> from isoshard.core.plan import Plan
+            >>> mesh = make_mesh((8,), ("x",))
+            >>> golden = Plan({"w": P("x")}).resolve({"w": (8, 4)}, mesh).to_json()
+            >>> Plan({"w": P("x")}).resolve({"w": (8, 4)}, mesh).check_golden(golden)
+        """
+        from .goldens import check_golden
+
+        check_golden(self, golden)
+
+    def __str__(self) -> str:
+        """A table of the leaves, the bytes on each device, and what was left unmatched."""
+        axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
+        lines = table([_HEADER, *(_row(leaf) for leaf in self.leaves)], right=4)
+        lines.append(
+            f"total {human_bytes(self.bytes_per_device)} on each of {self.mesh.size} devices, "
+            f"mesh ({axes})"
+        )
+        if self.activations:
+            rows = [(a.module or "(model)", a.side, a.spec, a.rule) for a in self.activations]
+            lines += table([("module", "value", "spec", "rule"), *rows])
+        lines += [f"{leaf.name}: {note}" for leaf in self.leaves for note in leaf.notes]
+        if self.unmatched:
+            lines.append(f"matched by no rule, so by default: {', '.join(self.unmatched)}")
+        if self.unused:
+            lines.append(f"rules that decided nothing: {', '.join(map(repr, self.unused))}")
+        return "\n".join(lines)
+
+
+_HEADER = ("name", "shape", "dtype", "spec", "bytes/device", "rule")
+
+
+def _row(leaf: ResolvedLeaf) -> tuple[str, ...]:
+    size = human_bytes(leaf.bytes_per_device)
+    return leaf.name, str(leaf.shape), leaf.dtype or "?", repr(leaf.sharding.spec), size, leaf.rule

@@ -1,0 +1,229 @@
+"""Resolution: which rule decides for a leaf, what the factors of a product make together, faults.
+
+For one leaf, in one plan: the first rule whose pattern matches; else what the leaf says of itself
+(`names_of`); else the plan's default. In a product each factor decides so, and what they say is
+merged. If no factor has more than a default to say, every factor must have one; else a small leaf
+is replicated, and a large one is a fault.
+
+>>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.plan import Plan
+>>> plan = Plan({"*.up.*": P("tp")}) * Plan.fsdp("fsdp", min_bytes=0)
+>>> found = resolve(plan, {"a.up.weight": (8, 4)}, make_mesh((2, 4), ("fsdp", "tp")))
+>>> found.leaves[0].sharding.spec, found.leaves[0].rule
+(P('tp', 'fsdp'), '*.up.* * fsdp')
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from ..errors import ShardingError
+from ..mesh import as_mesh
+from ..metrics import human_bytes
+from ..spec import axis_names, check_even
+from .freezing import UNSAID
+from .leaves import Leaf, leaves_of, modules_of
+from .logical import AxisTable
+from .merging import merged
+from .patterns import label, matches
+from .resolved import BY_DEFAULT, BY_NAMES, BY_SIZE, ResolvedActivation, ResolvedLeaf, ResolvedPlan
+from .rules import LayoutRule, PlanError
+from .sizes import Largest
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What one factor of a plan says of a leaf.
+
+    Attributes:
+        rule: the pattern, or `BY_DEFAULT`, `BY_NAMES`, `BY_SIZE`.
+        spec: as the plan has it: a spec, a rule, or None.
+        axes: the logical axes that the spec may name.
+    """
+
+    rule: str
+    spec: Any
+    axes: AxisTable
+
+
+def resolve(plan: Plan, tree: Any, mesh: Mesh, *, strict: bool = False) -> ResolvedPlan:
+    """Look up every leaf of a model.
+
+    Args:
+        plan: the plan.
+        tree: as `Plan.resolve` takes it.
+        mesh: the mesh, or what `as_mesh` takes.
+        strict: whether rules that decide nothing and leaves without a rule are faults.
+
+    Returns:
+        The layouts.
+
+    Raises:
+        PlanError: naming every leaf at fault.
+    """
+    mesh = as_mesh(mesh)
+    resolved: list[ResolvedLeaf] = []
+    used: set[str] = set()
+    faults: list[str] = []
+    large: list[Leaf] = []
+    for leaf in leaves_of(tree):
+        decisions = decide(plan, leaf, mesh)
+        if not decisions:
+            large.append(leaf)
+            continue
+        used.update(decision.rule for decision in decisions)
+        rule = _joined(decisions)
+        try:
+            resolved.append(_lay_out(leaf, decisions, rule, mesh, plan.replicate_below))
+        except ShardingError as error:
+            faults.append(f"{error} [rule {rule!r}]")
+    if faults or large:
+        raise PlanError(_complaint(faults, large, plan.replicate_below)) from None
+    unused = [p for factor in plan.factors for p, _ in factor.rules if p not in used]
+    rows, silent = _activations(plan, modules_of(tree))
+    found = ResolvedPlan(
+        tuple(resolved), mesh, tuple(map(label, dict.fromkeys(unused))) + silent, rows
+    )
+    if strict and (found.unused or found.unmatched):
+        raise PlanError(_strict_complaint(found))
+    return found
+
+
+def decide(plan: Plan, leaf: Leaf, mesh: Mesh | None) -> list[Decision]:
+    """Find what the factors of a plan say of one leaf.
+
+    Args:
+        plan: the plan.
+        leaf: the leaf.
+        mesh: the mesh, if it is known: names that a leaf carries may be its axes.
+
+    Returns:
+        Their decisions; none if the leaf is large and nobody speaks of it.
+    """
+    found = [_decide(factor, leaf, mesh) for factor in plan.factors]
+    spoken = list(dict.fromkeys(one for one in found if one is not None))
+    if any(one.rule != BY_DEFAULT for one in spoken) or all(found):
+        return spoken
+    if leaf.size <= plan.replicate_below:
+        return [Decision(BY_SIZE, None, AxisTable())]
+    return []
+
+
+def _decide(factor: Plan, leaf: Leaf, mesh: Mesh | None) -> Decision | None:
+    for pattern, spec in factor.rules:
+        if matches(pattern, leaf.name):
+            return Decision(pattern, spec, factor.axes)
+    if leaf.names is not None and _speaks(factor, leaf.names, mesh):
+        return Decision(BY_NAMES, leaf.names, factor.axes)
+    return None if factor.default is UNSAID else Decision(BY_DEFAULT, factor.default, factor.axes)
+
+
+def _speaks(factor: Plan, names: Sequence[Any], mesh: Mesh | None) -> bool:
+    """Names of a leaf count if the factor has a table, or if they are those of the mesh."""
+    return bool(factor.axes) or (mesh is not None and factor.axes.knows(names, mesh))
+
+
+def _lay_out(
+    leaf: Leaf, decisions: list[Decision], rule: str, mesh: Mesh, limit: int
+) -> ResolvedLeaf:
+    notes: list[str] = []
+    fixed = [one for one in decisions if not isinstance(one.spec, Largest)]
+    specs = [_spec(one, leaf, mesh, notes) for one in fixed]
+    ndim = len(leaf.shape)
+    for one in decisions:
+        if isinstance(one.spec, Largest):  # last, and inside: it goes by what is split already
+            before = merged(specs, ndim, leaf.name) if specs else P()
+            specs.append(one.spec.fit(leaf, mesh, _taken(before, ndim)))
+    spec = merged(specs, ndim, leaf.name)
+    check_even(spec, mesh, leaf.shape, name=leaf.name)
+    shards = math.prod(mesh.shape[a] for axes in _taken(spec, ndim) for a in axes)
+    if notes and shards == 1 and mesh.size > 1 and leaf.size > limit:
+        raise PlanError(
+            f"{leaf.name}: shape {leaf.shape}, {human_bytes(leaf.size)}, would be replicated: "
+            f"{'; '.join(notes)}. Give axes another choice, or (name, None) to replicate on purpose"
+        )
+    sharding = NamedSharding(mesh, spec)
+    size = leaf.bytes_of(sharding.shard_shape(leaf.shape))
+    return ResolvedLeaf(leaf.name, leaf.shape, leaf.dtype_name, sharding, size, rule, tuple(notes))
+
+
+def _spec(decision: Decision, leaf: Leaf, mesh: Mesh, notes: list[str]) -> P:
+    spec = decision.spec
+    if isinstance(spec, LayoutRule):
+        spec = spec.spec(leaf.name, len(leaf.shape))
+    return decision.axes.fit(spec, leaf.shape, mesh, leaf.name, notes)
+
+
+def _taken(spec: P, ndim: int) -> list[tuple[str, ...]]:
+    return [axis_names(spec[axis]) if axis < len(spec) else () for axis in range(ndim)]
+
+
+def _joined(decisions: list[Decision]) -> str:
+    """The rules that decided, without defaults that only replicate where another rule speaks."""
+    spoken = [one for one in decisions if one.rule != BY_DEFAULT or one.spec is not None]
+    return " * ".join(dict.fromkeys(label(one.rule) for one in spoken or decisions[:1]))
+
+
+def _activations(
+    plan: Plan, modules: list[str] | None
+) -> tuple[tuple[ResolvedActivation, ...], tuple[str, ...]]:
+    """The activations that a plan speaks of, and the rules for them that decide nothing."""
+    if modules is None:
+        return (), ()
+    rows, used = [], set()
+    for module in modules:
+        found = plan.activation_for(module)
+        if found is not None:
+            used.update(pattern for pattern, *_ in found.parts)
+            rows += [
+                ResolvedActivation(module, side, found.text(side), found.rule)
+                for side in ("input", "output")
+                if found.says(side)
+            ]
+    rules = [pattern for factor in plan.factors for pattern, _ in factor.activations]
+    silent = [f"{label(p)} (activation)" for p in dict.fromkeys(rules) if p not in used]
+    return tuple(rows), tuple(silent)
+
+
+def _complaint(faults: list[str], large: list[Leaf], limit: int) -> str:
+    lines = []
+    if faults:
+        lines.append(f"the specs of {_leaves(len(faults))} do not fit:")
+        lines += [f"  {fault}" for fault in faults]
+    if large:
+        verb = "matches" if len(large) == 1 else "match"
+        lines.append(f"{_leaves(len(large))} larger than {human_bytes(limit)} {verb} no rule:")
+        lines += [_large_line(leaf) for leaf in large]
+        what = "it" if len(large) == 1 else "each"
+        lines.append(
+            f"Add a rule for {what} (None replicates on purpose), or give the plan a default: "
+            "Plan(.., default=P())."
+        )
+    return "\n".join(lines)
+
+
+def _strict_complaint(found: ResolvedPlan) -> str:
+    lines = ["the plan and the model do not cover each other, as strict=True asks:"]
+    lines += [f"  rule {rule!r} decides nothing" for rule in found.unused]
+    lines += [f"  {name}: no rule matches" for name in found.unmatched]
+    return "\n".join(lines)
+
+
+def _leaves(count: int) -> str:
+    return f"{count} leaf" if count == 1 else f"{count} leaves"
+
+
+def _large_line(leaf: Leaf) -> str:
+    size = human_bytes(leaf.size)
+    of = f"{size} if float32" if leaf.dtype is None else f"{leaf.dtype_name}, {size}"
+    names = "" if leaf.names is None else f"; it says of its axes {leaf.names}, and axes= is empty"
+    return f"  {leaf.name}: shape {leaf.shape}, {of}{names}"

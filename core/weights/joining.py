@@ -1,0 +1,156 @@
+"""Arrays joined and cut along an axis: query, key and value as one weight.
+
+>>> import numpy as np
+>>> [qkv] = Concat(0).run([np.zeros((4, 8)), np.ones((4, 8))], np)
+>>> qkv.shape
+(8, 8)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from .ops import Entries, Op, OpError, Piece, Shape, Sizes, whole_sizes
+
+
+@dataclasses.dataclass(frozen=True)
+class Concat(Op):
+    """Join the arrays along an axis: q, k and v as one.
+
+    Attributes:
+        axis: which.
+        sizes: of the parts along it; not given, they are all alike.
+        count: how many; not given, as many as the rule has sources.
+
+    Example:
+        >>> Concat(0).shapes([(4, 8), (4, 8), (4, 8)])
+        [(12, 8)]
+    """
+
+    axis: int
+    sizes: tuple[int, ...] | None = None
+    count: int | None = None
+
+    @property
+    def inverse(self) -> Split:
+        """The parts again."""
+        return Split(self.axis, self.sizes, self.count)
+
+    def shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """See `Op`."""
+        first, axis = shapes[0], self.axis
+        along = [shape[axis] if axis < len(shape) else 0 for shape in shapes]
+        others = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
+        wanted = list(self.sizes) if self.sizes else [along[0]] * (self.count or len(shapes))
+        if axis >= len(first) or len(others) > 1 or along != wanted:
+            given = ", ".join(map(str, shapes))
+            raise OpError(f"{self} does not fit shapes {given}: along axis {axis} wanted {wanted}")
+        return [(*first[:axis], sum(along), *first[axis + 1 :])]
+
+    def layouts(
+        self, layouts: Sequence[Entries], shapes: Sequence[Shape], sizes: Sizes
+    ) -> list[Entries]:
+        """The common one, if it does not split the axis."""
+        if len(set(layouts)) > 1 or layouts[0][self.axis]:
+            raise OpError(f"{self} would move data: {_moves(layouts, self.axis)}")
+        return [layouts[0]]
+
+    def run(self, arrays: Sequence[Any], xp: Any) -> list[Any]:
+        """See `Op`."""
+        return [xp.concatenate(list(arrays), self.axis)]
+
+    def back(self, pieces: Sequence[Piece], shapes: Sequence[Shape]) -> list[Piece]:
+        """The parts that a rectangle reaches into."""
+        found = []
+        for piece in pieces:
+            begin, size, offset = piece.start[self.axis], piece.view.shape[self.axis], 0
+            for which, shape in enumerate(shapes):
+                low, high = (
+                    max(begin, offset),
+                    min(begin + size, offset + shape[self.axis]),
+                )
+                if low < high:
+                    found.append(_part(piece, which, self.axis, begin, low, high, low - offset))
+                offset += shape[self.axis]
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Split(Op):
+    """Cut one array into parts along an axis; the inverse of `Concat`.
+
+    Attributes:
+        axis: which.
+        sizes: of the parts along it; not given, they are all alike.
+        count: how many; not given, as many as the rule has targets.
+
+    Example:
+        >>> Split(0, count=3).shapes([(12, 8)])
+        [(4, 8), (4, 8), (4, 8)]
+    """
+
+    axis: int
+    sizes: tuple[int, ...] | None = None
+    count: int | None = None
+
+    @property
+    def inverse(self) -> Concat:
+        """The parts joined."""
+        return Concat(self.axis, self.sizes, self.count)
+
+    def shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """See `Op`."""
+        [shape] = shapes
+        parts = self._parts(shape)
+        return [(*shape[: self.axis], part, *shape[self.axis + 1 :]) for part in parts]
+
+    def layouts(
+        self, layouts: Sequence[Entries], shapes: Sequence[Shape], sizes: Sizes
+    ) -> list[Entries]:
+        """The same, if it does not split the axis."""
+        if layouts[0][self.axis]:
+            raise OpError(f"{self} would move data: {_moves(layouts, self.axis)}")
+        return [layouts[0]] * len(self._parts(shapes[0]))
+
+    def run(self, arrays: Sequence[Any], xp: Any) -> list[Any]:
+        """See `Op`."""
+        parts = self._parts(arrays[0].shape)
+        ends = [sum(parts[: i + 1]) for i in range(len(parts))]
+        before = (slice(None),) * self.axis
+        pairs = zip(ends, parts, strict=True)
+        return [arrays[0][(*before, slice(end - part, end))] for end, part in pairs]
+
+    def back(self, pieces: Sequence[Piece], shapes: Sequence[Shape]) -> list[Piece]:
+        """The same rectangles, further in."""
+        parts = self._parts(shapes[0])
+        found = []
+        for piece in pieces:
+            start = list(piece.start)
+            start[self.axis] += sum(parts[: piece.which])
+            found.append(Piece(0, tuple(start), piece.view))
+        return found
+
+    def _parts(self, shape: Shape) -> Shape:
+        if self.axis >= len(shape):
+            raise OpError(f"{self} does not fit rank {len(shape)}")
+        if self.sizes:
+            return whole_sizes(self, self.sizes, shape[self.axis], sum)
+        count = self.count or 1
+        if shape[self.axis] % count:
+            raise OpError(f"{self} does not divide axis {self.axis} of {shape}")
+        return (shape[self.axis] // count,) * count
+
+
+def _moves(layouts: Sequence[Entries], axis: int) -> str:
+    if len(set(layouts)) > 1:
+        return f"the parts are laid out differently, by {', '.join(map(str, layouts))}"
+    return f"axis {axis} is split over {', '.join(map(repr, layouts[0][axis]))}"
+
+
+def _part(piece: Piece, which: int, axis: int, begin: int, low: int, high: int, at: int) -> Piece:
+    """What of a piece lies at `low` to `high` along an axis, and starts at `at` in its array."""
+    index = (slice(None),) * axis + (slice(low - begin, high - begin),)
+    start = (*piece.start[:axis], at, *piece.start[axis + 1 :])
+    return Piece(which, start, piece.view[index])

@@ -1,0 +1,268 @@
+"""Weights from files straight to shards: every device's memory is filled from its own bytes.
+
+>>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.weights.saving import save_safetensors
+>>> files = save_safetensors("model", {"up.weight": np.ones((16, 4), np.float32)})
+>>> mesh = make_mesh((8,), ("x",))
+>>> load_safetensors("model", mesh, Plan({"*.weight": ("x", None)}))["up.weight"].sharding.spec
+P('x',)
+
+Under the names and with the axes of another framework, by the rules of a `WeightMap`:
+
+>>> from isoshard.core.weights.presets import flax_names
+>>> like = {"up": {"kernel": jax.ShapeDtypeStruct((4, 16), "float32")}}
+>>> params = load_safetensors("model", mesh, (None, "x"), weights=flax_names(), like=like)
+>>> params["up"]["kernel"].sharding.shard_shape((4, 16))
+(4, 2)
+
+On CPU devices the memory that is read into is that of the arrays. Elsewhere it goes to the device
+as soon as a weight is complete. Beside it there is one chunk for each thread that reads. A process
+reads what its own devices hold, and asks no other.
+
+Rules cost no copy on the way: they say which bytes go where.
+
+The library `safetensors` is not used: it reads slices into memory of its own, which is not aligned
+as XLA shares it, so that each would be copied once more, and its NumPy side has no float8.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from isoshard.core.device_dtypes import device_dtype
+from isoshard.core.errors import ShardingError, raise_collected
+from isoshard.core.host import ALIGNMENT, aligned_empty, cuts_of
+from isoshard.core.mesh import as_mesh
+from isoshard.core.plan import Plan
+from isoshard.core.spec import named_sharding
+
+from .errors import WeightError, raise_listed
+from .file_format import Stored
+from .folder import open_weights
+from .matching import Group
+from .ops import Piece
+from .progress import Progress, shown
+from .reading import Job, read_all
+from .rules import Rule
+from .weight_map import WeightMap, filled
+
+CHUNK = 16 << 20  # bytes
+
+
+def load_safetensors(
+    path: str | Path,
+    mesh: Mesh,
+    plan: Any,
+    *,
+    weights: WeightMap | None = None,
+    like: Any = None,
+    dtype: Any = None,
+    progress: bool | Progress = False,
+    threads: int = 4,
+    chunk: int = CHUNK,
+) -> Any:
+    """Load a safetensors file or folder, each device its own part.
+
+    Args:
+        path: a `.safetensors` file, a folder with one, or a folder (or file) with an index.
+        mesh: the mesh, or what `as_mesh` takes.
+        plan: a `Plan`, one spec for all, or a dictionary of specs by name; by the names that the
+            results have.
+        weights: rules from the names in the files to other names and axes. Not given: names and
+            axes as in the files.
+        like: what is wanted, a pytree of arrays or shapes (`jax.eval_shape(init)`): names and
+            shapes are compared, and floats come in its dtypes. Of a torch module (one on `meta`
+            will do) the weights come by name.
+        dtype: for all floats; integers and bools keep theirs.
+        progress: True shows a bar. A function is called with the bytes read and those to be read.
+        threads: that read at the same time.
+        chunk: the most bytes that each of them has in flight.
+
+    Returns:
+        The weights by name, or `like` with the weights in it. Names that `save_safetensors` noted
+        as tied share one array.
+
+    Raises:
+        FileFormatError: a file is damaged, cut off, or leads out of its folder.
+        FileNotFoundError: there is no such file.
+        WeightError: listing every weight that does not fit the rules or `like`.
+        ShardingError: listing every weight that the plan does not fit, or that has no dtype on
+            devices.
+    """
+    mesh = as_mesh(mesh)
+    if threads < 1 or chunk < 1 << 12:
+        raise ValueError(f"threads={threads} must be 1 or more, and chunk={chunk} 4096 or more")
+    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"dtype is what floats become, and {dtype} is no float dtype")
+    catalogue = open_weights(path)
+    stored = catalogue.tensors
+    targets, kept = _targets(stored, catalogue.tied, weights, like, dtype)
+    shardings = _shardings(targets, mesh, plan)
+    jobs = [target.job(shardings[name]) for name, target in targets.items() if not target.same]
+    with shown(progress, sum(job.nbytes for job in jobs), Path(path).name) as tell:
+        arrays = read_all(jobs, threads, chunk, tell)
+    for name, target in targets.items():
+        if target.same:
+            arrays[name] = _alike(arrays[target.same], shardings[name])
+    made = {**{name: arrays[name] for name in targets}, **kept}
+    return made if like is None else filled(like, made)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    """One weight to be made.
+
+    Attributes:
+        name: what it is called.
+        shape: of the whole weight.
+        dtype: on the devices.
+        pieces: gives the sources and rectangles that memory at a start waits for.
+        stored: the sources in the files.
+        same: the name of the weight that this one is, if it is tied; else "".
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    pieces: Callable[[tuple[int, ...], np.ndarray], Sequence[tuple[str, Piece]]]
+    stored: Mapping[str, Stored]
+    same: str = ""
+
+    def job(self, sharding: NamedSharding) -> Job:
+        """What is to be read for it."""
+        return Job(self.name, self.shape, self.dtype, sharding, self._wishes)
+
+    def _wishes(self, sharding: NamedSharding) -> Any:
+        """Memory for each block that devices of this process hold, and what fills it."""
+        starts = list(dict.fromkeys(cut.start for cut in cuts_of(sharding, self.shape)))
+        shape = sharding.shard_shape(self.shape)
+        blocks = dict(zip(starts, _aligned(len(starts), shape, self.dtype), strict=True))
+        wishes: dict[Stored, list[Any]] = {}
+        for at, memory in blocks.items():
+            if not memory.size:
+                continue
+            start = (*at, *(0,) * (len(self.shape) - len(at)))
+            for name, piece in self.pieces(start, memory):
+                if piece.view.size:
+                    wishes.setdefault(self.stored[name], []).append((piece.start, piece.view))
+        return blocks, wishes
+
+
+def _targets(
+    stored: Mapping[str, Stored],
+    tied: Mapping[str, str],
+    weights: WeightMap | None,
+    like: Any,
+    dtype: Any,
+) -> tuple[dict[str, _Target], dict[str, Any]]:
+    """The weights to be made by name, and those of `like` that stay as they are."""
+    shapes = {name: jax.ShapeDtypeStruct(s.shape, s.dtype) for name, s in stored.items()}
+    shapes |= {name: shapes[kept] for name, kept in tied.items()}
+    found = {**stored, **{name: stored[kept] for name, kept in tied.items()}}
+    matching, wanted = (weights or _SAME).match(shapes, like)
+    faults = list(matching.faults)
+    targets: dict[str, _Target] = {}
+    whole: dict[Any, str] = {}
+    for group in matching.groups:
+        try:
+            source = _one_dtype(group, found)
+        except WeightError as error:
+            faults.append(str(error))
+            continue
+        for name, shape in group.shapes.items():
+            want = getattr((wanted or {}).get(name), "dtype", None)
+            try:
+                kind = _dtype_of(name, source.dtype, dtype, want)
+            except (WeightError, ShardingError) as error:
+                faults.append(str(error))
+                continue
+            plain = not group.rule.ops and not group.rule.stack
+            same = whole.setdefault((source.name, kind), name) if plain else name
+            targets[name] = _Target(
+                name,
+                shape,
+                kind,
+                lambda start, view, group=group, name=name: group.pieces(name, start, view),
+                found,
+                "" if same == name else same,
+            )
+    faults += [
+        f"{name}: the rules keep it, and like has only its shape"
+        for name in matching.kept
+        if wanted is not None and isinstance(wanted[name], jax.ShapeDtypeStruct)
+    ]
+    raise_listed("the files do not fit what is wanted", faults)
+    return targets, {name: (wanted or {})[name] for name in matching.kept}
+
+
+def _aligned(count: int, shape: tuple[int, ...], dtype: np.dtype) -> list[np.ndarray]:
+    """Memory for blocks of one array, in one piece: the system gives large pieces faster."""
+    size = math.prod(shape) * dtype.itemsize
+    step = -(-size // ALIGNMENT) * ALIGNMENT
+    memory = aligned_empty((count * step,), np.uint8)
+    parts = [memory[i * step : i * step + size] for i in range(count)]
+    return [part.view(dtype).reshape(shape) for part in parts]
+
+
+def _one_dtype(group: Group, stored: Mapping[str, Stored]) -> Stored:
+    """A source of a group, all of which have one dtype."""
+    sources = [stored[name] for names in group.sources for name in names]
+    kinds = sorted({source.dtype.name for source in sources})
+    if len(kinds) > 1:
+        names = ", ".join(name for layer in group.sources for name in layer)
+        raise WeightError(f"{names}: dtypes {', '.join(kinds)} differ")
+    return sources[0]
+
+
+def _dtype_of(name: str, stored: np.dtype, dtype: Any, wanted: Any) -> np.dtype:
+    """What a weight becomes on devices: floats become `dtype`, or what is wanted."""
+    floats = jnp.issubdtype(stored, jnp.floating)
+    if floats and dtype is not None:
+        return device_dtype(jnp.dtype(dtype), name)
+    if wanted is None:
+        return device_dtype(stored, name)
+    want = jnp.dtype(wanted)
+    if want == stored or (floats and jnp.issubdtype(want, jnp.floating)):
+        return device_dtype(want, name)
+    if floats or want != device_dtype(stored, name):
+        raise WeightError(f"{name}: is {stored} in the file, and {want} is wanted")
+    return want
+
+
+def _shardings(targets: Mapping[str, _Target], mesh: Mesh, plan: Any) -> dict[str, NamedSharding]:
+    shapes = {
+        name: jax.ShapeDtypeStruct(target.shape, target.dtype) for name, target in targets.items()
+    }
+    if isinstance(plan, Plan):
+        return plan.resolve(shapes, mesh).shardings
+    if isinstance(plan, dict):
+        odd = [f"{name}: no spec" for name in shapes if name not in plan]
+        odd += [f"{name}: a spec, and no such weight" for name in plan if name not in shapes]
+        raise_listed("the specs do not match the weights", odd)
+    found, faults = {}, []
+    for name, shape in shapes.items():
+        spec = plan[name] if isinstance(plan, dict) else plan
+        try:
+            rank = len(shape.shape)
+            found[name] = named_sharding(spec, mesh, rank, shape=shape.shape, name=name)
+        except ShardingError as error:
+            faults.append(error)
+    raise_collected(faults)
+    return found
+
+
+def _alike(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """A tied weight: the very array, unless the plan lays it out differently."""
+    return array if array.sharding == sharding else jax.device_put(array, sharding)
+
+
+_SAME = WeightMap([Rule("{name*}", "{name*}")])

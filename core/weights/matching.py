@@ -1,0 +1,278 @@
+"""Matching: which leaves each rule takes, what it makes of them, and everything that does not fit.
+
+>>> from .ops import Kernel
+>>> from .rules import Rule
+>>> found = Matching([Rule("{path*}.weight", "{path*}.kernel", Kernel())], {"up.weight": (8, 4)})
+>>> found.groups[0].shapes, found.faults
+({'up.kernel': (4, 8)}, [])
+>>> Matching([Rule("{path*}.weight", "{path*}.kernel", Kernel())], {"up.bias": (8,)}).faults
+['up.bias (8,): no rule takes it']
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .ops import OpError, Piece, Shape
+from .rules import Rule
+
+Names = tuple[tuple[str, ...], ...]  # for each layer (one, if nothing is stacked) for each pattern
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """A rule with the leaves that it takes together.
+
+    Attributes:
+        rule: the rule.
+        sources: names, layer by layer.
+        targets: names, layer by layer.
+        inputs: the shapes of the sources of one layer.
+    """
+
+    rule: Rule
+    sources: Names
+    targets: Names
+    inputs: tuple[Shape, ...]
+
+    @functools.cached_property
+    def steps(self) -> list[list[Shape]]:
+        """Shapes within one layer before each operation, and after the last; or OpError."""
+        shapes = list(self.inputs)
+        if self.rule.unstacks:
+            shapes = [_without(shape, self.rule.stack_axis) for shape in shapes]
+        steps = [shapes]
+        for op in self.rule.ops:
+            steps.append(op.shapes(steps[-1]))
+        return steps
+
+    @functools.cached_property
+    def shapes(self) -> dict[str, Shape]:
+        """The shapes of the targets by name."""
+        found = self.steps[-1]
+        if len(found) != len(self.rule.targets):
+            raise OpError(f"its operations give {len(found)} arrays")
+        if self.rule.stacks:
+            layers, at = len(self.sources), self.rule.stack_axis
+            found = [(*shape[:at], layers, *shape[at:]) for shape in found]
+        return {
+            name: shape for names in self.targets for name, shape in zip(names, found, strict=True)
+        }
+
+    def pieces(self, target: str, start: Shape, view: Any) -> list[tuple[str, Piece]]:
+        """What memory of a target waits for.
+
+        Args:
+            target: its name.
+            start: where in it the memory belongs.
+            view: the memory.
+
+        Returns:
+            The sources' names, with the rectangle of each that a part of the memory waits for.
+        """
+        layer = next(i for i, names in enumerate(self.targets) if target in names)
+        piece = Piece(self.targets[layer].index(target), start, view)
+        if not self.rule.stacks:
+            return self._back(layer, piece)
+        at, found = self.rule.stack_axis, []
+        for i in range(view.shape[at]):
+            inner = view[(slice(None),) * at + (i,)]
+            one = Piece(piece.which, _without(start, at), inner)
+            found += self._back(start[at] + i, one)
+        return found
+
+    def _back(self, layer: int, piece: Piece) -> list[tuple[str, Piece]]:
+        pieces = [piece]
+        for op, shapes in zip(self.rule.ops[::-1], self.steps[-2::-1], strict=True):
+            pieces = op.back(pieces, shapes)
+        if not self.rule.unstacks:
+            return [(self.sources[layer][found.which], found) for found in pieces]
+        at = self.rule.stack_axis
+        return [
+            (
+                self.sources[0][found.which],
+                Piece(
+                    found.which,
+                    (*found.start[:at], layer, *found.start[at:]),
+                    found.view[(slice(None),) * at + (None,)],
+                ),
+            )
+            for found in pieces
+        ]
+
+
+class Matching:
+    """The rules applied to names and shapes.
+
+    Args:
+        rules: in order; the first that takes a leaf decides, rules of ties come on top.
+        given: shapes of the sources by name.
+        wanted: shapes of the targets by name, if they are known.
+        by_target: of several rules that take a leaf, the first whose targets are wanted decides.
+
+    Attributes:
+        groups: what is to be done.
+        dropped: names of sources that a rule drops.
+        kept: names of wanted targets that a rule keeps as they are.
+        faults: what does not fit, a line each.
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        given: Mapping[str, Shape],
+        wanted: Mapping[str, Shape] | None = None,
+        *,
+        by_target: bool = False,
+    ):
+        """See the class."""
+        self._rules, self._given, self._wanted = rules, given, wanted
+        self._by_target = by_target
+        self.groups: list[Group] = []
+        self.dropped: list[str] = []
+        self.faults: list[str] = []
+        self._takers: dict[tuple[int, tuple[Any, ...]], dict[tuple[int, int], str]] = {}
+        for name, shape in given.items():
+            self._take(name, shape)
+        for (number, key), slots in self._takers.items():
+            self._group(rules[number], dict(key), slots)
+        self._check_twice()
+        self.kept = self._check_wanted() if wanted is not None else []
+
+    def _take(self, name: str, shape: Shape) -> None:
+        takes = [
+            (number, which, captures)
+            for number, rule in enumerate(self._rules)
+            if rule.rank is None or len(shape) in rule.rank
+            for which, pattern in enumerate(rule.sources)
+            if (captures := pattern.match(name)) is not None
+        ]
+        ties = [take for take in takes if self._rules[take[0]].tie]
+        first = self._first(name, shape, [take for take in takes if take not in ties])
+        for number, which, captures in [*first, *ties]:
+            rule = self._rules[number]
+            layer = captures.pop(rule.stack) if rule.stacks and rule.stack else "0"
+            if not layer.isdecimal():
+                self.faults.append(f"{name} {shape}: layer {layer!r} of {rule} is no number")
+                continue
+            key = (number, tuple(sorted(captures.items())))
+            self._takers.setdefault(key, {})[int(layer), which] = name
+
+    def _first(self, name: str, shape: Shape, takes: list[Any]) -> list[Any]:
+        """The rule that decides for a leaf: none or one."""
+        if not takes:
+            self.faults.append(f"{name} {shape}: no rule takes it")
+            return []
+        if not self._by_target:
+            return takes[:1]
+        gives = [self._possible(self._rules[number], captures) for number, _, captures in takes]
+        if self._wanted is not None:
+            for take, names in zip(takes, gives, strict=True):
+                if all(name in self._wanted for name in names):
+                    return [take]
+            tried = ", ".join(dict.fromkeys(name for names in gives for name in names))
+            self.faults.append(f"{name} {shape}: nothing wanted is called {tried}")
+            return []
+        if len({tuple(names) for names in gives}) > 1:
+            could = " or ".join(dict.fromkeys(", ".join(names) or "nothing" for names in gives))
+            self.faults.append(f"{name} {shape}: could become {could}; say which, with like=")
+            return []
+        return takes[:1]
+
+    def _possible(self, rule: Rule, captures: Mapping[str, str]) -> list[str]:
+        filled = {rule.stack or "": "0", **captures}
+        return [pattern.fill(filled) for pattern in rule.targets]
+
+    def _group(self, rule: Rule, captures: dict[str, str], slots: dict[Any, str]) -> None:
+        """Join the leaves of one rule and one set of captures."""
+        layers = 1 + max(layer for layer, _ in slots)
+        places = [(i, k) for i in range(layers) for k in range(len(rule.sources))]
+        lacking = [
+            rule.sources[k].fill({**captures, rule.stack or "": str(i)})
+            for i, k in places
+            if (i, k) not in slots
+        ]
+        if lacking:
+            have = ", ".join(f"{name} {self._given[name]}" for name in slots.values())
+            self.faults.append(f"{have}: {rule} also takes {', '.join(lacking)}, which is missing")
+            return
+        if not rule.targets:
+            self.dropped += slots.values()
+            return
+        sources = tuple(tuple(slots[i, k] for k in range(len(rule.sources))) for i in range(layers))
+        alike = {tuple(self._given[name] for name in names) for names in sources}
+        told = ", ".join(f"{name} {self._given[name]}" for names in sources for name in names)
+        if len(alike) > 1:
+            self.faults.append(f"{told}: layers that {rule} stacks have different shapes")
+            return
+        inputs = alike.pop()
+        try:
+            copies = _layers_of(rule, inputs)
+            targets = tuple(
+                tuple(p.fill({**captures, rule.stack or "": str(i)}) for p in rule.targets)
+                for i in range(copies)
+            )
+            group = Group(rule, sources, targets, inputs)
+            group.shapes  # noqa: B018  (raises what does not fit)
+        except OpError as error:
+            self.faults.append(f"{told}: {error} [{rule}]")
+            return
+        self.groups.append(group)
+
+    def _check_twice(self) -> None:
+        """Look for targets that several groups make."""
+        makers: dict[str, list[Group]] = {}
+        for group in self.groups:
+            for names in group.targets:
+                for name in names:
+                    makers.setdefault(name, []).append(group)
+        for name, groups in makers.items():
+            if sum(not group.rule.untie for group in groups) > 1:
+                both = " and ".join(_sources_told(group, self._given) for group in groups)
+                self.faults.append(f"{name}: made of {both}")
+
+    def _check_wanted(self) -> list[str]:
+        """Compare with the targets that are wanted; the names that are to stay as they are."""
+        wanted, made = self._wanted or {}, set()
+        for group in self.groups:
+            for name, shape in group.shapes.items():
+                made.add(name)
+                if name not in wanted:
+                    fault = f"{name} {shape}: made of {_sources_told(group, self._given)}"
+                    self.faults.append(f"{fault}, and nothing wanted is called so")
+                elif tuple(wanted[name]) != shape:
+                    fault = f"{name}: shape {shape}, wanted {tuple(wanted[name])}; made of "
+                    fault += f"{_sources_told(group, self._given)} by {group.rule}"
+                    self.faults.append(fault)
+        keeps = [p for rule in self._rules if not rule.sources for p in rule.targets]
+        kept = []
+        for name, shape in wanted.items():
+            if name in made:
+                continue
+            if any(pattern.match(name) is not None for pattern in keeps):
+                kept.append(name)
+            else:
+                self.faults.append(f"{name} {tuple(shape)}: nothing becomes it")
+        return kept
+
+
+def _layers_of(rule: Rule, inputs: tuple[Shape, ...]) -> int:
+    """How many layers the targets have."""
+    if not rule.unstacks:
+        return 1
+    if rule.stack_axis >= min(map(len, inputs)):
+        raise OpError(f"there is no axis {rule.stack_axis} to unstack")
+    return inputs[0][rule.stack_axis]
+
+
+def _without(shape: Shape, axis: int) -> Shape:
+    return (*shape[:axis], *shape[axis + 1 :])
+
+
+def _sources_told(group: Group, given: Mapping[str, Shape]) -> str:
+    names = [name for layer in group.sources for name in layer]
+    told = [f"{name} {given[name]}" for name in names[:3]]
+    return ", ".join(told) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

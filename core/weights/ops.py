@@ -1,0 +1,169 @@
+"""Operations between two frameworks' weights: each moves elements, changes none, can be undone.
+
+>>> import numpy as np
+>>> weight = np.arange(6).reshape(2, 3)                  # torch: (out, in)
+>>> [kernel] = Kernel().run([weight], np)                # Flax: (in, out)
+>>> kernel.shape, Kernel().inverse.run([kernel], np)[0].shape
+((3, 2), (2, 3))
+
+An operation takes a list of arrays to a list of arrays, and says besides what becomes of their
+shapes, and of their layout: a transpose takes the mesh axes along, so no data moves between
+devices. Where it would have to (a split through the middle of a device's block), that is an error.
+
+`back` is how files are loaded: a `Piece` is memory that waits for a rectangle of an output, and
+`back` says which rectangles of the inputs it waits for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Shape = tuple[int, ...]
+Entries = tuple[tuple[str, ...], ...]  # for each axis the mesh axes that split it, outermost first
+Sizes = Mapping[str, int]  # of the mesh axes
+
+
+class OpError(Exception):
+    """An operation does not fit a shape or a layout; told with the leaf's name by who called it."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Piece:
+    """Memory that waits for a rectangle of an array.
+
+    Attributes:
+        which: of the arrays, by position.
+        start: where the rectangle starts in that array.
+        view: the memory, of the rectangle's shape and with any strides.
+    """
+
+    which: int
+    start: Shape
+    view: np.ndarray
+
+
+class Op:
+    """One operation on a list of arrays; subclasses are frozen, so equal ones are compiled once."""
+
+    @property
+    def inverse(self) -> Op:
+        """The operation that undoes this one."""
+        raise TypeError(f"{type(self).__name__} has no inverse")
+
+    def shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """The shapes of the outputs, or OpError if it does not fit."""
+        raise TypeError(f"{type(self).__name__} gives no shapes")
+
+    def layouts(
+        self, layouts: Sequence[Entries], shapes: Sequence[Shape], sizes: Sizes
+    ) -> list[Entries]:
+        """The layouts of the outputs where nothing moves, or OpError if there are none."""
+        raise TypeError(f"{type(self).__name__} gives no layouts")
+
+    def run(self, arrays: Sequence[Any], xp: Any) -> list[Any]:
+        """The outputs, by the functions of `xp`: numpy or jax.numpy."""
+        raise TypeError(f"{type(self).__name__} does not run")
+
+    def back(self, pieces: Sequence[Piece], shapes: Sequence[Shape]) -> list[Piece]:
+        """Pieces of the inputs, given those of the outputs and the shapes of the inputs."""
+        raise TypeError(f"{type(self).__name__} cannot load")
+
+
+@dataclasses.dataclass(frozen=True)
+class Transpose(Op):
+    """Reorder the axes of each array.
+
+    Attributes:
+        axes: as for `numpy.transpose`.
+
+    Example:
+        >>> Transpose((2, 0, 1)).shapes([(2, 3, 4)])
+        [(4, 2, 3)]
+    """
+
+    axes: tuple[int, ...] = (1, 0)
+
+    @property
+    def inverse(self) -> Transpose:
+        """The axes back in their order."""
+        return Transpose(tuple(int(axis) for axis in np.argsort(self.axes)))
+
+    def shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """See `Op`."""
+        return [tuple(shape[axis] for axis in self._axes(len(shape))) for shape in shapes]
+
+    def layouts(
+        self, layouts: Sequence[Entries], shapes: Sequence[Shape], sizes: Sizes
+    ) -> list[Entries]:
+        """The mesh axes go along."""
+        return [tuple(layout[axis] for axis in self._axes(len(layout))) for layout in layouts]
+
+    def run(self, arrays: Sequence[Any], xp: Any) -> list[Any]:
+        """See `Op`."""
+        return [xp.transpose(array, self._axes(array.ndim)) for array in arrays]
+
+    def back(self, pieces: Sequence[Piece], shapes: Sequence[Shape]) -> list[Piece]:
+        """See `Op`."""
+        return [self._back(piece) for piece in pieces]
+
+    def _back(self, piece: Piece) -> Piece:
+        order = np.argsort(self._axes(len(piece.start)))
+        start = tuple(piece.start[axis] for axis in order)
+        return Piece(piece.which, start, piece.view.transpose(order))
+
+    def _axes(self, rank: int) -> tuple[int, ...]:
+        if sorted(self.axes) != list(range(rank)):
+            raise OpError(f"{self} does not fit rank {rank}")
+        return self.axes
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Kernel(Transpose):
+    """A torch weight `(out, in, *window)` as a Flax kernel `(*window, in, out)`, of rank 2 to 5.
+
+    Linear layers have no window, so theirs are transposed.
+
+    Attributes:
+        axes: not given: it depends on the rank.
+        undo: from the kernel to the weight.
+
+    Example:
+        >>> Kernel().shapes([(64, 3, 7, 5)])
+        [(7, 5, 3, 64)]
+    """
+
+    axes: tuple[int, ...] = ()
+    undo: bool = False
+
+    @property
+    def inverse(self) -> Kernel:
+        """The way back."""
+        return Kernel(undo=not self.undo)
+
+    def __repr__(self) -> str:
+        """The constructor's call."""
+        return "Kernel(undo=True)" if self.undo else "Kernel()"
+
+    def _axes(self, rank: int) -> tuple[int, ...]:
+        if not 2 <= rank <= 5:
+            raise OpError(f"{self} takes rank 2 to 5, not {rank}")
+        axes = (*range(2, rank), 1, 0)
+        return tuple(int(axis) for axis in np.argsort(axes)) if self.undo else axes
+
+
+def whole_sizes(op: Op, sizes: Shape, total: int, join: Any = math.prod) -> Shape:
+    """`sizes` with what -1 stands for; they make up `total`."""
+    known = [size for size in sizes if size != -1]
+    if join is math.prod:
+        rest = total // max(math.prod(known), 1)
+    else:
+        rest = total - sum(known)
+    found = tuple(rest if size == -1 else size for size in sizes)
+    if join(found) != total or min(found, default=0) < 0:
+        raise OpError(f"{op} does not divide size {total}")
+    return found

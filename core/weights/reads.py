@@ -1,0 +1,255 @@
+"""Reads: which bytes of a file fill which memory, in chunks.
+
+A source is an array in a file; wishes are rectangles of it with the memory that waits for them.
+Where a rectangle is a run of bytes and its memory too, the file is read right into the memory.
+Columns are read in blocks of rows: all wishes of this process that lie side by side in one go, and
+each block is then spread over their memory. What lies more than a page away from any wish is not
+read.
+
+>>> memory = np.zeros((4, 2), np.float32)
+>>> columns = list(reads_of(0, (4, 8), np.dtype("float32"), [((0, 2), memory)], 1 << 20))
+>>> [(read.offset, read.step, read.length, read.count) for read in columns]
+[(8, 32, 8, 4)]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from .errors import FileFormatError
+
+PAGE = 4096  # bytes; a disk reads no less
+SPREAD = 1 << 20  # bytes of a block that is spread over memory; larger ones leave the cache
+Wish = tuple[tuple[int, ...], np.ndarray]  # start in the source, memory of the rectangle's shape
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Read:
+    """Equal runs of bytes at equal distances in a file, and where they go.
+
+    Attributes:
+        offset: of the first run.
+        step: from one run to the next, bytes.
+        length: of each run, bytes.
+        count: of runs.
+        dtype: of the elements in the file.
+        parts: pairs of the elements of a run and the memory that they fill, `count` rows of it.
+    """
+
+    offset: int
+    step: int
+    length: int
+    count: int
+    dtype: np.dtype
+    parts: tuple[tuple[slice, np.ndarray], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of memory that it fills."""
+        return sum(memory.nbytes for _, memory in self.parts)
+
+    @property
+    def direct(self) -> bool:
+        """Whether it is one run that goes right into memory."""
+        if len(self.parts) != 1 or (self.count > 1 and self.step != self.length):
+            return False
+        [(_, memory)] = self.parts
+        whole = memory.size * self.dtype.itemsize == self.count * self.length
+        return whole and memory.dtype == self.dtype and memory.flags.c_contiguous
+
+    def expect(self, file: int) -> None:
+        """Tell the system that these bytes will be read, so that it fetches them meanwhile."""
+        advise = getattr(os, "posix_fadvise", None)  # Linux and BSD
+        if advise is not None and (self.count == 1 or self._dense):
+            advise(file, self.offset, self._span, os.POSIX_FADV_WILLNEED)
+
+    def run(self, file: int, scratch: np.ndarray) -> int:
+        """Read.
+
+        Args:
+            file: a descriptor.
+            scratch: bytes of this thread, at least `buffer` of them.
+
+        Returns:
+            The bytes read.
+
+        Raises:
+            FileFormatError: the file ends before.
+        """
+        if self.direct:
+            memory = self.parts[0][1].reshape(-1).view(np.uint8)
+            read_into(file, memory, self.offset)
+            return memory.nbytes
+        if self._dense:
+            block = scratch[: self._span]
+            read_into(file, block, self.offset)
+            read = self._span
+        else:
+            block = scratch[: self.count * self.length]
+            for i in range(self.count):
+                row = block[i * self.length : (i + 1) * self.length]
+                read_into(file, row, self.offset + i * self.step)
+            read = block.nbytes
+        step = self.step if self._dense else self.length
+        rows = np.ndarray(
+            (self.count, self.length // self.dtype.itemsize),
+            self.dtype,
+            buffer=block.data,
+            strides=(step, self.dtype.itemsize),
+        )
+        for columns, memory in self.parts:
+            _spread(rows[:, columns].reshape(memory.shape), memory)
+        return read
+
+    @property
+    def buffer(self) -> int:
+        """The bytes of scratch that `run` needs."""
+        return 0 if self.direct else self._span if self._dense else self.count * self.length
+
+    @property
+    def _span(self) -> int:
+        return (self.count - 1) * self.step + self.length
+
+    @property
+    def _dense(self) -> bool:
+        return self.step - self.length <= PAGE
+
+
+def read_into(file: int, memory: np.ndarray, offset: int) -> None:
+    """Fill memory with the bytes of a file from `offset` on; FileFormatError if it ends before."""
+    done = 0
+    while done < memory.nbytes:
+        got = os.preadv(file, [memory[done:].data], offset + done)
+        if not got:
+            raise FileFormatError(
+                f"the file ends at byte {offset + done}, and {memory.nbytes - done} more were "
+                "expected: it has been cut off since its header was read"
+            )
+        done += got
+
+
+def reads_of(
+    offset: int, shape: tuple[int, ...], dtype: np.dtype, wishes: Sequence[Wish], chunk: int
+) -> Iterator[Read]:
+    """Lay out the reads that fulfil wishes for one array.
+
+    Args:
+        offset: of its first byte in the file.
+        shape: of the array.
+        dtype: of its elements.
+        wishes: rectangles of it, none empty.
+        chunk: the most bytes to be read at once; no less than an element.
+
+    Yields:
+        The reads, in the order of the file.
+    """
+    if not shape:
+        shape, wishes = (1,), [((0,), memory.reshape(1)) for _, memory in wishes]
+    inner = shape[1:]
+    row = math.prod(inner) * dtype.itemsize
+    ends = sorted({end for (at, *_), m in wishes for end in (at, at + m.shape[0])})
+    for low, high in itertools.pairwise(ends):
+        active = [
+            ((0, *start[1:]), memory[low - start[0] : high - start[0]])
+            for start, memory in wishes
+            if start[0] <= low and start[0] + memory.shape[0] >= high
+        ]
+        if not active:
+            continue
+        if all(_is_run(start[1:], memory.shape[1:], inner) for start, memory in active):
+            for runs in _together(active, inner, dtype.itemsize):
+                yield from _rows(offset + low * row, row, high - low, dtype, runs, chunk)
+        else:
+            for i in range(high - low):
+                below = [(start[1:], memory[i]) for start, memory in active]
+                yield from reads_of(offset + (low + i) * row, inner, dtype, below, chunk)
+
+
+def _is_run(start: tuple[int, ...], sizes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a rectangle of a row is one run of its elements."""
+    partial = [axis for axis in range(len(shape)) if sizes[axis] != shape[axis]]
+    return not partial or all(size == 1 for size in sizes[: partial[-1]])
+
+
+def _together(
+    wishes: Sequence[Wish], inner: tuple[int, ...], itemsize: int
+) -> Iterator[list[tuple[int, int, np.ndarray]]]:
+    """Wishes by runs of a row (start, end, memory), those that are at most a page apart as one."""
+    steps = [math.prod(inner[i + 1 :]) for i in range(len(inner))]
+    runs = []
+    for start, memory in wishes:
+        at = sum(s * step for s, step in zip(start[1:], steps, strict=True))
+        runs.append((at, at + math.prod(memory.shape[1:]), memory))
+    runs.sort(key=lambda run: run[:2])
+    together = [runs[0]]
+    for run in runs[1:]:
+        if (run[0] - max(end for _, end, _ in together)) * itemsize > PAGE:
+            yield together
+            together = []
+        together.append(run)
+    yield together
+
+
+def _rows(
+    offset: int,
+    step: int,
+    count: int,
+    dtype: np.dtype,
+    runs: Sequence[tuple[int, int, np.ndarray]],
+    chunk: int,
+) -> Iterator[Read]:
+    """Reads of blocks of rows; a row longer than a chunk is cut."""
+    low, high = min(run[0] for run in runs), max(run[1] for run in runs)
+    item = dtype.itemsize
+    length = (high - low) * item
+    if length > chunk:
+        yield from _long_rows(offset, step, count, dtype, runs, chunk)
+        return
+    taken = step if step - length <= PAGE else length
+    [memory, *others] = [run[2] for run in runs]
+    if others or memory.dtype != dtype or not memory.flags.c_contiguous:
+        chunk = min(chunk, SPREAD)  # copied on to memory while it is in the cache
+    block = max(chunk // max(taken, 1), 1)
+    for first in range(0, count, block):
+        rows = min(block, count - first)
+        parts = tuple((slice(a - low, b - low), m[first : first + rows]) for a, b, m in runs)
+        yield Read(offset + first * step + low * item, step, length, rows, dtype, parts)
+
+
+def _long_rows(
+    offset: int,
+    step: int,
+    count: int,
+    dtype: np.dtype,
+    runs: Sequence[tuple[int, int, np.ndarray]],
+    chunk: int,
+) -> Iterator[Read]:
+    """Rows that are longer than a chunk: each run by itself, row by row, cut where needed."""
+    item = dtype.itemsize
+    for i in range(count):
+        for low, high, memory in runs:
+            target = memory[i]
+            at = offset + i * step + low * item
+            if (high - low) * item > chunk:
+                whole = [((0,) * target.ndim, target)]
+                yield from reads_of(at, target.shape, dtype, whole, chunk)
+            else:
+                length = (high - low) * item
+                part = (slice(0, high - low), memory[i : i + 1])
+                yield Read(at, length, length, 1, dtype, (part,))
+
+
+def _spread(rows: np.ndarray, memory: np.ndarray) -> None:
+    """Copy a block to where it goes; 64-bit integers may arrive in 32 bits, if they fit."""
+    if memory.dtype.itemsize < rows.dtype.itemsize and memory.dtype.kind in "iu" and rows.size:
+        limits = np.iinfo(memory.dtype)
+        low, high = int(rows.min()), int(rows.max())
+        if low < limits.min or high > limits.max:
+            raise OverflowError(f"values {low}..{high} do not fit {memory.dtype}")
+    np.copyto(memory, rows, casting="unsafe")

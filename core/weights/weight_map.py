@@ -1,0 +1,285 @@
+"""WeightMap: ordered rules between the weights of two models, in both directions.
+
+>>> import numpy as np
+>>> weights = WeightMap([
+...     Rule("h.{i}.fc.weight", "blocks.{i}.up.kernel", Kernel()),
+...     Rule("h.{i}.fc.bias", "blocks.{i}.up.bias"),
+... ])
+>>> torch_like = {"h.0.fc.weight": np.ones((8, 4)), "h.0.fc.bias": np.ones(8)}
+>>> flax_like = weights.apply(torch_like)
+>>> {name: leaf.shape for name, leaf in flax_like.items()}
+{'blocks.0.up.bias': (8,), 'blocks.0.up.kernel': (4, 8)}
+>>> sorted(weights.inverse(flax_like)) == sorted(torch_like)
+True
+
+All leaves are looked at before one is touched, and everything that does not fit is one error:
+
+>>> weights.apply({"h.0.fc.weight": np.ones(8), "h.0.norm": np.ones(4)})
+Traceback (most recent call last):
+    ...
+isoshard.core.weights.errors.WeightError: the weights do not fit the rules (2 faults):
+  h.0.norm (4,): no rule takes it
+  h.0.fc.weight (8,): Kernel() takes rank 2 to 5, not 1 [Rule('h.{i}.fc.weight', 'blocks.{i}.up.kernel', Kernel())]
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from isoshard.core.frameworks import framework_of
+from isoshard.core.paths import named_leaves
+
+from .errors import WeightError, raise_listed
+from .matching import Group, Matching
+from .ops import Kernel as Kernel
+from .ops import OpError
+from .rules import Rule
+from .running import describe, layouts_of, run_group
+
+_HEAD = "the weights do not fit the rules"
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class WeightMap:
+    """Ordered rules between two models' weights. Immutable and hashable.
+
+    Args:
+        rules: the first that takes a leaf decides; those with `tie=True` come on top.
+        by_target: names alone do not say which rule is meant (a `weight` of rank 2 may become a
+            kernel or an embedding): the first rule decides whose targets `like` has. Without `like`
+            a leaf for which rules differ is an error.
+    """
+
+    rules: tuple[Rule, ...]
+    by_target: bool
+
+    def __init__(self, rules: Sequence[Rule], *, by_target: bool = False):
+        """See the class."""
+        wrong = [repr(rule) for rule in rules if not isinstance(rule, Rule)]
+        if wrong:
+            raise WeightError(f"a WeightMap is made of Rules, not of {', '.join(wrong)}")
+        object.__setattr__(self, "rules", tuple(rules))
+        object.__setattr__(self, "by_target", by_target)
+
+    @property
+    def reversed(self) -> WeightMap:
+        """The map from targets to sources."""
+        return WeightMap([rule.reversed for rule in self.rules], by_target=self.by_target)
+
+    def apply(self, source: Any, *, like: Any = None) -> Any:
+        """Make the targets of a tree of weights.
+
+        Args:
+            source: a pytree of NumPy or JAX arrays (or of `jax.ShapeDtypeStruct`), named by their
+                paths joined by dots, or a module of a framework with a bridge. Sharded arrays stay
+                sharded: results have the layout that follows.
+            like: what is wanted: a pytree (of arrays or shapes) or a module. Names, shapes and
+                dtypes are compared.
+
+        Returns:
+            The weights by name; if `like` is a pytree, that tree with the weights in it.
+
+        Raises:
+            WeightError: listing every leaf that no rule takes, that is missing or not wanted, that
+                has another shape or dtype, that two sources become, or whose data would have to
+                move between devices.
+        """
+        given = named_weights(source)
+        matching, wanted = self.match(given, like)
+        layouts, faults = [], list(matching.faults)
+        for group in matching.groups:
+            try:
+                layouts.append(layouts_of(group, given))
+            except OpError as error:
+                faults.append(f"{_told(group, given)}: {error} [{group.rule}]")
+        faults += _dtype_faults(matching.groups, given, wanted)
+        faults += [
+            f"{name}: the rules keep it, and like has only its shape"
+            for name in matching.kept
+            if wanted is not None and isinstance(wanted[name], jax.ShapeDtypeStruct)
+        ]
+        raise_listed(_HEAD, faults)
+        made: dict[str, Any] = {}
+        checks = []
+        for group, layout in zip(matching.groups, layouts, strict=True):
+            results = run_group(group, given, layout)
+            checks += [(group, results)] if group.rule.untie else []
+            made = {**results, **made} if group.rule.untie else {**made, **results}
+        _check_ties(checks, made)
+        if wanted is not None:
+            made.update({name: wanted[name] for name in matching.kept})
+        return made if like is None else filled(like, made)
+
+    def inverse(self, source: Any, *, like: Any = None) -> Any:
+        """Undo `apply`: the sources of a tree of targets, bit for bit.
+
+        Args:
+            source: as for `apply`, with the names of the targets.
+            like: as for `apply`, with the names of the sources. What rules drop is taken from here.
+
+        Returns:
+            As `apply`.
+
+        Raises:
+            WeightError: as `apply`; and if a tied weight is not what it is tied to.
+        """
+        return self.reversed.apply(source, like=like)
+
+    def match(
+        self, given: Mapping[str, Any], like: Any = None
+    ) -> tuple[Matching, dict[str, Any] | None]:
+        """Look up what is to be done, without doing it.
+
+        Args:
+            given: weights, or anything with a shape, by name.
+            like: as for `apply`.
+
+        Returns:
+            The groups with all that does not fit, and the weights of `like` by name.
+        """
+        wanted = None if like is None else named_weights(like)
+        shapes = {name: tuple(leaf.shape) for name, leaf in given.items()}
+        asked = wanted and {name: tuple(leaf.shape) for name, leaf in wanted.items()}
+        return Matching(self.rules, shapes, asked, by_target=self.by_target), wanted
+
+    def explain(self, source: Any, *, like: Any = None) -> str:
+        """Say what becomes of each leaf, a line each, and what does not fit.
+
+        Args:
+            source: as for `apply`.
+            like: as for `apply`.
+
+        Returns:
+            The table.
+
+        Example:
+            >>> import numpy as np
+            >>> weights = WeightMap([Rule("{p*}.weight", "{p*}.kernel", Kernel())])
+            >>> print(weights.explain({"up.weight": np.ones((8, 4)), "up.bias": np.ones(8)}))
+            up.weight (8, 4) -> up.kernel (4, 8)  [Kernel()]
+            fault: up.bias (8,): no rule takes it
+        """
+        given = named_weights(source)
+        matching, _ = self.match(given, like)
+        lines = []
+        for group in matching.groups:
+            made = ", ".join(f"{name} {shape}" for name, shape in group.shapes.items())
+            how = describe(group.rule)
+            lines.append(f"{_told(group, given)} -> {made}" + (f"  [{how}]" if how else ""))
+        lines += [f"{name} {tuple(given[name].shape)} is dropped" for name in matching.dropped]
+        lines += [f"{name} is kept as it is" for name in matching.kept]
+        return "\n".join([*lines, *(f"fault: {fault}" for fault in matching.faults)])
+
+
+def named_weights(tree: Any) -> dict[str, Any]:
+    """List the weights of a tree or module by name.
+
+    Args:
+        tree: a pytree of arrays or shapes, or a module of a framework with a bridge: what a
+            checkpoint of it holds.
+
+    Returns:
+        The weights; those of a module as JAX arrays.
+
+    Raises:
+        WeightError: several leaves have the same name, or leaves are no arrays.
+
+    Example:
+        >>> named_weights({"up": {"kernel": np.ones(3)}})
+        {'up.kernel': array([1., 1., 1.])}
+    """
+    if _is_leaf(tree):
+        framework = framework_of(tree)
+        if framework is None:
+            raise WeightError(
+                f"weights come as a tree of arrays or a module; given was {type(tree).__name__}"
+            )
+        return dict(framework.weights_of(tree))
+    named = [(name, _as_array(leaf)) for name, leaf in named_leaves(tree)]
+    found = dict(named)
+    faults = [f"{n}: {type(leaf).__name__}" for n, leaf in named if not hasattr(leaf, "shape")]
+    raise_listed("weights are arrays, or have a shape", faults)
+    if len(found) < len(named):
+        names = [name for name, _ in named]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise_listed("names must differ", [f"{name}: several leaves" for name in twice])
+    return found
+
+
+def filled(like: Any, made: Mapping[str, Any]) -> Any:
+    """Put weights by name into a tree; for a module they stay by name."""
+    if _is_leaf(like):
+        return dict(made)
+    names = [name for name, _ in named_leaves(like)]
+    return jax.tree.unflatten(jax.tree.structure(like), [made[name] for name in names])
+
+
+def _is_leaf(tree: Any) -> bool:
+    leaves = jax.tree.leaves(tree)
+    return len(leaves) == 1 and leaves[0] is tree
+
+
+def _as_array(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
+        return leaf
+    framework = framework_of(leaf)
+    if framework is not None:
+        return framework.to_jax(leaf)
+    return np.asarray(leaf) if isinstance(leaf, np.generic | int | float) else leaf
+
+
+def _dtype_faults(
+    groups: Sequence[Group], given: Mapping[str, Any], wanted: Mapping[str, Any] | None
+) -> list[str]:
+    """Leaves whose sources differ in dtype, or are not of the dtype wanted."""
+    faults = []
+    for group in groups:
+        kinds = {str(given[name].dtype) for names in group.sources for name in names}
+        if len(kinds) > 1:
+            faults.append(f"{_told(group, given)}: dtypes {', '.join(sorted(kinds))} differ")
+            continue
+        [kind] = kinds
+        for name in group.shapes if wanted is not None else ():
+            want = str(getattr((wanted or {}).get(name), "dtype", kind))
+            if want != kind:
+                told = _told(group, given)
+                faults.append(f"{name}: dtype {kind}, wanted {want}; made of {told}. Convert it.")
+    return faults
+
+
+def _check_ties(checks: Sequence[tuple[Group, dict[str, Any]]], made: Mapping[str, Any]) -> None:
+    """On the way back, tied weights must be what they are tied to."""
+    faults = []
+    for group, results in checks:
+        for name, value in results.items():
+            other = made[name]
+            if value is other or isinstance(value, Tracer | jax.ShapeDtypeStruct):
+                continue
+            xp: Any = np if isinstance(value, np.ndarray) else jnp
+            if not bool(xp.array_equal(_bits(value), _bits(other))):
+                sources = ", ".join(n for names in group.sources for n in names)
+                faults.append(f"{sources}: is tied to {name}, and its values are others")
+    raise_listed("tied weights differ", faults)
+
+
+def _bits(array: Any) -> Any:
+    """As integers: two NaNs are the same if their bits are."""
+    kind = f"uint{8 * array.dtype.itemsize}"
+    if array.dtype.kind in "biu" or array.dtype.kind == "c":
+        return array
+    if isinstance(array, np.ndarray):
+        return array.view(kind)
+    return jax.lax.bitcast_convert_type(array, kind)
+
+
+def _told(group: Group, given: Mapping[str, Any]) -> str:
+    names = [name for layer in group.sources for name in layer]
+    told = ", ".join(f"{name} {tuple(given[name].shape)}" for name in names[:3])
+    return told + (f" and {len(names) - 3} more" if len(names) > 3 else "")

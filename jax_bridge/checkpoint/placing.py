@@ -1,0 +1,137 @@
+"""Where restored arrays go: as `like` says, or onto another mesh by a plan.
+
+>>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.plan import Plan
+>>> groups, _ = named_groups({"w": jax.ShapeDtypeStruct((8, 4), "float32")})
+>>> slots = slots_of(groups)
+>>> mesh = make_mesh((4, 2), ("x", "y"))
+>>> placed(groups, slots, {}, mesh, Plan({"w": ("x", "y")}))[0].wanted.place.spec
+P('x', 'y')
+>>> saved = {"w": Entry((8, 4), "float32", spec=((), ("x",)))}
+>>> placed(groups, slots, saved, mesh, None)[0].wanted.place.spec
+P(None, 'x')
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.checkpoints.source import Entry, Memory, Place
+from isoshard.core.errors import ShardingError, raise_collected
+from isoshard.core.plan import Plan
+from isoshard.core.spec import named_sharding
+
+from .naming import Group, named_groups
+from .slots import Slot, is_key, slots_of, wanted_of
+
+__all__ = ["named_groups", "placed", "slots_of"]
+
+
+def placed(
+    groups: Sequence[Group],
+    slots: Sequence[Slot],
+    saved: Mapping[str, Entry],
+    mesh: Mesh | None,
+    plan: Any,
+) -> list[Slot]:
+    """Choose where each array goes.
+
+    Args:
+        groups: the leaves of the tree.
+        slots: their parts.
+        saved: what the checkpoint has, with the specs it was saved by.
+        mesh: the new mesh; None leaves everything where `like` has it.
+        plan: a `Plan`, or one spec for all. None keeps the specs that `like` has, and gives what
+            has none the spec it was saved by; host memory stays host memory.
+
+    Returns:
+        The slots with their places.
+
+    Raises:
+        ShardingError: naming every leaf whose spec does not fit the mesh.
+    """
+    if mesh is None:
+        return [_follow(slot, {}, False) for slot in slots]
+    if plan is None:
+        places = _by_specs(slots, saved, mesh)
+    else:
+        places = _by_plan(
+            groups, slots, mesh, plan if isinstance(plan, Plan) else Plan({"*": plan})
+        )
+    moved = [slot.at(places[slot.name]) if slot.name in places else slot for slot in slots]
+    known = {id(slot.part.value): slot.wanted.place for slot in moved if slot.wanted is not None}
+    return [_follow(slot, known, slot.name not in places) for slot in moved]
+
+
+def _by_specs(
+    slots: Sequence[Slot], saved: Mapping[str, Entry], mesh: Mesh
+) -> dict[str, NamedSharding]:
+    places, faults = {}, []
+    for slot in slots:
+        if slot.wanted is None or slot.wanted.place is Memory.HOST:
+            continue
+        place, entry = slot.wanted.place, saved.get(slot.name)
+        before = P(*entry.spec) if entry is not None and entry.spec else P()
+        spec = place.spec if isinstance(place, NamedSharding) else before
+        try:
+            places[slot.name] = _sharding(slot, mesh, spec)
+        except ShardingError as error:
+            faults.append(error)
+    raise_collected(faults)
+    return places
+
+
+def _by_plan(
+    groups: Sequence[Group], slots: Sequence[Slot], mesh: Mesh, plan: Plan
+) -> dict[str, NamedSharding]:
+    """What `shard` would do. Modules are asked by their own names; an optimizer's state follows."""
+    by_name = {slot.name: slot for slot in slots}
+    places: dict[str, NamedSharding] = {}
+    arrays = {}
+    for group in groups:
+        if not group.whole:
+            wanted = by_name[group.name].wanted
+            if wanted is not None:
+                dtype = None if is_key(wanted.dtype) else jax.numpy.dtype(wanted.dtype)
+                arrays[group.name] = types.SimpleNamespace(shape=wanted.shape, dtype=dtype)
+            continue
+        if any(part.follows is not None for part in group.parts.values()):
+            continue
+        found = plan.resolve(group.value, mesh).shardings
+        parts = group.parts
+        same = {id(parts[name].value): at for name, at in found.items() if name in parts}
+        for inner, part in parts.items():  # tied ones are called once, random keys not at all
+            if by_name[group.called(inner)].wanted is not None:
+                place = same.get(id(part.value), NamedSharding(mesh, P()))
+                places[group.called(inner)] = found.get(inner, place)
+    if arrays:
+        places.update(plan.resolve(arrays, mesh).shardings)
+    return places
+
+
+def _follow(slot: Slot, known: Mapping[int, Place], free: bool) -> Slot:
+    """Lay an optimizer's state out as its parameter, if it is not made yet or nobody placed it."""
+    part, wanted = slot.part, slot.wanted
+    if part.follows is None or wanted is None or not (free or isinstance(part.value, Entry)):
+        return slot
+    leader = wanted_of(part.follows)
+    assert leader is not None
+    place = known.get(id(part.follows), leader.place)
+    if wanted.shape == leader.shape:
+        return slot.at(place)
+    scalar_on_host = wanted.place is Memory.HOST and not wanted.shape
+    if isinstance(place, NamedSharding) and not scalar_on_host:
+        return slot.at(NamedSharding(place.mesh, P()))
+    return slot
+
+
+def _sharding(slot: Slot, mesh: Mesh, spec: Any) -> NamedSharding:
+    assert slot.wanted is not None
+    shape = slot.wanted.shape
+    return named_sharding(spec, mesh, len(shape), shape=shape, name=slot.name)

@@ -1,0 +1,87 @@
+"""Equinox modules under the verbs of isoshard: `shard`, `reshard`, `full`, `sharding_of`, `to_jax`.
+
+An Equinox module is a pytree some of whose leaves are no arrays: activation functions, numbers,
+strings. Those are left alone. A module is a value: a new one comes back, and the plan goes by names
+such as `layers.0.weight`.
+
+Modules with such leaves inside of a container are refused: lay out each by itself.
+
+    model = iso.shard(eqx.nn.MLP(8, 8, 64, 2, key=key), mesh, iso.Plan({"layers.*": P("model")}))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from isoshard.core import exchange, place
+from isoshard.core.checkpoints.source import Entry, Part
+from isoshard.core.frameworks import Framework, register
+from isoshard.core.paths import named_leaves
+
+from .checkpoint import graph_parts
+from .graphs import is_equinox, join, split
+
+
+class Equinox(Framework):
+    """Core's verbs for Equinox modules."""
+
+    name = "equinox"
+
+    def owns(self, obj: Any) -> bool:
+        """Modules; the arrays in them are JAX's."""
+        return is_equinox(obj)
+
+    def shard(
+        self, x: Any, mesh: Mesh, spec: Any, *, copy: bool | None = None, name: str | None = None
+    ) -> Any:
+        """The module with every array laid out; `spec` is a Plan, one spec, or specs by name."""
+        return _changed(x, lambda arrays: place.shard(arrays, mesh, spec, copy=copy, name=name))
+
+    def reshard(self, x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
+        """The module with another layout, on the mesh it is on unless one is given."""
+        return _changed(x, lambda arrays: place.reshard(arrays, spec, mesh))
+
+    def full(self, x: Any) -> Any:
+        """The module with every array whole on every device."""
+        return _changed(x, place.full)
+
+    def named_arrays(self, x: Any) -> dict[str, Any]:
+        """The arrays by name."""
+        return _arrays(x)
+
+    def sharding_of(self, x: Any) -> dict[str, NamedSharding]:
+        """The layout of each array, by name."""
+        return place.sharding_of(_arrays(x))
+
+    def to_jax(
+        self, x: Any, sharding: NamedSharding | None = None, *, copy: bool | None = None
+    ) -> dict[str, jax.Array]:
+        """The arrays by name."""
+        return exchange.to_jax(_arrays(x), sharding, copy=copy)
+
+    def parts(self, x: Any, saved: Mapping[str, Entry] | None = None) -> dict[str, Part]:
+        """See `graph_parts.parts_of`."""
+        return graph_parts.parts_of(x)
+
+    def filled(self, x: Any, values: dict[str, Any]) -> Any:
+        """See `graph_parts.filled`."""
+        return graph_parts.filled(x, values)
+
+
+def _arrays(module: Any) -> dict[str, Any]:
+    return dict(named_leaves(split(module)[1]))
+
+
+def _changed(module: Any, change: Any) -> Any:
+    graph, state = split(module)
+    changed = change(_arrays(module))
+    names = [name for name, _ in named_leaves(state)]
+    state = jax.tree.structure(state).unflatten(changed[name] for name in names)
+    return join(graph, state)
+
+
+register(Equinox())

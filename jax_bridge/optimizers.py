@@ -1,0 +1,142 @@
+"""Optimizer state laid out after its parameters, and created so.
+
+>>> import jax.numpy as jnp, optax
+>>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.place import shard
+>>> from isoshard.core.plan import Plan
+>>> mesh, plan = make_mesh((2, 4), ("data", "model")), Plan({"w": (None, "model")})
+>>> params = shard({"w": jnp.ones((8, 16))}, mesh, plan)
+>>> state = create_opt_state(optax.adam(1e-3), params, mesh, plan)
+>>> state[0].mu["w"].sharding.spec, state[0].count.sharding.spec
+(P(None, 'model'), P())
+
+A slot belongs to the parameter whose name ends its own and whose shape it has. Other arrays (those
+of factored optimizers, for instance) follow the plan's default and its limit for replication; step
+counters and other single numbers are replicated.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.mesh import as_mesh
+from isoshard.core.paths import named_leaves
+from isoshard.core.plan import Plan
+
+from .create import born
+from .graphs import is_nnx
+from .layout import plan_state
+
+
+def create_opt_state(tx: Any, params: Any, mesh: Mesh, plan: Any) -> Any:
+    """Make the state of an optax optimizer, born in its shards.
+
+    Args:
+        tx: the optimizer, an `optax.GradientTransformation`.
+        params: the parameters, a pytree of arrays (an `nnx.State` is one), laid out or not.
+        mesh: the mesh, or what `as_mesh` takes.
+        plan: the `Plan` of the parameters, or one spec for all.
+
+    Returns:
+        What `tx.init(params)` gives, each slot laid out as its parameter.
+
+    Raises:
+        PlanError: the plan does not fit, or leaves an array without a rule that is too large to
+            be replicated.
+    """
+    return born(tx.init, lambda shapes: opt_state_layouts(shapes, params, mesh, plan), params)
+
+
+def create_optimizer(model: Any, tx: Any, mesh: Mesh, plan: Any, *, wrt: Any = None) -> Any:
+    """Make an `nnx.Optimizer` whose state is born in its shards.
+
+    Args:
+        model: an NNX module, laid out or not.
+        tx: the optimizer, an `optax.GradientTransformation`.
+        mesh: the mesh, or what `as_mesh` takes.
+        plan: the `Plan` of the model's parameters, or one spec for all.
+        wrt: the NNX filter of what is trained; `nnx.Param` unless given.
+
+    Returns:
+        The optimizer, to be used as `optimizer.update(model, grads)`.
+
+    Raises:
+        PlanError: as `create_opt_state`.
+        TypeError: `model` is no NNX module.
+
+    Example:
+        >>> import optax
+        >>> from flax import nnx
+        >>> from isoshard.core.mesh import make_mesh
+        >>> mesh = make_mesh((8,), ("x",))
+        >>> optimizer = create_optimizer(
+        ...     nnx.Linear(8, 16, rngs=nnx.Rngs(0)), optax.adam(1e-3), mesh, Plan({"*": ("x",)}))
+        >>> optimizer.opt_state[0].mu["kernel"].sharding.spec
+        P('x',)
+    """
+    if not is_nnx(model):
+        raise TypeError(
+            f"an nnx.Optimizer is of an NNX module, not of a {type(model).__name__}; for a pytree "
+            "of parameters use create_opt_state(tx, params, mesh, plan)"
+        )
+    nnx = sys.modules["flax.nnx"]
+    wrt = nnx.Param if wrt is None else wrt
+    model_graph, params, rest = nnx.split(model, wrt, ...)
+    graph = None
+
+    def state_of(params: Any, rest: Any) -> Any:
+        nonlocal graph
+        model = nnx.merge(model_graph, params, rest)
+        graph, state = nnx.split(nnx.Optimizer(model, tx, wrt=wrt))
+        return state
+
+    def layouts(shapes: Any) -> Any:
+        return opt_state_layouts(shapes, params, mesh, plan)
+
+    state = born(state_of, layouts, params, rest)
+    return nnx.merge(graph, state)
+
+
+def opt_state_layouts(state: Any, params: Any, mesh: Mesh, plan: Any) -> Any:
+    """Choose the layout of every array of an optimizer's state.
+
+    Args:
+        state: the state, as arrays or `jax.ShapeDtypeStruct`.
+        params: the parameters.
+        mesh: the mesh, or what `as_mesh` takes.
+        plan: the `Plan` of the parameters, or one spec for all.
+
+    Returns:
+        The state with a NamedSharding in place of each array.
+
+    Raises:
+        PlanError: as `create_opt_state`.
+    """
+    mesh = as_mesh(mesh)
+    plan = plan if isinstance(plan, Plan) else Plan({"*": plan})
+    shapes = {name: tuple(param.shape) for name, param in named_leaves(params)}
+    layouts = dict(named_leaves(plan_state(params, mesh, plan)))
+    whole = NamedSharding(mesh, P())
+    found, others = {}, {}
+    for name, leaf in named_leaves(state):
+        owner = _owner(name, shapes)
+        if owner and leaf.shape == shapes[owner]:
+            found[name] = layouts[owner]
+        elif leaf.ndim:
+            others[name] = leaf
+    rest = Plan(default=plan.default, replicate_below=plan.replicate_below)
+    found |= rest.resolve(others, mesh).shardings
+    names = [name for name, _ in named_leaves(state)]
+    return jax.tree.structure(state).unflatten(found.get(name, whole) for name in names)
+
+
+def _owner(slot: str, params: Any) -> str:
+    """The longest name of a parameter that ends the name of a slot; "" if there is none."""
+    parts = slot.split(".")
+    tails = (".".join(parts[start:]) for start in range(len(parts)))
+    return next((tail for tail in tails if tail in params), "")

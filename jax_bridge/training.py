@@ -1,0 +1,318 @@
+"""Training steps that keep a model's layout: one compiled program, state donated.
+
+>>> import jax.numpy as jnp, optax
+>>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.plan import Plan
+>>> mesh = make_mesh((2, 4), ("data", "model"))
+>>> def loss(params, x):
+...     return ((x @ params["w"]) ** 2).mean()
+>>> step = train_step(loss, optax.sgd(0.1), mesh, Plan({"w": (None, "model")}))
+>>> state = step.init(lambda: {"w": jnp.ones((4, 8))})
+>>> state, value = step(state, jnp.ones((2, 4)))
+>>> float(value), state.params["w"].sharding.spec, int(state.step)
+(16.0, P(None, 'model'), 1)
+
+The first argument of the loss is the model: an NNX module, an Equinox module, or a pytree (Linen's
+variables). What an NNX module changes while it is called (batch statistics, random state) is kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core import exchange, metrics
+from isoshard.core.errors import ShardingError
+from isoshard.core.mesh import as_mesh
+from isoshard.core.paths import named_leaves
+from isoshard.core.plan import Plan
+from isoshard.core.spec import same_layout
+
+from .activations import Constrained, constrain_activations
+from .create import born
+from .layout import plan_state
+from .optimizers import opt_state_layouts
+from .parts import Parts, join_parts, split_parts
+
+if TYPE_CHECKING:
+    import optax
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """What a training step changes; a pytree.
+
+    Attributes:
+        step: how many steps were made, int32.
+        params: the arrays that are trained.
+        rest: the other arrays of the model: batch statistics, random state.
+        opt_state: the state of the optimizer.
+        parts: how the model is put together.
+    """
+
+    step: jax.Array
+    params: Any
+    rest: Any
+    opt_state: Any
+    parts: Parts = dataclasses.field(metadata={"static": True})
+
+    @property
+    def model(self) -> Any:
+        """The model around these very arrays, which the next step takes over and deletes."""
+        return join_parts(self.parts, self.params, self.rest)
+
+
+def train_step(
+    loss_fn: Callable[..., Any],
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    plan: Any,
+    *,
+    has_aux: bool = False,
+    mutable: bool = False,
+    wrt: Any = None,
+    donate: bool = True,
+) -> TrainStep:
+    """Make a training step for a model laid out by a plan.
+
+    Args:
+        loss_fn: called as `loss_fn(model, *batch)`; returns the loss, a scalar.
+        tx: the optimizer.
+        mesh: the mesh, or what `as_mesh` takes.
+        plan: a `Plan`, or one spec for every parameter. Activations it speaks of are constrained
+            inside the step (NNX and Linen).
+        has_aux: whether the loss comes with anything else, as `(loss, aux)`.
+        mutable: for Linen: whether it comes with new collections, as `(loss, updates)` or
+            `(loss, (updates, aux))`, where `updates` is what `apply(.., mutable=..)` returned.
+        wrt: what is trained. For NNX a filter, `nnx.Param` unless given; for other models a glob
+            over the names of leaves. Not given: the collection "params" of Linen variables, and
+            otherwise every array of floats.
+        donate: whether the arrays of the state given are reused for the state returned.
+
+    Returns:
+        The step: `state = step.init(make)`, then `state, loss = step(state, *batch)`, with
+        `has_aux` `state, loss, aux`.
+
+    Example:
+        >>> import optax
+        >>> from flax import nnx
+        >>> from isoshard.core.mesh import make_mesh
+        >>> from isoshard.core.plan import Plan
+        >>> step = train_step(
+        ...     lambda model, x: (model(x) ** 2).mean(), optax.adam(1e-3),
+        ...     make_mesh((8,), ("x",)), Plan({"kernel": (None, "x")}))
+        >>> state = step.init(lambda: nnx.Linear(4, 16, rngs=nnx.Rngs(0)))
+        >>> state, loss = step(state, jnp.ones((2, 4)))
+        >>> state.model.kernel.sharding.spec, state.opt_state[0].mu["kernel"].sharding.spec
+        (P(None, 'x'), P(None, 'x'))
+    """
+    options = {"has_aux": has_aux, "mutable": mutable, "wrt": wrt, "donate": donate}
+    return TrainStep(loss_fn, tx, as_mesh(mesh), plan, options)
+
+
+class TrainStep:
+    """A training step; made by `train_step`.
+
+    Attributes:
+        constrained: the modules whose activations the plan speaks of, since the last tracing.
+    """
+
+    def __init__(
+        self,
+        loss_fn: Callable[..., Any],
+        tx: optax.GradientTransformation,
+        mesh: Mesh,
+        plan: Any,
+        options: dict[str, Any],
+    ):
+        """Use `train_step`."""
+        self.constrained: Constrained | None = None
+        self._loss_fn = loss_fn
+        self._tx = tx
+        self._mesh = mesh
+        self._plan = plan if isinstance(plan, Plan) else Plan({"*": plan})
+        self._options = options
+        self._programs: dict[Any, Any] = {}
+        self._traced = 0
+
+    def init(self, make: Callable[..., Any], *args: Any) -> TrainState:
+        """Create the model and the optimizer's state, each array born in its shards.
+
+        Args:
+            make: makes the model; traced, as `create_sharded` says.
+            *args: arguments of `make`, pytrees of arrays.
+
+        Returns:
+            The first state.
+
+        Raises:
+            PlanError: the plan does not fit; nothing was computed.
+        """
+        parts: Any = None
+
+        def state_of(*args: Any) -> Any:
+            nonlocal parts
+            parts, params, rest = self._split(make(*args))
+            return params, rest
+
+        def layouts(shapes: Any) -> Any:
+            opt_state = jax.eval_shape(self._tx.init, shapes[0])
+            opt_state_layouts(opt_state, shapes[0], self._mesh, self._plan)
+            return tuple(plan_state(part, self._mesh, self._plan) for part in shapes)
+
+        params, rest = born(state_of, layouts, *args)
+        return self._first(parts, params, rest)
+
+    def start(self, model: Any) -> TrainState:
+        """Begin with a model that exists; it is laid out as the plan says.
+
+        Args:
+            model: an NNX module, an Equinox module, or a pytree of arrays. With `donate`, the first
+                step takes its arrays over, and the model itself is no longer of use.
+
+        Returns:
+            The first state.
+
+        Raises:
+            PlanError: the plan does not fit.
+        """
+        parts, params, rest = self._split(model)
+
+        def placed(tree: Any) -> Any:
+            layouts = plan_state(tree, self._mesh, self._plan)
+            return jax.tree.map(exchange.to_jax, tree, layouts)
+
+        return self._first(parts, placed(params), placed(rest))
+
+    def __call__(self, state: TrainState, *batch: Any) -> tuple[Any, ...]:
+        """Make one step.
+
+        Args:
+            state: the state; with `donate`, its arrays are deleted.
+            *batch: further arguments of the loss, pytrees of arrays, on the mesh.
+
+        Returns:
+            The next state and the loss, and with `has_aux` what came with the loss.
+
+        Raises:
+            ShardingError: arrays of the state lie elsewhere than the plan says, or the loss
+                changed the structure of the model.
+        """
+        program = self._program(state)
+        traced, start = self._traced, time.perf_counter()
+        result = program(state, batch)
+        if self._traced > traced:
+            cause = "first call" if not traced else "another state or batch: shapes, dtypes, layout"
+            seconds = time.perf_counter() - start
+            metrics.record_compilation("training step", cause, metrics.user_location(), seconds)
+        metrics.count("executions")
+        return result if self._options["has_aux"] else result[:2]
+
+    def lower(self, state: TrainState, *batch: Any) -> Any:
+        """The step for this state and batch as `jax.jit(..).lower(..)` gives it."""
+        return self._program(state).lower(state, batch)
+
+    def layouts(self, state: TrainState) -> TrainState:
+        """The state with the plan's NamedSharding in place of each array."""
+        return TrainState(
+            NamedSharding(self._mesh, P()),  # type: ignore[arg-type]
+            plan_state(state.params, self._mesh, self._plan),
+            plan_state(state.rest, self._mesh, self._plan),
+            opt_state_layouts(state.opt_state, state.params, self._mesh, self._plan),
+            state.parts,
+        )
+
+    def _first(self, parts: Parts, params: Any, rest: Any) -> TrainState:
+        def layouts(shapes: Any) -> Any:
+            return opt_state_layouts(shapes, params, self._mesh, self._plan)
+
+        opt_state = born(self._tx.init, layouts, params)
+        count = jax.device_put(jnp.zeros((), jnp.int32), NamedSharding(self._mesh, P()))
+        return TrainState(count, params, rest, opt_state, parts)
+
+    def _split(self, model: Any) -> tuple[Parts, Any, Any]:
+        return split_parts(model, self._options["wrt"])
+
+    def _program(self, state: TrainState) -> Any:
+        structure = jax.tree.structure(state)
+        program = self._programs.get(structure)
+        if program is None:
+            layouts = self.layouts(state)
+            _check_layout(state, layouts)
+            program = self._programs[structure] = jax.jit(
+                self._step,
+                in_shardings=(layouts, None),
+                out_shardings=(layouts, NamedSharding(self._mesh, P()), None),
+                donate_argnums=0 if self._options["donate"] else (),
+            )
+        return program
+
+    def _step(self, state: TrainState, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+        import optax  # which whoever made `tx` has imported
+
+        self._traced += 1
+        loss_of = jax.value_and_grad(self._loss, has_aux=True)
+        (loss, (rest, aux)), grads = loss_of(state.params, state, batch)
+        layouts = plan_state(state.params, self._mesh, self._plan)
+        grads = jax.tree.map(jax.lax.with_sharding_constraint, grads, layouts)
+        updates, opt_state = self._tx.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        _check_structure(state.rest, rest)
+        return TrainState(state.step + 1, params, rest, opt_state, state.parts), loss, aux
+
+    def _loss(self, params: Any, state: TrainState, batch: tuple[Any, ...]) -> Any:
+        model = join_parts(state.parts, params, state.rest)
+        models = [model] if state.parts.is_nnx else []
+        with constrain_activations(self._mesh, self._plan, *models) as self.constrained:
+            found = self._loss_fn(model, *batch)
+        loss, updates, aux = self._taken_apart(found)
+        if state.parts.is_nnx:
+            return loss, (self._split(model)[2], aux)
+        return loss, ({**state.rest, **updates} if self._options["mutable"] else state.rest, aux)
+
+    def _taken_apart(self, found: Any) -> tuple[Any, Any, Any]:
+        has_aux, mutable = self._options["has_aux"], self._options["mutable"]
+        if not has_aux and not mutable:
+            return found, None, None
+        loss, more = found
+        if not mutable:
+            return loss, None, more
+        updates, aux = more if has_aux else (more, None)
+        return loss, updates, aux
+
+
+def _check_layout(state: TrainState, layouts: TrainState) -> None:
+    """Refuse a state that was laid out by another plan."""
+    pairs = zip(named_leaves(state), jax.tree.leaves(layouts), strict=True)
+    wrong = [
+        f"  {name}: lies by {getattr(x.sharding, 'spec', x.sharding)}, and the plan says {to.spec}"
+        for (name, x), to in pairs
+        if isinstance(x, jax.Array)
+        and not isinstance(x, Tracer)
+        and not same_layout(x.sharding, to, x.ndim)
+    ]
+    if wrong:
+        raise ShardingError(
+            "\n".join(["the state is not laid out by the step's plan:", *wrong])
+            + "\nMake it with step.init(make) or step.start(model)."
+        )
+
+
+def _check_structure(before: Any, after: Any) -> None:
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        old, new = (dict(named_leaves(tree)) for tree in (before, after))
+        told = [f"{name} is new" for name in new if name not in old]
+        told += [f"{name} is gone" for name in old if name not in new]
+        raise ShardingError(
+            "the loss changed what the model is made of, and a step returns a state like the one "
+            f"it was given: {'; '.join(told) or 'modules or attributes differ'}"
+        )

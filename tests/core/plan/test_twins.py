@@ -1,0 +1,205 @@
+"""One plan on a torch GPT-2 and on its Flax NNX twin: equal tables, equal bytes on each device."""
+
+import dataclasses
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+import transformers
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+from torch.nn import functional as F
+
+import isoshard as iso
+from isoshard.core.mesh import make_mesh
+from isoshard.core.plan import Plan
+
+VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS = 64, 16, 32, 4, 2
+TORCH_NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
+
+
+class TorchBlock(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ln_1, self.ln_2 = torch.nn.LayerNorm(WIDTH), torch.nn.LayerNorm(WIDTH)
+        self.c_attn = torch.nn.Linear(WIDTH, 3 * WIDTH)
+        self.c_proj = torch.nn.Linear(WIDTH, WIDTH)
+        self.mlp = torch.nn.ModuleDict(
+            {"c_fc": torch.nn.Linear(WIDTH, 4 * WIDTH), "c_proj": torch.nn.Linear(4 * WIDTH, WIDTH)}
+        )
+
+    def forward(self, x):
+        qkv = self.c_attn(self.ln_1(x)).view(*x.shape[:2], HEADS, 3, WIDTH // HEADS)
+        q, k, v = (part.transpose(1, 2) for part in qkv.unbind(3))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.c_proj(y.transpose(1, 2).reshape(x.shape))
+        return x + self.mlp["c_proj"](F.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate="tanh"))
+
+
+class TorchGPT2(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wte = torch.nn.Embedding(VOCABULARY, WIDTH)
+        self.wpe = torch.nn.Embedding(LENGTH, WIDTH)
+        self.h = torch.nn.ModuleList(TorchBlock() for _ in range(LAYERS))
+        self.ln_f = torch.nn.LayerNorm(WIDTH)
+
+    def forward(self, tokens):
+        x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
+        for block in self.h:
+            x = block(x)
+        return self.ln_f(x) @ self.wte.weight.T
+
+
+class FlaxBlock(nnx.Module):
+    def __init__(self, rngs):
+        self.ln_1, self.ln_2 = (nnx.LayerNorm(WIDTH, epsilon=1e-5, rngs=rngs) for _ in range(2))
+        self.c_attn = nnx.Linear(WIDTH, 3 * WIDTH, rngs=rngs)
+        self.c_proj = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+        self.mlp = nnx.Dict(
+            c_fc=nnx.Linear(WIDTH, 4 * WIDTH, rngs=rngs),
+            c_proj=nnx.Linear(4 * WIDTH, WIDTH, rngs=rngs),
+        )
+
+    def __call__(self, x):
+        qkv = self.c_attn(self.ln_1(x)).reshape(*x.shape[:2], HEADS, 3, WIDTH // HEADS)
+        q, k, v = jnp.unstack(qkv, axis=3)
+        y = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.c_proj(y.reshape(x.shape))
+        return x + self.mlp.c_proj(nnx.gelu(self.mlp.c_fc(self.ln_2(x))))
+
+
+class FlaxGPT2(nnx.Module):
+    def __init__(self, rngs):
+        self.wte = nnx.Embed(VOCABULARY, WIDTH, rngs=rngs)
+        self.wpe = nnx.Embed(LENGTH, WIDTH, rngs=rngs)
+        self.h = nnx.List([FlaxBlock(rngs) for _ in range(LAYERS)])
+        self.ln_f = nnx.LayerNorm(WIDTH, epsilon=1e-5, rngs=rngs)
+
+    def __call__(self, tokens):
+        x = self.wte(tokens) + self.wpe.embedding[: tokens.shape[1]]
+        for block in self.h:
+            x = block(x)
+        return self.wte.attend(self.ln_f(x))
+
+
+FSDP = Plan.fsdp("fsdp", min_bytes=512)
+TP = Plan.tensor_parallel("tp")
+PLANS = {
+    "data": Plan.data_parallel("fsdp"),
+    "fsdp": FSDP,
+    "tensor": TP,
+    "fsdp * tensor": FSDP * TP,
+    "logical": Plan(
+        {
+            "wte.*": ("vocab", "embed"),
+            "wpe.*": (None, "embed"),
+            "re:.*c_(attn|fc)[.].*": iso.Linear(out="mlp", into="embed"),
+            "*.c_proj.*": iso.Linear(out="embed", into="mlp"),
+            "*ln_*": None,
+        },
+        axes={"vocab": "tp", "mlp": "tp", "embed": "fsdp"},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return make_mesh((2, 4), ("fsdp", "tp"))
+
+
+def row(leaf):
+    """A line of the table in torch's words: names, and the order of a kernel's axes."""
+    head, _, last = leaf.name.rpartition(".")
+    shape, spec = leaf.shape, tuple(leaf.sharding.spec)
+    spec += (None,) * (len(shape) - len(spec))
+    if last == "kernel":
+        shape, spec = shape[::-1], spec[::-1]
+    facts = dataclasses.asdict(leaf)
+    del facts["sharding"]
+    return {**facts, "name": f"{head}.{TORCH_NAMES.get(last, last)}", "shape": shape, "spec": spec}
+
+
+def rows(resolved):
+    return sorted((row(leaf) for leaf in resolved.leaves), key=lambda row: row["name"])
+
+
+def bytes_on_devices(shards):
+    held = Counter()
+    for device, size in shards:
+        held[device] += size
+    return held
+
+
+def params_of(model):
+    return jax.tree.leaves(nnx.state(model, nnx.Param))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_equal_tables_and_equal_bytes(name, mesh):
+    plan = PLANS[name]
+    model, twin = TorchGPT2(), FlaxGPT2(nnx.Rngs(0))
+    of_torch, of_flax = plan.resolve(model, mesh), plan.resolve(twin, mesh)
+    assert rows(of_torch) == rows(of_flax)
+    assert len(rows(of_torch)) == len(list(model.named_parameters()))
+    assert of_torch.bytes_per_device == of_flax.bytes_per_device
+    assert of_torch.unused == of_flax.unused
+
+    iso.shard(model, mesh, plan)
+    iso.shard(twin, mesh, plan)
+    held = bytes_on_devices(
+        (shard.device, shard.data.nbytes)
+        for parameter in model.parameters()
+        for shard in iso.to_jax(parameter).addressable_shards
+    )
+    assert set(held.values()) == {of_torch.bytes_per_device}
+    assert held == bytes_on_devices(
+        (shard.device, shard.data.nbytes)
+        for array in params_of(twin)
+        for shard in array.addressable_shards
+    )
+
+
+def test_rows_that_differ_are_seen(mesh):
+    model, twin = TorchGPT2(), FlaxGPT2(nnx.Rngs(0))
+    wrong = Plan({"*.c_attn.*": P(None, "tp")}, default=None)
+    twin.h[0].c_attn.bias = None
+    model.h[0].c_attn.bias = None
+    twin.h[1].c_attn.bias = None
+    model.h[1].c_attn.bias = None
+    assert rows(wrong.resolve(model, mesh)) != rows(wrong.resolve(twin, mesh))
+
+
+def test_the_twins_are_twins():
+    """The same numbers through both, so that what is compared is one model."""
+    model, twin = TorchGPT2(), FlaxGPT2(nnx.Rngs(0))
+    state = nnx.to_flat_state(nnx.state(twin, nnx.Param))
+    held = dict(model.named_parameters())
+    for path, variable in state:
+        *head, last = map(str, path)
+        array = held[".".join([*head, TORCH_NAMES.get(last, last)])].detach().numpy()
+        variable.set_value(jnp.asarray(array.T if last == "kernel" else array))
+    nnx.update(twin, nnx.from_flat_state(state))
+    tokens = torch.arange(24).reshape(2, 12) % VOCABULARY
+    with torch.no_grad():
+        expected = model(tokens).numpy()
+    assert jnp.allclose(twin(jnp.asarray(tokens.numpy())), expected, atol=1e-4)
+
+
+def test_the_model_of_transformers_has_the_same_bytes(mesh):
+    """Its layers are Conv1D, whose weights lie in before out."""
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS
+    )
+    theirs = transformers.GPT2LMHeadModel(config)
+    plan = FSDP * Plan.tensor_parallel("tp", weights="in_out")
+    found = plan.resolve(theirs, mesh)
+    twin = (FSDP * TP).resolve(FlaxGPT2(nnx.Rngs(0)), mesh)
+    assert found.bytes_per_device == twin.bytes_per_device
+    specs, ours = found.specs, twin.specs
+    assert specs["transformer.h.0.attn.c_attn.weight"] == ours["h.0.c_attn.kernel"]
+    assert specs["transformer.h.0.attn.c_proj.weight"] == ours["h.0.c_proj.kernel"]
+    assert specs["transformer.h.0.mlp.c_proj.weight"] == ours["h.0.mlp.c_proj.kernel"]
+    assert specs["transformer.wte.weight"] == ours["wte.embedding"] == P("tp", "fsdp")

@@ -1,0 +1,104 @@
+"""Saving: what the format's own library reads, from shards."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+
+from isoshard.core.place import shard
+from isoshard.core.weights import FileFormatError, load_safetensors, save_safetensors
+
+
+def random(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("spec", [None, ("x",), (None, "y"), ("y", "x"), (None, ("x", "y"))])
+def test_the_library_reads_it(tmp_path, mesh, spec, counted):
+    weights = {"a": random(8, 16), "b": random(16, 8).astype(jnp.bfloat16)}
+    [file] = save_safetensors(tmp_path / "out", shard(weights, mesh, spec))
+    assert file.name == "model.safetensors"
+    found = safetensors.numpy.load_file(file)
+    for name in weights:
+        assert found[name].tobytes() == weights[name].tobytes()
+    assert counted("gathers") == 0
+
+
+def test_blocks_of_rows(tmp_path, mesh, monkeypatch):
+    from isoshard.core.weights import saving
+
+    monkeypatch.setattr(saving, "CHUNK", 100)
+    w = random(16, 8)
+    [file] = save_safetensors(tmp_path / "w.safetensors", {"w": shard(w, mesh, ("y", "x"))})
+    assert safetensors.numpy.load_file(file)["w"].tobytes() == w.tobytes()
+
+
+def test_a_folder_with_an_index(tmp_path, mesh):
+    weights = {f"w.{i}": random(8, 8) for i in range(5)}
+    files = save_safetensors(tmp_path, weights, max_file_bytes=600)
+    assert [file.name for file in files] == [
+        "model-00001-of-00003.safetensors",
+        "model-00002-of-00003.safetensors",
+        "model-00003-of-00003.safetensors",
+        "model.safetensors.index.json",
+    ]
+    index = json.loads(files[-1].read_text())
+    assert index["metadata"] == {"total_size": 5 * 256}
+    assert index["weight_map"]["w.4"] == "model-00003-of-00003.safetensors"
+    loaded = load_safetensors(tmp_path, mesh, ("x", "y"))
+    for name, w in weights.items():
+        np.testing.assert_array_equal(loaded[name], w)
+
+
+def test_a_tied_weight_is_written_once(tmp_path, mesh):
+    w = jnp.ones((8, 8))
+    [file] = save_safetensors(tmp_path, {"a": w, "b": w, "c": w + 1})
+    with safetensors.safe_open(file, "np") as opened:
+        assert sorted(opened.keys()) == ["a", "c"]
+        assert opened.metadata() == {"format": "pt", "b": "a"}
+    loaded = load_safetensors(tmp_path, mesh, ("x",))
+    assert loaded["a"] is loaded["b"]
+    assert sorted(loaded) == ["a", "b", "c"]
+
+
+def test_nothing_is_written_over(tmp_path):
+    save_safetensors(tmp_path, {"a": random(2)})
+    with pytest.raises(FileExistsError, match=r"model\.safetensors is there already"):
+        save_safetensors(tmp_path, {"a": random(2)})
+    with pytest.raises(FileExistsError, match="is there already"):
+        save_safetensors(tmp_path / "model.safetensors", {"a": random(2)})
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    from isoshard.core.weights import saving
+
+    def fails(array):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(saving, "_blocks", fails)
+    with pytest.raises(OSError, match="disk full"):
+        save_safetensors(tmp_path, {"a": random(2)})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dtype_that_the_format_lacks(tmp_path):
+    with pytest.raises(FileFormatError, match="a: complex128 has no code"):
+        save_safetensors(tmp_path, {"a": np.ones(2, np.complex128)})
+
+
+def test_other_byte_orders_are_turned(tmp_path):
+    [file] = save_safetensors(tmp_path, {"a": np.arange(3, dtype=">i4")})
+    assert safetensors.numpy.load_file(file)["a"].tolist() == [0, 1, 2]
+
+
+def test_trees_and_scalars(tmp_path, mesh):
+    tree = {"a": [jnp.float32(3), jnp.zeros((0, 4))], "b": jax.numpy.arange(8)}
+    save_safetensors(tmp_path, shard(tree, mesh, None))
+    loaded = load_safetensors(tmp_path, mesh, None)
+    assert loaded["a.0"] == 3
+    assert loaded["a.1"].shape == (0, 4)
+    assert loaded["b"].tolist() == list(range(8))

@@ -1,0 +1,278 @@
+"""Training steps and optimizers: the values of plain JAX, the layout of the plan, one program."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import isoshard as iso
+from isoshard.core import metrics
+from isoshard.core.paths import named_leaves
+from isoshard.jax_bridge import create_opt_state, create_optimizer, train_step
+from tests.jax_bridge.compiling import counting
+
+PLAN = iso.Plan(
+    {"*up.kernel": P(None, "model"), "*up.bias": P("model"), "*down.kernel": P("model")},
+    activations={"up": P("data", "model")},
+)
+
+
+class Model(nnx.Module):
+    def __init__(self, rngs):
+        self.up = nnx.Linear(8, 32, rngs=rngs)
+        self.norm = nnx.BatchNorm(32, rngs=rngs)
+        self.drop = nnx.Dropout(0.1, rngs=rngs)
+        self.down = nnx.Linear(32, 8, rngs=rngs)
+
+    def __call__(self, x):
+        return self.down(self.drop(nnx.relu(self.norm(self.up(x)))))
+
+
+class LinenModel(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        x = linen.Dense(32, name="up")(x)
+        x = linen.BatchNorm(use_running_average=False, name="norm")(x)
+        return linen.Dense(8, name="down")(linen.relu(x))
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return iso.make_mesh((2, 4), ("data", "model"))
+
+
+@pytest.fixture
+def batches(mesh):
+    random = np.random.default_rng(0)
+    source = [random.standard_normal((16, 8)).astype(np.float32) for _ in range(3)]
+    return source, list(iso.data.loader(source, mesh, P("data")))
+
+
+def nnx_loss(model, x):
+    return ((model(x) - x) ** 2).mean()
+
+
+def make_nnx():
+    return Model(nnx.Rngs(0))
+
+
+def specs(tree):
+    return {name: array.sharding.spec for name, array in named_leaves(tree)}
+
+
+def assert_close(got, want):
+    want = dict(named_leaves(want))
+    for name, array in named_leaves(got):
+        if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            np.testing.assert_allclose(array, want[name], rtol=1e-4, atol=2e-5, err_msg=name)
+
+
+class TestNNXStep:
+    def test_values_are_those_of_flax(self, mesh, batches):
+        tx = optax.sgd(0.1, momentum=0.9)  # Adam makes noise of the gradient 0 that a bias has here
+        model = make_nnx()
+        optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+        step = train_step(nnx_loss, tx, mesh, PLAN)
+        state = step.init(make_nnx)
+        for plain, sharded in zip(*batches, strict=True):
+            want, grads = nnx.value_and_grad(nnx_loss)(model, plain)
+            optimizer.update(model, grads)
+            state, got = step(state, sharded)
+            np.testing.assert_allclose(got, want, rtol=1e-4)
+        assert int(state.step) == 3
+        assert_close(nnx.state(state.model), nnx.state(model))
+        assert set(step.constrained.modules) == {"up"}
+
+    def test_layouts_stay_and_nothing_is_compiled_again(self, mesh, batches):
+        step = train_step(nnx_loss, optax.adamw(1e-2), mesh, PLAN)
+        state = step.init(make_nnx)
+        before = specs(state)
+        assert before["params.up.kernel"] == P(None, "model")
+        assert before["opt_state.0.mu.up.kernel"] == P(None, "model")
+        assert before["rest.norm.mean"] == P()
+        metrics.reset()
+        state, _ = step(state, batches[1][0])
+        with counting() as compiled:
+            for batch in batches[1]:
+                state, _ = step(state, batch)
+            assert compiled() == 0
+        assert specs(state) == before
+        assert [c.what for c in metrics.compilations()] == ["training step"]
+        assert metrics.counters()["executions"] == 4
+
+    def test_that_count_can_be_more(self):
+        with counting() as compiled:
+            jax.jit(lambda x: x * 3.25 + 7)(jnp.ones(3))
+            assert compiled() > 0
+
+    def test_state_is_a_pytree_and_donated(self, mesh, batches):
+        step = train_step(nnx_loss, optax.sgd(0.1, momentum=0.9), mesh, PLAN)
+        state = step.init(make_nnx)
+        leaves, structure = jax.tree.flatten(state)
+        assert all(isinstance(leaf, jax.Array) for leaf in leaves)
+        after, _ = step(state, batches[1][0])
+        assert jax.tree.structure(after) == structure
+        assert state.params.up.kernel[...].is_deleted()
+        kept = train_step(nnx_loss, optax.sgd(0.1), mesh, PLAN, donate=False)
+        state = kept.init(make_nnx)
+        kept(state, batches[1][0])
+        assert not state.params.up.kernel[...].is_deleted()
+
+    def test_the_model_of_a_state_shares_its_arrays(self, mesh):
+        state = train_step(nnx_loss, optax.sgd(0.1), mesh, PLAN).init(make_nnx)
+        mine, its = state.params.up.kernel[...], state.model.up.kernel[...]
+        for a, b in zip(mine.addressable_shards, its.addressable_shards, strict=True):
+            assert a.data.unsafe_buffer_pointer() == b.data.unsafe_buffer_pointer()
+
+    def test_a_model_that_exists(self, mesh, batches):
+        model = make_nnx()
+        values = {name: np.asarray(x) for name, x in named_leaves(nnx.state(model, nnx.Param))}
+        step = train_step(nnx_loss, optax.sgd(0.1), mesh, PLAN)
+        state = step.start(model)
+        for name, array in named_leaves(state.params):
+            np.testing.assert_array_equal(array, values[name])
+        assert specs(state)["params.down.kernel"] == P("model")
+        step(state, batches[1][0])
+
+    def test_aux_and_a_filter(self, mesh, batches):
+        def loss(model, x, scale):
+            y = model(x)
+            return scale * ((y - x) ** 2).mean(), {"mean": y.mean()}
+
+        down = nnx.All(nnx.Param, nnx.PathContains("down"))
+        step = train_step(loss, optax.sgd(0.1), mesh, PLAN, has_aux=True, wrt=down)
+        state = step.init(make_nnx)
+        assert set(specs(state.params)) == {"down.kernel", "down.bias"}
+        up = np.asarray(state.rest.up.kernel[...])
+        state, _, aux = step(state, batches[1][0], 2.0)
+        assert set(aux) == {"mean"}
+        np.testing.assert_array_equal(state.rest.up.kernel[...], up)
+
+    def test_collectives_can_be_counted(self, mesh, batches):
+        step = train_step(nnx_loss, optax.sgd(0.1), mesh, PLAN)
+        text = step.lower(step.init(make_nnx), batches[1][0]).compile().as_text()
+        assert "all-reduce" in text
+
+    def test_a_loss_that_changes_the_model(self, mesh, batches):
+        def loss(model, x):
+            model.seen = nnx.Variable(x.mean())
+            return nnx_loss(model, x)
+
+        step = train_step(loss, optax.sgd(0.1), mesh, PLAN)
+        with pytest.raises(iso.ShardingError, match=r"changed what the model is.*: seen is new"):
+            step(step.init(make_nnx), batches[1][0])
+
+
+class TestTreeStep:
+    def test_linen_with_batch_statistics(self, mesh, batches):
+        model = LinenModel()
+
+        def loss(variables, x):
+            y, updates = model.apply(variables, x, mutable=["batch_stats"])
+            return ((y - x) ** 2).mean(), updates
+
+        def make():
+            return model.init(jax.random.key(0), jnp.ones((1, 8)))
+
+        tx = optax.sgd(0.1, momentum=0.9)
+        plan = iso.Plan(
+            {"params.up.kernel": P(None, "model"), "*down.kernel": P("model")},
+            activations={"up": P("data", "model")},
+        )
+        step = train_step(loss, tx, mesh, plan, mutable=True)
+        state = step.init(make)
+        variables = jax.jit(make)()
+        params, stats = variables["params"], variables["batch_stats"]
+        opt_state = tx.init(params)
+        for plain, sharded in zip(*batches, strict=True):
+            (want, new), grads = jax.value_and_grad(
+                lambda p, s, x: loss({"params": p, "batch_stats": s}, x), has_aux=True
+            )(params, stats, plain)
+            updates, opt_state = tx.update(grads, opt_state)
+            params, stats = optax.apply_updates(params, updates), new["batch_stats"]
+            state, got = step(state, sharded)
+            np.testing.assert_allclose(got, want, rtol=1e-4)
+        assert_close(state.model, {"params": params, "batch_stats": stats})
+        assert specs(state)["opt_state.0.trace.params.up.kernel"] == P(None, "model")
+
+    def test_frozen_leaves_by_name(self, mesh, batches):
+        def loss(params, x):
+            return ((x @ params["a"] @ params["b"]) ** 2).mean()
+
+        plan = iso.Plan({"*": P("model")})
+        step = train_step(loss, optax.sgd(0.1), mesh, plan, wrt="b", donate=False)
+        state = step.init(lambda: {"a": jnp.ones((8, 8)), "b": jnp.ones((8, 8))})
+        after, _ = step(state, batches[1][0])
+        np.testing.assert_array_equal(after.model["a"], np.ones((8, 8)))
+        assert not np.array_equal(after.model["b"], np.ones((8, 8)))
+        with pytest.raises(iso.ShardingError, match=r"wrt='c' leaves nothing.*are none"):
+            train_step(loss, optax.sgd(0.1), mesh, plan, wrt="c").init(dict)
+
+    def test_a_state_of_another_plan(self, mesh, batches):
+        step = train_step(nnx_loss, optax.sgd(0.1), mesh, PLAN)
+        other = train_step(nnx_loss, optax.sgd(0.1), mesh, P())
+        with pytest.raises(
+            iso.ShardingError, match=r"(?s)params\.down\.kernel: lies by.*params\.up.*step\.init"
+        ):
+            step(other.init(make_nnx), batches[1][0])
+
+
+class TestOptimizers:
+    def test_state_follows_its_parameters(self, mesh):
+        model = iso.create_sharded(make_nnx, mesh, PLAN)
+        tx = optax.adamw(1e-3)
+        optimizer = create_optimizer(model, tx, mesh, PLAN)
+        want = nnx.Optimizer(model, tx, wrt=nnx.Param)
+        assert jax.tree.structure(optimizer) == jax.tree.structure(want)
+        found = specs(nnx.state(optimizer))
+        assert found["opt_state.0.mu.up.kernel"] == P(None, "model")
+        assert found["opt_state.0.nu.down.kernel"] == P("model")
+        assert found["opt_state.0.count"] == found["step"] == P()
+        assert all(isinstance(x.sharding, NamedSharding) for _, x in named_leaves(optimizer))
+
+    def test_it_never_lies_whole_on_a_device(self, mesh, counted):
+        params = iso.create_sharded(
+            lambda: {"w": jnp.ones((1024, 256))}, mesh, iso.Plan({"w": P("data", "model")})
+        )
+        metrics.reset()
+        create_opt_state(optax.adam(1e-3), params, mesh, iso.Plan({"w": P("data", "model")}))
+        shards = 2 * params["w"].nbytes // 8
+        assert shards <= counted("peak_bytes") < 1.3 * shards
+
+    def test_factored_slots_have_no_rule_of_their_own(self, mesh):
+        params = iso.shard({"w": jnp.ones((256, 256))}, mesh, iso.Plan({"w": P("data", "model")}))
+        tx = optax.adafactor(1e-3)
+        state = create_opt_state(tx, params, mesh, iso.Plan({"w": P("data", "model")}))
+        layouts = {x.sharding.spec for _, x in named_leaves(state)}
+        assert layouts == {P()}
+        with pytest.raises(iso.PlanError, match=r"(?s)match.* no rule:.*v_row\.w"):
+            plan = iso.Plan({"w": P("data", "model")}, replicate_below=64)
+            create_opt_state(tx, params, mesh, plan)
+
+    def test_what_is_no_nnx_module(self, mesh):
+        with pytest.raises(TypeError, match=r"of an NNX module, not of a dict; .*create_opt_state"):
+            create_optimizer({}, optax.sgd(0.1), mesh, P())
+
+    def test_nnx_jit_keeps_layouts_and_compiles_once(self, mesh, batches):
+        model = iso.create_sharded(make_nnx, mesh, PLAN)
+        optimizer = create_optimizer(model, optax.adamw(1e-2), mesh, PLAN)
+        before = specs(nnx.state((model, optimizer)))
+
+        @nnx.jit
+        def step(model, optimizer, x):
+            loss, grads = nnx.value_and_grad(nnx_loss)(model, x)
+            optimizer.update(model, grads)
+            iso.shard(model, mesh, PLAN)
+            iso.shard(optimizer, mesh, PLAN.for_state(nnx.state(model, nnx.Param)))
+            return loss
+
+        losses = [step(model, optimizer, batches[1][0])]
+        with counting() as compiled:
+            losses += [step(model, optimizer, batches[1][0]) for _ in range(3)]
+            assert compiled() == 0
+        assert losses[-1] < losses[0]
+        assert specs(nnx.state((model, optimizer))) == before

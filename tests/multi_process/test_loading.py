@@ -1,0 +1,28 @@
+"""`iso.data.loader` over several processes: two with two devices each, and four with one."""
+
+import pytest
+
+from tests.multi_process import ranks
+
+JOB = "loading"
+CHECKS = ranks.checks_of(ranks.job_module(JOB))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return ranks.torchrun(JOB, 2, tmp_path_factory.mktemp("loading_two"), args=["2"])
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    return ranks.torchrun(JOB, 4, tmp_path_factory.mktemp("loading_four"), args=["1"])
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_on_two_with_two_devices_each(two, check):
+    two.assert_passed(check, 2)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_on_four(four, check):
+    four.assert_passed(check, 4)

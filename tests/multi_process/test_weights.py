@@ -1,0 +1,18 @@
+"""Weights from files over two processes with two devices each."""
+
+import pytest
+
+from tests.multi_process import ranks
+
+JOB = "weights"
+CHECKS = ranks.checks_of(ranks.job_module(JOB))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return ranks.torchrun(JOB, 2, tmp_path_factory.mktemp("weights_two"), args=["2"])
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_on_two_with_two_devices_each(two, check):
+    two.assert_passed(check, 2)

@@ -1,0 +1,270 @@
+"""`torch.autograd.Function`s under JAX keep the gradients that they define."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+
+
+class Clipped(torch.autograd.Function):
+    """x * w, with gradients cut off at 1 and doubled; uses every part of a context."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, w: Any, factor: float, name: str | None = None) -> Any:
+        ctx.save_for_backward(x, None, w)
+        ctx.factor, ctx.kept = factor, {"double": x * 2}
+        index = (x > 0).long()
+        ctx.mark_non_differentiable(index)
+        return x * w, index, name
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any, of_index: Any, of_name: Any) -> Any:
+        x, nothing, w = ctx.saved_tensors
+        assert nothing is None and of_name is None and of_index.shape == x.shape
+        assert not any(ctx.needs_input_grad[2:])
+        gradient = gradient.clamp(-1, 1) * ctx.factor
+        return gradient * w, gradient * ctx.kept["double"] / 2, None, None
+
+
+def model(x: Any, w: Any) -> Any:
+    y, index, name = Clipped.apply(torch.sin(x), w, 2.0, "n")
+    assert name == "n"
+    return (y * 5 * (1 + index)).sum()
+
+
+def reference(x: np.ndarray, w: np.ndarray) -> Any:
+    a, b = torch.tensor(x).requires_grad_(), torch.tensor(w).requires_grad_()
+    value = model(a, b)
+    return value, torch.autograd.grad(value, (a, b))
+
+
+def check(run: Any) -> None:
+    x, w = np.array([0.3, -0.5, 1.2], np.float32), np.array([1.0, 2.0, -3.0], np.float32)
+    value, gradients = run(x, w)
+    want, expected = reference(x, w)
+    np.testing.assert_allclose(value, want.item(), rtol=1e-5)
+    for got, one in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(got, one, rtol=1e-5)
+
+
+def test_values_and_gradients_are_those_of_torch():
+    f = iso.jax_function(model)
+    check(jax.value_and_grad(f, (0, 1)))
+    check(jax.jit(jax.value_and_grad(f, (0, 1))))
+    check(jax.jit(jax.value_and_grad(jax.checkpoint(f), (0, 1))))
+
+
+def test_under_vmap_scan_and_shard_map(mesh):
+    f = iso.jax_function(model)
+    x, w = jnp.linspace(-1, 1, 24).reshape(8, 3), jnp.linspace(2, 3, 24).reshape(8, 3)
+    each = [jax.grad(f, (0, 1))(a, b) for a, b in zip(x, w, strict=True)]
+    want = [jnp.stack(one) for one in zip(*each, strict=True)]
+    vmapped = jax.jit(jax.vmap(jax.grad(f, (0, 1))))(x, w)
+    _, scanned = jax.lax.scan(lambda c, v: (c, jax.grad(f, (0, 1))(*v)), 0, (x, w))
+    spec = jax.P(("x", "y"))
+    sharded = jax.shard_map(
+        jax.vmap(jax.grad(f, (0, 1))), mesh=mesh, in_specs=(spec, spec), out_specs=(spec, spec)
+    )(x, w)
+    for got in (vmapped, scanned, sharded):
+        for one, two in zip(got, want, strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-5)
+
+
+class Reversed(torch.autograd.Function):
+    """With `setup_context`, keywords, and a vjp under that name."""
+
+    @staticmethod
+    def forward(x: Any, by: float = 1.0) -> Any:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, ctx.by = inputs
+
+    @staticmethod
+    def vjp(ctx: Any, gradient: Any) -> Any:
+        return -ctx.by * gradient, None
+
+
+def test_setup_context_and_gradients_of_gradients():
+    f = iso.jax_function(lambda x: Reversed.apply(x, by=3.0) ** 2)
+    assert jax.grad(f)(2.0) == -12.0
+    assert jax.grad(jax.grad(f))(2.0) == 18.0
+
+
+class Masked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        mask = torch.bernoulli(torch.full_like(x, 0.5))
+        ctx.save_for_backward(mask)
+        return x * mask
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient * ctx.saved_tensors[0]
+
+
+def test_random_numbers_are_those_of_the_key():
+    f, x = iso.jax_function(lambda x: Masked.apply(x) + Masked.apply(x) * 10), jnp.ones(64)
+
+    @jax.jit
+    def run(key):
+        return jax.value_and_grad(lambda v: (f(v, rng=key) ** 2 / 2).sum())(x)
+
+    value, gradient = run(jax.random.key(0))
+    out = f(x, rng=jax.random.key(0))
+    np.testing.assert_allclose(gradient, out * out)  # the same masks in both passes
+    assert set(np.unique(out)) == {0, 1, 10, 11}
+    np.testing.assert_allclose(value, (out**2).sum() / 2)
+    with pytest.raises(RuntimeError, match="draws random numbers"):
+        f(x)
+
+
+class InPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, count: Any) -> Any:
+        count.add_(1)
+        x.mul_(2)
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient * 7, None
+
+
+def test_writes_to_arguments_are_seen():
+    def code(x: Any) -> Any:
+        count = torch.zeros(3, dtype=torch.int64, device=x.device)
+        y = x * 1
+        out = InPlace.apply(y[:2], count[1:2])
+        assert out.shape == (2,)
+        return y.sum(), count
+
+    f = jax.jit(jax.value_and_grad(iso.jax_function(code), has_aux=True))
+    (value, count), gradient = f(jnp.ones(3))
+    assert value == 5.0 and count.tolist() == [0, 1, 0]
+    assert gradient.tolist() == [7.0, 7.0, 1.0]
+
+
+def test_complex_gradients_are_those_of_torch():
+    class Turned(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, z: Any) -> Any:
+            ctx.save_for_backward(z)
+            return z * z
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return gradient * (2 * ctx.saved_tensors[0]).conj()
+
+    z = torch.tensor([1 + 2j, 3 - 1j])
+    f = iso.jax_function(lambda z: Turned.apply(z).imag.sum())
+    got = jax.grad(f)(jnp.asarray(z.numpy()))
+    want = jax.grad(lambda z: jnp.sum(jnp.imag(z * z)))(jnp.asarray(z.numpy()))
+    np.testing.assert_allclose(got, want)
+
+
+def test_faults_and_what_is_left_to_jax():
+    class Short(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, y: Any) -> Any:
+            return x + y
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return gradient
+
+    f = iso.jax_function(Short.apply)
+    with pytest.raises(RuntimeError, match=r"Short.backward returned 1 gradients for 2 arguments"):
+        jax.grad(f)(1.0, 2.0)
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(f, (1.0, 2.0), (1.0, 1.0))
+
+    class Forward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 3
+
+    assert jax.grad(iso.jax_function(Forward.apply))(1.0) == 3.0
+    w = jnp.ones((2, 2))
+
+    def recomputed(w: Any, x: Any) -> Any:
+        layer = lambda v: torch.nn.functional.linear(v, w)  # noqa: E731
+        return checkpoint(layer, x, use_reentrant=True).sum()
+
+    with pytest.warns(UserWarning, match="None of the inputs have requires_grad"):  # of torch
+        got = jax.grad(iso.jax_function(recomputed))(w, jnp.ones((1, 2)))
+    assert got.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_outside_of_jax_function_nothing_changes():
+    x = torch.tensor([0.4, 1.6], requires_grad=True)
+    w = torch.ones(2, requires_grad=True)
+    iso.jax_function(Clipped.apply)(jnp.ones(2), jnp.ones(2), 1.0)
+    y, _, _ = Clipped.apply(x, w, 2.0)
+    (y * 5).sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0]
+    lazy = x.detach().to("jax").requires_grad_()
+    y, _, _ = Clipped.apply(lazy, w.detach().to("jax"), 2.0)
+    (y * 5).sum().backward()
+    assert lazy.grad.tolist() == [2.0, 2.0]
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((2,), 2.0))
+
+    def forward(self, x: Any) -> Any:
+        return Reversed.apply(x) * self.weight
+
+
+@pytest.mark.parametrize("used_before", [False, True])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_in_the_loop_of_scan_layers(stacked, used_before):
+    layers = torch.nn.ModuleList(Scaled() for _ in range(3)).to("jax")
+    loop = xs.scan_layers(layers, stacked=stacked)
+    if used_before:  # without gradients, and outside of JAX
+        with torch.no_grad():
+            assert loop(torch.ones(2, device="jax")).tolist() == [8, 8]
+    f = iso.jax_function(loop)
+    got = jax.jit(jax.grad(lambda x: f(f.params, x).sum()))(jnp.ones(2))
+    assert got.tolist() == [-8, -8]
+
+
+def test_a_name_given_to_apply_before_follows():
+    code = """
+import jax, torch
+is_python = hasattr(torch.autograd.Function.apply, "__func__")     # before torch 2.15
+class Turned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 7
+early = Turned.apply
+import isoshard as iso
+assert jax.grad(iso.jax_function(lambda x: Turned.apply(x)))(1.0) == 7.0
+try:
+    assert jax.grad(iso.jax_function(early))(1.0) == 7.0
+    assert is_python
+except RuntimeError as error:
+    assert not is_python and "Turned.apply was given another name before" in str(error)
+x = torch.ones((), requires_grad=True)
+early(x).backward()
+assert x.grad == 7
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -1,0 +1,376 @@
+"""Random models of `transformers`: their files into torch on `jax` and into Flax, and both run."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from flax import linen, nnx
+
+import isoshard as iso
+from isoshard import P, Plan, weights
+from isoshard.torch_bridge.weights import load_weights, on_arrays
+
+VOCAB, WIDTH, HEADS, LAYERS = 128, 32, 4, 2
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def causal(q, k, v):
+    scores = jnp.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(q.shape[-1])
+    scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -jnp.inf)
+    return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(scores), v)
+
+
+class Gpt2Block(nnx.Module):
+    def __init__(self, rngs):
+        self.norm1 = nnx.LayerNorm(WIDTH, epsilon=1e-5, rngs=rngs)
+        self.norm2 = nnx.LayerNorm(WIDTH, epsilon=1e-5, rngs=rngs)
+        self.qkv = nnx.LinearGeneral(WIDTH, (3, HEADS, WIDTH // HEADS), rngs=rngs)
+        self.out = nnx.LinearGeneral((HEADS, WIDTH // HEADS), WIDTH, axis=(-2, -1), rngs=rngs)
+        self.up = nnx.Linear(WIDTH, 4 * WIDTH, rngs=rngs)
+        self.down = nnx.Linear(4 * WIDTH, WIDTH, rngs=rngs)
+
+    def __call__(self, x):
+        q, k, v = jnp.moveaxis(self.qkv(self.norm1(x)), 2, 0)
+        x = x + self.out(causal(q, k, v))
+        return x + self.down(jax.nn.gelu(self.up(self.norm2(x)), approximate=True))
+
+
+class Gpt2(nnx.Module):
+    """The Flax twin of GPT2LMHeadModel; its head is a kernel of its own."""
+
+    def __init__(self, rngs):
+        self.tokens = nnx.Embed(VOCAB, WIDTH, rngs=rngs)
+        self.positions = nnx.Embed(64, WIDTH, rngs=rngs)
+        self.blocks = nnx.List([Gpt2Block(rngs) for _ in range(LAYERS)])
+        self.norm = nnx.LayerNorm(WIDTH, epsilon=1e-5, rngs=rngs)
+        self.head = nnx.Linear(WIDTH, VOCAB, use_bias=False, rngs=rngs)
+
+    def __call__(self, ids):
+        x = self.tokens(ids) + self.positions(jnp.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def conv1d(source, target, *ops):
+    """GPT-2 keeps its linear weights as (in, out), as Flax does."""
+    name, to = f"transformer.h.{{i}}.{source}", f"blocks.{{i}}.{target}"
+    bias = [type(op)(op.axis - 1, op.into) for op in ops if op.axis]
+    return [
+        weights.Rule(f"{name}.weight", f"{to}.kernel", *ops),
+        weights.Rule(f"{name}.bias", f"{to}.bias", *bias),
+    ]
+
+
+GPT2 = weights.flax_names(
+    {
+        "transformer.h.{i}.ln_1": "blocks.{i}.norm1",
+        "transformer.h.{i}.ln_2": "blocks.{i}.norm2",
+        "transformer.wte": "tokens",
+        "transformer.wpe": "positions",
+        "transformer.ln_f": "norm",
+    },
+    first=[
+        *conv1d("attn.c_attn", "qkv", weights.SplitAxis(1, (3, HEADS, -1))),
+        *conv1d("attn.c_proj", "out", weights.SplitAxis(0, (HEADS, -1))),
+        *conv1d("mlp.c_fc", "up"),
+        *conv1d("mlp.c_proj", "down"),
+        weights.Rule("transformer.wte.weight", "head.kernel", weights.Kernel(), tie=True),
+    ],
+)
+GPT2_PLAN = Plan(
+    {
+        "*.c_attn.weight": (None, "y"),
+        "*.c_proj.weight": ("y", None),
+        "*.wte.weight": (("x", "y"), None),
+        "*.up.kernel": (None, "y"),
+        "*.down.kernel": ("y", None),
+        "*.qkv.kernel": (None, None, "y"),
+        "tokens.*": ("y", None),
+        "head.kernel": (None, "y"),
+    },
+    default=P(),
+)
+
+
+class LlamaBlock(nnx.Module):
+    def __init__(self, rngs):
+        linear = lambda a, b: nnx.Linear(a, b, use_bias=False, rngs=rngs)  # noqa: E731
+        self.norm1 = nnx.RMSNorm(WIDTH, epsilon=1e-6, rngs=rngs)
+        self.norm2 = nnx.RMSNorm(WIDTH, epsilon=1e-6, rngs=rngs)
+        self.qkv, self.out = linear(WIDTH, 3 * WIDTH), linear(WIDTH, WIDTH)
+        self.gate, self.up, self.down = linear(WIDTH, 64), linear(WIDTH, 64), linear(64, WIDTH)
+
+    def __call__(self, x):
+        shape = (*x.shape[:2], 3, HEADS, WIDTH // HEADS)
+        q, k, v = jnp.moveaxis(self.qkv(self.norm1(x)).reshape(shape), 2, 0)
+        x = x + self.out(causal(rotated(q), rotated(k), v).reshape(x.shape))
+        y = self.norm2(x)
+        return x + self.down(jax.nn.silu(self.gate(y)) * self.up(y))
+
+
+class Llama(nnx.Module):
+    """The Flax twin of LlamaForCausalLM, q, k and v as one."""
+
+    def __init__(self, rngs):
+        self.tokens = nnx.Embed(VOCAB, WIDTH, rngs=rngs)
+        self.blocks = nnx.List([LlamaBlock(rngs) for _ in range(LAYERS)])
+        self.norm = nnx.RMSNorm(WIDTH, epsilon=1e-6, rngs=rngs)
+        self.head = nnx.Linear(WIDTH, VOCAB, use_bias=False, rngs=rngs)
+
+    def __call__(self, ids):
+        x = self.tokens(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def rotated(x):
+    half = x.shape[-1] // 2
+    angles = jnp.arange(x.shape[1])[:, None] / 10000 ** (jnp.arange(half) / half)
+    cos, sin = (jnp.tile(f(angles), 2)[:, None, :] for f in (jnp.cos, jnp.sin))
+    return x * cos + jnp.concatenate([-x[..., half:], x[..., :half]], -1) * sin
+
+
+LLAMA = weights.flax_names(
+    {
+        "model.layers.{i}.input_layernorm": "blocks.{i}.norm1",
+        "model.layers.{i}.post_attention_layernorm": "blocks.{i}.norm2",
+        "model.layers.{i}.self_attn.o_proj": "blocks.{i}.out",
+        "model.layers.{i}.mlp.{name}_proj": "blocks.{i}.{name}",
+        "model.embed_tokens": "tokens",
+        "model.norm": "norm",
+        "lm_head": "head",
+    },
+    first=[
+        weights.Rule(
+            [f"model.layers.{{i}}.self_attn.{n}_proj.weight" for n in "qkv"],
+            "blocks.{i}.qkv.kernel",
+            weights.Kernel(),
+            weights.Concat(1),
+        )
+    ],
+)
+LLAMA_PLAN = Plan({"*_proj.weight": ("y",), "*.kernel": (None, "y")}, default=P())
+
+
+def gpt2():
+    config = transformers.GPT2Config(
+        vocab_size=VOCAB, n_positions=64, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS,
+        bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+def llama():
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=64, num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS, num_key_value_heads=HEADS, max_position_embeddings=64,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+MODELS = {
+    "gpt2": (gpt2, Gpt2, GPT2, GPT2_PLAN),
+    "llama": (llama, Llama, LLAMA, LLAMA_PLAN),
+}
+
+
+def ids():
+    return np.random.default_rng(0).integers(3, VOCAB, (2, 8)).astype(np.int64)
+
+
+def randomised(model):
+    """Norms and biases that are not ones and zeros, so that a mix-up is seen."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@pytest.fixture(params=MODELS)
+def case(request, tmp_path):
+    """The model, a folder that transformers saved, the Flax class, rules and plan."""
+    torch.manual_seed(0)
+    make, twin, rules, plan = MODELS[request.param]
+    model = randomised(make())
+    model.save_pretrained(tmp_path / "saved", max_shard_size="30KB")
+    assert len(list((tmp_path / "saved").glob("*.safetensors"))) > 1
+    return model, tmp_path / "saved", make, twin, rules, plan
+
+
+def test_into_torch_on_jax(case, mesh):
+    model, folder, make, _, _, plan = case
+    loaded = iso.load_safetensors(folder, mesh, plan)
+    other = make()
+    load_weights(other, loaded)
+    for name, parameter in model.named_parameters():
+        theirs = dict(other.named_parameters())[name]
+        assert theirs.device.type == "jax"
+        assert iso.to_jax(theirs) is loaded[name]
+        np.testing.assert_array_equal(parameter.detach().numpy(), np.asarray(loaded[name]))
+    report = weights.verify(on_arrays(model), on_arrays(other, use_cache=False), ids(), atol=1e-4)
+    assert report.largest > 0  # two ways to compute it
+
+
+def test_into_the_flax_twin(case, mesh):
+    model, folder, _, twin, rules, plan = case
+    flax = nnx.eval_shape(lambda: twin(nnx.Rngs(0)))
+    graph, shapes = nnx.split(flax)
+    state = iso.load_safetensors(folder, mesh, plan, weights=rules, like=shapes)
+    flax = nnx.merge(graph, state)
+    assert flax.blocks[0].up.kernel.sharding.spec == P(None, "y")
+    run = nnx.jit(lambda flax, x: flax(x))
+    weights.verify(on_arrays(model), lambda x: run(flax, jnp.asarray(x)), ids(), atol=1e-4)
+
+
+def test_from_module_to_module_and_back(case):
+    model, _, _, twin, rules, _ = case
+    flax = twin(nnx.Rngs(0))
+    nnx.update(flax, rules.apply(model, like=nnx.state(flax)))
+    weights.verify(on_arrays(model), lambda x: flax(jnp.asarray(x)), ids(), atol=1e-4)
+    back = rules.inverse(nnx.state(flax), like=model)
+    own = dict(model.named_parameters())
+    assert sorted(back) == sorted(own)
+    for name, parameter in own.items():
+        np.testing.assert_array_equal(parameter.detach().numpy(), np.asarray(back[name]))
+
+
+def test_sharded_torch_into_flax(mesh):
+    model, twin, rules = llama(), Llama, LLAMA
+    plan = Plan({"*_proj.weight": (None, "y"), "*embed*": ("y",)}, default=P())
+    iso.shard(model, mesh, plan)
+    state = rules.apply(model, like=nnx.eval_shape(lambda: nnx.state(twin(nnx.Rngs(0)))))
+    qkv = state["blocks"][0]["qkv"]["kernel"][...]
+    assert qkv.sharding.spec == P("y")
+
+
+def test_a_file_of_flax_weights_for_torch(case, mesh, tmp_path):
+    model, _, _make, twin, rules, _ = case
+    flax = twin(nnx.Rngs(0))
+    nnx.update(flax, rules.apply(model, like=nnx.state(flax)))
+    back = rules.inverse(nnx.state(flax), like=model)
+    iso.save_safetensors(tmp_path / "out", back, max_file_bytes=30_000)
+    (tmp_path / "out" / "config.json").write_text(model.config.to_json_string())
+    other = type(model).from_pretrained(tmp_path / "out").eval()
+    weights.verify(on_arrays(model), on_arrays(other), ids(), rtol=0, atol=0)
+
+
+class Conv(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, (3, 5), stride=2, padding=(1, 2), groups=1)
+        self.bn = torch.nn.BatchNorm2d(8)
+        self.fc = torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.fc(torch.relu(self.bn(self.conv(x))).mean((2, 3)))
+
+
+class LinenConv(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        x = linen.Conv(8, (3, 5), strides=2, padding=((1, 1), (2, 2)), name="conv")(x)
+        x = linen.BatchNorm(use_running_average=True, epsilon=1e-5, name="bn")(x)
+        return linen.Dense(4, name="fc")(jax.nn.relu(x).mean((1, 2)))
+
+
+def test_a_convolution_with_linen():
+    model = randomised(Conv())
+    model(torch.randn(4, 3, 9, 9))  # statistics
+    model.eval()
+    x = np.random.default_rng(0).normal(size=(2, 3, 9, 9)).astype(np.float32)
+    flax = LinenConv()
+    like = jax.eval_shape(flax.init, jax.random.key(0), jnp.zeros((2, 9, 9, 3)))
+    variables = weights.linen_names().apply(model, like=like)
+    weights.verify(on_arrays(model), lambda x: flax.apply(variables, x.transpose(0, 2, 3, 1)), x)
+    back = weights.linen_names().inverse(variables, like=model)
+    assert sorted(back) == sorted(model.state_dict())
+
+
+def test_a_wrong_rule_is_found_by_running_both():
+    """GPT-2's square weights fit either way round; only the results tell."""
+    model, flax = randomised(torch.nn.Linear(4, 4)), nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    wrong = weights.WeightMap([weights.Rule("weight", "kernel"), weights.Rule("bias", "bias")])
+    nnx.update(flax, wrong.apply(model, like=nnx.state(flax)))
+    with pytest.raises(weights.WeightError, match="elements differ by more than"):
+        weights.verify(on_arrays(model), flax, np.eye(2, 4, dtype=np.float32))
+
+
+def test_into_a_module_on_meta():
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8, bias=False))
+    model[1].weight = model[0].weight
+    load_weights(model, {"1.weight": jnp.ones((8, 4))})
+    assert model[0].weight is model[1].weight
+    assert model[0].weight.device.type == "jax"
+    assert isinstance(model[0].weight, torch.nn.Parameter)
+
+
+def test_what_does_not_fit_a_module_is_listed():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
+    before = model[0].weight
+    given = {name: iso.to_jax(t.detach()) for name, t in model.state_dict().items()}
+    given["0.weight"] = jnp.ones((4, 8))
+    given["0.bias"] = jnp.ones(8, jnp.bfloat16)
+    given["2.weight"] = jnp.ones(3)
+    del given["1.running_mean"]
+    with pytest.raises(weights.WeightError) as caught:
+        load_weights(model, given)
+    text = str(caught.value)
+    for line in (
+        "(4 faults)",
+        "2.weight (3,): Sequential has no such weight",
+        "0.weight: shape (4, 8), wanted (8, 4)",
+        "0.bias: dtype bfloat16, wanted float32",
+        "1.running_mean (8,): is missing",
+    ):
+        assert line in text
+    assert model[0].weight is before
+    assert before.device.type == "cpu"
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 8)
+        self.register_buffer("scale", torch.full((8,), 2.0), persistent=False)
+
+    def forward(self, x):
+        return self.fc(x) * self.scale
+
+
+def test_buffers_that_are_no_weights(mesh):
+    model, other = Scaled(), Scaled()
+    given = {name: iso.to_jax(t.detach()) for name, t in model.state_dict().items()}
+    load_weights(other, iso.shard(given, mesh, {"fc.weight": P("y"), "fc.bias": P("y")}))
+    assert other.scale.device.type == "jax"
+    weights.verify(on_arrays(model), on_arrays(other), np.ones((2, 4), np.float32))
+    with torch.device("meta"):
+        empty = Scaled()
+    with pytest.raises(weights.WeightError, match=r"scale \(8,\): is no weight, and still on meta"):
+        load_weights(empty, given)
+
+
+def test_a_module_on_meta_says_what_is_wanted():
+    with torch.device("meta"):
+        model = torch.nn.Linear(4, 8)
+    flax = nnx.Linear(4, 8, rngs=nnx.Rngs(0))
+    back = weights.flax_names().inverse(nnx.state(flax), like=model)
+    load_weights(model, back)
+    weights.verify(on_arrays(model), flax, np.ones((2, 4), np.float32))

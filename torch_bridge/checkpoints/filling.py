@@ -1,0 +1,199 @@
+"""torch's objects filled with arrays: tensors as new ones, modules and optimizers in place.
+
+A tensor that stays where it is is written to, so that captured steps and views see it. One that
+comes to another mesh or device gets new content, and is the same object if it is a parameter.
+
+>>> import isoshard as iso
+>>> layer = torch.nn.Linear(2, 1, bias=False)
+>>> from isoshard.core.frameworks import require
+>>> require("torch").filled(layer, {"weight": np.ones((1, 2), np.float32)}).weight
+Parameter containing:
+tensor([[1., 1.]], requires_grad=True)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax.sharding import NamedSharding
+
+from isoshard.core.errors import ShardingError
+from isoshard.core.spec import same_layout
+from isoshard.core.uneven import UnevenArray
+from isoshard.torch_bridge import modules, runtime
+from isoshard.torch_bridge.dtensor import exchange as dtensors
+from isoshard.torch_bridge.dtensor import modules as dtensor_modules
+from isoshard.torch_bridge.dtensor.loading import load_arrays
+from isoshard.torch_bridge.dtypes import logical_dtype
+from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine.value import Aval, Value
+from isoshard.torch_bridge.exchange import from_numpy
+from isoshard.torch_bridge.loops.stacked import StackedLayers
+from isoshard.torch_bridge.overrides import identity
+
+from .parts import layout_of
+
+_ARRAYS = (jax.Array, np.ndarray, UnevenArray)
+_ELSEWHERE = ("jax", "meta")
+
+
+@dataclasses.dataclass(frozen=True)
+class Filler:
+    """Fills objects.
+
+    Args:
+        annotated: makes a tensor of a value in the place of another, with a layout and a shape.
+        place: lays a tensor out; see `modules.shard_module`.
+    """
+
+    annotated: Callable[..., torch.Tensor]
+    place: modules.Place
+
+    def fill(self, x: Any, values: Mapping[str, Any]) -> Any:
+        """Give an object other values.
+
+        Args:
+            x: a module, an optimizer, or a tensor.
+            values: for each of its parts an array in the tensor's shape (in host memory in its
+                dtype), or a number, string, ..; for a tensor one, under "".
+
+        Returns:
+            `x`; for a tensor a new one, with the layout of the array.
+        """
+        if isinstance(x, torch.nn.Module):
+            self._module(x, values)
+            return x
+        if isinstance(x, torch.optim.Optimizer):
+            self._optimizer(x, values)
+            return x
+        return self._new(x, values[""])
+
+    def _module(self, module: torch.nn.Module, values: Mapping[str, Any]) -> None:
+        if dtensor_modules.has_dtensors(module):
+            load_arrays(module, values)
+            return
+        held = module.state_dict(keep_vars=True)
+        own = {id(tensor) for _, tensor in modules.tensors(module)}
+        arrays = {name: value for name, value in values.items() if isinstance(value, _ARRAYS)}
+        moves = {name: value for name, value in arrays.items() if not _stays(held[name], value)}
+        stacks = {name: value for name, value in moves.items() if id(held[name]) not in own}
+        moved: dict[int, torch.Tensor] = {}
+        for name, value in moves.items():
+            old = held[name]
+            if id(old) in own and id(old) not in moved:
+                moved[id(old)] = self._new(old, value)
+                if old.grad is not None and isinstance(value, jax.Array):
+                    grad = self.place(old.grad, value.sharding, None, f"{name}.grad")  # pyright: ignore
+                    moved[id(old)].grad = grad
+        if stacks:
+            self._move_stacks(module, stacks)
+        _replace(module, moved)
+        held = module.state_dict(keep_vars=True)
+        stay = [(held[n], v) for n, v in arrays.items() if n not in moves or n in stacks]
+        _write(stay)
+        others = {name: value for name, value in values.items() if name not in arrays}
+        if others:
+            module.load_state_dict(others, strict=False)
+
+    def _move_stacks(self, module: torch.nn.Module, values: Mapping[str, Any]) -> None:
+        """Layers of a stack move as a whole, and are written to where they are then."""
+        for path, child in module.named_modules():
+            start = f"{path}." if path else ""
+            specs = {
+                name.removeprefix(start): value.sharding.spec
+                for name, value in values.items()
+                if isinstance(child, StackedLayers) and name.startswith(start)
+            }
+            if not specs:
+                continue
+            if any(tensor.device.type == "meta" for tensor in child.parameters()):
+                raise ShardingError(
+                    f'{path or "the module"} holds stacked layers on "meta", which cannot be '
+                    'filled one by one; give them memory first: module.to_empty(device="cpu")'
+                )
+            mesh = next(iter(values.values())).sharding.mesh
+            modules.shard_module(child, mesh, specs, self.place)
+
+    def _optimizer(self, optimizer: torch.optim.Optimizer, values: Mapping[str, Any]) -> None:
+        params = dtensor_modules.named_params(optimizer)
+        shared: dict[str, dict[str, Any]] = {}
+        stay: list[tuple[torch.Tensor, Any]] = []
+        for name, value in values.items():
+            start, _, key = name.rpartition(".")
+            kind, _, owner = start.partition(".")
+            if kind == "param_groups":
+                group = optimizer.param_groups[int(owner)]
+                array = isinstance(value, _ARRAYS)
+                group[key] = self._new(group[key], value) if array else value
+                continue
+            param = params[owner]
+            state = optimizer.state[param]
+            old = state.get(key)
+            if dtensors.is_dtensor(param):
+                plain = isinstance(value, np.ndarray)  # a count of steps that was not there yet
+                shared.setdefault(key, {})[owner] = self._new(None, value) if plain else value
+            elif not isinstance(value, _ARRAYS):
+                state[key] = value
+            elif isinstance(old, torch.Tensor) and _stays(old, value):
+                stay.append((old, value))
+            else:
+                state[key] = self._new(old if isinstance(old, torch.Tensor) else None, value)
+        if shared:
+            load_arrays(optimizer, shared)
+        _write(stay)
+
+    def _new(self, old: torch.Tensor | None, value: Any) -> torch.Tensor:
+        """A tensor of the array, in the place of `old`."""
+        if old is not None and dtensors.is_dtensor(old):
+            raise ShardingError(
+                "a DTensor by itself cannot be filled; restore the module that it is in, or a "
+                "jax.Array, and take iso.to_dtensor of that"
+            )
+        like = torch.empty((), dtype=logical_dtype(value.dtype)) if old is None else old
+        if isinstance(value, jax.Array):
+            layout = value.sharding if isinstance(value.sharding, NamedSharding) else None
+            return self.annotated(like, Value.of(value), layout, tuple(value.shape))
+        made = from_numpy(value, like.dtype)
+        if like.device.type not in _ELSEWHERE:
+            made = made.to(like.device)
+        if isinstance(like, torch.nn.Parameter):
+            return torch.nn.Parameter(made, requires_grad=like.requires_grad)
+        return made.requires_grad_(like.requires_grad)
+
+
+def _stays(tensor: torch.Tensor, value: Any) -> bool:
+    """Whether the array is where the tensor is, so that it can be written to."""
+    if isinstance(value, np.ndarray):
+        return tensor.device.type not in _ELSEWHERE
+    if not isinstance(tensor, base.LazyTensor):
+        return False
+    layout = layout_of(tensor)
+    if layout is None:
+        return not isinstance(value.sharding, NamedSharding)
+    return same_layout(layout, value.sharding, value.ndim)
+
+
+def _write(pairs: list[tuple[torch.Tensor, Any]]) -> None:
+    with torch.no_grad():
+        for tensor, value in pairs:
+            if isinstance(value, np.ndarray):
+                tensor.copy_(from_numpy(value, tensor.dtype))
+            else:
+                aval = Aval.contiguous(tuple(value.shape), tensor.dtype)
+                tensor.copy_(base.fresh(aval, Value.of(value)))
+    if any(isinstance(tensor, base.LazyTensor) for tensor, _ in pairs):
+        runtime.sync()
+
+
+def _replace(module: torch.nn.Module, moved: dict[int, torch.Tensor]) -> None:
+    places = identity.parameters(module)
+    identity.replace([(place, moved[id(place[2])]) for place in places if id(place[2]) in moved])
+    for child in module.modules():
+        for key, buffer in child._buffers.items():
+            if buffer is not None and id(buffer) in moved:
+                child._buffers[key] = moved[id(buffer)]

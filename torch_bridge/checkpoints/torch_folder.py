@@ -1,0 +1,192 @@
+"""Folders of `torch.distributed.checkpoint` for `iso.save` and `iso.restore`.
+
+Of torch's storage `storage_data` is used, as in `files`: per saved piece the file, the offset and
+the length. A saved piece is read once, for however many blocks that want parts of it. torch keeps
+metadata as a pickle, which may run code: open only folders that you trust.
+
+>>> import isoshard as iso, tempfile
+>>> with tempfile.TemporaryDirectory() as folder:
+...     _ = iso.save(folder, {"model": {"w": torch.ones(4, dtype=torch.int64)}}, format="torch")
+...     opened(f"{folder}/0").entries["model.w"].dtype
+'int64'
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+
+from isoshard.core.checkpoints.manifest import Sum
+from isoshard.core.checkpoints.source import Block, Entry
+from isoshard.core.checkpoints.storage import LocalStorage
+from isoshard.core.errors import CheckpointError
+from isoshard.torch_bridge.dtypes import logical_dtype, numpy_dtype
+from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine.value import Aval, Value
+from isoshard.torch_bridge.exchange import from_numpy, to_numpy
+
+from . import protocol
+from .ranks import Ranks
+
+_METADATA = ".metadata"
+
+
+def opened(path: str) -> TorchFolder | None:
+    """Open a folder.
+
+    Args:
+        path: of the folder.
+
+    Returns:
+        Its contents; None if torch did not write it.
+
+    Raises:
+        CheckpointError: its metadata cannot be read.
+    """
+    return TorchFolder(path) if (Path(path) / _METADATA).exists() else None
+
+
+def write(root: str, folder: str, leaves: Mapping[str, Any]) -> dict[str, Sum]:
+    """Write leaves into a folder.
+
+    Args:
+        root: where the folder is.
+        folder: its name.
+        leaves: pairs by name: an array with the name of its logical dtype, or another value.
+
+    Returns:
+        The sums of its files.
+    """
+    state = {name: _tensor(value, dtype) for name, (value, dtype) in leaves.items()}
+    return protocol.write(LocalStorage(root), folder, state, Ranks(None), 1, folder)
+
+
+class TorchFolder:
+    """A folder of `torch.distributed.checkpoint`; a `Source`.
+
+    Args:
+        path: of the folder.
+
+    Attributes:
+        where: the path.
+        entries: all leaves by name. The value of one that cannot be unpickled safely is a
+            `CheckpointError` that says so.
+
+    Raises:
+        CheckpointError: its metadata cannot be read.
+    """
+
+    def __init__(self, path: str):
+        """See the class."""
+        self.where = path
+        try:
+            found = FileSystemReader(path).read_metadata()
+        except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError) as error:
+            raise CheckpointError(f"{path}/{_METADATA} cannot be read: {error}") from error
+        self._known: dict[str, Any] = found.state_dict_metadata
+        self._places: Mapping[Any, Any] = found.storage_data or {}
+        self.entries: Mapping[str, Entry] = {
+            name: self._entry(name, known) for name, known in self._known.items()
+        }
+
+    def read(self, blocks: Sequence[Block]) -> None:
+        """Fill the memory of all blocks; see `Source`."""
+        wanted: dict[tuple[str, int, int], list[tuple[Block, ChunkStorageMetadata]]] = {}
+        filled = {id(block): 0 for block in blocks}
+        for block in blocks:
+            for chunk in self._known[block.name].chunks:
+                if _overlap(block.index, chunk) is not None:
+                    wanted.setdefault(self._place(block.name, chunk.offsets), []).append(
+                        (block, chunk)
+                    )
+        for place, users in sorted(wanted.items(), key=lambda item: item[0]):
+            saved = to_numpy(self._load(place))
+            for block, chunk in users:
+                inside = _overlap(block.index, chunk)
+                assert inside is not None
+                there, here = inside
+                block.out[here] = saved[there]
+                filled[id(block)] += block.out[here].size
+        short = sorted({block.name for block in blocks if filled[id(block)] != block.out.size})
+        if short:
+            raise CheckpointError(
+                f"{self.where} holds only a part of these tensors: {', '.join(short)}"
+            )
+
+    def _entry(self, name: str, known: Any) -> Entry:
+        if isinstance(known, TensorStorageMetadata):
+            dtype = numpy_dtype(known.properties.dtype).name
+            return Entry(tuple(known.size), dtype, dtype)
+        assert isinstance(known, BytesStorageMetadata)
+        try:
+            return Entry.of_value(self._load(self._place(name, None)))
+        except pickle.UnpicklingError as error:
+            first = str(error).partition("\n")[0]
+            return Entry.of_value(
+                CheckpointError(f"a pickled object that is not loaded without asking: {first}")
+            )
+
+    def _place(self, name: str, offsets: Any) -> tuple[str, int, int]:
+        found = self._places.get(MetadataIndex(name, offsets))
+        if found is None:
+            raise CheckpointError(f"{self.where} does not say where {name} stands")
+        if getattr(found, "transform_descriptors", None):
+            raise CheckpointError(
+                f"{name} in {self.where} was written through transforms (compression, ..); read "
+                "it with torch.distributed.checkpoint"
+            )
+        return found.relative_path, found.offset, found.length
+
+    def _load(self, place: tuple[str, int, int]) -> Any:
+        file, offset, length = place
+        path = Path(self.where) / file
+        try:
+            with path.open("rb") as opened:
+                opened.seek(offset)
+                data = opened.read(length)
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is missing") from None
+        if len(data) != length:
+            raise CheckpointError(f"{path} ends {length - len(data)} bytes too early")
+        try:
+            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        except (RuntimeError, EOFError) as error:
+            raise CheckpointError(f"{path} was altered after it was written: {error}") from error
+
+
+def _overlap(
+    index: tuple[slice, ...], chunk: ChunkStorageMetadata
+) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+    """Where a block and a saved piece overlap, as indices into the piece and into the block."""
+    there, here = [], []
+    for one, offset, size in zip(index, chunk.offsets, chunk.sizes, strict=True):
+        low, high = max(one.start, offset), min(one.stop, offset + size)
+        if low >= high:
+            return None
+        there.append(slice(low - offset, high - offset))
+        here.append(slice(low - one.start, high - one.start))
+    return tuple(there), tuple(here)
+
+
+def _tensor(value: Any, dtype: str) -> Any:
+    """An array as the tensor that is saved; other values as they are."""
+    if isinstance(value, np.ndarray):
+        return from_numpy(value, logical_dtype(jax.numpy.dtype(dtype)))
+    if isinstance(value, jax.Array):
+        aval = Aval.contiguous(tuple(value.shape), logical_dtype(jax.numpy.dtype(dtype)))
+        return base.fresh(aval, Value.of(value, shared=True))
+    return value

@@ -1,0 +1,82 @@
+"""Values at the border of a JAX trace: arrays as tensors, tensors as arrays, keys in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from isoshard.core.exchange import to_jax
+from isoshard.torch_bridge.dtypes import logical_dtype
+from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine.value import Aval, Value
+from isoshard.torch_bridge.framework import Torch
+
+
+def wrap(leaf: Any, dtype: torch.dtype | None = None) -> Any:
+    """A tensor over an array or tracer.
+
+    Args:
+        leaf: a `jax.Array`, a NumPy array, a tensor on any device, or anything else.
+        dtype: the logical dtype; that of the array if not given.
+
+    Returns:
+        A tensor on the `jax` device; what is neither array nor tensor as it is.
+    """
+    if isinstance(leaf, base.LazyTensor):
+        return leaf
+    if isinstance(leaf, torch.Tensor):
+        leaf = constant(leaf)
+    if isinstance(leaf, np.ndarray):
+        with jax.ensure_compile_time_eval():
+            leaf = to_jax(leaf)
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    aval = Aval.contiguous(tuple(leaf.shape), dtype or logical_dtype(leaf.dtype))
+    return base.fresh(aval, Value(leaf))
+
+
+def unwrap(leaf: Any) -> Any:
+    """The array or tracer of a tensor on any device; anything else as it is."""
+    if isinstance(leaf, base.LazyTensor):
+        return array_of(leaf)
+    return constant(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def constant(tensor: torch.Tensor, name: str = "tensor") -> jax.Array:
+    """The elements of a tensor in JAX, also while JAX traces.
+
+    Args:
+        tensor: on any device.
+        name: for messages.
+    """
+    with jax.ensure_compile_time_eval():
+        return Torch().to_jax(tensor.detach(), name=name)
+
+
+def array_of(tensor: base.LazyTensor) -> jax.Array:
+    """The array or tracer of a tensor on the `jax` device."""
+    array = base.read(tensor).array
+    return jnp.asarray(array) if isinstance(array, np.ndarray) else array
+
+
+def keys(rng: jax.Array | None) -> Iterator[jax.Array] | None:
+    """PRNG keys for one operation after the other.
+
+    Args:
+        rng: a key to begin with; None gives none.
+    """
+    if rng is None:
+        return None
+
+    def draw() -> Iterator[jax.Array]:
+        key = rng
+        while True:
+            key, this = jax.random.split(key)
+            yield this
+
+    return draw()

@@ -1,0 +1,147 @@
+"""torch's side of weights: modules filled with arrays, and called on them.
+
+>>> import jax.numpy as jnp
+>>> model = torch.nn.Linear(2, 3, device="meta")         # no memory yet
+>>> load_weights(model, {"weight": jnp.ones((3, 2)), "bias": jnp.zeros(3)})
+>>> model.weight.device
+device(type='jax', index=0)
+>>> on_arrays(model)(jnp.ones((1, 2))).tolist()
+[[2.0, 2.0, 2.0]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from isoshard.core.exchange import to_jax
+from isoshard.core.weights.errors import WeightError, raise_listed
+
+from .dtypes import physical_dtype
+from .framework import Torch
+from .overrides import identity
+
+
+def load_weights(module: torch.nn.Module, weights: Mapping[str, Any]) -> None:
+    """Give a module new weights, without copying them.
+
+    Every parameter and persistent buffer becomes a tensor on the device `jax` with the layout of
+    its array, also in a module on `meta`; other buffers move there. Parameters stay the same
+    objects where they can, and tied ones stay tied. All is looked at before anything is changed.
+
+    Args:
+        module: changed in place.
+        weights: JAX or NumPy arrays by the names of `state_dict`; a tied weight by any of its names
+            (by several, if they are one array).
+
+    Raises:
+        WeightError: listing each weight that is missing, not of the module, or has another shape or
+            dtype, and each other tensor that is still on `meta`.
+    """
+    places = _places(module)
+    own = {name: tensor for name, (_, _, tensor) in places.items()}
+    names: dict[int, list[str]] = {}
+    for name, tensor in own.items():
+        names.setdefault(id(tensor), []).append(name)
+    kept = set(module.state_dict(keep_vars=True))
+    faults = [
+        f"{name} {tuple(array.shape)}: {type(module).__name__} has no such weight"
+        for name, array in weights.items()
+        if name not in kept or name not in own
+    ]
+    chosen: dict[int, Any] = {}
+    for key, called in names.items():
+        given = {id(weights[name]): name for name in called if name in weights}
+        tensor = own[called[0]]
+        if len(given) > 1:
+            faults.append(f"{', '.join(given.values())}: are one weight, and given were several")
+        elif given:
+            [name] = given.values()
+            chosen[key] = weights[name]
+            faults += _fault(name, tensor, weights[name])
+        elif kept & {*called}:
+            faults.append(f"{called[0]} {tuple(tensor.shape)}: is missing")
+        elif tensor.device.type == "meta":
+            faults.append(f"{called[0]} {tuple(tensor.shape)}: is no weight, and still on meta")
+    raise_listed(f"the weights do not fit {type(module).__name__}", faults)
+    moved = {key: _tensor(array, own[names[key][0]]) for key, array in chosen.items()}
+    found = [place for place in identity.parameters(module) if id(place[2]) in moved]
+    identity.replace([(place, moved[id(place[2])]) for place in found])
+    for holder, key, tensor in places.values():
+        if not isinstance(tensor, torch.nn.Parameter):
+            if id(tensor) not in moved:
+                moved[id(tensor)] = tensor.to("jax")
+            holder[key] = moved[id(tensor)]
+
+
+def on_arrays(module: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
+    """Make a function of arrays that calls a torch module, for `isoshard.weights.verify`.
+
+    Args:
+        module: a module or function of tensors.
+        **fixed: arguments passed as they are, e.g. `use_cache=False`.
+
+    Returns:
+        A function of NumPy or JAX arrays, which go where the module's parameters are. Its result is
+        what the module returns with NumPy arrays for tensors; of an output object of
+        `transformers`, the logits (or the last hidden state) alone.
+    """
+
+    def call(*arrays: Any) -> Any:
+        device = _device(module)
+        with torch.no_grad():
+            inputs = [torch.from_numpy(np.array(array)).to(device) for array in arrays]
+            result = module(*inputs, **fixed)
+            for name in ("logits", "last_hidden_state"):
+                if hasattr(result, name):
+                    result = getattr(result, name)
+            return pytree.tree_map_only(torch.Tensor, _to_numpy, result)
+
+    return call
+
+
+def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    return np.asarray(jax.device_get(to_jax(tensor.detach())))
+
+
+def _device(module: Any) -> torch.device:
+    if isinstance(module, torch.nn.Module):
+        for tensor in (*module.parameters(), *module.buffers()):
+            return tensor.device
+    return torch.device("cpu")
+
+
+def _places(module: torch.nn.Module) -> dict[str, tuple[dict[str, Any], str, torch.Tensor]]:
+    """Where every parameter and buffer stands, by each of its names."""
+    return {
+        f"{path}.{key}" if path else key: (holder, key, tensor)
+        for path, child in module.named_modules(remove_duplicate=False)
+        for holder in (child._parameters, child._buffers)
+        for key, tensor in holder.items()
+        if tensor is not None
+    }
+
+
+def _fault(name: str, tensor: torch.Tensor, array: Any) -> list[str]:
+    found = []
+    if tuple(array.shape) != tuple(tensor.shape):
+        found.append(f"{name}: shape {tuple(array.shape)}, wanted {tuple(tensor.shape)}")
+    want = physical_dtype(tensor.dtype)
+    if array.dtype != want:
+        found.append(f"{name}: dtype {array.dtype}, wanted {want}; convert the module or the array")
+    return found
+
+
+def _tensor(array: Any, like: torch.Tensor) -> torch.Tensor:
+    """A tensor over an array, a parameter where `like` is one."""
+    if not isinstance(array, jax.Array | np.ndarray):
+        raise WeightError(f"weights are JAX or NumPy arrays, not {type(array).__name__}")
+    tensor = Torch().from_jax(to_jax(array)).to(like.dtype)
+    if isinstance(like, torch.nn.Parameter):
+        tensor = torch.nn.Parameter(tensor, requires_grad=like.requires_grad)
+    return tensor
