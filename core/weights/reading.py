@@ -22,7 +22,7 @@ from isoshard.core.host import aligned_empty, start_of
 
 from .errors import FileFormatError
 from .file_format import Stored
-from .reads import Read, Wish, reads_of
+from .reads import Read, Run, Wish, joined, reads_of
 
 Blocks = dict[tuple[int, ...], np.ndarray]
 
@@ -82,7 +82,8 @@ def read_all(
             blocks, wishes = job.open(job.sharding)
             reads = []
             for stored, wanted in wishes.items():
-                for read in reads_of(stored.offset, stored.shape, stored.dtype, wanted, chunk):
+                each = reads_of(stored.offset, stored.shape, stored.dtype, wanted, chunk)
+                for read in joined(each, chunk):
                     read.expect(files.open(stored.file))
                     reads.append(pool.submit(files.read, job.name, stored.file, read))
             waiting.append((job, blocks, reads))
@@ -154,7 +155,7 @@ class _Files:
                 self._open[file] = os.open(file, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
             return self._open[file]
 
-    def read(self, name: str, file: Path, read: Read) -> None:
+    def read(self, name: str, file: Path, read: Read | Run) -> None:
         """Do one read."""
         descriptor = self.open(file)
         scratch = getattr(self._own, "scratch", None)

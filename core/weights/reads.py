@@ -18,7 +18,7 @@ import dataclasses
 import itertools
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -63,6 +63,11 @@ class Read:
         whole = memory.size * self.dtype.itemsize == self.count * self.length
         return whole and memory.dtype == self.dtype and memory.flags.c_contiguous
 
+    @property
+    def memory(self) -> np.ndarray:
+        """The bytes that a direct read fills."""
+        return self.parts[0][1].reshape(-1).view(np.uint8)
+
     def expect(self, file: int) -> None:
         """Tell the system that these bytes will be read, so that it fetches them meanwhile."""
         advise = getattr(os, "posix_fadvise", None)  # Linux and BSD
@@ -83,9 +88,8 @@ class Read:
             FileFormatError: the file ends before.
         """
         if self.direct:
-            memory = self.parts[0][1].reshape(-1).view(np.uint8)
-            read_into(file, memory, self.offset)
-            return memory.nbytes
+            read_into(file, self.memory, self.offset)
+            return self.nbytes
         if self._dense:
             block = scratch[: self._span]
             read_into(file, block, self.offset)
@@ -119,6 +123,57 @@ class Read:
     @property
     def _dense(self) -> bool:
         return self.step - self.length <= PAGE
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """Direct reads that follow each other in the file: read at once, into memory here and there.
+
+    Attributes:
+        reads: in the order of the file, without gaps.
+    """
+
+    reads: tuple[Read, ...]
+    buffer = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of memory that it fills."""
+        return sum(read.nbytes for read in self.reads)
+
+    def expect(self, file: int) -> None:
+        """See `Read`."""
+        for read in self.reads:
+            read.expect(file)
+
+    def run(self, file: int, scratch: np.ndarray) -> int:
+        """See `Read`."""
+        memory = [read.memory for read in self.reads]
+        got = os.preadv(file, [part.data for part in memory], self.reads[0].offset)
+        for read, part in zip(self.reads, memory, strict=True):
+            if got < part.nbytes:  # the system gave less, or the file has ended
+                read_into(file, part[max(got, 0) :], read.offset + max(got, 0))
+            got -= part.nbytes
+        return self.nbytes
+
+
+def joined(reads: Iterable[Read], chunk: int) -> Iterator[Read | Run]:
+    """Join direct reads that follow each other, up to `chunk` bytes and 64 of them."""
+    held: list[Read] = []
+    for read in reads:
+        size = sum(one.nbytes for one in held)
+        follows = held and held[-1].offset + held[-1].nbytes == read.offset
+        if held and not (
+            read.direct and follows and len(held) < 64 and size + read.nbytes <= chunk
+        ):
+            yield held[0] if len(held) == 1 else Run(tuple(held))
+            held = []
+        if read.direct:
+            held.append(read)
+        else:
+            yield read
+    if held:
+        yield held[0] if len(held) == 1 else Run(tuple(held))
 
 
 def read_into(file: int, memory: np.ndarray, offset: int) -> None:

@@ -23,9 +23,10 @@ argument. Classes that define no backward, torch's own activation checkpointing,
 isoshard that only lay out, are differentiated by JAX.
 
 Touches `torch.autograd.Function.apply`, which is taken over once; elsewhere a call costs one look
-at a variable of the thread. Up to torch 2.13 it is Python, and gets other code. In torch 2.15 it is
-a builtin, which is put behind another method; `BackwardCFunction.__init__` then refuses, inside
-`jax_function`, one that was bound before. Tested with torch 2.10, 2.13 and 2.15.
+at a variable of the thread. Up to torch 2.13 it is Python, and gets other code when `jax_function`
+is first called. In torch 2.15 it is a builtin, which is put behind another method when the bridge
+is imported; `BackwardCFunction.__init__` then refuses, inside `jax_function`, one that was bound
+before. Tested with torch 2.10, 2.13 and 2.15.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ _THREAD = _Thread()
 @contextlib.contextmanager
 def honoured() -> Iterator[None]:
     """Context in which functions called on this thread keep their own backward under JAX."""
+    if not _ORIGINAL:
+        _install()
     _THREAD.depth += 1
     try:
         yield
@@ -142,4 +145,5 @@ def _is_meant(cls: Any, args: Sequence[Any]) -> bool:
     return bool(tensors) and _is_own(cls)
 
 
-_install()
+if not hasattr(torch.autograd.Function.apply, "__func__"):
+    _install()  # before functions are given other names

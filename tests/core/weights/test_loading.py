@@ -23,7 +23,7 @@ from isoshard.core.weights import (
     load_safetensors,
     save_safetensors,
 )
-from isoshard.core.weights.reads import reads_of
+from isoshard.core.weights.reads import joined, reads_of
 
 P = jax.sharding.PartitionSpec
 KINDS = ["bool", "uint8", "int8", "uint16", "int16", "float16", "bfloat16", "uint32", "int32"]
@@ -129,12 +129,33 @@ def test_reads_fill_every_wish(tmp_path_factory, data):
     chunk = data.draw(st.integers(2, 200))
     scratch = np.empty(1 << 12, np.uint8)
     with path.open("rb") as file:
-        for read in reads_of(5, shape, source.dtype, wishes, chunk):
+        for read in joined(reads_of(5, shape, source.dtype, wishes, chunk), chunk):
             assert read.buffer <= max(chunk, 2)
             read.run(file.fileno(), scratch)
     for start, memory in wishes:
         ends = zip(start, memory.shape, strict=True)
         np.testing.assert_array_equal(memory, source[tuple(slice(a, a + n) for a, n in ends)])
+
+
+@pytest.mark.parametrize("most", [1, 7, 100])
+def test_a_system_that_reads_less_at_once(tmp_path, mesh, monkeypatch, most):
+    from isoshard.core.weights import reads
+
+    preadv = reads.os.preadv
+
+    def less(file, buffers, offset):
+        return preadv(file, [buffers[0][:most]], offset)
+
+    weights = {"w": random((8, 16)), "v": random((16, 4), "bfloat16")}
+    save_safetensors(tmp_path, weights)
+    monkeypatch.setattr(reads.os, "preadv", less)
+    same(load_safetensors(tmp_path, mesh, ("y",)), weights)
+
+
+def test_rows_of_all_devices_are_read_at_once(tmp_path, mesh, counted):
+    save_safetensors(tmp_path, {"w": random((64, 1024))})
+    load_safetensors(tmp_path, mesh, (("x", "y"),))
+    assert counted("file_reads") == 1
 
 
 def test_only_what_is_needed_is_read(tmp_path, counted):
