@@ -28,9 +28,6 @@ from isoshard.torch_bridge.engine.constrain import constrain
 from isoshard.torch_bridge.engine.value import Aval, Value, placed_layout
 
 from . import modules
-from .checkpoints import parts as checkpoint_parts
-from .checkpoints import torch_folder
-from .checkpoints.filling import Filler
 from .dtensor import exchange as dtensors
 from .dtensor import modules as dtensor_modules
 from .dtensor import resharding, starting
@@ -247,26 +244,38 @@ class Torch(Framework):
 
     def parts(self, x: Any, saved: Mapping[str, Entry] | None = None) -> dict[str, Part] | None:
         """See `checkpoints.parts.parts_of`."""
+        from .checkpoints import parts as checkpoint_parts  # it imports torch's own checkpoints
+
         return checkpoint_parts.parts_of(x, saved)
 
     def wanted(self, x: Any) -> Wanted:
         """See `checkpoints.parts.wanted`."""
+        from .checkpoints import parts as checkpoint_parts  # it imports torch's own checkpoints
+
         return checkpoint_parts.wanted(x)
 
     def stored(self, x: Any) -> jax.Array | np.ndarray:
         """See `checkpoints.parts.stored`."""
+        from .checkpoints import parts as checkpoint_parts  # it imports torch's own checkpoints
+
         return checkpoint_parts.stored(x)
 
     def filled(self, x: Any, values: dict[str, Any]) -> Any:
         """See `checkpoints.filling.Filler.fill`."""
+        from .checkpoints.filling import Filler
+
         return Filler(_annotated, self._place).fill(x, values)
 
     def open_checkpoint(self, path: str) -> Source | None:
         """A folder of `torch.distributed.checkpoint`."""
+        from .checkpoints import torch_folder
+
         return torch_folder.opened(path)
 
     def write_checkpoint(self, folder: str, name: str, leaves: dict[str, Any]) -> dict[str, Sum]:
         """A folder that `torch.distributed.checkpoint` reads."""
+        from .checkpoints import torch_folder
+
         return torch_folder.write(folder, name, leaves)
 
     def processes_joined(self) -> tuple[int, int] | None:
