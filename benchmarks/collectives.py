@@ -25,20 +25,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-KINDS = (
-    "all-gather",
-    "all-reduce",
-    "all-to-all",
-    "collective-broadcast",
-    "collective-permute",
-    "ragged-all-to-all",
-    "reduce-scatter",
-)
-_LAYOUT = r"(?:\{[^{}]*\})?"
-# `name = shape opcode(`; the shape of a tuple is read by counting parentheses instead.
+from isoshard.torch_bridge.distributed.tensor.debug.hlo import operation
+
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = (?P<rest>.*)$", re.MULTILINE)
-_ARRAY = re.compile(rf"(?P<dtype>[a-z]\w*)\[(?P<dims>[\d,<=]*)\]{_LAYOUT}")
-_OPCODE = re.compile(rf"\s*(?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(")
 
 
 class Collective(NamedTuple):
@@ -55,16 +44,8 @@ class Collective(NamedTuple):
 
 def find(program: str) -> list[Collective]:
     """List the collectives of an HLO module's text, in the order of the text."""
-    found = []
-    for instruction in _INSTRUCTION.finditer(program):
-        shape, rest = _split_shape(instruction["rest"])
-        opcode = _OPCODE.match(rest)
-        if opcode is None:
-            continue
-        if opcode["start"] and opcode["kind"] != "all-reduce":
-            shape = _parts(shape)[1]  # (operands, results, ..); all-reduce-start has results only
-        found.append(Collective(opcode["kind"], _bytes(shape)))
-    return found
+    sent = (operation(instruction["rest"]) for instruction in _INSTRUCTION.finditer(program))
+    return [Collective(*found) for found in sent if found is not None]
 
 
 def summarize(program: str) -> dict[str, tuple[int, int]]:
@@ -76,42 +57,3 @@ def summarize(program: str) -> dict[str, tuple[int, int]]:
         for kind in kinds
         for sizes in [[c.bytes for c in found if c.kind == kind]]
     }
-
-
-def _split_shape(text: str) -> tuple[str, str]:
-    """Split `shape opcode(..)..` after the shape."""
-    if not text.startswith("("):
-        shape, _, rest = text.partition(" ")
-        return shape, rest
-    depth = 0
-    for end, letter in enumerate(text):
-        depth += (letter == "(") - (letter == ")")
-        if depth == 0:
-            return text[: end + 1], text[end + 1 :]
-    return text, ""
-
-
-def _parts(shape: str) -> list[str]:
-    """The elements of a tuple shape."""
-    parts, depth, start = [], 0, 1
-    for at, letter in enumerate(shape):
-        depth += (letter in "({[") - (letter in ")}]")
-        if (letter == "," and depth == 1) or depth == 0:
-            parts.append(shape[start:at])
-            start = at + 1
-    return parts
-
-
-def _bytes(shape: str) -> int:
-    return sum(_array_bytes(array["dtype"], array["dims"]) for array in _ARRAY.finditer(shape))
-
-
-def _array_bytes(dtype: str, dims: str) -> int:
-    """Bytes of one array, such as `bf16` and `2,<=3`; types below one byte are packed."""
-    elements = 1
-    for dim in filter(None, dims.split(",")):
-        elements *= int(dim.removeprefix("<="))
-    if dtype in ("token", "opaque"):
-        return 0
-    bits = 8 if dtype == "pred" else int(re.search(r"\d+", dtype)[0])
-    return -(-elements * bits // 8)

@@ -8,44 +8,8 @@
 (4, 8)
 """
 
-from isoshard.core.weights import (
-    Agreement,
-    Concat,
-    FileFormatError,
-    Kernel,
-    MergeAxes,
-    Op,
-    Rule,
-    Split,
-    SplitAxis,
-    Transpose,
-    WeightError,
-    WeightMap,
-    attention,
-    flax_names,
-    linen_names,
-    load_safetensors,
-    save_safetensors,
-    verify,
-)
+from isoshard.core import weights as _weights
+from isoshard.core.weights import *  # noqa: F403 (the one list is that of core)
 
-__all__ = [
-    "Agreement",
-    "Concat",
-    "FileFormatError",
-    "Kernel",
-    "MergeAxes",
-    "Op",
-    "Rule",
-    "Split",
-    "SplitAxis",
-    "Transpose",
-    "WeightError",
-    "WeightMap",
-    "attention",
-    "flax_names",
-    "linen_names",
-    "load_safetensors",
-    "save_safetensors",
-    "verify",
-]
+__all__: list[str] = []
+__all__ += _weights.__all__

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -110,6 +111,23 @@ def torchrun(
         for node in range(nodes)
     ]
     return _run(commands, [{}] * nodes, scratch, timeout, env)
+
+
+def launched(job: str, ranks: int, **options: Any) -> Any:
+    """A fixture: the `Outcome` of one launch of a job, for all tests of a module.
+
+    Args:
+        job: as for `torchrun`.
+        ranks: likewise.
+        **options: likewise.
+    """
+    import pytest  # not in the ranks
+
+    @pytest.fixture(scope="module")
+    def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+        return torchrun(job, ranks, tmp_path_factory.mktemp(job), **options)
+
+    return outcome
 
 
 def processes(

@@ -6,16 +6,8 @@ from tests.multi_process import ranks
 
 JOB = "core"
 CHECKS = ranks.checks_of(ranks.job_module(JOB))
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    return ranks.torchrun(JOB, 2, tmp_path_factory.mktemp("core_two"), args=["2"])
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory):
-    return ranks.torchrun(JOB, 4, tmp_path_factory.mktemp("core_four"), args=["1"])
+two = ranks.launched(JOB, 2, args=["2"])
+four = ranks.launched(JOB, 4, args=["1"])
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -79,9 +79,7 @@ def test_sigterm_of_torchrun_ends_hanging_ranks(tmp_path):
     assert outcome.ended[0] - _fault(tmp_path) < ENDED  # and not after 30 s, by SIGKILL
 
 
-@pytest.fixture(scope="module")
-def four(tmp_path_factory):
-    return ranks.torchrun("agreement", 4, tmp_path_factory.mktemp("agreement"))
+four = ranks.launched("agreement", 4)
 
 
 @pytest.mark.parametrize("check", AGREEMENTS)
@@ -89,9 +87,7 @@ def test_agreement_of_four(four, check):
     four.assert_passed(check, 4)
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    return ranks.torchrun("agreement", 2, tmp_path_factory.mktemp("agreement"))
+two = ranks.launched("agreement", 2)
 
 
 @pytest.mark.parametrize("check", AGREEMENTS)

@@ -6,16 +6,8 @@ from tests.multi_process import ranks
 
 JOB = "fsdp"
 CHECKS = ranks.checks_of(ranks.job_module(JOB))
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    return ranks.torchrun(JOB, 2, tmp_path_factory.mktemp(JOB))
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory):
-    return ranks.torchrun(JOB, 4, tmp_path_factory.mktemp(JOB), nodes=2)
+two = ranks.launched(JOB, 2)
+four = ranks.launched(JOB, 4, nodes=2)
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -5,11 +5,7 @@ import pytest
 from tests.multi_process import ranks
 
 JOB = "translation"
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory):
-    return ranks.torchrun(JOB, 4, tmp_path_factory.mktemp(JOB))
+four = ranks.launched(JOB, 4)
 
 
 @pytest.mark.parametrize("check", ranks.checks_of(ranks.job_module(JOB)))

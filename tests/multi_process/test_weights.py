@@ -6,11 +6,7 @@ from tests.multi_process import ranks
 
 JOB = "weights"
 CHECKS = ranks.checks_of(ranks.job_module(JOB))
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    return ranks.torchrun(JOB, 2, tmp_path_factory.mktemp("weights_two"), args=["2"])
+two = ranks.launched(JOB, 2, args=["2"])
 
 
 @pytest.mark.parametrize("check", CHECKS)

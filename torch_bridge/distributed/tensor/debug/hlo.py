@@ -81,6 +81,27 @@ def collectives(program: str) -> tuple[Collective, ...]:
     return tuple(_in(computations, entry, 1)) if entry else ()
 
 
+def operation(instruction: str) -> tuple[str, int] | None:
+    """What one instruction sends: HLO's name of the collective, and the bytes of its result.
+
+    Args:
+        instruction: its text after the `=`.
+
+    Returns:
+        None for any other instruction, the `-done` of an asynchronous pair among them.
+
+    >>> operation("(f32[4]{0}, f32[8]{0}) all-gather-start(%x), dimensions={0}")
+    ('all-gather', 32)
+    """
+    shape, rest = _split_shape(instruction)
+    opcode = _OPCODE.match(rest)
+    if opcode is None:
+        return None
+    if opcode["start"] and opcode["kind"] != "all-reduce":
+        shape = _parts(shape)[1]  # (operands, results, ..); all-reduce-start has results only
+    return opcode["kind"], _bytes(shape)
+
+
 def axes_of(found: Collective, mesh: jax.sharding.Mesh) -> tuple[str, ...] | None:
     """The axes of a mesh along which a collective talks; None if it goes across them.
 
@@ -126,20 +147,17 @@ def _computations(program: str) -> tuple[dict[str, list[str]], str]:
 def _in(computations: dict[str, list[str]], name: str, times: int) -> Iterator[Collective]:
     """What one computation executes, and those that it calls."""
     for instruction in computations.get(name, ()):
-        shape, rest = _split_shape(instruction)
-        opcode = _OPCODE.match(rest)
-        if opcode is not None:
-            if opcode["start"] and opcode["kind"] != "all-reduce":
-                shape = _parts(shape)[1]  # (operands, results, ..); all-reduce-start: results only
-            yield Collective(KINDS[opcode["kind"]], _bytes(shape), _groups(rest), times)
+        if found := operation(instruction):
+            kind, size = found
+            yield Collective(KINDS[kind], size, _groups(instruction), times)
             continue
-        trips = _TRIPS.search(rest)
-        for called in _CALLED.finditer(rest):
+        trips = _TRIPS.search(instruction)
+        for called in _CALLED.finditer(instruction):
             yield from _in(
                 computations, called["name"], times * int(trips["count"] if trips else 1)
             )
-        several = _BRANCHES.search(rest)
-        names = several["names"].split(",") if several else _TWO_WAYS.findall(rest)
+        several = _BRANCHES.search(instruction)
+        names = several["names"].split(",") if several else _TWO_WAYS.findall(instruction)
         branches = [list(_in(computations, one.strip(" %"), times)) for one in names]
         yield from max(branches, key=_runs, default=[])
 
