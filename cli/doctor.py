@@ -30,7 +30,7 @@ from .survey import survey
 
 CORE = ("devices", "shard")
 _LOOK = {WORKS: ("✓", "green"), MISSING: ("-", "yellow"), FAILS: ("✗", "red")}
-_REQUIREMENT = re.compile(r"""([\w-]+)(?:\[.*?\])?([^;]*?)\s*(?:;.*extra == ["'](\w+)["'])?""")
+_REQUIREMENT = re.compile(r"""([\w-]+)(?:\[.*?\])?([^;]*?)\s*(?:;.*extra == ["']([\w-]+)["'])?""")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,9 +14,11 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,7 +30,14 @@ import numpy as np
 import isoshard as iso
 
 WORKS, MISSING, FAILS = "works", "missing", "fails"
-_EXTRA = {"torch": "torch", "flax": "flax", "optax": "flax", "matplotlib": "demo"}
+_EXTRA = {
+    "torch": "torch",
+    "flax": "flax",
+    "optax": "flax",
+    "tensorstore": "checkpoint",
+    "onnx": "onnx",
+    "matplotlib": "demo",
+}
 _REPORT = "report it with the output of: isoshard doctor --json"
 
 
@@ -222,6 +231,34 @@ def _flax() -> str:
     return f"a Plan placed an NNX layer: kernel {placed.kernel[...].sharding.spec}"
 
 
+def _checkpoint() -> str:
+    """Write a sharded array by TensorStore, and read it in another layout."""
+    rows = np.arange(2 * len(jax.devices()), dtype=np.float32)
+    array = iso.shard(rows, _mesh(), iso.P("x"))
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "saved"
+        iso.save(path, {"rows": array})
+        whole = iso.shard(np.zeros_like(rows), _mesh(), iso.P())
+        np.testing.assert_array_equal(iso.restore(path, {"rows": whole})["rows"], rows)
+    return f"a checkpoint written from {len(jax.devices())} shards, read back whole"
+
+
+def _onnx() -> str:
+    """Write shardings into an ONNX model, and read them."""
+    from onnx import TensorProto, helper
+
+    size = 2 * len(jax.devices())
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, size]) for name in "xy")
+    w = helper.make_tensor("w", TensorProto.FLOAT, [size, size], [0.0] * size**2)
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    model = helper.make_model(helper.make_graph([node], "g", [x], [y], [w]), ir_version=11)
+    annotated = iso.onnx.annotate(model, _mesh(), {"w": iso.P(None, "x")})
+    [sharding] = iso.onnx.layout(annotated).parameters["w"].values()
+    if sharding.shard_shape((size, size)) != (size, 2):
+        raise RuntimeError(f"a weight annotated as P(None, 'x') is read as {sharding.spec}")
+    return f"an annotation written into a model and read back: w {sharding.spec}"
+
+
 def _plot() -> str:
     """Draw a curve into memory."""
     import io
@@ -246,5 +283,7 @@ PROBES = {
     "train": Probe("train torch on the mesh", ("torch",), _REPORT, _train),
     "function": Probe("call torch from JAX", ("torch",), _REPORT, _function),
     "flax": Probe("place a Flax module", ("flax",), _REPORT, _flax),
+    "checkpoint": Probe("save and restore shards", ("tensorstore",), _REPORT, _checkpoint),
+    "onnx": Probe("annotate an ONNX model", ("onnx",), _REPORT, _onnx),
     "plot": Probe("draw the demo's curves", ("matplotlib",), _REPORT, _plot),
 }

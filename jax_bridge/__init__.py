@@ -11,8 +11,8 @@ P(None, 'model')
 
 With this package loaded, `isoshard.shard(module, mesh, plan)` takes Flax NNX and Equinox modules.
 Pytrees, Flax Linen variables among them, are served by the core alone. `train_step` makes a step
-that keeps a model's layout, `constrain_activations` lays out values inside it. Flax and Equinox
-are imported on first use.
+that keeps a model's layout, `constrain_activations` lays out values inside it, `linen_model` tells
+a plan which values those are. Flax and Equinox are imported on first use.
 """
 
 if not __name__.startswith("isoshard."):
@@ -28,17 +28,20 @@ from isoshard.core.frameworks import on_first
 
 from .activations import Constrained, constrain_activations
 from .create import create_sharded
+from .linen_models import LinenModel, linen_model
 from .optimizers import create_opt_state, create_optimizer
 from .training import TrainState, TrainStep, train_step
 
 __all__ = [
     "Constrained",
+    "LinenModel",
     "TrainState",
     "TrainStep",
     "constrain_activations",
     "create_opt_state",
     "create_optimizer",
     "create_sharded",
+    "linen_model",
     "train_step",
 ]
 

@@ -10,9 +10,9 @@
 (64, 64)
 
 The function is traced once. What it computes then runs under `jit` with the plan's shardings as
-its outputs, so each device computes its own part only. A large model is computed in several
-programs, the largest arrays first, as what an initialiser needs for a while (random bits) is as
-large as several times what it makes.
+its outputs, so each device computes its own part only. Random bits are written out as arithmetic
+(see `random_bits`), so they need no memory of their own. A large model is computed in several
+programs, the largest arrays first, for initialisers that need more for a while than what they make.
 
 An initialiser that XLA cannot partition is computed whole on every device: `orthogonal` is one,
 as it factorises the whole matrix. The counter "peak_bytes" tells what a device had to hold.
@@ -33,6 +33,7 @@ from isoshard.core import metrics
 
 from .graphs import join, split
 from .layout import plan_state
+from .random_bits import write_out
 
 _GROUPS = 16
 """Into how many programs the creation of a large model is divided, about."""
@@ -101,7 +102,7 @@ def born(fn: Callable[..., Any], layouts_of: Callable[[Any], Any], *args: Any) -
     traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
     layouts = jax.tree.leaves(layouts_of(shapes))
     leaves, structure = jax.tree.flatten(shapes)
-    run = jaxpr_as_fun(traced)
+    run = jaxpr_as_fun(write_out(traced))
     inputs = jax.tree.leaves(args)
     made: dict[int, jax.Array] = {}
     held = 0

@@ -29,7 +29,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core import exchange, metrics
+from isoshard.core import exchange, metrics, virtual
 from isoshard.core.errors import ShardingError
 from isoshard.core.mesh import as_mesh
 from isoshard.core.paths import named_leaves
@@ -208,8 +208,10 @@ class TrainStep:
                 changed the structure of the model.
         """
         program = self._program(state)
+        virtual.wait()
         traced, start = self._traced, time.perf_counter()
         result = program(state, batch)
+        virtual.note(result[1:2])
         if self._traced > traced:
             cause = "first call" if not traced else "another state or batch: shapes, dtypes, layout"
             seconds = time.perf_counter() - start

@@ -11,22 +11,17 @@ dropped can end it: see `stop`.
 
 from __future__ import annotations
 
-import atexit
 import collections
-import contextlib
 import threading
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import jax
+from .threads import join, settings_here, start
 
 END: Any = object()
 """What `take` returns when there is nothing more to come."""
 
 _NAME = "isoshard data loader"
-_AT_EXIT = 5.0
-"""Seconds that the end of the process waits for a thread that reads."""
 
 
 class Feed:
@@ -52,10 +47,9 @@ class Feed:
         # Its lock can be taken twice by one thread: `stop` may run in a garbage collection that
         # begins inside the other methods.
         self._changed = threading.Condition(threading.RLock())
-        self._settings = _settings()
-        self.thread = threading.Thread(target=self._run, args=(source,), name=_NAME, daemon=True)
-        _LIVE.add(self)
-        self.thread.start()
+        self._settings = settings_here()
+        self.thread = threading.Thread(target=self._run, args=(source,), name=_NAME)
+        start(self, [self.thread])
 
     def take(self) -> Any:
         """The next item, or `END` after the last one and after `stop`.
@@ -87,8 +81,7 @@ class Feed:
     def close(self) -> None:
         """End the thread, and wait until it has; a read in progress is finished first."""
         self.stop()
-        if self.thread is not threading.current_thread():
-            self.thread.join()
+        join([self.thread])
 
     def _run(self, source: Iterator[Any]) -> None:
         try:
@@ -125,29 +118,3 @@ class Feed:
             while not self._stopped and len(self._ready) >= self._ahead:
                 self._changed.wait()
             return not self._stopped
-
-
-def _settings() -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """What JAX keeps for each thread, as it is here, for another thread to enter."""
-    config: Any = jax.config
-    x64, device = config.jax_enable_x64, config.jax_default_device
-
-    @contextlib.contextmanager
-    def enter() -> Iterator[None]:
-        with jax.enable_x64(x64), jax.default_device(device):
-            yield
-
-    return enter
-
-
-_LIVE: weakref.WeakSet[Feed] = weakref.WeakSet()
-
-
-@atexit.register
-def _end_all() -> None:
-    """End the threads before JAX ends its devices."""
-    feeds = list(_LIVE)
-    for feed in feeds:
-        feed.stop()
-    for feed in feeds:
-        feed.thread.join(_AT_EXIT)

@@ -16,11 +16,12 @@ P('dp', None, 'tp')
 A bridge asks once per module, and resolves when it sees the values, traced or not. Arrays go by
 their paths: "" for a lone one, "0", "1" in a tuple (for inputs: positions and keywords), keys in a
 dictionary. A spec given alone is for the first array; a mapping of paths and specs is for those it
-names; the others are left to the compiler. `P.UNCONSTRAINED` leaves one axis to it:
+names; the others are left to the compiler. `P.UNCONSTRAINED` leaves one axis to it, `...` all
+those that are not named:
 
->>> plan = Plan(activations={"norm": (P.UNCONSTRAINED, "tp")})
+>>> plan = Plan(activations={"norm": (P.UNCONSTRAINED, "tp", ...)})
 >>> plan.activation_for("norm").resolve("output", {"0": (8, 16, 64), "1": (8,)}, mesh)["0"].spec
-P(UNCONSTRAINED, 'tp')
+P(UNCONSTRAINED, 'tp', UNCONSTRAINED)
 """
 
 from __future__ import annotations

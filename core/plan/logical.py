@@ -116,7 +116,8 @@ class AxisTable:
         """Like `fit`, for values of a computation: entries may be `P.UNCONSTRAINED`.
 
         Args:
-            spec: any spelling; `P.UNCONSTRAINED` in a tuple or P leaves an axis to the compiler.
+            spec: any spelling; `P.UNCONSTRAINED` in a tuple or P leaves an axis to the compiler,
+                `...` all those that the others do not name.
             shape: global shape of the value.
             mesh: the mesh.
             name: of the value, for messages.
@@ -127,10 +128,10 @@ class AxisTable:
         Raises:
             ShardingError: as `fit`.
         """
-        entries = _entries(spec)
+        entries = _spelled_out(_entries(spec), shape, name)
         is_open = [entry is P.UNCONSTRAINED for entry in entries or ()]
         if entries is None or not any(is_open):
-            return self.fit(spec, shape, mesh, name, [])
+            return self.fit(spec if entries is None else entries, shape, mesh, name, [])
         closed = tuple(None if o else e for e, o in zip(entries, is_open, strict=True))
         fitted = self.fit(closed, shape, mesh, name, [])
         padded = [*fitted, *[None] * (len(entries) - len(fitted))]
@@ -233,6 +234,24 @@ def _entries(spec: Any) -> tuple[Any, ...] | None:
     if isinstance(spec, P):
         return entries_of(spec)
     return spec if type(spec) is tuple else None
+
+
+def _spelled_out(
+    entries: tuple[Any, ...] | None, shape: tuple[int, ...], name: str
+) -> tuple[Any, ...] | None:
+    """The entries with an open axis for each that `...` stands for."""
+    if entries is None or Ellipsis not in entries:
+        return entries
+    if entries.count(Ellipsis) > 1:
+        raise PlanError(f"{name}: in {entries}, '...' stands more than once; one says it all")
+    rest = len(shape) - len(entries) + 1
+    if rest < 0:
+        raise PlanError(
+            f"{name}: {entries} speaks of {len(entries) - 1} axes, and the shape {shape} has "
+            f"{len(shape)}"
+        )
+    at = entries.index(Ellipsis)
+    return *entries[:at], *[P.UNCONSTRAINED] * rest, *entries[at + 1 :]
 
 
 def _names_in(entry: Any) -> tuple[str, ...]:

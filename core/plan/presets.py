@@ -75,7 +75,9 @@ class Presets:
     def fsdp(cls, axis: Axes = "fsdp", *, min_bytes: int = REPLICATE_BELOW) -> Self:
         """Split the batch, and every parameter too: each device keeps its share of both.
 
-        The compiler gathers a parameter where it is used and scatters its gradient.
+        The compiler gathers a parameter where it is used and scatters its gradient. With another
+        split of the same parameters (`tensor_parallel`), say with `batch_activations` that the
+        batch stays split in between; otherwise it may choose to move activations instead.
 
         Args:
             axis: mesh axis or axes.
@@ -134,12 +136,40 @@ class Presets:
         )
 
     @classmethod
+    def batch_activations(cls, axis: Axes = "fsdp", *, modules: str | None = None) -> Self:
+        """Keep what flows between the layers split along the batch.
+
+        Speaks of activations only: the first axis of what embeddings, linear layers and norms put
+        out; the other axes are left to the compiler, or to other factors. Without it the compiler
+        may follow the split of a parameter rather than that of the batch.
+
+        Args:
+            axis: mesh axis or axes; the one that splits the batch.
+            modules: a pattern for the names of other modules; by default those that
+                `tensor_parallel` knows, without positions.
+
+        Returns:
+            The plan, to be multiplied with the others.
+
+        Example:
+            >>> from isoshard.core.mesh import make_mesh
+            >>> from isoshard.core.plan import Plan
+            >>> plan = Plan.batch_activations("fsdp") * Plan.sequence_parallel("tp")
+            >>> said = plan.activation_for("h.0.ln_1")
+            >>> said.resolve("output", {"": (8, 64, 32)}, make_mesh((2, 4), ("fsdp", "tp")))[""].spec
+            P('fsdp', 'tp', UNCONSTRAINED)
+        """  # noqa: E501
+        known = f"re:(?#batch)(?:.*[.])?(?:{_EMBEDDING}|{_COLUMN}|{_ROW}|{_NORM})"
+        return cls(activations={modules or known: (axis, ...)})
+
+    @classmethod
     def sequence_parallel(cls, axis: Axes = "tp", *, sequence: int = 1) -> Self:
         """Split what flows between the layers along the sequence.
 
-        Speaks of activations only: the output of each norm lies split, so that what stands
-        between two tensor-parallel layers is held once, not once per device of `axis`. The batch
-        and the features are left to the compiler.
+        Speaks of activations only. What stands between two tensor-parallel layers (the output of
+        embeddings, norms and layers that narrow) lies split along the sequence, and so is held
+        once, not once per device of `axis`; what layers that widen put out is split along the
+        features. The batch is left to the compiler, or to `batch_activations`.
 
         Args:
             axis: mesh axis or axes; the one of `tensor_parallel`.
@@ -157,9 +187,13 @@ class Presets:
 
         Source: Korthikanti et al., Reducing Activation Recomputation (arXiv:2205.05198), section 4.
         """
-        rest = P.UNCONSTRAINED
-        spec = P(*(rest,) * sequence, axis, rest)
-        return cls(activations={f"re:(?#sequence)(?:.*[.])?(?:{_NORM})": spec})
+        between = (*(P.UNCONSTRAINED,) * sequence, axis, ...)
+        return cls(
+            activations={
+                f"re:(?#sequence)(?:.*[.])?(?:{_NORM}|{_ROW}|{_EMBEDDING})": between,
+                f"re:(?#features)(?:.*[.])?(?:{_COLUMN})": (..., axis),
+            }
+        )
 
     @classmethod
     def expert_parallel(cls, axis: Axes = "ep", *, experts: str = "experts") -> Self:

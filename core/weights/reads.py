@@ -26,6 +26,7 @@ from .errors import FileFormatError
 
 PAGE = 4096  # bytes; a disk reads no less
 SPREAD = 1 << 20  # bytes of a block that is spread over memory; larger ones leave the cache
+ADVICE = 512 << 10  # bytes; Linux fetches no more for one advice than the disk takes at once
 Wish = tuple[tuple[int, ...], np.ndarray]  # start in the source, memory of the rectangle's shape
 
 
@@ -71,8 +72,11 @@ class Read:
     def expect(self, file: int) -> None:
         """Tell the system that these bytes will be read, so that it fetches them meanwhile."""
         advise = getattr(os, "posix_fadvise", None)  # Linux and BSD
-        if advise is not None and (self.count == 1 or self._dense):
-            advise(file, self.offset, self._span, os.POSIX_FADV_WILLNEED)
+        if advise is None or not (self.count == 1 or self._dense):
+            return
+        for at in range(0, self._span, ADVICE):
+            size = min(ADVICE, self._span - at)
+            advise(file, self.offset + at, size, os.POSIX_FADV_WILLNEED)
 
     def run(self, file: int, scratch: np.ndarray) -> int:
         """Read.

@@ -65,7 +65,10 @@ def test_everything_works_here(command):
     assert versions["jax"] == jax.__version__
 
 
-@pytest.mark.parametrize("name", ["devices", "shard", "exchange", "train", "function", "flax"])
+@pytest.mark.parametrize(
+    "name",
+    ["devices", "shard", "exchange", "train", "function", "flax", "checkpoint", "onnx"],
+)
 def test_a_probe_works_on_the_devices_of_this_process(name):
     result = probes.run(name)
     assert (result.status, result.fix) == (WORKS, ""), result.detail
@@ -126,6 +129,9 @@ def test_packages_come_from_the_metadata_without_the_tools_of_developers():
     assert {"isoshard", "python", "jax", "jaxlib", "numpy", "rich", "torch", "flax"} <= set(found)
     assert "pytest" not in found
     assert (found["torch"].needs, found["torch"].extra) == (">=2.10", "torch")
+    assert found["tensorstore"].extra == "checkpoint"
+    assert (found["onnx"].needs, found["onnx"].extra) == (">=1.18", "onnx")
+    assert found["onnxscript"].extra == "onnx-torch"
     assert found["jax"].extra is None
 
 

@@ -77,7 +77,7 @@ def test_a_framework_that_is_not_installed():
 
 
 def test_a_framework_nobody_knows():
-    with pytest.raises(ImportError, match=r"'fortran' here; known are 'flax', 'torch'"):
+    with pytest.raises(ImportError, match=r"'fortran' here; known are 'flax', 'onnx', 'torch'"):
         require("fortran")
 
 

@@ -112,6 +112,7 @@ class Call:
         run: the computation.
         ins: one meta per tensor argument.
         images: the same with channels last, for operators that know images.
+        plain: every argument is a tensor; the others are as the operator has them by default.
     """
 
     op: torch._ops.OpOverload
@@ -121,6 +122,7 @@ class Call:
     run: Callable[..., Any]
     ins: tuple[Meta, ...]
     images: ImagesCall | None = None
+    plain: bool = False
 
     def __call__(
         self,
@@ -171,6 +173,7 @@ def build_call(
         if run is None:
             raise NotImplementedError(missing(op))
         return Call(op, outs, (), False, _bind_decomposition(run, args, kwargs, metas), metas)
+    plain = not kwargs and all(isinstance(arg, Slot) for arg in args)
     args, kwargs = _steer(op, args, kwargs)
     _check_integers(op, args, kwargs, outs)
     written = _written(op, lowering, args, kwargs)
@@ -181,7 +184,7 @@ def build_call(
     dtype = _promotion(lowering, op, args, kwargs, metas)
     run = _bind(lowering, op, args, kwargs, dtype)
     images = _images(lowering, op, args, kwargs, dtype)
-    return Call(op, outs, written, lowering.random, run, metas, images)
+    return Call(op, outs, written, lowering.random, run, metas, images, plain)
 
 
 def infer(

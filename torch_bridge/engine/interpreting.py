@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from isoshard.torch_bridge.lowerings.sharing import one_program
+
 from . import tape as tapes
 from .channels import Env, Images
 from .peephole import Rewriter
@@ -26,6 +28,11 @@ def interpret(
         scalars: the lifted floats, in order of use.
         keys: a PRNG key for each entry that draws.
     """
+    with one_program():
+        return _computed(entries, needed, inputs, scalars, keys)
+
+
+def _computed(entries: Any, needed: Any, inputs: Any, scalars: Any, keys: Any) -> Env:
     leaves = iter(inputs)
     env = Env()
     rewriter, images = Rewriter(env), Images(env)

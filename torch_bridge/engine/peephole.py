@@ -1,11 +1,14 @@
 """Rewrites of the tape that XLA does not find by itself.
 
-torch's autograd computes the gradient of a weight as `t(mm(t(x), g))`. XLA for CPU keeps those
-transposes and the copies they cost; a dot product with other contraction axes needs none.
+torch computes a layer as `addmm(bias, x, t(weight))`, and its autograd the gradient of the weight
+as `t(mm(t(x), g))`. XLA for CPU keeps those transposes and the copies they cost; a dot product with
+other contraction axes needs none. Over a mesh a split weight is then gathered once for both
+directions, not once as it is and once transposed.
 
-torch's `matmul` merges all batch axes into one before it calls `bmm`. If two of them are split over
-the mesh (batch and heads), no layout describes the merged axis, and the partitioner gathers. Here
-`bmm` is computed on the axes as they were before they were merged.
+torch's `matmul` merges all batch axes into one before it calls `bmm`, and a layer those of its rows
+before it calls `addmm`. If two of them are split over the mesh (batch and heads, batch and
+sequence), no layout describes the merged axis, and the partitioner gathers. Here products, and the
+sum that is the gradient of a bias, are computed on the axes as they were before they were merged.
 """
 
 from __future__ import annotations
@@ -15,9 +18,9 @@ from typing import Any, NamedTuple
 
 import jax
 
+from .products import TURN, Matrix, product
 from .views import Chain, forward
 
-_TURN = ("permute", (1, 0))
 _TURN_LAST = ("permute", (0, 2, 1))
 _REMAKES = frozenset({"aten::clone", "aten::_unsafe_view"})
 
@@ -59,7 +62,11 @@ class Rewriter:
     def rewrite(self, recipe: Any, entry: tuple[int, ...]) -> list[Any] | None:
         """The results of an entry, or None to run its recipe."""
         if recipe.name == "aten::mm":
-            return [self._dot(entry[1], entry[2])]
+            return [self._product(entry[1], entry[2])]
+        if recipe.name == "aten::addmm" and recipe.detail.plain:
+            return [self._product(entry[2], entry[3], bias=self._env[entry[1]])]
+        if recipe.name == "aten::sum.dim_IntList":
+            return self._sum_of_rows(recipe.detail, entry[1])
         if recipe.name == "aten::bmm":
             return self._batched(entry[1], entry[2])
         if isinstance(recipe.detail, Chain):
@@ -70,8 +77,8 @@ class Rewriter:
 
     def _view(self, chain: Chain, slot: int) -> list[Any] | None:
         made = self._makers[slot]
-        if chain.ops == (_TURN,) and made and made[0].name == "aten::mm":
-            return [self._dot(made[1][1], made[1][2], turned=True)]
+        if chain.ops == (TURN,) and made and made[0].name == "aten::mm":
+            return [product(self._matrix(made[1][2]).turn(), self._matrix(made[1][1]).turn())[0]]
         if chain.ops[0][0] == "reshape":
             got = self._remade(chain.ops[0][1], slot)
             if got is not None:
@@ -82,24 +89,61 @@ class Rewriter:
         return None
 
     def _remade(self, size: tuple[int, ...], slot: int) -> list[Any] | None:
-        """A reshape that splits the batch axes which `bmm` merged."""
+        """A reshape that splits the axes which a product merged, and maybe the last one too."""
         value = self._unmerged.get(slot)
-        return [value] if value is not None and value.shape == tuple(size) else None
+        if value is None or value.shape[:-1] != tuple(size[: value.ndim - 1]):
+            return None
+        return [value.reshape(size)]
 
-    def _dot(self, left: int, right: int, *, turned: bool = False) -> Any:
-        """`mm(left, right)`, or its transpose, reading through transposed operands."""
-        a, a_axis = self._through(left, 1)
-        b, b_axis = self._through(right, 0)
-        if turned:
-            a, a_axis, b, b_axis = b, b_axis, a, a_axis
-        return jax.lax.dot_general(a, b, (((a_axis,), (b_axis,)), ((), ())))
+    def _product(self, left: int, right: int, bias: Any = None) -> Any:
+        """`mm(left, right) + bias`, reading through transposed and merged operands."""
+        merged, apart = product(self._matrix(left), self._matrix(right))
+        if bias is not None and (apart is None or bias.ndim != 1):
+            return merged + bias
+        if apart is None:
+            return merged
+        apart = apart if bias is None else apart + bias
+        self._unmerged[len(self._makers)] = apart
+        return apart.reshape(merged.shape)
 
-    def _through(self, slot: int, axis: int) -> tuple[Any, int]:
-        """An operand and its contraction axis, taken from before a transpose if there is one."""
+    def _sum_of_rows(self, call: Any, slot: int) -> list[Any] | None:
+        """The gradient of a bias: one row, the sum of all that were merged into a matrix."""
+        (out,) = call.outs
+        rows = self._matrix(slot)
+        if rows.turned or rows.array.ndim < 3 or out.dtype != call.ins[0].dtype:
+            return None
+        if out.size != (1, rows.array.shape[-1]) or rows.array.shape[-1] == 1:
+            return None
+        return [rows.array.sum(tuple(range(rows.array.ndim - 1))).reshape(out.size)]
+
+    def _matrix(self, slot: int) -> Matrix:
+        """An operand of `mm` from before it was transposed, and before its rows were merged."""
+        value = self._env[slot]
+        if slot in self._unmerged and value.ndim == 2:
+            return Matrix(self._unmerged[slot], False)
         made = self._makers[slot]
-        if made and isinstance(made[0].detail, Chain) and made[0].detail.ops == (_TURN,):
-            return self._env[made[1][1]], 1 - axis
-        return self._env[slot], axis
+        if made is None:
+            return Matrix(value, False)
+        recipe, entry = made
+        if recipe.name in _REMAKES:
+            source = self._env[entry[1]]
+            if source.shape == value.shape:
+                return self._matrix(entry[1])
+            return _rows_from(source, value)
+        if not isinstance(recipe.detail, Chain):
+            return Matrix(value, False)
+        chain = recipe.detail
+        ops, turned = (chain.ops[:-1], True) if chain.ops[-1] == TURN else (chain.ops, False)
+        if not ops:
+            inner = self._matrix(entry[1])
+            return Matrix(inner.array, not inner.turned)
+        source = self._env[entry[1]]
+        for op in ops[:-1]:
+            source = forward(op, source, chain.base)
+        found = forward(ops[-1], source, chain.base)
+        if ops[-1][0] == "reshape":
+            found = _rows_from(source, found).array
+        return Matrix(found, turned)
 
     def _batched(self, left: int, right: int) -> list[Any] | None:
         a, b = self._operand(left), self._operand(right)
@@ -147,6 +191,12 @@ class Rewriter:
             source = forward(op, source, chain.base)
         found = _merged_from(source, source.reshape(ops[-1][1]))
         return Operand(found.array, turned)
+
+
+def _rows_from(source: Any, value: Any) -> Matrix:
+    """`source` if `value` is it with all axes but the last one merged, else `value`."""
+    merges = source.ndim > 2 == value.ndim and source.shape[-1] == value.shape[-1]
+    return Matrix(source if merges else value, False)
 
 
 def _merged_from(source: Any, value: Any) -> Operand:

@@ -18,10 +18,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from isoshard.core import cache, metrics, samples
+from isoshard.core import cache, metrics, samples, virtual
 from isoshard.torch_bridge.lowerings.partition import compiling_for
 
-from . import causes, layouts, mappings, random, regions, settings, virtual
+from . import causes, layouts, mappings, random, regions, settings
 from . import tape as tapes
 from .interpreting import interpret, needed
 from .placement import place

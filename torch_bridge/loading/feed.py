@@ -12,23 +12,19 @@ is dropped can end them: see `stop`.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import dataclasses
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
+from isoshard.core.data.threads import join, settings_here, start
 from isoshard.torch_bridge.engine import program
 
 from .lines import END, Line
 
 _NAME = "isoshard loader"
-_AT_EXIT = 5.0
-"""Seconds that the end of the process waits for a thread that reads."""
 
 
 @dataclasses.dataclass
@@ -65,7 +61,7 @@ class Feed:
         self._stopped = False
         self._finished = False
         self._why = ""
-        self._settings = _settings()
+        self._settings = settings_here()
         self.threads = [
             threading.Thread(target=self._run_reader, args=(source,), name=f"{_NAME}: read"),
             *(
@@ -73,10 +69,7 @@ class Feed:
                 for _ in range(threads)
             ),
         ]
-        _LIVE.add(self)
-        for thread in self.threads:
-            thread.daemon = True
-            thread.start()
+        start(self, self.threads)
 
     def take(self) -> Any:
         """The next prepared item, in the order of the source; `END` after the last one.
@@ -116,9 +109,7 @@ class Feed:
         """
         self._why = why
         self.stop()
-        for thread in self.threads:
-            if thread is not threading.current_thread():
-                thread.join()
+        join(self.threads)
 
     def _run_reader(self, source: Iterator[Any]) -> None:
         number = 0
@@ -153,30 +144,3 @@ class Feed:
                 del got, item  # or a batch would be kept for as long as the next one is waited for
         if self._read.length is not None:
             self._ready.end(self._read.length)
-
-
-def _settings() -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """What JAX keeps for each thread, as it is here, for other threads to enter."""
-    config: Any = jax.config
-    x64, device = config.jax_enable_x64, config.jax_default_device
-
-    @contextlib.contextmanager
-    def enter():
-        with jax.enable_x64(x64), jax.default_device(device):
-            yield
-
-    return enter
-
-
-_LIVE: weakref.WeakSet[Feed] = weakref.WeakSet()
-
-
-@atexit.register
-def _end_all() -> None:
-    """End the threads before JAX ends its devices."""
-    feeds = list(_LIVE)
-    for feed in feeds:
-        feed.stop()
-    for feed in feeds:
-        for thread in feed.threads:
-            thread.join(_AT_EXIT)

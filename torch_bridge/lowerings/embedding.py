@@ -1,23 +1,38 @@
 """Embedding tables: gathers forward, scatter-adds backward.
 
-The forward is `jnp.take`, as in Flax: an index outside the table gives NaN, never a neighbouring
-row.
+An index outside the table, a negative one too, gives NaN, never another row, and adds to none.
 """
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.lax import GatherScatterMode
 
 from .arguments import wide
 from .registry import lower
+from .sharing import shared
 
 _SUM, _MEAN, _MAX = 0, 1, 2
 
 
 @lower("aten::embedding")
 def _embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
-    return jnp.take(weight, indices, axis=0)
+    axes = jax.lax.GatherDimensionNumbers(
+        offset_dims=(indices.ndim,), collapsed_slice_dims=(0,), start_index_map=(0,)
+    )
+    return jax.lax.gather(
+        weight,
+        shared(_rows, indices),
+        axes,
+        slice_sizes=(1, weight.shape[1]),
+        mode=GatherScatterMode.FILL_OR_DROP,
+    )
+
+
+def _rows(indices):
+    """Where the rows begin, as a gather wants it: an axis of one coordinate."""
+    return jnp.expand_dims(indices, -1)
 
 
 def _counts(indices, rows, dtype):
@@ -32,7 +47,18 @@ def _embedding_backward(grad, indices, num_weights, padding_idx, scale_grad_by_f
         grad = grad / count[..., None]
     if padding_idx >= 0:
         grad = jnp.where((indices == padding_idx)[..., None], jnp.zeros_like(grad), grad)
-    return jnp.zeros((num_weights, grad.shape[-1]), grad.dtype).at[indices].add(grad)
+    axes = jax.lax.ScatterDimensionNumbers(
+        update_window_dims=(indices.ndim,),
+        inserted_window_dims=(0,),
+        scatter_dims_to_operand_dims=(0,),
+    )
+    return jax.lax.scatter_add(
+        jnp.zeros((num_weights, grad.shape[-1]), grad.dtype),
+        shared(_rows, indices),
+        grad,
+        axes,
+        mode=GatherScatterMode.FILL_OR_DROP,
+    )
 
 
 @lower("aten::embedding_renorm")

@@ -6,6 +6,7 @@ left out when it is the integer one that torch passes by default.
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 
 from .arguments import wide
@@ -83,7 +84,7 @@ def _addr(x, a, b, *, beta=1, alpha=1):
 
 @lower("aten::linear")
 def _linear(x, weight, bias=None):
-    y = jnp.matmul(x, weight.T)
+    y = jax.lax.dot_general(x, weight, (((x.ndim - 1,), (weight.ndim - 1,)), ((), ())))
     return y if bias is None else y + bias
 
 

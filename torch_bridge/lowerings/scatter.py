@@ -88,7 +88,20 @@ def scatter_value(x, dim, index, value):
 @lower("aten::scatter_add")
 def scatter_add(x, dim, index, src):
     """`x` with `src` added at the places that `index` names along an axis."""
-    return _scatter(x, dim, index, src, "sum")
+    along = axis(dim, x.ndim) if x.ndim else 0
+    beside = tuple(d for d in range(x.ndim) if d != along)
+    if index.size < 2 or x.dtype == bool or any(index.shape[d] != x.shape[d] for d in beside):
+        return _scatter(x, dim, index, src, "sum")
+    # Said as a batch of scatters, which a mesh splits like any batch.
+    numbers = jax.lax.ScatterDimensionNumbers(
+        update_window_dims=(),
+        inserted_window_dims=(along,),
+        scatter_dims_to_operand_dims=(along,),
+        operand_batching_dims=beside,
+        scatter_indices_batching_dims=beside,
+    )
+    src = jax.lax.slice(src, [0] * src.ndim, index.shape).astype(x.dtype)
+    return jax.lax.scatter_add(x, index[..., None], src, numbers, mode="drop")
 
 
 @lower("aten::scatter.reduce")

@@ -32,6 +32,33 @@ def test_one_spec_is_for_the_first_array(mesh):
     assert plan.activation_for("0.attn") is None
 
 
+def test_dots_are_the_axes_that_are_left_to_the_compiler(mesh):
+    def found(spec, shape=(4, 8, 8)):
+        plan = Plan(activations={"m": spec})
+        return specs(plan, "m", "output", {"": shape}, mesh)[""]
+
+    assert found(("dp", ...)) == P("dp", U, U)
+    assert found((..., "tp")) == P(U, U, "tp")
+    assert found(P("dp", ..., "tp")) == P("dp", U, "tp")
+    assert found(("dp", ..., "tp"), (4, 8)) == P("dp", "tp")
+    with pytest.raises(PlanError, match=r"speaks of 2 axes, and the shape \(4,\) has 1"):
+        found(("dp", ..., "tp"), (4,))
+    with pytest.raises(PlanError, match=r"'...' stands more than once"):
+        found((..., "dp", ...))
+
+
+def test_batch_and_sequence_between_the_layers(mesh):
+    plan = Plan.batch_activations("dp") * Plan.sequence_parallel("tp")
+    shapes = {"": (4, 8, 8)}
+    assert specs(plan, "h.0.ln_1", "output", shapes, mesh) == {"": P("dp", "tp", U)}
+    assert specs(plan, "h.0.mlp.c_proj", "output", shapes, mesh) == {"": P("dp", "tp", U)}
+    assert specs(plan, "h.0.mlp.c_fc", "output", shapes, mesh) == {"": P("dp", U, "tp")}
+    assert plan.activation_for("wpe") is None and plan.activation_for("h.0") is None
+    only = Plan.batch_activations("dp", modules="h.*")
+    assert specs(only, "h.0", "output", shapes, mesh) == {"": P("dp", U, U)}
+    assert only.activation_for("wte") is None
+
+
 def test_a_mapping_is_for_the_arrays_it_names(mesh):
     said = Activation(input={"0": P("dp"), "mask": None}, output={"hidden": ["dp", None, "tp"]})
     plan = Plan(activations=[("attn", said)])

@@ -1,10 +1,11 @@
-"""One plan on a torch GPT-2 and on its Flax NNX twin: equal tables, equal bytes on each device."""
+"""One plan on a torch GPT-2 and its Flax NNX twin: equal tables, equal bytes, equal traffic."""
 
 import dataclasses
 from collections import Counter
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 import torch
 import transformers
@@ -13,8 +14,11 @@ from jax.sharding import PartitionSpec as P
 from torch.nn import functional as F
 
 import isoshard as iso
+import isoshard.torch_bridge as xs
 from isoshard.core.mesh import make_mesh
 from isoshard.core.plan import Plan
+from isoshard.jax_bridge import train_step
+from isoshard.torch_bridge.distributed.tensor.debug.hlo import collectives
 
 VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS = 64, 16, 32, 4, 2
 TORCH_NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
@@ -160,6 +164,71 @@ def test_equal_tables_and_equal_bytes(name, mesh):
         for array in params_of(twin)
         for shard in array.addressable_shards
     )
+
+
+BATCH = Plan.batch_activations("fsdp")
+STEPS = {
+    "data": PLANS["data"],
+    "fsdp": FSDP,
+    "fsdp, batch": FSDP * BATCH,
+    "tensor": TP,
+    "fsdp * tensor": FSDP * TP * BATCH,
+    "logical": PLANS["logical"] * BATCH,
+}
+
+
+def batch(mesh, seed):
+    tokens = torch.randint(
+        0, VOCABULARY, (8, LENGTH), generator=torch.Generator().manual_seed(seed)
+    )
+    return iso.shard(tokens, mesh, P("fsdp"))
+
+
+def step_of_torch(plan, mesh):
+    """The text of one step of AdamW, and the loss of the next."""
+    model = iso.shard(TorchGPT2(), mesh, plan)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if any(plan.activation_for(name) for name, _ in model.named_modules()):
+        xs.constrain_activations(model, mesh, plan)
+
+    @xs.compile
+    def step(tokens, labels):
+        optimizer.zero_grad()
+        scores = F.log_softmax(model(tokens).flatten(0, 1), dim=-1)
+        loss = -scores.gather(1, labels.reshape(-1, 1)).mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    step(batch(mesh, 0), batch(mesh, 1))
+    return xs.program_text(step)
+
+
+def step_of_flax(plan, mesh):
+    def loss(model, tokens, labels):
+        scores = jax.nn.log_softmax(model(tokens).reshape(-1, VOCABULARY))
+        return -jnp.take_along_axis(scores, labels.reshape(-1, 1), axis=1).mean()
+
+    step = train_step(loss, optax.adamw(1e-3), mesh, plan)
+    state = step.start(FlaxGPT2(nnx.Rngs(0)))
+    tokens, labels = (iso.to_jax(batch(mesh, seed)) for seed in (0, 1))
+    return step.lower(state, tokens, labels).compile().as_text()
+
+
+def traffic(text):
+    """How often each kind of collective of each size is sent among how many devices."""
+    sent = Counter()
+    for found in collectives(text):
+        sent[found.kind, found.bytes, found.groups and len(found.groups[0])] += found.times
+    return sent
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_equal_collectives_in_the_compiled_step(name, mesh):
+    plan = STEPS[name]
+    sent = traffic(step_of_torch(plan, mesh))
+    assert sent == traffic(step_of_flax(plan, mesh))
+    assert sum(sent.values()) > 0
 
 
 def test_rows_that_differ_are_seen(mesh):

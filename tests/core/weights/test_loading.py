@@ -1,5 +1,7 @@
 """Loading: every byte where it belongs, only the bytes that are needed, in little memory."""
 
+import itertools
+import os
 import tracemalloc
 
 import jax
@@ -337,3 +339,24 @@ def test_memory_is_that_of_shards_and_chunks(tmp_path, mesh, spec):
     tracemalloc.stop()
     assert len(loaded) == 8
     assert size <= peak <= size + 1.3 * threads * chunk
+
+
+def test_the_system_is_told_of_every_byte_in_pieces_it_fetches(tmp_path, mesh, monkeypatch):
+    from isoshard.core.weights import reads
+
+    told = []
+
+    def advise(file, offset, size, advice):
+        assert advice == os.POSIX_FADV_WILLNEED
+        told.append((offset, size))
+
+    monkeypatch.setattr(reads.os, "posix_fadvise", advise)
+    array = random((8, 40_000))
+    [file] = save_safetensors(tmp_path / "one.safetensors", {"w": array})
+    loaded = load_safetensors(file, mesh, (None, None))
+    np.testing.assert_array_equal(loaded["w"], array)
+    assert max(size for _, size in told) == reads.ADVICE
+    end = file.stat().st_size
+    assert sorted(told)[0][0] == end - array.nbytes
+    for (offset, size), (following, _) in itertools.pairwise([*sorted(told), (end, 0)]):
+        assert offset + size == following

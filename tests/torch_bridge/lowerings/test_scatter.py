@@ -3,7 +3,9 @@ import torch
 import torch.nn.functional as F
 
 import isoshard as iso
+import isoshard.torch_bridge as xs
 from isoshard import P
+from isoshard.torch_bridge.distributed.tensor.debug.hlo import collectives
 from tests.torch_bridge.lowerings.harness import check
 from tests.torch_bridge.lowerings.samples import (
     BOOLS,
@@ -192,3 +194,32 @@ def test_writes_at_one_place_on_a_mesh(program, layout):
     layouts = (layout, P(None, *layout[1:]), P(None, "y", None, "x"))
     split = [iso.shard(t, mesh, spec) for t, spec in zip((x, row, images), layouts, strict=True)]
     torch.testing.assert_close(program(*split).cpu(), program(x, row, images))
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(None, "y"), P("x", "y"), P(("x", "y"))])
+@pytest.mark.parametrize(("dim", "count"), [(1, 1), (1, 3), (0, 2)])
+def test_adding_over_a_mesh(spec, dim, count):
+    mesh = iso.make_mesh((2, 4), ("x", "y"))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(8, 16, generator=generator)
+    shape = (8, count) if dim else (count, 16)
+    index = torch.randint(0, x.shape[dim], shape, generator=generator)
+    source = torch.randn(shape, generator=generator)
+    expected = x.scatter_add(dim, index, source)
+    got = iso.shard(x, mesh, spec).scatter_add(dim, index.to("jax"), source.to("jax"))
+    torch.testing.assert_close(got.cpu(), expected)
+
+
+def test_the_gradient_of_a_gather_stays_where_the_batch_is():
+    mesh = iso.make_mesh((8,), ("x",))
+    scores = iso.shard(torch.randn(16, 32), mesh, P("x")).requires_grad_()
+    labels = iso.shard(torch.randint(0, 32, (16, 1)), mesh, P("x"))
+
+    @xs.compile
+    def step(scores, labels):
+        return torch.autograd.grad(scores.gather(1, labels).sum(), scores)
+
+    (gradient,) = step(scores, labels)
+    assert {found.bytes for found in collectives(xs.program_text(step))} <= {4}
+    expected = torch.zeros(16, 32).scatter(1, labels.cpu(), 1.0)
+    torch.testing.assert_close(gradient.cpu(), expected)

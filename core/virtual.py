@@ -1,7 +1,18 @@
 """Virtual devices, which share the threads of one CPU, run one program at a time.
 
 The collectives of several programs in flight wait for each other's threads there; with few cores
-none gets on, and XLA ends the process. Recording goes on meanwhile, so nothing is lost.
+none gets on, and XLA ends the process. Whoever starts programs in a loop calls `wait` before each
+and `note` after it; recording, tracing and loading go on meanwhile, so nothing is lost.
+
+>>> import jax.numpy as jnp
+>>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.place import shard
+>>> wait()
+>>> total = jnp.sum(shard(jnp.ones((8, 4)), make_mesh((8,), ("x",)), ("x",)))
+>>> note([total])
+>>> wait()
+>>> total.is_ready()
+True
 """
 
 from __future__ import annotations
@@ -10,13 +21,15 @@ import weakref
 from collections.abc import Sequence
 
 import jax
+from jax.core import Tracer
 
 _RUNNING: list[weakref.ref[jax.Array]] = []
 
 
 def note(results: Sequence[jax.Array]) -> None:
-    """Remember the results of the program started last."""
-    _RUNNING[:] = [weakref.ref(array) for array in (*results[:1], *results[-1:])]
+    """Remember the results of the program started last; under a trace there are none."""
+    ends = (*results[:1], *results[-1:])
+    _RUNNING[:] = [weakref.ref(array) for array in ends if not isinstance(array, Tracer)]
 
 
 def wait() -> None:

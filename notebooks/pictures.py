@@ -1,0 +1,159 @@
+"""What the notebooks draw with: where arrays lie, what devices hold, how losses fall.
+
+Everything takes JAX arrays and torch tensors alike; what it asks is `iso.sharding_of`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+import isoshard as iso
+
+COLORS = ("#8dd3c7", "#ffed6f", "#bebada", "#fb8072", "#80b1d3", "#fdb462", "#b3de69", "#fccde5")
+STYLES = ("-", "--", ":", "-.")
+
+
+def borders(arrays: Mapping[str, Any], *, width: float = 2.5) -> Figure:
+    """Draw arrays as rectangles, cut where their shards end; the numbers are the devices.
+
+    Args:
+        arrays: title -> array or tensor of rank 1 or 2.
+        width: of one picture, in inches.
+
+    Returns:
+        The figure.
+    """
+    figure, row = plt.subplots(
+        1, len(arrays), figsize=(width * len(arrays), width), squeeze=False, layout="constrained"
+    )
+    for axes, (title, array) in zip(row[0], arrays.items(), strict=True):
+        _cut(axes, array)
+        axes.set_title(f"{title} {list(array.shape)}\n{_spec(array)}", fontsize=9)
+    plt.close(figure)  # the cell shows what it returns, once
+    return figure
+
+
+def curves(losses: Mapping[str, Sequence[float]], *, log: bool = True) -> Figure:
+    """Draw losses over steps.
+
+    Args:
+        losses: name -> one number for each step.
+        log: whether the loss has a logarithmic axis.
+
+    Returns:
+        The figure.
+    """
+    figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
+    for number, (name, values) in enumerate(losses.items()):
+        style, wide = STYLES[number % len(STYLES)], 4 if number == 0 and len(losses) > 1 else 1.8
+        axes.plot(values, style, label=name, linewidth=wide, alpha=0.5 if wide == 4 else 1)
+    axes.set(xlabel="step", ylabel="loss", yscale="log" if log else "linear")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    plt.close(figure)
+    return figure
+
+
+def memory(trees: Mapping[str, Iterable[Any]]) -> Figure:
+    """Draw how many bytes each device holds.
+
+    Args:
+        trees: name -> arrays or tensors.
+
+    Returns:
+        The figure.
+    """
+    held = {name: bytes_by_device(arrays) for name, arrays in trees.items()}
+    figure, axes = plt.subplots(figsize=(6, 2.6), layout="constrained")
+    wide = 0.8 / len(held)
+    for number, (name, sizes) in enumerate(held.items()):
+        places = [device + wide * (number - (len(held) - 1) / 2) for device in sizes]
+        axes.bar(places, [size / 1024 for size in sizes.values()], wide, label=name)
+    axes.set(xlabel="device", ylabel="KiB", xticks=sorted(next(iter(held.values()))))
+    axes.set_ylim(0, 1.3 * axes.get_ylim()[1])
+    axes.legend(ncols=len(held), loc="upper center")
+    plt.close(figure)
+    return figure
+
+
+def images(arrays: Mapping[str, Any], *, width: float = 2.0) -> Figure:
+    """Draw arrays as pictures, dark for -1 and bright for 1.
+
+    Args:
+        arrays: title -> numbers, of rank 2.
+        width: of one picture, in inches.
+
+    Returns:
+        The figure.
+    """
+    size = (width * len(arrays), width * 1.1)
+    figure, row = plt.subplots(1, len(arrays), figsize=size, squeeze=False, layout="constrained")
+    for axes, (title, array) in zip(row[0], arrays.items(), strict=True):
+        axes.imshow(np.asarray(array), cmap="magma", vmin=-1, vmax=1, interpolation="nearest")
+        axes.set_title(title, fontsize=9)
+        axes.axis("off")
+    plt.close(figure)
+    return figure
+
+
+def bytes_by_device(arrays: Iterable[Any]) -> dict[int, int]:
+    """Add up the shards that each device holds.
+
+    Args:
+        arrays: arrays or tensors on one mesh.
+
+    Returns:
+        Device number -> bytes.
+    """
+    held: dict[int, int] = {}
+    for array in arrays:
+        for shard in iso.local_shards(array):
+            held[shard.device.id] = held.get(shard.device.id, 0) + shard.data.nbytes
+    return dict(sorted(held.items()))
+
+
+def _cut(axes: Axes, array: Any) -> None:
+    shape = (1, *array.shape) if len(array.shape) == 1 else tuple(array.shape)
+    sharding = iso.sharding_of(array)
+    blocks: dict[tuple[Any, ...], list[int]] = {}
+    for device, index in sharding.devices_indices_map(tuple(array.shape)).items():
+        spans = [part.indices(size)[:2] for part, size in zip(index, array.shape, strict=True)]
+        blocks.setdefault(tuple(spans), []).append(_position(sharding, device))
+    for number, (spans, devices) in enumerate(sorted(blocks.items())):
+        (top, bottom), (left, right) = spans if len(spans) == 2 else ((0, 1), *spans)
+        color = COLORS[number % len(COLORS)]
+        box = Rectangle((left, top), right - left, bottom - top, facecolor=color, edgecolor="white")
+        box.set_linewidth(2)
+        axes.add_patch(box)
+        middle = (left + right) / 2, (top + bottom) / 2
+        axes.text(*middle, _numbers(devices), ha="center", va="center", fontsize=8)
+    axes.set(xlim=(0, shape[1]), ylim=(shape[0], 0))
+    axes.set_box_aspect(min(1.0, max(0.2, math.sqrt(shape[0] / shape[1]))))
+    axes.set_xticks(sorted({0, shape[1]}))
+    axes.set_yticks([] if len(array.shape) == 1 else [0, shape[0]])
+    axes.tick_params(labelsize=8, length=0)
+    for side in axes.spines.values():
+        side.set_visible(False)
+
+
+def _spec(array: Any) -> str:
+    return repr(getattr(iso.sharding_of(array), "spec", "one device"))
+
+
+def _position(sharding: Any, device: Any) -> int:
+    mesh = getattr(sharding, "mesh", None)
+    return device.id if mesh is None else list(mesh.devices.flat).index(device)
+
+
+def _numbers(devices: Sequence[int]) -> str:
+    devices = sorted(devices)
+    whole = len(devices) > 2 and np.all(np.diff(devices) == 1)
+    return f"{devices[0]}-{devices[-1]}" if whole else ", ".join(map(str, devices))

@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+import torch
+
+import isoshard as iso
+from isoshard import P
+from notebooks import pictures
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return iso.make_mesh((2, 4), ("data", "model"))
+
+
+def boxes(axes):
+    """Edges and label of each box: (left, top, right, bottom, devices)."""
+    corners = [(*box.get_xy(), box.get_width(), box.get_height()) for box in axes.patches]
+    texts = [text.get_text() for text in axes.texts]
+    return [(x, y, x + w, y + h, text) for (x, y, w, h), text in zip(corners, texts, strict=True)]
+
+
+@pytest.mark.parametrize("make", [np.float32, torch.tensor])
+def test_boxes_end_where_shards_end(mesh, make):
+    figure = pictures.borders(
+        {
+            "rows": iso.shard(make([[1.0] * 4] * 8), mesh, P("data")),
+            "vector": iso.shard(make([1.0] * 8), mesh, P("model")),
+        }
+    )
+    rows, vector = figure.axes
+    assert boxes(rows) == [(0, 0, 4, 4, "0-3"), (0, 4, 4, 8, "4-7")]
+    assert [box[4] for box in boxes(vector)] == ["0, 4", "1, 5", "2, 6", "3, 7"]
+    assert [box[:4] for box in boxes(vector)][1] == (2, 0, 4, 1)
+    assert rows.get_title() == "rows [8, 4]\nP('data',)"
+
+
+def test_what_is_on_one_device_is_one_box():
+    (axes,) = pictures.borders({"x": iso.to_jax(np.ones((2, 3), np.float32))}).axes
+    assert boxes(axes) == [(0, 0, 3, 2, "0")]
+
+
+def test_bytes_of_each_device(mesh):
+    arrays = [iso.shard(np.ones((8, 4), np.float32), mesh, spec) for spec in (P("data"), P())]
+    assert pictures.bytes_by_device(arrays) == dict.fromkeys(range(8), 64 + 128)
+    (axes,) = pictures.memory({"split": arrays[:1], "whole": arrays[1:]}).axes
+    assert [bar.get_height() for bar in axes.patches] == [64 / 1024] * 8 + [128 / 1024] * 8
+
+
+def test_curves_and_images():
+    (axes,) = pictures.curves({"one": [3.0, 1.0], "other": [None, 2.0]}).axes
+    assert axes.get_yscale() == "log"
+    assert [text.get_text() for text in axes.get_legend().texts] == ["one", "other"]
+    assert len(pictures.images({"a": np.eye(2), "b": np.eye(3)}).axes) == 2
