@@ -1,4 +1,4 @@
-# One command each: `make demo`, `make test`, `make conformance`, `make fuzz`, `make bench`. Each
+# One command each: `make demo`, `make test`, `make notebooks`, `make fuzz`, `make bench`. Each
 # creates .venv, installs isoshard with the versions of constraints.txt, and does its job; a second
 # run installs nothing.
 #
@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt --no-build-isolation
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance fuzz bench bench-peers test-newest test-oldest test-torch-xla
+.PHONY: help demo notebooks test conformance fuzz bench bench-peers test-newest test-oldest test-torch-xla
 .PHONY: test-torchrun lint types wheel clean
 .DELETE_ON_ERROR:
 
@@ -28,6 +28,9 @@ help:  ## show the targets
 
 demo: $(VENV)/.demo-installed  ## train on a mesh from PyTorch, go on in JAX (ARGS="--quick")
 	$(BIN)/isoshard demo $(ARGS)
+
+notebooks: $(VENV)/.notebooks-installed  ## run the tutorials, compare with what they keep (ARGS=both_at_once)
+	$(BIN)/python -m notebooks $(ARGS)
 
 test: lint types  ## format, lint, types of the wheel, then every test (PYTEST_ARGS="-x")
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
@@ -43,6 +46,7 @@ bench: $(VENV)/.dev-installed  ## measure against hand-written JAX in the same r
 	$(BIN)/python -m benchmarks.recording $(filter --quick --no-peers,$(ARGS))
 	$(BIN)/python -m benchmarks.exchange
 	$(BIN)/python -m benchmarks.dtensor
+	$(BIN)/python -m benchmarks.onnx_run
 
 bench-peers: $(VENV)/.dev-installed  ## install the peers that `make bench` measures beside us (9 GB)
 	$(BIN)/python -m benchmarks.environments torchax torch-xla
@@ -88,6 +92,10 @@ $(VENV)/.demo-installed: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "installing isoshard and what it needs into $(VENV), about a minute .."
 	@$(INSTALL) setuptools
 	$(INSTALL) --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.notebooks-installed: $(VENV)/.demo-installed
+	$(INSTALL) --editable '.[notebooks]'
 	@touch $@
 
 $(VENV)/.dev-installed: $(VENV)/.demo-installed
