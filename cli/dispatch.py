@@ -22,7 +22,9 @@ COMMANDS = {
     "doctor": ("isoshard.cli.doctor", "what is installed, which devices, what works here"),
     "demo": ("isoshard.cli.demo", "train a transformer on a mesh from PyTorch, go on in JAX"),
     "run-torch-xla": ("isoshard.cli.run_torch_xla", "run a script of torch_xla's SPMD API"),
+    "onnx": ("isoshard.cli.onnx", "check, show or run an ONNX model that carries shardings"),
 }
+EXTRAS = {"onnx": "onnx"}  # of the package, by command; others need "demo"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,9 +57,10 @@ def _run(command: str, argv: list[str]) -> int:
         root = (error.name or "").partition(".")[0]
         if root in ("", "isoshard"):
             raise
+        extra = EXTRAS.get(command, "demo")
         print(
             f"isoshard {command} needs {root}, which is not installed. "
-            f'Fix: pip install "isoshard[demo]"; isoshard doctor says what else is missing.',
+            f'Fix: pip install "isoshard[{extra}]"; isoshard doctor says what else is missing.',
             file=sys.stderr,
         )
         return 2

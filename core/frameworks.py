@@ -50,6 +50,7 @@ Loader = Callable[[], object]
 _HOW_TO_GET = {
     "torch": "pip install 'isoshard[torch]'",
     "flax": "pip install 'isoshard[flax]'",
+    "onnx": "pip install 'isoshard[onnx]'",
 }
 
 
@@ -268,8 +269,8 @@ def require(name: str) -> Framework:
         >>> require("fortran")
         Traceback (most recent call last):
             ...
-        ImportError: there is no framework 'fortran' here; known are 'equinox', 'flax', 'torch'
-    """
+        ImportError: there is no framework 'fortran' here; known are 'equinox', 'flax', 'onnx', 'torch'
+    """  # noqa: E501
     for _ in range(2):  # a bridge may put off what needs its framework to a second loader
         if name not in _frameworks:
             _load(name)

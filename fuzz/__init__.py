@@ -7,4 +7,6 @@ hypothesis and printed as Python that can be pasted and run.
 
 How a program comes about is in `builder`, what it may say in `vocabulary` and `operations`, what
 counts as a difference in `compare` and `noise`, what is known and documented in `refused`.
+
+`python -m fuzz.onnx_files` is another fuzzer: hostile ONNX files, which have to be read or refused.
 """

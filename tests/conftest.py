@@ -1,4 +1,11 @@
-"""Eight virtual CPU devices for every test, set before JAX's backend starts."""
+"""Eight virtual CPU devices for every test, set before JAX's backend starts.
+
+A test runs its programs once or twice, so LLVM is told not to work hard on them; XLA's own passes,
+the partitioner among them, are those of users. `JAX_DISABLE_MOST_OPTIMIZATIONS=0 make test` runs
+the code of users; `make conformance` and `make test-torchrun` always do.
+"""
+
+import os
 
 import jax
 import pytest
@@ -7,6 +14,8 @@ DEVICES = 8
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", DEVICES)
+if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 def pytest_sessionstart(session):

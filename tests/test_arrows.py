@@ -30,11 +30,17 @@ ROOMS = [
     Room("core", (), EVERYONE),
     Room("jax_bridge", ("isoshard.core",), (*EVERYONE, "flax", "optax", "orbax", "tensorstore")),
     Room("torch_bridge", ("isoshard.core",), (*EVERYONE, "torch", "fsspec")),
-    Room("onnx_bridge", ("isoshard.core",), (*EVERYONE, "onnx")),
-    Room("cli", ("isoshard",), (*EVERYONE, "torch", "flax", "optax", "matplotlib")),
+    Room("onnx_bridge", ("isoshard.core",), (*EVERYONE, "onnx", "google.protobuf", "torch")),
+    Room("cli", ("isoshard",), (*EVERYONE, "torch", "flax", "onnx", "optax", "matplotlib")),
     Room(
         "src/isoshard",
-        ("isoshard.core", "isoshard.jax_bridge", "isoshard.torch_bridge", "isoshard.cli"),
+        (
+            "isoshard.core",
+            "isoshard.jax_bridge",
+            "isoshard.onnx_bridge",
+            "isoshard.torch_bridge",
+            "isoshard.cli",
+        ),
         EVERYONE,
     ),
 ]

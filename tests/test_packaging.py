@@ -23,6 +23,7 @@ NOT_ROOMS = {
     "benchmarks",
     "conformance",
     "fuzz",
+    "notebooks",
     "docs",
     "tools",
     "build",

@@ -16,6 +16,8 @@ from benchmarks.models import mlp as torch_mlp
 from benchmarks.models import vit as torch_vit
 from benchmarks.models.problem import Problem
 
+Forward = Callable[[Params, jax.Array], jax.Array]
+
 
 def by_hand(problem: Problem) -> ByHand:
     """The JAX side of a problem."""
@@ -25,16 +27,38 @@ def by_hand(problem: Problem) -> ByHand:
 def mlp(problem: Problem) -> ByHand:
     """`benchmarks.models.mlp` in JAX."""
 
+    forward = mlp_forward(problem)
+
     def loss(params: Params, buffers: Params, x: jax.Array, y: jax.Array):
-        x = jax.nn.relu(linear(params, "fc1", x))
-        x = jax.nn.relu(linear(params, "fc2", x))
-        return jnp.mean((linear(params, "fc3", x) - y) ** 2), buffers
+        return jnp.mean((forward(params, x) - y) ** 2), buffers
 
     return ByHand(problem, loss, *optimizers.sgd(torch_mlp.LEARNING_RATE))
 
 
+def mlp_forward(problem: Problem) -> Forward:
+    """Its layers, from rows to rows."""
+
+    def forward(params: Params, x: jax.Array) -> jax.Array:
+        x = jax.nn.relu(linear(params, "fc1", x))
+        x = jax.nn.relu(linear(params, "fc2", x))
+        return linear(params, "fc3", x)
+
+    return forward
+
+
 def gpt2(problem: Problem) -> ByHand:
     """`benchmarks.models.gpt2` in JAX."""
+    forward = gpt2_forward(problem)
+
+    def loss(params: Params, buffers: Params, tokens: jax.Array, targets: jax.Array):
+        return cross_entropy(forward(params, tokens), targets), buffers
+
+    adamw = optimizers.adamw(torch_gpt2.LEARNING_RATE, max_norm=torch_gpt2.MAX_NORM)
+    return ByHand(problem, loss, *adamw)
+
+
+def gpt2_forward(problem: Problem) -> Forward:
+    """Its layers, from tokens to logits."""
     size = problem.size
 
     def forward(params: Params, tokens: jax.Array) -> jax.Array:
@@ -47,11 +71,7 @@ def gpt2(problem: Problem) -> ByHand:
             x = x + linear(params, f"{name}.fc2", jax.nn.gelu(h, approximate=True))
         return norm(params, "ln", x) @ params["token.weight"].T
 
-    def loss(params: Params, buffers: Params, tokens: jax.Array, targets: jax.Array):
-        return cross_entropy(forward(params, tokens), targets), buffers
-
-    adamw = optimizers.adamw(torch_gpt2.LEARNING_RATE, max_norm=torch_gpt2.MAX_NORM)
-    return ByHand(problem, loss, *adamw)
+    return forward
 
 
 def vit(problem: Problem) -> ByHand:
@@ -97,6 +117,7 @@ def resnet50(problem: Problem) -> ByHand:
     )
 
 
+FORWARDS: dict[str, Callable[[Problem], Forward]] = {"mlp": mlp_forward, "gpt2": gpt2_forward}
 _SIDES: dict[str, Callable[[Problem], ByHand]] = {
     "mlp": mlp,
     "gpt2": gpt2,

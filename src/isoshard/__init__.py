@@ -8,9 +8,9 @@
 >>> iso.sharding_of(iso.reshard(a, P(None, "y"))).spec
 P(None, 'y')
 
-Importing this loads neither torch nor flax, and changes no configuration. The bridges
-`isoshard.torch_bridge` and `isoshard.jax_bridge` load when they are named, or when a verb meets
-the first object of their framework.
+Importing this loads neither torch nor flax nor onnx, and changes no configuration. The bridges
+`isoshard.torch_bridge`, `isoshard.jax_bridge` and `isoshard.onnx` load when they are named, or when
+a verb meets the first object of their framework.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from . import data, metrics, weights
 
 if TYPE_CHECKING:
     from isoshard import jax_bridge, torch_bridge
+    from isoshard import onnx_bridge as onnx
     from isoshard.jax_bridge import create_sharded
     from isoshard.jax_bridge.checkpoint import latest, restore, save
     from isoshard.torch_bridge import jax_function, torch_function, torch_module
     from isoshard.torch_bridge.dtensor.exchange import to_dtensor
     from isoshard.torch_bridge.dtensor.loading import load_arrays
 
-__all__ = ["create_sharded", "data", "jax_bridge", "jax_function", "load_arrays", "metrics"]
-__all__ += ["to_dtensor", "torch_bridge", "torch_function", "torch_module"]
+__all__ = ["create_sharded", "data", "jax_bridge", "jax_function", "load_arrays"]
+__all__ += ["metrics", "onnx", "to_dtensor", "torch_bridge", "torch_function", "torch_module"]
 __all__ += ["latest", "restore", "save"]
 __all__ += ["load_safetensors", "save_safetensors", "weights"]
 __all__ += core.__all__
@@ -43,6 +44,7 @@ _BRIDGES = {
     "torch": "isoshard.torch_bridge",
     "flax": "isoshard.jax_bridge",
     "equinox": "isoshard.jax_bridge",
+    "onnx": "isoshard.onnx_bridge",
 }
 _LAZY = {
     "create_sharded": "isoshard.jax_bridge",
@@ -61,6 +63,8 @@ def __getattr__(name: str) -> Any:
     """Load a bridge when it, or something that needs it, is first named."""
     if name in ("torch_bridge", "jax_bridge"):
         return importlib.import_module(f"isoshard.{name}")
+    if name == "onnx":
+        return importlib.import_module("isoshard.onnx_bridge")
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'isoshard' has no attribute {name!r}")

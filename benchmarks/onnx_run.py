@@ -1,0 +1,163 @@
+"""Benchmark: an exported torch model run by `iso.onnx.compile`, against the same model in JAX.
+
+    python -m benchmarks.onnx_run [mlp] [gpt2] [--rounds N] [--quick]
+
+The torch models of `benchmarks.models` are exported over the mesh (data=2, model=4) of eight
+virtual devices. The compiled file and the hand-written JAX function, both laid out alike, run in
+one process, in turns; ONNX Runtime runs the same file on the CPU without a mesh, after them, as its
+threads spin on. Results that differ end the run before anything is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import onnxruntime
+import torch
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from rich.console import Console
+from rich.table import Table
+
+import isoshard as iso
+from benchmarks import collectives, timing
+from benchmarks.by_hand.models import FORWARDS
+from benchmarks.models import sizes
+from benchmarks.models.problem import MESH, Problem
+
+ROUNDS = 60
+TOLERANCE = 1e-4  # relative to the largest output
+OPSETS = {"opset 20": 20, "opset 23": 23}
+BASELINE = "pure JAX"
+
+
+def main() -> None:
+    """Run the benchmark and save `benchmarks/results/onnx.json`."""
+    options = _options()
+    iso.simulate_devices(math.prod(MESH.values()))
+    mesh = iso.make_mesh(tuple(MESH.values()), tuple(MESH))
+    console = Console(width=110)
+    results = {}
+    for name in options.workloads or FORWARDS:
+        problem = sizes.problem(name, "quick" if options.quick else "cpu")
+        results[name] = measure(problem, mesh, rounds=2 if options.quick else options.rounds)
+        console.print(table(name, results[name]))
+    if not options.quick:
+        console.print(f"wrote {timing.save('onnx', {**timing.saved('onnx'), **results})}")
+
+
+def measure(problem: Problem, mesh: Mesh, *, rounds: int) -> dict[str, Any]:
+    """Compare all contestants on one model.
+
+    Args:
+        problem: the model, its layout and its batches.
+        mesh: where.
+        rounds: timed calls of each.
+
+    Returns:
+        Times, ratios and collectives by contestant.
+
+    Raises:
+        RuntimeError: results differ.
+    """
+    module = problem.module().eval()
+    x = problem.batch(0)[0]
+    contestants = {BASELINE: by_hand(problem, module, x, mesh)}
+    files = {}
+    for title, opset in OPSETS.items():
+        files[title] = exported(problem, module, x, mesh, opset)
+        contestants[f"isoshard, {title}"] = compiled(files[title], x)
+    beside = {"ONNX Runtime": in_onnxruntime(files["opset 20"], x)}
+    wanted = np.asarray(contestants[BASELINE][0]())
+    for title, (run, _) in {**contestants, **beside}.items():
+        off = np.abs(np.asarray(run()) - wanted).max() / np.abs(wanted).max()
+        if not off <= TOLERANCE:
+            raise RuntimeError(f"{problem.name}: {title} is off by {off:.1e} from {BASELINE}")
+    times = timing.interleave({k: run for k, (run, _) in contestants.items()}, rounds=rounds)
+    times |= timing.interleave({k: run for k, (run, _) in beside.items()}, rounds=rounds)
+    facts = timing.summary(times, BASELINE)
+    for title, (_, program) in contestants.items():
+        facts[title]["collectives"] = collectives.summarize(program())
+    return {"size": problem.described(), "contestants": facts}
+
+
+Contestant = tuple[Callable[[], Any], Callable[[], str]]
+
+
+def by_hand(problem: Problem, module: torch.nn.Module, x: np.ndarray, mesh: Mesh) -> Contestant:
+    """The forward function written in JAX, jitted."""
+    params = {
+        name: iso.shard(p.detach().numpy(), mesh, P(*problem.spec(name)), copy=True)
+        for name, p in module.named_parameters()
+    }
+    placed = _placed(x, NamedSharding(mesh, P(*problem.batch_spec)))
+    forward = jax.jit(FORWARDS[problem.name](problem))
+    program = forward.lower(params, placed).compile()
+    return lambda: jax.block_until_ready(forward(params, placed)), program.as_text
+
+
+def exported(
+    problem: Problem, module: torch.nn.Module, x: np.ndarray, mesh: Mesh, opset: int
+) -> Any:
+    """The torch module as an annotated model, laid out as the hand-written side is."""
+    specs = {name: P(*problem.spec(name)) for name, _ in module.named_parameters()}
+    plan = iso.Plan(specs, inputs=P(*problem.batch_spec))
+    return iso.onnx.export_torch(module, (torch.from_numpy(x),), mesh, plan, opset=opset)
+
+
+def compiled(model: Any, x: np.ndarray) -> Contestant:
+    """The model as a function of JAX."""
+    run = iso.onnx.compile(model)
+    (sharding,) = run.input_shardings.values()
+    placed = _placed(x, sharding)
+    return lambda: jax.block_until_ready(run(placed)), lambda: "\n".join(run.hlo(placed))
+
+
+def in_onnxruntime(model: Any, x: np.ndarray) -> Contestant:
+    """The same file, whose annotations ONNX Runtime does not read, on the whole CPU."""
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    given = {session.get_inputs()[0].name: x}
+    return lambda: session.run(None, given)[0], str
+
+
+def table(name: str, found: dict[str, Any]) -> Table:
+    """Show what `measure` found."""
+    shown = Table(title=f"{name}: one forward pass, ratio to {BASELINE}")
+    for title in ("", "median", "best", "ratio", "collectives"):
+        shown.add_column(title, justify="left" if title in ("", "collectives") else "right")
+    for title, row in found["contestants"].items():
+        talk = row.get("collectives", {})
+        shown.add_row(
+            title,
+            f"{row['median_ms']:.2f} ms",
+            f"{row['best_ms']:.2f} ms",
+            f"{row['ratio']:.3f}",
+            ", ".join(f"{count} {kind}" for kind, (count, _) in talk.items()),
+        )
+    return shown
+
+
+def _placed(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    return iso.shard(x, sharding.mesh, sharding, copy=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.onnx_run")
+    parser.add_argument("workloads", nargs="*", help=f"of {', '.join(FORWARDS)}; default: all")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="timed calls of each contestant")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, two rounds, not saved")
+    options = parser.parse_args()
+    if unknown := set(options.workloads) - set(FORWARDS):
+        parser.error(f"no workload {', '.join(unknown)}; there are {', '.join(FORWARDS)}")
+    return options
+
+
+if __name__ == "__main__":
+    main()

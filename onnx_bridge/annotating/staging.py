@@ -1,0 +1,122 @@
+"""Staging: the pipeline stages a user names, and the devices of each.
+
+>>> from isoshard.core.mesh import make_mesh
+>>> parts, record = stage_parts(make_mesh((2, 2), ("data", "model")), [0, 1], "stage")
+>>> {stage: over.numbers for stage, over in parts.items()}
+{0: (0, 1, 2, 3), 1: (4, 5, 6, 7)}
+>>> parts, _ = stage_parts(make_mesh((2, 2), ("model", "stage")), [0, 1], "stage")
+>>> {stage: over.numbers for stage, over in parts.items()}
+{0: (0, 2), 1: (1, 3)}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from jax.sharding import Mesh
+
+from isoshard.core.mesh import describe_mesh
+from isoshard.core.plan.patterns import check_patterns, matches
+
+from ..errors import AnnotationError
+from ..exporting.placing import modules_around
+from ..layouts.meshes import NumberedMesh, part_of_mesh
+from ..reading.graph import Graph, Node
+from ..reading.mesh_record import MeshRecord
+
+Stages = Mapping[str, int] | Callable[[Node], int | None]
+
+
+def said_stages(graph: Graph, stages: Stages | None) -> dict[int, int | None]:
+    """Ask for the stage of every node.
+
+    Args:
+        graph: the graph.
+        stages: as for `annotate`.
+
+    Returns:
+        By index of the node; empty if no stages are given.
+
+    Raises:
+        AnnotationError: a pattern fits no node, no node gets a stage, or one is no whole number.
+        PlanError: a pattern is malformed.
+    """
+    if stages is None:
+        return {}
+    if callable(stages):
+        found = {node.index: stages(node) for node in graph.nodes}
+    else:
+        found = _by_pattern(graph, stages)
+    wrong = [
+        f"node {graph.nodes[index].name!r} gets {stage!r}"
+        for index, stage in found.items()
+        if stage is not None and (isinstance(stage, bool) or not isinstance(stage, int))
+    ]
+    if wrong or not any(stage is not None for stage in found.values()):
+        told = "; ".join(wrong) or "no node gets one"
+        raise AnnotationError(f"stages are whole numbers for nodes: {told}")
+    return found
+
+
+def stage_parts(
+    mesh: Mesh, stages: Sequence[int], stage_axis: str
+) -> tuple[dict[int, NumberedMesh], MeshRecord]:
+    """Give each stage its devices.
+
+    Args:
+        mesh: as for `annotate`.
+        stages: their numbers, ascending.
+        stage_axis: the name of the axis along which they lie, if the mesh has it.
+
+    Returns:
+        The mesh of each stage with the numbers of its devices in the file, and the axes of all.
+
+    Raises:
+        AnnotationError: the axis has another size than there are stages.
+    """
+    axes = tuple(mesh.shape.items())
+    if len(stages) == 1:
+        numbers = tuple(range(mesh.size))
+        return {stages[0]: NumberedMesh(mesh, numbers)}, MeshRecord(axes)
+    if stage_axis not in mesh.shape:
+        parts = {
+            stage: NumberedMesh(mesh, tuple(range(at * mesh.size, (at + 1) * mesh.size)))
+            for at, stage in enumerate(stages)
+        }
+        return parts, MeshRecord(((stage_axis, len(stages)), *axes), stage_axis)
+    if mesh.shape[stage_axis] != len(stages):
+        raise AnnotationError(
+            f"there are {len(stages)} stages, {', '.join(map(str, stages))}, and the mesh "
+            f"{describe_mesh(mesh)} has room for {mesh.shape[stage_axis]} along {stage_axis!r}; "
+            "make them as many"
+        )
+    grid = np.arange(mesh.size).reshape(mesh.devices.shape)
+    rows = np.moveaxis(grid, mesh.axis_names.index(stage_axis), 0)
+    parts = {
+        stage: part_of_mesh(mesh, row.ravel().tolist())
+        for stage, row in zip(stages, rows, strict=True)
+    }
+    return parts, MeshRecord(axes, stage_axis)
+
+
+def _by_pattern(graph: Graph, stages: Mapping[str, int]) -> dict[int, int | None]:
+    check_patterns(stages)
+    unused = set(stages)
+    found: dict[int, int | None] = {}
+    for node in graph.nodes:
+        names = [node.name, *filter(None, modules_around(node))]
+        fitting = [p for p in stages if any(p == name or matches(p, name) for name in names)]
+        unused.difference_update(fitting)
+        found[node.index] = stages[fitting[0]] if fitting else None
+    if unused:
+        raise AnnotationError(
+            f"stages are given for {', '.join(map(repr, sorted(unused)))}, and no node or module "
+            f"is called so; nodes are {_some([node.name for node in graph.nodes])}"
+        )
+    return found
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:8]))
+    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"

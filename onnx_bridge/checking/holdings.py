@@ -1,0 +1,160 @@
+"""What every device holds: parameters, inputs and results, stage by stage, in bytes.
+
+Read from the annotations and what follows from them by the rules of `semantics`, without devices:
+the layout of a model for 512 chips can be looked at on a laptop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterator, Mapping
+
+import onnx
+
+from ..reading.annotations import choose
+from ..reading.graph import Graph
+from .placement import Placement
+from .semantics import Check
+from .validating import checked
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A tensor in a stage.
+
+    Attributes:
+        name: of the tensor.
+        kind: "parameter", "input" or "value".
+        shape: a size, a symbol or None per axis; None if the rank is not known.
+        dtype: name of the dtype, or "?".
+        placement: where its blocks are; None if that is not known.
+        block_bytes: bytes of one block, rounded up where it does not split evenly; None if a size
+            is not known.
+        said: whether a spec says so, rather than it being inferred or whole for want of one.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int | str | None, ...] | None
+    dtype: str
+    placement: Placement | None
+    block_bytes: int | None
+    said: bool
+
+    def on(self, device: int) -> int | None:
+        """Bytes of it on a device: 0 where it is not, None if that is not known."""
+        if self.placement is None:
+            return None
+        return self.block_bytes if device in self.placement.holds else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class StageHoldings:
+    """A stage and what is in it.
+
+    Attributes:
+        number: of the stage.
+        devices: those that its specs name; all if they name none.
+        operators: of its nodes, in order.
+        tensors: parameters, then inputs, then values.
+    """
+
+    number: int
+    devices: tuple[int, ...]
+    operators: tuple[str, ...]
+    tensors: tuple[Held, ...]
+
+    def total(self, device: int, kind: str) -> tuple[int, bool]:
+        """Bytes of one kind of tensor on a device.
+
+        Args:
+            device: its number.
+            kind: of tensor.
+
+        Returns:
+            The bytes, and whether that is all: some sizes or places may not be known.
+        """
+        sizes = [one.on(device) for one in self.tensors if one.kind == kind]
+        return sum(size or 0 for size in sizes), None not in sizes
+
+
+def holdings(
+    model: onnx.ModelProto | str | os.PathLike[str] | bytes,
+    config: str | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> list[StageHoldings]:
+    """Look up what each device holds.
+
+    Args:
+        model: the model, or what `load` takes.
+        config: name of the configuration, if there are several.
+        sizes: numbers for symbols in shapes, e.g. `{"batch": 8}`.
+
+    Returns:
+        The stages in order.
+
+    Raises:
+        ModelError: the model cannot be read.
+        AnnotationError: its annotations cannot be followed.
+    """
+    graph, broken = checked(model)
+    configuration = choose(graph.model, config)
+    name, count = configuration.name, configuration.num_devices
+    check = Check(graph, name, count, {(node, one) for of, node, one in broken if of == name})
+    check.run()
+    return [_stage(check, number, sizes or {}) for number in sorted(set(check.stages)) or [0]]
+
+
+def _stage(check: Check, number: int, sizes: Mapping[str, int]) -> StageHoldings:
+    graph = check.graph
+    nodes = [node for node in graph.nodes if check.stages[node.index] == number]
+    devices = sorted(check.devices_of(number))
+    found: dict[str, Held] = {}
+    for node in nodes:
+        for name in filter(None, (*node.inputs, *node.captured)):
+            kind = "parameter" if name in graph.initializers else "input"
+            if name not in found and (kind == "parameter" or name in graph.inputs):
+                readers = [reader for reader in graph.consumers(name) if reader in nodes]
+                places = [check.declared.get(reader.index, {}).get(name) for reader in readers]
+                said = next((place for place in places if place is not None), None)
+                found[name] = _held(graph, name, kind, said, said is not None, devices, sizes)
+    for node in nodes:
+        for name in filter(None, node.outputs):
+            said = name in check.declared.get(node.index, {})
+            place = check.results.get(name)
+            known = place is not None or name not in check.results
+            held = _held(graph, name, "value", place, said, devices if known else [], sizes)
+            found[name] = held
+    order = ("parameter", "input", "value")
+    tensors = sorted(found.values(), key=lambda one: order.index(one.kind))
+    operators = tuple(node.op_type for node in nodes)
+    return StageHoldings(number, tuple(devices), operators, tuple(tensors))
+
+
+def _held(
+    graph: Graph,
+    name: str,
+    kind: str,
+    place: Placement | None,
+    said: bool,
+    devices: list[int],
+    sizes: Mapping[str, int],
+) -> Held:
+    shape, dtype = graph.shape(name), graph.dtype(name)
+    if place is None and devices and shape is not None:
+        place = Placement.whole(len(shape), devices)
+    known = list(_sizes(shape or (), sizes))
+    size = None
+    if shape is not None and dtype is not None and place is not None and len(known) == len(shape):
+        blocks = [-(-one // count) for one, count in zip(known, place.counts, strict=True)]
+        size = math.prod(blocks) * dtype.itemsize
+    return Held(name, kind, shape, dtype.name if dtype else "?", place, size, said)
+
+
+def _sizes(shape: tuple[int | str | None, ...], known: Mapping[str, int]) -> Iterator[int]:
+    for size in shape:
+        number = known.get(size) if isinstance(size, str) else size
+        if number is not None:
+            yield number

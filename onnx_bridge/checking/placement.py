@@ -1,0 +1,161 @@
+"""Placement: which device holds which block, as a ShardingSpecProto says it.
+
+`Tiles` of core asks for groups of one size and each device once, since JAX does. A check has to
+look at what is not so, too: here a device's block is looked up, and nothing is asked of the whole.
+
+>>> spec = onnx.ShardingSpecProto(tensor_name="x", device=[-1, -2])
+>>> for key, devices in ((-1, [0, 1]), (-2, [2, 3])):
+...     _ = spec.index_to_device_group_map.add(key=key, value=devices)
+>>> spec.sharded_dim.add(axis=0).simple_sharding.add(num_shards=2).num_shards
+2
+>>> print(Placement.read(spec, 2, 4))
+2 x 1 blocks: (0, 0) on 0, 1; (1, 0) on 2, 3
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+
+import onnx
+
+from ..errors import ModelError
+
+_SHOWN = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """The blocks of a tensor and who holds them.
+
+    Attributes:
+        counts: blocks along each axis.
+        holds: the block of each device that holds one.
+    """
+
+    counts: tuple[int, ...]
+    holds: Mapping[int, tuple[int, ...]]
+
+    @classmethod
+    def read(cls, spec: onnx.ShardingSpecProto, rank: int, num_devices: int) -> Placement:
+        """Read a spec that has no structural fault.
+
+        Args:
+            spec: the spec.
+            rank: of the tensor.
+            num_devices: of the configuration; an empty list of devices means all of them.
+
+        Returns:
+            The placement.
+        """
+        counts = [1] * rank
+        listed = []
+        for dim in spec.sharded_dim:
+            axis = dim.axis % rank
+            counts[axis] = math.prod(one.num_shards for one in dim.simple_sharding)
+            listed.append(axis)
+        places = expand(spec, num_devices)
+        if math.prod(counts) == 1:  # several entries and no split: each holds all of it
+            places = [tuple(device for place in places for device in place)]
+        holds = {}
+        for number, place in enumerate(places):
+            block = [0] * rank
+            for axis in reversed(listed):  # the first listed one is the outermost loop
+                number, block[axis] = divmod(number, counts[axis])
+            holds.update(dict.fromkeys(place, tuple(block)))
+        return cls(tuple(counts), holds)
+
+    @classmethod
+    def whole(cls, rank: int, devices: Iterable[int]) -> Placement:
+        """Every one of the devices holds the whole tensor."""
+        return cls((1,) * rank, dict.fromkeys(devices, (0,) * rank))
+
+    @property
+    def devices(self) -> frozenset[int]:
+        """Those that hold something."""
+        return frozenset(self.holds)
+
+    def moved(self, devices: Iterable[int]) -> Placement | None:
+        """The same on other devices, the first in the place of the first.
+
+        Args:
+            devices: as many as now.
+
+        Returns:
+            The placement; None if there are more or fewer.
+        """
+        here, there = sorted(self.holds), sorted(devices)
+        if len(here) != len(there):
+            return None
+        return Placement(
+            self.counts, {new: self.holds[old] for old, new in zip(here, there, strict=True)}
+        )
+
+    def __str__(self) -> str:
+        """In words, the first blocks with their devices."""
+        held: dict[tuple[int, ...], list[int]] = {}
+        for device in sorted(self.holds):
+            held.setdefault(self.holds[device], []).append(device)
+        if math.prod(self.counts) == 1:
+            return f"whole on {_numbers(sorted(self.holds))}"
+        blocks = [f"{block} on {_numbers(held[block])}" for block in sorted(held)[:_SHOWN]]
+        more = ["..."] if len(held) > _SHOWN else []
+        return f"{' x '.join(map(str, self.counts))} blocks: {'; '.join([*blocks, *more])}"
+
+
+class Pool:
+    """Placements kept once each: a model has thousands of tensors and a few layouts.
+
+    Args:
+        most: devices in all distinct placements together.
+    """
+
+    def __init__(self, most: int = 4_000_000) -> None:
+        """Begin with none."""
+        self._room = most
+        self._found: dict[int, list[Placement]] = {}
+
+    def keep(self, placement: Placement) -> Placement:
+        """The placement that is equal to this one and was kept first.
+
+        Args:
+            placement: any.
+
+        Returns:
+            The first of its kind.
+
+        Raises:
+            ModelError: together they would take more memory than a check is worth.
+        """
+        key = hash((placement.counts, frozenset(placement.holds.items())))
+        alike = self._found.setdefault(key, [])
+        for one in alike:
+            if one == placement:
+                return one
+        self._room -= len(placement.holds)
+        if self._room < 0:
+            raise ModelError("it has too many layouts over too many devices to be checked")
+        alike.append(placement)
+        return placement
+
+
+def expand(spec: onnx.ShardingSpecProto, num_devices: int) -> list[tuple[int, ...]]:
+    """The devices of each shard, in the order of the list.
+
+    Args:
+        spec: the spec; entries that the map of groups has stand for its devices.
+        num_devices: of the configuration.
+
+    Returns:
+        One tuple per shard.
+    """
+    groups = {entry.key: tuple(entry.value) for entry in spec.index_to_device_group_map}
+    if not spec.device:
+        return [(device,) for device in range(num_devices)]
+    return [groups.get(entry, (entry,)) for entry in spec.device]
+
+
+def _numbers(devices: list[int]) -> str:
+    more = ", .." if len(devices) > _SHOWN else ""
+    return ", ".join(map(str, devices[:_SHOWN])) + more

@@ -1,0 +1,179 @@
+"""Whether one ShardingSpecProto makes sense for its tensor, whatever the operator.
+
+Source: onnx.in.proto and docs/IR.md of onnx; where they are silent, docs/onnx.md says how it is
+read here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import onnx
+
+from .placement import expand
+
+Dims = Sequence[int | str | None]
+
+
+class Fault(NamedTuple):
+    """What is wrong with a spec.
+
+    Attributes:
+        rule: its name.
+        message: in words.
+        axis: of the tensor, if the fault lies with one.
+    """
+
+    rule: str
+    message: str
+    axis: int | None = None
+
+
+def spec_faults(
+    spec: onnx.ShardingSpecProto, shape: Dims | None, num_devices: int
+) -> Iterator[Fault]:
+    """Look at one spec.
+
+    Args:
+        spec: the spec.
+        shape: of its tensor: a size, a symbol or None per axis; None if the rank is not known.
+        num_devices: of its configuration; 0 if that is not known.
+
+    Yields:
+        Every fault.
+    """
+    yield from _axes(spec, shape)
+    yield from _groups(spec)
+    yield from _devices(spec, num_devices)
+    for dim in spec.sharded_dim:
+        yield from _shards(dim, shape)
+    yield from _fit(spec, num_devices)
+
+
+def _axes(spec: onnx.ShardingSpecProto, shape: Dims | None) -> Iterator[Fault]:
+    rank = None if shape is None else len(shape)
+    axes = []
+    for dim in spec.sharded_dim:
+        if not dim.HasField("axis"):
+            yield Fault("structure.axis-missing", "a split does not say which axis: set `axis`")
+        elif rank is not None and not -rank <= dim.axis < rank:
+            said = f"axes -{rank} to {rank - 1}" if rank else "no axes"
+            yield Fault("structure.axis-range", f"the tensor has {said}", dim.axis)
+        else:
+            axes.append(dim.axis % rank if rank else dim.axis)
+    for axis, count in Counter(axes).items():
+        if count > 1:
+            yield Fault("structure.axis-twice", f"it is split {count} times: list it once", axis)
+    if axes != sorted(axes):
+        yield Fault(
+            "structure.axis-order",
+            f"axes are listed as {axes[:8]}, so shards are counted with axis {axes[0]} outermost",
+        )
+
+
+def _groups(spec: onnx.ShardingSpecProto) -> Iterator[Fault]:
+    entries = spec.index_to_device_group_map
+    for key, count in Counter(entry.key for entry in entries).items():
+        if count > 1:
+            yield Fault("structure.group-twice", f"the map has {count} groups {key}")
+    for entry in entries:
+        if not entry.value:
+            yield Fault("structure.group-empty", f"group {entry.key} has no devices")
+
+
+def _devices(spec: onnx.ShardingSpecProto, num_devices: int) -> Iterator[Fault]:
+    keys = {entry.key for entry in spec.index_to_device_group_map}
+    last = f"0 to {num_devices - 1}" if num_devices > 0 else "not known"
+    named: list[int] = []
+    for entry in dict.fromkeys(spec.device):
+        if entry < 0 and entry not in keys:
+            have = ", ".join(map(str, sorted(keys)[:8])) or "none"
+            yield Fault("structure.group-missing", f"there is no group {entry}; the map has {have}")
+    for place in expand(spec, 0) if spec.device else ():
+        named += place
+    for device in dict.fromkeys(named):
+        grouped = device < 0 and device in spec.device
+        if not grouped and (device < 0 or 0 < num_devices <= device):
+            message = f"there is no device {device}; the configuration's are {last}"
+            yield Fault("structure.device-unknown", message)
+    for device, count in Counter(named).items():
+        if count > 1 and device >= 0:
+            yield Fault("structure.device-twice", f"device {device} is named {count} times")
+    sizes = {len(place) for place in expand(spec, 0)} if spec.device else set()
+    if len(sizes - {0}) > 1 and _product(spec) != 1:
+        yield Fault(
+            "structure.group-sizes",
+            f"its shards have {sorted(sizes)} copies, and a NamedSharding has as many of each",
+        )
+
+
+def _shards(dim: onnx.ShardedDimProto, shape: Dims | None) -> Iterator[Fault]:
+    axis = dim.axis if dim.HasField("axis") else None
+    if not dim.simple_sharding:
+        yield Fault("structure.sharding-missing", "say how: `simple_sharding { num_shards }`", axis)
+        return
+    for one in dim.simple_sharding:
+        if not one.HasField("num_shards"):
+            yield Fault(
+                "structure.shards-missing", "it does not say into how many: num_shards", axis
+            )
+        elif one.num_shards < 1:
+            message = f"num_shards is {one.num_shards}, and the least is 1"
+            yield Fault("structure.shards-positive", message, axis)
+    if shape is None or axis is None or not -len(shape) <= axis < len(shape):
+        return
+    yield from _sizes(dim, shape[axis])
+
+
+def _sizes(dim: onnx.ShardedDimProto, size: int | str | None) -> Iterator[Fault]:
+    entries = dim.simple_sharding
+    values = [one.dim_value if one.HasField("dim_value") else None for one in entries]
+    params = [one.dim_param for one in entries if one.HasField("dim_param")]
+    known = [value for value in values if value is not None]
+    count = math.prod(one.num_shards for one in entries)
+    if isinstance(size, int):
+        if len(known) == len(values) and math.prod(known) != size:
+            said = " x ".join(map(str, known))
+            message = f"dim_value says {said}, and the tensor's size there is {size}"
+            yield Fault("structure.dim-value", message, dim.axis)
+        if count > 0 and size % count:
+            message = f"{count} shards do not divide its size {size}"
+            yield Fault("structure.uneven", message, dim.axis)
+    elif isinstance(size, str) and len(entries) == 1 and params and params != [size]:
+        message = f"dim_param says {params[0][:80]!r}, and the tensor's is {size[:80]!r}"
+        yield Fault("structure.dim-param", message, dim.axis)
+    split = [number for number, one in enumerate(entries) if one.num_shards > 1]
+    # Blocks of the last split factor are contiguous only if those before it are split to the end.
+    if split and any(values[n] != entries[n].num_shards for n in range(split[-1])):
+        yield Fault(
+            "structure.fused",
+            "several factors of it are split, and a shard is not one range of indices",
+            dim.axis,
+        )
+
+
+def _fit(spec: onnx.ShardingSpecProto, num_devices: int) -> Iterator[Fault]:
+    count = _product(spec)
+    if count is None:
+        return
+    if not spec.device:
+        if count == num_devices:
+            yield Fault("structure.devices-implied", f"it is over all {num_devices}, in order")
+        elif count > 1:
+            message = f"it has {count} shards, and names no devices to hold them"
+            yield Fault("structure.shards-devices", message)
+    elif count not in (1, len(spec.device)):
+        yield Fault(
+            "structure.shards-devices",
+            f"it has {count} shards for {len(spec.device)} devices or groups: name one for each",
+        )
+
+
+def _product(spec: onnx.ShardingSpecProto) -> int | None:
+    """The number of shards; None if one of its factors is missing or senseless."""
+    counts = [one.num_shards for dim in spec.sharded_dim for one in dim.simple_sharding]
+    whole = all(dim.simple_sharding for dim in spec.sharded_dim)
+    return math.prod(counts) if whole and all(count > 0 for count in counts) else None

@@ -1,0 +1,164 @@
+"""Whether annotations are well formed: configurations, and what nodes say of them.
+
+ONNX's own checker looks at none of this.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import onnx
+
+from ..reading.graph import Graph
+from ..reading.walking import bodies, node_words, shown
+from .findings import Finding
+from .specs import Dims, spec_faults
+
+FIRST_IR = 11  # the first version that has annotations
+
+ShapeOf = Callable[[str], Dims | None]
+
+
+def model_findings(model: onnx.ModelProto) -> Iterator[Finding]:
+    """Look at the configurations of a model.
+
+    Args:
+        model: the model.
+
+    Yields:
+        What is wrong with them.
+    """
+    nodes = [node for body in bodies(model) for node in body.proto.node]
+    used = {entry.configuration_id for node in nodes for entry in node.device_configurations}
+    annotated = any(node.device_configurations for node in nodes)
+    if (annotated or model.configuration) and model.ir_version < FIRST_IR:
+        yield Finding(
+            "structure.ir-version",
+            f"IR version {model.ir_version} has no annotations: set ir_version to {FIRST_IR}",
+        )
+    if not annotated:
+        yield Finding("structure.nothing", "no node is annotated")
+    names = Counter(one.name for one in model.configuration)
+    for one in model.configuration:
+        yield from _configuration(one, used, names)
+
+
+def _configuration(
+    one: onnx.DeviceConfigurationProto, used: set[str], names: Counter[str]
+) -> Iterator[Finding]:
+    def found(rule: str, message: str) -> Finding:
+        return Finding(rule, f"configuration {shown(one.name)}: {message}", configuration=one.name)
+
+    if not one.name:
+        message = "a configuration has no name, so no node can mean it"
+        yield Finding("structure.configuration-name", message)
+    elif names[one.name] > 1:
+        yield found("structure.configuration-twice", f"there are {names[one.name]} of that name")
+    if not one.HasField("num_devices"):
+        yield found("structure.num-devices", "it does not say for how many devices: num_devices")
+    elif one.num_devices < 1:
+        yield found("structure.num-devices", f"it is for {one.num_devices} devices")
+    elif one.device and len(one.device) != one.num_devices:
+        message = f"it names {len(one.device)} devices of {one.num_devices}: name all or none"
+        yield found("structure.device-names", message)
+    if one.name and one.name not in used:
+        yield found("structure.configuration-unused", "no node is annotated for it")
+
+
+def node_findings(model: onnx.ModelProto, graph: Graph) -> Iterator[Finding]:
+    """Look at the annotations of every node, those in functions and inner graphs included.
+
+    Args:
+        model: the model.
+        graph: its main graph, which knows the shapes of values.
+
+    Yields:
+        What is wrong with them.
+    """
+    devices = {one.name: one.num_devices for one in model.configuration}
+    for body in bodies(model):
+        main = body.proto is model.graph
+        for index, node in enumerate(body.proto.node):
+            name = graph.nodes[index].name if main else node.name or node_words(node)
+            shape_of: ShapeOf = graph.shape if main else _unknown
+            yield from _node(node, name, devices, shape_of)
+
+
+def _unknown(value: str) -> None:
+    """Shapes of values outside the main graph are not looked for."""
+
+
+def _node(
+    node: onnx.NodeProto, name: str, devices: dict[str, int], shape_of: ShapeOf
+) -> Iterator[Finding]:
+    there = ", ".join(map(shown, devices)) or "none"
+    entries = Counter(entry.configuration_id for entry in node.device_configurations)
+    for config, count in entries.items():
+        if not config:
+            message = f"an annotation does not say for which configuration; there is {there}"
+            yield Finding("structure.configuration-id", message, name)
+        elif config not in devices:
+            message = f"it is annotated for {shown(config)}; the model has {there}"
+            yield Finding("structure.configuration-unknown", message, name, configuration=config)
+        if count > 1:
+            message = f"it has {count} annotations for {shown(config)}: keep one"
+            yield Finding("structure.entry-twice", message, name, configuration=config)
+    for entry in node.device_configurations:
+        if entry.pipeline_stage < 0:
+            message = f"its stage is {entry.pipeline_stage}: count from 0"
+            yield Finding(
+                "structure.stage-negative", message, name, configuration=entry.configuration_id
+            )
+        yield from _specs(node, name, entry, devices, shape_of)
+
+
+def _specs(
+    node: onnx.NodeProto,
+    name: str,
+    entry: onnx.NodeDeviceConfigurationProto,
+    devices: dict[str, int],
+    shape_of: ShapeOf,
+) -> Iterator[Finding]:
+    names = [value for value in (*node.input, *node.output) if value]
+    config = entry.configuration_id
+    for tensor, count in Counter(spec.tensor_name for spec in entry.sharding_spec).items():
+        have = ", ".join(map(shown, names))
+        if not tensor:
+            message = f"a spec does not say of which tensor; the node has {have}"
+            yield Finding("structure.tensor-name", message, name, configuration=config)
+        elif tensor not in names:
+            message = f"the node neither reads nor makes it: it has {have}"
+            yield Finding("structure.tensor-unknown", message, name, tensor, configuration=config)
+        if tensor and count > 1:
+            message = f"it has {count} specs: keep one"
+            yield Finding("structure.tensor-twice", message, name, tensor, configuration=config)
+    for spec in entry.sharding_spec:
+        shape = shape_of(spec.tensor_name) if spec.tensor_name in names else None
+        for fault in spec_faults(spec, shape, max(0, devices.get(config, 0))):
+            yield Finding(fault.rule, fault.message, name, spec.tensor_name, fault.axis, config)
+
+
+def operator_findings(model: onnx.ModelProto, graph: Graph) -> Iterator[Finding]:
+    """Look for operators that nothing defines.
+
+    Args:
+        model: the model.
+        graph: its main graph.
+
+    Yields:
+        Those of ONNX's own domain as errors, those of others for information.
+    """
+    functions = {(one.domain, one.name) for one in model.functions}
+    seen = set()
+    for node in graph.nodes:
+        key = (node.domain, node.op_type)
+        if key in functions or key in seen or onnx.defs.has(node.op_type, node.domain):
+            continue
+        seen.add(key)
+        if node.domain:
+            message = f"nothing here knows {shown(node.op_type)} of {shown(node.domain)}"
+            yield Finding("structure.operator-foreign", message, node.name)
+        else:
+            message = f"ONNX {onnx.__version__} has no operator {shown(node.op_type)}"
+            yield Finding("structure.operator-unknown", message, node.name)

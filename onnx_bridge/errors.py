@@ -1,0 +1,92 @@
+"""The errors of the ONNX bridge.
+
+>>> error = AnnotationError("its groups hold 1 and 2 devices", node="up", tensor="w", axis=0)
+>>> print(error)
+node 'up', tensor 'w', axis 0: its groups hold 1 and 2 devices
+>>> error.tensor, error.axis
+('w', 0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from isoshard.core.errors import ShardingError
+
+
+class AnnotationError(ShardingError):
+    """An annotation says what no NamedSharding can, or contradicts itself or its graph.
+
+    Args:
+        reason: what is wrong, what is possible, the way out.
+        node: name of the node that carries it, if it is known.
+        tensor: name of the tensor.
+        axis: of the tensor, if the fault lies with one.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        node: str | None = None,
+        tensor: str | None = None,
+        axis: int | None = None,
+    ) -> None:
+        """Write the place before the reason."""
+        self.reason, self.node, self.tensor, self.axis = reason, node, tensor, axis
+        place = [
+            f"node {node!r}" if node is not None else "",
+            f"tensor {tensor!r}" if tensor is not None else "",
+            f"axis {axis}" if axis is not None else "",
+        ]
+        where = ", ".join(part for part in place if part)
+        super().__init__(f"{where}: {reason}" if where else reason)
+
+    def at(self, node: str | None = None, tensor: str | None = None) -> AnnotationError:
+        """The same error with the place that a caller knows.
+
+        Args:
+            node: name of the node; kept as it is if the error has one.
+            tensor: name of the tensor; likewise.
+
+        Returns:
+            A new error.
+        """
+        return AnnotationError(
+            self.reason,
+            node=node if self.node is None else self.node,
+            tensor=tensor if self.tensor is None else self.tensor,
+            axis=self.axis,
+        )
+
+
+class AnnotationWarning(UserWarning):
+    """Annotations of a model point at nothing, or other tools will not read them."""
+
+
+class ModelError(ValueError):
+    """A file, or a graph in it, cannot be read or run."""
+
+
+def raise_annotations(faults: Sequence[AnnotationError]) -> None:
+    """Raise what was collected over many tensors as one error.
+
+    Args:
+        faults: the errors; may be empty.
+
+    Raises:
+        AnnotationError: if there are any; the error itself if there is one.
+
+    Example:
+        >>> raise_annotations([AnnotationError("a", tensor="x"), AnnotationError("b", tensor="y")])
+        Traceback (most recent call last):
+            ...
+        isoshard.onnx_bridge.errors.AnnotationError: 2 annotations do not fit:
+          tensor 'x': a
+          tensor 'y': b
+    """
+    if len(faults) == 1:
+        raise faults[0] from None
+    if faults:
+        lines = "".join(f"\n  {fault}" for fault in faults)
+        raise AnnotationError(f"{len(faults)} annotations do not fit:{lines}") from None

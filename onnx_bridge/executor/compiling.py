@@ -1,0 +1,235 @@
+"""`compile`: an annotated model as a function whose parameters lie where the annotations say.
+
+>>> import numpy as np
+>>> from onnx import helper
+>>> from isoshard.core.mesh import make_mesh
+>>> from ..annotating.annotate import annotate
+>>> w = helper.make_tensor("w", 1, [4, 8], np.ones((4, 8), np.float32))
+>>> x = helper.make_tensor_value_info("x", 1, ["batch", 4])
+>>> y = helper.make_tensor_value_info("y", 1, ["batch", 8])
+>>> product = helper.make_node("MatMul", ["x", "w"], ["y"], name="product")
+>>> graph = helper.make_graph([product], "g", [x], [y], [w])
+>>> model = helper.make_model(graph, ir_version=11, opset_imports=[helper.make_opsetid("", 20)])
+>>> mesh = make_mesh((8,), ("tp",))
+>>> run = compile(annotate(model, mesh, {"w": jax.P(None, "tp"), "x": None}))
+>>> run.parameters[0]["w"].sharding.spec
+P(None, 'tp')
+>>> run(np.ones((2, 4), np.float32)).shape
+(2, 8)
+
+Each pipeline stage is one program on its own devices; what goes from one to the next is copied by
+`jax.device_put`. The stages run one after the other: batches are not cut into microbatches.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+import jax
+import onnx
+from jax.sharding import Mesh, NamedSharding
+from onnx import helper, numpy_helper
+
+from isoshard.core.device_dtypes import device_dtype
+from isoshard.core.place import shard
+
+from ..errors import ModelError
+from ..layouts.shardings import Uneven
+from ..reading.layout import ModelLayout, layout
+from ..reading.opening import load
+from ..reading.parameter_record import Origin, parameters_of
+from .arguments import Inputs, placed
+from .evaluating import require_operators
+from .inferred import with_inferred
+from .program import Program
+from .routes import Routes, Shapes, abstract
+from .tensors import Sorted, sort
+
+MAX_BYTES = 1 << 36
+Parameters = tuple[dict[str, jax.Array], ...]
+
+
+class Compiled:
+    """A model that runs on a mesh. Made by `compile`.
+
+    Args:
+        found: what the annotations say.
+        max_bytes: of any value.
+
+    Attributes:
+        parameters: for each stage the weights it uses, by the tensor's name in the file, placed. A
+            weight that two stages use is in both: add its gradients.
+        origins: which weight of the exported module each tensor is, if the file says so.
+        layout: what the annotations say.
+    """
+
+    def __init__(self, found: ModelLayout, max_bytes: int) -> None:
+        """Make the programs, check what can be checked without data, place the tensors."""
+        graph = found.graph
+        self.layout = found
+        self.origins: dict[str, Origin] = parameters_of(graph.model)
+        self._inputs = Inputs(graph)
+        tensors = sort(graph)
+        self._programs = [
+            Program(found, stage, tensors.constants, max_bytes) for stage in found.stages
+        ]
+        self._jitted = [jax.jit(program) for program in self._programs]
+        held = [_held(program, tensors) for program in self._programs]
+        self._routes = Routes(
+            self._programs, [(_shapes(a), _shapes(b)) for a, b in held], self._jitted
+        )
+        if self._inputs.known is not None:
+            self._routes.lowered(self._inputs.known)
+        arrays = [(_placed(a), _placed(b)) for a, b in held]
+        self.parameters: Parameters = tuple(parameters for parameters, _ in arrays)
+        self._tables = [tables for _, tables in arrays]
+
+    def __call__(self, *args: Any, **inputs: Any) -> Any:
+        """Run the model with its own parameters.
+
+        Args:
+            *args: inputs in the order of the file: NumPy or JAX arrays.
+            **inputs: inputs by name.
+
+        Returns:
+            The output, or a dictionary of them by name if there are several.
+
+        Raises:
+            ModelError: an input does not fit, or a value would be too large.
+            ShardingError: an input does not split evenly.
+        """
+        return self.apply(self.parameters, *args, **inputs)
+
+    def apply(self, parameters: Parameters, *args: Any, **inputs: Any) -> Any:
+        """Run the model with other parameters: what to differentiate.
+
+        Args:
+            parameters: like `self.parameters`.
+            *args: inputs in the order of the file.
+            **inputs: inputs by name.
+
+        Returns:
+            As `__call__`.
+
+        Raises:
+            ModelError: as `__call__`.
+            ShardingError: likewise.
+        """
+        given = self._inputs.bind(args, inputs)
+        values: dict[str, Any] = dict(given)
+        for number, route in enumerate(self._routes.of(given)):
+            entering = {name: placed(values[name], where, name) for name, where in route.items()}
+            program, tables = self._jitted[number], self._tables[number]
+            values.update(program(parameters[number], tables, entering))
+        found = {name: values[name] for name in self.layout.graph.outputs}
+        return next(iter(found.values())) if len(found) == 1 else found
+
+    @property
+    def input_shardings(self) -> dict[str, NamedSharding]:
+        """Where each input goes first: arrays that lie so are not moved."""
+        return dict(self.layout.inputs)
+
+    def lowered(self, *args: Any, **inputs: Any) -> tuple[Any, ...]:
+        """Lower each stage for inputs of some shapes.
+
+        Args:
+            *args: inputs in order, arrays or `jax.ShapeDtypeStruct`; none at all if the model
+                says all their shapes.
+            **inputs: inputs by name.
+
+        Returns:
+            One `jax.stages.Lowered` per stage.
+
+        Raises:
+            ModelError: an input does not fit, or shapes are open and none were given.
+        """
+        known = self._inputs.known
+        if args or inputs or known is None:
+            known = abstract(self._inputs.bind(args, inputs))
+        return tuple(self._routes.lowered(known))
+
+    def hlo(self, *args: Any, **inputs: Any) -> tuple[str, ...]:
+        """The compiled programs as text, in which the collectives can be counted.
+
+        Args:
+            *args: as for `lowered`.
+            **inputs: likewise.
+
+        Returns:
+            One text per stage.
+        """
+        return tuple(lowered.compile().as_text() for lowered in self.lowered(*args, **inputs))
+
+
+def compile(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+    mesh: Mesh | None = None,
+    config: str | None = None,
+    *,
+    unspecified: Literal["auto", "infer"] = "auto",
+    uneven: Uneven = "error",
+    max_bytes: int = MAX_BYTES,
+) -> Compiled:
+    """Make an annotated model a function on a mesh.
+
+    Args:
+        model: as for `load`.
+        mesh: over all devices of the configuration; None takes the one that the file keeps.
+        config: name of the configuration, if there are several.
+        unspecified: what becomes of results that no annotation speaks of: the compiler lays them
+            out ("auto"), or they lie as the formalism of proposal 0007 infers ("infer").
+        uneven: as for `layout`.
+        max_bytes: of any single value, on all devices together; 64 GiB unless given. Values are
+            looked at while they are only shapes.
+
+    Returns:
+        The function, its parameters placed.
+
+    Raises:
+        ModelError: the model cannot be read, has operators that cannot run (all of them are
+            listed), or a value is too large.
+        AnnotationError: its annotations do not fit it, or the mesh.
+    """
+    if unspecified not in ("auto", "infer"):
+        raise ValueError(f"unspecified is 'auto' or 'infer', not {unspecified!r}")
+    found = layout(load(model), mesh, config, uneven)
+    unread = [name for name in found.graph.outputs if found.graph.producer(name) is None]
+    if unread:
+        raise ModelError(
+            f"{', '.join(map(repr, unread))}: an output that no node makes; add an Identity"
+        )
+    require_operators(found.graph.nodes, found.graph.opsets, found.graph.model.functions)
+    return Compiled(with_inferred(found) if unspecified == "infer" else found, max_bytes)
+
+
+def _held(program: Program, tensors: Sorted) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parameters and tables that a stage reads: each a TensorProto and its layout."""
+    graph, number = program.layout.graph, program.stage.number
+    held = [
+        {
+            name: (graph.initializers[name], where[number])
+            for name in names
+            if number in (where := program.layout.parameters.get(name, {}))
+        }
+        for names in (tensors.parameters, tensors.tables)
+    ]
+    return held[0], held[1]
+
+
+def _shapes(held: dict[str, Any]) -> Shapes:
+    return {
+        name: jax.ShapeDtypeStruct(
+            tuple(proto.dims),
+            device_dtype(helper.tensor_dtype_to_np_dtype(proto.data_type), name),
+            sharding=where,
+        )
+        for name, (proto, where) in held.items()
+    }
+
+
+def _placed(held: dict[str, Any]) -> dict[str, jax.Array]:
+    return {
+        name: shard(numpy_helper.to_array(proto), where.mesh, where, name=name)
+        for name, (proto, where) in held.items()
+    }

@@ -1,0 +1,281 @@
+"""Function bodies: what an operator without an entry in the table is made of.
+
+A body comes from the model, or from ONNX, which defines many operators by others; some of these
+depend on attributes and on the types of the inputs. A body's nodes get the attributes of the call.
+
+>>> from onnx import helper
+>>> graph = Graph(helper.make_model(helper.make_graph(
+...     [helper.make_node("MeanVarianceNormalization", ["x"], ["y"], axes=[0])],
+...     "g", [helper.make_empty_tensor_value_info("x")], [])))
+>>> body = body_of(graph.nodes[0], [np.ones((2, 2), np.float32)], {"": 13}, Functions(()))
+>>> sorted({node.op_type for node in body.nodes})
+['Add', 'Constant', 'Div', 'Pow', 'ReduceMean', 'Sqrt', 'Sub']
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import defs, helper
+
+from ..errors import ModelError
+from ..reading.graph import Graph, Node
+from .operators import find
+
+_DEEPEST = 32  # functions that call functions
+_MOST_NODES = 20_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """Nodes that stand for one.
+
+    Attributes:
+        nodes: in an order they can run in.
+        inputs: names of the values they read, in the order of the call's inputs.
+        outputs: names of the call's results among the values they make.
+        opsets: version of each operator set by domain.
+        initializers: tensors of the body.
+        made: names of what is made inside.
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    opsets: dict[str, int]
+    initializers: tuple[onnx.TensorProto, ...] = ()
+    made: frozenset[str] = frozenset()
+
+
+class Functions:
+    """A model's functions by domain and name.
+
+    Args:
+        functions: the protos.
+    """
+
+    def __init__(self, functions: Iterable[onnx.FunctionProto]) -> None:
+        """Index them."""
+        self._found = {(f.domain, f.name): f for f in functions}
+        self._expanded = 0
+
+    def find(self, domain: str, name: str) -> onnx.FunctionProto | None:
+        """The function of a domain and name, or None."""
+        return self._found.get((domain, name))
+
+    def expanded(self, nodes: int) -> None:
+        """Count nodes that came out of bodies.
+
+        Args:
+            nodes: how many.
+
+        Raises:
+            ModelError: they are more than any sensible model has.
+        """
+        self._expanded += nodes
+        if self._expanded > _MOST_NODES:
+            raise ModelError(f"its functions make more than {_MOST_NODES} nodes")
+
+
+def body_of(
+    node: Node, inputs: Sequence[Any], opsets: Mapping[str, int], functions: Functions
+) -> Body:
+    """The nodes that a node stands for.
+
+    Args:
+        node: of an operator without an entry in the table.
+        inputs: its arrays, for their dtypes and shapes; None where one is left out.
+        opsets: of the graph that it stands in.
+        functions: the model's.
+
+    Returns:
+        The body, with the node's attributes in it.
+
+    Raises:
+        ModelError: there is none.
+    """
+    function = functions.find(node.domain, node.op_type) or _of_onnx(node, inputs, opsets)
+    if function is None:
+        raise ModelError("it has neither a JAX function nor a function body")
+    functions.expanded(len(function.node))
+    given = {attribute.name: attribute for attribute in node.proto.attribute}
+    for default in function.attribute_proto:
+        given.setdefault(default.name, default)
+    if not functions.find(node.domain, node.op_type):
+        schema = defs.get_schema(node.op_type, opsets.get(node.domain, 1), node.domain)
+        for name, attribute in schema.attributes.items():
+            if attribute.default_value.name:
+                given.setdefault(name, attribute.default_value)
+    protos = [_bound(proto, given) for proto in function.node]
+    versions = {entry.domain: entry.version for entry in function.opset_import}
+    given_values = [helper.make_empty_tensor_value_info(name) for name in function.input]
+    graph = helper.make_graph(protos, function.name, given_values, [])
+    found = {**opsets, **versions}
+    return Body(_nodes(graph, found), tuple(function.input), tuple(function.output), found)
+
+
+def branch_of(node: Node, attribute: str, opsets: Mapping[str, int]) -> Body:
+    """The graph in an attribute of a control-flow node.
+
+    Args:
+        node: the node.
+        attribute: name of the attribute.
+        opsets: of the graph that the node stands in.
+
+    Returns:
+        Its nodes; they read values of the graph around it by name.
+    """
+    inner = node.attributes[attribute]
+    made = {name for proto in inner.node for name in proto.output}
+    own = {tensor.name for tensor in inner.initializer}
+    outer = [name for name in node.captured if name not in made | own]
+    graph = onnx.GraphProto()
+    graph.CopyFrom(inner)
+    graph.input.extend(helper.make_empty_tensor_value_info(name) for name in outer)
+    return Body(
+        _nodes(graph, dict(opsets)),
+        (),
+        tuple(value.name for value in inner.output),
+        dict(opsets),
+        tuple(inner.initializer),
+        frozenset(made | own),
+    )
+
+
+def lacking(nodes: Sequence[Node], opsets: Mapping[str, int], functions: Functions) -> list[str]:
+    """Which operators have neither an entry in the table nor a function body.
+
+    Args:
+        nodes: of a graph.
+        opsets: of the graph.
+        functions: the model's.
+
+    Returns:
+        A line per operator, with the first node of it; sorted.
+    """
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        for op in _lacking(node.proto, opsets, functions, 0, set()):
+            found.setdefault(op, []).append(node.name)
+    return [
+        f"{op} ({f'{len(names)} nodes, first' if len(names) > 1 else 'node'} {names[0]!r})"
+        for op, names in sorted(found.items())
+    ]
+
+
+def _lacking(
+    proto: onnx.NodeProto,
+    opsets: Mapping[str, int],
+    functions: Functions,
+    depth: int,
+    seen: set[tuple[str, str, int]],
+) -> Iterator[str]:
+    domain = "" if proto.domain == "ai.onnx" else proto.domain
+    version = opsets.get(domain, 1)
+    if not domain and version > defs.onnx_opset_version():
+        raise ModelError(
+            f"the model is of opset {version}, and the installed onnx knows "
+            f"{defs.onnx_opset_version()}: install a newer onnx, or export at an older opset"
+        )
+    if proto.op_type == "If" and not domain:
+        for attribute in proto.attribute:
+            for inner in attribute.g.node:
+                yield from _lacking(inner, opsets, functions, depth, seen)
+        return
+    if find(domain, proto.op_type, version):
+        return
+    if depth and (domain, proto.op_type, version) in seen:
+        return
+    if depth > _DEEPEST:
+        raise ModelError(f"function {proto.op_type!r} calls itself, or is nested too deeply")
+    function = functions.find(proto.domain, proto.op_type)
+    schema = _schema(domain, proto.op_type, version)
+    if function is None and schema is not None and schema.has_function:
+        function = schema.function_body
+    if function is not None:
+        inner = {**opsets, **{entry.domain: entry.version for entry in function.opset_import}}
+        for part in function.node:
+            yield from (
+                op if " in " in op else f"{op} in {proto.op_type}"
+                for op in _lacking(part, inner, functions, depth + 1, seen)
+            )
+        seen.add((domain, proto.op_type, version))
+    elif schema is None or not schema.has_context_dependent_function:
+        yield f"{domain + '.' if domain else ''}{proto.op_type}-{version}"
+
+
+def _schema(domain: str, op_type: str, version: int) -> Any:
+    """What ONNX says of an operator, or None; onnx's stubs do not know all of its properties."""
+    if not defs.has(op_type, domain):
+        return None
+    try:
+        return defs.get_schema(op_type, version, domain)
+    except defs.SchemaError:  # it is newer than the model's opset
+        return None
+
+
+def _of_onnx(
+    node: Node, inputs: Sequence[Any], opsets: Mapping[str, int]
+) -> onnx.FunctionProto | None:
+    """The body that ONNX gives for an operator."""
+    version = opsets.get(node.domain, 1)
+    schema = _schema(node.domain, node.op_type, version)
+    if schema is None:
+        return None
+    if schema.has_function:
+        function = onnx.FunctionProto()
+        function.CopyFrom(schema.function_body)
+    elif schema.has_context_dependent_function:
+        fitting = [v for v in schema.context_dependent_function_opset_versions if v <= version]
+        if not fitting:
+            return None
+        types = [_type_of(value).SerializeToString() for value in inputs]
+        function = onnx.FunctionProto()
+        function.ParseFromString(
+            schema.get_context_dependent_function_with_opset_version(
+                max(fitting), node.proto.SerializeToString(), types
+            )
+        )
+    else:
+        return None
+    if not function.opset_import:
+        function.opset_import.append(helper.make_opsetid("", version))
+    return function
+
+
+def _type_of(value: Any) -> onnx.TypeProto:
+    if value is None:
+        return onnx.TypeProto()
+    code = helper.np_dtype_to_tensor_dtype(np.dtype(value.dtype))
+    return helper.make_tensor_type_proto(code, value.shape)
+
+
+def _bound(proto: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
+    """A copy of a node in a function, with the call's attributes where it refers to them."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(proto)
+    del copy.attribute[:]
+    for attribute in proto.attribute:
+        kept = onnx.AttributeProto()
+        if attribute.ref_attr_name:
+            if attribute.ref_attr_name not in given:
+                continue
+            kept.CopyFrom(given[attribute.ref_attr_name])
+            kept.name = attribute.name
+        else:
+            kept.CopyFrom(attribute)
+            if attribute.HasField("g"):
+                inner = [_bound(part, given) for part in attribute.g.node]
+                del kept.g.node[:]
+                kept.g.node.extend(inner)
+        copy.attribute.append(kept)
+    return copy
+
+
+def _nodes(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> tuple[Node, ...]:
+    imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    return Graph(helper.make_model(graph, opset_imports=imports)).nodes

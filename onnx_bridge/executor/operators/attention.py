@@ -1,0 +1,175 @@
+"""Attention and rotary embeddings, as opsets 23 to 25 define them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...errors import ModelError
+from .arguments import dtype_of, physical
+from .registry import operator
+
+
+@operator("Attention", since=23)
+def attention(
+    q,
+    k,
+    v,
+    attn_mask=None,
+    past_key=None,
+    past_value=None,
+    nonpad_kv_seqlen=None,
+    *,
+    is_causal=0,
+    kv_num_heads=None,
+    left_window_size=-1,
+    q_num_heads=None,
+    qk_matmul_output_mode=0,
+    right_window_size=-1,
+    scale=None,
+    softcap=0.0,
+    softmax_precision=None,
+):
+    """softmax(scale * Q K^T + bias) V, per head.
+
+    Args:
+        q: `(batch, heads, queries, size)`, or `(batch, queries, heads * size)`.
+        k: likewise, with keys in place of queries; perhaps fewer heads, each for several of `q`.
+        v: likewise, with a size of its own.
+        attn_mask: can be broadcast to `(batch, heads, queries, keys)`: true where a key is seen, or
+            numbers that are added; keys it has no room for are not seen.
+        past_key: `(batch, heads, past, size)`, put before the keys.
+        past_value: likewise.
+        nonpad_kv_seqlen: `(batch,)`, how many keys are valid.
+        is_causal: a query sees the keys up to its own place; the last query's is the last valid
+            key's where keys are cached.
+        kv_num_heads: heads of keys and values, if they have three axes.
+        left_window_size: how many keys before its own place a query sees; -1 for all.
+        q_num_heads: heads of queries, likewise.
+        qk_matmul_output_mode: what the last result is: 0 the products, 1 after `softcap`, 2 with
+            the bias, 3 after the softmax.
+        right_window_size: how many keys after its own place a query sees; -1 for all.
+        scale: 1 / sqrt(size) by default.
+        softcap: c > 0 bends the products to c * tanh(product / c).
+        softmax_precision: a dtype in which the softmax is computed.
+
+    Returns:
+        The attended values, shaped like `q`; all keys; all values; what the mode says.
+    """
+    if (past_key is None) != (past_value is None):
+        raise ModelError("past_key and past_value are given both or not at all")
+    flat = q.ndim == 3
+    q, k, v = _heads(q, q_num_heads), _heads(k, kv_num_heads), _heads(v, kv_num_heads)
+    past = 0
+    if past_key is not None and past_value is not None:
+        past = past_key.shape[2]
+        k, v = jnp.concatenate([past_key, k], 2), jnp.concatenate([past_value, v], 2)
+    keys, values = k, v
+    if q.shape[1] % k.shape[1]:
+        raise ModelError(f"{q.shape[1]} heads of queries do not share {k.shape[1]} of keys evenly")
+    k, v = (jnp.repeat(x, q.shape[1] // x.shape[1], 1) for x in (k, v))
+    root = np.sqrt(1 / np.sqrt(q.shape[-1]) if scale is None else scale).astype(np.float32)
+    root = jnp.asarray(root, q.dtype)
+    scores = [jnp.einsum("bhqd,bhkd->bhqk", q * root, k * root)]
+    scores.append(softcap * jnp.tanh(scores[0] / softcap) if softcap else scores[0])
+    window = (left_window_size, 0 if is_causal else right_window_size)
+    bias, seen = _bias(scores[0], attn_mask, nonpad_kv_seqlen, past, window)
+    low = jnp.asarray(-jnp.inf, q.dtype)
+    scores.append(scores[1] if bias is None else scores[1] + bias)
+    if seen is not None:
+        scores[2] = jnp.where(seen, scores[2], low)
+    precise = q.dtype if softmax_precision is None else physical(dtype_of(softmax_precision))
+    scores.append(_softmax(scores[2].astype(precise), bias is not None or seen is not None))
+    scores[3] = scores[3].astype(q.dtype)
+    y = jnp.einsum("bhqk,bhkd->bhqd", scores[3].astype(v.dtype), v).astype(q.dtype)
+    if flat:
+        y = y.swapaxes(1, 2).reshape(y.shape[0], y.shape[2], -1)
+    if not 0 <= qk_matmul_output_mode <= 3:
+        raise ModelError(f"qk_matmul_output_mode is {qk_matmul_output_mode}; possible are 0..3")
+    return y, keys, values, scores[qk_matmul_output_mode]
+
+
+def _heads(x, count):
+    if x.ndim == 4:
+        return x
+    if not count:
+        raise ModelError("inputs of three axes need q_num_heads and kv_num_heads")
+    return x.reshape(*x.shape[:2], count, -1).swapaxes(1, 2)
+
+
+def _bias(scores, mask, valid, past, window):
+    """What is added to the scores, and which are seen at all; None for nothing and all."""
+    queries, keys = scores.shape[-2:]
+    bias, seen = None, None
+    if mask is not None:
+        missing = [(0, 0)] * (mask.ndim - 1) + [(0, keys - mask.shape[-1])]
+        if mask.dtype == bool:
+            seen = jnp.pad(mask, missing)
+        else:
+            bias = jnp.pad(mask, missing, constant_values=-jnp.inf)
+    row, column = (jax.lax.broadcasted_iota(jnp.int32, (queries, keys), axis) for axis in (0, 1))
+    own = row + (past if past or valid is None else valid.reshape(-1, 1, 1, 1) - queries)
+    left, right = window
+    if right >= 0:
+        seen = _both(seen, column <= own + right)
+    if left >= 0:
+        seen = _both(seen, column >= own - left)
+    if valid is not None:
+        seen = _both(seen, column < valid.reshape(-1, 1, 1, 1))
+    return bias, seen
+
+
+def _both(a, b):
+    return b if a is None else a & b
+
+
+def _softmax(x, masked):
+    """Along the last axis; zeros where nothing is seen, and no NaN in the gradient either."""
+    if not masked:
+        return jax.nn.softmax(x, -1)
+    none = jnp.all(x == -jnp.inf, -1, keepdims=True)
+    return jnp.where(none, 0, jax.nn.softmax(jnp.where(none, 0, x), -1))
+
+
+@operator("RotaryEmbedding", since=23)
+def rotary_embedding(
+    x,
+    cos_cache,
+    sin_cache,
+    position_ids=None,
+    *,
+    interleaved=0,
+    num_heads=None,
+    rotary_embedding_dim=0,
+):
+    """Pairs of elements of each head turned by an angle that depends on the position.
+
+    Args:
+        x: `(batch, heads, positions, size)`, or `(batch, positions, heads * size)`.
+        cos_cache: of the angles, `(batch, positions, turned / 2)`, or a row per position id.
+        sin_cache: likewise.
+        position_ids: `(batch, positions)`, rows of the caches.
+        interleaved: a pair is two neighbours; else one element of each half.
+        num_heads: needed if `x` has three axes.
+        rotary_embedding_dim: how many elements of a head are turned; 0 for all.
+
+    Returns:
+        The turned input.
+    """
+    if x.ndim == 3 and not num_heads:
+        raise ModelError("an input of three axes needs num_heads")
+    y = x.swapaxes(1, 2) if x.ndim == 4 else x.reshape(*x.shape[:2], num_heads, -1)
+    turned = rotary_embedding_dim or y.shape[-1]
+    if position_ids is not None:
+        cos_cache, sin_cache = cos_cache[position_ids], sin_cache[position_ids]
+    cos, sin = cos_cache[:, :, None], sin_cache[:, :, None]
+    part, rest = y[..., :turned], y[..., turned:]
+    if interleaved:
+        a, b = part[..., 0::2], part[..., 1::2]
+    else:
+        a, b = part[..., : turned // 2], part[..., turned // 2 :]
+    pair = (cos * a - sin * b, sin * a + cos * b)
+    part = jnp.stack(pair, -1).reshape(part.shape) if interleaved else jnp.concatenate(pair, -1)
+    y = jnp.concatenate([part, rest], -1)
+    return y.swapaxes(1, 2) if x.ndim == 4 else y.reshape(x.shape)

@@ -1,0 +1,164 @@
+"""Normalisations: batch, instance, layer, group, root mean square, response; and dropout.
+
+Statistics of 16-bit floats are computed in float32, as ONNX's `stash_type` asks by default.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ...errors import ModelError
+from .arguments import axis_of, number_of, widened
+from .registry import operator
+
+
+def _along_channels(values, rank):
+    return values.reshape(1, -1, *(1,) * (rank - 2))
+
+
+@operator("BatchNormalization", since=9)
+def batch_normalization(
+    x, scale, b, input_mean, input_var, *, epsilon=1e-5, momentum=0.9, training_mode=0
+):
+    """Each channel less its mean, divided by its deviation, scaled and shifted.
+
+    Args:
+        x: `(batch, channels, ..)`.
+        scale: `(channels,)`.
+        b: `(channels,)`.
+        input_mean: `(channels,)`, the running mean.
+        input_var: `(channels,)`, the running variance.
+        epsilon: added to the variance.
+        momentum: the share of the running statistics that stays.
+        training_mode: use the statistics of this batch, and give the running ones moved by them.
+
+    Returns:
+        The normalised input; the new running mean and variance, while training.
+    """
+    mean, variance = input_mean, input_var
+    if training_mode:
+        axes = tuple(axis for axis in range(x.ndim) if axis != 1)
+        wide = widened(x)
+        mean, variance = jnp.mean(wide, axes), jnp.var(wide, axes)
+    factor = scale * lax.rsqrt(variance + epsilon)
+    rank = x.ndim
+    y = (x - _along_channels(mean, rank)) * _along_channels(factor, rank)
+    y = (y + _along_channels(b, rank)).astype(x.dtype)
+    if not training_mode:
+        return y
+    running = (input_mean * momentum + mean * (1 - momentum)).astype(input_mean.dtype)
+    return y, running, (input_var * momentum + variance * (1 - momentum)).astype(input_var.dtype)
+
+
+@operator("InstanceNormalization", since=6)
+def instance_normalization(x, scale, b, *, epsilon=1e-5):
+    """Each image of each channel less its mean, divided by its deviation, scaled and shifted."""
+    y, *_ = _normalised(x, tuple(range(2, x.ndim)), epsilon)
+    return y.astype(x.dtype) * _along_channels(scale, x.ndim) + _along_channels(b, x.ndim)
+
+
+@operator("LayerNormalization", since=17)
+def layer_normalization(x, scale, b=None, *, axis=-1, epsilon=1e-5, stash_type=1):
+    """The axes from `axis` on less their mean, divided by their deviation, scaled and shifted.
+
+    Args:
+        x: any shape.
+        scale: can be broadcast to `x`.
+        b: likewise.
+        axis: the first that is normalised.
+        epsilon: added to the variance.
+        stash_type: 1: computed in float32; another: in the dtype of `x`.
+
+    Returns:
+        The normalised input, the mean, and the inverse of the deviation.
+    """
+    axes = tuple(range(axis_of(axis, x.ndim), x.ndim))
+    y, mean, inverse = _normalised(x, axes, epsilon, stash_type)
+    y = y.astype(x.dtype) * scale
+    return (y if b is None else y + b), mean, inverse
+
+
+@operator("GroupNormalization", since=21)
+def group_normalization(x, scale, bias, *, num_groups, epsilon=1e-5, stash_type=1):
+    """Groups of channels less their mean, divided by their deviation; scaled by channel."""
+    y = _grouped(x, num_groups, epsilon, stash_type)
+    return y * _along_channels(scale, x.ndim) + _along_channels(bias, x.ndim)
+
+
+@operator("GroupNormalization", since=18)
+def group_normalization_by_group(x, scale, bias, *, num_groups, epsilon=1e-5):
+    """`GroupNormalization` of opsets 18 to 20, with a scale and a shift per group."""
+    repeats = x.shape[1] // num_groups
+    scale, bias = (jnp.repeat(value, repeats) for value in (scale, bias))
+    y = _grouped(x, num_groups, epsilon, 1)
+    return y * _along_channels(scale, x.ndim) + _along_channels(bias, x.ndim)
+
+
+def _grouped(x, num_groups, epsilon, stash_type):
+    if x.shape[1] % num_groups:
+        raise ModelError(f"num_groups={num_groups} does not divide {x.shape[1]} channels")
+    groups = x.reshape(x.shape[0], num_groups, -1)
+    y, *_ = _normalised(groups, (2,), epsilon, stash_type)
+    return y.reshape(x.shape).astype(x.dtype)
+
+
+def _normalised(x, axes, epsilon, stash_type=1):
+    wide = widened(x) if stash_type == 1 else x
+    mean = jnp.mean(wide, axes, keepdims=True)
+    centred = wide - mean
+    inverse = lax.rsqrt(jnp.mean(centred * centred, axes, keepdims=True) + epsilon)
+    return centred * inverse, mean, inverse
+
+
+@operator("RMSNormalization", since=23)
+def rms_normalization(x, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
+    """The axes from `axis` on divided by the root of their mean square, scaled."""
+    axes = tuple(range(axis_of(axis, x.ndim), x.ndim))
+    wide = widened(x) if stash_type == 1 else x
+    y = wide * lax.rsqrt(jnp.mean(wide * wide, axes, keepdims=True) + epsilon)
+    return (y.astype(x.dtype) * scale).astype(scale.dtype)
+
+
+@operator("LpNormalization")
+def lp_normalization(x, *, axis=-1, p=2):
+    """The input divided by its p-norm along an axis; zero where that is zero."""
+    if p not in (1, 2):
+        raise ModelError(f"p is {p}; possible are 1 and 2")
+    size = jnp.abs(x) if p == 1 else x * x
+    total = jnp.sum(size, axis_of(axis, x.ndim), keepdims=True)
+    safe = jnp.where(total == 0, 1, total)
+    return jnp.where(total == 0, 0, x / (safe if p == 1 else jnp.sqrt(safe)))
+
+
+@operator("LRN")
+def lrn(x, *, size, alpha=1e-4, beta=0.75, bias=1.0):
+    """The input divided by a power of the mean square over `size` neighbouring channels."""
+    before = (size - 1) // 2
+    window = (1, size, *(1,) * (x.ndim - 2))
+    padding = ((0, 0), (before, size - 1 - before), *((0, 0),) * (x.ndim - 2))
+    total = lax.reduce_window(x * x, np.zeros((), x.dtype), lax.add, window, (1,) * x.ndim, padding)
+    return x / (bias + alpha / size * total) ** beta
+
+
+@operator("Dropout", since=12, static=("ratio", "training_mode"))
+def dropout(x, ratio=None, training_mode=None, *, seed=None):
+    """The input, and a mask of ones: nothing is dropped outside training.
+
+    Raises:
+        ModelError: it is in training mode.
+    """
+    training = training_mode is not None and bool(number_of(training_mode, "training_mode"))
+    if training and (ratio is None or number_of(ratio, "ratio") != 0):
+        raise ModelError(
+            "Dropout is in training mode, which draws random numbers: export the model in its "
+            "inference mode (torch: module.eval())"
+        )
+    return x, jnp.ones(x.shape, bool)
+
+
+@operator("Dropout", since=7)
+def dropout_by_attribute(x, *, ratio=0.5):
+    """`Dropout` before opset 12, where it is never in training mode."""
+    return x, jnp.ones(x.shape, bool)

@@ -1,0 +1,166 @@
+"""Operators along axes: sums, means, extremes and their places, running sums, sorting.
+
+The axes of a reduction are an attribute in older opsets and an input, known while compiling, in
+newer ones. Without axes all are reduced, or none where `noop_with_empty_axes` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .arguments import axes_of, axis_of, library, number_of, widened
+from .registry import largest, operator
+from .whole import whole
+
+
+def _lowest(dtype):
+    return False if dtype == np.bool_ else -np.inf if _is_float(dtype) else jnp.iinfo(dtype).min
+
+
+def _highest(dtype):
+    return True if dtype == np.bool_ else np.inf if _is_float(dtype) else jnp.iinfo(dtype).max
+
+
+def _is_float(dtype):
+    return jnp.issubdtype(dtype, jnp.floating)
+
+
+def _sum(x, **along):
+    return library(x).sum(x, dtype=x.dtype, **along)
+
+
+def _mean(x, **along):
+    total = jnp.sum(x, dtype=x.dtype, **along)
+    count = np.asarray(x.size // max(total.size, 1), x.dtype)
+    return total / count if _is_float(x.dtype) else lax.div(total, jnp.full_like(total, count))
+
+
+def _max(x, **along):
+    return library(x).max(x, initial=_lowest(x.dtype), **along)
+
+
+def _min(x, **along):
+    return library(x).min(x, initial=_highest(x.dtype), **along)
+
+
+def _prod(x, **along):
+    return library(x).prod(x, dtype=x.dtype, **along)
+
+
+def _l1(x, **along):
+    return _sum(jnp.abs(x), **along)
+
+
+def _l2(x, **along):
+    return _root(_sum_square(x, **along), x.dtype)
+
+
+def _root(x, dtype):
+    return jnp.sqrt(x if _is_float(dtype) else x.astype(jnp.float32)).astype(dtype)
+
+
+def _sum_square(x, **along):
+    return _sum(x * x, **along)
+
+
+def _log_sum(x, **along):
+    return jnp.log(_sum(x, **along)).astype(x.dtype)
+
+
+def _log_sum_exp(x, **along):
+    return jax.nn.logsumexp(x, **along).astype(x.dtype)
+
+
+def _register(op_type: str, function: Callable[..., Any], input_since: int, on_host: bool) -> None:
+    """Register a reduction with axes as an attribute, and from `input_since` on as an input."""
+
+    def reduced(x, axes, keepdims, noop):
+        if axes is None or not len(axes):
+            if noop:
+                return function(x, axis=(), keepdims=True)
+            axes = range(x.ndim)
+        dims = {"axis": axes_of(axes, x.ndim), "keepdims": bool(keepdims)}
+        if isinstance(x, np.ndarray):
+            return function(x, **dims)
+        return function(widened(x), **dims).astype(x.dtype)
+
+    host = largest if on_host else None
+
+    @operator(op_type, host=host)
+    def by_attribute(x, *, axes=None, keepdims=1):
+        return reduced(x, axes, keepdims, 0)
+
+    @operator(op_type, since=input_since, static=("axes",), host=host)
+    def by_input(x, axes=None, *, keepdims=1, noop_with_empty_axes=0):
+        return reduced(x, axes, keepdims, noop_with_empty_axes)
+
+
+_register("ReduceSum", _sum, 13, True)
+for _op_type, _function, _on_host in (
+    ("ReduceMean", _mean, False),
+    ("ReduceMax", _max, True),
+    ("ReduceMin", _min, True),
+    ("ReduceProd", _prod, True),
+    ("ReduceL1", _l1, False),
+    ("ReduceL2", _l2, False),
+    ("ReduceSumSquare", _sum_square, False),
+    ("ReduceLogSum", _log_sum, False),
+    ("ReduceLogSumExp", _log_sum_exp, False),
+):
+    _register(_op_type, _function, 18, _on_host)
+
+
+def _register_place(op_type: str, find: Callable[..., jax.Array]) -> None:
+    @operator(op_type)
+    def place(x, *, axis=0, keepdims=1, select_last_index=0):
+        axis = axis_of(axis, x.ndim)
+        found = find(jnp.flip(x, axis) if select_last_index else x, axis)
+        if select_last_index:
+            found = x.shape[axis] - 1 - found
+        return jnp.expand_dims(found, axis) if keepdims else found
+
+
+_register_place("ArgMax", jnp.argmax)
+_register_place("ArgMin", jnp.argmin)
+
+
+@operator("CumSum", since=11, static=("axis",), host=lambda inputs: inputs[0].size)
+def cumsum(x, axis, *, exclusive=0, reverse=0):
+    """The sum of all elements up to each along an axis, itself included or not."""
+    axis = axis_of(number_of(axis, "axis"), x.ndim)
+    np_ = library(x)
+    x = x if np_ is np else whole(x, [axis])
+    y = np_.flip(x, axis) if reverse else x
+    total = np_.cumsum(y, axis, dtype=x.dtype)
+    if exclusive:
+        lead = (slice(None),) * axis
+        none, most = total[(*lead, slice(1))], total[(*lead, slice(-1))]
+        total = np_.concatenate([np_.zeros_like(none), most], axis)
+    return np_.flip(total, axis) if reverse else total
+
+
+@operator("TopK", since=10, static=("k",))
+def top_k(x, k, *, axis=-1, largest=1, sorted=1):
+    """The k largest or smallest elements along an axis and their places, in order.
+
+    Of equal elements, the first come first; an unordered result is ordered too.
+    """
+    axis, count = axis_of(axis, x.ndim), int(number_of(k, "k"))
+    y = jnp.moveaxis(x, axis, -1)
+    key = y if largest else (-y if _is_float(x.dtype) else ~y)
+    _, places = lax.top_k(lax.stop_gradient(key), count)
+    values = jnp.take_along_axis(y, places, -1)
+    places = places.astype(jax.dtypes.canonicalize_dtype(np.int64))
+    return jnp.moveaxis(values, -1, axis), jnp.moveaxis(places, -1, axis)
+
+
+@operator("TopK")
+def top_k_by_attribute(x, *, k, axis=-1):
+    """`TopK` before opset 10."""
+    return top_k(x, np.asarray(k), axis=axis)

@@ -1,0 +1,257 @@
+"""Resize: images in another size, by the nearest element, linearly or by cubics.
+
+Each element of the result is a weighted sum of a few elements per axis, at positions that depend on
+the sizes alone; `Taps` are these positions and weights for one axis, worked out with NumPy.
+Scales and sizes must be known when the program is compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...errors import ModelError
+from .arguments import axes_of, bounded, choice, widened
+from .registry import operator
+
+_COORDINATES = (
+    "half_pixel",
+    "half_pixel_symmetric",
+    "pytorch_half_pixel",
+    "align_corners",
+    "asymmetric",
+    "tf_crop_and_resize",
+    "tf_half_pixel_for_nn",
+)
+_NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+_POLICIES = ("stretch", "not_larger", "not_smaller")
+
+
+class Taps(NamedTuple):
+    """How one axis is resized.
+
+    Attributes:
+        places: of the elements read, `(taps, size of the result)`.
+        weights: of these elements, likewise.
+        outside: which elements of the result lie outside, and are filled; None for none.
+    """
+
+    places: np.ndarray
+    weights: np.ndarray
+    outside: np.ndarray | None
+
+
+class Axis(NamedTuple):
+    """What is asked of one axis.
+
+    Attributes:
+        size: of the input.
+        count: of the result.
+        scale: result per input.
+        roi: (start, end) of the part that is read, as shares of the input.
+    """
+
+    size: int
+    count: int
+    scale: float
+    roi: tuple[float, float]
+
+
+@operator("Resize", since=11, static=("roi", "scales", "sizes"))
+def resize(
+    x,
+    roi=None,
+    scales=None,
+    sizes=None,
+    *,
+    antialias=0,
+    axes=None,
+    coordinate_transformation_mode="half_pixel",
+    cubic_coeff_a=-0.75,
+    exclude_outside=0,
+    extrapolation_value=0.0,
+    keep_aspect_ratio_policy="stretch",
+    mode="nearest",
+    nearest_mode="round_prefer_floor",
+):
+    """A tensor in another size.
+
+    Args:
+        x: any tensor.
+        roi: the part that "tf_crop_and_resize" reads: starts, then ends.
+        scales: result per input, per axis.
+        sizes: of the result, in place of `scales`.
+        antialias: widen the filter where the result is smaller.
+        axes: which are resized; all if left out.
+        coordinate_transformation_mode: where an element of the result lies in the input.
+        cubic_coeff_a: the free number of the cubics.
+        exclude_outside: elements outside the input weigh nothing, instead of the edge's.
+        extrapolation_value: fills what "tf_crop_and_resize" reads outside.
+        keep_aspect_ratio_policy: "stretch", or one scale for all axes: "not_larger" or
+            "not_smaller" than `sizes`.
+        mode: "nearest", "linear" or "cubic".
+        nearest_mode: how places are rounded.
+
+    Returns:
+        The resized tensor, in the dtype of `x`.
+    """
+    choice(mode, "mode", ("nearest", "linear", "cubic"))
+    choice(coordinate_transformation_mode, "coordinate_transformation_mode", _COORDINATES)
+    choice(nearest_mode, "nearest_mode", _NEAREST)
+    named = tuple(range(x.ndim)) if axes is None else axes_of(axes, x.ndim)
+    asked = _asked(x.shape, named, roi, scales, sizes, keep_aspect_ratio_policy)
+    taps = {}
+    bounded(max((one.count for one in asked.values()), default=0), "the places of Resize")
+    for axis, one in asked.items():
+        if one.count == one.size and one.scale == 1 and one.roi == (0, 1):
+            continue
+        where = _where(one, coordinate_transformation_mode)
+        outside = None
+        if coordinate_transformation_mode == "tf_crop_and_resize":
+            outside = (where < 0) | (where > one.size - 1)
+        if mode == "nearest":
+            places = np.clip(_rounded(where, nearest_mode), 0, one.size - 1)
+            taps[axis] = Taps(places[None], np.ones((1, one.count)), outside)
+        else:
+            kernel = _triangle if mode == "linear" else functools.partial(_cubic, cubic_coeff_a)
+            reach = 1 if mode == "linear" else 2
+            squeezed = min(one.scale, 1.0) if antialias else 1.0
+            taps[axis] = _weigh(where, one.size, kernel, reach, squeezed, exclude_outside, outside)
+    return _apply(x, taps, extrapolation_value)
+
+
+@operator("Resize", since=10, static=("scales",))
+def resize_10(x, scales, *, mode="nearest"):
+    """`Resize` of opset 10: element i of the result lies at i / scale."""
+    return resize(
+        x,
+        None,
+        scales,
+        mode=mode,
+        coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    )
+
+
+def _asked(shape, named, roi, scales, sizes, policy) -> dict[int, Axis]:
+    choice(policy, "keep_aspect_ratio_policy", _POLICIES)
+    scales, sizes, roi = (None if v is None or v.size == 0 else v for v in (scales, sizes, roi))
+    if (scales is None) == (sizes is None):
+        raise ModelError("Resize wants scales or sizes, one of them")
+    given: Any = scales if sizes is None else sizes
+    if given.size != len(named):
+        raise ModelError(f"{given.size} scales or sizes are given for {len(named)} axes")
+    read = [shape[axis] for axis in named]
+    if sizes is None:
+        ratios = [float(scale) for scale in given]
+        counts = [int(np.floor(n * r)) for n, r in zip(read, ratios, strict=True)]
+    else:
+        counts = [int(n) for n in given]
+        ratios = [n / size for n, size in zip(counts, read, strict=True)]
+        if policy != "stretch":
+            ratios = [min(ratios) if policy == "not_larger" else max(ratios)] * len(named)
+            counts = [int(r * n + 0.5) for n, r in zip(read, ratios, strict=True)]
+    parts = [(0.0, 1.0)] * len(named)
+    if roi is not None:
+        if roi.size != 2 * len(named):
+            raise ModelError(f"roi has {roi.size} numbers, and two per axis are {2 * len(named)}")
+        parts = list(zip(roi[: len(named)].tolist(), roi[len(named) :].tolist(), strict=True))
+    return {
+        axis: Axis(size, count, ratio, part)
+        for axis, size, count, ratio, part in zip(named, read, counts, ratios, parts, strict=True)
+    }
+
+
+def _where(axis: Axis, mode: str) -> np.ndarray:
+    """Where each element of the result lies in the input."""
+    index = np.arange(axis.count, dtype=np.float64)
+    width = axis.scale * axis.size
+    if mode == "align_corners":
+        return index * ((axis.size - 1) / (width - 1) if width != 1 else 0)
+    if mode == "asymmetric":
+        return index / axis.scale
+    if mode == "tf_half_pixel_for_nn":
+        return (index + 0.5) / axis.scale
+    if mode == "tf_crop_and_resize":
+        start, end = axis.roi
+        reach = (end - start) * (axis.size - 1)
+        if width == 1:
+            return np.full(axis.count, reach / 2 + start * (axis.size - 1))
+        return start * (axis.size - 1) + index * reach / (width - 1)
+    if mode == "pytorch_half_pixel" and width == 1:
+        return np.full(axis.count, -0.5)
+    shift = 0.0
+    if mode == "half_pixel_symmetric":
+        shift = axis.size / 2 * (1 - axis.count / width)
+    return shift + (index + 0.5) / axis.scale - 0.5
+
+
+def _rounded(where: np.ndarray, mode: str) -> np.ndarray:
+    rounded = {
+        "floor": np.floor,
+        "ceil": np.ceil,
+        "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+        "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+    }[mode](where)
+    return rounded.astype(np.int32)
+
+
+def _triangle(distance):
+    return np.clip(1 - np.abs(distance), 0, 1)
+
+
+def _cubic(a, distance):
+    t = np.abs(distance)
+    near = ((a + 2) * t - (a + 3)) * t * t + 1
+    far = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
+    return np.where(t <= 1, near, np.where(t < 2, far, 0))
+
+
+def _weigh(where, size, kernel, reach, squeezed, exclude_outside, outside) -> Taps:
+    """The elements within `reach` of each place, the filter widened by 1 / `squeezed`."""
+    start = int(np.floor(-reach / squeezed)) + 1
+    bounded(2 * (1 - start) * max(len(where), 1), "the weights of Resize")
+    places = np.floor(where).astype(np.int32) + np.arange(start, 2 - start)[:, None]
+    weights = kernel((places - where) * squeezed)
+    if exclude_outside:
+        weights = np.where((places < 0) | (places >= size), 0, weights)
+    if exclude_outside or squeezed < 1:
+        weights = weights / weights.sum(0)
+    return Taps(np.clip(places, 0, size - 1), weights, outside)
+
+
+def _apply(x: jax.Array, taps: dict[int, Taps], fill: float) -> jax.Array:
+    exact = all(one.weights.shape[0] == 1 for one in taps.values())
+    floats = jnp.issubdtype(x.dtype, jnp.floating)
+    y = x if exact else widened(x) if floats else x.astype(jnp.float32)
+    for axis, one in taps.items():
+        y = _apply_axis(y, axis, one)
+    for axis, one in taps.items():
+        if one.outside is not None and one.outside.any():
+            y = jnp.where(_along(one.outside, axis, x.ndim), jnp.asarray(fill, y.dtype), y)
+    if exact or floats:
+        return y.astype(x.dtype)
+    limits = jnp.iinfo(x.dtype)
+    return jnp.clip(jnp.round(y), limits.min, limits.max).astype(x.dtype)
+
+
+def _apply_axis(x: jax.Array, axis: int, one: Taps) -> jax.Array:
+    places, count = one.places, one.places.shape[1]
+    if len(places) == 1:
+        times = count // max(x.shape[axis], 1)
+        if times and np.array_equal(places[0], np.arange(count) // times):
+            return jnp.repeat(x, times, axis=axis, total_repeat_length=count)
+        return jnp.take(x, places[0], axis=axis)
+    terms = [
+        jnp.take(x, at, axis=axis) * _along(weight, axis, x.ndim).astype(x.dtype)
+        for at, weight in zip(places, one.weights, strict=True)
+    ]
+    return functools.reduce(jnp.add, terms)
+
+
+def _along(values: np.ndarray, axis: int, rank: int) -> np.ndarray:
+    return values.reshape([-1 if axis == d else 1 for d in range(rank)])

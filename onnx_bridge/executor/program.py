@@ -1,0 +1,117 @@
+"""One pipeline stage as one jitted function, and the limit on what it may compute.
+
+Values are checked while the function is traced, when they are shapes and dtypes and nothing has
+been allocated; so a file that asks for a terabyte is an error, not a process that dies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import Mesh, NamedSharding
+
+from isoshard.core.metrics import human_bytes
+
+from ..errors import ModelError
+from ..reading.graph import Node
+from ..reading.layout import ModelLayout, Stage
+from .evaluating import evaluate
+from .operators.arguments import on_device
+from .operators.whole import on_mesh
+
+Values = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A stage that can run.
+
+    Attributes:
+        layout: of the model.
+        stage: which nodes, and where.
+        constants: values known while compiling.
+        max_bytes: of any value, on all devices together.
+    """
+
+    layout: ModelLayout
+    stage: Stage
+    constants: Mapping[str, np.ndarray]
+    max_bytes: int
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices of the stage."""
+        return self.stage.mesh
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the values it takes: the model's inputs, and results of other stages."""
+        return self.stage.inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the values that leave it."""
+        return self.stage.outputs
+
+    def reads_as(self, name: str) -> NamedSharding | None:
+        """The layout in which the first reader of a value that says one wants it, or None."""
+        inside = set(self.stage.nodes)
+        readers = [node for node in self.layout.graph.consumers(name) if node.index in inside]
+        said = (self.layout.sharding(node.index, name) for node in readers)
+        return next((one for one in said if one is not None), None)
+
+    def __call__(self, parameters: Values, tables: Values, inputs: Values) -> Values:
+        """Compute the stage; a pure function of JAX arrays.
+
+        Args:
+            parameters: weights by name.
+            tables: other large tensors by name.
+            inputs: values by name.
+
+        Returns:
+            The values that leave the stage, by name.
+
+        Raises:
+            ModelError: a value would be larger than `max_bytes`, or an operator cannot run.
+        """
+        values = {**self.constants, **tables, **parameters, **inputs}
+        for name, value in values.items():
+            self._check_size(value, name, None)
+        nodes = [self.layout.graph.nodes[index] for index in self.stage.nodes]
+        with on_mesh(self.mesh):
+            found = evaluate(
+                nodes,
+                values,
+                self.layout.graph.opsets,
+                constrain=self._constrain,
+                functions=self.layout.graph.model.functions,
+            )
+        return {name: _as_array(found[name], name) for name in self.outputs}
+
+    def _constrain(self, node: Node, tensor: str, array: Any) -> Any:
+        if tensor in node.outputs:
+            self._check_size(array, tensor, node)
+        sharding = self.layout.sharding(node.index, tensor)
+        if sharding is None or not isinstance(array, Tracer):
+            return array
+        return jax.lax.with_sharding_constraint(array, sharding)
+
+    def _check_size(self, value: Any, tensor: str, node: Node | None) -> None:
+        size = math.prod(np.shape(value)) * getattr(value, "dtype", np.dtype(np.int8)).itemsize
+        if size > self.max_bytes:
+            where = "" if node is None else f"node {node.name!r} ({node.op_type}): "
+            raise ModelError(
+                f"{where}value {tensor!r} of shape {tuple(np.shape(value))} takes "
+                f"{human_bytes(size)}, more than {human_bytes(self.max_bytes)}; if that is meant, "
+                "compile(.., max_bytes=..)"
+            )
+
+
+def _as_array(value: Any, name: str) -> jax.Array:
+    return on_device(value, name) if isinstance(value, np.ndarray | np.generic) else value

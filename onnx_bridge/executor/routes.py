@@ -1,0 +1,145 @@
+"""Where each stage takes the values that come from outside it, and how they lie there.
+
+A value lies as its first reader in the stage says; else as it lay where it was made, over the
+stage's own devices. Where the file says neither, the compiler has chosen, and is asked: the stage
+that makes the value is compiled once more for that, once for each set of input shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from .program import Program
+
+Shapes = dict[str, jax.ShapeDtypeStruct]
+Route = dict[str, NamedSharding]  # of one stage: the layout of each value that enters it
+
+
+def carried(sharding: Any, mesh: Mesh) -> NamedSharding:
+    """The same layout over the mesh of another stage.
+
+    Args:
+        sharding: over the mesh of the stage that makes a value.
+        mesh: of the stage that reads it.
+
+    Returns:
+        The same spec if the mesh has the same axes, in their sizes; else replicated.
+
+    Example:
+        >>> from isoshard.core.mesh import make_mesh
+        >>> devices = jax.devices()
+        >>> meshes = [make_mesh((4,), ("x",), devices=devices[at : at + 4]) for at in (0, 4)]
+        >>> carried(NamedSharding(meshes[0], jax.P("x")), meshes[1]).spec
+        P('x',)
+    """
+    if isinstance(sharding, NamedSharding) and dict(sharding.mesh.shape) == dict(mesh.shape):
+        return NamedSharding(mesh, sharding.spec)
+    return NamedSharding(mesh, jax.P())
+
+
+class Routes:
+    """The routes of a model's values into its stages.
+
+    Args:
+        programs: the stages, in order.
+        held: for each stage the shapes of its parameters and tables.
+        jitted: the stages as `jax.jit` made them.
+    """
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        held: Sequence[tuple[Shapes, Shapes]],
+        jitted: Sequence[Any],
+    ) -> None:
+        """Read what the file says."""
+        self._programs, self._held, self._jitted = programs, held, jitted
+        self._said = [
+            {name: _said(programs, program, name) for name in program.inputs}
+            for program in programs
+        ]
+        self._asked: dict[Any, list[Route]] = {}
+
+    def of(self, given: Mapping[str, Any]) -> list[Route]:
+        """The routes for inputs of some shapes.
+
+        Args:
+            given: the inputs by name, arrays or shapes.
+
+        Returns:
+            For each stage, the layout of each value that enters it.
+        """
+        if all(where is not None for route in self._said for where in route.values()):
+            return self._said  # pyright: ignore[reportReturnType]
+        shapes = abstract(given)
+        key = tuple((name, x.shape, str(x.dtype)) for name, x in shapes.items())
+        if key not in self._asked:
+            self._asked[key] = self._follow(shapes, [])
+        return self._asked[key]
+
+    def lowered(self, shapes: Shapes) -> list[Any]:
+        """Lower each stage; nothing is allocated, and every value's size is checked.
+
+        Args:
+            shapes: of the inputs.
+
+        Returns:
+            One `jax.stages.Lowered` per stage.
+        """
+        done: list[Any] = []
+        self._follow(shapes, done)
+        return done
+
+    def _follow(self, shapes: Shapes, done: list[Any]) -> list[Route]:
+        values: dict[str, Any] = dict(shapes)
+        made: dict[str, Any] = {}
+        routes = []
+        for number, program in enumerate(self._programs):
+            said = self._said[number]
+            route = {
+                name: where if where is not None else carried(made[name], program.mesh)
+                for name, where in said.items()
+            }
+            entering = {
+                name: jax.ShapeDtypeStruct(values[name].shape, values[name].dtype, sharding=where)
+                for name, where in route.items()
+            }
+            lowered = self._jitted[number].lower(*self._held[number], entering)
+            values.update(lowered.out_info)
+            later = (name for route in self._said[number + 1 :] for name in route.items())
+            if any(where is None and name in program.outputs for name, where in later):
+                made |= lowered.compile().output_shardings
+            routes.append(route)
+            done.append(lowered)
+        return routes
+
+
+def abstract(given: Mapping[str, Any]) -> Shapes:
+    """Shapes and dtypes of arrays, as JAX holds them.
+
+    Example:
+        >>> import numpy as np
+        >>> abstract({"ids": np.zeros((2, 3), np.int64)})
+        {'ids': ShapeDtypeStruct(shape=(2, 3), dtype=int32)}
+    """
+    return {
+        name: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
+        for name, x in given.items()
+    }
+
+
+def _said(programs: Sequence[Program], program: Program, name: str) -> NamedSharding | None:
+    """What the file says of a value that enters a stage, or None."""
+    layout = program.layout
+    here = program.reads_as(name)
+    if here is not None:
+        return here
+    if name in layout.inputs:
+        return carried(layout.inputs[name], program.mesh)
+    maker = layout.graph.producer(name)
+    there = None if maker is None else layout.sharding(maker.index, name)
+    return None if there is None else carried(there, program.mesh)

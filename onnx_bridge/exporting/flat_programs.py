@@ -1,0 +1,244 @@
+"""Flat programs: what a JAX function computes as one list of primitives, and the layouts in it.
+
+>>> import jax.numpy as jnp
+>>> from isoshard.core.mesh import make_mesh
+>>> halves = NamedSharding(make_mesh((2,), ("data",)), jax.P("data"))
+>>> @jax.jit
+... def inner(x):
+...     return jax.lax.with_sharding_constraint(jax.nn.relu(x), halves)
+>>> program = flat_program(lambda x, unread: inner(x) + 1, [jnp.ones(4), jnp.ones(2)])
+>>> [step.primitive.name for step in program.steps]
+['max', 'sharding_constraint', 'add']
+>>> program.read, program.layouts                        # the inputs that are read; of values
+((0,), (NamedSharding(mesh=Mesh('data': 2, axis_types=(Auto,)), spec=P('data',), memory_kind=unpinned_host),))
+>>> program(jnp.asarray([-1.0, 2.0, 3.0, 4.0]))          # the result, then the values laid out
+[Array([1., 3., 4., 5.], dtype=float32), Array([0., 2., 3., 4.], dtype=float32)]
+
+Calls (`jit`, `checkpoint`, functions with gradients of their own) are written out, and so is
+`scan`, turn by turn: ONNX's Loop has no layouts inside. What nothing depends on is left out. The
+layouts of `jit`'s own arguments and results count as constraints.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.sharding import NamedSharding
+
+from ..errors import ModelError
+
+_CONSTRAINT = "sharding_constraint"
+_CALLS = frozenset(
+    "jit pjit closed_call core_call remat remat2 checkpoint "
+    "custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr".split()
+)
+_BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+_RANDOM = ("random_", "threefry", "rng_")
+_PARTS = ("shard_map", "xla_pmap", "pmap")
+_EXPLICIT = ("reshard", "mesh_cast")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FlatProgram:
+    """A program without calls. Call it with the inputs that it reads.
+
+    Attributes:
+        jaxpr: traced; its results are those of the function, then the values laid out.
+        steps: those of its equations that a result depends on.
+        read: positions of the inputs that a result depends on.
+        results: how many results the function has.
+        layouts: of the values that come after them, in the order they were met.
+        given: by position of an input what a `jit` around everything says of it.
+    """
+
+    jaxpr: ClosedJaxpr
+    steps: tuple[JaxprEqn, ...]
+    read: tuple[int, ...]
+    results: int
+    layouts: tuple[Any, ...]
+    given: dict[int, Any]
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        """Compute it with those inputs that are read."""
+        inner = self.jaxpr.jaxpr
+        known = dict(zip((inner.invars[at] for at in self.read), inputs, strict=True))
+        known.update(zip(inner.constvars, self.jaxpr.consts, strict=True))
+        for step in self.steps:
+            _store(known, step, _bind(step, [_value(known, atom) for atom in step.invars]))
+        return [_value(known, atom) for atom in inner.outvars]
+
+
+def flat_program(fn: Callable[..., Any], inputs: Sequence[Any]) -> FlatProgram:
+    """Trace a function.
+
+    Args:
+        fn: takes arrays, gives arrays in any pytree.
+        inputs: arrays or `jax.ShapeDtypeStruct`s; sizes may be symbolic.
+
+    Returns:
+        The program.
+
+    Raises:
+        ModelError: it draws random numbers, works on shards (`shard_map`), changes layouts of
+            Explicit axes, or lays values out inside `while` or `cond`; all faults are collected.
+    """
+    traced = jax.make_jaxpr(fn)(*inputs)
+    notes = _Notes()
+
+    def flat(*leaves: Any) -> list[Any]:
+        notes.start(leaves)
+        results = _run(traced.jaxpr, traced.consts, leaves, notes)
+        return [*results, *notes.values]
+
+    whole = jax.make_jaxpr(flat)(*inputs)
+    steps = _needed(whole.jaxpr)
+    faults = list(dict.fromkeys(fault for step in steps for fault in _faults(step)))
+    if faults:
+        raise ModelError("\n  ".join(["the function cannot be written as ONNX:", *faults]))
+    asked = {id(atom) for step in steps for atom in step.invars}
+    asked.update(id(atom) for atom in whole.jaxpr.outvars)
+    return FlatProgram(
+        whole,
+        steps,
+        tuple(at for at, var in enumerate(whole.jaxpr.invars) if id(var) in asked),
+        len(whole.jaxpr.outvars) - len(notes.layouts),
+        tuple(notes.layouts),
+        notes.given,
+    )
+
+
+class _Notes:
+    """The layouts that are met while a program is written out."""
+
+    def start(self, leaves: Sequence[Any]) -> None:
+        self.leaves = {id(leaf): at for at, leaf in enumerate(leaves)}
+        self.values: list[Any] = []
+        self.layouts: list[Any] = []
+        self.given: dict[int, Any] = {}
+
+    def value(self, value: Any, layout: Any) -> None:
+        self.values.append(value)
+        self.layouts.append(layout)
+
+    def asked(self, value: Any, layout: Any) -> Any:
+        """What a `jit` says of an argument or result; an input of the whole program keeps it."""
+        if not isinstance(layout, NamedSharding):
+            return value
+        if id(value) in self.leaves:
+            self.given.setdefault(self.leaves[id(value)], layout)
+            return value
+        laid = jax.lax.with_sharding_constraint(value, layout)
+        self.value(laid, layout)
+        return laid
+
+
+def _run(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], notes: _Notes) -> list[Any]:
+    known: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    known.update(zip(jaxpr.invars, args, strict=True))
+    for step in jaxpr.eqns:
+        given = [_value(known, atom) for atom in step.invars]
+        name = step.primitive.name
+        if name in _CALLS:
+            results = _call(step, given, notes)
+        elif name == "scan":
+            results = _scan(step, given, notes)
+        else:
+            results = _bind(step, given)
+            if name == _CONSTRAINT:
+                notes.value(results[0], step.params["sharding"])
+        _store(known, step, results)
+    return [_value(known, atom) for atom in jaxpr.outvars]
+
+
+def _call(step: JaxprEqn, given: Sequence[Any], notes: _Notes) -> list[Any]:
+    body = next(step.params[key] for key in _BODIES if key in step.params)
+    inner, consts = (body.jaxpr, body.consts) if isinstance(body, ClosedJaxpr) else (body, ())
+    said = step.params.get("in_shardings", (None,) * len(given))
+    given = [notes.asked(value, layout) for value, layout in zip(given, said, strict=True)]
+    results = _run(inner, consts, given, notes)
+    said = step.params.get("out_shardings", (None,) * len(results))
+    return [notes.asked(value, layout) for value, layout in zip(results, said, strict=True)]
+
+
+def _scan(step: JaxprEqn, given: Sequence[Any], notes: _Notes) -> list[Any]:
+    """All turns of a loop whose number is known, one after the other."""
+    body, length, fixed = step.params["jaxpr"], step.params["length"], step.params["num_consts"]
+    carried = step.params["num_carry"]
+    consts, carry = list(given[:fixed]), list(given[fixed : fixed + carried])
+    turns = range(length - 1, -1, -1) if step.params["reverse"] else range(length)
+    rows: dict[int, list[Any]] = {}
+    for turn in turns:
+        row = [jax.lax.index_in_dim(x, turn, 0, keepdims=False) for x in given[fixed + carried :]]
+        found = _run(body.jaxpr, body.consts, [*consts, *carry, *row], notes)
+        carry, rows[turn] = found[:carried], found[carried:]
+    if not length:
+        outs = [jax.lax.empty(v.aval.shape, v.aval.dtype) for v in step.outvars[carried:]]
+        return [*carry, *outs]
+    columns = zip(*(rows[turn] for turn in range(length)), strict=True)
+    return [*carry, *(_stacked(column) for column in columns)]
+
+
+def _stacked(column: Sequence[Any]) -> Any:
+    return jax.lax.concatenate([jax.lax.expand_dims(row, (0,)) for row in column], 0)
+
+
+def _bind(step: JaxprEqn, given: Sequence[Any]) -> list[Any]:
+    results = step.primitive.bind(*given, **step.params)
+    return list(results) if step.primitive.multiple_results else [results]
+
+
+def _value(known: dict[Any, Any], atom: Any) -> Any:
+    return atom.val if isinstance(atom, Literal) else known[atom]
+
+
+def _store(known: dict[Any, Any], step: JaxprEqn, results: Sequence[Any]) -> None:
+    known.update(zip(step.outvars, results, strict=True))
+
+
+def _needed(jaxpr: Jaxpr) -> tuple[JaxprEqn, ...]:
+    """The equations that a result depends on."""
+    asked = {id(atom) for atom in jaxpr.outvars}
+    kept = []
+    for step in reversed(jaxpr.eqns):
+        if step.effects or any(id(var) in asked for var in step.outvars):
+            kept.append(step)
+            asked.update(id(atom) for atom in step.invars)
+    return tuple(reversed(kept))
+
+
+def _faults(step: JaxprEqn, around: str = "") -> Iterator[str]:
+    name = step.primitive.name
+    if name.startswith(_RANDOM):
+        yield (
+            f"{name}: it draws random numbers, and those of a file would be others; for dropout "
+            "call model.eval() first, or pass the numbers as an argument"
+        )
+    elif name in _PARTS:
+        yield (
+            f"{name}: its body works on shards, and a file has the maths of one device; write it "
+            "for whole arrays with jax.lax.with_sharding_constraint"
+        )
+    elif name in _EXPLICIT:
+        yield (
+            f"{name}: it is for meshes with Explicit axes; make the mesh with iso.make_mesh, and "
+            "use jax.lax.with_sharding_constraint"
+        )
+    elif name == _CONSTRAINT and around:
+        yield f"{name} inside {around}: ONNX's loops have no layouts inside; lay values out outside"
+    else:
+        for body in _bodies(step):
+            for inner in body.eqns:
+                yield from _faults(inner, around or (name if name not in _CALLS else ""))
+
+
+def _bodies(step: JaxprEqn) -> Iterator[Jaxpr]:
+    for value in step.params.values():
+        for one in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(one, ClosedJaxpr):
+                yield one.jaxpr
+            elif isinstance(one, Jaxpr):
+                yield one

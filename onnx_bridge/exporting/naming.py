@@ -1,0 +1,65 @@
+"""Names of weights in an exported model: each weight has its own tensor, once more.
+
+An optimizer keeps one tensor of several that are equal, such as the scales of all fresh
+LayerNorms. They are weights of their own, perhaps in other stages, so each gets its tensor back.
+Weights that are tied in the module stay one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+
+from ..reading.graph import Graph
+from ..reading.parameter_record import Origin
+from .origins import Origins
+
+
+def separate(model: onnx.ModelProto, origins: Origins, first: Mapping[str, str]) -> None:
+    """Give each weight its own tensor again, in place.
+
+    Args:
+        model: optimized.
+        origins: of the model before.
+        first: for each name of a weight the one it goes by; tied weights go by one name.
+    """
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in Graph(model).nodes:
+        for slot, before in enumerate(origins.read_by(node)):
+            if slot >= len(node.inputs) or node.inputs[slot] not in tensors:
+                continue
+            now = node.inputs[slot]
+            was, kept = origins.of(before), origins.of(now)
+            if was is None or before == now or _same_weight(was, kept, first):
+                continue
+            if before not in tensors:
+                tensors[before] = model.graph.initializer.add()
+                tensors[before].CopyFrom(tensors[now])
+                tensors[before].name = before
+            node.proto.input[slot] = before
+
+
+def _same_weight(was: Origin, kept: Origin | None, first: Mapping[str, str]) -> bool:
+    return kept is not None and (
+        first.get(was.parameter, was.parameter) == first.get(kept.parameter, kept.parameter)
+    )
+
+
+def trace(model: onnx.ModelProto, origins: Origins, first: Mapping[str, str]) -> dict[str, Origin]:
+    """Find the weight that each tensor of a model comes from.
+
+    Args:
+        model: optimized, after `separate`.
+        origins: of the model before.
+        first: as for `separate`.
+
+    Returns:
+        By name of the tensor; those that come from no weight are left out.
+    """
+    found = {}
+    for tensor in model.graph.initializer:
+        origin = origins.of(tensor.name)
+        if origin is not None and origin.parameter in first:
+            found[tensor.name] = Origin(first[origin.parameter], origin.axes)
+    return found

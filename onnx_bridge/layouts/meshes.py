@@ -1,0 +1,194 @@
+"""Meshes for tiles: the part of a mesh that some devices are, or a mesh made to fit.
+
+>>> tiles = [Tiles([[0, 1], [2, 3]]), Tiles([[[0, 2], [1, 3]]])]
+>>> found = fitting_mesh(tiles, [0, 1, 2, 3], jax.devices()[:4])
+>>> dict(found.mesh.shape), [one.to_spec(found.mesh) for one in tiles]
+({'d0': 2, 'd1': 2}, [P('d0',), P(None, 'd1')])
+
+Nothing is searched: the runs of device numbers along each axis of each layout say where mesh axes
+must end, and if those places divide each other, they are the mesh.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from isoshard.core.devices import Device
+from isoshard.core.errors import DeviceError, UnrepresentableError
+from isoshard.core.mesh import describe_mesh
+from isoshard.core.op_sharding import digits
+from isoshard.core.tiles import Tiles
+
+from ..errors import AnnotationError
+
+_MOST_ORDERS = 16  # of devices that are tried
+
+
+class NumberedMesh(NamedTuple):
+    """A mesh, and what a file calls its devices.
+
+    Attributes:
+        mesh: with Auto axes.
+        numbers: of each device of the flattened mesh, in the file.
+    """
+
+    mesh: Mesh
+    numbers: tuple[int, ...]
+
+
+def renumbered(tiles: Tiles, numbers: Sequence[int]) -> Tiles:
+    """Number the devices of a layout from 0.
+
+    Args:
+        tiles: the layout; it names devices among `numbers` only.
+        numbers: the devices, in their new order.
+
+    Returns:
+        The same layout over `len(numbers)` devices.
+
+    Example:
+        >>> renumbered(Tiles([[4], [6]], num_devices=8), [4, 6])
+        Tiles([[0], [1]])
+    """
+    place = {number: at for at, number in enumerate(numbers)}
+    grid = np.vectorize(place.__getitem__, otypes=[np.int64])(tiles.grid)
+    return Tiles(grid, len(numbers))
+
+
+def fitting_mesh(
+    tiles: Sequence[Tiles], numbers: Sequence[int], devices: Sequence[Device]
+) -> NumberedMesh:
+    """Make the coarsest mesh over which every layout is a spec; its axes are d0, d1, ..
+
+    Args:
+        tiles: layouts that each name all of `numbers`; there may be none.
+        numbers: what the layouts call the devices.
+        devices: the devices themselves, in the same order.
+
+    Returns:
+        The mesh. An order of devices that no axes have, as in `Tiles([[3], [1], [2], [0]])`,
+        becomes the mesh's own.
+
+    Raises:
+        AnnotationError: there is none; the layouts follow orders that exclude each other.
+
+    Example:
+        >>> fitting_mesh([Tiles([[3], [1], [2], [0]])], range(4), jax.devices()[:4]).numbers
+        (3, 1, 2, 0)
+    """
+    held = dict(zip(numbers, devices, strict=True))
+    tiles = list(dict.fromkeys(tiles))
+    for order in (list(numbers), *(one.grid.ravel().tolist() for one in tiles[:_MOST_ORDERS])):
+        numbered = [renumbered(one, order) for one in tiles]
+        shape = _nested(numbered, len(order))
+        if shape is not None:
+            names = tuple(f"d{axis}" for axis in range(len(shape)))
+            grid = np.array([held[number] for number in order], object)
+            mesh = _auto(grid.reshape(shape), names)
+            if all(fits(one, mesh) for one in numbered):
+                return NumberedMesh(mesh, tuple(order))
+    kinds = "; ".join(str(one.grid.tolist()) for one in tiles[:_MOST_ORDERS])
+    raise AnnotationError(
+        f"no mesh of {len(numbers)} devices has axes that these layouts follow all: {kinds}. Give "
+        "them one order of devices, whose runs divide each other."
+    )
+
+
+def fits(tiles: Tiles, mesh: Mesh) -> bool:
+    """Whether a spec over the mesh lays these tiles out.
+
+    Example:
+        >>> from isoshard.core.mesh import make_mesh
+        >>> fits(Tiles([[0], [2], [1], [3]]), make_mesh((4,), ("x",)))
+        False
+    """
+    try:
+        tiles.to_spec(mesh)
+    except UnrepresentableError:
+        return False
+    return True
+
+
+def part_of_mesh(mesh: Mesh, numbers: Sequence[int]) -> NumberedMesh:
+    """The part of a mesh that some of its devices are.
+
+    Args:
+        mesh: the mesh.
+        numbers: positions in the flattened mesh.
+
+    Returns:
+        The mesh itself if it is all of them; else what is left of its axes. An axis of which one
+        position is left is dropped.
+
+    Raises:
+        AnnotationError: the devices are no such part.
+
+    Example:
+        >>> from isoshard.core.mesh import make_mesh
+        >>> part = part_of_mesh(make_mesh((2, 4), ("stage", "model")), [4, 5, 6, 7])
+        >>> dict(part.mesh.shape), part.numbers
+        ({'model': 4}, (4, 5, 6, 7))
+    """
+    if len(numbers) == mesh.size:
+        return NumberedMesh(mesh, tuple(range(mesh.size)))
+    shape = mesh.devices.shape
+    held = [np.unique(at) for at in np.unravel_index(np.array(numbers), shape)]
+    if math.prod(map(len, held)) != len(numbers):
+        raise AnnotationError(
+            f"devices {sorted(numbers)} are no part of the mesh {describe_mesh(mesh)} that has "
+            "axes; annotate whole rows of it, or give another mesh"
+        )
+    keep = [len(here) > 1 or size == 1 for here, size in zip(held, shape, strict=True)]
+    part = mesh.devices[np.ix_(*held)]
+    sizes = [size for size, kept in zip(part.shape, keep, strict=True) if kept]
+    names = tuple(itertools.compress(mesh.axis_names, keep))
+    if not names:
+        sizes, names = [1], mesh.axis_names[:1]
+    return NumberedMesh(_auto(part.reshape(sizes), names), tuple(sorted(numbers)))
+
+
+def numbered_devices(numbers: Sequence[int]) -> list[Device]:
+    """The devices of this process's JAX by position in `jax.devices()`.
+
+    Raises:
+        DeviceError: there are too few.
+    """
+    devices = jax.devices()
+    need = max(numbers) + 1
+    if need > len(devices):
+        raise DeviceError(
+            f"the annotations name device {need - 1}, there are {len(devices)} "
+            f"({devices[0].platform}). Pass a mesh of your own, or try it on virtual devices: call "
+            f"iso.simulate_devices({need}) before anything else."
+        )
+    return [devices[number] for number in numbers]
+
+
+def _auto(grid: np.ndarray, names: tuple[str, ...]) -> Mesh:
+    return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def _nested(tiles: Sequence[Tiles], count: int) -> tuple[int, ...] | None:
+    """The sizes between the ends of all runs, or None if those do not divide each other."""
+    ends = {1, count}
+    for one in tiles:
+        grid = np.sort(one.grid, axis=-1)
+        for axis in range(grid.ndim):
+            at: list[int | slice] = [0] * grid.ndim
+            at[axis] = slice(None)
+            for size, step in digits(grid[tuple(at)]):
+                ends |= {step, step * size} if size > 1 else set()
+    if min(ends) < 1:
+        return None
+    ordered = sorted(ends)
+    steps = list(itertools.pairwise(ordered))
+    if any(big % small for small, big in steps):
+        return None
+    return tuple(big // small for small, big in reversed(steps)) or (1,)

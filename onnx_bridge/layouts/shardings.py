@@ -1,0 +1,153 @@
+"""Shardings: a ShardingSpecProto as the NamedSharding over a mesh.
+
+>>> import jax
+>>> import numpy as np
+>>> proto = onnx.ShardingSpecProto(tensor_name="w", device=[0, 1])
+>>> _ = proto.sharded_dim.add(axis=1, simple_sharding=[onnx.SimpleShardedDimProto(num_shards=2)])
+>>> sharding = from_sharding_spec(proto, (2, 2))         # no mesh given: one is made to fit
+>>> dict(sharding.mesh.shape), sharding.spec
+({'d0': 2}, P(None, 'd0'))
+>>> placed = jax.device_put(np.array([[1, 2], [3, 4]]), sharding)
+>>> [shard.data.tolist() for shard in placed.addressable_shards]
+[[[1], [3]], [[2], [4]]]
+
+What a NamedSharding cannot say raises `AnnotationError`, with the tensor, the axis and the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import onnx
+from jax.sharding import Mesh, NamedSharding
+
+from isoshard.core.errors import UnrepresentableError
+from isoshard.core.mesh import as_mesh
+from isoshard.core.spec import named_sharding
+from isoshard.core.tiles import Tiles
+
+from ..errors import AnnotationError
+from .meshes import NumberedMesh, fitting_mesh, numbered_devices, part_of_mesh, renumbered
+from .tiling import read_tiles, replicate_axes, uneven_axes
+
+Dims = Sequence[int | str | None]
+Uneven = Literal["error", "replicate"]
+
+
+def from_sharding_spec(
+    proto: onnx.ShardingSpecProto,
+    shape: Dims | None = None,
+    mesh: Mesh | None = None,
+    *,
+    uneven: Uneven = "error",
+) -> NamedSharding:
+    """Read the layout of one tensor.
+
+    Args:
+        proto: the message.
+        shape: of the tensor: a size, the name of a size, or None per axis. Not given: as many axes
+            as the message speaks of.
+        mesh: whose flattened devices the message numbers; by default one is made to fit, of
+            `jax.devices()`.
+        uneven: what to do with an axis that does not split evenly: raise, or "replicate" it.
+
+    Returns:
+        The layout. If the message names a part of the mesh only, it is over that part.
+
+    Raises:
+        AnnotationError: the message contradicts itself, the shape or the mesh, or says what no
+            NamedSharding does.
+        DeviceError: no mesh is given, and there are too few devices.
+
+    Example:
+        >>> from isoshard.core.mesh import make_mesh
+        >>> proto = onnx.ShardingSpecProto(tensor_name="w", device=[0, 2, 1, 3])
+        >>> shards = [onnx.SimpleShardedDimProto(num_shards=4)]
+        >>> _ = proto.sharded_dim.add(axis=0, simple_sharding=shards)
+        >>> from_sharding_spec(proto, (8,), make_mesh((2, 2), ("x", "y"))).spec
+        P(('y', 'x'),)
+        >>> from_sharding_spec(proto, (8,), make_mesh((4,), ("x",)))
+        Traceback (most recent call last):
+            ...
+        isoshard.onnx_bridge.errors.AnnotationError: tensor 'w': blocks (4,) on devices [0, 2, 1, 3] follow no order of the mesh axes 'x' (4); reorder the mesh's devices, or reshard first
+    """  # noqa: E501
+    mesh = None if mesh is None else as_mesh(mesh)
+    name = proto.tensor_name
+    tiles = read_tiles(proto, shape, None if mesh is None else mesh.size)
+    tiles = even_tiles(tiles, shape, name, uneven)
+    numbers = named_devices([tiles])
+    try:
+        if mesh is None:
+            over = fitting_mesh([tiles], numbers, numbered_devices(numbers))
+        else:
+            over = part_of_mesh(mesh, numbers)
+    except AnnotationError as error:
+        raise error.at(tensor=name) from None
+    return sharding_over(over, tiles, name)
+
+
+def named_devices(tiles: Sequence[Tiles]) -> list[int]:
+    """The devices that layouts name, in ascending order.
+
+    Example:
+        >>> named_devices([Tiles([[4], [6]], num_devices=8), Tiles([[4, 5]], num_devices=8)])
+        [4, 5, 6]
+    """
+    return sorted({int(device) for one in tiles for device in one.grid.flat})
+
+
+def even_tiles(tiles: Tiles, shape: Dims | None, name: str, uneven: Uneven) -> Tiles:
+    """Deal with axes that do not split evenly.
+
+    Args:
+        tiles: the layout.
+        shape: of the tensor, as far as it is known.
+        name: of the tensor, for messages.
+        uneven: "error", or "replicate" them.
+
+    Returns:
+        The layout without uneven splits.
+
+    Raises:
+        AnnotationError: there are some, and they are an error.
+    """
+    axes = uneven_axes(tiles, shape)
+    if axes and uneven == "error":
+        raise AnnotationError(
+            f"its size {(shape or ())[axes[0]]} is no multiple of its {tiles.blocks[axes[0]]} "
+            "shards, and JAX splits evenly only; pad the tensor, or pass uneven='replicate' to "
+            "keep the axis whole",
+            tensor=name,
+            axis=axes[0],
+        )
+    return replicate_axes(tiles, axes) if axes else tiles
+
+
+def sharding_over(over: NumberedMesh, tiles: Tiles, name: str) -> NamedSharding:
+    """The layout as a spec over a mesh.
+
+    Args:
+        over: the mesh, and the numbers that the tiles call its devices.
+        tiles: the layout.
+        name: of the tensor, for messages.
+
+    Returns:
+        The NamedSharding; equal layouts are one object.
+
+    Raises:
+        AnnotationError: no spec over the mesh is this layout.
+    """
+    named = named_devices([tiles])
+    if named != sorted(over.numbers):
+        raise AnnotationError(
+            f"it lies on devices {named}, and its mesh on {sorted(over.numbers)}: the tensors of "
+            "one program lie on the same devices; name the others as copies, or put its nodes "
+            "into a stage of their own",
+            tensor=name,
+        )
+    try:
+        spec = renumbered(tiles, over.numbers).to_spec(over.mesh)
+    except UnrepresentableError as error:
+        raise AnnotationError(str(error), tensor=name) from None
+    return named_sharding(spec, over.mesh, tiles.ndim)

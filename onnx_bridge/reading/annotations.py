@@ -1,0 +1,175 @@
+"""The annotations of a model: its device configurations, and what they say of each node.
+
+>>> from onnx import helper
+>>> node = helper.make_node("Relu", ["x"], ["y"], name="relu")
+>>> said = node.device_configurations.add(configuration_id="tp", pipeline_stage=1)
+>>> _ = said.sharding_spec.add(tensor_name="x", device=[0, 1])
+>>> model = helper.make_model(helper.make_graph([node], "g", [], []))
+>>> _ = model.configuration.add(name="tp", num_devices=2)
+>>> choose(model)
+Configuration(name='tp', num_devices=2, devices=())
+>>> found = node_annotations(model, "tp")
+>>> found[0].stage, list(found[0].specs)
+(1, ['x'])
+
+What points at nothing, or says two things of one tensor, is an error here: a reader would have to
+guess. `isoshard.onnx_bridge.validate` lists such faults instead.
+
+Source: onnx.proto and docs/IR.md of onnx, since IR version 11.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import onnx
+
+from ..errors import AnnotationError, raise_annotations
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """One way to run a model on several devices.
+
+    Attributes:
+        name: by which nodes refer to it.
+        num_devices: devices in all.
+        devices: their names, information only; or ().
+    """
+
+    name: str
+    num_devices: int
+    devices: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeAnnotation:
+    """What a configuration says of one node.
+
+    Attributes:
+        stage: the pipeline stage, or None if it says none.
+        specs: by name of an input or output of the node.
+    """
+
+    stage: int | None
+    specs: dict[str, onnx.ShardingSpecProto]
+
+
+def configurations(model: onnx.ModelProto) -> dict[str, Configuration]:
+    """Read the device configurations of a model.
+
+    Args:
+        model: the model.
+
+    Returns:
+        By name, in the order of the file.
+
+    Raises:
+        AnnotationError: one has no name, a name that is taken, or no devices.
+    """
+    found: dict[str, Configuration] = {}
+    faults = []
+    for proto in model.configuration:
+        one = Configuration(proto.name, proto.num_devices, tuple(proto.device))
+        if not one.name:
+            faults.append(AnnotationError("a device configuration has no name; give it one"))
+        elif one.name in found:
+            faults.append(AnnotationError(f"configuration {one.name!r} is there twice; rename one"))
+        if one.num_devices < 1:
+            faults.append(
+                AnnotationError(f"configuration {one.name!r} has {one.num_devices} devices")
+            )
+        if one.devices and len(one.devices) != one.num_devices:
+            faults.append(
+                AnnotationError(
+                    f"configuration {one.name!r} has {one.num_devices} devices and names "
+                    f"{len(one.devices)}; name all or none"
+                )
+            )
+        found[one.name] = one
+    raise_annotations(faults)
+    return found
+
+
+def choose(model: onnx.ModelProto, config: str | None = None) -> Configuration:
+    """Find one configuration of a model.
+
+    Args:
+        model: the model.
+        config: its name; may be left out if there is one only.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        AnnotationError: there is none, none of that name, or several and no name is given.
+
+    Example:
+        >>> choose(onnx.ModelProto())
+        Traceback (most recent call last):
+            ...
+        isoshard.onnx_bridge.errors.AnnotationError: the model has no device configuration, so nothing says how to lay it out; annotate it: iso.onnx.annotate(model, mesh, specs)
+    """  # noqa: E501
+    found = configurations(model)
+    if not found:
+        raise AnnotationError(
+            "the model has no device configuration, so nothing says how to lay it out; annotate "
+            "it: iso.onnx.annotate(model, mesh, specs)"
+        )
+    names = ", ".join(map(repr, found))
+    if config is None and len(found) > 1:
+        raise AnnotationError(f"the model has configurations {names}; say which: config=..")
+    if config is not None and config not in found:
+        raise AnnotationError(f"the model has no configuration {config!r}; there is {names}")
+    return next(iter(found.values())) if config is None else found[config]
+
+
+def node_annotations(model: onnx.ModelProto, config: str) -> dict[int, NodeAnnotation]:
+    """Read what a configuration says of the nodes of the main graph.
+
+    Args:
+        model: the model.
+        config: name of the configuration.
+
+    Returns:
+        By position of the node; nodes of which it says nothing are left out.
+
+    Raises:
+        AnnotationError: a node has two annotations for it, or a spec names a tensor twice or one
+            that the node neither reads nor makes; all faults in one message.
+    """
+    found = {}
+    faults: list[AnnotationError] = []
+    for index, node in enumerate(model.graph.node):
+        entries = [e for e in node.device_configurations if e.configuration_id == config]
+        name = node.name or f"{node.op_type}_{index}"
+        if len(entries) > 1:
+            reason = f"it has {len(entries)} annotations for {config!r}; keep one"
+            faults.append(AnnotationError(reason, node=name))
+        if entries:
+            faults += _faults(entries[0], node, name)
+            stage = entries[0].pipeline_stage if entries[0].HasField("pipeline_stage") else None
+            specs = {spec.tensor_name: spec for spec in entries[0].sharding_spec}
+            found[index] = NodeAnnotation(stage, specs)
+    raise_annotations(faults)
+    return found
+
+
+def _faults(
+    entry: onnx.NodeDeviceConfigurationProto, node: onnx.NodeProto, name: str
+) -> Iterator[AnnotationError]:
+    there = [value for value in (*node.input, *node.output) if value]
+    seen: set[str] = set()
+    for spec in entry.sharding_spec:
+        tensor = spec.tensor_name
+        if tensor not in there:
+            yield AnnotationError(
+                "the node neither reads nor makes it: a tool has renamed its values without its "
+                f"annotations; it has {', '.join(map(repr, there))}",
+                node=name,
+                tensor=tensor,
+            )
+        elif tensor in seen:
+            yield AnnotationError("the tensor has two specs; keep one", node=name, tensor=tensor)
+        seen.add(tensor)

@@ -1,0 +1,104 @@
+"""Shapes and dtypes of a graph's values: what the file says, and what onnx infers from it.
+
+>>> from onnx import helper
+>>> x = helper.make_tensor_value_info("x", 1, [2, "n"])
+>>> read_info(helper.make_graph([], "g", [x], []))["x"]
+Info(shape=(2, 'n'), dtype=dtype('float32'))
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from ..errors import ModelError
+
+Dims = tuple[int | str | None, ...]
+_SMALL = 4096  # elements; larger tensors are no shapes, axes or indices that inference looks into
+
+
+class Info(NamedTuple):
+    """What is known of a value.
+
+    Attributes:
+        shape: a size, a name or None per axis; None if the rank is unknown.
+        dtype: as NumPy has it, or None.
+    """
+
+    shape: Dims | None
+    dtype: np.dtype | None
+
+
+def read_info(graph: onnx.GraphProto) -> dict[str, Info]:
+    """Read what a graph says of its values.
+
+    Args:
+        graph: the graph.
+
+    Returns:
+        By name: inputs, outputs, those in value_info, initializers.
+    """
+    found = {v.name: _of_type(v.type) for v in (*graph.value_info, *graph.output, *graph.input)}
+    found.update((t.name, Info(tuple(t.dims), _dtype(t.data_type))) for t in graph.initializer)
+    return found
+
+
+def infer(model: onnx.ModelProto) -> dict[str, Info]:
+    """Infer what a model does not say of its values.
+
+    The weights are left out: only small tensors, which may be shapes, are looked into.
+
+    Args:
+        model: stays as it is.
+
+    Returns:
+        As `read_info`, with what onnx could infer.
+
+    Raises:
+        ModelError: onnx cannot: an operator set is not declared, or shapes contradict each other.
+    """
+    slim = onnx.ModelProto(ir_version=model.ir_version)
+    slim.opset_import.extend(model.opset_import)
+    slim.functions.extend(model.functions)
+    graph = model.graph
+    slim.graph.name = graph.name or "graph"
+    slim.graph.node.extend(graph.node)
+    slim.graph.value_info.extend(graph.value_info)
+    slim.graph.output.extend(graph.output)
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    slim.graph.input.extend(v for v in graph.input if v.name not in weights)
+    for tensor in graph.initializer:
+        if math.prod(tensor.dims) <= _SMALL and not tensor.external_data:
+            slim.graph.initializer.append(tensor)
+        else:
+            value = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            slim.graph.input.append(value)
+    try:
+        # With data_prop, onnx makes a list of every 1-D tensor that is cast or joined: a file of
+        # 100 bytes can ask for one of 2**60 entries.
+        return read_info(onnx.shape_inference.infer_shapes(slim).graph)
+    except (onnx.shape_inference.InferenceError, ValueError) as error:  # the other: dtypes
+        raise ModelError(f"shapes of graph {graph.name!r} cannot be inferred: {error}") from None
+
+
+def _of_type(kind: onnx.TypeProto) -> Info:
+    if not kind.HasField("tensor_type"):
+        return Info(None, None)
+    tensor = kind.tensor_type
+    shape = tuple(map(_dim, tensor.shape.dim)) if tensor.HasField("shape") else None
+    return Info(shape, _dtype(tensor.elem_type))
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    if dim.HasField("dim_value"):
+        return dim.dim_value
+    return dim.dim_param or None
+
+
+def _dtype(code: int) -> np.dtype | None:
+    known = code in onnx.TensorProto.DataType.values() and code != onnx.TensorProto.UNDEFINED
+    return np.dtype(helper.tensor_dtype_to_np_dtype(code)) if known else None

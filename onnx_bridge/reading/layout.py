@@ -1,0 +1,279 @@
+"""`layout`: what an annotated model asks of the devices, on a mesh.
+
+>>> from onnx import helper
+>>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.onnx_bridge.annotating import annotate
+>>> w = helper.make_tensor("w", 1, [8, 4], [0.0] * 32)
+>>> x = helper.make_tensor_value_info("x", 1, ["batch", 8])
+>>> y = helper.make_tensor_value_info("y", 1, ["batch", 4])
+>>> node = helper.make_node("MatMul", ["x", "w"], ["y"], name="up")
+>>> model = helper.make_model(helper.make_graph([node], "g", [x], [y], [w]), ir_version=11)
+>>> mesh = make_mesh((2, 4), ("data", "model"))
+>>> specs = {"x": P("data"), "w": P(None, "model"), "y": P("data", "model")}
+>>> found = layout(annotate(model, mesh, specs))
+>>> found.parameters["w"][0].spec, found.sharding(0, "y").spec
+(P(None, 'model'), P('data', 'model'))
+>>> print(found)
+configuration 'default' of 8 devices
+stage 0: 1 node on devices 0-7, mesh (data=2, model=4)
+tensor  kind       shape         dtype    spec                bytes/device  stage
+x       input      ('batch', 8)  float32  P('data',)                     ?  0
+w       parameter  (8, 4)        float32  P(None, 'model')            32 B  0
+y       output     ('batch', 4)  float32  P('data', 'model')             ?  0
+
+A model with pipeline stages has one mesh for each. A parameter lies where the first node of a stage
+that reads it wants it; a later node that wants it otherwise gets it so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+
+import onnx
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.spec import named_sharding, same_layout
+from isoshard.core.tiles import Tiles
+
+from ..errors import AnnotationError, raise_annotations
+from ..layouts.meshes import NumberedMesh
+from ..layouts.shardings import Uneven, even_tiles, sharding_over
+from ..layouts.tiling import read_tiles
+from .annotations import Configuration, NodeAnnotation, choose, node_annotations
+from .graph import Graph
+from .stage_meshes import stage_meshes
+from .stages import stages_of
+
+Where = tuple[int, str]  # index of a node, name of one of its tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One pipeline stage.
+
+    Attributes:
+        number: as the file has it.
+        mesh: the devices it runs on.
+        nodes: indices of its nodes, in an order they can run in.
+        inputs: names of the values it reads: the model's inputs and results of earlier stages.
+        outputs: names of the values that later stages or the user read.
+    """
+
+    number: int
+    mesh: Mesh
+    nodes: tuple[int, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ModelLayout:
+    """The layout of a model on meshes; `print` it for a table.
+
+    Attributes:
+        graph: the graph.
+        configuration: the device configuration that was read.
+        stages: in the order they run.
+        parameters: the layout of each initializer in each stage that reads it, by name and number
+            of the stage; replicated where nothing is said.
+        inputs: the layout of each input of the model where it is read first; likewise.
+        outputs: the layout of each output of the model, where the node that makes it says one.
+        notes: what was decided where the file leaves it open.
+        devices: what the file calls the devices of each stage, in the order of its mesh.
+        shardings: what `sharding` looks up.
+    """
+
+    graph: Graph
+    configuration: Configuration
+    stages: tuple[Stage, ...]
+    parameters: dict[str, dict[int, NamedSharding]]
+    inputs: dict[str, NamedSharding]
+    outputs: dict[str, NamedSharding]
+    notes: tuple[str, ...]
+    devices: dict[int, tuple[int, ...]]
+    shardings: Mapping[Where, NamedSharding] = dataclasses.field(repr=False)
+
+    def sharding(self, node_index: int, tensor: str) -> NamedSharding | None:
+        """What a node asks of one of its tensors.
+
+        Args:
+            node_index: position of the node.
+            tensor: name of an input or output.
+
+        Returns:
+            The layout over the mesh of the node's stage, or None if nothing is said.
+        """
+        return self.shardings.get((node_index, tensor))
+
+    def __str__(self) -> str:
+        """A table of the inputs, the parameters and all annotated values, by stage."""
+        from .layout_table import layout_table
+
+        return layout_table(self)
+
+
+def layout(
+    model: onnx.ModelProto,
+    mesh: Mesh | None = None,
+    config: str | None = None,
+    uneven: Uneven = "error",
+) -> ModelLayout:
+    """Read the layout of an annotated model.
+
+    Args:
+        model: the model.
+        mesh: over all devices of the configuration, in the order in which the file numbers them.
+            By default the mesh that the file keeps; if it keeps none, one is made to fit.
+        config: name of the configuration, if there are several.
+        uneven: what to do with an axis that does not split evenly: raise, or "replicate" it, with
+            a warning.
+
+    Returns:
+        The layout of each tensor at each node, of the parameters, inputs and outputs.
+
+    Raises:
+        AnnotationError: the annotations contradict each other, the graph or the mesh, or say what
+            no NamedSharding does: every such tensor, with its node, its axis and the reason.
+        ModelError: the graph cannot be read.
+        DeviceError: no mesh is given, and there are too few devices.
+    """
+    graph = Graph(model)
+    configuration = choose(model, config)
+    said = node_annotations(model, configuration.name)
+    stage_of = stages_of(graph, {index: one.stage for index, one in said.items()})
+    notes: list[str] = []
+    tiles = _read_tiles(graph, said, configuration.num_devices, uneven, notes)
+    numbers = sorted(set(stage_of)) or [0]
+    by_stage = {
+        number: [one for (index, _), one in tiles.items() if stage_of[index] == number]
+        for number in numbers
+    }
+    meshes = stage_meshes(model, configuration, by_stage, mesh, notes)
+    shardings = _over_meshes(graph, tiles, stage_of, meshes)
+    stages = tuple(_stage(graph, number, stage_of, meshes[number].mesh) for number in numbers)
+    return ModelLayout(
+        graph,
+        configuration,
+        stages,
+        _parameters(graph, stages, shardings, notes),
+        _inputs(graph, stages, shardings),
+        {
+            name: shardings[maker.index, name]
+            for name in graph.outputs
+            if (maker := graph.producer(name)) is not None and (maker.index, name) in shardings
+        },
+        tuple(notes),
+        {number: over.numbers for number, over in meshes.items()},
+        shardings,
+    )
+
+
+def _read_tiles(
+    graph: Graph,
+    said: Mapping[int, NodeAnnotation],
+    num_devices: int,
+    uneven: Uneven,
+    notes: list[str],
+) -> dict[Where, Tiles]:
+    found: dict[Where, Tiles] = {}
+    faults = []
+    whole = []
+    for index, one in said.items():
+        for tensor, proto in one.specs.items():
+            shape = graph.shape(tensor)
+            try:
+                tiles = read_tiles(proto, shape, num_devices)
+                found[index, tensor] = even = even_tiles(tiles, shape, tensor, uneven)
+            except AnnotationError as error:
+                faults.append(error.at(node=graph.nodes[index].name))
+                continue
+            if even is not tiles:
+                whole.append(
+                    f"node {graph.nodes[index].name!r}, tensor {tensor!r}: shape {shape} does not "
+                    f"split evenly into {tiles.blocks} blocks, but into {even.blocks}"
+                )
+    raise_annotations(faults)
+    if whole:
+        notes += whole
+        warnings.warn("axes are left whole:\n  " + "\n  ".join(whole), stacklevel=3)
+    return found
+
+
+def _over_meshes(
+    graph: Graph,
+    tiles: Mapping[Where, Tiles],
+    stage_of: Sequence[int],
+    meshes: Mapping[int, NumberedMesh],
+) -> dict[Where, NamedSharding]:
+    found: dict[Where, NamedSharding] = {}
+    faults = []
+    for (index, tensor), one in tiles.items():
+        try:
+            found[index, tensor] = sharding_over(meshes[stage_of[index]], one, tensor)
+        except AnnotationError as error:
+            faults.append(error.at(node=graph.nodes[index].name))
+    raise_annotations(faults)
+    return found
+
+
+def _stage(graph: Graph, number: int, stage_of: Sequence[int], mesh: Mesh) -> Stage:
+    nodes = [node for node in graph.nodes if stage_of[node.index] == number]
+    made = [value for node in nodes for value in node.outputs if value]
+    own = {*made, *graph.initializers}
+    read = dict.fromkeys(
+        value for node in nodes for value in (*node.inputs, *node.captured) if value not in own
+    )
+    later = [
+        value
+        for value in made
+        if value in graph.outputs
+        or any(stage_of[reader.index] != number for reader in graph.consumers(value))
+    ]
+    inputs = tuple(value for value in read if value)
+    return Stage(number, mesh, tuple(node.index for node in nodes), inputs, tuple(later))
+
+
+def _parameters(
+    graph: Graph,
+    stages: Sequence[Stage],
+    shardings: Mapping[Where, NamedSharding],
+    notes: list[str],
+) -> dict[str, dict[int, NamedSharding]]:
+    found: dict[str, dict[int, NamedSharding]] = {}
+    held = {stage.number: set(stage.nodes) for stage in stages}
+    for name, tensor in graph.initializers.items():
+        readers = graph.consumers(name)
+        for stage in stages:
+            here = [node.index for node in readers if node.index in held[stage.number]]
+            wanted = [shardings[at, name] for at in here if (at, name) in shardings]
+            if not here:
+                continue
+            ndim = len(tensor.dims)
+            found.setdefault(name, {})[stage.number] = (
+                wanted[0] if wanted else named_sharding(P(), stage.mesh, ndim)
+            )
+            if any(not same_layout(wanted[0], other, ndim) for other in wanted[1:]):
+                kinds = ", ".join(map(str, dict.fromkeys(one.spec for one in wanted)))
+                notes.append(
+                    f"parameter {name!r} is read as {kinds} in stage {stage.number}; it lies as "
+                    f"{wanted[0].spec}"
+                )
+        if len(found.get(name, ())) > 1:
+            where = ", ".join(map(str, found[name]))
+            notes.append(f"parameter {name!r} lies in stages {where}")
+    return found
+
+
+def _inputs(
+    graph: Graph, stages: Sequence[Stage], shardings: Mapping[Where, NamedSharding]
+) -> dict[str, NamedSharding]:
+    found = {}
+    for name in graph.inputs:
+        first = next((stage for stage in stages if name in stage.inputs), stages[0])
+        wanted = (shardings.get((index, name)) for index in first.nodes)
+        replicated = named_sharding(P(), first.mesh, len(graph.shape(name) or ()))
+        found[name] = next((one for one in wanted if one is not None), replicated)
+    return found

@@ -1,0 +1,140 @@
+"""Everywhere a model keeps nodes and tensors: its graph, graphs inside nodes, functions, training.
+
+>>> from onnx import helper
+>>> inner = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "then", [], [])
+>>> both = {"then_branch": inner, "else_branch": inner}
+>>> node = helper.make_node("If", ["c"], ["z"], name="if", **both)
+>>> model = helper.make_model(helper.make_graph([node], "main", [], []))
+>>> [body.where for body in bodies(model)]
+['the graph', "else_branch of node 'if'", "then_branch of node 'if'"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import onnx
+
+LONGEST = 80
+
+
+class Body(NamedTuple):
+    """Something that has nodes.
+
+    Attributes:
+        where: in words, for messages.
+        proto: the graph or function.
+    """
+
+    where: str
+    proto: onnx.GraphProto | onnx.FunctionProto
+
+
+def bodies(model: onnx.ModelProto) -> Iterator[Body]:
+    """Everything in a model that has nodes.
+
+    Args:
+        model: the model.
+
+    Yields:
+        The main graph first; a graph inside a node after the graph of that node.
+    """
+    waiting = [Body("the graph", model.graph)]
+    for step in model.training_info:
+        waiting += [Body("a training graph", step.initialization)]
+        waiting += [Body("a training graph", step.algorithm)]
+    waiting += [Body(f"function {shown(function.name)}", function) for function in model.functions]
+    waiting.reverse()
+    while waiting:
+        body = waiting.pop()
+        yield body
+        for node in reversed(body.proto.node):
+            waiting += [Body(*inner) for inner in inner_graphs(node)][::-1]
+
+
+def inner_graphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+    """The graphs that a node has as attributes.
+
+    Args:
+        node: any node.
+
+    Yields:
+        Where each is, in words, and the graph.
+    """
+    for attribute in node.attribute:
+        if attribute.HasField("g") or attribute.graphs:
+            graphs = [attribute.g] if attribute.HasField("g") else []
+            for graph in (*graphs, *attribute.graphs):
+                yield f"{attribute.name[:LONGEST]} of {node_words(node)}", graph
+
+
+def tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    """Every tensor that a model holds data of.
+
+    Args:
+        model: the model.
+
+    Yields:
+        Where it is, in words, and the tensor: weights, constants in attributes, and the values and
+        indices of sparse ones.
+    """
+    for body in bodies(model):
+        if isinstance(body.proto, onnx.GraphProto):
+            for tensor in body.proto.initializer:
+                yield f"weight {shown(tensor.name)}", tensor
+            yield from _sparse(body.where, body.proto.sparse_initializer)
+        else:
+            yield from _attributes(body.where, body.proto.attribute_proto)
+        for node in body.proto.node:
+            yield from _attributes(node_words(node), node.attribute)
+
+
+def node_words(node: onnx.NodeProto) -> str:
+    """How messages call a node: by its name, or by what it makes."""
+    if node.name:
+        return f"node {shown(node.name)}"
+    made = next(iter(node.output), "")
+    return f"the {node.op_type[:LONGEST] or '?'} that makes {shown(made)}"
+
+
+def shown(name: str) -> str:
+    """A name in quotes, cut where a file gave it absurd length."""
+    return repr(name if len(name) <= LONGEST else f"{name[:LONGEST]}..")
+
+
+def listed(faults: Sequence[str], most: int = 8) -> str:
+    """Faults in one line, the first few in words.
+
+    Args:
+        faults: what is wrong.
+        most: how many are written out.
+
+    Returns:
+        The line.
+
+    Example:
+        >>> listed(["a", "b", "c"], most=2)
+        'a; b; and 1 more'
+    """
+    rest = [f"and {len(faults) - most} more"] if len(faults) > most else []
+    return "; ".join([*faults[:most], *rest])
+
+
+def _attributes(
+    where: str, attributes: Sequence[onnx.AttributeProto]
+) -> Iterator[tuple[str, onnx.TensorProto]]:
+    for attribute in attributes:
+        single = [attribute.t] if attribute.HasField("t") else []
+        for tensor in (*single, *attribute.tensors):
+            yield f"attribute {shown(attribute.name)} of {where}", tensor
+        sparse = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
+        yield from _sparse(where, (*sparse, *attribute.sparse_tensors))
+
+
+def _sparse(
+    where: str, sparse: Sequence[onnx.SparseTensorProto]
+) -> Iterator[tuple[str, onnx.TensorProto]]:
+    for one in sparse:
+        yield f"the values of a sparse tensor in {where}", one.values
+        yield f"the indices of a sparse tensor in {where}", one.indices

@@ -1,0 +1,147 @@
+"""The table: which entry serves, and that every entry is tested and listed in the docs."""
+
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from onnx import defs
+
+import isoshard
+from isoshard.onnx_bridge.executor import evaluate
+from isoshard.onnx_bridge.executor.operators import entries, find, operator
+from isoshard.onnx_bridge.executor.operators.registry import NEWEST
+from isoshard.onnx_bridge.reading import Graph
+from tests.onnx_bridge.executor.operators import (
+    test_activation,
+    test_arithmetic,
+    test_attention,
+    test_conv,
+    test_create,
+    test_elementwise,
+    test_index,
+    test_matmul,
+    test_norm,
+    test_pad,
+    test_pool,
+    test_reduce,
+    test_resize,
+    test_shape,
+)
+
+FAMILIES = (
+    test_activation,
+    test_arithmetic,
+    test_attention,
+    test_conv,
+    test_create,
+    test_elementwise,
+    test_index,
+    test_matmul,
+    test_norm,
+    test_pad,
+    test_pool,
+    test_reduce,
+    test_resize,
+    test_shape,
+)
+CASES = [case for family in FAMILIES for case in family.CASES]
+OURS = [entry for entry in entries() if not entry.domain]
+CONSTANT = {"Constant", "ConstantOfShape", "Range"}  # they have no input to split
+TESTED_APART = {("NonZero", 9)}
+OWN_DTYPE = {"Cast", "CastLike", "EyeLike", "OneHot", "Range"}
+DOCS = Path(__file__).resolve().parents[4] / "docs" / "onnx.md"
+
+
+@pytest.mark.parametrize("entry", OURS, ids=lambda entry: f"{entry.op_type}-{entry.since}")
+def test_every_entry_is_compared_with_onnx(entry):
+    cases = [
+        case for case in CASES
+        if case.op == entry.op_type and find("", case.op, case.opset) is entry
+    ]  # fmt: skip
+    assert cases or (entry.op_type, entry.since) in TESTED_APART
+
+
+@pytest.mark.parametrize(
+    "op_type", sorted({e.op_type for e in OURS} - CONSTANT - {"NonZero", "Pad"})
+)
+def test_every_operator_is_run_on_eight_devices(op_type):
+    assert any(case.op == op_type and case.split for case in CASES)
+
+
+def test_the_docs_list_every_operator():
+    table = DOCS.read_text().split("## Operators")[1].split("\n## ")[0]
+    rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("| ")]
+    listed = re.findall(r"\b[A-Z]\w+", " ".join(rows[1:]))
+    assert sorted(listed) == sorted({entry.op_type for entry in OURS} | {"If"})
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_results_of_short_floats_are_short(dtype):
+    """Abstractly, without compiling: no result becomes wider than ONNX says."""
+    wrong = []
+    for case in CASES:
+        if case.op in OWN_DTYPE or not any(is_float(x) for x in case.inputs):
+            continue
+        short = tuple(
+            x.astype(dtype) if is_float(x) and k not in case.known else x
+            for k, x in enumerate(case.inputs)
+        )
+        graph = Graph(case.model)
+        known = {f"x{k}": short[k] for k in case.known if short[k] is not None}
+        given = {
+            f"x{k}": jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
+            for k, x in enumerate(short)
+            if x is not None and k not in case.known
+        }
+
+        def run(given, graph=graph, known=known):
+            found = evaluate(graph.nodes, {**given, **known}, graph.opsets)
+            return [found[name] for name in graph.outputs]
+
+        first, *_ = jax.eval_shape(run, given)
+        if first.dtype == np.float32 or first.weak_type:
+            wrong.append(str(case))
+    assert not wrong
+
+
+def is_float(x):
+    return x is not None and x.dtype == np.float32
+
+
+def test_attributes_are_onnx_own():
+    for entry in OURS:
+        versions = [s for s in defs.get_all_schemas_with_history() if s.name == entry.op_type]
+        known = {name for schema in versions if not schema.domain for name in schema.attributes}
+        assert entry.attributes <= known, entry.op_type
+
+
+def test_the_newest_entry_that_is_old_enough_serves():
+    assert [find("", "Split", opset).since for opset in (2, 12, 13, 17, 18, 25)] == [
+        2, 2, 13, 13, 18, 18,
+    ]  # fmt: skip
+    assert find("ai.onnx", "Add", 14) is find("", "Add", 14)
+    assert find("", "Gelu", 19) is None
+
+
+def test_an_operator_that_onnx_changed_since_is_not_taken_for_known():
+    changed = [
+        schema
+        for schema in defs.get_all_schemas()
+        if not schema.domain and schema.since_version > NEWEST and find("", schema.name, NEWEST)
+    ]
+    assert changed
+    for schema in changed:
+        assert find("", schema.name, schema.since_version) is None
+
+
+def test_users_add_operators():
+    assert isoshard.onnx.operator is operator
+
+    @operator("TestTwice", domain="test.domain", since=2)
+    def twice(x, *, times=2):
+        return x * times
+
+    assert find("test.domain", "TestTwice", 1) is None
+    assert find("test.domain", "TestTwice", 3).attributes == {"times"}

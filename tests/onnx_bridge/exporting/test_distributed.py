@@ -1,0 +1,108 @@
+"""Modules whose weights lie on devices already: of DTensors, and on the device `jax`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import isoshard as iso
+from isoshard.onnx_bridge import export_torch, layout
+from tests.onnx_bridge.torch_models import MLP, MLP_PLAN, seeded
+
+ROOT = Path(__file__).resolve().parents[3]
+PARALLEL = {
+    "up.weight": ["tp", "None"],
+    "up.bias": ["tp"],
+    "down.weight": ["None", "tp"],
+    "down.bias": [],
+}
+
+
+def _trimmed(specs):
+    """Specs without the None entries at their ends."""
+    found = {}
+    for name, entries in specs.items():
+        while entries and entries[-1] == "None":
+            entries = entries[:-1]
+        found[name] = entries
+    return found
+
+
+@pytest.fixture(scope="module")
+def x():
+    return np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def wanted(x):
+    with torch.no_grad():
+        return seeded(MLP)(torch.from_numpy(x)).numpy()
+
+
+@pytest.fixture(scope="module")
+def found(x, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dtensor")
+    np.save(folder / "x.npy", x)
+    module = "tests.onnx_bridge.exporting.distributed_process"
+    done = subprocess.run(
+        [sys.executable, "-m", module, folder / "x.npy", folder / "found.json"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "found.json").read_text())
+
+
+class TestDTensor:
+    def test_placements_are_specs_and_the_twin_computes_the_same(self, found, wanted):
+        specs, result = found["parallel"]
+        assert _trimmed(specs) == _trimmed(PARALLEL)
+        np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6)
+
+    def test_gathers_are_counted_and_the_module_keeps_its_hooks(self, found):
+        assert found["gathers"] == 4
+        assert found["hooks"] == [1, 1]
+
+    def test_the_mesh_may_be_that_of_the_tensors(self, found):
+        specs, mesh = found["fake"]
+        assert _trimmed(specs) == _trimmed(PARALLEL)
+        assert mesh == {"tp": 2}  # the slice that the tensors lie on
+
+    def test_what_cannot_be_copied_needs_a_twin(self, found, wanted):
+        assert "FSDPMLP cannot be copied" in found["fsdp"]
+        assert "twin=plain_module" in found["fsdp"]
+        specs, result = found["twin"]
+        assert all(entries[0] == "dp" for entries in specs.values())
+        np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6)
+
+    def test_a_twin_of_another_class_is_refused(self, found):
+        assert "are not the same module" in found["other"]
+
+    def test_faults_of_all_tensors_are_told_at_once(self, found):
+        assert "up.weight: Partial over 'tp' cannot be written" in found["faults"]
+        assert "down.weight: its DeviceMesh of shape (1,) has no names" in found["faults"]
+
+
+class TestTheDeviceJax:
+    def test_it_exports_as_the_plain_module_does(self, x):
+        mesh = iso.make_mesh((2, 2), ("dp", "tp"))
+        args = (torch.from_numpy(x),)
+        placed = iso.shard(seeded(MLP), mesh, MLP_PLAN)
+        planned = export_torch(placed, args, mesh, MLP_PLAN)
+        assert planned == export_torch(seeded(MLP), args, mesh, MLP_PLAN)
+        held = layout(export_torch(placed, args)).parameters  # its own mesh, its own layout
+        said = layout(planned).parameters
+        assert {n: h[0].spec for n, h in held.items()} == {n: h[0].spec for n, h in said.items()}
+        assert placed.up.weight.device.type == "jax"
+
+    def test_another_mesh_gets_the_same_pieces(self, x):
+        placed = iso.shard(seeded(MLP), iso.make_mesh((4,), ("tp",)), MLP_PLAN)
+        mesh = iso.make_mesh((2, 2), ("a", "b"))
+        model = export_torch(placed, (torch.from_numpy(x),), mesh)
+        assert layout(model).parameters["up.weight"][0].spec == iso.P(("a", "b"))

@@ -1,0 +1,127 @@
+"""What is exported end to end: modules with inputs, plans and stages. Each is exported once."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from isoshard import P
+from isoshard.core.mesh import make_mesh
+from isoshard.core.plan import Linear, Plan
+from isoshard.onnx_bridge import export_torch
+from tests.onnx_bridge import torch_models as models
+
+ENCODER_PLAN = Plan(
+    {
+        "re:.*[.](query|key|value|intermediate[.]dense)[.].*": Linear(out="tp"),
+        "re:.*attention[.]output[.]dense[.].*": Linear(into="tp"),
+        "re:.*layer[.][0-9]+[.]output[.]dense[.].*": Linear(into="tp"),
+    },
+    inputs={"*": P("dp")},
+    activations={"re:encoder[.]layer[.][0-9]+": P("dp")},
+    default=P(),
+)
+
+
+def encoder():
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=16,
+    )
+    return BertModel(config, add_pooling_layer=False)
+
+
+class Case(NamedTuple):
+    """One export; `collectives` are those of each stage in the compiled programs."""
+
+    module: Callable[[], nn.Module]
+    inputs: Callable[[np.random.Generator], dict[str, np.ndarray]]
+    plan: Plan
+    stages: dict[str, int]
+    collectives: list[dict[str, int]]
+    options: Mapping[str, Any] = MappingProxyType({})
+
+
+def _tokens(rng, shape=(4, 16)):
+    return rng.integers(0, 64, shape)
+
+
+def _masked(rng):
+    return {"input_ids": _tokens(rng), "attention_mask": np.tril(np.ones((4, 16), np.int64), 12)}
+
+
+def _floats(*shape):
+    return lambda rng: {"x": rng.standard_normal(shape).astype(np.float32)}
+
+
+_GPT = Case(
+    models.GPT,
+    lambda rng: {"ids": _tokens(rng)},
+    models.GPT_PLAN,
+    {"tokens": 0, "blocks.0*": 0, "blocks.1*": 1, "head": 1},
+    [{"all-reduce": 2}, {"all-reduce": 2}],
+)
+CASES = {
+    "mlp": Case(
+        models.MLP,
+        _floats(8, 16),
+        models.MLP_PLAN,
+        {"up": 0, "down": 1},
+        [{}, {"all-reduce": 1}],
+        {"dynamic_shapes": {"x": {0: torch.export.Dim("batch")}}},
+    ),
+    "cnn": Case(
+        models.CNN,
+        _floats(4, 3, 16, 16),
+        models.CNN_PLAN,
+        {"re:(first|norm|pool)": 0, "re:(second|head)": 1},
+        [{}, {"all-reduce": 1}],
+    ),
+    "gpt": _GPT,
+    "gpt-23": _GPT._replace(options={"opset": 23}),
+    "encoder": Case(
+        encoder,
+        _masked,
+        ENCODER_PLAN,
+        {"*encoder.layer.0*": 0, "*encoder.layer.1*": 1},
+        [{"all-reduce": 3, "collective-permute": 1}, {"all-reduce": 2}],
+    ),
+}
+
+
+class Exported(NamedTuple):
+    """A case, done: `wanted` is what torch computes of `inputs`."""
+
+    case: Case
+    module: nn.Module
+    model: Any
+    inputs: dict[str, np.ndarray]
+    wanted: np.ndarray
+
+    @property
+    def mesh(self):
+        return make_mesh((2, 2), ("dp", "tp"))
+
+
+def export(name: str) -> Exported:
+    case = CASES[name]
+    module = models.seeded(case.module)
+    inputs = case.inputs(np.random.default_rng(0))
+    tensors = {key: torch.from_numpy(value) for key, value in inputs.items()}
+    mesh = make_mesh((2, 2), ("dp", "tp"))
+    model = export_torch(
+        module, (), mesh, case.plan, kwargs=tensors, stages=case.stages, **case.options
+    )
+    with torch.no_grad():
+        result = module(**tensors)
+    result = getattr(result, "last_hidden_state", result)
+    return Exported(case, module, model, inputs, result.numpy())
