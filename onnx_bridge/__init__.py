@@ -16,7 +16,8 @@ annotation is a `NamedSharding` on one side and a file on the other.
 P(None, 'model')
 
 With this package loaded, `isoshard.shard(model, mesh, plan)` annotates a model, `Plan.resolve`
-takes one, and `isoshard.sharding_of` reads one. torch is loaded when `export_torch` is named.
+takes one, and `isoshard.sharding_of` reads one. torch is loaded when `export_torch` is named,
+jax2onnx when `export_jax` is called.
 """
 
 if not __name__.startswith("isoshard."):
@@ -44,6 +45,7 @@ from .checking import Finding, validate
 from .errors import AnnotationError, AnnotationWarning, ModelError
 from .executor.compiling import Compiled, compile
 from .executor.operators import operator
+from .exporting.jax_export import export_jax
 from .layouts import from_sharding_spec, to_sharding_spec
 from .models import OnnxModels
 from .reading.graph import Graph, Node
@@ -66,6 +68,7 @@ __all__ = [
     "Stage",
     "annotate",
     "compile",
+    "export_jax",
     "export_torch",
     "from_sharding_spec",
     "layout",

@@ -30,7 +30,11 @@ ROOMS = [
     Room("core", (), EVERYONE),
     Room("jax_bridge", ("isoshard.core",), (*EVERYONE, "flax", "optax", "orbax", "tensorstore")),
     Room("torch_bridge", ("isoshard.core",), (*EVERYONE, "torch", "fsspec")),
-    Room("onnx_bridge", ("isoshard.core",), (*EVERYONE, "onnx", "google.protobuf", "torch")),
+    Room(
+        "onnx_bridge",
+        ("isoshard.core",),
+        (*EVERYONE, "onnx", "google.protobuf", "torch", "jax2onnx"),
+    ),
     Room("cli", ("isoshard",), (*EVERYONE, "torch", "flax", "onnx", "optax", "matplotlib")),
     Room(
         "src/isoshard",

@@ -29,6 +29,7 @@ from ..reading.parameter_record import parameters_of
 from .operators.registry import find
 
 _TABLE_FROM = 1024  # elements; a shape or a list of axes is shorter
+_ASK_FOR_SHAPES = ("Shape", "Size")  # which are known without the values
 
 
 class Sorted(NamedTuple):
@@ -72,7 +73,7 @@ def _is_shown(graph: Graph, name: str) -> bool:
     """Whether an operator must know the values of a tensor while compiling, or can use them."""
     for node in graph.consumers(name):
         operator = find(node.domain, node.op_type, graph.opsets.get(node.domain, 1))
-        if operator is None:
+        if operator is None or node.op_type in _ASK_FOR_SHAPES:
             continue
         for position, value in enumerate(node.inputs):
             where = operator.input_name(position)

@@ -30,8 +30,8 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.plan import Plan
 from isoshard.core.plan.activations import Side
 from isoshard.core.plan.freezing import UNSAID
-from isoshard.core.tiles import Tiles
 from isoshard.core.plan.resolved import BY_DEFAULT, BY_SIZE, ResolvedLeaf, ResolvedPlan
+from isoshard.core.tiles import Tiles
 
 from ..errors import AnnotationWarning, ModelError
 from ..reading.graph import Graph, Node

@@ -35,9 +35,8 @@ from ..reading.graph import Graph
 from ..reading.parameter_record import write_parameters
 from . import naming, placing, twins
 from .origins import Origins
+from .saving import save
 from .simplifying import simplify
-
-_EXTERNAL_FROM = 1 << 30  # bytes; a protobuf message ends at 2 GiB
 
 
 def export_torch(
@@ -107,7 +106,7 @@ def export_torch(
         specs |= placing.of_inputs(plan, graph, mesh)
     done = annotate(model, mesh, specs, stages, config, stage_axis=stage_axis)
     if path is not None:
-        _save(done, Path(path))
+        save(done, Path(path))
     return done
 
 
@@ -157,13 +156,3 @@ def _trace(
     if program is None:
         raise ModelError(f"torch exported nothing for {type(module).__name__}")
     return program
-
-
-def _save(model: onnx.ModelProto, path: Path) -> None:
-    if model.ByteSize() < _EXTERNAL_FROM:
-        onnx.save_model(model, path)
-        return
-    beside = f"{path.name}.data"
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    onnx.save_model(copy, path, save_as_external_data=True, location=beside)

@@ -160,3 +160,16 @@ def test_without_onnx_it_says_what_to_install():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert 'needs onnx, which is not installed. Fix: pip install "isoshard[onnx]"' in done.stderr
+
+
+def test_a_reader_that_stops_early_is_no_error(saved):
+    saved()
+    code = (
+        "import sys; from isoshard.cli import main; sys.exit(main(['onnx', 'show', 'model.onnx']))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.close()
+        said = process.stderr.read().decode()
+        assert (process.wait(timeout=120), said) == (141, "")

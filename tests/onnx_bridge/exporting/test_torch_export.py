@@ -202,7 +202,7 @@ class TestRefusals:
 
 
 def test_saved_with_its_weights_beside_it(mesh, tmp_path, monkeypatch):
-    monkeypatch.setattr("isoshard.onnx_bridge.exporting.torch_export._EXTERNAL_FROM", 0)
+    monkeypatch.setattr("isoshard.onnx_bridge.exporting.saving._EXTERNAL_FROM", 0)
     x = torch.randn(8, 16)
     model = export_torch(seeded(MLP), (x,), mesh, MLP_PLAN, path=tmp_path / "mlp.onnx")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mlp.onnx", "mlp.onnx.data"]

@@ -1,0 +1,234 @@
+"""`export_jax`: a JAX function or a Flax or Equinox module, with its layout, as an ONNX model.
+
+    plan = Plan({"*.up.*": Linear(out="tp"), "*.down.*": Linear(into="tp")}, inputs=P("dp"),
+                default=P())
+    model = iso.onnx.export_jax(net, (example,), mesh, plan, stages={"blocks.0.*": 0, "*": 1})
+
+jax2onnx writes the operators. It knows no layouts, and while it runs it replaces functions of JAX
+and Flax, which `jit` would then remember. So the function is traced before, written out as one list
+of primitives (`flat_programs`), and only that is given away, with every value that has a layout as
+one more result: results keep their names, whatever an optimizer does. Afterwards they are results
+no longer, weights become initializers, and the layouts are written onto the nodes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import onnx
+from jax.core import Tracer
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from onnx import numpy_helper
+
+from isoshard.core import metrics
+from isoshard.core.plan import Plan, PlanError
+from isoshard.core.plan.patterns import check_patterns, matches
+
+from ..annotating.annotate import annotate
+from ..annotating.staging import Stages
+from ..errors import AnnotationError, ModelError
+from ..reading.graph import Graph
+from ..reading.parameter_record import Origin, write_parameters
+from .flat_programs import FlatProgram, flat_program
+from .jax_functions import TakenApart, output_names, take_apart
+from .jax_layouts import mesh_for, specs_for
+from .saving import save
+
+
+def export_jax(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    mesh: Mesh | None = None,
+    plan: Plan | None = None,
+    *,
+    params: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
+    stages: Stages | None = None,
+    opset: int | None = None,
+    config: str = "default",
+    stage_axis: str = "stage",
+    path: str | Path | None = None,
+) -> onnx.ModelProto:
+    """Export a JAX function with its layout.
+
+    Args:
+        fn: an NNX or Equinox module in eval mode, or any function of arrays. Its own
+            `with_sharding_constraint`s, and the `in_shardings` and `out_shardings` of its `jit`s,
+            become annotations.
+        args: example inputs, pytrees of arrays or `jax.ShapeDtypeStruct`s, also with symbolic sizes
+            (`jax.export.symbolic_shape`): shapes, dtypes and layouts count, not values.
+        mesh: the mesh of one stage, or of all, as for `annotate`; None takes that of the first
+            layout that is found.
+        plan: rules for the weights, and `inputs` by the names of the arguments. None takes the
+            layout of the arrays themselves.
+        params: weights that `fn` takes as its first argument, such as Linen's variables. They go
+            into the file; those that lie on several devices are gathered whole, counted in
+            `isoshard.metrics`.
+        kwargs: flags for `fn`, which stay as they are.
+        stages: patterns for names of weights, and the pipeline stage of what reads them (what
+            reads no weight follows what it reads); or a function of a `Node`, as for `annotate`.
+        opset: version of ONNX's operators; None takes jax2onnx's choice.
+        config: name of the annotation.
+        stage_axis: as for `annotate`.
+        path: where to save as well; weights of 1 GiB and more go beside it as external data.
+
+    Returns:
+        The annotated model. Inputs have the names of the arguments, weights those that plans know,
+        results those of their paths. Inputs and weights that no result depends on are left out.
+
+    Raises:
+        ShardingError: the plan does not fit, or there is no layout.
+        AnnotationError: a layout cannot be written, or the stages do not fit.
+        ModelError: the function cannot be exported: random numbers, `shard_map`, state that
+            changes, operations that jax2onnx does not know.
+        ModuleNotFoundError: jax2onnx is not installed.
+    """
+    if jax.config.read("jax_enable_x64"):
+        raise ModelError(
+            "jax2onnx widens float32 while jax_enable_x64 is on; turn it off to export"
+        )
+    if plan is not None and any(factor.activations for factor in plan.factors):
+        raise PlanError(
+            "export_jax reads layouts inside a model from the model itself, not from the plan's "
+            "activations: constrain them in the function, and give a plan without"
+        )
+    taken = take_apart(fn, args, params, kwargs)
+    leaves = {**taken.weights, **taken.inputs}
+    program = flat_program(taken.function, [*map(_abstract, leaves.values())])
+    mesh = mesh_for(mesh, taken, program)
+    read = [list(leaves)[at] for at in program.read]
+    results = jax.eval_shape(taken.function, *map(_abstract, leaves.values()))
+    outputs = output_names(results, leaves)
+    values = _value_names(program, outputs, set(leaves))
+    model = _convert(taken, program, mesh, read, values, opset)
+    del model.graph.output[len(outputs) :]
+    _store_weights(model, {name: taken.weights[name] for name in read if name in taken.weights})
+    graph = Graph(model)
+    specs = specs_for(taken, program, plan, graph, mesh, values)
+    touched = {value for node in graph.nodes for value in (*node.inputs, *node.outputs)}
+    specs = {name: spec for name, spec in specs.items() if name in touched}
+    if isinstance(stages, Mapping):
+        stages = _stages_by_weight(graph, stages, taken.weights)
+    done = annotate(model, mesh, specs, stages, config, stage_axis=stage_axis)
+    if path is not None:
+        save(done, Path(path))
+    return done
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def _convert(
+    taken: TakenApart,
+    program: FlatProgram,
+    mesh: Mesh,
+    read: Sequence[str],
+    values: Sequence[str],
+    opset: int | None,
+) -> onnx.ModelProto:
+    try:
+        jax2onnx: Any = importlib.import_module("jax2onnx")
+    except ModuleNotFoundError as error:
+        if error.name != "jax2onnx":
+            raise
+        raise ModuleNotFoundError(
+            "export_jax needs jax2onnx; get it with pip install 'isoshard[onnx-jax]'",
+            name="jax2onnx",
+        ) from None
+    leaves = {**taken.weights, **taken.inputs}
+    whole = NamedSharding(mesh, P())
+
+    def replayed(*given: Any) -> list[Any]:
+        seen = {id(value) for value in given}
+        results: dict[str, Any] = {}
+        for name, value in zip(values, program(*given), strict=True):
+            if name in results:
+                continue
+            if id(value) in seen or not isinstance(value, Tracer):
+                # an Identity of its own: what is an input, a constant or a result already
+                value = jax.lax.with_sharding_constraint(value, whole)
+            seen.add(id(value))
+            results[name] = value
+        return list(results.values())
+
+    try:
+        return jax2onnx.to_onnx(
+            replayed,
+            [_abstract(leaves[name]) for name in read],
+            model_name=taken.name,
+            input_names=list(read),
+            output_names=list(dict.fromkeys(values)),
+            **({} if opset is None else {"opset": opset}),
+        )
+    except Exception as error:
+        raise ModelError(f"jax2onnx cannot export {taken.name}: {error}") from error
+
+
+def _value_names(program: FlatProgram, outputs: Sequence[str], used: set[str]) -> list[str]:
+    """A name for each result, then for each value laid out; what is a result has that name."""
+    atoms = program.jaxpr.jaxpr.outvars
+    known = dict(zip(map(id, reversed(atoms[: len(outputs)])), reversed(outputs), strict=True))
+    names = list(outputs)
+    for at, atom in enumerate(atoms[len(outputs) :]):
+        name = f"constraint_{at}"
+        while name in used or name in outputs:
+            name += "_"
+        names.append(known.get(id(atom), name))
+    return names
+
+
+def _store_weights(model: onnx.ModelProto, weights: Mapping[str, Any]) -> None:
+    """Make inputs that are weights initializers."""
+    kept = [value for value in model.graph.input if value.name not in weights]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    for name, array in weights.items():
+        model.graph.initializer.append(numpy_helper.from_array(_whole(array), name))
+    ranks = {name: tuple(range(array.ndim)) for name, array in weights.items()}
+    write_parameters(model, {name: Origin(name, axes) for name, axes in ranks.items()})
+
+
+def _whole(array: Any) -> np.ndarray:
+    if isinstance(array, jax.Array) and not array.is_fully_replicated:
+        metrics.count("gathers")
+    return np.asarray(array)
+
+
+def _stages_by_weight(
+    graph: Graph, stages: Mapping[str, int], weights: Mapping[str, Any]
+) -> Callable[[Any], int | None]:
+    """The stage of each node that reads a weight: that of the weight, or a later one it reads."""
+    check_patterns(stages)
+    said: dict[str, int] = {}
+    unused = set(stages)
+    for name in weights:
+        fitting = [pattern for pattern in stages if pattern == name or matches(pattern, name)]
+        unused.difference_update(fitting)
+        if fitting:
+            said[name] = stages[fitting[0]]
+    if unused:
+        raise AnnotationError(
+            f"stages are given for {', '.join(map(repr, sorted(unused)))}, and no weight is called "
+            f"so; weights are {', '.join(map(repr, list(weights)[:8]))}"
+        )
+    constants = dict.fromkeys(graph.initializers)
+    found: dict[int, int | None] = {}
+    reached: dict[str, int] = dict(said)
+    for node in graph.nodes:
+        values = [value for value in (*node.inputs, *node.captured) if value]
+        stage = max((reached[value] for value in values if value in reached), default=None)
+        if stage is not None:
+            reached.update(dict.fromkeys(node.outputs, stage))
+        if all(value in constants for value in values):
+            # made of weights alone, such as a transposed one: it belongs to whoever reads it
+            constants |= dict.fromkeys(node.outputs)
+        elif any(value in constants and value in reached for value in values):
+            found[node.index] = stage
+    return lambda node: found.get(node.index)

@@ -1,0 +1,148 @@
+"""The layouts of a JAX function: of its weights, its inputs, and the values inside.
+
+A plan decides about weights and inputs. Without one an input lies as the `jit` around everything
+says, else as the array itself does; an array on one device says nothing.
+
+>>> import jax
+>>> import jax.numpy as jnp
+>>> from isoshard.core.mesh import make_mesh
+>>> from .flat_programs import flat_program
+>>> from .jax_functions import take_apart
+>>> mesh = make_mesh((8,), ("data",))
+>>> double = jax.jit(lambda x: 2 * x, out_shardings=NamedSharding(mesh, P("data")))
+>>> taken = take_apart(double, (jnp.ones(8),))
+>>> program = flat_program(taken.function, [jnp.ones(8)])
+>>> mesh_for(None, taken, program) == mesh
+True
+>>> _of_values(program, ["output", "output"], mesh)
+{'output': P('data',)}
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.errors import ShardingError
+from isoshard.core.mesh import as_mesh, mesh_of
+from isoshard.core.plan import Plan
+
+from ..errors import AnnotationError, AnnotationWarning
+from ..reading.graph import Graph
+from . import placing
+from .flat_programs import FlatProgram
+from .jax_functions import TakenApart
+
+
+def mesh_for(mesh: Mesh | None, taken: TakenApart, program: FlatProgram) -> Mesh:
+    """The mesh of an export: the one given, or that of the first layout that is found.
+
+    Args:
+        mesh: what the user gave.
+        taken: the function and its arrays.
+        program: what it computes.
+
+    Returns:
+        The mesh.
+
+    Raises:
+        ShardingError: none is given, and nothing says a layout.
+    """
+    if mesh is not None:
+        return as_mesh(mesh)
+    for layout in _layouts(taken, program):
+        if isinstance(layout, NamedSharding):
+            return as_mesh(mesh_of(layout))
+    raise ShardingError(
+        f"{taken.name} says no layout, and no plan was given: pass them, "
+        "export_jax(fn, args, iso.make_mesh(shape, names), plan)"
+    )
+
+
+def specs_for(
+    taken: TakenApart,
+    program: FlatProgram,
+    plan: Plan | None,
+    graph: Graph,
+    mesh: Mesh,
+    names: Sequence[str],
+) -> dict[str, P]:
+    """Find the specs of weights, inputs, results and values inside.
+
+    Args:
+        taken: the function and its arrays.
+        program: what it computes.
+        plan: for weights and inputs.
+        graph: exported.
+        mesh: the mesh.
+        names: of the results of the program, then of the values laid out.
+
+    Returns:
+        By name, of those of which something is said.
+
+    Raises:
+        ShardingError: a spec does not fit.
+        AnnotationError: a layout is none that a file can say.
+    """
+    if plan is None:
+        weights = _of_leaves(taken.weights, 0, program, mesh)
+    else:
+        weights = placing.spoken(plan.resolve(taken.model, mesh)) if taken.weights else {}
+    inputs = _of_leaves(taken.inputs, len(taken.weights), program, mesh)
+    if plan is not None:
+        inputs |= placing.of_inputs(plan, graph, mesh)
+    return {**weights, **inputs, **_of_values(program, names, mesh)}
+
+
+def _layouts(taken: TakenApart, program: FlatProgram) -> Iterator[Any]:
+    yield from map(_own_layout, (*taken.weights.values(), *taken.inputs.values()))
+    yield from program.given.values()
+    yield from program.layouts
+
+
+def _own_layout(leaf: Any) -> NamedSharding | None:
+    found = getattr(leaf, "sharding", None)
+    return found if isinstance(found, NamedSharding) else None
+
+
+def _of_leaves(
+    leaves: Mapping[str, Any], first: int, program: FlatProgram, mesh: Mesh
+) -> dict[str, P]:
+    """What arrays say of themselves, or a `jit` around everything says of them."""
+    found = {}
+    for at, (name, leaf) in enumerate(leaves.items(), first):
+        layout = program.given.get(at) or _own_layout(leaf)
+        if layout is not None:
+            found |= _said(name, layout, leaf.ndim, mesh)
+    return found
+
+
+def _of_values(program: FlatProgram, names: Sequence[str], mesh: Mesh) -> dict[str, P]:
+    found: dict[str, P] = {}
+    atoms = program.jaxpr.jaxpr.outvars[program.results :]
+    for name, layout, atom in zip(names[program.results :], program.layouts, atoms, strict=True):
+        found |= _said(name, layout, atom.aval.ndim, mesh)
+    return found
+
+
+def _said(name: str, layout: Any, ndim: int, mesh: Mesh) -> dict[str, P]:
+    if not isinstance(layout, NamedSharding):
+        raise AnnotationError(
+            f"its layout is a {type(layout).__name__}; constrain it to a NamedSharding", tensor=name
+        )
+    if any(entry is P.UNCONSTRAINED for entry in layout.spec):
+        warnings.warn(
+            f"{name}: {layout.spec} leaves an axis to the compiler, and a file cannot say that; "
+            "the value is left out",
+            AnnotationWarning,
+            stacklevel=4,
+        )
+        return {}
+    try:
+        return {name: placing.spec_over(layout, mesh, ndim)}
+    except ShardingError as error:
+        raise AnnotationError(str(error), tensor=name) from None
