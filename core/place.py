@@ -43,16 +43,24 @@ from jax.sharding import PartitionSpec as P
 
 from . import metrics
 from .arrays import lay_out
-from .errors import ShardingError, raise_collected
+from .errors import ShardingError, no_sharing, raise_collected
 from .frameworks import framework_of
 from .leaves import Leaf, assign, named_arrays
 from .mesh import as_mesh, mesh_of
 from .paths import path_name
-from .spec import is_spec
+from .spec import is_spec, named_sharding
+from .uneven import UnevenArray
 
 
 def shard(
-    x: Any, mesh: Mesh, spec: Any, *, copy: bool | None = None, name: str | None = None
+    x: Any,
+    mesh: Mesh,
+    spec: Any,
+    *,
+    copy: bool | None = None,
+    name: str | None = None,
+    uneven: str = "error",
+    sizes: Any = None,
 ) -> Any:
     """Lay `x` out over a mesh.
 
@@ -64,6 +72,10 @@ def shard(
         copy: None may share memory with `x` or copy (a later write to a NumPy array then shows),
             False shares or raises, True copies.
         name: of `x`, for messages; a tree's leaves are called `name.path`.
+        uneven: what becomes of NumPy and JAX arrays of which an axis does not divide: "error", or
+            "pad" for an `UnevenArray`. What divides is a jax.Array either way.
+        sizes: with uneven="pad", of one array: the elements of each block, where one axis is split;
+            or per axis None or that. By default as `torch.chunk`.
 
     Returns:
         The same kind of object: NumPy and JAX arrays give a jax.Array, trees a tree of the same
@@ -73,8 +85,19 @@ def shard(
         ShardingError: a spec does not fit its leaf (SpecError, UnevenError), or memory cannot be
             shared (CopyError). Nothing has been changed then.
         TypeError: a leaf is no array.
+
+    Example:
+        >>> from isoshard.core.mesh import make_mesh
+        >>> rows = np.ones(18, np.float32)
+        >>> shard(rows, make_mesh((4,), ("x",)), P("x"), uneven="pad", sizes=(5, 2, 7, 4))
+        UnevenArray(float32[18] in float32[28], axis 0 in blocks of 7: 5, 2, 7, 4 valid; P('x',))
     """
     mesh = as_mesh(mesh)
+    _check_uneven(uneven, sizes)
+    if uneven == "pad":
+        return _shard_padded(x, mesh, spec, sizes, copy, name)
+    if isinstance(x, UnevenArray):
+        return _reshard_uneven(x, spec, mesh)
     framework = framework_of(x)
     if framework is not None:
         return framework.shard(x, mesh, spec, copy=copy, name=name)
@@ -96,7 +119,9 @@ def reshard(x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
         mesh: the new mesh; by default the one `x` is on.
 
     Returns:
-        The same kind of object; what is where it belongs is shared with `x`.
+        The same kind of object; what is where it belongs is shared with `x`. An UnevenArray keeps
+        the sizes of its blocks where as many are asked for; other axes that do not divide get those
+        of `torch.chunk`; if nothing is padded any more, it is a jax.Array.
 
     Raises:
         ShardingError: a spec does not fit, or there is no mesh to stay on.
@@ -104,6 +129,8 @@ def reshard(x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
     """
     if mesh is None and isinstance(spec, NamedSharding):
         mesh = mesh_of(spec)
+    if isinstance(x, UnevenArray):
+        return _reshard_uneven(x, spec, mesh)
     framework = framework_of(x)
     if framework is not None:
         return framework.reshard(x, spec, mesh)
@@ -118,7 +145,7 @@ def full(x: Any) -> Any:
 
     Returns:
         The same kind of object, replicated. What is whole on every device already, or lies on one
-        device, is returned as it is.
+        device, is returned as it is. An UnevenArray gives a jax.Array of its true shape.
 
     Raises:
         ShardingError: a leaf lies on several devices without a mesh.
@@ -171,10 +198,64 @@ def _mesh_of(x: Any) -> Mesh:
     return next(iter(meshes))
 
 
+def _check_uneven(uneven: str, sizes: Any) -> None:
+    if uneven not in ("error", "pad"):
+        raise ShardingError(f"uneven is 'error' or 'pad', given was {uneven!r}")
+    if uneven == "error" and sizes is not None:
+        raise ShardingError(
+            f"sizes {sizes} are of blocks with padding; say that it is wanted: "
+            "iso.shard(x, mesh, spec, uneven='pad', sizes=..)"
+        )
+
+
+def _shard_padded(
+    x: Any, mesh: Mesh, spec: Any, sizes: Any, copy: bool | None, name: str | None
+) -> Any:
+    """Lay out with padding; every leaf is checked before one is placed."""
+    from .domain.packing import pack
+    from .domain.sizes import plan_splits
+
+    if isinstance(x, np.ndarray | jax.Array) and framework_of(x) is None:
+        return pack(x, mesh, spec, sizes, copy=copy, name=name or "array")
+    leaves, structure = named_arrays(x, name)
+    theirs = [leaf.name for leaf in leaves if leaf.framework is not None]
+    if theirs or sizes is not None:
+        fault = f"{', '.join(theirs)} belong to a framework" if theirs else "x is a tree of arrays"
+        raise ShardingError(
+            f"uneven='pad' is of NumPy and JAX arrays, and sizes= of one of them: {fault}. Shard "
+            "the arrays one by one, or those of a framework as it pads them itself."
+        )
+    assign(leaves, structure, mesh, spec, name)
+    faults = []
+    for leaf in leaves:
+        try:
+            sharding = named_sharding(leaf.spec, mesh, leaf.value.ndim, name=leaf.name)
+            if copy is False and any(plan_splits(leaf.value.shape, sharding, None)):
+                raise no_sharing(leaf.name, "blocks of other sizes are padded")
+        except ShardingError as error:
+            faults.append(error)
+    raise_collected(faults)
+    laid = [pack(leaf.value, mesh, leaf.spec, copy=copy, name=leaf.name) for leaf in leaves]
+    return jax.tree.unflatten(structure, laid)
+
+
+def _reshard_uneven(u: UnevenArray, spec: Any, mesh: Mesh | None) -> Any:
+    """Blocks where they are wanted, of the sizes they have where there are as many."""
+    from .domain.packing import reshard_uneven
+
+    return reshard_uneven(u, spec, mesh)
+
+
+def _is_uneven(x: Any) -> bool:
+    return isinstance(x, UnevenArray)
+
+
 def _map_arrays(function: Callable[[jax.Array], Any], x: Any, verb: str) -> Any:
     """Apply to every array of a tree, after a look at all of them."""
     wrong = []
-    for path, leaf in jax.tree.leaves_with_path(x):
+    for path, leaf in jax.tree.leaves_with_path(x, is_leaf=_is_uneven):
+        if _is_uneven(leaf):
+            continue
         if not isinstance(leaf, jax.Array) and framework_of(leaf) is None:
             wrong.append(f"{path_name(path) or 'the argument'} is {type(leaf).__name__}")
     if wrong:
@@ -185,12 +266,18 @@ def _map_arrays(function: Callable[[jax.Array], Any], x: Any, verb: str) -> Any:
     verbs = {"full": full, "sharding_of": sharding_of}
 
     def one(leaf: Any) -> Any:
+        if _is_uneven(leaf):
+            return function(leaf) if verb == "full" else function(leaf.array)
         return function(leaf) if isinstance(leaf, jax.Array) else verbs[verb](leaf)
 
-    return jax.tree.map(one, x)
+    return jax.tree.map(one, x, is_leaf=_is_uneven)
 
 
-def _gather(x: jax.Array) -> jax.Array:
+def _gather(x: Any) -> jax.Array:
+    if _is_uneven(x):
+        from .domain.packing import gather
+
+        return gather(x, _sharding_of(x.array))
     if not isinstance(x, Tracer) and x.is_fully_replicated:
         return x
     whole = NamedSharding(_sharding_of(x).mesh, P())

@@ -26,6 +26,7 @@ from .devices import Device
 from .errors import ShardingError
 from .frameworks import framework_of, require
 from .mesh import mesh_of
+from .uneven import UnevenArray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,12 +51,13 @@ def local_shards(x: Any, framework: str = "jax") -> list[Shard]:
     """List the pieces of an array on this process's devices, in mesh order.
 
     Args:
-        x: a jax.Array, or an array of a framework with a bridge.
+        x: a jax.Array, an `UnevenArray`, or an array of a framework with a bridge.
         framework: of the data, "jax" or "torch". "torch" gives plain CPU or CUDA tensors which
             share the buffers; writing to them changes an array that JAX takes for immutable.
 
     Returns:
-        One `Shard` per addressable device.
+        One `Shard` per addressable device. Those of an UnevenArray are without padding: as
+        "torch" data views of the buffers, as "jax" data copies where something is padded.
 
     Raises:
         ShardingError: the array is traced and has no data yet, or `framework` is not known.
@@ -70,6 +72,8 @@ def local_shards(x: Any, framework: str = "jax") -> list[Shard]:
         return owner.local_shards(x)
     if owner is not None:
         x = owner.to_jax(x, copy=False)
+    if isinstance(x, UnevenArray):
+        return _without_padding(x, framework)
     if not isinstance(x, jax.Array):
         raise TypeError(f"an array has shards; given was {type(x).__name__}. {_hint(x)}")
     if isinstance(x, Tracer):
@@ -81,6 +85,35 @@ def local_shards(x: Any, framework: str = "jax") -> list[Shard]:
         return [Shard(p.index, p.device, p.replica_id, p.data) for p in pieces]
     convert = require("torch").shard_from_jax
     return [Shard(p.index, p.device, p.replica_id, convert(p.data, copy=False)) for p in pieces]
+
+
+def _without_padding(u: UnevenArray, framework: str) -> list[Shard]:
+    """The valid part of each piece, and where it lies in the true array."""
+    exact = []
+    for piece in local_shards(u.array, framework):
+        held, index = [], []
+        for part, extent, sizes in zip(piece.index, u.array.shape, u.sizes, strict=True):
+            start, stop, _ = part.indices(extent)
+            block = extent if sizes is None else max(extent // len(sizes), 1)
+            sizes = (extent,) if sizes is None else sizes
+            first, last = start // block, -(-stop // block)
+            if last - first > 1 and any(size < block for size in sizes[first : last - 1]):
+                raise ShardingError(
+                    f"an UnevenArray of shape {u.shape} with sizes {u.sizes} lies in pieces of "
+                    "several blocks with padding between them, which are no slices of it; lay it "
+                    "out with one block per device: iso.reshard(u, spec, mesh)"
+                )
+            if sizes == (extent,):
+                held.append(slice(0, stop - start))
+                index.append(part)
+                continue
+            count = sum(sizes[first:last])
+            held.append(slice(0, count))
+            index.append(slice(sum(sizes[:first]), sum(sizes[:first]) + count))
+        whole = all(h.stop == n for h, n in zip(held, piece.data.shape, strict=True))
+        data = piece.data if whole else piece.data[tuple(held)]
+        exact.append(Shard(tuple(index), piece.device, piece.replica_id, data))
+    return exact
 
 
 def _in_mesh_order(x: jax.Array) -> list[Any]:

@@ -49,6 +49,7 @@ class UnevenArray:
             as `sizes` has entries.
         shape: the true global shape.
         sizes: per axis None (nothing is padded), or how many elements of each block are valid.
+        layout: of the padded array, for where it is traced and tells none; by default its own.
 
     Raises:
         ShardingError: the three do not belong together; all faults in one message.
@@ -60,17 +61,23 @@ class UnevenArray:
         isoshard.core.errors.ShardingError: an array of shape (8,) is no padded form of shape (6,) with sizes ((2, 2, 1, 0),): axis 0 has 5 valid elements in its blocks, and 6 in the shape. Give the sizes that add up to the shape, each at most the size of a block.
     """  # noqa: E501
 
-    __slots__ = ("array", "shape", "sizes")
+    __slots__ = ("array", "layout", "shape", "sizes")
 
     array: Any
     shape: tuple[int, ...]
     sizes: Sizes
+    layout: NamedSharding | None
 
     def __init__(
-        self, array: Any, shape: Sequence[int], sizes: Sequence[Sequence[int] | None]
+        self,
+        array: Any,
+        shape: Sequence[int],
+        sizes: Sequence[Sequence[int] | None],
+        layout: NamedSharding | None = None,
     ) -> None:
         """Check that the three belong together."""
         self.array = array
+        self.layout = layout or layout_of(array)
         self.shape = tuple(map(int, shape))
         self.sizes = tuple(None if size is None else tuple(map(int, size)) for size in sizes)
         _check(tuple(array.shape), self.shape, self.sizes)
@@ -92,8 +99,8 @@ class UnevenArray:
 
     @property
     def sharding(self) -> Any:
-        """The layout of the padded array."""
-        return self.array.sharding
+        """The layout of the padded array; of a traced one that with which it was made, or None."""
+        return self.layout if isinstance(self.array, Tracer) else self.array.sharding
 
     def mask(self) -> jax.Array:
         """Which elements are valid.
@@ -120,14 +127,17 @@ class UnevenArray:
 
     def tree_flatten(self) -> tuple[tuple[Any], tuple[Any, ...]]:
         """The array, and the rest as static data."""
-        return (self.array,), (self.shape, self.sizes)
+        return (self.array,), (self.shape, self.sizes, self.layout)
 
     @classmethod
     def tree_unflatten(cls, static: tuple[Any, ...], leaves: Sequence[Any]) -> UnevenArray:
         """The same around another leaf, of whatever kind."""
         made = object.__new__(cls)
         (made.array,) = leaves
-        made.shape, made.sizes = static
+        made.shape, made.sizes, made.layout = static
+        own = layout_of(made.array)
+        if own is not None and made.layout is not None and own.device_set != made.layout.device_set:
+            made.layout = own  # it has moved; on the same devices trees of one kind stay alike
         return made
 
     def __repr__(self) -> str:
@@ -145,6 +155,24 @@ class UnevenArray:
         sharding = None if isinstance(self.array, Tracer) else self.array.sharding
         spec = f"; {sharding.spec}" if isinstance(sharding, NamedSharding) else ""
         return f"UnevenArray({', '.join(parts)}{spec})"
+
+
+def layout_of(array: Any) -> NamedSharding | None:
+    """The layout of a concrete array over a mesh, its spec in the one form; otherwise None.
+
+    Example:
+        >>> layout_of(jnp.zeros(3)) is None
+        True
+    """
+    if not isinstance(array, jax.Array) or isinstance(array, Tracer):
+        return None
+    if not isinstance(array.sharding, NamedSharding):
+        return None
+    sharding = _reduced(array.sharding)
+    entries = [e[0] if isinstance(e, tuple) and len(e) == 1 else e for e in sharding.spec]
+    while entries and not entries[-1]:
+        entries.pop()
+    return NamedSharding(sharding.mesh, P(*(entry or None for entry in entries)))
 
 
 def _check(padded: tuple[int, ...], shape: tuple[int, ...], sizes: Sizes) -> None:

@@ -5,6 +5,7 @@ the partitioner among them, are those of users. `JAX_DISABLE_MOST_OPTIMIZATIONS=
 the code of users; `make conformance` and `make test-torchrun` always do.
 """
 
+import gc
 import os
 
 import jax
@@ -26,6 +27,16 @@ def pytest_sessionstart(session):
             f"the tests need {DEVICES} virtual CPU devices, and JAX runs on {devices}: something "
             "started its backend before tests/conftest.py"
         )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_there_stays():
+    """Keep what earlier modules left out of later garbage collections, which get slow otherwise.
+
+    A process of the suite ends with millions of objects, most of them of compiled programs.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -148,17 +148,19 @@ def _start(root: str, step: int, work: Callable[[], None], asynchronous: bool) -
         work()
         done.set_result(None)
         return Saving(step, done)
-    saving = Saving(step, _worker.submit(work))
-    saving._future.add_done_callback(functools.partial(_log, root, step))
+    saving = Saving(step, _worker.submit(_telling, work, root, step))
     with _lock:
         _pending[root] = [*(one for one in earlier if not one.done), saving]
     return saving
 
 
-def _log(root: str, step: int, future: concurrent.futures.Future[None]) -> None:
-    error = future.exception()
-    if error is not None:
+def _telling(work: Callable[[], None], root: str, step: int) -> None:
+    """Log a failure before anybody who waits hears of it."""
+    try:
+        work()
+    except BaseException as error:
         _LOG.error("the checkpoint of step %d in %s was not written: %r", step, root, error)
+        raise
 
 
 def _write(

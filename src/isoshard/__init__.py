@@ -28,13 +28,14 @@ from . import data, metrics, weights
 if TYPE_CHECKING:
     from isoshard import jax_bridge, torch_bridge
     from isoshard import onnx_bridge as onnx
+    from isoshard.core import domain
     from isoshard.jax_bridge import create_sharded
     from isoshard.jax_bridge.checkpoint import latest, restore, save
     from isoshard.torch_bridge import jax_function, torch_function, torch_module
     from isoshard.torch_bridge.dtensor.exchange import to_dtensor
     from isoshard.torch_bridge.dtensor.loading import load_arrays
 
-__all__ = ["create_sharded", "data", "jax_bridge", "jax_function", "load_arrays"]
+__all__ = ["create_sharded", "data", "domain", "jax_bridge", "jax_function", "load_arrays"]
 __all__ += ["metrics", "onnx", "to_dtensor", "torch_bridge", "torch_function", "torch_module"]
 __all__ += ["latest", "restore", "save"]
 __all__ += ["load_safetensors", "save_safetensors", "weights"]
@@ -65,6 +66,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"isoshard.{name}")
     if name == "onnx":
         return importlib.import_module("isoshard.onnx_bridge")
+    if name == "domain":
+        return importlib.import_module("isoshard.core.domain")
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'isoshard' has no attribute {name!r}")

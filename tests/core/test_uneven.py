@@ -105,3 +105,23 @@ def test_its_words(uneven):
 def test_what_does_not_belong_together(shape, sizes, message):
     with pytest.raises(ShardingError, match=message):
         UnevenArray(jnp.zeros((8, 6)), shape, sizes)
+
+
+def test_the_layout_is_known_inside_jit(uneven):
+    seen = []
+
+    @jax.jit
+    def doubled(u):
+        seen.append((u.sharding, u.layout))
+        return jax.tree.map(lambda x: 2 * x, u)
+
+    found = doubled(uneven)
+    assert seen == [(uneven.layout, uneven.layout)] and uneven.layout.spec == P("y")
+    assert found.layout == uneven.layout
+    jax.tree.map(lambda a, b: a + b, uneven, jax.grad(lambda u: u.array.sum())(uneven))
+
+
+def test_the_layout_of_what_moves_elsewhere(uneven):
+    there = NamedSharding(iso.make_mesh((2,), ("z",)), P("z"))
+    moved = jax.device_put(uneven, there)
+    assert moved.sharding == moved.layout == there

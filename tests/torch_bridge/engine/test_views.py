@@ -14,6 +14,9 @@ import isoshard.torch_bridge as xs
 
 Op = Callable[[torch.Tensor], Any]
 
+# Each view and shape is a program of its own, on purpose; a slow machine would warn of them.
+pytestmark = pytest.mark.filterwarnings("ignore::isoshard.core.errors.RecompilationWarning")
+
 
 def equal(got: torch.Tensor, want: torch.Tensor) -> None:
     """Same values, dtype, shape, strides and place in memory."""

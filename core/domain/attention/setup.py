@@ -1,0 +1,101 @@
+"""What is known of an attention before any number is: layout, order, and what is visible."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from .lines import Line
+
+Axes = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """An attention, as its compiled program knows it.
+
+    Attributes:
+        mesh: the devices.
+        ring: the mesh axes that split the sequence, outermost first; empty if each device has the
+            whole sequence of its heads.
+        batch: the mesh axes that split the batch.
+        heads: the mesh axes that split the heads.
+        queries: where each query stands.
+        keys: where each key stands.
+        causal: a query sees the keys up to its own position.
+        scale: of the scores.
+        rate: the share of weights that is dropped.
+        tile: queries and keys, at most, whose scores exist at once.
+        riding: the mask tells of keys only, so it goes round the ring with them.
+    """
+
+    mesh: Mesh
+    ring: Axes
+    batch: Axes
+    heads: Axes
+    queries: Line
+    keys: Line
+    causal: bool
+    scale: float
+    rate: float
+    tile: int
+    riding: bool
+
+    @property
+    def devices(self) -> int:
+        """The devices of one ring."""
+        return math.prod(self.mesh.shape[name] for name in self.ring)
+
+    @property
+    def manual(self) -> frozenset[str]:
+        """The mesh axes whose split is written out here; the rest is left to XLA."""
+        return frozenset(self.ring + self.batch + self.heads)
+
+    @property
+    def spec(self) -> P:
+        """The layout of queries, keys, values and result, [batch, sequence, heads, width]."""
+        return P(self.batch or None, self.ring or None, self.heads or None)
+
+    @property
+    def rows(self) -> P:
+        """The layout of one number per row of scores, [batch, heads, sequence]."""
+        return P(self.batch or None, self.heads or None, self.ring or None)
+
+
+class Extras(NamedTuple):
+    """Arrays besides queries, keys and values; each may be missing.
+
+    Attributes:
+        mask: bool[batch or 1, heads or 1, queries or 1, keys or 1]; True is visible.
+        query_lengths: int32[batch], how many queries of each sample count.
+        key_lengths: int32[batch], how many keys of each sample count.
+        key: of `jax.random`, typed, for dropout.
+    """
+
+    mask: Any  # a jax.Array or None, and its spec in what `specs` gives; so are the others
+    query_lengths: Any
+    key_lengths: Any
+    key: Any
+
+    def specs(self, setup: Setup) -> Extras:
+        """The spec of each of them on the mesh; the rows of a mask lie with their queries."""
+        mask = None
+        if self.mask is not None:
+            ring = setup.ring or None
+            mask = P(
+                (setup.batch or None) if self.mask.shape[0] > 1 else None,
+                (setup.heads or None) if self.mask.shape[1] > 1 else None,
+                ring if self.mask.shape[2] > 1 else None,
+                ring if setup.riding else None,
+            )
+        lengths = P(setup.batch or None)
+        return Extras(
+            mask,
+            None if self.query_lengths is None else lengths,
+            None if self.key_lengths is None else lengths,
+            None if self.key is None else P(),
+        )

@@ -1,0 +1,152 @@
+"""Which scores of a tile count: causal order, lengths, masks, padding and dropout in one place.
+
+All but a mask reduce to two lines of numbers: for each query the last position that it sees, and
+for each key its position. A query sees a key if the second is at most the first. A tile in which no
+query sees any key is then known from the ends of the lines, and is not computed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .dropout import keep
+from .setup import Extras, Setup
+
+_BEYOND = np.int32(2**31 - 1)  # the position of a key that no query sees
+
+
+class Span(NamedTuple):
+    """One side of a tile. The last one overlaps the one before, where sizes do not divide.
+
+    Attributes:
+        start: of the tile in the block.
+        new: the first element of the tile in the block that is not in the tile before.
+        size: elements of the tile.
+    """
+
+    start: jax.Array
+    new: jax.Array
+    size: int
+
+    def cut(self, x: jax.Array, axis: int) -> jax.Array:
+        """The tile's part of a block."""
+        return jax.lax.dynamic_slice_in_dim(x, self.start, self.size, axis)
+
+    def put(self, x: jax.Array, part: jax.Array, axis: int) -> jax.Array:
+        """The block with the tile's part replaced."""
+        return jax.lax.dynamic_update_slice_in_dim(x, part, self.start, axis)
+
+    def add(self, x: jax.Array, part: jax.Array, axis: int) -> jax.Array:
+        """The block with the tile's part added to."""
+        return self.put(x, self.cut(x, axis) + part, axis)
+
+
+def spans(length: int, tile: int) -> tuple[int, int]:
+    """How many tiles a block of `length` has, and their size."""
+    size = min(length, tile)
+    return -(-length // size), size
+
+
+def span(number: jax.Array, length: int, tile: int) -> Span:
+    """The tile of that number in a block of `length`."""
+    size = min(length, tile)
+    return Span(jnp.minimum(number * size, length - size), number * size, size)
+
+
+class Sight:
+    """What the queries of one block see of the keys of another.
+
+    Args:
+        setup: the attention.
+        extras: its masks, as this device has them.
+        shape: (batch, key heads, query heads per key head), on this device.
+        blocks: which block of queries and which of keys, counted along the ring.
+        sizes: elements in a block of queries and one of keys.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        extras: Extras,
+        shape: tuple[int, int, int],
+        blocks: tuple[jax.Array | int, jax.Array | int],
+        sizes: tuple[int, int],
+    ) -> None:
+        """Find the first places of both blocks in their sequences."""
+        self.setup, self.extras, self.shape, self.sizes = setup, extras, shape, sizes
+        self.first = tuple(b * size for b, size in zip(blocks, sizes, strict=True))
+        self.lined = (
+            setup.causal
+            or extras.query_lengths is not None
+            or extras.key_lengths is not None
+            or any(line.sizes is not None for line in (setup.queries, setup.keys))
+            or any(size % min(size, setup.tile) for size in sizes)
+        )
+
+    def lines(self, rows: Span, columns: Span) -> tuple[jax.Array, jax.Array] | None:
+        """The last position each query sees, int32[batch or 1, q], and the keys', int32[k]."""
+        if not self.lined:
+            return None
+        setup, (queries, keys) = self.setup, self._places(rows, columns)
+        position = setup.queries.positions(queries)
+        last = position if setup.causal else jnp.full_like(position, _BEYOND - 1)
+        inside = (rows.start + jnp.arange(rows.size) >= rows.new) & setup.queries.valid(queries)
+        last = jnp.where(inside, last, -1)[None]
+        if self.extras.query_lengths is not None:
+            last = jnp.where(position < self.extras.query_lengths[:, None], last, -1)
+        if self.extras.key_lengths is not None:
+            last = jnp.minimum(last, self.extras.key_lengths[:, None] - 1)
+        inside = (columns.start + jnp.arange(columns.size) >= columns.new) & setup.keys.valid(keys)
+        return last, jnp.where(inside, setup.keys.positions(keys), _BEYOND)
+
+    def allowed(
+        self, rows: Span, columns: Span, lines: tuple[jax.Array, jax.Array] | None
+    ) -> jax.Array | None:
+        """Which scores count: bool, broadcasts to [batch, key heads, group, q, k]; None for all."""
+        allowed = None
+        if lines is not None:
+            last, position = lines
+            allowed = (position <= last[..., None])[:, None, None]
+        mask = self.extras.mask
+        if mask is None:
+            return allowed
+        if mask.shape[2] > 1:
+            mask = rows.cut(mask, 2)
+        if mask.shape[3] > 1:
+            start = columns.start if self.setup.riding else self.first[1] + columns.start
+            mask = jax.lax.dynamic_slice_in_dim(mask, start, columns.size, 3)
+        _, heads, group = self.shape
+        split = (heads, group) if mask.shape[1] > 1 else (1, 1)
+        mask = mask.reshape(mask.shape[0], *split, *mask.shape[2:])
+        return mask if allowed is None else mask & allowed
+
+    def kept(self, rows: Span, columns: Span) -> jax.Array | None:
+        """Which weights dropout keeps: bool[batch, key heads, group, q, k]; None without it."""
+        setup, key = self.setup, self.extras.key
+        if key is None:
+            return None
+        queries, keys = self._places(rows, columns)
+        batch, heads, group = self.shape
+        kept = keep(
+            key,
+            setup.rate,
+            _numbers(setup.batch, batch),
+            _numbers(setup.heads, heads * group),
+            setup.queries.positions(queries),
+            setup.keys.positions(keys),
+        )
+        return kept.reshape(batch, heads, group, rows.size, columns.size)
+
+    def _places(self, rows: Span, columns: Span) -> tuple[jax.Array, jax.Array]:
+        queries = self.first[0] + rows.start + jnp.arange(rows.size)
+        return queries, self.first[1] + columns.start + jnp.arange(columns.size)
+
+
+def _numbers(axes: tuple[str, ...], size: int) -> jax.Array:
+    """The numbers, in the whole, of the `size` that this device has."""
+    first = jax.lax.axis_index(axes) * size if axes else 0
+    return first + jnp.arange(size)

@@ -1,0 +1,137 @@
+"""Zigzag order: every device has as much to do under a causal mask as the next.
+
+In order, the last device's queries see all keys and the first's only their own. So the sequence is
+cut in 2n parts, and device `i` of n holds the parts `i` and `2n - 1 - i`: an early and a late one.
+Every step of the ring is then half a block of work for everyone.
+
+>>> from isoshard.core.mesh import make_mesh
+>>> mesh = make_mesh((4,), ("x",))
+>>> x = jnp.arange(8.0).reshape(1, 8)
+>>> zigzag(x, mesh=mesh, axis="x")
+Array([[0., 7., 1., 6., 2., 5., 3., 4.]], dtype=float32)
+>>> unzigzag(zigzag(x, mesh=mesh, axis="x"), mesh=mesh, axis="x")
+Array([[0., 1., 2., 3., 4., 5., 6., 7.]], dtype=float32)
+
+A model whose layers work token by token can take its input in this order once, and leave it so:
+`ring_attention(.., order="zigzag")` then moves nothing but keys and values.
+
+Source: the variant of ring attention in https://github.com/zhuzilin/ring-flash-attention; Striped
+Attention (https://arxiv.org/abs/2311.09431) interleaves single tokens instead.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.errors import SpecError, UnevenError
+from isoshard.core.mesh import as_mesh
+
+from .arguments import axes_of, count
+
+
+def zigzag(x: jax.Array, *, mesh: Mesh, axis: str | tuple[str, ...], dim: int = 1) -> jax.Array:
+    """Bring a sequence from its order into zigzag order.
+
+    Two collective-permutes of half a shard each, forward, and two in the gradient.
+
+    Args:
+        x: any shape and dtype, split along `dim` over `axis`, or whole.
+        mesh: the devices.
+        axis: the mesh axes that split the sequence.
+        dim: the axis of `x` that is the sequence.
+
+    Returns:
+        The same elements, split over `axis`; device `i` of n holds parts `i` and `2n - 1 - i` of
+        2n. How other mesh axes split `x` does not change.
+
+    Raises:
+        SpecError: the mesh has no such axis.
+        UnevenError: twice the number of shards does not divide the sequence.
+        ValueError: `x` has no axis `dim`.
+    """
+    return _move(x, _checked(x, mesh, axis, dim), dim, False)
+
+
+def unzigzag(x: jax.Array, *, mesh: Mesh, axis: str | tuple[str, ...], dim: int = 1) -> jax.Array:
+    """Bring a sequence from zigzag order into its order; what `zigzag` does, undone.
+
+    Args:
+        x: any shape and dtype, in zigzag order along `dim`.
+        mesh: the devices.
+        axis: the mesh axes that split the sequence.
+        dim: the axis of `x` that is the sequence.
+
+    Returns:
+        The same elements in order, split over `axis`.
+
+    Raises:
+        SpecError: the mesh has no such axis.
+        UnevenError: twice the number of shards does not divide the sequence.
+        ValueError: `x` has no axis `dim`.
+    """
+    return _move(x, _checked(x, mesh, axis, dim), dim, True)
+
+
+def _checked(x, mesh, axis, dim: int) -> tuple[Mesh, tuple[str, ...]]:
+    mesh = as_mesh(mesh)
+    ring = axes_of(axis, mesh, "axis")
+    if not ring:
+        raise SpecError(f"axis names the mesh axes that split the sequence, not {axis}")
+    if not -x.ndim <= dim < x.ndim:
+        raise ValueError(f"there is no axis {dim} in an array of shape {tuple(x.shape)}")
+    parts = 2 * count(mesh, ring)
+    if x.shape[dim] % parts:
+        raise UnevenError(
+            f"zigzag order cuts the sequence in {parts} equal parts, two per device, and axis {dim}"
+            f" of an array of shape {tuple(x.shape)} is no multiple of that. Pad it to "
+            f"{-(-x.shape[dim] // parts) * parts}, or keep the sequence in order."
+        )
+    return mesh, ring
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _move(x, where: tuple[Mesh, tuple[str, ...]], dim: int, back: bool) -> jax.Array:
+    mesh, ring = where
+    number = count(mesh, ring)
+    if number == 1:
+        return x
+    dim %= x.ndim
+    spec = P(*[None] * dim, ring)
+    local = functools.partial(_backward if back else _forward, ring, number, dim)
+    return jax.shard_map(
+        local, mesh=mesh, in_specs=spec, out_specs=spec, axis_names=set(ring), check_vma=False
+    )(x)
+
+
+def _forward(ring, number: int, dim: int, x):
+    even, odd = _routes(number)
+    first, second = jnp.split(x, 2, dim)
+    first = jax.lax.ppermute(first, ring, even)
+    second = jax.lax.ppermute(second, ring, odd)
+    straight = jax.lax.axis_index(ring) % 2 == 0
+    return jnp.concatenate(_swap(straight, first, second), dim)
+
+
+def _backward(ring, number: int, dim: int, x):
+    even, odd = _routes(number)
+    straight = jax.lax.axis_index(ring) % 2 == 0
+    first, second = _swap(straight, *jnp.split(x, 2, dim))
+    first = jax.lax.ppermute(first, ring, [(to, at) for at, to in even])
+    second = jax.lax.ppermute(second, ring, [(to, at) for at, to in odd])
+    return jnp.concatenate([first, second], dim)
+
+
+def _routes(number: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Where the even and the odd parts go: each is a permutation of the devices."""
+    home = [min(part, 2 * number - 1 - part) for part in range(2 * number)]
+    return [(i, home[2 * i]) for i in range(number)], [(i, home[2 * i + 1]) for i in range(number)]
+
+
+def _swap(straight, first, second):
+    """An odd device's early part is an odd one, so it comes with the second message."""
+    return jnp.where(straight, first, second), jnp.where(straight, second, first)

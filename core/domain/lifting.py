@@ -1,0 +1,220 @@
+"""Lifting: a function written for whole arrays, called with arrays in blocks of any sizes.
+
+>>> import numpy as np
+>>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.place import shard
+>>> mesh = make_mesh((4,), ("x",))
+>>> u = shard(np.arange(18.0, dtype=np.float32), mesh, ("x",), uneven="pad", sizes=(5, 2, 7, 4))
+>>> round(lift(lambda x: x.var())(u).item(), 3)
+26.917
+>>> scaled = lift(jax.nn.softmax)(u)
+>>> scaled.sizes, scaled.sharding.spec
+(((5, 2, 7, 4),), P('x',))
+
+The function is traced at the true shapes, so that means divide by the true counts and shapes are
+those its author knows; what it then does is done on the padded arrays, primitive by primitive:
+
+- elementwise primitives as they are, and matrix products with zeros for padding;
+- reductions (so softmax, var, norms) with padding replaced by what changes nothing;
+- where order matters (sort, cumsum, slice, concatenate, a reshape of the axis), and in primitives
+  without a rule, at the true shape, which gathers that axis on every device.
+
+A result is an `UnevenArray` where an axis keeps its blocks; its padding holds zeros. Otherwise it
+is a whole array. Gradients lie as the arguments do, and hold zeros in the padding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from ..errors import ShardingError
+from ..mesh import as_mesh, describe_mesh, mesh_of
+from ..spec import axis_names, named_sharding
+from ..uneven import UnevenArray
+from . import rules as rules
+from .interpreting import interpret_closed
+from .splits import Split, constrain
+from .values import Splits, Value, as_value
+
+
+@dataclasses.dataclass(frozen=True)
+class _Static:
+    """An argument that is no array; 1, 1.0 and True are three."""
+
+    value: Any
+    kind: type
+
+
+@dataclasses.dataclass(frozen=True)
+class _Blocks:
+    """An argument in blocks."""
+
+    splits: Splits
+    layout: NamedSharding | None
+
+
+def lift(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function of arrays one of arrays in blocks.
+
+    Args:
+        function: written for whole `jax.Array`s and traceable by `jax.jit`; of arrays, trees of
+            them, numbers and other hashable objects. What is no array and no float is static.
+
+    Returns:
+        A function of the same arguments, each array of which may be an `UnevenArray`, whole ones
+        among them. Compiled per shapes and sizes: keep it, rather than lift in a loop. It works
+        inside `jax.jit`, `jax.grad` and `jax.vjp`.
+
+    Raises:
+        ShardingError: when called: arguments lie on different meshes, or are batched by `jax.vmap`.
+        TypeError: when called: an argument is neither an array nor hashable.
+
+    Example:
+        >>> lift(lambda x, y: x @ y)(np.ones((2, 3)), np.ones(3)).tolist()    # nothing in blocks
+        [3.0, 3.0]
+    """
+
+    def run(call: Any, arrays: Sequence[Any]) -> Any:
+        structure, frames = call
+        values = [_enter(x, frame) for x, frame in zip(arrays, _dynamic(frames), strict=True)]
+        shapes = [_shape(value) for value in values]
+
+        def whole(*arrays: Any) -> Any:
+            found = iter(arrays)
+            leaves = [
+                frame.value if isinstance(frame, _Static) else next(found) for frame in frames
+            ]
+            args, kwargs = jax.tree.unflatten(structure, leaves)
+            return function(*args, **kwargs)
+
+        closed, out = jax.make_jaxpr(whole, return_shape=True)(*shapes)
+        results = interpret_closed(closed, values)
+        return jax.tree.unflatten(jax.tree.structure(out), [_leave(value) for value in results])
+
+    compiled = jax.jit(run, static_argnums=0)
+
+    @functools.wraps(function)
+    def lifted(*args: Any, **kwargs: Any) -> Any:
+        leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=_is_uneven)
+        _check_meshes(leaves)
+        frames = tuple(map(_frame, leaves))
+        arrays = [
+            leaf.array if _is_uneven(leaf) else leaf
+            for leaf, frame in zip(leaves, frames, strict=True)
+            if not isinstance(frame, _Static)
+        ]
+        return compiled((structure, frames), arrays)
+
+    return lifted
+
+
+def splits_of(u: UnevenArray) -> Splits:
+    """How each axis of an array lies in blocks.
+
+    Args:
+        u: the array.
+
+    Returns:
+        One `Split` per axis, None for those that are not padded.
+
+    Raises:
+        ShardingError: the array has another rank than its shape: it is batched.
+    """
+    rank = len(u.array.shape)
+    if rank != u.ndim:
+        raise ShardingError(
+            f"an UnevenArray of shape {u.shape} holds an array of rank {rank}: it is batched by "
+            "jax.vmap, which knows nothing of blocks. Give the function the batch as an axis, or "
+            "write jax.vmap inside what is lifted: iso.domain.lift(jax.vmap(f))."
+        )
+    layout = u.sharding if isinstance(u.sharding, NamedSharding) else u.layout
+    entries = () if layout is None else tuple(layout.spec)
+    mesh = None if layout is None else as_mesh(mesh_of(layout))
+    splits: list[Split | None] = []
+    for axis, sizes in enumerate(u.sizes):
+        if sizes is None:
+            splits.append(None)
+            continue
+        names = axis_names(entries[axis]) if axis < len(entries) else ()
+        parts = int(np.prod([mesh.shape[name] for name in names])) if mesh is not None else 1
+        names = names if parts == len(sizes) else ()
+        splits.append(Split(sizes, u.array.shape[axis] // len(sizes), names, mesh))
+    return tuple(splits)
+
+
+def _frame(leaf: Any) -> Any:
+    """What is static about an argument; None for a whole array."""
+    if _is_uneven(leaf):
+        layout = leaf.sharding if isinstance(leaf.sharding, NamedSharding) else leaf.layout
+        return _Blocks(splits_of(leaf), layout)
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic | float | complex):
+        return None
+    try:
+        hash(leaf)
+    except TypeError:
+        raise TypeError(
+            f"an argument of a lifted function is a {type(leaf).__name__}, which is neither an "
+            "array nor hashable; give an array, or close over it"
+        ) from None
+    return _Static(leaf, type(leaf))
+
+
+def _dynamic(frames: Sequence[Any]) -> list[Any]:
+    return [frame for frame in frames if not isinstance(frame, _Static)]
+
+
+def _enter(x: Any, frame: _Blocks | None) -> Value:
+    if frame is None:
+        return as_value(x)
+    if frame.layout is not None:
+        x = jax.lax.with_sharding_constraint(x, frame.layout)
+    return Value(x, frame.splits).with_zeros()
+
+
+def _leave(value: Value) -> Any:
+    if not value.uneven:
+        return value.array
+    value = value.with_zeros()
+    sizes = [None if split is None else split.sizes for split in value.splits]
+    array = constrain(value.array, value.splits)
+    return UnevenArray(array, value.shape, sizes, _layout(value.splits))
+
+
+def _layout(splits: Splits) -> NamedSharding | None:
+    """The layout that the splits say; other axes are told as whole."""
+    mesh = next((split.mesh for split in splits if split is not None and split.names), None)
+    if mesh is None:
+        return None
+    entries = P(*(split.names if split and split.names else None for split in splits))
+    return named_sharding(entries, mesh, len(splits))
+
+
+def _shape(value: Value) -> jax.ShapeDtypeStruct:
+    weak = getattr(value.array, "weak_type", False)
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)
+
+
+def _is_uneven(leaf: Any) -> bool:
+    return isinstance(leaf, UnevenArray)
+
+
+def _check_meshes(leaves: Sequence[Any]) -> None:
+    meshes: dict[Mesh, None] = {}
+    for leaf in leaves:
+        if _is_uneven(leaf) and leaf.sharding is not None:
+            if isinstance(leaf.sharding, NamedSharding):
+                meshes[mesh_of(leaf.sharding)] = None
+    if len(meshes) > 1:
+        told = "; ".join(describe_mesh(mesh) for mesh in meshes)
+        raise ShardingError(
+            f"the arguments lie on {len(meshes)} different meshes: {told}. Lay them out on one: "
+            "iso.reshard(x, spec, mesh)."
+        )

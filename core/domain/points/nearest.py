@@ -1,0 +1,227 @@
+"""One block of points, one block of queries: who is nearest, in tiles.
+
+The points of a tile are taken in groups of some 30 neighbours in order. A first pass keeps the
+least distance to each group, which is arithmetic on long rows and nothing else; the `k` groups
+with the least then hold the `k` nearest points, and only those are sorted. (A point outside them is
+no nearer than its group's least, and `k` groups have a point at least as near and, at equal
+distance, a lower index.) So the matrix of distances is never made, not even that of a tile.
+
+>>> points = jnp.array([[0.0], [1.0], [2.0], [5.0]])
+>>> found, _ = nearest(points, 0, 4, jnp.array([[1.8]]), 2, (8, 8))
+>>> found.index.tolist()
+[[2, 1]]
+
+Distances are sums of squared differences, not the cheaper |p|² - 2pq + |q|², which loses all
+digits between points that are close to each other and far from the origin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+_UNROLLED = 8  # coordinates that are written out; more go through a loop
+
+Tile = tuple[int, int]
+"""How many queries meet how many points at a time."""
+
+
+class Found(NamedTuple):
+    """The points found for each query, nearest first.
+
+    Attributes:
+        square: float[queries, k], squared distances; inf where there is no such point.
+        index: int32[queries, k], of the points; -1 where there is none.
+        point: float[queries, k, coordinates], where they lie; 0 where there is none.
+    """
+
+    square: jax.Array
+    index: jax.Array
+    point: jax.Array
+
+
+def nothing(queries: jax.Array, dtype: Any, k: int) -> Found:
+    """What is found before the first point is seen.
+
+    Args:
+        queries: float[queries, coordinates].
+        dtype: of the points.
+        k: places for each query.
+
+    Returns:
+        `k` empty places for each query.
+    """
+    rows, width = queries.shape
+    return Found(
+        jnp.full((rows, k), jnp.inf, distance_dtype(queries.dtype, dtype)),
+        jnp.full((rows, k), -1, jnp.int32),
+        jnp.zeros((rows, k, width), dtype),
+    )
+
+
+def distance_dtype(*dtypes: Any) -> Any:
+    """In what distances between points of these dtypes are computed: float32 at least.
+
+    Example:
+        >>> distance_dtype(jnp.bfloat16, jnp.bfloat16).name
+        'float32'
+    """
+    return jnp.promote_types(jnp.promote_types(*dtypes), jnp.float32)
+
+
+def nearest(
+    points: jax.Array,
+    start: Any,
+    valid: Any,
+    queries: jax.Array,
+    k: int,
+    tile: Tile,
+    limit: Any = None,
+) -> tuple[Found, jax.Array]:
+    """Find the nearest points of one block; points without a finite distance are not found.
+
+    Args:
+        points: float[points, coordinates]; at least one row.
+        start: index of the first row, int or int32[].
+        valid: how many rows, from the first, are points, int or int32[].
+        queries: float[queries, coordinates].
+        k: how many to find for each query; may be more than there are points.
+        tile: queries and points that meet at a time. What is needed in memory besides arguments
+            and results grows with their product over the size of a group, about
+            `tile[0] * (tile[1] * k) ** 0.5` numbers.
+        limit: squared radius, float[], to count within; None counts nothing.
+
+    Returns:
+        What is found, and int32[queries]: how many points lie within the limit.
+    """
+    rows, tiles = queries.shape[0], -(-points.shape[0] // tile[1])
+    if rows == 0:
+        return nothing(queries, points.dtype, k), jnp.zeros(0, jnp.int32)
+    size = -(-points.shape[0] // tiles)
+    group = max(1, math.isqrt(size // k))
+    size = -(-size // group) * group
+    padded = _pad(points, tiles * size).reshape(tiles, size, -1)
+
+    def look(some: jax.Array, number: Any) -> tuple[Found, jax.Array]:
+        left = valid - number * size
+        return _of_tile(padded[number], start + number * size, left, some, k, group, limit)
+
+    def search(some: jax.Array) -> tuple[Found, jax.Array]:
+        def step(number: Any, state: tuple[Found, jax.Array]) -> tuple[Found, jax.Array]:
+            found, count = look(some, number)
+            return merge(state[0], found), state[1] + count
+
+        if tiles == 1:
+            return look(some, 0)
+        begin = nothing(some, points.dtype, k), jnp.zeros(some.shape[0], jnp.int32)
+        return lax.fori_loop(0, tiles, step, begin)
+
+    parts = -(-rows // tile[0])
+    if parts == 1:
+        return search(queries)
+    width = -(-rows // parts)
+    many = lax.map(search, _pad(queries, parts * width).reshape(parts, width, -1))
+    return jax.tree.map(lambda x: x.reshape(parts * width, *x.shape[2:])[:rows], many)
+
+
+def merge(first: Found, second: Found) -> Found:
+    """The nearest of two findings for the same queries, lower indices first at equal distances.
+
+    Both are in order already, so the place of each is its own plus how many of the other come
+    before it: comparisons of long rows, where XLA's sort and TopK would work element by element.
+
+    Args:
+        first: as `nearest` gives it, `k` for each query.
+        second: likewise.
+
+    Returns:
+        The `k` nearest of both.
+    """
+    k = first.square.shape[1]
+    earlier = _before(second, first)
+    places = jnp.arange(k)
+    ranks = [places + earlier.sum(2), places + (~earlier).sum(1)]
+    here = jnp.concatenate(ranks, axis=1)[:, None, :] == places[:, None]  # [queries, to, from]
+    source = jnp.where(here, jnp.arange(2 * k), 0).sum(2)
+    both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), first, second)
+    return jax.tree.map(
+        lambda x: jnp.take_along_axis(x, source.reshape(source.shape + (1,) * (x.ndim - 2)), 1),
+        both,
+    )
+
+
+def _before(a: Found, b: Found) -> jax.Array:
+    """Whether the j-th of `a` comes before the i-th of `b`: bool[queries, i, j]."""
+    near, far = a.square[:, None, :], b.square[:, :, None]
+    lower = a.index[:, None, :] < b.index[:, :, None]
+    return (near < far) | ((near == far) & lower)
+
+
+def _of_tile(
+    points: jax.Array, start: Any, valid: Any, queries: jax.Array, k: int, group: int, limit: Any
+) -> tuple[Found, jax.Array]:
+    size, width = points.shape
+    dtype = distance_dtype(points.dtype, queries.dtype)
+    real = jnp.arange(size) < valid
+    # Points that are not there are infinitely far away, so no comparison finds them.
+    groups = jnp.where(real[:, None], points, jnp.inf).astype(dtype).reshape(-1, group, width)
+    to = queries.astype(dtype)
+
+    def member(number: Any, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        least, count = state
+        one = lax.dynamic_index_in_dim(groups, number, 1, keepdims=False)
+        square = _sum(width, lambda i: _column(one, i)[:, None] - _column(to, i))
+        if limit is not None:
+            count = count + ((square <= limit) & (square < jnp.inf))
+        return jnp.where(square < least, square, least), count
+
+    shape = (size // group, queries.shape[0])
+    counts = jnp.zeros(shape if limit is not None else (1, shape[1]), jnp.int32)
+    begin = jnp.full(shape, jnp.inf, dtype), counts
+    least, counts = lax.fori_loop(0, group, member, begin)
+    chosen = jnp.sort(lax.top_k(-least.T, min(k, shape[0]))[1], axis=1)
+
+    def apart(i: Any) -> jax.Array:
+        return _column(groups, i)[chosen] - _column(to, i)[:, None, None]
+
+    square = _sum(width, apart).reshape(shape[1], -1)
+    square = jnp.where(square < jnp.inf, square, jnp.inf)
+    short = max(0, k - square.shape[1])
+    square = jnp.pad(square, ((0, 0), (0, short)), constant_values=jnp.inf)
+    negative, place = lax.top_k(-square, k)
+    row = jnp.take_along_axis(chosen, jnp.minimum(place // group, chosen.shape[1] - 1), axis=1)
+    row = row * group + place % group
+    there = negative > -jnp.inf
+    found = Found(
+        -negative,
+        jnp.where(there, start + row, -1).astype(jnp.int32),
+        jnp.where(there[..., None], points[jnp.where(there, row, 0)], 0),
+    )
+    return found, counts.sum(0)
+
+
+def _sum(width: int, difference: Callable[[Any], jax.Array]) -> jax.Array:
+    """The sum of the squares of `difference(i)` over all coordinates `i`."""
+
+    def add(i: Any, total: jax.Array) -> jax.Array:
+        return total + jnp.square(difference(i))
+
+    first = jnp.square(difference(0))
+    if width > _UNROLLED:
+        return lax.fori_loop(1, width, add, first)
+    for i in range(1, width):
+        first = add(i, first)
+    return first
+
+
+def _column(x: jax.Array, i: Any) -> jax.Array:
+    return lax.dynamic_index_in_dim(x, i, x.ndim - 1, keepdims=False)
+
+
+def _pad(x: jax.Array, rows: int) -> jax.Array:
+    return jnp.pad(x, ((0, rows - x.shape[0]), (0, 0)))

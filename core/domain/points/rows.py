@@ -1,0 +1,180 @@
+"""Rows: over which mesh axes the rows of an array are split, and how many each shard has.
+
+An array says so itself, and an UnevenArray even where it is traced. A traced value of `jax.jit`
+does not, so there it has to be told; one that `jax.grad` traces outside `jax.jit` still has its
+array.
+
+>>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.place import shard
+>>> mesh = make_mesh((2, 4), ("x", "y"))
+>>> faults = []
+>>> points = shard(np.zeros((8, 3), np.float32), mesh, P(("y", "x")))
+>>> rows = read_rows("points", points, mesh, None, faults)
+>>> rows.axes, rows.sizes, faults
+(('y', 'x'), (1, 1, 1, 1, 1, 1, 1, 1), [])
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.entries import canonical_spec, entries_of
+from isoshard.core.mesh import describe_mesh, mesh_of
+from isoshard.core.spec import axis_names
+from isoshard.core.uneven import UnevenArray
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """How the first axis of an array lies.
+
+    Attributes:
+        mesh: where.
+        axes: mesh axes that split the rows, outermost first; none of size 1.
+        sizes: valid rows in each block.
+        uneven: whether the array is an UnevenArray, so that results are padded alike.
+    """
+
+    mesh: Mesh
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    uneven: bool
+
+    @property
+    def count(self) -> int:
+        """How many rows there are, without padding."""
+        return sum(self.sizes)
+
+    @property
+    def spec(self) -> P:
+        """The layout of an array with these rows, whole along its other axes."""
+        return P(self.axes or None)
+
+    def starts(self) -> np.ndarray:
+        """The number of the first row of each block."""
+        return np.cumsum(self.sizes) - np.array(self.sizes)
+
+    def permute(self, x: Any, pairs: Sequence[tuple[int, int]]) -> Any:
+        """Send between devices inside `jax.shard_map`, by the numbers of their blocks.
+
+        `lax.ppermute` counts devices in the order of the mesh, whatever the order of the names.
+
+        Args:
+            x: what each device has.
+            pairs: (from, to), numbers of blocks.
+
+        Returns:
+            What was sent here, or zeros.
+        """
+        names = [name for name in self.mesh.axis_names if name in self.axes]
+        grid = np.arange(len(self.sizes)).reshape([self.mesh.shape[name] for name in self.axes])
+        in_order = grid.transpose([self.axes.index(name) for name in names])
+        place = np.argsort(in_order.reshape(-1)).tolist()
+        return lax.ppermute(x, tuple(names), [(place[a], place[b]) for a, b in pairs])
+
+    def like(self, array: Any) -> Any:
+        """A padded result in the form of the array that was read: an UnevenArray if that was."""
+        if not self.uneven:
+            return array
+        shape = (self.count, *array.shape[1:])
+        sizes = (self.sizes, *[None] * (array.ndim - 1))
+        return UnevenArray(array, shape, sizes, NamedSharding(self.mesh, self.spec))
+
+
+def padded_of(value: Any) -> Any:
+    """The array of an UnevenArray, or the array itself."""
+    return value.array if isinstance(value, UnevenArray) else value
+
+
+def layout_of(value: Any) -> Any:
+    """The sharding of an array, or None for a value that `jax.jit` traces and that tells none."""
+    if isinstance(value, UnevenArray) and value.layout is not None:
+        return value.layout
+    array = padded_of(value)
+    if isinstance(array, Tracer):
+        array = array.to_concrete_value()
+    return None if array is None else array.sharding
+
+
+def read_rows(name: str, value: Any, mesh: Mesh, told: Any, faults: list[str]) -> Rows:
+    """Find out how the rows of an array lie.
+
+    Args:
+        name: of the array, for messages.
+        value: a jax.Array or UnevenArray, traced or not.
+        mesh: where it has to lie.
+        told: the mesh axes that split its rows as said by the user: a spec for one axis, or None.
+        faults: is given what is wrong.
+
+    Returns:
+        The rows; of no use if there was a fault.
+
+    Raises:
+        SpecError: `told` names no axes of the mesh.
+    """
+    axes = _axes(name, value, mesh, told, faults)
+    blocks = math.prod(mesh.shape[axis] for axis in axes)
+    uneven = isinstance(value, UnevenArray)
+    extent = padded_of(value).shape[0] if value.ndim else 0
+    sizes = value.sizes[0] if uneven and value.ndim else None
+    if sizes is not None and len(sizes) != blocks:
+        faults.append(
+            f"{name} have {len(sizes)} blocks of rows, {sizes}, and {axes} split them into {blocks}"
+        )
+    if sizes is None:
+        if extent % blocks:
+            faults.append(
+                f"{name} have {extent} rows, which {blocks} shards do not divide: pad them, "
+                'iso.shard(x, mesh, spec, uneven="pad")'
+            )
+        sizes = (extent // blocks,) * blocks
+    return Rows(mesh, axes, sizes, uneven)
+
+
+def entries(value: Any) -> tuple[tuple[str, ...], ...]:
+    """The mesh axes that split each axis of an array over a mesh; none of size 1."""
+    layout = layout_of(value)
+    mesh = mesh_of(layout)
+    spec = canonical_spec(P(*entries_of(layout.spec)), mesh, value.ndim, "array")
+    found = [_larger(axis_names(entry), mesh) for entry in spec]
+    return (*found, *[()] * (value.ndim - len(found)))
+
+
+def _axes(name: str, value: Any, mesh: Mesh, told: Any, faults: list[str]) -> tuple[str, ...]:
+    said = None
+    if told is not None:
+        spec = canonical_spec(told, mesh, 1, name)
+        said = _larger(axis_names(spec[0]) if len(spec) else (), mesh)
+    layout = layout_of(value)
+    if layout is None:
+        if said is None:
+            faults.append(f"{name} are traced, and axes= does not say which mesh axes split them")
+        return said or ()
+    if isinstance(layout, SingleDeviceSharding) and set(mesh.devices.flat) == layout.device_set:
+        return ()
+    if not isinstance(layout, NamedSharding) or mesh_of(layout) != mesh:
+        faults.append(
+            f"{name} lie by {layout}, not on the mesh {describe_mesh(mesh)}: lay them out there, "
+            f"iso.shard({name}, mesh, spec)"
+        )
+        return said or ()
+    split = entries(value)[0] if value.ndim else ()
+    if said is not None and said != split:
+        faults.append(
+            f"{name} are split over {split}, and axes= says {said}: leave axes= out, or lay them "
+            f"out anew, iso.reshard({name}, {P(said or None)})"
+        )
+    return split
+
+
+def _larger(names: tuple[str, ...], mesh: Mesh) -> tuple[str, ...]:
+    return tuple(name for name in names if mesh.shape[name] > 1)

@@ -1,0 +1,17 @@
+"""Rules: what each primitive does with operands that lie in blocks."""
+
+if __name__ != "isoshard.core.domain.rules":
+    raise ImportError(f"import isoshard.core.domain.rules, not {__name__}")
+
+from . import calls, elementwise, indexing, loops, ordering, products, reductions, shapes
+
+__all__ = [
+    "calls",
+    "elementwise",
+    "indexing",
+    "loops",
+    "ordering",
+    "products",
+    "reductions",
+    "shapes",
+]

@@ -1,0 +1,275 @@
+"""Windows: each device gets the rows it needs, wherever they lie.
+
+Everything that reads neighbours is the same exchange: device d needs rows `starts[d]` up to
+`starts[d] + needs[d]` of an axis whose blocks have any sizes. For each distance between reader and
+owner there is one `ppermute`, of the longest piece at that distance. The pieces arrive in the order
+of the axis, so each may overwrite what the one before it left beyond its valid rows.
+
+>>> plan = plan_windows((5, 2, 7, 4), starts=(-1, 4, 6, 13), needs=(7, 4, 9, 6))
+>>> plan.width                                       # rows of the widest window
+9
+>>> [(move.hop, move.length) for move in plan.moves]     # own rows, and one from either side
+[(-1, 1), (0, 7), (1, 1)]
+
+What a window reads before row 0 and after the last one is a fill value, or follows a mode of
+`np.pad`: "wrap", "edge", "reflect" or "symmetric".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+Axes = str | tuple[str, ...]
+
+MODES = ("zero", "wrap", "edge", "reflect", "symmetric")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Move:
+    """Rows that travel one distance.
+
+    Attributes:
+        hop: owner's number less reader's; 0 for rows that stay.
+        length: rows sent.
+        pairs: of owner and reader, as `ppermute` takes them.
+        shifted: whether an owner's valid rows do not stand first in what it slices.
+        place: where the piece stands in the windows, if all are whole and in the same place.
+    """
+
+    hop: int
+    length: int
+    pairs: tuple[tuple[int, int], ...]
+    shifted: bool
+    place: int | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """What each device sends, and where what it receives belongs; made by `plan_windows`.
+
+    Attributes:
+        width: rows of each window.
+        room: rows to assemble it in.
+        moves: ordered by distance.
+        numbers: (devices, 4 * moves + 2) int32. For each move: first row to slice, first valid row
+            of the slice, place in the window, valid rows; then the first and the last row of the
+            window that exist, the last one exclusive.
+        clear: rows to fill from that end on.
+        index: (devices, rows) int32, which row of the window to take for each; None for all.
+    """
+
+    width: int
+    room: int
+    moves: tuple[Move, ...]
+    numbers: np.ndarray
+    clear: int
+    index: np.ndarray | None
+
+    @property
+    def rows_received(self) -> int:
+        """How many rows a device receives at most."""
+        return sum(move.length for move in self.moves if move.hop)
+
+
+@functools.lru_cache(maxsize=1024)
+def plan_windows(
+    sizes: tuple[int, ...],
+    starts: tuple[int, ...],
+    needs: tuple[int, ...],
+    mode: str = "zero",
+    block: int | None = None,
+) -> Plan:
+    """Work out an exchange.
+
+    Args:
+        sizes: valid rows of each device's block; not all 0.
+        starts: the first row each device reads; may be negative.
+        needs: how many rows each reads.
+        mode: one of `MODES`, for rows that do not exist; "zero" is any fill value.
+        block: rows of the buffers; by default the largest of `sizes`.
+
+    Returns:
+        The plan; read it with `read_window`.
+
+    Example:
+        >>> plan_windows((2, 2), (-1, 1), (4, 4), "reflect").index
+        array([[1, 0, 1, 2],
+               [0, 1, 2, 1]], dtype=int32)
+    """
+    total, block = sum(sizes), block or max(sizes)
+    if mode in ("zero", "wrap"):
+        return _plan(sizes, starts, needs, mode == "wrap", block, None)
+    rows = [
+        reflected(np.arange(start, start + max(need, 1)), total, mode)
+        for start, need in zip(starts, needs, strict=True)
+    ]
+    lows = tuple(int(row.min()) for row in rows)
+    spans = tuple(int(row.max()) + 1 - low for row, low in zip(rows, lows, strict=True))
+    index = np.zeros((len(sizes), max(*needs, 1)), np.int32)
+    for line, row, low in zip(index, rows, lows, strict=True):
+        line[: len(row)] = row - low
+    return _plan(sizes, lows, spans, False, block, index)
+
+
+def reflected(rows: np.ndarray, total: int, mode: str) -> np.ndarray:
+    """Which existing row stands for each of `rows`, of an axis of `total` rows.
+
+    Example:
+        >>> reflected(np.arange(-3, 7), 4, "reflect").tolist()
+        [3, 2, 1, 0, 1, 2, 3, 2, 1, 0]
+    """
+    if mode == "edge" or total == 1:
+        return np.clip(rows, 0, total - 1)
+    if mode == "wrap":
+        return rows % total
+    period = 2 * total - (2 if mode == "reflect" else 0)
+    rows = rows % period
+    return np.where(rows < total, rows, period - rows - (mode == "symmetric"))
+
+
+def _plan(
+    sizes: tuple[int, ...],
+    starts: tuple[int, ...],
+    needs: tuple[int, ...],
+    wrap: bool,
+    block: int,
+    index: np.ndarray | None,
+) -> Plan:
+    devices, total = len(sizes), sum(sizes)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    width = max(*needs, 1)
+    pieces: dict[int, dict[int, tuple[int, int, int]]] = {0: {}}  # hop: reader: row, count, place
+    ends = [0] * devices
+    for reader, (start, need) in enumerate(zip(starts, needs, strict=True)):
+        turns = range(start // total, (start + need - 1) // total + 1) if wrap else range(1)
+        ends[reader] = 0 if wrap else min(max(-start, 0), need)
+        for owner in (turn * devices + device for turn in turns for device in range(devices)):
+            turn, device = divmod(owner, devices)
+            first = int(offsets[device]) + turn * total
+            low, high = max(start, first), min(start + need, first + sizes[device])
+            if low < high:
+                pieces.setdefault(owner - reader, {})[reader] = low - first, high - low, low - start
+    moves, columns, room, spoiled = [], [], width, [False] * devices
+    heads = filled = ends
+    for hop in sorted(pieces):
+        readers = pieces[hop]
+        length = max((count for _, count, _ in readers.values()), default=0)
+        if not length:
+            continue
+        send, skip = [0] * devices, [0] * devices
+        for reader, (row, _, _) in readers.items():
+            owner = (reader + hop) % devices
+            send[owner] = min(row, block - length)
+            skip[owner] = row - send[owner]
+        places = [readers[d][2] if d in readers else filled[d] for d in range(devices)]
+        counts = [readers[d][1] if d in readers else 0 for d in range(devices)]
+        filled = [p + n if n else p for p, n in zip(places, counts, strict=True)]
+        spoiled = [s or n < length for s, n in zip(spoiled, counts, strict=True)]
+        room = max(room, max(places) + length)
+        pairs = tuple(((reader + hop) % devices, reader) for reader in sorted(readers))
+        same = {place if count == length else None for _, count, place in readers.values()}
+        place = same.pop() if len(same) == 1 else None
+        moves.append(Move(hop, length, pairs, any(skip), place))
+        columns += [send, skip, places, counts]
+    clear = room - min(filled) if any(spoiled) or room > width else 0
+    room = max(room, max(filled) + clear)
+    numbers = np.array([*columns, heads, filled], np.int32).T
+    return Plan(width, room, tuple(moves), numbers, clear, index)
+
+
+def read_window(
+    block: Any, plan: Plan, numbers: Any, index: Any, axis: int, names: Axes, fill: Any = 0
+) -> Any:
+    """Exchange rows, inside `jax.shard_map`.
+
+    Args:
+        block: this device's block, valid rows first.
+        plan: the exchange.
+        numbers: this device's row of `plan.numbers`, (1, ..).
+        index: likewise of `plan.index`; None where that is None.
+        axis: the axis of the rows.
+        names: the mesh axes that split it.
+        fill: what stands where no row is.
+
+    Returns:
+        The window: `plan.width` rows along `axis`, or as many as `plan.index` has columns. Rows
+        beyond this device's own need are `fill`; with an index, any row of its window.
+    """
+    pieces = tuple(
+        _piece(block, move, numbers, 4 * k, axis, names) for k, move in enumerate(plan.moves)
+    )
+    window = _joined(pieces, plan, axis, fill)
+    if window is None:
+        window = jnp.zeros(_resized(block.shape, axis, plan.width), block.dtype)
+        if pieces:
+            assemble = functools.partial(_assembled, plan, axis)
+            window = jax.custom_derivatives.linear_call(
+                assemble, functools.partial(_taken_apart, plan, axis), numbers, pieces
+            )
+        if fill:
+            rows = lax.broadcasted_iota(np.int32, window.shape, axis)
+            exists = (rows >= numbers[0, -2]) & (rows < numbers[0, -1])
+            window = jnp.where(exists, window, jnp.array(fill, window.dtype))
+    return window if index is None else jnp.take(window, index[0], axis, mode="clip")
+
+
+def _assembled(plan: Plan, axis: int, numbers: Any, pieces: tuple[Any, ...]) -> Any:
+    """The pieces in their places, and zeros where none is."""
+    shape, dtype = pieces[0].shape, pieces[0].dtype
+    window = jnp.zeros(_resized(shape, axis, plan.room), dtype)
+    for k, piece in enumerate(pieces):
+        window = lax.dynamic_update_slice_in_dim(window, piece, numbers[0, 4 * k + 2], axis)
+    if plan.clear:
+        rest = jnp.zeros(_resized(shape, axis, plan.clear), dtype)
+        window = lax.dynamic_update_slice_in_dim(window, rest, numbers[0, -1], axis)
+    return lax.slice_in_dim(window, 0, plan.width, axis=axis)
+
+
+def _taken_apart(plan: Plan, axis: int, numbers: Any, window: Any) -> tuple[Any, ...]:
+    """The transpose. JAX's own has updates and slices by turns, on which XLA's CPU compiler fails.
+
+    (jaxlib 0.10: "Incorrect number of arguments passed to called function" in such a fusion.)
+    """
+    widths = [(0, plan.room - plan.width if a == axis else 0, 0) for a in range(window.ndim)]
+    window = lax.pad(window, jnp.zeros((), window.dtype), widths)
+    pieces = []
+    for k, move in enumerate(plan.moves):
+        piece = lax.dynamic_slice_in_dim(window, numbers[0, 4 * k + 2], move.length, axis)
+        rows = lax.broadcasted_iota(np.int32, piece.shape, axis)
+        pieces.append(jnp.where(rows < numbers[0, 4 * k + 3], piece, jnp.zeros_like(piece)))
+    return tuple(pieces)
+
+
+def _piece(block: Any, move: Move, numbers: Any, column: int, axis: int, names: Axes) -> Any:
+    piece = block
+    if move.length < block.shape[axis]:
+        first = numbers[0, column]
+        piece = lax.dynamic_slice_in_dim(block, first, move.length, axis)
+    if move.shifted:
+        longer = jnp.concatenate([piece, jnp.zeros_like(piece)], axis)
+        piece = lax.dynamic_slice_in_dim(longer, numbers[0, column + 1], move.length, axis)
+    return lax.ppermute(piece, names, move.pairs) if move.hop else piece
+
+
+def _joined(pieces: tuple[Any, ...], plan: Plan, axis: int, fill: Any) -> Any:
+    """The pieces side by side, where that makes every device's window; else None.
+
+    A device that gets no piece of some distance has zeros there, as `ppermute` gives them.
+    """
+    stays = any(move.hop == 0 and len(move.pairs) == len(plan.numbers) for move in plan.moves)
+    edges = [0, *itertools.accumulate(move.length for move in plan.moves)]
+    if fill or not stays or [*(move.place for move in plan.moves), plan.width] != edges:
+        return None
+    return jnp.concatenate(pieces, axis)
+
+
+def _resized(shape: tuple[int, ...], axis: int, rows: int) -> tuple[int, ...]:
+    return (*shape[:axis], rows, *shape[axis + 1 :])

@@ -1,0 +1,89 @@
+"""One call on shards and one on a single device in torch's float64, forward and backward."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from isoshard.core.place import shard
+from isoshard.core.uneven import UnevenArray
+
+SPLITS = {
+    "even": (4, 4, 4, 4),
+    "chunk": (5, 5, 5, 3),
+    "any": (5, 2, 7, 4),
+    "empty": (0, 3, 9, 6),
+}
+
+
+def places(sizes):
+    """Where the valid rows are."""
+    block = max(sizes)
+    return (np.arange(block) < np.array(sizes)[:, None]).reshape(-1)
+
+
+def packed(x, axis, sizes, mesh, spec, padding=np.nan):
+    """The shards of an array, with something in the padding that must not be read."""
+    if len(set(sizes)) == 1:
+        return shard(x, mesh, spec)
+    shape = list(x.shape)
+    shape[axis] = max(sizes) * len(sizes)
+    array = np.full(shape, padding, x.dtype)
+    np.moveaxis(array, axis, 0)[places(sizes)] = np.moveaxis(x, axis, 0)
+    valid = [None] * x.ndim
+    valid[axis] = sizes
+    return UnevenArray(shard(array, mesh, spec), x.shape, valid)
+
+
+def whole(u):
+    """The valid rows, as a NumPy array."""
+    if not isinstance(u, UnevenArray):
+        return np.asarray(u)
+    array = np.asarray(u.array)
+    for axis, sizes in enumerate(u.sizes):
+        if sizes is not None:
+            block = array.shape[axis] // len(sizes)
+            valid = (np.arange(block) < np.array(sizes)[:, None]).reshape(-1)
+            array = np.compress(valid, array, axis)
+    return array
+
+
+def like(u, values):
+    """The cotangent of a result; not a number where the result has padding."""
+    if not isinstance(u, UnevenArray):
+        return jnp.asarray(values)
+    for axis, sizes in enumerate(u.sizes):
+        if sizes is not None:
+            block = u.array.shape[axis] // len(sizes)
+            valid = (np.arange(block) < np.array(sizes)[:, None]).reshape(-1)
+            shape = (*values.shape[:axis], len(valid), *values.shape[axis + 1 :])
+            wide = np.full(shape, np.nan)
+            np.moveaxis(wide, axis, 0)[valid] = np.moveaxis(values, axis, 0)
+            values = wide
+    return UnevenArray(jnp.asarray(values), u.shape, u.sizes)
+
+
+def check(ours, theirs, x, operands, axis, sizes, mesh, spec):
+    """Compare results and every gradient; give the result."""
+    tensors = [torch.tensor(a, requires_grad=True) for a in (x, *operands)]
+    expected = theirs(*tensors)
+    cotangent = np.random.default_rng(7).normal(size=expected.shape)
+    expected.backward(torch.tensor(cotangent))
+
+    def function(*arguments):
+        return ours(*arguments, mesh=mesh, spec=spec)
+
+    @jax.jit
+    def both(cotangent, *arguments):
+        out, pull = jax.vjp(function, *arguments)
+        return out, pull(cotangent)
+
+    u = packed(x, axis, sizes, mesh, spec)
+    form = jax.eval_shape(function, u, *operands)
+    out, gradients = both(like(form, cotangent), u, *operands)
+    assert isinstance(out, UnevenArray) or not isinstance(u, UnevenArray)
+    np.testing.assert_allclose(whole(out), expected.detach().numpy(), rtol=1e-9, atol=1e-9)
+    for got, tensor in zip(gradients, tensors, strict=True):
+        np.testing.assert_allclose(whole(got), tensor.grad.numpy(), rtol=1e-9, atol=1e-9)
+    assert gradients[0].sharding.is_equivalent_to(u.sharding, x.ndim)
+    return out

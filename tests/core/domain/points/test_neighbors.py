@@ -1,0 +1,158 @@
+"""Neighbours in split clouds, against NumPy in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import isoshard as iso
+from isoshard.core.domain.points import knn, radius_search
+
+from . import clouds
+
+POINTS, QUERIES = clouds.cloud(40, 0), clouds.cloud(24, 1)
+WEIGHTS = np.random.default_rng(2).uniform(0.5, 1.5, (24, 5)).astype(np.float32)
+EIGHT = (3, 0, 7, 9, 1, 11, 4, 5)
+LAYOUTS = {
+    "ring": ((8,), "x", None, "x", None),
+    "points split": ((8,), "x", EIGHT, None, None),
+    "queries split": ((4,), None, None, "x", (5, 2, 7, 10)),
+    "neither": ((4,), None, None, None, None),
+    "torch.chunk": ((4,), "x", (11, 11, 11, 7), "x", (7, 7, 7, 3)),
+    "arbitrary": ((4,), "x", (0, 13, 9, 18), "x", (5, 2, 7, 10)),
+    "crossed": ((2, 4), "y", (0, 13, 9, 18), "x", (15, 9)),
+    "both axes, other order": ((2, 4), ("y", "x"), EIGHT, ("y", "x"), None),
+    "ring and merge": ((2, 4), ("y", "x"), EIGHT, "y", (5, 2, 7, 10)),
+    "ring and sum": ((2, 4), "x", (25, 15), ("y", "x"), None),
+}
+
+
+def case(name):
+    shape, points_axes, points_sizes, queries_axes, queries_sizes = LAYOUTS[name]
+    mesh = iso.make_mesh(shape, ("x", "y")[: len(shape)])
+    points = clouds.lay_out(POINTS, mesh, points_axes, points_sizes)
+    queries = clouds.lay_out(QUERIES, mesh, queries_axes, queries_sizes)
+    weights = clouds.lay_out(WEIGHTS, mesh, queries_axes, queries_sizes)
+    return points, queries, weights
+
+
+def padded(x):
+    return x.array if isinstance(x, iso.UnevenArray) else x
+
+
+def total(distances, weights):
+    """The sum over valid rows; padding may hold anything, NaN as well."""
+    if not isinstance(distances, iso.UnevenArray):
+        return (distances * weights).sum()
+    product = distances.array * jnp.where(weights.mask(), weights.array, 0)
+    return jnp.where(distances.mask(), product, 0).sum()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_knn_on_any_layout(name):
+    points, queries, weights = case(name)
+
+    def loss(points, queries):
+        found = knn(points, queries, 5, tile=(7, 16))
+        return total(found.distances, weights), found
+
+    (_, found), slopes = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(points, queries)
+    index, distance = clouds.nearest(POINTS, QUERIES, 5)
+    np.testing.assert_array_equal(clouds.whole(found.indices), index)
+    np.testing.assert_allclose(clouds.whole(found.distances), distance, rtol=1e-5)
+    np.testing.assert_array_equal(clouds.whole(found.points), POINTS[index])
+    wanted = clouds.gradients(POINTS, QUERIES, index, WEIGHTS)
+    for given, slope, want in zip((points, queries), slopes, wanted, strict=True):
+        np.testing.assert_allclose(clouds.whole(slope), want, atol=1e-5)
+        assert not np.isnan(np.asarray(padded(slope))).any()
+        assert padded(slope).sharding.is_equivalent_to(padded(given).sharding, 2)
+    assert padded(found.indices).sharding.spec == padded(queries).sharding.spec
+
+
+@pytest.mark.parametrize("name", ["arbitrary", "ring and merge"])
+def test_radius_search(name):
+    points, queries, weights = case(name)
+
+    def loss(points, queries):
+        found = radius_search(points, queries, 0.9, 5)
+        there = padded(found.indices) >= 0
+        safe = jnp.where(there, padded(found.distances), 0)
+        return (safe * jnp.where(there, padded(weights), 0)).sum(), found
+
+    (_, found), slopes = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(points, queries)
+    index, distance = clouds.nearest(POINTS, QUERIES, 40)
+    index, distance = index[:, :5], distance[:, :5]
+    index = np.where(distance <= 0.9, index, -1)
+    np.testing.assert_array_equal(clouds.whole(found.indices), index)
+    np.testing.assert_allclose(
+        clouds.whole(found.distances), np.where(index >= 0, distance, np.inf), rtol=1e-5
+    )
+    assert (clouds.whole(found.points)[index < 0] == 0).all()
+    every = clouds.nearest(POINTS, QUERIES, 40)[1]
+    np.testing.assert_array_equal(clouds.whole(found.counts), (every <= 0.9).sum(1))
+    assert clouds.whole(found.counts).max() > 5 > clouds.whole(found.counts).min()
+    wanted = clouds.gradients(POINTS, QUERIES, index, WEIGHTS)
+    for slope, want in zip(slopes, wanted, strict=True):
+        np.testing.assert_allclose(clouds.whole(slope), want, atol=1e-5)
+
+
+def test_inside_jit_the_layout_is_said_and_uneven_arrays_know_it():
+    mesh = iso.make_mesh((4,), ("x",))
+    points, queries = (clouds.lay_out(x, mesh, "x") for x in (POINTS, QUERIES))
+    index, _ = clouds.nearest(POINTS, QUERIES, 3)
+    say = jax.jit(lambda p, q, r: radius_search(p, q, r, 3, mesh=mesh, axes=("x", "x")))
+    found = say(points, queries, jnp.float32(np.inf))
+    np.testing.assert_array_equal(found.indices, index)
+    assert (np.asarray(found.counts) == 40).all()
+    uneven = clouds.lay_out(POINTS, mesh, "x", (0, 13, 9, 18))
+    known = jax.jit(lambda p: knn(p, p, 3))(uneven)
+    np.testing.assert_array_equal(clouds.whole(known.indices), clouds.nearest(POINTS, POINTS, 3)[0])
+    with pytest.raises(
+        iso.ShardingError, match=r"inside jax.jit points and queries have no layout"
+    ):
+        jax.jit(lambda p, q: knn(p, q, 3))(points, queries)
+
+
+def test_a_point_on_a_query_and_second_derivatives():
+    mesh = iso.make_mesh((4,), ("x",))
+    points, queries = clouds.lay_out(POINTS, mesh, "x"), clouds.lay_out(POINTS[:4], mesh, "x")
+    slope = jax.grad(lambda q: knn(points, q, 1).distances.sum())(queries)
+    np.testing.assert_array_equal(slope, np.zeros((4, 3)))
+
+    def bend(p):
+        force = jax.grad(lambda p: jnp.square(knn(p, p, 2).distances[:, 1]).sum())
+        return jnp.square(force(p)).sum()
+
+    index = clouds.nearest(POINTS, POINTS, 2)[0][:, 1]
+    ones = np.eye(40)[index] - np.eye(40)  # |ones @ p|^2 is the sum of the squared distances
+    form = 2 * ones.T @ ones
+    np.testing.assert_allclose(
+        jax.grad(bend)(points), 2 * form @ form @ POINTS.astype(np.float64), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_what_cannot_be_searched():
+    mesh = iso.make_mesh((2, 4), ("x", "y"))
+    points = clouds.lay_out(POINTS, mesh, "x")
+    for k in (0, 41, 2.0, True):
+        with pytest.raises(iso.ShardingError, match=f"k={k!r} is no number of neighbours among 40"):
+            knn(points, points, k)
+    with pytest.raises(
+        iso.ShardingError, match=r"max_points=0 is no whole.*radius=-1 is no number"
+    ):
+        radius_search(points, points, -1, 0)
+    with pytest.raises(iso.ShardingError, match="radius=nan is no number from 0"):
+        radius_search(points, points, float("nan"), 1)
+    none = clouds.lay_out(POINTS[:0], mesh, "x", (0, 0))
+    with pytest.raises(iso.ShardingError, match="there are no points"):
+        radius_search(none, points, 1.0, 1)
+    with pytest.raises(iso.ShardingError, match=r"tile=\(0, 4\) is not how many queries"):
+        knn(points, points, 1, tile=(0, 4))
+    with pytest.raises(iso.SpecError, match=r"points: .*no mesh axis is called 'z'"):
+        knn(points, points, 1, axes=("z", "x"))
+
+
+def test_without_a_mesh():
+    found = knn(jnp.array(POINTS), jnp.array(QUERIES), 5)
+    np.testing.assert_array_equal(found.indices, clouds.nearest(POINTS, QUERIES, 5)[0])
+    assert found.indices.devices() == {jax.devices()[0]}

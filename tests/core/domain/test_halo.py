@@ -1,0 +1,92 @@
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.domain.halo import halo, halo_exchange
+from isoshard.core.domain.windows import MODES
+from isoshard.core.errors import ShardingError, UnevenError
+from isoshard.core.mesh import make_mesh
+from isoshard.core.place import shard
+from isoshard.core.uneven import UnevenArray
+
+from .against_torch import SPLITS, packed, whole
+
+RNG = np.random.default_rng(0)
+
+
+def expected(x, sizes, before, after, mode):
+    """The shards with their halos, cut out of the padded whole."""
+    wide = np.pad(x, [(0, 0), (before, after)], "constant" if mode == "zero" else mode)
+    starts = np.cumsum((0, *sizes[:-1]))
+    return np.concatenate(
+        [wide[:, s : s + n + before + after] for s, n in zip(starts, sizes, strict=True)], 1
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("split", "width"), [("even", (2, 1)), ("chunk", (0, 11)), ("any", (3, 1)), ("empty", (7, 9))]
+)
+def test_shards_and_their_gradients(mode, split, width, mesh, x64):
+    sizes = SPLITS[split]
+    x = RNG.normal(size=(4, sum(sizes)))
+    u = packed(x, 1, sizes, mesh, ("x", "y"))
+    out = halo_exchange(u, width, 1, mode)
+    np.testing.assert_array_equal(whole(out), expected(x, sizes, *width, mode))
+    assert out.sharding.is_equivalent_to(u.sharding, 2)
+
+    def weighed(u):
+        out = halo_exchange(u, width, 1, mode, mesh=mesh, spec=("x", "y"))
+        if isinstance(out, UnevenArray):
+            return (out.array**2).sum(where=out.mask()) / 2
+        return (out**2).sum() / 2
+
+    numbers = np.arange(sum(sizes))[None]
+    copies = np.bincount(expected(numbers, sizes, *width, mode)[0], minlength=sum(sizes))
+    if mode == "zero":  # row 0 stands for what is not there
+        copies[0] = np.sum(expected(numbers + 1, sizes, *width, mode) == 1)
+    np.testing.assert_allclose(whole(jax.grad(weighed)(u)), x * copies)
+
+
+def test_inside_shard_map_over_two_mesh_axes(mesh):
+    x = shard(np.arange(16, dtype=np.float32), mesh, (("x", "y"),))
+    wide = jax.shard_map(
+        lambda block: halo(block, 3, 0, ("x", "y"), mode="wrap"),
+        mesh=mesh,
+        in_specs=P(("x", "y")),
+        out_specs=P(("x", "y")),
+    )
+    rows = np.asarray(jax.jit(wide)(x)).reshape(8, 8)
+    np.testing.assert_array_equal(rows, (np.arange(8)[:, None] * 2 + np.arange(-3, 5)) % 16)
+
+
+def test_the_batch_is_not_gathered(mesh):
+    x = shard(np.ones((4, 16), np.float32), mesh, ("x", "y"))
+    program = jax.jit(lambda x: halo_exchange(x, 1, 1, mesh=mesh, spec=("x", "y")))
+    text = program.lower(x).compile().as_text()
+    assert text.count(" collective-permute(") == 2
+    assert "all-" not in text
+
+
+def test_faults_are_told(mesh):
+    x = shard(np.ones((8, 3), np.float32), mesh, ("y",))
+    with pytest.raises(ShardingError, match=r"axis 1 of an array of shape \(8, 3\) is not split"):
+        halo_exchange(x, 1, 1)
+    with pytest.raises(ShardingError, match=r"width -1 is .*; mode 'odd' .*; axis 2 is none"):
+        halo_exchange(x, -1, 2, "odd")
+    with pytest.raises(ShardingError, match=r"inside jax.jit a value does not tell"):
+        jax.jit(lambda x: halo_exchange(x, 1, 0))(x)
+    with pytest.raises(TypeError, match="given was ndarray"):
+        halo_exchange(np.ones(8), 1, 0)
+    with pytest.raises(UnevenError, match=r"axis 0 has 2 blocks, and 4 shards"):
+        halo_exchange(UnevenArray(x, (5, 3), ((2, 3), None)), 1, 0)
+    with pytest.raises(ShardingError, match="has 1 row in all, which mode 'reflect' cannot"):
+        halo_exchange(UnevenArray(x, (1, 3), ((1, 0, 0, 0), None)), 1, 0, "reflect")
+    with pytest.raises(ShardingError, match=r"sizes \(1, 1\) are not one for each of 4 devices"):
+        jax.shard_map(
+            lambda block: halo(block, 1, 0, "y", sizes=(1, 1)),
+            mesh=make_mesh((4,), ("y",)),
+            in_specs=P("y"),
+            out_specs=P("y"),
+        )(np.ones(8, np.float32))
