@@ -13,8 +13,10 @@ no longer, weights become initializers, and the layouts are written onto the nod
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,36 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _convert(
+    taken: TakenApart,
+    program: FlatProgram,
+    mesh: Mesh,
+    read: Sequence[str],
+    values: Sequence[str],
+    opset: int | None,
+) -> onnx.ModelProto:
+    with _functions_kept():
+        return _converted(taken, program, mesh, read, values, opset)
+
+
+@contextlib.contextmanager
+def _functions_kept() -> Iterator[None]:
+    """Give JAX back the functions that jax2onnx replaces for good (`jax.numpy.cumsum`)."""
+    modules = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] in ("jax", "flax", "equinox") and "._src" not in name
+    ]
+    before = [(module, dict(vars(module))) for module in modules]
+    try:
+        yield
+    finally:
+        for module, names in before:
+            for name, value in names.items():
+                if callable(value) and vars(module).get(name) is not value:
+                    setattr(module, name, value)
+
+
+def _converted(
     taken: TakenApart,
     program: FlatProgram,
     mesh: Mesh,

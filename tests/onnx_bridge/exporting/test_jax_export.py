@@ -1,5 +1,6 @@
 """JAX to a file: layouts come out as annotations, and the file computes what the function does."""
 
+import subprocess
 import sys
 
 import equinox as eqx
@@ -269,3 +270,18 @@ class TestRefusals:
         monkeypatch.setitem(sys.modules, "jax2onnx", None)
         with pytest.raises(ModuleNotFoundError, match=r"pip install 'isoshard\[onnx-jax\]'"):
             export_jax(lambda x: x + 1, (X,), wide())
+
+
+def test_jax_keeps_its_functions():
+    code = (
+        "import jax, jax.numpy as jnp, numpy as np, isoshard as iso; iso.simulate_devices(8)\n"
+        "before = {m: dict(vars(m)) for m in (jax, jnp, jax.lax, jax.nn)}\n"
+        "iso.onnx.export_jax(lambda x: jnp.tanh(x), (np.ones((2, 4), np.float32),),"
+        " iso.make_mesh((8,), ('x',)))\n"
+        "changed = [n for m, names in before.items() for n, v in names.items()"
+        " if callable(v) and vars(m).get(n) is not v]\n"
+        "assert not changed, changed\n"
+        "assert jnp.cumsum(jnp.ones(3), 0).tolist() == [1, 2, 3]\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
