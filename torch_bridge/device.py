@@ -26,7 +26,7 @@ from torch.utils._foreach_utils import _foreach_supported_types as _clipping_typ
 
 from isoshard.torch_bridge.engine import base, dispatch, generators, random
 from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.call import Meta
+from isoshard.torch_bridge.engine.metas import Meta
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval, check_storable
 

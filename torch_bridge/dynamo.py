@@ -39,8 +39,8 @@ from torch._guards import CompileContext
 
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.call import Meta
 from isoshard.torch_bridge.engine.flatten import import_tensor
+from isoshard.torch_bridge.engine.metas import Meta
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval, Value
 

@@ -14,7 +14,7 @@ import torch
 from isoshard.torch_bridge.dtypes import physical_dtype
 
 from . import base, dispatch
-from .call import Meta
+from .metas import Meta
 from .value import Aval
 from .views import Chain, ViewOp
 

@@ -34,46 +34,7 @@ from isoshard.torch_bridge.lowerings import channels_last, registry
 from isoshard.torch_bridge.lowerings.arguments import cast, number, wide_dtype
 
 from . import checks
-
-
-class Meta(NamedTuple):
-    """What torch knows of a tensor without its values.
-
-    Attributes:
-        size: the shape.
-        stride: elements between neighbours along each axis.
-        dtype: the logical torch dtype.
-    """
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def is_contiguous(self) -> bool:
-        """Whether the elements lie in row-major order."""
-        return self.tensor().is_contiguous()
-
-    def tensor(self) -> torch.Tensor:
-        """A `meta` tensor of this shape, stride and dtype."""
-        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device="meta")
-
-    @staticmethod
-    def of(tensor: torch.Tensor) -> Meta:
-        """The meta of any strided tensor."""
-        return Meta(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
-
-
-class Slot(NamedTuple):
-    """Stands for the tensor argument with this number."""
-
-    number: int
-
-
-class Lift(NamedTuple):
-    """Stands for the lifted float argument with this number."""
-
-    number: int
+from .metas import Lift, Meta, Slot, map_leaves
 
 
 class ImagesCall(NamedTuple):
@@ -236,13 +197,6 @@ def missing(op: torch._ops.OpOverload) -> str:
         f"JAX arrays in the order of {op._schema}; or move the tensors to the CPU with .cpu() "
         "for this operator."
     )
-
-
-def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """Apply `function` to the leaves of nested lists and tuples (`Slot` and `Lift` are leaves)."""
-    if type(value) is list or type(value) is tuple:
-        return type(value)(map_leaves(function, item) for item in value)
-    return function(value)
 
 
 def _leaves(values: list[Any]) -> list[Any]:

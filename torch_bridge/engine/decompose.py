@@ -14,7 +14,7 @@ from torch._decomp import decomposition_table
 
 from . import base
 from . import tape as tapes
-from .call import Lift, Slot, map_leaves
+from .metas import Lift, Slot, map_leaves
 from .value import Aval, Value
 
 

@@ -31,7 +31,7 @@ from isoshard.torch_bridge.lowerings import registry
 
 from . import base
 from . import tape as tapes
-from .call import Lift, Slot, map_leaves
+from .metas import Lift, Slot, map_leaves
 from .value import Aval
 
 _LIFTED = object()

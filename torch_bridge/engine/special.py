@@ -19,9 +19,9 @@ from isoshard.core import metrics
 from isoshard.torch_bridge import naming
 
 from . import base, dispatch, expanded, reading
-from .call import Meta
 from .capture import step as capture
 from .flatten import import_tensor
+from .metas import Meta
 from .value import Aval, contiguous_stride
 
 aten = torch.ops.aten

@@ -24,7 +24,7 @@ from jax.core import Tracer
 from isoshard.torch_bridge.dtypes import physical_dtype
 
 from . import layouts
-from .call import Meta
+from .metas import Meta
 
 
 class Aval:

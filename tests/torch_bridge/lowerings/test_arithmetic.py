@@ -3,7 +3,8 @@ import numpy as np
 import pytest
 import torch
 
-from isoshard.torch_bridge.engine.call import Lift, Meta, Slot, build_call, infer
+from isoshard.torch_bridge.engine.call import build_call, infer
+from isoshard.torch_bridge.engine.metas import Lift, Meta, Slot
 from tests.torch_bridge.lowerings.harness import check, to_array
 from tests.torch_bridge.lowerings.samples import (
     BOOLS,
