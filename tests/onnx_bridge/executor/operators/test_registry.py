@@ -1,5 +1,6 @@
 """The table: which entry serves, and that every entry is tested and listed in the docs."""
 
+import importlib
 import re
 from pathlib import Path
 
@@ -13,39 +14,12 @@ from isoshard.onnx_bridge.executor import evaluate
 from isoshard.onnx_bridge.executor.operators import entries, find, operator
 from isoshard.onnx_bridge.executor.operators.registry import NEWEST
 from isoshard.onnx_bridge.reading import Graph
-from tests.onnx_bridge.executor.operators import (
-    test_activation,
-    test_arithmetic,
-    test_attention,
-    test_conv,
-    test_create,
-    test_elementwise,
-    test_index,
-    test_matmul,
-    test_norm,
-    test_pad,
-    test_pool,
-    test_reduce,
-    test_resize,
-    test_shape,
-)
 
-FAMILIES = (
-    test_activation,
-    test_arithmetic,
-    test_attention,
-    test_conv,
-    test_create,
-    test_elementwise,
-    test_index,
-    test_matmul,
-    test_norm,
-    test_pad,
-    test_pool,
-    test_reduce,
-    test_resize,
-    test_shape,
-)
+FAMILIES = [
+    importlib.import_module(f"tests.onnx_bridge.executor.operators.{path.stem}")
+    for path in sorted(Path(__file__).parent.glob("test_*.py"))
+    if path.name != Path(__file__).name
+]
 CASES = [case for family in FAMILIES for case in family.CASES]
 OURS = [entry for entry in entries() if not entry.domain]
 CONSTANT = {"Constant", "ConstantOfShape", "Range"}  # they have no input to split
