@@ -7,26 +7,26 @@ from typing import Any
 
 import jax
 
-from .values import Splits, Value
+from .values import Frame, Value
 
 OnValues = Callable[[list[Value]], Sequence[Value]]
 
 
-def results_of(function: OnValues, values: Sequence[Value]) -> list[Splits]:
-    """In what blocks a function's results lie; nothing is computed.
+def results_of(function: OnValues, values: Sequence[Value]) -> list[Frame]:
+    """How a function's results lie; nothing is computed.
 
     Args:
         function: of values.
         values: its arguments.
 
     Returns:
-        The splits of each result.
+        The frame of each result.
     """
-    found: list[Splits] = []
+    found: list[Frame] = []
 
     def run(arrays: Sequence[Any]) -> list[Any]:
-        results = function(_values(arrays, [value.splits for value in values]))
-        found[:] = [value.splits for value in results]
+        results = function(_values(arrays, [value.frame for value in values]))
+        found[:] = [value.frame for value in results]
         return [value.array for value in results]
 
     jax.eval_shape(run, [value.array for value in values])
@@ -34,28 +34,28 @@ def results_of(function: OnValues, values: Sequence[Value]) -> list[Splits]:
 
 
 def on_arrays(
-    function: OnValues, splits: Sequence[Splits], results: Sequence[Splits]
+    function: OnValues, given: Sequence[Frame], results: Sequence[Frame]
 ) -> Callable[..., list[Any]]:
     """A function of values as one of arrays.
 
     Args:
         function: of values.
-        splits: of its arguments.
-        results: in which its results are laid.
+        given: how its arguments lie.
+        results: in the blocks of which its results are laid.
 
     Returns:
         A function from as many arrays to a list of arrays.
     """
 
     def run(*arrays: Any) -> list[Any]:
-        found = function(_values(arrays, splits))
-        return [value.laid(own).array for value, own in zip(found, results, strict=True)]
+        found = function(_values(arrays, given))
+        return [value.laid(own.splits).array for value, own in zip(found, results, strict=True)]
 
     return run
 
 
-def agreeing(one: Splits, other: Splits) -> Splits:
-    """Per axis the split in which both lie, or None.
+def agreeing(one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Per axis what both say, or None.
 
     Example:
         >>> from isoshard.core.domain.splits import Split
@@ -65,5 +65,5 @@ def agreeing(one: Splits, other: Splits) -> Splits:
     return tuple(a if a == b else None for a, b in zip(one, other, strict=True))
 
 
-def _values(arrays: Sequence[Any], splits: Sequence[Splits]) -> list[Value]:
-    return [Value(array, own) for array, own in zip(arrays, splits, strict=True)]
+def _values(arrays: Sequence[Any], frames: Sequence[Frame]) -> list[Value]:
+    return [frame.of(array) for array, frame in zip(arrays, frames, strict=True)]

@@ -24,9 +24,10 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from isoshard.core.domain.any_framework import any_framework
+
 from .arguments import Faults
-from .layouts import layout_of
-from .operators import METHODS, Operator, View, apply
+from .operators import METHODS, Operator, View, apply_here
 from .windows import MODES
 
 Numbers = int | Sequence[int]
@@ -43,7 +44,11 @@ class ConvReach:
     dilation: int
     before: int
     after: int
-    native = True
+
+    @property
+    def native(self) -> bool:
+        """With a stride, the gradient that the compiler derives moves more, up to a whole block."""
+        return self.stride == 1
 
     def outputs(self, rows: int) -> int:
         """How many whole kernels there are."""
@@ -65,7 +70,7 @@ class ConvReach:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Conv:
+class ConvWindow:
     """The convolution of a window."""
 
     stride: tuple[int, ...]
@@ -85,6 +90,7 @@ class _Conv:
         )
 
 
+@any_framework
 def conv(
     x: Any,
     kernel: Any,
@@ -109,8 +115,8 @@ def conv(
         dilation: rows from one tap to the next.
         groups: into how many separate convolutions the channels fall.
         mode: what the imagined rows hold, one of `windows.MODES`.
-        method: "auto" takes the compiler's halos where shards are alike before and after and
-            padding is zero, "xla" insists on them, "windows" on explicit exchange.
+        method: "auto" takes the compiler's halos where shards are alike before and after, the
+            stride is 1 and padding is zero; "xla" insists on them, "windows" on explicit exchange.
         mesh: with `spec`, how `x` lies; needed inside `jax.jit`.
         spec: any spelling of a spec.
 
@@ -143,9 +149,9 @@ def conv(
             zip(kernel.shape[2:], strides, dilations, pads, strict=True)
         )
     )
-    local = _Conv(strides, dilations, groups)
+    local = ConvWindow(strides, dilations, groups)
     operator = Operator("conv", reaches, local, mode, method=method, free=(1,))
-    return apply(operator, x, layout_of(x, mesh, spec, verb="conv"), kernel)
+    return apply_here(operator, x, mesh, spec, kernel)
 
 
 def dimension_numbers(axes: int) -> tuple[str, str, str]:

@@ -7,6 +7,7 @@ results are whole.
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,13 +20,16 @@ from .values import Value, as_value
 
 Rule = Callable[[JaxprEqn, list[Value]], Sequence[Value]]
 RULES: dict[str, Rule] = {}
+_RECORDING = contextvars.ContextVar("recording", default=False)
+_ALWAYS: set[str] = set()
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
+def rule(*names: str, always: bool = False) -> Callable[[Rule], Rule]:
     """Register the rule of some primitives, by their names.
 
     Args:
         names: as a jaxpr prints them; those that this JAX does not have do no harm.
+        always: whether it has something to say where no operand lies in blocks, too.
 
     Returns:
         A decorator that returns the rule as it is.
@@ -33,6 +37,8 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
     def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
+        if always:
+            _ALWAYS.update(names)
         return function
 
     return register
@@ -111,10 +117,23 @@ def interpret(jaxpr: Jaxpr, consts: Sequence[Any], values: Sequence[Value]) -> l
     for eqn in jaxpr.eqns:
         operands = [read(atom) for atom in eqn.invars]
         named = RULES.get(eqn.primitive.name, run_whole)
-        touched = any(value.uneven or value.cut_from for value in operands)
+        touched = any(value.uneven or value.cut_from for value in operands) or _asks(eqn)
         found = named(eqn, operands) if touched else _plain(eqn, operands)
         known.update(zip(eqn.outvars, found, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat2", "remat", "checkpoint"})
+
+
+def _asks(eqn: JaxprEqn) -> bool:
+    """Whether an equation, or one inside the call that it is, has a rule for whole operands."""
+    if eqn.primitive.name in _ALWAYS:
+        return True
+    if not _ALWAYS or eqn.primitive.name not in _CALLS:
+        return False
+    inside = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
+    return any(map(_asks, inside.eqns))
 
 
 def interpret_closed(closed: ClosedJaxpr, values: Sequence[Value]) -> list[Value]:
@@ -134,7 +153,7 @@ def _constant(const: Any) -> Value:
 
 
 def trace(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[ClosedJaxpr, Any]:
-    """Trace a function at given shapes.
+    """Trace a function at given shapes, to be interpreted.
 
     Args:
         function: of the arguments.
@@ -143,5 +162,14 @@ def trace(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Close
     Returns:
         The jaxpr, and the tree of the function's result.
     """
-    closed, out = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    before = _RECORDING.set(True)
+    try:
+        closed, out = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    finally:
+        _RECORDING.reset(before)
     return closed, jax.tree.structure(out)
+
+
+def recording() -> bool:
+    """Whether a function is being traced to be interpreted on blocks."""
+    return _RECORDING.get()

@@ -16,8 +16,12 @@ those its author knows; what it then does is done on the padded arrays, primitiv
 
 - elementwise primitives as they are, and matrix products with zeros for padding;
 - reductions (so softmax, var, norms) with padding replaced by what changes nothing;
-- where order matters (sort, cumsum, slice, concatenate, a reshape of the axis), and in primitives
+- convolutions, windows, running sums, slices, padding and putting together by what neighbours send
+  (`operators`, `moving`): no axis is gathered;
+- where order matters otherwise (sort, indexing, steps, a reshape of the axis), and in primitives
   without a rule, at the true shape, which gathers that axis on every device.
+
+A function may say itself what it is on blocks: `in_blocks`.
 
 A result is an `UnevenArray` where an axis keeps its blocks; its padding holds zeros. Otherwise it
 is a whole array. Gradients lie as the arguments do, and hold zeros in the padding.
@@ -33,16 +37,16 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from ..errors import ShardingError
-from ..mesh import as_mesh, describe_mesh, mesh_of
-from ..spec import axis_names, named_sharding
+from ..mesh import describe_mesh, mesh_of
+from ..spec import named_sharding
 from ..uneven import UnevenArray
 from . import rules as rules
-from .interpreting import interpret_closed
-from .splits import Split, constrain
-from .values import Splits, Value, as_value
+from .crossing import frame_of, is_uneven
+from .hints import layout_told
+from .interpreting import interpret_closed, trace
+from .values import Frame, Value, as_value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,14 +55,6 @@ class _Static:
 
     value: Any
     kind: type
-
-
-@dataclasses.dataclass(frozen=True)
-class _Blocks:
-    """An argument in blocks."""
-
-    splits: Splits
-    layout: NamedSharding | None
 
 
 def lift(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,19 +91,19 @@ def lift(function: Callable[..., Any]) -> Callable[..., Any]:
             args, kwargs = jax.tree.unflatten(structure, leaves)
             return function(*args, **kwargs)
 
-        closed, out = jax.make_jaxpr(whole, return_shape=True)(*shapes)
+        closed, out = trace(whole, shapes)
         results = interpret_closed(closed, values)
-        return jax.tree.unflatten(jax.tree.structure(out), [_leave(value) for value in results])
+        return jax.tree.unflatten(out, [_leave(value) for value in results])
 
     compiled = jax.jit(run, static_argnums=0)
 
     @functools.wraps(function)
     def lifted(*args: Any, **kwargs: Any) -> Any:
-        leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=_is_uneven)
+        leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_uneven)
         _check_meshes(leaves)
         frames = tuple(map(_frame, leaves))
         arrays = [
-            leaf.array if _is_uneven(leaf) else leaf
+            leaf.array if is_uneven(leaf) else leaf
             for leaf, frame in zip(leaves, frames, strict=True)
             if not isinstance(frame, _Static)
         ]
@@ -116,45 +112,10 @@ def lift(function: Callable[..., Any]) -> Callable[..., Any]:
     return lifted
 
 
-def splits_of(u: UnevenArray) -> Splits:
-    """How each axis of an array lies in blocks.
-
-    Args:
-        u: the array.
-
-    Returns:
-        One `Split` per axis, None for those that are not padded.
-
-    Raises:
-        ShardingError: the array has another rank than its shape: it is batched.
-    """
-    rank = len(u.array.shape)
-    if rank != u.ndim:
-        raise ShardingError(
-            f"an UnevenArray of shape {u.shape} holds an array of rank {rank}: it is batched by "
-            "jax.vmap, which knows nothing of blocks. Give the function the batch as an axis, or "
-            "write jax.vmap inside what is lifted: iso.domain.lift(jax.vmap(f))."
-        )
-    layout = u.sharding if isinstance(u.sharding, NamedSharding) else u.layout
-    entries = () if layout is None else tuple(layout.spec)
-    mesh = None if layout is None else as_mesh(mesh_of(layout))
-    splits: list[Split | None] = []
-    for axis, sizes in enumerate(u.sizes):
-        if sizes is None:
-            splits.append(None)
-            continue
-        names = axis_names(entries[axis]) if axis < len(entries) else ()
-        parts = int(np.prod([mesh.shape[name] for name in names])) if mesh is not None else 1
-        names = names if parts == len(sizes) else ()
-        splits.append(Split(sizes, u.array.shape[axis] // len(sizes), names, mesh))
-    return tuple(splits)
-
-
 def _frame(leaf: Any) -> Any:
     """What is static about an argument; None for a whole array."""
-    if _is_uneven(leaf):
-        layout = leaf.sharding if isinstance(leaf.sharding, NamedSharding) else leaf.layout
-        return _Blocks(splits_of(leaf), layout)
+    if is_uneven(leaf):
+        return frame_of(leaf)
     if isinstance(leaf, jax.Array | np.ndarray | np.generic | float | complex):
         return None
     try:
@@ -171,30 +132,24 @@ def _dynamic(frames: Sequence[Any]) -> list[Any]:
     return [frame for frame in frames if not isinstance(frame, _Static)]
 
 
-def _enter(x: Any, frame: _Blocks | None) -> Value:
-    if frame is None:
-        return as_value(x)
-    if frame.layout is not None:
-        x = jax.lax.with_sharding_constraint(x, frame.layout)
-    return Value(x, frame.splits).with_zeros()
+def _enter(x: Any, frame: Frame | None) -> Value:
+    return as_value(x) if frame is None else frame.of(x).placed().with_zeros()
 
 
 def _leave(value: Value) -> Any:
     if not value.uneven:
         return value.array
-    value = value.with_zeros()
+    value = value.with_zeros().placed()
     sizes = [None if split is None else split.sizes for split in value.splits]
-    array = constrain(value.array, value.splits)
-    return UnevenArray(array, value.shape, sizes, _layout(value.splits))
+    return UnevenArray(value.array, value.shape, sizes, _layout(value))
 
 
-def _layout(splits: Splits) -> NamedSharding | None:
-    """The layout that the splits say; other axes are told as whole."""
-    mesh = next((split.mesh for split in splits if split is not None and split.names), None)
-    if mesh is None:
+def _layout(value: Value) -> NamedSharding | None:
+    """The layout so far as it is known; other axes are told as whole."""
+    told = layout_told(value.splits, value.hints, None)
+    if told is None:
         return None
-    entries = P(*(split.names if split and split.names else None for split in splits))
-    return named_sharding(entries, mesh, len(splits))
+    return named_sharding(told.spec, mesh_of(told), len(value.splits))
 
 
 def _shape(value: Value) -> jax.ShapeDtypeStruct:
@@ -202,14 +157,10 @@ def _shape(value: Value) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)
 
 
-def _is_uneven(leaf: Any) -> bool:
-    return isinstance(leaf, UnevenArray)
-
-
 def _check_meshes(leaves: Sequence[Any]) -> None:
     meshes: dict[Mesh, None] = {}
     for leaf in leaves:
-        if _is_uneven(leaf) and leaf.sharding is not None:
+        if is_uneven(leaf) and leaf.sharding is not None:
             if isinstance(leaf.sharding, NamedSharding):
                 meshes[mesh_of(leaf.sharding)] = None
     if len(meshes) > 1:

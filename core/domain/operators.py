@@ -20,13 +20,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.uneven import UnevenArray
 
-from .layouts import Layout
+from .in_blocks import in_blocks
+from .layouts import Layout, layout_of, lifted, whole_layout
 from .windows import plan_windows, read_window, reflected
 
 METHODS = ("auto", "windows", "xla")
@@ -40,7 +40,10 @@ class Reach(Protocol):
     Its methods take `rows`, the true size of the axis, and `o`, an array of output numbers.
     """
 
-    native: bool  # whether the compiler derives halos from what the local function does
+    @property
+    def native(self) -> bool:
+        """Whether the compiler derives halos from what the local function does."""
+        ...
 
     def outputs(self, rows: int) -> int:
         """How many outputs there are."""
@@ -121,11 +124,51 @@ def apply(operator: Operator, x: Any, layout: Layout, *operands: Any) -> Any:
     valid: list[tuple[int, ...] | None] = list(x.sizes) if layout.uneven else [None] * len(shape)
     for (axis, _), size in zip(operator.reaches, sizes, strict=True):
         shape[axis] = sum(size)
-        kept = len(size) > 1 and (layout.uneven or len(set(size)) > 1)
+        even = valid[axis] is None and len(set(size)) == 1  # before and after
+        kept = len(size) > 1 and (layout.uneven or len(set(size)) > 1) and not even
         valid[axis] = size if kept else None
     for axis, size in enumerate(valid):
         shape[axis] = sum(size) if size is not None else shape[axis]
-    return UnevenArray(array, shape, valid) if layout.uneven or any(valid) else array
+    return layout.wrap(array, shape, valid) if layout.uneven or any(valid) else array
+
+
+def apply_here(operator: Operator, x: Any, mesh: Any, spec: Any, *operands: Any) -> Any:
+    """Apply an operator to an array that tells how it lies, or inside a lifted function.
+
+    Args:
+        operator: what to compute.
+        x: a jax.Array or UnevenArray; in a function that is being lifted, of the true shape.
+        mesh: with `spec`, how `x` lies, if it does not tell.
+        spec: any spelling of a spec.
+        *operands: as for `apply`.
+
+    Returns:
+        As `apply`; inside a lifted function, of the true shape.
+
+    Raises:
+        ShardingError: as `apply`, and if nothing tells how `x` lies.
+    """
+    if not lifted(x, mesh, spec):
+        return apply(operator, x, layout_of(x, mesh, spec, verb=operator.verb), *operands)
+    reads = dict(operator.reaches)
+
+    def whole(x: Any, *operands: Any) -> Any:
+        layout = whole_layout(x.shape)
+        _check(operator, layout)
+        return _here(operator, layout, x, *operands)
+
+    def rule(u: Any, *operands: Any) -> Any:
+        plain = isinstance(u, UnevenArray) and not any(
+            isinstance(operand, UnevenArray) for operand in operands
+        )
+        if not plain or any(u.sizes[axis] is not None for axis in operator.free):
+            return NotImplemented
+        if not any(u.sizes[axis] is not None for axis in reads):
+            return NotImplemented  # elementwise along what is in blocks
+        layout = layout_of(u, verb=operator.verb).opened(operator.free)
+        return apply(operator, u, layout, *operands)
+
+    return in_blocks(whole, rule)(x, *operands)
 
 
 def output_sizes(reach: Reach, sizes: tuple[int, ...], uneven: bool) -> tuple[int, ...]:
@@ -201,24 +244,30 @@ def _alike(operator: Operator, layout: Layout) -> bool:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _run(operator: Operator, layout: Layout, array: Any, *operands: Any) -> Any:
-    array = lax.with_sharding_constraint(array, layout.sharding)
-    read = [axis for axis, _ in operator.reaches]
+    # Of axes that are read along and not known to be split, every device has all: the compiler's
+    # halos are not to be relied on inside a shard_map (jax 0.10: dilated and grouped kernels).
+    read = tuple(axis for axis, _ in operator.reaches)
+    array = lax.with_sharding_constraint(array, layout.sharding_but(closed=read))
     others = [axis for axis in range(array.ndim) if axis not in read and layout.padded(axis)]
     for axis in others:
         array = _masked(array, layout, axis)
     if uses_windows(operator, layout):
         out = _by_windows(operator, layout, array, operands)
     else:
-        views = [_whole(operator, layout, axis, reach) for axis, reach in operator.reaches]
-        for view_axis, (_, rows) in zip(read, views, strict=True):
-            array = array if rows is None else jnp.take(array, rows, view_axis)
-        out = operator.local(array, tuple(view for view, _ in views), *operands)
+        out = _here(operator, layout, array, *operands)
     for axis in others:
         out = _masked(out, layout, axis)
-    entries: list[Any] = [names or None for names in layout.names]
-    for axis in operator.free:
-        entries[axis] = P.UNCONSTRAINED
-    return lax.with_sharding_constraint(out, NamedSharding(layout.mesh, P(*entries)))
+    return lax.with_sharding_constraint(out, layout.sharding_but(operator.free, read))
+
+
+def _here(operator: Operator, layout: Layout, array: Any, *operands: Any) -> Any:
+    """The outputs, where every row is at hand."""
+    views = []
+    for axis, reach in operator.reaches:
+        view, rows = _whole(operator, layout, axis, reach)
+        array = array if rows is None else jnp.take(array, rows, axis)
+        views.append(view)
+    return operator.local(array, tuple(views), *operands)
 
 
 def _masked(array: Any, layout: Layout, axis: int) -> Any:

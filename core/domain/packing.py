@@ -36,8 +36,9 @@ from ..errors import ShardingError, no_sharing
 from ..host import host_to_jax
 from ..mesh import as_mesh, mesh_of
 from ..spec import axis_names, named_sharding, same_layout
-from ..uneven import UnevenArray
-from .lifting import splits_of
+from ..uneven import Sizes, UnevenArray
+from .crossing import splits_of
+from .moving import movable, move_axis
 from .sizes import SizesLike, plan_splits
 from .splits import pack_axis, unpack_axis
 from .values import Splits
@@ -89,7 +90,7 @@ def pack(
         return move(x, sharding, copy=copy, name=name)
     if copy is False:
         raise no_sharing(name, "blocks of other sizes are padded, which takes new memory")
-    return UnevenArray(_packed(x, splits, sharding, name), shape, _sizes(splits), sharding)
+    return UnevenArray(packed(x, splits, sharding, name), shape, _sizes(splits), sharding)
 
 
 def unpack(u: UnevenArray) -> jax.Array:
@@ -113,7 +114,7 @@ def unpack(u: UnevenArray) -> jax.Array:
 def repack(u: UnevenArray, sizes: SizesLike = None) -> Any:
     """Move elements between blocks so that these have other sizes, on the same devices.
 
-    On the way every device has the axis whole.
+    Each device receives the rows it is to have; none has the axis whole.
 
     Args:
         u: the array, laid out over a mesh; also traced.
@@ -147,13 +148,26 @@ def reshard_uneven(u: UnevenArray, spec: Any, mesh: Mesh | None = None) -> Any:
     """
     mesh = mesh_of(_layout_of(u)) if mesh is None else as_mesh(mesh)
     sharding = named_sharding(spec, mesh, u.ndim)
-    counts = [math.prod(mesh.shape[axis] for axis in axis_names(entry)) for entry in sharding.spec]
-    kept = {
-        axis: sizes
-        for axis, (sizes, count) in enumerate(zip(u.sizes, counts, strict=False))
-        if sizes is not None and len(sizes) == count
+    return relaid(u, sharding, plan_splits(u.shape, sharding, kept_sizes(u.sizes, sharding)))
+
+
+def kept_sizes(sizes: Sizes, sharding: NamedSharding) -> dict[int, tuple[int, ...]]:
+    """The sizes of those axes of which another layout makes as many blocks.
+
+    Args:
+        sizes: per axis, as of an `UnevenArray`.
+        sharding: the other layout.
+
+    Returns:
+        Sizes by axis.
+    """
+    shape = mesh_of(sharding).shape
+    counts = [math.prod(shape[axis] for axis in axis_names(entry)) for entry in sharding.spec]
+    return {
+        axis: size
+        for axis, (size, count) in enumerate(zip(sizes, counts, strict=False))
+        if size is not None and len(size) == count
     }
-    return relaid(u, sharding, plan_splits(u.shape, sharding, kept))
 
 
 def gather(u: UnevenArray, layout: NamedSharding) -> jax.Array:
@@ -199,7 +213,18 @@ def relaid(u: UnevenArray, sharding: NamedSharding, splits: Splits) -> Any:
     return UnevenArray(array, u.shape, _sizes(splits), sharding)
 
 
-def _packed(x: Any, splits: Splits, sharding: NamedSharding, name: str) -> Any:
+def packed(x: Any, splits: Splits, sharding: NamedSharding, name: str) -> Any:
+    """The padded array of a whole one.
+
+    Args:
+        x: a NumPy or JAX array of the true shape; also traced.
+        splits: the blocks.
+        sharding: of the padded array.
+        name: of the array, for messages.
+
+    Returns:
+        A jax.Array of the padded shape.
+    """
     none: Splits = (None,) * len(splits)
     if isinstance(x, Tracer):
         return jax.lax.with_sharding_constraint(_converted(x, none, splits), sharding)
@@ -226,7 +251,9 @@ def _anywhere(splits: Splits) -> Splits:
 
 def _converted(x: jax.Array, before: Splits, after: Splits) -> jax.Array:
     for axis, (old, new) in enumerate(zip(before, after, strict=True)):
-        if old != new:
+        if old != new and old is not None and new is not None and movable(old, new):
+            x = move_axis(x, axis, old, new)
+        elif old != new:
             x = x if old is None else unpack_axis(x, axis, old)
             x = x if new is None else pack_axis(x, axis, new)
     return x

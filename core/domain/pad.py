@@ -21,9 +21,11 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from isoshard.core.domain.any_framework import any_framework
+
 from .arguments import Faults, is_whole
-from .layouts import layout_of
-from .operators import Operator, View, apply
+from .layouts import layout_of, lifted
+from .operators import Operator, View, apply_here
 from .windows import MODES
 
 Widths = Mapping[int, tuple[int, int]] | Sequence[tuple[int, int]]
@@ -70,6 +72,7 @@ class _Keep:
         return lax.pad(window, np.array(self.value, window.dtype), pads)
 
 
+@any_framework
 def pad(
     x: Any,
     widths: Widths,
@@ -111,14 +114,16 @@ def pad(
         elif tuple(pair) != (0, 0):
             pairs[axis % ndim] = (int(pair[0]), int(pair[1]))
     faults.raise_any()
-    layout = layout_of(x, mesh, spec, verb="pad")
     if not pairs:
+        if not lifted(x, mesh, spec):
+            layout_of(x, mesh, spec, verb="pad")  # raises if it does not lie anywhere
         return x
     reaches = tuple((axis, ShiftReach(*pairs[axis])) for axis in sorted(pairs))
     local = _Keep(tuple(sorted(pairs)), value)
-    return apply(Operator("pad", reaches, local, mode, value), x, layout)
+    return apply_here(Operator("pad", reaches, local, mode, value), x, mesh, spec)
 
 
+@any_framework
 def roll(x: Any, shift: int, axis: int, *, mesh: Any = None, spec: Any = None) -> Any:
     """Move rows along an axis, and those that fall off to the other end; as `np.roll`.
 
@@ -141,8 +146,7 @@ def roll(x: Any, shift: int, axis: int, *, mesh: Any = None, spec: Any = None) -
     inside = is_whole(axis) and -ndim <= axis < ndim
     faults.unless(inside, f"axis {axis!r} is none of the {ndim} axes")
     faults.raise_any()
-    layout = layout_of(x, mesh, spec, verb="roll")
     axis %= ndim
-    shift %= max(layout.shape[axis], 1)
+    shift %= max(x.shape[axis], 1)
     reaches = ((axis, ShiftReach(shift, -shift, rolled=True)),)
-    return apply(Operator("roll", reaches, _Keep((axis,), 0), "wrap"), x, layout)
+    return apply_here(Operator("roll", reaches, _Keep((axis,), 0), "wrap"), x, mesh, spec)

@@ -22,10 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from isoshard.core.domain.any_framework import any_framework
+
 from .arguments import Faults
 from .conv import ConvReach, Numbers
-from .layouts import layout_of
-from .operators import METHODS, Operator, View, apply
+from .operators import METHODS, Operator, View, apply_here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +122,7 @@ def _pads(views: tuple[View, ...]) -> list[tuple[int, int]]:
     return [(0, 0), (0, 0), *(((view.pads[0], max(0, view.pads[1]))) for view in views)]
 
 
+@any_framework
 def max_pool(
     x: Any,
     window: Numbers,
@@ -160,6 +162,7 @@ def max_pool(
     return _apply("max_pool", x, numbers, local, (ceil_mode, ""), fill, method, mesh, spec)
 
 
+@any_framework
 def avg_pool(
     x: Any,
     window: Numbers,
@@ -244,4 +247,4 @@ def _apply(
         for axis, (window, stride, pad, dilation) in enumerate(zip(*numbers, strict=True))
     )
     operator = Operator(verb, reaches, local, fill=fill, method=method)
-    return apply(operator, x, layout_of(x, mesh, spec, verb=verb))
+    return apply_here(operator, x, mesh, spec)

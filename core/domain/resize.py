@@ -23,9 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from isoshard.core.domain.any_framework import any_framework
+
 from .arguments import Faults, is_whole
-from .layouts import layout_of
-from .operators import Operator, View, apply
+from .operators import Operator, View, apply_here
 
 RESIZE_MODES = ("nearest", "nearest-exact", "linear", "cubic", "area")
 _CORNERS = ("linear", "cubic")
@@ -167,6 +168,7 @@ def _summed(x: Any, sums: tuple[Any, Any], axis: int) -> Any:
     return sum(parts[1:], parts[0])
 
 
+@any_framework
 def interpolate(
     x: Any,
     *,
@@ -225,13 +227,13 @@ def interpolate(
     else:
         sizes = faults.per_axis("size", size, axes, least=1)
     faults.raise_any()
-    layout = layout_of(x, mesh, spec, verb="interpolate")
     reaches = tuple(
         ResizeReach(new, mode, align_corners, ratio)
         for new, ratio in zip(sizes, scales, strict=True)
     )
-    local = _Sums(reaches, layout.shape[2:])
-    return apply(Operator("interpolate", tuple(enumerate(reaches, 2)), local), x, layout)
+    local = _Sums(reaches, tuple(x.shape[2:]))
+    operator = Operator("interpolate", tuple(enumerate(reaches, 2)), local)
+    return apply_here(operator, x, mesh, spec)
 
 
 def _scales(faults: Faults, scale: Any, axes: int) -> tuple[float | None, ...]:

@@ -1,4 +1,4 @@
-"""Running sums along an axis that is split: a local one, and the totals of the shards before.
+"""Running sums, products and extremes along an axis that is split.
 
 >>> import numpy as np
 >>> from isoshard.core.mesh import make_mesh
@@ -6,13 +6,18 @@
 >>> rows = shard(np.arange(1, 9), make_mesh((4,), ("x",)), ("x",))
 >>> cumsum(rows, 0).tolist()
 [1, 3, 6, 10, 15, 21, 28, 36]
+>>> cumprod(rows, 0, reverse=True).tolist()[-3:]
+[336, 56, 8]
 
-Each device gets one total from each other, and no rows (the compiler alone gathers the axis).
+A local one, and the totals of the shards before: each device gets one total from each other, and no
+rows (the compiler alone gathers the axis).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,12 +26,49 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.domain.any_framework import any_framework
 from isoshard.core.uneven import UnevenArray
 
 from .arguments import Faults, is_whole
-from .layouts import Layout, layout_of
+from .in_blocks import in_blocks
+from .layouts import Layout, layout_of, lifted
 
 
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """What runs along an axis: a function of arrays, of two numbers, and of many.
+
+    Attributes:
+        verb: its name.
+        along: of an array, an axis and whether from the end.
+        join: of two arrays.
+        total: of an array along an axis.
+        start: what changes nothing: 0, 1, or the last number that is reached, "low" or "high".
+    """
+
+    verb: str
+    along: Callable[..., Any]
+    join: Callable[..., Any]
+    total: Callable[..., Any]
+    start: int | str
+
+    def first(self, dtype: Any) -> Any:
+        """What changes nothing, of a dtype."""
+        if isinstance(self.start, int):
+            return np.array(self.start, dtype)
+        if jnp.issubdtype(dtype, jnp.inexact):
+            return np.array(-np.inf if self.start == "low" else np.inf, dtype)
+        limits = jnp.iinfo(dtype)
+        return np.array(limits.min if self.start == "low" else limits.max, dtype)
+
+
+SUM = Running("cumsum", lax.cumsum, jnp.add, jnp.sum, 0)
+PRODUCT = Running("cumprod", lax.cumprod, jnp.multiply, jnp.prod, 1)
+MAXIMUM = Running("cummax", lax.cummax, jnp.maximum, jnp.max, "low")
+MINIMUM = Running("cummin", lax.cummin, jnp.minimum, jnp.min, "high")
+
+
+@any_framework
 def cumsum(x: Any, axis: int, *, reverse: bool = False, mesh: Any = None, spec: Any = None) -> Any:
     """Sum the rows up to each one.
 
@@ -34,7 +76,7 @@ def cumsum(x: Any, axis: int, *, reverse: bool = False, mesh: Any = None, spec: 
         x: a jax.Array or UnevenArray of numbers.
         axis: along which axis.
         reverse: sum from the last row instead of the first.
-        mesh: with `spec`, how `x` lies; needed inside `jax.jit`.
+        mesh: with `spec`, how `x` lies; needed inside `jax.jit`, not inside `lift`.
         spec: any spelling of a spec.
 
     Returns:
@@ -43,41 +85,81 @@ def cumsum(x: Any, axis: int, *, reverse: bool = False, mesh: Any = None, spec: 
     Raises:
         ShardingError: an argument does not fit.
     """
-    faults = Faults("cumsum")
+    return run_along(SUM, x, axis, reverse, mesh, spec)
+
+
+@any_framework
+def cumprod(x: Any, axis: int, *, reverse: bool = False, mesh: Any = None, spec: Any = None) -> Any:
+    """Multiply the rows up to each one; arguments, result and errors are those of `cumsum`."""
+    return run_along(PRODUCT, x, axis, reverse, mesh, spec)
+
+
+@any_framework
+def cummax(x: Any, axis: int, *, reverse: bool = False, mesh: Any = None, spec: Any = None) -> Any:
+    """Find the largest row up to each one; arguments, result and errors are those of `cumsum`."""
+    return run_along(MAXIMUM, x, axis, reverse, mesh, spec)
+
+
+@any_framework
+def cummin(x: Any, axis: int, *, reverse: bool = False, mesh: Any = None, spec: Any = None) -> Any:
+    """Find the least row up to each one; arguments, result and errors are those of `cumsum`."""
+    return run_along(MINIMUM, x, axis, reverse, mesh, spec)
+
+
+def run_along(kind: Running, x: Any, axis: int, reverse: bool, mesh: Any, spec: Any) -> Any:
+    """One of the four.
+
+    Args:
+        kind: which.
+        x: as for `cumsum`; likewise the others.
+        axis: along which axis.
+        reverse: from the end.
+        mesh: how `x` lies.
+        spec: how `x` lies.
+
+    Returns:
+        An array as `x`.
+    """
+    faults = Faults(kind.verb)
     ndim = len(x.shape)
     inside = is_whole(axis) and -ndim <= axis < ndim
     faults.unless(inside, f"axis {axis!r} is none of the {ndim} axes")
     faults.unless(x.dtype != bool, "x is of bool; convert it to the integers to sum in")
     faults.raise_any()
-    layout = layout_of(x, mesh, spec, verb="cumsum")
-    out = _cumsum(layout, axis % ndim, reverse, x.array if layout.uneven else x)
-    return UnevenArray(out, x.shape, x.sizes) if layout.uneven else out
+    if lifted(x, mesh, spec):
+        rule = functools.partial(run_along, kind, axis=axis, reverse=reverse, mesh=None, spec=None)
+        return in_blocks(lambda x: kind.along(x, axis % ndim, reverse), rule)(x)
+    layout = layout_of(x, mesh, spec, verb=kind.verb)
+    out = _run(kind, layout, axis % ndim, reverse, x.array if layout.uneven else x)
+    return layout.wrap(out, x.shape, x.sizes) if isinstance(x, UnevenArray) else out
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _cumsum(layout: Layout, axis: int, reverse: bool, array: Any) -> Any:
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _run(kind: Running, layout: Layout, axis: int, reverse: bool, array: Any) -> Any:
     array = lax.with_sharding_constraint(array, layout.sharding)
     sizes = np.array(layout.sizes[axis], np.int32)[:, None]
     valid = (np.arange(layout.blocks[axis]) < sizes).reshape(-1)
     valid = valid.reshape((-1,) + (1,) * (array.ndim - axis - 1))
-    out = _sums(layout, axis, reverse, jnp.where(valid, array, 0))
+    first = kind.first(array.dtype)
+    out = _totals(kind, layout, axis, reverse, jnp.where(valid, array, first))
     return jnp.where(valid, out, 0)  # so that no gradient comes from padding
 
 
-def _sums(layout: Layout, axis: int, reverse: bool, array: Any) -> Any:
+def _totals(kind: Running, layout: Layout, axis: int, reverse: bool, array: Any) -> Any:
     names, shards = layout.names[axis], len(layout.sizes[axis])
     if not names:
-        return lax.cumsum(array, axis, reverse)
+        return kind.along(array, axis, reverse)
     spec, manual = layout.manual()
 
     def shard(block: Any, number: Any) -> Any:
-        sums = lax.cumsum(block, axis, reverse)
+        here = kind.along(block, axis, reverse)
         last = 0 if reverse else block.shape[axis] - 1
-        totals = lax.all_gather(lax.index_in_dim(sums, last, axis), names, axis=axis, tiled=True)
+        totals = lax.all_gather(lax.index_in_dim(here, last, axis), names, axis=axis, tiled=True)
         others = jnp.arange(shards)
         counted = others > number if reverse else others < number
         counted = counted.reshape((-1,) + (1,) * (block.ndim - axis - 1))
-        return sums + jnp.where(counted, totals, 0).sum(axis, keepdims=True, dtype=sums.dtype)
+        before = kind.total(jnp.where(counted, totals, kind.first(totals.dtype)), axis)
+        return kind.join(here, jnp.expand_dims(before, axis).astype(here.dtype))
 
     numbers = np.arange(shards, dtype=np.int32)
     return jax.shard_map(

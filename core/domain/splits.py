@@ -110,7 +110,7 @@ def pack_axis(x: Array, axis: int, split: Split) -> Array:
         widths[axis] = (0, split.padded - split.extent, 0)
         return lax.pad(x, jnp.zeros((), x.dtype), widths)
     numbers = np.maximum(np.cumsum(split.valid()) - 1, 0)
-    moved = _take(x, numbers, axis)
+    moved = _undivided(_take(x, numbers, axis), axis, split)
     splits = [split if at == axis else None for at in range(x.ndim)]
     mask = valid_mask(splits)
     return moved if mask is None else jnp.where(mask, moved, jnp.zeros((), x.dtype))
@@ -129,7 +129,7 @@ def unpack_axis(x: Array, axis: int, split: Split) -> Array:
     """
     if split.ends:
         return _undivided(lax.slice_in_dim(x, 0, split.extent, axis=axis), axis, split)
-    return _undivided(_take(x, split.places(), axis), axis, split)
+    return _undivided(_take(_undivided(x, axis, split), split.places(), axis), axis, split)
 
 
 def constrain(x: Array, splits: Sequence[Split | None]) -> Array:
@@ -154,7 +154,8 @@ def _undivided(x: Array, axis: int, split: Split) -> Array:
 
     It would divide the axis too, but its partitioner is not to be relied on there. With jax 0.10.2
     on CPU the gradient of a maximum over windows is wrong (18 rows over 2 or 4 devices), and that
-    of a sort of 18 rows over 4 aborts the process.
+    of a sort of 18 rows over 4 aborts the process. Rows taken from a divided axis, or put there, it
+    sums over all devices, which sends twice what gathering the axis does.
     """
     if split.mesh is None or not split.names:
         return x

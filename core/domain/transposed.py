@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from isoshard.core.domain.any_framework import any_framework
+
 from .arguments import Faults
 from .conv import Numbers, check_channels, dimension_numbers, space_axes
-from .layouts import layout_of
-from .operators import METHODS, Operator, View, apply
+from .operators import METHODS, Operator, View, apply_here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class TransposedReach:
     dilation: int
     padding: int
     extra: int
-    native = True
+    native = False  # of the gradient the compiler gathers whole axes
 
     def outputs(self, rows: int) -> int:
         """As many as the rows reach, less the padding."""
@@ -59,7 +60,7 @@ class TransposedReach:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Transposed:
+class TransposedWindow:
     """The transposed convolution of a window: all that its rows reach, then the outputs asked."""
 
     stride: tuple[int, ...]
@@ -69,7 +70,7 @@ class _Transposed:
     groups: int
 
     def __call__(self, window: Any, views: tuple[View, ...], kernel: Any) -> Any:
-        """Compute the outputs; the kernel is `[in, out / groups, *space]`."""
+        """Compute the outputs; the kernel is that of the ordinary convolution."""
         space = kernel.shape[2:]
         spans = [(k - 1) * d + 1 for k, d in zip(space, self.dilation, strict=True)]
         pads, begins = [], []
@@ -85,7 +86,7 @@ class _Transposed:
                 begins.append(begin)
         out = lax.conv_general_dilated(
             window,
-            turned(kernel, self.groups),
+            kernel,
             (1,) * len(views),
             pads,
             lhs_dilation=self.stride,
@@ -112,6 +113,7 @@ def turned(kernel: Any, groups: int) -> Any:
     return lax.rev(joined, tuple(range(2, kernel.ndim)))
 
 
+@any_framework
 def conv_transpose(
     x: Any,
     kernel: Any,
@@ -135,7 +137,8 @@ def conv_transpose(
         output_padding: outputs more at the end; less than the stride or the dilation.
         dilation: outputs from one tap to the next.
         groups: into how many separate convolutions the channels fall.
-        method: as for `conv`.
+        method: "xla" insists on the compiler's halos, whose gradient gathers the axis; "auto" and
+            "windows" exchange explicitly.
         mesh: with `spec`, how `x` lies; needed inside `jax.jit`.
         spec: any spelling of a spec.
 
@@ -168,6 +171,6 @@ def conv_transpose(
     faults.raise_any()
     numbers = zip(shape[2:], strides, dilations, pads, extra, strict=True)
     reaches = tuple((axis + 2, TransposedReach(*each)) for axis, each in enumerate(numbers))
-    local = _Transposed(strides, dilations, pads, extra, groups)
+    local = TransposedWindow(strides, dilations, pads, extra, groups)
     operator = Operator("conv_transpose", reaches, local, method=method, free=(1,))
-    return apply(operator, x, layout_of(x, mesh, spec, verb="conv_transpose"), kernel)
+    return apply_here(operator, x, mesh, spec, turned(kernel, groups))

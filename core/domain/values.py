@@ -13,7 +13,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
 
+from .hints import Hints, first_known, fitting, layout_told
+from .moving import movable, move_axis
 from .splits import Split, constrain, pack_axis, unpack_axis, valid_mask
 
 Splits = tuple[Split | None, ...]
@@ -29,6 +33,8 @@ class Value:
         clean: whether the padding is known to hold zeros.
         fixed: whether it is a constant, to which no gradient flows.
         cut_from: of an axis that is a slice of one in blocks, the axis and its split.
+        hints: one per axis: how it lies if it is in no blocks; None if that is not known. What is
+            given is kept so far as it fits the splits.
     """
 
     array: Any
@@ -36,6 +42,17 @@ class Value:
     clean: bool = False
     fixed: bool = False
     cut_from: tuple[tuple[int, Split], ...] = ()
+    hints: Hints = ()
+
+    def __post_init__(self) -> None:
+        """Drop hints that do not fit."""
+        kept = fitting(self.hints, self.splits, np.shape(self.array))
+        object.__setattr__(self, "hints", kept)
+
+    @property
+    def frame(self) -> Frame:
+        """How it lies."""
+        return Frame(self.splits, self.hints)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -73,18 +90,22 @@ class Value:
         for axis, split in enumerate(self.splits):
             if split is not None and axis in wanted:
                 array, splits[axis] = unpack_axis(array, axis, split), None
-        return Value(array, tuple(splits), self.clean, self.fixed)
+        return Value(array, tuple(splits), self.clean, self.fixed, hints=self.hints)
 
     def packed(self, axis: int, split: Split) -> Value:
         """The same with one axis in blocks; another that the same mesh axis splits is unpacked."""
         if self.splits[axis] == split:
             return self
-        value = self._free_for(axis, split)
+        before = self.splits[axis]
+        if before is not None and before.extent == split.extent and movable(before, split):
+            value, array = self, move_axis(self.array, axis, before, split)
+        else:
+            value = self._free_for(axis, split)
+            array = pack_axis(value.array, axis, split)
         splits = (*value.splits[:axis], split, *value.splits[axis + 1 :])
-        clean = self.clean or not value.uneven
-        array = pack_axis(value.array, axis, split)
+        clean = self.clean or not any(s for at, s in enumerate(value.splits) if at != axis)
         array = array if self.fixed else constrain(array, splits)
-        return Value(array, splits, clean, self.fixed)
+        return Value(array, splits, clean, self.fixed, hints=value.hints)
 
     def spread(self, axis: int, split: Split) -> Value:
         """The same with its one element along an axis repeated in the valid places of blocks."""
@@ -92,7 +113,8 @@ class Value:
         shape = list(value.array.shape)
         shape[axis] = split.padded
         splits = (*value.splits[:axis], split, *value.splits[axis + 1 :])
-        grown = Value(jnp.broadcast_to(value.array, shape), splits, False, self.fixed)
+        array = jnp.broadcast_to(value.array, shape)
+        grown = Value(array, splits, False, self.fixed, hints=value.hints)
         return grown if self.fixed else grown.filled(0, [axis])
 
     def laid(self, splits: Sequence[Split | None]) -> Value:
@@ -102,6 +124,17 @@ class Value:
             value = value if split is None else value.packed(axis, split)
         return value
 
+    def hinted(self, hints: Hints) -> Value:
+        """The same with other hints, so far as they fit."""
+        return dataclasses.replace(self, hints=hints)
+
+    def placed(self) -> Value:
+        """The same, laid out by the compiler as splits and hints tell."""
+        told = layout_told(self.splits, self.hints, P.UNCONSTRAINED)
+        if told is None:
+            return self
+        return dataclasses.replace(self, array=lax.with_sharding_constraint(self.array, told))
+
     def _free_for(self, axis: int, split: Split) -> Value:
         """The same with an axis whole, and every other that the mesh axes of `split` divide."""
         rivals = [
@@ -110,6 +143,23 @@ class Value:
             if at == axis or (other is not None and set(other.names) & set(split.names))
         ]
         return self.whole(rivals)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """How a value lies, without its elements.
+
+    Attributes:
+        splits: one per axis.
+        hints: likewise.
+    """
+
+    splits: Splits
+    hints: Hints = ()
+
+    def of(self, array: Any, *, clean: bool = False) -> Value:
+        """An array that lies so, as a value."""
+        return Value(array, self.splits, clean, hints=self.hints)
 
 
 def as_value(x: Any, *, fixed: bool = False) -> Value:
@@ -134,6 +184,20 @@ def joint(candidates: Sequence[Iterable[Split | None]]) -> Splits:
         used |= set(split.names) if split else set()
         splits.append(split)
     return tuple(splits)
+
+
+def joint_hints(values: Sequence[Value]) -> Hints:
+    """The hints of a result that has the axes of some values: per axis the first there is.
+
+    Args:
+        values: numbers and axes of one element tell nothing of others.
+
+    Returns:
+        One entry per axis.
+    """
+    rank = max(len(value.splits) for value in values)
+    full = [value for value in values if len(value.splits) == rank]
+    return first_known([[value.hints[axis] for value in full] for axis in range(rank)])
 
 
 def aligned(values: Sequence[Value], *, broadcast: bool = False) -> tuple[list[Value], Splits]:

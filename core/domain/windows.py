@@ -186,7 +186,15 @@ def _plan(
 
 
 def read_window(
-    block: Any, plan: Plan, numbers: Any, index: Any, axis: int, names: Axes, fill: Any = 0
+    block: Any,
+    plan: Plan,
+    numbers: Any,
+    index: Any,
+    axis: int,
+    names: Axes,
+    fill: Any = 0,
+    *,
+    updates: bool = True,
 ) -> Any:
     """Exchange rows, inside `jax.shard_map`.
 
@@ -198,6 +206,10 @@ def read_window(
         axis: the axis of the rows.
         names: the mesh axes that split it.
         fill: what stands where no row is.
+        updates: whether the pieces are written into the window one after the other, or each row is
+            looked up in its piece. Updates are faster, but what is computed from them element by
+            element at once may be too much for XLA's CPU compiler (jaxlib 0.10: "Failed to
+            translate module to LLVM IR").
 
     Returns:
         The window: `plan.width` rows along `axis`, or as many as `plan.index` has columns. Rows
@@ -210,7 +222,7 @@ def read_window(
     if window is None:
         window = jnp.zeros(_resized(block.shape, axis, plan.width), block.dtype)
         if pieces:
-            assemble = functools.partial(_assembled, plan, axis)
+            assemble = functools.partial(_assembled if updates else _looked_up, plan, axis)
             window = jax.custom_derivatives.linear_call(
                 assemble, functools.partial(_taken_apart, plan, axis), numbers, pieces
             )
@@ -231,6 +243,20 @@ def _assembled(plan: Plan, axis: int, numbers: Any, pieces: tuple[Any, ...]) -> 
         rest = jnp.zeros(_resized(shape, axis, plan.clear), dtype)
         window = lax.dynamic_update_slice_in_dim(window, rest, numbers[0, -1], axis)
     return lax.slice_in_dim(window, 0, plan.width, axis=axis)
+
+
+def _looked_up(plan: Plan, axis: int, numbers: Any, pieces: tuple[Any, ...]) -> Any:
+    """As `_assembled`, row by row."""
+    shape, dtype = _resized(pieces[0].shape, axis, plan.width), pieces[0].dtype
+    window = jnp.zeros(shape, dtype)
+    rows = jnp.arange(plan.width, dtype=np.int32)
+    line = (-1,) + (1,) * (len(shape) - axis - 1)
+    for k, piece in enumerate(pieces):
+        at = rows - numbers[0, 4 * k + 2]
+        here = (at >= 0) & (at < numbers[0, 4 * k + 3])
+        found = jnp.take(piece, at, axis, mode="clip")
+        window = jnp.where(here.reshape(line), found, window)
+    return window
 
 
 def _taken_apart(plan: Plan, axis: int, numbers: Any, window: Any) -> tuple[Any, ...]:

@@ -18,9 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from isoshard.core import domain
+
 from .arguments import wide
 from .pool import scatter_add
 from .registry import lower
+from .spatial import over_space
 from .vjp import pull_back
 
 
@@ -59,6 +62,14 @@ def _divides(x, output_size):
 
 
 def _average(x: jax.Array, output_size: Sequence[int]) -> jax.Array:
+    return over_space(
+        lambda x: _whole_average(x, output_size),
+        lambda x: domain.interpolate(x, size=tuple(output_size), mode="area"),
+        len(output_size),
+    )(x)
+
+
+def _whole_average(x: jax.Array, output_size: Sequence[int]) -> jax.Array:
     rank, y = len(output_size), wide(x)
     axes = tuple(range(-rank, 0))
     if all(n == 1 for n in output_size):

@@ -19,6 +19,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from isoshard.core.domain.interpreting import recording
+
 from . import conv, registry
 from . import norm as norm  # registers what is looked up below
 from .vjp import pull_back
@@ -74,6 +76,9 @@ def _convolution_backward(grad, x, weight, bias_sizes, *options):
 def _flat(function: Callable[..., Any], images: int) -> Callable[..., Any]:
     """A function of (rows, channels) for images: batch and space are one axis to it.
 
+    Images in blocks keep their axes, and channels go to the second place: one axis made of several
+    lies in no blocks.
+
     Args:
         function: its first `images` arguments and its first result are images.
         images: how many.
@@ -82,6 +87,10 @@ def _flat(function: Callable[..., Any], images: int) -> Callable[..., Any]:
     @functools.wraps(function)
     def flattened(*args: Any, **kwargs: Any) -> Any:
         shape = args[0].shape
+        if recording():
+            moved = [jnp.moveaxis(x, -1, 1) for x in args[:images]]
+            first, *rest = function(*moved, *args[images:], **kwargs)
+            return (jnp.moveaxis(first, 1, -1), *rest)
         rows = [x.reshape(-1, shape[-1]) for x in args[:images]]
         first, *rest = function(*rows, *args[images:], **kwargs)
         return (first.reshape(shape), *rest)

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import functools
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from isoshard.core import domain
+from isoshard.core.domain.interpreting import recording
+
 from .conv_split import batch_split, kernel_whole, weight_gradient
 from .partition import partition
 from .registry import lower
+from .spatial import over_space
 from .vjp import pull_back
 
 
@@ -51,9 +56,31 @@ def convolve(
     """
     rank = x.ndim - 2
     stride, padding, dilation = (_spread(v, rank) for v in (stride, padding, dilation))
+    given = (stride, padding, dilation, transposed, _spread(output_padding, rank), groups)
+    numbers: dict[str, Any] = {
+        "stride": stride,
+        "padding": padding,
+        "dilation": dilation,
+        "groups": groups,
+    }
+    operator = domain.conv
+    if transposed:
+        operator, numbers["output_padding"] = domain.conv_transpose, given[4]
+    return over_space(
+        lambda x, weight: _whole_convolve(x, weight, *given, channels_last),
+        lambda x, weight: operator(x, weight, **numbers),
+        rank,
+        channels_last=channels_last,
+    )(x, weight)
+
+
+def _whole_convolve(
+    x, weight, stride, padding, dilation, transposed, output_padding, groups, channels_last
+):
+    rank = x.ndim - 2
     options = {"window_strides": stride, "padding": [(p, p) for p in padding]}
     if transposed:
-        kernel, extra = weight.shape[2:], _spread(output_padding, rank)
+        kernel, extra = weight.shape[2:], output_padding
         reach = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
         weight = _transpose_kernel(weight, groups)
         options = {
@@ -127,15 +154,14 @@ def _convolution_mode(x, weight, bias, stride, padding, dilation, groups):
     total = [0] * rank
     if padding == "same":
         total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-    out = _grouped(
-        x,
-        weight,
-        groups,
-        channels_last=False,
-        window_strides=stride,
-        padding=[(t // 2, t - t // 2) for t in total],
-        rhs_dilation=dilation,
-    )
+    pads = [(t // 2, t - t // 2) for t in total]
+    options = {"window_strides": stride, "padding": pads, "rhs_dilation": dilation}
+    numbers: dict[str, Any] = {"padding": pads, "dilation": dilation, "groups": groups}
+    out = over_space(
+        lambda x, weight: _grouped(x, weight, groups, False, **options),
+        lambda x, weight: domain.conv(x, weight, stride=stride, **numbers),
+        rank,
+    )(x, weight)
     return out if bias is None else out + bias.reshape(-1, *(1,) * rank)
 
 
@@ -153,7 +179,7 @@ def gradient_of_weight(
     channels_last=False,
 ):
     """The gradient of the weight of `convolve`."""
-    if partition().partly:
+    if partition().partly and not recording():
         if channels_last:
             grad, x = (jnp.moveaxis(images, -1, 1) for images in (grad, x))
         image, slopes = (grad, x) if transposed else (x, grad)

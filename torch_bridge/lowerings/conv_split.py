@@ -22,6 +22,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .partition import partition
+from .whole import constrained
 
 
 def kernel_whole(kernel: jax.Array, inputs: int | None) -> jax.Array:
@@ -52,7 +53,7 @@ def batch_split(x: jax.Array) -> jax.Array:
 def _constrain(x, spec):
     mesh = partition().mesh
     assert mesh is not None  # images are split
-    return lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*spec)))
+    return constrained(x, NamedSharding(mesh, PartitionSpec(*spec)))
 
 
 def weight_gradient(

@@ -17,9 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from isoshard.core import domain
+
 from .arguments import wide
 from .conv_split import batch_split
 from .registry import lower
+from .spatial import over_space
 from .vjp import pull_back
 from .whole import on_a_mesh
 
@@ -34,6 +37,7 @@ class Windows(NamedTuple):
         padding: (before, after) along every axis, including what `ceil_mode` adds.
         count: windows per spatial axis.
         own_padding: torch's padding per spatial axis, on both sides.
+        ceil: whether a last window may hang over the end.
     """
 
     size: tuple[int, ...]
@@ -42,6 +46,18 @@ class Windows(NamedTuple):
     padding: tuple[tuple[int, int], ...]
     count: tuple[int, ...]
     own_padding: tuple[int, ...]
+    ceil: bool
+
+    @property
+    def of_space(self) -> dict[str, Any]:
+        """The keyword arguments of the operators of `iso.domain`."""
+        rank = len(self.count)
+        return {
+            "window": self.size[-rank:],
+            "stride": self.stride[-rank:],
+            "padding": self.own_padding,
+            "ceil_mode": self.ceil,
+        }
 
     @property
     def plain(self) -> dict[str, tuple]:
@@ -93,6 +109,7 @@ def windows(
         ((0, 0),) * len(lead) + tuple(ends),
         tuple(count),
         pad,
+        bool(ceil_mode),
     )
 
 
@@ -104,7 +121,12 @@ def _lowest(dtype):
 
 
 def _window_max(x, grid):
-    return lax.reduce_window(x, np.array(_lowest(x.dtype), x.dtype), lax.max, **grid.plain)
+    rank = len(grid.count)
+    return over_space(
+        lambda x: lax.reduce_window(x, np.array(_lowest(x.dtype), x.dtype), lax.max, **grid.plain),
+        lambda x: domain.max_pool(x, **grid.of_space, dilation=grid.dilation[-rank:]),
+        rank,
+    )(x)
 
 
 def _later_wins(a, b):
@@ -225,6 +247,15 @@ def _avg_pool(
     divisor_override=None,
 ):
     grid = windows(x.shape, rank, kernel_size, stride, padding, 1, ceil_mode)
+    options = {"count_include_pad": count_include_pad, "divisor_override": divisor_override}
+    return over_space(
+        lambda x: _whole_avg_pool(rank, x, grid, **options),
+        lambda x: domain.avg_pool(x, **grid.of_space, **options),
+        rank,
+    )(x)
+
+
+def _whole_avg_pool(rank, x, grid, count_include_pad, divisor_override):
     y = wide(x)
     if on_a_mesh():
         # XLA would take the edges that it put around the parts of `x` for a maximum.

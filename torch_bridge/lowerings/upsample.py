@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from isoshard.core import domain
+
 from .arguments import wide
 from .registry import lower
+from .spatial import over_space, pulled_over_space
 from .vjp import pull_back
 
 _CUBIC = -0.75  # the free parameter of cubic convolution, as torch and OpenCV choose it
@@ -112,11 +115,14 @@ def _spread(scales, rank):
     return scales if scales else (None,) * rank
 
 
-def _register(name: str, rank: int, taps_of: Callable[..., Taps], *, aligns: bool) -> None:
+def _register(
+    name: str, mode: str, rank: int, taps_of: Callable[..., Taps], *, aligns: bool
+) -> None:
     """Register a resizing operator and its backward.
 
     Args:
         name: the aten name.
+        mode: that of `iso.domain.interpolate`.
         rank: number of spatial axes.
         taps_of: the taps of one axis from `(size, count, align_corners, scale)`, or without
             `align_corners`.
@@ -131,27 +137,56 @@ def _register(name: str, rank: int, taps_of: Callable[..., Taps], *, aligns: boo
             for size, count, scale in zip(sizes, output_size, scales, strict=True)
         ]
 
+    def operator(shape, output_size, options):
+        """The same in `iso.domain`, which takes sizes or ratios; None where they say two things."""
+        flags = options[:1] if aligns else ()
+        scales = [scale for scale in options[len(flags) :] if scale]
+        corners = bool(flags and flags[0])
+        chosen: dict[str, Any] = {"mode": mode, "align_corners": corners}
+        if corners or len(scales) < rank:
+            chosen["size"] = tuple(output_size)
+        else:
+            chosen["scale"] = tuple(map(float, scales))
+            sizes = zip(shape[-rank:], scales, output_size, strict=True)
+            if any(int(size * scale) != count for size, scale, count in sizes):
+                return None
+        return functools.partial(domain.interpolate, **chosen)
+
     def forward(x, output_size, *options):
-        return _resize(x, all_taps(x.shape[-rank:], output_size, options))
+        taps = all_taps(x.shape[-rank:], output_size, options)
+        operated = operator(x.shape, output_size, options)
+        resize = functools.partial(_resize, taps=taps)
+        return resize(x) if operated is None else over_space(resize, operated, rank)(x)
 
     def backward(grad, output_size, input_size, *options):
-        taps = all_taps(input_size[-rank:], output_size, options)
-        image = jnp.zeros(tuple(input_size), grad.dtype)
-        return pull_back(lambda x: _resize(x, taps), grad, image)[0]
+        taps, shape = all_taps(input_size[-rank:], output_size, options), tuple(input_size)
+        operated = operator(shape, output_size, options)
+
+        def pulled(grad):
+            return pull_back(lambda x: _resize(x, taps), grad, jnp.zeros(shape, grad.dtype))[0]
+
+        if operated is None:
+            return pulled(grad)
+        return pulled_over_space(pulled, operated, rank, shape)(grad)
 
     lower(f"aten::{name}")(forward)
     lower(f"aten::{name}_backward")(backward)
 
 
 for _rank, _line in {1: "linear1d", 2: "bilinear2d", 3: "trilinear3d"}.items():
-    _register(f"upsample_{_line}", _rank, _linear, aligns=True)
+    _register(f"upsample_{_line}", "linear", _rank, _linear, aligns=True)
     _register(
-        f"upsample_nearest{_rank}d", _rank, functools.partial(_nearest, exact=False), aligns=False
+        f"upsample_nearest{_rank}d",
+        "nearest",
+        _rank,
+        functools.partial(_nearest, exact=False),
+        aligns=False,
     )
     _register(
         f"_upsample_nearest_exact{_rank}d",
+        "nearest-exact",
         _rank,
         functools.partial(_nearest, exact=True),
         aligns=False,
     )
-_register("upsample_bicubic2d", 2, _cubic, aligns=True)
+_register("upsample_bicubic2d", "cubic", 2, _cubic, aligns=True)

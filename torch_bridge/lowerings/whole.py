@@ -12,10 +12,15 @@ True
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
+
+from isoshard.core.domain import in_blocks
+from isoshard.core.uneven import UnevenArray
 
 from .partition import partition
 
@@ -34,4 +39,23 @@ def whole(x: jax.Array, axes: Sequence[int]) -> jax.Array:
     spec: list[object] = [PartitionSpec.UNCONSTRAINED] * x.ndim
     for axis in axes:
         spec[axis] = None
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*spec)))
+    return constrained(x, NamedSharding(mesh, PartitionSpec(*spec)))
+
+
+def constrained(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """The array so laid out, but for axes in blocks of unequal sizes: these are not XLA's to split.
+
+    Args:
+        x: traced.
+        sharding: what is asked for; one entry per axis.
+    """
+
+    def even_axes(u: Any) -> Any:
+        entries = zip(sharding.spec, u.sizes, strict=True)
+        free = [e if sizes is None else PartitionSpec.UNCONSTRAINED for e, sizes in entries]
+        there = NamedSharding(sharding.mesh, PartitionSpec(*free))
+        array = jax.lax.with_sharding_constraint(u.array, there)
+        return UnevenArray(array, u.shape, u.sizes, u.layout)
+
+    whole_array = functools.partial(jax.lax.with_sharding_constraint, shardings=sharding)
+    return in_blocks(whole_array, even_axes)(x)

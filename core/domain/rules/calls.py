@@ -12,7 +12,7 @@ from jax.extend.core import JaxprEqn
 
 from ..calls import on_arrays, results_of
 from ..interpreting import bind, interpret, interpret_closed, rule, trace
-from ..values import Splits, Value
+from ..values import Frame, Value
 
 
 @rule("jit", "pjit", "closed_call", "core_call")
@@ -33,7 +33,7 @@ def rematerialized(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
 
     results = results_of(inside, values)
     run = jax.checkpoint(
-        on_arrays(inside, [value.splits for value in values], results),
+        on_arrays(inside, [value.frame for value in values], results),
         policy=eqn.params["policy"],
         prevent_cse=eqn.params["prevent_cse"],
     )
@@ -47,11 +47,11 @@ def with_jvp(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     def inside(values: list[Value]) -> list[Value]:
         return interpret_closed(eqn.params["call_jaxpr"], values)
 
-    splits = [value.splits for value in values]
+    frames = [value.frame for value in values]
     results = results_of(inside, values)
     shapes = _shapes(values)
     moving = _inexact(shapes)
-    run = jax.custom_jvp(on_arrays(inside, splits, results))
+    run = jax.custom_jvp(on_arrays(inside, frames, results))
 
     def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
         given = iter(tangents)
@@ -62,8 +62,8 @@ def with_jvp(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     @run.defjvp
     def run_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
         closed, _ = trace(derivative, (shapes, [shapes[i] for i in moving]))
-        given = [Value(x, own) for x, own in zip(primals, splits, strict=True)]
-        given += [Value(tangents[i], splits[i]) for i in moving]
+        given = _made(primals, frames)
+        given += [frames[i].of(tangents[i]) for i in moving]
         found = interpret_closed(closed, given)
         made = _laid(found, results)
         changed = _inexact(made)
@@ -82,11 +82,11 @@ def with_vjp(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
         closed = eqn.params.get("call_jaxpr") or eqn.params["fun_jaxpr"]
         return interpret_closed(closed, values)
 
-    splits = [value.splits for value in values]
+    frames = [value.frame for value in values]
     results = results_of(inside, values)
     shapes = _shapes(values)
     moving = _inexact(shapes)
-    forward = on_arrays(inside, splits, results)
+    forward = on_arrays(inside, frames, results)
     run = jax.custom_vjp(forward)
 
     def gradient(primals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
@@ -99,10 +99,10 @@ def with_vjp(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
 
     def backward(primals: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
         flowing = _inexact(cotangents)
-        given = [Value(x, own) for x, own in zip(primals, splits, strict=True)]
-        given += [Value(cotangents[i], results[i]).with_zeros() for i in flowing]
+        given = _made(primals, frames)
+        given += [results[i].of(cotangents[i]).with_zeros() for i in flowing]
         closed, _ = trace(gradient, (shapes, _shapes(given[len(primals) :])))
-        found = _laid(interpret_closed(closed, given), [splits[i] for i in moving])
+        found = _laid(interpret_closed(closed, given), [frames[i] for i in moving])
         pulled = dict(zip(moving, found, strict=True))
         return tuple(pulled.get(i) for i in range(len(primals)))
 
@@ -110,12 +110,12 @@ def with_vjp(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     return _made(run(*(value.array for value in values)), results)
 
 
-def _made(arrays: Sequence[Any], splits: Sequence[Splits]) -> list[Value]:
-    return [Value(array, own) for array, own in zip(arrays, splits, strict=True)]
+def _made(arrays: Sequence[Any], frames: Sequence[Frame]) -> list[Value]:
+    return [frame.of(array) for array, frame in zip(arrays, frames, strict=True)]
 
 
-def _laid(values: Sequence[Value], splits: Sequence[Splits]) -> list[Any]:
-    return [value.laid(own).array for value, own in zip(values, splits, strict=False)]
+def _laid(values: Sequence[Value], frames: Sequence[Frame]) -> list[Any]:
+    return [value.laid(own.splits).array for value, own in zip(values, frames, strict=False)]
 
 
 def _shapes(values: Sequence[Value]) -> list[Any]:

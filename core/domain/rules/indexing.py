@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jax.extend.core import JaxprEqn
 
+from ..hints import but
 from ..interpreting import bind, rule
 from ..splits import Split
 from ..values import Value, joint
@@ -24,7 +25,8 @@ def gather(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
         for axis in windows
         if sizes[axis] == operand.shape[axis] and axis not in numbers.start_index_map
     ]
-    operand = operand.whole([axis for axis in range(len(sizes)) if axis not in kept])
+    part = [axis for axis in range(len(sizes)) if axis not in kept]
+    operand = operand.hinted(but(operand.hints, part)).whole(part)
     last = len(indices.splits) - 1
     indices = indices.whole([*numbers.start_indices_batching_dims, last])
     rank = last + len(windows)
@@ -32,6 +34,7 @@ def gather(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     others = [axis for axis in range(rank) if axis not in sources]
     sources.update(zip(others, [(1, axis) for axis in range(last)], strict=True))
     splits = joint([[_split_of(operand, indices, sources[axis])] for axis in range(rank)])
+    placed = [sources[axis] for axis in range(rank)]
     lost = [sources[axis] for axis in range(rank) if splits[axis] is None]
     operand = operand.whole([axis for side, axis in lost if side == 0])
     indices = indices.whole([axis for side, axis in lost if side == 1]).with_zeros()
@@ -40,7 +43,8 @@ def gather(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
         for size, split in zip(sizes, operand.splits, strict=True)
     )
     (array,) = bind(eqn, [operand.array, indices.array], slice_sizes=sizes)
-    return [Value(array, splits).with_zeros()]
+    hints = tuple((operand, indices)[side].hints[axis] for side, axis in placed)
+    return [Value(array, splits, hints=hints).with_zeros()]
 
 
 @rule("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
@@ -69,7 +73,8 @@ def scatter(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
         below[to] = splits[axis]
     arrays = [operand.laid(splits).array, indices.whole().array, updates.laid(below).array]
     (array,) = bind(eqn, arrays)
-    value = Value(array, splits)
+    hints = but(operand.hints, [a for a in range(len(operand.splits)) if a not in pairs])
+    value = Value(array, splits, hints=hints)
     for axis, split in enumerate(operand.splits):
         if split is not None and splits[axis] is None and axis not in pairs:
             value = value.packed(axis, split)

@@ -11,7 +11,7 @@ from jax.extend.core import JaxprEqn
 
 from ..calls import agreeing, on_arrays, results_of
 from ..interpreting import interpret_closed, pack_like, rule
-from ..values import Splits, Value, joint
+from ..values import Frame, Splits, Value, joint
 
 
 @rule("scan")
@@ -21,9 +21,9 @@ def scan(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     consts, carried, given = _parts(values, (params["num_consts"], params["num_carry"]))
     scanned = next((value.splits[0] for value in given if value.splits[0]), None)
     given = [value.whole([0]) for value in given]
-    inner = [value.splits[1:] for value in given]
+    inner = [Frame(value.splits[1:], value.hints[1:]) for value in given]
     rows_of = [
-        Value(jax.ShapeDtypeStruct(value.array.shape[1:], value.array.dtype), own)
+        own.of(jax.ShapeDtypeStruct(value.array.shape[1:], value.array.dtype))
         for value, own in zip(given, inner, strict=True)
     ]
 
@@ -32,8 +32,8 @@ def scan(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
 
     carried = _settle(turn, carried, rows_of)
     count = len(carried)
-    results = [*_splits(carried), *results_of(turn, [*carried, *rows_of])[count:]]
-    run = on_arrays(turn, [*_splits(carried), *inner], results)
+    results = [*_frames(carried), *results_of(turn, [*carried, *rows_of])[count:]]
+    run = on_arrays(turn, [*_frames(carried), *inner], results)
 
     def step(carry: tuple[Any, ...], row: tuple[Any, ...]) -> tuple[Any, Any]:
         found = run(*carry, *row)
@@ -47,8 +47,11 @@ def scan(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
         reverse=params["reverse"],
         unroll=params["unroll"],
     )
-    ends = [Value(x, own) for x, own in zip(last, results[:count], strict=True)]
-    made = [Value(x, (None, *own)) for x, own in zip(rows_made, results[count:], strict=True)]
+    ends = [own.of(x) for x, own in zip(last, results[:count], strict=True)]
+    made = [
+        Frame((None, *own.splits), (None, *own.hints)).of(x)
+        for x, own in zip(rows_made, results[count:], strict=True)
+    ]
     packed = [pack_like([v], [scanned, *(None,) * (len(v.splits) - 1)])[0] for v in made]
     return [*ends, *packed]
 
@@ -66,14 +69,14 @@ def while_loop(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
         return interpret_closed(params["cond_jaxpr"], [*asked, *turn])
 
     carried = _settle(body, carried)
-    splits = _splits(carried)
-    run, ask = on_arrays(body, splits, splits), on_arrays(goes_on, splits, [()])
+    frames = _frames(carried)
+    run, ask = on_arrays(body, frames, frames), on_arrays(goes_on, frames, [Frame(())])
     last = lax.while_loop(
         lambda carry: ask(*carry)[0],
         lambda carry: tuple(run(*carry)),
         tuple(value.array for value in carried),
     )
-    return [Value(x, own) for x, own in zip(last, splits, strict=True)]
+    return [own.of(x) for x, own in zip(last, frames, strict=True)]
 
 
 @rule("cond")
@@ -87,10 +90,13 @@ def cond(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     every = [results_of(branch, operands) for branch in branches]
     results = every[0]
     for other in every[1:]:
-        results = [agreeing(a, b) for a, b in zip(results, other, strict=True)]
-    runs = [on_arrays(branch, _splits(operands), results) for branch in branches]
+        results = [
+            Frame(agreeing(a.splits, b.splits), agreeing(a.hints, b.hints))
+            for a, b in zip(results, other, strict=True)
+        ]
+    runs = [on_arrays(branch, _frames(operands), results) for branch in branches]
     made = lax.switch(which.whole().array, runs, *(value.array for value in operands))
-    return [Value(x, own) for x, own in zip(made, results, strict=True)]
+    return [own.of(x) for x, own in zip(made, results, strict=True)]
 
 
 def _settle(
@@ -101,7 +107,8 @@ def _settle(
     """Lay what is carried in the blocks in which a turn gives it back."""
 
     def after(values: Sequence[Value]) -> list[Splits]:
-        return results_of(body, [*values, *rows])[: len(values)]
+        found = results_of(body, [*values, *rows])
+        return [own.splits for own in found[: len(values)]]
 
     settled = list(carried)
     wanted = [
@@ -117,6 +124,10 @@ def _settle(
 
 def _splits(values: Sequence[Value]) -> list[Splits]:
     return [value.splits for value in values]
+
+
+def _frames(values: Sequence[Value]) -> list[Frame]:
+    return [value.frame for value in values]
 
 
 def _parts(values: list[Value], counts: tuple[int, int]) -> tuple[list[Value], ...]:

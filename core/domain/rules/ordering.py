@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 
 from jax.extend.core import JaxprEqn
 
+from ..hints import but
 from ..interpreting import bind, pack_like, rule
-from ..values import Value, aligned, joint
+from ..values import Value, aligned, joint, joint_hints
 
 Axes = Callable[[JaxprEqn, Value], Iterable[int]]
 
@@ -20,17 +21,8 @@ def _dimension(eqn: JaxprEqn, value: Value) -> Iterable[int]:
     return [eqn.params["dimension"]]
 
 
-def _dimensions(eqn: JaxprEqn, value: Value) -> Iterable[int]:
-    return eqn.params["dimensions"]
-
-
 def _last(eqn: JaxprEqn, value: Value) -> Iterable[int]:
     return [eqn.params.get("axis", len(value.splits) - 1)]
-
-
-def _transformed(eqn: JaxprEqn, value: Value) -> Iterable[int]:
-    count = len(eqn.params["fft_lengths"])
-    return range(len(value.splits) - count, len(value.splits))
 
 
 def _windows(eqn: JaxprEqn, value: Value) -> Iterable[int]:
@@ -57,21 +49,21 @@ ORDERED: dict[str, Axes] = {
     "cummin": _axis,
     "cumlogsumexp": _axis,
     "sort": _dimension,
-    "rev": _dimensions,
     "top_k": _last,
-    "fft": _transformed,
     "reduce_window_sum": _windows,
     "reduce_window_max": _windows,
     "reduce_window_min": _windows,
 }
 
 
-@rule(*ORDERED)
+@rule("cumlogsumexp", "sort", "top_k")
 def ordered(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """Unpack the axes in whose order elements are taken; pack again those that keep their size."""
     axes = set(ORDERED[eqn.primitive.name](eqn, values[0]))
     rank = len(values[0].splits)
     wanted = joint([[value.splits[axis] for value in values] for axis in range(rank)])
+    hints = but(joint_hints(values), axes)
     values, splits = aligned([value.whole(axes) for value in values])
-    found = [Value(array, splits) for array in bind(eqn, [value.array for value in values])]
+    arrays = bind(eqn, [value.array for value in values])
+    found = [Value(array, splits, hints=hints) for array in arrays]
     return pack_like(found, [wanted[axis] if axis in axes else None for axis in range(rank)])

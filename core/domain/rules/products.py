@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from jax.extend.core import JaxprEqn
 
-from ..interpreting import bind, pack_like, rule, run_whole
-from ..splits import Split
+from ..interpreting import bind, rule
 from ..values import Value, joint
 
 
@@ -28,28 +27,7 @@ def product(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     right = right.whole([axis for side, axis in lost if side == 1])
     left, right = left.with_zeros(), right.with_zeros()
     (array,) = bind(eqn, [left.array, right.array])
-    return [Value(array, splits).with_zeros()]
-
-
-@rule("conv_general_dilated")
-def convolution(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """Convolutions: in blocks along the batch; along other axes at the true shape."""
-    image, kernel = values
-    numbers = eqn.params["dimension_numbers"]
-    batch, out = numbers.lhs_spec[0], numbers.out_spec
-    kernel = kernel.whole()
-    inner = image.whole([axis for axis in range(len(image.splits)) if axis != batch])
-    if eqn.params["batch_group_count"] != 1:
-        inner = inner.whole()
-    if inner.uneven:
-        inner = inner.with_zeros()
-        (array,) = bind(eqn, [inner.array, kernel.array])
-        splits: list[Split | None] = [None] * len(out)
-        splits[out[0]] = inner.splits[batch]
-        found = [Value(array, tuple(splits)).with_zeros()]
-    else:
-        found = run_whole(eqn, [inner, kernel])
-    like: list[Split | None] = [None] * len(out)
-    for spatial in range(2, len(out)):
-        like[out[spatial]] = image.splits[numbers.lhs_spec[spatial]]
-    return pack_like(found, like)
+    hints = [(left, right)[side].hints[axis] for side, axis in order]
+    for at, (a, b) in enumerate(zip(left_batch, right_batch, strict=True)):
+        hints[at] = left.hints[a] or right.hints[b]
+    return [Value(array, splits, hints=tuple(hints)).with_zeros()]

@@ -66,13 +66,16 @@ def position(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
 
 
 def _reduced(value: Value, axes: tuple[int, ...], array: Any) -> Value:
-    splits = [split for axis, split in enumerate(value.splits) if axis not in axes]
-    return Value(array, tuple(splits))
+    left = [axis for axis in range(len(value.splits)) if axis not in axes]
+    splits = tuple(value.splits[axis] for axis in left)
+    return Value(array, splits, hints=tuple(value.hints[axis] for axis in left))
 
 
 def _lowest(dtype: Any, *, highest: bool) -> Any:
     """What no element is below, or above."""
     if jnp.issubdtype(dtype, jnp.floating):
         return np.asarray(np.inf if highest else -np.inf).astype(dtype)
+    if jnp.issubdtype(dtype, jnp.bool_):
+        return np.asarray(highest)
     limits = jnp.iinfo(dtype)
     return np.asarray(limits.max if highest else limits.min).astype(dtype)

@@ -6,14 +6,15 @@ Where it does not (a slice of it, a reshape that mixes it with another), it is u
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jax.extend.core import JaxprEqn
 
+from ..hints import Even, but
 from ..interpreting import bind, rule
 from ..splits import Split
-from ..values import Value, aligned
+from ..values import Value
 
 
 @rule("transpose")
@@ -21,8 +22,7 @@ def transpose(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """Axes in another order."""
     (value,) = values
     (array,) = bind(eqn, [value.array])
-    order = eqn.params["permutation"]
-    return [Value(array, tuple(value.splits[axis] for axis in order), value.clean)]
+    return [_carried(value, array, enumerate(eqn.params["permutation"]))]
 
 
 @rule("broadcast_in_dim")
@@ -35,7 +35,8 @@ def broadcast(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     for axis, to in enumerate(dims):
         splits[to] = value.splits[axis]
     (array,) = bind(eqn, [value.array], shape=_padded(shape, splits))
-    return [Value(array, tuple(splits), value.clean)]
+    kept = [(to, axis) for axis, to in enumerate(dims) if value.shape[axis] == shape[to]]
+    return [_carried(value, array, kept)]
 
 
 @rule("squeeze")
@@ -45,8 +46,8 @@ def squeeze(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     gone = eqn.params["dimensions"]
     value = value.whole(gone)
     (array,) = bind(eqn, [value.array])
-    splits = [split for axis, split in enumerate(value.splits) if axis not in gone]
-    return [Value(array, tuple(splits), value.clean)]
+    left = [axis for axis in range(len(value.splits)) if axis not in gone]
+    return [_carried(value, array, enumerate(left))]
 
 
 @rule("reshape")
@@ -62,26 +63,7 @@ def reshape(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     for axis, to in kept.items():
         splits[to] = value.splits[axis]
     (array,) = bind(eqn, [value.array], new_sizes=_padded(want, splits))
-    return [Value(array, tuple(splits), value.clean)]
-
-
-@rule("slice")
-def cut(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """Axes of which all is taken stay in blocks."""
-    (value,) = values
-    start, limit = eqn.params["start_indices"], eqn.params["limit_indices"]
-    strides = eqn.params["strides"] or (1,) * len(start)
-    axes = range(len(start))
-    taken = [
-        axis
-        for axis in axes
-        if (start[axis], limit[axis], strides[axis]) == (0, value.shape[axis], 1)
-    ]
-    parts = [axis for axis in axes if axis not in taken]
-    cut_from = [(axis, found) for axis in parts if (found := value.splits[axis]) is not None]
-    value = value.whole(parts)
-    (array,) = bind(eqn, [value.array], limit_indices=_padded(limit, value.splits))
-    return [Value(array, value.splits, value.clean, cut_from=tuple(cut_from))]
+    return [_carried(value, array, [(to, axis) for axis, to in kept.items()])]
 
 
 @rule("dynamic_slice")
@@ -89,66 +71,21 @@ def dynamic_cut(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """As `slice`: an axis of which all is taken starts at 0, whatever is asked for."""
     value, *starts = values
     sizes = eqn.params["slice_sizes"]
-    value = value.whole([a for a, size in enumerate(sizes) if size != value.shape[a]])
+    part = [a for a, size in enumerate(sizes) if size != value.shape[a]]
+    value = value.whole(part)
     arrays = [value.array, *(start.whole().array for start in starts)]
     (array,) = bind(eqn, arrays, slice_sizes=_padded(sizes, value.splits))
-    return [Value(array, value.splits, value.clean)]
+    hints = but(value.hints, part)
+    return [Value(array, value.splits, value.clean, hints=hints)]
 
 
-@rule("dynamic_update_slice")
-def dynamic_update(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """Axes that are updated from end to end stay in blocks."""
-    value, update, *starts = values
-    part = [axis for axis, size in enumerate(update.shape) if size != value.shape[axis]]
-    (inner, update), splits = aligned([value.whole(part), update.whole(part)])
-    arrays = [inner.array, update.array, *(start.whole().array for start in starts)]
-    (array,) = bind(eqn, arrays)
-    found = Value(array, splits)
-    for axis in part:
-        split = value.splits[axis]
-        found = found if split is None else found.packed(axis, split)
-    return [found]
-
-
-@rule("pad")
-def pad(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """Axes that nothing is added to stay in blocks; what is added reads nothing of padding."""
-    value, fill = values
-    widths = eqn.params["padding_config"]
-    value = value.whole([axis for axis, width in enumerate(widths) if tuple(width) != (0, 0, 0)])
-    (array,) = bind(eqn, [value.array, fill.array])
-    return [Value(array, value.splits).with_zeros()]
-
-
-@rule("concatenate")
-def concatenate(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """Whole along the axis that grows, unless slices of one are put together to its size again."""
-    axis = eqn.params["dimension"]
-    origins = {dict(value.cut_from).get(axis) for value in values}
-    values = [value.whole([axis]) for value in values]
-    splits = _common(values, axis)
-    laid = [value.laid(splits) for value in values]
-    (array,) = bind(eqn, [value.array for value in laid])
-    found = Value(array, splits, all(value.clean for value in laid))
-    origin = origins.pop()
-    if origins or origin is None or origin.extent != found.shape[axis]:
-        return [found]
-    return [found.packed(axis, origin)]
-
-
-@rule("split")
-def split_apart(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """Whole along the axis that is divided."""
-    value = values[0].whole([eqn.params["axis"]])
-    return [Value(array, value.splits, value.clean) for array in bind(eqn, [value.array])]
-
-
-def _common(values: Sequence[Value], axis: int) -> tuple[Split | None, ...]:
-    """The splits of the first operand that has any, the axis that grows left out."""
-    for value in values:
-        if value.uneven:
-            return tuple(None if at == axis else s for at, s in enumerate(value.splits))
-    return values[0].splits
+def _carried(value: Value, array: Any, pairs: Iterable[tuple[int, int]]) -> Value:
+    """A result of which some axes are axes of a value; pairs of their numbers, its own first."""
+    splits: list[Split | None] = [None] * len(array.shape)
+    hints: list[Even | None] = [None] * len(array.shape)
+    for to, axis in pairs:
+        splits[to], hints[to] = value.splits[axis], value.hints[axis]
+    return Value(array, tuple(splits), value.clean, hints=tuple(hints))
 
 
 def _padded(shape: Sequence[Any], splits: Sequence[Split | None]) -> tuple[Any, ...]:

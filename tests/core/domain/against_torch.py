@@ -60,7 +60,7 @@ def like(u, values):
             wide = np.full(shape, np.nan)
             np.moveaxis(wide, axis, 0)[valid] = np.moveaxis(values, axis, 0)
             values = wide
-    return UnevenArray(jnp.asarray(values), u.shape, u.sizes)
+    return UnevenArray(jnp.asarray(values), u.shape, u.sizes, u.layout)
 
 
 def check(ours, theirs, x, operands, axis, sizes, mesh, spec):

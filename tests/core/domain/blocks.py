@@ -74,4 +74,5 @@ def dense(function, *arguments):
         return results, gradients
 
     with jax.enable_x64(True):
-        return jax.tree.map(np.asarray, both(*(np.asarray(x, np.float64) for x in arguments)))
+        wide = jax.tree.map(lambda x: np.asarray(x, np.float64), arguments)
+        return jax.tree.map(np.asarray, both(*wide))

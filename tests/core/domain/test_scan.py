@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import torch
 
-from isoshard.core.domain.scan import cumsum
+from isoshard.core.domain.scan import cummax, cummin, cumprod, cumsum
 from isoshard.core.errors import ShardingError
 from isoshard.core.place import shard
 
@@ -26,6 +26,28 @@ def test_along_the_split_axis(split, reverse, mesh, x64):
         mesh,
         SPEC,
     )
+
+
+@pytest.mark.parametrize("split", ["any", "empty"])
+@pytest.mark.parametrize("running", [cumprod, cummax, cummin])
+def test_products_and_extremes(running, split, mesh, x64):
+    theirs = getattr(torch, running.__name__)
+    check(
+        lambda x, **layout: running(x, 2, **layout),
+        lambda x: theirs(x, 2) if running is cumprod else theirs(x, 2)[0],
+        RNG.normal(size=(2, 2, sum(SPLITS[split]))),
+        (),
+        2,
+        SPLITS[split],
+        mesh,
+        SPEC,
+    )
+
+
+def test_extremes_of_integers(mesh):
+    x = RNG.integers(-9, 9, (2, 2, 16)).astype(np.int32)
+    found = cummin(shard(x, mesh, SPEC), 2, reverse=True)
+    np.testing.assert_array_equal(found, np.minimum.accumulate(x[..., ::-1], 2)[..., ::-1])
 
 
 def test_along_a_whole_axis(mesh, x64):

@@ -1,0 +1,180 @@
+"""Inside lifted functions: what reads neighbours does so by halos, and gathers no axis."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import isoshard as iso
+from isoshard import P
+
+from .blocks import dense, in_blocks, out_of_blocks, with_loss
+from .traffic import compiled, gathered
+
+KERNEL = np.random.default_rng(1).normal(size=(6, 4, 3, 3))
+LAST = ("NHWC", "HWIO", "NHWC")
+
+
+def conv(x, kernel, strides=(1, 1), padding=((1, 1), (1, 1)), **options):
+    return lax.conv_general_dilated(x, kernel.astype(x.dtype), strides, padding, **options)
+
+
+def windows(start, join, x):
+    pads = ((0, 0), (0, 0), (1, 1), (0, 0))
+    return lax.reduce_window(x, start, join, (1, 1, 3, 2), (1, 1, 2, 1), pads)
+
+
+def put(x, y, begin):
+    start = (0, 0, begin, 0)
+    return lax.dynamic_update_slice(x, y, start)
+
+
+LOCAL = {
+    "conv": lambda x, k: conv(x, k),
+    "conv, wide steps": lambda x, k: conv(x, k, (2, 3), ((1, 2), (0, 1)), rhs_dilation=(2, 1)),
+    "conv, groups": lambda x, k: conv(x, k[:, :2], feature_group_count=2),
+    "conv, transposed": lambda x, k: conv(x, k, padding=((1, 2), (0, 1)), lhs_dilation=(3, 2)),
+    "conv, channels last": lambda x, k: conv(
+        x.transpose(0, 2, 3, 1), k.transpose(2, 3, 1, 0), dimension_numbers=LAST
+    ),
+    "largest of windows": lambda x, k: windows(-np.inf, lax.max, x),
+    "sums of windows": lambda x, k: windows(0.0, lax.add, x),
+    "pad": lambda x, k: jnp.pad(x, ((0, 0), (0, 0), (2, 5), (1, 0)), constant_values=3.0),
+    "pad, traced value": lambda x, k: lax.pad(x, k.sum(), ((0, 0, 0),) * 2 + ((2, 3, 0),) * 2),
+    "pad, less": lambda x, k: lax.pad(x, x[0, 0, 0, 0] * 0, ((0, 0, 0),) * 2 + ((-3, 2, 0),) * 2),
+    "pad, reflected": lambda x, k: jnp.pad(x, ((0, 0), (0, 0), (2, 5), (1, 0)), mode="reflect"),
+    "pad, wrapped": lambda x, k: jnp.pad(x, ((0, 0), (0, 0), (2, 5), (1, 0)), mode="wrap"),
+    "roll": lambda x, k: jnp.roll(x, (5, 1), (2, 3)),
+    "flip": lambda x, k: x[:, :, ::-1, ::-1],
+    "slice": lambda x, k: jnp.sin(x[:, :, 3:14]),
+    "difference": lambda x, k: x[:, :, 1:] - x[:, :, :-1],
+    "three parts": lambda x, k: [jnp.sin(part) for part in jnp.split(x, 3, 2)],
+    "put together": lambda x, k: jnp.concatenate([x[:, :, :4], x * 2, x, x[:, :, 17:]], 2),
+    "written into": lambda x, k: put(x, 2 * x[:, :, 4:13], 6),
+    "written into zeros": lambda x, k: put(jnp.zeros((2, 4, 25, 6), x.dtype), x, 3),
+}
+TOTALS = {  # one number of each device, for each row of the other axes
+    "cumsum": lambda x, k: jnp.cumsum(x, 2),
+    "cumprod": lambda x, k: jnp.cumprod(x, 2),
+    "cummax": lambda x, k: lax.cummax(x, 2, reverse=True),
+    "cummin": lambda x, k: lax.cummin(x, 2),
+}
+OPERATORS = {
+    "conv": lambda x, k, **o: iso.domain.conv(x, k.astype(x.dtype), padding=1, mode="edge", **o),
+    "conv_transpose": lambda x, k, **o: iso.domain.conv_transpose(
+        x, k.astype(x.dtype).swapaxes(0, 1), stride=2, padding=1, **o
+    ),
+    "max_pool": lambda x, k, **o: iso.domain.max_pool(x, 3, stride=1, dilation=2, **o),
+    "avg_pool": lambda x, k, **o: iso.domain.avg_pool(x, 3, padding=1, **o),
+    "interpolate": lambda x, k, **o: iso.domain.interpolate(x, size=(25, 7), mode="cubic", **o),
+    "pad": lambda x, k, **o: iso.domain.pad(x, {2: (2, 3), 3: (1, 1)}, "wrap", **o),
+    "roll": lambda x, k, **o: iso.domain.roll(x, 5, 2, **o),
+    "cumsum": lambda x, k, **o: iso.domain.cumsum(x, 2, **o),
+}
+LAYOUTS = {
+    "given": ((4,), ("x",), P(None, None, "x"), (5, 2, 7, 4)),
+    "empty": ((4,), ("x",), P(None, None, "x"), (0, 3, 9, 6)),
+    "chunk of 8": ((8,), ("x",), P(None, None, "x"), (3, 3, 3, 3, 3, 3, 0, 0)),
+    "two axes": ((2, 4), ("x", "y"), P("x", None, "y"), (5, 2, 7, 4)),
+}
+X = np.random.default_rng(0).normal(size=(2, 4, 18, 6)).astype(np.float32)
+
+
+def check(function, whole, layout, most):
+    """Results and gradients as in float64; the largest gathered array has `most` elements."""
+    shape, names, spec, sizes = LAYOUTS[layout]
+    mesh = iso.make_mesh(shape, names)
+    u = in_blocks(X, mesh, spec, (None, None, sizes, None))
+    kernel = KERNEL.astype(np.float32)
+    lifted = jax.value_and_grad(iso.domain.lift(with_loss(function)), (0, 1), has_aux=True)
+    (_, results), gradients = jax.jit(lifted)(u, kernel)
+    want, want_gradients = dense(whole, X, KERNEL)
+    assert gradients[0].sizes == u.sizes
+    found = jax.tree.leaves((results, gradients), is_leaf=lambda x: isinstance(x, iso.UnevenArray))
+    for one, other in zip(found, jax.tree.leaves((want, want_gradients)), strict=True):
+        np.testing.assert_allclose(out_of_blocks(one), other, rtol=1e-4, atol=3e-4)
+    if most is not None:
+        assert gathered(compiled(lifted, u, kernel)) <= most
+
+
+@pytest.mark.parametrize("layout", ["given", "chunk of 8"])
+def test_by_halos(layout):
+    def run(x, k):
+        return {name: function(x, k) for name, function in LOCAL.items()}
+
+    check(run, run, layout, 0)
+
+
+@pytest.mark.parametrize("layout", ["empty", "two axes"])
+def test_by_halos_and_totals(layout):
+    def run(x, k):
+        return {name: function(x, k) for name, function in {**LOCAL, **TOTALS}.items()}
+
+    check(run, run, layout, None)
+
+
+def test_totals_are_all_that_is_gathered():
+    def run(x, k):
+        return {name: function(x, k) for name, function in TOTALS.items()}
+
+    check(run, run, "given", 2 * 4 * 4 * 6)
+
+
+@pytest.mark.parametrize("layout", ["given", "empty"])
+def test_operators_inside_need_no_layout(layout):
+    def run(x, k):
+        return {name: function(x, k) for name, function in OPERATORS.items()}
+
+    def whole(x, k):
+        options = {"mesh": iso.make_mesh((1,), ("x",)), "spec": P()}
+        return {name: function(x, k, **options) for name, function in OPERATORS.items()}
+
+    check(run, whole, layout, 2 * 4 * 4 * 6)
+
+
+def test_outside_they_do():
+    with pytest.raises(iso.ShardingError, match=r"inside jax\.jit a value does not tell how"):
+        jax.jit(lambda x: iso.domain.conv(x, KERNEL))(X)
+
+
+def test_an_axis_that_is_split_evenly_is_right_beside_one_that_is_not():
+    mesh = iso.make_mesh((4, 2), ("x", "y"))
+    u = in_blocks(X, mesh, P(None, None, "x", "y"), (None, None, (5, 2, 7, 4), None))
+
+    def run(x, k):
+        return {name: LOCAL[name](x, k) for name in ("conv, wide steps", "conv, transposed")}
+
+    lifted = jax.value_and_grad(iso.domain.lift(with_loss(run)), (0, 1), has_aux=True)
+    (_, results), gradients = jax.jit(lifted)(u, KERNEL.astype(np.float32))
+    want, want_gradients = dense(run, X, KERNEL)
+    found = jax.tree.leaves((results, gradients), is_leaf=lambda x: isinstance(x, iso.UnevenArray))
+    for one, other in zip(found, jax.tree.leaves((want, want_gradients)), strict=True):
+        np.testing.assert_allclose(out_of_blocks(one), other, rtol=1e-4, atol=3e-4)
+
+
+def test_a_gradient_inside_is_that_of_the_operator():
+    mesh = iso.make_mesh((4,), ("x",))
+    u = in_blocks(X, mesh, P(None, None, "x"), (None, None, (5, 2, 7, 4), None))
+
+    def loss(x, **options):
+        out = iso.domain.conv(x, KERNEL.astype(x.dtype), padding=1, **options)
+        return (out * jnp.cos(out)).sum()
+
+    lifted = iso.domain.lift(jax.grad(loss))
+    found = jax.jit(lifted)(u)
+    with jax.enable_x64(True):
+        options = {"mesh": iso.make_mesh((1,), ("x",)), "spec": P()}
+        want = jax.jit(jax.grad(lambda x: loss(x, **options)))(X.astype(np.float64))
+    assert found.sizes == u.sizes and gathered(compiled(lifted, u)) == 0
+    np.testing.assert_allclose(out_of_blocks(found), want, rtol=1e-3, atol=2e-3)
+
+
+def test_what_cannot_go_by_halos_is_right_too():
+    def run(x, k):
+        rows = lax.conv_general_dilated(  # a kernel in blocks
+            jnp.ones((1, 1, 25), x.dtype), x[:1, :1, :, 0].astype(x.dtype), (1,), "VALID"
+        )
+        return rows, x[:, :, ::3], jnp.sort(x, 2), lax.rev(x, (3,))
+
+    check(run, run, "given", None)
