@@ -194,9 +194,17 @@ class Rewriter:
 
 
 def _rows_from(source: Any, value: Any) -> Matrix:
-    """`source` if `value` is it with all axes but the last one merged, else `value`."""
-    merges = source.ndim > 2 == value.ndim and source.shape[-1] == value.shape[-1]
-    return Matrix(source if merges else value, False)
+    """`source` with its last axes merged, if those before them are the rows of `value`.
+
+    Heads and their width are the columns of an attention's last layer: `(4, 16, 2, 8)`, which is
+    `(64, 16)` in the product, is taken as `(4, 16, 16)`.
+    """
+    if source.ndim > 2 == value.ndim:
+        rows, columns = value.shape
+        for first in range(source.ndim - 1, 1, -1):
+            if math.prod(source.shape[:first]) == rows and columns:
+                return Matrix(source.reshape(*source.shape[:first], columns), False)
+    return Matrix(value, False)
 
 
 def _merged_from(source: Any, value: Any) -> Operand:

@@ -15,18 +15,32 @@ fewer heads in key and value than in query (grouped queries), those of the query
 The gradient computes the weights from query and key by the expressions of the forward operation.
 Where both stand in one program, XLA computes them once and keeps the weights; otherwise nothing as
 large as the weights is kept.
+
+In a program that may split the sequence over devices, both are operators that see how their
+operands lie when it is compiled (`isoshard.core.domain.attention.partitioned`): split sequences go
+round a ring, and nothing is gathered. Whether a sequence is split is decided by marks, and by what
+comes before: XLA gathers tokens where one more is put before them, unless the result is marked.
+Dropout is not theirs: torch's products and softmax serve it, for which XLA gathers the keys and
+values of a split sequence.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
 import torch
 
+from isoshard.core.domain.attention.partitioned import Attention
+from isoshard.core.domain.attention.tiled import products, summed_to
+from isoshard.core.domain.attention.uneven import attend_in_blocks, gradients_in_blocks
+from isoshard.core.domain.in_blocks import in_blocks
+
 from .arguments import wide, wide_dtype
 from .registry import lower
+from .sequences import may_split
 
 
 def _is_grouped(q, k):
@@ -116,15 +130,22 @@ def _attend(q, k, v, mask, is_causal, scale):
     return _ungrouped(out), logsumexp.reshape(q.shape[:-1])
 
 
-def _gradients(grad, q, k, v, mask, is_causal, scale):
-    """Gradients of query, key and value, and of the scores that a mask was added to."""
+def _gradients(grad, q, k, v, mask, is_causal, scale, delta=None):
+    """Gradients of query, key and value, and of the scores that a mask was added to.
+
+    `delta`, the products of result and its gradient, is computed from the weights if not given.
+    """
     weights = _softmax(_scores(q, k, mask, is_causal, scale))[0]
     grouped = _is_grouped(q, k)
     if grouped:
         q, grad = _grouped(q, k.shape[-3]), _grouped(grad, k.shape[-3])
     g, h = ("g", "h") if grouped else ("", "")
     slopes = weights * _product(f"...{g}le,...se->...{g}ls", grad, v)
-    slopes = slopes - weights * jnp.sum(slopes, axis=-1, keepdims=True)
+    if delta is None:
+        slopes = slopes - weights * jnp.sum(slopes, axis=-1, keepdims=True)
+    else:
+        delta = delta.reshape(weights.shape[:-1])
+        slopes = slopes - weights * delta[..., None]
     factor = _factor(q, scale)
     of_q = _weighted(f"...{g}ls,...se->...{g}le", slopes, k) * factor
     of_k = _weighted(f"...{h}{g}ls,...{h}{g}le->...{h}se", slopes, q) * factor
@@ -134,11 +155,37 @@ def _gradients(grad, q, k, v, mask, is_causal, scale):
     return of_q, of_k, of_v, slopes
 
 
-def _summed_to(x, shape):
-    """The gradient of what was broadcast from `shape` to the shape of `x`."""
-    added = x.ndim - len(shape)
-    kept = [n for n, extent in enumerate(shape, added) if extent == 1 != x.shape[n]]
-    return jnp.sum(x, axis=(*range(added), *kept)).reshape(shape)
+def _told(q, is_causal, scale):
+    return Attention(bool(is_causal), float(_factor(q, scale)), _attend, _gradients)
+
+
+def _forward(q, k, v, mask, is_causal, scale):
+    """The result and the logarithm of its sums, round a ring if the sequence is split."""
+    told = _told(q, is_causal, scale)
+
+    def whole(q, k, v, mask):
+        if may_split(q.shape, k.shape[-2]):
+            return told(q, k, v, mask)
+        out, logsumexp = _attend(q, k, v, mask, is_causal, scale)
+        return out.astype(q.dtype), logsumexp
+
+    return in_blocks(whole, functools.partial(attend_in_blocks, told))(q, k, v, mask)
+
+
+def _backward(grad, q, k, v, mask, out, logsumexp, is_causal, scale, wants_mask):
+    """The gradients of query, key, value and mask; the last is None where it is not wanted."""
+    told = _told(q, is_causal, scale)
+
+    def whole(grad, q, k, v, mask, logsumexp, delta):
+        if may_split(q.shape, k.shape[-2]):
+            return told.gradients(grad, q, k, v, mask, logsumexp, delta, wants_mask)
+        *found, slopes = _gradients(grad, q, k, v, mask, is_causal, scale)
+        return *found, summed_to(slopes, mask.shape) if wants_mask else None
+
+    def blocks(*operands):
+        return NotImplemented if wants_mask else gradients_in_blocks(told, *operands)
+
+    return in_blocks(whole, blocks)(grad, q, k, v, mask, logsumexp, products(out, grad))
 
 
 def _check_dropout(dropout_p):
@@ -152,14 +199,14 @@ def _check_dropout(dropout_p):
 @lower("aten::_scaled_dot_product_flash_attention_for_cpu")
 def _flash(q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
     _check_dropout(dropout_p)
-    return _attend(q, k, v, attn_mask, is_causal, scale)
+    return _forward(q, k, v, attn_mask, is_causal, scale)
 
 
 @lower("aten::_scaled_dot_product_flash_attention_for_cpu_backward")
 def _flash_backward(
     grad, q, k, v, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None
 ):
-    return _gradients(grad, q, k, v, attn_mask, is_causal, scale)[:3]
+    return _backward(grad, q, k, v, attn_mask, out, logsumexp, is_causal, scale, False)[:3]
 
 
 def _efficient_shapes(query, key, value, *args, **kwargs):
@@ -183,7 +230,7 @@ def _efficient(
 ):
     """The same with a mask that may have a gradient; nothing is drawn, so there is no seed."""
     _check_dropout(dropout_p)
-    return *_attend(q, k, v, attn_bias, is_causal, scale), None, None
+    return *_forward(q, k, v, attn_bias, is_causal, scale), None, None
 
 
 def _efficient_gradient_shapes(grad, query, key, value, attn_bias, *args, **kwargs):
@@ -211,6 +258,7 @@ def _efficient_backward(
     *,
     scale=None,
 ):
-    *found, slopes = _gradients(grad, q, k, v, attn_bias, is_causal, scale)
-    found.append(_summed_to(slopes, attn_bias.shape) if grad_input_mask[3] else None)
+    found = _backward(
+        grad, q, k, v, attn_bias, out, logsumexp, is_causal, scale, grad_input_mask[3]
+    )
     return tuple(x if want else None for x, want in zip(found, grad_input_mask, strict=True))

@@ -248,8 +248,8 @@ def _mask_faults(mask, whole: tuple[int, ...]) -> list[str]:
     if mask is None:
         return []
     shape = tuple(mask.array.shape if isinstance(mask, UnevenArray) else mask.shape)
-    if mask.dtype != bool:
-        return [f"the mask is {mask.dtype}, and needs bool (True is visible)"]
+    if mask.dtype != bool and not jnp.issubdtype(mask.dtype, jnp.floating):
+        return [f"the mask is {mask.dtype}, and needs bool (True is visible) or floats to add"]
     if len(shape) != 4 or any(n not in (1, m) for n, m in zip(shape, whole, strict=False)):
         return [f"the mask is {shape}, which is not {whole} or 1 in places"]
     return []

@@ -26,6 +26,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import Mesh
 
+from isoshard.core.domain.any_framework import any_framework
 from isoshard.core.errors import ShardingError
 from isoshard.core.uneven import UnevenArray
 
@@ -39,6 +40,7 @@ from .zigzag import unzigzag, zigzag
 Order = Literal["natural", "zigzag"]
 
 
+@any_framework
 def ring_attention(
     q: jax.Array | UnevenArray,
     k: jax.Array | UnevenArray,
@@ -62,7 +64,8 @@ def ring_attention(
     """Attention whose sequence lies on several devices; shapes are `jax.nn.dot_product_attention`'s.
 
     What moves: keys and values n - 1 times one shard, of n; in the gradient twice that, the
-    gradients of 16-bit keys and values in float32. Balancing adds a move of one shard of q, k, v
+    gradients of 16-bit keys and values in float32. The gradient of an added mask is summed over the
+    devices that have the same part of it. Balancing adds a move of one shard of q, k, v
     and the result, and as much in the gradient. Key heads fewer than the devices that split the
     heads are repeated, up to one per device.
 
@@ -76,8 +79,9 @@ def ring_attention(
             heads is left to XLA.
         heads: the mesh axes that split the heads.
         causal: a query sees the keys up to its own position, counted from the start of both.
-        mask: bool, [batch or 1, heads or 1, queries or 1, keys or 1]; True is visible. Its rows lie
-            with their queries, so a device has whole rows; with 1 for queries it goes round.
+        mask: [batch or 1, heads or 1, queries or 1, keys or 1]; of bool, True is visible; of any
+            floats, it is added to the scaled scores, and has a gradient. Its rows lie with their
+            queries, so a device has whole rows; with 1 for queries it goes round.
         query_seq_lengths: int[batch], how many queries of each sample count; the rest gives 0.
         key_value_seq_lengths: int[batch], how many keys of each sample are visible.
         scale: of the scores; the root of the width below 1 if not given.
@@ -148,11 +152,11 @@ def ring_attention(
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _run(setup: Setup, moved: bool, q, k, v, extras: Extras) -> jax.Array:
     if not moved:
-        return attention(setup, q, k, v, extras)
+        return attention(setup, q, k, v, extras)[0]
     there = functools.partial(zigzag, mesh=setup.mesh, axis=setup.ring)
     if setup.riding and extras.mask is not None:
         extras = extras._replace(mask=there(extras.mask, dim=3))
-    out: Any = attention(setup, there(q), there(k), there(v), extras)
+    out: Any = attention(setup, there(q), there(k), there(v), extras)[0]
     return unzigzag(out, mesh=setup.mesh, axis=setup.ring)
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -30,7 +33,7 @@ class Setup:
         scale: of the scores.
         rate: the share of weights that is dropped.
         tile: queries and keys, at most, whose scores exist at once.
-        riding: the mask tells of keys only, so it goes round the ring with them.
+        riding: the columns of the mask lie with their keys, and go where those go.
     """
 
     mesh: Mesh
@@ -70,7 +73,8 @@ class Extras(NamedTuple):
     """Arrays besides queries, keys and values; each may be missing.
 
     Attributes:
-        mask: bool[batch or 1, heads or 1, queries or 1, keys or 1]; True is visible.
+        mask: [batch or 1, heads or 1, queries or 1, keys or 1]; of bool, True is visible; of
+            floats, it is added to the scores.
         query_lengths: int32[batch], how many queries of each sample count.
         key_lengths: int32[batch], how many keys of each sample count.
         key: of `jax.random`, typed, for dropout.
@@ -80,6 +84,20 @@ class Extras(NamedTuple):
     query_lengths: Any
     key_lengths: Any
     key: Any
+
+    @property
+    def added(self) -> bool:
+        """Whether there is a mask that is added to the scores, and so has a gradient."""
+        return self.mask is not None and jnp.issubdtype(self.mask.dtype, jnp.floating)
+
+    def shared(self, setup: Setup) -> Axes:
+        """The mesh axes along which devices have the same part of the (whole) mask."""
+        named = {
+            name
+            for entry in self.specs(setup).mask or ()
+            for name in ((entry,) if isinstance(entry, str) else entry or ())
+        }
+        return tuple(sorted(setup.manual - named))
 
     def specs(self, setup: Setup) -> Extras:
         """The spec of each of them on the mesh; the rows of a mask lie with their queries."""
@@ -99,3 +117,32 @@ class Extras(NamedTuple):
             None if self.key_lengths is None else lengths,
             None if self.key is None else P(),
         )
+
+
+def in_mesh_order(
+    mesh: Mesh, axes: Axes, pairs: Iterable[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """What `jax.lax.ppermute` over several mesh axes is to be told.
+
+    It counts devices in the order in which the mesh names the axes, blocks are counted in that of
+    `axes`.
+
+    Args:
+        mesh: the devices.
+        axes: which split the blocks, outermost first.
+        pairs: from which block to which.
+
+    Returns:
+        The same pairs of devices.
+
+    Example:
+        >>> from isoshard.core.mesh import make_mesh
+        >>> mesh = make_mesh((2, 4), ("x", "y"))
+        >>> in_mesh_order(mesh, ("x", "y"), [(0, 1)]), in_mesh_order(mesh, ("y", "x"), [(0, 1)])
+        ([(0, 1)], [(0, 4)])
+    """
+    ordered = [name for name in mesh.axis_names if name in axes]
+    grid = np.arange(math.prod(mesh.shape[name] for name in ordered))
+    grid = grid.reshape([mesh.shape[name] for name in ordered])
+    device = grid.transpose([ordered.index(name) for name in axes]).reshape(-1).tolist()
+    return [(device[source], device[target]) for source, target in pairs]

@@ -111,18 +111,55 @@ class Sight:
         if lines is not None:
             last, position = lines
             allowed = (position <= last[..., None])[:, None, None]
-        mask = self.extras.mask
-        if mask is None:
+        if self.extras.mask is None or self.extras.added:
             return allowed
+        mask = self._mask(rows, columns)
+        return mask if allowed is None else mask & allowed
+
+    def added(self, rows: Span, columns: Span) -> jax.Array | None:
+        """What is added to the scores; broadcasts as `allowed`. None for nothing."""
+        return self._mask(rows, columns) if self.extras.added else None
+
+    def put_slopes(
+        self, whole: jax.Array, rows: Span, columns: Span, slopes: jax.Array
+    ) -> jax.Array:
+        """Add the gradients of a tile's scores to those of the mask.
+
+        Args:
+            whole: of the shape of the mask.
+            rows: of the tile.
+            columns: of the tile.
+            slopes: [batch, key heads, group, q, k].
+
+        Returns:
+            `whole` with them.
+        """
+        batch, heads, group, queries, keys = slopes.shape
+        parts = slopes.reshape(batch, heads * group, queries, keys)
+        over = [axis for axis, extent in enumerate(whole.shape) if extent == 1]
+        parts = parts.sum(over, keepdims=True) if over else parts
+        first = (0, 0, rows.start if whole.shape[2] > 1 else 0, self._column(whole, columns))
+        corner = [jnp.asarray(n, jnp.int32) for n in first]
+        before = jax.lax.dynamic_slice(whole, corner, parts.shape)
+        return jax.lax.dynamic_update_slice(whole, before + parts, corner)
+
+    def _mask(self, rows: Span, columns: Span) -> jax.Array:
+        """The tile's part of the mask, with an axis for the groups of heads."""
+        mask = self.extras.mask
         if mask.shape[2] > 1:
             mask = rows.cut(mask, 2)
         if mask.shape[3] > 1:
-            start = columns.start if self.setup.riding else self.first[1] + columns.start
-            mask = jax.lax.dynamic_slice_in_dim(mask, start, columns.size, 3)
+            first = self._column(mask, columns)
+            mask = jax.lax.dynamic_slice_in_dim(mask, first, columns.size, 3)
         _, heads, group = self.shape
         split = (heads, group) if mask.shape[1] > 1 else (1, 1)
-        mask = mask.reshape(mask.shape[0], *split, *mask.shape[2:])
-        return mask if allowed is None else mask & allowed
+        return mask.reshape(mask.shape[0], *split, *mask.shape[2:])
+
+    def _column(self, mask: jax.Array, columns: Span) -> jax.Array | int:
+        """The first column of the mask that belongs to the tile."""
+        if mask.shape[3] == 1:
+            return 0
+        return columns.start if self.setup.riding else self.first[1] + columns.start
 
     def kept(self, rows: Span, columns: Span) -> jax.Array | None:
         """Which weights dropout keeps: bool[batch, key heads, group, q, k]; None without it."""

@@ -3,7 +3,8 @@
 No more scores exist at once than those of one tile. What is known of a row of scores so far is its
 maximum, the sum of its exponentials under that maximum, and the sum of the values so weighted; the
 next block of keys corrects all three. The gradient computes the scores again from their logarithmic
-sum.
+sum, so where the scores are so large (10^7 in float32) that the logarithm of a count is lost beside
+them, as under a mask of the lowest finite number, the gradient of such rows is too large.
 
 Source: Dao, FlashAttention-2 (https://arxiv.org/abs/2307.08691), algorithms 1 and 2; Milakov and
 Gimelshein (https://arxiv.org/abs/1805.02867) for the running sum.
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .sight import Sight, span, spans
+from .sight import Sight, Span, span, spans
 
 
 class Running(NamedTuple):
@@ -62,22 +63,17 @@ def start(q: jax.Array, width: int) -> Running:
     rows = (batch, heads, group, queries)
     return Running(
         jnp.zeros((batch, queries, heads, group, width), dtype),
-        jnp.full(rows, lowest(dtype)),
+        jnp.full(rows, -jnp.inf, dtype),
         jnp.zeros(rows, dtype),
     )
 
 
-def lowest(dtype) -> jax.Array:
-    """A number below all scores, with room to subtract."""
-    return jnp.asarray(-0.7 * float(jnp.finfo(dtype).max), dtype)
-
-
 def finish(running: Running) -> tuple[jax.Array, jax.Array]:
-    """The result, and the logarithms of the sums; 0 and a huge number for rows that saw no key."""
+    """The result, and the logarithms of the sums; 0 and minus infinity for rows that saw no key."""
     seen = running.total > 0
     total = jnp.where(seen, running.total, 1)
-    log = jnp.where(seen, running.top + jnp.log(total), -lowest(total.dtype))
-    return running.weighted / _columns(total), log
+    log = jnp.where(seen, running.top + jnp.log(total), -jnp.inf)
+    return running.weighted / columns_of(total), log
 
 
 def attend(running: Running, q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight) -> Running:
@@ -107,10 +103,9 @@ def attend(running: Running, q: jax.Array, k: jax.Array, v: jax.Array, sight: Si
             lines = sight.lines(rows, columns)
 
             def more() -> Running:
-                allowed = sight.allowed(rows, columns, lines)
-                scores = _scores(part_q, columns.cut(k, 1), sight.setup.scale)
+                scores = _scores(part_q, columns.cut(k, 1), rows, columns, lines, sight)
                 kept = sight.kept(rows, columns)
-                return _more(part, scores, columns.cut(v, 1), allowed, kept, sight.setup.rate)
+                return _more(part, scores, columns.cut(v, 1), kept, sight.setup.rate)
 
             return _if_seen(lines, more, part)
 
@@ -124,54 +119,82 @@ def attend(running: Running, q: jax.Array, k: jax.Array, v: jax.Array, sight: Si
     return jax.lax.fori_loop(0, spans(queries, tile)[0], by_rows, running)
 
 
+class Slopes(NamedTuple):
+    """Gradients so far.
+
+    Attributes:
+        q: [batch, queries, key heads, group, width].
+        k: [batch, keys, key heads, width].
+        v: [batch, keys, key heads, width of values].
+        mask: of the mask's shape; None if it has none.
+    """
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    mask: jax.Array | None
+
+
 def gradients(
-    dq: jax.Array, given: Gradients, k: jax.Array, v: jax.Array, sight: Sight
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    so_far: Slopes,
+    given: Gradients,
+    k: jax.Array,
+    v: jax.Array,
+    sight: Sight,
+    part: tuple[int, int] = (0, 1),
+) -> Slopes:
     """Gradients of a block of queries and one of keys.
 
     Args:
-        dq: [batch, queries, key heads, group, width], of the queries so far.
+        so_far: what these are added to.
         given: the queries, and what came back for them.
         k: [batch, keys, key heads, width].
         v: [batch, keys, key heads, width of values].
         sight: what the one sees of the other.
+        part: which part of the tiles of keys, and of how many.
 
     Returns:
-        `dq` with these keys, and the gradients of `k` and `v` from these queries.
+        The sums.
     """
     tile, (queries, keys) = sight.setup.tile, sight.sizes
 
-    def by_columns(j, state):
-        dq, dk, dv = state
+    def by_columns(j, state: Slopes) -> Slopes:
         columns = span(j, keys, tile)
         part_k, part_v = columns.cut(k, 1), columns.cut(v, 1)
 
-        def by_rows(i, state):
+        def by_rows(i, state: Slopes) -> Slopes:
             rows = span(i, queries, tile)
             lines = sight.lines(rows, columns)
 
-            def more():
-                dq, dk, dv = state
+            def more() -> Slopes:
                 part = Gradients(
                     rows.cut(given.q, 1),
                     rows.cut(given.out, 1),
                     rows.cut(given.log, 3),
                     rows.cut(given.delta, 3),
                 )
-                allowed = sight.allowed(rows, columns, lines)
+                scores = _scores(part.q, part_k, rows, columns, lines, sight)
                 kept = sight.kept(rows, columns)
-                more_q, more_k, more_v = _tile_gradients(part, part_k, part_v, allowed, kept, sight)
-                return rows.add(dq, more_q, 1), dk + more_k, dv + more_v
+                found = _tile_gradients(part, part_k, part_v, scores, kept, sight)
+                mask = state.mask
+                if mask is not None:
+                    mask = sight.put_slopes(mask, rows, columns, found[3])
+                return Slopes(
+                    rows.add(state.q, found[0], 1), state.k + found[1], state.v + found[2], mask
+                )
 
             return _if_seen(lines, more, state)
 
-        zeros = (jnp.zeros(part_k.shape, dq.dtype), jnp.zeros(part_v.shape, dq.dtype))
-        number = spans(queries, tile)[0]
-        dq, part_dk, part_dv = jax.lax.fori_loop(0, number, by_rows, (dq, *zeros))
-        return dq, columns.add(dk, part_dk, 1), columns.add(dv, part_dv, 1)
+        dtype = so_far.q.dtype
+        begin = state._replace(k=jnp.zeros(part_k.shape, dtype), v=jnp.zeros(part_v.shape, dtype))
+        found = jax.lax.fori_loop(0, spans(queries, tile)[0], by_rows, begin)
+        return found._replace(
+            k=columns.add(state.k, found.k, 1), v=columns.add(state.v, found.v, 1)
+        )
 
-    begin = (dq, jnp.zeros(k.shape, dq.dtype), jnp.zeros(v.shape, dq.dtype))
-    return jax.lax.fori_loop(0, spans(keys, tile)[0], by_columns, begin)
+    number, (which, parts) = spans(keys, tile)[0], part
+    first, end = number * which // parts, number * (which + 1) // parts
+    return jax.lax.fori_loop(first, end, by_columns, so_far)
 
 
 def _if_seen(lines, more: Callable, else_):
@@ -182,45 +205,67 @@ def _if_seen(lines, more: Callable, else_):
     return jax.lax.cond(last.max() >= position.min(), more, lambda: else_)
 
 
-def _scores(q, k, scale: float):
-    return scale * jnp.einsum("bqhgw,bkhw->bhgqk", q, k, preferred_element_type=wide(q.dtype))
+def _scores(q, k, rows: Span, columns: Span, lines, sight: Sight):
+    """The scores of a tile, minus infinity where they do not count."""
+    scores = jnp.einsum("bqhgw,bkhw->bhgqk", q, k, preferred_element_type=wide(q.dtype))
+    scores = sight.setup.scale * scores
+    added = sight.added(rows, columns)
+    if added is not None:
+        scores = scores + added.astype(scores.dtype)
+    allowed = sight.allowed(rows, columns, lines)
+    return scores if allowed is None else jnp.where(allowed, scores, -jnp.inf)
 
 
-def _more(running: Running, scores, v, allowed, kept, rate: float) -> Running:
-    if allowed is not None:
-        scores = jnp.where(allowed, scores, lowest(scores.dtype))
+def finite(top: jax.Array) -> jax.Array:
+    """Maxima, with 0 for those of rows that saw no key, so that there is room to subtract."""
+    return jnp.where(top == -jnp.inf, 0, top)
+
+
+def _more(running: Running, scores, v, kept, rate: float) -> Running:
     top = jnp.maximum(running.top, scores.max(-1))
-    weights = jnp.exp(scores - top[..., None])
-    if allowed is not None:
-        weights = jnp.where(allowed, weights, 0)
-    shrink = jnp.exp(running.top - top)
+    level = finite(top)
+    weights = jnp.exp(scores - level[..., None])
+    shrink = jnp.exp(running.top - level)
     total = running.total * shrink + weights.sum(-1)
     if kept is not None:
         weights = jnp.where(kept, weights / (1 - rate), 0)
     values = jnp.einsum(
         "bhgqk,bkhw->bqhgw", weights.astype(v.dtype), v, preferred_element_type=scores.dtype
     )
-    return Running(running.weighted * _columns(shrink) + values, top, total)
+    return Running(running.weighted * columns_of(shrink) + values, top, total)
 
 
-def _tile_gradients(given: Gradients, k, v, allowed, kept, sight: Sight):
+def _tile_gradients(given: Gradients, k, v, scores, kept, sight: Sight):
+    """Of queries, keys, values and scores."""
     setup, dtype = sight.setup, wide(given.q.dtype)
-    weights = jnp.exp(_scores(given.q, k, setup.scale) - given.log[..., None])
-    if allowed is not None:
-        weights = jnp.where(allowed, weights, 0)
+    weights = jnp.exp(scores - finite(given.log)[..., None])
     dweights = jnp.einsum("bqhgw,bkhw->bhgqk", given.out, v, preferred_element_type=dtype)
     dropped = weights
     if kept is not None:
         dropped = jnp.where(kept, weights / (1 - setup.rate), 0)
         dweights = jnp.where(kept, dweights / (1 - setup.rate), 0)
-    dscores = (setup.scale * weights * (dweights - given.delta[..., None])).astype(k.dtype)
+    slopes = weights * (dweights - given.delta[..., None])
+    dscores = (setup.scale * slopes).astype(k.dtype)
     more = ("bhgqk,bkhw->bqhgw", "bhgqk,bqhgw->bkhw")
     dq = jnp.einsum(more[0], dscores, k, preferred_element_type=dtype)
     dk = jnp.einsum(more[1], dscores, given.q, preferred_element_type=dtype)
     dv = jnp.einsum(more[1], dropped.astype(v.dtype), given.out, preferred_element_type=dtype)
-    return dq, dk, dv
+    return dq, dk, dv, slopes
 
 
-def _columns(rows):
+def products(out: jax.Array, dout: jax.Array) -> jax.Array:
+    """The products of a result and its gradient, summed over the width, the last axis."""
+    dtype = wide(out.dtype)
+    return (out.astype(dtype) * dout.astype(dtype)).sum(-1)
+
+
+def columns_of(rows: jax.Array) -> jax.Array:
     """[batch, heads, group, queries] as [batch, queries, heads, group, 1]."""
     return jnp.moveaxis(rows, -1, 1)[..., None]
+
+
+def summed_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The gradient of what was broadcast from `shape` to the shape of `x`."""
+    added = x.ndim - len(shape)
+    kept = [n for n, extent in enumerate(shape, added) if extent == 1 != x.shape[n]]
+    return jnp.sum(x, axis=(*range(added), *kept)).reshape(shape)

@@ -27,6 +27,7 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.domain.any_framework import any_framework
 from isoshard.core.uneven import UnevenArray
 
 from . import arguments
@@ -36,6 +37,7 @@ from .lines import Line
 from .setup import Axes, Extras, Setup
 
 
+@any_framework
 def ulysses_attention(
     q: jax.Array | UnevenArray,
     k: jax.Array | UnevenArray,
@@ -68,8 +70,9 @@ def ulysses_attention(
         batch: the mesh axes that split the batch.
         heads: the mesh axes that split the heads.
         causal: a query sees the keys up to its own position.
-        mask: bool, [batch or 1, heads or 1, queries or 1, keys or 1]; True is visible. Each device
-            needs that of its heads whole.
+        mask: [batch or 1, heads or 1, queries or 1, keys or 1]; of bool, True is visible; of any
+            floats, it is added to the scaled scores, and has a gradient. Each device needs that of
+            its heads whole.
         query_seq_lengths: int[batch], how many queries of each sample count; the rest gives 0.
         key_value_seq_lengths: int[batch], how many keys of each sample are visible.
         scale: of the scores; the root of the width below 1 if not given.
@@ -137,4 +140,4 @@ def _run(setup: Setup, ring: Axes, heads: Axes, q, k, v, extras: Extras) -> jax.
             check_vma=False,
         )(x)
 
-    return turn(attention(setup, *(turn(x, True) for x in (q, k, v)), extras), False)
+    return turn(attention(setup, turn(q, True), turn(k, True), turn(v, True), extras)[0], False)

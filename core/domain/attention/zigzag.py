@@ -28,12 +28,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.domain.any_framework import any_framework
 from isoshard.core.errors import SpecError, UnevenError
 from isoshard.core.mesh import as_mesh
 
 from .arguments import axes_of, count
+from .setup import in_mesh_order
 
 
+@any_framework
 def zigzag(x: jax.Array, *, mesh: Mesh, axis: str | tuple[str, ...], dim: int = 1) -> jax.Array:
     """Bring a sequence from its order into zigzag order.
 
@@ -57,6 +60,7 @@ def zigzag(x: jax.Array, *, mesh: Mesh, axis: str | tuple[str, ...], dim: int = 
     return _move(x, _checked(x, mesh, axis, dim), dim, False)
 
 
+@any_framework
 def unzigzag(x: jax.Array, *, mesh: Mesh, axis: str | tuple[str, ...], dim: int = 1) -> jax.Array:
     """Bring a sequence from zigzag order into its order; what `zigzag` does, undone.
 
@@ -102,27 +106,39 @@ def _move(x, where: tuple[Mesh, tuple[str, ...]], dim: int, back: bool) -> jax.A
         return x
     dim %= x.ndim
     spec = P(*[None] * dim, ring)
-    local = functools.partial(_backward if back else _forward, ring, number, dim)
+    local = functools.partial(ordered if back else zigzagged, mesh, ring, dim)
     return jax.shard_map(
         local, mesh=mesh, in_specs=spec, out_specs=spec, axis_names=set(ring), check_vma=False
     )(x)
 
 
-def _forward(ring, number: int, dim: int, x):
-    even, odd = _routes(number)
+def zigzagged(mesh: Mesh, ring: tuple[str, ...], dim: int, x: jax.Array) -> jax.Array:
+    """One device's part of `zigzag`, for use where its mesh axes are named.
+
+    Args:
+        mesh: the devices.
+        ring: the mesh axes that split the sequence, outermost first.
+        dim: the axis of `x` that is the sequence.
+        x: this device's block, in order; of an even length.
+
+    Returns:
+        This device's block in zigzag order.
+    """
+    even, odd = _routes(count(mesh, ring))
     first, second = jnp.split(x, 2, dim)
-    first = jax.lax.ppermute(first, ring, even)
-    second = jax.lax.ppermute(second, ring, odd)
+    first = jax.lax.ppermute(first, ring, in_mesh_order(mesh, ring, even))
+    second = jax.lax.ppermute(second, ring, in_mesh_order(mesh, ring, odd))
     straight = jax.lax.axis_index(ring) % 2 == 0
     return jnp.concatenate(_swap(straight, first, second), dim)
 
 
-def _backward(ring, number: int, dim: int, x):
-    even, odd = _routes(number)
+def ordered(mesh: Mesh, ring: tuple[str, ...], dim: int, x: jax.Array) -> jax.Array:
+    """One device's part of `unzigzag`; what `zigzagged` does, undone."""
+    even, odd = ([(to, at) for at, to in route] for route in _routes(count(mesh, ring)))
     straight = jax.lax.axis_index(ring) % 2 == 0
     first, second = _swap(straight, *jnp.split(x, 2, dim))
-    first = jax.lax.ppermute(first, ring, [(to, at) for at, to in even])
-    second = jax.lax.ppermute(second, ring, [(to, at) for at, to in odd])
+    first = jax.lax.ppermute(first, ring, in_mesh_order(mesh, ring, even))
+    second = jax.lax.ppermute(second, ring, in_mesh_order(mesh, ring, odd))
     return jnp.concatenate([first, second], dim)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from isoshard.core.domain.attention import dropout
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
-NAMES = ("out", "dq", "dk", "dv")
+NAMES = ("out", "dq", "dk", "dv", "dmask")
 
 
 def arrays(batch=2, queries=32, keys=None, heads=4, key_heads=None, width=8, values=None, seed=0):
@@ -44,31 +44,39 @@ def factors(q, k, rate, key):
     return np.asarray(dropout.keep(key, rate, *numbers)) / (1 - rate)
 
 
-def attention(q, k, v, dout, seen, scale=None, factor=1.0):
-    """The result, and the gradients of q, k and v."""
+def attention(q, k, v, dout, seen, scale=None, factor=1.0, added=None):
+    """The result, and the gradients of q, k, v, and of what is added to the scores."""
     q, k, v, dout = (np.asarray(x, np.float64) for x in (q, k, v, dout))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     group = q.shape[2] // k.shape[2]
     ks, vs = np.repeat(k, group, 2), np.repeat(v, group, 2)
-    scores = np.where(seen, scale * np.einsum("bqhw,bkhw->bhqk", q, ks), -np.inf)
+    scores = scale * np.einsum("bqhw,bkhw->bhqk", q, ks) + (0 if added is None else added)
+    scores = np.where(seen, scores, -np.inf)
     top = np.maximum(scores.max(-1, keepdims=True), -1e30)
     weights = np.exp(scores - top)
     weights /= np.maximum(weights.sum(-1, keepdims=True), 1e-300)
     out = np.einsum("bhqk,bkhw->bqhw", weights * factor, vs)
     dweights = np.einsum("bqhw,bkhw->bhqk", dout, vs) * factor
-    dscores = scale * weights * (dweights - (weights * dweights).sum(-1, keepdims=True))
+    slopes = weights * (dweights - (weights * dweights).sum(-1, keepdims=True))
+    dscores = scale * slopes
     dq = np.einsum("bhqk,bkhw->bqhw", dscores, ks)
     dk = np.einsum("bhqk,bqhw->bkhw", dscores, q)
     dv = np.einsum("bhqk,bqhw->bkhw", weights * factor, dout)
     dk, dv = (x.reshape(*k.shape[:3], group, -1).sum(3) for x in (dk, dv))
-    return out, dq, dk, dv
+    if added is None:
+        return out, dq, dk, dv
+    over = tuple(axis for axis, extent in enumerate(added.shape) if extent == 1)
+    return out, dq, dk, dv, slopes.sum(over, keepdims=True)
 
 
 def program(function):
-    """A function of q, k, v and the gradient of the result: the result, and their gradients."""
+    """A function of q, k, v and the gradient of the result: the result, and their gradients.
 
-    def both(q, k, v, dout):
-        out, back = jax.vjp(function, q, k, v)
+    After the gradient may come a mask, which `function` then takes, and has a gradient too.
+    """
+
+    def both(q, k, v, dout, *mask):
+        out, back = jax.vjp(function, q, k, v, *mask)
         return out, *back(dout)
 
     return jax.jit(both)
@@ -76,5 +84,5 @@ def program(function):
 
 def check(found, wanted, **close):
     """Compare the result and the three gradients."""
-    for name, have, want in zip(NAMES, found, wanted, strict=True):
+    for name, have, want in zip(NAMES[: len(wanted)], found, wanted, strict=True):
         np.testing.assert_allclose(np.asarray(have), want, err_msg=name, **(CLOSE | close))

@@ -176,7 +176,7 @@ def test_inside_vmap_and_twice_differentiated():
         ({"q": (2, 0, 4, 8)}, ValueError, "none may be empty"),
         ({"heads": "y", "axis": "x", "q": (2, 32, 2, 8), "k": (2, 32, 2, 8), "v": (2, 32, 2, 8)},
          UnevenError, "2 heads of queries and 2 of keys do not split over 4"),
-        ({"mask": np.ones((1, 1, 32, 32))}, ValueError, "mask is float64, and needs bool"),
+        ({"mask": np.ones((1, 1, 32, 32), int)}, ValueError, "mask is int64, and needs bool"),
         ({"mask": np.ones((1, 1, 32, 31), bool)}, ValueError, r"not \(2, 4, 32, 32\) or 1 in"),
         ({"key_value_seq_lengths": np.ones(3)}, ValueError, r"one number per sample, \(2,\)"),
         ({"dropout": 1.0}, ValueError, "dropout is 1.0, and a share is at least 0 and below 1"),

@@ -1,0 +1,237 @@
+"""`scaled_dot_product_attention` of a sequence that lies on several devices."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention as attend
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+from benchmarks import collectives
+from isoshard import P
+from tests.core.domain.attention.test_moves import moved
+
+E = 8
+RING = P("x", None, "y")
+GENERATOR = torch.Generator()
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    GENERATOR.manual_seed(0)
+
+
+def draw(*shape):
+    return torch.randn(shape, generator=GENERATOR, dtype=torch.float64).float()
+
+
+def operands(length=16, keys=None, heads=2, key_heads=None):
+    key = (4, key_heads or heads, keys or length, E)
+    return draw(4, heads, length, E), draw(*key), draw(*key)
+
+
+def gradients(tensors, options, grad):
+    """The result, and the gradients of all that require one."""
+    mask = options.get("attn_mask")
+    given = [*tensors, *([mask] if mask is not None and mask.requires_grad else [])]
+    out = attend(*tensors, **options)
+    return [out.detach(), *torch.autograd.grad(out, given, grad)]
+
+
+def run(mesh, specs, tensors, **options):
+    """One captured step on the mesh, compared with CPU torch in float64; gives its program."""
+    grad = torch.linspace(-1, 2, tensors[0].numel()).reshape(tensors[0].shape)
+    wide = {n: x.double() if torch.is_tensor(x) and x.is_floating_point() else x
+            for n, x in options.items()}  # fmt: skip
+    for name, x in wide.items():
+        if torch.is_tensor(x):
+            wide[name] = x.detach().requires_grad_(options[name].requires_grad)
+    want = gradients([x.double().requires_grad_() for x in tensors], wide, grad.double())
+    given = [
+        iso.shard(x, mesh, spec).requires_grad_() for x, spec in zip(tensors, specs, strict=True)
+    ]
+    if "attn_mask" in options:
+        mask = options["attn_mask"]
+        options["attn_mask"] = mask.detach().to("jax").requires_grad_(mask.requires_grad)
+    grad = iso.shard(grad, mesh, specs[0])
+    step = xs.compile(lambda grad, *given: gradients(given, options, grad))
+    for have, expected in zip(step(grad, *given), want, strict=True):
+        torch.testing.assert_close(have.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+    return xs.program_text(step)
+
+
+def keep(*shape):
+    return draw(*shape) > -0.5
+
+
+CASES = {
+    "plain": lambda: (operands(), {}),
+    "causal, scaled": lambda: (operands(), {"is_causal": True, "scale": 0.3}),
+    "causal, more keys": lambda: (operands(keys=24), {"is_causal": True}),
+    "grouped": lambda: (operands(heads=4, key_heads=2), {"enable_gqa": True, "is_causal": True}),
+    "bool mask": lambda: (operands(), {"attn_mask": keep(4, 1, 16, 16)}),
+    "mask of keys": lambda: (operands(), {"attn_mask": keep(4, 1, 1, 16)}),
+    "float mask": lambda: (operands(), {"attn_mask": draw(2, 16, 16)}),
+    "float mask with a gradient": lambda: (
+        operands(),
+        {"attn_mask": draw(1, 2, 16, 16).requires_grad_()},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_split_sequence_goes_round_a_ring(name, mesh):
+    tensors, options = CASES[name]()
+    text = run(mesh, (RING,) * 3, tensors, **options)
+    found = collectives.summarize(text)
+    assert "collective-permute" in found and "all-gather" not in found
+    assert "all-reduce" not in found or "gradient" in name  # that of the mask is summed
+    if name == "plain":
+        shard_of_both = 2 * tensors[1].numel() * 4 // mesh.size
+        assert moved(text) == {"collective-permute": 9 * shard_of_both}  # 3 forward, 6 backward
+
+
+def test_one_query_of_each_sample_for_keys_on_all_devices(mesh):
+    """Decoding from a cache that is split: results are added up, not keys gathered."""
+    tensors = operands(length=1, keys=32)
+    text = run(mesh, (P("x"), RING, RING), tensors)
+    found = collectives.summarize(text)
+    assert "all-gather" not in found and "collective-permute" not in found
+    assert found["all-reduce"][1] < 8 * tensors[1].numel() * 4 // mesh.size
+
+
+def test_three_axes(mesh):
+    """Without a batch; heads first."""
+    text = run(mesh, (P(None, "y"),) * 3, [x[0] for x in operands(16)], is_causal=True)
+    assert "collective-permute" in text and "all-gather" not in text
+
+
+@pytest.mark.parametrize("mask", [None, (18, 18)])
+def test_blocks_of_unequal_sizes(mask, mesh):
+    """The same ring; results and gradients lie as the operands do."""
+    tensors = operands(length=18)
+    options = {"is_causal": mask is None, "attn_mask": None if mask is None else keep(*mask)}
+    grad = torch.linspace(-1, 2, tensors[0].numel()).reshape(tensors[0].shape)
+    wide = [x.double().requires_grad_() for x in tensors]
+    want = gradients(wide, options, grad.double())
+    sizes = (None, None, (5, 2, 7, 4), None)
+    given = [iso.shard(x, mesh, RING, uneven="pad", sizes=sizes) for x in (*tensors, grad)]
+    given = [*(x.requires_grad_() for x in given[:3]), given[3]]
+    if mask is not None:
+        options["attn_mask"] = options["attn_mask"].to("jax")
+    step = xs.compile(lambda *given: gradients(given[:3], options, given[3]))
+    found = step(*given)
+    for have, expected in zip(found, want, strict=True):
+        assert iso.to_jax(have).sizes == sizes
+        torch.testing.assert_close(have.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+    text = xs.program_text(step)
+    assert "collective-permute" in text and "all-gather" not in text
+
+
+def test_in_half_precision(mesh):
+    """As near to the exact result as CPU torch comes."""
+    tensors = [x.bfloat16() for x in operands()]
+    exact = attend(*[x.double() for x in tensors], is_causal=True)
+    given = [iso.shard(x, mesh, RING) for x in tensors]
+    out = xs.compile(lambda *given: attend(*given, is_causal=True))(*given)
+    error, allowed = ((x.cpu().double() - exact).abs().max()
+                      for x in (out, attend(*tensors, is_causal=True)))  # fmt: skip
+    assert out.dtype == torch.bfloat16 and error <= 1.5 * allowed
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width=16, heads=2):
+        super().__init__()
+        self.heads = heads
+        self.norm = torch.nn.LayerNorm(width)
+        self.qkv, self.out = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+
+    def forward(self, x):
+        parts = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        mixed = attend(*[part.transpose(1, 2) for part in parts], is_causal=True)
+        return x + self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Model(torch.nn.Module):
+    """Pieces of a line of two fields as tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.pieces = torch.nn.Linear(8, 16)
+        self.blocks = torch.nn.Sequential(Block(), Block())
+
+    def forward(self, x, mark):
+        x = self.pieces(x.unflatten(1, (16, -1)).flatten(2))
+        return self.blocks(mark(x)).square().mean()
+
+
+def train(model, mark=lambda x: x):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x, mark)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize(("samples", "marked"), [(4, True), (2, False)])
+def test_a_transformer_is_trained(samples, marked, mesh):
+    """By its marked activations, or by fields that lie split."""
+    torch.manual_seed(0)
+    model, x = Model(), draw(samples, 64, 2)
+    wide = Model().double()
+    wide.load_state_dict(model.state_dict())
+    by_one = train(wide)
+    want = [by_one(x.double()).item() for _ in range(3)]
+
+    def mark(x):
+        return xs.mark_sharding(x, mesh, ("x", "y", None)) if marked else x
+
+    model = iso.shard(model, mesh, iso.Plan([], default=P()))
+    given = iso.shard(x, mesh, P("x") if marked else P("x", "y"))
+    step = xs.compile(train(model, mark))
+    assert [step(given).item() for _ in range(3)] == pytest.approx(want, rel=1e-5)
+    assert want[2] < want[0]
+    found = collectives.summarize(xs.program_text(step))
+    assert "collective-permute" in found
+    # The first layer's input is not split where tokens are marked: one gradient comes to it whole.
+    assert found.get("all-gather", (0, 0))[0] == int(marked)
+
+
+PROGRAM = """
+    import sys
+    import isoshard as iso
+    iso.simulate_devices(4)
+    import torch, isoshard.torch_bridge as xs
+    from torch.nn.functional import scaled_dot_product_attention as attend
+    iso.compilation_cache(sys.argv[1])
+    mesh = iso.make_mesh((4,), ("x",))
+    x = iso.shard(torch.linspace(-1, 1, 256).reshape(1, 2, 16, 8), mesh, iso.P(None, None, "x"))
+    step = xs.compile(lambda x: attend(x, x, x, scale=float(sys.argv[2])).square().sum())
+    found = step(x).item()
+    counted = iso.metrics.counters()
+    print(found, counted["compilations"] - counted["cache_hits"])
+"""
+
+
+def in_a_process(folder, scale):
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(folder), scale]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    found, missed = done.stdout.split()
+    return float(found), int(missed)
+
+
+def test_a_later_process_finds_the_program_and_no_other(tmp_path):
+    """The scale is told to the operator, and is nowhere else in the text of the program."""
+    first, missed = in_a_process(tmp_path, "0.5")
+    assert missed > 0
+    assert in_a_process(tmp_path, "0.5") == (first, 0)
+    other, missed = in_a_process(tmp_path, "0.25")
+    assert missed > 0 and other != first
