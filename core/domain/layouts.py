@@ -10,16 +10,19 @@
 >>> layout_of(uneven).sizes
 ((2, 0, 1, 2), (3,))
 
-Inside `jax.jit` a value on Auto axes does not tell its layout, so it has to be said again.
+Inside `jax.jit` a value on Auto axes does not tell its layout, so it has to be said again; an
+`UnevenArray` tells it there, too.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -29,6 +32,9 @@ from isoshard.core.errors import ShardingError, UnevenError
 from isoshard.core.mesh import as_mesh, mesh_of
 from isoshard.core.spec import axis_names, named_sharding
 from isoshard.core.uneven import UnevenArray
+
+from .interpreting import recording
+from .shardings import block_sizes, padded_of, sharding_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +47,7 @@ class Layout:
         sizes: for each axis the valid rows of its blocks.
         blocks: for each axis the rows of each block, valid or not.
         uneven: whether the array is an `UnevenArray`.
+        open: the axes of which it is not known how they lie; they are left to the compiler.
     """
 
     mesh: Mesh
@@ -48,6 +55,7 @@ class Layout:
     sizes: tuple[tuple[int, ...], ...]
     blocks: tuple[int, ...]
     uneven: bool
+    open: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -57,7 +65,30 @@ class Layout:
     @property
     def sharding(self) -> NamedSharding:
         """The layout of the buffer."""
-        return NamedSharding(self.mesh, P(*(names or None for names in self.names)))
+        return self.sharding_but()
+
+    def sharding_but(
+        self, free: tuple[int, ...] = (), closed: tuple[int, ...] = ()
+    ) -> NamedSharding:
+        """The layout of a buffer; free axes are left to the compiler, closed ones are not open."""
+        entries: list[Any] = [names or None for names in self.names]
+        for axis in {*self.open, *free} - set(closed):
+            entries[axis] = P.UNCONSTRAINED
+        return NamedSharding(self.mesh, P(*entries))
+
+    def opened(self, axes: Sequence[int]) -> Layout:
+        """The same without what is known of some axes that are not padded."""
+        axes = [axis for axis in axes if not self.padded(axis)]
+        names = tuple(() if axis in axes else own for axis, own in enumerate(self.names))
+        sizes = tuple((sum(s),) if a in axes else s for a, s in enumerate(self.sizes))
+        blocks = tuple(sum(s) if a in axes else self.blocks[a] for a, s in enumerate(self.sizes))
+        free = tuple(sorted({*self.open, *axes}))
+        return dataclasses.replace(self, names=names, sizes=sizes, blocks=blocks, open=free)
+
+    def wrap(self, array: Any, shape: Sequence[int], sizes: Any) -> UnevenArray:
+        """An array that lies so; a traced one does not tell."""
+        told = self.sharding if isinstance(array, Tracer) else None
+        return UnevenArray(array, shape, sizes, told)
 
     def manual(self, free: tuple[int, ...] = ()) -> tuple[P, set[str]]:
         """What `jax.shard_map` takes to run on the shards of all axes but the free ones.
@@ -98,49 +129,65 @@ def layout_of(
             ...
         isoshard.core.errors.ShardingError: halo_exchange: an array of shape (4,) lies on one device; lay it out with iso.shard(x, mesh, spec), or say how it shall lie: mesh=.., spec=..
     """  # noqa: E501
-    array = x.array if isinstance(x, UnevenArray) else x
+    array = padded_of(x)
     if not isinstance(array, jax.Array):
         raise TypeError(
             f"{verb} takes a jax.Array or an UnevenArray, given was {type(x).__name__}; lay it out "
             "first: iso.shard(x, mesh, spec)"
         )
-    sharding = _sharding(array, mesh, spec, verb)
+    sharding = _sharding(x, mesh, spec, verb)
     grid = mesh_of(sharding)
-    names = tuple(map(axis_names, entries_of(sharding.spec)))
+    entries = entries_of(sharding.spec)
+    names = tuple(map(axis_names, entries))
     names += ((),) * (array.ndim - len(names))
     counts = tuple(math.prod(grid.shape[name] for name in axes) for axes in names)
     given = x.sizes if isinstance(x, UnevenArray) else (None,) * array.ndim
-    blocks, sizes, faults = [], [], []
-    for axis, (rows, count, size) in enumerate(zip(array.shape, counts, given, strict=True)):
-        if rows % count:
-            faults.append(f"axis {axis} has size {rows}, which {count} shards do not divide")
-        elif size is not None and len(size) != count:
-            faults.append(f"axis {axis} has {len(size)} blocks, and {count} shards")
-        sizes.append((rows // count,) * count if size is None else size)
-        blocks.append(rows // count)
+    blocks = tuple(rows // count for rows, count in zip(array.shape, counts, strict=True))
+    faults: list[str] = []
+    sizes = tuple(
+        block_sizes(f"axis {axis}", rows, count, size, faults)
+        for axis, (rows, count, size) in enumerate(zip(array.shape, counts, given, strict=True))
+    )
     if faults:
         raise UnevenError(
             f"{verb}: an array of shape {array.shape} does not lie as {sharding.spec}: "
             f"{'; '.join(faults)}. Give an iso.UnevenArray with one size for each shard."
         )
-    return Layout(grid, names, tuple(sizes), tuple(blocks), isinstance(x, UnevenArray))
+    free = tuple(axis for axis, entry in enumerate(entries) if entry is P.UNCONSTRAINED)
+    return Layout(grid, names, sizes, blocks, isinstance(x, UnevenArray), free)
 
 
-def _sharding(array: Any, mesh: Mesh | None, spec: Any, verb: str) -> NamedSharding:
+def lifted(x: Any, mesh: Any, spec: Any) -> bool:
+    """Whether `x` stands for an array of its shape in a function that is being lifted.
+
+    There an operator needs not be told how `x` lies: it is found when the function is run.
+    """
+    return recording() and isinstance(x, Tracer) and mesh is None and spec is None
+
+
+def whole_layout(shape: Sequence[int]) -> Layout:
+    """The layout of an array that no mesh axis splits, wherever it lies."""
+    empty = Mesh(np.empty((), object), ())
+    sizes = tuple((int(size),) for size in shape)
+    return Layout(empty, ((),) * len(sizes), sizes, tuple(map(sum, sizes)), False)
+
+
+def _sharding(x: Any, mesh: Mesh | None, spec: Any, verb: str) -> NamedSharding:
     if isinstance(spec, NamedSharding) and mesh is None:
         mesh = mesh_of(spec)
     if spec is not None and mesh is not None:
-        return named_sharding(spec, as_mesh(mesh), array.ndim, name=verb)
+        return named_sharding(spec, as_mesh(mesh), x.ndim, name=verb)
     if mesh is not None or spec is not None:
         raise ShardingError(f"{verb}: mesh and spec are given together, or neither")
-    if isinstance(array, Tracer):
+    told = sharding_of(x)
+    if told is None:
         raise ShardingError(
             f"{verb}: inside jax.jit a value does not tell how it lies; say it: mesh=.., spec=.."
         )
-    if isinstance(array.sharding, NamedSharding):
-        as_mesh(mesh_of(array.sharding))
-        return array.sharding
+    if isinstance(told, NamedSharding):
+        as_mesh(mesh_of(told))
+        return told
     raise ShardingError(
-        f"{verb}: an array of shape {array.shape} lies on one device; lay it out with "
+        f"{verb}: an array of shape {x.shape} lies on one device; lay it out with "
         "iso.shard(x, mesh, spec), or say how it shall lie: mesh=.., spec=.."
     )

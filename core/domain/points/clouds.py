@@ -18,11 +18,12 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.domain.shardings import padded_of, sharding_of
 from isoshard.core.errors import ShardingError
 from isoshard.core.mesh import as_mesh, mesh_of
 from isoshard.core.uneven import UnevenArray
 
-from .rows import Rows, entries, layout_of, padded_of, read_rows
+from .rows import Rows, entries, read_rows
 
 ONE = "points"
 """The name of the only axis of the mesh that stands for one device."""
@@ -66,7 +67,7 @@ def read_clouds(given: dict[str, Any], mesh: Any, axes: Any) -> dict[str, Rows]:
 
 
 def _mesh(given: dict[str, Any]) -> Mesh:
-    layouts = {name: layout_of(value) for name, value in given.items()}
+    layouts = {name: sharding_of(value) for name, value in given.items()}
     for layout in layouts.values():
         if isinstance(layout, NamedSharding):
             return mesh_of(layout)
@@ -94,10 +95,10 @@ def _faults(name: str, value: Any) -> list[str]:
         faults.append(f"{name} are {value.dtype}, and coordinates are floating-point numbers")
     if isinstance(value, UnevenArray) and any(size is not None for size in value.sizes[1:]):
         faults.append(f"{name} are padded along their coordinates: {value!r}")
-    if isinstance(layout_of(value), NamedSharding) and any(entries(value)[1:]):
+    if isinstance(sharding_of(value), NamedSharding) and any(entries(value)[1:]):
         faults.append(
-            f"{name} are split along their coordinates by {layout_of(value).spec}: lay them out by "
-            f"rows, iso.reshard({name}, {P(entries(value)[0] or None)})"
+            f"{name} are split along their coordinates by {sharding_of(value).spec}: lay them out "
+            f"by rows, iso.reshard({name}, {P(entries(value)[0] or None)})"
         )
     return faults
 

@@ -32,13 +32,15 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.domain.any_framework import any_framework
+from isoshard.core.domain.shardings import padded_of, sharding_of
 from isoshard.core.errors import ShardingError
 from isoshard.core.mesh import mesh_of
 from isoshard.core.place import shard
 from isoshard.core.uneven import UnevenArray
 
 from .edges import SortedEdges, sort_edges
-from .rows import Rows, layout_of, padded_of, read_rows
+from .rows import Rows, read_rows
 
 
 def partition_graph(senders: Any, receivers: Any, nodes: Any) -> GraphHalo:
@@ -62,7 +64,7 @@ def partition_graph(senders: Any, receivers: Any, nodes: Any) -> GraphHalo:
             ...
         isoshard.core.errors.ShardingError: these make no graph over a mesh: nodes lie on no mesh: lay them out, iso.shard(nodes, mesh, spec); receivers name nodes [8], and there are 0..7.
     """  # noqa: E501
-    layout = layout_of(nodes) if isinstance(padded_of(nodes), jax.Array) else None
+    layout = sharding_of(nodes) if isinstance(padded_of(nodes), jax.Array) else None
     ends = {"senders": np.asarray(senders), "receivers": np.asarray(receivers)}
     faults: list[str] = []
     rows = None
@@ -124,6 +126,7 @@ class GraphHalo:
         made._lists = tuple(map(place, tables))
         return made
 
+    @any_framework
     def senders(self, x: Any) -> UnevenArray:
         """For each edge the row of the node where it starts.
 
@@ -140,6 +143,7 @@ class GraphHalo:
         made = _fetch(self.nodes, self._pairs, self._read(x), self._lists[0], self._lists[2:])
         return self._edges(made)
 
+    @any_framework
     def receivers(self, x: Any) -> UnevenArray:
         """For each edge the row of the node where it ends; nothing is sent.
 
@@ -190,7 +194,10 @@ class GraphHalo:
             ShardingError: the messages are not one row per edge.
         """
         array = padded_of(messages)
-        sizes = messages.sizes[0] if isinstance(messages, UnevenArray) else self.sizes
+        sizes = self.sizes
+        if isinstance(messages, UnevenArray) and messages.ndim:
+            each = len(array) // len(sizes)
+            sizes = messages.sizes[0] or (each,) * len(sizes)
         if not array.ndim or sizes != self.sizes or array.shape[0] != self._lists[1].shape[0]:
             raise ShardingError(
                 f"messages of shape {array.shape} with {sizes} valid rows are not those of this "
@@ -247,6 +254,7 @@ class GraphHalo:
         )
 
 
+@any_framework
 def segment_sum(messages: Any, graph: GraphHalo) -> Any:
     """Sum messages for each node, as `graph.segment_sum(messages)`."""
     return graph.segment_sum(messages)

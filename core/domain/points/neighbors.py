@@ -30,11 +30,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from isoshard.core.domain.any_framework import any_framework
+from isoshard.core.domain.shardings import padded_of
 from isoshard.core.errors import ShardingError
 
 from .clouds import read_clouds
 from .nearest import Tile, distance_dtype
-from .rows import Rows, padded_of
+from .rows import Rows
 from .search import Search, search
 
 TILE = (512, 32768)
@@ -72,6 +74,7 @@ class Within(NamedTuple):
     counts: Any
 
 
+@any_framework
 def knn(
     points: Any, queries: Any, k: int, *, mesh: Any = None, axes: Any = None, tile: Tile = TILE
 ) -> Neighbors:
@@ -113,6 +116,7 @@ def knn(
     return Neighbors(*map(clouds["queries"].like, found[:3]))
 
 
+@any_framework
 def radius_search(
     points: Any,
     queries: Any,

@@ -1,8 +1,6 @@
 """Rows: over which mesh axes the rows of an array are split, and how many each shard has.
 
-An array says so itself, and an UnevenArray even where it is traced. A traced value of `jax.jit`
-does not, so there it has to be told; one that `jax.grad` traces outside `jax.jit` still has its
-array.
+Where an array does not tell it (`isoshard.core.domain.shardings`), it has to be told.
 
 >>> from isoshard.core.mesh import make_mesh
 >>> from isoshard.core.place import shard
@@ -23,10 +21,10 @@ from typing import Any
 
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.domain.shardings import block_sizes, padded_of, sharding_of
 from isoshard.core.entries import canonical_spec, entries_of
 from isoshard.core.mesh import describe_mesh, mesh_of
 from isoshard.core.spec import axis_names
@@ -90,21 +88,6 @@ class Rows:
         return UnevenArray(array, shape, sizes, NamedSharding(self.mesh, self.spec))
 
 
-def padded_of(value: Any) -> Any:
-    """The array of an UnevenArray, or the array itself."""
-    return value.array if isinstance(value, UnevenArray) else value
-
-
-def layout_of(value: Any) -> Any:
-    """The sharding of an array, or None for a value that `jax.jit` traces and that tells none."""
-    if isinstance(value, UnevenArray) and value.layout is not None:
-        return value.layout
-    array = padded_of(value)
-    if isinstance(array, Tracer):
-        array = array.to_concrete_value()
-    return None if array is None else array.sharding
-
-
 def read_rows(name: str, value: Any, mesh: Mesh, told: Any, faults: list[str]) -> Rows:
     """Find out how the rows of an array lie.
 
@@ -126,23 +109,13 @@ def read_rows(name: str, value: Any, mesh: Mesh, told: Any, faults: list[str]) -
     uneven = isinstance(value, UnevenArray)
     extent = padded_of(value).shape[0] if value.ndim else 0
     sizes = value.sizes[0] if uneven and value.ndim else None
-    if sizes is not None and len(sizes) != blocks:
-        faults.append(
-            f"{name} have {len(sizes)} blocks of rows, {sizes}, and {axes} split them into {blocks}"
-        )
-    if sizes is None:
-        if extent % blocks:
-            faults.append(
-                f"{name} have {extent} rows, which {blocks} shards do not divide: pad them, "
-                'iso.shard(x, mesh, spec, uneven="pad")'
-            )
-        sizes = (extent // blocks,) * blocks
+    sizes = block_sizes(f"axis 0 of {name}", extent, blocks, sizes, faults)
     return Rows(mesh, axes, sizes, uneven)
 
 
 def entries(value: Any) -> tuple[tuple[str, ...], ...]:
     """The mesh axes that split each axis of an array over a mesh; none of size 1."""
-    layout = layout_of(value)
+    layout = sharding_of(value)
     mesh = mesh_of(layout)
     spec = canonical_spec(P(*entries_of(layout.spec)), mesh, value.ndim, "array")
     found = [_larger(axis_names(entry), mesh) for entry in spec]
@@ -154,7 +127,7 @@ def _axes(name: str, value: Any, mesh: Mesh, told: Any, faults: list[str]) -> tu
     if told is not None:
         spec = canonical_spec(told, mesh, 1, name)
         said = _larger(axis_names(spec[0]) if len(spec) else (), mesh)
-    layout = layout_of(value)
+    layout = sharding_of(value)
     if layout is None:
         if said is None:
             faults.append(f"{name} are traced, and axes= does not say which mesh axes split them")

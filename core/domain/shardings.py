@@ -1,0 +1,99 @@
+"""What an array tells of how it lies: its sharding, and how many rows its blocks have.
+
+An array says so itself, and an `UnevenArray` even where it is traced. A traced value of `jax.jit`
+does not, so there it has to be told; one that `jax.grad` traces outside `jax.jit` still has its
+array.
+
+>>> import jax.numpy as jnp
+>>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.place import shard
+>>> points = shard(jnp.zeros((8, 3)), make_mesh((4,), ("x",)), ("x",))
+>>> sharding_of(points).spec
+P('x',)
+>>> faults = []
+>>> block_sizes("axis 0", 8, 4, None, faults), block_sizes("axis 1", 8, 3, None, faults)
+((2, 2, 2, 2), (2, 2, 2))
+>>> faults
+['axis 1 has size 8, which 3 shards do not divide: pad it, iso.shard(x, mesh, spec, uneven="pad")']
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from jax.core import Tracer
+
+from isoshard.core.uneven import UnevenArray
+
+
+def padded_of(value: Any) -> Any:
+    """The array of an UnevenArray, or the array itself."""
+    return value.array if isinstance(value, UnevenArray) else value
+
+
+def sharding_of(value: Any) -> Any:
+    """The sharding of an array.
+
+    Args:
+        value: a jax.Array or UnevenArray, traced or not.
+
+    Returns:
+        The sharding; None for a value that `jax.jit` traces and that tells none.
+    """
+    array = padded_of(value)
+    if not isinstance(array, Tracer):
+        return array.sharding
+    if isinstance(value, UnevenArray) and value.layout is not None:
+        return value.layout
+    for known, sharding in _TOLD.get():
+        if known is array:
+            return sharding
+    array = array.to_concrete_value()
+    return None if array is None else array.sharding
+
+
+_TOLD: contextvars.ContextVar[tuple[tuple[Any, Any], ...]] = contextvars.ContextVar(
+    "told", default=()
+)
+
+
+@contextlib.contextmanager
+def telling(layouts: Iterable[tuple[Any, Any]]) -> Iterator[None]:
+    """Say of traced values how they lie, for `sharding_of` inside.
+
+    Args:
+        layouts: pairs of a value and its sharding.
+    """
+    token = _TOLD.set((*_TOLD.get(), *layouts))
+    try:
+        yield
+    finally:
+        _TOLD.reset(token)
+
+
+def block_sizes(
+    axis: str, extent: int, count: int, sizes: tuple[int, ...] | None, faults: list[str]
+) -> tuple[int, ...]:
+    """How many valid rows each block of an axis has.
+
+    Args:
+        axis: which, for messages.
+        extent: its rows, padding included.
+        count: shards that split it.
+        sizes: those of an UnevenArray; None if all rows are valid.
+        faults: is given what is wrong.
+
+    Returns:
+        One size per shard; of no use if there was a fault.
+    """
+    if extent % count:
+        faults.append(
+            f"{axis} has size {extent}, which {count} shards do not divide: pad it, "
+            'iso.shard(x, mesh, spec, uneven="pad")'
+        )
+    elif sizes is not None and len(sizes) != count:
+        faults.append(f"{axis} has {len(sizes)} blocks, and {count} shards")
+    return (extent // count,) * count if sizes is None else sizes
