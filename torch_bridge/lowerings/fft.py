@@ -6,6 +6,11 @@ done three at a time; and it cannot transform an axis that is split over devices
 
 >>> print(_scaled(jnp.ones(4), 4, 1))
 [0.5 0.5 0.5 0.5]
+
+In a program on a mesh a transform is an operator that sees how its operand lies when it is compiled
+(`isoshard.core.domain.fourier`): along whole axes nothing is sent, and along split ones lines are
+exchanged. JAX compiles such an operator where all layouts are on one mesh; where they are on
+several, XLA gathers all that a transform reads.
 """
 
 from __future__ import annotations
@@ -14,9 +19,13 @@ import math
 
 import jax.numpy as jnp
 
+from isoshard.core import partitioning
+from isoshard.core.domain.fourier import transform
+from isoshard.core.domain.interpreting import recording
+
 from .arguments import lengths
 from .registry import lower
-from .whole import whole
+from .whole import on_a_mesh, whole
 
 _AT_ONCE = 3
 
@@ -27,9 +36,16 @@ def _scaled(x, count, normalization):
     return x if divisor == 1 else x / divisor
 
 
+def _looks():
+    """Whether a transform sees how its operand lies; in blocks of unequal sizes it always does."""
+    return partitioning.possible() and (on_a_mesh() or recording())
+
+
 def _transform(x, dims, forward):
     """The unscaled transform of a complex array along `dims`."""
     along = list(dims)
+    if along and _looks():
+        return transform("fft" if forward else "ifft", x, along)
     while along:
         some, along = along[-_AT_ONCE:], along[:-_AT_ONCE]
         x = whole(x, some)
@@ -46,7 +62,9 @@ def _complex_to_complex(x, dim, normalization, forward):
 @lower("aten::_fft_r2c")
 def _real_to_complex(x, dim, normalization, onesided):
     count = lengths(x.shape, dim)
-    if onesided:
+    if onesided and _looks():
+        got = transform("rfft", x, dim)
+    elif onesided:
         half = whole(jnp.fft.rfft(whole(x, dim[-1:]), axis=dim[-1]), dim[-1:])
         got = _transform(half, dim[:-1], True)
     else:
@@ -56,6 +74,9 @@ def _real_to_complex(x, dim, normalization, onesided):
 
 @lower("aten::_fft_c2r")
 def _complex_to_real(x, dim, normalization, last_dim_size):
+    if _looks():
+        got = transform("irfft", x, dim, last_dim_size)
+        return _scaled(got, lengths(got.shape, dim), normalization)
     x = whole(_transform(x, dim[:-1], False), dim[-1:])
     got = jnp.fft.irfft(x, last_dim_size, axis=dim[-1], norm="forward")
     got = whole(got, dim[-1:])

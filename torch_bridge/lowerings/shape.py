@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from isoshard.core import domain
+
 from .arguments import axis, cast, number
 from .memory_order import lower_cloned, lower_contiguous
 from .registry import lower
@@ -166,9 +168,15 @@ def _pad_as(mode):
     """A pad by the array's own elements; negative padding cuts the padded array."""
 
     def pad(x, padding):
-        grown = jnp.pad(x, _pairs([max(p, 0) for p in padding], x.ndim), mode=mode)
-        cuts = _pairs([min(p, 0) for p in padding], x.ndim)
-        return _cut(grown, cuts)[0]
+        def whole_array(x):
+            grown = jnp.pad(x, _pairs([max(p, 0) for p in padding], x.ndim), mode=mode)
+            cuts = _pairs([min(p, 0) for p in padding], x.ndim)
+            return _cut(grown, cuts)[0]
+
+        def by_halos(u):
+            return domain.pad(u, _pairs(padding, u.ndim), mode)
+
+        return domain.in_blocks(whole_array, by_halos)(x)
 
     return pad
 
