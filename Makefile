@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt --no-build-isolation
 
 .DEFAULT_GOAL := help
-.PHONY: help demo notebooks test conformance fuzz bench bench-peers test-newest test-oldest test-torch-xla
+.PHONY: help demo domain notebooks test conformance fuzz bench bench-peers test-newest test-oldest test-torch-xla
 .PHONY: test-torchrun lint types wheel clean
 .DELETE_ON_ERROR:
 
@@ -28,6 +28,9 @@ help:  ## show the targets
 
 demo: $(VENV)/.demo-installed  ## train on a mesh from PyTorch, go on in JAX (ARGS="--quick")
 	$(BIN)/isoshard demo $(ARGS)
+
+domain: $(VENV)/.demo-installed  ## a U-Net and a transformer on split fields (ARGS="--quick")
+	$(BIN)/python -m examples.domain $(ARGS)
 
 notebooks: $(VENV)/.notebooks-installed  ## run the tutorials, compare with what they keep (ARGS=both_at_once)
 	$(BIN)/python -m notebooks $(ARGS)
@@ -47,6 +50,9 @@ bench: $(VENV)/.dev-installed  ## measure against hand-written JAX in the same r
 	$(BIN)/python -m benchmarks.exchange
 	$(BIN)/python -m benchmarks.dtensor
 	$(BIN)/python -m benchmarks.onnx_run
+	$(BIN)/python -m benchmarks.domain_halo $(filter --quick,$(ARGS))
+	$(BIN)/python -m benchmarks.domain_knn
+	$(BIN)/python -m benchmarks.domain_scaling $(filter --quick,$(ARGS))
 
 bench-peers: $(VENV)/.dev-installed  ## install the peers that `make bench` measures beside us (9 GB)
 	$(BIN)/python -m benchmarks.environments torchax torch-xla
