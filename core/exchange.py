@@ -41,6 +41,7 @@ from .frameworks import framework_of, require
 from .host import ALIGNMENT as ALIGNMENT
 from .host import aligned_empty as aligned_empty
 from .host import check_host, host_to_jax
+from .uneven import UnevenArray
 
 
 def to_jax(
@@ -91,7 +92,8 @@ def to_torch(a: Any, *, copy: bool | None = None) -> Any:
     """Give the same values as torch tensors.
 
     Args:
-        a: a jax.Array on any number of devices, a NumPy array, or a container of those.
+        a: a jax.Array on any number of devices, an UnevenArray, a NumPy array, or a container of
+            those.
         copy: None may share memory or copy, False shares or raises, True copies.
 
     Returns:
@@ -106,7 +108,7 @@ def to_torch(a: Any, *, copy: bool | None = None) -> Any:
     torch = require("torch")
     if isinstance(a, np.ndarray):
         a = to_jax(a, copy=copy)
-    if isinstance(a, jax.Array):
+    if isinstance(a, jax.Array | UnevenArray):
         return torch.from_jax(a, copy=copy)
     if torch.owns(a):
         return torch.from_jax(torch.to_jax(a, copy=copy)) if copy else a

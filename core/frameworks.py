@@ -41,9 +41,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from .errors import ShardingError
+
 if TYPE_CHECKING:
     from .checkpoints.manifest import Sum
     from .checkpoints.source import Entry, Part, Source, Wanted
+    from .uneven import Sizes
 
 Loader = Callable[[], object]
 
@@ -72,6 +75,22 @@ class Framework:
     ) -> Any:
         """Lay `x` out over `mesh`; `spec` is any spelling, or a Plan. Same framework out."""
         self._lacks("shard", x)
+
+    def shard_padded(
+        self,
+        x: Any,
+        mesh: Mesh,
+        spec: Any,
+        sizes: Any,
+        *,
+        copy: bool | None = None,
+        name: str | None = None,
+    ) -> Any:
+        """As `shard`, in blocks of any sizes; see `iso.shard(.., uneven="pad")`."""
+        raise ShardingError(
+            f"uneven='pad' is of arrays and tensors, and {name or 'the argument'} is a "
+            f"{type(x).__name__}. Shard its arrays one by one."
+        )
 
     def check_shard(
         self, x: Any, mesh: Mesh, spec: Any, *, copy: bool | None = None, name: str | None = None
@@ -102,6 +121,14 @@ class Framework:
     def sharding_of(self, x: Any) -> Any:
         """The NamedSharding of an array, or a dictionary of them by name for a module."""
         self._lacks("sharding_of", x)
+
+    def block_sizes(self, x: Any) -> Sizes | None:
+        """The valid elements of each block of an array in unequal blocks, per axis; else None."""
+        return None
+
+    def call(self, verb: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a verb of `iso.domain` with arrays of this framework among its arguments."""
+        self._lacks(verb.__name__, next(x for x in jax.tree.leaves((args, kwargs)) if self.owns(x)))
 
     def named_arrays(self, x: Any) -> dict[str, Any]:
         """The arrays of a module by the names that a `Plan` knows, in order; nothing is copied."""

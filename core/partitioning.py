@@ -112,9 +112,7 @@ def partitioned(
         return f"{left}, {_STAMP} -> {right}", sizes
 
     operator = custom_partitioning(stamped, static_argnums=(0,))
-    operator.def_partition(
-        partition=splitting, sharding_rule=corresponding, decode_shardings=False
-    )
+    operator.def_partition(partition=splitting, sharding_rule=corresponding, decode_shardings=False)
 
     def call(told: Told, *operands: Any) -> Any:
         known = _Known(told, bool(jax.config.read("jax_enable_x64")))
@@ -157,14 +155,16 @@ def _in_factors(mesh: Mesh, largest_first: bool = False) -> Mesh:
     """
     shape: dict[str, int] = {}
     for name, size in mesh.shape.items():
-        factors = []
-        while size > 1:
-            factors.append(next(n for n in range(2, size + 1) if size % n == 0))
-            size //= factors[-1]
-        factors = sorted(factors, reverse=largest_first) or [1]
+        factors = sorted(_factors(size), reverse=largest_first) or [1]
         alone = len(factors) == 1
         shape |= {name if alone else f"{name}/{n}": m for n, m in enumerate(factors)}
     return Mesh(mesh.devices.reshape(tuple(shape.values())), tuple(shape))
+
+
+def _factors(size: int) -> list[int]:
+    """The prime factors of a number, the smallest first."""
+    factor = next((n for n in range(2, size + 1) if size % n == 0), None)
+    return [] if factor is None else [factor, *_factors(size // factor)]
 
 
 class _Known(NamedTuple):

@@ -72,8 +72,8 @@ def shard(
         copy: None may share memory with `x` or copy (a later write to a NumPy array then shows),
             False shares or raises, True copies.
         name: of `x`, for messages; a tree's leaves are called `name.path`.
-        uneven: what becomes of NumPy and JAX arrays of which an axis does not divide: "error", or
-            "pad" for an `UnevenArray`. What divides is a jax.Array either way.
+        uneven: what becomes of arrays of which an axis does not divide: "error", or "pad" for an
+            `UnevenArray`, or a torch tensor over one. What divides is laid out as ever.
         sizes: with uneven="pad", of one array: the elements of each block, where one axis is split;
             or per axis None or that. By default as `torch.chunk`.
 
@@ -217,13 +217,16 @@ def _shard_padded(
 
     if isinstance(x, np.ndarray | jax.Array) and framework_of(x) is None:
         return pack(x, mesh, spec, sizes, copy=copy, name=name or "array")
+    framework = framework_of(x)
+    if framework is not None:
+        return framework.shard_padded(x, mesh, spec, sizes, copy=copy, name=name)
     leaves, structure = named_arrays(x, name)
     theirs = [leaf.name for leaf in leaves if leaf.framework is not None]
     if theirs or sizes is not None:
         fault = f"{', '.join(theirs)} belong to a framework" if theirs else "x is a tree of arrays"
         raise ShardingError(
-            f"uneven='pad' is of NumPy and JAX arrays, and sizes= of one of them: {fault}. Shard "
-            "the arrays one by one, or those of a framework as it pads them itself."
+            f"uneven='pad' is of trees of NumPy and JAX arrays, and sizes= of one array: {fault}. "
+            "Shard the arrays and tensors one by one."
         )
     assign(leaves, structure, mesh, spec, name)
     faults = []

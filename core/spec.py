@@ -176,13 +176,15 @@ def same_layout(a: Sharding, b: Sharding, ndim: int) -> bool:
 
 
 def axis_names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """The mesh axes in one entry of a canonical spec, outermost first.
+    """The mesh axes in one entry of a canonical spec, outermost first; of P.UNCONSTRAINED, none.
 
     Example:
         >>> axis_names(None), axis_names("x"), axis_names(("x", "y"))
         ((), ('x',), ('x', 'y'))
     """
-    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+    if entry is None or entry is P.UNCONSTRAINED:
+        return ()
+    return (entry,) if isinstance(entry, str) else tuple(entry)
 
 
 def register_spelling(accepts: Predicate, to_tiles: ToTiles) -> Callable[[], None]:

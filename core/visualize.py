@@ -55,8 +55,10 @@ from .op_sharding import parse_op_sharding
 from .paths import named_leaves
 from .spec import normalize_spec
 from .tiles import Tiles
+from .uneven import Sizes, UnevenArray
 
 MAX_SLICES = 8
+Bounds = list[list[int]]  # per axis, where its blocks begin, and where the last one ends
 MAX_NUMBERS = 18  # characters of device numbers in a box
 
 
@@ -111,6 +113,8 @@ def _pictures(
         yield from _sharding_picture(x, shape, width)
     elif isinstance(x, jax.Array):
         yield from _sharding_picture(x.sharding, x.shape, width, x.dtype)
+    elif isinstance(x, UnevenArray):
+        yield from _sharding_picture(x.sharding, x.shape, width, x.dtype, x.sizes)
     elif mesh is not None:
         spec = normalize_spec(x, mesh, _rank(x, shape), shape=shape)
         yield from _sharding_picture(NamedSharding(mesh, spec), shape, width)
@@ -127,7 +131,8 @@ def _object_pictures(x: Any, width: int) -> Iterator[Line]:
     framework = framework_of(x)
     layout = dict(_leaves(x)) if framework is None else framework.sharding_of(x)
     if isinstance(layout, Sharding):
-        yield from _sharding_picture(layout, tuple(x.shape), width, x.dtype)
+        sizes = None if framework is None else framework.block_sizes(x)
+        yield from _sharding_picture(layout, tuple(x.shape), width, x.dtype, sizes)
         return
     for number, (name, leaf) in enumerate(layout.items()):
         if number:
@@ -147,7 +152,11 @@ def _leaves(x: Any) -> list[tuple[str, Any]]:
 
 
 def _sharding_picture(
-    sharding: Sharding, shape: tuple[int, ...] | None, width: int, dtype: Any = None
+    sharding: Sharding,
+    shape: tuple[int, ...] | None,
+    width: int,
+    dtype: Any = None,
+    sizes: Sizes | None = None,
 ) -> Iterator[Line]:
     spec = getattr(sharding, "spec", P())
     ndim = max(len(spec), 0 if shape is None else len(shape))
@@ -157,7 +166,7 @@ def _sharding_picture(
         axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
         where = f"mesh ({axes})"
         own = _own_devices(sharding.mesh)
-        yield from _picture(repr(spec), tiles, where, shape, width, dtype, own)
+        yield from _picture(repr(spec), tiles, where, shape, width, dtype, own, sizes)
     else:
         yield from _picture("", tiles, where, shape, width, dtype)
 
@@ -200,10 +209,10 @@ def _picture(
     width: int,
     dtype: Any = None,
     own: str = "",
+    sizes: Sizes | None = None,
 ) -> Iterator[Line]:
-    if shape is not None:
-        tiles.slices(shape)  # refuses a shape of another rank, or one that does not split
-    yield from _title(spec, tiles, where, shape, width, dtype)
+    bounds = None if shape is None else _bounds(tiles, shape, sizes)
+    yield from _title(spec, tiles, where, shape, width, dtype, sizes)
     if own:
         yield [(own, "")]
     rows, columns = _drawn_axes(tiles)
@@ -212,14 +221,36 @@ def _picture(
     for at in slices[:MAX_SLICES]:
         fixed = dict(zip(others, at, strict=True))
         if others:
-            yield [(_heading(tiles, shape, fixed, rows, columns), "bold")]
-        yield from _grid(tiles, shape, fixed, rows, columns, width)
+            yield [(_heading(tiles, bounds, fixed, rows, columns), "bold")]
+        yield from _grid(tiles, bounds, fixed, rows, columns, width)
     if len(slices) > MAX_SLICES:
         yield [(f"… {len(slices) - MAX_SLICES} more slices", LABEL)]
 
 
+def _bounds(tiles: Tiles, shape: tuple[int, ...], sizes: Sizes | None) -> Bounds:
+    """Where the blocks of each axis begin and end.
+
+    Raises:
+        ShardingError: the shape is of another rank, or does not split.
+    """
+    if sizes is None:
+        tiles.slices(shape)
+        sizes = (None,) * len(shape)
+    blocks = [
+        (extent // count,) * count if size is None else size
+        for extent, count, size in zip(shape, tiles.blocks, sizes, strict=True)
+    ]
+    return [list(itertools.accumulate(size, initial=0)) for size in blocks]
+
+
 def _title(
-    spec: str, tiles: Tiles, where: str, shape: tuple[int, ...] | None, width: int, dtype: Any
+    spec: str,
+    tiles: Tiles,
+    where: str,
+    shape: tuple[int, ...] | None,
+    width: int,
+    dtype: Any,
+    sizes: Sizes | None,
 ) -> Iterator[Line]:
     name = "" if dtype is None else str(dtype).removeprefix("torch.")
     whole = "" if shape is None else f"{name}{list(shape)}"
@@ -230,8 +261,10 @@ def _title(
     count, copies = math.prod(tiles.blocks), tiles.replicas
     blocks = "1 block" if count == 1 else f"{count} blocks"
     if shape is not None:
-        sizes = zip(shape, tiles.blocks, strict=True)
-        blocks += f" of {[size // n for size, n in sizes]}"
+        given = sizes or (None,) * len(shape)
+        parts_of = zip(shape, tiles.blocks, given, strict=True)
+        each = [extent // n if size is None else list(size) for extent, n, size in parts_of]
+        blocks += f" of {each}"
     devices = "1 device" if copies == 1 else f"{copies} devices"
     yield [(f"{blocks}, {'' if count == 1 else 'each '}on {devices}", "")]
 
@@ -247,7 +280,7 @@ def _drawn_axes(tiles: Tiles) -> tuple[int | None, int | None]:
 
 def _grid(
     tiles: Tiles,
-    shape: tuple[int, ...] | None,
+    bounds: Bounds | None,
     fixed: dict[int, int],
     rows: int | None,
     columns: int | None,
@@ -261,15 +294,15 @@ def _grid(
     across = range(1 if columns is None else tiles.blocks[columns])
     down = range(1 if rows is None else tiles.blocks[rows])
     cells = [[cell(row, column) for column in across] for row in down]
-    row_labels = [_range(tiles, shape, rows, row) for row in down]
+    row_labels = [_range(bounds, rows, row) for row in down]
     return grid_lines(
-        cells, row_labels, [_range(tiles, shape, columns, column) for column in across], width
+        cells, row_labels, [_range(bounds, columns, column) for column in across], width
     )
 
 
 def _heading(
     tiles: Tiles,
-    shape: tuple[int, ...] | None,
+    bounds: Bounds | None,
     fixed: dict[int, int],
     rows: int | None,
     columns: int | None,
@@ -280,17 +313,16 @@ def _heading(
         if tiles.blocks[axis] == 1:
             return ":"
         at = fixed[axis]
-        return _range(tiles, shape, axis, at) or f"{at + 1} of {tiles.blocks[axis]}"
+        return _range(bounds, axis, at) or f"{at + 1} of {tiles.blocks[axis]}"
 
     return f"[{', '.join(map(item, range(tiles.ndim)))}]"
 
 
-def _range(tiles: Tiles, shape: tuple[int, ...] | None, axis: int | None, at: int) -> str:
+def _range(bounds: Bounds | None, axis: int | None, at: int) -> str:
     """The indices of block number `at` along an axis, e.g. `4:8`."""
-    if shape is None or axis is None:
+    if bounds is None or axis is None:
         return ""
-    size = shape[axis] // tiles.blocks[axis]
-    return f"{at * size}:{(at + 1) * size}"
+    return f"{bounds[axis][at]}:{bounds[axis][at + 1]}"
 
 
 def _numbers(devices: list[int]) -> str:

@@ -40,6 +40,7 @@ __all__ = [
     "mark_sharding_with_gradients",
     "memory_analysis",
     "program_text",
+    "register_function_handler",
     "register_lowering",
     "scan_layers",
     "set_global_mesh",
@@ -69,6 +70,7 @@ if TYPE_CHECKING or _old_torch.has_device():
     from .crossings.module import TorchModule, torch_module
     from .distributed import torch_hook as _torch_hook
     from .generator import Generator
+    from .handlers import register_function_handler
     from .layout.activations import ActivationConstraints, constrain_activations
     from .layout.marks import ShardingType
     from .layout.shards import XLAShard

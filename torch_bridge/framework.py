@@ -15,7 +15,8 @@ from jax.sharding import Mesh, NamedSharding
 from isoshard.core import metrics
 from isoshard.core.checkpoints.manifest import Sum
 from isoshard.core.checkpoints.source import Entry, Part, Source, Wanted
-from isoshard.core.errors import CopyError, ShardingError
+from isoshard.core.domain import BlockLayout, lay_out_in_blocks
+from isoshard.core.errors import CopyError, ShardingError, no_sharing
 from isoshard.core.exchange import check_shareable, host_to_jax, lay_out
 from isoshard.core.frameworks import Framework, register
 from isoshard.core.local import from_local
@@ -23,6 +24,7 @@ from isoshard.core.plan import Plan
 from isoshard.core.shards import Shard
 from isoshard.core.shards import local_shards as jax_shards
 from isoshard.core.spec import named_sharding
+from isoshard.core.uneven import UnevenArray
 from isoshard.torch_bridge.engine import base, layouts, placement
 from isoshard.torch_bridge.engine.constrain import constrain
 from isoshard.torch_bridge.engine.value import Aval, Value, placed_layout
@@ -30,7 +32,7 @@ from isoshard.torch_bridge.engine.value import Aval, Value, placed_layout
 from . import modules
 from .dtensor import exchange as dtensors
 from .dtensor import modules as dtensor_modules
-from .dtensor import resharding, starting
+from .dtensor import resharding, spelling, starting
 from .dtypes import logical_dtype, physical_dtype
 from .exchange import shard_to_torch, to_numpy
 from .layout.marks import keep_gradient_layout
@@ -60,6 +62,23 @@ class Torch(Framework):
             return modules.shard_module(x, mesh, spec, self._place, copy=copy, name=name)
         return self._place(x, _sharding(x, mesh, spec, name), copy, name or "tensor")
 
+    def shard_padded(
+        self,
+        x: Any,
+        mesh: Mesh,
+        spec: Any,
+        sizes: Any,
+        *,
+        copy: bool | None = None,
+        name: str | None = None,
+    ) -> Any:
+        """A tensor in blocks of any sizes."""
+        resharding.refuse_shard(x)
+        if isinstance(x, torch.nn.Module | torch.optim.Optimizer):
+            return super().shard_padded(x, mesh, spec, sizes, copy=copy, name=name)
+        layout = BlockLayout.plan(tuple(x.shape), mesh, spec, sizes)
+        return self._place(x, layout, copy, name or "tensor")
+
     def check_shard(
         self, x: Any, mesh: Mesh, spec: Any, *, copy: bool | None = None, name: str | None = None
     ) -> None:
@@ -73,7 +92,7 @@ class Torch(Framework):
             check_shareable(to_numpy(x.detach()), sharding, copy=copy, name=name or "tensor")
 
     def _place(
-        self, x: torch.Tensor, sharding: NamedSharding, copy: bool | None, name: str
+        self, x: torch.Tensor, layout: layouts.Layout, copy: bool | None, name: str
     ) -> torch.Tensor:
         """One tensor on the mesh; gradients and being a parameter are kept."""
         if x.grad_fn is not None:
@@ -81,14 +100,15 @@ class Torch(Framework):
         if isinstance(x, XLAShardedTensor):
             value = base.read(x)
             if value.array is None:
-                value = constrain(value, layouts.intern(sharding))
+                value = constrain(value, layouts.intern(layout))
             else:
-                array = placement.array_of(value)
-                value = Value.of(lay_out(array, sharding, copy=copy, name=name))
+                value = Value.of(_laid_out(placement.held(value), layout, copy, name))
                 value.shared = True
+        elif isinstance(layout, BlockLayout):
+            value = Value.of(_laid_out(self.to_jax(x.detach()), layout, copy, name))
         else:
-            value = Value.of(self.to_jax(x.detach(), sharding, copy=copy, name=name))
-        return _annotated(x, value, sharding, tuple(x.shape))
+            value = Value.of(self.to_jax(x.detach(), layout, copy=copy, name=name))
+        return _annotated(x, value, layout, tuple(x.shape))
 
     def from_local(
         self,
@@ -121,6 +141,9 @@ class Torch(Framework):
             return resharding.reshard(x, spec, mesh)
         if mesh is None:
             mesh = _mesh_of(x)
+        if isinstance(x, XLAShardedTensor) and isinstance(base.read(x).array, UnevenArray):
+            blocks = BlockLayout.of(placement.held(base.read(x)))
+            return self._place(x, blocks.resharded(spec, mesh), None, "tensor")
         return self.shard(x, mesh, spec)
 
     def full(self, x: Any) -> Any:
@@ -165,8 +188,21 @@ class Torch(Framework):
         if x.named_sharding is None:
             from isoshard.core.place import sharding_of
 
-            return sharding_of(placement.array_of(base.read(x)))
+            return sharding_of(placement.held(base.read(x)))
         return x.named_sharding
+
+    def call(self, verb: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """See `domain.call`."""
+        from . import domain  # it imports the crossings, which import this
+
+        return domain.call(verb, args, kwargs)
+
+    def block_sizes(self, x: Any) -> Any:
+        """Those of a tensor on the `jax` device, computing it if need be."""
+        if not isinstance(x, XLAShardedTensor):
+            return None
+        array = placement.held(base.read(x))
+        return array.sizes if isinstance(array, UnevenArray) else None
 
     def local_shards(self, x: Any) -> list[Shard]:
         """The pieces, as plain tensors over the devices' buffers."""
@@ -229,11 +265,11 @@ class Torch(Framework):
         return to_numpy(x.detach())
 
     def from_jax(
-        self, array: jax.Array, *, copy: bool | None = None, like: Any = None
+        self, array: jax.Array | UnevenArray, *, copy: bool | None = None, like: Any = None
     ) -> torch.Tensor:
         """A tensor over the very buffers of `array`."""
         if copy:
-            array = jnp.copy(array)
+            array = jax.tree.map(jnp.copy, array)
         dtype = logical_dtype(array.dtype if like is None else like.dtype)
         aval = Aval.contiguous(tuple(array.shape), dtype)
         return base.fresh(aval, Value.of(array, shared=not copy))
@@ -304,12 +340,10 @@ class Torch(Framework):
         starting.leave()
 
 
-def _annotated(
-    x: torch.Tensor, value: Value, sharding: Any, shape: tuple[int, ...]
-) -> torch.Tensor:
+def _annotated(x: torch.Tensor, value: Value, layout: Any, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor of `value` in the place of `x`; being a parameter and `requires_grad` are kept."""
     tensor = base.fresh(Aval.contiguous(shape, x.dtype), value)
-    tensor._storage.annotation = sharding
+    tensor._storage.annotation = layout.sharding if isinstance(layout, BlockLayout) else layout
     tensor.requires_grad_(x.requires_grad)
     if isinstance(x, torch.nn.Parameter):
         tensor._is_param = True
@@ -317,15 +351,28 @@ def _annotated(
     return tensor
 
 
-def _array(x: XLAShardedTensor, sharding: Any, copy: bool | None, name: str) -> jax.Array:
+def _array(x: XLAShardedTensor, sharding: Any, copy: bool | None, name: str) -> Any:
     value = base.read(x)
-    array = placement.array_of(value)
+    array = placement.held(value)
     if isinstance(array, Tracer):
         return lay_out(array, sharding)
     if copy or (sharding is not None and placed_layout(array) != layouts.intern(sharding)):
-        return lay_out(array, sharding, copy=copy, name=name)
+        return _laid_out(array, sharding, copy, name)
     value.shared = True
     return array
+
+
+def _laid_out(array: Any, layout: Any, copy: bool | None, name: str) -> Any:
+    """A JAX array, or one in blocks, in another layout."""
+    if not isinstance(array, UnevenArray) and not isinstance(layout, BlockLayout):
+        return lay_out(array, layout, copy=copy, name=name)
+    if copy:
+        array = jax.tree.map(jnp.copy, array)
+    if layout is None or placed_layout(array) == layouts.intern(layout):
+        return array
+    if copy is False:
+        raise no_sharing(name, "blocks of other sizes are padded, which takes new memory")
+    return lay_out_in_blocks(array, layout)
 
 
 def _sharding(x: torch.Tensor, mesh: Mesh, spec: Any, name: str | None) -> NamedSharding:
@@ -346,3 +393,4 @@ def _mesh_of(x: Any) -> Mesh:
 
 
 register(Torch())
+spelling.register()

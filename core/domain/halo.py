@@ -34,6 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from isoshard.core.domain.any_framework import any_framework
 from isoshard.core.errors import ShardingError
 from isoshard.core.mesh import describe_mesh
 from isoshard.core.uneven import UnevenArray
@@ -45,6 +46,7 @@ from .windows import MODES, Axes, Plan, plan_windows, read_window
 Width = int | tuple[int, int]
 
 
+@any_framework
 def halo_exchange(
     x: Any,
     width: Width,

@@ -19,8 +19,8 @@ from jax.sharding import Mesh
 
 from ..errors import ShardingError
 from ..mesh import as_mesh, describe_mesh
+from ..place import shard
 from ..spec import axis_names, normalize_spec
-from .packing import pack
 
 
 def scatter_tensor(
@@ -29,7 +29,7 @@ def scatter_tensor(
     """Lay a whole array out in shards of given shapes.
 
     Args:
-        tensor: a NumPy or JAX array, whole.
+        tensor: a NumPy or JAX array, or a torch tensor, whole.
         mesh: the mesh, or what `as_mesh` takes.
         placements: any spelling of a spec; DTensor placements once the torch bridge is loaded.
         sharding_shapes: "chunk" for those of `torch.chunk`; or for mesh axes, by name or index, the
@@ -38,7 +38,8 @@ def scatter_tensor(
         name: of the array, for messages.
 
     Returns:
-        An UnevenArray; a jax.Array if all shards are of one shape.
+        An UnevenArray; a jax.Array if all shards are of one shape. Of a torch tensor, a tensor on
+        the `jax` device.
 
     Raises:
         ShardingError: shapes are of another rank, of a mesh axis that splits nothing or that splits
@@ -52,7 +53,7 @@ def scatter_tensor(
                 f"{name}: sharding_shapes is 'chunk' or a mapping, given was {sharding_shapes!r}; "
                 "what each process has alone is laid out with iso.from_local"
             )
-        return pack(tensor, mesh, spec, name=name)
+        return shard(tensor, mesh, spec, uneven="pad", name=name)
     split = {}
     for axis, entry in enumerate(spec):
         for mesh_axis in axis_names(entry):
@@ -64,7 +65,7 @@ def scatter_tensor(
             f"{'; '.join(faults)}. Give one local shape per device along a mesh axis that splits "
             f"an axis alone; the mesh axes are {describe_mesh(mesh)}."
         )
-    return pack(tensor, mesh, spec, sizes, name=name)
+    return shard(tensor, mesh, spec, uneven="pad", sizes=sizes, name=name)
 
 
 def _sizes(

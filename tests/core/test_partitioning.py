@@ -3,7 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax._src import config
+from jax._src.sharding_impls import GSPMDSharding
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -86,3 +88,19 @@ def test_only_our_operators_are_found_without_their_address(mesh, monkeypatch):
     ):
         partitioning.compiled(lambda function=function: jax.jit(function).lower(placed))(placed)
     assert seen == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    "spec", [P("y/0", None, "x"), P(None, "y/1", "y/0"), P(("y/1", "x"), "y/0")]
+)
+def test_layouts_by_a_part_of_a_mesh_axis(spec, mesh):
+    """As the compiler makes them of axes shorter than the mesh's."""
+    grid = partitioning._in_factors(mesh)
+    x = jax.ShapeDtypeStruct((4, 4, 4), np.float32, sharding=NamedSharding(grid, spec))
+    told = x.update(sharding=GSPMDSharding.get_replicated(mesh.devices.ravel().tolist()))
+    hlo = x.sharding._to_xla_hlo_sharding(3)
+    given = x.update(sharding=GSPMDSharding(tuple(mesh.devices.ravel()), hlo))
+    found, (first, second) = partitioning._decoded(mesh, (given, told))
+    assert dict(found.shape) == {"x": 2, "y/0": 2, "y/1": 2} == dict(grid.shape)
+    assert first.sharding.is_equivalent_to(x.sharding, 3)
+    assert second.sharding.is_fully_replicated

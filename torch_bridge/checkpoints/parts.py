@@ -97,10 +97,19 @@ def stored(x: torch.Tensor) -> jax.Array | np.ndarray:
     refuse_if_capturing("a checkpoint")
     if not isinstance(base.read(x).array, jax.Array):
         runtime.sync()
-    array = reading.array_of(x)
+    array = reading.held(x)
+    if isinstance(array, UnevenArray):
+        raise _unequal(x)
     if isinstance(array, Tracer):
         raise ShardingError("a traced tensor has no elements yet; save outside the function")
     return array
+
+
+def _unequal(x: torch.Tensor) -> ShardingError:
+    return ShardingError(
+        f"a tensor of shape {tuple(x.shape)} lies in blocks of unequal sizes, which checkpoints do "
+        "not hold; save isoshard.full(tensor), and lay out what was restored"
+    )
 
 
 def _optimizer_parts(
@@ -144,6 +153,8 @@ def layout_of(tensor: base.LazyTensor) -> jax.sharding.Sharding | None:
     Returns:
         Its layout. One that was computed lies where its array does.
     """
+    if tensor.block_sizes is not None:  # pyright: ignore[reportAttributeAccessIssue]
+        raise _unequal(tensor)
     found = tensor._storage.annotation if not tensor._chain.ops else None
     if found is not None:
         return found

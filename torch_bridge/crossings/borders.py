@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from isoshard.core.exchange import to_jax
+from isoshard.core.uneven import UnevenArray
 from isoshard.torch_bridge.dtypes import logical_dtype
-from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine import base, placement
 from isoshard.torch_bridge.engine.value import Aval, Value
 from isoshard.torch_bridge.framework import Torch
 
@@ -34,6 +35,11 @@ def wrap(leaf: Any, dtype: torch.dtype | None = None) -> Any:
     if isinstance(leaf, np.ndarray):
         with jax.ensure_compile_time_eval():
             leaf = to_jax(leaf)
+    if isinstance(leaf, UnevenArray):
+        raise TypeError(
+            f"a torch function takes whole arrays, and given was {leaf}; let it be computed in its "
+            "blocks: iso.domain.lift(function)(..)"
+        )
     if not isinstance(leaf, jax.Array):
         return leaf
     aval = Aval.contiguous(tuple(leaf.shape), dtype or logical_dtype(leaf.dtype))
@@ -61,6 +67,8 @@ def constant(tensor: torch.Tensor, name: str = "tensor") -> jax.Array:
 def array_of(tensor: base.LazyTensor) -> jax.Array:
     """The array or tracer of a tensor on the `jax` device."""
     array = base.read(tensor).array
+    if isinstance(array, UnevenArray):
+        return placement.array_of(base.read(tensor))
     return jnp.asarray(array) if isinstance(array, np.ndarray) else array
 
 

@@ -39,6 +39,7 @@ import jax
 import torch
 from torch.utils import _pytree as pytree
 
+from isoshard.core.uneven import UnevenArray
 from isoshard.torch_bridge import modules
 from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.engine import tape as tapes
@@ -196,7 +197,7 @@ def _traced(rng: jax.Array | None) -> Iterator[None]:
 
 
 def _wrapped(arguments: Any) -> Any:
-    leaves, structure = jax.tree.flatten(arguments)
+    leaves, structure = jax.tree.flatten(arguments, is_leaf=lambda x: isinstance(x, UnevenArray))
     return jax.tree.unflatten(structure, [wrap(leaf) for leaf in leaves])
 
 

@@ -30,12 +30,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.domain import BlockLayout
 from isoshard.core.entries import entries_of
 from isoshard.core.errors import UnrepresentableError
 from isoshard.core.mesh import as_mesh, mesh_of
@@ -49,33 +50,6 @@ from .meshes import jax_mesh, retyped
 from .placing import check_sum, kind_of, orders_of
 
 Entry = int | tuple[int, ...] | None
-
-
-class Layout(NamedTuple):
-    """A DTensor's layout in JAX's words.
-
-    Args:
-        sharding: of the physical array, whose blocks are equal.
-        shape: the true global shape.
-        sizes: per tensor axis None, or how many elements of each block are valid: the axis does
-            not divide, and the array is padded to the largest block.
-        padded: the shape of the physical array.
-    """
-
-    sharding: NamedSharding
-    shape: tuple[int, ...]
-    sizes: tuple[tuple[int, ...] | None, ...]
-    padded: tuple[int, ...]
-
-    @property
-    def is_even(self) -> bool:
-        """Whether nothing is padded."""
-        return self.padded == self.shape
-
-    @property
-    def block(self) -> tuple[int, ...]:
-        """The shape of one device's buffer."""
-        return self.sharding.shard_shape(self.padded)
 
 
 def spec_of(
@@ -193,7 +167,7 @@ def placements_on(sharding: NamedSharding, device_mesh: Any, ndim: int) -> tuple
     return placements_of(_named(spec, theirs, partial, ndim))
 
 
-def layout_of(placements: Sequence[Any], device_mesh: Any, shape: Sequence[int]) -> Layout:
+def layout_of(placements: Sequence[Any], device_mesh: Any, shape: Sequence[int]) -> BlockLayout:
     """A DTensor's layout as a sharding of a physical array. Cached.
 
     Args:
@@ -203,8 +177,8 @@ def layout_of(placements: Sequence[Any], device_mesh: Any, shape: Sequence[int])
         shape: the tensor's true global shape.
 
     Returns:
-        The sharding, the true shape, the valid sizes of blocks where an axis does not divide, and
-        the shape of the physical array.
+        The sharding and shape of the physical array, the true shape, and the valid sizes of blocks
+        where an axis does not divide.
 
     Raises:
         UnrepresentableError: a `Partial` is no sum, a split factor is that of no order of mesh
@@ -224,7 +198,7 @@ def layout_of(placements: Sequence[Any], device_mesh: Any, shape: Sequence[int])
 
 
 @functools.lru_cache(maxsize=8192)
-def _layout(placements: tuple[Any, ...], device_mesh: Any, shape: tuple[int, ...]) -> Layout:
+def _layout(placements: tuple[Any, ...], device_mesh: Any, shape: tuple[int, ...]) -> BlockLayout:
     mesh = jax_mesh(device_mesh)
     check_count(placements, mesh)
     kinds = [kind_of(axis, placement) for axis, placement in enumerate(placements)]
@@ -245,7 +219,7 @@ def _layout(placements: tuple[Any, ...], device_mesh: Any, shape: tuple[int, ...
         entries.pop()
     spec = P(*(names[0] if len(names) == 1 else names or None for names in entries))
     names = [mesh.axis_names[axis] for axis in partial]
-    return Layout(_named(spec, mesh, names, len(shape)), shape, sizes, padded)
+    return BlockLayout(_named(spec, mesh, names, len(shape)), shape, padded, sizes)
 
 
 def check_count(placements: Sequence[Any], mesh: Any) -> None:

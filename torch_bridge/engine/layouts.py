@@ -17,30 +17,45 @@ from __future__ import annotations
 import jax
 
 from isoshard.core.devices import Device
+from isoshard.core.domain import BlockLayout
 from isoshard.core.mesh import mesh_of
 
 UNPLACED = -1
 """The layout of a value that may be placed wherever a program needs it."""
 
-_SHARDINGS: list[jax.sharding.Sharding] = []
-_NUMBERS: dict[jax.sharding.Sharding, int] = {}
+Layout = jax.sharding.Sharding | BlockLayout
+
+_LAYOUTS: list[Layout] = []
+_NUMBERS: dict[Layout, int] = {}
 _GROUPS: list[tuple[Device, ...]] = []
 _REPLICATED: dict[int, int] = {}
 
 
-def intern(sharding: jax.sharding.Sharding) -> int:
-    """The number of `sharding`; equal shardings have equal numbers."""
-    number = _NUMBERS.get(sharding)
+def intern(layout: Layout) -> int:
+    """The number of a layout; equal ones have equal numbers."""
+    number = _NUMBERS.get(layout)
     if number is None:
-        number = _NUMBERS[sharding] = len(_SHARDINGS)
-        _SHARDINGS.append(sharding)
-        _GROUPS.append(_assignment(sharding))
+        number = _NUMBERS[layout] = len(_LAYOUTS)
+        _LAYOUTS.append(layout)
+        _GROUPS.append(_assignment(layout))
     return number
 
 
+def layout(number: int) -> Layout:
+    """The layout behind a number: a sharding, or blocks with padding."""
+    return _LAYOUTS[number]
+
+
 def sharding(number: int) -> jax.sharding.Sharding:
-    """The sharding behind a number."""
-    return _SHARDINGS[number]
+    """The sharding behind a number; of blocks with padding, that of the padded array."""
+    found = _LAYOUTS[number]
+    return found.sharding if isinstance(found, BlockLayout) else found
+
+
+def blocks(number: int) -> BlockLayout | None:
+    """The blocks with padding behind a number; None for any other layout, and for none."""
+    found = None if number == UNPLACED else _LAYOUTS[number]
+    return found if isinstance(found, BlockLayout) else None
 
 
 def devices(number: int) -> tuple[Device, ...]:
@@ -52,7 +67,7 @@ def replicated_like(number: int) -> int:
     """The layout that keeps a whole copy on every device of another layout."""
     found = _REPLICATED.get(number)
     if found is None:
-        like = _SHARDINGS[number]
+        like = sharding(number)
         if isinstance(like, jax.sharding.NamedSharding):
             whole = jax.sharding.NamedSharding(like.mesh, jax.sharding.PartitionSpec())
         else:
@@ -61,7 +76,9 @@ def replicated_like(number: int) -> int:
     return found
 
 
-def _assignment(value: jax.sharding.Sharding) -> tuple[Device, ...]:
+def _assignment(value: Layout) -> tuple[Device, ...]:
+    if isinstance(value, BlockLayout):
+        value = value.sharding
     if isinstance(value, jax.sharding.NamedSharding):
         return tuple(mesh_of(value).devices.flat)
     return tuple(sorted(value.device_set, key=lambda device: device.id))

@@ -13,8 +13,10 @@ from jax.core import Tracer
 
 from isoshard.core import metrics
 from isoshard.core.arrays import lay_out
+from isoshard.core.domain import BlockLayout, lay_out_in_blocks, unpack
 from isoshard.core.errors import ShardingError
 from isoshard.core.host import host_to_jax
+from isoshard.core.uneven import UnevenArray
 
 from . import layouts
 from . import tape as tapes
@@ -43,7 +45,7 @@ def place(values: Sequence[Value], also: Collection[int] = ()) -> list[jax.Array
             _settle(value)
         else:
             value.layout = number
-            _bring(value, layouts.sharding(number))
+            _bring(value, layouts.layout(number))
         if finer != number:
             value.layout = finer
             value.array = rewrap(value.array, finer)
@@ -84,10 +86,9 @@ def settle(values: Sequence[Value]) -> None:
 def _settle(value: Value) -> None:
     array = value.array
     if isinstance(array, np.ndarray) or (
-        array.sharding is not layouts.sharding(value.layout)
-        and placed_layout(array) != value.layout
+        array.sharding is not layouts.layout(value.layout) and placed_layout(array) != value.layout
     ):
-        _bring(value, layouts.sharding(value.layout))
+        _bring(value, layouts.layout(value.layout))
         value.shared = False
 
 
@@ -110,21 +111,26 @@ def _home(values: Sequence[Value]) -> int | None:
     return best
 
 
-def _bring(value: Value, sharding: jax.sharding.Sharding | None) -> None:
+def _bring(value: Value, layout: layouts.Layout | None) -> None:
     array = value.array
     if isinstance(array, np.ndarray):
         started = time.perf_counter()
-        if _is_here(sharding):
-            value.array = jax.device_put(array, sharding, may_alias=True)
+        if isinstance(layout, BlockLayout):
+            value.array = lay_out_in_blocks(array, layout)
+        elif _is_here(layout):
+            value.array = jax.device_put(array, layout, may_alias=True)
         else:  # every process has it whole; device_put would compare the values in a collective
-            value.array = host_to_jax(array, sharding)
+            value.array = host_to_jax(array, layout)
         seconds = time.perf_counter() - started
         origin = getattr(value, "origin", _ENGINE)
         metrics.record_transfer("host_to_device", array.nbytes, origin, seconds)
     else:
         metrics.count("transfers.between_devices")
-        move = jax.device_put if _is_here(sharding) else lay_out
-        value.array = move(array, sharding)
+        if isinstance(layout, BlockLayout) or isinstance(array, UnevenArray):
+            value.array = lay_out_in_blocks(array, layout)
+            return
+        move = jax.device_put if _is_here(layout) else lay_out
+        value.array = move(array, layout)
 
 
 def _is_here(sharding: jax.sharding.Sharding | None) -> bool:
@@ -136,9 +142,21 @@ _ENGINE = "(the engine)"  # zeros of optimizer state that a captured step begins
 
 
 def array_of(value: Value) -> jax.Array:
-    """The placed array of a value, computing it if need be."""
+    """The placed array of a value, computing it if need be.
+
+    One in blocks with padding is gathered along their axes, which is counted; see `held`.
+    """
+    array = held(value)
+    if isinstance(array, UnevenArray):
+        metrics.count("gathers")
+        return unpack(array)
+    return array
+
+
+def held(value: Value) -> Any:
+    """The placed `jax.Array` or `UnevenArray` of a value, computing it if need be."""
     if value.array is None:
         tapes.materialize([value])
     if not isinstance(value.array, Tracer):
         settle([value])
-    return jnp.asarray(value.array)
+    return value.array if isinstance(value.array, UnevenArray) else jnp.asarray(value.array)

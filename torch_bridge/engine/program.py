@@ -7,6 +7,7 @@ that nobody can see any more are donated: their memory becomes the outputs'.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import threading
@@ -18,11 +19,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from isoshard.core import cache, metrics, samples, virtual
+from isoshard.core import cache, metrics, partitioning, samples, virtual
+from isoshard.core.domain import lay_in_blocks
 from isoshard.torch_bridge.lowerings.partition import compiling_for
+from isoshard.torch_bridge.lowerings.sequences import splitting
 
 from . import causes, layouts, mappings, random, regions, settings
 from . import tape as tapes
+from .blocks import Blocks, has_blocks, in_blocks, padded, wrapped
 from .interpreting import interpret, needed
 from .placement import place
 from .refine import refined, refining
@@ -37,11 +41,13 @@ class Program:
         compiled: the XLA executable.
         layouts: the layout of each output, known after the first run.
         donated_bytes: per execution, over all devices.
+        blocks: the layout of each output that comes in blocks with padding; empty if none does.
     """
 
     compiled: Any
     layouts: list[int] | None = None
     donated_bytes: int = 0
+    blocks: Blocks = ()
     _sent: dict[str, tuple[np.ndarray, jax.Array]] = dataclasses.field(default_factory=dict)
 
     def send(self, name: str, numbers: np.ndarray, plan: Plan) -> jax.Array:
@@ -92,6 +98,7 @@ class Plan:
         draws: number of random keys.
         lifted: number of lifted floats.
         settings: see `settings.current`.
+        blocks: as of `Program`; known once the plan has been traced.
     """
 
     program: tuple[Any, ...]
@@ -103,6 +110,7 @@ class Plan:
     draws: int
     lifted: int
     settings: tuple[Any, ...] = dataclasses.field(default_factory=settings.current)
+    blocks: Blocks = ()
 
     def whole(self) -> jax.sharding.Sharding | None:
         """The layout of lifted floats and random words: a copy on each device of the program."""
@@ -165,7 +173,7 @@ def _execute(tape: tapes.Tape, only: Value | None) -> None:
         return
     tape.failed = True
     also = {*tape.marks, *plan.wanted} - {layouts.UNPLACED}
-    arrays = place([tape.values[slot] for slot in plan.leaves], also)
+    arrays = padded(place([tape.values[slot] for slot in plan.leaves], also))
     plan.placed = tuple(tape.values[slot].layout for slot in plan.leaves)
     program = program_of(plan, arrays, tape.scalars)
     results = run(program, plan, arrays, tape.scalars, tape.words)
@@ -257,12 +265,13 @@ def build(plan: Plan, arrays: Sequence[jax.Array]) -> Program:
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         found = cache.hits()
         # An unused input stays: without any on a mesh, it would be compiled for one device.
-        compiled = lowered(plan, arrays, keep_unused=True).compile()
+        compiled = partitioning.compiled(lambda: lowered(plan, arrays, keep_unused=True))
     metrics.count("cache_hits", cache.hits() - found)
     analysis = compiled.memory_analysis()
     metrics.record_peak(peak_bytes(analysis))
     devices = max((len(array.sharding.device_set) for array in arrays), default=1)
-    return Program(compiled, donated_bytes=getattr(analysis, "alias_size_in_bytes", 0) * devices)
+    donated = getattr(analysis, "alias_size_in_bytes", 0) * devices
+    return Program(compiled, donated_bytes=donated, blocks=plan.blocks)
 
 
 def lowered(plan: Plan, arrays: Sequence[Any], *, keep_unused: bool) -> jax.stages.Lowered:
@@ -275,8 +284,10 @@ def lowered(plan: Plan, arrays: Sequence[Any], *, keep_unused: bool) -> jax.stag
     """
     function = jax.jit(traceable(plan), donate_argnums=plan.donated, keep_unused=keep_unused)
     named = layouts_in(plan)
-    marks = compiling_for(map(layouts.sharding, named))
-    with jax.numpy_dtype_promotion("standard"), marks, refining(named):
+    even = [layouts.sharding(number) for number in named if layouts.blocks(number) is None]
+    marks, meshes = compiling_for(even), partitioning.laid_out(map(layouts.sharding, named))
+    dtypes = jax.numpy_dtype_promotion("standard")
+    with dtypes, marks, meshes, refining(named), _sequences(plan, arrays):
         return function.lower(*arrays, *extra_inputs(plan))
 
 
@@ -291,10 +302,21 @@ def extra_inputs(plan: Plan) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct
 
 def layouts_in(plan: Plan) -> list[int]:
     """The layouts that a plan names: of inputs, results and constraints."""
-    recipes = [tapes.RECIPES[entry[0]] for entry in plan.program if isinstance(entry[0], int)]
-    marks = {recipe.detail for recipe in recipes if recipe.name == "mark_sharding"}
-    numbers = {*plan.placed, *plan.wanted, *marks} - {layouts.UNPLACED}
+    numbers = {*plan.placed, *plan.wanted, *_marks(plan)} - {layouts.UNPLACED}
     return sorted(numbers)
+
+
+def _marks(plan: Plan) -> set[int]:
+    """The layouts of a plan's constraints."""
+    recipes = [tapes.RECIPES[entry[0]] for entry in plan.program if isinstance(entry[0], int)]
+    return {recipe.detail for recipe in recipes if recipe.name == "mark_sharding"}
+
+
+def _sequences(plan: Plan, arrays: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    """Says to the lowerings of attention how the program is laid out."""
+    placed = zip(arrays, plan.placed, strict=True)
+    inputs = [(tuple(x.shape), layouts.sharding(n)) for x, n in placed if n != layouts.UNPLACED]
+    return splitting(inputs, map(layouts.sharding, _marks(plan)))
 
 
 def peak_bytes(analysis: Any) -> int:
@@ -322,11 +344,11 @@ def traceable(plan: Plan) -> Any:
         return [
             result
             if number == layouts.UNPLACED
-            else jax.lax.with_sharding_constraint(result, layouts.sharding(refined(number)))
+            else lay_in_blocks(result, layouts.layout(refined(number)))
             for result, number in zip(results, plan.wanted, strict=True)
         ]
 
-    return isoshard_step
+    return in_blocks(isoshard_step, plan) if has_blocks(layouts_in(plan)) else isoshard_step
 
 
 def run(
@@ -342,7 +364,7 @@ def run(
     seeds = program.send("words", random.as_input(words), plan)
     virtual.wait()
     started = time.perf_counter()
-    results = program.compiled(*arrays, floats, seeds)
+    results = wrapped(program.compiled(*arrays, floats, seeds), program.blocks)
     samples.observe("execute_seconds", time.perf_counter() - started)
     metrics.count("executions")
     metrics.count("donated_bytes", program.donated_bytes)
@@ -350,5 +372,5 @@ def run(
         watch(program, plan)
     if program.layouts is None:
         program.layouts = [placed_layout(array) for array in results]
-    virtual.note(results)
+    virtual.note(padded(results))
     return results

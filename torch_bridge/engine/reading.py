@@ -12,9 +12,12 @@ of its own, and a checkpoint of 48 layers would compile hundreds. Here the numbe
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 from jax.core import Tracer
+
+from isoshard.core.uneven import UnevenArray
 
 from . import base, placement
 from . import tape as tapes
@@ -22,13 +25,26 @@ from . import tape as tapes
 
 def array_of(tensor: base.LazyTensor) -> jax.Array:
     """The placed array of a tensor on the `jax` device, computing it if need be."""
+    array = _part_of(tensor)
+    return placement.array_of(base.read(tensor)) if array is None else array
+
+
+def held(tensor: base.LazyTensor) -> Any:
+    """As `array_of`; of a tensor in blocks with padding the `UnevenArray`, and nothing moves."""
+    array = _part_of(tensor)
+    return placement.held(base.read(tensor)) if array is None else array
+
+
+def _part_of(tensor: base.LazyTensor) -> jax.Array | None:
+    """The array of what is one element of a computed array along an axis, and nothing else."""
     ops = tensor._chain.ops
-    if len(ops) == 1 and ops[0][0] == "index" and not tapes.is_tracing():
-        whole = placement.array_of(tensor._storage.value)
-        if not isinstance(whole, Tracer):
-            _, axis, number = ops[0]
-            return _part(whole, number, axis)
-    return placement.array_of(base.read(tensor))
+    if len(ops) != 1 or ops[0][0] != "index" or tapes.is_tracing():
+        return None
+    whole = placement.held(tensor._storage.value)
+    if isinstance(whole, Tracer | UnevenArray):
+        return None
+    _, axis, number = ops[0]
+    return _part(whole, number, axis)
 
 
 @functools.partial(jax.jit, static_argnames="axis")

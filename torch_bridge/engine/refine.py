@@ -24,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.mesh import mesh_of
+from isoshard.core.uneven import UnevenArray
 
 from . import layouts
 
@@ -102,7 +103,13 @@ def _refine(numbers: frozenset[int]) -> dict[int, int]:
     flat = next(iter(meshes)).devices.reshape(-1)
     names = tuple(f"axis{place}" for place in range(len(shape)))
     fine = Mesh(np.asarray(flat).reshape(shape), names)
-    return {number: layouts.intern(_on(value, fine)) for number, value in named.items()}
+    return {number: _said_on(number, _on(value, fine)) for number, value in named.items()}
+
+
+def _said_on(number: int, value: NamedSharding) -> int:
+    """The number of a layout in the axes of another mesh; blocks stay the same blocks."""
+    blocks = layouts.blocks(number)
+    return layouts.intern(value if blocks is None else blocks.on(value))
 
 
 def _on(value: NamedSharding, fine: Mesh) -> NamedSharding:
@@ -125,8 +132,15 @@ def _on(value: NamedSharding, fine: Mesh) -> NamedSharding:
     return NamedSharding(fine, PartitionSpec(*(entry or None for entry in spec)))
 
 
-def rewrap(array: jax.Array, number: int) -> jax.Array:
+def rewrap(array: jax.Array | UnevenArray, number: int) -> jax.Array | UnevenArray:
     """The same buffers under an equal layout that is said otherwise."""
+    blocks = layouts.blocks(number)
+    if isinstance(array, UnevenArray):
+        return blocks.wrap(_rewrapped(array.array, number)) if blocks else array
+    return _rewrapped(array, number)
+
+
+def _rewrapped(array: jax.Array, number: int) -> jax.Array:
     pieces = [shard.data for shard in array.addressable_shards]
     return jax.make_array_from_single_device_arrays(
         array.shape, layouts.sharding(number), pieces, dtype=array.dtype

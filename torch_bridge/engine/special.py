@@ -16,6 +16,8 @@ import torch
 from torch.nn import parameter
 
 from isoshard.core import metrics
+from isoshard.core.domain import without_padding
+from isoshard.core.uneven import UnevenArray
 from isoshard.torch_bridge import naming
 
 from . import base, dispatch, expanded, reading
@@ -30,7 +32,9 @@ aten = torch.ops.aten
 def to_host(tensor: base.LazyTensor) -> torch.Tensor:
     """Compute a tensor, gather it and copy it to the CPU."""
     capture.refuse_if_capturing("the value of a tensor")
-    array = reading.array_of(tensor)
+    array: Any = reading.held(tensor)
+    uneven = array if isinstance(array, UnevenArray) else None
+    array = array if uneven is None else uneven.array
     if not array.is_fully_addressable and not _has_whole(array):
         raise RuntimeError(
             f"a tensor of shape {tuple(tensor.shape)} lies partly in other processes and cannot be "
@@ -40,7 +44,7 @@ def to_host(tensor: base.LazyTensor) -> torch.Tensor:
     from isoshard.torch_bridge.exchange import from_numpy
 
     started = time.perf_counter()
-    host = np.array(array, copy=True)
+    host = np.array(array, copy=True) if uneven is None else without_padding(uneven)
     seconds = time.perf_counter() - started
     metrics.record_transfer("device_to_host", host.nbytes, metrics.user_location(), seconds)
     return from_numpy(host, tensor._aval.meta.dtype)

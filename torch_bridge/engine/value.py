@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from jax.core import Tracer
 
+from isoshard.core.domain import BlockLayout
+from isoshard.core.uneven import UnevenArray
 from isoshard.torch_bridge.dtypes import physical_dtype
 
 from . import layouts
@@ -90,7 +92,8 @@ class Value:
     """One immutable array.
 
     Attributes:
-        array: a `jax.Array`, a NumPy snapshot still on the host, or None while recorded.
+        array: a `jax.Array`, an `UnevenArray`, a NumPy snapshot still on the host, or None while
+            recorded.
         tape: the tape that knows it: as a result to be computed, or as an input.
         slot: its number there.
         layout: the wanted (and once placed, the actual) layout; see `layouts`.
@@ -113,7 +116,7 @@ class Value:
         self.memory = -1
 
     @staticmethod
-    def of(array: jax.Array, *, shared: bool = False) -> Value:
+    def of(array: jax.Array | UnevenArray, *, shared: bool = False) -> Value:
         """Hold a placed (or traced) array."""
         value = Value(array)
         if not isinstance(array, Tracer):
@@ -130,8 +133,10 @@ class Value:
         return self.layout == placed_layout(array) or self.layout == layouts.UNPLACED
 
 
-def placed_layout(array: jax.Array) -> int:
-    """The layout number of a `jax.Array`; UNPLACED when JAX may still move it by itself."""
+def placed_layout(array: jax.Array | UnevenArray) -> int:
+    """The layout number of an array; UNPLACED when JAX may still move it by itself."""
+    if isinstance(array, UnevenArray):
+        return layouts.intern(BlockLayout.of(array))
     if isinstance(array.sharding, jax.sharding.SingleDeviceSharding):
         return layouts.UNPLACED if not array.committed else layouts.intern(array.sharding)
     return layouts.intern(array.sharding)

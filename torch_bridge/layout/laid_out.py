@@ -8,7 +8,8 @@ from typing import Any
 import jax
 
 from isoshard.core.mesh import mesh_of
-from isoshard.torch_bridge.engine import base
+from isoshard.core.uneven import Sizes
+from isoshard.torch_bridge.engine import base, layouts
 from isoshard.torch_bridge.engine import tape as tapes
 
 from . import marks, shards
@@ -49,6 +50,24 @@ class LaidOut(base.LazyTensor):
         """How each axis is split over the mesh, or None if it is on no mesh."""
         found = marks.asked(self)
         return found.spec if found else None
+
+    def requires_grad_(self, requires_grad: bool = True) -> Any:
+        """As torch's; the gradient of a tensor that is marked lies as the tensor."""
+        super().requires_grad_(requires_grad)
+        if marks.marked(self) is not None:
+            marks.keep_gradient_layout(self)
+        return self
+
+    @property
+    def block_sizes(self) -> Sizes | None:
+        """How many elements each block has, per axis, where blocks differ (None: they do not).
+
+        None for a tensor in equal blocks, and before a value is computed that nobody marked.
+        """
+        if self._chain.ops:
+            return None
+        found = layouts.blocks(self._storage.value.layout)
+        return found.sizes if found else None
 
     @property
     def sharding_spec(self) -> str:

@@ -26,6 +26,7 @@ import numpy as np
 from jax.core import Tracer
 
 from isoshard.core.devices import Device
+from isoshard.core.domain import BlockLayout
 from isoshard.core.mesh import mesh_of
 from isoshard.core.tiles import Tiles
 from isoshard.torch_bridge.engine import base, layouts
@@ -33,6 +34,7 @@ from isoshard.torch_bridge.engine.constrain import constrain
 from isoshard.torch_bridge.engine.value import Aval, Storage, Value
 
 Sharding = jax.sharding.NamedSharding
+Layout = Sharding | BlockLayout
 
 
 class ShardingType(enum.IntEnum):
@@ -84,12 +86,12 @@ def is_recorded(tensor: base.LazyTensor) -> bool:
     return array is None or isinstance(array, Tracer)
 
 
-def annotate(tensor: base.LazyTensor, sharding: Sharding, *, ask: Sharding | None = None) -> None:
+def annotate(tensor: base.LazyTensor, sharding: Layout, *, ask: Sharding | None = None) -> None:
     """Ask for a layout; the data follows with the next execution.
 
     Args:
         tensor: on the `jax` device.
-        sharding: fits the tensor's rank, and splits its shape evenly.
+        sharding: fits the tensor's rank, and splits its shape evenly; or blocks of given sizes.
         ask: the layout that was meant, where some axis does not divide.
     """
     from isoshard.torch_bridge.runtime import PENDING
@@ -108,7 +110,7 @@ def annotate(tensor: base.LazyTensor, sharding: Sharding, *, ask: Sharding | Non
     keep(tensor, sharding, ask)
 
 
-def constrain_in_place(tensor: base.LazyTensor, sharding: Sharding, ask: Sharding | None) -> None:
+def constrain_in_place(tensor: base.LazyTensor, sharding: Layout, ask: Sharding | None) -> None:
     """Lay a tensor's value out in the program being recorded, over whatever mark it has.
 
     Args:
@@ -135,9 +137,10 @@ def laid_out(tensor: base.LazyTensor, sharding: Sharding, ask: Sharding | None =
     return result
 
 
-def keep(tensor: base.LazyTensor, sharding: Sharding, ask: Sharding | None) -> None:
+def keep(tensor: base.LazyTensor, sharding: Layout, ask: Sharding | None) -> None:
     """Note a mark in a tensor's memory, and let gradients follow it."""
-    tensor._storage.annotation = sharding
+    blocks = isinstance(sharding, BlockLayout)
+    tensor._storage.annotation = sharding.sharding if blocks else sharding
     if ask is not None:
         _ASKED[tensor._storage] = ask
     else:

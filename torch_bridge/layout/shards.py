@@ -13,8 +13,9 @@ XLAShard(data=tensor([6., 7.]), indices=[slice(6, 8, 1)], shard_device='CPU:3', 
 tensor([-6., -7.], device='jax:0')
 
 The data are copies on the CPU, as in torch_xla. `isoshard.local_shards(t, framework="torch")` gives
-the devices' own memory. Where an axis does not divide, the pieces at the end are filled up with
-zeros to the size of the others; `indices` and `unpadded_data` leave the filling out.
+the devices' own memory. Where a mark does not divide an axis, the pieces at the end are filled up
+with zeros to the size of the others; `indices` and `unpadded_data` leave the filling out. Those of
+a tensor in blocks of given sizes have just these (`uneven_shards`).
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ import torch
 
 from isoshard.core import metrics
 from isoshard.core.mesh import mesh_of
+from isoshard.core.uneven import UnevenArray
 from isoshard.torch_bridge.engine import base, reading
 from isoshard.torch_bridge.engine.capture import step as capture
 from isoshard.torch_bridge.engine.value import Value
 from isoshard.torch_bridge.exchange import from_numpy, to_numpy
 
-from . import marks
+from . import marks, uneven_shards
 
 
 @dataclasses.dataclass
@@ -87,7 +89,17 @@ def local_shards(tensor: base.LazyTensor) -> list[XLAShard] | None:
     if marks.is_recorded(tensor):
         return None
     capture.refuse_if_capturing("the value of a tensor")
-    array = reading.array_of(tensor)
+    array = reading.held(tensor)
+    if isinstance(array, UnevenArray):
+        return [
+            XLAShard(
+                _to_host(np.asarray(one.data), tensor.dtype),
+                [slice(*place.indices(n)) for place, n in zip(one.index, array.shape, strict=True)],
+                name_of(one.device),
+                one.replica_id,
+            )
+            for one in uneven_shards.pieces(array)
+        ]
     want = marks.asked(tensor)
     if want is None:
         want = array.sharding
@@ -119,6 +131,9 @@ def load(tensor: base.LazyTensor, shards: Sequence[XLAShard]) -> None:
             other sizes.
     """
     shape = tuple(tensor.shape)
+    if isinstance(tensor._storage.value.array, UnevenArray) and not tensor._chain.ops:
+        _load_uneven(tensor, shards)
+        return
     want, placed = marks.asked(tensor), marks.placed(tensor)
     if want is None or placed is None:
         raise RuntimeError(
@@ -148,9 +163,8 @@ def load(tensor: base.LazyTensor, shards: Sequence[XLAShard]) -> None:
         )
     dtype, physical = tensor.dtype, tensor._aval.physical
     blocks = {
-        device: base.narrow(array, physical, dtype) if array.dtype != physical else array
+        device: _to_physical(given[name_of(device)].data, dtype, physical)
         for device, _, _ in pieces
-        for array in [to_numpy(given[name_of(device)].data.detach().cpu().to(dtype))]
     }
     if want is placed:
         arrays = [jax.device_put(np.array(array), device) for device, array in blocks.items()]
@@ -160,8 +174,24 @@ def load(tensor: base.LazyTensor, shards: Sequence[XLAShard]) -> None:
         for device, index, _ in pieces:
             host[index] = blocks[device][tuple(slice(0, i.stop - i.start) for i in index)]
         whole = jax.device_put(host, placed)
-    where = metrics.user_location()
-    metrics.record_transfer("host_to_device", sum(a.nbytes for a in blocks.values()), where)
+    _write(tensor, whole, sum(a.nbytes for a in blocks.values()))
+
+
+def _load_uneven(tensor: base.LazyTensor, shards: Sequence[XLAShard]) -> None:
+    u = reading.held(tensor)
+    given = {shard.shard_device: shard.data for shard in shards}
+    dtype, physical = tensor.dtype, tensor._aval.physical
+    made = uneven_shards.put(u, given, name_of, lambda t: _to_physical(t, dtype, physical))
+    _write(tensor, made, sum(shard.data.nbytes for shard in shards))
+
+
+def _to_physical(t: torch.Tensor, dtype: torch.dtype, physical: Any) -> np.ndarray:
+    array = to_numpy(t.detach().cpu().to(dtype))
+    return base.narrow(array, physical, dtype) if array.dtype != physical else array
+
+
+def _write(tensor: base.LazyTensor, whole: Any, count: int) -> None:
+    metrics.record_transfer("host_to_device", count, metrics.user_location())
     base.write(tensor, Value.of(whole))
     torch.autograd.graph.increment_version(tensor)
 

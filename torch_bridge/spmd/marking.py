@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import torch
 
+from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import ShardingError, SpecError
 from isoshard.core.mesh import as_mesh
 from isoshard.core.spec import named_sharding, same_layout
@@ -31,7 +32,9 @@ from isoshard.torch_bridge.tensor import XLAShardedTensor
 from .uneven import even_part
 
 
-def mark_sharding(t: torch.Tensor, mesh: Any, partition_spec: Any) -> XLAShardedTensor:
+def mark_sharding(
+    t: torch.Tensor, mesh: Any, partition_spec: Any, *, sizes: Any = None
+) -> XLAShardedTensor:
     """Mark how a tensor lies on a mesh.
 
     The mark holds at once and for the life of the tensor's memory; data moves with the next
@@ -46,26 +49,41 @@ def mark_sharding(t: torch.Tensor, mesh: Any, partition_spec: Any) -> XLASharded
         mesh: an `xs.Mesh`, or a `jax.sharding.Mesh` with Auto axes.
         partition_spec: one entry per axis of `t`: an axis index or name of the mesh, None, or a
             tuple of those (first is outermost); also a PartitionSpec.
+        sizes: the elements of each block, where one axis is split; or per axis None or that; or
+            "chunk", as `torch.chunk` does. The buffers are then of unequal pieces, without a
+            warning.
 
     Returns:
         `t` itself.
 
     Raises:
         SpecError: an entry is no axis of the mesh, an axis is used twice, or the ranks differ.
+        UnevenError: the sizes do not add up to the axis, or are not one for each block.
         ShardingError: `t` is on another device, or is data that another mark splits already.
     """
     t, sharding = checked(t, mesh, partition_spec, "mark_sharding")
+    if sizes is not None:
+        sizes = None if isinstance(sizes, str) and sizes == "chunk" else sizes
+        layout = BlockLayout.plan(tuple(t.shape), sharding.mesh, sharding, sizes)
+        _check_free(t, sharding)
+        marks.annotate(t, layout)
+        return t
     present = marks.marked(t)
     if present is not None and _same(present, sharding, t.dim()):
         return t
+    _check_free(t, sharding)
+    even, ask = even_part(sharding, t.shape)
+    marks.annotate(t, even, ask=ask)
+    return t
+
+
+def _check_free(t: XLAShardedTensor, sharding: jax.sharding.NamedSharding) -> None:
+    present = marks.marked(t)
     if present is not None and _splits(present, t.dim()) and not marks.is_recorded(t):
         raise ShardingError(
             f"a tensor of shape {tuple(t.shape)} is marked {present.spec} already and cannot be "
             f"marked {sharding.spec} as well; call clear_sharding(t) first, or isoshard.reshard"
         )
-    even, ask = even_part(sharding, t.shape)
-    marks.annotate(t, even, ask=ask)
-    return t
 
 
 def annotate_custom_sharding(t: torch.Tensor, mesh: Any, partition_spec: Any) -> XLAShardedTensor:

@@ -16,7 +16,8 @@
 
 Values, `sharding_spec` and `local_shards` are torch_xla's. The buffers of such a tensor are whole
 along that axis on every device. A value marked inside a step is divided there by XLA, which pads;
-it is whole again where the program ends. `isoshard.shard` refuses instead.
+it is whole again where the program ends. `isoshard.shard` refuses instead. With `sizes=` the
+buffers are of unequal pieces, see `layout.uneven_shards`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def even_part(sharding: Sharding, shape: Sequence[int]) -> tuple[Sharding, Shard
     metrics.count("uneven_marks")
     _warn(
         f"{fault} Its buffers stay whole along what does not divide, so they take more memory than "
-        "the spec says."
+        "the spec says; xs.mark_sharding(t, mesh, spec, sizes='chunk') splits them unequally."
     )
     return named_sharding(jax.sharding.PartitionSpec(*entries), mesh, len(shape)), sharding
 

@@ -18,6 +18,7 @@ check_other_orders_and_shapes_of_the_mesh = layouts.check_other_orders_and_shape
 check_sub_meshes = layouts.check_sub_meshes
 check_sums_to_be_taken = layouts.check_sums_to_be_taken
 check_uneven_shards = layouts.check_uneven_shards
+check_uneven_shards_on_the_jax_device = layouts.check_uneven_shards_on_the_jax_device
 
 
 def check_every_placement_crosses_without_a_copy(world):

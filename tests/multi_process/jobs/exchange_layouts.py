@@ -35,6 +35,32 @@ def check_uneven_shards(world):
                 iso.to_jax(own, copy=False)
 
 
+def check_uneven_shards_on_the_jax_device(world):
+    import torch
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    values = torch.randn((2 * world.size - 1, 3), generator=torch.Generator().manual_seed(6))
+    x = distribute_tensor(values, device_mesh(world.size), (Shard(0),), src_data_rank=None)
+    array = iso.to_jax(x)
+    with copies(0):
+        t = iso.to_torch(array)
+        assert iso.to_jax(t).array is array.array
+    assert t.block_sizes == array.sizes
+    y = t.softmax(0).sort(0).values * 2
+    back = iso.to_dtensor(iso.to_jax(y))
+    assert back.placements == x.placements
+    assert torch.allclose(back.full_tensor(), values.softmax(0).sort(0).values * 2, atol=1e-6)
+    (shard,) = t.local_shards
+    assert torch.equal(shard.data, x.to_local())
+    sizes = tuple(3 * (rank % 2) for rank in range(world.size))
+    mesh = iso.sharding_of(t).mesh
+    z = iso.shard(values[: sum(sizes)], mesh, (0,), uneven="pad", sizes=(sizes, None))
+    assert [len(piece.data) for piece in z.local_shards] == [sizes[world.rank]]
+    assert torch.equal(iso.full(z).cpu(), values[: sum(sizes)])
+    with raises(RuntimeError, "other processes"):
+        z.cpu()
+
+
 def check_a_storage_of_the_padded_size_is_shared(world):
     import torch
     from torch.distributed.tensor import DTensor, Shard

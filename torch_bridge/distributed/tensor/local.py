@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from isoshard.core.errors import ShardingError
+from isoshard.core.errors import ShardingError, UnevenError
 from isoshard.core.mesh import mesh_of
 from isoshard.core.spec import axis_names, check_even
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
+from isoshard.torch_bridge.spmd.marking import mark_sharding
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 from . import laying, pieces
@@ -34,6 +35,12 @@ def to_local(tensor: Any, grad_placements: Sequence[Any] | None) -> Any:
         raise RuntimeError(
             f"a tensor of shape {tuple(tensor.shape)} that lies on no mesh has no local pieces; "
             "lay it out first: distribute_tensor(t, mesh, placements), or t.redistribute(..)"
+        )
+    if tensor.block_sizes is not None:
+        raise UnevenError(
+            f"a tensor of shape {tuple(tensor.shape)} in blocks {tensor.block_sizes} has pieces of "
+            "several shapes, and to_local() is one tensor of one shape; take tensor.local_shards, "
+            "isoshard.local_shards(tensor), or write a handler: docs/own_operators.md"
         )
     check_even(laid.sharding.spec, mesh_of(laid.sharding), tuple(tensor.shape))
     back: list[tuple[str, str]] = []
@@ -99,10 +106,26 @@ def _whole(
     else:
         whole = _repeated(local, mesh, kept, reductions)
     laid = laying.layout(tuple(whole.shape), mesh, kept)
+    sizes = _unequal(local, mesh, kept) if several else {}
+    if sizes:
+        whole = whole if isinstance(whole, XLAShardedTensor) else whole.to("jax")
+        sharding = laid.sharding
+        return mark_sharding(whole, sharding.mesh, sharding.spec, sizes=sizes), laid, kept
     if not isinstance(whole, XLAShardedTensor):
         whole = laying.mark(whole.to("jax"), laid)
         return (laying.moved(whole, laid) if whole.requires_grad else whole), laid, kept
     return laying.moved(whole, laid, laid.sharding), laid, kept
+
+
+def _unequal(locals_: Sequence[Any], mesh: DeviceMesh, kept: Any) -> dict[int, tuple[int, ...]]:
+    """The sizes of the blocks, by tensor axis, where one mesh dimension makes pieces differ."""
+    grid = np.arange(mesh.size()).reshape(mesh.shape)
+    found = {}
+    for dim, placement in enumerate(kept):
+        line = np.moveaxis(grid, dim, 0).reshape(mesh.shape[dim], -1)[:, 0]
+        if not placement.is_replicate():
+            found[placement.dim] = tuple(locals_[n].shape[placement.dim] for n in line)
+    return {axis: sizes for axis, sizes in found.items() if len(set(sizes)) > 1}
 
 
 def _check_local(local: Any, several: bool, mesh: DeviceMesh) -> None:

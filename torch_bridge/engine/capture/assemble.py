@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .. import base, layouts, placement, program
+from ..blocks import padded
 from ..constrain import same
 from ..value import Storage, Value
 from .places import Argument, Computed, Gradient, New, Part, View
@@ -141,7 +142,7 @@ class Assembly:
             value.array if id(value) in constants else source
             for value, source in zip(inputs, sources, strict=True)
         ]
-        found = program.program_of(plan, arrays, tape.scalars)
+        found = program.program_of(plan, padded(arrays), tape.scalars)
         held = recording.watched.held(recording.log.storages)
         recording.put_back()
         recording.snapshot.restore_gradients()

@@ -14,9 +14,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from isoshard.core import metrics
+from isoshard.core.uneven import UnevenArray
 
 from .. import base, layouts, placement, program, random
 from .. import tape as tapes
+from ..blocks import padded
 from ..value import Aval, Storage, Value
 from .host import HostOps
 from .places import Argument, Computed, Gradient, New, Owner, Part, Place, Scene, View
@@ -78,14 +80,14 @@ class Replay:
         usual = _references(_OWN)
         arrays = [
             source
-            if isinstance(source, jax.Array)
+            if isinstance(source, jax.Array | UnevenArray)
             else self._array(
                 position, scene.storage(source), usual if position in donated else None
             )
             for position, source in enumerate(self.sources)
         ]
         words = self.draws.take()
-        results = program.run(self.program, self.plan, arrays, scalars, words)
+        results = program.run(self.program, self.plan, padded(arrays), scalars, words)
         values = [
             Value(array, number)
             for array, number in zip(results, self.program.layouts or (), strict=True)
@@ -112,9 +114,10 @@ class Replay:
             or any(have > own for have, own in zip(_references(storage), usual, strict=True))
         ):
             array: Any = storage.value.array
+            (buffer,) = jax.tree.leaves(array)
             metrics.count("copies")
-            metrics.count("copied_bytes", array.nbytes)
-            return jnp.copy(array)
+            metrics.count("copied_bytes", buffer.nbytes)
+            return jax.tree.map(jnp.copy, array)
         return storage.value.array
 
     def _settle(self, position: int, storage: Storage) -> None:
@@ -123,7 +126,7 @@ class Replay:
         if value.array is None:
             tapes.materialize([value])
         wanted = self.plan.placed[position]
-        if value.layout != wanted or not isinstance(value.array, jax.Array):
+        if value.layout != wanted or not isinstance(value.array, jax.Array | UnevenArray):
             value.layout = value.layout if wanted == layouts.UNPLACED else wanted
             placement.place([value])
 

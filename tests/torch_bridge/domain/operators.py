@@ -1,0 +1,139 @@
+"""What torch users do with a split sample: ShardTensor's table, and what it refuses or gets wrong.
+
+Each takes the sample `x` and a weight `w`, both two-dimensional, or (`SPATIAL`) an image and a
+kernel; and gives a tensor, or several.
+"""
+
+import torch
+from torch.nn import functional as F
+
+ROWS, COLUMNS = 18, 6
+
+FLAT = {
+    "reductions": {
+        "sum": lambda x, w: x.sum(0),
+        "mean": lambda x, w: x.mean(),
+        "var": lambda x, w: x.var(0),
+        "std": lambda x, w: x.std(1, correction=0),
+        "max": lambda x, w: x.max(0).values,
+        "amin": lambda x, w: x.amin((0, 1)),
+        "prod": lambda x, w: x.prod(0),
+        "softmax": lambda x, w: torch.softmax(x, 0),
+        "log_softmax": lambda x, w: F.log_softmax(x, 1),
+        "logsumexp": lambda x, w: torch.logsumexp(x, (0, 1)),
+        "layer_norm": lambda x, w: F.layer_norm(x, (COLUMNS,), w[0], w[1]),
+        "layer_norm of all": lambda x, w: F.layer_norm(x, (ROWS, COLUMNS)),
+        "norm": lambda x, w: torch.linalg.vector_norm(x, dim=0),
+        "median": lambda x, w: x.median(0).values,
+        "quantile": lambda x, w: torch.quantile(x, 0.3, 0),
+        "argmax": lambda x, w: x.argmax(0),
+        "all": lambda x, w: (x < 100).all(0),
+        "count": lambda x, w: (x > 0).sum(0),
+        "mse": lambda x, w: F.mse_loss(x, 2 * x + 1),
+        "cross_entropy": lambda x, w: F.cross_entropy(x, torch.arange(ROWS).to(x.device) % COLUMNS),
+    },
+    "order": {
+        "cumsum": lambda x, w: x.cumsum(0),
+        "cumprod": lambda x, w: x.cumprod(1),
+        "sort": lambda x, w: x.sort(0).values,
+        "argsort": lambda x, w: x.argsort(0),
+        "topk": lambda x, w: x.topk(3, 0).values,
+        "slice": lambda x, w: x[3:11, 1:],
+        "stride": lambda x, w: x[::2],
+        "cat": lambda x, w: torch.cat([x, 2 * x], 0),
+        "cat beside": lambda x, w: torch.cat([x, 2 * x], 1),
+        "stack": lambda x, w: torch.stack([x, 2 * x], 1),
+        "flip": lambda x, w: x.flip(0),
+        "roll": lambda x, w: x.roll(5, 0),
+        "tril": lambda x, w: x.tril(),
+        "diff": lambda x, w: x.diff(dim=0),
+        "fft": lambda x, w: torch.fft.fft(x, dim=1).abs(),
+        "fft of the rows": lambda x, w: torch.fft.fft(x, dim=0).abs(),
+    },
+    "shapes": {
+        "flat": lambda x, w: x.flatten(),
+        "split the rows": lambda x, w: x.view(3, 6, COLUMNS) * 2,
+        "split the columns": lambda x, w: x.reshape(ROWS, 2, 3) * 2,
+        "unsqueeze": lambda x, w: x[None, :, None] * 2,
+        "transpose": lambda x, w: x.t() * 2,
+        "unbind": lambda x, w: [row * 2 for row in x[:2].unbind(0)],
+        "select": lambda x, w: x[:, 2] * 2,
+        "select a row": lambda x, w: x[7] * 2,
+        "index": lambda x, w: x[torch.tensor([0, 17, 3], device=x.device)],
+        "index_select": lambda x, w: x.index_select(1, torch.tensor([0, 3, 3], device=x.device)),
+        "gather": lambda x, w: x.gather(0, x.argsort(0)),
+        "set a row": lambda x, w: x.index_fill(0, torch.tensor([4], device=x.device), 1.0),
+        "chunk": lambda x, w: [part * 2 for part in x.chunk(3, 0)],
+        "repeat": lambda x, w: x.repeat(2, 1),
+        "expand": lambda x, w: x[None].expand(3, -1, -1) * w[0],
+        "unfold": lambda x, w: x.unfold(0, 4, 2) * 2,
+    },
+    "products": {
+        "gram": lambda x, w: x.t() @ x,
+        "outer": lambda x, w: x @ x.t(),
+        "linear": lambda x, w: F.linear(x, w, w[0]),
+        "einsum": lambda x, w: torch.einsum("ij,nj->in", w, x),
+        "batched": lambda x, w: torch.bmm(x[:, :, None], x[:, None]),
+        "cdist": lambda x, w: torch.cdist(x, x + 1),
+        "differences": lambda x, w: (x[None] - x[:, None]).square().sum(-1),
+        "cross": lambda x, w: torch.linalg.cross(x[:, :3], x[:, 3:]),
+        "where": lambda x, w: torch.where(x > 0, x, w[0]),
+        "clamp": lambda x, w: x.clamp(-1.0, 2.0),
+        "position": lambda x, w: x * torch.arange(ROWS, device=x.device)[:, None],
+        "embedding": lambda x, w: F.embedding((x[:, 0].abs() * 2).long(), w),
+        "mlp": lambda x, w: F.gelu(F.relu(F.linear(x, w)) @ w),
+        "attention": lambda x, w: F.scaled_dot_product_attention(x[None], x[None] * 2, x[None] + 1),
+        "causal attention": lambda x, w: F.scaled_dot_product_attention(
+            *[(x @ w).view(1, ROWS, 2, 3).transpose(1, 2)] * 3, is_causal=True
+        ),
+    },
+}
+
+# An image [2, 4, 18, 6] and a kernel [4, 4, 3, 3]; the split axis is the third.
+SPATIAL = {
+    "convolutions": {
+        "conv2d": lambda x, w: F.conv2d(x, w, w[:, 0, 0, 0], padding=1),
+        "conv2d, even kernel": lambda x, w: F.conv2d(x, w[..., :2, :2]),
+        "conv2d, stride 2": lambda x, w: F.conv2d(x, w, stride=2, padding=1),
+        "conv2d, dilation 2": lambda x, w: F.conv2d(x, w, padding=2, dilation=2),
+        "conv2d, groups": lambda x, w: F.conv2d(x, w[:, :2], padding=1, groups=2),
+        "conv2d, same": lambda x, w: F.conv2d(x, w, padding="same", dilation=2),
+        "patches": lambda x, w: F.conv2d(x, w, stride=3),
+        "wider than a shard": lambda x, w: F.conv2d(x, w.repeat(1, 1, 3, 1), padding=(4, 1)),
+        "conv1d": lambda x, w: F.conv1d(x[..., 0], w[..., 0], padding=1),
+        "conv3d": lambda x, w: F.conv3d(x[:, :, None], w[:, :, None], padding=(0, 1, 1)),
+        "conv_transpose2d": lambda x, w: F.conv_transpose2d(x, w[..., :2, :2], stride=2),
+        "conv_transpose2d, odd": lambda x, w: F.conv_transpose2d(
+            x, w, stride=2, padding=1, output_padding=1
+        ),
+    },
+    "windows": {
+        "max_pool2d": lambda x, w: F.max_pool2d(x, 2),
+        "max_pool2d, overlapping": lambda x, w: F.max_pool2d(x, 3, 2, 1),
+        "max_pool2d, ceil": lambda x, w: F.max_pool2d(x, 3, 2, 1, ceil_mode=True),
+        "avg_pool2d": lambda x, w: F.avg_pool2d(x, 3, 1, 1),
+        "avg_pool2d, uncounted": lambda x, w: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+        "adaptive_avg_pool2d": lambda x, w: F.adaptive_avg_pool2d(x, (5, 2)),
+        "adaptive_max_pool2d": lambda x, w: F.adaptive_max_pool2d(x, (5, 2)),
+        "nearest": lambda x, w: F.interpolate(x, scale_factor=2),
+        "area": lambda x, w: F.interpolate(x, scale_factor=0.5, mode="area"),
+        "bilinear": lambda x, w: F.interpolate(x, scale_factor=2, mode="bilinear"),
+        "bilinear, size": lambda x, w: F.interpolate(x, size=(25, 7), mode="bilinear"),
+        "bilinear, corners": lambda x, w: F.interpolate(
+            x, scale_factor=2, mode="bilinear", align_corners=True
+        ),
+        "bicubic": lambda x, w: F.interpolate(x, scale_factor=2, mode="bicubic"),
+        "pad": lambda x, w: F.pad(x, (1, 1, 2, 1)),
+        "pad, circular": lambda x, w: F.pad(x, (1, 1, 2, 1), mode="circular"),
+        "pad, reflect": lambda x, w: F.pad(x, (1, 1, 2, 1), mode="reflect"),
+        "pad, replicate": lambda x, w: F.pad(x, (1, 1, 2, 1), mode="replicate"),
+        "pixel_shuffle": lambda x, w: F.pixel_shuffle(x, 2),
+        "unfold": lambda x, w: F.unfold(x, 3, padding=1),
+        "batch_norm": lambda x, w: F.batch_norm(x, None, None, training=True),
+        "group_norm": lambda x, w: F.group_norm(x, 2, w[0, :, 0, 0]),
+        "instance_norm": lambda x, w: F.instance_norm(x),
+        "grid_sample": lambda x, w: F.grid_sample(
+            x, torch.tanh(x[:, :2, :5].permute(0, 2, 3, 1)), align_corners=False
+        ),
+    },
+}
