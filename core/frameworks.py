@@ -46,7 +46,7 @@ from .errors import ShardingError
 if TYPE_CHECKING:
     from .checkpoints.manifest import Sum
     from .checkpoints.source import Entry, Part, Source, Wanted
-    from .uneven import Sizes
+    from .uneven import Sizes, UnevenArray
 
 Loader = Callable[[], object]
 
@@ -159,7 +159,9 @@ class Framework:
         """An array in host memory as NumPy sees it, sharing the memory."""
         self._lacks("to_numpy", x)
 
-    def from_jax(self, array: jax.Array, *, copy: bool | None = None, like: Any = None) -> Any:
+    def from_jax(
+        self, array: jax.Array | UnevenArray, *, copy: bool | None = None, like: Any = None
+    ) -> Any:
         """The same values as an array of this framework, with the layout of `array`.
 
         `like` is the NumPy array that it was made of, whose dtype the result says: JAX may hold

@@ -75,8 +75,8 @@ def partitioned(
             arrays or None.
         split: `split(told, mesh, operands, results)` of shapes with their layouts, on the mesh of
             the program or, where the compiler splits an axis by a part of a mesh axis, on one with
-            that axis in factors. Gives the mesh, a function of this device's shards (which may name mesh axes in collectives), and the
-            layouts of results and operands that it needs.
+            that axis in factors. Gives the mesh, a function of this device's shards (which may
+            name mesh axes in collectives), and the layouts of results and operands that it needs.
         rule: `rule(told, shapes of the operands)`, how axes of operands and results correspond, as
             `custom_partitioning` writes it: `"i j, j k -> i k"`; and the sizes that it asks for.
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import torch
 from jax.extend.core import jaxpr_as_fun
 
@@ -215,9 +216,7 @@ def _is_uneven(x: Any) -> bool:
 
 def _is_data(leaf: Any) -> bool:
     """Whether it is a JAX array that torch can hold: any but a key."""
-    return isinstance(leaf, jax.Array) and not jax.dtypes.issubdtype(
-        leaf.dtype, jax.dtypes.prng_key
-    )
+    return isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _tensor(leaf: Any) -> torch.Tensor:

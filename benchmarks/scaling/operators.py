@@ -23,7 +23,6 @@ from .cases import (
     CHANNELS,
     ROW,
     ROWS,
-    WAYS,
     Bytes,
     Case,
     Size,
@@ -315,7 +314,6 @@ CASES = (
         _NONE,
         ("0", "0"),
         grows=True,
-        differs={("even", way): "XLA gathers what an fft reads" for way in WAYS},
     ),
     Case(
         "lift: flip of rows",

@@ -6,6 +6,7 @@ exchange them back. Where a device has part of a single line, that is gathered. 
 result lies as the operand does; half a spectrum has another size, so the compiler does not know,
 and gathers it along its axis unless it is told otherwise.
 
+>>> import jax
 >>> from isoshard.core.mesh import make_mesh
 >>> from isoshard.core.place import shard
 >>> x = shard(jnp.ones((8, 6), jnp.complex64), make_mesh((4,), ("x",)), ("x",))
@@ -22,7 +23,6 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding

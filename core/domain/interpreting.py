@@ -132,7 +132,7 @@ def _asks(eqn: JaxprEqn) -> bool:
         return True
     if not _ALWAYS or eqn.primitive.name not in _CALLS:
         return False
-    inside = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
+    inside: Any = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
     return any(map(_asks, inside.eqns))
 
 

@@ -29,7 +29,7 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from ..arrays import lay_out
@@ -39,7 +39,7 @@ from ..spec import axis_names, named_sharding
 from ..uneven import Sizes, UnevenArray
 from .hints import hints_of
 from .interpreting import bind, rule
-from .packing import kept_sizes, packed, relaid
+from .packing import kept_sizes, packed, relaid, unpack
 from .sizes import SizesLike, plan_splits
 from .splits import Split
 from .values import Splits, Value
@@ -154,7 +154,7 @@ class BlockLayout:
         )
 
 
-Layout = NamedSharding | BlockLayout
+Layout = Sharding | BlockLayout
 
 
 def lay_out_in_blocks(x: Any, layout: Layout) -> Any:
@@ -162,14 +162,15 @@ def lay_out_in_blocks(x: Any, layout: Layout) -> Any:
 
     Args:
         x: a NumPy array, a jax.Array of the true shape, or an UnevenArray.
-        layout: a BlockLayout; or a NamedSharding that divides the true shape.
+        layout: a BlockLayout; or a sharding that divides the true shape.
 
     Returns:
         An UnevenArray for a BlockLayout, else a jax.Array.
     """
-    if isinstance(layout, NamedSharding):
-        none: Splits = (None,) * x.ndim
-        return relaid(x, layout, none) if isinstance(x, UnevenArray) else lay_out(x, layout)
+    if not isinstance(layout, BlockLayout):
+        if isinstance(x, UnevenArray) and isinstance(layout, NamedSharding):
+            return relaid(x, layout, (None,) * x.ndim)
+        return lay_out(unpack(x) if isinstance(x, UnevenArray) else x, layout)
     if isinstance(x, UnevenArray):
         return relaid(x, layout.sharding, layout.splits)
     return layout.wrap(packed(x, layout.splits, layout.sharding, "array"))
@@ -213,7 +214,7 @@ def lay_in_blocks(x: Any, layout: Layout) -> Any:
     Raises:
         ShardingError: the layout is of another shape.
     """
-    if isinstance(layout, NamedSharding):
+    if not isinstance(layout, BlockLayout):
         return jax.lax.with_sharding_constraint(x, layout)
     if x.shape != layout.shape:
         raise ShardingError(

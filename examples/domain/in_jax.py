@@ -55,7 +55,8 @@ def train(problem: Problem, data: Data, place: Place, steps: int | None = None) 
         updates, state = optimizer.update(grads, state)
         return optax.apply_updates(params, updates), state, loss
 
-    losses, compiled = [], None
+    losses: list[float] = []
+    compiled: Any = None
     for x, y in data.batches(problem.batch, steps):
         arguments = (params, state, place.put(x), place.put(y))
         compiled = compiled or step.lower(*arguments).compile()

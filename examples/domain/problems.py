@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from . import flow, phases
-from .place import Place
 from .transformer import Transformer, transformer
 from .unet import UNet, unet
 
@@ -48,7 +47,7 @@ class Problem:
     grid: tuple[int, ...]
     simulate: Callable[[np.random.Generator, int, int], np.ndarray]
     module: Callable[[Any], torch.nn.Module]
-    function: Callable[[Any, Any, Place], Any]
+    function: Callable[..., Any]
     sizes: tuple[int, ...] | None
     budget: int
     batch: int

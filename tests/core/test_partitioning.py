@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src import config
+from jax._src.lib import xla_client
 from jax._src.sharding_impls import GSPMDSharding
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding
@@ -104,3 +105,15 @@ def test_layouts_by_a_part_of_a_mesh_axis(spec, mesh):
     assert dict(found.shape) == {"x": 2, "y/0": 2, "y/1": 2} == dict(grid.shape)
     assert first.sharding.is_equivalent_to(x.sharding, 3)
     assert second.sharding.is_fully_replicated
+
+
+def test_a_layout_of_no_mesh_is_taken_for_a_whole_array(mesh):
+    """Here of devices in an order that no axes have."""
+    tiled = xla_client.OpSharding()
+    tiled.type = xla_client.OpSharding.Type.OTHER
+    tiled.tile_assignment_dimensions = [8]
+    tiled.tile_assignment_devices = [0, 3, 1, 2, 4, 5, 7, 6]
+    odd = GSPMDSharding(tuple(mesh.devices.ravel()), xla_client.HloSharding.from_proto(tiled))
+    x = jax.ShapeDtypeStruct((8,), np.float32, sharding=odd)
+    grid, one = partitioning._decoded(mesh, x)
+    assert grid == mesh and one.sharding.is_fully_replicated

@@ -16,6 +16,7 @@ import torch
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
+from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import ShardingError, UnrepresentableError, raise_collected
 from isoshard.core.mesh import mesh_of
 from isoshard.core.processes.agreement import agree
@@ -41,7 +42,7 @@ class Route:
         device: this process's device; None in a rank outside the mesh.
     """
 
-    layout: translation.Layout
+    layout: BlockLayout
     block: tuple[int, ...]
     local: tuple[int, ...]
     offset: tuple[int, ...]

@@ -7,7 +7,9 @@ from typing import Any
 import jax
 import torch
 
+from isoshard.core.errors import ShardingError
 from isoshard.core.frameworks import register
+from isoshard.core.uneven import UnevenArray
 from isoshard.torch_bridge import old_torch
 
 from . import exchange, marking
@@ -26,8 +28,13 @@ class TorchXla(old_torch.OldTorch):
             return exchange.to_jax(x, sharding, copy=copy)
         return super().to_jax(x, sharding, copy=copy)
 
-    def from_jax(self, array: jax.Array, *, copy: bool | None = None) -> Any:
+    def from_jax(self, array: jax.Array | UnevenArray, *, copy: bool | None = None) -> Any:
         """See `exchange.from_jax`."""
+        if isinstance(array, UnevenArray):
+            raise ShardingError(
+                f"torch_xla has no tensors in blocks of unequal sizes, and given was {array}; "
+                "gather it first: iso.full(array)"
+            )
         return exchange.from_jax(array, copy=copy)
 
 

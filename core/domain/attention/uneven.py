@@ -138,8 +138,9 @@ def _like(u: UnevenArray, x: jax.Array, *width: int) -> UnevenArray:
     kept = len(u.shape) - 1
     shape, sizes = (*u.shape[:kept], *width), (*u.sizes[:kept], *[None] * len(width))
     array = x.reshape(*u.array.shape[:kept], *width)
-    entries = [*entries_of(u.layout.spec), *[None] * u.ndim][:kept]
-    layout = NamedSharding(mesh_of(u.layout), P(*entries, *[None] * len(width)))
+    own: Any = u.layout
+    entries = [*entries_of(own.spec), *[None] * u.ndim][:kept]
+    layout = NamedSharding(mesh_of(own), P(*entries, *[None] * len(width)))
     return UnevenArray(array, shape, sizes, layout)
 
 
@@ -153,7 +154,7 @@ def _extras(setup: Setup, mask: Any, q: UnevenArray) -> Extras:
         mask = jnp.broadcast_to(mask, (*q.shape[:-3], *mask.shape[-3:]))
     mask = mask.reshape(-1, *mask.shape[-3:])
     for axis, line in enumerate((setup.queries, setup.keys), 2):
-        if mask.shape[axis] > 1:
+        if mask.shape[axis] > 1 and line.sizes is not None:
             split = Split(line.sizes, line.block, setup.ring, setup.mesh)
             mask = pack_axis(mask, axis, split)
     return Extras(mask, None, None, None)

@@ -46,7 +46,8 @@ def cut(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     (array,) = bind(
         eqn, [value.array], start_indices=tuple(start), limit_indices=_padded(limit, value.splits)
     )
-    sizes = eqn.outvars[0].aval.shape
+    aval: Any = eqn.outvars[0].aval
+    sizes = aval.shape
     hints = but(value.hints, [axis for axis, size in enumerate(sizes) if size != value.shape[axis]])
     return [Value(array, value.splits, value.clean, cut_from=tuple(cut_from), hints=hints)]
 

@@ -1,0 +1,151 @@
+"""How even axes lie: what is known, what each primitive passes on, and what it loses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+
+import isoshard as iso
+from isoshard import P
+from isoshard.core.domain import BlockLayout, lay_in_blocks, lift
+from isoshard.core.domain.hints import Even, but, first_known, fitting, hints_of, layout_told
+from isoshard.core.domain.splits import Split
+
+from .blocks import in_blocks, out_of_blocks
+
+SIZES = (5, 2, 7, 4)
+X = np.random.default_rng(0).normal(size=(4, 6, 18)).astype(np.float32)
+DATA, NONE = P("data", None, "x"), P(None, None, "x")
+
+
+@pytest.fixture
+def mesh():
+    return iso.make_mesh((2, 4), ("data", "x"))
+
+
+def test_a_layout_tells_of_each_axis(mesh):
+    data, space = hints_of(NamedSharding(mesh, P("data", ("x",), None, P.UNCONSTRAINED)), 5)[:2]
+    assert (data.names, data.parts, space.parts) == (("data",), 2, 4)
+    assert hints_of(NamedSharding(mesh, P(None, P.UNCONSTRAINED)), 3) == (None,) * 3
+    assert hints_of(None, 2) == (None, None)
+    assert but((data, space), [0]) == (None, space)
+    assert first_known([[None, space, data], [], [data]]) == (space, None, data)
+
+
+def test_what_contradicts_is_dropped(mesh):
+    data, space = Even(("data",), mesh), Even(("x",), mesh)
+    other = Even(("data",), iso.make_mesh((4, 2), ("data", "x")))
+    split = Split(SIZES, 7, ("x",), mesh)
+    assert fitting((data, space), (None, split), (4, 28)) == (data, None)
+    assert fitting((data, None, space), (None, split, None), (4, 28, 8)) == (data, None, None)
+    assert fitting((data, data), (None, None), (4, 4)) == (data, None)
+    assert fitting((data, other), (None, split), (3, 28)) == (None, None)
+    assert fitting((other, None), (None, split), (4, 28)) == (None, None)
+    assert fitting((), (None, split), (4, 28)) == (None, None)
+    assert layout_told((None, split), (data, None), None).spec == P(("data",), ("x",))
+    assert layout_told((None, None), (None, None), None) is None
+
+
+KEPT = {
+    "elementwise": lambda x: jnp.where(x > 0, x, jnp.sin(x) * 2),
+    "with a whole array": lambda x: x + jnp.arange(18.0),
+    "with its mean": lambda x: x - x.mean((0, 1), keepdims=True),
+    "transpose": lambda x: jnp.tanh(x.transpose(1, 2, 0)).transpose(2, 0, 1),
+    "reshape": lambda x: jnp.tanh(x.reshape(4, 2, 3, 18)).reshape(4, 6, 18),
+    "new axes": lambda x: x[:, None][:, 0],
+    "reduction": lambda x: x.max(1),
+    "softmax": lambda x: jax.nn.softmax(x, 2),
+    "slice": lambda x: x[:, 1:5, 2:16],
+    "every other": lambda x: x[:, ::2],
+    "dynamic slice": lambda x: lax.dynamic_slice(x, (0, x[0, 0, 0].astype(int), 0), (4, 2, 18)),
+    "put into": lambda x: lax.dynamic_update_slice(x, x[:, :2], (0, 3, 0)),
+    "put into rows": lambda x: x.at[:, :, 3:9].set(0.5),
+    "concatenate": lambda x: jnp.concatenate([x, x * 2], 1),
+    "concatenate rows": lambda x: jnp.concatenate([x, x * 2], 2),
+    "pad": lambda x: jnp.pad(x, ((0, 0), (1, 1), (2, 1))),
+    "pad, edge": lambda x: jnp.pad(x, ((0, 0), (1, 1), (2, 1)), mode="edge"),
+    "split": lambda x: jnp.split(x, 3, 2)[0],
+    "flip": lambda x: x[:, ::-1, ::-1],
+    "sort": lambda x: jnp.sort(x, 2),
+    "take": lambda x: jnp.take(x, jnp.array([2, 0]), 1),
+    "product": lambda x: jnp.einsum("bcx,cd->bdx", x, jnp.ones((6, 5))),
+    "batched product": lambda x: jnp.einsum("bcx,bdx->bcdx", x, x)[:, 0],
+    "cumsum": lambda x: jnp.cumsum(x, 2),
+    "conv": lambda x: lax.conv_general_dilated(x, jnp.ones((3, 6, 3)), (2,), [(1, 1)]),
+    "windows": lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 1, 3), (1, 1, 2), "SAME"),
+    "fft": lambda x: jnp.fft.fft(x, axis=1).real,
+    "checkpoint": lambda x: jax.checkpoint(jnp.sin)(x),
+    "custom derivative": lambda x: jax.nn.relu(x),
+    "gradient": jax.grad(lambda x: (jax.nn.softplus(x) ** 2).sum()),
+    "branch": lambda x: lax.cond(x[0, 0, 0] > 0, jnp.sin, jnp.cos, x),
+    "loop": lambda x: lax.fori_loop(0, 2, lambda i, y: jnp.sin(y), x),
+    "scan": lambda x: lax.scan(lambda c, r: (c + r, c * r), x[:, 0], x.swapaxes(0, 1))[0],
+    "operator": lambda x: iso.domain.conv(x, jnp.ones((3, 6, 3)), padding=1),
+}
+LOST = {
+    "rows of the batch": lambda x: x[1:3],
+    "batch merged": lambda x: x.reshape(24, 18),
+    "batch sorted": lambda x: jnp.sort(x, 0),
+    "batch summed": lambda x: x.sum(0),
+}
+
+
+def laid(functions, mesh, x=X, spec=DATA):
+    """Specs of the results of some functions, which are what they are on one device."""
+    specs = {}
+
+    def all_of_them(x):
+        return {name: function(x) for name, function in functions.items()}
+
+    def told(u):
+        results = lift(all_of_them)(u)
+        specs.update({name: result.layout.spec for name, result in results.items()})
+        return results
+
+    found = jax.jit(told)(in_blocks(x, mesh, spec, (None, None, SIZES)))
+    return found, specs
+
+
+def test_what_passes_it_on_and_what_loses_it(mesh):
+    found, specs = laid({**KEPT, **LOST}, mesh)
+    wrong = {name for name in KEPT if "data" not in tuple(specs[name])}
+    wrong |= {name for name in LOST if "data" in tuple(specs[name])}
+    assert not wrong
+    for name, result in found.items():
+        if name != "operator":
+            want = {**KEPT, **LOST}[name](jnp.asarray(X))
+            np.testing.assert_allclose(out_of_blocks(result), want, rtol=1e-4, atol=1e-4)
+        assert result.sharding.spec == specs[name] or name in LOST, name
+
+
+def test_marks_tell_it_and_take_it_back(mesh):
+    free = P.UNCONSTRAINED
+    layout = BlockLayout.plan(X.shape, mesh, DATA, (None, None, SIZES))
+
+    def mark(x, *entries):
+        return lax.with_sharding_constraint(x, NamedSharding(mesh, P(*entries)))
+
+    told = {
+        "marked": lambda x: jnp.sin(mark(x, "data", None, free)),
+        "marked elsewhere": lambda x: jnp.sin(mark(x, None, "data", free)),
+        "in blocks": lambda x: jnp.sin(lay_in_blocks(x, layout)),
+    }
+    _, specs = laid(told, mesh, spec=NONE)
+    assert specs == {
+        "marked": DATA,
+        "marked elsewhere": P(None, "data", "x"),
+        "in blocks": DATA,
+    }
+    _, specs = laid({"whole": lambda x: jnp.sin(mark(x, None, None, free))}, mesh)
+    assert specs == {"whole": NONE}
+
+
+def test_another_axis_takes_its_mesh_axis(mesh):
+    def both(x):
+        return jnp.einsum("bcx,dby->dcxy", x, jnp.ones((3, 4, 2))), x + lay_in_blocks(x, other)
+
+    other = BlockLayout.plan(X.shape, mesh, P(None, "x", "data"), (None, (2, 1, 2, 1), (11, 7)))
+    _, sum_ = lift(both)(in_blocks(X, mesh, DATA, (None, None, SIZES)))
+    np.testing.assert_allclose(out_of_blocks(sum_), 2 * X, rtol=1e-6)
