@@ -12,7 +12,6 @@ _SPARSE = "sparse tensors have no place on the device: JAX arrays are dense"
 _COMPLEX32 = "complex32: JAX has no such type"
 _HASH = "the result is a 64-bit hash, which the device's 32-bit integers cannot hold"
 
-_FFT = "XLA's Fourier transform on CPUs refuses the memory order that its partitioner has chosen"
 _EMPTY = "for an empty batch torch makes statistics in float64, which needs jax_enable_x64"
 _BOUNDS = "torch fills in the bounds of int64, which the device's 32-bit integers cannot hold"
 
@@ -25,8 +24,6 @@ _FORWARD = ("forward", "bfloat16")
 _EVERY_TYPE = (*_FORWARD, "sharded", "int64", "bool")
 
 EXPECTED: dict[tuple[str, str], str] = {
-    **_cells("fft.irfft2", ("sharded",), _FFT),
-    **_cells("fft.irfftn", ("sharded",), _FFT),
     **_cells("nn.functional.batch_norm", ("forward", "backward"), _EMPTY),
     **_cells("chalf", (*_EVERY_TYPE, "backward"), _COMPLEX32),
     **_cells("hash_tensor", (*_EVERY_TYPE, "out="), _HASH),

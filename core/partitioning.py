@@ -129,9 +129,11 @@ def _decoded(mesh: Mesh, shapes: Any) -> tuple[Mesh, Any]:
         if None not in specs:
             break
     else:  # a layout of no such mesh is gathered
-        grid, specs = mesh, [_spec(x, mesh) or PartitionSpec() for x in leaves]
+        grid, specs = mesh, [_spec(x, mesh) for x in leaves]
     found = [
-        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(grid, spec))
+        jax.ShapeDtypeStruct(
+            x.shape, x.dtype, sharding=NamedSharding(grid, spec or PartitionSpec())
+        )
         for x, spec in zip(leaves, specs, strict=True)
     ]
     return grid, jax.tree.unflatten(structure, found)

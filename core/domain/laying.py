@@ -76,7 +76,7 @@ class BlockLayout:
         return BlockLayout(u.layout, u.shape, tuple(u.array.shape), u.sizes)
 
     @staticmethod
-    def plan(shape: Sequence[int], mesh: Any, spec: Any, sizes: SizesLike = None) -> Layout:
+    def plan(shape: Sequence[int], mesh: Any, spec: Any, sizes: SizesLike = None) -> Named:
         """The layout that a spec and sizes ask for.
 
         Args:
@@ -102,7 +102,7 @@ class BlockLayout:
         valid = tuple(None if split is None else split.sizes for split in splits)
         return BlockLayout(sharding, tuple(shape), padded, valid)
 
-    def resharded(self, spec: Any, mesh: Any = None) -> Layout:
+    def resharded(self, spec: Any, mesh: Any = None) -> Named:
         """The layout that another spec asks for; sizes stay where there are as many blocks.
 
         Args:
@@ -154,6 +154,7 @@ class BlockLayout:
         )
 
 
+Named = NamedSharding | BlockLayout
 Layout = Sharding | BlockLayout
 
 

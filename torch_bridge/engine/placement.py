@@ -126,7 +126,8 @@ def _bring(value: Value, layout: layouts.Layout | None) -> None:
         metrics.record_transfer("host_to_device", array.nbytes, origin, seconds)
     else:
         metrics.count("transfers.between_devices")
-        if isinstance(layout, BlockLayout) or isinstance(array, UnevenArray):
+        blocks = isinstance(layout, BlockLayout) or isinstance(array, UnevenArray)
+        if layout is not None and blocks:
             value.array = lay_out_in_blocks(array, layout)
             return
         move = jax.device_put if _is_here(layout) else lay_out
