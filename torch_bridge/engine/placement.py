@@ -126,9 +126,11 @@ def _bring(value: Value, layout: layouts.Layout | None) -> None:
         metrics.record_transfer("host_to_device", array.nbytes, origin, seconds)
     else:
         metrics.count("transfers.between_devices")
-        blocks = isinstance(layout, BlockLayout) or isinstance(array, UnevenArray)
-        if layout is not None and blocks:
+        if isinstance(layout, BlockLayout):
             value.array = lay_out_in_blocks(array, layout)
+            return
+        if isinstance(array, UnevenArray):
+            value.array = array if layout is None else lay_out_in_blocks(array, layout)
             return
         move = jax.device_put if _is_here(layout) else lay_out
         value.array = move(array, layout)
