@@ -1,6 +1,7 @@
 """Eight virtual CPU devices for every test, set before JAX's backend starts.
 
-A test runs its programs once or twice, so LLVM is told not to work hard on them; XLA's own passes,
+A test runs its programs once or twice, so LLVM is told not to work hard on them, and XLA to write
+its kernels without MLIR and in one piece, a third of the suite's processor time; XLA's own passes,
 the partitioner among them, are those of users. `JAX_DISABLE_MOST_OPTIMIZATIONS=0 make test` runs
 the code of users; `make conformance` and `make test-torchrun` always do.
 """
@@ -12,11 +13,14 @@ import jax
 import pytest
 
 DEVICES = 8
+QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's idle threads spin, beside eight devices
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", DEVICES)
 if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
     jax.config.update("jax_disable_most_optimizations", True)
+    os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}".strip()
 
 
 def pytest_sessionstart(session):

@@ -7,7 +7,7 @@ kernel; and gives a tensor, or several.
 import torch
 from torch.nn import functional as F
 
-ROWS, COLUMNS = 18, 6
+COLUMNS = 6
 
 FLAT = {
     "reductions": {
@@ -22,7 +22,7 @@ FLAT = {
         "log_softmax": lambda x, w: F.log_softmax(x, 1),
         "logsumexp": lambda x, w: torch.logsumexp(x, (0, 1)),
         "layer_norm": lambda x, w: F.layer_norm(x, (COLUMNS,), w[0], w[1]),
-        "layer_norm of all": lambda x, w: F.layer_norm(x, (ROWS, COLUMNS)),
+        "layer_norm of all": lambda x, w: F.layer_norm(x, x.shape),
         "norm": lambda x, w: torch.linalg.vector_norm(x, dim=0),
         "median": lambda x, w: x.median(0).values,
         "quantile": lambda x, w: torch.quantile(x, 0.3, 0),
@@ -30,7 +30,9 @@ FLAT = {
         "all": lambda x, w: (x < 100).all(0),
         "count": lambda x, w: (x > 0).sum(0),
         "mse": lambda x, w: F.mse_loss(x, 2 * x + 1),
-        "cross_entropy": lambda x, w: F.cross_entropy(x, torch.arange(ROWS).to(x.device) % COLUMNS),
+        "cross_entropy": lambda x, w: F.cross_entropy(
+            x, torch.arange(len(x), device=x.device) % COLUMNS
+        ),
     },
     "order": {
         "cumsum": lambda x, w: x.cumsum(0),
@@ -52,14 +54,14 @@ FLAT = {
     },
     "shapes": {
         "flat": lambda x, w: x.flatten(),
-        "split the rows": lambda x, w: x.view(3, 6, COLUMNS) * 2,
-        "split the columns": lambda x, w: x.reshape(ROWS, 2, 3) * 2,
+        "split the rows": lambda x, w: x.view(2, -1, COLUMNS) * 2,
+        "split the columns": lambda x, w: x.reshape(-1, 2, 3) * 2,
         "unsqueeze": lambda x, w: x[None, :, None] * 2,
         "transpose": lambda x, w: x.t() * 2,
         "unbind": lambda x, w: [row * 2 for row in x[:2].unbind(0)],
         "select": lambda x, w: x[:, 2] * 2,
         "select a row": lambda x, w: x[7] * 2,
-        "index": lambda x, w: x[torch.tensor([0, 17, 3], device=x.device)],
+        "index": lambda x, w: x[torch.tensor([0, 15, 3], device=x.device)],
         "index_select": lambda x, w: x.index_select(1, torch.tensor([0, 3, 3], device=x.device)),
         "gather": lambda x, w: x.gather(0, x.argsort(0)),
         "set a row": lambda x, w: x.index_fill(0, torch.tensor([4], device=x.device), 1.0),
@@ -79,17 +81,17 @@ FLAT = {
         "cross": lambda x, w: torch.linalg.cross(x[:, :3], x[:, 3:]),
         "where": lambda x, w: torch.where(x > 0, x, w[0]),
         "clamp": lambda x, w: x.clamp(-1.0, 2.0),
-        "position": lambda x, w: x * torch.arange(ROWS, device=x.device)[:, None],
+        "position": lambda x, w: x * torch.arange(len(x), device=x.device)[:, None],
         "embedding": lambda x, w: F.embedding((x[:, 0].abs() * 2).long(), w),
         "mlp": lambda x, w: F.gelu(F.relu(F.linear(x, w)) @ w),
         "attention": lambda x, w: F.scaled_dot_product_attention(x[None], x[None] * 2, x[None] + 1),
         "causal attention": lambda x, w: F.scaled_dot_product_attention(
-            *[(x @ w).view(1, ROWS, 2, 3).transpose(1, 2)] * 3, is_causal=True
+            *[(x @ w).view(1, -1, 2, 3).transpose(1, 2)] * 3, is_causal=True
         ),
     },
 }
 
-# An image [2, 4, 18, 6] and a kernel [4, 4, 3, 3]; the split axis is the third.
+# An image [2, 4, rows, 6] and a kernel [4, 4, 3, 3]; the split axis is the third.
 SPATIAL = {
     "convolutions": {
         "conv2d": lambda x, w: F.conv2d(x, w, w[:, 0, 0, 0], padding=1),
