@@ -1,9 +1,9 @@
 """Eight virtual CPU devices for every test, set before JAX's backend starts.
 
 A test runs its programs once or twice, so LLVM is told not to work hard on them, and XLA to write
-its kernels without MLIR and in one piece, a third of the suite's processor time; XLA's own passes,
-the partitioner among them, are those of users. `JAX_DISABLE_MOST_OPTIMIZATIONS=0 make test` runs
-the code of users; `make conformance` and `make test-torchrun` always do.
+its kernels without MLIR and in one piece (a third less processor time for small programs); XLA's
+own passes, the partitioner among them, are those of users. `JAX_DISABLE_MOST_OPTIMIZATIONS=0 make
+test` runs the code of users; `make conformance` and `make test-torchrun` always do.
 """
 
 import gc
