@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -232,6 +233,12 @@ WIDE: dict[str, Callable[[], Any]] = {
 def test_float64_is_refused_while_x64_is_off(name):
     with pytest.raises(RuntimeError, match=r"jax_enable_x64.*\.float\(\)"):
         WIDE[name]()
+
+
+def test_float64_in_a_traced_function_does_not_admit_it_elsewhere():
+    iso.jax_function(lambda x: (x.double() * 3, x.to(torch.float64)))(jax.numpy.ones(3))
+    for name in ("double", "to"):
+        test_float64_is_refused_while_x64_is_off(name)
 
 
 def test_float64_of_the_cpu_is_converted_where_torch_converts():

@@ -117,6 +117,16 @@ class Signature:
         self.written = written
         self.like = like
 
+    @property
+    def storable(self) -> bool:
+        """Whether no result is of a dtype that is narrower on the device."""
+        return all(
+            out is None
+            or out.meta.dtype not in (torch.float64, torch.complex128)
+            or out.physical.itemsize == out.meta.dtype.itemsize
+            for out in self.outs
+        )
+
 
 def prepare(func, functional, flattener, args, kwargs, tensors, scalars, *, outs=None) -> Signature:
     """Build the signature of a call that was not seen before."""
@@ -156,9 +166,9 @@ def functional_handler(func: torch._ops.OpOverload) -> Handler:
         key, tensors, scalars = flattener(args, kwargs)
         signature = signatures.get(key)
         if signature is None:
-            signature = signatures[key] = prepare(
-                func, func, flattener, args, kwargs, tensors, scalars
-            )
+            signature = prepare(func, func, flattener, args, kwargs, tensors, scalars)
+            if signature.storable:  # what JAX may trace is refused on a tape, each time
+                signatures[key] = signature
         values = record(signature, tensors, scalars)
         outs = signature.outs
         if signature.single:

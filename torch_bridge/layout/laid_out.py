@@ -52,9 +52,10 @@ class LaidOut(base.LazyTensor):
         return found.spec if found else None
 
     def requires_grad_(self, requires_grad: bool = True) -> Any:
-        """As torch's; the gradient of a tensor that is marked lies as the tensor."""
+        """As torch's; the gradient of a tensor in unequal blocks lies as the tensor."""
         super().requires_grad_(requires_grad)
-        if marks.marked(self) is not None:
+        storage = vars(self).get("_storage")
+        if storage is not None and layouts.blocks(storage.value.layout) is not None:
             marks.keep_gradient_layout(self)
         return self
 

@@ -46,7 +46,7 @@ def test_values_and_gradients_with_shared_memory(counted):
         (h.square().sum() + h.sum(0).prod()).backward()
     torch.testing.assert_close(out["h"], h)
     torch.testing.assert_close(out["pair"][1].long(), h.argmax(1))
-    torch.testing.assert_close([x.grad, w.grad], [a.grad, b.grad], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close([x.grad, w.grad], [a.grad, b.grad], rtol=5e-5, atol=1e-6)
     assert (out["h"].device, x.grad.device) == (torch.device("cpu"),) * 2
 
 
