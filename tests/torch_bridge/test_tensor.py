@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import isoshard.torch_bridge as xs
+from isoshard import jax_function
 
 
 def same(got: torch.Tensor, want: torch.Tensor) -> None:
@@ -236,7 +237,7 @@ def test_float64_is_refused_while_x64_is_off(name):
 
 
 def test_float64_in_a_traced_function_does_not_admit_it_elsewhere():
-    iso.jax_function(lambda x: (x.double() * 3, x.to(torch.float64)))(jax.numpy.ones(3))
+    jax_function(lambda x: (x.double() * 3, x.to(torch.float64)))(jax.numpy.ones(3))
     for name in ("double", "to"):
         test_float64_is_refused_while_x64_is_off(name)
 
