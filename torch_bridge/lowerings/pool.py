@@ -155,13 +155,14 @@ def _max_pool(rank, x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=
 def _max_pool_backward(rank, grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
     """JAX's own gradient of a window maximum; it knows no dilation, there `indices` serve.
 
-    XLA's partitioner loses the share of windows that reach over two devices: images are whole here.
+    XLA's partitioner loses the share of windows that reach over two devices: images are whole here,
+    and so is the gradient, which may have to lie split afterwards.
     """
     grad, x = batch_split(grad), batch_split(x)
     grid = windows(x.shape, rank, kernel_size, stride, padding, dilation, ceil_mode)
     if any(d != 1 for d in grid.dilation):
-        return scatter_add(grad, indices, x.shape, rank)
-    return pull_back(lambda a: _window_max(a, grid), grad, x)[0]
+        return batch_split(scatter_add(grad, indices, x.shape, rank))
+    return batch_split(pull_back(lambda a: _window_max(a, grid), grad, x)[0])
 
 
 def scatter_add(grad: jax.Array, indices: jax.Array, shape: Sequence[int], rank: int) -> jax.Array:

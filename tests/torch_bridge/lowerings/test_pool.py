@@ -177,3 +177,19 @@ def test_two_kinds_of_pooling_of_an_image_that_is_split(mesh, spec, average_firs
     xs.sync()
     for one, other in zip(got, program(x), strict=True):
         torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("spec", [P(None, None, "y"), P(None, None, "x", "y")])
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_a_gradient_that_has_to_lie_as_the_split_image(mesh, spec, dilation):
+    x = -torch.rand(2, 2, 8, 8, generator=torch.Generator().manual_seed(0)) - 1
+
+    def gradient(x):
+        y = torch.nn.functional.max_pool2d(x, 3, 1, 1, dilation)
+        y.square().sum().backward()
+        return x.grad
+
+    got = gradient(iso.shard(x.to("jax").requires_grad_(), mesh, spec))
+    xs.sync()
+    assert got.partition_spec == spec
+    torch.testing.assert_close(got.cpu(), gradient(x.clone().requires_grad_()))
