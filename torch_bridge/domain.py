@@ -34,7 +34,6 @@ from isoshard.core.uneven import UnevenArray
 
 from .crossings.calling_jax import TorchFunction
 from .dtypes import physical_dtype
-from .engine import base, layouts
 from .handlers.layouts import read_layouts
 from .layout import marks
 
@@ -109,7 +108,7 @@ class _Calling:
             for tensor in tensors
         ]
         padded = [
-            jax.ShapeDtypeStruct(_padded(layout) if layout.uneven else shape.shape, shape.dtype)
+            jax.ShapeDtypeStruct(layout.buffer if layout.uneven else shape.shape, shape.dtype)
             for layout, shape in zip(self.laid, shapes, strict=True)
         ]
         made = jax.eval_shape(lambda *arrays: self._on_blocks(*self._entered(arrays)), *padded)
@@ -172,7 +171,7 @@ def _lies_so(operand: Any, layout: Layout) -> bool:
     if not _is_uneven(operand):
         return not layout.uneven
     sizes = zip(operand.sizes, layout.sizes, strict=True)
-    padded = tuple(operand.array.shape) == _padded(layout)
+    padded = tuple(operand.array.shape) == layout.buffer
     return padded and all(have is None or have == said for have, said in sizes)
 
 
@@ -185,15 +184,11 @@ def _blocks(layout: Layout) -> BlockLayout | None:
     if not _on_mesh(layout) or not any(len(size) > 1 for size in layout.sizes):
         return None
     sizes = tuple(size if len(size) > 1 else None for size in layout.sizes)
-    return BlockLayout(layout.sharding, layout.shape, _padded(layout), sizes)
+    return BlockLayout(layout.sharding, layout.shape, layout.buffer, sizes)
 
 
 def _on_mesh(layout: Layout) -> bool:
     return layout.mesh is not None and layout.mesh.size > 1
-
-
-def _padded(layout: Layout) -> tuple[int, ...]:
-    return tuple(b * len(s) for b, s in zip(layout.blocks, layout.sizes, strict=True))
 
 
 def _layout(result: Any) -> BlockLayout | None:
@@ -203,10 +198,7 @@ def _layout(result: Any) -> BlockLayout | None:
 def _marked(tensor: Any, layout: BlockLayout | None) -> Any:
     if layout is None:
         return tensor
-    value = base.read(tensor)
-    if value.array is None:
-        value.layout = layouts.intern(layout)
-    marks.keep(tensor, layout, None)
+    marks.lies(tensor, layout)
     return tensor
 
 

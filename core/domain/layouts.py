@@ -98,6 +98,12 @@ class Layout:
         kept = [() if axis in free else names for axis, names in enumerate(self.names)]
         return P(*(names or None for names in kept)), {name for names in kept for name in names}
 
+    @property
+    def buffer(self) -> tuple[int, ...]:
+        """The shape of the buffer, padding included."""
+        pairs = zip(self.sizes, self.blocks, strict=True)
+        return tuple(len(sizes) * block for sizes, block in pairs)
+
     def padded(self, axis: int) -> bool:
         """Whether some blocks along an axis are not full."""
         return any(size != self.blocks[axis] for size in self.sizes[axis])

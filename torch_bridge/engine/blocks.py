@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from isoshard.core.domain import BlockLayout, lift
+from isoshard.core.domain.shardings import padded_of
 from isoshard.core.uneven import UnevenArray
 
 from . import layouts
@@ -55,13 +56,13 @@ def in_blocks(step: Callable[..., list[jax.Array]], plan: Plan) -> Callable[...,
 
 
 def _entered(array: Any, number: int) -> Any:
-    blocks = None if number == layouts.UNPLACED else layouts.blocks(refined(number))
+    blocks = layouts.blocks(refined(number))
     return array if blocks is None else blocks.wrap(array)
 
 
 def padded(arrays: Sequence[Any]) -> list[Any]:
     """The JAX arrays of some values: of those in blocks, the padded ones."""
-    return [x.array if isinstance(x, UnevenArray) else x for x in arrays]
+    return list(map(padded_of, arrays))
 
 
 def wrapped(results: Sequence[jax.Array], blocks: Blocks) -> list[Any]:

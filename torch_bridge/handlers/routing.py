@@ -27,7 +27,6 @@ from isoshard.core.uneven import UnevenArray
 from isoshard.torch_bridge.crossings.calling_jax import TorchFunction
 from isoshard.torch_bridge.crossings.function import JaxFunction
 from isoshard.torch_bridge.dtypes import physical_dtype
-from isoshard.torch_bridge.engine import base, layouts
 from isoshard.torch_bridge.layout import marks
 
 from .expecting import Expected
@@ -177,12 +176,9 @@ class _Call:
 def _planned(
     handled: Handled, arguments: Arguments, laid: Sequence[Layout], physical: Sequence[Any]
 ) -> Plan:
-    padded = [
-        tuple(len(size) * block for size, block in zip(layout.sizes, layout.blocks, strict=True))
-        for layout in laid
-    ]
     shapes = [
-        jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(padded, physical, strict=True)
+        jax.ShapeDtypeStruct(layout.buffer, dtype)
+        for layout, dtype in zip(laid, physical, strict=True)
     ]
     return plan(handled, arguments, shapes)
 
@@ -193,10 +189,7 @@ def _marked(tensor: Any, result: Result, mesh: Mesh) -> Any:
     layout: Any = sharding
     if any(size is not None for size in result.sizes):
         layout = BlockLayout.plan(result.shape, mesh, sharding, result.sizes)
-    value = base.read(tensor)
-    if value.array is None:
-        value.layout = layouts.intern(layout)
-    marks.keep(tensor, layout, None)
+    marks.lies(tensor, layout)
     return tensor
 
 

@@ -148,6 +148,19 @@ def keep(tensor: base.LazyTensor, sharding: Layout, ask: Sharding | None) -> Non
     keep_gradient_layout(tensor)
 
 
+def lies(tensor: base.LazyTensor, layout: Layout) -> None:
+    """Note how a new result lies: the program that will compute it lays it out so.
+
+    Args:
+        tensor: with memory of its own.
+        layout: a sharding that divides, or blocks of given sizes.
+    """
+    value = base.read(tensor)
+    if value.array is None:
+        value.layout = layouts.intern(layout)
+    keep(tensor, layout, None)
+
+
 def clear(tensor: base.LazyTensor) -> None:
     """Forget a tensor's mark, and make it whole on every device of its mesh."""
     present = tensor._storage.annotation

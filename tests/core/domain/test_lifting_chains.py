@@ -4,14 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import isoshard as iso
-from isoshard import P
 
 from .blocks import dense, in_blocks, out_of_blocks, padding_of, with_loss
-
-MESHES = [((4,), ("x",)), ((8,), ("x",)), ((2, 4), ("x", "y"))]
+from .drawn import cases
 
 LINKS = {
     "poison": lambda x: jnp.where(x != 0, x * x / x, 0.0),
@@ -33,35 +30,11 @@ LINKS = {
 }
 
 
-@st.composite
-def cases(draw):
-    """A mesh, a spec, sizes, and the names of some links."""
-    shape, names = draw(st.sampled_from(MESHES))
-    entries = [draw(st.sampled_from(names)), None]
-    if len(names) > 1 and draw(st.booleans()):
-        entries = draw(st.sampled_from([["x", "y"], ["y", "x"], [("x", "y"), None]]))
-    if draw(st.booleans()):
-        entries.reverse()
-    sizes, extents = [], []
-    for entry in entries:
-        if entry is None:
-            sizes.append(None)
-            extents.append(draw(st.integers(2, 6)))
-            continue
-        axes = (entry,) if isinstance(entry, str) else entry
-        count = int(np.prod([shape[names.index(axis)] for axis in axes]))
-        own = draw(st.lists(st.integers(0, 4), min_size=count, max_size=count))
-        own[draw(st.integers(0, count - 1))] += 2
-        sizes.append(tuple(own))
-        extents.append(sum(own))
-    links = draw(st.lists(st.sampled_from(sorted(LINKS)), min_size=1, max_size=3))
-    return (shape, names), P(*entries), tuple(sizes), tuple(extents), ["poison", *links]
-
-
 @settings(max_examples=12, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
-@given(cases())
+@given(cases(LINKS, least=2, most=3))
 def test_chains(case):
-    (shape, names), spec, sizes, extents, links = case
+    (shape, names), spec, sizes, extents, drawn = case
+    links = ["poison", *drawn]
     x = np.random.default_rng(0).normal(size=extents).astype(np.float32)
     u = in_blocks(x, iso.make_mesh(shape, names), spec, sizes)
 
