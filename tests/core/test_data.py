@@ -303,15 +303,15 @@ class TestThread:
         found.close()
 
     def test_it_works_while_the_loop_does(self, mesh):
-        def source():
-            for _ in range(4):
-                time.sleep(0.1)
-                yield np.ones(8, np.float32)
+        made = [threading.Event() for _ in range(4)]
 
-        start = time.perf_counter()
-        for _ in iso.data.loader(source(), mesh, P("x")):
-            time.sleep(0.1)
-        assert time.perf_counter() - start < 0.75
+        def source():
+            for event in made:
+                yield np.ones(8, np.float32)
+                event.set()
+
+        for event, _ in zip(made, iso.data.loader(source(), mesh, P("x")), strict=True):
+            assert event.wait(60)  # the next batch is asked for while this one is at work
 
 
 def test_counts(mesh, counted):

@@ -81,7 +81,7 @@ def check_a_silent_rank_is_named(world):
         start = time.monotonic()
         told = _refused("the layout of b", 1, timeout=1.0)
         assert f"rank {silent} said nothing about the layout of b within 1 s" in told, told
-        assert 0.9 < time.monotonic() - start < 5
+        assert 0.9 < time.monotonic() - start < 30
         refused[world.rank].touch()
     else:
         while not all(path.exists() for path in refused):
@@ -96,13 +96,9 @@ def check_a_silent_first_rank_is_named(world):
         assert "rank 0 said nothing about the layout of c within 0.5 s" in told, told
 
 
-def check_cost(world):
+def check_the_others_go_on(world):
     if world.rank == 0:
         return  # it did not come to the last round: no more agreements with it
-    times = []
     ranks = range(1, world.size)
     for number in range(20):
-        start = time.perf_counter()
-        agree("cost", number, ranks)
-        times.append(time.perf_counter() - start)
-    (world.scratch / f"cost-{world.rank}").write_text(repr(sorted(times)[10]))
+        agree("the others", number, ranks)

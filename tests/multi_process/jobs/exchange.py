@@ -2,9 +2,9 @@
 
 import gc
 import itertools
-import time
 
 import isoshard as iso
+from tests.calls import calls_of
 from tests.multi_process.exchanging import copies, device_mesh, meshes, pointer, raises, whole
 from tests.multi_process.jobs import exchange_layouts as layouts
 
@@ -268,6 +268,7 @@ def check_ranks_that_differ(world):
 
 
 def check_cost_is_small_and_does_not_depend_on_size(world):
+    """In calls, as time depends on the machine: `benchmarks/dtensor.py` has the microseconds."""
     import torch
     from torch.distributed.tensor import DTensor, Shard
 
@@ -275,16 +276,9 @@ def check_cost_is_small_and_does_not_depend_on_size(world):
     found = {}
     for size in (1 << 10, 1 << 24):  # 4 KiB, 64 MiB
         x = DTensor.from_local(torch.zeros(size), mesh, (Shard(0),))
-        iso.to_dtensor(iso.to_jax(x), mesh)
-        there, back = [], []
-        for _ in range(300):
-            start = time.thread_time()  # of this rank alone, however busy the machine is
-            array = iso.to_jax(x)
-            turn = time.thread_time()
-            iso.to_dtensor(array, mesh)
-            there.append(turn - start)
-            back.append(time.thread_time() - turn)
-        found[size * 4] = [1e6 * sorted(part)[150] for part in (there, back)]
+        array = iso.to_jax(x)
+        there = calls_of(lambda x=x: iso.to_jax(x))
+        found[size * 4] = there, calls_of(lambda array=array: iso.to_dtensor(array, mesh))
     small, large = found.values()
     for few, many in zip(small, large, strict=True):
-        assert few < 200 and many < 200 and many < 2 * few and few < 2 * many, found
+        assert many <= few < 1000, found

@@ -8,7 +8,6 @@ import itertools
 import math
 import subprocess
 import sys
-import timeit
 
 import numpy as np
 import pytest
@@ -34,6 +33,7 @@ from isoshard.torch_bridge.dtensor.translation import (
     placements_on,
     spec_of,
 )
+from tests.calls import calls_of
 from tests.torch_bridge.dtensor.layouts import MESHES, all_placements, in_words, orders, torch_mesh
 
 UNEVEN = [(5, 3, 7), (1, 11, 2), (13, 0, 9)]
@@ -202,8 +202,7 @@ def test_a_known_layout_costs_little():
         lambda: device_mesh_of(sharding.mesh),
         lambda: local_shape_and_offset(shape, (2, 4), placements, (1, 2)),
     ):
-        seconds = min(timeit.repeat(call, number=200, repeat=20)) / 200
-        assert seconds < 20e-6
+        assert calls_of(call) < 60
 
 
 def test_importing_starts_nothing():
