@@ -145,7 +145,8 @@ def build_call(
     dtype = _promotion(lowering, op, args, kwargs, metas)
     run = _bind(lowering, op, args, kwargs, dtype)
     images = _images(lowering, op, args, kwargs, dtype)
-    return Call(op, outs, written, lowering.random, run, metas, images, plain)
+    draws = _draws(lowering, op, args, kwargs)
+    return Call(op, outs, written, draws, run, metas, images, plain)
 
 
 def infer(
@@ -233,6 +234,13 @@ def _written(op, lowering, args, kwargs) -> tuple[int, ...]:
     named = dict(_named(op, args, kwargs))
     slots = _leaves([named.get(name) for name in lowering.writes])
     return tuple(slot.number for slot in slots if isinstance(slot, Slot))
+
+
+def _draws(lowering, op, args, kwargs) -> bool:
+    """Whether this call needs a PRNG key."""
+    if isinstance(lowering.random, str):
+        return bool(dict(_named(op, args, kwargs)).get(lowering.random))
+    return lowering.random
 
 
 def _promotion(lowering, op, args, kwargs, metas):

@@ -3,28 +3,34 @@
 torch makes it of products and a softmax where a device has no kernel of its own. The `jax` device
 has: one entry of the tape forward and one backward (`lowerings/sdpa.py`). It is the CPU's flash
 operator where CPU torch would call that, with the same strides and the same node in the graph, and
-otherwise, where a mask requires a gradient or the value has another width, the *efficient* one.
+otherwise, where a mask requires a gradient, the value has another width or weights are dropped, the
+*efficient* one.
 
 >>> q = torch.ones(1, 2, 3, 4, device="jax", requires_grad=True)
 >>> torch.nn.functional.scaled_dot_product_attention(q, q, q).grad_fn.name()
 'ScaledDotProductFlashAttentionForCpuBackward0'
 
-torch's products and softmax remain for what neither takes: dropout, `torch.func` transforms and
+torch's products and softmax remain for what neither takes: `torch.func` transforms and
 forward-mode differentiation, sizes of zero, operands that broadcast, mistakes (whose messages are
 torch's), and `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`. So do gradients of gradients: with
-`create_graph=True` the gradient is taken through them.
+`create_graph=True` the gradient is taken through them, and drops what the operator dropped.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import torch
 from torch.autograd import forward_ad
 from torch.backends.cuda import flash_sdp_enabled, mem_efficient_sdp_enabled
 
+from isoshard.core.domain.attention.dropout import gains
+from isoshard.torch_bridge.crossings.calling_jax import torch_function
 from isoshard.torch_bridge.engine import base
 
 
@@ -72,12 +78,13 @@ def attend(
     Raises:
         RuntimeError: the arguments do not fit together; torch's own message.
     """
-    if not dropout_p and _are_ours(query, key, value, attn_mask) and _level() < 0:
-        flash, efficient = _choice(query, key, value, attn_mask, is_causal, enable_gqa)
-        if flash and flash_sdp_enabled():
-            return _FLASH(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
+    given = (query, key, value)
+    if 0 <= dropout_p < 1 and _are_ours(*given, attn_mask) and _level() < 0:
+        flash, efficient = _choice(*given, attn_mask, is_causal, enable_gqa)
+        if flash and not dropout_p and flash_sdp_enabled():
+            return _FLASH(*given, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
         if efficient and mem_efficient_sdp_enabled():
-            return _EFFICIENT(query, key, value, attn_mask, True, 0.0, is_causal, scale=scale)[0]
+            return _EFFICIENT(*given, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
     return _ATTEND.decompose(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
@@ -222,7 +229,8 @@ def _efficient_gradients(
     scale: float | None = None,
 ) -> Any:
     if torch.is_grad_enabled():
-        return _with_graph(grad_out, (query, key, value, attn_bias), is_causal, scale)
+        dropout = None if philox_seed is None else (dropout_p, philox_seed)
+        return _with_graph(grad_out, (query, key, value, attn_bias), is_causal, scale, dropout)
     with torch._C._AutoDispatchBelowAutograd():
         return _EFFICIENT_BACKWARD(
             grad_out,
@@ -242,7 +250,11 @@ def _efficient_gradients(
 
 
 def _with_graph(
-    grad: torch.Tensor, tensors: tuple[Any, ...], is_causal: bool, scale: float | None
+    grad: torch.Tensor,
+    tensors: tuple[Any, ...],
+    is_causal: bool,
+    scale: float | None,
+    dropout: tuple[float, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients of query, key, value and mask that have a graph, by torch's decomposition."""
     # Aliases: a tensor that is query and key at once has two gradients here.
@@ -255,12 +267,48 @@ def _with_graph(
         bias = mask & kept if mask.dtype == torch.bool else mask.masked_fill(~kept, -torch.inf)
         is_causal = False
     grouped = query.dim() > 2 and query.shape[-3] != key.shape[-3]
-    out = _ATTEND.decompose(
-        query, key, value, bias, 0.0, is_causal, scale=scale, enable_gqa=grouped
-    )
+    if dropout is None:
+        out = _ATTEND.decompose(
+            query, key, value, bias, 0.0, is_causal, scale=scale, enable_gqa=grouped
+        )
+    else:
+        factors = _gains(dropout[0], (*query.shape[:-1], key.shape[-2]))(dropout[1])
+        out = _with_gains(query, key, value, bias, is_causal, scale, factors)
     wanted = [x for x in inputs if x is not None and x.requires_grad]
     found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
     return tuple([next(found) if x is not None and x.requires_grad else None for x in inputs])
+
+
+@functools.cache
+def _gains(rate: float, shape: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What the *efficient* operator multiplied weights by, of the words that it gave."""
+    return torch_function(
+        lambda words: gains(jax.lax.bitcast_convert_type(words, jnp.uint32), rate, shape)
+    )
+
+
+def _with_gains(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    factors: torch.Tensor,
+) -> torch.Tensor:
+    """Attention as products and softmax, its weights multiplied by factors; in at least float32."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    q, k, v = (x.to(wide) for x in (query, key, value))
+    if (group := math.prod(q.shape[-3:-2]) // math.prod(k.shape[-3:-2])) > 1:
+        k, v = (x.repeat_interleave(group, -3) for x in (k, v))
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        bias = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if bias is not None and bias.dtype == torch.bool:
+        scores = scores.masked_fill(~bias, -math.inf)
+    elif bias is not None:
+        scores = scores + bias
+    return (torch._safe_softmax(scores, -1) * factors.to(wide) @ v).to(query.dtype)
 
 
 GRADIENTS: dict[str, Callable[..., Any]] = {

@@ -42,7 +42,8 @@ class Lowering:
         lift: names of number arguments that change between steps (learning rates, bias
             corrections). A float given there arrives as a 0-d array, so that its value is an input
             of the compiled program and never a reason to recompile.
-        random: the function takes a JAX PRNG key before all other arguments.
+        random: the function takes a JAX PRNG key before all other arguments. The name of a number
+            argument says that it draws only where that is not 0; the key is None elsewhere.
         writes: names of arguments that torch updates though the schema may not say so. The function
             returns their new values after its ordinary results (None for one that was None).
         strided: the function takes `contiguous=`, whether the first tensor lies in row-major order
@@ -56,7 +57,7 @@ class Lowering:
     function: Callable[..., Any]
     promote: Promotion = "none"
     lift: tuple[str, ...] = ()
-    random: bool = False
+    random: bool | str = False
     writes: tuple[str, ...] = ()
     strided: bool = False
     meta: Callable[..., Any] | None = None
@@ -70,7 +71,7 @@ def lower(
     *names: str,
     promote: Promotion = "none",
     lift: tuple[str, ...] = (),
-    random: bool = False,
+    random: bool | str = False,
     writes: tuple[str, ...] = (),
     strided: bool = False,
     meta: Callable[..., Any] | None = None,

@@ -20,8 +20,10 @@ In a program that may split the sequence over devices, both are operators that s
 operands lie when it is compiled (`isoshard.core.domain.attention.partitioned`): split sequences go
 round a ring, and nothing is gathered. Whether a sequence is split is decided by marks, and by what
 comes before: XLA gathers tokens where one more is put before them, unless the result is marked.
-Dropout is not theirs: torch's products and softmax serve it, for which XLA gathers the keys and
-values of a split sequence.
+
+Dropout is that of the *efficient* operator, which gives the two words that the weights were dropped
+by: what is dropped depends on them and on a weight's place, not on how anything lies, and the
+gradient drops the same.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from isoshard.core.domain.attention.dropout import gains, words_of
 from isoshard.core.domain.attention.partitioned import Attention
 from isoshard.core.domain.attention.tiled import products, summed_to
 from isoshard.core.domain.attention.uneven import attend_in_blocks, gradients_in_blocks
@@ -121,16 +124,22 @@ def _softmax(scores):
     return weights / jnp.where(total == 0, 1, total), (top + jnp.log(total))[..., 0]
 
 
-def _attend(q, k, v, mask, is_causal, scale):
+def _dropped(weights, gains):
+    """Weights after dropout; the gains have one axis for all heads, weights may have two."""
+    return weights if gains is None else weights * gains.reshape(weights.shape)
+
+
+def _attend(q, k, v, mask, is_causal, scale, gains=None):
     """What each query attends to, and the logarithm of its sum of weights."""
     weights, logsumexp = _softmax(_scores(q, k, mask, is_causal, scale))
+    weights = _dropped(weights, gains)
     if not _is_grouped(q, k):
         return _weighted("...ls,...se->...le", weights, v), logsumexp
     out = _weighted("...gls,...se->...gle", weights, v)
     return _ungrouped(out), logsumexp.reshape(q.shape[:-1])
 
 
-def _gradients(grad, q, k, v, mask, is_causal, scale, delta=None):
+def _gradients(grad, q, k, v, mask, is_causal, scale, gains=None, delta=None):
     """Gradients of query, key and value, and of the scores that a mask was added to.
 
     `delta`, the products of result and its gradient, is computed from the weights if not given.
@@ -140,7 +149,8 @@ def _gradients(grad, q, k, v, mask, is_causal, scale, delta=None):
     if grouped:
         q, grad = _grouped(q, k.shape[-3]), _grouped(grad, k.shape[-3])
     g, h = ("g", "h") if grouped else ("", "")
-    slopes = weights * _product(f"...{g}le,...se->...{g}ls", grad, v)
+    slopes = _product(f"...{g}le,...se->...{g}ls", grad, v)
+    slopes = weights * _dropped(slopes, gains)
     if delta is None:
         slopes = slopes - weights * jnp.sum(slopes, axis=-1, keepdims=True)
     else:
@@ -149,56 +159,62 @@ def _gradients(grad, q, k, v, mask, is_causal, scale, delta=None):
     factor = _factor(q, scale)
     of_q = _weighted(f"...{g}ls,...se->...{g}le", slopes, k) * factor
     of_k = _weighted(f"...{h}{g}ls,...{h}{g}le->...{h}se", slopes, q) * factor
+    weights = _dropped(weights, gains)
     of_v = _weighted(f"...{h}{g}ls,...{h}{g}le->...{h}se", weights, grad)
     if grouped:
         return _ungrouped(of_q), of_k, of_v, _ungrouped(slopes)
     return of_q, of_k, of_v, slopes
 
 
-def _told(q, is_causal, scale):
-    return Attention(bool(is_causal), float(_factor(q, scale)), _attend, _gradients)
+def _told(q, is_causal, scale, rate):
+    factor = float(_factor(q, scale))
+    return Attention(bool(is_causal), factor, _attend, _gradients, rate=float(rate))
 
 
-def _forward(q, k, v, mask, is_causal, scale):
+def _gains(words, rate, q, k):
+    return None if words is None else gains(words, rate, (*q.shape[:-1], k.shape[-2]))
+
+
+def _forward(q, k, v, mask, is_causal, scale, rate=0.0, words=None):
     """The result and the logarithm of its sums, round a ring if the sequence is split."""
-    told = _told(q, is_causal, scale)
+    told = _told(q, is_causal, scale, rate)
 
-    def whole(q, k, v, mask):
+    def whole(q, k, v, mask, words):
         if may_split(q.shape, k.shape[-2]):
-            return told(q, k, v, mask)
-        out, logsumexp = _attend(q, k, v, mask, is_causal, scale)
+            return told(q, k, v, mask, words)
+        each = _gains(words, rate, q, k)
+        out, logsumexp = _attend(q, k, v, mask, is_causal, scale, each)
         return out.astype(q.dtype), logsumexp
 
-    return in_blocks(whole, functools.partial(attend_in_blocks, told))(q, k, v, mask)
+    return in_blocks(whole, functools.partial(attend_in_blocks, told))(q, k, v, mask, words)
 
 
-def _backward(grad, q, k, v, mask, out, logsumexp, is_causal, scale, wants_mask):
+def _backward(
+    grad, q, k, v, mask, out, logsumexp, is_causal, scale, wants_mask, rate=0.0, words=None
+):
     """The gradients of query, key, value and mask; the last is None where it is not wanted."""
-    told = _told(q, is_causal, scale)
+    told = _told(q, is_causal, scale, rate)
 
-    def whole(grad, q, k, v, mask, logsumexp, delta):
+    def whole(grad, q, k, v, mask, logsumexp, delta, words):
         if may_split(q.shape, k.shape[-2]):
-            return told.gradients(grad, q, k, v, mask, logsumexp, delta, wants_mask)
-        *found, slopes = _gradients(grad, q, k, v, mask, is_causal, scale)
+            return told.gradients(grad, q, k, v, mask, logsumexp, delta, wants_mask, words)
+        each = _gains(words, rate, q, k)
+        *found, slopes = _gradients(grad, q, k, v, mask, is_causal, scale, each)
         return *found, summed_to(slopes, mask.shape) if wants_mask else None
 
     def blocks(*operands):
         return NotImplemented if wants_mask else gradients_in_blocks(told, *operands)
 
-    return in_blocks(whole, blocks)(grad, q, k, v, mask, logsumexp, products(out, grad))
-
-
-def _check_dropout(dropout_p):
-    if dropout_p:
-        raise NotImplementedError(
-            f"this attention operator drops no weights on the jax device, but got dropout_p="
-            f"{dropout_p}; call torch.nn.functional.scaled_dot_product_attention, which does"
-        )
+    return in_blocks(whole, blocks)(grad, q, k, v, mask, logsumexp, products(out, grad), words)
 
 
 @lower("aten::_scaled_dot_product_flash_attention_for_cpu")
 def _flash(q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
-    _check_dropout(dropout_p)
+    if dropout_p:
+        raise NotImplementedError(
+            f"this attention operator drops no weights, but got dropout_p={dropout_p}; call "
+            "torch.nn.functional.scaled_dot_product_attention, which does"
+        )
     return _forward(q, k, v, attn_mask, is_causal, scale)
 
 
@@ -213,11 +229,18 @@ def _efficient_shapes(query, key, value, *args, **kwargs):
     """In row-major order, as the results of torch's products are."""
     out = query.new_empty((*query.shape[:-1], value.shape[-1]))
     wider = torch.float64 if query.dtype == torch.float64 else torch.float32
-    return out, query.new_empty(query.shape[:-1], dtype=wider), None, None
+    rate = kwargs["dropout_p"] if "dropout_p" in kwargs else [*args, 0.0, 0.0][2]
+    words = query.new_empty((2,), dtype=torch.int32) if rate else None
+    return out, query.new_empty(query.shape[:-1], dtype=wider), words, None
 
 
-@lower("aten::_scaled_dot_product_efficient_attention", meta=_efficient_shapes)
+@lower(
+    "aten::_scaled_dot_product_efficient_attention",
+    meta=_efficient_shapes,
+    random="dropout_p",
+)
 def _efficient(
+    key,
     q,
     k,
     v,
@@ -228,9 +251,15 @@ def _efficient(
     *,
     scale=None,
 ):
-    """The same with a mask that may have a gradient; nothing is drawn, so there is no seed."""
-    _check_dropout(dropout_p)
-    return *_forward(q, k, v, attn_bias, is_causal, scale), None, None
+    """The same with a mask that may have a gradient, and with dropout.
+
+    Where torch has a seed and an offset, this has the two words of dropout's key; None without it.
+    """
+    if key is None:
+        return *_forward(q, k, v, attn_bias, is_causal, scale), None, None
+    words = words_of(key)
+    found = _forward(q, k, v, attn_bias, is_causal, scale, dropout_p, words)
+    return *found, jax.lax.bitcast_convert_type(words, jnp.int32), None
 
 
 def _efficient_gradient_shapes(grad, query, key, value, attn_bias, *args, **kwargs):
@@ -258,7 +287,9 @@ def _efficient_backward(
     *,
     scale=None,
 ):
-    found = _backward(
-        grad, q, k, v, attn_bias, out, logsumexp, is_causal, scale, grad_input_mask[3]
-    )
+    words = None
+    if dropout_p:
+        words = jax.lax.bitcast_convert_type(philox_seed, jnp.uint32)
+    given = (grad, q, k, v, attn_bias, out, logsumexp, is_causal, scale)
+    found = _backward(*given, grad_input_mask[3], dropout_p, words)
     return tuple(x if want else None for x, want in zip(found, grad_input_mask, strict=True))

@@ -112,7 +112,7 @@ def check(
         _check_layout(f"{what}: {name}", x, mesh, P(batch or None, ring, heads or None), (0, 2))
     own = [None if n is None else jnp.asarray(n, jnp.int32) for n in lengths]
     masked = mask.array if isinstance(mask, UnevenArray) else mask
-    extras = Extras(None if masked is None else jnp.asarray(masked), own[0], own[1], None)
+    extras = Extras(None if masked is None else jnp.asarray(masked), *own)
     if rate:
         extras = extras._replace(key=_typed(key))
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)

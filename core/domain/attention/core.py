@@ -100,7 +100,7 @@ def gradients(
         axis_names=set(setup.manual),
         check_vma=False,
     )(q, k, v, extras, dout, log, delta)
-    return (*found[:3], Extras(found[3], None, None, None))
+    return (*found[:3], Extras(found[3]))
 
 
 def _backward_here(setup: Setup, alike: Axes, q, k, v, extras: Extras, dout, log, delta):

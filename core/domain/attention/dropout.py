@@ -13,8 +13,14 @@ Array([[False, False,  True]], dtype=bool)
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
+
+WORDS = "threefry2x32"
+"""The implementation of keys that are given as two words."""
 
 
 def keep(
@@ -45,3 +51,48 @@ def keep(
     cells = jax.vmap(jax.vmap(jax.vmap(folded, (0, None)), (0, None)), (0, None))(rows, keys)
     bits = jax.random.key_data(cells)[..., 0]
     return bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+
+
+def words_of(key: jax.Array) -> jax.Array:
+    """Two words, uint32[2], drawn with a key of any implementation; `key_of` makes a key of them.
+
+    >>> words = words_of(jax.random.key(0))
+    >>> words.shape, key_of(words).shape
+    ((2,), ())
+    """
+    return jax.random.bits(key, (2,), jnp.uint32)
+
+
+def key_of(words: jax.Array) -> jax.Array:
+    """The key that two words, uint32[2], are."""
+    return jax.random.wrap_key_data(words, impl=WORDS)
+
+
+def gains(words: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
+    """What the weights of whole sequences are multiplied by.
+
+    Args:
+        words: uint32[2], the key.
+        rate: the share that is dropped.
+        shape: (.., heads, queries, keys), of the weights; two axes are without heads.
+
+    Returns:
+        float32 of that shape: 0, or what makes up for the weights that are dropped.
+
+    Example:
+        >>> gains(words_of(jax.random.key(0)), 0.5, (2, 3))
+        Array([[2., 2., 0.],
+               [2., 0., 0.]], dtype=float32)
+    """
+    *lead, heads, queries, keys = (1, *shape) if len(shape) == 2 else shape
+    numbers = (jnp.arange(n) for n in (math.prod(lead), heads, queries, keys))
+    return dropped(jnp.ones(shape), keep(key_of(words), rate, *numbers).reshape(shape), rate)
+
+
+def dropped(weights: jax.Array, kept: jax.Array | None, rate: float) -> jax.Array:
+    """Weights, or their gradients, after dropout: zeros, or scaled up.
+
+    >>> dropped(jnp.ones(2), jnp.array([True, False]), 0.5)
+    Array([2., 0.], dtype=float32)
+    """
+    return weights if kept is None else jnp.where(kept, weights / (1 - rate), 0)

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from . import device, tiled
+from .dropout import dropped, keep, key_of
 from .lines import Line
 from .placing import Places, size
 from .setup import Axes, Extras, Setup
@@ -47,6 +48,7 @@ class Part:
         queries: the length of that sequence, in all.
         keys: likewise.
         mask: the shape of the mask, in all; None without one.
+        samples: how many samples there are along each axis before the heads, in all.
         wants_mask: whether the mask's gradient is computed.
     """
 
@@ -56,6 +58,7 @@ class Part:
     queries: int
     keys: int
     mask: tuple[int, ...] | None
+    samples: tuple[int, ...] = ()
     wants_mask: bool = False
 
     @property
@@ -69,13 +72,17 @@ class Part:
         rows, columns, one = (laid(self.places.spec_of(which)) for which in ("q", "k", "log"))
         return rows, columns, of_mask, one
 
-    def forward(self, q: Any, k: Any, v: Any, mask: Any) -> tuple[jax.Array, jax.Array]:
+    def forward(
+        self, q: Any, k: Any, v: Any, mask: Any, words: Any = None
+    ) -> tuple[jax.Array, jax.Array]:
         """Attend; of shards, gives shards."""
         if self._whole:
-            out, log = self.told.forward(q, k, v, mask, self.told.causal, self.told.scale)
+            told = self.told
+            gains = self._gains(words, q, k)
+            out, log = told.forward(q, k, v, mask, told.causal, told.scale, gains)
             return out.astype(q.dtype), log
         setup, blocks = self._setup, self._blocks
-        extras = Extras(self._fold_mask(mask, q), None, None, None)
+        extras = self._extras(self._fold_mask(mask, q), words, q)
         rows, columns, values = (self._to(_fold(x), 1) for x in (q, k, v))
         out, log = device.forward(setup, rows, columns, values, extras, blocks)
         if blocks is not None and self.places.columns:
@@ -85,16 +92,24 @@ class Part:
         return out.astype(q.dtype), log.reshape(q.shape[:-1])
 
     def backward(
-        self, dout: Any, q: Any, k: Any, v: Any, mask: Any, log: Any, delta: Any
+        self,
+        dout: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        mask: Any,
+        log: Any,
+        delta: Any,
+        words: Any = None,
     ) -> tuple[jax.Array, ...]:
         """The gradients of queries, keys, values, and of the mask if it is wanted."""
         given, places = (q, k, v), self.places
         if self._whole:
-            told = self.told
-            found = told.backward(dout, q, k, v, mask, told.causal, told.scale, delta)
+            told, gains = self.told, self._gains(words, q, k)
+            found = told.backward(dout, q, k, v, mask, told.causal, told.scale, gains, delta)
             found = [*found[:3], tiled.summed_to(found[3], mask.shape) if self.wants_mask else None]
         else:
-            found = self._tiled_backward(dout, q, k, v, mask, log, delta)
+            found = self._tiled_backward(dout, q, k, v, mask, log, delta, words)
             if not places.around:
                 found[0] = _sum(found[0], places.columns)
                 found[1:3] = (_sum(x, places.rows) for x in found[1:3])
@@ -106,7 +121,7 @@ class Part:
             return tuple(found[:3])
         return *found[:3], _sum(found[3], places.shared(self.mask)).astype(mask.dtype)
 
-    def _tiled_backward(self, dout, q, k, v, mask, log, delta) -> list[Any]:
+    def _tiled_backward(self, dout, q, k, v, mask, log, delta, words) -> list[Any]:
         setup, blocks = self._setup, self._blocks
         rows, columns, values, slopes = (self._to(_fold(x), 1) for x in (q, k, v, dout))
         log, delta = (self._to(x.reshape(-1, _heads(q), x.shape[-1]), 2) for x in (log, delta))
@@ -116,7 +131,7 @@ class Part:
             folded, unfold = jax.vjp(lambda mask: self._fold_mask(mask, q), wide)
         elif mask is not None:
             folded = self._fold_mask(mask, q)
-        extras = Extras(folded, None, None, None)
+        extras = self._extras(folded, words, q)
         *found, of_mask = device.backward(
             setup, rows, columns, values, extras, slopes, log, delta, self.wants_mask, blocks
         )
@@ -157,7 +172,7 @@ class Part:
             keys=self._line(self.keys, self.places.columns),
             causal=self.told.causal,
             scale=self.told.scale,
-            rate=0.0,
+            rate=self.told.rate,
             tile=self.told.tile,
             riding=self._riding,
         )
@@ -177,6 +192,27 @@ class Part:
             return None
         rows, columns = self.places.rows, self.places.columns
         return _number(rows), _number(columns)
+
+    def _extras(self, mask: Any, words: Any, q: Any) -> Extras:
+        if words is None:
+            return Extras(mask)
+        return Extras(mask, key=key_of(words), numbers=self._numbers(q))
+
+    def _numbers(self, q: Any) -> tuple[jax.Array, jax.Array]:
+        """Which samples and heads of the whole this device has, int32[batch] and int32[heads]."""
+        samples = jnp.zeros((1,), jnp.int32)
+        for axis, (extent, axes) in enumerate(zip(self.samples, self.places.lead, strict=True)):
+            samples = (samples[:, None] * extent + _those(axes, q.shape[axis])).reshape(-1)
+        return samples, _those(self.places.heads or (), _heads(q))
+
+    def _gains(self, words: Any, q: Any, k: Any) -> jax.Array | None:
+        """What weights of whole sequences are multiplied by, in the shape of the scores."""
+        if words is None:
+            return None
+        places = (jnp.arange(x.shape[-2]) for x in (q, k))
+        kept = keep(key_of(words), self.told.rate, *self._numbers(q), *places)
+        shape = (*q.shape[:-1], k.shape[-2])
+        return dropped(jnp.ones(shape), kept.reshape(shape), self.told.rate)
 
     def _to(self, x: jax.Array, dim: int) -> jax.Array:
         return zigzagged(self.mesh, self.places.rows, dim, x) if self._balanced else x
@@ -198,6 +234,11 @@ class Part:
 def _number(axes: Axes) -> jax.Array | int:
     """Of this device's block along mesh axes."""
     return jax.lax.axis_index(axes) if axes else 0
+
+
+def _those(axes: Axes, size: int) -> jax.Array:
+    """The numbers, in the whole, of the `size` that this device has along mesh axes."""
+    return _number(axes) * size + jnp.arange(size)
 
 
 def _heads(x: jax.Array) -> int:

@@ -8,6 +8,8 @@ which mesh axes a sequence is split. What each device does:
   to its keys, and what was found is put together by an all-reduce of results, not of scores;
 - if neither is, what it was given for whole sequences.
 
+Dropout drops the same weights wherever they are computed (`dropout.keep`).
+
 Under a causal mask queries and keys of a ring are brought in zigzag order and the result back,
 where twice the devices divide both lengths and the mask has no rows.
 
@@ -15,7 +17,7 @@ where twice the devices divide both lengths and the mask has no rows.
 >>> from isoshard.core.place import shard
 >>> x = shard(jax.random.normal(jax.random.key(0), (1, 2, 64, 8)), make_mesh((4,), ("x",)),
 ...           (None, None, "x"))
->>> def whole(q, k, v, mask, causal, scale):
+>>> def whole(q, k, v, mask, causal, scale, gains):
 ...     scores = q @ k.mT
 ...     return jax.nn.softmax(scores) @ v, jax.nn.logsumexp(scores, axis=-1)
 >>> attend = Attention(False, 1.0, whole, whole)          # no gradient is asked for here
@@ -33,17 +35,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from isoshard.core.partitioning import Rule, partitioned
 
 from . import tiled
+from .dropout import gains
 from .part import Part
 from .placing import place
 
 Whole = Callable[..., tuple[Any, ...]]
-"""`forward(q, k, v, mask, causal, scale)` gives `(out, log)`, and `backward(dout, q, k, v, mask,
-causal, scale, delta)` gradients of q, k, v and the scores."""
+"""`forward(q, k, v, mask, causal, scale, gains)` gives `(out, log)`, and `backward(dout, q, k, v,
+mask, causal, scale, gains, delta)` gradients of q, k, v and the scores. By the gains, which have
+the shape of the scores, weights are multiplied; None without dropout."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +63,7 @@ class Attention:
         backward: computes the gradients of whole sequences; `delta` is the products of result and
             its gradient, summed over the width.
         tile: queries and keys, at most, whose scores exist at once where a sequence is split.
+        rate: the share of weights that is dropped, at least 0 and below 1.
     """
 
     causal: bool
@@ -65,14 +71,21 @@ class Attention:
     forward: Whole
     backward: Whole
     tile: int = 512
+    rate: float = 0.0
 
     def __repr__(self) -> str:
         """All of it, and alike in every process."""
         names = [f"{f.__module__}.{f.__qualname__}" for f in (self.forward, self.backward)]
-        return f"Attention({self.causal}, {self.scale!r}, {', '.join(names)}, {self.tile})"
+        options = f"{self.tile}, {self.rate!r}"
+        return f"Attention({self.causal}, {self.scale!r}, {', '.join(names)}, {options})"
 
     def __call__(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        mask: jax.Array | None = None,
+        words: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Attend.
 
@@ -82,12 +95,13 @@ class Attention:
             v: (.., key heads, keys, width of values).
             mask: broadcasts to (.., heads, queries, keys); of bool, True is visible; of floats, it
                 is added to the scores.
+            words: uint32[2], the key of dropout (`dropout.words_of`); None if nothing is dropped.
 
         Returns:
             (.., heads, queries, width of values), of the dtype of `q`, and (.., heads, queries),
             the logarithms of the sums of exponentials, in at least float32.
         """
-        return _attend(self, q, k, v, mask)
+        return _attend(self, q, k, v, mask, words)
 
     def gradients(
         self,
@@ -99,6 +113,7 @@ class Attention:
         log: jax.Array,
         delta: jax.Array,
         wants_mask: bool = False,
+        words: jax.Array | None = None,
     ) -> tuple[jax.Array | None, ...]:
         """The gradients of q, k, v, and of a mask that is added if it is wanted.
 
@@ -111,92 +126,111 @@ class Attention:
             log: what came with the result.
             delta: (.., heads, queries), `products(out, dout)`.
             wants_mask: whether the gradient of the mask is computed.
+            words: the key of dropout that the result was computed with.
 
         Returns:
             Four gradients, of the dtypes of q, k, v and the mask; None for one that is not wanted.
         """
         call = _slopes if wants_mask else _gradients
-        found = call(self, dout, q, k, v, mask, log, delta)
+        found = call(self, dout, q, k, v, mask, log, delta, words)
         return tuple(found) if wants_mask else (*found, None)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(told: Attention, q, k, v, mask):
-    return _results(told, q, k, v, mask)
+def _attend(told: Attention, q, k, v, mask, words):
+    return _results(told, q, k, v, mask, words)
 
 
-def _attend_forward(told: Attention, q, k, v, mask):
-    out, log = _results(told, q, k, v, mask)
-    return (out, log), (q, k, v, mask, out, log)
+def _attend_forward(told: Attention, q, k, v, mask, words):
+    out, log = _results(told, q, k, v, mask, words)
+    return (out, log), (q, k, v, mask, words, out, log)
 
 
 def _attend_backward(told: Attention, saved, slopes):
-    q, k, v, mask, out, log = saved
+    q, k, v, mask, words, out, log = saved
     dout, dlog = slopes
     delta = tiled.products(out, dout) - dlog  # a weight is the slope of the logarithm of its row
     added = mask is not None and jnp.issubdtype(mask.dtype, jnp.floating)
-    return told.gradients(dout, q, k, v, mask, log, delta, added)
+    return *told.gradients(dout, q, k, v, mask, log, delta, added, words), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _whole(told: Attention, q, k, v, mask):
-    out, log = told.forward(q, k, v, mask, told.causal, told.scale)
+def _whole(told: Attention, q, k, v, mask, words):
+    out, log = told.forward(q, k, v, mask, told.causal, told.scale, _gains(told, words, q, k))
     return out.astype(q.dtype), log
 
 
-def _whole_gradients(told: Attention, dout, q, k, v, mask, log, delta):
-    return _whole_slopes(told, dout, q, k, v, mask, log, delta)[:3]
+def _whole_gradients(told: Attention, dout, q, k, v, mask, log, delta, words):
+    return _whole_slopes(told, dout, q, k, v, mask, log, delta, words)[:3]
 
 
-def _whole_slopes(told: Attention, dout, q, k, v, mask, log, delta):
-    found = told.backward(dout, q, k, v, mask, told.causal, told.scale, delta)
+def _whole_slopes(told: Attention, dout, q, k, v, mask, log, delta, words):
+    each = _gains(told, words, q, k)
+    found = told.backward(dout, q, k, v, mask, told.causal, told.scale, each, delta)
     dq, dk, dv = (x.astype(like.dtype) for x, like in zip(found, (q, k, v), strict=False))
     if mask is None:
         return dq, dk, dv
     return dq, dk, dv, tiled.summed_to(found[3], mask.shape).astype(mask.dtype)
 
 
+def _gains(told: Attention, words, q, k):
+    return None if words is None else gains(words, told.rate, (*q.shape[:-1], k.shape[-2]))
+
+
 def _split(told: Attention, mesh: Mesh, operands, results):
-    q, k, v, mask = operands
-    part = Part(told, mesh, place(mesh, (q, *results), (k, v)), *_lengths(q, k, mask))
+    q, k, v, mask, words = operands
+    part = Part(told, mesh, place(mesh, (q, *results), (k, v)), *_sizes(q, k, mask))
     rows, columns, of_mask, one = part.layouts
-    return mesh, part.forward, (rows, one), (rows, columns, columns, of_mask)
+    alone = _alone(mesh, words)
+    return mesh, part.forward, (rows, one), (rows, columns, columns, of_mask, alone)
 
 
 def _split_slopes(told: Attention, mesh: Mesh, operands, results):
-    dout, q, k, v, mask, log, _ = operands
+    dout, q, k, v, mask, log, _, words = operands
     dq, dk, dv, *dmask = results
     places = place(mesh, (q, dout, dq, log), (k, v, dk, dv))
-    part = Part(told, mesh, places, *_lengths(q, k, mask), bool(dmask))
+    part = Part(told, mesh, places, *_sizes(q, k, mask), bool(dmask))
     rows, columns, of_mask, one = part.layouts
     out = (rows, columns, columns, of_mask)[: len(results)]
-    return mesh, part.backward, out, (rows, rows, columns, columns, of_mask, one, one)
+    need = (rows, rows, columns, columns, of_mask, one, one, _alone(mesh, words))
+    return mesh, part.backward, out, need
 
 
-def _lengths(q, k, mask):
-    return q.shape[-2], k.shape[-2], None if mask is None else tuple(mask.shape)
+def _alone(mesh: Mesh, words):
+    return None if words is None else NamedSharding(mesh, P())
+
+
+def _sizes(q, k, mask):
+    of_mask = None if mask is None else tuple(mask.shape)
+    return q.shape[-2], k.shape[-2], of_mask, tuple(q.shape[:-3])
 
 
 def _rule(told: Attention, shapes: tuple[tuple[int, ...], ...]) -> Rule:
     """`b h l d, b h s d, b h s e -> b h l e, b h l`, with as many axes as there are."""
-    queries, keys, _, *mask = shapes
+    (queries, keys, _, *mask), words = _without_words(told, shapes)
     given = _Letters(queries, keys)
     operands = [given.rows("d"), given.columns("d"), given.columns("e"), *map(given.mask, mask)]
+    operands += words
     return f"{', '.join(operands)} -> {given.rows('e')}, {given.rows()}", given.sizes
 
 
 def _slopes_rule(told: Attention, shapes: tuple[tuple[int, ...], ...], of_mask=False) -> Rule:
-    _, queries, keys, _, *mask, _, _ = shapes
+    (_, queries, keys, _, *mask, _, _), words = _without_words(told, shapes)
     given = _Letters(queries, keys)
     masks = list(map(given.mask, mask))
     operands = [given.rows("e"), given.rows("d"), given.columns("d"), given.columns("e"), *masks]
     results = [given.rows("d"), given.columns("d"), given.columns("e"), *(masks * of_mask)]
     return (
-        f"{', '.join([*operands, given.rows(), given.rows()])} -> {', '.join(results)}",
+        f"{', '.join([*operands, given.rows(), given.rows(), *words])} -> {', '.join(results)}",
         given.sizes,
     )
+
+
+def _without_words(told: Attention, shapes: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[str]]:
+    """The shapes before the key of dropout, which comes last, and the name of its axis."""
+    return (shapes[:-1], ["words"]) if told.rate else (shapes, [])
 
 
 class _Letters:

@@ -78,12 +78,15 @@ class Extras(NamedTuple):
         query_lengths: int32[batch], how many queries of each sample count.
         key_lengths: int32[batch], how many keys of each sample count.
         key: of `jax.random`, typed, for dropout.
+        numbers: int32[batch] and int32[heads], which samples and heads of the whole a device has,
+            where the mesh axes of the setup do not say it.
     """
 
-    mask: Any  # a jax.Array or None, and its spec in what `specs` gives; so are the others
-    query_lengths: Any
-    key_lengths: Any
-    key: Any
+    mask: Any = None  # a jax.Array or None, and its spec in what `specs` gives; so are the others
+    query_lengths: Any = None
+    key_lengths: Any = None
+    key: Any = None
+    numbers: Any = None
 
     @property
     def added(self) -> bool:

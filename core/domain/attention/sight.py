@@ -168,11 +168,15 @@ class Sight:
             return None
         queries, keys = self._places(rows, columns)
         batch, heads, group = self.shape
+        samples, each = self.extras.numbers or (
+            _numbers(setup.batch, batch),
+            _numbers(setup.heads, heads * group),
+        )
         kept = keep(
             key,
             setup.rate,
-            _numbers(setup.batch, batch),
-            _numbers(setup.heads, heads * group),
+            samples,
+            each,
             setup.queries.positions(queries),
             setup.keys.positions(keys),
         )

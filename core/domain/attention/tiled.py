@@ -18,6 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .dropout import dropped
 from .sight import Sight, Span, span, spans
 
 
@@ -227,11 +228,8 @@ def _more(running: Running, scores, v, kept, rate: float) -> Running:
     weights = jnp.exp(scores - level[..., None])
     shrink = jnp.exp(running.top - level)
     total = running.total * shrink + weights.sum(-1)
-    if kept is not None:
-        weights = jnp.where(kept, weights / (1 - rate), 0)
-    values = jnp.einsum(
-        "bhgqk,bkhw->bqhgw", weights.astype(v.dtype), v, preferred_element_type=scores.dtype
-    )
+    weights = dropped(weights, kept, rate).astype(v.dtype)
+    values = jnp.einsum("bhgqk,bkhw->bqhgw", weights, v, preferred_element_type=scores.dtype)
     return Running(running.weighted * columns_of(shrink) + values, top, total)
 
 
@@ -240,16 +238,14 @@ def _tile_gradients(given: Gradients, k, v, scores, kept, sight: Sight):
     setup, dtype = sight.setup, wide(given.q.dtype)
     weights = jnp.exp(scores - finite(given.log)[..., None])
     dweights = jnp.einsum("bqhgw,bkhw->bhgqk", given.out, v, preferred_element_type=dtype)
-    dropped = weights
-    if kept is not None:
-        dropped = jnp.where(kept, weights / (1 - setup.rate), 0)
-        dweights = jnp.where(kept, dweights / (1 - setup.rate), 0)
+    dweights = dropped(dweights, kept, setup.rate)
     slopes = weights * (dweights - given.delta[..., None])
     dscores = (setup.scale * slopes).astype(k.dtype)
     more = ("bhgqk,bkhw->bqhgw", "bhgqk,bqhgw->bkhw")
     dq = jnp.einsum(more[0], dscores, k, preferred_element_type=dtype)
     dk = jnp.einsum(more[1], dscores, given.q, preferred_element_type=dtype)
-    dv = jnp.einsum(more[1], dropped.astype(v.dtype), given.out, preferred_element_type=dtype)
+    weights = dropped(weights, kept, setup.rate).astype(v.dtype)
+    dv = jnp.einsum(more[1], weights, given.out, preferred_element_type=dtype)
     return dq, dk, dv, slopes
 
 

@@ -33,13 +33,14 @@ from isoshard.core.spec import axis_names
 from isoshard.core.uneven import UnevenArray
 
 from .core import attention, gradients
+from .dropout import key_of
 from .lines import Line
 from .partitioned import Attention
 from .setup import Axes, Extras, Setup
 
 
-def attend_in_blocks(told: Attention, q: Any, k: Any, v: Any, mask: Any) -> Any:
-    """What `told(q, k, v, mask)` is for operands in blocks.
+def attend_in_blocks(told: Attention, q: Any, k: Any, v: Any, mask: Any, words: Any = None) -> Any:
+    """What `told(q, k, v, mask, words)` is for operands in blocks.
 
     Args:
         told: the attention.
@@ -47,6 +48,7 @@ def attend_in_blocks(told: Attention, q: Any, k: Any, v: Any, mask: Any) -> Any:
         k: (.., key heads, keys, width).
         v: (.., key heads, keys, width of values).
         mask: whole, or None.
+        words: uint32[2], the key of dropout, or None.
 
     Returns:
         The result and the logarithms of its sums, in the blocks of `q`; or NotImplemented.
@@ -54,12 +56,20 @@ def attend_in_blocks(told: Attention, q: Any, k: Any, v: Any, mask: Any) -> Any:
     setup = _setup(told, q, k, v, mask)
     if setup is None:
         return NotImplemented
-    out, log = attention(setup, _fold(q), _fold(k), _fold(v), _extras(setup, mask, q))
+    out, log = attention(setup, _fold(q), _fold(k), _fold(v), _extras(setup, mask, words, q))
     return _like(q, out.swapaxes(1, 2), v.shape[-1]), _like(q, log)
 
 
 def gradients_in_blocks(
-    told: Attention, dout: Any, q: Any, k: Any, v: Any, mask: Any, log: Any, delta: Any
+    told: Attention,
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    log: Any,
+    delta: Any,
+    words: Any = None,
 ) -> Any:
     """What `told.gradients` gives, without that of the mask, for operands in blocks.
 
@@ -72,6 +82,7 @@ def gradients_in_blocks(
         mask: likewise.
         log: what came with the result.
         delta: (.., heads, queries), products of result and its gradient, summed over the width.
+        words: the key of dropout, likewise.
 
     Returns:
         Gradients of q, k and v in their blocks, and None; or NotImplemented.
@@ -80,7 +91,7 @@ def gradients_in_blocks(
     if setup is None or not all(_sizes(x) == _sizes(q) for x in (dout, log, delta)):
         return NotImplemented
     log, delta = (x.array.reshape(-1, q.shape[-3], x.array.shape[-1]) for x in (log, delta))
-    extras = _extras(setup, mask, q)
+    extras = _extras(setup, mask, words, q)
     found = gradients(setup, _fold(q), _fold(k), _fold(v), extras, _fold(dout), log, delta)
     pairs = zip((q, k, v), found[:3], strict=True)
     return *(_like(u, x.swapaxes(1, 2), u.shape[-1]) for u, x in pairs), None
@@ -105,7 +116,7 @@ def _setup(told: Attention, q: Any, k: Any, v: Any, mask: Any) -> Setup | None:
         keys=lines[1],
         causal=told.causal,
         scale=told.scale,
-        rate=0.0,
+        rate=told.rate,
         tile=told.tile,
         riding=mask is not None and mask.ndim > 1 and mask.shape[-2] == 1 < mask.shape[-1],
     )
@@ -144,10 +155,11 @@ def _like(u: UnevenArray, x: jax.Array, *width: int) -> UnevenArray:
     return UnevenArray(array, shape, sizes, layout)
 
 
-def _extras(setup: Setup, mask: Any, q: UnevenArray) -> Extras:
-    """The mask, its rows in the blocks of queries and its columns in those of keys."""
+def _extras(setup: Setup, mask: Any, words: Any, q: UnevenArray) -> Extras:
+    """The mask, its rows in the blocks of queries and its columns in those of keys; and the key."""
+    key = None if words is None else key_of(words)
     if mask is None:
-        return Extras(None, None, None, None)
+        return Extras(key=key)
     rank = q.ndim
     mask = mask.reshape(*(1,) * (rank - mask.ndim), *mask.shape)
     if any(extent > 1 for extent in mask.shape[:-3]):
@@ -157,4 +169,4 @@ def _extras(setup: Setup, mask: Any, q: UnevenArray) -> Extras:
         if mask.shape[axis] > 1 and line.sizes is not None:
             split = Split(line.sizes, line.block, setup.ring, setup.mesh)
             mask = pack_axis(mask, axis, split)
-    return Extras(mask, None, None, None)
+    return Extras(mask, key=key)

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.domain.attention.dropout import gains, words_of
 from isoshard.core.domain.attention.partitioned import Attention
 from isoshard.core.mesh import make_mesh
 from isoshard.core.place import shard
@@ -28,22 +29,23 @@ def scores(q, k, mask, causal, scale):
     return found
 
 
-def whole(q, k, v, mask, causal, scale):
+def whole(q, k, v, mask, causal, scale, gains=None):
     """What a device does with whole sequences; a row without a key has a result of 0."""
     found = scores(q, k, mask, causal, scale)
     log = jax.nn.logsumexp(found, axis=-1)
     weights = jnp.exp(found - jnp.where(log == -jnp.inf, 0, log)[..., None])
+    weights = weights if gains is None else weights * gains
     v = jnp.repeat(v, q.shape[-3] // v.shape[-3], -3) if q.ndim > 2 else v
     return jnp.einsum("...ls,...se->...le", weights, v), log
 
 
-def whole_gradients(dout, q, k, v, mask, causal, scale, delta):
+def whole_gradients(dout, q, k, v, mask, causal, scale, gains=None, delta=None):
     added = jnp.zeros((*q.shape[:-1], k.shape[-2]), q.dtype)
     seen = scores(q, k, mask, causal, scale) > -jnp.inf
 
     def function(q, k, v, added):
         masked = added if mask is None or mask.dtype == bool else added + mask
-        return whole(q, k, v, jnp.where(seen, masked, -jnp.inf), False, scale)[0]
+        return whole(q, k, v, jnp.where(seen, masked, -jnp.inf), False, scale, gains)[0]
 
     return jax.vjp(function, q, k, v, added)[1](dout)
 
@@ -201,9 +203,13 @@ def test_in_double_precision(x64):
     dense.check(found, wanted(x, causal=True)[0], rtol=1e-12, atol=1e-12)
 
 
-def test_jax_differentiates_it_and_its_logarithms():
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_jax_differentiates_it_and_its_logarithms(rate):
+    """With dropout as without; no mask of dropout crosses the devices."""
     x = arrays(2)
-    told = Attention(False, 8**-0.5, whole, whole_gradients, tile=4)
+    told = Attention(False, 8**-0.5, whole, whole_gradients, tile=4, rate=rate)
+    words = words_of(jax.random.key(3)) if rate else None
+    times = gains(words, rate, (2, 4, 16, 16)) if rate else None
 
     def function(attend):
         def loss(q, k, v, mask):
@@ -214,8 +220,8 @@ def test_jax_differentiates_it_and_its_logarithms():
 
     mask = np.random.default_rng(1).standard_normal((16, 16)).astype(np.float32)
     placed = [shard(a, MESH, SPLIT["ring"][0]) for a in x[:3]]
-    found = function(told)(*placed, mask)
-    dense_ones = function(lambda *a: whole(*a, False, 8**-0.5))(*x[:3], mask)
+    found = function(lambda *a: told(*a, words))(*placed, mask)
+    dense_ones = function(lambda *a: whole(*a, False, 8**-0.5, times))(*x[:3], mask)
     for have, want in zip(found, dense_ones, strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-4)
 
@@ -231,18 +237,20 @@ def test_a_ring_moves_the_least(devices):
     assert moved(text) == {"collective-permute": hops * shard_of_both}
 
 
-def test_memory_is_that_of_a_shard():
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_memory_is_that_of_a_shard(rate):
     """Twice the sequence is twice the memory, and half of it over twice the devices."""
 
     def held(devices, length):
         mesh = make_mesh((devices,), ("s",))
-        told = Attention(False, 0.25, whole, whole_gradients, tile=32)
+        told = Attention(False, 0.25, whole, whole_gradients, tile=32, rate=rate)
         like = jax.ShapeDtypeStruct(
             (1, 2, length, 16), jnp.float32, sharding=NamedSharding(mesh, P(None, None, "s"))
         )
 
         def both(q, k, v, dout):
-            (out, log), back = jax.vjp(lambda q, k, v: told(q, k, v), q, k, v)
+            words = words_of(jax.random.key(0)) if rate else None
+            (out, log), back = jax.vjp(lambda q, k, v: told(q, k, v, None, words), q, k, v)
             return out, *back((dout, jnp.zeros_like(log)))
 
         memory = jax.jit(both).lower(*[like] * 4).compile().memory_analysis()
