@@ -202,9 +202,7 @@ def _backward(
         *found, slopes = _gradients(grad, q, k, v, mask, is_causal, scale, each)
         return *found, summed_to(slopes, mask.shape) if wants_mask else None
 
-    def blocks(*operands):
-        return NotImplemented if wants_mask else gradients_in_blocks(told, *operands)
-
+    blocks = functools.partial(gradients_in_blocks, told, wants_mask=wants_mask)
     return in_blocks(whole, blocks)(grad, q, k, v, mask, logsumexp, products(out, grad), words)
 
 

@@ -19,6 +19,7 @@ NotImplemented
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -70,8 +71,9 @@ def gradients_in_blocks(
     log: Any,
     delta: Any,
     words: Any = None,
+    wants_mask: bool = False,
 ) -> Any:
-    """What `told.gradients` gives, without that of the mask, for operands in blocks.
+    """What `told.gradients` gives, for operands in blocks.
 
     Args:
         told: the attention.
@@ -83,18 +85,24 @@ def gradients_in_blocks(
         log: what came with the result.
         delta: (.., heads, queries), products of result and its gradient, summed over the width.
         words: the key of dropout, likewise.
+        wants_mask: whether the gradient of the mask is computed.
 
     Returns:
-        Gradients of q, k and v in their blocks, and None; or NotImplemented.
+        Gradients of q, k and v in their blocks, and that of the mask, whole, or None; or
+        NotImplemented.
     """
     setup = _setup(told, q, k, v, mask)
     if setup is None or not all(_sizes(x) == _sizes(q) for x in (dout, log, delta)):
         return NotImplemented
     log, delta = (x.array.reshape(-1, q.shape[-3], x.array.shape[-1]) for x in (log, delta))
-    extras = _extras(setup, mask, words, q)
+    packed = functools.partial(_extras, setup, words=words, q=q)
+    extras, unpacked = packed(mask), None
+    if wants_mask:
+        _, unpacked = jax.vjp(lambda mask: packed(mask).mask, mask)
     found = gradients(setup, _fold(q), _fold(k), _fold(v), extras, _fold(dout), log, delta)
     pairs = zip((q, k, v), found[:3], strict=True)
-    return *(_like(u, x.swapaxes(1, 2), u.shape[-1]) for u, x in pairs), None
+    slopes = None if unpacked is None else unpacked(found[3].mask)[0]
+    return *(_like(u, x.swapaxes(1, 2), u.shape[-1]) for u, x in pairs), slopes
 
 
 def _setup(told: Attention, q: Any, k: Any, v: Any, mask: Any) -> Setup | None:

@@ -109,26 +109,39 @@ def test_three_axes(mesh):
     assert "collective-permute" in text and "all-gather" not in text
 
 
-@pytest.mark.parametrize("mask", [None, (18, 18)])
-def test_blocks_of_unequal_sizes(mask, mesh):
-    """The same ring; results and gradients lie as the operands do."""
-    tensors = operands(length=18)
-    options = {"is_causal": mask is None, "attn_mask": None if mask is None else keep(*mask)}
+MASKS = {
+    "causal": lambda: None,
+    "bool": lambda: keep(18, 18),
+    "floats": lambda: draw(2, 18, 18).requires_grad_(),
+    "floats by sample": lambda: draw(4, 1, 18, 18).requires_grad_(),
+    "floats of keys": lambda: draw(4, 1, 1, 18).requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_blocks_of_unequal_sizes(name, mesh):
+    """The same ring; results and gradients lie as the operands do, that of a mask is whole."""
+    tensors, mask = operands(length=18), MASKS[name]()
+    options = {"is_causal": mask is None, "attn_mask": mask}
     grad = torch.linspace(-1, 2, tensors[0].numel()).reshape(tensors[0].shape)
     wide = [x.double().requires_grad_() for x in tensors]
-    want = gradients(wide, options, grad.double())
+    exact = mask.detach().double().requires_grad_() if "floats" in name else mask
+    want = gradients(wide, {**options, "attn_mask": exact}, grad.double())
     sizes = (None, None, (5, 2, 7, 4), None)
     given = [iso.shard(x, mesh, RING, uneven="pad", sizes=sizes) for x in (*tensors, grad)]
     given = [*(x.requires_grad_() for x in given[:3]), given[3]]
     if mask is not None:
-        options["attn_mask"] = options["attn_mask"].to("jax")
+        options["attn_mask"] = mask.detach().to("jax").requires_grad_(mask.requires_grad)
     step = xs.compile(lambda *given: gradients(given[:3], options, given[3]))
     found = step(*given)
     for have, expected in zip(found, want, strict=True):
-        assert iso.to_jax(have).sizes == sizes
+        if have.shape == grad.shape:
+            assert iso.to_jax(have).sizes == sizes
         torch.testing.assert_close(have.cpu().double(), expected, rtol=1e-5, atol=1e-5)
-    text = xs.program_text(step)
-    assert "collective-permute" in text and "all-gather" not in text
+    found = collectives.summarize(xs.program_text(step))
+    assert "collective-permute" in found
+    # Rows of a mask's gradient are brought together, as the mask is whole.
+    assert found.get("all-gather", (0, 0))[0] == (mask is not None and name != "bool")
 
 
 def test_in_half_precision(mesh):
