@@ -32,6 +32,7 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
+from isoshard.core import partitioning
 from isoshard.core.errors import ShardingError
 
 from .calls import on_arrays, results_of
@@ -119,6 +120,7 @@ mlir.register_lowering(
     _in_blocks,
     mlir.lower_fun(lambda *arrays, call: call.function(*arrays), multiple_results=True),
 )
+partitioning.lowers_to_one(_in_blocks)  # where no operand is in blocks, the function may have one
 
 
 @rule("in_blocks")

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 
 from isoshard.core import partitioning
 from isoshard.core.domain.fourier import transform
-from isoshard.core.domain.interpreting import recording
 
 from .arguments import lengths
 from .registry import lower
@@ -38,7 +37,7 @@ def _scaled(x, count, normalization):
 
 def _looks():
     """Whether a transform sees how its operand lies; in blocks of unequal sizes it always does."""
-    return partitioning.possible() and (on_a_mesh() or recording())
+    return partitioning.possible() and on_a_mesh()
 
 
 def _transform(x, dims, forward):

@@ -20,6 +20,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from isoshard.core.domain import in_blocks
+from isoshard.core.domain.interpreting import recording
 from isoshard.core.uneven import UnevenArray
 
 from .partition import partition
@@ -28,7 +29,7 @@ from .partition import partition
 def on_a_mesh() -> bool:
     """Whether the program being compiled is split over several devices."""
     mesh = partition().mesh
-    return mesh is not None and mesh.size > 1
+    return recording() or (mesh is not None and mesh.size > 1)
 
 
 def whole(x: jax.Array, axes: Sequence[int]) -> jax.Array:

@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
+from isoshard.core.domain.extremes import keeping_nan
 from isoshard.core.domain.ring import ring
 from isoshard.core.errors import ShardingError
 from isoshard.core.mesh import describe_mesh
@@ -168,12 +169,17 @@ def _extreme(x: Any, axes: tuple[str, ...], op: str) -> Any:
     x = jnp.asarray(x)
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return _differentiable(axes, op, x)
-    return lax.pmax(x, axes) if op == "max" else lax.pmin(x, axes)
+    return _over_devices(axes, op, x)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _differentiable(axes: tuple[str, ...], op: str, x: Any) -> Any:
-    return lax.pmax(x, axes) if op == "max" else lax.pmin(x, axes)
+    return _over_devices(axes, op, x)
+
+
+def _over_devices(axes: tuple[str, ...], op: str, x: Any) -> Any:
+    reduce = lax.pmax if op == "max" else lax.pmin
+    return keeping_nan(lambda x: reduce(x, axes), x, least=op == "min")
 
 
 @_differentiable.defjvp

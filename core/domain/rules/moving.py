@@ -104,9 +104,8 @@ def concatenate(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     rows = np.full(split.padded, count)
     rows[split.places()] = np.arange(count)
     for value in values:
-        own = value.splits[axis]
         size = value.shape[axis]
-        value = value.laid([own if at == axis else s for at, s in enumerate(splits)])
+        value = _laid_beside(value, axis, splits)
         piece = _put(value, axis, split, begin, count)
         here = _line(rows >= begin, axis, len(splits))
         found = piece if found is None else jnp.where(here, piece, found)
@@ -158,7 +157,7 @@ def _written(value: Value, update: Value, axis: int, begin: int, split: Split) -
         for at, own in enumerate(splits)
     ]
     value = value.laid(splits)
-    update = update.laid([update.splits[axis] if at == axis else s for at, s in enumerate(splits)])
+    update = _laid_beside(update, axis, splits)
     piece = _put(update, axis, split, begin, count)
     rows = np.full(split.padded, -1)
     rows[split.places()] = np.arange(count)
@@ -217,6 +216,15 @@ def _moved(value: Value, axis: int, after: Split, shift: int, *, reverse: bool =
     splits = (*value.splits[:axis], after, *value.splits[axis + 1 :])
     others = any(split is not None for at, split in enumerate(splits) if at != axis)
     return Value(array, splits, value.clean or not others, hints=value.hints).placed()
+
+
+def _laid_beside(value: Value, axis: int, splits: Sequence[Split | None]) -> Value:
+    """In the blocks of the other axes; along this as it lies, if those leave its devices free."""
+    own = value.splits[axis]
+    others = [split for at, split in enumerate(splits) if at != axis and split is not None]
+    if own is not None and set(own.names) & {name for split in others for name in split.names}:
+        own = None
+    return value.laid([own if at == axis else split for at, split in enumerate(splits)])
 
 
 def _put(value: Value, axis: int, split: Split, begin: int, count: int) -> Any:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
+from ..extremes import keeping_nan
 from ..interpreting import bind, rule, run_whole
 from ..splits import valid_mask
 from ..values import Value
@@ -32,24 +33,30 @@ def extreme(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """Largest or smallest elements; equal ones share the gradient, as in JAX, without padding."""
     (value,) = values
     axes = eqn.params["axes"]
+    if jnp.issubdtype(value.array.dtype, jnp.complexfloating):
+        value = value.whole(axes)  # nothing is beyond all complex numbers
     if valid_mask(value.splits, axes) is None:
         return [_reduced(value, axes, bind(eqn, [value.array])[0])]
-    fill = _lowest(value.array.dtype, highest=eqn.primitive.name == "reduce_min")
+    least = eqn.primitive.name == "reduce_min"
+    fill = _lowest(value.array.dtype, highest=least)
+    floats = jnp.issubdtype(value.array.dtype, jnp.floating)
 
     def masked(x: jax.Array) -> jax.Array:
-        return bind(eqn, [Value(x, value.splits).filled(fill, axes).array])[0]
+        x = Value(x, value.splits).filled(fill, axes).array
+        return keeping_nan(lambda x: bind(eqn, [x])[0], x, least=least)
 
-    if not jnp.issubdtype(value.array.dtype, jnp.floating):
+    if not floats:
         return [_reduced(value, axes, masked(value.array))]
     best = jax.custom_jvp(masked)
 
     @best.defjvp
     def best_jvp(primals: Any, tangents: Any) -> Any:
         found = best(primals[0])
-        at = primals[0] == jnp.expand_dims(found, axes)
-        at &= valid_mask(value.splits, axes)
-        shared = jnp.sum(at, axes).astype(found.dtype)
-        return found, jnp.sum(jnp.where(at, tangents[0], 0), axes) / shared
+        valid = valid_mask(value.splits, axes)
+        at = (primals[0] == jnp.expand_dims(found, axes)) & valid
+        shares = at / jnp.sum(at, axes, keepdims=True).astype(found.dtype)
+        changes = jnp.where(valid, tangents[0], 0) * jnp.where(valid, shares, 0)
+        return found, jnp.sum(changes, axes)
 
     return [_reduced(value, axes, best(value.array))]
 
@@ -74,7 +81,10 @@ def _reduced(value: Value, axes: tuple[int, ...], array: Any) -> Value:
 def _lowest(dtype: Any, *, highest: bool) -> Any:
     """What no element is below, or above."""
     if jnp.issubdtype(dtype, jnp.floating):
-        return np.asarray(np.inf if highest else -np.inf).astype(dtype)
+        beyond = np.asarray(np.inf if highest else -np.inf).astype(dtype)
+        if np.isinf(beyond):
+            return beyond
+        return np.asarray(jnp.finfo(dtype).max if highest else jnp.finfo(dtype).min)
     if jnp.issubdtype(dtype, jnp.bool_):
         return np.asarray(highest)
     limits = jnp.iinfo(dtype)

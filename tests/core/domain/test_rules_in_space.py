@@ -178,3 +178,22 @@ def test_what_cannot_go_by_halos_is_right_too():
         return rows, x[:, :, ::3], jnp.sort(x, 2), lax.rev(x, (3,))
 
     check(run, run, "given", None)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: jnp.concatenate([a, 2 * b], 1),
+        lambda a, b: jnp.concatenate([b, a, b], 1),
+        lambda a, b: lax.dynamic_update_slice(jnp.pad(a, ((0, 0), (0, 4))), b, (0, 2)),
+    ],
+)
+def test_operands_that_the_same_mesh_axes_split_along_other_axes(function):
+    mesh = iso.make_mesh((2, 4), ("x", "y"))
+    a, b = (np.random.default_rng(n).normal(size=(4, 3)).astype(np.float32) for n in (1, 2))
+    laid = (
+        in_blocks(a, mesh, P("x", "y"), ((3, 1), (1, 0, 1, 1))),
+        in_blocks(b, mesh, P("y", "x"), ((1, 0, 1, 2), (1, 2))),
+    )
+    found = iso.domain.lift(function)(*laid)
+    np.testing.assert_allclose(out_of_blocks(found), function(a, b), rtol=1e-6)

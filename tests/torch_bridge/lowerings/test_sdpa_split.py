@@ -144,6 +144,18 @@ def test_blocks_of_unequal_sizes(name, mesh):
     assert found.get("all-gather", (0, 0))[0] == (mask is not None and name != "bool")
 
 
+def test_whole_operands_in_a_program_with_unequal_blocks(mesh):
+    """Beside an operation that is no part of it."""
+    tensors = operands()
+    blocks = iso.shard(draw(4, 4, 5), mesh, P(None, None, "y"), uneven="pad",
+                       sizes=(None, None, (1, 0, 2, 2)))  # fmt: skip
+    given = [x.to("jax") for x in tensors]
+    out = attend(*given)
+    beside = blocks.triu(1)
+    torch.testing.assert_close(out.cpu(), attend(*tensors))
+    assert torch.equal(beside.cpu(), blocks.cpu().triu(1))
+
+
 def test_in_half_precision(mesh):
     """As near to the exact result as CPU torch comes."""
     tensors = [x.bfloat16() for x in operands()]
