@@ -8,6 +8,7 @@ smaller by making the choices smaller.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,6 +47,7 @@ class Builder:
     Args:
         draw: takes a strategy and returns a value, as in `hypothesis.strategies.composite`.
         mesh: lay the tensors out on a mesh of this shape, or on one device where it is ().
+        uneven: in blocks of any sizes.
         gradients: the floats require gradients.
 
     Attributes:
@@ -53,10 +55,18 @@ class Builder:
         lines: what was written so far.
     """
 
-    def __init__(self, draw: Callable[[Any], Any], *, mesh: tuple[int, ...], gradients: bool):
+    def __init__(
+        self,
+        draw: Callable[[Any], Any],
+        *,
+        mesh: tuple[int, ...],
+        gradients: bool,
+        uneven: bool = False,
+    ):
         """See the class."""
         self._draw = draw
         self.mesh = mesh
+        self.uneven = uneven
         self.gradients = gradients
         self.lines: list[Line] = []
         self._restart()
@@ -120,7 +130,7 @@ class Builder:
         rank = self.one((2, 1, 3, 2, 3, 4, 0))
         extents = (2, 3, 1, 4, 8, 2, 3, 4) if not self.chance(4) else (0, 2)
         if self.mesh:
-            extents = (8, 4, 2, 8, 4, 3)
+            extents = (5, 3, 7, 4, 6, 2) if self.uneven else (8, 4, 2, 8, 4, 3)
         shape = tuple(self.one(extents) for _ in range(rank))
         return shape if torch.Size(shape).numel() <= MAX_ELEMENTS else shape[:2]
 
@@ -143,15 +153,24 @@ class Builder:
     def _marked(self, made: str, shape: tuple[int, ...]) -> str:
         mesh = self.mesh
         spec: list[str | None] = [None] * len(shape)
+        sizes: list[tuple[int, ...] | None] = [None] * len(shape)
         for name, size in zip("xyz", mesh, strict=False):
             axes = [
                 axis
                 for axis, extent in enumerate(shape)
-                if spec[axis] is None and extent and extent % size == 0
+                if spec[axis] is None and extent and (self.uneven or extent % size == 0)
             ]
             if axes:
-                spec[self.one(axes)] = name
-        return f"mark({made}, {mesh}, {tuple(spec)})"
+                axis = self.one(axes)
+                spec[axis] = name
+                sizes[axis] = self._sizes(shape[axis], size) if self.uneven else None
+        blocks = f", {tuple(sizes)}" if any(sizes) else ""
+        return f"mark({made}, {mesh}, {tuple(spec)}{blocks})"
+
+    def _sizes(self, extent: int, blocks: int) -> tuple[int, ...]:
+        """So many blocks of any sizes, some of them empty."""
+        ends = sorted(self.integer(0, extent) for _ in range(blocks - 1))
+        return tuple(end - start for start, end in itertools.pairwise((0, *ends, extent)))
 
     def number(self, *, floats: bool = True) -> str:
         """A Python number of any kind."""

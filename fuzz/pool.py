@@ -15,16 +15,21 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from . import snippet
+
+if TYPE_CHECKING:
+    from .search import Search
 
 PART = 480
 """Programs per task of a process."""
 TASKS = 4
 """Tasks of a process; then another takes its place."""
-MESHES = ((), (), (8,), (), (), (2, 4), (), (), (4, 2), (), (), (2, 2, 2))
+MESHES = ((), (), (8,), (), (4,), (2, 4), (), (), (4, 2), (2, 4), (), (2, 2, 2))
 """The mesh of one task after the other; most programs run on one device."""
+UNEVEN = (4, 9)
+"""Which of these have their tensors in blocks of any sizes."""
 FATAL = "_fatal"
 """Ends the name of a program that ends the process in which it runs."""
 Found = tuple[int, list[tuple[str, str]]]
@@ -184,7 +189,7 @@ def _start(optimized: bool) -> None:
 
 
 def _task(seed: int, numbers: range) -> Found:
-    from .search import Search, run
+    from .search import run
 
     found: list[tuple[str, str]] = []
 
@@ -192,22 +197,26 @@ def _task(seed: int, numbers: range) -> Found:
         name = f"seed_{fault.seed}_program_{fault.number}"
         found.append((name, snippet.of(fault)))
 
-    ran, _ = run(Search(seed, mesh=_mesh(numbers)), numbers, report=report)
+    ran, _ = run(_search(seed, numbers), numbers, report=report)
     return ran, found
 
 
 def _text(seed: int, numbers: range) -> str:
     """Programs that end the process in which they run."""
-    from .search import Fault, Search
+    from .search import Fault
 
-    search = Search(seed, mesh=_mesh(numbers))
+    search = _search(seed, numbers)
     made = [(number, search.program(number)) for number in numbers]
     return "\n".join(
-        snippet.of(Fault(number, seed, program, "it ends the process", search.mesh))
+        snippet.of(Fault(number, seed, program, "it ends the process"))
         for number, program in made
         if program is not None
     )
 
 
-def _mesh(numbers: range) -> tuple[int, ...]:
-    return MESHES[numbers.start // PART % len(MESHES)]
+def _search(seed: int, numbers: range) -> Search:
+    """What makes the programs of a task."""
+    from .search import Search
+
+    number = numbers.start // PART % len(MESHES)
+    return Search(seed, mesh=MESHES[number], uneven=number in UNEVEN)

@@ -45,14 +45,12 @@ class Fault:
         seed: see `number`.
         program: as small as it could be made.
         what: the differences.
-        mesh: the shape of the mesh that its tensors lie on, or ().
     """
 
     number: int
     seed: int
     program: Program
     what: str
-    mesh: tuple[int, ...]
 
 
 class Difference(AssertionError):
@@ -64,10 +62,10 @@ class _Enough(BaseException):
 
 
 @st.composite
-def programs(draw: Any, *, mesh: tuple[int, ...] = ()) -> Program:
+def programs(draw: Any, *, mesh: tuple[int, ...] = (), uneven: bool = False) -> Program:
     """Random programs."""
     kind = draw(st.integers(0, 2))
-    b = Builder(draw, mesh=mesh, gradients=kind == 2)
+    b = Builder(draw, mesh=mesh, gradients=kind == 2, uneven=uneven)
     for _ in range(b.integer(1, 3)):
         _start(b)
     for _ in range(b.integer(1, STEPS)):
@@ -129,16 +127,19 @@ class Search:
     Args:
         seed: another seed, other programs.
         mesh: lay their tensors out on a mesh of this shape; on one device where it is ().
+        uneven: in blocks of any sizes.
     """
 
-    def __init__(self, seed: int, *, mesh: tuple[int, ...] = ()):
+    def __init__(self, seed: int, *, mesh: tuple[int, ...] = (), uneven: bool = False):
         """See the class."""
         self.seed = seed
         self.mesh = mesh
+        self._programs = programs(mesh=mesh, uneven=uneven)
+        self._name = f"{mesh} uneven" if uneven else f"{mesh}"
         self._made: list[Program] = []
 
         @self._settings()
-        @hypothesis.given(programs(mesh=mesh))
+        @hypothesis.given(self._programs)
         def collect(program: Program) -> None:
             self._made.append(program)
 
@@ -162,7 +163,7 @@ class Search:
         return self._made[0] if self._made else None
 
     def _bytes(self, number: int) -> bytes:
-        return random.Random(f"{self.seed}/{self.mesh}/{number}").randbytes(BYTES)
+        return random.Random(f"{self.seed}/{self._name}/{number}").randbytes(BYTES)
 
     def batch(self, numbers: range) -> list[int]:
         """Run programs together; the numbers of those that differ."""
@@ -182,7 +183,7 @@ class Search:
 
         @self._settings()
         @hypothesis.seed(self.seed)
-        @hypothesis.given(programs(mesh=self.mesh))
+        @hypothesis.given(self._programs)
         def examine(program: Program) -> None:
             nonlocal small
             if time.monotonic() > until:
@@ -196,7 +197,7 @@ class Search:
             examine.hypothesis.fuzz_one_input(self._bytes(number))
         if small is None:  # it differs in the company of others only
             whole = self.program(number)
-            return Fault(number, self.seed, whole, "it differs in a batch, not alone", self.mesh)
+            return Fault(number, self.seed, whole, "it differs in a batch, not alone")
         until = time.monotonic() + SECONDS
         with contextlib.suppress(Difference, _Enough):
             examine()  # begins with what just failed, which is in its database
@@ -209,7 +210,7 @@ class Search:
     def _fault(self, number: int, program: Program, seconds: float) -> Fault:
         program = smallest(program, lambda smaller: bool(check(smaller)), seconds)
         found = "\n".join(check(program)) or "it differs in a batch, not alone"
-        return Fault(number, self.seed, program, found, self.mesh)
+        return Fault(number, self.seed, program, found)
 
 
 def _size(program: Program) -> tuple[int, int]:

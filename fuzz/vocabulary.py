@@ -40,10 +40,11 @@ def filled(module, seed):
     return module
 
 
-def mark(tensor, mesh, spec):
+def mark(tensor, mesh, spec, sizes=None):
     """Lay a tensor out over 8 devices; a CPU tensor stays what it is."""
     if tensor.device.type == "jax":
-        xs.mark_sharding(tensor, iso.make_mesh(mesh, ("x", "y", "z")[: len(mesh)]), spec)
+        mesh = iso.make_mesh(mesh, ("x", "y", "z")[: len(mesh)])
+        xs.mark_sharding(tensor, mesh, spec, **({} if sizes is None else {"sizes": sizes}))
     return tensor
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,9 +34,10 @@ def test_random_programs_agree(first):
         pytest.fail(f"{fault.what}\n{fault.program}")
 
 
+@pytest.mark.parametrize("uneven", [False, True])
 @pytest.mark.parametrize("mesh", [(8,), (2, 4)])
-def test_random_programs_on_a_mesh_agree(mesh):
-    search = Search(2026, mesh=mesh)
+def test_random_programs_on_a_mesh_agree(mesh, uneven):
+    search = Search(2026, mesh=mesh, uneven=uneven)
     for number in search.batch(range(BATCH)):
         fault = search.shrink(number)
         pytest.fail(f"{fault.what}\n{fault.program}")
@@ -45,6 +47,9 @@ def test_a_seed_and_a_number_name_a_program():
     assert str(Search(1).program(3)) == str(Search(1).program(3))
     assert str(Search(1).program(3)) != str(Search(2).program(3))
     assert "mark(" in "".join(str(Search(1, mesh=(8,)).program(n)) for n in range(4))
+    uneven = Search(1, mesh=(4,), uneven=True)
+    made = "".join(str(uneven.program(n)) for n in range(8))
+    assert re.search(r"mark\(.*, \(4,\), \(.*'x'.*\), \(.*\(\d, \d, \d, \d\).*\)\)", made)
 
 
 @pytest.fixture
@@ -302,7 +307,7 @@ def test_a_report_can_be_pasted_and_run(tmp_path):
             Line("b = a.view(3)", RuntimeError),
         )
     )
-    text = snippet.of(Fault(7, 1, program, "it differs", (8,)))
+    text = snippet.of(Fault(7, 1, program, "it differs"))
     assert "# seed 1, program 7:\n#   it differs" in text
     file = tmp_path / "program.py"
     file.write_text(text)
