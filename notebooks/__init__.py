@@ -1,4 +1,4 @@
-"""The notebooks: four tutorials, kept with what they print and draw.
+"""The notebooks: six tutorials, kept with what they print and draw.
 
 `python -m notebooks` (or `make notebooks`) runs each in a new process, and fails if a cell raises,
 if one takes longer than three minutes, or if what is kept differs from what was computed. To keep

@@ -104,6 +104,38 @@ def images(arrays: Mapping[str, Any], *, width: float = 2.0) -> Figure:
     return figure
 
 
+def fields(arrays: Mapping[str, Any], *, width: float = 2.0) -> Figure:
+    """Draw what arrays hold, blue for negative and red for positive, and where their shards end.
+
+    Args:
+        arrays: title -> array or tensor of rank 2, in blocks of any sizes. The numbers are the
+            devices; that of an empty block stands at the right end of its line.
+        width: of one picture, in inches.
+
+    Returns:
+        The figure.
+    """
+    size = (width * len(arrays), width * 1.15)
+    figure, row = plt.subplots(1, len(arrays), figsize=size, squeeze=False, layout="constrained")
+    for axes, (title, array) in zip(row[0], arrays.items(), strict=True):
+        values = np.asarray(iso.full(array))
+        high, wide = values.shape
+        limit = max(float(np.abs(values).max()), 1e-30)
+        extent = (0, wide, high, 0)
+        axes.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit, extent=extent)
+        for ((top, bottom), (left, right)), devices in _blocks(array):
+            box = Rectangle((left, top), right - left, bottom - top, fill=False, linewidth=1)
+            axes.add_patch(box)
+            place, side = ((right, top), "right") if top == bottom else ((left, bottom), "left")
+            paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8}
+            text = axes.text(*place, _numbers(devices), fontsize=7, ha=side, va="bottom")
+            text.set_bbox(paper)
+        axes.set_title(f"{title} {[high, wide]}", fontsize=9)
+        axes.axis("off")
+    plt.close(figure)
+    return figure
+
+
 def bytes_by_device(arrays: Iterable[Any]) -> dict[int, int]:
     """Add up the shards that each device holds.
 
@@ -122,12 +154,7 @@ def bytes_by_device(arrays: Iterable[Any]) -> dict[int, int]:
 
 def _cut(axes: Axes, array: Any) -> None:
     shape = (1, *array.shape) if len(array.shape) == 1 else tuple(array.shape)
-    sharding = iso.sharding_of(array)
-    blocks: dict[tuple[Any, ...], list[int]] = {}
-    for device, index in sharding.devices_indices_map(tuple(array.shape)).items():
-        spans = [part.indices(size)[:2] for part, size in zip(index, array.shape, strict=True)]
-        blocks.setdefault(tuple(spans), []).append(_position(sharding, device))
-    for number, (spans, devices) in enumerate(sorted(blocks.items())):
+    for number, (spans, devices) in enumerate(_blocks(array)):
         (top, bottom), (left, right) = spans if len(spans) == 2 else ((0, 1), *spans)
         color = COLORS[number % len(COLORS)]
         box = Rectangle((left, top), right - left, bottom - top, facecolor=color, edgecolor="white")
@@ -142,6 +169,17 @@ def _cut(axes: Axes, array: Any) -> None:
     axes.tick_params(labelsize=8, length=0)
     for side in axes.spines.values():
         side.set_visible(False)
+
+
+def _blocks(array: Any) -> list[tuple[tuple[tuple[int, int], ...], list[int]]]:
+    """Per block its first and last place along each axis, and the devices that hold it."""
+    sharding = iso.sharding_of(array)
+    blocks: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    for shard in iso.local_shards(array):
+        parts = zip(shard.index, array.shape, strict=True)
+        spans = tuple(part.indices(size)[:2] for part, size in parts)
+        blocks.setdefault(spans, []).append(_position(sharding, shard.device))
+    return sorted(blocks.items())
 
 
 def _spec(array: Any) -> str:

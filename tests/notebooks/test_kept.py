@@ -21,9 +21,10 @@ def code(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def test_the_five_are_there():
+def test_the_six_are_there():
     assert NAMES == [
         "both_at_once",
+        "domain",
         "first_steps_in_jax",
         "first_steps_in_pytorch",
         "from_torch_xla",

@@ -39,6 +39,34 @@ def test_what_is_on_one_device_is_one_box():
     assert boxes(axes) == [(0, 0, 3, 2, "0")]
 
 
+@pytest.mark.parametrize("make", [np.float32, torch.tensor])
+def test_boxes_of_unequal_blocks(mesh, make):
+    sizes = (3, 0, 4, 1)
+    array = iso.shard(make([[1.0] * 4] * 8), mesh, P("model"), uneven="pad", sizes=(sizes, None))
+    (axes,) = pictures.borders({"rows": array}).axes
+    assert [box[1::2] for box in boxes(axes)] == [(0, 3), (3, 3), (3, 7), (7, 8)]
+    assert [box[4] for box in boxes(axes)] == ["0, 4", "1, 5", "2, 6", "3, 7"]
+    assert axes.get_title() == "rows [8, 4]\nP('model',)"
+    (axes,) = pictures.fields({"rows": array}).axes
+    assert boxes(axes) == [
+        (0, 0, 4, 3, "0, 4"),
+        (0, 3, 4, 3, "1, 5"),
+        (0, 3, 4, 7, "2, 6"),
+        (0, 7, 4, 8, "3, 7"),
+    ]
+    assert [text.get_position() for text in axes.texts] == [(0, 3), (4, 3), (0, 7), (0, 8)]
+
+
+def test_fields_are_drawn_whole(mesh):
+    values = np.arange(-8, 24, dtype=np.float32).reshape(8, 4)
+    (axes,) = pictures.fields({"u": iso.shard(values, mesh, P("data", "model"))}).axes
+    (image,) = axes.images
+    assert np.array_equal(image.get_array(), values)
+    assert image.get_clim() == (-23, 23)
+    assert len(axes.patches) == 8
+    assert axes.get_title() == "u [8, 4]"
+
+
 def test_bytes_of_each_device(mesh):
     arrays = [iso.shard(np.ones((8, 4), np.float32), mesh, spec) for spec in (P("data"), P())]
     assert pictures.bytes_by_device(arrays) == dict.fromkeys(range(8), 64 + 128)

@@ -195,10 +195,16 @@ def keep_gradient_layout(tensor: base.LazyTensor) -> None:
 
 def _lay_out_gradient(leaf: Any) -> None:
     gradient = leaf.grad
-    if isinstance(gradient, base.LazyTensor) and not gradient._chain.ops:
-        value = gradient._storage.value
-        if value.layout == layouts.UNPLACED and value.array is None:
-            value.layout = leaf._storage.value.layout
+    if not isinstance(gradient, base.LazyTensor):
+        return
+    layout = leaf._storage.value.layout
+    view = bool(gradient._chain.ops)
+    if view and layouts.blocks(layout) is not None and not gradient.requires_grad:
+        leaf.grad = gradient = gradient.clone()  # a view has no layout of its own
+        view = False
+    value = gradient._storage.value
+    if not view and value.layout == layouts.UNPLACED and value.array is None:
+        value.layout = layout
 
 
 @functools.lru_cache(maxsize=4096)

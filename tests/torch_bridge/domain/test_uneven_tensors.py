@@ -212,6 +212,32 @@ def test_a_split_parameter_keeps_its_blocks_through_adamw(x, mesh):
     assert torch.allclose(parameter.cpu(), plain, atol=1e-5)
 
 
+@pytest.mark.parametrize("wrap", [lambda step: step, xs.compile], ids=["recorded", "captured"])
+def test_a_gradient_that_is_a_view_lies_as_its_tensor(t, x, wrap):
+    t.requires_grad_()
+
+    def step(a):
+        a[None].square().sum().backward()  # the gradient of a[None] is a view of another tensor
+        return a.detach() + a.grad
+
+    step = wrap(step)
+    for times in (1, 2, 3):
+        result = step(t)
+        assert t.grad.block_sizes == (SIZES, None)
+        assert t.grad.partition_spec == P("x")
+        assert torch.allclose(t.grad.cpu(), 2 * times * x)
+        assert torch.allclose(result.cpu(), (1 + 2 * times) * x)
+
+
+def test_a_gradient_of_a_view_that_has_a_graph_keeps_it(t, x):
+    t.requires_grad_()
+    with pytest.warns(UserWarning, match="create_graph=True"):
+        t[None].pow(3).sum().backward(create_graph=True)
+    (second,) = torch.autograd.grad(t.grad.sum(), t)
+    t.grad = None  # otherwise leaf and gradient hold each other
+    assert torch.allclose(second.cpu(), 6 * x, atol=1e-5)
+
+
 def test_a_captured_step_takes_and_gives_blocks(t, x):
     @xs.compile
     def step(a, b):
