@@ -185,8 +185,8 @@ class Framework:
         """Shape, logical dtype and place of an array, also of an abstract one."""
         self._lacks("wanted", x)
 
-    def stored(self, x: Any) -> jax.Array | np.ndarray:
-        """The elements of an array, for reading: in host memory as they are, or a jax.Array."""
+    def stored(self, x: Any) -> jax.Array | UnevenArray | np.ndarray:
+        """The elements of an array, for reading: in host memory as they are, or on devices."""
         self._lacks("stored", x)
 
     def filled(self, x: Any, values: dict[str, Any]) -> Any:

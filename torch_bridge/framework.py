@@ -290,7 +290,7 @@ class Torch(Framework):
 
         return checkpoint_parts.wanted(x)
 
-    def stored(self, x: Any) -> jax.Array | np.ndarray:
+    def stored(self, x: Any) -> jax.Array | UnevenArray | np.ndarray:
         """See `checkpoints.parts.stored`."""
         from .checkpoints import parts as checkpoint_parts  # it imports torch's own checkpoints
 

@@ -23,16 +23,18 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from isoshard.core.domain import BlockLayout
+
 
 class Memory(enum.Enum):
-    """Where an array lies that no sharding speaks of."""
+    """Where an array lies that no layout speaks of."""
 
     HOST = "host"
     DEFAULT_DEVICE = "default device"
 
 
-Place = jax.sharding.Sharding | Memory
-"""Where an array lies."""
+Place = jax.sharding.Sharding | BlockLayout | Memory
+"""Where an array lies; in blocks of unequal sizes it is an `UnevenArray`."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,10 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from isoshard.core.checkpoints.held import Held, held_here
+from isoshard.core.paths import path_name
+from isoshard.core.uneven import UnevenArray
+
 from .errors import WeightError, raise_listed
 from .file_format import pack_header
 from .folder import FILE, INDEX
@@ -44,7 +48,7 @@ def save_safetensors(
             weights yet.
         tree: a pytree of NumPy or JAX arrays named by their paths, or a module of a framework with
             a bridge. An array that stands in it twice (tied) is written once, under its first name;
-            the metadata notes the other.
+            the metadata notes the other. An `UnevenArray` is written without its padding.
         max_file_bytes: of tensors in one file of a folder; a larger tensor gets a file of its own.
         metadata: strings by name. `{"format": "pt"}` unless given, which `transformers` asks for.
 
@@ -62,7 +66,7 @@ def save_safetensors(
         ['model.safetensors']
     """
     path = Path(path)
-    weights = named_weights(tree)
+    weights = _weights(tree)
     elsewhere = [
         f"{name}: {tuple(x.shape)} by {getattr(x, 'sharding', None)}"
         for name, x in weights.items()
@@ -83,23 +87,50 @@ def save_safetensors(
     return _folder(path, kept, notes, max_file_bytes)
 
 
+def _weights(tree: Any) -> dict[str, Any]:
+    """The weights by name; those in blocks of unequal sizes are leaves, and no trees."""
+    if _is_uneven(tree):
+        raise WeightError(
+            "weights come as a tree of arrays or a module; given was an UnevenArray: give it a "
+            "name, {'w': u}"
+        )
+    found = jax.tree.leaves_with_path(tree, is_leaf=_is_uneven)
+    blocks = {path_name(path): leaf for path, leaf in found if _is_uneven(leaf)}
+    if not blocks:
+        return named_weights(tree)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if _is_uneven(x) else x,
+        tree,
+        is_leaf=_is_uneven,
+    )
+    return named_weights(shapes) | blocks
+
+
+def _is_uneven(x: Any) -> bool:
+    return isinstance(x, UnevenArray)
+
+
+def _nbytes(array: Any) -> int:
+    return math.prod(array.shape) * array.dtype.itemsize
+
+
 def _folder(
     folder: Path, weights: Mapping[str, Any], notes: Mapping[str, str], largest: int
 ) -> list[Path]:
     parts: list[dict[str, Any]] = [{}]
     size = 0
     for name, array in weights.items():
-        if parts[-1] and size + array.nbytes > largest:
+        if parts[-1] and size + _nbytes(array) > largest:
             parts.append({})
             size = 0
         parts[-1][name] = array
-        size += array.nbytes
+        size += _nbytes(array)
     if len(parts) == 1:
         return [_written(folder / FILE, parts[0], notes)]
     names = [f"model-{i:05}-of-{len(parts):05}.safetensors" for i in range(1, len(parts) + 1)]
     files = [_written(folder / name, part, notes) for name, part in zip(names, parts, strict=True)]
     places = {key: name for name, part in zip(names, parts, strict=True) for key in part}
-    total = sum(array.nbytes for array in weights.values())
+    total = sum(map(_nbytes, weights.values()))
     index = {"metadata": {"total_size": total}, "weight_map": places}
     waiting = folder / f"{INDEX}.part"
     waiting.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
@@ -131,12 +162,15 @@ def _blocks(array: Any) -> Iterator[np.ndarray]:
     if isinstance(array, np.ndarray):
         yield array.astype(array.dtype.newbyteorder("="), copy=False)
         return
-    if array.is_fully_replicated or not array.ndim:
-        yield np.asarray(array.addressable_shards[0].data)
+    inner = array.array if isinstance(array, UnevenArray) else array
+    if inner is array and (inner.is_fully_replicated or not inner.ndim):
+        yield np.asarray(inner.addressable_shards[0].data)
         return
-    shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+    held = held_here(array)
+    once = [one for one in held if one.replica_id == 0]
+    shards = [o for o in held if o.device == held[0].device] if inner.is_fully_replicated else once
     row = max(math.prod(array.shape[1:]) * array.dtype.itemsize, 1)
-    ends = {end for shard in shards for end in _rows(shard, array.shape)}
+    ends = {end for shard in shards for end in _rows(shard)}
     for first in range(0, array.shape[0], max(CHUNK // row, 1)):
         ends.add(first)
     starts = sorted(ends)
@@ -144,11 +178,12 @@ def _blocks(array: Any) -> Iterator[np.ndarray]:
     for low, high in itertools.pairwise(starts):
         block = np.empty((high - low, *array.shape[1:]), array.dtype)
         for number, shard in enumerate(shards):
-            start, stop = _rows(shard, array.shape)
+            start, stop = _rows(shard)
             if start <= low and high <= stop:
                 if number not in on_host:
-                    on_host[number] = np.asarray(shard.data)
-                block[(slice(None), *shard.index[1:])] = on_host[number][low - start : high - start]
+                    on_host[number] = np.asarray(shard.buffer)[shard.part.inside]
+                rows = on_host[number][low - start : high - start]
+                block[(slice(None), *shard.part.index[1:])] = rows
             elif stop <= low:
                 on_host.pop(number, None)
         yield block
@@ -156,14 +191,14 @@ def _blocks(array: Any) -> Iterator[np.ndarray]:
 
 def _is_here(array: Any) -> bool:
     """Whether this process has all of an array, and it is no traced value or shape."""
+    array = array.array if isinstance(array, UnevenArray) else array
     if not isinstance(array, jax.Array) or isinstance(array, Tracer):
         return False
     return array.is_fully_addressable or array.is_fully_replicated
 
 
-def _rows(shard: Any, shape: tuple[int, ...]) -> tuple[int, int]:
-    start, stop, _ = shard.index[0].indices(shape[0])
-    return start, stop
+def _rows(held: Held) -> tuple[int, int]:
+    return held.part.index[0].start, held.part.index[0].stop
 
 
 def _ties(weights: Mapping[str, Any]) -> dict[str, str]:
@@ -172,7 +207,7 @@ def _ties(weights: Mapping[str, Any]) -> dict[str, str]:
     tied = {}
     for name, array in weights.items():
         kept = first.setdefault(id(array), name)
-        if kept != name and isinstance(array, jax.Array):
+        if kept != name and isinstance(array, jax.Array | UnevenArray):
             tied[name] = kept
     return tied
 

@@ -18,8 +18,9 @@ from typing import Any
 import jax
 
 from isoshard.core.checkpoints.source import Part
-from isoshard.jax_bridge.graphs import is_nnx, is_variable, join, split
-from isoshard.jax_bridge.layout import leaf_names
+from isoshard.core.paths import path_name
+from isoshard.core.uneven import UnevenArray
+from isoshard.jax_bridge.graphs import Skeleton, is_nnx, is_variable, join, split
 
 
 def parts_of(model: Any) -> dict[str, Part]:
@@ -32,8 +33,7 @@ def parts_of(model: Any) -> dict[str, Part]:
         Its arrays by name, keys and counters of `nnx.Rngs` included; of a variable one, called "".
     """
     _, state = split(model)
-    named = zip(leaf_names(state), jax.tree.leaves(state), strict=True)
-    return {"" if is_variable(model) else name: Part(array) for (name, _), array in named}
+    return {name: Part(array) for name, array in _named(model, state)}
 
 
 def filled(model: Any, values: dict[str, Any]) -> Any:
@@ -47,12 +47,27 @@ def filled(model: Any, values: dict[str, Any]) -> Any:
         `model` itself, filled; of a state or an Equinox module, which are values, a new one.
     """
     graph, state = split(model)
-    names = [""] if is_variable(model) else [name for name, _ in leaf_names(state)]
-    state = jax.tree.structure(state).unflatten([values[name] for name in names])
+    named = _named(model, state)
+    structure = jax.tree.structure(state, is_leaf=_is_uneven)
+    state = structure.unflatten([values[name] for name, _ in named])
     if is_nnx(model):
         sys.modules["flax.nnx"].update(model, state)
         return model
     if is_variable(model):
         model.set_value(values[""])
         return model
-    return join(graph, state)
+    joined = join(graph, state)
+    if not isinstance(graph, Skeleton):
+        return joined
+    blocks = iter([values[name] for name, array in named if _is_uneven(array)])  # may lie anew
+    return jax.tree.map(lambda x: next(blocks) if _is_uneven(x) else x, joined, is_leaf=_is_uneven)
+
+
+def _named(model: Any, state: Any) -> list[tuple[str, Any]]:
+    """The arrays of a state by name, those in blocks of unequal sizes as they are."""
+    found = jax.tree.leaves_with_path(state, is_leaf=_is_uneven)
+    return [("" if is_variable(model) else path_name(path), array) for path, array in found]
+
+
+def _is_uneven(x: Any) -> bool:
+    return isinstance(x, UnevenArray)

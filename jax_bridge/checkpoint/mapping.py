@@ -24,9 +24,11 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.checkpoints.source import Entry, Memory, Part, Source, Wanted
 from isoshard.core.device_dtypes import device_dtype
+from isoshard.core.domain import BlockLayout, lay_out_in_blocks
 from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.mesh import mesh_of
 from isoshard.core.paths import named_leaves
+from isoshard.core.uneven import UnevenArray
 
 from .reading import read_arrays
 from .slots import Slot, is_key
@@ -118,7 +120,7 @@ def mapped_entries(saved: Mapping[str, Entry], apply: Apply) -> dict[str, Entry]
 
 def read_mapped(
     source: Source, slots: Sequence[Slot], saved: Mapping[str, Entry], apply: Apply
-) -> dict[str, jax.Array | np.ndarray]:
+) -> dict[str, jax.Array | UnevenArray | np.ndarray]:
     """Read arrays that a map makes.
 
     Args:
@@ -147,9 +149,15 @@ def read_mapped(
 
     def chosen(tree: dict[str, Any]) -> dict[str, Any]:
         made = dict(named_leaves(apply(tree)))
-        return {name: made[name] for name in wanted}
+        return {
+            name: lay_out_in_blocks(made[name], place)
+            if isinstance(place, BlockLayout)
+            else made[name]
+            for name, place in places.items()
+        }
 
-    made = jax.jit(chosen, out_shardings=places)(inputs)
+    layouts = {name: _sharding_of(place) for name, place in places.items()}
+    made = jax.jit(chosen, out_shardings=layouts)(inputs)
     return found | {name: _brought(made[name], one) for name, one in wanted.items()}
 
 
@@ -173,8 +181,14 @@ def _is_seen(entry: Entry) -> bool:
 
 def _mesh_of(wanted: Mapping[str, Wanted]) -> Mesh | None:
     """The largest mesh that results go to."""
-    meshes = [mesh_of(one.place) for one in wanted.values() if isinstance(one.place, NamedSharding)]
+    places = [_sharding_of(one.place) for one in wanted.values()]
+    meshes = [mesh_of(place) for place in places if isinstance(place, NamedSharding)]
     return max(meshes, key=lambda mesh: mesh.size, default=None)
+
+
+def _sharding_of(place: Any) -> Any:
+    """The layout of the buffers; of anything else itself."""
+    return place.sharding if isinstance(place, BlockLayout) else place
 
 
 def _spread(shape: tuple[int, ...], mesh: Mesh | None) -> Any:
@@ -191,12 +205,14 @@ def _reachable(wanted: Wanted, mesh: Mesh | None) -> Any:
     """Where a program over the mesh can leave a result on its way."""
     if mesh is None:
         return None
-    place = wanted.place
+    place = _sharding_of(wanted.place)
     here = isinstance(place, NamedSharding) and place.device_set == set(mesh.devices.flat)
-    return place if here else NamedSharding(mesh, P())
+    return wanted.place if here else NamedSharding(mesh, P())
 
 
-def _brought(made: jax.Array, wanted: Wanted) -> jax.Array | np.ndarray:
+def _brought(made: Any, wanted: Wanted) -> jax.Array | UnevenArray | np.ndarray:
+    if isinstance(wanted.place, BlockLayout):
+        return made if isinstance(made, UnevenArray) else lay_out_in_blocks(made, wanted.place)
     if wanted.place is Memory.HOST:
         whole = made.addressable_data(0) if made.is_fully_replicated else made
         return np.array(whole).astype(jax.numpy.dtype(wanted.dtype))

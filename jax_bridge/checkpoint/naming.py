@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import NamedSharding
 
 from isoshard.core.checkpoints.source import Entry, Part
 from isoshard.core.frameworks import Framework, framework_of
@@ -116,10 +117,7 @@ def _refused(part: Part) -> str:
     """Why something cannot be in a checkpoint; empty if it can."""
     value = part.value
     if isinstance(value, UnevenArray):
-        return (
-            f"an array of shape {value.shape} in shards that differ in size; lay it out so that "
-            "its axes divide, or save it with torch.distributed.checkpoint"
-        )
+        return _refused_blocks(value)
     if isinstance(value, Tracer):
         return "a traced value; save outside jit"
     if isinstance(value, jax.Array) and value.is_deleted():
@@ -130,6 +128,24 @@ def _refused(part: Part) -> str:
     if isinstance(value, known) or is_value(value) or framework_of(value) is not None:
         return ""
     return type(value).__name__
+
+
+def _refused_blocks(u: UnevenArray) -> str:
+    """Why an array in blocks of unequal sizes cannot be in a checkpoint; empty if it can."""
+    if not isinstance(u.array, jax.Array | jax.ShapeDtypeStruct):
+        return f"an UnevenArray of {type(u.array).__name__}; it holds a jax.Array"
+    if jax.numpy.issubdtype(u.dtype, jax.dtypes.prng_key):
+        return "random keys in blocks of unequal sizes; give iso.full(keys)"
+    if len(u.array.shape) != u.ndim:
+        return (
+            f"an UnevenArray of shape {u.shape} that jax.vmap has made an array of {u.array.shape}"
+        )
+    if not isinstance(u.array, Tracer) and not isinstance(u.layout, NamedSharding):
+        return (
+            f"an UnevenArray of shape {u.shape} that lies on no mesh; lay it out: "
+            "iso.reshard(u, spec, mesh)"
+        )
+    return _refused(Part(u.array))
 
 
 def is_value(value: Any) -> bool:

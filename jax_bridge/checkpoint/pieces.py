@@ -1,7 +1,8 @@
 """The elements that this process writes: of each array its distinct pieces, in host memory.
 
 A sharded array is never gathered: a piece is read from the buffer of one device, on CPU devices
-without a copy. Of replicas the first is written, whichever process has it.
+without a copy. Of replicas the first is written, whichever process has it; of an `UnevenArray` the
+valid elements of each block.
 
 >>> from isoshard.core.mesh import make_mesh
 >>> from isoshard.core.place import shard
@@ -20,11 +21,13 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from isoshard.core import metrics
+from isoshard.core.checkpoints.held import held_here
 from isoshard.core.checkpoints.source import Entry
 from isoshard.core.entries import entries_of
 from isoshard.core.errors import ShardingError
+from isoshard.core.uneven import UnevenArray
 
-from .grid import Grid, cut
+from .grid import Grid, cut, file_size
 
 SMALL = 256
 """Bytes up to which an array that one process has whole stands among the names."""
@@ -37,10 +40,12 @@ class Piece:
     Attributes:
         index: per axis a slice with start and stop.
         host: the elements.
+        joined: whether they were put together in memory of their own.
     """
 
     index: tuple[slice, ...]
     host: np.ndarray
+    joined: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,17 +55,19 @@ class Content:
     Attributes:
         entry: what the checkpoint says of it.
         array: the elements: an array, or what `copied` took of one.
-        shard: shape of what a device holds; it divides the array's.
+        shard: shape of what a device holds; in blocks of unequal sizes, of a file.
         is_small: whether it stands among the names, and has no files.
     """
 
     entry: Entry
-    array: jax.Array | np.ndarray | list[Piece]
+    array: jax.Array | UnevenArray | np.ndarray | list[Piece]
     shard: tuple[int, ...]
     is_small: bool
 
     @classmethod
-    def of(cls, name: str, array: jax.Array | np.ndarray, dtype: str, impl: str = "") -> Content:
+    def of(
+        cls, name: str, array: jax.Array | UnevenArray | np.ndarray, dtype: str, impl: str = ""
+    ) -> Content:
         """Look at an array.
 
         Args:
@@ -79,13 +86,17 @@ class Content:
         if isinstance(array, np.ndarray):
             entry = Entry(shape, dtype, array.dtype.name, impl=impl)
             return cls(entry, array, shape, _is_small(entry, True))
-        layout = array.sharding
+        inner = array.array if isinstance(array, UnevenArray) else array
+        layout = inner.sharding
         spec = _axes(name, layout, len(shape)) if isinstance(layout, NamedSharding) else None
         entry = Entry(shape, dtype, array.dtype.name, spec, impl=impl)
-        first_has = array.is_fully_addressable or (
+        first_has = inner.is_fully_addressable or (
             layout.is_fully_replicated and any(d.process_index == 0 for d in layout.device_set)
         )
-        shard = layout.shard_shape(shape) if entry.nbytes else shape
+        shard = layout.shard_shape(inner.shape) if entry.nbytes else shape
+        if isinstance(array, UnevenArray) and entry.nbytes:
+            pairs = zip(shard, array.sizes, strict=True)
+            shard = tuple(n if sizes is None else file_size(sizes) for n, sizes in pairs)
         return cls(entry, array, shard, _is_small(entry, first_has))
 
     def grid(self) -> Grid:
@@ -97,18 +108,19 @@ class Content:
         array, shape = self.array, self.entry.shape
         if isinstance(array, list):
             return array
-        whole_here = isinstance(array, np.ndarray) or array.is_fully_addressable
+        inner = array.array if isinstance(array, UnevenArray) else array
+        whole_here = isinstance(inner, np.ndarray) or inner.is_fully_addressable
         if whole_here and jax.process_index() != 0:
             return []
         if isinstance(array, np.ndarray):
             return [Piece(tuple(slice(0, extent) for extent in shape), array)]
-        if self.is_small and not whole_here:
-            everything = tuple(slice(0, extent) for extent in shape)
-            return [Piece(everything, _on_host(array.addressable_data(0)))]
+        held = held_here(array)
+        if self.is_small and not whole_here:  # each process has all of it
+            mine = [one for one in held if one.device == held[0].device]
+        else:
+            mine = [one for one in held if one.replica_id == 0]
         return [
-            Piece(bounded(shard.index, shape), _on_host(shard.data))
-            for shard in array.addressable_shards
-            if shard.replica_id == 0
+            Piece(one.part.index, _on_host(one.buffer)[(*one.part.inside, ...)]) for one in mine
         ]
 
     def copied(self) -> Content:

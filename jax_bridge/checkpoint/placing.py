@@ -22,7 +22,8 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.checkpoints.source import Entry, Memory, Place
+from isoshard.core.checkpoints.source import Entry, Memory, Place, Wanted
+from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.plan import Plan
 from isoshard.core.spec import named_sharding
@@ -31,6 +32,8 @@ from .naming import Group, named_groups
 from .slots import Slot, is_key, slots_of, wanted_of
 
 __all__ = ["named_groups", "placed", "slots_of"]
+
+Named = NamedSharding | BlockLayout
 
 
 def placed(
@@ -46,7 +49,8 @@ def placed(
         groups: the leaves of the tree.
         slots: their parts.
         saved: what the checkpoint has, with the specs it was saved by.
-        mesh: the new mesh; None leaves everything where `like` has it.
+        mesh: the new mesh; None leaves everything where `like` has it. Blocks of unequal sizes keep
+            these where there are as many, and are otherwise as `torch.chunk` makes them.
         plan: a `Plan`, or one spec for all. None keeps the specs that `like` has, and gives what
             has none the spec it was saved by; host memory stays host memory.
 
@@ -69,18 +73,18 @@ def placed(
     return [_follow(slot, known, slot.name not in places) for slot in moved]
 
 
-def _by_specs(
-    slots: Sequence[Slot], saved: Mapping[str, Entry], mesh: Mesh
-) -> dict[str, NamedSharding]:
+def _by_specs(slots: Sequence[Slot], saved: Mapping[str, Entry], mesh: Mesh) -> dict[str, Named]:
     places, faults = {}, []
     for slot in slots:
         if slot.wanted is None or slot.wanted.place is Memory.HOST:
             continue
         place, entry = slot.wanted.place, saved.get(slot.name)
         before = P(*entry.spec) if entry is not None and entry.spec else P()
+        if isinstance(place, BlockLayout):
+            place = place.sharding
         spec = place.spec if isinstance(place, NamedSharding) else before
         try:
-            places[slot.name] = _sharding(slot, mesh, spec)
+            places[slot.name] = _laid(slot, mesh, spec)
         except ShardingError as error:
             faults.append(error)
     raise_collected(faults)
@@ -89,7 +93,7 @@ def _by_specs(
 
 def _by_plan(
     groups: Sequence[Group], slots: Sequence[Slot], mesh: Mesh, plan: Plan
-) -> dict[str, NamedSharding]:
+) -> dict[str, Named]:
     """What `shard` would do. Modules are asked by their own names; an optimizer's state follows."""
     by_name = {slot.name: slot for slot in slots}
     places: dict[str, NamedSharding] = {}
@@ -98,21 +102,35 @@ def _by_plan(
         if not group.whole:
             wanted = by_name[group.name].wanted
             if wanted is not None:
-                dtype = None if is_key(wanted.dtype) else jax.numpy.dtype(wanted.dtype)
-                arrays[group.name] = types.SimpleNamespace(shape=wanted.shape, dtype=dtype)
+                arrays[group.name] = _asked(wanted, mesh)
             continue
         if any(part.follows is not None for part in group.parts.values()):
             continue
-        found = plan.resolve(group.value, mesh).shardings
-        parts = group.parts
-        same = {id(parts[name].value): at for name, at in found.items() if name in parts}
-        for inner, part in parts.items():  # tied ones are called once, random keys not at all
-            if by_name[group.called(inner)].wanted is not None:
+        parts = {inner: by_name[group.called(inner)].wanted for inner in group.parts}
+        blocks = {
+            inner: _asked(wanted, mesh)
+            for inner, wanted in parts.items()
+            if wanted is not None and isinstance(wanted.place, BlockLayout)
+        }
+        found = {**plan.resolve(group.value, mesh).shardings}
+        found |= plan.resolve(blocks, mesh).shardings if blocks else {}
+        same = {id(group.parts[name].value): at for name, at in found.items() if name in parts}
+        for inner, part in group.parts.items():  # tied ones are called once, random keys not at all
+            if parts[inner] is not None:
                 place = same.get(id(part.value), NamedSharding(mesh, P()))
                 places[group.called(inner)] = found.get(inner, place)
     if arrays:
         places.update(plan.resolve(arrays, mesh).shardings)
-    return places
+    return {name: _laid(by_name[name], mesh, place.spec) for name, place in places.items()}
+
+
+def _asked(wanted: Wanted, mesh: Mesh) -> Any:
+    """An array as a plan is asked about it; blocks of unequal sizes need not divide."""
+    shape = wanted.shape
+    if isinstance(wanted.place, BlockLayout):
+        shape = tuple(-(-extent // mesh.size) * mesh.size for extent in shape)
+    dtype = None if is_key(wanted.dtype) else jax.numpy.dtype(wanted.dtype)
+    return types.SimpleNamespace(shape=shape, dtype=dtype)
 
 
 def _follow(slot: Slot, known: Mapping[int, Place], free: bool) -> Slot:
@@ -126,12 +144,18 @@ def _follow(slot: Slot, known: Mapping[int, Place], free: bool) -> Slot:
     if wanted.shape == leader.shape:
         return slot.at(place)
     scalar_on_host = wanted.place is Memory.HOST and not wanted.shape
+    if isinstance(place, BlockLayout):
+        place = place.sharding
     if isinstance(place, NamedSharding) and not scalar_on_host:
         return slot.at(NamedSharding(place.mesh, P()))
     return slot
 
 
-def _sharding(slot: Slot, mesh: Mesh, spec: Any) -> NamedSharding:
+def _laid(slot: Slot, mesh: Mesh, spec: Any) -> Named:
+    """A layout on another mesh; blocks of unequal sizes need not divide there."""
     assert slot.wanted is not None
-    shape = slot.wanted.shape
-    return named_sharding(spec, mesh, len(shape), shape=shape, name=slot.name)
+    shape, place = slot.wanted.shape, slot.wanted.place
+    blocks = isinstance(place, BlockLayout)
+    divided = None if blocks else shape
+    sharding = named_sharding(spec, mesh, len(shape), shape=divided, name=slot.name)
+    return place.resharded(sharding.spec, mesh) if blocks else sharding

@@ -1,7 +1,7 @@
 """Reading arrays out of a checkpoint: each process reads what its own devices hold.
 
 A block that several devices hold is read once. On CPU devices the memory that is read into becomes
-the devices' own.
+the devices' own. Blocks of unequal sizes are read to where they belong, and padding is zero.
 
 >>> import tempfile, isoshard as iso
 >>> mesh = iso.make_mesh((2, 4), ("x", "y"))
@@ -21,9 +21,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from isoshard.core.checkpoints.held import parts_of
 from isoshard.core.checkpoints.source import Block, Entry, Memory, Source
 from isoshard.core.device_dtypes import check_narrowing, device_dtype
+from isoshard.core.domain import BlockLayout
 from isoshard.core.host import aligned_empty
+from isoshard.core.uneven import Sizes, UnevenArray
 
 from .pieces import bounded
 from .slots import Slot, is_key
@@ -34,7 +37,7 @@ AT_ONCE = 1 << 30
 
 def read_arrays(
     source: Source, slots: Sequence[Slot], saved: Mapping[str, Entry]
-) -> dict[str, jax.Array | np.ndarray]:
+) -> dict[str, jax.Array | UnevenArray | np.ndarray]:
     """Read arrays to where they are wanted.
 
     Args:
@@ -49,7 +52,7 @@ def read_arrays(
         CheckpointError: something was altered or is missing.
         CopyError: a 64-bit integer does not fit the 32 bits that it is to be stored in.
     """
-    found: dict[str, jax.Array | np.ndarray] = {}
+    found: dict[str, jax.Array | UnevenArray | np.ndarray] = {}
     for batch in _batches([_Arrival(slot, saved[slot.name]) for slot in slots if slot.wanted]):
         source.read([block for arrival in batch for block in arrival.blocks])
         for arrival in batch:
@@ -58,57 +61,75 @@ def read_arrays(
 
 
 class _Arrival:
-    """An array that is being read: memory for each distinct block, and who wants it."""
+    """An array that is being read: memory for each distinct buffer, and which devices want it.
+
+    Attributes:
+        name: of the array.
+        blocks: what is to be read, into parts of the memory.
+    """
 
     def __init__(self, slot: Slot, entry: Entry):
         assert slot.wanted is not None
         self.name = slot.name
         self._wanted, self._entry = slot.wanted, entry
+        self._buffers: list[np.ndarray] = []
         self._devices: dict[tuple[int, ...], list[Any]] = {}
         self.blocks: list[Block] = []
         place = slot.wanted.place
+        self._shape: tuple[int, ...] = entry.shape
+        sizes: Sizes = (None,) * len(entry.shape)
+        if isinstance(place, BlockLayout):
+            self._shape, sizes, place = place.padded, place.sizes, place.sharding
+        self._sharding = place
         if isinstance(place, Memory):
-            self._block(tuple(slice(0, extent) for extent in entry.shape))
+            self._buffer(tuple(slice(0, extent) for extent in entry.shape), sizes)
             return
-        for device, index in place.addressable_devices_indices_map(entry.shape).items():
-            index = bounded(index or (), entry.shape)
+        for device, index in place.addressable_devices_indices_map(self._shape).items():
+            index = bounded(index or (), self._shape)
             start = tuple(one.start for one in index)
             if start not in self._devices:
-                self._block(index)
+                self._buffer(index, sizes)
             self._devices.setdefault(start, []).append(device)
 
     @property
     def nbytes(self) -> int:
-        return sum(block.out.nbytes for block in self.blocks)
+        return sum(buffer.nbytes for buffer in self._buffers)
 
-    def array(self) -> jax.Array | np.ndarray:
+    def array(self) -> jax.Array | UnevenArray | np.ndarray:
         """Bring what was read to where it is wanted."""
-        place = self._wanted.place
+        place = self._sharding
         made: Any
         if place is Memory.HOST:
-            return self._narrowed(jax.numpy.dtype(self._wanted.dtype), self.blocks[0].out)
+            return self._narrowed(jax.numpy.dtype(self._wanted.dtype), self._buffers[0])
         dtype = device_dtype(jax.numpy.dtype(self._entry.stored), self.name)
-        if place is Memory.DEFAULT_DEVICE:
-            made = jax.device_put(self._narrowed(dtype, self.blocks[0].out), may_alias=True)
+        if isinstance(place, Memory):
+            made = jax.device_put(self._narrowed(dtype, self._buffers[0]), may_alias=True)
         else:
             pieces: dict[Any, jax.Array] = {}
-            for block, devices in zip(self.blocks, self._devices.values(), strict=True):
-                host = self._narrowed(dtype, block.out)
+            for buffer, devices in zip(self._buffers, self._devices.values(), strict=True):
+                host = self._narrowed(dtype, buffer)
                 pieces |= {
                     device: jax.device_put(host, device, may_alias=True) for device in devices
                 }
-            order = place.addressable_devices_indices_map(self._entry.shape)
+            order = place.addressable_devices_indices_map(self._shape)
             made = jax.make_array_from_single_device_arrays(
-                self._entry.shape, place, [pieces[device] for device in order], dtype=dtype
+                self._shape, place, [pieces[device] for device in order], dtype=dtype
             )
         if is_key(self._wanted.dtype):
             return jax.random.wrap_key_data(made, impl=self._entry.impl)
-        return made
+        layout = self._wanted.place
+        return layout.wrap(made) if isinstance(layout, BlockLayout) else made
 
-    def _block(self, index: tuple[slice, ...]) -> None:
-        sizes = tuple(one.stop - one.start for one in index)
-        out = aligned_empty(sizes, jax.numpy.dtype(self._entry.stored))
-        self.blocks.append(Block(self.name, index, out))
+    def _buffer(self, index: tuple[slice, ...], sizes: Sizes) -> None:
+        """Memory for what stands at `index`, zero where no block is read into it."""
+        shape = tuple(one.stop - one.start for one in index)
+        buffer = aligned_empty(shape, jax.numpy.dtype(self._entry.stored))
+        self._buffers.append(buffer)
+        parts = parts_of(index, self._shape, sizes)
+        blocks = [Block(self.name, part.index, buffer[(*part.inside, ...)]) for part in parts]
+        if sum(block.out.size for block in blocks) < buffer.size:
+            buffer[...] = 0
+        self.blocks += blocks
 
     def _narrowed(self, dtype: np.dtype, out: np.ndarray) -> np.ndarray:
         """The same values in another integer type, if it has them all."""

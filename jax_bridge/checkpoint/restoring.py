@@ -38,7 +38,8 @@ def restore(
         path: a folder that `iso.save` was given, a folder of `torch.distributed.checkpoint` or of a
             `CheckpointManager`, or a file or folder of safetensors.
         like: the tree that is wanted: arrays of either framework or `jax.ShapeDtypeStruct` (with a
-            sharding, or for JAX's default device), modules and optimizers, numbers and strings.
+            sharding, or for JAX's default device), also in blocks of unequal sizes, modules and
+            optimizers, numbers and strings.
             Modules and optimizers are filled in place; of the rest, new ones come back. Modules may
             be abstract (`nnx.eval_shape`, torch's device "meta").
         mesh: another mesh to lay everything out on. What `like` has in host memory stays there

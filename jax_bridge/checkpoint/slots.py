@@ -22,8 +22,10 @@ import numpy as np
 
 from isoshard.core.checkpoints.source import Entry, Memory, Part, Place, Wanted
 from isoshard.core.device_dtypes import device_dtype
+from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import CheckpointError, CopyError
 from isoshard.core.frameworks import framework_of
+from isoshard.core.uneven import UnevenArray
 
 from .naming import Group, is_value, named_groups
 
@@ -75,6 +77,9 @@ def wanted_of(value: Any) -> Wanted | None:
 
     Args:
         value: an array of any framework, abstract or not, an `Entry`, a number, ..
+
+    Raises:
+        ShardingError: it is an `UnevenArray` that lies on no mesh.
     """
     if isinstance(value, Entry):  # not made yet: as in the checkpoint
         return None if value.is_value else Wanted(value.shape, value.dtype, Memory.HOST)
@@ -82,6 +87,8 @@ def wanted_of(value: Any) -> Wanted | None:
         return Wanted(tuple(value.shape), value.dtype.name, Memory.HOST)
     if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
         return _wanted_jax(value)
+    if isinstance(value, UnevenArray):
+        return Wanted(value.shape, str(value.dtype), BlockLayout.of(value))
     if is_value(value):
         return None
     framework = framework_of(value)

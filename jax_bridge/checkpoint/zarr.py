@@ -30,6 +30,7 @@ import numpy as np
 from isoshard.core.checkpoints.source import Block, Entry
 from isoshard.core.errors import CheckpointError
 
+from .files import by_file
 from .grid import Grid
 from .pieces import Content
 
@@ -62,15 +63,18 @@ def write(folder: str, contents: Mapping[str, Content], *, create: bool) -> list
             (content, tensorstore.open(_spec(f"{folder}/{key}", content.entry, grids[key]), **mode))
             for key, content in batch
         ]
-        writing = []
+        writing, joined = [], 0
         for content, store in opened:
-            for piece in content.pieces():
+            for piece in by_file(content.pieces(), content.grid(), content.entry.shape):
                 bits = _as_stored(piece.host)
                 target = store.result()[piece.index]
                 writing.append(target.write(bits, can_reference_source_data_indefinitely=True))
+                joined += piece.host.nbytes * piece.joined
+                if joined > AT_ONCE:
+                    _ended(writing)
+                    writing, joined = [], 0
             store.result()
-        for one in writing:
-            one.result()
+        _ended(writing)
         for key, content in batch:
             names += [f"{key}/{file}" for file in _files(grids[key], content.entry)]
     return sorted(names)
@@ -159,6 +163,11 @@ def _files(grid: Grid, entry: Entry) -> Iterator[str]:
     yield "zarr.json"
     for place in itertools.product(*map(range, grid.count(entry.shape))):
         yield ".".join(["c", *map(str, place)])
+
+
+def _ended(writing: Sequence[Any]) -> None:
+    for one in writing:
+        one.result()
 
 
 def _batches(items: Any, size: Any) -> Iterator[list[Any]]:

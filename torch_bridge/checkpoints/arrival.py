@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,19 +12,58 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 
+from isoshard.core.checkpoints.held import parts_of
+from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import CheckpointError
+from isoshard.core.uneven import Sizes
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine.value import Aval, Value
 from isoshard.torch_bridge.exchange import to_numpy
 
 from .parts import layout_of
-from .pieces import chunk_at
+from .pieces import chunk_at, chunk_of
+
+
+@dataclasses.dataclass(eq=False)
+class _Buffer:
+    """Host memory for what some devices hold.
+
+    Attributes:
+        shape: of the buffer.
+        devices: that hold it.
+        waiting: elements that are still to be read.
+        valid: elements that are read at all; the others are padding, and zero.
+        host: the memory, once it is needed.
+    """
+
+    shape: tuple[int, ...]
+    devices: list[Any]
+    waiting: int = 0
+    valid: int = 0
+    host: torch.Tensor | None = None
+
+    def memory(self, dtype: torch.dtype) -> torch.Tensor:
+        """Its memory."""
+        if self.host is None:
+            make = torch.zeros if self.valid < math.prod(self.shape) else torch.empty
+            self.host = make(self.shape, dtype=dtype)
+        return self.host
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Piece:
+    """Elements that are read together, and where they go."""
+
+    chunk: ChunkStorageMetadata
+    inside: tuple[slice, ...]
+    buffer: _Buffer
 
 
 class Arrival:
     """Host memory for the pieces of a tensor until each is complete, and then its devices.
 
     When the last piece is complete the tensor is written in place; it keeps mark, layout and dtype.
+    In blocks of unequal sizes the padding becomes zero.
 
     Args:
         name: of the tensor in the checkpoint.
@@ -34,26 +74,25 @@ class Arrival:
         """See the class."""
         self.name = name
         self._tensor = tensor
-        self._sharding = layout_of(tensor)
-        self._devices: dict[torch.Size, list[Any]] = {}
-        self._chunks: dict[torch.Size, ChunkStorageMetadata] = {}
-        if self._sharding is None:
-            whole = chunk_at([slice(None)] * tensor.dim(), tensor.shape)
-            self._chunks[whole.offsets] = whole
-        else:
-            places = self._sharding.addressable_devices_indices_map(tuple(tensor.shape))
-            for device, index in places.items():
-                chunk = chunk_at(index or (), tensor.shape)
-                self._chunks[chunk.offsets] = chunk
-                self._devices.setdefault(chunk.offsets, []).append(device)
-        self._buffers: dict[torch.Size, torch.Tensor] = {}
-        self._missing = {offsets: math.prod(c.sizes) for offsets, c in self._chunks.items()}
+        layout = layout_of(tensor)
+        self._blocks = layout if isinstance(layout, BlockLayout) else None
+        self._sharding = layout.sharding if isinstance(layout, BlockLayout) else layout
+        self._shape = layout.padded if isinstance(layout, BlockLayout) else tuple(tensor.shape)
+        sizes: Sizes = (None,) * tensor.dim() if self._blocks is None else self._blocks.sizes
+        self._buffers: dict[torch.Size, _Buffer] = {}
+        self._pieces: dict[torch.Size, _Piece] = {}
+        self._missing: dict[torch.Size, int] = {}
         self._arrays: dict[Any, jax.Array] = {}
+        if self._sharding is None:
+            self._add(tuple(slice(None) for _ in self._shape), sizes)
+            return
+        for device, index in self._sharding.addressable_devices_indices_map(self._shape).items():
+            self._add(index or (), sizes).devices.append(device)
 
     @property
     def chunks(self) -> list[ChunkStorageMetadata]:
         """The distinct pieces that this process holds."""
-        return list(self._chunks.values())
+        return [piece.chunk for piece in self._pieces.values()]
 
     @property
     def done(self) -> bool:
@@ -61,7 +100,7 @@ class Arrival:
         return not any(self._missing.values())
 
     def expect(self, reads: Sequence[ReadItem]) -> None:
-        """Check that the reads cover every piece.
+        """Check that the reads cover every piece; without pieces there is nothing to wait for.
 
         Args:
             reads: all that will be committed.
@@ -69,7 +108,7 @@ class Arrival:
         Raises:
             CheckpointError: they do not.
         """
-        coming = dict.fromkeys(self._chunks, 0)
+        coming = dict.fromkeys(self._pieces, 0)
         for read in reads:
             coming[_offsets(read)] += math.prod(read.lengths)
         short = [tuple(at) for at, count in coming.items() if count != self._missing[at]]
@@ -78,48 +117,67 @@ class Arrival:
                 f"{self.name}: the checkpoint holds only a part of this tensor of shape "
                 f"{tuple(self._tensor.shape)}; the pieces at {short} cannot be filled"
             )
+        if self._buffers and not self._pieces:  # only empty blocks here, and no read will come
+            self._write()
 
     def buffer(self, offsets: Sequence[int]) -> torch.Tensor:
         """Host memory for the piece that begins at `offsets`, in the tensor's dtype."""
-        key = torch.Size(offsets)
-        found = self._buffers.get(key)
-        if found is None:
-            sizes = self._chunks[key].sizes
-            found = self._buffers[key] = torch.empty(sizes, dtype=self._tensor.dtype)
-        return found
+        piece = self._pieces[torch.Size(offsets)]
+        return piece.buffer.memory(self._tensor.dtype)[piece.inside]
 
     def commit(self, read: ReadItem) -> None:
         """Note a read that is done; the last one of all writes the tensor."""
         key = _offsets(read)
-        self._missing[key] -= math.prod(read.lengths)
-        if self._missing[key] == 0:
-            self._send(key)
+        count = math.prod(read.lengths)
+        self._missing[key] -= count
+        buffer = self._pieces[key].buffer
+        buffer.waiting -= count
+        if buffer.waiting == 0:
+            self._send(buffer)
         if self.done:
             self._write()
 
-    def _send(self, key: torch.Size) -> None:
-        """Bring a complete piece to the devices that hold it."""
+    def _add(self, index: Sequence[slice], sizes: Sizes) -> _Buffer:
+        """Memory for what stands at `index`, which several devices may hold."""
+        start = chunk_at(index, self._shape)
+        if start.offsets not in self._buffers:
+            buffer = self._buffers[start.offsets] = _Buffer(tuple(start.sizes), [])
+            for part in parts_of(index, self._shape, sizes):
+                chunk = chunk_of(part)
+                self._pieces[chunk.offsets] = _Piece(chunk, part.inside, buffer)
+                self._missing[chunk.offsets] = math.prod(chunk.sizes)
+                buffer.valid += math.prod(chunk.sizes)
+            buffer.waiting = buffer.valid
+        return self._buffers[start.offsets]
+
+    def _send(self, buffer: _Buffer) -> None:
+        """Bring a complete buffer to the devices that hold it."""
         if self._sharding is None:
             return
-        array = to_numpy(self._buffers.pop(key))
+        array = to_numpy(buffer.memory(self._tensor.dtype))
+        buffer.host = None
         physical = self._tensor._aval.physical
         if array.dtype != physical:
             array = base.narrow(array, physical, self._tensor.dtype)
-        for device in self._devices[key]:
+        for device in buffer.devices:
             self._arrays[device] = jax.device_put(array, device, may_alias=True)
 
     def _write(self) -> None:
         shape, dtype = tuple(self._tensor.shape), self._tensor.dtype
         if self._sharding is None:
-            (host,) = self._buffers.values()
-            value = base.host_value(host, snapshot=False)
+            (buffer,) = self._buffers.values()
+            value = base.host_value(buffer.memory(dtype), snapshot=False)
         else:
-            order = self._sharding.addressable_devices_indices_map(shape)
+            for buffer in self._buffers.values():
+                if buffer.valid == 0:  # of an empty block nothing was read
+                    self._send(buffer)
+            order = self._sharding.addressable_devices_indices_map(self._shape)
             array = jax.make_array_from_single_device_arrays(
-                shape, self._sharding, [self._arrays[device] for device in order]
+                self._shape, self._sharding, [self._arrays[device] for device in order]
             )
-            value = Value.of(array)
+            value = Value.of(array if self._blocks is None else self._blocks.wrap(array))
         self._buffers.clear()
+        self._pieces.clear()
         self._arrays.clear()
         with torch.no_grad():
             self._tensor.copy_(base.fresh(Aval.contiguous(shape, dtype), value))

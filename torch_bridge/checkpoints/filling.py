@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from jax.sharding import NamedSharding
 
+from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import ShardingError
 from isoshard.core.spec import same_layout
 from isoshard.core.uneven import UnevenArray
@@ -87,8 +88,8 @@ class Filler:
             old = held[name]
             if id(old) in own and id(old) not in moved:
                 moved[id(old)] = self._new(old, value)
-                if old.grad is not None and isinstance(value, jax.Array):
-                    grad = self.place(old.grad, value.sharding, None, f"{name}.grad")  # pyright: ignore
+                if old.grad is not None and not isinstance(value, np.ndarray):
+                    grad = self.place(old.grad, _layout(value), None, f"{name}.grad")  # pyright: ignore
                     moved[id(old)].grad = grad
         if stacks:
             self._move_stacks(module, stacks)
@@ -115,6 +116,11 @@ class Filler:
                 raise ShardingError(
                     f'{path or "the module"} holds stacked layers on "meta", which cannot be '
                     'filled one by one; give them memory first: module.to_empty(device="cpu")'
+                )
+            if any(isinstance(value, UnevenArray) for value in values.values()):
+                raise ShardingError(
+                    f"{path or 'the module'} holds stacked layers, which are laid out as a whole, "
+                    "and these come in blocks of unequal sizes; restore them evenly laid out"
                 )
             mesh = next(iter(values.values())).sharding.mesh
             modules.shard_module(child, mesh, specs, self.place)
@@ -155,8 +161,9 @@ class Filler:
                 "jax.Array, and take iso.to_dtensor of that"
             )
         like = torch.empty((), dtype=logical_dtype(value.dtype)) if old is None else old
-        if isinstance(value, jax.Array):
-            layout = value.sharding if isinstance(value.sharding, NamedSharding) else None
+        if isinstance(value, jax.Array | UnevenArray):
+            layout = _layout(value)
+            layout = layout if isinstance(layout, NamedSharding | BlockLayout) else None
             return self.annotated(like, Value.of(value), layout, tuple(value.shape))
         made = from_numpy(value, like.dtype)
         if like.device.type not in _ELSEWHERE:
@@ -172,10 +179,19 @@ def _stays(tensor: torch.Tensor, value: Any) -> bool:
         return tensor.device.type not in _ELSEWHERE
     if not isinstance(tensor, base.LazyTensor):
         return False
-    layout = layout_of(tensor)
-    if layout is None:
-        return not isinstance(value.sharding, NamedSharding)
-    return same_layout(layout, value.sharding, value.ndim)
+    have, come = layout_of(tensor), _layout(value)
+    if have is None:
+        return not isinstance(come, NamedSharding | BlockLayout)
+    if isinstance(have, BlockLayout) != isinstance(come, BlockLayout):
+        return False
+    if isinstance(have, BlockLayout):
+        same = same_layout(have.sharding, come.sharding, value.ndim)
+        return same and (have.padded, have.sizes) == (come.padded, come.sizes)
+    return same_layout(have, come, value.ndim)
+
+
+def _layout(value: jax.Array | UnevenArray) -> Any:
+    return BlockLayout.of(value) if isinstance(value, UnevenArray) else value.sharding
 
 
 def _write(pairs: list[tuple[torch.Tensor, Any]]) -> None:

@@ -25,13 +25,15 @@ import torch
 from jax.core import Tracer
 
 from isoshard.core.checkpoints.source import Entry, Memory, Part, Place, Wanted
+from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import ShardingError
 from isoshard.core.uneven import UnevenArray
 from isoshard.torch_bridge import runtime
 from isoshard.torch_bridge.dtensor import exchange as dtensors
 from isoshard.torch_bridge.dtensor import modules as dtensor_modules
+from isoshard.torch_bridge.dtensor import routes
 from isoshard.torch_bridge.dtypes import numpy_dtype
-from isoshard.torch_bridge.engine import base, reading
+from isoshard.torch_bridge.engine import base, layouts, reading
 from isoshard.torch_bridge.engine.capture.step import refuse_if_capturing
 from isoshard.torch_bridge.exchange import to_numpy
 
@@ -68,48 +70,33 @@ def wanted(x: torch.Tensor) -> Wanted:
     return Wanted(tuple(x.shape), numpy_dtype(x.dtype).name, _place(x))
 
 
-def stored(x: torch.Tensor) -> jax.Array | np.ndarray:
+def stored(x: torch.Tensor) -> jax.Array | UnevenArray | np.ndarray:
     """The elements of a tensor, for reading; executes what is recorded.
 
     Args:
         x: on any device.
 
     Returns:
-        The very array of a tensor on `jax`, and the very memory of one on the CPU.
+        The very array of a tensor on `jax`, and the very memory of one on the CPU. Of a tensor or
+        DTensor whose shards differ in size an `UnevenArray`.
 
     Raises:
-        ShardingError: it is on the device "meta", and has no elements; it is traced; or it is a
-            DTensor whose shards differ in size.
+        ShardingError: it is on the device "meta", and has no elements; or it is traced.
         CaptureError: a step is being captured.
     """
     if x.device.type == "meta":
         raise ShardingError(f'a tensor of shape {tuple(x.shape)} on "meta" has no elements to save')
     if dtensors.is_dtensor(x):
-        array = dtensors.to_jax(x.detach())  # pyright: ignore[reportArgumentType]
-        if isinstance(array, UnevenArray):
-            raise ShardingError(
-                f"a DTensor of shape {tuple(x.shape)} has shards that differ in size; lay it out "
-                "so that its axes divide, or save it with torch.distributed.checkpoint"
-            )
-        return array
+        return dtensors.to_jax(x.detach())  # pyright: ignore[reportArgumentType]
     if not isinstance(x, base.LazyTensor):
         return to_numpy(x.detach().cpu())
     refuse_if_capturing("a checkpoint")
-    if not isinstance(base.read(x).array, jax.Array):
+    if not isinstance(base.read(x).array, jax.Array | UnevenArray):
         runtime.sync()
     array = reading.held(x)
-    if isinstance(array, UnevenArray):
-        raise _unequal(x)
     if isinstance(array, Tracer):
         raise ShardingError("a traced tensor has no elements yet; save outside the function")
     return array
-
-
-def _unequal(x: torch.Tensor) -> ShardingError:
-    return ShardingError(
-        f"a tensor of shape {tuple(x.shape)} lies in blocks of unequal sizes, which checkpoints do "
-        "not hold; save isoshard.full(tensor), and lay out what was restored"
-    )
 
 
 def _optimizer_parts(
@@ -138,13 +125,14 @@ def _optimizer_parts(
 
 def _place(x: torch.Tensor) -> Place:
     if dtensors.is_dtensor(x):
-        return dtensors.sharding_of(x)  # pyright: ignore[reportArgumentType]
+        found = routes.route_of(x.device_mesh, x.placements, x.shape).layout  # pyright: ignore
+        return found.sharding if found.is_even else found
     if not isinstance(x, base.LazyTensor):
         return Memory.HOST
     return layout_of(x) or Memory.DEFAULT_DEVICE
 
 
-def layout_of(tensor: base.LazyTensor) -> jax.sharding.Sharding | None:
+def layout_of(tensor: base.LazyTensor) -> layouts.Layout | None:
     """Where a tensor lies, or None if a program may still place it as it likes.
 
     Args:
@@ -153,12 +141,14 @@ def layout_of(tensor: base.LazyTensor) -> jax.sharding.Sharding | None:
     Returns:
         Its layout. One that was computed lies where its array does.
     """
-    if tensor.block_sizes is not None:  # pyright: ignore[reportAttributeAccessIssue]
-        raise _unequal(tensor)
-    found = tensor._storage.annotation if not tensor._chain.ops else None
-    if found is not None:
-        return found
-    array = reading.array_of(tensor)
+    if not tensor._chain.ops:
+        blocks = layouts.blocks(tensor._storage.value.layout)
+        found = tensor._storage.annotation if blocks is None else blocks
+        if found is not None:
+            return found
+    array = reading.held(tensor)
+    if isinstance(array, UnevenArray):
+        return BlockLayout.of(array)
     if isinstance(array.sharding, jax.sharding.SingleDeviceSharding) and not array.committed:
         return None
     return array.sharding

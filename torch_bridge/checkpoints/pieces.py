@@ -9,7 +9,8 @@
 tensor([2, 3])
 
 The whole tensor is never gathered: a piece is read from the buffer of one device, on CPU devices
-without a copy.
+without a copy. In blocks of unequal sizes a piece is what is valid in a buffer; empty blocks have
+none.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties
 
 from isoshard.core import metrics
-from isoshard.core.shards import local_shards
+from isoshard.core.checkpoints.held import Held, Part, held_here
+from isoshard.core.uneven import UnevenArray
 from isoshard.torch_bridge.engine import base, reading
 from isoshard.torch_bridge.exchange import from_numpy, shard_to_torch
 
@@ -34,7 +36,7 @@ class Piece:
 
     Attributes:
         chunk: offsets and sizes in the whole tensor.
-        number: its place among the shards of this process, in mesh order.
+        number: its place among the shards of this process, in mesh order; empty ones do not count.
     """
 
     chunk: ChunkStorageMetadata
@@ -91,7 +93,8 @@ def chunk_at(index: Sequence[slice], shape: Sequence[int]) -> ChunkStorageMetada
 
 def is_sharded(tensor: base.LazyTensor) -> bool:
     """Whether devices hold different parts of it; executes what is recorded if need be."""
-    return not reading.array_of(tensor).sharding.is_fully_replicated
+    array = reading.held(tensor)
+    return isinstance(array, UnevenArray) or not array.sharding.is_fully_replicated
 
 
 def pieces_of(tensor: base.LazyTensor) -> list[Piece]:
@@ -100,37 +103,41 @@ def pieces_of(tensor: base.LazyTensor) -> list[Piece]:
     Args:
         tensor: on the `jax` device.
     """
-    array = reading.array_of(tensor)
     return [
-        Piece(chunk_at(shard.index, array.shape), number)
-        for number, shard in enumerate(local_shards(array))
-        if shard.replica_id == 0
+        Piece(chunk_of(one.part), number)
+        for number, one in enumerate(held_here(reading.held(tensor)))
+        if one.replica_id == 0
     ]
 
 
-def shard_at(array: jax.Array, offsets: Sequence[int]) -> jax.Array:
-    """The buffer of a device of this process whose piece begins at `offsets`."""
-    for shard in array.addressable_shards:
-        if chunk_at(shard.index, array.shape).offsets == torch.Size(offsets):
-            return shard.data
+def piece_at(array: jax.Array | UnevenArray, offsets: Sequence[int]) -> Held:
+    """What a device of this process holds of the piece that begins at `offsets`."""
+    for one in held_here(array):
+        if chunk_of(one.part).offsets == torch.Size(offsets):
+            return one
     raise ValueError(f"no device of this process holds a piece that begins at {tuple(offsets)}")
 
 
-def host(data: jax.Array, dtype: torch.dtype, *, copy: bool = False) -> torch.Tensor:
-    """One device's buffer as a CPU tensor.
+def host(held: Held, dtype: torch.dtype, *, copy: bool = False) -> torch.Tensor:
+    """The valid elements of one device's buffer as a CPU tensor, all there is in its memory.
 
     Args:
-        data: on one device.
+        held: on one device.
         dtype: the logical dtype of the tensor, which may be wider than the buffer's.
-        copy: False shares the memory of a CPU device; True never does.
+        copy: False shares the memory of a CPU device that has no padding; True never does.
     """
-    if any(device.platform != "cpu" for device in data.devices()):
-        array = np.array(data)
+    if any(device.platform != "cpu" for device in held.buffer.devices()):
+        array = np.array(held.buffer)
         metrics.record_transfer("device_to_host", array.nbytes, metrics.user_location())
-        return from_numpy(array, dtype)
-    view = shard_to_torch(data)
-    converted = view.to(dtype)
-    return converted.clone() if copy and converted is view else converted
+        view, mine = from_numpy(array, dtype), True
+    else:
+        view, mine = shard_to_torch(held.buffer), False
+    valid = view[held.part.inside]
+    converted = valid.to(dtype)
+    padded = valid.numel() < view.numel()
+    return (
+        converted.clone() if converted is valid and (padded or (copy and not mine)) else converted
+    )
 
 
 def on_host(tensor: base.LazyTensor) -> HostShards | torch.Tensor:
@@ -142,20 +149,24 @@ def on_host(tensor: base.LazyTensor) -> HostShards | torch.Tensor:
     Returns:
         A CPU tensor if every device holds the whole, else its pieces.
     """
-    array = reading.array_of(tensor)
-    shards = local_shards(array)
-    if array.sharding.is_fully_replicated:
-        return host(shards[0].data, tensor.dtype, copy=True)
+    array = reading.held(tensor)
+    held = held_here(array)
+    if not isinstance(array, UnevenArray) and array.sharding.is_fully_replicated:
+        return host(held[0], tensor.dtype, copy=True)
     return HostShards(
         [
-            HostShard(
-                chunk_at(shard.index, array.shape),
-                number,
-                host(shard.data, tensor.dtype, copy=True),
-            )
-            for number, shard in enumerate(shards)
-            if shard.replica_id == 0
+            HostShard(chunk_of(one.part), number, host(one, tensor.dtype, copy=True))
+            for number, one in enumerate(held)
+            if one.replica_id == 0
         ],
         tensor.size(),
         TensorProperties(dtype=tensor.dtype, requires_grad=tensor.requires_grad),
+    )
+
+
+def chunk_of(part: Part) -> ChunkStorageMetadata:
+    """Where valid elements lie, in the words of torch's checkpoints."""
+    return ChunkStorageMetadata(
+        offsets=torch.Size([one.start for one in part.index]),
+        sizes=torch.Size([one.stop - one.start for one in part.index]),
     )

@@ -16,7 +16,6 @@ import io
 import threading
 from typing import Any
 
-import jax
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
@@ -32,12 +31,13 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
+from isoshard.core.checkpoints.held import Held
 from isoshard.torch_bridge import runtime
 from isoshard.torch_bridge.engine import base, reading
 from isoshard.torch_bridge.engine.capture.step import refuse_if_capturing
 
 from .nested import flatten, map_values
-from .pieces import HostShards, Piece, host, is_sharded, on_host, pieces_of, shard_at
+from .pieces import HostShards, Piece, host, is_sharded, on_host, piece_at, pieces_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +52,8 @@ class SPMDSavePlanner(DefaultSavePlanner):
 
     It takes nested state dicts of tensors on any device and of other values, which are pickled, and
     serves `torch.distributed.checkpoint.save` and `save_state_dict`. A sharded tensor is written as
-    its distinct pieces, each from one device and without a gather. The checkpoint is one that any
-    planner reads, whatever the layout there.
+    its distinct pieces, which may be of unequal sizes, each from one device and without a gather.
+    The checkpoint is one that any planner reads, whatever the layout there.
 
     Attributes:
         sharded_state_dict: the values that are written in pieces, by flat name.
@@ -67,7 +67,7 @@ class SPMDSavePlanner(DefaultSavePlanner):
         """See the class."""
         super().__init__()
         self._lock = threading.Lock()
-        self._reading: dict[str, tuple[jax.Array, set[torch.Size]]] = {}
+        self._reading: dict[str, tuple[Any, set[torch.Size]]] = {}
 
     def set_up_planner(
         self,
@@ -121,7 +121,7 @@ class SPMDSavePlanner(DefaultSavePlanner):
         if isinstance(value, HostShards):
             return next(s.data for s in value.shards if s.chunk.offsets == index.offset)
         if isinstance(value, base.LazyTensor):
-            return host(self._buffer(value, index), value.dtype)
+            return host(self._held(value, index), value.dtype)
         return value
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:
@@ -135,7 +135,7 @@ class SPMDSavePlanner(DefaultSavePlanner):
             return io.BytesIO(object.data)
         return super().transform_object(write_item, object)
 
-    def _buffer(self, tensor: base.LazyTensor, index: MetadataIndex) -> jax.Array:
+    def _held(self, tensor: base.LazyTensor, index: MetadataIndex) -> Held:
         """The buffer with a piece. Its array is kept until the last piece was asked for.
 
         The array of a view is computed; one that is kept for longer could not be donated.
@@ -145,12 +145,12 @@ class SPMDSavePlanner(DefaultSavePlanner):
             found = self._reading.pop(index.fqn, None)
             if found is None:
                 waiting = {piece.chunk.offsets for piece in pieces_of(tensor)}
-                found = (reading.array_of(tensor), waiting)
+                found = (reading.held(tensor), waiting)
             array, waiting = found
             waiting.discard(offsets)
             if waiting:
                 self._reading[index.fqn] = found
-        return shard_at(array, offsets)
+        return piece_at(array, offsets)
 
 
 def snapshot(state_dict: STATE_DICT_TYPE) -> STATE_DICT_TYPE:

@@ -34,6 +34,7 @@ from isoshard.core.checkpoints.manifest import Sum
 from isoshard.core.checkpoints.source import Block, Entry
 from isoshard.core.checkpoints.storage import LocalStorage
 from isoshard.core.errors import CheckpointError
+from isoshard.core.uneven import UnevenArray
 from isoshard.torch_bridge.dtypes import logical_dtype, numpy_dtype
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine.value import Aval, Value
@@ -186,7 +187,7 @@ def _tensor(value: Any, dtype: str) -> Any:
     """An array as the tensor that is saved; other values as they are."""
     if isinstance(value, np.ndarray):
         return from_numpy(value, logical_dtype(jax.numpy.dtype(dtype)))
-    if isinstance(value, jax.Array):
+    if isinstance(value, jax.Array | UnevenArray):
         aval = Aval.contiguous(tuple(value.shape), logical_dtype(jax.numpy.dtype(dtype)))
         return base.fresh(aval, Value.of(value, shared=True))
     return value

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -77,23 +78,36 @@ def check(found):
     return found["n"]
 
 
+def in_blocks(tree):
+    """The same with arrays in blocks of unequal sizes, which end in the middle of files."""
+    mesh = iso.make_mesh((4,), ("x",), devices=jax.devices()[:4])
+    sizes = {"w": (1, 20, 0, 43), "v": (5, 60, 60, 3), "b": (0, 1, 3, 0)}
+    laid = {
+        name: iso.shard(tree[name], mesh, ("x",), uneven="pad", sizes={0: given})
+        for name, given in sizes.items()
+    }
+    return {**tree, **laid}
+
+
 @pytest.mark.parametrize("step", [0, 1], ids=["the same step", "the next step"])
-def test_at_every_operation(tmp_path, monkeypatch, step):
+@pytest.mark.parametrize("laid", [dict, in_blocks], ids=["whole", "in blocks"])
+def test_at_every_operation(tmp_path, monkeypatch, x64, laid, step):
     results = []
     survived = 0
     while results[-1:] != ["done"]:
         survived += 1
         folder = tmp_path / str(survived)
-        iso.save(folder, tree(1))
+        iso.save(folder, laid(tree(1)))
+        second, third = laid(tree(2)), laid(tree(3))
         with monkeypatch.context() as patched:
             death = Death(patched, survived)
             try:
-                iso.save(folder, tree(2), step=step, keep=1)
+                iso.save(folder, second, step=step, keep=1)
                 results.append("done")
             except Killed:
                 results.append("killed")
         assert check(iso.restore(folder, tree(0))) in (1, 2)
-        iso.save(folder, tree(3), step=step, keep=1)  # the next save cleans up
+        iso.save(folder, third, step=step, keep=1)  # the next save cleans up
         assert check(iso.restore(folder, tree(0))) == 3
         assert [path.name for path in folder.iterdir()] == [str(step)]
     assert results.count("killed") > 12

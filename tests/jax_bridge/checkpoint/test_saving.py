@@ -80,11 +80,13 @@ def test_what_cannot_be_saved_is_all_named(tmp_path):
     deleted = jnp.ones(4)
     deleted.delete()
     uneven = UnevenArray(jnp.zeros(8), (6,), ((2, 2, 1, 1),))
+    keys = UnevenArray(jax.random.split(jax.random.key(0), 4), (3,), ((1, 2),))
     bad = {
         "f": print,
         "nested": [object()],
         "deleted": deleted,
         "uneven": uneven,
+        "keys": keys,
         "objects": np.array([None]),
     }
     with pytest.raises(TypeError) as caught:
@@ -94,7 +96,8 @@ def test_what_cannot_be_saved_is_all_named(tmp_path):
         "\n  f: builtin_function_or_method",
         "\n  nested.0: object",
         "\n  deleted: a jax.Array that was donated",
-        "\n  uneven: an array of shape (6,) in shards that differ in size",
+        "\n  uneven: an UnevenArray of shape (6,) that lies on no mesh; lay it out: iso.reshard",
+        "\n  keys: random keys in blocks of unequal sizes; give iso.full",
         "\n  objects: a NumPy array of dtype object",
         "obj.state_dict()",
     ):

@@ -40,6 +40,68 @@ def check_arrays(world):
     assert iso.restore(folder, {"n": 0}, partial=True)["n"] == 4
 
 
+def check_blocks(world):
+    import jax
+    import numpy as np
+
+    folder = world.scratch / "blocks"
+    mesh = iso.make_mesh((world.size,), ("x",))
+    values = np.arange(40 * 64, dtype=np.float32).reshape(40, 64)
+
+    def laid(values, sizes):
+        return iso.shard(values, mesh, iso.P("x"), uneven="pad", sizes={0: sizes})
+
+    one = (1, *[13] * (world.size - 2), 39 - 13 * (world.size - 2))  # files have several owners
+    other = (*[0] * (world.size - 2), 33, 7)
+    for number, (first, then) in enumerate([(one, other), (other, one)]):
+        iso.save(folder, {"w": laid(values + number, first), "few": laid(values[:, 0], first)})
+        like = {"w": laid(values * 0, then), "few": laid(values[:, 0] * 0, first)}
+        found = iso.restore(folder, like)
+        for name, wanted in (("w", values + number), ("few", values[:, 0])):
+            assert found[name].sizes == like[name].sizes
+            for shard in iso.local_shards(found[name]):
+                assert (np.asarray(shard.data) == wanted[shard.index]).all(), (name, number)
+        even = jax.ShapeDtypeStruct(
+            values.shape, values.dtype, sharding=iso.NamedSharding(mesh, iso.P("x"))
+        )
+        found = iso.restore(folder, {"w": even}, partial=True)["w"]
+        for shard in found.addressable_shards:
+            assert (np.asarray(shard.data) == (values + number)[shard.index]).all()
+    assert not [path for path in folder.rglob("*") if "lock" in path.name]
+
+
+def check_uneven_dtensors(world):
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    folder = world.scratch / "uneven_dtensors"
+    mesh = init_device_mesh("cpu", (world.size,))
+    weight = torch.arange(9.0 * 33).reshape(9, 33)
+
+    def module(values):
+        made = torch.nn.Linear(33, 9, bias=False)
+        made.weight = torch.nn.Parameter(distribute_tensor(values.clone(), mesh, [Shard(0)]))
+        return made
+
+    saved = module(weight)
+    optimizer = torch.optim.SGD(saved.named_parameters(), lr=0.5, momentum=0.9)
+    saved.weight.sum().backward()
+    optimizer.step()
+    iso.save(folder, {"model": saved, "optimizer": optimizer, "bare": saved.weight})
+    again = module(weight * 0)
+    fresh = torch.optim.SGD(again.named_parameters(), lr=0.1, momentum=0.9)
+    like = {"model": again, "optimizer": fresh}
+    iso.restore(folder, like, partial=True)
+    assert torch.equal(again.weight.to_local(), saved.weight.to_local())
+    moment = fresh.state[again.weight]["momentum_buffer"]
+    assert moment.placements == again.weight.placements
+    kept = optimizer.state[saved.weight]["momentum_buffer"]
+    assert torch.equal(moment.full_tensor(), kept.full_tensor())
+    whole = iso.restore(folder, {"bare": torch.zeros(9, 33)}, partial=True)["bare"]
+    assert torch.equal(whole, saved.weight.full_tensor())
+
+
 def check_fsdp(world):
     import torch
 
