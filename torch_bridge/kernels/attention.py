@@ -39,6 +39,7 @@ def _operator(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, name, None), "default", None)
 
 
+_SOFTMAX = torch.ops.aten._safe_softmax.default
 _ATTEND = torch.ops.aten.scaled_dot_product_attention.default
 _FLASH = _operator("_scaled_dot_product_flash_attention_for_cpu")
 _FLASH_BACKWARD = _operator("_scaled_dot_product_flash_attention_for_cpu_backward")
@@ -308,7 +309,7 @@ def _with_gains(
         scores = scores.masked_fill(~bias, -math.inf)
     elif bias is not None:
         scores = scores + bias
-    return (torch._safe_softmax(scores, -1) * factors.to(wide) @ v).to(query.dtype)
+    return (_SOFTMAX(scores, -1) * factors.to(wide) @ v).to(query.dtype)
 
 
 GRADIENTS: dict[str, Callable[..., Any]] = {

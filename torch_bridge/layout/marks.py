@@ -194,7 +194,7 @@ def keep_gradient_layout(tensor: base.LazyTensor) -> None:
 
 
 def _lay_out_gradient(leaf: Any) -> None:
-    gradient = leaf.grad
+    gradient: Any = leaf.grad
     if not isinstance(gradient, base.LazyTensor):
         return
     layout = leaf._storage.value.layout

@@ -52,7 +52,7 @@ def extreme(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     @best.defjvp
     def best_jvp(primals: Any, tangents: Any) -> Any:
         found = best(primals[0])
-        valid = valid_mask(value.splits, axes)
+        valid: Any = valid_mask(value.splits, axes)
         at = (primals[0] == jnp.expand_dims(found, axes)) & valid
         shares = at / jnp.sum(at, axes, keepdims=True).astype(found.dtype)
         changes = jnp.where(valid, tangents[0], 0) * jnp.where(valid, shares, 0)
