@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from fuzz.builder import DTYPES, Builder
@@ -22,9 +24,21 @@ def ties(t: torch.Tensor) -> bool:
     return bool(flat.isnan().any()) or flat.unique().numel() < flat.numel()
 
 
+def _product_depends_on_order(t: torch.Tensor) -> bool:
+    """Whether a product overflows or vanishes on the way, and so may meet a 0 as infinity."""
+    if not (t.is_floating_point() or t.is_complex()):
+        return False
+    size = t.detach().abs().double()
+    powers = size[(size > 0) & size.isfinite()].log2()
+    largest = math.log2(torch.finfo(t.dtype).max)
+    return max(powers.clamp(min=0).sum(), -powers.clamp(max=0).sum()) > largest
+
+
 def _reduce(b: Builder) -> None:
     name = b.one(_REDUCTIONS)
     fits = None
+    if name == "prod":
+        fits = lambda t: not _product_depends_on_order(t)  # noqa: E731
     if name in _NO_TIES:
         fits = lambda t: not t.is_complex() and not ties(t)  # noqa: E731
     x = b.tensor(fits)
