@@ -49,7 +49,7 @@ from .leaves import Leaf, assign, named_arrays
 from .mesh import as_mesh, mesh_of
 from .paths import path_name
 from .spec import is_spec, named_sharding
-from .uneven import UnevenArray
+from .uneven import UnevenArray, is_uneven
 
 
 def shard(
@@ -249,15 +249,11 @@ def _reshard_uneven(u: UnevenArray, spec: Any, mesh: Mesh | None) -> Any:
     return reshard_uneven(u, spec, mesh)
 
 
-def _is_uneven(x: Any) -> bool:
-    return isinstance(x, UnevenArray)
-
-
 def _map_arrays(function: Callable[[jax.Array], Any], x: Any, verb: str) -> Any:
     """Apply to every array of a tree, after a look at all of them."""
     wrong = []
-    for path, leaf in jax.tree.leaves_with_path(x, is_leaf=_is_uneven):
-        if _is_uneven(leaf):
+    for path, leaf in jax.tree.leaves_with_path(x, is_leaf=is_uneven):
+        if is_uneven(leaf):
             continue
         if not isinstance(leaf, jax.Array) and framework_of(leaf) is None:
             wrong.append(f"{path_name(path) or 'the argument'} is {type(leaf).__name__}")
@@ -269,15 +265,15 @@ def _map_arrays(function: Callable[[jax.Array], Any], x: Any, verb: str) -> Any:
     verbs = {"full": full, "sharding_of": sharding_of}
 
     def one(leaf: Any) -> Any:
-        if _is_uneven(leaf):
+        if is_uneven(leaf):
             return function(leaf) if verb == "full" else function(leaf.array)
         return function(leaf) if isinstance(leaf, jax.Array) else verbs[verb](leaf)
 
-    return jax.tree.map(one, x, is_leaf=_is_uneven)
+    return jax.tree.map(one, x, is_leaf=is_uneven)
 
 
 def _gather(x: Any) -> jax.Array:
-    if _is_uneven(x):
+    if is_uneven(x):
         from .domain.packing import gather
 
         return gather(x, _sharding_of(x.array))

@@ -157,6 +157,16 @@ class UnevenArray:
         return f"UnevenArray({', '.join(parts)}{spec})"
 
 
+def is_uneven(x: Any) -> bool:
+    """Whether it is an array in blocks; as `is_leaf`, so that trees keep it."""
+    return isinstance(x, UnevenArray)
+
+
+def padded_of(x: Any) -> Any:
+    """The array of an UnevenArray, or the array itself."""
+    return x.array if isinstance(x, UnevenArray) else x
+
+
 def layout_of(array: Any) -> NamedSharding | None:
     """The layout of a concrete array over a mesh, its spec in the one form; otherwise None.
 

@@ -133,7 +133,6 @@ class Search:
     def __init__(self, seed: int, *, mesh: tuple[int, ...] = (), uneven: bool = False):
         """See the class."""
         self.seed = seed
-        self.mesh = mesh
         self._programs = programs(mesh=mesh, uneven=uneven)
         self._name = f"{mesh} uneven" if uneven else f"{mesh}"
         self._made: list[Program] = []

@@ -27,10 +27,10 @@ from jax.extend.core import jaxpr_as_fun
 from isoshard.core.domain import BlockLayout, in_blocks, lay_in_blocks, pack, unpack
 from isoshard.core.domain.interpreting import trace
 from isoshard.core.domain.layouts import Layout
-from isoshard.core.domain.shardings import padded_of, telling
+from isoshard.core.domain.shardings import telling
 from isoshard.core.errors import ShardingError
 from isoshard.core.exchange import to_torch
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.uneven import is_uneven, padded_of
 
 from .crossings.calling_jax import TorchFunction
 from .dtypes import physical_dtype
@@ -112,9 +112,9 @@ class _Calling:
             for layout, shape in zip(self.laid, shapes, strict=True)
         ]
         made = jax.eval_shape(lambda *arrays: self._on_blocks(*self._entered(arrays)), *padded)
-        results = jax.tree.leaves(made, is_leaf=_is_uneven)
+        results = jax.tree.leaves(made, is_leaf=is_uneven)
         name = self.verb.__name__
-        if not any(layout.uneven for layout in self.laid) and not any(map(_is_uneven, results)):
+        if not any(layout.uneven for layout in self.laid) and not any(map(is_uneven, results)):
             return TorchFunction(self._on_blocks, name), None
         return TorchFunction(self._with_two_bodies(shapes), name), list(map(_layout, results))
 
@@ -127,7 +127,7 @@ class _Calling:
         told = [
             (operand, layout.sharding)
             for operand, layout in zip(operands, self.laid, strict=True)
-            if not _is_uneven(operand) and _on_mesh(layout)
+            if not is_uneven(operand) and _on_mesh(layout)
         ]
         with telling(told):
             return self.verb(*args, **kwargs)
@@ -143,9 +143,7 @@ class _Calling:
 
         def whole(*arrays: Any) -> Any:
             made = self._on_blocks(*map(_packed, arrays, self.laid))
-            return jax.tree.map(
-                lambda x: unpack(x) if _is_uneven(x) else x, made, is_leaf=_is_uneven
-            )
+            return jax.tree.map(lambda x: unpack(x) if is_uneven(x) else x, made, is_leaf=is_uneven)
 
         def rule(*operands: Any) -> Any:
             if not all(map(_lies_so, operands, self.laid)):
@@ -168,7 +166,7 @@ def _packed(array: Any, layout: Layout) -> Any:
 
 
 def _lies_so(operand: Any, layout: Layout) -> bool:
-    if not _is_uneven(operand):
+    if not is_uneven(operand):
         return not layout.uneven
     sizes = zip(operand.sizes, layout.sizes, strict=True)
     padded = tuple(operand.array.shape) == layout.buffer
@@ -192,7 +190,7 @@ def _on_mesh(layout: Layout) -> bool:
 
 
 def _layout(result: Any) -> BlockLayout | None:
-    return BlockLayout.of(result) if _is_uneven(result) and result.layout else None
+    return BlockLayout.of(result) if is_uneven(result) and result.layout else None
 
 
 def _marked(tensor: Any, layout: BlockLayout | None) -> Any:
@@ -200,10 +198,6 @@ def _marked(tensor: Any, layout: BlockLayout | None) -> Any:
         return tensor
     marks.lies(tensor, layout)
     return tensor
-
-
-def _is_uneven(x: Any) -> bool:
-    return isinstance(x, UnevenArray)
 
 
 def _is_data(leaf: Any) -> bool:

@@ -19,7 +19,7 @@ import jax
 
 from isoshard.core.devices import Device
 from isoshard.core.shards import local_shards
-from isoshard.core.uneven import Sizes, UnevenArray
+from isoshard.core.uneven import Sizes, UnevenArray, padded_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ def held_here(array: jax.Array | UnevenArray) -> list[Held]:
         >>> [(one.device.id, one.part.index[0].start) for one in held_here(u)]
         [(0, 0), (1, 1), (3, 3)]
     """
-    inner = array.array if isinstance(array, UnevenArray) else array
+    inner = padded_of(array)
     sizes = array.sizes if isinstance(array, UnevenArray) else (None,) * array.ndim
     return [
         Held(shard.data, part, shard.device, shard.replica_id)

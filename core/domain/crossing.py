@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 from ..errors import ShardingError
 from ..mesh import as_mesh, mesh_of
 from ..spec import axis_names
-from ..uneven import UnevenArray
+from ..uneven import UnevenArray, is_uneven
 from .hints import hints_of, layout_told
 from .splits import Split
 from .values import Frame, Splits, Value, as_value
@@ -106,8 +106,3 @@ def mesh_of_blocks(values: Sequence[Value]) -> Mesh | None:
     splits = [split for value in values for split in value.splits if split is not None]
     meshes = {split.mesh if split.names else None for split in splits}
     return meshes.pop() if len(meshes) == 1 else None
-
-
-def is_uneven(x: Any) -> bool:
-    """Whether it is an array in blocks."""
-    return isinstance(x, UnevenArray)

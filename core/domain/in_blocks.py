@@ -34,9 +34,10 @@ from jax.interpreters import ad, batching, mlir
 
 from isoshard.core import partitioning
 from isoshard.core.errors import ShardingError
+from isoshard.core.uneven import is_uneven
 
 from .calls import on_arrays, results_of
-from .crossing import is_uneven, operand_of, placed, value_of
+from .crossing import operand_of, placed, value_of
 from .interpreting import interpret_closed, recording, rule, trace
 from .values import Frame, Value
 

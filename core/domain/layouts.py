@@ -31,10 +31,10 @@ from isoshard.core.entries import entries_of
 from isoshard.core.errors import ShardingError, UnevenError
 from isoshard.core.mesh import as_mesh, mesh_of
 from isoshard.core.spec import axis_names, named_sharding
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.uneven import UnevenArray, padded_of
 
 from .interpreting import recording
-from .shardings import block_sizes, padded_of, sharding_of
+from .shardings import block_sizes, sharding_of
 
 
 @dataclasses.dataclass(frozen=True)

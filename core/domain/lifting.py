@@ -41,9 +41,9 @@ from jax.sharding import Mesh, NamedSharding
 from ..errors import ShardingError
 from ..mesh import describe_mesh, mesh_of
 from ..spec import named_sharding
-from ..uneven import UnevenArray
+from ..uneven import UnevenArray, is_uneven
 from . import rules as rules
-from .crossing import frame_of, is_uneven
+from .crossing import frame_of
 from .hints import layout_told
 from .interpreting import interpret_closed, trace
 from .values import Frame, Value, as_value

@@ -26,12 +26,7 @@ from typing import Any
 
 from jax.core import Tracer
 
-from isoshard.core.uneven import UnevenArray
-
-
-def padded_of(value: Any) -> Any:
-    """The array of an UnevenArray, or the array itself."""
-    return value.array if isinstance(value, UnevenArray) else value
+from isoshard.core.uneven import UnevenArray, padded_of
 
 
 def sharding_of(value: Any) -> Any:

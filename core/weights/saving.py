@@ -23,7 +23,7 @@ from jax.core import Tracer
 
 from isoshard.core.checkpoints.held import Held, held_here
 from isoshard.core.paths import path_name
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.uneven import UnevenArray, is_uneven, padded_of
 
 from .errors import WeightError, raise_listed
 from .file_format import pack_header
@@ -89,25 +89,21 @@ def save_safetensors(
 
 def _weights(tree: Any) -> dict[str, Any]:
     """The weights by name; those in blocks of unequal sizes are leaves, and no trees."""
-    if _is_uneven(tree):
+    if is_uneven(tree):
         raise WeightError(
             "weights come as a tree of arrays or a module; given was an UnevenArray: give it a "
             "name, {'w': u}"
         )
-    found = jax.tree.leaves_with_path(tree, is_leaf=_is_uneven)
-    blocks = {path_name(path): leaf for path, leaf in found if _is_uneven(leaf)}
+    found = jax.tree.leaves_with_path(tree, is_leaf=is_uneven)
+    blocks = {path_name(path): leaf for path, leaf in found if is_uneven(leaf)}
     if not blocks:
         return named_weights(tree)
     shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if _is_uneven(x) else x,
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_uneven(x) else x,
         tree,
-        is_leaf=_is_uneven,
+        is_leaf=is_uneven,
     )
     return named_weights(shapes) | blocks
-
-
-def _is_uneven(x: Any) -> bool:
-    return isinstance(x, UnevenArray)
 
 
 def _nbytes(array: Any) -> int:
@@ -162,7 +158,7 @@ def _blocks(array: Any) -> Iterator[np.ndarray]:
     if isinstance(array, np.ndarray):
         yield array.astype(array.dtype.newbyteorder("="), copy=False)
         return
-    inner = array.array if isinstance(array, UnevenArray) else array
+    inner = padded_of(array)
     if inner is array and (inner.is_fully_replicated or not inner.ndim):
         yield np.asarray(inner.addressable_shards[0].data)
         return
@@ -191,7 +187,7 @@ def _blocks(array: Any) -> Iterator[np.ndarray]:
 
 def _is_here(array: Any) -> bool:
     """Whether this process has all of an array, and it is no traced value or shape."""
-    array = array.array if isinstance(array, UnevenArray) else array
+    array = padded_of(array)
     if not isinstance(array, jax.Array) or isinstance(array, Tracer):
         return False
     return array.is_fully_addressable or array.is_fully_replicated

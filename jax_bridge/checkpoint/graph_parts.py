@@ -19,7 +19,7 @@ import jax
 
 from isoshard.core.checkpoints.source import Part
 from isoshard.core.paths import path_name
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.uneven import is_uneven
 from isoshard.jax_bridge.graphs import Skeleton, is_nnx, is_variable, join, split
 
 
@@ -48,7 +48,7 @@ def filled(model: Any, values: dict[str, Any]) -> Any:
     """
     graph, state = split(model)
     named = _named(model, state)
-    structure = jax.tree.structure(state, is_leaf=_is_uneven)
+    structure = jax.tree.structure(state, is_leaf=is_uneven)
     state = structure.unflatten([values[name] for name, _ in named])
     if is_nnx(model):
         sys.modules["flax.nnx"].update(model, state)
@@ -59,15 +59,11 @@ def filled(model: Any, values: dict[str, Any]) -> Any:
     joined = join(graph, state)
     if not isinstance(graph, Skeleton):
         return joined
-    blocks = iter([values[name] for name, array in named if _is_uneven(array)])  # may lie anew
-    return jax.tree.map(lambda x: next(blocks) if _is_uneven(x) else x, joined, is_leaf=_is_uneven)
+    blocks = iter([values[name] for name, array in named if is_uneven(array)])  # may lie anew
+    return jax.tree.map(lambda x: next(blocks) if is_uneven(x) else x, joined, is_leaf=is_uneven)
 
 
 def _named(model: Any, state: Any) -> list[tuple[str, Any]]:
     """The arrays of a state by name, those in blocks of unequal sizes as they are."""
-    found = jax.tree.leaves_with_path(state, is_leaf=_is_uneven)
+    found = jax.tree.leaves_with_path(state, is_leaf=is_uneven)
     return [("" if is_variable(model) else path_name(path), array) for path, array in found]
-
-
-def _is_uneven(x: Any) -> bool:
-    return isinstance(x, UnevenArray)

@@ -25,7 +25,7 @@ from isoshard.core.checkpoints.held import held_here
 from isoshard.core.checkpoints.source import Entry
 from isoshard.core.entries import entries_of
 from isoshard.core.errors import ShardingError
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.uneven import UnevenArray, padded_of
 
 from .grid import Grid, cut, file_size
 
@@ -86,7 +86,7 @@ class Content:
         if isinstance(array, np.ndarray):
             entry = Entry(shape, dtype, array.dtype.name, impl=impl)
             return cls(entry, array, shape, _is_small(entry, True))
-        inner = array.array if isinstance(array, UnevenArray) else array
+        inner = padded_of(array)
         layout = inner.sharding
         spec = _axes(name, layout, len(shape)) if isinstance(layout, NamedSharding) else None
         entry = Entry(shape, dtype, array.dtype.name, spec, impl=impl)
@@ -108,7 +108,7 @@ class Content:
         array, shape = self.array, self.entry.shape
         if isinstance(array, list):
             return array
-        inner = array.array if isinstance(array, UnevenArray) else array
+        inner = padded_of(array)
         whole_here = isinstance(inner, np.ndarray) or inner.is_fully_addressable
         if whole_here and jax.process_index() != 0:
             return []

@@ -23,7 +23,7 @@ from isoshard.core.checkpoints.storage import LocalStorage
 from isoshard.core.errors import CheckpointError, ShardingError, raise_collected
 from isoshard.core.frameworks import framework_of, require
 from isoshard.core.processes import agree
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.uneven import padded_of
 
 from . import folder as folders
 from . import zarr
@@ -225,8 +225,7 @@ def _contents(tree: Any) -> tuple[dict[str, Content], dict[str, Entry], dict[str
 
 
 def _content(name: str, value: Any) -> Content:
-    inner = value.array if isinstance(value, UnevenArray) else value
-    if isinstance(inner, jax.ShapeDtypeStruct):
+    if isinstance(padded_of(value), jax.ShapeDtypeStruct):
         raise ShardingError(f"{name} is only the shape of an array, and has no elements to save")
     wanted = wanted_of(value)
     assert wanted is not None

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from isoshard.core.domain import BlockLayout, lift
-from isoshard.core.domain.shardings import padded_of
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.uneven import UnevenArray, padded_of
 
 from . import layouts
 from .refine import refined

@@ -171,10 +171,6 @@ def _told(q, is_causal, scale, rate):
     return Attention(bool(is_causal), factor, _attend, _gradients, rate=float(rate))
 
 
-def _gains(words, rate, q, k):
-    return None if words is None else gains(words, rate, (*q.shape[:-1], k.shape[-2]))
-
-
 def _forward(q, k, v, mask, is_causal, scale, rate=0.0, words=None):
     """The result and the logarithm of its sums, round a ring if the sequence is split."""
     told = _told(q, is_causal, scale, rate)
@@ -182,7 +178,7 @@ def _forward(q, k, v, mask, is_causal, scale, rate=0.0, words=None):
     def whole(q, k, v, mask, words):
         if may_split(q.shape, k.shape[-2]):
             return told(q, k, v, mask, words)
-        each = _gains(words, rate, q, k)
+        each = gains(words, rate, (*q.shape[:-1], k.shape[-2]))
         out, logsumexp = _attend(q, k, v, mask, is_causal, scale, each)
         return out.astype(q.dtype), logsumexp
 
@@ -198,7 +194,7 @@ def _backward(
     def whole(grad, q, k, v, mask, logsumexp, delta, words):
         if may_split(q.shape, k.shape[-2]):
             return told.gradients(grad, q, k, v, mask, logsumexp, delta, wants_mask, words)
-        each = _gains(words, rate, q, k)
+        each = gains(words, rate, (*q.shape[:-1], k.shape[-2]))
         *found, slopes = _gradients(grad, q, k, v, mask, is_causal, scale, each)
         return *found, summed_to(slopes, mask.shape) if wants_mask else None
 

@@ -16,7 +16,7 @@ from isoshard.core.entries import entries_of
 from isoshard.core.errors import ShardingError, SpecError, UnevenError
 from isoshard.core.mesh import as_mesh, describe_mesh, mesh_of
 from isoshard.core.spec import axis_names, named_sharding, normalize_spec, same_layout
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.uneven import UnevenArray, padded_of
 
 from .setup import Axes, Extras, Setup
 
@@ -111,7 +111,7 @@ def check(
     for name, x in zip("qkv", arrays, strict=True):
         _check_layout(f"{what}: {name}", x, mesh, P(batch or None, ring, heads or None), (0, 2))
     own = [None if n is None else jnp.asarray(n, jnp.int32) for n in lengths]
-    masked = mask.array if isinstance(mask, UnevenArray) else mask
+    masked = padded_of(mask)
     extras = Extras(None if masked is None else jnp.asarray(masked), *own)
     if rate:
         extras = extras._replace(key=_typed(key))

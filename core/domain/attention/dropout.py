@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,25 +69,36 @@ def key_of(words: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(words, impl=WORDS)
 
 
-def gains(words: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
+def gains(
+    words: jax.Array | None,
+    rate: float,
+    shape: Sequence[int],
+    numbers: tuple[jax.Array, jax.Array] | None = None,
+) -> Any:
     """What the weights of whole sequences are multiplied by.
 
     Args:
-        words: uint32[2], the key.
+        words: uint32[2], the key; None without dropout.
         rate: the share that is dropped.
         shape: (.., heads, queries, keys), of the weights; two axes are without heads.
+        numbers: of the samples and heads among all there are, int32[b] and int32[h]; by default
+            these are all.
 
     Returns:
-        float32 of that shape: 0, or what makes up for the weights that are dropped.
+        float32 of that shape: 0, or what makes up for the weights that are dropped; None without
+        dropout.
 
     Example:
         >>> gains(words_of(jax.random.key(0)), 0.5, (2, 3))
         Array([[2., 2., 0.],
                [2., 0., 0.]], dtype=float32)
     """
+    if words is None:
+        return None
     *lead, heads, queries, keys = (1, *shape) if len(shape) == 2 else shape
-    numbers = (jnp.arange(n) for n in (math.prod(lead), heads, queries, keys))
-    return dropped(jnp.ones(shape), keep(key_of(words), rate, *numbers).reshape(shape), rate)
+    samples, each = numbers or (jnp.arange(math.prod(lead)), jnp.arange(heads))
+    kept = keep(key_of(words), rate, samples, each, jnp.arange(queries), jnp.arange(keys))
+    return dropped(jnp.ones(shape), kept.reshape(shape), rate)
 
 
 def dropped(weights: jax.Array, kept: jax.Array | None, rate: float) -> jax.Array:

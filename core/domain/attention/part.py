@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from . import device, tiled
-from .dropout import dropped, keep, key_of
+from .dropout import gains, key_of
 from .lines import Line
 from .placing import Places, size
 from .setup import Axes, Extras, Setup
@@ -78,8 +78,8 @@ class Part:
         """Attend; of shards, gives shards."""
         if self._whole:
             told = self.told
-            gains = self._gains(words, q, k)
-            out, log = told.forward(q, k, v, mask, told.causal, told.scale, gains)
+            each = self._gains(words, q, k)
+            out, log = told.forward(q, k, v, mask, told.causal, told.scale, each)
             return out.astype(q.dtype), log
         setup, blocks = self._setup, self._blocks
         extras = self._extras(self._fold_mask(mask, q), words, q)
@@ -105,8 +105,9 @@ class Part:
         """The gradients of queries, keys, values, and of the mask if it is wanted."""
         given, places = (q, k, v), self.places
         if self._whole:
-            told, gains = self.told, self._gains(words, q, k)
-            found = told.backward(dout, q, k, v, mask, told.causal, told.scale, gains, delta)
+            told = self.told
+            each = self._gains(words, q, k)
+            found = told.backward(dout, q, k, v, mask, told.causal, told.scale, each, delta)
             found = [*found[:3], tiled.summed_to(found[3], mask.shape) if self.wants_mask else None]
         else:
             found = self._tiled_backward(dout, q, k, v, mask, log, delta, words)
@@ -207,12 +208,8 @@ class Part:
 
     def _gains(self, words: Any, q: Any, k: Any) -> jax.Array | None:
         """What weights of whole sequences are multiplied by, in the shape of the scores."""
-        if words is None:
-            return None
-        places = (jnp.arange(x.shape[-2]) for x in (q, k))
-        kept = keep(key_of(words), self.told.rate, *self._numbers(q), *places)
-        shape = (*q.shape[:-1], k.shape[-2])
-        return dropped(jnp.ones(shape), kept.reshape(shape), self.told.rate)
+        numbers = None if words is None else self._numbers(q)
+        return gains(words, self.told.rate, (*q.shape[:-1], k.shape[-2]), numbers)
 
     def _to(self, x: jax.Array, dim: int) -> jax.Array:
         return zigzagged(self.mesh, self.places.rows, dim, x) if self._balanced else x

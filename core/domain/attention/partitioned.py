@@ -158,7 +158,8 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _whole(told: Attention, q, k, v, mask, words):
-    out, log = told.forward(q, k, v, mask, told.causal, told.scale, _gains(told, words, q, k))
+    each = gains(words, told.rate, (*q.shape[:-1], k.shape[-2]))
+    out, log = told.forward(q, k, v, mask, told.causal, told.scale, each)
     return out.astype(q.dtype), log
 
 
@@ -167,16 +168,12 @@ def _whole_gradients(told: Attention, dout, q, k, v, mask, log, delta, words):
 
 
 def _whole_slopes(told: Attention, dout, q, k, v, mask, log, delta, words):
-    each = _gains(told, words, q, k)
+    each = gains(words, told.rate, (*q.shape[:-1], k.shape[-2]))
     found = told.backward(dout, q, k, v, mask, told.causal, told.scale, each, delta)
     dq, dk, dv = (x.astype(like.dtype) for x, like in zip(found, (q, k, v), strict=False))
     if mask is None:
         return dq, dk, dv
     return dq, dk, dv, tiled.summed_to(found[3], mask.shape).astype(mask.dtype)
-
-
-def _gains(told: Attention, words, q, k):
-    return None if words is None else gains(words, told.rate, (*q.shape[:-1], k.shape[-2]))
 
 
 def _split(told: Attention, mesh: Mesh, operands, results):

@@ -24,7 +24,7 @@ from isoshard.core.entries import entries_of
 from isoshard.core.errors import ShardingError
 from isoshard.core.mesh import as_mesh, describe_mesh, mesh_of
 from isoshard.core.spec import named_sharding, same_layout
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.uneven import UnevenArray, is_uneven, padded_of
 
 Path = tuple[Any, ...]
 
@@ -93,7 +93,7 @@ def read(
             faults in one message.
         TypeError: an argument is neither an array nor hashable.
     """
-    leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=_is_uneven)
+    leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_uneven)
     paths = paths_of(structure)
     given = {} if mesh is None else _told(paths, told, name)
     grid = as_mesh(mesh) if mesh is not None else _one_mesh(paths, leaves, name)
@@ -144,7 +144,7 @@ _UNSAID = object()
 
 
 def _layout(leaf: Any, mesh: Mesh | None, told: Any, where: str, name: str, faults: Any) -> Any:
-    array = leaf.array if _is_uneven(leaf) else leaf
+    array = padded_of(leaf)
     own = _own_sharding(leaf)
     if told is not _UNSAID and mesh is not None:
         said = named_sharding(told, mesh, array.ndim, name=f"{name}: {where}")
@@ -189,10 +189,10 @@ _ANYWHERE: Any = object()  # the layout of what was never put on a device
 
 def _own_sharding(leaf: Any) -> Any:
     """How an array lies; None if that is not known."""
-    if _is_uneven(leaf) and leaf.layout is not None:
+    if is_uneven(leaf) and leaf.layout is not None:
         known = P.UNCONSTRAINED not in entries_of(leaf.layout.spec)  # inside `lift`
         return leaf.layout if known else None
-    array = leaf.array if _is_uneven(leaf) else leaf
+    array = padded_of(leaf)
     if isinstance(array, Tracer):
         array = array.to_concrete_value()  # `jax.grad` has it, `jax.jit` has not
         if array is None:
@@ -244,8 +244,4 @@ def _static(leaf: Any, path: Path, name: str) -> Static:
 
 
 def _is_array(leaf: Any) -> bool:
-    return _is_uneven(leaf) or isinstance(leaf, jax.Array | np.ndarray | np.generic)
-
-
-def _is_uneven(leaf: Any) -> bool:
-    return isinstance(leaf, UnevenArray)
+    return is_uneven(leaf) or isinstance(leaf, jax.Array | np.ndarray | np.generic)

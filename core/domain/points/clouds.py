@@ -18,10 +18,10 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.domain.shardings import padded_of, sharding_of
+from isoshard.core.domain.shardings import sharding_of
 from isoshard.core.errors import ShardingError
 from isoshard.core.mesh import as_mesh, mesh_of
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.uneven import UnevenArray, padded_of
 
 from .rows import Rows, entries, read_rows
 

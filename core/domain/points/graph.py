@@ -33,11 +33,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.domain.any_framework import any_framework
-from isoshard.core.domain.shardings import padded_of, sharding_of
+from isoshard.core.domain.shardings import sharding_of
 from isoshard.core.errors import ShardingError
 from isoshard.core.mesh import mesh_of
 from isoshard.core.place import shard
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.uneven import UnevenArray, padded_of
 
 from .edges import SortedEdges, sort_edges
 from .rows import Rows, read_rows

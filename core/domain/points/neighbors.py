@@ -31,8 +31,8 @@ import numpy as np
 from jax.core import Tracer
 
 from isoshard.core.domain.any_framework import any_framework
-from isoshard.core.domain.shardings import padded_of
 from isoshard.core.errors import ShardingError
+from isoshard.core.uneven import padded_of
 
 from .clouds import read_clouds
 from .nearest import Tile, distance_dtype

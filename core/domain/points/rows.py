@@ -24,11 +24,11 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.domain.shardings import block_sizes, padded_of, sharding_of
+from isoshard.core.domain.shardings import block_sizes, sharding_of
 from isoshard.core.entries import canonical_spec, entries_of
 from isoshard.core.mesh import describe_mesh, mesh_of
 from isoshard.core.spec import axis_names
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.uneven import UnevenArray, padded_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,8 @@ import numpy as np
 import isoshard as iso
 from isoshard import P
 from isoshard.core.domain.halo import halo_exchange
-from isoshard.core.domain.shardings import block_sizes, padded_of, sharding_of
+from isoshard.core.domain.shardings import block_sizes, sharding_of
+from isoshard.core.uneven import padded_of
 
 
 def both():
