@@ -3,8 +3,9 @@
 One process with 4 virtual CPU devices, which share the machine's cores; a field of 512 x 512 with
 its rows split. "xla" is the plain operator in `jax.jit` on even shards, nothing of isoshard in it.
 "even, auto" and "even, windows" are `iso.domain`'s on the same array, "uneven" on shards of 120,
-136, 120 and 136 rows, "very uneven" of 160, 96, 144 and 112. All devices wait for the largest
-shard, so `largest` (its rows over the mean) is the least ratio that uneven shards can have here.
+136, 120 and 136 rows, "odd" of 121, 135, 119 and 137 (whose windows begin at another row of each
+stride), "very uneven" of 160, 96, 144 and 112. All devices wait for the largest shard, so `largest`
+(its rows over the mean) is the least ratio to even that other shards can have here.
 
     python -m benchmarks.domain_halo            # written to results/domain_halo.json
     python -m benchmarks.domain_halo --quick    # a small field, few rounds, nothing written
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +32,11 @@ from isoshard.core.domain.resize import interpolate
 
 DEVICES = 4
 SPEC = (None, None, "x", None)
-SPLITS = {"uneven": (120, 136, 120, 136), "very uneven": (160, 96, 144, 112)}
+SPLITS = {
+    "uneven": (120, 136, 120, 136),
+    "odd": (121, 135, 119, 137),
+    "very uneven": (160, 96, 144, 112),
+}
 
 Function = Callable[..., Any]
 
@@ -100,6 +106,16 @@ def uneven(x: np.ndarray, sizes: tuple[int, ...], mesh: Any) -> iso.UnevenArray:
     return iso.UnevenArray(array, x.shape, (None, None, sizes, None))
 
 
+def scaled(sizes: tuple[int, ...], rows: int) -> tuple[int, ...]:
+    """The sizes for another number of rows.
+
+    >>> scaled((121, 135, 119, 137), 64)
+    (15, 17, 14, 18)
+    """
+    ends = [end * rows // sum(sizes) for end in itertools.accumulate(sizes)]
+    return tuple(end - begin for begin, end in itertools.pairwise([0, *ends]))
+
+
 def measure(rows: int, rounds: int) -> dict[str, Any]:
     """Time every operator, forward and backward."""
     mesh = iso.make_mesh((DEVICES,), ("x",))
@@ -107,7 +123,7 @@ def measure(rows: int, rounds: int) -> dict[str, Any]:
     field = rng.normal(size=(1, 8, rows, rows)).astype(np.float32)
     x, w = iso.shard(field, mesh, SPEC), jnp.asarray(rng.normal(size=(8, 8, 3, 3)), jnp.float32)
     w = iso.shard(w, mesh, None)
-    splits = {name: tuple(size * rows // 512 for size in sizes) for name, sizes in SPLITS.items()}
+    splits = {name: scaled(sizes, rows) for name, sizes in SPLITS.items()}
     shards = {name: uneven(field, sizes, mesh) for name, sizes in splits.items()}
     results: dict[str, Any] = {
         "field": field.shape,

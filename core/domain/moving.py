@@ -76,7 +76,7 @@ def move_axis(
 
     def shard(block: Any, numbers: list[Any]) -> Any:
         index = numbers[1] if reverse else None
-        window = read_window(block, plan, numbers[0], index, axis, before.names, updates=False)
+        window = read_window(block, plan, numbers[0], index, axis, before.names)
         short = after.block - window.shape[axis]
         widths = [(0, short if at == axis else 0, 0) for at in range(window.ndim)]
         return lax.pad(window, jnp.zeros((), window.dtype), widths)

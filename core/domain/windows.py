@@ -2,14 +2,16 @@
 
 Everything that reads neighbours is the same exchange: device d needs rows `starts[d]` up to
 `starts[d] + needs[d]` of an axis whose blocks have any sizes. For each distance between reader and
-owner there is one `ppermute`, of the longest piece at that distance. The pieces arrive in the order
-of the axis, so each may overwrite what the one before it left beyond its valid rows.
+owner there is one `ppermute`, of the longest piece at that distance. Rows that every device has
+itself, the core of the window, stay together; those around it are looked up in the pieces.
 
 >>> plan = plan_windows((5, 2, 7, 4), starts=(-1, 4, 6, 13), needs=(7, 4, 9, 6))
 >>> plan.width                                       # rows of the widest window
 9
 >>> [(move.hop, move.length) for move in plan.moves]     # own rows, and one from either side
 [(-1, 1), (0, 7), (1, 1)]
+>>> plan.core
+Core(move=1, first=1, last=3, start=None)
 
 What a window reads before row 0 and after the last one is a fill value, or follows a mode of
 `np.pad`: "wrap", "edge", "reflect" or "symmetric".
@@ -51,27 +53,42 @@ class Move:
     place: int | None
 
 
+@dataclasses.dataclass(frozen=True)
+class Core:
+    """Rows of the window that every device has itself.
+
+    Attributes:
+        move: the move of the rows that stay.
+        first: the first of them in the window.
+        last: the last one, exclusive.
+        start: where they begin in the piece that stays, if that is the same on every device.
+    """
+
+    move: int
+    first: int
+    last: int
+    start: int | None
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
     """What each device sends, and where what it receives belongs; made by `plan_windows`.
 
     Attributes:
         width: rows of each window.
-        room: rows to assemble it in.
         moves: ordered by distance.
         numbers: (devices, 4 * moves + 2) int32. For each move: first row to slice, first valid row
             of the slice, place in the window, valid rows; then the first and the last row of the
             window that exist, the last one exclusive.
-        clear: rows to fill from that end on.
         index: (devices, rows) int32, which row of the window to take for each; None for all.
+        core: the rows that every device has itself; None if there are none.
     """
 
     width: int
-    room: int
     moves: tuple[Move, ...]
     numbers: np.ndarray
-    clear: int
     index: np.ndarray | None
+    core: Core | None
 
     @property
     def rows_received(self) -> int:
@@ -157,7 +174,7 @@ def _plan(
             low, high = max(start, first), min(start + need, first + sizes[device])
             if low < high:
                 pieces.setdefault(owner - reader, {})[reader] = low - first, high - low, low - start
-    moves, columns, room, spoiled = [], [], width, [False] * devices
+    moves, columns, core = [], [], None
     heads = filled = ends
     for hop in sorted(pieces):
         readers = pieces[hop]
@@ -172,17 +189,16 @@ def _plan(
         places = [readers[d][2] if d in readers else filled[d] for d in range(devices)]
         counts = [readers[d][1] if d in readers else 0 for d in range(devices)]
         filled = [p + n if n else p for p, n in zip(places, counts, strict=True)]
-        spoiled = [s or n < length for s, n in zip(spoiled, counts, strict=True)]
-        room = max(room, max(places) + length)
+        if hop == 0 and max(places) < min(filled) and all(counts):
+            start = 0 if len({*places}) == 1 else None
+            core = Core(len(moves), max(places), min(filled), start)
         pairs = tuple(((reader + hop) % devices, reader) for reader in sorted(readers))
         same = {place if count == length else None for _, count, place in readers.values()}
         place = same.pop() if len(same) == 1 else None
         moves.append(Move(hop, length, pairs, any(skip), place))
         columns += [send, skip, places, counts]
-    clear = room - min(filled) if any(spoiled) or room > width else 0
-    room = max(room, max(filled) + clear)
     numbers = np.array([*columns, heads, filled], np.int32).T
-    return Plan(width, room, tuple(moves), numbers, clear, index)
+    return Plan(width, tuple(moves), numbers, index, core)
 
 
 def read_window(
@@ -193,8 +209,6 @@ def read_window(
     axis: int,
     names: Axes,
     fill: Any = 0,
-    *,
-    updates: bool = True,
 ) -> Any:
     """Exchange rows, inside `jax.shard_map`.
 
@@ -206,65 +220,96 @@ def read_window(
         axis: the axis of the rows.
         names: the mesh axes that split it.
         fill: what stands where no row is.
-        updates: whether the pieces are written into the window one after the other, or each row is
-            looked up in its piece. Updates are faster, but what is computed from them element by
-            element at once may be too much for XLA's CPU compiler (jaxlib 0.10: "Failed to
-            translate module to LLVM IR").
 
     Returns:
         The window: `plan.width` rows along `axis`, or as many as `plan.index` has columns. Rows
         beyond this device's own need are `fill`; with an index, any row of its window.
     """
+    numbers = settled(numbers)
     pieces = tuple(
         _piece(block, move, numbers, 4 * k, axis, names) for k, move in enumerate(plan.moves)
     )
     window = _joined(pieces, plan, axis, fill)
     if window is None:
-        window = jnp.zeros(_resized(block.shape, axis, plan.width), block.dtype)
+        parts = (jnp.zeros(_resized(block.shape, axis, plan.width), block.dtype),)
         if pieces:
-            assemble = functools.partial(_assembled if updates else _looked_up, plan, axis)
-            window = jax.custom_derivatives.linear_call(
-                assemble, functools.partial(_taken_apart, plan, axis), numbers, pieces
-            )
+            looked_up = functools.partial(_looked_up, plan, axis)
+            taken_apart = functools.partial(_taken_apart, plan, axis)
+            parts = jax.custom_derivatives.linear_call(looked_up, taken_apart, numbers, pieces)
         if fill:
-            rows = lax.broadcasted_iota(np.int32, window.shape, axis)
-            exists = (rows >= numbers[0, -2]) & (rows < numbers[0, -1])
-            window = jnp.where(exists, window, jnp.array(fill, window.dtype))
+            parts = _filled(parts, numbers, axis, fill)
+        window = jnp.concatenate(parts, axis)
     return window if index is None else jnp.take(window, index[0], axis, mode="clip")
 
 
-def _assembled(plan: Plan, axis: int, numbers: Any, pieces: tuple[Any, ...]) -> Any:
-    """The pieces in their places, and zeros where none is."""
-    shape, dtype = pieces[0].shape, pieces[0].dtype
-    window = jnp.zeros(_resized(shape, axis, plan.room), dtype)
-    for k, piece in enumerate(pieces):
-        window = lax.dynamic_update_slice_in_dim(window, piece, numbers[0, 4 * k + 2], axis)
-    if plan.clear:
-        rest = jnp.zeros(_resized(shape, axis, plan.clear), dtype)
-        window = lax.dynamic_update_slice_in_dim(window, rest, numbers[0, -1], axis)
-    return lax.slice_in_dim(window, 0, plan.width, axis=axis)
+def settled(numbers: Any) -> Any:
+    """A device's numbers, computed once, however many loops over elements use them.
+
+    XLA takes them out of the table again for every element of such a loop (on CPUs up to half of
+    the time of a convolution), unless something stands between that is computed on its own: sorting
+    is, also by what is in order already.
+
+    Args:
+        numbers: (1, n) int32, this device's row of a table.
+
+    Returns:
+        The same.
+
+    Example:
+        >>> settled(jnp.array([[3, 1, 2]])).tolist()
+        [[3, 1, 2]]
+    """
+    order = lax.broadcasted_iota(np.int32, numbers.shape, 1)
+    return lax.sort((order, numbers), num_keys=1)[1]
 
 
-def _looked_up(plan: Plan, axis: int, numbers: Any, pieces: tuple[Any, ...]) -> Any:
-    """As `_assembled`, row by row."""
-    shape, dtype = _resized(pieces[0].shape, axis, plan.width), pieces[0].dtype
-    window = jnp.zeros(shape, dtype)
-    rows = jnp.arange(plan.width, dtype=np.int32)
-    line = (-1,) + (1,) * (len(shape) - axis - 1)
+def _looked_up(plan: Plan, axis: int, numbers: Any, pieces: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The window in parts: before the core, the core, and after it; or all in one."""
+    core = plan.core
+    if core is None:
+        return (_rows(0, plan.width, axis, numbers, pieces),)
+    start = core.first - numbers[0, 4 * core.move + 2] if core.start is None else core.start
+    return (
+        _rows(0, core.first, axis, numbers, pieces),
+        lax.dynamic_slice_in_dim(pieces[core.move], start, core.last - core.first, axis),
+        _rows(core.last, plan.width, axis, numbers, pieces),
+    )
+
+
+def _rows(first: int, last: int, axis: int, numbers: Any, pieces: tuple[Any, ...]) -> Any:
+    """Rows of the window, each looked up in its piece; zeros where no row is."""
+    found = jnp.zeros(_resized(pieces[0].shape, axis, last - first), pieces[0].dtype)
+    rows = jnp.arange(first, last, dtype=np.int32)
+    line = (-1,) + (1,) * (found.ndim - axis - 1)
     for k, piece in enumerate(pieces):
         at = rows - numbers[0, 4 * k + 2]
         here = (at >= 0) & (at < numbers[0, 4 * k + 3])
-        found = jnp.take(piece, at, axis, mode="clip")
-        window = jnp.where(here.reshape(line), found, window)
-    return window
+        found = jnp.where(here.reshape(line), jnp.take(piece, at, axis, mode="clip"), found)
+    return found
 
 
-def _taken_apart(plan: Plan, axis: int, numbers: Any, window: Any) -> tuple[Any, ...]:
+def _filled(parts: tuple[Any, ...], numbers: Any, axis: int, fill: Any) -> tuple[Any, ...]:
+    """The parts, with `fill` where no row is; in the core, the second of them, all are."""
+    filled, first = [], 0
+    for k, part in enumerate(parts):
+        rows = first + lax.broadcasted_iota(np.int32, part.shape, axis)
+        exists = (rows >= numbers[0, -2]) & (rows < numbers[0, -1])
+        filled.append(part if k == 1 else jnp.where(exists, part, jnp.array(fill, part.dtype)))
+        first += part.shape[axis]
+    return tuple(filled)
+
+
+def _taken_apart(plan: Plan, axis: int, numbers: Any, parts: tuple[Any, ...]) -> tuple[Any, ...]:
     """The transpose. JAX's own has updates and slices by turns, on which XLA's CPU compiler fails.
 
     (jaxlib 0.10: "Incorrect number of arguments passed to called function" in such a fusion.)
     """
-    widths = [(0, plan.room - plan.width if a == axis else 0, 0) for a in range(window.ndim)]
+    window = jnp.concatenate(parts, axis)
+    # At least one row more: XLA computes a padded array once, and others for each slice again.
+    places = plan.numbers[:, 2:-2:4].max(0)
+    ends = (int(place) + move.length for place, move in zip(places, plan.moves, strict=True))
+    more = max(plan.width + 1, *ends) - plan.width
+    widths = [(0, more if a == axis else 0, 0) for a in range(window.ndim)]
     window = lax.pad(window, jnp.zeros((), window.dtype), widths)
     pieces = []
     for k, move in enumerate(plan.moves):

@@ -24,9 +24,9 @@ def one_operator(monkeypatch):
 
 def test_every_contestant_is_timed(one_operator, capsys):
     results = domain_halo.measure(64, 1)
-    contestants = ["xla", "even, auto", "even, windows", "uneven", "very uneven"]
+    contestants = ["xla", "even, auto", "even, windows", "uneven", "odd", "very uneven"]
     assert results["field"] == (1, 8, 64, 64)
-    assert results["largest"] == {"uneven": 1.0625, "very uneven": 1.25}
+    assert results["largest"] == {"uneven": 1.0625, "odd": 1.125, "very uneven": 1.25}
     for way in ("forward", "gradients"):
         found = results[f"max pool 3, stride 2, {way}"]
         assert list(found) == contestants and found["xla"]["ratio"] == 1
