@@ -26,7 +26,7 @@ from .devices import Device
 from .errors import ShardingError
 from .frameworks import framework_of, require
 from .mesh import mesh_of
-from .uneven import UnevenArray
+from .uneven import UnevenArray, runs_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,26 +91,22 @@ def _without_padding(u: UnevenArray, framework: str) -> list[Shard]:
     """The valid part of each piece, and where it lies in the true array."""
     exact = []
     for piece in local_shards(u.array, framework):
-        held, index = [], []
-        for part, extent, sizes in zip(piece.index, u.array.shape, u.sizes, strict=True):
-            start, stop, _ = part.indices(extent)
-            block = extent if sizes is None else max(extent // len(sizes), 1)
-            sizes = (extent,) if sizes is None else sizes
-            first, last = start // block, -(-stop // block)
-            if last - first > 1 and any(size < block for size in sizes[first : last - 1]):
-                raise ShardingError(
-                    f"an UnevenArray of shape {u.shape} with sizes {u.sizes} lies in pieces of "
-                    "several blocks with padding between them, which are no slices of it; lay it "
-                    "out with one block per device: iso.reshard(u, spec, mesh)"
-                )
-            if sizes == (extent,):
-                held.append(slice(0, stop - start))
-                index.append(part)
-                continue
-            count = sum(sizes[first:last])
-            held.append(slice(0, count))
-            index.append(slice(sum(sizes[:first]), sum(sizes[:first]) + count))
-        whole = all(h.stop == n for h, n in zip(held, piece.data.shape, strict=True))
+        axes = [
+            runs_of(place, extent, sizes)
+            for place, extent, sizes in zip(piece.index, u.array.shape, u.sizes, strict=True)
+        ]
+        if any(len(runs) > 1 for runs in axes):
+            raise ShardingError(
+                f"an UnevenArray of shape {u.shape} with sizes {u.sizes} lies in pieces of "
+                "several blocks with padding between them, which are no slices of it; lay it "
+                "out with one block per device: iso.reshard(u, spec, mesh)"
+            )
+        held = [inside for ((inside, _),) in axes]
+        index = [
+            place if sizes is None else true
+            for place, sizes, ((_, true),) in zip(piece.index, u.sizes, axes, strict=True)
+        ]
+        whole = all(h == slice(0, n) for h, n in zip(held, piece.data.shape, strict=True))
         data = piece.data if whole else piece.data[tuple(held)]
         exact.append(Shard(tuple(index), piece.device, piece.replica_id, data))
     return exact

@@ -23,6 +23,7 @@ said: mask them before anything that mixes elements.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -165,6 +166,44 @@ def is_uneven(x: Any) -> bool:
 def padded_of(x: Any) -> Any:
     """The array of an UnevenArray, or the array itself."""
     return x.array if isinstance(x, UnevenArray) else x
+
+
+def runs_of(place: slice, extent: int, sizes: tuple[int, ...] | None) -> list[tuple[slice, slice]]:
+    """Where the valid elements of a buffer are, along one axis.
+
+    Args:
+        place: the buffer's place in the padded axis.
+        extent: of the padded axis.
+        sizes: valid elements of each block; None where nothing is padded.
+
+    Returns:
+        Slices in the buffer and in the axis of the true size, as few as can be; an empty pair where
+        nothing is valid.
+
+    Example:
+        >>> runs_of(slice(0, 4), 8, (2, 1, 0, 1))                     # two blocks, side by side
+        [(slice(0, 3, None), slice(0, 3, None))]
+        >>> runs_of(slice(4, 8), 8, (2, 1, 0, 1))                     # nothing, and one
+        [(slice(2, 3, None), slice(3, 4, None))]
+        >>> runs_of(slice(4, 6), 8, (2, 1, 0, 1))
+        [(slice(0, 0, None), slice(3, 3, None))]
+    """
+    start, stop, _ = place.indices(extent)
+    if sizes is None:
+        return [(slice(0, stop - start), slice(start, stop))]
+    block = extent // len(sizes)
+    begins = [0, *itertools.accumulate(sizes)]
+    found: list[tuple[int, int, int]] = []  # in the buffer, in the axis, how many
+    for number in range(start // block, -(-stop // block)) if block else ():
+        low, high = max(start, number * block), min(stop, number * block + sizes[number])
+        if low >= high:
+            continue
+        at, first, count = low - start, begins[number] + low - number * block, high - low
+        if found and found[-1][0] + found[-1][2] == at:
+            at, first, count = *found[-1][:2], found.pop()[2] + count
+        found.append((at, first, count))
+    none = (0, begins[start // block] if block else 0, 0)
+    return [(slice(at, at + n), slice(first, first + n)) for at, first, n in found or [none]]
 
 
 def layout_of(array: Any) -> NamedSharding | None:

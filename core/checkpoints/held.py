@@ -19,7 +19,7 @@ import jax
 
 from isoshard.core.devices import Device
 from isoshard.core.shards import local_shards
-from isoshard.core.uneven import Sizes, UnevenArray, padded_of
+from isoshard.core.uneven import Sizes, UnevenArray, padded_of, runs_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,15 +61,19 @@ def parts_of(index: Sequence[slice], padded: Sequence[int], sizes: Sizes) -> lis
         sizes: per axis the valid elements of each block, or None where nothing is padded.
 
     Returns:
-        One part for each block that the buffer has elements of, mostly one; none for empty blocks.
+        As few as can be, mostly one; none for empty blocks.
     """
     axes = [
-        _along(place, extent, size)
+        runs_of(place, extent, size)
         for place, extent, size in zip(index, padded, sizes, strict=True)
     ]
+    empty = any(
+        size is not None and runs[0][0] == slice(0, 0)
+        for size, runs in zip(sizes, axes, strict=True)
+    )
     return [
         Part(tuple(inside for inside, _ in pairs), tuple(index for _, index in pairs))
-        for pairs in itertools.product(*axes)
+        for pairs in ([] if empty else itertools.product(*axes))
     ]
 
 
@@ -99,21 +103,3 @@ def held_here(array: jax.Array | UnevenArray) -> list[Held]:
         for shard in local_shards(inner)
         for part in parts_of(shard.index, inner.shape, sizes)
     ]
-
-
-def _along(place: slice, extent: int, sizes: tuple[int, ...] | None) -> list[tuple[slice, slice]]:
-    """Along one axis: where valid elements are in the buffer, and in the array."""
-    start, stop, _ = place.indices(extent)
-    if sizes is None:
-        return [(slice(0, stop - start), slice(start, stop))]
-    block = extent // len(sizes)
-    if not block:
-        return []
-    begins = [0, *itertools.accumulate(sizes)]
-    found = []
-    for number in range(start // block, -(-stop // block)):
-        low, high = max(start, number * block), min(stop, number * block + sizes[number])
-        if low < high:
-            first = begins[number] + low - number * block
-            found.append((slice(low - start, high - start), slice(first, first + high - low)))
-    return found

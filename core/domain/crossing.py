@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 from ..errors import ShardingError
 from ..mesh import as_mesh, mesh_of
 from ..spec import axis_names
-from ..uneven import UnevenArray, is_uneven
+from ..uneven import Sizes, UnevenArray, is_uneven
 from .hints import hints_of, layout_told
 from .splits import Split
 from .values import Frame, Splits, Value, as_value
@@ -50,17 +50,31 @@ def splits_of(u: UnevenArray) -> Splits:
             "write jax.vmap inside what is lifted: iso.domain.lift(jax.vmap(f))."
         )
     layout = u.sharding if isinstance(u.sharding, NamedSharding) else u.layout
+    return splits_over(u.sizes, u.array.shape, layout)
+
+
+def splits_over(sizes: Sizes, padded: Sequence[int], layout: NamedSharding | None) -> Splits:
+    """How each axis lies in blocks, where a layout splits it into as many.
+
+    Args:
+        sizes: per axis the valid elements of each block, or None.
+        padded: the shape of the padded array.
+        layout: of that; None if it is not known.
+
+    Returns:
+        One `Split` per axis, None for those that are not padded.
+    """
     entries = () if layout is None else tuple(layout.spec)
     mesh = None if layout is None else as_mesh(mesh_of(layout))
     splits: list[Split | None] = []
-    for axis, sizes in enumerate(u.sizes):
-        if sizes is None:
+    for axis, size in enumerate(sizes):
+        if size is None:
             splits.append(None)
             continue
         names = axis_names(entries[axis]) if axis < len(entries) else ()
         parts = int(np.prod([mesh.shape[name] for name in names])) if mesh is not None else 1
-        names = names if parts == len(sizes) else ()
-        splits.append(Split(sizes, u.array.shape[axis] // len(sizes), names, mesh))
+        names = names if parts == len(size) else ()
+        splits.append(Split(size, padded[axis] // len(size), names, mesh))
     return tuple(splits)
 
 

@@ -35,8 +35,9 @@ from jax.sharding import PartitionSpec as P
 from ..arrays import lay_out
 from ..errors import ShardingError
 from ..mesh import as_mesh, mesh_of
-from ..spec import axis_names, named_sharding
+from ..spec import named_sharding, same_layout
 from ..uneven import Sizes, UnevenArray
+from .crossing import splits_over
 from .hints import hints_of
 from .interpreting import bind, rule
 from .packing import kept_sizes, packed, relaid, unpack
@@ -132,12 +133,12 @@ class BlockLayout:
     @property
     def splits(self) -> Splits:
         """One `Split` per axis, None for those without padding."""
-        mesh = mesh_of(self.sharding)
-        entries = (*self.sharding.spec, *[None] * (len(self.shape) - len(self.sharding.spec)))
-        return tuple(
-            None if size is None else Split(size, extent // len(size), axis_names(entry), mesh)
-            for size, extent, entry in zip(self.sizes, self.padded, entries, strict=True)
-        )
+        return splits_over(self.sizes, self.padded, self.sharding)
+
+    def alike(self, other: BlockLayout) -> bool:
+        """Whether an array of either layout has the same elements in the same places."""
+        blocks = (self.padded, self.sizes) == (other.padded, other.sizes)
+        return blocks and same_layout(self.sharding, other.sharding, len(self.shape))
 
     def wrap(self, array: Any) -> UnevenArray:
         """A padded array, which lies so, with what is known of it."""

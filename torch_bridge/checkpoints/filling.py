@@ -185,8 +185,7 @@ def _stays(tensor: torch.Tensor, value: Any) -> bool:
     if isinstance(have, BlockLayout) != isinstance(come, BlockLayout):
         return False
     if isinstance(have, BlockLayout):
-        same = same_layout(have.sharding, come.sharding, value.ndim)
-        return same and (have.padded, have.sizes) == (come.padded, come.sizes)
+        return have.alike(come)
     return same_layout(have, come, value.ndim)
 
 

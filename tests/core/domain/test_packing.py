@@ -112,6 +112,16 @@ def test_local_shards_with_padding_inside(line):
         iso.local_shards(u)
 
 
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_local_shards_of_several_blocks_side_by_side(framework):
+    pair = iso.make_mesh((2,), ("x",))
+    rows = np.array([0, 1, 2, -1, -1, -1, 3, 4], np.float32)
+    u = UnevenArray(iso.shard(rows, pair, P("x")), (5,), ((2, 1, 0, 2),))
+    shards = iso.local_shards(u, framework)
+    assert [shard.index for shard in shards] == [(slice(0, 3),), (slice(3, 5),)]
+    assert [np.asarray(shard.data).tolist() for shard in shards] == [[0, 1, 2], [3, 4]]
+
+
 def test_scatter_tensor(line, mesh):
     shapes = [(5, 3), (2, 3), (7, 3), (4, 3)]
     for key, over in ((0, line), ("x", line), (1, mesh), ("y", mesh)):
