@@ -11,7 +11,7 @@ itself, the core of the window, stay together; those around it are looked up in 
 >>> [(move.hop, move.length) for move in plan.moves]     # own rows, and one from either side
 [(-1, 1), (0, 7), (1, 1)]
 >>> plan.core
-Core(move=1, first=1, last=3, start=None)
+Core(move=1, first=1, last=3, start=0)
 
 What a window reads before row 0 and after the last one is a fill value, or follows a mode of
 `np.pad`: "wrap", "edge", "reflect" or "symmetric".
