@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -25,6 +26,7 @@ from isoshard.core.domain.any_framework import any_framework
 from .arguments import Faults
 from .conv import Numbers, check_channels, dimension_numbers, space_axes
 from .operators import METHODS, Operator, View, apply_here
+from .windows import settled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +85,7 @@ class TransposedWindow:
             else:
                 latest = max(span, self.stride[axis]) + self.extra[axis]
                 pads.append((span - 1, span - 1 + max(0, latest + view.outputs - reached)))
-                begins.append(begin)
+                begins.append(settled(jnp.reshape(begin, (1, 1)))[0, 0])
         out = lax.conv_general_dilated(
             window,
             kernel,
