@@ -64,16 +64,12 @@ def parts_of(index: Sequence[slice], padded: Sequence[int], sizes: Sizes) -> lis
         As few as can be, mostly one; none for empty blocks.
     """
     axes = [
-        runs_of(place, extent, size)
+        [run for run in runs_of(place, extent, size) if size is None or run[0] != slice(0, 0)]
         for place, extent, size in zip(index, padded, sizes, strict=True)
     ]
-    empty = any(
-        size is not None and runs[0][0] == slice(0, 0)
-        for size, runs in zip(sizes, axes, strict=True)
-    )
     return [
         Part(tuple(inside for inside, _ in pairs), tuple(index for _, index in pairs))
-        for pairs in ([] if empty else itertools.product(*axes))
+        for pairs in itertools.product(*axes)
     ]
 
 

@@ -225,12 +225,14 @@ def read_window(
         The window: `plan.width` rows along `axis`, or as many as `plan.index` has columns. Rows
         beyond this device's own need are `fill`; with an index, any row of its window.
     """
-    numbers = settled(numbers)
+    joined = not fill and _side_by_side(plan)
+    numbers = numbers if joined else settled(numbers)
     pieces = tuple(
         _piece(block, move, numbers, 4 * k, axis, names) for k, move in enumerate(plan.moves)
     )
-    window = _joined(pieces, plan, axis, fill)
-    if window is None:
+    if joined:
+        window = jnp.concatenate(pieces, axis)
+    else:
         parts = (jnp.zeros(_resized(block.shape, axis, plan.width), block.dtype),)
         if pieces:
             looked_up = functools.partial(_looked_up, plan, axis)
@@ -330,16 +332,14 @@ def _piece(block: Any, move: Move, numbers: Any, column: int, axis: int, names: 
     return lax.ppermute(piece, names, move.pairs) if move.hop else piece
 
 
-def _joined(pieces: tuple[Any, ...], plan: Plan, axis: int, fill: Any) -> Any:
-    """The pieces side by side, where that makes every device's window; else None.
+def _side_by_side(plan: Plan) -> bool:
+    """Whether the pieces one after the other make every device's window.
 
     A device that gets no piece of some distance has zeros there, as `ppermute` gives them.
     """
     stays = any(move.hop == 0 and len(move.pairs) == len(plan.numbers) for move in plan.moves)
     edges = [0, *itertools.accumulate(move.length for move in plan.moves)]
-    if fill or not stays or [*(move.place for move in plan.moves), plan.width] != edges:
-        return None
-    return jnp.concatenate(pieces, axis)
+    return stays and [*(move.place for move in plan.moves), plan.width] == edges
 
 
 def _resized(shape: tuple[int, ...], axis: int, rows: int) -> tuple[int, ...]:
