@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 
 from isoshard.torch_bridge.engine import aside, base
 from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.capture.watch import Watched
+from isoshard.torch_bridge.engine.capture.reachable import modules_of
 from isoshard.torch_bridge.engine.loop import Input
 from isoshard.torch_bridge.engine.run_aside import (
     Run,
@@ -275,7 +275,7 @@ def _pure_ones(fn: Any) -> _Pure:
     """The modules that a function uses, and what was recorded of it."""
     found = _PURE.get(fn)
     if found is None:
-        found = _PURE[fn] = (Watched(fn).modules, {})
+        found = _PURE[fn] = (modules_of(fn), {})
     return found
 
 

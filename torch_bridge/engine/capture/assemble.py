@@ -143,7 +143,7 @@ class Assembly:
             for value, source in zip(inputs, sources, strict=True)
         ]
         found = program.program_of(plan, padded(arrays), tape.scalars)
-        held = recording.watched.held(recording.log.storages)
+        touched = set(recording.log.storages)
         recording.put_back()
         recording.snapshot.restore_gradients()
         draws = recording.random.draws()
@@ -163,7 +163,7 @@ class Assembly:
             draws,
             recording.host,
             pytree.tree_unflatten(outputs, recording.structure),
-            held=held,
+            recording.guard(touched),
         )
 
     def _source(self, value: Value) -> Any:

@@ -20,11 +20,12 @@ from .. import base, layouts, placement, program, random
 from .. import tape as tapes
 from ..blocks import padded
 from ..value import Aval, Storage, Value
+from .guards import Guard
 from .host import HostOps
 from .places import Argument, Computed, Gradient, New, Owner, Part, Place, Scene, View
 from .sealed import sealed
 from .symbolic import Table
-from .watch import Held
+from .tensor_guard import TensorGuard
 
 
 @dataclasses.dataclass
@@ -44,8 +45,7 @@ class Replay:
         draws: which random keys the step takes, counted from the state it finds.
         host: CPU operations to repeat (step counters).
         outputs: the step's result, with places, views and `New` for tensors.
-        identity: the memory that the step works on; see `Watched.identity`.
-        held: the variables and attributes in which the step found other tensors.
+        guards: what must be as it was when the step was captured.
     """
 
     plan: program.Plan
@@ -60,12 +60,12 @@ class Replay:
     draws: random.Draws
     host: HostOps
     outputs: Any
-    identity: tuple[int, ...] = ()
-    held: list[Held] = dataclasses.field(default_factory=list)
+    guards: tuple[Guard, TensorGuard]
 
-    def fits(self, identity: tuple[int, ...]) -> bool:
-        """Whether the step would still work on the same tensors."""
-        return self.identity == identity and all(one.is_still_there() for one in self.held)
+    def fits(self) -> bool:
+        """Whether the step would do the same again, on the same tensors."""
+        values, tensors = self.guards
+        return values.holds() and tensors.holds()
 
     def __call__(self, arguments: list[base.LazyTensor]) -> Any:
         """Run the step on the present values."""
