@@ -17,7 +17,7 @@ from .. import base, layouts, placement, program
 from ..blocks import padded
 from ..constrain import same
 from ..value import Storage, Value
-from .places import Argument, Computed, Gradient, New, Part, View
+from .places import Argument, Computed, Gradient, New, Operand, Part, View
 from .recording import Recording, makers
 from .replay import Replay
 from .symbolic import CaptureError
@@ -138,6 +138,7 @@ class Assembly:
         arrays = placement.place(inputs, also)
         plan.placed = tuple(value.layout for value in inputs)
         constants = {id(upload) for upload in recording.log.uploads}
+        constants -= recording.host.operands.keys()
         sources = [
             value.array if id(value) in constants else source
             for value, source in zip(inputs, sources, strict=True)
@@ -164,6 +165,7 @@ class Assembly:
             recording.host,
             pytree.tree_unflatten(outputs, recording.structure),
             recording.guard(touched),
+            recording.numbers.written,
         )
 
     def _source(self, value: Value) -> Any:
@@ -171,6 +173,8 @@ class Assembly:
         for storage, first in self._recording.log.storages.values():
             if first is value:
                 return self._place(storage)
+        if id(value) in self._recording.host.operands:
+            return Operand(self._recording.host.operands[id(value)][1])
         if any(value is upload for upload in self._recording.log.uploads):
             return value.array
         raise CaptureError(

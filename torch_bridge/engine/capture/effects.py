@@ -19,7 +19,7 @@ became another value, and can put everything back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import torch
@@ -51,7 +51,11 @@ class Effects:
             yield from changes(holder, before)
 
     def counting(
-        self, executed: Executed, after: Reachable, is_outer: Callable[[Any], bool]
+        self,
+        executed: Executed,
+        after: Reachable,
+        is_outer: Callable[[Any], bool],
+        written: Container[tuple[int, Any]] = (),
     ) -> Change | None:
         """A change that a replay would have to repeat, or None.
 
@@ -63,17 +67,20 @@ class Effects:
             executed: the code that ran.
             after: what this code could reach.
             is_outer: whether a tensor was there before the step.
+            written: addresses of values that a replay writes.
         """
         for change in self.changes():
-            if not self._is_repeated(change, executed, is_outer):
+            if change.address not in written and not self._is_repeated(change, executed, is_outer):
                 return change
         for holder in after.holders:
             if _identity(holder) not in self._known:
                 for number, key in enumerate(getattr(holder, "keys", ())):
                     if key in executed.stored and key not in executed.only_stored:
                         value = holder.read()[number]
-                        if not isinstance(value, torch.Tensor):
-                            return Change(holder.name(number), MISSING, value, holder, number)
+                        address = holder.address(number)
+                        if not isinstance(value, torch.Tensor) and address not in written:
+                            name = holder.name(number)
+                            return Change(name, MISSING, value, holder, number, address)
         return None
 
     def put_back(self) -> None:

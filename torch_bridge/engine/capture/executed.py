@@ -46,9 +46,10 @@ class Executed:
         stored: attributes and globals that they set or delete.
         only_stored: those of them that no code reads.
         stores_items: whether a code sets or deletes an item of something.
-        open_names: ids of the objects that were variables of code which computes names.
+        open_names: ids of the objects that code which computes names has at hand.
         variables: the environment variables that were asked for.
         reasons: why the step cannot be replayed, with the user's line.
+        is_partial: whether code ran that dynamo made of other code.
     """
 
     def __init__(self) -> None:
@@ -58,6 +59,8 @@ class Executed:
         self.open_names: set[int] = set()
         self.variables: set[str] = set()
         self.reasons: list[str] = []
+        self.is_partial = False
+        self._around: Executed | None = None
         self._kept: list[types.CodeType] = []
         self._open: set[int] = set()
 
@@ -65,6 +68,7 @@ class Executed:
         """Begin to note."""
         self._random = _random_state()
         self._before = sys.getprofile()
+        self._around = current()
         sys.setprofile(self._note)
         return self
 
@@ -78,6 +82,18 @@ class Executed:
             sys.setprofile(before)
         if _random_state() != self._random:
             self.reasons.append("it draws from Python's or NumPy's random numbers")
+        if self._around is not None:
+            self._around.include(self)
+
+    def include(self, other: Executed) -> None:
+        """Let what another one noted have run here as well."""
+        self.codes.update(other.codes)
+        self.ids |= other.ids
+        self.open_names |= other.open_names
+        self.variables |= other.variables
+        self.reasons += [reason for reason in other.reasons if reason not in self.reasons]
+        self.is_partial |= other.is_partial
+        self._kept += other._kept
 
     def _note(self, frame: types.FrameType, event: str, asked: Any) -> None:
         if event == "call":
@@ -88,17 +104,31 @@ class Executed:
                 self._kept.append(code)
                 if not is_internal(code):
                     self.codes[code] = frame.f_globals
+                    self.is_partial |= any(map(_is_compiled, code.co_names))
                     if described(code).is_open:
                         self._open.add(key)
             if key in self._open:
                 self.open_names.update(map(id, frame.f_locals.values()))
+                get = frame.f_globals.get
+                self.open_names.update(id(get(name)) for name in frame.f_code.co_names)
             elif code is _ENVIRON:
                 self.variables.add(frame.f_locals["key"])
-        elif event == "c_call" and id(asked) in _UNWATCHED and not is_internal(frame.f_code):
-            where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-            reason = f"{where} calls {_UNWATCHED[id(asked)]}"
-            if reason not in self.reasons:
-                self.reasons.append(reason)
+        elif event == "c_call":
+            what = _UNWATCHED.get(id(asked)) or _METHODS.get(asked.__name__)
+            if what is not None:
+                user: types.FrameType | None = frame
+                while asked is builtins.open and user is not None and _is_python(user.f_code):
+                    user = user.f_back
+                if user is not None and not is_internal(user.f_code):
+                    self._note_call(user, asked, what)
+
+    def _note_call(self, frame: types.FrameType, asked: Any, what: str) -> None:
+        owner = getattr(asked, "__self__", None)
+        if asked.__name__ in _METHODS and type(owner) not in (torch.Tensor, torch.nn.Parameter):
+            return
+        reason = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} calls {what}"
+        if reason not in self.reasons:
+            self.reasons.append(reason)
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
@@ -119,6 +149,17 @@ class Executed:
     def stores_items(self) -> bool:
         """See the class."""
         return any(described(code).stores_items for code in self.codes)
+
+
+def current() -> Executed | None:
+    """What notes the code of this thread now; None while nothing does."""
+    found = getattr(sys.getprofile(), "__self__", None)
+    return found if isinstance(found, Executed) else None
+
+
+def _is_compiled(name: str) -> bool:
+    """Whether code that names this was made by dynamo."""
+    return name.startswith("__compiled_fn")
 
 
 class Described:
@@ -196,20 +237,17 @@ def _computes_a_name(code: types.CodeType) -> bool:
 
 
 def _second_argument_is_constant(instructions: list[dis.Instruction]) -> bool:
-    """Whether a constant string is the second thing that these instructions put on the stack."""
-    depth = 0
+    """Whether the second argument of the call that these instructions prepare is a string."""
+    depth, is_constant = 0, False
     for instruction in instructions:
-        if instruction.opcode >= dis.HAVE_ARGUMENT:
-            effect = dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
-        else:
-            effect = dis.stack_effect(instruction.opcode, jump=False)
-        depth += effect
-        if depth == 2:
-            return instruction.opname.startswith("LOAD_CONST") and isinstance(
-                instruction.argval, str
-            )
-        if depth < 0 or depth > 2:
-            return False
+        if "CALL" in instruction.opname and depth in (2, 3):
+            return is_constant
+        has_argument = instruction.opcode >= dis.HAVE_ARGUMENT
+        argument = instruction.arg if has_argument else None
+        depth += dis.stack_effect(instruction.opcode, argument, jump=False)
+        if depth == 2:  # the second argument, so far
+            is_string = isinstance(instruction.argval, str)
+            is_constant = instruction.opname.startswith("LOAD_CONST") and is_string
     return False
 
 
@@ -222,6 +260,7 @@ _ROOMS = ("core", "torch_bridge", "jax_bridge", "onnx_bridge", "cli", "src")
 _HOME = Path(__file__).parents[3]
 _OURS = (*(str(_HOME / room) + os.sep for room in _ROOMS), str(_HOME / "__init__.py"))
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
+_IMPORTLIB = _STDLIB + "importlib" + os.sep
 _SITE = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
 _CLOSED = tuple(
     directory + name + os.sep
@@ -244,6 +283,12 @@ def is_internal(code: types.CodeType) -> bool:
     return _is_internal(code.co_filename)
 
 
+def _is_python(code: types.CodeType) -> bool:
+    """Whether code is of Python's library, but for imports."""
+    filename = code.co_filename
+    return filename.startswith(_STDLIB) and not filename.startswith((*_SITE, _IMPORTLIB))
+
+
 def _random_state() -> tuple[Any, ...]:
     numpy = sys.modules.get("numpy.random")
     state = () if numpy is None else numpy.get_state()
@@ -254,6 +299,7 @@ def _random_state() -> tuple[Any, ...]:
 
 
 _ENVIRON = type(os.environ).__getitem__.__code__
+_METHODS = {name: f"{name}() of a tensor on the CPU" for name in ("numpy", "tolist", "data_ptr")}
 _CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
 _UNWATCHED: dict[int, str] = {
     id(builtins.open): "open()",

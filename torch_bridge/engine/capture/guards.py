@@ -43,6 +43,7 @@ class Change:
         now: what it is.
         holder: what holds it.
         number: which of the holder's values; -1 for a name that is new.
+        address: the same for two changes of the same value.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Change:
     now: Any
     holder: Holder
     number: int
+    address: tuple[int, Any]
 
     @property
     def text(self) -> str:
@@ -167,9 +169,11 @@ def changes(
         new = now[number] if number < len(now) else MISSING
         if old is not new and not equal(old, new):
             if skip is None or not skip(holder, number):
-                yield Change(holder.name(number), old, new, holder, number)
+                address = holder.address(number) if number < len(now) else (id(holder.thing), None)
+                yield Change(holder.name(number), old, new, holder, number, address)
     for key in holder.added() if isinstance(holder, Names) else ():
-        yield Change(f"{holder.path}{key}", MISSING, holder.thing[key], holder, -1)
+        address = (id(holder.thing if holder.owner is None else holder.owner), key)
+        yield Change(f"{holder.path}{key}", MISSING, holder.thing[key], holder, -1, address)
 
 
 def equal(left: Any, right: Any) -> bool:

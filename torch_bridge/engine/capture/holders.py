@@ -60,12 +60,13 @@ class Holder:
     def put_back(self, values: Sequence[Any]) -> None:
         """Let it hold the values that `read` gave before."""
 
-    def replaces(self, number: int) -> bool:
-        """Whether `put` can replace one value."""
-        return False
+    def address(self, number: int) -> tuple[int, Any]:
+        """The same for two holders of the same value."""
+        return (id(self.thing), number)
 
-    def put(self, number: int, value: Any) -> None:
-        """Replace one value."""
+    def single(self, number: int) -> Holder | None:
+        """One of the values as a holder of its own, if it can be replaced."""
+        return None
 
 
 class _Named(Holder):
@@ -79,9 +80,12 @@ class _Named(Holder):
         """The name behind what stands before it."""
         return f"{self.path}{self.keys[number]}"
 
-    def replaces(self, number: int) -> bool:
-        """Names can be given another value."""
-        return True
+    def address(self, number: int) -> tuple[int, Any]:
+        """By name."""
+        return (id(self.thing), self.keys[number])
+
+    def put(self, number: int, value: Any) -> None:
+        """Replace one value."""
 
     def put_back(self, values: Sequence[Any]) -> None:
         """Set and delete the names that have another value."""
@@ -120,6 +124,10 @@ class Names(_Named):
         self.owner = owner
         self.awaited = awaited
 
+    def address(self, number: int) -> tuple[int, Any]:
+        """By name; the namespace of a class is another object each time."""
+        return (id(self.thing if self.owner is None else self.owner), self.keys[number])
+
     def added(self) -> list[str]:
         """Names that are there by now, and count."""
         known = set(self.keys)
@@ -138,6 +146,10 @@ class Names(_Named):
         """The value of each name, or `MISSING`."""
         get = self.thing.get
         return [get(key, MISSING) for key in self.keys]
+
+    def single(self, number: int) -> Holder:
+        """One of the names."""
+        return Names(self.thing, self.keys[number : number + 1], self.path, self.owner)
 
     def put(self, number: int, value: Any) -> None:
         """Set or delete the name."""
@@ -166,6 +178,10 @@ class Fields(_Named):
     def read(self) -> list[Any]:
         """The value of each attribute, or `MISSING`."""
         return [getattr(self.thing, key, MISSING) for key in self.keys]
+
+    def single(self, number: int) -> Holder:
+        """One of the attributes."""
+        return Fields(self.thing, self.keys[number : number + 1], self.path)
 
     def put(self, number: int, value: Any) -> None:
         """Set or delete the attribute."""
@@ -196,13 +212,16 @@ class Items(Holder):
         plain = isinstance(key, str | int | float | bool | None)
         return f"{self.path}[{key!r}]" if plain else f"{self.path}[a {type(key).__name__}]"
 
-    def replaces(self, number: int) -> bool:
-        """Values can be replaced, keys cannot."""
-        return number % 2 == 1
+    def address(self, number: int) -> tuple[int, Any]:
+        """By key; a key itself by its place."""
+        keys = list(dict.keys(self.thing))
+        valued = number % 2 == 1 and number // 2 < len(keys)
+        return (id(self.thing), keys[number // 2] if valued else (number, "no value"))
 
-    def put(self, number: int, value: Any) -> None:
-        """Replace the value of an item."""
-        dict.__setitem__(self.thing, list(dict.keys(self.thing))[number // 2], value)
+    def single(self, number: int) -> Holder | None:
+        """The value of one item; a key cannot be replaced."""
+        key = list(dict.keys(self.thing))[number // 2]
+        return Names(self.thing, (key,), "") if number % 2 else None
 
     def put_back(self, values: Sequence[Any]) -> None:
         """Let it have the items that it had, in their order."""
@@ -220,14 +239,6 @@ class Elements(Holder):
     def name(self, number: int) -> str:
         """The list with the index in brackets."""
         return f"{self.path}[{number}]"
-
-    def replaces(self, number: int) -> bool:
-        """Elements can be replaced."""
-        return True
-
-    def put(self, number: int, value: Any) -> None:
-        """Replace an element."""
-        self.thing[number] = value
 
     def put_back(self, values: Sequence[Any]) -> None:
         """Let it have the elements that it had."""
@@ -260,21 +271,19 @@ class Cell(Holder):
         except ValueError:
             return [MISSING]
 
-    def replaces(self, number: int) -> bool:
-        """A variable can be given another value."""
-        return True
+    def single(self, number: int) -> Holder:
+        """Itself."""
+        return self
 
-    def put(self, number: int, value: Any) -> None:
-        """Give the variable another value."""
+    def put_back(self, values: Sequence[Any]) -> None:
+        """Give the variable the value that it had."""
+        (value,) = values
+        if self.read()[0] is value:
+            return
         if value is MISSING:
             del self.thing.cell_contents
         else:
             self.thing.cell_contents = value
-
-    def put_back(self, values: Sequence[Any]) -> None:
-        """Give the variable the value that it had."""
-        if self.read()[0] is not values[0]:
-            self.put(0, values[0])
 
 
 class Asked(Holder):

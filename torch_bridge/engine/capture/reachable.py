@@ -49,6 +49,8 @@ from .holders import (
 
 LIMIT = 200_000
 """Objects after which a search goes no further."""
+OPEN_LEVELS = 3
+"""How far behind an object code that computes the names of attributes is taken to look."""
 LARGEST_ARRAY = 1 << 24
 """Bytes of a NumPy array whose elements are still compared."""
 
@@ -81,7 +83,7 @@ class Reachable:
         self._waiting: dict[str, list[tuple[Any, str]]] = collections.defaultdict(list)
         self._seen: dict[int, Any] = {}
         self._codes: set[tuple[int, int]] = set()
-        self._pending: collections.deque[tuple[Any, str, bool]] = collections.deque()
+        self._pending: collections.deque[tuple[Any, str, int]] = collections.deque()
 
     def follow(self, thing: Any, path: str) -> None:
         """Search from an object, which goes by a name."""
@@ -104,7 +106,7 @@ class Reachable:
                 known.add(id(tensor))
                 yield tensor
 
-    def _push(self, thing: Any, path: str, *, is_open: bool = False) -> None:
+    def _push(self, thing: Any, path: str, *, open_levels: int = 0) -> None:
         if type(thing) in _ATOMS or thing is MISSING:
             return
         if isinstance(thing, torch.Tensor):
@@ -115,7 +117,7 @@ class Reachable:
             if len(self._seen) > LIMIT:
                 return
             self._seen[id(thing)] = thing
-            self._pending.append((thing, path, is_open))
+            self._pending.append((thing, path, open_levels))
 
     def _drain(self) -> None:
         while self._pending:
@@ -128,7 +130,7 @@ class Reachable:
             if type(value) not in _ATOMS:
                 self._push(value, holder.name(number))
 
-    def _visit(self, thing: Any, path: str, is_open: bool) -> None:
+    def _visit(self, thing: Any, path: str, open_levels: int) -> None:
         kind = type(thing)
         if isinstance(thing, dict):
             if "__spec__" not in thing:  # the globals of a module
@@ -156,9 +158,9 @@ class Reachable:
             else:
                 self._hold(ArrayBytes(thing, path))
         if not isinstance(thing, type) and kind not in _VISITS:
-            self._visit_object(thing, path, is_open)
+            self._visit_object(thing, path, open_levels)
 
-    def _visit_object(self, thing: Any, path: str, is_open: bool) -> None:
+    def _visit_object(self, thing: Any, path: str, open_levels: int) -> None:
         """An instance of some class, a container's subclass among them."""
         kind = type(thing)
         if isinstance(thing, torch.nn.Module):
@@ -173,14 +175,15 @@ class Reachable:
             return
         own = getattr(thing, "__dict__", None)
         executed = self._executed
-        computed = executed is not None and id(thing) in executed.open_names
-        every = executed is None or is_open or computed
+        if executed is not None and id(thing) in executed.open_names:
+            open_levels = OPEN_LEVELS
+        every = executed is None or open_levels > 0
         if type(own) is dict:
             awaited = _is_no_bookkeeping if every else self._names.__contains__
             keys = [key for key in own if awaited(key) and key not in _BOOKKEEPING]
             self.holders.append(Names(own, keys, f"{path}.", awaited=awaited))
             for key in keys:
-                self._push(own[key], _attribute(thing, path, key), is_open=computed)
+                self._push(own[key], _attribute(thing, path, key), open_levels=open_levels - 1)
         for base in kind.__mro__:
             if "__slots__" in vars(base):
                 slots = [

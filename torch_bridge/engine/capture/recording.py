@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
@@ -22,9 +23,10 @@ from .arguments import has_gradient
 from .compiling import compiling
 from .effects import Effects
 from .executed import Executed
-from .guards import Guard
-from .holders import Holder
+from .guards import Change, Guard
+from .holders import Asked, Holder
 from .host import HostOps
+from .numbers import Numbers
 from .places import Argument, Owner
 from .reachable import Reachable
 from .sealed import sealed
@@ -45,12 +47,14 @@ class Recording:
         objects: its arguments that are no tensors.
         arguments: its tensor arguments.
         codes: code that ran in earlier captures.
+        places: where Python keeps numbers that changed from call to call: inputs of the program.
 
     Attributes:
         found: the objects behind the step.
         effects: what they held.
         executed: the code that ran.
         reached: the objects that this code could reach.
+        changed: what it changed in them, if a replay would not.
         arguments: its tensor arguments.
         owners: who may have gradients: parameters, and arguments that require one.
         tensors: those as tensors.
@@ -71,6 +75,7 @@ class Recording:
         objects: Sequence[Any],
         arguments: list[base.LazyTensor],
         codes: dict[Any, dict[str, Any]],
+        places: Sequence[Holder] = (),
     ):
         """Prepare to record."""
         self._step, self._objects = step, objects
@@ -79,6 +84,7 @@ class Recording:
         self.effects = Effects(found)
         self.executed = Executed()
         self.reached = found
+        self.changed: Change | None = None
         self.arguments = arguments
         leaves = list(found.leaves())
         known = {id(leaf) for leaf in leaves}
@@ -91,9 +97,10 @@ class Recording:
         self.tensors = [*leaves, *(arguments[number] for number in mine)]
         self._argument_owners = len(mine)
         self.table = Table()
+        self.numbers = Numbers(self.table, places)
         self.host = HostOps(self.table)
         self.tape = tapes.Tape()
-        self.log = base.Log(self.tape)
+        self.log = base.Log(self.tape, host=self.host)
         self.random = random.Mark()
         self.snapshot = Snapshot(found, self.tensors)
         self.zeroing = Zeroing(found, self.is_written)
@@ -114,7 +121,7 @@ class Recording:
         ACTIVE.append(self.host)
         try:
             with self.on_tape(), self.random, self.zeroing, compiling(), self.host:
-                with self.executed:
+                with self.numbers, self.executed:
                     result = self._step(*args, **kwargs)
                 self._keep(result)
             if self.host.refused is not None:  # and caught: `logging` goes on after an error
@@ -128,18 +135,30 @@ class Recording:
             ACTIVE.pop()
             for group, rate, _ in rates:
                 group["lr"] = rate
-        self.reached = self._search(Reachable(self.executed))
-        self.reached.follow_code(self.executed.codes)
+            self.numbers.settle(self.found.holders)
+        if not self.executed.is_partial:  # what dynamo has made of code does not tell its names
+            self.reached = self._search(Reachable(self.executed))
+            self.reached.follow_code(self.executed.codes)
+            self.numbers.settle(self.reached.holders)
+        get = os.environ.get
+        self.reached.holders += [
+            Asked(functools.partial(get, name), f"os.environ[{name!r}]")
+            for name in sorted(self.executed.variables)
+        ]
 
     def reason(self) -> str | None:
         """Why a replay would not do what the step did, or None."""
-        reasons = [*self.executed.reasons, *self.reached.unwatched]
+        reasons = [*self.executed.reasons, *self.host.reasons, *self.reached.unwatched]
         if reasons:
             return reasons[0]
-        change = self.effects.counting(self.executed, self.reached, self.is_outer)
-        return (
-            None if change is None else f"it changes {change.text.replace(' was ', ', which was ')}"
-        )
+        if self.host.kept(self.reached.tensors):
+            return "it makes a tensor on the CPU that it keeps"
+        written = self.numbers.outputs()
+        change = self.effects.counting(self.executed, self.reached, self.is_outer, written)
+        if change is None:
+            return None
+        self.changed = change
+        return f"it changes {change.text.replace(' was ', ', which was ')}"
 
     def guard(self, touched: Container[int]) -> tuple[Guard, TensorGuard]:
         """What must be as it is for a replay to do what the step would do.
@@ -147,10 +166,11 @@ class Recording:
         Args:
             touched: ids of the memory that the step used.
         """
-        rates = {id(group) for group in groups_of(self.found.optimizers) if _is_rate(group)}
+        groups = groups_of(self.found.optimizers)
+        inputs = {(id(group), "lr") for group in groups if _is_rate(group)} | self.numbers.inputs()
 
         def skip(holder: Holder, number: int) -> bool:
-            return id(holder.thing) in rates and holder.name(number).endswith("['lr']")
+            return holder.address(number) in inputs
 
         tensors = {
             key: tensor
@@ -258,7 +278,10 @@ class Recording:
         self.log.storages.clear()
         self.log.uploads.clear()
         program.execute(self.tape)
-        leaves = [sealed(leaf) if id(leaf) in self.differentiable else leaf for leaf in self.leaves]
+        leaves = [
+            sealed(leaf) if id(leaf) in self.differentiable else present(leaf)
+            for leaf in self.leaves
+        ]
         return pytree.tree_unflatten(leaves, self.structure)
 
     def is_outer(self, tensor: base.LazyTensor) -> bool:

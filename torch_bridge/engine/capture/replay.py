@@ -21,10 +21,11 @@ from .. import tape as tapes
 from ..blocks import padded
 from ..value import Aval, Storage, Value
 from .guards import Guard
+from .holders import Holder
 from .host import HostOps
-from .places import Argument, Computed, Gradient, New, Owner, Part, Place, Scene, View
+from .places import Argument, Computed, Gradient, New, Operand, Owner, Part, Place, Scene, View
 from .sealed import sealed
-from .symbolic import Table
+from .symbolic import Table, filled
 from .tensor_guard import TensorGuard
 
 
@@ -46,6 +47,7 @@ class Replay:
         host: CPU operations to repeat (step counters).
         outputs: the step's result, with places, views and `New` for tensors.
         guards: what must be as it was when the step was captured.
+        written: where Python keeps numbers that the step computes, and the expressions for them.
     """
 
     plan: program.Plan
@@ -61,6 +63,7 @@ class Replay:
     host: HostOps
     outputs: Any
     guards: tuple[Guard, TensorGuard]
+    written: list[tuple[Holder, torch.SymFloat]]
 
     def fits(self) -> bool:
         """Whether the step would do the same again, on the same tensors."""
@@ -75,12 +78,15 @@ class Replay:
     def run(self, arguments: list[base.LazyTensor]) -> Any:
         """Run the step without repeating its CPU operations."""
         scene = Scene(arguments, self.owners)
-        scalars = self.table.evaluate(self.scalars)
+        numbers = self.table.values()
+        scalars = [filled(scalar, numbers) for scalar in self.scalars]
         donated = frozenset(self.plan.donated)
         usual = _references(_OWN)
         arrays = [
             source
             if isinstance(source, jax.Array | UnevenArray)
+            else self._from_host(position, source)
+            if isinstance(source, Operand)
             else self._array(
                 position, scene.storage(source), usual if position in donated else None
             )
@@ -95,7 +101,11 @@ class Replay:
         for number, place in self.targets:
             scene.storage(place).write(values[number])
         made = self._make(values)
-        outputs = pytree.tree_map(lambda mark: _filled(mark, scene, made), self.outputs)
+        for place, scalar in self.written:
+            place.put_back([filled(scalar, numbers)])
+        outputs = pytree.tree_map(
+            lambda mark: filled(_filled(mark, scene, made), numbers), self.outputs
+        )
         for number, mark in self.gradients:
             scene.owner(number).grad = _filled(mark, scene, made)
         return outputs
@@ -119,6 +129,13 @@ class Replay:
             metrics.count("copied_bytes", buffer.nbytes)
             return jax.tree.map(jnp.copy, array)
         return storage.value.array
+
+    def _from_host(self, position: int, source: Operand) -> jax.Array:
+        """An input of the program that a CPU tensor holds."""
+        value = base.host_value(source.read())
+        value.layout = self.plan.placed[position]
+        placement.place([value])
+        return value.array
 
     def _settle(self, position: int, storage: Storage) -> None:
         """Compute a value, and bring it to the layout that the program takes."""

@@ -32,7 +32,7 @@ class Snapshot:
             for group in groups_of(found.optimizers)
         ]
         self._states = [
-            (optimizer, {key: dict(state) for key, state in optimizer.state.items()})
+            (optimizer, {key: (state, dict(state)) for key, state in optimizer.state.items()})
             for optimizer in found.optimizers
         ]
         self._scalers = [
@@ -43,7 +43,7 @@ class Snapshot:
         self._counters = [
             (value, value.clone())
             for _, states in self._states
-            for state in states.values()
+            for _, state in states.values()
             for value in state.values()
             if isinstance(value, torch.Tensor) and type(value) in (torch.Tensor, torch.nn.Parameter)
         ]
@@ -55,7 +55,10 @@ class Snapshot:
             group.update(values)
         for optimizer, states in self._states:
             optimizer.state.clear()
-            optimizer.state.update(states)
+            for key, (state, values) in states.items():
+                state.clear()
+                state.update(values)
+                optimizer.state[key] = state
         self.restore_scalers()
         self.restore_counters()
 

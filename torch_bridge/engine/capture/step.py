@@ -37,7 +37,8 @@ from .. import tape as tapes
 from .ambient import ambient
 from .arguments import signature
 from .assemble import Assembly, line_of
-from .guards import is_plain
+from .guards import Change, is_plain
+from .holders import Holder
 from .recording import ACTIVE, Recording
 from .replay import Replay
 from .symbolic import CaptureError
@@ -84,6 +85,8 @@ class CompiledStep:
         self._replays: dict[Any, list[Replay]] = {}
         self._opened: set[Any] = set()
         self._codes: dict[Any, dict[str, Any]] = {}
+        self._places: dict[tuple[int, Any], Holder] = {}
+        self._fixed: set[tuple[int, Any]] = set()
         self._reasons: collections.Counter[str] = collections.Counter()
         self._last: Replay | None = None
 
@@ -115,6 +118,8 @@ class CompiledStep:
                 self._last = replay
                 return replay(arguments)
         self._last = None
+        for replay in known:
+            self._note_change(replay.guards[0].change())
         objects = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
         return self._capture(key, args, kwargs, objects, arguments)
 
@@ -143,16 +148,34 @@ class CompiledStep:
                 "function itself there"
             )
         program.sync()
-        recording = Recording(self.step, objects, arguments, self._codes)
+        metrics.count("captures")
+
+        def recorded(codes: dict[Any, dict[str, Any]]) -> Recording:
+            recording = Recording(self.step, objects, arguments, codes, list(self._places.values()))
+            try:
+                recording.run(args, kwargs)
+            except Exception:
+                recording.take_back()
+                if not self._places:
+                    raise
+            except BaseException:
+                recording.take_back()
+                raise
+            else:
+                return recording
+            recording.effects.put_back()
+            self._fixed.add(self._places.popitem()[0])  # the code may want the number itself
+            return recorded(codes)
+
+        recording = recorded(self._codes)
         try:
-            recording.run(args, kwargs)
             may_open = key not in self._opened
             if may_open and recording.restart_with_state():
-                recording = Recording(self.step, objects, arguments, recording.executed.codes)
-                recording.run(args, kwargs)
+                recording = recorded(recording.executed.codes)
             self._codes = recording.executed.codes
             reason = recording.reason()
             if reason is not None:
+                self._note_change(recording.changed)
                 self._tell(reason)
                 return recording.execute()
             assembly = Assembly(recording, line_of(self.step))
@@ -166,9 +189,19 @@ class CompiledStep:
         except BaseException:
             recording.take_back()
             raise
+        recording.numbers.put_back()
         self._keep(key, replay)
         del recording, assembly
         return replay.run(arguments)
+
+    def _note_change(self, change: Change | None) -> None:
+        """Let a number that changes be an input from the next capture on."""
+        if change is None or change.address in self._fixed:
+            return
+        if type(change.before) is float and type(change.now) is float and change.number >= 0:
+            place = change.holder.single(change.number)
+            if place is not None:
+                self._places[change.address] = place
 
     def _keep(self, key: Any, replay: Replay) -> None:
         """Keep a replay as the first to be tried, without those whose memory was replaced."""
