@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tests.torch_bridge.engine.capture.changes.objects import KINDS, Box, pair
-from tests.torch_bridge.engine.capture.changes.worlds import World, both, reads
+from tests.torch_bridge.engine.capture.changes.worlds import BY_DYNAMO, World, both, reads
 
 
 def _puts(holder: Any, key: Any) -> Any:
@@ -108,7 +108,7 @@ def default_dict(device: str) -> World:
     return World(lambda x: x * table["warmth"], *both(_puts(table, "warmth"), 2.0, 5.0))
 
 
-@reads("a chain map", "warmth", "table", "maps")
+@reads("a chain map", "warmth", "table", "maps", frozen=BY_DYNAMO)
 def chain_map(device: str) -> World:
     own: dict[str, float] = {}
     table = collections.ChainMap(own, {"warmth": 2.0})
@@ -257,7 +257,7 @@ def list_subclass(device: str) -> World:
     return World(lambda x: x * numbers.first(), *both(_puts(numbers, 0), 2.0, 5.0))
 
 
-@reads("an attribute of a subclass of dict", "warmth", "table")
+@reads("an attribute of a subclass of dict", "warmth", "table", frozen=BY_DYNAMO)
 def attribute_of_dict(device: str) -> World:
     table = Table()
     table.__dict__["extra"] = 2.0

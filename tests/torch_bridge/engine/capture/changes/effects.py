@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from tests.torch_bridge.engine.capture.changes.objects import Box
-from tests.torch_bridge.engine.capture.changes.worlds import World, both, reads
+from tests.torch_bridge.engine.capture.changes.worlds import BY_DYNAMO, World, both, reads
 
 
 def _nothing() -> None:
@@ -228,7 +228,7 @@ def python_random(device: str) -> World:
     return World(lambda x: x * random.random(), lambda: random.seed(5), _nothing)
 
 
-@reads("a random.Random of the step", "random", "rng", once=True)
+@reads("a random.Random of the step", "random", "rng", frozen=BY_DYNAMO, once=True)
 def own_random(device: str) -> World:
     rng = random.Random(3)
     return World(lambda x: x * rng.uniform(1, 2), lambda: rng.seed(5), _nothing)
@@ -305,7 +305,13 @@ def environment(device: str) -> World:
     return World(lambda x: x * float(os.environ["ISOSHARD_TEST_SCALE"]), *both(put, 2.0, 5.0))
 
 
-@reads("an environment variable by getenv", "environ", "getenv", "ISOSHARD_TEST_SCALE")
+@reads(
+    "an environment variable by getenv",
+    "environ",
+    "getenv",
+    "ISOSHARD_TEST_SCALE",
+    frozen=BY_DYNAMO,
+)
 def environment_getenv(device: str) -> World:
     def put(value: float) -> None:
         os.environ["ISOSHARD_TEST_SCALE"] = str(value)

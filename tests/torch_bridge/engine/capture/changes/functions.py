@@ -12,7 +12,7 @@ import torch
 
 from tests.torch_bridge.engine.capture.changes import elsewhere
 from tests.torch_bridge.engine.capture.changes.objects import KINDS, Box, pair, used
-from tests.torch_bridge.engine.capture.changes.worlds import World, both, reads
+from tests.torch_bridge.engine.capture.changes.worlds import BY_DYNAMO, World, both, reads
 
 
 @reads("a closure cell", "warmth", over=KINDS)
@@ -239,7 +239,7 @@ def imported_in_the_step(device: str) -> World:
     return World(read, *both(_put_elsewhere("WARMTH"), 2.0, 5.0))
 
 
-@reads("a builtin hidden by a global", "abs")
+@reads("a builtin hidden by a global", "abs", frozen=BY_DYNAMO)
 def builtin_hidden(device: str) -> World:
     def put(value: Any) -> None:
         if value is builtins.abs:
@@ -281,7 +281,14 @@ def bound_method(device: str) -> World:
     return World(helping.method, *both(lambda v: setattr(helping, "warmth", v), 2.0, 5.0))
 
 
-@reads("a method of a class patched", "method", "shared", "plain", over=("method", "plain"))
+@reads(
+    "a method of a class patched",
+    "method",
+    "shared",
+    "plain",
+    over=("method", "plain"),
+    frozen=BY_DYNAMO,
+)
 def method_patched(device: str, which: str) -> World:
     class Here(Helping):
         pass
@@ -351,7 +358,9 @@ ARGUMENTS: dict[str, tuple[Any, Any]] = {
 }
 
 
-@reads("an argument of type", "given", "argument", over=ARGUMENTS)
+@reads(
+    "an argument of type", "given", "argument", over=ARGUMENTS, frozen_for=("zero and minus zero",)
+)
 def plain_argument(device: str, kind: str) -> World:
     first, second = ARGUMENTS[kind]
     given = [first]

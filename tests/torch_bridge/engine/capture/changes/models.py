@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.utils import parametrize, prune
 
-from tests.torch_bridge.engine.capture.changes.worlds import linear, modules
+from tests.torch_bridge.engine.capture.changes.worlds import BY_DYNAMO, linear, modules
 
 nn = torch.nn
 
@@ -287,6 +287,7 @@ modules(
     lambda net: setattr(Net, "helper", lambda self, x: x - 3.0),
     lambda net: setattr(Net, "helper", _HELPER),
     "helper",
+    frozen=BY_DYNAMO,
 )
 modules(
     "the forward of torch's class replaced",
@@ -294,6 +295,7 @@ modules(
     lambda net: setattr(nn.Tanh, "forward", lambda self, x: x.sin()),
     lambda net: setattr(nn.Tanh, "forward", _FORWARD),
     "forward",
+    frozen=BY_DYNAMO,
 )
 
 
@@ -351,8 +353,11 @@ HOOKS: dict[str, Any] = {
         )
     ),
 }
-for title, hook in HOOKS.items():  # those of parameters run once, on the sum over all batches
-    modules(f"a {title} hook", Net, *kept(hook), "hook", once=title == "post accumulate")
+for title, hook in HOOKS.items():
+    options: dict[str, Any] = {"once": title == "post accumulate"}  # on the sum over all batches
+    if title not in ("parameter's", "post accumulate"):
+        options["frozen"] = BY_DYNAMO
+    modules(f"a {title} hook", Net, *kept(hook), "hook", **options)
 
 
 class Hooked(Net):

@@ -136,7 +136,9 @@ def used(x: torch.Tensor, value: Any) -> torch.Tensor:
     return x * value + torch.full((4, 4), value, device=x.device) + len(str(value))
 
 
-@reads("an attribute of type", "setting", over=VALUES)
+@reads(
+    "an attribute of type", "setting", over=VALUES, frozen_for=("zero and minus zero", "numpy bool")
+)
 def attribute_of_type(device: str, kind: str) -> World:
     first, second = VALUES[kind]
     holder = Box(setting=first)
@@ -485,13 +487,13 @@ def mapping_proxy(device: str) -> World:
 # --- Numbers in arrays and tensors ---------------------------------------------------------------
 
 
-@reads("an element of a numpy array", "table", "numpy", "ndarray")
+@reads("an element of a numpy array", "table", "numpy", "ndarray", "on cpu")
 def numpy_element(device: str) -> World:
     table = np.asarray([2.0, 3.0])
     return World(lambda x: x * float(table[0]), *both(lambda v: table.fill(v), 2.0, 5.0))
 
 
-@reads("the contents of a numpy array", "table", "numpy", "ndarray", "CPU tensor")
+@reads("the contents of a numpy array", "table", "numpy", "ndarray", "CPU tensor", "on cpu")
 def numpy_contents(device: str) -> World:
     table = np.full(4, 2.0, np.float32)
     return World(

@@ -40,15 +40,20 @@ class Outcome:
 
 
 def check(case: Case, mode: str) -> None:
-    """Fail if the mode differs silently from the reference, or raises what names nothing."""
+    """Fail if the mode differs silently from the reference, or raises what names nothing.
+
+    What dynamo itself freezes must be as it is on the CPU with dynamo's "eager" backend.
+    """
     device, inner = ("cpu", mode) if case.against != "lazy" else ("jax", _uncompiled(mode))
-    wanted = list(_outcomes(case, device, inner, compiled=False))
-    found = list(_outcomes(case, "jax", mode, compiled=True))
+    backend = "eager" if mode == "dynamo" and case.frozen else None
+    wanted = list(_outcomes(case, device, inner, backend))
+    found = list(_outcomes(case, "jax", mode, "isoshard"))
     if case.against == "pattern":
         wanted, found = _pattern(wanted), _pattern(found)
     for number, (want, got) in enumerate(zip(wanted, found, strict=False)):
         if want.error is not None:
-            raise want.error
+            assert type(got.error) is type(want.error), f"call {number} must raise {want.error!r}"
+            return
         if got.error is not None:
             text = f"{type(got.error).__name__}: {got.error}"
             named = any(_says(text, name) for name in (*case.names, *LIMITS.get(mode, ())))
@@ -61,8 +66,8 @@ def check(case: Case, mode: str) -> None:
 def shows(case: Case) -> bool:
     """Whether the reference itself differs from call to call, or by the edit."""
     device = "jax" if case.against == "lazy" else "cpu"
-    edited = list(_outcomes(case, device, "lazy", compiled=False))
-    plain = list(_outcomes(case, device, "lazy", compiled=False, edits=False))
+    edited = list(_outcomes(case, device, "lazy", None))
+    plain = list(_outcomes(case, device, "lazy", None, edits=False))
     if case.against == "pattern":
         return len({one.result for one in _pattern(edited)}) > 1
     try:
@@ -84,13 +89,23 @@ def _uncompiled(mode: str) -> str:
 
 
 def _outcomes(
-    case: Case, device: str, mode: str, *, compiled: bool, edits: bool = True
+    case: Case, device: str, mode: str, backend: str | None, *, edits: bool = True
 ) -> Iterator[Outcome]:
-    """Calls, the edit, calls, the edit back, and a call; they end with the first error."""
+    """Calls, the edit, calls, the edit back, and a call; they end with the first error.
+
+    Args:
+        case: what is run.
+        device: where.
+        mode: how its step is made.
+        backend: of `torch.compile`; None compiles nothing, whatever the mode.
+        edits: whether there are any.
+    """
     with _restored(), contextlib.ExitStack() as closing, contextlib.ExitStack() as stack:
         try:
             world = case.make(device, mode)
-            step = _in_mode(mode, world) if compiled else world.step
+            if backend is not None and mode == "dynamo":
+                world.dynamo(backend)
+            step = xs.compile(world.step) if backend and mode == "compile" else world.step
         except Exception as error:
             yield Outcome(error=error)
             return
@@ -110,14 +125,6 @@ def _outcomes(
                 yield Outcome(error=error)
                 return
             yield outcome
-
-
-def _in_mode(mode: str, world: World) -> Any:
-    if mode == "compile":
-        return xs.compile(world.step)
-    if mode == "dynamo" and not world.inside:
-        return torch.compile(world.step, backend="isoshard")
-    return world.step
 
 
 def _read(tree: Any, case: Case) -> Any:

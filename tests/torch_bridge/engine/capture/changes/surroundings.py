@@ -13,7 +13,14 @@ import isoshard.torch_bridge as xs
 from isoshard import P, Plan, make_mesh
 from isoshard.torch_bridge.handlers import register_function_handler
 from tests.torch_bridge.engine.capture.changes.training import _world as program
-from tests.torch_bridge.engine.capture.changes.worlds import World, both, linear, reads, state_of
+from tests.torch_bridge.engine.capture.changes.worlds import (
+    BY_DYNAMO,
+    World,
+    both,
+    linear,
+    reads,
+    state_of,
+)
 
 # --- Random numbers ------------------------------------------------------------------------------
 
@@ -332,7 +339,13 @@ def global_mesh(device: str) -> World:
     return World(step, *both(xs.set_global_mesh, *meshes))
 
 
-@program("constrain_activations", "hook", "activation", against="lazy", without=LAYOUTS)
+@program(
+    "constrain_activations",
+    "hook",
+    "activation",
+    against="lazy",
+    without={**LAYOUTS, "dynamo": BY_DYNAMO},
+)
 def activations(device: str) -> World:
     model = torch.nn.Sequential(linear(1), torch.nn.ReLU()).to(device)
     mesh, plan = _mesh(), Plan(activations={"0": P("x", "y")})

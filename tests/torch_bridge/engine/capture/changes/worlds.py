@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +21,7 @@ import torch
 import isoshard.torch_bridge as xs
 from isoshard.torch_bridge.torch_xla.experimental.gradient_accumulation import gradient_accumulation
 
-MODES = ("lazy", "compile", "dynamo", "scan", "accumulate")
-LOOPS = ("scan", "accumulate")
+BY_DYNAMO = "torch.compile has no guard for it, on any device and with any backend"
 
 OUTSIDE = {
     "scan": "it is read outside of the layers, where the code runs in every call",
@@ -48,7 +47,7 @@ class World:
         extra: arguments behind `x`, looked up at each call.
         state: numbers and tensors that must be those of the CPU after each call.
         close: called at the end.
-        inside: whether a part of the step is compiled by dynamo already.
+        model: if there is one, `torch.compile` gets it, and not the step.
     """
 
     step: Callable[..., Any]
@@ -57,7 +56,14 @@ class World:
     extra: Callable[[], tuple[Any, ...]] = tuple
     state: Callable[[], Any] = dict
     close: Callable[[], Any] = tuple
-    inside: bool = False
+    model: list[Any] | None = None
+
+    def dynamo(self, backend: str) -> None:
+        """Compile the model, or the step."""
+        if self.model is not None:
+            self.model[0] = torch.compile(self.model[0], backend=backend)
+        else:
+            self.step = torch.compile(self.step, backend=backend)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +78,7 @@ class Case:
             "pattern" (which calls have equal results, as on the CPU).
         without: modes that the case has no form in, and why.
         rtol: relative tolerance.
+        frozen: why dynamo itself does not see the edit.
         unseen: why no call of the reference shows the edit.
     """
 
@@ -81,6 +88,7 @@ class Case:
     against: str = "cpu"
     without: dict[str, str] = dataclasses.field(default_factory=dict)
     rtol: float = 1e-5
+    frozen: str = ""
     unseen: str = ""
 
 
@@ -92,6 +100,7 @@ def reads(
     *names: str,
     over: Iterable[Any] | None = None,
     once: bool = False,
+    frozen_for: Sequence[str] = (),
     **options: Any,
 ) -> Callable[[Callable[..., World]], Callable[..., World]]:
     """Register a function `(device) -> World`, or `(device, one) -> World` for each of `over`.
@@ -102,6 +111,7 @@ def reads(
         over: variants.
         once: give loops one layer, and one batch: their Python code runs once for all of them, so
             what it does to Python objects is not done for each.
+        frozen_for: variants that dynamo itself does not see.
         **options: see `Case`.
     """
 
@@ -112,7 +122,8 @@ def reads(
                 return _read_in(mode, device, lambda: make(device, *one), 1 if once else 2)
 
             full = f"{name}: {one[0]}" if one else name
-            CASES.append(Case(full, build, names, **options))
+            frozen = {"frozen": BY_DYNAMO} if one and one[0] in frozen_for else {}
+            CASES.append(Case(full, build, names, **{**options, **frozen}))
         return make
 
     return register
@@ -192,21 +203,19 @@ def _model_in(mode: str, device: str, make: Any, edit: Any, back: Any, times: in
     def train(x: torch.Tensor) -> torch.Tensor:
         model.zero_grad()
         if mode == "accumulate":
-            return accumulated(lambda one: run(one).square().sum(), x, model, times)
-        loss = run(x).square().sum()
+            return accumulated(lambda one: run[0](one).square().sum(), x, model, times)
+        loss = run[0](x).square().sum()
         if loss.requires_grad:
             loss.backward()
         return loss.detach()
 
-    run = model
-    if mode == "dynamo" and device != "cpu":
-        run = torch.compile(model, backend="isoshard")
+    run = [model]
     return World(
         train,
         lambda: [edit(layer) for layer in layers],
         lambda: [back(layer) for layer in layers],
         state=lambda: {"models": [state_of(layer, gradients=True) for layer in layers]},
-        inside=mode == "dynamo",
+        model=run,
     )
 
 
