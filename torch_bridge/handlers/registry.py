@@ -23,6 +23,7 @@ import torch
 
 from isoshard.core.errors import ShardingError
 from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.capture.ambient import depends_on
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 from .routing import Entry, routed
@@ -109,6 +110,9 @@ def register_function_handler(
         kind: Any = XLAShardedTensor
         kind.__torch_function__ = classmethod(_torch_function)
     return Handle(entry)
+
+
+depends_on(lambda: tuple([id(entries[-1]) for entries in _ENTRIES.values() if entries]))
 
 
 def _check_routed(function: Any) -> None:

@@ -96,8 +96,13 @@ def _crossed(place: _Place) -> bool:
 
 
 def _swapped(old: torch.Tensor, new: torch.Tensor) -> bool:
+    hooks, after = old._backward_hooks, old._post_accumulate_grad_hooks
     try:
         torch.utils.swap_tensors(old, new)
     except RuntimeError:  # a graph or a weak reference holds one of the two
         return False
+    if hooks:  # C++ keeps what calls them with the memory that was swapped
+        old._backward_hooks = hooks
+    if after:
+        old._post_accumulate_grad_hooks = after
     return True

@@ -20,6 +20,7 @@ import torch
 
 from isoshard.core.errors import DeviceError, ShardingError
 from isoshard.core.mesh import as_mesh
+from isoshard.torch_bridge.engine.capture.ambient import depends_on
 from isoshard.torch_bridge.layout import marks
 
 from .op_sharding import OpSharding
@@ -210,6 +211,9 @@ def set_global_mesh(mesh: Mesh | None) -> None:
 def get_global_mesh() -> Mesh | None:
     """The mesh set with `set_global_mesh`, or None."""
     return _global
+
+
+depends_on(lambda: id(_global))
 
 
 def get_1d_mesh(axis_name: str | None = None) -> Mesh:

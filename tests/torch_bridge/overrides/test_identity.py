@@ -92,3 +92,15 @@ def test_an_error_on_the_way_loses_nothing():
         module.to("jax")
     after = [p.detach().cpu() for p in module.parameters()]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_hooks_of_a_parameter_go_with_it():
+    layer = torch.nn.Linear(2, 2)
+    seen = []
+    layer.weight.register_hook(lambda gradient: gradient * 3)
+    layer.weight.register_post_accumulate_grad_hook(lambda weight: seen.append(weight.device.type))
+    for device in ("jax", "cpu"):
+        layer.to(device)(torch.ones(1, 2, device=device)).sum().backward()
+        assert layer.weight.grad.tolist() == [[3.0, 3.0], [3.0, 3.0]]
+        layer.zero_grad()
+    assert seen == ["jax", "cpu"]

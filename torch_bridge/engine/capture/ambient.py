@@ -10,6 +10,7 @@ True
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,6 +28,24 @@ def ambient() -> tuple[Any, ...]:
         (torch.get_autocast_dtype("jax"), torch.is_autocast_cache_enabled()) if autocast else None,
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.is_autocast_enabled("cpu"),
+        torch.is_anomaly_enabled(),
+        torch.get_num_threads(),
         torch._C._len_torch_function_stack(),
         torch._C._len_torch_dispatch_stack(),
+        *[ask() for ask in _ASKED],
     )
+
+
+_ASKED: list[Callable[[], Any]] = []
+
+
+def depends_on(ask: Callable[[], Any]) -> Callable[[], Any]:
+    """Let captured steps depend on what a function gives: a mode of another room.
+
+    Args:
+        ask: takes nothing and gives a hashable value, at once.
+    """
+    _ASKED.append(ask)
+    return ask

@@ -240,7 +240,7 @@ def _second_argument_is_constant(instructions: list[dis.Instruction]) -> bool:
     """Whether the second argument of the call that these instructions prepare is a string."""
     depth, is_constant = 0, False
     for instruction in instructions:
-        if "CALL" in instruction.opname and depth in (2, 3):
+        if "CALL" in instruction.opname and depth in (2, 3) and instruction.arg == depth:
             return is_constant
         has_argument = instruction.opcode >= dis.HAVE_ARGUMENT
         argument = instruction.arg if has_argument else None
@@ -302,9 +302,11 @@ _ENVIRON = type(os.environ).__getitem__.__code__
 _METHODS = {name: f"{name}() of a tensor on the CPU" for name in ("numpy", "tolist", "data_ptr")}
 _CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
 _UNWATCHED: dict[int, str] = {
-    id(builtins.open): "open()",
-    id(builtins.input): "input()",
-    id(os.urandom): "os.urandom()",
+    id(function): f"{function.__name__}()"
+    for function in (
+        *(builtins.open, builtins.input, os.urandom, os.getcwd, os.listdir, os.scandir),
+        *(os.stat, os.lstat, os.access, os.getloadavg),
+    )
 }
 """C functions whose results change by themselves, by id (they live for ever)."""
 for _clock in _CLOCKS:

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .holders import MISSING, Cell, Elements, Fields, Holder, Items, Members, Names
+from .holders import MISSING, Cell, Elements, Fields, Holder, Items, Kinds, Members, Names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +79,10 @@ class Guard:
     def holds(self) -> bool:
         """Whether every value is the same, or equal."""
         try:
-            if list(map(len, self._sized)) == self._lengths and all(
-                map(operator.is_, self._present(), self._expected)
+            if (
+                list(map(len, self._sized)) == self._lengths
+                and all(map(operator.is_, self._present(), self._expected))
+                and all(space.keys().isdisjoint(names) for space, names in self._absent)
             ):
                 if not self._others or self._others_hold():
                     return True
@@ -109,7 +111,9 @@ class Guard:
         self._named: list[Any] = []
         self._cells: list[types.CellType] = []
         self._others: list[tuple[Holder, list[Any]]] = []
-        whole, values, named, cells = [], [], [], []
+        self._objects: list[Any] = []
+        self._absent: list[tuple[Any, tuple[str, ...]]] = []
+        whole, values, named, cells, kinds = [], [], [], [], []
         for holder, before in zip(self.holders, self._values, strict=True):
             thing = holder.thing
             if self._skips(holder, before):
@@ -124,12 +128,17 @@ class Guard:
                 self._sized.append(thing)
                 self._whole.append(thing)
                 whole += before
+            elif isinstance(holder, Kinds):
+                self._objects += thing
+                kinds += before
             elif isinstance(holder, Cell) and before[0] is not MISSING:
                 self._cells.append(thing)
                 cells += before
             elif isinstance(holder, Names | Fields) and not _any_missing(before):
                 if isinstance(holder, Names) and holder.path:  # not the globals of a module
                     self._sized.append(thing)
+                if isinstance(holder, Names) and holder.absent:
+                    self._absent.append((thing, holder.absent))
                 if before:
                     get = operator.itemgetter if isinstance(holder, Names) else operator.attrgetter
                     keys = holder.keys if len(before) > 1 else holder.keys * 2
@@ -139,7 +148,7 @@ class Guard:
             else:
                 self._others.append((holder, before))
         self._lengths = list(map(len, self._sized))
-        self._expected = [*whole, *values, *named, *cells]
+        self._expected = [*whole, *values, *named, *cells, *kinds]
 
     def _present(self) -> Iterator[Any]:
         return chain(
@@ -147,6 +156,7 @@ class Guard:
             chain.from_iterable(map(dict.values, self._dicts)),
             chain.from_iterable(map(operator.call, self._getters, self._named)),
             map(_CONTENTS, self._cells),
+            map(type, self._objects),
         )
 
     def _skips(self, holder: Holder, values: Sequence[Any]) -> bool:
@@ -168,7 +178,7 @@ def changes(
         old = before[number] if number < len(before) else MISSING
         new = now[number] if number < len(now) else MISSING
         if old is not new and not equal(old, new):
-            if skip is None or not skip(holder, number):
+            if skip is None or type(old) is not type(new) or not skip(holder, number):
                 address = holder.address(number) if number < len(now) else (id(holder.thing), None)
                 yield Change(holder.name(number), old, new, holder, number, address)
     for key in holder.added() if isinstance(holder, Names) else ():

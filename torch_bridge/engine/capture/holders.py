@@ -107,9 +107,10 @@ class Names(_Named):
         path: what stands before a name, for messages.
         owner: the class whose namespace it is, if it is a class's.
         awaited: whether a name that is not there yet would count.
+        absent: the names that would, where they are few.
     """
 
-    __slots__ = ("awaited", "owner")
+    __slots__ = ("absent", "awaited", "owner")
 
     def __init__(
         self,
@@ -118,11 +119,13 @@ class Names(_Named):
         path: str,
         owner: type | None = None,
         awaited: Callable[[str], bool] = _none,
+        absent: tuple[str, ...] = (),
     ):
         """See the class."""
         super().__init__(thing, keys, path)
         self.owner = owner
         self.awaited = awaited
+        self.absent = absent
 
     def address(self, number: int) -> tuple[int, Any]:
         """By name; the namespace of a class is another object each time."""
@@ -284,6 +287,20 @@ class Cell(Holder):
             del self.thing.cell_contents
         else:
             self.thing.cell_contents = value
+
+
+class Kinds(Holder):
+    """The classes of objects."""
+
+    __slots__ = ()
+
+    def read(self) -> list[Any]:
+        """The class of each."""
+        return list(map(type, self.thing))
+
+    def name(self, number: int) -> str:
+        """The class by the attribute that gives it."""
+        return f"__class__ of one {type(self.thing[number]).__qualname__}"
 
 
 class Asked(Holder):

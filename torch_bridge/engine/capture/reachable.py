@@ -19,15 +19,19 @@ known (`Reachable(executed)`), and only what that code names is followed.
 
 from __future__ import annotations
 
+import array
+import builtins
 import collections
 import contextvars
 import enum
 import functools
+import gc
 import os
+import random
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -43,6 +47,7 @@ from .holders import (
     Fields,
     Holder,
     Items,
+    Kinds,
     Members,
     Names,
 )
@@ -79,7 +84,9 @@ class Reachable:
         self.tensors: dict[int, tuple[torch.Tensor, str]] = {}
         self.unwatched: list[str] = []
         self._executed = executed
-        self._names = set(_ALWAYS) if executed is None else executed.names
+        self._names = {*_ALWAYS, *(executed.names if executed is not None else ())}
+        self._kinds = Kinds([], "")
+        self.holders.append(self._kinds)
         self._waiting: dict[str, list[tuple[Any, str]]] = collections.defaultdict(list)
         self._seen: dict[int, Any] = {}
         self._codes: set[tuple[int, int]] = set()
@@ -92,9 +99,22 @@ class Reachable:
 
     def follow_code(self, codes: dict[types.CodeType, dict[str, Any]]) -> None:
         """Search from the globals that some code names."""
-        for code, namespace in codes.items():
-            self._visit_code(code, namespace)
+        if self._executed is None:
+            for code, namespace in codes.items():
+                self._visit_code(code, namespace)
+        else:
+            spaces: dict[int, tuple[dict[str, Any], set[str]]] = {}
+            for code, namespace in codes.items():
+                _, names = spaces.setdefault(id(namespace), (namespace, set()))
+                names |= described(code).names
+            for namespace, names in spaces.values():
+                self._hold_globals(namespace, names)
         self._drain()
+
+    def _hold_globals(self, namespace: dict[str, Any], names: Iterable[str]) -> None:
+        found = [name for name in sorted(names) if name in namespace]
+        hidden = {name for name in names if name in _BUILTINS and name not in namespace}
+        self._hold(Names(namespace, found, "", awaited=hidden.__contains__, absent=tuple(hidden)))
 
     def leaves(self) -> Iterator[torch.Tensor]:
         """Every tensor that may have a gradient of its own, and every parameter, once."""
@@ -110,7 +130,9 @@ class Reachable:
         if type(thing) in _ATOMS or thing is MISSING:
             return
         if isinstance(thing, torch.Tensor):
-            self.tensors.setdefault(id(thing), (thing, path))
+            if id(thing) not in self.tensors:
+                self.tensors[id(thing)] = (thing, path)
+                self._visit_tensor(thing, path)
         elif id(thing) not in self._seen:
             if len(self._seen) == LIMIT:
                 self.unwatched.append(f"{path} and what was found after {LIMIT} objects")
@@ -118,6 +140,16 @@ class Reachable:
                 return
             self._seen[id(thing)] = thing
             self._pending.append((thing, path, open_levels))
+
+    def _visit_tensor(self, tensor: torch.Tensor, path: str) -> None:
+        """Attributes that a program gave a tensor, and its hooks."""
+        own = vars(tensor)
+        if len(own) > len(_TENSOR_FIELDS):
+            keys = [key for key in own if key not in _TENSOR_FIELDS and key in self._names]
+            self._hold(Names(own, keys, f"{path}."))
+        for hooks in (tensor._backward_hooks, tensor._post_accumulate_grad_hooks):
+            if hooks:
+                self._push(hooks, f"the hooks of {path}")
 
     def _drain(self) -> None:
         while self._pending:
@@ -173,11 +205,12 @@ class Reachable:
             if hasattr(kind, "__next__"):
                 self.unwatched.append(f"{path}, a {kind.__name__}, may be advanced by it")
             return
+        self._kinds.thing.append(thing)
         own = getattr(thing, "__dict__", None)
         executed = self._executed
         if executed is not None and id(thing) in executed.open_names:
             open_levels = OPEN_LEVELS
-        every = executed is None or open_levels > 0
+        every = executed is None or open_levels > 0 or kind.__module__ in _OPEN_STDLIB
         if type(own) is dict:
             awaited = _is_no_bookkeeping if every else self._names.__contains__
             keys = [key for key in own if awaited(key) and key not in _BOOKKEEPING]
@@ -204,9 +237,7 @@ class Reachable:
                 continue
             own = vars(base)
             if self._executed is not None:
-                keys = [
-                    key for key in own if key in self._names or _is_dunder_method(key, own[key])
-                ]
+                keys = [key for key in own if key in self._names or self._ran(own[key])]
                 awaited = self._names.__contains__
                 self._hold(Names(own, keys, f"{path}.", owner=base, awaited=awaited))
                 continue
@@ -220,6 +251,11 @@ class Reachable:
                 elif not key.startswith("__") and not isinstance(value, _DESCRIPTORS):
                     plain.append(key)
             self._hold(Names(own, plain, f"{path}.", owner=base))
+
+    def _ran(self, value: Any) -> bool:
+        """Whether a value of a class is a function that ran."""
+        code = getattr(getattr(value, "__func__", value), "__code__", None)
+        return self._executed is not None and id(code) in self._executed.ids
 
     def _visit_function(self, function: Any, path: str) -> None:
         ran = self._executed is None or id(function.__code__) in self._executed.ids
@@ -243,13 +279,11 @@ class Reachable:
             return
         self._codes.add((id(code), id(namespace)))
         names = described(code).names
-        found = [name for name in sorted(names) if name in namespace]
-        self._hold(Names(namespace, found, ""))
-        if self._executed is None:
-            for name in names - self._names:
-                self._names.add(name)
-                for thing, path in self._waiting.pop(name, ()):
-                    self._push(thing, path)
+        self._hold_globals(namespace, names)
+        for name in names - self._names:
+            self._names.add(name)
+            for thing, path in self._waiting.pop(name, ()):
+                self._push(thing, path)
 
     def _visit_method(self, method: Any, path: str) -> None:
         self._push(method.__self__, path.rpartition(".")[0] or "self")
@@ -280,6 +314,22 @@ class Reachable:
     def _visit_local(self, thing: Any, path: str) -> None:
         keys = [key for key in vars(thing) if key in self._names]
         self._hold(Fields(thing, keys, f"{path}."))
+
+    def _visit_proxy(self, thing: Any, path: str) -> None:
+        for behind in gc.get_referents(thing):
+            self._push(behind, path)
+
+    def _visit_bytes(self, thing: Any, path: str) -> None:
+        self._hold(Asked(functools.partial(bytes, thing), path))
+
+    def _visit_random(self, thing: Any, path: str) -> None:
+        self._hold(Asked(thing.getstate, f"the state of {path}"))
+
+    def _visit_numpy_random(self, thing: Any, path: str) -> None:
+        bits = (
+            thing.bit_generator if isinstance(thing, np.random.Generator) else thing._bit_generator
+        )
+        self._hold(Asked(lambda: str(bits.state), f"the state of {path}"))
 
     def _visit_environ(self, thing: Any, path: str) -> None:
         """`os.environ` is watched by the variables that were asked for."""
@@ -324,10 +374,6 @@ def _is_no_bookkeeping(key: str) -> bool:
     return key not in _BOOKKEEPING
 
 
-def _is_dunder_method(key: str, value: Any) -> bool:
-    return key.startswith("__") and isinstance(value, types.FunctionType)
-
-
 _FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
 _DESCRIPTORS = (
     types.MemberDescriptorType,
@@ -337,6 +383,8 @@ _DESCRIPTORS = (
 )
 _FUNCTION_FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
 _TABLES = frozenset({"_modules", "_parameters", "_buffers"})
+_TENSOR_FIELDS = ("_storage", "_chain", "_aval")
+_BUILTINS = vars(builtins)
 _BOOKKEEPING = frozenset({"_per_optimizer_states", "_isoshard_compiled"})
 """Attributes that torch's scalers and compiled steps keep for themselves."""
 _ALWAYS = frozenset(
@@ -347,7 +395,7 @@ _ALWAYS = frozenset(
         *("float", "int", "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv"),
         *("matmul", "rmatmul", "neg", "pow", "eq", "lt", "le", "gt", "ge", "torch_function"),
     )
-) | {"forward"}
+) | {"forward", "backward", "setup_context"}
 _CLOSED = frozenset(
     {
         *("builtins", "torch", "jax", "jaxlib", "numpy", "isoshard", "logging", "threading"),
@@ -363,7 +411,7 @@ _CLOSED = frozenset(
 _OPEN_STDLIB = frozenset({"types", "argparse", "collections"})
 _ATOMS = frozenset(
     {
-        *(bool, int, float, complex, str, bytes, bytearray, type(None), type(...), range, slice),
+        *(bool, int, float, complex, str, bytes, type(None), type(...), range, slice),
         *(torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout),
         *(np.dtype, types.BuiltinFunctionType, types.CodeType, types.GetSetDescriptorType),
         *(types.MethodWrapperType, types.WrapperDescriptorType, types.MethodDescriptorType),
@@ -385,4 +433,10 @@ _VISITS: dict[type, _Visit] = {
     contextvars.ContextVar: Reachable._visit_asked,
     threading.local: Reachable._visit_local,
     type(os.environ): Reachable._visit_environ,
+    types.MappingProxyType: Reachable._visit_proxy,
+    array.array: Reachable._visit_bytes,
+    bytearray: Reachable._visit_bytes,
+    random.Random: Reachable._visit_random,
+    np.random.Generator: Reachable._visit_numpy_random,
+    np.random.RandomState: Reachable._visit_numpy_random,
 }

@@ -272,6 +272,17 @@ class Recording:
         program.forget(self.tape)
         return True
 
+    def makes_state(self, slots: set[int]) -> bool:
+        """Whether these results are state that optimizers made for parameters."""
+        state = {
+            tensor._storage.value.slot
+            for optimizer in self.found.optimizers
+            for values in optimizer.state.values()
+            for tensor in values.values()
+            if isinstance(tensor, base.LazyTensor) and self.is_computed(tensor._storage.value)
+        }
+        return slots <= state
+
     def execute(self) -> Any:
         """Execute the step as it was recorded, without making a replay; gives its result."""
         self.tape.scalars = [present(scalar) for scalar in self.tape.scalars]

@@ -180,7 +180,7 @@ class CompiledStep:
                 return recording.execute()
             assembly = Assembly(recording, line_of(self.step))
             plan, escaped = assembly.plan()
-            if escaped and may_open:  # state was created: capture the next call
+            if escaped and (may_open or recording.makes_state(escaped)):  # capture the next call
                 self._opened.add(key)
                 return recording.execute()
             if escaped:
