@@ -50,6 +50,19 @@ class HostOps(TorchDispatchMode):
         self._numbers: dict[int, int] = {}
         self._fresh: list[tuple[torch.Tensor, torch.Tensor]] = []
 
+    def refuse(self, what: str) -> None:
+        """Refuse what a replay could not give, and remember that it was asked for.
+
+        Raises:
+            CaptureError: always.
+        """
+        self.refused = CaptureError(
+            f"{metrics.user_location()}: a compiled step needs {what} in the middle of the step, "
+            "which a replay could not repeat. Return the tensor from the step and read it outside "
+            "(for a Python branch, use torch.where)."
+        )
+        raise self.refused
+
     def made_here(self, tensor: torch.Tensor) -> bool:
         """Whether a CPU tensor was computed inside the step."""
         return self._made.get(id(tensor)) is tensor

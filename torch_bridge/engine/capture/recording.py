@@ -17,6 +17,9 @@ from torch.utils import _pytree as pytree
 
 from .. import base, program, random
 from .. import tape as tapes
+from ..log import Log, visible
+from ..recipes import RECIPES, Recipe
+from ..recorder import recorder, replace
 from ..value import Aval, Storage, Value
 from .arguments import has_gradient
 from .compiling import compiling
@@ -26,9 +29,6 @@ from .sealed import sealed
 from .symbolic import CaptureError, Table, present
 from .watch import Snapshot, Watched
 from .zeroing import Zeroing
-
-ACTIVE: list[HostOps] = []
-"""The CPU work of the step that is being recorded; empty while none is."""
 
 
 class Recording:
@@ -65,7 +65,7 @@ class Recording:
         self.table = Table()
         self.host = HostOps(self.table)
         self.tape = tapes.Tape()
-        self.log = base.Log(self.tape)
+        self.log = self.tape.log = Log(self.tape)
         self.random = random.Mark()
         self.snapshot = Snapshot(watched, self.tensors)
         self.zeroing = Zeroing(watched, self.is_written)
@@ -76,19 +76,20 @@ class Recording:
     def run(self, step: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """Run the step on the tape, and keep its result without the autograd graph behind it."""
         rates = self._symbolic_rates()
-        ACTIVE.append(self.host)
+        self.tape.capture = self.host
         try:
             with self.on_tape(), self.random, self.zeroing, compiling(), self.host:
                 self._keep(step(*args, **kwargs))
             if self.host.refused is not None:  # and caught: `logging` goes on after an error
                 raise self.host.refused
+            self._refuse_disturbed()
             if any(group["lr"] is not symbol for group, _, symbol in rates):
                 raise CaptureError(
                     "a learning rate was changed inside the compiled step (by a scheduler?), which "
                     "a replay would not repeat; call scheduler.step() after the compiled step"
                 )
         finally:
-            ACTIVE.pop()
+            self.tape.capture = None
             for group, rate, _ in rates:
                 group["lr"] = rate
 
@@ -105,13 +106,29 @@ class Recording:
     @contextlib.contextmanager
     def on_tape(self) -> Iterator[None]:
         """Let operations go to the step's tape, and note the memory they touch."""
-        before = tapes.replace(self.tape)
-        log = base.use_log(self.log)
+        around = recorder()
+        self.tape.regions, self.tape.source = around.regions, around.source
+        replace(self.tape)
         try:
             yield
         finally:
-            base.use_log(log)
-            tapes.replace(before)
+            replace(around)
+
+    def _refuse_disturbed(self) -> None:
+        """Raise if another thread wrote to memory that the step works on.
+
+        Raises:
+            CaptureError: one has; what it wrote stays.
+        """
+        disturbed = self.log.disturbed()
+        if disturbed:
+            metas = [storage.aval.meta for storage in disturbed]
+            named = ", ".join(f"{tuple(meta.size)} {meta.dtype}" for meta in metas[:5])
+            raise CaptureError(
+                f"another thread wrote to memory that a compiled step uses while the step was "
+                f"being captured ({named}{', ..' if len(metas) > 5 else ''}), and its values stay. "
+                "Let it wait until the first call of the step has returned, and call that again."
+            )
 
     def _symbolic_rates(self) -> list[tuple[dict[str, Any], Any, Any]]:
         rates = []
@@ -136,14 +153,12 @@ class Recording:
         self.put_back()
         self.snapshot.restore()
         self.random.restore()
-        if self.tape.values:
-            program.forget(self.tape)
-        self.log.storages.clear()
+        self.tape.forget()
+        self.log.clear()
 
     def put_back(self) -> None:
-        """Give every storage the value it had before the step."""
-        for storage, first in self.log.storages.values():
-            storage.value = first
+        """Give every storage that the step wrote the value it had before."""
+        self.log.put_back()
 
     def restart_with_state(self) -> bool:
         """If an optimizer made its state in this step, as zeros: undo the step, keep the state.
@@ -172,15 +187,16 @@ class Recording:
         for storage in created:
             shape, dtype = storage.aval.token
             storage.value = Value(np.zeros(shape, dtype), storage.value.layout)
-        self.log.storages.clear()
-        program.forget(self.tape)
+        self.log.clear()
+        self.tape.forget()
         return True
 
     def execute(self) -> Any:
         """Execute the step as it was recorded, without making a replay; gives its result."""
         self.tape.scalars = [present(scalar) for scalar in self.tape.scalars]
-        self.log.storages.clear()
+        self.log.clear()
         self.log.uploads.clear()
+        self.tape.log = None
         program.execute(self.tape)
         leaves = [sealed(leaf) if id(leaf) in self.differentiable else leaf for leaf in self.leaves]
         return pytree.tree_unflatten(leaves, self.structure)
@@ -202,11 +218,11 @@ class Recording:
         """Whether the step wrote to memory that was there before."""
         storage = getattr(tensor, "_storage", None)
         noted = self.log.storages.get(id(storage))
-        return noted is not None and noted[0].value is not noted[1]
+        return noted is not None and visible(noted[0]) is not noted[1]
 
     def is_computed(self, value: Value) -> bool:
         """Whether a value is a result of an operation of the step."""
-        return value.tape is self.tape and value.slot not in self.tape.leaves
+        return value.tape is self.tape
 
 
 def makers(tape: tapes.Tape) -> list[str]:
@@ -214,16 +230,14 @@ def makers(tape: tapes.Tape) -> list[str]:
     names: list[str] = []
     for entry in tape.program:
         if isinstance(entry[0], int):
-            recipe = tapes.RECIPES[entry[0]]
+            recipe = RECIPES[entry[0]]
             names += [recipe.name] * recipe.count
         else:
             names.append("an input")
     return names
 
 
-_RATE = tapes.Recipe(
-    "rate", lambda _inputs, scalars, _key: [scalars[0].astype("float32")], 1, lifted=1
-)
+_RATE = Recipe("rate", lambda _inputs, scalars, _key: [scalars[0].astype("float32")], 1, lifted=1)
 
 
 def _rate(group: dict[str, Any]) -> float:
