@@ -2,7 +2,8 @@
 
 The collectives of several programs in flight wait for each other's threads there; with few cores
 none gets on, and XLA ends the process. Whoever starts programs in a loop calls `wait` before each
-and `note` after it; recording, tracing and loading go on meanwhile, so nothing is lost.
+and `note` after it, or both with `turn`, which also keeps threads apart; recording, tracing and
+loading go on meanwhile, so nothing is lost.
 
 >>> import jax.numpy as jnp
 >>> from isoshard.core.mesh import make_mesh
@@ -17,8 +18,10 @@ True
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 from jax.core import Tracer
@@ -41,3 +44,18 @@ def wait() -> None:
         devices = array.sharding.device_set
         if len(devices) > 1 and next(iter(devices)).platform == "cpu":
             array.block_until_ready()
+
+
+@contextlib.contextmanager
+def turn() -> Iterator[Callable[[Sequence[jax.Array]], None]]:
+    """Context in which this thread alone starts a program.
+
+    Yields:
+        What its results are to be given to, as to `note`.
+    """
+    with _STARTING:
+        wait()
+        yield note
+
+
+_STARTING = threading.RLock()

@@ -40,6 +40,7 @@ from torch._guards import CompileContext
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.flatten import import_tensor
+from isoshard.torch_bridge.engine.log import noted_in
 from isoshard.torch_bridge.engine.metas import Meta
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval, Value
@@ -127,7 +128,7 @@ class Graph:
         def compute(arrays: Sequence[Any], _scalars: Any, draw: Any) -> list[Any]:
             given = iter(arrays)
             leaves = [
-                base.fresh(leaf, Value(next(given))) if isinstance(leaf, Aval) else leaf
+                base.fresh(leaf, Value.handed(next(given))) if isinstance(leaf, Aval) else leaf
                 for leaf in key
             ]
             with tapes.immediately(_keys(draw)), torch.no_grad():
@@ -147,12 +148,9 @@ class Graph:
         run: Any = torch.compiler.disable(compute)
         shapes = [jax.ShapeDtypeStruct(*leaf.token) for leaf in key if isinstance(leaf, Aval)]
         draw = jax.eval_shape(lambda: jax.random.key(0)) if self.random else None
-        log = base.use_log(None)  # a step that is being captured touches none of these tensors
-        try:
-            with jax.numpy_dtype_promotion("standard"):
-                found = jax.eval_shape(lambda arrays, draw: run(arrays, (), draw), shapes, draw)
-        finally:
-            base.use_log(log)
+        # A step that is being captured touches none of these tensors.
+        with noted_in(None), jax.numpy_dtype_promotion("standard"):
+            found = jax.eval_shape(lambda arrays, draw: run(arrays, (), draw), shapes, draw)
         recipe = Recipe(self.name, run, len(found), random=self.random, detail=self)
         return _Signature(recipe, tuple(outputs))
 

@@ -243,12 +243,12 @@ def called(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             continue
         array = jax.lax.stop_gradient(next(arrays)) if constant else next(arrays)
         if isinstance(kind, int):
-            base.write(args[kind], Value(array))
+            base.write(args[kind], Value.handed(array))
             results.append(args[kind])
         else:
             results.append(wrap(array, kind))
     for number in call.changed:
-        base.write(args[number], Value(jax.lax.stop_gradient(next(arrays))))
+        base.write(args[number], Value.handed(jax.lax.stop_gradient(next(arrays))))
     return results[0] if call.alone else tuple(results)
 
 

@@ -43,7 +43,7 @@ def wrap(leaf: Any, dtype: torch.dtype | None = None) -> Any:
     if not isinstance(leaf, jax.Array):
         return leaf
     aval = Aval.contiguous(tuple(leaf.shape), dtype or logical_dtype(leaf.dtype))
-    return base.fresh(aval, Value(leaf))
+    return base.fresh(aval, Value.handed(leaf))
 
 
 def unwrap(leaf: Any) -> Any:

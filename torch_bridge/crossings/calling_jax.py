@@ -39,6 +39,7 @@ from isoshard.torch_bridge.dtensor.exchange import is_dtensor
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine import aside, base
 from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.log import note_constant
 from isoshard.torch_bridge.engine.special import upload
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval, Value
@@ -208,7 +209,7 @@ def _tensor_of(array: Any) -> base.LazyTensor:
     value = Value.of(jnp.asarray(array), shared=True)
     aval = Aval.contiguous(tuple(array.shape), logical_dtype(value.array.dtype))
     tensor = base.fresh(aval, value)
-    base.note_constant(value)
+    note_constant(value)
     return tensor
 
 

@@ -31,13 +31,14 @@ from torch.utils import _pytree as pytree
 from isoshard.torch_bridge.dtypes import logical_dtype
 
 from . import base, random
-from . import tape as tapes
-from .tape import RECIPES as recipes
-from .tape import Recipe
+from .log import Log, note_constant, noted_in
+from .recipes import RECIPES as recipes
+from .recipes import Recipe
+from .recorder import Recorder, materialize, recorder, replace
 from .value import Aval, Storage, Value
 
 
-class Aside:
+class Aside(Recorder):
     """Where operations are recorded aside.
 
     Attributes:
@@ -52,10 +53,10 @@ class Aside:
         tokens: shape and dtype of each input, by slot.
     """
 
-    failed = False
-
     def __init__(self) -> None:
         """Nothing recorded yet."""
+        super().__init__()
+        self.opened = True
         self.program: list[Any] = []
         self.scalars: list[Any] = []
         self.draws: list[int | random.Word] = []
@@ -64,7 +65,7 @@ class Aside:
         self.aliases: list[tuple[base.LazyTensor, base.LazyTensor]] = []
         self.frozen: list[weakref.ref[base.LazyTensor]] = []
         self.tokens: dict[int, tuple[tuple[int, ...], Any]] = {}
-        self.log = _Touched(self)
+        self.log = self._touched = _Touched(self)
         self._makers: list[tuple[int, ...] | None] = []
         self._values: list[Value] = []
         self._foreign: dict[int, int] = {}
@@ -76,20 +77,18 @@ class Aside:
 
     def input(self, aval: Aval, *, requires_grad: bool = False) -> base.LazyTensor:
         """A tensor that stands for a value to come."""
-        before = base.use_log(None)
-        try:
+        with noted_in(None):
             tensor = base.fresh(aval, self._leaf(*aval.token))
-        finally:
-            base.use_log(before)
-        self.log.created[id(tensor._storage)] = -1
+        self._touched.created[id(tensor._storage)] = -1
         self._given[id(tensor)] = (tensor, tensor._storage.value)
         tensor.requires_grad_(requires_grad)
         return tensor
 
     def __enter__(self) -> None:
         """Record here from now on."""
-        self._before = tapes.replace(self), base.use_log(self.log)
-        self.log.host = None if self._before[1] is None else self._before[1].host
+        self.take_over(recorder())
+        self.log = self._touched
+        self._before = replace(self)
         self._mark = random.Mark()
         self._mark.__enter__()
         self._mode.__enter__()
@@ -101,11 +100,9 @@ class Aside:
         self._mark.__exit__(*exc)
         draws = self._mark.draws().words
         self._mark.restore()
-        recorder, log = self._before
-        tapes.replace(recorder)
-        base.use_log(log)
+        replace(self._before)
         for value in self.constants:
-            base.note_constant(value)
+            note_constant(value)
         if exc[0] is None:
             self.draws += [self._relative(draw) for draw in draws]
 
@@ -121,7 +118,7 @@ class Aside:
             )
         return offset
 
-    # What a recorder does; see `tape.Recorder`.
+    # What a recorder does.
 
     def record(
         self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any] = ()
@@ -131,7 +128,7 @@ class Aside:
         self.program.append(entry)
         self.scalars += scalars
         if recipe.random:
-            random.take()
+            random.take(self)
         return [self._new(entry) for _ in range(recipe.count)]
 
     def view(self, whole: Value, chain: Any) -> Value | None:
@@ -151,7 +148,7 @@ class Aside:
         found = self._foreign.get(id(value))
         if found is None:
             if value.array is None:
-                tapes.materialize([value])
+                materialize([value])
             array: Any = value.array
             found = self._meet(value, array.shape, array.dtype)
             self.constants.append(value)
@@ -224,7 +221,7 @@ class Aside:
         self.aliases = []
         self._mode.forget()
 
-    def refuse(self) -> None:
+    def check_execution(self) -> None:
         """Raise for a value that is wanted now.
 
         Raises:
@@ -269,11 +266,11 @@ class Aside:
         return value
 
 
-class _Touched(base.Log):
+class _Touched(Log):
     """Hands memory from before to an `Aside` when it is first read or written."""
 
     def __init__(self, aside: Aside):
-        super().__init__(tapes.Tape())
+        super().__init__(Recorder())
         self._aside = aside
 
     def touch(self, storage: Storage) -> None:
@@ -291,7 +288,7 @@ class _Aliasing(TorchFunctionMode):
         self._begun = _sequence()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not torch.is_grad_enabled() or tapes.recorder() is not self._aside:
+        if not torch.is_grad_enabled() or recorder() is not self._aside:
             return func(*args, **(kwargs or {}))
         args, kwargs = pytree.tree_map_only(base.LazyTensor, self.inside, (args, kwargs or {}))
         return func(*args, **kwargs)
@@ -325,15 +322,15 @@ def inside(tensors: Sequence[Any]) -> list[Any]:
 
     Operators find it by themselves; a `torch.autograd.Function` is given its arguments as they are.
     """
-    recorder = tapes.recorder()
-    if not isinstance(recorder, Aside) or not torch.is_grad_enabled():
+    here = recorder()
+    if not isinstance(here, Aside) or not torch.is_grad_enabled():
         return list(tensors)
-    return [recorder.alias(tensor) for tensor in tensors]
+    return [here.alias(tensor) for tensor in tensors]
 
 
 def is_recording() -> bool:
     """Whether this thread records aside."""
-    return isinstance(tapes.recorder(), Aside)
+    return isinstance(recorder(), Aside)
 
 
 def _sequence() -> int:

@@ -6,7 +6,6 @@ Users meet its subclass `XLAShardedTensor`; the engine makes tensors of whicheve
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +14,9 @@ import torch
 
 from isoshard.core import metrics
 
-from . import tape as tapes
-from .tape import Recipe
+from .log import note_constant, visible
+from .recipes import Recipe
+from .recorder import Recorder, recorder
 from .value import Aval, Storage, Value, too_wide
 from .views import Chain
 
@@ -94,11 +94,12 @@ def view_of(tensor: LazyTensor, aval: Aval, chain: Chain, offset: int) -> LazyTe
     return new_tensor(aval, tensor._storage, chain, offset)
 
 
-def fresh(aval: Aval, value: Value) -> LazyTensor:
-    """A tensor with a storage of its own."""
+def fresh(aval: Aval, value: Value, here: Recorder | None = None) -> LazyTensor:
+    """A tensor with a storage of its own; `here` is `recorder()`, where that is known."""
     storage = Storage(value, aval)
-    if _LOG is not None:
-        _LOG.created[id(storage)] = value.slot
+    log = recorder().log if here is None else here.log
+    if log is not None:
+        log.created[id(storage)] = value.slot
     return new_tensor(aval, storage, Chain.root(aval))
 
 
@@ -111,50 +112,6 @@ def adopt(tensor: LazyTensor, other: LazyTensor) -> None:
     tensor._aval = other._aval
 
 
-@dataclasses.dataclass
-class Log:
-    """What a capture needs to know of the memory that a step touches.
-
-    Attributes:
-        tape: where the step is recorded.
-        storages: by id, each storage that was there before the step, with its value at first touch.
-        uploads: values brought from the host inside the step.
-        created: the slot of the first value of each storage made inside the step, by id.
-        host: what notes the step's operations on CPU tensors, if anything does.
-    """
-
-    tape: tapes.Tape
-    storages: dict[int, tuple[Storage, Value]] = dataclasses.field(default_factory=dict)
-    uploads: list[Value] = dataclasses.field(default_factory=list)
-    created: dict[int, int] = dataclasses.field(default_factory=dict)
-    host: Any = None
-
-    def touch(self, storage: Storage) -> None:
-        """Note a storage when it is first read or written."""
-        if id(storage) in self.storages:
-            return
-        value = storage.value
-        computed_here = value.tape is self.tape and value.slot not in self.tape.leaves
-        if not computed_here and not any(value is upload for upload in self.uploads):
-            self.storages[id(storage)] = (storage, value)
-
-
-_LOG: Log | None = None
-
-
-def use_log(log: Log | None) -> Log | None:
-    """Note what is touched in `log` from now on; returns the log used before."""
-    global _LOG
-    old, _LOG = _LOG, log
-    return old
-
-
-def note_constant(value: Value) -> None:
-    """Let a captured step use this value in every replay."""
-    if _LOG is not None:
-        _LOG.uploads.append(value)
-
-
 def note_operand(
     value: Value, tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
@@ -165,20 +122,24 @@ def note_operand(
         tensor: the tensor on the CPU.
         change: what was done to it before it went to the device.
     """
-    if _LOG is not None and _LOG.host is not None:
-        _LOG.host.operand(value, tensor, change)
+    capture = recorder().capture
+    if capture is not None:
+        capture.operand(value, tensor, change)
 
 
 def read(tensor: LazyTensor) -> Value:
     """The current value of a tensor."""
+    here = recorder()
     storage = tensor._storage
-    if _LOG is not None:
-        _LOG.touch(storage)
+    if here.log is not None:
+        here.log.touch(storage)
+    value = storage.value
+    if value.array is None and value.tape is not here:
+        value = visible(storage)
     chain = tensor._chain
     if not chain.ops:
-        return storage.value
-    recorder = tapes.recorder()
-    known = recorder.view(storage.value, chain)
+        return value
+    known = here.view(value, chain)
     if known is not None:
         return known
     recipe = chain.recipes.get("read")
@@ -186,30 +147,43 @@ def read(tensor: LazyTensor) -> Value:
         recipe = chain.recipes["read"] = Recipe(
             "view", lambda arrays, _scalars, _key: [chain.read(arrays[0])], 1, detail=chain
         )
-    value = recorder.record(recipe, (storage.value,))[0]
-    tapes.recorder().keep_view(storage.value, chain, value)
-    return value
+    part = here.record(recipe, (value,))[0]
+    recorder().keep_view(value, chain, part)
+    return part
 
 
-def write(tensor: LazyTensor, value: Value) -> None:
-    """Replace the elements that `tensor` views."""
-    storage = tensor._storage
-    if _LOG is not None:
-        _LOG.touch(storage)
+def write(tensor: LazyTensor, value: Value, here: Recorder | None = None) -> None:
+    """Replace the elements that `tensor` views; `here` is `recorder()`, where that is known."""
+    here = recorder() if here is None else here
+    storage, log = tensor._storage, here.log
+    if log is not None:
+        log.touch(storage)
     chain = tensor._chain
-    if not chain.ops:
+    if chain.ops:
+        recipe = chain.recipes.get("write")
+        if recipe is None:
+            recipe = chain.recipes["write"] = Recipe(
+                "write",
+                lambda arrays, _scalars, _key: [chain.write(arrays[0], arrays[1])],
+                1,
+            )
+        whole = here.record(recipe, (visible(storage), value))[0]
+        storage.write(whole)
+        recorder().keep_view(whole, chain, value)
+    else:
         storage.write(value)
-        return
-    recipe = chain.recipes.get("write")
-    if recipe is None:
-        recipe = chain.recipes["write"] = Recipe(
-            "write",
-            lambda arrays, _scalars, _key: [chain.write(arrays[0], arrays[1])],
-            1,
-        )
-    whole = tapes.recorder().record(recipe, (storage.value, value))[0]
-    storage.write(whole)
-    tapes.recorder().keep_view(whole, chain, value)
+    if log is not None:
+        log.wrote(storage)
+
+
+def move(tensor: LazyTensor, layout: int) -> None:
+    """Ask for another layout of the computed value of a tensor that is all of its memory."""
+    storage, log = tensor._storage, recorder().log
+    if log is not None:
+        log.touch(storage)
+    storage.moved(layout)
+    if log is not None:
+        log.wrote(storage)
 
 
 def host_value(tensor: torch.Tensor, *, snapshot: bool = True) -> Value:

@@ -19,9 +19,7 @@ from . import layouts
 from .refine import refined
 
 if TYPE_CHECKING:
-    from .program import Plan
-
-Blocks = tuple[BlockLayout | None, ...]
+    from .execution_plan import Blocks, Plan
 
 
 def has_blocks(numbers: Iterable[int]) -> bool:

@@ -15,7 +15,7 @@ from isoshard.core import metrics
 from isoshard.core.errors import RecompilationWarning
 
 from . import regions
-from . import tape as tapes
+from .recipes import RECIPES
 
 _SEEN: list[tuple[Any, Family]] = []
 _KEPT = 64  # plans remembered for comparison
@@ -82,7 +82,7 @@ def _names(plan: Any) -> tuple[str, ...]:
 
 
 def _name(entry: Any) -> str:
-    return tapes.RECIPES[entry[0]].name if isinstance(entry[0], int) else "input"
+    return RECIPES[entry[0]].name if isinstance(entry[0], int) else "input"
 
 
 def _entries(plan: Any) -> list[Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from isoshard.core.domain import lay_in_blocks
 
 from . import layouts
-from . import tape as tapes
+from .recipes import Recipe
+from .recorder import materialize, recorder
 from .refine import refined
-from .tape import Recipe
+from .tape import Tape
 from .value import Value
 
 _RECIPES: dict[int, Recipe] = {}
@@ -27,20 +28,22 @@ def constrain(value: Value, layout: int) -> Value:
             return [lay_in_blocks(arrays[0], layouts.layout(refined(layout)))]
 
         recipe = _RECIPES[layout] = Recipe("mark_sharding", run, 1, detail=layout)
-    tape = tapes.recorder()
-    if isinstance(tape, tapes.Tape) and value.tape is tape and not tape.joins(layout):
-        tapes.materialize([value])
+    tape = recorder()
+    if isinstance(tape, Tape) and value.tape is tape and not tape.joins(layout):
+        materialize([value])
+        value.shared = True  # two values with one array
         value = Value(value.array, layout)
-        tape = tapes.recorder()
+        value.shared = True
+        tape = recorder()
     result = tape.record(recipe, (value,))[0]
     if result.array is None:
         result.layout = layout
-        if isinstance(result.tape, tapes.Tape):
+        if isinstance(result.tape, Tape):
             result.tape.marks.add(layout)
     return result
 
 
-def same(tape: tapes.Tape, value: Value) -> Value:
+def same(tape: Tape, value: Value) -> Value:
     """Record a copy of a value on a tape."""
     result = tape.record(_SAME, (value,))[0]
     result.layout = value.layout

@@ -23,11 +23,12 @@ import torch
 from isoshard.torch_bridge.lowerings import registry
 
 from . import base, checks, decompose, generators, kernels, layouts
-from . import tape as tapes
 from .call import build_call, infer
 from .capture.symbolic import present
 from .flatten import Flattener
-from .tape import Recipe
+from .recipes import Recipe
+from .recorder import Recorder, recorder
+from .tape import Tape
 from .twins import functional_twin, lost_defaults
 from .value import Aval, Value, check_storable, contiguous_stride
 
@@ -134,7 +135,7 @@ def prepare(func, functional, flattener, args, kwargs, tensors, scalars, *, outs
     metas = tuple(tensor._aval.meta for tensor in tensors)
     if outs is None:
         outs = infer(func, positional, named, metas, [present(scalar) for scalar in scalars])
-    if type(tapes.recorder()) is tapes.Tape:
+    if type(recorder()) is Tape:
         for out in outs:
             if out is not None:
                 check_storable(out)
@@ -169,10 +170,11 @@ def functional_handler(func: torch._ops.OpOverload) -> Handler:
             signature = prepare(func, func, flattener, args, kwargs, tensors, scalars)
             if signature.storable:  # what JAX may trace is refused on a tape, each time
                 signatures[key] = signature
-        values = record(signature, tensors, scalars)
+        here = recorder()
+        values = record(here, signature, tensors, scalars)
         outs = signature.outs
         if signature.single:
-            tensor = base.fresh(outs[0], values[0])
+            tensor = base.fresh(outs[0], values[0], here)
             if signature.like >= 0:
                 _follow(tensor, tensors[signature.like])
             return tensor
@@ -190,15 +192,17 @@ def functional_handler(func: torch._ops.OpOverload) -> Handler:
     return handler
 
 
-def record(signature: Signature, tensors: list[Any], scalars: list[Any]) -> list[Value]:
-    """Record a prepared call on the current tape."""
-    if base._LOG is None:  # the common case of `base.read`, in place: this is the hottest line
+def record(
+    here: Recorder, signature: Signature, tensors: list[Any], scalars: list[Any]
+) -> list[Value]:
+    """Record a prepared call on `recorder()`, which the caller has asked for once."""
+    if here.log is None:  # the common case of `base.read`, in place: this is the hottest line
         values = [
             base.read(tensor) if tensor._chain.ops else tensor._storage.value for tensor in tensors
         ]
     else:
         values = [base.read(tensor) for tensor in tensors]
-    return tapes.recorder().record(signature.recipe, values, scalars)
+    return here.record(signature.recipe, values, scalars)
 
 
 def _follow(tensor: base.LazyTensor, like: base.LazyTensor) -> None:
@@ -253,9 +257,10 @@ def in_place_handler(func: torch._ops.OpOverload, writes: list[str]) -> Handler:
             signature = signatures[key] = prepare(
                 func, functional, flattener, args, kwargs, tensors, scalars, outs=outs
             )
-        values = record(signature, tensors, scalars)
+        here = recorder()
+        values = record(here, signature, tensors, scalars)
         for tensor, value in zip(targets, values, strict=False):
-            base.write(tensor, value)
+            base.write(tensor, value, here)
         if many:  # torch counts the versions of single tensors itself, but not of lists
             torch.autograd.graph.increment_version(targets)
         return target if returns else None

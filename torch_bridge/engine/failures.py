@@ -22,14 +22,16 @@ import torch
 from jax.core import Tracer
 
 from . import aside, base, dispatch, special
-from .capture.recording import ACTIVE
+from .recorder import recorder
 
 _CHECK = torch.ops.aten._linalg_check_errors.default
 _on_host = special.on_host(_CHECK)
 
 
 def _check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if ACTIVE or aside.is_recording() or isinstance(base.read(args[0]).array, Tracer):
+    if recorder().capture is not None or aside.is_recording():
+        return
+    if isinstance(base.read(args[0]).array, Tracer):
         return
     _on_host(args, kwargs)
 

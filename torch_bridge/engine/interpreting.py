@@ -7,9 +7,9 @@ from typing import Any
 
 from isoshard.torch_bridge.lowerings.sharing import one_program
 
-from . import tape as tapes
 from .channels import Env, Images
 from .peephole import Rewriter
+from .recipes import RECIPES
 
 
 def interpret(
@@ -42,7 +42,7 @@ def _computed(entries: Any, needed: Any, inputs: Any, scalars: Any, keys: Any) -
             env.append(next(leaves))
             rewriter.note(None, entry, 1)
             continue
-        recipe = tapes.RECIPES[entry[0]]
+        recipe = RECIPES[entry[0]]
         floats = [scalars[taken + i] for i in range(recipe.lifted)]
         taken += recipe.lifted
         key = next(keys) if recipe.random else None
@@ -58,7 +58,7 @@ def _computed(entries: Any, needed: Any, inputs: Any, scalars: Any, keys: Any) -
 
 def needed(entries: Sequence[Any], live: Sequence[int]) -> list[bool]:
     """Which entries the results in the slots `live` depend on."""
-    counts = [tapes.RECIPES[e[0]].count if isinstance(e[0], int) else 1 for e in entries]
+    counts = [RECIPES[e[0]].count if isinstance(e[0], int) else 1 for e in entries]
     wanted = set(live)
     found = [False] * len(entries)
     slot = sum(counts)

@@ -14,6 +14,8 @@ P('x',)
 
 from __future__ import annotations
 
+import threading
+
 import jax
 
 from isoshard.core.devices import Device
@@ -29,15 +31,20 @@ _LAYOUTS: list[Layout] = []
 _NUMBERS: dict[Layout, int] = {}
 _GROUPS: list[tuple[Device, ...]] = []
 _REPLICATED: dict[int, int] = {}
+_NUMBERING = threading.Lock()
 
 
 def intern(layout: Layout) -> int:
     """The number of a layout; equal ones have equal numbers."""
     number = _NUMBERS.get(layout)
     if number is None:
-        number = _NUMBERS[layout] = len(_LAYOUTS)
-        _LAYOUTS.append(layout)
-        _GROUPS.append(_assignment(layout))
+        with _NUMBERING:
+            number = _NUMBERS.get(layout)
+            if number is None:
+                number = len(_LAYOUTS)
+                _GROUPS.append(_assignment(layout))
+                _LAYOUTS.append(layout)
+                _NUMBERS[layout] = number  # last: now others may find it
     return number
 
 

@@ -26,6 +26,7 @@ from isoshard.torch_bridge.dtypes import logical_dtype
 
 from . import base
 from . import tape as tapes
+from .log import Log, noted_in
 from .residuals import Residuals
 from .tape import Recipe
 from .value import Aval, Value
@@ -99,14 +100,11 @@ class Loop:
         self._run: Any = None  # a `_Run`, while the loops are traced
         self.written: list[int] = []
         self.residuals: list[Aval] = []
-        log = base.use_log(None)  # a step that is being captured touches none of these tensors
-        try:
-            with jax.numpy_dtype_promotion("standard"):
-                self._random = self._draws_numbers()
-                self.forward = self._trace_forward()
-                self.backward = self._trace_backward() if self._wants else None
-        finally:
-            base.use_log(log)
+        # A step that is being captured touches none of these tensors.
+        with noted_in(None), jax.numpy_dtype_promotion("standard"):
+            self._random = self._draws_numbers()
+            self.forward = self._trace_forward()
+            self.backward = self._trace_backward() if self._wants else None
         del self._layer, self._run
 
     def _draws_numbers(self) -> bool:
@@ -134,17 +132,13 @@ class Loop:
             if wants and one.wanted:
                 tensor.requires_grad_()
         run.saved = Residuals({"shared": shared, "own": own})
-        log = base.Log(tapes.Tape())
-        before = base.use_log(log)
-        try:
-            with tapes.immediately(keys), torch.set_grad_enabled(wants):
-                with run.saved.hooks() if wants else contextlib.nullcontext():
-                    # Clones, because a layer may write to what it takes.
-                    given: Any = [tensor.clone() for tensor in run.carried]
-                    run.results = self._layer(given, run.shared, run.own)
-                run.arrays = [base.read(result).array for result in run.results]
-        finally:
-            base.use_log(before)
+        log = Log(tapes.Tape())
+        with noted_in(log), tapes.immediately(keys), torch.set_grad_enabled(wants):
+            with run.saved.hooks() if wants else contextlib.nullcontext():
+                # Clones, because a layer may write to what it takes.
+                given: Any = [tensor.clone() for tensor in run.carried]
+                run.results = self._layer(given, run.shared, run.own)
+            run.arrays = [base.read(result).array for result in run.results]
         self._check(run, log, shared)
         self.written = [
             number
@@ -153,7 +147,7 @@ class Loop:
         ]
         return run
 
-    def _check(self, run: _Run, log: base.Log, shared: Sequence[Any]) -> None:
+    def _check(self, run: _Run, log: Log, shared: Sequence[Any]) -> None:
         wanted = [one.aval for one in self.carried]
         found = [result._aval for result in run.results]
         if [aval.token for aval in wanted] != [aval.token for aval in found]:
@@ -315,7 +309,7 @@ class _Run:
 
 
 def _tensors(inputs: Sequence[Input], arrays: Sequence[Any]) -> Tensors:
-    return [base.fresh(one.aval, Value(a)) for one, a in zip(inputs, arrays, strict=True)]
+    return [base.fresh(one.aval, Value.handed(a)) for one, a in zip(inputs, arrays, strict=True)]
 
 
 def _shapes(inputs: Sequence[Input]) -> list[jax.ShapeDtypeStruct]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -19,12 +20,12 @@ from isoshard.core.host import host_to_jax
 from isoshard.core.uneven import UnevenArray
 
 from . import layouts
-from . import tape as tapes
+from .recorder import materialize
 from .refine import refine, rewrap
-from .value import Value, placed_layout
+from .value import Taken, Value, placed_layout
 
 
-def place(values: Sequence[Value], also: Collection[int] = ()) -> list[jax.Array]:
+def place(values: Sequence[Value | Taken], also: Collection[int] = ()) -> list[jax.Array]:
     """Bring inputs to the devices of one program, each in its layout.
 
     A value that no layout was asked for is replicated over the devices of those that have one.
@@ -33,6 +34,15 @@ def place(values: Sequence[Value], also: Collection[int] = ()) -> list[jax.Array
         values: the inputs.
         also: layouts of the program's constraints and results, which say how fine the mesh must be.
     """
+    with _PLACING:
+        return _placed(values, also)
+
+
+_PLACING = threading.RLock()
+"""Held while values are moved, which several threads may want elsewhere."""
+
+
+def _placed(values: Sequence[Value | Taken], also: Collection[int]) -> list[jax.Array]:
     home = _home(values)
     if home is None:
         for value in values:
@@ -52,14 +62,14 @@ def place(values: Sequence[Value], also: Collection[int] = ()) -> list[jax.Array
     return [value.array for value in values]
 
 
-def planned(values: Sequence[Value], also: Collection[int] = ()) -> list[int]:
+def planned(values: Sequence[Value | Taken], also: Collection[int] = ()) -> list[int]:
     """The layouts that `place` would give inputs, without moving anything."""
     home = _home(values)
     return [layouts.UNPLACED] * len(values) if home is None else _layouts_on(home, values, also)[1]
 
 
 def _layouts_on(
-    home: int, values: Sequence[Value], also: Collection[int]
+    home: int, values: Sequence[Value | Taken], also: Collection[int]
 ) -> tuple[list[int], list[int]]:
     """Each input's layout on the devices of `home`; and the same over the mesh that fits all."""
     devices = layouts.devices(home)
@@ -76,14 +86,15 @@ def _layouts_on(
 
 def settle(values: Sequence[Value]) -> None:
     """Bring values that no program reads to the layout they were marked with."""
-    for value in values:
-        if value.layout != layouts.UNPLACED:
-            _settle(value)
-        elif isinstance(value.array, np.ndarray):
-            _bring(value, None)
+    with _PLACING:
+        for value in values:
+            if value.layout != layouts.UNPLACED:
+                _settle(value)
+            elif isinstance(value.array, np.ndarray):
+                _bring(value, None)
 
 
-def _settle(value: Value) -> None:
+def _settle(value: Value | Taken) -> None:
     array = value.array
     if isinstance(array, np.ndarray) or (
         array.sharding is not layouts.layout(value.layout) and placed_layout(array) != value.layout
@@ -92,7 +103,7 @@ def _settle(value: Value) -> None:
         value.shared = False
 
 
-def _home(values: Sequence[Value]) -> int | None:
+def _home(values: Sequence[Value | Taken]) -> int | None:
     """A layout on the devices that the program will run on, or None for the default device."""
     numbers = {value.layout for value in values} - {layouts.UNPLACED}
     best: Any = None
@@ -111,7 +122,7 @@ def _home(values: Sequence[Value]) -> int | None:
     return best
 
 
-def _bring(value: Value, layout: layouts.Layout | None) -> None:
+def _bring(value: Value | Taken, layout: layouts.Layout | None) -> None:
     array = value.array
     if isinstance(array, np.ndarray):
         started = time.perf_counter()
@@ -122,8 +133,7 @@ def _bring(value: Value, layout: layouts.Layout | None) -> None:
         else:  # every process has it whole; device_put would compare the values in a collective
             value.array = host_to_jax(array, layout)
         seconds = time.perf_counter() - started
-        origin = getattr(value, "origin", _ENGINE)
-        metrics.record_transfer("host_to_device", array.nbytes, origin, seconds)
+        metrics.record_transfer("host_to_device", array.nbytes, value.origin, seconds)
     else:
         metrics.count("transfers.between_devices")
         if isinstance(layout, BlockLayout):
@@ -141,9 +151,6 @@ def _is_here(sharding: jax.sharding.Sharding | None) -> bool:
     return sharding is None or sharding.is_fully_addressable
 
 
-_ENGINE = "(the engine)"  # zeros of optimizer state that a captured step begins with
-
-
 def array_of(value: Value) -> jax.Array:
     """The placed array of a value, computing it if need be.
 
@@ -159,7 +166,7 @@ def array_of(value: Value) -> jax.Array:
 def held(value: Value) -> Any:
     """The placed `jax.Array` or `UnevenArray` of a value, computing it if need be."""
     if value.array is None:
-        tapes.materialize([value])
+        materialize([value])
     if not isinstance(value.array, Tracer):
         settle([value])
     return value.array if isinstance(value.array, UnevenArray) else jnp.asarray(value.array)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 import threading
 import time
 import warnings
@@ -24,12 +23,15 @@ from isoshard.core.domain import lay_in_blocks
 from isoshard.torch_bridge.lowerings.partition import compiling_for
 from isoshard.torch_bridge.lowerings.sequences import splitting
 
-from . import causes, layouts, mappings, random, regions, settings
-from . import tape as tapes
-from .blocks import Blocks, has_blocks, in_blocks, padded, wrapped
+from . import causes, layouts, mappings, random, regions
+from .blocks import has_blocks, in_blocks, padded, wrapped
+from .execution_plan import Blocks, Plan, plan_of
 from .interpreting import interpret, needed
 from .placement import place
+from .recipes import RECIPES
+from .recorder import recorder, replace, wire_execute
 from .refine import refined, refining
+from .tape import Tape
 from .value import Value, placed_layout
 
 
@@ -84,55 +86,14 @@ WATCHING: list[Callable[[Program, Plan], None]] = []
 """Called after each execution, with what was executed."""
 
 
-@dataclasses.dataclass
-class Plan:
-    """A tape reduced to what compiling and running it need.
-
-    Attributes:
-        program: the entries.
-        leaves: slots of the inputs.
-        live: slots of the wanted results.
-        wanted: the layout each of them must have (`layouts.UNPLACED`: as XLA likes).
-        donated: positions in `leaves` that may be overwritten.
-        placed: the layout of each leaf.
-        draws: number of random keys.
-        lifted: number of lifted floats.
-        settings: see `settings.current`.
-        blocks: as of `Program`; known once the plan has been traced.
-    """
-
-    program: tuple[Any, ...]
-    leaves: tuple[int, ...]
-    live: tuple[int, ...]
-    wanted: tuple[int, ...]
-    donated: tuple[int, ...]
-    placed: tuple[int, ...]
-    draws: int
-    lifted: int
-    settings: tuple[Any, ...] = dataclasses.field(default_factory=settings.current)
-    blocks: Blocks = ()
-
-    def whole(self) -> jax.sharding.Sharding | None:
-        """The layout of lifted floats and random words: a copy on each device of the program."""
-        home = max(self.placed, default=layouts.UNPLACED)
-        if home == layouts.UNPLACED:
-            return None
-        return layouts.sharding(layouts.replicated_like(home))
-
-    def key(self) -> Any:
-        """Two plans with one key are the same program."""
-        made = (self.program, self.live, self.wanted, self.donated, self.placed)
-        return (*made, self.settings)
-
-
 def sync() -> None:
     """Execute everything that this thread recorded."""
-    tape = tapes.recorder()
-    if isinstance(tape, tapes.Tape) and tape.program:
+    tape = recorder()
+    if isinstance(tape, Tape) and tape.program:
         execute(tape)
 
 
-def execute(tape: tapes.Tape, only: Value | None = None) -> None:
+def execute(tape: Tape, only: Value | None = None) -> None:
     """Run a tape; afterwards each value still in use has its array.
 
     If an operation cannot be compiled its error is raised, and the tape is kept: other values are
@@ -146,11 +107,8 @@ def execute(tape: tapes.Tape, only: Value | None = None) -> None:
         CaptureError: a step is being captured on this tape.
         RuntimeError: a region of the script allows no execution, or no other program.
     """
-    tape.refuse()
-    if tape is tapes.recorder():
-        from .capture.step import refuse_if_capturing
-
-        refuse_if_capturing("the value of a tensor")
+    tape.check_execution()
+    if tape is recorder():
         regions.check(tape)
     with _EXECUTING:
         _execute(tape, only)
@@ -159,89 +117,45 @@ def execute(tape: tapes.Tape, only: Value | None = None) -> None:
 _EXECUTING = threading.RLock()
 
 
-def _execute(tape: tapes.Tape, only: Value | None) -> None:
-    if tapes.recorder() is tape:
-        tapes.replace(tapes.Tape())
-    if tape.done and not tape.values:  # another thread needed a value of it and has executed it
+def _execute(tape: Tape, only: Value | None) -> None:
+    if recorder() is tape:
+        replace(tape.renewed())
+    if tape.done and not tape.slots:  # another thread needed a value of it and has executed it
         return
-    tape.done = True
-    plan = plan_of(tape)
+    with tape.lock:
+        tape.done = True
+        plan = plan_of(tape)
     if only is not None:
         plan.live, plan.wanted, plan.donated = (only.slot,), (only.layout,), ()
     if not plan.live:
-        forget(tape)
+        tape.forget()
         return
     tape.failed = True
     also = {*tape.marks, *plan.wanted} - {layouts.UNPLACED}
-    arrays = padded(place([tape.values[slot] for slot in plan.leaves], also))
-    plan.placed = tuple(tape.values[slot].layout for slot in plan.leaves)
+    inputs = tape.inputs()
+    arrays = padded(place(inputs, also))
+    plan.placed = tuple(one.layout for one in inputs)
     program = program_of(plan, arrays, tape.scalars)
     results = run(program, plan, arrays, tape.scalars, tape.words)
     for slot, array, number in zip(plan.live, results, program.layouts or (), strict=True):
-        value = tape.values[slot]
-        value.array = array
-        value.layout = number
-        value.tape = None
+        value = tape.value(slot)
+        if value is not None:
+            value.layout, value.array, value.tape = number, array, None  # in this order
     if only is None:
-        forget(tape)
-
-
-def forget(tape: tapes.Tape) -> None:
-    """Take an executed tape apart: a value that it still held would not be donated next time."""
-    for slot in tape.leaves:
-        tape.values[slot].tape = None
-    tape.values.clear()
-
-
-_UNSEEN = 3  # references to a value that only its tape holds: the list, the loop variable, the call
-
-
-def plan_of(tape: tapes.Tape) -> Plan:
-    """Find the live results and the inputs that can be donated."""
-    leaves = tape.leaves
-    is_leaf = set(leaves)
-    place_of = {tape.values[slot].memory: position for position, slot in enumerate(leaves)}
-    live = []
-    values = tape.values
-    for slot in range(len(values)):
-        value = values[slot]
-        if sys.getrefcount(value) > _UNSEEN and slot not in is_leaf:
-            live.append(slot)
-    # JAX pairs donated inputs with results in order: put each result where the input is whose
-    # memory it takes over, or XLA copies.
-    last = len(leaves)
-    live.sort(key=lambda slot: place_of.get(values[slot].memory, last))
-    wanted = [values[slot].layout for slot in live]
-    donated = []
-    for position, slot in enumerate(leaves):
-        value = values[slot]
-        if sys.getrefcount(value) > _UNSEEN or value.shared:
-            continue
-        array = value.array
-        if sys.getrefcount(array) <= _UNSEEN and not isinstance(array, np.ndarray):
-            donated.append(position)
-    return Plan(
-        tuple(tape.program),
-        tuple(leaves),
-        tuple(live),
-        tuple(wanted),
-        tuple(donated),
-        (),
-        len(tape.words),
-        len(tape.scalars),
-    )
+        tape.forget()
 
 
 def program_of(plan: Plan, arrays: Sequence[jax.Array], scalars: Sequence[Any]) -> Program:
     """Find the program of a plan, compiling it the first time."""
     key = plan.key()
-    program = _PROGRAMS.pop(key, None)
-    if program is None:
-        started = time.perf_counter()
-        program = build(plan, arrays)
-        causes.report(plan, time.perf_counter() - started)
-        _make_room()
-    _PROGRAMS[key] = program  # last again: the first is the one not used for longest
+    with _EXECUTING:
+        program = _PROGRAMS.pop(key, None)
+        if program is None:
+            started = time.perf_counter()
+            program = build(plan, arrays)
+            causes.report(plan, time.perf_counter() - started)
+            _make_room()
+        _PROGRAMS[key] = program  # last again: the first is the one not used for longest
     return program
 
 
@@ -308,7 +222,7 @@ def layouts_in(plan: Plan) -> list[int]:
 
 def _marks(plan: Plan) -> set[int]:
     """The layouts of a plan's constraints."""
-    recipes = [tapes.RECIPES[entry[0]] for entry in plan.program if isinstance(entry[0], int)]
+    recipes = [RECIPES[entry[0]] for entry in plan.program if isinstance(entry[0], int)]
     return {recipe.detail for recipe in recipes if recipe.name == "mark_sharding"}
 
 
@@ -362,9 +276,11 @@ def run(
     numbers = np.asarray(scalars, random.scalar_dtype())
     floats = program.send("floats", numbers, plan)
     seeds = program.send("words", random.as_input(words), plan)
-    virtual.wait()
-    started = time.perf_counter()
-    results = wrapped(program.compiled(*arrays, floats, seeds), program.blocks)
+    with virtual.turn() as note:
+        started = time.perf_counter()
+        found = program.compiled(*arrays, floats, seeds)
+        note(found)
+    results = wrapped(found, program.blocks)
     samples.observe("execute_seconds", time.perf_counter() - started)
     metrics.count("executions")
     metrics.count("donated_bytes", program.donated_bytes)
@@ -372,5 +288,7 @@ def run(
         watch(program, plan)
     if program.layouts is None:
         program.layouts = [placed_layout(array) for array in results]
-    virtual.note(padded(results))
     return results
+
+
+wire_execute(execute)

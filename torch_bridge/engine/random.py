@@ -8,7 +8,7 @@ The device has one state, which `torch.manual_seed` seeds; each `Generator` has 
 
 >>> own = State(seed=7)
 >>> with drawing_from(own):
-...     take()
+...     take(recorder())
 (7, 0, 0)
 >>> own.counter
 1
@@ -20,18 +20,19 @@ import contextlib
 import dataclasses
 import itertools
 import threading
-import weakref
 from collections.abc import Iterator
 
 import jax
 import numpy as np
+
+from .recorder import Recorder, recorder
 
 Word = tuple[int, int, int]
 """Low and high half of a seed, and a counter: what a key is made of."""
 
 _LOW = 0xFFFFFFFF
 _SEEDINGS = itertools.count(1)
-_STATES: weakref.WeakSet[State] = weakref.WeakSet()
+_MOVING = threading.RLock()
 
 
 @dataclasses.dataclass(eq=False)
@@ -42,6 +43,7 @@ class State:
         seed: 64 bits.
         counter: how many keys were taken.
         seeding: another number after each `manual_seed`.
+        born: what `seeding` was at first.
     """
 
     seed: int = 0
@@ -49,8 +51,8 @@ class State:
     seeding: int = dataclasses.field(default_factory=lambda: next(_SEEDINGS))
 
     def __post_init__(self) -> None:
-        """Be found by a `Mark`."""
-        _STATES.add(self)
+        """Remember when it was made."""
+        self.born = self.seeding
 
     def word(self, offset: int = 0) -> Word:
         """The key `offset` places from here."""
@@ -58,55 +60,68 @@ class State:
 
     def manual_seed(self, seed: int) -> None:
         """Start anew; the low 64 bits of `seed` count."""
-        self.seed = int(seed) & 0xFFFFFFFFFFFFFFFF
-        self.counter = 0
-        self.seeding = next(_SEEDINGS)
+        self._go_to(int(seed) & 0xFFFFFFFFFFFFFFFF, 0, next(_SEEDINGS))
 
     def to_bytes(self) -> bytes:
         """Seed and counter as 16 bytes."""
-        if _HERE.mark is not None:
-            _HERE.mark.known[self, self.seed, self.counter] = self.seeding
+        mark = recorder().mark
+        if mark is not None:
+            mark.known[self, self.seed, self.counter] = self.seeding
         return self.seed.to_bytes(8, "little") + self.counter.to_bytes(8, "little")
 
     def from_bytes(self, raw: bytes) -> None:
         """Go on where `to_bytes` was called."""
-        self.seed = int.from_bytes(raw[:8], "little")
-        self.counter = int.from_bytes(raw[8:16], "little")
-        known = {} if _HERE.mark is None else _HERE.mark.known
-        found = known.get((self, self.seed, self.counter))
-        self.seeding = next(_SEEDINGS) if found is None else found
+        seed = int.from_bytes(raw[:8], "little")
+        counter = int.from_bytes(raw[8:16], "little")
+        mark = recorder().mark
+        found = None if mark is None else mark.known.get((self, seed, counter))
+        self._go_to(seed, counter, next(_SEEDINGS) if found is None else found)
 
+    def _go_to(self, seed: int, counter: int, seeding: int) -> None:
+        mark = recorder().mark
+        with _MOVING:
+            if mark is not None:
+                mark.meet(self)
+            self.seed, self.counter, self.seeding = seed, counter, seeding
+            if mark is not None:
+                mark.leave(self)
 
-class _Here(threading.local):
-    """What this thread draws from, and the mark that notes it."""
-
-    source: State | None = None
-    mark: Mark | None = None
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Seed, counter and seeding."""
+        return (self.seed, self.counter, self.seeding)
 
 
 STATE = State()
 """The device's own state."""
-_HERE = _Here()
 
 
-def take() -> Word:
-    """Reserve the next key."""
-    state = _HERE.source or STATE
-    word = state.word()
-    if _HERE.mark is not None:
-        _HERE.mark.note(state, word)
-    state.counter += 1
+def take(here: Recorder) -> Word:
+    """Reserve the next key.
+
+    Args:
+        here: the recorder of what draws.
+    """
+    state, mark = here.source or STATE, here.mark
+    with _MOVING:
+        word = state.word()
+        if mark is not None:
+            mark.note(state, word)
+        state.counter += 1
+        if mark is not None:
+            mark.leave(state)
     return word
 
 
 @contextlib.contextmanager
 def drawing_from(state: State) -> Iterator[None]:
     """Take keys from `state` instead of the device's own."""
-    before, _HERE.source = _HERE.source, state
+    here = recorder()
+    before, here.source = here.source, state
     try:
         yield
     finally:
-        _HERE.source = before
+        recorder().source = before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,18 +140,22 @@ class Draws:
 
     def take(self) -> list[Word]:
         """The keys for one run; moves the states."""
-        words = [one if len(one) == 3 else one[0].word(one[1]) for one in self.words]
-        for state, move in self.moves:
-            if isinstance(move, int):
-                state.counter += move
-            else:
-                state.manual_seed(move[0])
-                state.counter = move[1]
+        with _MOVING:
+            words = [one if len(one) == 3 else one[0].word(one[1]) for one in self.words]
+            for state, move in self.moves:
+                if isinstance(move, int):
+                    state.counter += move
+                else:
+                    state.manual_seed(move[0])
+                    state.counter = move[1]
         return words
 
 
 class Mark:
-    """Notes the keys that are taken inside its context, and can put every state back.
+    """Notes the keys that are taken inside its context, and can put states back.
+
+    What other threads draw from the same states meanwhile is theirs: a state that they moved is not
+    put back, so that no key is taken twice.
 
     Attributes:
         known: the seeding of states that were asked for inside: putting such a state back
@@ -144,21 +163,34 @@ class Mark:
     """
 
     def __init__(self) -> None:
-        """Remember where every state stands."""
+        """Nothing noted yet."""
         self.known: dict[tuple[State, int, int], int] = {}
-        self._starts = {state: (state.seed, state.counter, state.seeding) for state in _STATES}
+        self._begun = next(_SEEDINGS)
+        self._starts: dict[State, tuple[int, int, int]] = {}
+        self._ends: dict[State, tuple[int, int, int]] = {}
         self._words: list[tuple[State, int] | Word] = []
 
     def __enter__(self) -> None:
         """Begin to note; a mark around this one does not note what is drawn inside."""
-        self._around, _HERE.mark = _HERE.mark, self
+        here = recorder()
+        self._around, here.mark = here.mark, self
 
     def __exit__(self, *exc: object) -> None:
         """End."""
-        _HERE.mark = self._around
+        recorder().mark = self._around
+
+    def meet(self, state: State) -> None:
+        """A state is about to move; one that was made inside is seeded in each run."""
+        if state.born < self._begun:
+            self._starts.setdefault(state, state.place)
+
+    def leave(self, state: State) -> None:
+        """A state has moved."""
+        self._ends[state] = state.place
 
     def note(self, state: State, word: Word) -> None:
-        """A key is taken."""
+        """A key is about to be taken."""
+        self.meet(state)
         _, counter, seeding = self._starts.get(state, (0, 0, None))
         relative = seeding == state.seeding
         self._words.append((state, state.counter - counter) if relative else word)
@@ -167,16 +199,19 @@ class Mark:
         """What was taken."""
         moves: list[tuple[State, int | tuple[int, int]]] = []
         for state, (_, counter, seeding) in self._starts.items():
-            if state.seeding != seeding:
-                moves.append((state, (state.seed, state.counter)))
-            elif state.counter != counter:
-                moves.append((state, state.counter - counter))
+            seed, end, last = self._ends[state]
+            if last != seeding:
+                moves.append((state, (seed, end)))
+            elif end != counter:
+                moves.append((state, end - counter))
         return Draws(tuple(self._words), tuple(moves))
 
     def restore(self) -> None:
         """Put the states back to where they stood."""
-        for state, start in self._starts.items():
-            state.seed, state.counter, state.seeding = start
+        with _MOVING:
+            for state, start in self._starts.items():
+                if state.place == self._ends[state]:
+                    state.seed, state.counter, state.seeding = start
 
 
 def as_input(words: list[Word]) -> np.ndarray:

@@ -20,7 +20,8 @@ from jax.core import Tracer
 from isoshard.core.uneven import UnevenArray
 
 from . import base, placement
-from . import tape as tapes
+from .immediate import is_tracing
+from .log import visible
 
 
 def array_of(tensor: base.LazyTensor) -> jax.Array:
@@ -38,9 +39,9 @@ def held(tensor: base.LazyTensor) -> Any:
 def _part_of(tensor: base.LazyTensor) -> jax.Array | None:
     """The array of what is one element of a computed array along an axis, and nothing else."""
     ops = tensor._chain.ops
-    if len(ops) != 1 or ops[0][0] != "index" or tapes.is_tracing():
+    if len(ops) != 1 or ops[0][0] != "index" or is_tracing():
         return None
-    whole = placement.held(tensor._storage.value)
+    whole = placement.held(visible(tensor._storage))
     if isinstance(whole, Tracer | UnevenArray):
         return None
     _, axis, number = ops[0]

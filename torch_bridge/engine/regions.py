@@ -1,17 +1,18 @@
 """Regions of a script that should be one program, or few different ones.
 
-A region looks at every tape that this thread executes while it is open. It can refuse execution
-altogether (the region then ends with one program), and count how many different programs the same
-code records.
+A region looks at every tape that its thread (or asyncio task) executes while it is open. It can
+refuse execution altogether (the region then ends with one program), and count how many different
+programs the same code records.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import threading
 from typing import Any
 
 from isoshard.core import metrics
+
+from .recorder import recorder
 
 
 @dataclasses.dataclass(eq=False)
@@ -55,14 +56,6 @@ class Region:
         self.known.add(number)
 
 
-class _Here(threading.local):
-    def __init__(self):
-        self.open: list[tuple[Region, bool]] = []
-
-
-_HERE = _Here()
-
-
 class inside:
     """Context in which a region is open.
 
@@ -77,23 +70,25 @@ class inside:
 
     def __enter__(self) -> None:
         """Open it."""
-        _HERE.open.append(self._entry)
+        here = recorder()
+        self._around, here.regions = here.regions, (*here.regions, self._entry)
 
     def __exit__(self, *exc: object) -> None:
         """Close it."""
-        _HERE.open.pop()
+        recorder().regions = self._around
 
 
 def check(tape: Any) -> None:
-    """Ask the open regions whether this thread may execute a tape.
+    """Ask the open regions whether a tape may be executed here.
 
     Raises:
         RuntimeError: one of them does not allow it.
     """
-    for region, ended in _HERE.open:
+    for region, ended in recorder().regions:
         region.check(tape, ended=ended)
 
 
 def name() -> str | None:
     """The name of the innermost open region."""
-    return _HERE.open[-1][0].name if _HERE.open else None
+    found = recorder().regions
+    return found[-1][0].name if found else None

@@ -80,5 +80,5 @@ class Residuals:
     def _unpack(self, saved: Any) -> torch.Tensor:
         if not isinstance(saved, _Saved):
             return saved
-        storage = Storage(Value(self._present[saved.group][saved.number]), saved.whole)
+        storage = Storage(Value.handed(self._present[saved.group][saved.number]), saved.whole)
         return base.new_tensor(saved.aval, storage, saved.chain, saved.offset)

@@ -4,182 +4,186 @@ Every torch operation on the `jax` device becomes one entry, `(recipe number, in
 and inputs are interned to integers, so the entries of a training step are the key under which its
 compiled program is found again.
 
-A tape belongs to one thread. A value recorded on another thread's tape, or needed while JAX traces,
-is computed first (`materialize`).
+A tape belongs to one thread or asyncio task, which alone records on it. Any thread may execute it:
+a value recorded on another one's tape is computed first (`materialize`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
-
-import jax
-import jax.numpy as jnp
-from jax.core import Tracer
+import weakref
+from collections.abc import Sequence
+from typing import Any
 
 from isoshard.core.devices import Device
 from isoshard.core.errors import ShardingError
 
 from . import layouts, random
-from .value import Value
+from .immediate import Immediate, immediately, is_tracing, takes_constants
+from .recipes import RECIPES, Recipe
+from .recorder import Recorder, execute, materialize, recorder, replace, wire_new
+from .value import Taken, Value
+
+__all__ = [
+    "RECIPES",
+    "Immediate",
+    "Recipe",
+    "Recorder",
+    "Tape",
+    "immediately",
+    "is_tracing",
+    "materialize",
+    "recorder",
+    "replace",
+    "takes_constants",
+]
 
 LIMIT = 100_000
 """Entries after which a tape is executed even if nobody asked for a value."""
 
 
-class Recipe:
-    """What one kind of tape entry computes.
+class Tape(Recorder):
+    """Entries recorded by one thread or task since the last `sync`.
+
+    Results are held weakly: one that nobody can see any more need not be computed. Of an input the
+    array is held, and the value weakly: one that nobody can see any more may be overwritten.
 
     Attributes:
-        number: its place in `RECIPES`, the part of a compile key.
-        name: for error messages and reports.
-        run: `(inputs, scalars, key) -> list of arrays`, pure JAX.
-        count: how many results it has.
-        random: whether it draws random numbers.
-        lifted: how many lifted floats it takes.
-        detail: what program optimisations may want to know (an operator, or a view chain).
-    """
-
-    __slots__ = ("count", "detail", "lifted", "name", "number", "random", "run")
-
-    def __init__(
-        self,
-        name: str,
-        run: Callable[..., Sequence[Any]],
-        count: int,
-        *,
-        random: bool = False,
-        lifted: int = 0,
-        detail: Any = None,
-    ):
-        """Register a recipe."""
-        self.number = len(RECIPES)
-        self.name = name
-        self.run = run
-        self.count = count
-        self.random = random
-        self.lifted = lifted
-        self.detail = detail
-        RECIPES.append(self)
-
-
-RECIPES: list[Recipe] = []
-
-
-class Recorder(Protocol):
-    """Where operations go: a `Tape`, or `Immediate` while JAX traces."""
-
-    def record(
-        self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any] = ()
-    ) -> list[Value]:
-        """Add an operation and return its results."""
-        ...
-
-    def view(self, whole: Value, chain: Any) -> Value | None:
-        """The value of a view that was read before, or None."""
-        ...
-
-    def keep_view(self, whole: Value, chain: Any, part: Value) -> None:
-        """Remember the value of a view."""
-        ...
-
-
-class Tape:
-    """Entries recorded by one thread since the last `sync`.
-
-    Attributes:
-        values: every value it knows, by slot: inputs and results.
+        slots: what it knows, by slot: inputs, and weakly results.
         program: the compile key so far: for an input, its interned shape and dtype; for an
             operation, its recipe's number and input slots.
         leaves: slots of the inputs.
         marks: the layouts that its constraints ask for.
         scalars: the lifted floats, in order of use.
-        views: slots of views already read, by slot of the storage's value and view chain.
         words: the random keys taken.
         done: it was executed (perhaps by another thread), and takes nothing more.
         failed: it could not be executed as a whole.
         home: the devices of the mesh that its inputs lie on, in order; empty while none does.
+        lock: held while an entry is added, and while it is decided what is computed.
     """
 
     __slots__ = (
+        "_known",
+        "_views",
         "done",
         "failed",
         "home",
         "leaves",
+        "lock",
         "marks",
         "program",
         "scalars",
-        "values",
-        "views",
+        "slots",
         "words",
     )
 
     def __init__(self):
         """An empty tape."""
-        self.values: list[Value] = []
+        super().__init__()
+        self.slots: list[Taken | weakref.ref[Value]] = []
         self.program: list[Any] = []
         self.leaves: list[int] = []
         self.marks: set[int] = set()
         self.scalars: list[Any] = []
-        self.views: dict[tuple[int, Any], int] = {}
         self.words: list[random.Word] = []
         self.done = False
         self.failed = False
         self.home: tuple[Device, ...] = ()
+        self.lock = threading.RLock()
+        self._known: dict[Taken | None, int] = {}
+        self._views: dict[tuple[int, Any], tuple[int, int]] = {}
 
     def record(
         self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any] = ()
     ) -> list[Value]:
         """Add an operation and return its (recorded) results."""
-        if self.done or len(self.program) > LIMIT:
-            return self._successor().record(recipe, inputs, scalars)
-        values = self.values
+        known, slots = self._known, self.slots
         entry = [recipe.number]
-        for value in inputs:
-            if value.tape is not self:
-                if value.layout >= 0 and not self.joins(value.layout):
-                    return self._on_another_mesh(recipe, inputs, scalars)
-                self._add_leaf(value)
-            entry.append(value.slot)
-        slot = len(values)
-        results = []
-        for _ in range(recipe.count):
-            value = Value()
-            value.tape = self
-            value.slot = slot
-            slot += 1
-            results.append(value)
-        values += results
-        self.program.append(tuple(entry))
-        if scalars:
-            self.scalars += scalars
-        if recipe.random:
-            self.words.append(random.take())
-        return results
+        self.lock.acquire()  # half the price of `with`, and this is the hottest line
+        try:
+            ended = self.done or len(self.program) > LIMIT
+            for value in () if ended else inputs:
+                if value.tape is self:
+                    entry.append(value.slot)
+                    continue
+                slot = known.get(value.taken)
+                if slot is None:
+                    if value.array is None or (value.layout >= 0 and not self.joins(value.layout)):
+                        break
+                    slot = self._take(value)
+                entry.append(slot)
+            else:
+                if not ended:
+                    slot = len(slots)
+                    results = []
+                    for _ in range(recipe.count):
+                        value = Value()
+                        value.tape = self
+                        value.slot = slot
+                        slot += 1
+                        results.append(value)
+                        slots.append(_weakly(value))
+                    self.program.append(tuple(entry))
+                    if scalars:
+                        self.scalars += scalars
+                    if recipe.random:
+                        self.words.append(random.take(self))
+                    return results
+        finally:
+            self.lock.release()
+        # Not under the lock: another thread may hold one of its own while it waits for this tape.
+        if ended:
+            return self._successor().record(recipe, inputs, scalars)
+        if value.array is None:
+            given = [one if one.tape is self else _settled(one) for one in inputs]
+            return recorder().record(recipe, given, scalars)
+        return self._on_another_mesh(recipe, inputs, scalars)
 
-    def refuse(self) -> None:
-        """Nothing speaks against executing it."""
+    def forget(self) -> None:
+        """Let go of the inputs, after it was executed or if it never will be."""
+        slots = self.slots
+        for slot in self.leaves:
+            if slot < len(slots):
+                taken = slots[slot]
+                if isinstance(taken, Taken):
+                    taken.let_go(self)
+        slots.clear()
+        self._known.clear()
 
-    def _successor(self) -> Recorder:
-        """The tape to go on with after this one was executed, or grew too long."""
-        from . import program
+    def __del__(self) -> None:
+        """Nothing recorded here will be asked for any more."""
+        self.forget()
 
-        if not self.done:
-            program.execute(self)
-        if recorder() is self:
-            replace(Tape())
-        return recorder()
+    def value(self, slot: int) -> Value | None:
+        """The value of a slot; None if it is dead."""
+        found = self.slots[slot]
+        return found.value() if isinstance(found, Taken) else found()
+
+    def inputs(self) -> list[Value | Taken]:
+        """What it takes from outside, in order."""
+        found = [self.slots[slot] for slot in self.leaves]
+        return [taken.holder() for taken in found if isinstance(taken, Taken)]
+
+    def layouts(self) -> set[int]:
+        """The layouts of its inputs, and those that its constraints ask for."""
+        return {one.layout for one in self.inputs()} | self.marks
 
     def view(self, whole: Value, chain: Any) -> Value | None:
         """The value of a view that was read before."""
-        slot = self.views.get((whole.slot, chain)) if whole.tape is self else None
-        return None if slot is None else self.values[slot]
+        whole_slot = self._slot(whole)
+        if whole_slot is None:
+            return None
+        found = self._views.get((whole_slot, chain))
+        if found is None:
+            return None
+        with self.lock:
+            return None if self.done else self._revived(*found)
 
     def keep_view(self, whole: Value, chain: Any, part: Value) -> None:
         """Remember the value of a view for as long as the tape lives."""
-        if whole.tape is self and part.tape is self:
-            self.views[whole.slot, chain] = part.slot
+        whole_slot, slot = self._slot(whole), self._slot(part)
+        if whole_slot is not None and slot is not None:
+            self._views[whole_slot, chain] = slot, part.layout
 
     def joins(self, layout: int) -> bool:
         """Whether a layout is over the devices of this tape; the first one decides."""
@@ -191,6 +195,48 @@ class Tape:
             return True
         return False
 
+    def _slot(self, value: Value) -> int | None:
+        if value.tape is self:
+            return value.slot
+        return None if value.taken is None else self._known.get(value.taken)
+
+    def _revived(self, slot: int, layout: int) -> Value:
+        """The value of a slot, made again if it is dead."""
+        found = self.slots[slot]
+        if isinstance(found, Taken):
+            return found.revived()
+        value = found()
+        if value is None:
+            value = Value(None, layout)
+            value.tape, value.slot = self, slot
+            self.slots[slot] = _weakly(value)
+        return value
+
+    def _take(self, value: Value) -> int:
+        """Make a value with an array an input."""
+        taken = value.as_taken()
+        taken.take(self, value)
+        slot = self._known[taken] = len(self.slots)
+        self.leaves.append(slot)
+        self.slots.append(taken)
+        self.program.append((value.array.shape, value.array.dtype))
+        return slot
+
+    def _successor(self) -> Recorder:
+        """The tape to go on with after this one was executed, or grew too long."""
+        if not self.done:
+            execute(self)
+        if recorder() is self:
+            replace(self.renewed())
+        return recorder()
+
+    def renewed(self) -> Tape:
+        """An empty tape in the place of this one."""
+        new = Tape()
+        new.take_over(self)
+        new.opened = self.opened
+        return new
+
     def _on_another_mesh(
         self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any]
     ) -> list[Value]:
@@ -199,8 +245,6 @@ class Tape:
         Raises:
             ShardingError: this one operation has inputs on both.
         """
-        from . import program
-
         groups = {
             self.home if value.tape is self else layouts.devices(value.layout)
             for value in inputs
@@ -214,114 +258,25 @@ class Tape:
                 f"{orders}. Mark both with the same mesh, or move one with "
                 "isoshard.reshard(tensor, spec, mesh)."
             )
-        program.execute(self)
+        execute(self)
         return recorder().record(recipe, inputs, scalars)
 
-    def _add_leaf(self, value: Value) -> None:
-        array = value.array
-        if array is None:
-            materialize([value])
-            array = value.array
-        value.tape = self
-        value.slot = len(self.values)
-        self.leaves.append(value.slot)
-        self.values.append(value)
-        self.program.append((array.shape, array.dtype))
+
+_weakly = weakref.ref
 
 
-class Immediate:
-    """Runs operations at once: used while JAX traces, and inside decompositions.
+def _settled(value: Value) -> Value:
+    """A value of another recorder, computed.
 
-    Args:
-        keys: an iterator of PRNG keys for random operations, or None if there are none.
-        imports: CPU tensors among the operands are constants, and no mistake.
+    What a step writes that another thread captures is not there before the capture ends: until
+    then the memory holds what it held.
     """
-
-    __slots__ = ("imports", "keys")
-
-    def __init__(self, keys: Any = None, *, imports: bool = False):
-        """See the class."""
-        self.keys = keys
-        self.imports = imports
-
-    def record(
-        self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any] = ()
-    ) -> list[Value]:
-        """Compute an operation on arrays or tracers."""
-        arrays = []
-        for value in inputs:
-            if value.array is None:
-                materialize([value])
-            arrays.append(jnp.asarray(value.array))
-        key = None
-        if recipe.random:
-            if self.keys is None:
-                raise RuntimeError(
-                    f"{recipe.name} draws random numbers, but this function was traced without a "
-                    "key: pass rng=jax.random.key(seed) when you call it, or use .eval()"
-                )
-            key = next(self.keys)
-        lifted = [jnp.asarray(scalar, random.scalar_dtype()) for scalar in scalars]
-        with jax.numpy_dtype_promotion("standard"):
-            return [Value(array) for array in recipe.run(arrays, lifted, key)]
-
-    def view(self, whole: Value, chain: Any) -> None:
-        """Nothing is remembered: a traced value must not outlive its trace."""
-
-    def keep_view(self, whole: Value, chain: Any, part: Value) -> None:
-        """See `view`."""
+    held = value.tape
+    before = None if held is None else held.value_before(value)
+    if before is None:
+        materialize([value])
+        return value
+    return before
 
 
-class _Current(threading.local):
-    def __init__(self):
-        self.recorder: Recorder = Tape()
-
-
-_CURRENT = _Current()
-
-
-def recorder() -> Recorder:
-    """Where this thread's operations go now."""
-    return _CURRENT.recorder
-
-
-def replace(new: Recorder) -> Recorder:
-    """Send this thread's operations elsewhere; returns what took them before."""
-    old = _CURRENT.recorder
-    _CURRENT.recorder = new
-    return old
-
-
-class immediately:
-    """Context in which operations run at once on arrays or tracers."""
-
-    def __init__(self, keys: Any = None, *, imports: bool = False):
-        """See `Immediate`."""
-        self._new = Immediate(keys, imports=imports)
-
-    def __enter__(self) -> None:
-        """Switch."""
-        self._old = replace(self._new)
-
-    def __exit__(self, *exc: object) -> None:
-        """Switch back."""
-        replace(self._old)
-
-
-def materialize(values: Sequence[Value]) -> None:
-    """Make sure that every value has an array, executing the tapes that hold them."""
-    from . import program
-
-    for value in values:
-        if value.array is None:
-            program.execute(value.tape, value if value.tape.failed else None)
-
-
-def takes_constants() -> bool:
-    """Whether `jax_function` runs torch code on this thread: JAX differentiates what it does."""
-    return getattr(_CURRENT.recorder, "imports", False)
-
-
-def is_tracing() -> bool:
-    """Whether operations run at once, on tracers."""
-    return isinstance(_CURRENT.recorder, Immediate) or isinstance(jnp.zeros(()), Tracer)
+wire_new(Tape)

@@ -24,6 +24,7 @@ from . import base, dispatch
 from .call import infer
 from .capture.symbolic import present
 from .flatten import Flattener
+from .recorder import recorder
 
 
 def updating_handler(func: torch._ops.OpOverload) -> dispatch.Handler:
@@ -47,7 +48,7 @@ def updating_handler(func: torch._ops.OpOverload) -> dispatch.Handler:
             signature = signatures[key] = prepare(args, kwargs, tensors, scalars)
         for number in signature.written:
             dispatch.check_writable(func, tensors[number])
-        values = dispatch.record(signature, tensors, scalars)
+        values = dispatch.record(recorder(), signature, tensors, scalars)
         written = values[len(values) - len(signature.written) :]
         for number, value in zip(signature.written, written, strict=True):
             base.write(tensors[number], value)

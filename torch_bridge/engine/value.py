@@ -14,6 +14,8 @@ tensor --------------------------------^
 from __future__ import annotations
 
 import itertools
+import threading
+import weakref
 from typing import Any, ClassVar
 
 import jax
@@ -60,7 +62,7 @@ class Aval:
         key = (meta, physical_dtype(torch.int64))  # jax_enable_x64 may be switched on
         found = Aval._known.get(key)
         if found is None:
-            found = Aval._known[key] = Aval(meta)
+            found = Aval._known.setdefault(key, Aval(meta))
         return found
 
     @staticmethod
@@ -88,23 +90,102 @@ def too_wide(dtype: torch.dtype) -> str:
     )
 
 
+class Taken:
+    """The array of a value that tapes take as an input, kept though the value itself may die.
+
+    A tape holds an input's array, but not its `Value`: whether somebody can still see the value is
+    whether the `Value` is alive. If nobody can, and no other tape needs it, its memory is donated.
+
+    Attributes:
+        value: weakly, the value.
+        array: what it held when a tape took it; None while no tape needs it.
+        layout: as of the value then.
+        memory: as of the value then.
+        origin: as of the value then.
+        shared: somebody else may hold the buffer.
+        tapes: ids of the tapes that need the array and have not been executed.
+    """
+
+    __slots__ = ("array", "layout", "memory", "origin", "shared", "tapes", "value")
+
+    def __init__(self, value: Value):
+        """Of a value that is not shared, and that no tape has taken."""
+        self.value = weakref.ref(value)
+        self.array: Any = None
+        self.layout = layouts.UNPLACED
+        self.memory = -1
+        self.origin = ENGINE
+        self.shared = False
+        self.tapes: set[int] = set()
+
+    def take(self, tape: Any, value: Value) -> None:
+        """Let a tape need the array of a value that has one."""
+        with _TAKING:
+            self.tapes.add(id(tape))
+            self.layout = value.layout
+            self.array = value.array
+            self.memory = value.memory
+            self.origin = value.origin
+
+    def let_go(self, tape: Any) -> None:
+        """A tape needs it no more."""
+        with _TAKING:
+            self.tapes.discard(id(tape))
+            if not self.tapes:
+                self.array = None
+
+    def holder(self) -> Value | Taken:
+        """The value, or if it is dead this object, which has the same attributes."""
+        value = self.value()
+        return self if value is None else value
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the only tape that needs the array may overwrite its memory."""
+        return (
+            self.value() is None
+            and not self.shared
+            and len(self.tapes) == 1
+            and not isinstance(self.array, np.ndarray)
+        )
+
+    def revived(self) -> Value:
+        """The value, made again if it is dead."""
+        value = self.value()
+        if value is None:
+            value = Value(self.array, self.layout)
+            value.memory, value.taken = self.memory, self
+            if self.origin is not ENGINE:
+                value.origin = self.origin
+            self.value = weakref.ref(value)
+        return value
+
+
+_TAKING = threading.RLock()
+ENGINE = "(the engine)"
+"""The origin of a value that no line of user code brought."""
+
+
 class Value:
     """One immutable array.
+
+    It is alive as long as somebody may ask for it: a storage holds it, or code that has read it.
+    Tapes hold values weakly, compute only those that are alive, and donate the memory of inputs
+    that are not.
 
     Attributes:
         array: a `jax.Array`, an `UnevenArray`, a NumPy snapshot still on the host, or None while
             recorded.
-        tape: the tape that knows it: as a result to be computed, or as an input.
+        tape: where it was recorded, until it is computed.
         slot: its number there.
         layout: the wanted (and once placed, the actual) layout; see `layouts`.
-        shared: somebody else may hold this buffer, so it is never donated.
+        taken: what tapes hold that take it as an input; None if none has.
         memory: number of the storage it was last written to. A program's result takes over the
             buffer of the input with the same number.
-        origin: the line of user code that brought it, only for a snapshot on the host.
     """
 
-    __slots__ = ("array", "layout", "memory", "origin", "shared", "slot", "tape")
-    origin: str
+    __slots__ = ("__weakref__", "_origin", "array", "layout", "memory", "slot", "taken", "tape")
+    _origin: str
 
     def __init__(self, array: Any = None, layout: int = layouts.UNPLACED):
         """Hold `array`; a recorded value is made by a tape."""
@@ -112,7 +193,7 @@ class Value:
         self.layout = layout
         self.tape: Any = None
         self.slot = -1
-        self.shared = False
+        self.taken: Taken | None = None
         self.memory = -1
 
     @staticmethod
@@ -123,6 +204,40 @@ class Value:
             value.layout = placed_layout(array)
         value.shared = shared
         return value
+
+    @staticmethod
+    def handed(array: Any) -> Value:
+        """Hold an array (or tracer) that somebody else may hold as well, wherever it lies."""
+        value = Value(array)
+        value.shared = not isinstance(array, Tracer)
+        return value
+
+    @property
+    def shared(self) -> bool:
+        """Whether somebody else may hold this buffer, so that it is never donated."""
+        return self.taken is not None and self.taken.shared
+
+    @shared.setter
+    def shared(self, shared: bool) -> None:
+        if shared or self.taken is not None:
+            self.as_taken().shared = shared
+
+    @property
+    def origin(self) -> str:
+        """The line of user code that brought it from the host; `ENGINE` if none did."""
+        return getattr(self, "_origin", ENGINE)
+
+    @origin.setter
+    def origin(self, line: str) -> None:
+        self._origin = line
+
+    def as_taken(self) -> Taken:
+        """What tapes hold that take it as an input: one object for all of them."""
+        if self.taken is None:
+            with _TAKING:
+                if self.taken is None:
+                    self.taken = Taken(self)
+        return self.taken
 
     @property
     def placed(self) -> bool:
@@ -169,6 +284,47 @@ class Storage:
             value.layout = self.value.layout
         value.memory = self.number
         self.value = value
+
+    def moved(self, layout: int) -> Value:
+        """Hold the same array as another value, which wants another layout; returns that.
+
+        Both are shared if anybody else can see the old one.
+        """
+        old = self.value
+        taken, last = old.taken, weakref.ref(old)
+        new = Value(old.array, layout)
+        new.memory = old.memory
+        new.origin = old.origin
+        new.shared = old.shared
+        self.value = new
+        del old
+        held = last()
+        if held is not None:
+            held.shared = new.shared = True
+        elif taken is not None and taken.tapes:
+            taken.shared = new.shared = True
+        return new
+
+    def is_sole_holder(self) -> bool:
+        """Whether nobody else can see the value, so that its memory may be overwritten.
+
+        The storage gives it up for another value with the same array: if it dies, nobody else had
+        it.
+        """
+        value = self.value
+        taken = value.taken
+        if value.array is None or (taken is not None and (taken.shared or taken.tapes)):
+            return False
+        last = weakref.ref(value)
+        self.value = new = Value(value.array, value.layout)
+        new.memory = value.memory
+        new.origin = value.origin
+        del value, taken
+        held = last()
+        if held is None:
+            return True
+        self.value = held
+        return False
 
 
 def contiguous_stride(size: tuple[int, ...]) -> tuple[int, ...]:

@@ -129,8 +129,8 @@ def _plan(tensors: Sequence[torch.Tensor] | None) -> tuple[program.Plan, list[An
                 "torch_xla.sync() in each thread, or ask for the tensors of one"
             )
         plan = program.plan_of(tape)
-        slots = dict.fromkeys(value.slot for value in waiting)
-        plan.live, plan.wanted = tuple(slots), tuple(tape.values[slot].layout for slot in slots)
+        slots = {value.slot: value for value in waiting}
+        plan.live, plan.wanted = tuple(slots), tuple(value.layout for value in slots.values())
     else:
         tape = tapes.recorder()
         if not isinstance(tape, tapes.Tape) or not tape.program:
@@ -139,7 +139,7 @@ def _plan(tensors: Sequence[torch.Tensor] | None) -> tuple[program.Plan, list[An
         if not plan.live:
             return None
     plan.donated = ()
-    leaves = [tape.values[slot] for slot in plan.leaves]
+    leaves = tape.inputs()
     also = {*tape.marks, *plan.wanted} - {layouts.UNPLACED}
     plan.placed = tuple(placement.planned(leaves, also))
     structs = [

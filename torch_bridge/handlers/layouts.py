@@ -25,7 +25,6 @@ from isoshard.core.mesh import describe_mesh, mesh_of
 from isoshard.core.spec import axis_names
 from isoshard.torch_bridge.engine import base, layouts
 from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.capture.recording import ACTIVE
 from isoshard.torch_bridge.layout import marks
 
 Known = NamedSharding | BlockLayout | None  # None: whole, wherever it is needed
@@ -100,13 +99,12 @@ def _on_no_mesh(value: Any) -> bool:
     tape = value.tape
     if not isinstance(tape, tapes.Tape):
         return False
-    numbers = {tape.values[slot].layout for slot in tape.leaves} | tape.marks
-    return not any(_placed(number) for number in numbers)
+    return not any(_placed(number) for number in tape.layouts())
 
 
 def _check_known(unknown: Sequence[tuple[Path, torch.Tensor]], name: str) -> None:
     recorded = isinstance(tapes.recorder(), tapes.Tape)
-    if recorded and not ACTIVE and not tapes.is_tracing():
+    if recorded and tapes.recorder().capture is None and not tapes.is_tracing():
         return
     where = "while JAX traces" if tapes.is_tracing() else "in a step that is being captured"
     told = ", ".join(f"{place(path)} (shape {tuple(t.shape)})" for path, t in unknown)

@@ -99,13 +99,7 @@ def annotate(tensor: base.LazyTensor, sharding: Layout, *, ask: Sharding | None 
     if is_recorded(tensor) or tensor._chain.ops:
         constrain_in_place(tensor, sharding, ask)
         return
-    value = base.read(tensor)
-    moved = Value(value.array, layouts.intern(sharding))
-    moved.memory = value.memory
-    moved.shared = value.shared
-    if hasattr(value, "origin"):
-        moved.origin = value.origin
-    tensor._storage.value = moved
+    base.move(tensor, layouts.intern(sharding))
     PENDING.append(tensor._storage)
     keep(tensor, sharding, ask)
 

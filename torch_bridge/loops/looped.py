@@ -7,7 +7,7 @@ its inputs are new, and put into torch's autograd graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,9 @@ from torch.utils import _pytree as pytree
 
 from isoshard.torch_bridge.engine import aside, base
 from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.capture.executed import Executed, current
+from isoshard.torch_bridge.engine.capture.guards import Guard
+from isoshard.torch_bridge.engine.capture.reachable import Reachable
 from isoshard.torch_bridge.engine.loop import Input, Loop
 from isoshard.torch_bridge.engine.value import Aval
 
@@ -30,7 +33,7 @@ class Looped(torch.nn.Module):
     _call: Callable[..., Any] | None
     _ignore: tuple[str, ...]
     _stack: Stack
-    _loops: dict[Any, Loop]
+    _loops: dict[Any, _Traced]
     _in_turn: Callable[..., Any]
 
     def _prepare(self, checkpoint: bool, call: Any, ignore: Collection[str]) -> None:
@@ -77,8 +80,12 @@ class Looped(torch.nn.Module):
         )
         key = (structure, arguments, fixed, inputs, self._stack.modes(), _autocast())
         key = (*key, tapes.takes_constants())
-        loop = self._loops.get(_hashable(key))
-        if loop is None:
+        found = self._loops.get(_hashable(key))
+        if found is not None and not found.guard.holds():
+            self._stack = Stack(held, self._ignore)
+            self._loops.clear()
+            found = None
+        if found is None:
 
             def layer(carried: Any, shared: Any, own: Any) -> Any:
                 given = list(fixed)
@@ -92,13 +99,19 @@ class Looped(torch.nn.Module):
                 result = torch.func.functional_call(one, inside, (carried, *args), kwargs)
                 return _flat_like(result, structure)
 
-            loop = self._loops[key] = Loop(
-                layer,
-                self._depth,
-                *inputs,
-                again=self._checkpoint,
-                stacked=self._holds_stacks,
+            found = self._loops[key] = _Traced(
+                lambda: Loop(
+                    layer,
+                    self._depth,
+                    *inputs,
+                    again=self._checkpoint,
+                    stacked=self._holds_stacks,
+                ),
+                [*held, self._call],
             )
+        else:
+            found.join()
+        loop = found.loop
         results = _Scan.apply(loop, *carried, *shared, *own)
         return pytree.tree_unflatten(list(results), structure)
 
@@ -113,6 +126,31 @@ class Looped(torch.nn.Module):
         """See `__getstate__`."""
         super().__setstate__(state)
         self._stack = Stack(self._held(), self._ignore)
+
+
+class _Traced:
+    """A loop, and what the code of its layers read when it was traced.
+
+    Args:
+        trace: gives the loop.
+        behind: the layers, and what calls them.
+    """
+
+    def __init__(self, trace: Callable[[], Loop], behind: Sequence[Any]):
+        """Trace."""
+        with Executed() as self._executed:
+            self.loop = trace()
+        reachable = Reachable(self._executed)
+        for number, one in enumerate(behind):
+            reachable.follow(one, f"layer {number}")
+        reachable.follow_code(self._executed.codes)
+        self.guard = Guard(reachable.holders)
+
+    def join(self) -> None:
+        """Let a step that is being captured know what code its layers would have run."""
+        around = current()
+        if around is not None:
+            around.include(self._executed)
 
 
 class OneLayer(torch.nn.Module):

@@ -33,8 +33,8 @@ import torch
 
 from isoshard.core import metrics
 from isoshard.torch_bridge.engine import base
-from isoshard.torch_bridge.engine.capture import recording
 from isoshard.torch_bridge.engine.capture.symbolic import CaptureError
+from isoshard.torch_bridge.engine.recorder import recorder
 from isoshard.torch_bridge.engine.value import Aval, Storage, Value
 from isoshard.torch_bridge.engine.views import Chain
 
@@ -66,7 +66,7 @@ def register() -> None:
 def _first_use(theirs: Any) -> Any:
     def _lazy_init_scale_growth_tracker(self: Any, dev: torch.device) -> None:
         theirs(self, dev)
-        if recording.ACTIVE and isinstance(self._scale, base.LazyTensor):
+        if recorder().capture is not None and isinstance(self._scale, base.LazyTensor):
             self._scale = _from_before(self._init_scale, torch.float32)
             self._growth_tracker = _from_before(self._init_growth_tracker, torch.int32)
 
@@ -103,7 +103,9 @@ def _step(theirs: Any) -> Any:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        if recording.ACTIVE and isinstance(getattr(self, "_scale", None), base.LazyTensor):
+        if recorder().capture is not None and isinstance(
+            getattr(self, "_scale", None), base.LazyTensor
+        ):
             name = type(optimizer).__name__
             raise CaptureError(
                 f"{metrics.user_location()}: GradScaler.step asks on the host whether to call "

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from isoshard.torch_bridge.engine import base, dispatch, program, regions
-from isoshard.torch_bridge.engine.capture import recording
+from isoshard.torch_bridge.engine.recorder import recorder
 
 _enabled = False
 
@@ -57,6 +57,6 @@ def context(enable: bool) -> Iterator[bool]:
 def _handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record an operation and execute it, unless it belongs to a step that is one program."""
     result = dispatch.handle(func, args, kwargs)
-    if not recording.ACTIVE and regions.name() is None:
+    if recorder().capture is None and regions.name() is None:
         program.sync()
     return result

@@ -187,7 +187,7 @@ def test_no_gradients_are_kept_without_need():
     scanned = xs.scan_layers(stack(3).to("jax"))
     with torch.no_grad():
         assert not scanned(batch().to("jax")).requires_grad
-    assert all(not loop.residuals for loop in scanned._loops.values())
+    assert all(not loop.loop.residuals for loop in scanned._loops.values())
 
 
 def test_on_the_cpu_the_layers_run_in_turn():

@@ -153,10 +153,9 @@ def mesh_of_program(tensor: Any) -> DeviceMesh | None:
     tape = tensor._storage.value.tape
     if not isinstance(tape, Tape):
         return None
-    numbers = {tape.values[slot].layout for slot in tape.leaves} | tape.marks
     meshes = {
         mesh_of(sharding)
-        for number in numbers - {layouts.UNPLACED}
+        for number in tape.layouts() - {layouts.UNPLACED}
         if isinstance(sharding := layouts.sharding(number), Sharding)
     }
     return device_mesh_of(meshes.pop()) if len(meshes) == 1 else None

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from .. import base, layouts, placement, program
 from ..blocks import padded
 from ..constrain import same
+from ..log import visible
 from ..value import Storage, Value
 from .places import Argument, Computed, Gradient, New, Operand, Part, View
 from .recording import Recording, makers
@@ -84,9 +85,10 @@ class Assembly:
         """Storages from before the step that now have a value computed in it."""
         found = []
         for storage, first in self._recording.log.storages.values():
-            if storage.value is not first:
+            if visible(storage) is not first:
                 # Another tensor's memory may have been copied into it.
                 storage.value = self._own_result(storage.value)
+                self._recording.log.wrote(storage)
                 found.append(storage)
         return found
 
@@ -123,7 +125,7 @@ class Assembly:
         wanted = {storage.value.slot: storage.value.layout for storage in self._written}
         wanted |= {value.slot: value.layout for _, value, _ in self._made}
         plan.live, plan.wanted = tuple(wanted), tuple(wanted.values())
-        inputs = [tape.values[slot] for slot in plan.leaves]
+        inputs = tape.inputs()
         sources = [self._source(value) for value in inputs]
         targets = [(plan.live.index(s.value.slot), self._place(s)) for s in self._written]
         made = [self._made_mark(*one, plan.live) for one in self._made]
@@ -149,8 +151,8 @@ class Assembly:
         recording.snapshot.restore_gradients()
         draws = recording.random.draws()
         recording.random.restore()
-        program.forget(tape)
-        recording.log.storages.clear()
+        tape.forget()
+        recording.log.clear()
         return Replay(
             plan,
             found,

@@ -1,9 +1,12 @@
 """Tell the user's code that it is being traced.
 
 Libraries ask `torch.compiler.is_compiling()` before they look at values ("is every position
-attended to?") and take another way if the answer is yes. While a step is captured it is. torch's
-optimizers ask too, but mean dynamo: their arithmetic on step counts is followed by `symbolic` and
-`host`, so inside `optimizer.step()` the answer stays no.
+attended to?") and take another way if the answer is yes. While a step is captured it is, in the
+thread that captures. torch's optimizers ask too, but mean dynamo: their arithmetic on step counts
+is followed by `symbolic` and `host`, so inside `optimizer.step()` the answer stays what it was.
+
+torch keeps the answer in one variable for all threads. While steps are captured, an object stands
+there that looks at who asks.
 
 Private name used (tested with torch 2.13): `torch.compiler._is_compiling_flag`.
 """
@@ -11,36 +14,112 @@ Private name used (tested with torch 2.13): `torch.compiler._is_compiling_flag`.
 from __future__ import annotations
 
 import contextlib
+import sys
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+
+from ..recorder import recorder
 
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Context in which `torch.compiler.is_compiling()` holds, except inside optimizers.
+    """Context in which `torch.compiler.is_compiling()` holds where a recorder has a capture.
 
+    >>> from isoshard.torch_bridge.engine.tape import Tape
+    >>> tape = recorder()
     >>> with compiling():
-    ...     torch.compiler.is_compiling()
+    ...     print(bool(torch.compiler.is_compiling()))
+    ...     tape.capture = "a step"
+    ...     print(bool(torch.compiler.is_compiling()))
+    ...     tape.capture = None
+    False
     True
     """
-    before = torch.compiler._is_compiling_flag
-    handles = [
-        register_optimizer_step_pre_hook(lambda *_: _answer(before)),
-        register_optimizer_step_post_hook(lambda *_: _answer(True)),
-    ]
-    _answer(True)
+    with _CHANGING:
+        before = torch.compiler._is_compiling_flag
+        mine = before if isinstance(before, _Answer) else _Answer(before)
+        mine.captures += 1
+        _answer(mine)
     try:
         yield
     finally:
-        _answer(before)
-        for handle in handles:
-            handle.remove()
+        with _CHANGING:
+            mine.captures -= 1
+            if not mine.captures and torch.compiler._is_compiling_flag is mine:
+                _answer(mine.otherwise)
 
 
-def _answer(answer: bool) -> None:
-    torch.compiler._is_compiling_flag = answer
+class _Answer:
+    """Whether the code that asks is being traced.
+
+    Args:
+        otherwise: what torch itself would say.
+
+    Attributes:
+        otherwise: the same.
+        captures: how many steps are being captured.
+    """
+
+    def __init__(self, otherwise: bool):
+        """See the class."""
+        self.otherwise = otherwise
+        self.captures = 0
+
+    def __bool__(self) -> bool:
+        """The answer to this thread."""
+        if recorder().capture is None or _in_optimizer():
+            return bool(self.otherwise)
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        """As of a bool."""
+        return bool(self) == other
+
+    def __hash__(self) -> int:
+        """As of a bool."""
+        return hash(bool(self))
+
+    def __int__(self) -> int:
+        """As of a bool."""
+        return int(bool(self))
+
+    def __or__(self, other: Any) -> Any:
+        """As of a bool."""
+        return bool(self) | other
+
+    def __and__(self, other: Any) -> Any:
+        """As of a bool."""
+        return bool(self) & other
+
+    def __xor__(self, other: Any) -> Any:
+        """As of a bool."""
+        return bool(self) ^ other
+
+    __ror__, __rand__, __rxor__ = __or__, __and__, __xor__
+
+    def __repr__(self) -> str:
+        """As of a bool."""
+        return repr(bool(self))
+
+
+def _in_optimizer() -> bool:
+    """Whether an optimizer's `step` inside of the captured step has called what asks."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name == torch.optim.Optimizer.__module__:
+            return True
+        if name.startswith(__package__):
+            return False
+        frame = frame.f_back
+    return False
+
+
+def _answer(answer: bool | _Answer) -> None:
+    torch.compiler._is_compiling_flag = answer  # pyright: ignore[reportAttributeAccessIssue]
+
+
+_CHANGING = threading.Lock()

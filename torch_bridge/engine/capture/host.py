@@ -57,6 +57,19 @@ class HostOps(TorchDispatchMode):
         self.operands: dict[int, tuple[Any, Callable[[], torch.Tensor]]] = {}
         self.reasons: list[str] = []
 
+    def refuse(self, what: str) -> None:
+        """Refuse what a replay could not give, and remember that it was asked for.
+
+        Raises:
+            CaptureError: always.
+        """
+        self.refused = CaptureError(
+            f"{metrics.user_location()}: a compiled step needs {what} in the middle of the step, "
+            "which a replay could not repeat. Return the tensor from the step and read it outside "
+            "(for a Python branch, use torch.where)."
+        )
+        raise self.refused
+
     def made_here(self, tensor: torch.Tensor) -> bool:
         """Whether a CPU tensor was computed inside the step."""
         return self._made.get(id(tensor)) is tensor

@@ -13,8 +13,8 @@ known (`Reachable(executed)`), and only what that code names is followed.
 ...     _ = step()
 >>> found = Reachable(executed)
 >>> found.follow_code(executed.codes)
->>> [holder.name(0) for holder in found.holders if holder.read()]
-['options', 'options.beta']
+>>> [holder.name(0) for holder in found.holders if 0.5 in holder.read()]
+['options.beta']
 """
 
 from __future__ import annotations
@@ -385,8 +385,8 @@ _FUNCTION_FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
 _TABLES = frozenset({"_modules", "_parameters", "_buffers"})
 _TENSOR_FIELDS = ("_storage", "_chain", "_aval")
 _BUILTINS = vars(builtins)
-_BOOKKEEPING = frozenset({"_per_optimizer_states", "_isoshard_compiled"})
-"""Attributes that torch's scalers and compiled steps keep for themselves."""
+_BOOKKEEPING = frozenset({"_per_optimizer_states", "_isoshard_compiled", "_loops", "_stack"})
+"""Attributes that torch's scalers, compiled steps and scanned layers keep for themselves."""
 _ALWAYS = frozenset(
     f"__{name}__"
     for name in (

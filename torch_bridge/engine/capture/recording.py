@@ -18,6 +18,9 @@ from torch.utils import _pytree as pytree
 
 from .. import base, program, random
 from .. import tape as tapes
+from ..log import Log, visible
+from ..recipes import RECIPES, Recipe
+from ..recorder import recorder, replace
 from ..value import Aval, Storage, Value
 from .arguments import has_gradient
 from .compiling import compiling
@@ -34,9 +37,6 @@ from .snapshot import Snapshot, groups_of
 from .symbolic import CaptureError, Table, present
 from .tensor_guard import TensorGuard
 from .zeroing import Zeroing
-
-ACTIVE: list[HostOps] = []
-"""The CPU work of the step that is being recorded; empty while none is."""
 
 
 class Recording:
@@ -100,7 +100,7 @@ class Recording:
         self.numbers = Numbers(self.table, places)
         self.host = HostOps(self.table)
         self.tape = tapes.Tape()
-        self.log = base.Log(self.tape, host=self.host)
+        self.log = self.tape.log = Log(self.tape)
         self.random = random.Mark()
         self.snapshot = Snapshot(found, self.tensors)
         self.zeroing = Zeroing(found, self.is_written)
@@ -118,7 +118,7 @@ class Recording:
     def run(self, args: Any, kwargs: Any) -> None:
         """Run the step on the tape, and keep its result without the autograd graph behind it."""
         rates = self._symbolic_rates()
-        ACTIVE.append(self.host)
+        self.tape.capture = self.host
         try:
             with self.on_tape(), self.random, self.zeroing, compiling(), self.host:
                 with self.numbers, self.executed:
@@ -126,13 +126,14 @@ class Recording:
                 self._keep(result)
             if self.host.refused is not None:  # and caught: `logging` goes on after an error
                 raise self.host.refused
+            self._refuse_disturbed()
             if any(group["lr"] is not symbol for group, _, symbol in rates):
                 raise CaptureError(
                     "a learning rate was changed inside the compiled step (by a scheduler?), which "
                     "a replay would not repeat; call scheduler.step() after the compiled step"
                 )
         finally:
-            ACTIVE.pop()
+            self.tape.capture = None
             for group, rate, _ in rates:
                 group["lr"] = rate
             self.numbers.settle(self.found.holders)
@@ -151,7 +152,13 @@ class Recording:
         reasons = [*self.executed.reasons, *self.host.reasons, *self.reached.unwatched]
         if reasons:
             return reasons[0]
-        if self.host.kept(self.reached.tensors):
+        state = {
+            id(tensor)
+            for optimizer in self.found.optimizers
+            for values in optimizer.state.values()
+            for tensor in values.values()
+        }
+        if self.host.kept(self.reached.tensors.keys() - state):
             return "it makes a tensor on the CPU that it keeps"
         written = self.numbers.outputs()
         change = self.effects.counting(self.executed, self.reached, self.is_outer, written)
@@ -198,13 +205,29 @@ class Recording:
     @contextlib.contextmanager
     def on_tape(self) -> Iterator[None]:
         """Let operations go to the step's tape, and note the memory they touch."""
-        before = tapes.replace(self.tape)
-        log = base.use_log(self.log)
+        around = recorder()
+        self.tape.regions, self.tape.source = around.regions, around.source
+        replace(self.tape)
         try:
             yield
         finally:
-            base.use_log(log)
-            tapes.replace(before)
+            replace(around)
+
+    def _refuse_disturbed(self) -> None:
+        """Raise if another thread wrote to memory that the step works on.
+
+        Raises:
+            CaptureError: one has; what it wrote stays.
+        """
+        disturbed = self.log.disturbed()
+        if disturbed:
+            metas = [storage.aval.meta for storage in disturbed]
+            named = ", ".join(f"{tuple(meta.size)} {meta.dtype}" for meta in metas[:5])
+            raise CaptureError(
+                f"another thread wrote to memory that a compiled step uses while the step was "
+                f"being captured ({named}{', ..' if len(metas) > 5 else ''}), and its values stay. "
+                "Let it wait until the first call of the step has returned, and call that again."
+            )
 
     def _symbolic_rates(self) -> list[tuple[dict[str, Any], Any, Any]]:
         rates = []
@@ -229,14 +252,12 @@ class Recording:
         self.put_back()
         self.snapshot.restore()
         self.random.restore()
-        if self.tape.values:
-            program.forget(self.tape)
-        self.log.storages.clear()
+        self.tape.forget()
+        self.log.clear()
 
     def put_back(self) -> None:
-        """Give every storage the value it had before the step."""
-        for storage, first in self.log.storages.values():
-            storage.value = first
+        """Give every storage that the step wrote the value it had before."""
+        self.log.put_back()
 
     def restart_with_state(self) -> bool:
         """If an optimizer made its state in this step, as zeros: undo the step, keep the state.
@@ -268,8 +289,8 @@ class Recording:
         for storage in created:
             shape, dtype = storage.aval.token
             storage.value = Value(np.zeros(shape, dtype), storage.value.layout)
-        self.log.storages.clear()
-        program.forget(self.tape)
+        self.log.clear()
+        self.tape.forget()
         return True
 
     def makes_state(self, slots: set[int]) -> bool:
@@ -286,8 +307,9 @@ class Recording:
     def execute(self) -> Any:
         """Execute the step as it was recorded, without making a replay; gives its result."""
         self.tape.scalars = [present(scalar) for scalar in self.tape.scalars]
-        self.log.storages.clear()
+        self.log.clear()
         self.log.uploads.clear()
+        self.tape.log = None
         program.execute(self.tape)
         leaves = [
             sealed(leaf) if id(leaf) in self.differentiable else present(leaf)
@@ -312,11 +334,11 @@ class Recording:
         """Whether the step wrote to memory that was there before."""
         storage = getattr(tensor, "_storage", None)
         noted = self.log.storages.get(id(storage))
-        return noted is not None and noted[0].value is not noted[1]
+        return noted is not None and visible(noted[0]) is not noted[1]
 
     def is_computed(self, value: Value) -> bool:
         """Whether a value is a result of an operation of the step."""
-        return value.tape is self.tape and value.slot not in self.tape.leaves
+        return value.tape is self.tape
 
 
 def makers(tape: tapes.Tape) -> list[str]:
@@ -324,16 +346,14 @@ def makers(tape: tapes.Tape) -> list[str]:
     names: list[str] = []
     for entry in tape.program:
         if isinstance(entry[0], int):
-            recipe = tapes.RECIPES[entry[0]]
+            recipe = RECIPES[entry[0]]
             names += [recipe.name] * recipe.count
         else:
             names.append("an input")
     return names
 
 
-_RATE = tapes.Recipe(
-    "rate", lambda _inputs, scalars, _key: [scalars[0].astype("float32")], 1, lifted=1
-)
+_RATE = Recipe("rate", lambda _inputs, scalars, _key: [scalars[0].astype("float32")], 1, lifted=1)
 
 
 def _is_rate(group: dict[str, Any]) -> bool:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -17,9 +15,10 @@ from isoshard.core import metrics
 from isoshard.core.uneven import UnevenArray
 
 from .. import base, layouts, placement, program, random
-from .. import tape as tapes
 from ..blocks import padded
-from ..value import Aval, Storage, Value
+from ..log import visible
+from ..recorder import materialize
+from ..value import Storage, Value
 from .guards import Guard
 from .holders import Holder
 from .host import HostOps
@@ -81,15 +80,12 @@ class Replay:
         numbers = self.table.values()
         scalars = [filled(scalar, numbers) for scalar in self.scalars]
         donated = frozenset(self.plan.donated)
-        usual = _references(_OWN)
         arrays = [
             source
             if isinstance(source, jax.Array | UnevenArray)
             else self._from_host(position, source)
             if isinstance(source, Operand)
-            else self._array(
-                position, scene.storage(source), usual if position in donated else None
-            )
+            else self._array(position, scene.storage(source), donated=position in donated)
             for position, source in enumerate(self.sources)
         ]
         words = self.draws.take()
@@ -110,25 +106,22 @@ class Replay:
             scene.owner(number).grad = _filled(mark, scene, made)
         return outputs
 
-    def _array(self, position: int, storage: Storage, usual: tuple[int, int] | None) -> jax.Array:
-        """An input of the program.
+    def _array(self, position: int, storage: Storage, *, donated: bool) -> jax.Array:
+        """An input of the program: a copy, if it is donated and somebody else can see it.
 
         Args:
             position: of the input.
             storage: where its value is.
-            usual: if it is donated, the references to a value and its array that nobody else holds.
+            donated: whether the program overwrites its memory.
         """
-        self._settle(position, storage)
-        if usual is not None and (
-            storage.value.shared
-            or any(have > own for have, own in zip(_references(storage), usual, strict=True))
-        ):
-            array: Any = storage.value.array
-            (buffer,) = jax.tree.leaves(array)
-            metrics.count("copies")
-            metrics.count("copied_bytes", buffer.nbytes)
-            return jax.tree.map(jnp.copy, array)
-        return storage.value.array
+        self._settle(position, visible(storage))
+        if not donated or storage.is_sole_holder():
+            return visible(storage).array
+        array: Any = visible(storage).array
+        (buffer,) = jax.tree.leaves(array)
+        metrics.count("copies")
+        metrics.count("copied_bytes", buffer.nbytes)
+        return jax.tree.map(jnp.copy, array)
 
     def _from_host(self, position: int, source: Operand) -> jax.Array:
         """An input of the program that a CPU tensor holds."""
@@ -137,11 +130,10 @@ class Replay:
         placement.place([value])
         return value.array
 
-    def _settle(self, position: int, storage: Storage) -> None:
+    def _settle(self, position: int, value: Value) -> None:
         """Compute a value, and bring it to the layout that the program takes."""
-        value = storage.value
         if value.array is None:
-            tapes.materialize([value])
+            materialize([value])
         wanted = self.plan.placed[position]
         if value.layout != wanted or not isinstance(value.array, jax.Array | UnevenArray):
             value.layout = value.layout if wanted == layouts.UNPLACED else wanted
@@ -175,15 +167,3 @@ def _filled(mark: Any, scene: Scene, made: Sequence[base.LazyTensor]) -> Any:
         tensor = base.new_tensor(mark.aval, storage, mark.chain, mark.offset)
         return sealed(tensor) if mark.differentiable else tensor
     return mark
-
-
-def _references(storage: Storage) -> tuple[int, int]:
-    """How many references there are to a storage's value, and to its array."""
-    value = storage.value
-    array = value.array
-    return sys.getrefcount(value), sys.getrefcount(array)
-
-
-# What `_references` counts depends on who runs the function: once dynamo has been used in a
-# process, each of its frames holds its variables twice.
-_OWN = Storage(Value(np.empty(0), layouts.UNPLACED), Aval.contiguous((0,), torch.float32))

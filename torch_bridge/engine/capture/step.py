@@ -33,31 +33,27 @@ from isoshard.core import metrics
 from isoshard.core.errors import RecompilationWarning
 
 from .. import base, program
-from .. import tape as tapes
+from ..immediate import is_tracing
+from ..recorder import recorder
 from .ambient import ambient
 from .arguments import signature
 from .assemble import Assembly, line_of
 from .guards import Change, is_plain
 from .holders import Holder
-from .recording import ACTIVE, Recording
+from .recording import Recording
 from .replay import Replay
 from .symbolic import CaptureError
 
 
 def refuse_if_capturing(what: str) -> None:
     """Raise where a captured step asks for something that a replay could not give."""
-    if ACTIVE:
-        ACTIVE[-1].refused = CaptureError(
-            f"{metrics.user_location()}: a compiled step needs {what} in the middle of the step, "
-            "which a replay could not repeat. Return the tensor from the step and read it outside "
-            "(for a Python branch, use torch.where)."
-        )
-        raise ACTIVE[-1].refused
+    recorder().refuse(what)
 
 
 def note_upload(tensor: torch.Tensor) -> None:
     """Refuse a CPU tensor that comes from outside a captured step."""
-    if ACTIVE and not ACTIVE[-1].made_here(tensor):
+    capture = recorder().capture
+    if capture is not None and not capture.made_here(tensor):
         raise CaptureError(
             f"{metrics.user_location()}: a compiled step moves a CPU tensor of shape "
             f"{tuple(tensor.shape)} to the jax device that is not one of its arguments; a replay "
@@ -141,8 +137,9 @@ class CompiledStep:
         objects: list[Any],
         arguments: list[base.LazyTensor],
     ) -> Any:
-        if tapes.is_tracing() or ACTIVE:
-            where = "inside another compiled step" if ACTIVE else "while JAX traces"
+        inside = recorder().capture is not None
+        if inside or is_tracing():
+            where = "inside another compiled step" if inside else "while JAX traces"
             raise CaptureError(
                 f"{metrics.user_location()}: a compiled step was called {where}; call the step "
                 "function itself there"

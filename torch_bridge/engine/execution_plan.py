@@ -1,0 +1,85 @@
+"""What of a tape has to be computed, and what may be overwritten by it.
+
+Both are decided by one fact, who is alive: a result that nobody can see is not computed, and the
+memory of an input that nobody can see becomes a result's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from isoshard.core.domain import BlockLayout
+
+from . import layouts, settings
+from .tape import Tape
+from .value import Taken
+
+Blocks = tuple[BlockLayout | None, ...]
+
+
+@dataclasses.dataclass
+class Plan:
+    """A tape reduced to what compiling and running it need.
+
+    Attributes:
+        program: the entries.
+        leaves: slots of the inputs.
+        live: slots of the wanted results.
+        wanted: the layout each of them must have (`layouts.UNPLACED`: as XLA likes).
+        donated: positions in `leaves` that may be overwritten.
+        placed: the layout of each leaf.
+        draws: number of random keys.
+        lifted: number of lifted floats.
+        settings: see `settings.current`.
+        blocks: as of `Program`; known once the plan has been traced.
+    """
+
+    program: tuple[Any, ...]
+    leaves: tuple[int, ...]
+    live: tuple[int, ...]
+    wanted: tuple[int, ...]
+    donated: tuple[int, ...]
+    placed: tuple[int, ...]
+    draws: int
+    lifted: int
+    settings: tuple[Any, ...] = dataclasses.field(default_factory=settings.current)
+    blocks: Blocks = ()
+
+    def whole(self) -> jax.sharding.Sharding | None:
+        """The layout of lifted floats and random words: a copy on each device of the program."""
+        home = max(self.placed, default=layouts.UNPLACED)
+        if home == layouts.UNPLACED:
+            return None
+        return layouts.sharding(layouts.replicated_like(home))
+
+    def key(self) -> Any:
+        """Two plans with one key are the same program."""
+        made = (self.program, self.live, self.wanted, self.donated, self.placed)
+        return (*made, self.settings)
+
+
+def plan_of(tape: Tape) -> Plan:
+    """Find the results that somebody can see, and the inputs that nobody can see any more."""
+    leaves = tape.leaves
+    taken = [tape.slots[slot] for slot in leaves]
+    place_of = {one.memory: position for position, one in enumerate(tape.inputs())}
+    seen = [one() for one in tape.slots if not isinstance(one, Taken)]
+    values = {value.slot: value for value in seen if value is not None}
+    # JAX pairs donated inputs with results in order: put each result where the input is whose
+    # memory it takes over, or XLA copies.
+    last = len(leaves)
+    live = sorted(values, key=lambda slot: place_of.get(values[slot].memory, last))
+    free = [n for n, one in enumerate(taken) if isinstance(one, Taken) and one.is_free]
+    return Plan(
+        tuple(tape.program),
+        tuple(leaves),
+        tuple(live),
+        tuple([values[slot].layout for slot in live]),
+        tuple(free),
+        (),
+        len(tape.words),
+        len(tape.scalars),
+    )
