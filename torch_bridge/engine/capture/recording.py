@@ -65,6 +65,7 @@ class Recording:
         self.table = Table()
         self.host = HostOps(self.table)
         self.tape = tapes.Tape()
+        self.tape.opened = True
         self.log = self.tape.log = Log(self.tape)
         self.random = random.Mark()
         self.snapshot = Snapshot(watched, self.tensors)
