@@ -89,6 +89,9 @@ class Recorder:
         if self.capture is not None:
             self.capture.refuse(what)
 
+    def check_process(self) -> None:
+        """Raise in a process that has no devices; see `forking`."""
+
     def check_execution(self) -> None:
         """Raise if what is recorded here cannot be executed.
 
