@@ -168,7 +168,7 @@ class Assembly:
             held=held,
         )
 
-    def _source(self, value: Value) -> Any:
+    def _source(self, value: Any) -> Any:
         """Where a replay finds an input: at a place, or here, if it is a constant."""
         for storage, first in self._recording.log.storages.values():
             if first is value:
