@@ -56,6 +56,7 @@ __all__ = [
 if TYPE_CHECKING or _old_torch.has_device():
     from isoshard.torch_bridge.engine import aliases as _aliases  # noqa: F401  (views, in dispatch)
     from isoshard.torch_bridge.engine import failures as _failures  # noqa: F401  (of factorisations)
+    from isoshard.torch_bridge.engine import forking as _forking  # noqa: F401  (refused in children)
     from isoshard.torch_bridge.engine import packed as _packed  # noqa: F401  (sequences)
     from isoshard.torch_bridge.engine import special as _special  # noqa: F401  (crossings, likewise)
     from isoshard.torch_bridge.engine import updates as _updates  # noqa: F401  (several at once)

@@ -131,6 +131,7 @@ def register() -> None:
     torch._register_device_module("lazy", DeviceModule)
     for key in _KEYS:
         add_kernels(key)
+    _let_loaders_pin()
     _LIBRARIES.extend(autocast.register())
     _LIBRARIES.extend(composites.register())
     identity.register()
@@ -138,6 +139,18 @@ def register() -> None:
     scaling.register()
     turned.register(base.LazyTensor)
     _join_lists()
+
+
+def _let_loaders_pin() -> None:
+    """Let `pin_memory()` copy CPU tensors, as JAX has no page-locked memory for torch to use.
+
+    A `DataLoader` with `pin_memory=True` calls it for whatever device torch knows of. A torch built
+    for CUDA keeps its own.
+    """
+    if not torch.backends.cuda.is_built():
+        library = torch.library.Library("aten", "IMPL")
+        library.impl("_pin_memory", lambda tensor, device=None: tensor.clone(), "CPU")
+        _LIBRARIES.append(library)
 
 
 def add_kernels(key: str) -> None:

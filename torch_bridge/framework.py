@@ -102,8 +102,9 @@ class Torch(Framework):
             if value.array is None:
                 value = constrain(value, layouts.intern(layout))
             else:
-                value = Value.of(_laid_out(placement.held(value), layout, copy, name))
-                value.shared = True
+                old, array = value, placement.held(value)
+                value = Value.of(_laid_out(array, layout, copy, name), shared=True)
+                old.shared |= placement.may_alias(array, value.array)
         elif isinstance(layout, BlockLayout):
             value = Value.of(_laid_out(self.to_jax(x.detach()), layout, copy, name))
         else:
@@ -133,7 +134,8 @@ class Torch(Framework):
         else:
             part = to_numpy(x.detach())
         array = from_local(part, mesh, spec, shape=shape, copy=copy, name=name or "tensor")
-        return _annotated(x, Value.of(array), array.sharding, array.shape)
+        value = Value.of(array, shared=not copy)
+        return _annotated(x, value, array.sharding, array.shape)
 
     def reshard(self, x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
         """A new tensor with another layout; for a module, its tensors are replaced."""
@@ -357,7 +359,9 @@ def _array(x: XLAShardedTensor, sharding: Any, copy: bool | None, name: str) -> 
     if isinstance(array, Tracer):
         return lay_out(array, sharding)
     if copy or (sharding is not None and placed_layout(array) != layouts.intern(sharding)):
-        return _laid_out(array, sharding, copy, name)
+        found = _laid_out(array, sharding, copy, name)
+        value.shared |= placement.may_alias(array, found)
+        return found
     value.shared = True
     return array
 

@@ -164,7 +164,7 @@ class Filler:
         if isinstance(value, jax.Array | UnevenArray):
             layout = _layout(value)
             layout = layout if isinstance(layout, NamedSharding | BlockLayout) else None
-            return self.annotated(like, Value.of(value), layout, tuple(value.shape))
+            return self.annotated(like, Value.of(value, shared=True), layout, tuple(value.shape))
         made = from_numpy(value, like.dtype)
         if like.device.type not in _ELSEWHERE:
             made = made.to(like.device)
@@ -200,7 +200,7 @@ def _write(pairs: list[tuple[torch.Tensor, Any]]) -> None:
                 tensor.copy_(from_numpy(value, tensor.dtype))
             else:
                 aval = Aval.contiguous(tuple(value.shape), tensor.dtype)
-                tensor.copy_(base.fresh(aval, Value.of(value)))
+                tensor.copy_(base.fresh(aval, Value.of(value, shared=True)))  # tied names share it
     if any(isinstance(tensor, base.LazyTensor) for tensor, _ in pairs):
         runtime.sync()
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax.core import Tracer
 
 from isoshard.core.exchange import to_jax
 from isoshard.core.uneven import UnevenArray
@@ -66,9 +67,12 @@ def constant(tensor: torch.Tensor, name: str = "tensor") -> jax.Array:
 
 def array_of(tensor: base.LazyTensor) -> jax.Array:
     """The array or tracer of a tensor on the `jax` device."""
-    array = base.read(tensor).array
+    value = base.read(tensor)
+    array = value.array
     if isinstance(array, UnevenArray):
-        return placement.array_of(base.read(tensor))
+        return placement.array_of(value)
+    if not isinstance(array, Tracer | np.ndarray):
+        value.shared = True  # a function gets it, which may keep it
     return jnp.asarray(array) if isinstance(array, np.ndarray) else array
 
 

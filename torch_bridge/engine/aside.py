@@ -259,9 +259,7 @@ class Aside(Recorder):
         return value
 
     def _new(self, entry: tuple[int, ...] | None) -> Value:
-        value = Value()
-        value.tape = self
-        value.slot = len(self._makers)
+        value = Value(tape=self, slot=len(self._makers))
         self._makers.append(entry)
         return value
 

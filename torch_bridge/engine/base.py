@@ -100,7 +100,7 @@ def fresh(aval: Aval, value: Value, here: Recorder | None = None) -> LazyTensor:
     log = recorder().log if here is None else here.log
     if log is not None:
         log.created[id(storage)] = value.slot
-    return new_tensor(aval, storage, Chain.root(aval))
+    return new_tensor(aval, storage, aval.root or Chain.root(aval))
 
 
 def adopt(tensor: LazyTensor, other: LazyTensor) -> None:

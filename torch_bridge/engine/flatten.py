@@ -64,7 +64,7 @@ class Flattener:
                 key.append(arg._aval)
             else:
                 self._static(arg, position in self.lift_positions, key, tensors, scalars)
-        for name, arg in kwargs.items():
+        for name, arg in kwargs.items() if kwargs else ():
             key.append(name)
             if type(arg) is cls:
                 tensors.append(arg)

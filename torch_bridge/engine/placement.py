@@ -17,7 +17,7 @@ from isoshard.core.arrays import lay_out
 from isoshard.core.domain import BlockLayout, lay_out_in_blocks, unpack
 from isoshard.core.errors import ShardingError
 from isoshard.core.host import host_to_jax
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.uneven import UnevenArray, padded_of
 
 from . import layouts
 from .recorder import materialize
@@ -100,7 +100,23 @@ def _settle(value: Value | Taken) -> None:
         array.sharding is not layouts.layout(value.layout) and placed_layout(array) != value.layout
     ):
         _bring(value, layouts.layout(value.layout))
-        value.shared = False
+        if value.shared and not may_alias(array, value.array):
+            value.shared = False
+
+
+def may_alias(old: Any, new: Any) -> bool:
+    """Whether JAX may have kept buffers of an array when it laid it out otherwise.
+
+    It does on a device that holds as much before as after: the first copy of a replicated array.
+    """
+    if isinstance(old, np.ndarray):
+        return False
+    old, new = padded_of(old), padded_of(new)
+    return old is new or (
+        old.shape == new.shape
+        and old.sharding.shard_shape(old.shape) == new.sharding.shard_shape(new.shape)
+        and not old.sharding.device_set.isdisjoint(new.sharding.device_set)
+    )
 
 
 def _home(values: Sequence[Value | Taken]) -> int | None:

@@ -273,6 +273,7 @@ def run(
     words: list[random.Word],
 ) -> list[jax.Array]:
     """Execute a program."""
+    recorder().check_process()
     numbers = np.asarray(scalars, random.scalar_dtype())
     floats = program.send("floats", numbers, plan)
     seeds = program.send("words", random.as_input(words), plan)

@@ -89,6 +89,9 @@ class Recorder:
         if self.capture is not None:
             self.capture.refuse(what)
 
+    def check_process(self) -> None:
+        """Raise in a process that has no devices; see `forking`."""
+
     def check_execution(self) -> None:
         """Raise if what is recorded here cannot be executed.
 
@@ -115,27 +118,35 @@ _Execute = Callable[[Any, Value | None], None]
 class _Wiring:
     """What recorders are made by and executed by; set once, when those modules are imported."""
 
-    new: Callable[[], Recorder] = Recorder
-    execute: _Execute
+    def __init__(self) -> None:
+        self.new: Callable[[], Recorder] = Recorder
+        self.execute: _Execute = _not_wired
+
+
+def _not_wired(held: Any, only: Value | None) -> None:
+    raise RuntimeError("import isoshard.torch_bridge before its engine")
+
+
+_WIRING = _Wiring()
 
 
 class _Thread(threading.local):
     """The recorders of one thread: of its asyncio tasks, and of code outside of tasks."""
 
     def __init__(self) -> None:
-        self.recorder = _Wiring.new()
+        self.recorder = _WIRING.new()
         self.tasks: weakref.WeakKeyDictionary[Any, Recorder] = weakref.WeakKeyDictionary()
 
 
 def wire_new(new: Callable[[], Recorder]) -> None:
     """Let each thread and task begin with what `new` makes."""
-    _Wiring.new = staticmethod(new)
+    _WIRING.new = new
     _THREAD.recorder = new()
 
 
 def wire_execute(execute: _Execute) -> None:
     """Let `execute(recorder, only)` compute the values recorded somewhere."""
-    _Wiring.execute = staticmethod(execute)
+    _WIRING.execute = execute
 
 
 def recorder() -> Recorder:
@@ -152,7 +163,7 @@ def _of_task(task: Any) -> Recorder:
     if found is None:
         if _THREAD.recorder.opened:  # the loop runs inside the code that it was opened for
             return _THREAD.recorder
-        found = _THREAD.tasks[task] = _Wiring.new()
+        found = _THREAD.tasks[task] = _WIRING.new()
     return found
 
 
@@ -171,7 +182,7 @@ def replace(new: Recorder) -> Recorder:
 
 def execute(held: Recorder, only: Value | None = None) -> None:
     """Compute what is recorded somewhere, or only one value of it."""
-    _Wiring.execute(held, only)
+    _WIRING.execute(held, only)
 
 
 def materialize(values: Sequence[Value]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from jax.core import Tracer
 
 from . import base
 from .value import Aval, Storage, Value
@@ -73,6 +74,7 @@ class Residuals:
         if place is None:
             place = self._known[id(array)] = ("residual", len(self.arrays))
             self.arrays.append(array)
+            storage.value.shared = not isinstance(array, Tracer)
         self._used.add(place)
         offset = int(tensor.storage_offset())
         return _Saved(*place, storage.aval, tensor._aval, tensor._chain, offset)

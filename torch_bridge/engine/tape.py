@@ -114,13 +114,9 @@ class Tape(Recorder):
                 entry.append(slot)
             else:
                 if not ended:
-                    slot = len(slots)
                     results = []
                     for _ in range(recipe.count):
-                        value = Value()
-                        value.tape = self
-                        value.slot = slot
-                        slot += 1
+                        value = Value(None, _UNPLACED, self, len(slots))
                         results.append(value)
                         slots.append(_weakly(value))
                     self.program.append(tuple(entry))
@@ -207,8 +203,7 @@ class Tape(Recorder):
             return found.revived()
         value = found()
         if value is None:
-            value = Value(None, layout)
-            value.tape, value.slot = self, slot
+            value = Value(None, layout, self, slot)
             self.slots[slot] = _weakly(value)
         return value
 
@@ -263,6 +258,7 @@ class Tape(Recorder):
 
 
 _weakly = weakref.ref
+_UNPLACED = layouts.UNPLACED
 
 
 def _settled(value: Value) -> Value:

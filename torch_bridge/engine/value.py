@@ -109,7 +109,7 @@ class Taken:
     __slots__ = ("array", "layout", "memory", "origin", "shared", "tapes", "value")
 
     def __init__(self, value: Value):
-        """Of a value that is not shared, and that no tape has taken."""
+        """Of a value that no tape has taken."""
         self.value = weakref.ref(value)
         self.array: Any = None
         self.layout = layouts.UNPLACED
@@ -120,11 +120,13 @@ class Taken:
 
     def take(self, tape: Any, value: Value) -> None:
         """Let a tape need the array of a value that has one."""
-        with _TAKING:
-            self.tapes.add(id(tape))
-            self.layout = value.layout
-            self.array = value.array
-            self.memory = value.memory
+        _TAKING.acquire()
+        self.tapes.add(id(tape))
+        self.array = value.array
+        _TAKING.release()
+        self.layout = value.layout
+        self.memory = value.memory
+        if type(value.array) is np.ndarray:
             self.origin = value.origin
 
     def let_go(self, tape: Any) -> None:
@@ -187,12 +189,14 @@ class Value:
     __slots__ = ("__weakref__", "_origin", "array", "layout", "memory", "slot", "taken", "tape")
     _origin: str
 
-    def __init__(self, array: Any = None, layout: int = layouts.UNPLACED):
-        """Hold `array`; a recorded value is made by a tape."""
+    def __init__(
+        self, array: Any = None, layout: int = layouts.UNPLACED, tape: Any = None, slot: int = -1
+    ):
+        """Hold `array`; a recorded value has a place on a tape instead."""
         self.array: Any = array
         self.layout = layout
-        self.tape: Any = None
-        self.slot = -1
+        self.tape: Any = tape
+        self.slot = slot
         self.taken: Taken | None = None
         self.memory = -1
 

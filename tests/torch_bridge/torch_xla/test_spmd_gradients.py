@@ -12,7 +12,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import isoshard as iso
 import isoshard.torch_bridge as bridge
 from isoshard import P, ShardingError, UnrepresentableError, make_mesh
-from isoshard.torch_bridge.engine import program
+from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.spmd import optimization_barrier_
 from isoshard.torch_bridge.torch_xla.distributed import spmd as xs
 from isoshard.torch_bridge.torch_xla.distributed.spmd import xla_sharding
@@ -236,8 +236,8 @@ def test_a_barrier_keeps_values_and_stands_in_the_program():
     tensors = [data(4).to("jax") * n for n in (1, 2, 3)]
     optimization_barrier_([*tensors, data(2)])
     total = sum(tensors).sum()
-    recorded = [entry[0] for entry in program.tapes.recorder().program if isinstance(entry[0], int)]
-    names = [program.tapes.RECIPES[number].name for number in recorded]
+    recorded = [entry[0] for entry in tapes.recorder().program if isinstance(entry[0], int)]
+    names = [tapes.RECIPES[number].name for number in recorded]
     assert names.count("optimization_barrier") == 1
     torch.testing.assert_close(total.cpu(), 6 * data(4).sum())
     optimization_barrier_([])
@@ -250,8 +250,8 @@ def test_the_backward_pass_of_a_module_ends_in_a_barrier():
     xs.apply_backward_optimization_barrier(model[1])
     bridge.sync()
     model(data(2, 8).to("jax")).sum().backward()
-    entries = [entry[0] for entry in program.tapes.recorder().program if isinstance(entry[0], int)]
-    names = [program.tapes.RECIPES[number].name for number in entries]
+    entries = [entry[0] for entry in tapes.recorder().program if isinstance(entry[0], int)]
+    names = [tapes.RECIPES[number].name for number in entries]
     assert names.count("optimization_barrier") == 1
     plain(data(2, 8)).sum().backward()
     for got, want in zip(model.parameters(), plain.parameters(), strict=True):

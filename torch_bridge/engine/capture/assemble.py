@@ -170,7 +170,7 @@ class Assembly:
             recording.numbers.written,
         )
 
-    def _source(self, value: Value) -> Any:
+    def _source(self, value: Any) -> Any:
         """Where a replay finds an input: at a place, or here, if it is a constant."""
         for storage, first in self._recording.log.storages.values():
             if first is value:

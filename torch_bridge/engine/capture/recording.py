@@ -100,6 +100,7 @@ class Recording:
         self.numbers = Numbers(self.table, places)
         self.host = HostOps(self.table)
         self.tape = tapes.Tape()
+        self.tape.opened = True
         self.log = self.tape.log = Log(self.tape)
         self.random = random.Mark()
         self.snapshot = Snapshot(found, self.tensors)
