@@ -14,12 +14,12 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, Plan, make_mesh
 from isoshard.torch_bridge.handlers import register_function_handler
-from tests.torch_bridge.engine.capture.changes.training import _world as program
 from tests.torch_bridge.engine.capture.changes.worlds import (
     BY_DYNAMO,
     World,
     both,
     linear,
+    program,
     reads,
     state_of,
 )
