@@ -47,6 +47,7 @@ fuzz: $(VENV)/.dev-installed  ## 20,000 random programs against CPU torch (ARGS=
 bench: $(VENV)/.dev-installed  ## measure against hand-written JAX in the same run (ARGS=..)
 	$(BIN)/python -m benchmarks.training $(ARGS)
 	$(BIN)/python -m benchmarks.recording $(filter --quick --no-peers,$(ARGS))
+	$(BIN)/python -m benchmarks.replaying $(filter --quick,$(ARGS))
 	$(BIN)/python -m benchmarks.exchange
 	$(BIN)/python -m benchmarks.dtensor
 	$(BIN)/python -m benchmarks.onnx_run

@@ -68,6 +68,9 @@ def shows(case: Case) -> bool:
     device = "jax" if case.against == "lazy" else "cpu"
     edited = list(_outcomes(case, device, "lazy", None))
     plain = list(_outcomes(case, device, "lazy", None, edits=False))
+    for one in (*edited, *plain):
+        if one.error is not None:
+            raise one.error
     if case.against == "pattern":
         return len({one.result for one in _pattern(edited)}) > 1
     try:

@@ -6,18 +6,20 @@ import contextlib
 from typing import Any
 
 import jax
+import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, Plan, make_mesh
 from isoshard.torch_bridge.handlers import register_function_handler
-from tests.torch_bridge.engine.capture.changes.training import _world as program
 from tests.torch_bridge.engine.capture.changes.worlds import (
     BY_DYNAMO,
     World,
     both,
     linear,
+    program,
     reads,
     state_of,
 )
@@ -86,12 +88,10 @@ def dropout(device: str) -> World:
 # --- torch's settings ----------------------------------------------------------------------------
 
 
-@reads("the default dtype", "dtype", rtol=1e-2)
+@reads("the default dtype", "dtype")
 def default_dtype(device: str) -> World:
     return World(
-        lambda x: (
-            x.detach().to(torch.get_default_dtype()) + torch.full((4, 4), 0.1, device=x.device)
-        ),
+        lambda x: x * torch.finfo(torch.get_default_dtype()).bits,
         *both(torch.set_default_dtype, torch.float32, torch.bfloat16),
     )
 
@@ -327,8 +327,6 @@ def another_mesh(device: str) -> World:
 
 @program("the global mesh that the step asks for", "mesh", against="lazy", without=LAYOUTS)
 def global_mesh(device: str) -> World:
-    import numpy as np
-
     meshes = [xs.Mesh(np.arange(8), shape, ("x", "y")) for shape in ((2, 4), (4, 2))]
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -336,7 +334,7 @@ def global_mesh(device: str) -> World:
         return x * mesh.mesh_shape[0]
 
     xs.set_global_mesh(meshes[0])
-    return World(step, *both(xs.set_global_mesh, *meshes))
+    return World(step, *both(xs.set_global_mesh, *meshes), close=lambda: xs.set_global_mesh(None))
 
 
 @program(
@@ -373,8 +371,6 @@ def function_handler(device: str) -> World:
 
 @program("a dispatch mode", "mode", "Doubling")
 def dispatch_mode(device: str) -> World:
-    from torch.overrides import TorchFunctionMode
-
     class Doubling(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
             result = func(*args, **(kwargs or {}))

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.torch_bridge.engine.capture.changes import (
+    attacks,
     containers,
     effects,
     functions,
@@ -28,6 +29,7 @@ from tests.torch_bridge.engine.capture.changes.running import check, shows
 from tests.torch_bridge.engine.capture.changes.worlds import CASES
 
 TABLES = (
+    attacks,
     containers,
     effects,
     functions,
@@ -42,6 +44,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:torch"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
 ]
 
@@ -80,7 +83,7 @@ def test_the_reference_shows_the_change(case):
 
 def test_the_matrix_is_as_large_as_it_should_be():
     names = [case.name for case in CASES]
-    assert len(TABLES) == 8
+    assert len(TABLES) == 9
     assert max(collections.Counter(names).values()) == 1
     assert len(names) >= 80
     assert all(case.names for case in CASES)

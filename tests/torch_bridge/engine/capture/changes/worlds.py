@@ -272,6 +272,18 @@ def trains(
     CASES.append(Case(name, build, names, **{"without": OUTSIDE_OF_MODELS, **options}))
 
 
+def program(name: str, *names: str, **options: Any) -> Any:
+    """Register a whole program `(device) -> World`."""
+
+    def register(make: Any) -> Any:
+        CASES.append(
+            Case(name, lambda device, mode: make(device), names, **{"without": OUTSIDE, **options})
+        )
+        return make
+
+    return register
+
+
 def linear(seed: int, bias: bool = False) -> torch.nn.Linear:
     """A layer of 4 x 4 with numbers of its own."""
     layer = torch.nn.Linear(4, 4, bias=bias)
