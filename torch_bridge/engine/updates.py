@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.lowerings import registry
 
 from . import base, dispatch
@@ -26,7 +27,7 @@ from .capture.symbolic import present
 from .flatten import Flattener
 
 
-def updating_handler(func: torch._ops.OpOverload) -> dispatch.Handler:
+def updating_handler(func: OpOverload) -> dispatch.Handler:
     """A handler for an in-place overload whose lowering has `writes`.
 
     Args:
@@ -37,7 +38,7 @@ def updating_handler(func: torch._ops.OpOverload) -> dispatch.Handler:
     """
     flattener = Flattener(func)
     signatures: dict[Any, dispatch.Signature] = {}
-    returns = func._schema.returns
+    returns = schema_of(func).returns
     fresh = [number for number, result in enumerate(returns) if result.alias_info is None]
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -88,7 +89,7 @@ def register() -> None:
         lowering = registry.find(func) if func is not None else None
         if func is None or lowering is None or not lowering.writes:
             continue
-        if any(a.alias_info and a.alias_info.is_write for a in func._schema.arguments):
+        if any(a.alias_info and a.alias_info.is_write for a in schema_of(func).arguments):
             dispatch.SPECIAL[name] = updating_handler(func)
 
 

@@ -19,8 +19,8 @@ device(type='jax', index=0)
 Where something else holds the parameter (a graph that will run backward, a weak reference), the new
 tensor takes the old one's place instead, in every module that had it.
 
-Touches `torch.nn.Module._apply`, wrapped once when the device is registered; calls that move
-nothing to or from `jax` are left as they are. Tested with torch 2.13.
+The way of `torch.nn.Module.to` is wrapped once, when the device is registered; calls that move
+nothing to or from `jax` are left as they are.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge._torch_internals.module_fields import APPLY, own_parameters
 from isoshard.torch_bridge.engine import base
 
 _Place = tuple[dict[str, Any], str, torch.Tensor]
@@ -45,9 +46,11 @@ _DEPTH = _Depth()
 
 
 def register() -> None:
-    """Wrap `torch.nn.Module._apply`, the way of `to`, `cpu`, `cuda` and their like."""
-    original: Callable[..., Any] = torch.nn.Module._apply
+    """Wrap the way of `to`, `cpu`, `cuda` and their like."""
+    APPLY.wrap(_keeping)
 
+
+def _keeping(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _apply(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if _DEPTH.inside:
@@ -63,15 +66,16 @@ def register() -> None:
             )
         return result
 
-    torch.nn.Module._apply = _apply  # pyright: ignore[reportAttributeAccessIssue]
+    return _apply
 
 
 def parameters(module: torch.nn.Module) -> list[_Place]:
     """Every place in a module that holds a parameter: its dictionary, its key and the parameter."""
     return [
-        (child._parameters, key, parameter)
+        (own, key, parameter)
         for child in module.modules()
-        for key, parameter in child._parameters.items()
+        for own in (own_parameters(child),)
+        for key, parameter in own.items()
         if parameter is not None
     ]
 

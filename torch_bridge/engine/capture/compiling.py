@@ -4,8 +4,6 @@ Libraries ask `torch.compiler.is_compiling()` before they look at values ("is ev
 attended to?") and take another way if the answer is yes. While a step is captured it is. torch's
 optimizers ask too, but mean dynamo: their arithmetic on step counts is followed by `symbolic` and
 `host`, so inside `optimizer.step()` the answer stays no.
-
-Private name used (tested with torch 2.13): `torch.compiler._is_compiling_flag`.
 """
 
 from __future__ import annotations
@@ -19,6 +17,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from isoshard.torch_bridge._torch_internals.traced import COMPILING
+
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
@@ -28,7 +28,7 @@ def compiling() -> Iterator[None]:
     ...     torch.compiler.is_compiling()
     True
     """
-    before = torch.compiler._is_compiling_flag
+    before = torch.compiler.is_compiling()
     handles = [
         register_optimizer_step_pre_hook(lambda *_: _answer(before)),
         register_optimizer_step_post_hook(lambda *_: _answer(True)),
@@ -43,4 +43,4 @@ def compiling() -> Iterator[None]:
 
 
 def _answer(answer: bool) -> None:
-    torch.compiler._is_compiling_flag = answer
+    COMPILING.put(torch.compiler, answer)

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 from isoshard.core import metrics
 from isoshard.core.uneven import UnevenArray
+from isoshard.torch_bridge._torch_internals import pytree
 
 from .. import base, layouts, placement, program, random
 from .. import tape as tapes

@@ -25,9 +25,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from isoshard.core import metrics
+from isoshard.torch_bridge._torch_internals import pytree
 
 from .. import base, program, settings
 from .. import tape as tapes

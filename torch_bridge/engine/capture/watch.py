@@ -16,6 +16,13 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge._torch_internals.module_fields import (
+    own_buffers,
+    own_modules,
+    own_parameters,
+    scaler_states,
+)
+
 from .. import base
 
 _DEPTH = 4
@@ -48,7 +55,7 @@ class Watched:
         found.clear()
         found.update(leaves)
         for module in self.modules:
-            for parameter in module._parameters.values():
+            for parameter in own_parameters(module).values():
                 if parameter is not None:
                     found[id(parameter)] = parameter
         for optimizer in self.optimizers:
@@ -71,8 +78,8 @@ class Watched:
         """Which objects and memory the step works on; another one asks for another capture."""
         found: list[int] = []
         for module in self.modules:
-            found += map(id, module._modules.values())
-            for own in (module._parameters, module._buffers):
+            found += map(id, own_modules(module).values())
+            for own in (own_parameters(module), own_buffers(module)):
                 for tensor in own.values():
                     found += (id(tensor), id(getattr(tensor, "_storage", None)))
         for optimizer in self.optimizers:
@@ -233,7 +240,7 @@ class Snapshot:
             for optimizer in watched.optimizers
         ]
         self._scalers = [
-            (scaler, {key: dict(state) for key, state in scaler._per_optimizer_states.items()})
+            (scaler, {key: dict(state) for key, state in scaler_states(scaler).items()})
             for scaler in watched.scalers
             if scaler.is_enabled()
         ]
@@ -259,8 +266,8 @@ class Snapshot:
     def restore_scalers(self) -> None:
         """Let gradient scalers have unscaled what they had."""
         for scaler, states in self._scalers:
-            scaler._per_optimizer_states.clear()
-            scaler._per_optimizer_states.update({key: dict(s) for key, s in states.items()})
+            scaler_states(scaler).clear()
+            scaler_states(scaler).update({key: dict(s) for key, s in states.items()})
 
     def restore_gradients(self) -> None:
         """Put the gradients back."""
