@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import torch
 
+from isoshard.core.bounded import Bounded
 from isoshard.torch_bridge._torch_internals import OpOverload, device_slot
 from isoshard.torch_bridge._torch_internals.traced import TRACED_TYPES
 from isoshard.torch_bridge.engine import base, dispatch, generators, random
@@ -204,7 +205,7 @@ def _zeros(meta: Meta) -> torch.Tensor:
     return base.fresh(aval, tapes.recorder().record(recipe, ())[0])
 
 
-_EMPTY: dict[Any, Recipe] = {}
+_EMPTY: Bounded[Any, Recipe] = Bounded(4096)
 
 
 def _copy_from(source, target, non_blocking=False):

@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge._torch_internals import dynamo_hooks
 from isoshard.torch_bridge._torch_internals.traced import BOXED
 from isoshard.torch_bridge.engine import base
@@ -94,7 +95,7 @@ class Graph:
         )
         self.name = f"torch.compile graph of {len(targets)} operations"
         BOXED.put(self, True)  # AOTAutograd: give a list of arguments, which may be emptied
-        self._signatures: dict[Any, _Signature] = {}
+        self._signatures: Bounded[Any, _Signature] = Bounded(PROGRAMS)
 
     @torch.compiler.disable
     def __call__(self, arguments: list[Any]) -> list[Any]:
