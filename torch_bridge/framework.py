@@ -347,7 +347,7 @@ class Torch(Framework):
 
 def _annotated(x: torch.Tensor, value: Value, layout: Any, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor of `value` in the place of `x`; being a parameter and `requires_grad` are kept."""
-    tensor = base.fresh(Aval.contiguous(shape, x.dtype), value)
+    tensor: Any = base.fresh(Aval.contiguous(shape, x.dtype), value)
     tensor._storage.annotation = layout.sharding if isinstance(layout, BlockLayout) else layout
     tensor.requires_grad_(x.requires_grad)
     if isinstance(x, torch.nn.Parameter):
