@@ -163,6 +163,26 @@ def swapping():
     assert (one.shape, two.shape) == ((2,), (1,))
 
 
+@checks("torch.Tensor._is_view")
+def views():
+    one = torch.ones(2, device="jax")
+    assert not tensor_fields.is_view(one) and tensor_fields.is_view(one[0])
+
+
+@checks("torch.nn.Module._load_from_state_dict")
+def loading():
+    seen = []
+
+    class Module(torch.nn.Linear):
+        def _load_from_state_dict(self, state, prefix, *args):
+            seen.append((sorted(state), prefix))
+            module_fields.LOAD.of(super())(state, prefix, *args)
+
+    module = torch.nn.Sequential(Module(1, 1))
+    module.load_state_dict({"0.weight": torch.full((1, 1), 7.0), "0.bias": torch.zeros(1)})
+    assert seen == [(["0.bias", "0.weight"], "0.")] and module[0].weight.item() == 7.0
+
+
 @checks("torch._C._nn._parse_to")
 def arguments_of_to():
     device, dtype, non_blocking, order = tensor_fields.parse_to("jax", torch.int8)

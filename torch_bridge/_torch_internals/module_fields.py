@@ -54,6 +54,12 @@ forward_pre_hooks: Callable[[torch.nn.Module], dict[int, Any]] = NAMES.field(
     without="as without _forward_hooks",
 )
 
+LOAD = NAMES.state(
+    "torch.nn.Module._load_from_state_dict",
+    why="is called on each module that a state dict is loaded into, and takes stacked layers apart",
+    without="state dicts of scanned layers are loaded by the names of the stack only",
+)
+
 APPLY = NAMES.state(
     "torch.nn.Module._apply",
     why="is the way of `to`, `cpu` and their like, wrapped so that parameters stay themselves",

@@ -45,6 +45,12 @@ swap_contents: Callable[[torch.Tensor, torch.Tensor], None] = NAMES.bind(
     without="turning a view in place raises",
 )
 
+is_view: Callable[[torch.Tensor], bool] = NAMES.bind(
+    "torch.Tensor._is_view",
+    why="tells whether autograd takes a tensor for a view",
+    without="turning a tensor in place raises",
+)
+
 parse_to: Callable[..., Any] = NAMES.bind(
     "torch._C._nn._parse_to",
     why="reads the arguments of `Tensor.to`",

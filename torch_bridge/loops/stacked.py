@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.spec import same_layout
-from isoshard.torch_bridge._torch_internals.module_fields import state_versions
+from isoshard.torch_bridge._torch_internals.module_fields import LOAD, state_versions
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.layout.marks import annotate
 
@@ -171,7 +171,7 @@ class StackedLayers(Looped):
             error_msgs += faults
             joined[f"{prefix}layers.{name}"] = whole
         args = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        LOAD.of(super())(state_dict, prefix, *args)
         state_dict.update(joined)
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge._torch_internals.tensor_fields import swap_contents
+from isoshard.torch_bridge._torch_internals.tensor_fields import is_view, swap_contents
 
 _VIEWS = {
     "t_": "t",
@@ -46,7 +46,7 @@ def register(cls: type[torch.Tensor]) -> None:
 def _method(in_place: Callable[..., Any], view: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(in_place)
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if not self._is_view():
+        if not is_view(self):
             return in_place(self, *args, **kwargs)
         turned = view(self, *args, **kwargs)
         # A graph that holds the tensor as it was goes on with that: `turned` is it from now on.
