@@ -101,6 +101,14 @@ def excluded_keys():
         dispatcher.set_excluded(key, before)
 
 
+@checks("torch._C._len_torch_function_stack", "torch._C._len_torch_dispatch_stack")
+def modes():
+    before = dispatcher.open_functions(), dispatcher.open_dispatches()
+    with torch.device("cpu"), internals.TorchDispatchMode():
+        inside = dispatcher.open_functions(), dispatcher.open_dispatches()
+    assert inside == (before[0] + 1, before[1] + 1)
+
+
 @checks("torch._decomp.decomposition_table")
 def decompositions():
     silu = dispatcher.decompositions[torch.ops.aten.silu_backward.default]
@@ -197,6 +205,8 @@ def hooks_of_tensors():
     leaf.register_post_accumulate_grad_hook(print)
     assert list(tensor_fields.backward_hooks(leaf).values()) == [print]
     assert list(tensor_fields.gradient_hooks(leaf).values()) == [print]
+    assert [list(hooks.values()) for hooks in tensor_fields.all_hooks(leaf)] == [[print]] * 2
+    assert tensor_fields._both_hooks(leaf) == tensor_fields.all_hooks(leaf)
 
 
 @checks("torch.autograd.graph.Node._sequence_nr")

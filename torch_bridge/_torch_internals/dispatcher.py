@@ -77,6 +77,18 @@ set_excluded: Callable[[Any, bool], None] = NAMES.bind(
     without="as without its `is_` twin",
 )
 
+open_functions: Callable[[], int] = NAMES.bind(
+    "torch._C._len_torch_function_stack",
+    why="counts the function modes that are on, on which a captured step depends",
+    without="`xs.compile` raises",
+)
+
+open_dispatches: Callable[[], int] = NAMES.bind(
+    "torch._C._len_torch_dispatch_stack",
+    why="counts the dispatch modes that are on, on which a captured step depends",
+    without="as without its twin for functions",
+)
+
 decompositions: Any = NAMES.bind(
     "torch._decomp.decomposition_table",
     otherwise={},

@@ -11,6 +11,7 @@ True
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,18 @@ gradient_hooks: Callable[[torch.Tensor], Any] = NAMES.field(
     "torch.Tensor._post_accumulate_grad_hooks",
     why="has the hooks that see a leaf's gradient when it is complete",
     without="sharding a leaf that requires a gradient raises",
+)
+
+
+def _both_hooks(tensor: torch.Tensor) -> tuple[Any, Any]:
+    return backward_hooks(tensor), gradient_hooks(tensor)
+
+
+_fields = (backward_hooks, gradient_hooks)
+all_hooks: Callable[[torch.Tensor], tuple[Any, Any]] = (
+    operator.attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")  # in one go
+    if all(isinstance(field, operator.attrgetter) for field in _fields)
+    else _both_hooks
 )
 
 

@@ -40,7 +40,7 @@ from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine import aside, base, layouts
 from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.capture.watch import Watched
+from isoshard.torch_bridge.engine.capture.reachable import modules_of
 from isoshard.torch_bridge.engine.loop import Input
 from isoshard.torch_bridge.engine.once import Once, once_of
 from isoshard.torch_bridge.engine.run_aside import Run, snapshots, wants_as_before, whole
@@ -115,7 +115,7 @@ class Pure:
         """What the function's Python code may ask for besides its arguments."""
         modules = self._modules
         if modules is None:
-            modules = self._modules = Watched(self._function).modules
+            modules = self._modules = modules_of(self._function)
         return (
             tuple([module.training for module in modules]),
             torch.is_autocast_enabled("jax") and torch.get_autocast_dtype("jax"),

@@ -90,6 +90,7 @@ class Aside:
     def __enter__(self) -> None:
         """Record here from now on."""
         self._before = tapes.replace(self), base.use_log(self.log)
+        self.log.host = None if self._before[1] is None else self._before[1].host
         self._mark = random.Mark()
         self._mark.__enter__()
         self._mode.__enter__()

@@ -7,6 +7,7 @@ Users meet its subclass `XLAShardedTensor`; the engine makes tensors of whicheve
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -122,12 +123,14 @@ class Log:
         storages: by id, each storage that was there before the step, with its value at first touch.
         uploads: values brought from the host inside the step.
         created: the slot of the first value of each storage made inside the step, by id.
+        host: what notes the step's operations on CPU tensors, if anything does.
     """
 
     tape: tapes.Tape
     storages: dict[int, tuple[Storage, Value]] = dataclasses.field(default_factory=dict)
     uploads: list[Value] = dataclasses.field(default_factory=list)
     created: dict[int, int] = dataclasses.field(default_factory=dict)
+    host: Any = None
 
     def touch(self, storage: Storage) -> None:
         """Note a storage when it is first read or written."""
@@ -153,6 +156,20 @@ def note_constant(value: Value) -> None:
     """Let a captured step use this value in every replay."""
     if _LOG is not None:
         _LOG.uploads.append(value)
+
+
+def note_operand(
+    value: Value, tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Let a captured step take this value from a CPU tensor in every replay.
+
+    Args:
+        value: what it is on the device.
+        tensor: the tensor on the CPU.
+        change: what was done to it before it went to the device.
+    """
+    if _LOG is not None and _LOG.host is not None:
+        _LOG.host.operand(value, tensor, change)
 
 
 def read(tensor: LazyTensor) -> Value:

@@ -148,6 +148,7 @@ def import_tensor(
         return tensor
     welcome = tensor.dim() == 0 or func.name() in _CPU_INDICES
     if tensor.device.type == "cpu" and (welcome or tapes.takes_constants()):
+        given = tensor
         if physical_dtype(tensor.dtype).itemsize < tensor.dtype.itemsize:
             # A zero-dimensional operand does not decide the dtype among its kind.
             if tensor.dtype == torch.float64:
@@ -155,7 +156,10 @@ def import_tensor(
             elif tensor.is_complex() and any(other.dtype.is_complex for other in beside):
                 tensor = tensor.to(torch.complex64)
         aval = Aval.contiguous(tuple(tensor.shape), tensor.dtype)
-        return base.fresh(aval, base.host_value(tensor))
+        value = base.host_value(tensor)
+        dtype = tensor.dtype
+        base.note_operand(value, given, lambda now: now.to(dtype))
+        return base.fresh(aval, value)
     raise RuntimeError(
         f"{func} got tensors on two devices: one on jax:0 and one on {tensor.device} (shape "
         f"{tuple(tensor.shape)}, {tensor.dtype}). Move it with .to('jax'), or place it with "

@@ -94,9 +94,9 @@ def _copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
             "device yet: run it once on the CPU, then move it with .to('jax')"
         )
     capture.note_upload(source)
-    if source.shape != target.shape:
-        source = source.expand(target.shape)
-    value = base.host_value(source.to(target.dtype))
+    shape, dtype = target.shape, target.dtype
+    value = base.host_value(source.expand(shape).to(dtype))
+    base.note_operand(value, source, lambda now: now.expand(shape).to(dtype))
     base.write(target, value)
     return target
 

@@ -30,7 +30,7 @@ from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine import aside, base
 from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.capture.watch import Watched
+from isoshard.torch_bridge.engine.capture.reachable import modules_of
 from isoshard.torch_bridge.engine.loop import Input
 from isoshard.torch_bridge.engine.run_aside import (
     Run,
@@ -278,7 +278,7 @@ def _pure_ones(fn: Any) -> _Pure:
     found = _PURE.get(fn)
     if found is None:
         # Not the modules themselves: one that has `fn` would keep it, and so this entry, for ever.
-        modules = [weakref.ref(module) for module in Watched(fn).modules]
+        modules = [weakref.ref(module) for module in modules_of(fn)]
         found = _PURE[fn] = (modules, Bounded(PROGRAMS))
     return found
 

@@ -7,13 +7,16 @@ tensor is equal.
 
 from __future__ import annotations
 
+import dataclasses
+import struct
 from typing import Any
 
 import torch
 
 from .. import base
+from .reachable import is_open_kind
 from .symbolic import CaptureError
-from .watch import gradient_state
+from .tensor_guard import gradient_state
 
 
 def signature(leaves: list[Any], arguments: list[base.LazyTensor]) -> tuple[Any, ...]:
@@ -58,4 +61,17 @@ def _described(leaf: Any) -> Any:
             "tensor nor hashable; pass tensors, numbers, strings, or nestings of them (a dataclass "
             "becomes one with torch.utils._pytree.register_dataclass)"
         ) from None
-    return (type(leaf), leaf)
+    return _valued(leaf)
+
+
+def _valued(leaf: Any) -> Any:
+    """A description that two leaves share if code cannot tell them apart.
+
+    A program's own objects are told apart by identity: what equal ones hold may differ.
+    """
+    kind = type(leaf)
+    if kind is float:
+        return (kind, struct.pack("d", leaf))  # 0.0 == -0.0
+    if dataclasses.is_dataclass(leaf) and getattr(kind, "__dataclass_params__").frozen:  # noqa: B009
+        return (kind, *(_valued(getattr(leaf, one.name)) for one in dataclasses.fields(leaf)))
+    return (kind, id(leaf)) if is_open_kind(kind) else (kind, leaf)

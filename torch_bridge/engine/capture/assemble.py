@@ -18,7 +18,7 @@ from .. import base, layouts, placement, program
 from ..blocks import padded
 from ..constrain import same
 from ..value import Storage, Value
-from .places import Argument, Computed, Gradient, New, Part, View
+from .places import Argument, Computed, Gradient, New, Operand, Part, View
 from .recording import Recording, makers
 from .replay import Replay
 from .symbolic import CaptureError
@@ -139,12 +139,13 @@ class Assembly:
         arrays = placement.place(inputs, also)
         plan.placed = tuple(value.layout for value in inputs)
         constants = {id(upload) for upload in recording.log.uploads}
+        constants -= recording.host.operands.keys()
         sources = [
             value.array if id(value) in constants else source
             for value, source in zip(inputs, sources, strict=True)
         ]
         found = program.program_of(plan, padded(arrays), tape.scalars)
-        held = recording.watched.held(recording.log.storages)
+        touched = set(recording.log.storages)
         recording.put_back()
         recording.snapshot.restore_gradients()
         draws = recording.random.draws()
@@ -164,7 +165,8 @@ class Assembly:
             draws,
             recording.host,
             pytree.tree_unflatten(outputs, recording.structure),
-            held=held,
+            recording.guard(touched),
+            recording.numbers.written,
         )
 
     def _source(self, value: Value) -> Any:
@@ -172,6 +174,8 @@ class Assembly:
         for storage, first in self._recording.log.storages.values():
             if first is value:
                 return self._place(storage)
+        if id(value) in self._recording.host.operands:
+            return Operand(self._recording.host.operands[id(value)][1])
         if any(value is upload for upload in self._recording.log.uploads):
             return value.array
         raise CaptureError(

@@ -9,6 +9,7 @@ read.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -36,6 +37,9 @@ class HostOps(TorchDispatchMode):
 
     Attributes:
         refused: the last value of a `jax` tensor that the step asked for in vain, or None.
+        operands: by the id of a value on the device, the value, and what gives the CPU tensor that
+            it is a copy of.
+        reasons: why repeating the operations would not do what the step did.
     """
 
     def __init__(self, table: Table):
@@ -48,6 +52,9 @@ class HostOps(TorchDispatchMode):
         self._made: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self._numbers: dict[int, int] = {}
         self._fresh: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._constants: dict[int, torch.Tensor] = {}
+        self.operands: dict[int, tuple[Any, Callable[[], torch.Tensor]]] = {}
+        self.reasons: list[str] = []
 
     def made_here(self, tensor: torch.Tensor) -> bool:
         """Whether a CPU tensor was computed inside the step."""
@@ -99,7 +106,10 @@ class HostOps(TorchDispatchMode):
 
         if func is torch.ops.aten.lift_fresh.default:  # torch.tensor(..): made just now
             self._note_made(result)
+            self._constants[id(result)] = result
             return result
+        for leaf in pytree.tree_leaves((args, kwargs)):
+            self._constants.pop(id(leaf), None)  # the operation may write to it
         number = len(self.ops)
         self.ops.append((func, pytree.tree_map(mark, args), pytree.tree_map(mark, kwargs)))
         self.results.append(result)
@@ -108,7 +118,31 @@ class HostOps(TorchDispatchMode):
             self._note_made(result)
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(result, float):
             return self.table.symbol(lambda: self.results[number], result)
+        if not isinstance(result, torch.Tensor) and _has_values(result):
+            self.reasons.append(
+                f"{metrics.user_location()} reads {result!r} from a tensor on the CPU ({func})"
+            )
         return result
+
+    def operand(
+        self, value: Any, tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        """Let a replay take an operand from the CPU anew.
+
+        Args:
+            value: what it is on the device.
+            tensor: the tensor on the CPU.
+            change: what was done to it before it went to the device.
+        """
+        if id(tensor) in self._constants:
+            return
+        number = len(self.ops)
+        self._note(torch.ops.aten.clone.default, (tensor,), {}, tensor.detach().clone())
+        self.operands[id(value)] = (value, lambda: change(self.results[number]))
+
+    def kept(self, tensors: Container[int]) -> bool:
+        """Whether a tensor made inside the step is among those with these ids."""
+        return any(id(tensor) in tensors for tensor, _ in self._fresh)
 
     def restart(self) -> None:
         """Give the tensors made inside the step the values they were made with."""
@@ -118,6 +152,7 @@ class HostOps(TorchDispatchMode):
 
     def repeat(self) -> None:
         """Run the noted operations again, on the tensors' present values."""
+        self.restart()
         for number, (func, args, kwargs) in enumerate(self.ops):
             real = pytree.tree_map(self._real, args) if _has_ref(args) else args
             self.results[number] = func(*real, **kwargs)
@@ -129,6 +164,11 @@ class HostOps(TorchDispatchMode):
 def _elsewhere(kwargs: Any) -> bool:
     device = kwargs.get("device")
     return device is not None and torch.device(device).type != "cpu"
+
+
+def _has_values(result: Any) -> bool:
+    """Whether an operation gave numbers to Python."""
+    return any(isinstance(leaf, bool | int | float) for leaf in pytree.tree_leaves(result))
 
 
 def _has_ref(args: Any) -> bool:

@@ -8,7 +8,7 @@ to such memory, or becomes a new tensor.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,17 @@ class Gradient:
     """
 
     number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """A CPU tensor that goes to the device in each run.
+
+    Attributes:
+        read: gives the tensor.
+    """
+
+    read: Callable[[], torch.Tensor]
 
 
 Place = Argument | Gradient | Storage

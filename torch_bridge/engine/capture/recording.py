@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,18 @@ from .. import tape as tapes
 from ..value import Aval, Storage, Value
 from .arguments import has_gradient
 from .compiling import compiling
+from .effects import Effects
+from .executed import Executed
+from .guards import Change, Guard
+from .holders import Asked, Holder
 from .host import HostOps
+from .numbers import Numbers
 from .places import Argument, Owner
+from .reachable import Reachable
 from .sealed import sealed
+from .snapshot import Snapshot, groups_of
 from .symbolic import CaptureError, Table, present
-from .watch import Snapshot, Watched
+from .tensor_guard import TensorGuard
 from .zeroing import Zeroing
 
 ACTIVE: list[HostOps] = []
@@ -35,8 +43,19 @@ ACTIVE: list[HostOps] = []
 class Recording:
     """A step that ran on a tape.
 
+    Args:
+        step: the step.
+        objects: its arguments that are no tensors.
+        arguments: its tensor arguments.
+        codes: code that ran in earlier captures.
+        places: where Python keeps numbers that changed from call to call: inputs of the program.
+
     Attributes:
-        watched: the modules and optimizers of the step.
+        found: the objects behind the step.
+        effects: what they held.
+        executed: the code that ran.
+        reached: the objects that this code could reach.
+        changed: what it changed in them, if a replay would not.
         arguments: its tensor arguments.
         owners: who may have gradients: parameters, and arguments that require one.
         tensors: those as tensors.
@@ -51,36 +70,61 @@ class Recording:
         differentiable: ids of the leaves that had an autograd graph.
     """
 
-    def __init__(self, watched: Watched, arguments: list[base.LazyTensor]):
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        objects: Sequence[Any],
+        arguments: list[base.LazyTensor],
+        codes: dict[Any, dict[str, Any]],
+        places: Sequence[Holder] = (),
+    ):
         """Prepare to record."""
-        self.watched = watched
+        self._step, self._objects = step, objects
+        self.found = found = self._search(Reachable())
+        found.follow_code(codes)
+        self.effects = Effects(found)
+        self.executed = Executed()
+        self.reached = found
+        self.changed: Change | None = None
         self.arguments = arguments
-        known = {id(parameter) for parameter in watched.parameters}
+        leaves = list(found.leaves())
+        known = {id(leaf) for leaf in leaves}
         mine = [
             number
             for number, argument in enumerate(arguments)
             if has_gradient(argument) and id(argument) not in known
         ]
-        self.owners: list[Owner] = [*watched.parameters, *(Argument(number) for number in mine)]
-        self.tensors = [*watched.parameters, *(arguments[number] for number in mine)]
+        self.owners: list[Owner] = [*leaves, *(Argument(number) for number in mine)]
+        self.tensors = [*leaves, *(arguments[number] for number in mine)]
+        self._argument_owners = len(mine)
         self.table = Table()
+        self.numbers = Numbers(self.table, places)
         self.host = HostOps(self.table)
         self.tape = tapes.Tape()
-        self.log = base.Log(self.tape)
+        self.log = base.Log(self.tape, host=self.host)
         self.random = random.Mark()
-        self.snapshot = Snapshot(watched, self.tensors)
-        self.zeroing = Zeroing(watched, self.is_written)
+        self.snapshot = Snapshot(found, self.tensors)
+        self.zeroing = Zeroing(found, self.is_written)
         self.leaves: list[Any] = []
         self.structure: Any = None
         self.differentiable: frozenset[int] = frozenset()
 
-    def run(self, step: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    def _search(self, reachable: Reachable) -> Reachable:
+        """Everything behind the step and its arguments."""
+        reachable.follow(self._step, getattr(self._step, "__name__", type(self._step).__name__))
+        for one in self._objects:
+            reachable.follow(one, f"an argument of type {type(one).__name__}")
+        return reachable
+
+    def run(self, args: Any, kwargs: Any) -> None:
         """Run the step on the tape, and keep its result without the autograd graph behind it."""
         rates = self._symbolic_rates()
         ACTIVE.append(self.host)
         try:
             with self.on_tape(), self.random, self.zeroing, compiling(), self.host:
-                self._keep(step(*args, **kwargs))
+                with self.numbers, self.executed:
+                    result = self._step(*args, **kwargs)
+                self._keep(result)
             if self.host.refused is not None:  # and caught: `logging` goes on after an error
                 raise self.host.refused
             if any(group["lr"] is not symbol for group, _, symbol in rates):
@@ -92,6 +136,55 @@ class Recording:
             ACTIVE.pop()
             for group, rate, _ in rates:
                 group["lr"] = rate
+            self.numbers.settle(self.found.holders)
+        if not self.executed.is_partial:  # what dynamo has made of code does not tell its names
+            self.reached = self._search(Reachable(self.executed))
+            self.reached.follow_code(self.executed.codes)
+            self.numbers.settle(self.reached.holders)
+        get = os.environ.get
+        self.reached.holders += [
+            Asked(functools.partial(get, name), f"os.environ[{name!r}]")
+            for name in sorted(self.executed.variables)
+        ]
+
+    def reason(self) -> str | None:
+        """Why a replay would not do what the step did, or None."""
+        reasons = [*self.executed.reasons, *self.host.reasons, *self.reached.unwatched]
+        if reasons:
+            return reasons[0]
+        if self.host.kept(self.reached.tensors):
+            return "it makes a tensor on the CPU that it keeps"
+        written = self.numbers.outputs()
+        change = self.effects.counting(self.executed, self.reached, self.is_outer, written)
+        if change is None:
+            return None
+        self.changed = change
+        return f"it changes {change.text.replace(' was ', ', which was ')}"
+
+    def guard(self, touched: Container[int]) -> tuple[Guard, TensorGuard]:
+        """What must be as it is for a replay to do what the step would do.
+
+        Args:
+            touched: ids of the memory that the step used.
+        """
+        groups = groups_of(self.found.optimizers)
+        inputs = {(id(group), "lr") for group in groups if _is_rate(group)} | self.numbers.inputs()
+
+        def skip(holder: Holder, number: int) -> bool:
+            return holder.address(number) in inputs
+
+        tensors = {
+            key: tensor
+            for key, (tensor, _) in self.reached.tensors.items()
+            if id(getattr(tensor, "_storage", None)) in touched
+        }
+        owners = [
+            tensor
+            for tensor in self.tensors[: len(self.tensors) - self._argument_owners]
+            if id(tensor) in self.reached.tensors
+            or id(getattr(tensor, "_storage", None)) in touched
+        ]
+        return Guard(self.reached.holders, skip), TensorGuard(tensors.values(), owners)
 
     def _keep(self, result: Any) -> None:
         leaves, self.structure = pytree.tree_flatten(result)
@@ -116,9 +209,9 @@ class Recording:
 
     def _symbolic_rates(self) -> list[tuple[dict[str, Any], Any, Any]]:
         rates = []
-        for group in self.watched.groups():
-            rate = group.get("lr")
-            if isinstance(rate, float | int):
+        for group in groups_of(self.found.optimizers):
+            if _is_rate(group):
+                rate = group["lr"]
                 symbol: Any = self.table.symbol(functools.partial(_rate, group), float(rate))
                 if group.get("fused"):  # those operators take no symbol, but a tensor
                     symbol = self._as_tensor(symbol)
@@ -152,9 +245,11 @@ class Recording:
         The step is then recorded as every later step will run, and its one program serves from the
         first call on.
         """
+        if self.reason() is not None:
+            return False
         created: list[Storage] = []
         made = makers(self.tape)
-        for optimizer in self.watched.optimizers:
+        for optimizer in self.found.optimizers:
             for state in optimizer.state.values():
                 for tensor in state.values():
                     if isinstance(tensor, base.LazyTensor) and not self.is_outer(tensor):
@@ -165,6 +260,7 @@ class Recording:
         if not created:
             return False
         self.put_back()
+        self.effects.put_back()
         self.snapshot.restore_gradients()
         self.snapshot.restore_scalers()
         self.snapshot.restore_counters()
@@ -183,7 +279,10 @@ class Recording:
         self.log.storages.clear()
         self.log.uploads.clear()
         program.execute(self.tape)
-        leaves = [sealed(leaf) if id(leaf) in self.differentiable else leaf for leaf in self.leaves]
+        leaves = [
+            sealed(leaf) if id(leaf) in self.differentiable else present(leaf)
+            for leaf in self.leaves
+        ]
         return pytree.tree_unflatten(leaves, self.structure)
 
     def is_outer(self, tensor: base.LazyTensor) -> bool:
@@ -225,6 +324,11 @@ def makers(tape: tapes.Tape) -> list[str]:
 _RATE = tapes.Recipe(
     "rate", lambda _inputs, scalars, _key: [scalars[0].astype("float32")], 1, lifted=1
 )
+
+
+def _is_rate(group: dict[str, Any]) -> bool:
+    """Whether a parameter group has a learning rate that is an input of a captured program."""
+    return type(group.get("lr")) in (float, int)
 
 
 def _rate(group: dict[str, Any]) -> float:

@@ -20,11 +20,13 @@ from .. import base, layouts, placement, program, random
 from .. import tape as tapes
 from ..blocks import padded
 from ..value import Aval, Storage, Value
+from .guards import Guard
+from .holders import Holder
 from .host import HostOps
-from .places import Argument, Computed, Gradient, New, Owner, Part, Place, Scene, View
+from .places import Argument, Computed, Gradient, New, Operand, Owner, Part, Place, Scene, View
 from .sealed import sealed
-from .symbolic import Table
-from .watch import Held
+from .symbolic import Table, filled
+from .tensor_guard import TensorGuard
 
 
 @dataclasses.dataclass
@@ -44,8 +46,8 @@ class Replay:
         draws: which random keys the step takes, counted from the state it finds.
         host: CPU operations to repeat (step counters).
         outputs: the step's result, with places, views and `New` for tensors.
-        identity: the memory that the step works on; see `Watched.identity`.
-        held: the variables and attributes in which the step found other tensors.
+        guards: what must be as it was when the step was captured.
+        written: where Python keeps numbers that the step computes, and the expressions for them.
     """
 
     plan: program.Plan
@@ -60,12 +62,13 @@ class Replay:
     draws: random.Draws
     host: HostOps
     outputs: Any
-    identity: tuple[int, ...] = ()
-    held: list[Held] = dataclasses.field(default_factory=list)
+    guards: tuple[Guard, TensorGuard]
+    written: list[tuple[Holder, torch.SymFloat]]
 
-    def fits(self, identity: tuple[int, ...]) -> bool:
-        """Whether the step would still work on the same tensors."""
-        return self.identity == identity and all(one.is_still_there() for one in self.held)
+    def fits(self) -> bool:
+        """Whether the step would do the same again, on the same tensors."""
+        values, tensors = self.guards
+        return values.holds() and tensors.holds()
 
     def __call__(self, arguments: list[base.LazyTensor]) -> Any:
         """Run the step on the present values."""
@@ -75,12 +78,15 @@ class Replay:
     def run(self, arguments: list[base.LazyTensor]) -> Any:
         """Run the step without repeating its CPU operations."""
         scene = Scene(arguments, self.owners)
-        scalars = self.table.evaluate(self.scalars)
+        numbers = self.table.values()
+        scalars = [filled(scalar, numbers) for scalar in self.scalars]
         donated = frozenset(self.plan.donated)
         usual = _references(_OWN)
         arrays = [
             source
             if isinstance(source, jax.Array | UnevenArray)
+            else self._from_host(position, source)
+            if isinstance(source, Operand)
             else self._array(
                 position, scene.storage(source), usual if position in donated else None
             )
@@ -95,7 +101,11 @@ class Replay:
         for number, place in self.targets:
             scene.storage(place).write(values[number])
         made = self._make(values)
-        outputs = pytree.tree_map(lambda mark: _filled(mark, scene, made), self.outputs)
+        for place, scalar in self.written:
+            place.put_back([filled(scalar, numbers)])
+        outputs = pytree.tree_map(
+            lambda mark: filled(_filled(mark, scene, made), numbers), self.outputs
+        )
         for number, mark in self.gradients:
             scene.owner(number).grad = _filled(mark, scene, made)
         return outputs
@@ -119,6 +129,13 @@ class Replay:
             metrics.count("copied_bytes", buffer.nbytes)
             return jax.tree.map(jnp.copy, array)
         return storage.value.array
+
+    def _from_host(self, position: int, source: Operand) -> jax.Array:
+        """An input of the program that a CPU tensor holds."""
+        value = base.host_value(source.read())
+        value.layout = self.plan.placed[position]
+        placement.place([value])
+        return value.array
 
     def _settle(self, position: int, storage: Storage) -> None:
         """Compute a value, and bring it to the layout that the program takes."""

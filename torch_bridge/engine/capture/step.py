@@ -20,23 +20,28 @@ returned. A refused step leaves parameters and optimizer as they were.
 
 from __future__ import annotations
 
+import collections
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from isoshard.core import metrics
+from isoshard.core.errors import RecompilationWarning
 from isoshard.torch_bridge._torch_internals import pytree
 
-from .. import base, program, settings
+from .. import base, program
 from .. import tape as tapes
+from .ambient import ambient
 from .arguments import signature
 from .assemble import Assembly, line_of
+from .guards import Change, is_plain
+from .holders import Holder
 from .recording import ACTIVE, Recording
 from .replay import Replay
 from .symbolic import CaptureError
-from .watch import Watched
 
 
 def refuse_if_capturing(what: str) -> None:
@@ -77,9 +82,12 @@ class CompiledStep:
         """See the class."""
         functools.update_wrapper(self, step, updated=())
         self.step = step
-        self._replays: dict[Any, Replay] = {}
+        self._replays: dict[Any, list[Replay]] = {}
         self._opened: set[Any] = set()
-        self._watched: Watched | None = None
+        self._codes: dict[Any, dict[str, Any]] = {}
+        self._places: dict[tuple[int, Any], Holder] = {}
+        self._fixed: set[tuple[int, Any]] = set()
+        self._reasons: collections.Counter[str] = collections.Counter()
         self._last: Replay | None = None
 
     def __get__(self, instance: Any, owner: Any = None) -> CompiledStep:
@@ -101,32 +109,38 @@ class CompiledStep:
         """Run the step."""
         leaves, structure = pytree.tree_flatten((args, kwargs))
         arguments = [leaf for leaf in leaves if isinstance(leaf, base.LazyTensor)]
-        if self._watched is None:
-            self._watched = Watched(self.step, (args, kwargs))
-        described = (signature(leaves, arguments), settings.current())
-        key = (structure, described, self._watched.guard())
-        replay = self._replays.get(key)
-        if replay is not None and replay.fits(self._watched.identity()):
-            self._last = replay
-            return replay(arguments)
-        if replay is not None:
-            del self._replays[key], replay  # it works on memory that was replaced
-            self._last = None
-        self._watched = Watched(self.step, (args, kwargs))
-        key = (structure, key[1], self._watched.guard())
-        return self._capture(key, args, kwargs, arguments)
+        key = (structure, signature(leaves, arguments), ambient())
+        known = self._replays.setdefault(key, [])
+        for place, replay in enumerate(known):
+            if replay.fits():
+                if place:
+                    known.insert(0, known.pop(place))
+                self._last = replay
+                return replay(arguments)
+        self._last = None
+        for replay in known:
+            self._note_change(replay.guards[0].change())
+        objects = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
+        return self._capture(key, args, kwargs, objects, arguments)
 
     @property
     def replays(self) -> list[Replay]:
         """The captured programs, oldest first."""
-        return list(self._replays.values())
+        return [replay for known in self._replays.values() for replay in reversed(known)]
 
     @property
     def last(self) -> Replay | None:
         """The program that ran last; None before the first capture."""
         return self._last
 
-    def _capture(self, key: Any, args: Any, kwargs: Any, arguments: list[base.LazyTensor]) -> Any:
+    def _capture(
+        self,
+        key: Any,
+        args: Any,
+        kwargs: Any,
+        objects: list[Any],
+        arguments: list[base.LazyTensor],
+    ) -> Any:
         if tapes.is_tracing() or ACTIVE:
             where = "inside another compiled step" if ACTIVE else "while JAX traces"
             raise CaptureError(
@@ -134,21 +148,40 @@ class CompiledStep:
                 "function itself there"
             )
         program.sync()
-        assert self._watched is not None
-        recording = Recording(self._watched, arguments)
+        metrics.count("captures")
+
+        def recorded(codes: dict[Any, dict[str, Any]]) -> Recording:
+            recording = Recording(self.step, objects, arguments, codes, list(self._places.values()))
+            try:
+                recording.run(args, kwargs)
+            except Exception:
+                recording.take_back()
+                if not self._places:
+                    raise
+            except BaseException:
+                recording.take_back()
+                raise
+            else:
+                return recording
+            recording.effects.put_back()
+            self._fixed.add(self._places.popitem()[0])  # the code may want the number itself
+            return recorded(codes)
+
+        recording = recorded(self._codes)
         try:
-            recording.run(self.step, args, kwargs)
-            may_open = key[:2] not in self._opened
+            may_open = key not in self._opened
             if may_open and recording.restart_with_state():
-                self._watched = Watched(self.step, (args, kwargs))
-                key = (*key[:2], self._watched.guard())
-                recording = Recording(self._watched, arguments)
-                recording.run(self.step, args, kwargs)
+                recording = recorded(recording.executed.codes)
+            self._codes = recording.executed.codes
+            reason = recording.reason()
+            if reason is not None:
+                self._note_change(recording.changed)
+                self._tell(reason)
+                return recording.execute()
             assembly = Assembly(recording, line_of(self.step))
             plan, escaped = assembly.plan()
             if escaped and may_open:  # state was created: capture the next call
-                self._opened.add(key[:2])
-                self._watched = None
+                self._opened.add(key)
                 return recording.execute()
             if escaped:
                 assembly.refuse(escaped)
@@ -156,10 +189,51 @@ class CompiledStep:
         except BaseException:
             recording.take_back()
             raise
-        replay.identity = self._watched.identity()
-        self._replays[key] = self._last = replay
+        recording.numbers.put_back()
+        self._keep(key, replay)
         del recording, assembly
         return replay.run(arguments)
+
+    def _note_change(self, change: Change | None) -> None:
+        """Let a number that changes be an input from the next capture on."""
+        if change is None or change.address in self._fixed:
+            return
+        if type(change.before) is float and type(change.now) is float and change.number >= 0:
+            place = change.holder.single(change.number)
+            if place is not None:
+                self._places[change.address] = place
+
+    def _keep(self, key: Any, replay: Replay) -> None:
+        """Keep a replay as the first to be tried, without those whose memory was replaced."""
+        known = [replay]
+        for other in self._replays.get(key, ()):
+            values, tensors = other.guards
+            change = values.change()
+            if tensors.are_in_place() and (change is None or is_plain(change.before)):
+                known.append(other)
+        self._replays[key] = known[:KEPT]
+        self._last = replay
+
+    def _tell(self, reason: str) -> None:
+        """Count a call that was not captured, and warn when it happens again and again."""
+        metrics.count("calls_without_replay")
+        what = reason.partition(", which was ")[0]
+        self._reasons[what] += 1
+        if self._reasons[what] == PATIENCE:
+            warnings.warn(
+                f"{line_of(self.step)}: {PATIENCE} calls of a compiled step ran as they would "
+                f"without compile, since a replay would not do what the step does: {reason}. Move "
+                "it out of the step, keep it in a tensor on the jax device, or pass it as an "
+                "argument.",
+                RecompilationWarning,
+                stacklevel=4,
+            )
+
+
+KEPT = 16
+"""Captures kept for arguments of one kind."""
+PATIENCE = 8
+"""Calls that are not captured, or captured anew, for one reason before a warning says so."""
 
 
 class _Steps:

@@ -92,15 +92,22 @@ class Table:
         value = function(*(node.value for node in nodes))
         return self._node(function, tuple(node.row for node in nodes), value)
 
-    def evaluate(self, scalars: Sequence[Any]) -> list[float]:
-        """The present value of each scalar: floats stay, expressions are computed."""
+    def values(self) -> list[float]:
+        """The present value of every expression, by row."""
         done: list[float] = []
         for function, operands in self.rows:
             done.append(function(*[done[row] for row in operands]))
-        return [
-            done[scalar.node.row] if isinstance(scalar, torch.SymFloat) else scalar
-            for scalar in scalars
-        ]
+        return done
+
+    def evaluate(self, scalars: Sequence[Any]) -> list[float]:
+        """The present value of each scalar: floats stay, expressions are computed."""
+        done = self.values()
+        return [filled(scalar, done) for scalar in scalars]
+
+
+def filled(scalar: Any, values: Sequence[float]) -> Any:
+    """The value of an expression among those of its table; anything else stands for itself."""
+    return values[scalar.node.row] if isinstance(scalar, torch.SymFloat) else scalar
 
 
 class Node:

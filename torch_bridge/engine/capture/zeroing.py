@@ -13,20 +13,20 @@ from typing import Any
 
 import torch
 
-from .watch import Watched
+from .reachable import Reachable
 
 
 class Zeroing:
     """Context that notes whose gradients are set to None by `zero_grad()`.
 
     Args:
-        watched: the modules and optimizers whose calls are noted.
+        found: the modules and optimizers whose calls are noted.
         is_written: whether the step has written to a parameter so far.
     """
 
-    def __init__(self, watched: Watched, is_written: Callable[[torch.Tensor], bool]):
+    def __init__(self, found: Reachable, is_written: Callable[[torch.Tensor], bool]):
         """See the class."""
-        self._holders: list[Any] = [*watched.modules, *watched.optimizers]
+        self._holders: list[Any] = [*found.modules, *found.optimizers]
         self._is_written = is_written
         self._thrown: set[int] = set()
         self._own: list[tuple[dict[str, Any], Any]] = []

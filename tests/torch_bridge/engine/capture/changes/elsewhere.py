@@ -1,0 +1,31 @@
+"""A module whose globals the cases change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+WARMTH: Any = 2.0
+TENSOR: Any = None
+TABLE = {"warmth": 2.0}
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    """Reads globals of this module."""
+    return x * WARMTH
+
+
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    """Reads a tensor of this module."""
+    return x * TENSOR
+
+
+def through_another(x: torch.Tensor) -> torch.Tensor:
+    """Reads globals one call further away."""
+    return scaled(x) + 1
+
+
+def replaced(x: torch.Tensor) -> torch.Tensor:
+    """Is patched by a case."""
+    return torch.relu(x)

@@ -1,0 +1,34 @@
+"""Modes of torch and JAX that decide what an operation does, and that a captured step finds.
+
+>>> before = ambient()
+>>> with torch.no_grad():
+...     ambient() == before
+False
+>>> ambient() == before
+True
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from isoshard.torch_bridge._torch_internals.dispatcher import open_dispatches, open_functions
+
+from .. import settings
+
+
+def ambient() -> tuple[Any, ...]:
+    """Everything whose change asks for another program, whatever the step's code reads."""
+    autocast = torch.is_autocast_enabled("jax")
+    return (
+        settings.current(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        (torch.get_autocast_dtype("jax"), torch.is_autocast_cache_enabled()) if autocast else None,
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        open_functions(),
+        open_dispatches(),
+    )

@@ -1,0 +1,312 @@
+"""Which Python code ran while a step was captured, and what it asked that nobody can watch.
+
+An attribute, global or variable can only have been read by name if code that ran mentions the name.
+`Executed` notes every code object whose frame began inside its context (by `sys.setprofile`, which
+Python calls for frames and for C functions), so the names are known afterwards.
+
+>>> def step():
+...     return LIMIT * 2
+>>> LIMIT = 4
+>>> with Executed() as executed:
+...     _ = step()
+>>> step.__code__ in executed.codes, "LIMIT" in executed.names
+(True, True)
+
+What a program may ask that leaves no trace in any object is noted as a reason why the step cannot
+be replayed: the time, Python's and NumPy's own random numbers, files.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import os
+import random
+import sys
+import sysconfig
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_GETATTR = frozenset({"getattr", "hasattr", "setattr", "delattr"})
+_ANY_NAME = frozenset({"vars", "__dict__", "__getattribute__", "attrgetter", "getattr_static"})
+
+
+class Executed:
+    """Context that notes the code that runs on this thread.
+
+    Attributes:
+        codes: the code objects of the user and of libraries, with the globals of each.
+        ids: ids of all code objects that ran, those of torch's and our own internals too.
+        names: what the codes mention: attributes, globals, and strings that may be keys.
+        stored: attributes and globals that they set or delete.
+        only_stored: those of them that no code reads.
+        stores_items: whether a code sets or deletes an item of something.
+        open_names: ids of the objects that code which computes names has at hand.
+        variables: the environment variables that were asked for.
+        reasons: why the step cannot be replayed, with the user's line.
+        is_partial: whether code ran that dynamo made of other code.
+    """
+
+    def __init__(self) -> None:
+        """Nothing ran yet."""
+        self.codes: dict[types.CodeType, dict[str, Any]] = {}
+        self.ids: set[int] = set()
+        self.open_names: set[int] = set()
+        self.variables: set[str] = set()
+        self.reasons: list[str] = []
+        self.is_partial = False
+        self._around: Executed | None = None
+        self._kept: list[types.CodeType] = []
+        self._open: set[int] = set()
+
+    def __enter__(self) -> Executed:
+        """Begin to note."""
+        self._random = _random_state()
+        self._before = sys.getprofile()
+        self._around = current()
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """End; whatever profiled before goes on."""
+        sys.setprofile(None)
+        before: Any = self._before
+        if hasattr(before, "enable"):  # cProfile
+            before.enable()
+        else:
+            sys.setprofile(before)
+        if _random_state() != self._random:
+            self.reasons.append("it draws from Python's or NumPy's random numbers")
+        if self._around is not None:
+            self._around.include(self)
+
+    def include(self, other: Executed) -> None:
+        """Let what another one noted have run here as well."""
+        self.codes.update(other.codes)
+        self.ids |= other.ids
+        self.open_names |= other.open_names
+        self.variables |= other.variables
+        self.reasons += [reason for reason in other.reasons if reason not in self.reasons]
+        self.is_partial |= other.is_partial
+        self._kept += other._kept
+
+    def _note(self, frame: types.FrameType, event: str, asked: Any) -> None:
+        if event == "call":
+            code = frame.f_code
+            key = id(code)
+            if key not in self.ids:
+                self.ids.add(key)
+                self._kept.append(code)
+                if not is_internal(code):
+                    self.codes[code] = frame.f_globals
+                    self.is_partial |= any(map(_is_compiled, code.co_names))
+                    if described(code).is_open:
+                        self._open.add(key)
+            if key in self._open:
+                self.open_names.update(map(id, frame.f_locals.values()))
+                get = frame.f_globals.get
+                self.open_names.update(id(get(name)) for name in frame.f_code.co_names)
+            elif code is _ENVIRON:
+                self.variables.add(frame.f_locals["key"])
+        elif event == "c_call":
+            what = _UNWATCHED.get(id(asked)) or _METHODS.get(asked.__name__)
+            if what is not None:
+                user: types.FrameType | None = frame
+                while asked is builtins.open and user is not None and _is_python(user.f_code):
+                    user = user.f_back
+                if user is not None and not is_internal(user.f_code):
+                    self._note_call(user, asked, what)
+
+    def _note_call(self, frame: types.FrameType, asked: Any, what: str) -> None:
+        owner = getattr(asked, "__self__", None)
+        if asked.__name__ in _METHODS and type(owner) not in (torch.Tensor, torch.nn.Parameter):
+            return
+        reason = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} calls {what}"
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """See the class."""
+        return frozenset().union(*(described(code).names for code in self.codes))
+
+    @functools.cached_property
+    def stored(self) -> frozenset[str]:
+        """See the class."""
+        return frozenset().union(*(described(code).stored for code in self.codes))
+
+    @functools.cached_property
+    def only_stored(self) -> frozenset[str]:
+        """See the class."""
+        return self.stored - frozenset().union(*(described(code).read for code in self.codes))
+
+    @functools.cached_property
+    def stores_items(self) -> bool:
+        """See the class."""
+        return any(described(code).stores_items for code in self.codes)
+
+
+def current() -> Executed | None:
+    """What notes the code of this thread now; None while nothing does."""
+    found = getattr(sys.getprofile(), "__self__", None)
+    return found if isinstance(found, Executed) else None
+
+
+def _is_compiled(name: str) -> bool:
+    """Whether code that names this was made by dynamo."""
+    return name.startswith("__compiled_fn")
+
+
+class Described:
+    """What is seen in a code object without running it.
+
+    Attributes:
+        names: all names and strings that it mentions, with those of code inside it.
+        read: names that it reads.
+        stored: attributes and globals that it sets or deletes.
+        stores_items: whether it sets or deletes an item.
+        is_open: whether it computes names of attributes.
+    """
+
+    __slots__ = ("is_open", "names", "read", "stored", "stores_items")
+
+    def __init__(self, code: types.CodeType):
+        """Look through its instructions."""
+        names, read, stored = set(code.co_names), set(), set()
+        self.stores_items = False
+        for instruction in dis.get_instructions(code):
+            kind = instruction.opname
+            if kind in ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"):
+                stored.add(instruction.argval)
+            elif kind in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+                self.stores_items = True
+            elif kind.startswith("LOAD_") and not kind.startswith("LOAD_FAST"):
+                if isinstance(instruction.argval, str):
+                    read.add(instruction.argval)
+        self.is_open = not _ANY_NAME.isdisjoint(names) or _computes_a_name(code)
+        for constant in code.co_consts:
+            names.update(_strings(constant))
+            if isinstance(constant, types.CodeType):
+                inside = described(constant)
+                names |= inside.names
+                read |= inside.read
+                stored |= inside.stored
+                self.stores_items |= inside.stores_items
+                self.is_open |= inside.is_open
+        self.names = frozenset(names)
+        self.read = frozenset(read)
+        self.stored = frozenset(stored)
+
+
+_DESCRIBED: dict[int, tuple[types.CodeType, Described]] = {}  # by id: codes are slow to compare
+
+
+def described(code: types.CodeType) -> Described:
+    """What is seen in a code object; looked at once for as long as it is among the last 4,096."""
+    found = _DESCRIBED.get(id(code))
+    if found is None:
+        if len(_DESCRIBED) >= 4096:
+            _DESCRIBED.clear()
+        found = _DESCRIBED[id(code)] = (code, Described(code))
+    return found[1]
+
+
+def _strings(constant: Any) -> set[str]:
+    if isinstance(constant, str):
+        return {constant}
+    if isinstance(constant, tuple | frozenset):
+        return set().union(*map(_strings, constant)) if constant else set()
+    return set()
+
+
+def _computes_a_name(code: types.CodeType) -> bool:
+    """Whether `getattr` and its like are called with a name that is no constant."""
+    if _GETATTR.isdisjoint(code.co_names):
+        return False
+    instructions = list(dis.get_instructions(code))
+    for place, instruction in enumerate(instructions):
+        if instruction.argval in _GETATTR and instruction.opname.startswith("LOAD_"):
+            if not _second_argument_is_constant(instructions[place + 1 :]):
+                return True
+    return False
+
+
+def _second_argument_is_constant(instructions: list[dis.Instruction]) -> bool:
+    """Whether the second argument of the call that these instructions prepare is a string."""
+    depth, is_constant = 0, False
+    for instruction in instructions:
+        if "CALL" in instruction.opname and depth in (2, 3):
+            return is_constant
+        has_argument = instruction.opcode >= dis.HAVE_ARGUMENT
+        argument = instruction.arg if has_argument else None
+        depth += dis.stack_effect(instruction.opcode, argument, jump=False)
+        if depth == 2:  # the second argument, so far
+            is_string = isinstance(instruction.argval, str)
+            is_constant = instruction.opname.startswith("LOAD_CONST") and is_string
+    return False
+
+
+# Code that belongs to Python, torch or us: what it reads is constant, or followed in other ways.
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_WATCHED_TORCH = tuple(
+    _TORCH + name for name in ("nn" + os.sep, "optim" + os.sep, "amp" + os.sep, "distributions")
+)
+_ROOMS = ("core", "torch_bridge", "jax_bridge", "onnx_bridge", "cli", "src")
+_HOME = Path(__file__).parents[3]
+_OURS = (*(str(_HOME / room) + os.sep for room in _ROOMS), str(_HOME / "__init__.py"))
+_STDLIB = sysconfig.get_path("stdlib") + os.sep
+_IMPORTLIB = _STDLIB + "importlib" + os.sep
+_SITE = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
+_CLOSED = tuple(
+    directory + name + os.sep
+    for directory in _SITE
+    for name in ("jax", "jaxlib", "numpy", "_pytest", "pluggy")
+)
+
+
+@functools.lru_cache(4096)
+def _is_internal(filename: str) -> bool:
+    if filename.startswith(_TORCH):
+        return not filename.startswith(_WATCHED_TORCH)
+    if filename.startswith((*_OURS, *_CLOSED, "<frozen ")):
+        return True
+    return filename.startswith(_STDLIB) and not filename.startswith(_SITE)
+
+
+def is_internal(code: types.CodeType) -> bool:
+    """Whether code is Python's, torch's (but for modules and optimizers), JAX's or ours."""
+    return _is_internal(code.co_filename)
+
+
+def _is_python(code: types.CodeType) -> bool:
+    """Whether code is of Python's library, but for imports."""
+    filename = code.co_filename
+    return filename.startswith(_STDLIB) and not filename.startswith((*_SITE, _IMPORTLIB))
+
+
+def _random_state() -> tuple[Any, ...]:
+    numpy = sys.modules.get("numpy.random")
+    state = () if numpy is None else numpy.get_state()
+    return (
+        random.getstate(),
+        *(part.tobytes() if hasattr(part, "tobytes") else part for part in state),
+    )
+
+
+_ENVIRON = type(os.environ).__getitem__.__code__
+_METHODS = {name: f"{name}() of a tensor on the CPU" for name in ("numpy", "tolist", "data_ptr")}
+_CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
+_UNWATCHED: dict[int, str] = {
+    id(builtins.open): "open()",
+    id(builtins.input): "input()",
+    id(os.urandom): "os.urandom()",
+}
+"""C functions whose results change by themselves, by id (they live for ever)."""
+for _clock in _CLOCKS:
+    _UNWATCHED[id(getattr(time, _clock))] = f"time.{_clock}()"
+    _UNWATCHED[id(getattr(time, f"{_clock}_ns"))] = f"time.{_clock}_ns()"

@@ -1,0 +1,388 @@
+"""What a step can reach: the objects behind it, and where each keeps its values.
+
+From a function the search goes to its closure, its defaults and the globals that its code names;
+from an object to its attributes, from a container to its items; at any depth. It comes in two
+kinds. Before a step runs, nobody knows what it will read: every attribute is followed, and the code
+of each method whose name some other code mentions (`Reachable()`). Afterwards the code that ran is
+known (`Reachable(executed)`), and only what that code names is followed.
+
+>>> options = types.SimpleNamespace(beta=0.5, unused=1)
+>>> def step():
+...     return options.beta
+>>> with Executed() as executed:
+...     _ = step()
+>>> found = Reachable(executed)
+>>> found.follow_code(executed.codes)
+>>> [holder.name(0) for holder in found.holders if holder.read()]
+['options', 'options.beta']
+"""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import enum
+import functools
+import os
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from .executed import Executed, described, is_internal
+from .holders import (
+    MISSING,
+    ArrayBytes,
+    Asked,
+    Cell,
+    Elements,
+    Fields,
+    Holder,
+    Items,
+    Members,
+    Names,
+)
+
+LIMIT = 200_000
+"""Objects after which a search goes no further."""
+OPEN_LEVELS = 3
+"""How far behind an object code that computes the names of attributes is taken to look."""
+LARGEST_ARRAY = 1 << 24
+"""Bytes of a NumPy array whose elements are still compared."""
+
+
+class Reachable:
+    """The objects behind a step.
+
+    Args:
+        executed: the code that ran, if it ran: only what this code names is followed.
+
+    Attributes:
+        holders: where values are kept, in the order of finding.
+        modules: every module, once.
+        optimizers: every optimizer, once.
+        scalers: every gradient scaler, once.
+        tensors: every tensor, by id, with the name under which it was found first.
+        unwatched: names of what may change without a trace: iterators, very large NumPy arrays.
+    """
+
+    def __init__(self, executed: Executed | None = None):
+        """Nothing found yet."""
+        self.holders: list[Holder] = []
+        self.modules: list[torch.nn.Module] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.scalers: list[torch.amp.GradScaler] = []
+        self.tensors: dict[int, tuple[torch.Tensor, str]] = {}
+        self.unwatched: list[str] = []
+        self._executed = executed
+        self._names = set(_ALWAYS) if executed is None else executed.names
+        self._waiting: dict[str, list[tuple[Any, str]]] = collections.defaultdict(list)
+        self._seen: dict[int, Any] = {}
+        self._codes: set[tuple[int, int]] = set()
+        self._pending: collections.deque[tuple[Any, str, int]] = collections.deque()
+
+    def follow(self, thing: Any, path: str) -> None:
+        """Search from an object, which goes by a name."""
+        self._push(thing, path)
+        self._drain()
+
+    def follow_code(self, codes: dict[types.CodeType, dict[str, Any]]) -> None:
+        """Search from the globals that some code names."""
+        for code, namespace in codes.items():
+            self._visit_code(code, namespace)
+        self._drain()
+
+    def leaves(self) -> Iterator[torch.Tensor]:
+        """Every tensor that may have a gradient of its own, and every parameter, once."""
+        known: set[int] = set()
+        given = [p for o in self.optimizers for group in o.param_groups for p in group["params"]]
+        for tensor in (*(tensor for tensor, _ in self.tensors.values()), *given):
+            is_leaf = isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad
+            if id(tensor) not in known and is_leaf and tensor.is_leaf:
+                known.add(id(tensor))
+                yield tensor
+
+    def _push(self, thing: Any, path: str, *, open_levels: int = 0) -> None:
+        if type(thing) in _ATOMS or thing is MISSING:
+            return
+        if isinstance(thing, torch.Tensor):
+            self.tensors.setdefault(id(thing), (thing, path))
+        elif id(thing) not in self._seen:
+            if len(self._seen) == LIMIT:
+                self.unwatched.append(f"{path} and what was found after {LIMIT} objects")
+            if len(self._seen) > LIMIT:
+                return
+            self._seen[id(thing)] = thing
+            self._pending.append((thing, path, open_levels))
+
+    def _drain(self) -> None:
+        while self._pending:
+            self._visit(*self._pending.popleft())
+
+    def _hold(self, holder: Holder) -> None:
+        """Note a holder, and follow what it holds."""
+        self.holders.append(holder)
+        for number, value in enumerate(holder.read()):
+            if type(value) not in _ATOMS:
+                self._push(value, holder.name(number))
+
+    def _visit(self, thing: Any, path: str, open_levels: int) -> None:
+        kind = type(thing)
+        if isinstance(thing, dict):
+            if "__spec__" not in thing:  # the globals of a module
+                self.holders.append(Items(thing, path))
+                for key, value in list(dict.items(thing)):
+                    self._push(key, f"a key of {path}")
+                    self._push(value, _item(path, key))
+        elif isinstance(thing, list | collections.deque):
+            self._hold(Elements(thing, path))
+        elif isinstance(thing, tuple):
+            for number, value in enumerate(thing):
+                self._push(value, _element(thing, path, number))
+        elif isinstance(thing, set):
+            self._hold(Members(thing, path))
+        elif isinstance(thing, frozenset):
+            for value in thing:
+                self._push(value, path)
+        elif kind in _VISITS:
+            _VISITS[kind](self, thing, path)
+        elif isinstance(thing, type):
+            self._visit_class(thing, path)
+        elif isinstance(thing, np.ndarray):
+            if thing.nbytes > LARGEST_ARRAY:
+                self.unwatched.append(f"{path}, a NumPy array of {thing.nbytes} bytes")
+            else:
+                self._hold(ArrayBytes(thing, path))
+        if not isinstance(thing, type) and kind not in _VISITS:
+            self._visit_object(thing, path, open_levels)
+
+    def _visit_object(self, thing: Any, path: str, open_levels: int) -> None:
+        """An instance of some class, a container's subclass among them."""
+        kind = type(thing)
+        if isinstance(thing, torch.nn.Module):
+            self.modules.append(thing)
+        elif isinstance(thing, torch.optim.Optimizer):
+            self.optimizers.append(thing)
+        elif isinstance(thing, torch.amp.GradScaler):
+            self.scalers.append(thing)
+        elif not is_open_kind(kind):
+            if hasattr(kind, "__next__"):
+                self.unwatched.append(f"{path}, a {kind.__name__}, may be advanced by it")
+            return
+        own = getattr(thing, "__dict__", None)
+        executed = self._executed
+        if executed is not None and id(thing) in executed.open_names:
+            open_levels = OPEN_LEVELS
+        every = executed is None or open_levels > 0
+        if type(own) is dict:
+            awaited = _is_no_bookkeeping if every else self._names.__contains__
+            keys = [key for key in own if awaited(key) and key not in _BOOKKEEPING]
+            self.holders.append(Names(own, keys, f"{path}.", awaited=awaited))
+            for key in keys:
+                self._push(own[key], _attribute(thing, path, key), open_levels=open_levels - 1)
+        for base in kind.__mro__:
+            if "__slots__" in vars(base):
+                slots = [
+                    name
+                    for name, value in vars(base).items()
+                    if isinstance(value, types.MemberDescriptorType)
+                    and (every or name in self._names)
+                ]
+                self._hold(Fields(thing, slots, f"{path}."))
+        self._push(kind, kind.__qualname__)
+
+    def _visit_class(self, kind: type, path: str) -> None:
+        for base in kind.__mro__:
+            if not is_open_kind(base) or issubclass(base, enum.Enum):
+                continue
+            self._push(base, base.__qualname__)
+            if base is not kind:
+                continue
+            own = vars(base)
+            if self._executed is not None:
+                keys = [
+                    key for key in own if key in self._names or _is_dunder_method(key, own[key])
+                ]
+                awaited = self._names.__contains__
+                self._hold(Names(own, keys, f"{path}.", owner=base, awaited=awaited))
+                continue
+            plain = []
+            for key, value in list(own.items()):
+                if isinstance(value, _FUNCTIONS):
+                    if key in self._names:
+                        self._push(value, f"{path}.{key}")
+                    else:
+                        self._waiting[key].append((value, f"{path}.{key}"))
+                elif not key.startswith("__") and not isinstance(value, _DESCRIPTORS):
+                    plain.append(key)
+            self._hold(Names(own, plain, f"{path}.", owner=base))
+
+    def _visit_function(self, function: Any, path: str) -> None:
+        ran = self._executed is None or id(function.__code__) in self._executed.ids
+        self.holders.append(Fields(function, _FUNCTION_FIELDS, f"{path}."))
+        self._push(function.__defaults__, f"{path}.__defaults__")
+        self._push(function.__kwdefaults__, f"{path}.__kwdefaults__")
+        if vars(function):
+            self._push(vars(function), f"{path}.__dict__")
+        if ran:
+            for name, cell in zip(
+                function.__code__.co_freevars, function.__closure__ or (), strict=True
+            ):
+                if id(cell) not in self._seen:
+                    self._seen[id(cell)] = cell
+                    self._hold(Cell(cell, name))
+        if self._executed is None and not is_internal(function.__code__):
+            self._visit_code(function.__code__, function.__globals__)
+
+    def _visit_code(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
+        if (id(code), id(namespace)) in self._codes:
+            return
+        self._codes.add((id(code), id(namespace)))
+        names = described(code).names
+        found = [name for name in sorted(names) if name in namespace]
+        self._hold(Names(namespace, found, ""))
+        if self._executed is None:
+            for name in names - self._names:
+                self._names.add(name)
+                for thing, path in self._waiting.pop(name, ()):
+                    self._push(thing, path)
+
+    def _visit_method(self, method: Any, path: str) -> None:
+        self._push(method.__self__, path.rpartition(".")[0] or "self")
+        self._push(method.__func__, path)
+
+    def _visit_partial(self, partial: Any, path: str) -> None:
+        self._hold(Fields(partial, ("func", "args", "keywords"), f"{path}."))
+
+    def _visit_wrapped(self, wrapper: Any, path: str) -> None:
+        self._push(getattr(wrapper, "__wrapped__", None), path)
+        self._push(getattr(wrapper, "__func__", None), path)
+        self._push(getattr(wrapper, "func", None), path)
+
+    def _visit_property(self, thing: Any, path: str) -> None:
+        self._push(thing.fget, path)
+
+    def _visit_module(self, module: Any, path: str) -> None:
+        if is_open_module(module.__name__):
+            own = vars(module)
+            names = self._names
+            keys = [key for key in own if key in names and not key.startswith("__")]
+            self._hold(Names(own, keys, f"{path}."))
+
+    def _visit_asked(self, thing: Any, path: str) -> None:
+        ask = thing.get if isinstance(thing, contextvars.ContextVar) else thing
+        self._hold(Asked(ask, path))
+
+    def _visit_local(self, thing: Any, path: str) -> None:
+        keys = [key for key in vars(thing) if key in self._names]
+        self._hold(Fields(thing, keys, f"{path}."))
+
+    def _visit_environ(self, thing: Any, path: str) -> None:
+        """`os.environ` is watched by the variables that were asked for."""
+
+
+def modules_of(function: Any) -> list[torch.nn.Module]:
+    """Every module behind a function, once."""
+    found = Reachable()
+    found.follow(function, getattr(function, "__name__", "function"))
+    return found.modules
+
+
+def _item(path: str, key: Any) -> str:
+    return f"{path}[{key!r}]" if isinstance(key, str | int | float) else f"{path}[..]"
+
+
+def _element(thing: tuple[Any, ...], path: str, number: int) -> str:
+    fields = getattr(thing, "_fields", None)
+    return f"{path}[{number}]" if fields is None else f"{path}.{fields[number]}"
+
+
+def _attribute(thing: Any, path: str, key: str) -> str:
+    return path if isinstance(thing, torch.nn.Module) and key in _TABLES else f"{path}.{key}"
+
+
+def is_open_module(name: str) -> bool:
+    """Whether a module's attributes are a program's own: not Python's, torch's, JAX's or ours."""
+    return name.partition(".")[0] not in _CLOSED
+
+
+def is_open_kind(kind: type) -> bool:
+    """Whether instances of a class hold a program's own values."""
+    module = kind.__module__ or ""
+    if module.startswith("torch."):
+        return module.startswith(
+            ("torch.nn.", "torch.optim.", "torch.amp.", "torch.distributions.")
+        )
+    return module in _OPEN_STDLIB or is_open_module(module)
+
+
+def _is_no_bookkeeping(key: str) -> bool:
+    return key not in _BOOKKEEPING
+
+
+def _is_dunder_method(key: str, value: Any) -> bool:
+    return key.startswith("__") and isinstance(value, types.FunctionType)
+
+
+_FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
+_DESCRIPTORS = (
+    types.MemberDescriptorType,
+    types.GetSetDescriptorType,
+    types.WrapperDescriptorType,
+    types.BuiltinFunctionType,
+)
+_FUNCTION_FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
+_TABLES = frozenset({"_modules", "_parameters", "_buffers"})
+_BOOKKEEPING = frozenset({"_per_optimizer_states", "_isoshard_compiled"})
+"""Attributes that torch's scalers and compiled steps keep for themselves."""
+_ALWAYS = frozenset(
+    f"__{name}__"
+    for name in (
+        *("call", "getattr", "getattribute", "getitem", "setitem", "contains", "iter", "next"),
+        *("len", "bool", "enter", "exit", "get", "set", "init", "post_init", "new", "index"),
+        *("float", "int", "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv"),
+        *("matmul", "rmatmul", "neg", "pow", "eq", "lt", "le", "gt", "ge", "torch_function"),
+    )
+) | {"forward"}
+_CLOSED = frozenset(
+    {
+        *("builtins", "torch", "jax", "jaxlib", "numpy", "isoshard", "logging", "threading"),
+        *("_thread", "re", "io", "_io", "pathlib", "weakref", "concurrent", "asyncio", "ast"),
+        *("multiprocessing", "contextvars", "contextlib", "functools", "collections", "typing"),
+        *("abc", "_abc", "enum", "inspect", "dis", "os", "posix", "sys", "time", "math", "random"),
+        *("types", "warnings", "copy", "itertools", "operator", "dataclasses", "datetime"),
+        *("subprocess", "queue", "socket", "ssl", "json", "pickle", "importlib", "pytest"),
+        *("_pytest", "pluggy", "unittest", "hashlib", "uuid", "tempfile", "shutil", "string"),
+    }
+)
+"""Packages whose objects hold no values of a program, or are followed in ways of their own."""
+_OPEN_STDLIB = frozenset({"types", "argparse", "collections"})
+_ATOMS = frozenset(
+    {
+        *(bool, int, float, complex, str, bytes, bytearray, type(None), type(...), range, slice),
+        *(torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout),
+        *(np.dtype, types.BuiltinFunctionType, types.CodeType, types.GetSetDescriptorType),
+        *(types.MethodWrapperType, types.WrapperDescriptorType, types.MethodDescriptorType),
+        *(torch.Generator, np.float32, np.float64, np.int32, np.int64, np.bool_),
+    }
+)
+_Visit = Callable[[Reachable, Any, str], None]
+_VISITS: dict[type, _Visit] = {
+    types.FunctionType: Reachable._visit_function,
+    types.MethodType: Reachable._visit_method,
+    types.ModuleType: Reachable._visit_module,
+    functools.partial: Reachable._visit_partial,
+    type(functools.lru_cache(len)): Reachable._visit_wrapped,
+    staticmethod: Reachable._visit_wrapped,
+    classmethod: Reachable._visit_wrapped,
+    functools.cached_property: Reachable._visit_wrapped,
+    property: Reachable._visit_property,
+    weakref.ref: Reachable._visit_asked,
+    contextvars.ContextVar: Reachable._visit_asked,
+    threading.local: Reachable._visit_local,
+    type(os.environ): Reachable._visit_environ,
+}

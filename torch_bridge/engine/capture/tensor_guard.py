@@ -1,0 +1,74 @@
+"""Whether the tensors of a captured step are what they were, apart from their elements.
+
+A captured program reads and writes memory. `tensor.data = other`, `requires_grad_()`, a hook that
+is registered, or a gradient that is there for the first time ask for another capture.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from itertools import chain, repeat
+from typing import Any
+
+import torch
+
+from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks
+
+from .. import base
+
+
+class TensorGuard:
+    """Tensors as they were.
+
+    Args:
+        tensors: those that the step read or wrote.
+        owners: those that may have a gradient.
+    """
+
+    def __init__(self, tensors: Iterable[base.LazyTensor], owners: Sequence[torch.Tensor]):
+        """Remember memory, gradients and hooks."""
+        self._tensors = list(tensors)
+        self._storages = [tensor._storage for tensor in self._tensors]
+        self._owners = list(owners)
+        self._wanted = list(map(_REQUIRES_GRAD, self._owners))
+        self._gradients = self._gradient_states()
+        self._hooks = self._hook_states()
+
+    def holds(self) -> bool:
+        """Whether nothing of it changed."""
+        return (
+            self.are_in_place()
+            and list(map(_REQUIRES_GRAD, self._owners)) == self._wanted
+            and self._gradient_states() == self._gradients
+            and self._hook_states() == self._hooks
+        )
+
+    def are_in_place(self) -> bool:
+        """Whether the tensors view the memory that they viewed."""
+        return all(map(operator.is_, map(_STORAGE, self._tensors), self._storages))
+
+    def _gradient_states(self) -> tuple[Any, ...] | None:
+        gradients = list(map(_GRADIENT, self._owners))
+        if all(map(operator.is_, gradients, repeat(None))):
+            return None
+        return tuple(map(gradient_state, gradients))
+
+    def _hook_states(self) -> tuple[Any, ...] | None:
+        hooks = list(chain.from_iterable(map(_HOOKS, self._owners)))
+        if not any(hooks):
+            return None
+        return tuple([tuple(one.values()) if one else None for one in hooks])
+
+
+def gradient_state(gradient: Any) -> Any:
+    """What a program depends on in a gradient that it finds."""
+    if not isinstance(gradient, base.LazyTensor):
+        return None
+    return (gradient._aval, gradient._chain, gradient._storage.value.layout)
+
+
+_STORAGE = operator.attrgetter("_storage")
+_REQUIRES_GRAD = operator.attrgetter("requires_grad")
+_GRADIENT = operator.attrgetter("grad")
+_HOOKS = all_hooks
