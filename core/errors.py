@@ -45,6 +45,10 @@ class DeviceError(RuntimeError):
     """There are too few devices, or the backend has started already."""
 
 
+class PrivateNameError(RuntimeError):
+    """The installed torch or JAX lacks a private name that is needed for what was asked."""
+
+
 class DistributedError(RuntimeError):
     """The processes of a run cannot be started together, do not agree, or one of them failed."""
 

@@ -138,6 +138,10 @@ class Framework:
         """The names of the modules inside `x`, itself ("") included; None if it has none."""
         return None
 
+    def forward_hooks(self, x: Any) -> list[dict[int, Any]]:
+        """The dictionaries of hooks around the computation of a module, which may be changed."""
+        return []
+
     def local_shards(self, x: Any) -> list[Any]:
         """The `Shard`s of `x` on this process, as plain arrays of this framework, not copied."""
         self._lacks("local_shards", x)

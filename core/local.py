@@ -31,6 +31,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
+from isoshard.core.bounded import Bounded
 from isoshard.core.processes import agree
 
 from .arrays import place_cuts
@@ -235,16 +236,26 @@ def _compare(
     for leaf in leaves:
         sharding, shape = layouts[leaf.name]
         key = (shape, str(leaf.dtype), sharding)
-        if not sharding.is_fully_addressable and key not in _agreed:
+        if not sharding.is_fully_addressable and key not in _agreed_by(sharding):
             new[key] = f"{leaf.name}: global {shape} {leaf.dtype} by {_told(sharding)}"
     if new:
         mesh = next(iter(new))[2].mesh
-        owners = sorted({device.process_index for device in mesh.devices.flat})
-        agree("local data of one array", [*new.values()], owners)
-        _agreed.update(new)
+        agree("local data of one array", [*new.values()], _owners(mesh))
+        for key in new:
+            _agreed_by(key[2])[key] = True
 
 
-_agreed: dict[Any, str] = {}
+@functools.lru_cache(maxsize=256)
+def _owners(mesh: Mesh) -> tuple[int, ...]:
+    return tuple(sorted({device.process_index for device in mesh.devices.flat}))
+
+
+def _agreed_by(sharding: NamedSharding) -> Bounded[Any, bool]:
+    """What the processes of a mesh agreed on, the newest; all of them forget the same."""
+    return _agreed.setdefault(_owners(mesh_of(sharding)), Bounded(4096))
+
+
+_agreed: dict[tuple[int, ...], Bounded[Any, bool]] = {}
 
 
 @functools.lru_cache(maxsize=256)

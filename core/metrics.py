@@ -69,7 +69,7 @@ _INTERNAL += ("contextlib.", "functools.", "logging.", "warnings.")
 _OWN = ("isoshard.cli.",)
 
 _counts: collections.defaultdict[str, int] = collections.defaultdict(int)
-_compilations: list[Compilation] = []
+_compilations: collections.deque[Compilation] = collections.deque(maxlen=10_000)
 _transfers: dict[tuple[str, str], Transfer] = {}
 
 
@@ -173,7 +173,7 @@ def counters() -> dict[str, int]:
 
 
 def compilations() -> list[Compilation]:
-    """List the compilations since the last reset, oldest first."""
+    """List the compilations since the last reset, oldest first; the last 10,000 if more."""
     return list(_compilations)
 
 

@@ -28,7 +28,15 @@ import numpy as np
 from .errors import SpecError, UnrepresentableError
 from .tiles import Tiles
 
+MOST_DEVICES = 1 << 16
+"""In a string whose number of devices nobody says beside it."""
+MOST_AXES = 32
+"""What every NumPy has."""
+
+_LONGEST = 300
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
 _REPLICATE = ("last_tile_dim_replicate", "last_tile_dims={replicated}")
+_METADATA = "metadata={"
 _NO_LAYOUT = {
     "manual": "is partitioned by hand, inside shard_map",
     "unknown": "is left to the compiler",
@@ -92,16 +100,9 @@ def parse_op_sharding(
     if body == "replicated":
         return Tiles.replicated(*_need(text, ndim, num_devices))
     if found := re.fullmatch(r"maximal device=(\d+)", body):
-        return _maximal(text, int(found[1]), *_need(text, ndim, num_devices))
-    tiles = _parse_devices(text, body)
-    wrong = []
-    if ndim not in (None, tiles.ndim):
-        wrong.append(f"it is for a tensor of rank {tiles.ndim}, not {ndim}")
-    if num_devices not in (None, tiles.num_devices):
-        wrong.append(f"it is over {tiles.num_devices} devices, not {num_devices}")
-    if wrong:
-        raise _fault(text, " and ".join(wrong))
-    return tiles
+        [device] = _numbers(text, "device", found[1])
+        return _maximal(text, device, *_need(text, ndim, num_devices))
+    return _parse_devices(text, body, ndim, num_devices)
 
 
 def digits(numbers: np.ndarray) -> list[tuple[int, int]]:
@@ -155,18 +156,30 @@ def _strip_braces(text: str) -> str:
     body = text.strip()
     if not (body.startswith("{") and body.endswith("}")):
         raise _fault(text, "it must stand in braces, like '{replicated}'")
-    body = re.sub(r"\s*metadata=\{[^}]*\}", "", body[1:-1].strip())
+    body = _without_metadata(body[1:-1]).strip()
     if body.startswith("{"):
         raise UnrepresentableError(
-            f"OpSharding {text!r} is a tuple of layouts, one per result; pass them one by one"
+            f"OpSharding {_cut(text)!r} is a tuple of layouts, one per result; pass them one by one"
         )
     word = body.partition(" ")[0]
     if word in _NO_LAYOUT or "last_tile_dims={manual" in body:
         why = _NO_LAYOUT.get(word, _NO_LAYOUT["manual"])
         raise UnrepresentableError(
-            f"OpSharding {text!r} is no layout: the tensor {why}; give a spec of devices"
+            f"OpSharding {_cut(text)!r} is no layout: the tensor {why}; give a spec of devices"
         )
     return body
+
+
+def _without_metadata(body: str) -> str:
+    kept = []
+    at = 0
+    while (begin := body.find(_METADATA, at)) >= 0:
+        end = body.find("}", begin)
+        if end < 0:
+            break
+        kept.append(body[at:begin].rstrip())
+        at = end + 1
+    return "".join([*kept, body[at:]])
 
 
 def _maximal(text: str, device: int, ndim: int, num_devices: int) -> Tiles:
@@ -186,57 +199,109 @@ def _need(text: str, ndim: int | None, num_devices: int | None) -> tuple[int, in
     return ndim, num_devices
 
 
-def _parse_devices(text: str, body: str) -> Tiles:
+def _parse_devices(text: str, body: str, ndim: int | None, num_devices: int | None) -> Tiles:
     found = _DEVICES.match(body)
     if not found:
         at = text.find(body)
         raise _fault(
             text,
             f"at position {at}: expected 'replicated', 'maximal device=', or "
-            f"'devices=[blocks]' with a list of devices or '<=[dims]', found {body!r}",
+            f"'devices=[blocks]' with a list of devices or '<=[dims]', found {_cut(body)!r}",
         )
     tail = body[found.end() :].strip()
     if tail not in ("", *_REPLICATE):
         raise _fault(
             text,
-            f"at position {text.find(tail)}: expected nothing or '{_REPLICATE[0]}', found {tail!r}",
+            f"at position {text.find(tail)}: expected nothing or '{_REPLICATE[0]}', found "
+            f"{_cut(tail)!r}",
         )
-    counts = _numbers(text, "blocks", found["counts"])
+    counts = _sizes(text, "blocks", found["counts"])
     if tail == "":
         counts = [*counts, 1]
-    devices = _iota_devices(text, found) if found["dims"] is not None else _listed(text, found)
-    if sorted(devices) != list(range(len(devices))):
-        raise _fault(
-            text, f"the devices {devices} are not the numbers 0..{len(devices) - 1}, each once"
-        )
-    if math.prod(counts) != len(devices):
-        raise _fault(text, f"{_join(counts)} blocks do not hold {len(devices)} devices")
+    order: list[int] = []
+    if found["dims"] is None:
+        devices = _numbers(text, "devices", found["listed"])
+        if sorted(devices) != list(range(len(devices))):
+            raise _fault(
+                text,
+                f"the devices {_shown(devices)} are not the numbers 0..{len(devices) - 1}, "
+                "each once",
+            )
+        dims = [len(devices)]
+    else:
+        dims = _sizes(text, "dims after '<='", found["dims"])
+        order = _order(text, dims, found["order"])
+        devices = []
+    _check(text, counts, math.prod(dims), ndim, num_devices)
+    # Only now is anything made that is as large as the string says.
+    if not devices:
+        devices = np.arange(math.prod(dims)).reshape(dims).transpose(order).ravel()
     return Tiles(np.array(devices).reshape(counts))
 
 
-def _listed(text: str, found: re.Match[str]) -> list[int]:
-    return _numbers(text, "devices", found["listed"])
+def _check(
+    text: str, counts: list[int], count: int, ndim: int | None, num_devices: int | None
+) -> None:
+    """Compare the numbers of blocks and of devices with each other, and with what is asked for."""
+    if math.prod(counts) != count:
+        raise _fault(text, f"{_cut(_join(counts))} blocks do not hold {_number(count)} devices")
+    wrong = []
+    if ndim not in (None, len(counts) - 1):
+        wrong.append(f"it is for a tensor of rank {len(counts) - 1}, not {ndim}")
+    if num_devices not in (None, count):
+        wrong.append(f"it is over {_number(count)} devices, not {num_devices}")
+    elif num_devices is None and count > MOST_DEVICES:
+        wrong.append(
+            f"it is over {_number(count)} devices, and the most is {MOST_DEVICES} unless "
+            "num_devices= says so"
+        )
+    if wrong:
+        raise _fault(text, " and ".join(wrong))
 
 
-def _iota_devices(text: str, found: re.Match[str]) -> list[int]:
-    dims = _numbers(text, "dims after '<='", found["dims"])
-    order = list(range(len(dims)))
-    if found["order"] is not None:
-        order = _numbers(text, "order after 'T'", found["order"])
+def _order(text: str, dims: list[int], given: str | None) -> list[int]:
+    order = list(range(len(dims))) if given is None else _numbers(text, "order after 'T'", given)
     if sorted(order) != list(range(len(dims))):
-        raise _fault(text, f"the order T{tuple(order)} does not permute the dims {dims}")
-    return np.arange(math.prod(dims)).reshape(dims).transpose(order).ravel().tolist()
+        turned = _cut(f"T{tuple(order[:_LONGEST])}")
+        raise _fault(text, f"the order {turned} does not permute the dims {_shown(dims)}")
+    return order
+
+
+def _sizes(text: str, what: str, items: str) -> list[int]:
+    """Numbers of blocks or devices: positive, and as many as an array has axes."""
+    sizes = _numbers(text, what, items)
+    if len(sizes) > MOST_AXES:
+        raise _fault(text, f"the {what} are {len(sizes)}, and the most is {MOST_AXES}")
+    if min(sizes) < 1:
+        raise _fault(text, f"the {what} {_shown(sizes)} are not all positive")
+    return sizes
 
 
 def _numbers(text: str, what: str, items: str) -> list[int]:
-    try:
-        return [int(item) for item in items.split(",")]
-    except ValueError:
-        raise _fault(text, f"the {what} {items!r} are no numbers with commas between") from None
+    parts = [item.strip() for item in items.split(",")]
+    if not all(_INTEGER.fullmatch(part) for part in parts):
+        raise _fault(
+            text,
+            f"the {what} {_cut(items)!r} are no numbers (of 18 digits at most) with commas between",
+        )
+    return [int(part) for part in parts]
 
 
 def _fault(text: str, what: str) -> SpecError:
-    return SpecError(f"OpSharding {text!r}: {what}")
+    return SpecError(f"OpSharding {_cut(text)!r}: {what}")
+
+
+def _cut(text: str) -> str:
+    """A text, or as much of it as a message can hold."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}.."
+
+
+def _shown(numbers: list[int]) -> str:
+    return _cut(str(numbers[:_LONGEST]))
+
+
+def _number(count: int) -> str:
+    return str(count) if count < 1 << 64 else "more than 2**64"
 
 
 def _join(numbers: Iterable[Any]) -> str:

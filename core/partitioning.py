@@ -2,8 +2,8 @@
 
 JAX's `custom_partitioning` asks a function, when XLA's partitioner meets the operator, what each
 device is to do: by then the layouts of its operands are known. It is experimental; all that
-isoshard uses of it stands here. Tried with JAX 0.9.0 and 0.10.2, whose Shardy partitioner takes the
-rule that is given, on virtual CPU devices.
+isoshard uses of it stands here, and what has no public name in `_jax_internals`. Tried with JAX
+0.9.0 and 0.10.2, whose Shardy partitioner takes the rule that is given, on virtual CPU devices.
 
 >>> import jax.numpy as jnp
 >>> from jax.sharding import PartitionSpec as P
@@ -42,12 +42,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import config, dispatch
-from jax._src.sharding_impls import parse_flatten_op_sharding
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.extend.core import Primitive
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from . import _jax_internals
 from .mesh import mesh_of
 
 Told = Any
@@ -91,7 +90,7 @@ def partitioned(
         # Lines of source in what is answered keep the numbers that they have there, while XLA puts
         # it into a program with numbers of its own; of some it then makes a circle, in which
         # xla::StackFrames::IsPrefix runs for ever. In this thread of XLA's there are none.
-        config.traceback_in_locations_limit.set_local(0)
+        _jax_internals.without_locations()
         mesh, (operands, results) = _decoded(mesh, (operands, results))
         given, _ = operands
         mesh, local, out, need = split(known.told, mesh, given, results)
@@ -142,7 +141,7 @@ def _decoded(mesh: Mesh, shapes: Any) -> tuple[Mesh, Any]:
 def _spec(x: Any, mesh: Mesh) -> PartitionSpec | None:
     """The layout of a shape in the names of a mesh; None if the mesh has none for it."""
     try:
-        entries = parse_flatten_op_sharding(x.sharding._hlo_sharding, mesh)[0]
+        entries = _jax_internals.layout_entries(x.sharding, mesh)
     except (ValueError, KeyError, AssertionError):  # the three ways in which JAX says so
         return None
     return PartitionSpec(*entries, *[None] * (len(x.shape) - len(entries)))
@@ -205,7 +204,7 @@ def compiled(lower: Callable[[], jax.stages.Lowered]) -> jax.stages.Compiled:
         _lowered.reset(token)
     if not ours or program.as_text().count(f"@{_TARGET}(") != ours:
         return program.compile()
-    with config.remove_custom_partitioning_ptr_from_cache_key(True):
+    with _jax_internals.cached_without_addresses():
         return program.compile()
 
 
@@ -243,4 +242,4 @@ def lowers_to_one(primitive: Primitive) -> None:
     Args:
         primitive: the primitive.
     """
-    dispatch.prim_requires_devices_during_lowering.add(primitive)
+    _jax_internals.ask_for_devices(primitive)

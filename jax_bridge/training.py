@@ -30,6 +30,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core import exchange, metrics, virtual
+from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.core.errors import ShardingError
 from isoshard.core.mesh import as_mesh
 from isoshard.core.paths import named_leaves
@@ -141,7 +142,7 @@ class TrainStep:
         self._mesh = mesh
         self._plan = plan if isinstance(plan, Plan) else Plan({"*": plan})
         self._options = options
-        self._programs: dict[Any, Any] = {}
+        self._programs: Bounded[Any, Any] = Bounded(PROGRAMS)
         self._traced = 0
 
     def init(self, make: Callable[..., Any], *args: Any) -> TrainState:

@@ -1,15 +1,10 @@
-"""The `jax` device: every private touch-point with torch's device machinery.
+"""The `jax` device: how torch comes to know it, and what torch asks of it.
 
 torch has one device type for backends that live outside its tree, PrivateUse1; here it is renamed
 `jax`, so that `device="jax"`, `.to("jax")`, `torch.manual_seed` and `torch.autocast("jax")` find
 us. The tensors themselves carry torch's in-tree C++ device `lazy`: with it the autograd engine runs
 backward on the caller's thread and every error arrives as an exception, which PrivateUse1 does not
 give to a backend written in Python.
-
-Tested with torch 2.13. Private names used: `torch.utils.backend_registration.
-_setup_privateuseone_for_python_backend`, `torch._register_device_module`, the two lists
-`_foreach_supported_types`, `torch.utils._foreach_utils._get_foreach_kernels_supported_devices`,
-and `torch.fx.experimental.proxy_tensor.HANDLED_TYPES`.
 """
 
 from __future__ import annotations
@@ -19,11 +14,10 @@ from typing import Any
 
 import jax
 import torch
-from torch.fx.experimental import proxy_tensor
-from torch.optim.optimizer import _foreach_supported_types as _optimizer_types
-from torch.utils import _foreach_utils, backend_registration
-from torch.utils._foreach_utils import _foreach_supported_types as _clipping_types
 
+from isoshard.core.bounded import Bounded
+from isoshard.torch_bridge._torch_internals import OpOverload, device_slot
+from isoshard.torch_bridge._torch_internals.traced import TRACED_TYPES
 from isoshard.torch_bridge.engine import base, dispatch, generators, random
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.metas import Meta
@@ -121,14 +115,14 @@ def register() -> None:
     """
     if _LIBRARIES:
         return
-    name = torch._C._get_privateuse1_backend_name()
+    name = device_slot.device_name()
     if name not in ("privateuseone", "jax"):
         raise RuntimeError(
             f"torch's one slot for outside devices is already taken by {name!r}; isoshard's `jax` "
             "device needs a process of its own. Import isoshard.torch_bridge without that package."
         )
-    backend_registration._setup_privateuseone_for_python_backend("jax", DeviceModule)
-    torch._register_device_module("lazy", DeviceModule)
+    device_slot.set_up_device("jax", DeviceModule)
+    device_slot.set_device_module("lazy", DeviceModule)
     for key in _KEYS:
         add_kernels(key)
     _let_loaders_pin()
@@ -174,13 +168,12 @@ def add_kernels(key: str) -> None:
 
 def _join_lists() -> None:
     """Put our class and device on the lists of those that torch treats as its own."""
-    for known in (_optimizer_types, _clipping_types):
+    for known in (device_slot.OPTIMIZED_TYPES, device_slot.CLIPPED_TYPES):
         known.append(base._CLASS)  # as torch's DTensor does: one operation for all parameters
     # `clip_grad_norm_` and its kin ask with the C++ device.
-    devices = _foreach_utils._get_foreach_kernels_supported_devices
-    _foreach_utils._get_foreach_kernels_supported_devices = lambda: [*devices(), "lazy"]
+    device_slot.FOREACH_DEVICES.wrap(lambda devices: lambda: [*devices(), "lazy"])
     # `make_fx`, and with it `torch.func.linearize`, takes other tensors for constants.
-    proxy_tensor.HANDLED_TYPES = (*proxy_tensor.HANDLED_TYPES, base._CLASS)
+    TRACED_TYPES.wrap(lambda types: (*types, base._CLASS))
 
 
 # Factories that torch would otherwise build by resizing an empty tensor.
@@ -225,7 +218,7 @@ def _zeros(meta: Meta) -> torch.Tensor:
     return base.fresh(aval, tapes.recorder().record(recipe, ())[0])
 
 
-_EMPTY: dict[Any, Recipe] = {}
+_EMPTY: Bounded[Any, Recipe] = Bounded(4096)
 
 
 def _copy_from(source, target, non_blocking=False):
@@ -236,7 +229,7 @@ def _copy_from(source, target, non_blocking=False):
     return target
 
 
-def _factory(func: torch._ops.OpOverload) -> Any:
+def _factory(func: OpOverload) -> Any:
     """A factory as one entry of the tape."""
     handler = generators.honour(func, dispatch.functional_handler(func))
 

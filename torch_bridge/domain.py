@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import torch
 from jax.extend.core import jaxpr_as_fun
 
+from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.core.domain import BlockLayout, in_blocks, lay_in_blocks, pack, unpack
 from isoshard.core.domain.interpreting import trace
 from isoshard.core.domain.layouts import Layout
@@ -37,8 +38,7 @@ from .dtypes import physical_dtype
 from .handlers.layouts import read_layouts
 from .layout import marks
 
-_KNOWN: dict[Any, tuple[TorchFunction, Any]] = {}
-_KEPT = 1024
+_KNOWN: Bounded[Any, tuple[TorchFunction, Any]] = Bounded(PROGRAMS)
 
 
 def call(verb: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -74,8 +74,6 @@ def call(verb: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     if known is None:
         calling = _Calling(verb, structure, tuple(at), tuple(laid), leaves)
         known = _KNOWN[key] = calling.function(tensors)
-        while len(_KNOWN) > _KEPT:
-            del _KNOWN[next(iter(_KNOWN))]
     function, results = known
     found, tree = jax.tree.flatten(function(*tensors))
     if results is not None:

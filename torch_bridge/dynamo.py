@@ -17,9 +17,7 @@ static shapes, so each combination is a program of its own. Random operations dr
 device's stream, but one key a graph: the numbers differ from those of the uncompiled model.
 
 torch finds the backend by an entry point, so `isoshard.torch_bridge` need not be imported first.
-Private names used (tested with torch 2.13), all in `_teach_dynamo`: dynamo's table of types that
-it traces as tensors, its choice of subclasses whose methods it follows, its list of code that it
-leaves alone, and two methods that it and AOTAutograd call on tensor subclasses.
+What dynamo has to learn of tensors on the device is in `_teach_dynamo`.
 """
 
 from __future__ import annotations
@@ -32,11 +30,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from torch._dynamo import trace_rules
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.variables import builder
-from torch._guards import CompileContext
 
+from isoshard.core.bounded import PROGRAMS, Bounded
+from isoshard.torch_bridge._torch_internals import dynamo_hooks
+from isoshard.torch_bridge._torch_internals.traced import BOXED
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.flatten import import_tensor
@@ -98,8 +95,8 @@ class Graph:
             torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) for target in targets
         )
         self.name = f"torch.compile graph of {len(targets)} operations"
-        self._boxed_call = True  # AOTAutograd: give a list of arguments, which may be emptied
-        self._signatures: dict[Any, _Signature] = {}
+        BOXED.put(self, True)  # AOTAutograd: give a list of arguments, which may be emptied
+        self._signatures: Bounded[Any, _Signature] = Bounded(PROGRAMS)
 
     @torch.compiler.disable
     def __call__(self, arguments: list[Any]) -> list[Any]:
@@ -187,11 +184,11 @@ def _keys(draw: Any) -> Any:
     return (jax.random.fold_in(draw, number) for number in itertools.count())
 
 
-_AOT = aot_autograd(fw_compiler=Graph, bw_compiler=Graph, inference_compiler=Graph)
+_AOT = dynamo_hooks.aot_autograd(fw_compiler=Graph, bw_compiler=Graph, inference_compiler=Graph)
 
 
 def _untyped_storage(tensor: XLAShardedTensor) -> Any:
-    if CompileContext.current_compile_id() is not None:  # dynamo asks for its size only
+    if dynamo_hooks.current_compilation() is not None:  # dynamo asks for its size only
         return torch.Tensor.untyped_storage(tensor)
     return _refuse_storage(tensor)
 
@@ -204,23 +201,19 @@ def _as_tangent(tensor: XLAShardedTensor, expected: Any, kind: Any = None) -> XL
     return tensor
 
 
-def _subclass_to_follow(value: Any) -> Any:
+def _subclass_to_follow(infer: Any) -> Any:
     """Our methods differ from torch's only on real tensors: trace torch's own."""
-    return None if type(value) is XLAShardedTensor else _infer_subclass_type(value)
-
-
-_infer_subclass_type = builder.infer_subclass_type
+    return lambda value: None if type(value) is XLAShardedTensor else infer(value)
 
 
 def _teach_dynamo() -> None:
-    tracer = builder.VariableBuilder
-    tracer._type_dispatch()[XLAShardedTensor] = tracer.wrap_tensor
-    builder.infer_subclass_type = _subclass_to_follow
+    dynamo_hooks.TRACERS.found()()[XLAShardedTensor] = dynamo_hooks.TRACE_TENSOR.found()
+    dynamo_hooks.SUBCLASS.wrap(_subclass_to_follow)
     for package in _LEFT_ALONE:
-        trace_rules.add(package)
+        dynamo_hooks.leave_alone(package)
     own: Any = XLAShardedTensor
     own.untyped_storage = _untyped_storage
-    own.__coerce_same_metadata_as_tangent__ = _as_tangent
+    dynamo_hooks.AS_TANGENT.put(own, _as_tangent)
 
 
 _teach_dynamo()

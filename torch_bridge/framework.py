@@ -25,6 +25,7 @@ from isoshard.core.shards import Shard
 from isoshard.core.shards import local_shards as jax_shards
 from isoshard.core.spec import named_sharding
 from isoshard.core.uneven import UnevenArray
+from isoshard.torch_bridge._torch_internals.module_fields import forward_hooks, forward_pre_hooks
 from isoshard.torch_bridge.engine import base, layouts, placement
 from isoshard.torch_bridge.engine.constrain import constrain
 from isoshard.torch_bridge.engine.value import Aval, Value, placed_layout
@@ -173,6 +174,10 @@ class Torch(Framework):
         """The names that `torch.nn.Module.named_modules` gives."""
         named = x.named_modules() if isinstance(x, torch.nn.Module) else ()
         return [name for name, _ in named] or None
+
+    def forward_hooks(self, x: Any) -> list[dict[int, Any]]:
+        """Those before and those after `forward` of a module."""
+        return [forward_pre_hooks(x), forward_hooks(x)] if isinstance(x, torch.nn.Module) else []
 
     def sharding_of(self, x: Any) -> Any:
         """The layout; executes what is recorded if only the compiler knows it yet."""
@@ -344,11 +349,11 @@ class Torch(Framework):
 
 def _annotated(x: torch.Tensor, value: Value, layout: Any, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor of `value` in the place of `x`; being a parameter and `requires_grad` are kept."""
-    tensor = base.fresh(Aval.contiguous(shape, x.dtype), value)
+    tensor: Any = base.fresh(Aval.contiguous(shape, x.dtype), value)
     tensor._storage.annotation = layout.sharding if isinstance(layout, BlockLayout) else layout
     tensor.requires_grad_(x.requires_grad)
     if isinstance(x, torch.nn.Parameter):
-        tensor._is_param = True
+        tensor = torch.nn.Parameter(tensor, x.requires_grad)
     keep_gradient_layout(tensor)
     return tensor
 

@@ -24,7 +24,8 @@ import secrets
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from isoshard.torch_bridge._torch_internals import TorchDispatchMode
 
 from . import naming
 from .engine import generators, random

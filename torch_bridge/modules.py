@@ -104,7 +104,6 @@ def shard_module(
         moved[id(tensor)] = new
     identity.replace([(place, moved[id(place[2])]) for place in identity.parameters(module)])
     for child in module.modules():
-        for key, buffer in child._buffers.items():
-            if buffer is not None:
-                child._buffers[key] = moved[id(buffer)]
+        for key, buffer in list(child.named_buffers(recurse=False, remove_duplicate=False)):
+            setattr(child, key, moved[id(buffer)])
     return module

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.spmd import optimization_barrier_
 

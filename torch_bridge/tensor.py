@@ -32,6 +32,7 @@ import torch
 from jax.core import Tracer
 
 from isoshard.core.errors import CopyError
+from isoshard.torch_bridge._torch_internals.tensor_fields import parse_to
 from isoshard.torch_bridge.engine import base, placement
 from isoshard.torch_bridge.engine.special import to_host
 
@@ -110,8 +111,7 @@ class XLAShardedTensor(LaidOut):
         if [type(arg) for arg in args[-2:]] == [bool, bool]:  # non_blocking and copy, by position
             args, kwargs = args[:-1], {**kwargs, "copy": args[-1]}
         options = {name: value for name, value in kwargs.items() if name != "copy"}
-        parse = torch._C._nn._parse_to  # pyright: ignore[reportAttributeAccessIssue]
-        device, dtype, _, memory_format = parse(*args, **options)
+        device, dtype, _, memory_format = parse_to(*args, **options)
         if device is not None and device.type not in naming.OURS:
             return super().to(*args, **kwargs)
         wanted = {"copy": kwargs.get("copy", False), "memory_format": memory_format}
@@ -246,8 +246,8 @@ class XLAShardedTensor(LaidOut):
             new: Any = self.detach().clone()
         marks.copy_mark(self, new)
         new.requires_grad_(self.requires_grad)
-        if getattr(self, "_is_param", False):
-            new._is_param = True
+        if isinstance(self, torch.nn.Parameter):
+            new = torch.nn.Parameter(new, self.requires_grad)
         if self.grad is not None:
             new.grad = copy.deepcopy(self.grad, memo)
         memo[id(self)] = new

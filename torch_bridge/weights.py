@@ -17,10 +17,11 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 from isoshard.core.exchange import to_jax
 from isoshard.core.weights.errors import WeightError, raise_listed
+from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge._torch_internals.module_fields import own_buffers, own_parameters
 
 from .dtypes import physical_dtype
 from .framework import Torch
@@ -121,7 +122,7 @@ def _places(module: torch.nn.Module) -> dict[str, tuple[dict[str, Any], str, tor
     return {
         f"{path}.{key}" if path else key: (holder, key, tensor)
         for path, child in module.named_modules(remove_duplicate=False)
-        for holder in (child._parameters, child._buffers)
+        for holder in (own_parameters(child), own_buffers(child))
         for key, tensor in holder.items()
         if tensor is not None
     }

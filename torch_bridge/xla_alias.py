@@ -10,22 +10,18 @@ torch_xla is not linked. They are wrapped: `torch.Tensor.to`, `torch.tensor`, `t
 `torch.asarray`, and `FakeTensor`, with which dynamo traces. `torch.autocast` and what tells of it
 take `xla` for `jax`, and `torch.compile` takes `backend="openxla"` for ours. Nothing here happens
 before `drop_in.install` asks for it.
-
-Private names used: `torch._register_device_module`, `torch._subclasses.fake_tensor.FakeTensor`,
-`torch.utils._foreach_utils._get_foreach_kernels_supported_devices` and
-`torch.optim.optimizer._get_fused_kernels_supported_devices`. Tested with torch 2.13.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _foreach_utils
+
+from isoshard.torch_bridge._torch_internals import device_slot
+from isoshard.torch_bridge._torch_internals.traced import NEW_FAKE
 
 from . import device, naming
 
@@ -41,17 +37,14 @@ def register() -> None:
     _done = True
     device.register()
     device.add_kernels("XLA")
-    torch._register_device_module("xla", device.DeviceModule)
-    kinds = _foreach_utils._get_foreach_kernels_supported_devices
-    _foreach_utils._get_foreach_kernels_supported_devices = lambda: [*kinds(), "xla"]
-    optimizers: Any = importlib.import_module("torch.optim.optimizer")
-    fused = optimizers._get_fused_kernels_supported_devices
-    optimizers._get_fused_kernels_supported_devices = lambda: [*fused(), "xla"]
+    device_slot.set_device_module("xla", device.DeviceModule)
+    for devices in (device_slot.FOREACH_DEVICES, device_slot.FUSED_DEVICES):
+        devices.wrap(_with_xla)
     for owner, name in _WITH_DEVICE:
         setattr(owner, name, _indexed(getattr(owner, name)))
     _rename_autocast()
     _rename_backend()
-    _rename_fakes()
+    NEW_FAKE.wrap(_on_jax)
     naming.use("xla")
 
 
@@ -126,9 +119,12 @@ def _rename_backend() -> None:
     torch.compile = compile
 
 
-def _rename_fakes() -> None:
+def _with_xla(devices: Callable[[], list[str]]) -> Callable[[], list[str]]:
+    return lambda: [*devices(), "xla"]
+
+
+def _on_jax(original: Any) -> Any:
     """The tensors that dynamo traces with would end the process if they said `xla`."""
-    original: Any = FakeTensor.__new__
 
     @functools.wraps(original)
     def __new__(cls: Any, fake_mode: Any, elem: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
@@ -136,4 +132,4 @@ def _rename_fakes() -> None:
             device = torch.device("jax", 0)
         return original(cls, fake_mode, elem, device, *args, **kwargs)
 
-    FakeTensor.__new__ = __new__  # pyright: ignore[reportAttributeAccessIssue]
+    return __new__

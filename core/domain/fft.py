@@ -28,6 +28,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from isoshard.core.bounded import PROGRAMS
 from isoshard.core.uneven import UnevenArray
 
 from .any_framework import any_framework
@@ -145,7 +146,7 @@ def _run(kind: str, x: Any, axes: Any, norm: str, length: int | None = None) -> 
     return _transformed(kind, axes, norm, length, x)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=PROGRAMS)
 def _lifted(kind: str, axes: tuple[int, ...], norm: str, length: int) -> Any:
     return lift(functools.partial(_transformed, kind, axes, norm, length))
 

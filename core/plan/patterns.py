@@ -1,7 +1,8 @@
 """Patterns: how a plan's rules name leaves and modules.
 
 A pattern is a glob over the whole name (`*` also crosses dots, `?`, `[..]`), or a regular
-expression over the whole name after `re:`. One that starts with a comment goes by it in tables:
+expression over the whole name after `re:`, of those that end in time (`backtracking`). One that
+starts with a comment goes by it in tables:
 
 >>> matches("blocks.*.weight", "blocks.0.mlp.weight"), matches("re:.*[.][qkv]", "a.o")
 (True, False)
@@ -14,15 +15,32 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
+import sys
 from collections.abc import Iterable
 from typing import Any
 
+from .backtracking import MOST_WAYS, TooManyWays, ways
 from .rules import PlanError
+
+SHORTEST = 200
+"""Characters of a name that every pattern has to take."""
+
+_WAY_OUT = "write a glob, [ab]* for (?:a|b)*, and .* for what lies between, at most four of them"
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern fits a whole name."""
-    return _matcher(pattern).fullmatch(name) is not None
+    """Whether a pattern fits a whole name.
+
+    Raises:
+        PlanError: the name is so long that trying could take for ever.
+    """
+    expression, longest = _matcher(pattern)
+    if len(name) > longest:
+        raise PlanError(
+            f"{pattern!r} could be tried in more than {MOST_WAYS:,} ways on a name of {len(name)} "
+            f"characters ({name[:40]!r}..), and is for names of up to {longest}; {_WAY_OUT}"
+        )
+    return expression.fullmatch(name) is not None
 
 
 def label(pattern: str) -> str:
@@ -38,7 +56,8 @@ def check_patterns(patterns: Iterable[Any]) -> None:
         patterns: in order.
 
     Raises:
-        PlanError: one is given twice, is no string or no regular expression; all in one message.
+        PlanError: one is given twice, is no string, no regular expression, or one that could take
+            for ever; all in one message.
 
     Example:
         >>> check_patterns(["a.*", "re:a[.].*"])
@@ -50,14 +69,23 @@ def check_patterns(patterns: Iterable[Any]) -> None:
     for pattern in dict.fromkeys(texts):
         try:
             _matcher(pattern)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             wrong.append(f"{pattern!r} is no regular expression: {error}")
+        except TooManyWays as error:
+            wrong.append(f"{pattern!r} could take for ever: {error}; {_WAY_OUT}")
     if wrong:
         raise PlanError(f"the patterns of a plan are names, globs or 're:..': {'; '.join(wrong)}")
 
 
 @functools.lru_cache(maxsize=4096)
-def _matcher(pattern: str) -> re.Pattern[str]:
-    if pattern.startswith("re:"):
-        return re.compile(pattern[3:])
-    return re.compile(fnmatch.translate(pattern))
+def _matcher(pattern: str) -> tuple[re.Pattern[str], int]:
+    """A pattern compiled, and how long a name it may be tried on."""
+    if not pattern.startswith("re:"):
+        return re.compile(fnmatch.translate(pattern)), sys.maxsize  # never goes back
+    compiled = re.compile(pattern[3:])
+    longest = ways(pattern[3:]).longest()
+    if longest < SHORTEST:
+        raise TooManyWays(
+            f"on a name of {SHORTEST} characters it can be tried in more than {MOST_WAYS:,} ways"
+        )
+    return compiled, longest

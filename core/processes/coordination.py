@@ -1,8 +1,7 @@
 """Words between the processes: a small store that JAX's coordination service keeps.
 
 `put` leaves a string under a key, `take` waits for one. This module is the only place that touches
-JAX's client of that service, which has no public name: `jax._src.distributed.global_state` with
-its `client` and `coordinator_address` (found in jax 0.9 to 0.10.2).
+JAX's client of that service, which has no public name (`core/_jax_internals.py`).
 
 Without `iso.init_distributed`, or `jax.distributed.initialize`, there is nothing to talk to:
 
@@ -18,6 +17,7 @@ from typing import Any
 
 import jax
 
+from isoshard.core._jax_internals import devices_have_started, distributed_state
 from isoshard.core.errors import DistributedError
 
 _SPACE = "isoshard/"
@@ -35,20 +35,17 @@ def is_started() -> bool:
 
 def backend_runs() -> bool:
     """Whether JAX has started its devices, after which no other process can be joined."""
-    from jax._src import xla_bridge
-
-    return xla_bridge.backends_are_initialized()
+    return devices_have_started()
 
 
 def address() -> str | None:
     """Host and port of the coordination service, if it is known here."""
-    return getattr(_state(), "coordinator_address", None)
+    return getattr(distributed_state, "coordinator_address", None)
 
 
 def rank_and_size() -> tuple[int, int]:
     """Number of this process and of all; does not start the devices."""
-    state = _state()
-    return state.process_id, state.num_processes
+    return distributed_state.process_id, distributed_state.num_processes
 
 
 def put(key: str, value: str) -> None:
@@ -95,14 +92,8 @@ def forget(key: str) -> None:
     _client().key_value_delete(_SPACE + key)
 
 
-def _state() -> Any:
-    from jax._src import distributed
-
-    return distributed.global_state
-
-
 def _client() -> Any:
-    client = _state().client
+    client = distributed_state.client
     if client is None:
         raise DistributedError(
             "the processes do not know of each other yet; call iso.init_distributed() first"

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 
 from .errors import WeightError
 
+_MOST = 4  # whose ends are tried one after the other; the time grows as the name's length ** this
 _CAPTURE = re.compile(r"\{([A-Za-z_]\w*)(\*?)\}")
 
 
@@ -50,6 +51,11 @@ class Pattern:
             wrong = "a capture with a star stands for whole parts, so it stands between dots"
         elif sum(stars) > 1 and any(a and b for a, b in itertools.pairwise(stars)):
             wrong = "two captures with a star stand side by side"
+        elif sum(stars) + sum(n for n in _together(parts) if n > 1) > _MOST:
+            wrong = (
+                f"more than {_MOST} captures, those with a star and those beside others in one "
+                "part, could be told apart in too many ways"
+            )
         if wrong:
             raise WeightError(
                 f"pattern {self.text!r}: {wrong}. Write {{i}} for text without a dot and "
@@ -74,6 +80,11 @@ class Pattern:
             return captures[next(iter(self.captures))]
         filled = _CAPTURE.sub(lambda capture: captures[capture[1]], self.text)
         return ".".join(part for part in filled.split(".") if part)
+
+
+def _together(parts: list[str]) -> list[int]:
+    """How many captures stand in each part."""
+    return [len(_CAPTURE.findall(part)) for part in parts]
 
 
 def _star(part: str) -> re.Match[str] | None:

@@ -11,8 +11,7 @@ True
 {}
 
 The layout is read off the tensors themselves: the placements of a DTensor, and for other tensors
-what core's registry says. Hooks are found in `torch.nn.Module._forward_hooks` and
-`_forward_pre_hooks`, which torch 2.10 to 2.13 have; there is no public list of them.
+what core's registry says.
 """
 
 from __future__ import annotations
@@ -237,7 +236,8 @@ def _axis_names(mesh: Any, name: str) -> tuple[str, ...]:
 
 
 def _drop_layout_hooks(module: torch.nn.Module) -> None:
-    for hooks in (module._forward_hooks, module._forward_pre_hooks):
+    framework = framework_of(module)
+    for hooks in framework.forward_hooks(module) if framework else ():
         for key, hook in list(hooks.items()):
             made_in = getattr(getattr(hook, "func", hook), "__module__", None) or ""
             if made_in.startswith(_LAYOUT_HOOKS):

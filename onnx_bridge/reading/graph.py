@@ -32,6 +32,7 @@ from onnx import helper
 
 from ..errors import ModelError
 from .inferring import Dims, Info, infer, read_info
+from .nesting import too_deep
 
 Shape = Dims
 
@@ -84,6 +85,8 @@ class Graph:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         """Read the graph, and check that it can run in order."""
+        if deep := too_deep(model):
+            raise ModelError(f"graph {model.graph.name!r} cannot be read: {deep[0]}")
         graph = model.graph
         self.model = model
         self.initializers: dict[str, onnx.TensorProto] = {t.name: t for t in graph.initializer}

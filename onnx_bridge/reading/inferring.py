@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import helper
 
 from ..errors import ModelError
@@ -61,10 +62,23 @@ def infer(model: onnx.ModelProto) -> dict[str, Info]:
     Raises:
         ModelError: onnx cannot: an operator set is not declared, or shapes contradict each other.
     """
+    graph = model.graph
+    try:
+        # With data_prop, onnx makes a list of every 1-D tensor that is cast or joined: a file of
+        # 100 bytes can ask for one of 2**60 entries.
+        return read_info(onnx.shape_inference.infer_shapes(_without_weights(model)).graph)
+    except DecodeError:  # protobuf takes 100 messages inside each other
+        why = "its types lie too deep inside each other"
+    except (onnx.shape_inference.InferenceError, ValueError) as error:  # the other: dtypes
+        why = str(error)
+    raise ModelError(f"shapes of graph {graph.name!r} cannot be inferred: {why}")
+
+
+def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    graph = model.graph
     slim = onnx.ModelProto(ir_version=model.ir_version)
     slim.opset_import.extend(model.opset_import)
     slim.functions.extend(model.functions)
-    graph = model.graph
     slim.graph.name = graph.name or "graph"
     slim.graph.node.extend(graph.node)
     slim.graph.value_info.extend(graph.value_info)
@@ -77,12 +91,7 @@ def infer(model: onnx.ModelProto) -> dict[str, Info]:
         else:
             value = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
             slim.graph.input.append(value)
-    try:
-        # With data_prop, onnx makes a list of every 1-D tensor that is cast or joined: a file of
-        # 100 bytes can ask for one of 2**60 entries.
-        return read_info(onnx.shape_inference.infer_shapes(slim).graph)
-    except (onnx.shape_inference.InferenceError, ValueError) as error:  # the other: dtypes
-        raise ModelError(f"shapes of graph {graph.name!r} cannot be inferred: {error}") from None
+    return slim
 
 
 def _of_type(kind: onnx.TypeProto) -> Info:

@@ -25,6 +25,7 @@ from ..errors import AnnotationError, AnnotationWarning, ModelError
 from .contents import fault_of
 from .dangling import dangling
 from .external import is_external, memory, read_external
+from .nesting import too_deep
 from .soundness import faults_of, too_many
 from .texts import text_faults
 from .walking import listed, tensors
@@ -65,7 +66,7 @@ def load(
         path = Path(source)
         name, model = str(path), _parse(_read(path), _TEXTS.get(path.suffix, "protobuf"), str(path))
         folder = path.parent if folder is None else folder
-    faults = too_many(model) or text_faults(model) or faults_of(model)
+    faults = too_deep(model) or too_many(model) or text_faults(model) or faults_of(model)
     if faults:
         raise _unreadable(name, faults)
     model = _with_data(name, model, folder, memory() if max_bytes is None else max_bytes)
@@ -95,8 +96,9 @@ def _read(path: Path) -> bytes:
 def _parse(data: bytes, form: str, name: str) -> onnx.ModelProto:
     try:
         return onnx.load_model_from_string(data, format=form)
-    except DecodeError:
-        why = "it is no ONNX file, or only a part of one"
+    except DecodeError as error:
+        deep = "MaxDepth" in str(error)
+        why = "it is nested too deeply" if deep else "it is no ONNX file, or only a part of one"
     except (
         json_format.ParseError,
         text_format.ParseError,

@@ -1,10 +1,13 @@
+import time
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isoshard.core.errors import SpecError, UnrepresentableError
-from isoshard.core.op_sharding import parse_op_sharding, to_op_sharding
+from isoshard.core.errors import ShardingError, SpecError, UnrepresentableError
+from isoshard.core.op_sharding import MOST_DEVICES, parse_op_sharding, to_op_sharding
 from isoshard.core.tiles import Tiles
 
 
@@ -60,6 +63,14 @@ def test_missing_rank_or_devices(text):
         ("{devices=[2]0,0}", r"\[0, 0\] are not the numbers 0\.\.1"),
         ("{devices=[2]1,2}", r"\[1, 2\] are not the numbers"),
         ("{devices=[-2]0,1}", "blocks"),
+        ("{devices=[-2,-4]<=[8]}", r"the blocks \[-2, -4\] are not all positive"),
+        ("{devices=[4]<=[-2,-2]}", r"the dims after '<=' \[-2, -2\] are not all positive"),
+        ("{devices=[0]<=[0]}", r"the blocks \[0\] are not all positive"),
+        ("{devices=[4]<=[4]T(-1)}", r"T\(-1,\) does not permute"),
+        ("{devices=[1_0]<=[1_0]}", "the blocks '1_0' are no numbers"),
+        ("{devices=[9]<=[9]}", "it is over 9 devices, not 4"),
+        ("{devices=[999999999999]<=[999999999999]}", "is over 999999999999 devices, not 4"),
+        ("{devices=[4,999999]<=[4,99999]}", "4,999999,1 blocks do not hold 399996 devices"),
         ("{maximal device=9}", "no device 9 among 4"),
     ],
 )
@@ -110,3 +121,80 @@ def test_every_transposed_count_is_printed_as_one(order, dims):
     devices = np.arange(np.prod(dims)).reshape(dims).transpose(order).reshape(-1, 1)
     if devices.size > 1:
         assert "<=" in to_op_sharding(Tiles(devices), iota=True)
+
+
+SIZES = st.one_of(
+    st.integers(-(10**20), 10**20), st.integers(-2, 10), st.sampled_from([2**31, 2**32, 2**63])
+)
+
+
+@st.composite
+def hostile(draw):
+    """A string of the right form whose numbers are any numbers, and of any length."""
+    counts = ",".join(map(str, draw(st.lists(SIZES, max_size=40))))
+    dims = ",".join(map(str, draw(st.lists(SIZES, max_size=40))))
+    order = draw(st.none() | st.lists(st.integers(-1, 40), max_size=40))
+    turned = "" if order is None else f"T({','.join(map(str, order))})"
+    tail = draw(st.sampled_from(["", " last_tile_dim_replicate", " metadata={a"]))
+    devices = f"<=[{dims}]{turned}" if draw(st.booleans()) else dims
+    return f"{{devices=[{counts}]{devices}{tail}}}"
+
+
+@given(hostile(), st.none() | st.integers(1, 8))
+def test_any_numbers_are_read_or_refused_at_once(text, num_devices):
+    tracemalloc.start()
+    began = time.process_time()
+    try:
+        tiles = parse_op_sharding(text, num_devices=num_devices)
+        assert num_devices in (None, tiles.num_devices)
+    except SpecError as error:
+        assert len(str(error)) < 2000
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 20 << 20
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("{devices=[100000000]<=[100000000]}", "over 100000000 devices, and the most is 65536"),
+        (f"{{devices=[{'9' * 18},{'9' * 18}]<=[{'9' * 18},{'9' * 18}]}}", r"more than 2\*\*64"),
+        (f"{{devices=[{'9' * 5000}]<=[8]}}", "18 digits at most"),
+        (f"{{maximal device={'9' * 5000}}}", "18 digits at most"),
+        (f"{{devices=[{'1,' * 200_000}1]<=[1]}}", "the blocks are 200001, and the most is 32"),
+        (f"{{devices=[1]<=[{'1,' * 200_000}1]}}", "the dims after '<=' are 200001"),
+        (f"{{devices=[1]<=[1]T({'0,' * 200_000}0)}}", "does not permute the dims"),
+        (f"{{devices=[8]{'0,' * 200_000}0}}", r"are not the numbers 0\.\.200000"),
+        ("{devices=[1]0" + " " * 200_000 + "x}", "found 'x'"),
+        ("{" + "metadata={" * 50_000 + "}", "expected 'replicated'"),
+        ("{" + " metadata={a}" * 50_000 + " x}", "found 'x'"),
+        ("{" * 200_000 + "}" * 200_000, "is a tuple of layouts"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_what_asks_for_much_is_refused_at_once(text, what):
+    tracemalloc.start()
+    began = time.process_time()
+    try:
+        with pytest.raises(ShardingError, match=what) as caught:
+            parse_op_sharding(text, 1, num_devices=8 if "maximal" in text else None)
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert len(str(caught.value)) < 2000
+    assert peak < 60 << 20
+    assert time.process_time() - began < 5
+
+
+def test_metadata_is_left_out():
+    text = '{devices=[2,1]0,1 metadata={op_name="a"}}'
+    assert parse_op_sharding(text) == parse_op_sharding("{devices=[2,1]0,1}")
+    assert parse_op_sharding("{replicated metadata={a} metadata={b}}", 1, num_devices=2).blocks
+
+
+def test_more_devices_than_a_string_alone_may_say():
+    many = MOST_DEVICES * 2
+    text = f"{{devices=[{many}]<=[{many}]}}"
+    assert parse_op_sharding(text, num_devices=many).num_devices == many

@@ -209,6 +209,6 @@ def _replace(module: torch.nn.Module, moved: dict[int, torch.Tensor]) -> None:
     places = identity.parameters(module)
     identity.replace([(place, moved[id(place[2])]) for place in places if id(place[2]) in moved])
     for child in module.modules():
-        for key, buffer in child._buffers.items():
-            if buffer is not None and id(buffer) in moved:
-                child._buffers[key] = moved[id(buffer)]
+        for key, buffer in list(child.named_buffers(recurse=False, remove_duplicate=False)):
+            if id(buffer) in moved:
+                setattr(child, key, moved[id(buffer)])

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from torch.utils import _pytree as pytree
 
+from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine import tape as tapes

@@ -35,6 +35,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge.dtensor.exchange import is_dtensor
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine import aside, base
@@ -66,7 +67,7 @@ class TorchFunction:
         """See `torch_function`."""
         self.name = name
         self._function, self._out_specs = function, out_specs
-        self._known: dict[Any, _Traced] = {}
+        self._known: Bounded[Any, _Traced] = Bounded(PROGRAMS)
         self._distributed: Any = None
         self._plain = PlainFunction(function, name, copy)
 

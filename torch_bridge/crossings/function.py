@@ -37,10 +37,10 @@ from typing import Any
 
 import jax
 import torch
-from torch.utils import _pytree as pytree
 
 from isoshard.core.uneven import UnevenArray
 from isoshard.torch_bridge import modules
+from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.engine import tape as tapes
 

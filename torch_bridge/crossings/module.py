@@ -40,9 +40,11 @@ class _Level(torch.nn.Module):
         """Put a tensor at a dotted name, making the levels on the way."""
         first, _, rest = name.partition(".")
         if rest:
-            if first not in self._modules:
-                self.add_module(first, _Level())
-            level: Any = self._modules[first]
+            inside = dict(self.named_children())
+            if first not in inside:
+                inside[first] = _Level()
+                self.add_module(first, inside[first])
+            level: Any = inside[first]
             level._hang(rest, tensor)
         elif isinstance(tensor, torch.nn.Parameter):
             self.register_parameter(first, tensor)

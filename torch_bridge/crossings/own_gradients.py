@@ -40,6 +40,7 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge._torch_internals.tensor_fields import function_of
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine import tape as tapes
 
@@ -102,7 +103,7 @@ def _builtin(method: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _refuse_early(context: Any) -> None:
     """Raise when a builtin `apply` that was bound before is called: its gradient would be lost."""
-    if _THREAD.depth and not _THREAD.passes and _is_own(cls := type(context)._forward_cls):
+    if _THREAD.depth and not _THREAD.passes and _is_own(cls := function_of(type(context))):
         raise RuntimeError(
             f"{cls.__name__}.apply was given another name before isoshard.torch_bridge was "
             "imported, and jax_function cannot see such calls in this torch; import "

@@ -31,6 +31,7 @@ import torch
 from jax.core import Tracer
 
 from isoshard.core import metrics
+from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.core.exchange import host_to_jax, lay_out
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.capture import step as capture
@@ -52,7 +53,7 @@ class PlainFunction:
     def __init__(self, function: Callable[..., Any], name: str, copy: bool | None):
         """See the class."""
         self._function, self._name, self._copy = function, name, copy
-        self._known: dict[Any, Compiled] = {}
+        self._known: Bounded[Any, Compiled] = Bounded(PROGRAMS)
 
     def __call__(self, leaves: Sequence[Any], structure: Any) -> Any:
         """Compute the function.

@@ -35,8 +35,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from isoshard.core.bounded import PROGRAMS, Bounded
+from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine import aside, base, layouts
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.capture.reachable import modules_of
@@ -54,7 +55,7 @@ class Pure:
         functools.update_wrapper(self, function, updated=())
         self._function = function
         self._seeded = seeded
-        self._known: dict[Any, _Recorded] = {}
+        self._known: Bounded[Any, _Recorded] = Bounded(PROGRAMS)
         self._modules: list[torch.nn.Module] | None = None
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:

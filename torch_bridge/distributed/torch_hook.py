@@ -12,8 +12,6 @@ behind. Of torch's own meshes those of type `"xla"` need no process group.
 (Shard(dim=0),)
 >>> "torch_xla" in sys.modules
 False
-
-Private names used: `torch.distributed.tensor._api`, the module that asks. Tested with torch 2.13.
 """
 
 from __future__ import annotations
@@ -25,7 +23,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-_ASKING = "torch.distributed.tensor._api"
+from isoshard.torch_bridge._torch_internals.dtensor_fields import ASKING
+
 _MODULES = ("torch_xla", "torch_xla.distributed", "torch_xla.distributed.spmd")
 _FUNCTIONS = {
     "xla_distribute_tensor": "distribute_tensor",
@@ -46,7 +45,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """The spec of one module; None if it is another, or somebody else asks."""
-        if fullname not in _MODULES or _asking() != _ASKING:
+        if fullname not in _MODULES or _asking() != ASKING.path:
             return None
         return importlib.machinery.ModuleSpec(
             fullname, _Loader(), is_package=fullname != _MODULES[-1]

@@ -31,6 +31,7 @@ from jax.sharding import PartitionSpec as P
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
+from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge import modules
 from isoshard.torch_bridge.crossings.arguments import (
     TENSOR,
@@ -56,7 +57,7 @@ class DistributedFunction:
         """
         self.name = name
         self._function, self._out_specs = function, out_specs
-        self._known: dict[Any, Program] = {}
+        self._known: Bounded[Any, Program] = Bounded(PROGRAMS)
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Compute the function in every rank of the mesh.

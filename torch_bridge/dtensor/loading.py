@@ -17,6 +17,7 @@ from isoshard.core.errors import CopyError, ShardingError, raise_collected
 from isoshard.core.exchange import device_dtype
 from isoshard.core.spec import same_layout
 from isoshard.core.uneven import UnevenArray
+from isoshard.torch_bridge._torch_internals.dtensor_fields import LOCAL_TENSOR
 from isoshard.torch_bridge.dtypes import numpy_dtype
 from isoshard.torch_bridge.modules import tensors as tensors_of
 
@@ -75,7 +76,7 @@ class _Change:
         if _start(old) == _start(self.new):
             return
         if self.shares and exchange.is_dtensor(self.tensor):
-            self.tensor._local_tensor = self.new  # pyright: ignore[reportAttributeAccessIssue]
+            LOCAL_TENSOR.put(self.tensor, self.new)
         elif self.shares:
             self.tensor.data = self.new
         else:

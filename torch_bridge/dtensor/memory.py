@@ -2,9 +2,6 @@
 
 Everything here is about one process. What can be shared is shared through DLPack; the rest goes
 by core's rules for host memory, which count copies or refuse them.
-
-Of torch's private names `_functional_collectives.AsyncCollectiveTensor` is used here: a local
-tensor whose collective has not ended.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ from jax.sharding import SingleDeviceSharding
 from isoshard.core import metrics
 from isoshard.core.errors import CopyError
 from isoshard.core.exchange import ALIGNMENT, device_dtype, host_to_jax
+from isoshard.torch_bridge._torch_internals.dtensor_fields import UNFINISHED
 from isoshard.torch_bridge.dtypes import logical_dtype, numpy_dtype
 from isoshard.torch_bridge.exchange import shard_to_torch, to_numpy
 
@@ -60,9 +58,7 @@ def plain(local: Any, name: str) -> torch.Tensor:
         TypeError: it wraps something else, or has no memory that JAX knows.
     """
     if type(local) is not torch.Tensor:
-        from torch.distributed._functional_collectives import AsyncCollectiveTensor
-
-        if isinstance(local, AsyncCollectiveTensor):
+        if isinstance(local, UNFINISHED.found(())):
             local = local.wait()
         if type(local) not in (torch.Tensor, torch.nn.Parameter):
             raise TypeError(

@@ -21,6 +21,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from isoshard.core.bounded import Bounded
 from isoshard.core.errors import DeviceError
 from isoshard.core.mesh import as_mesh
 
@@ -101,11 +102,13 @@ def retyped(mesh: Mesh, kind: AxisType) -> Mesh:
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(kind,) * len(mesh.axis_names))
 
 
-_known: dict[tuple[Mesh, str | None], tuple[Any, Any]] = {}
+_known: Bounded[tuple[Mesh, str | None], tuple[Any, Any]] = Bounded(512)
 
 
 def _remember(mesh: Mesh, device_mesh: Any) -> None:
     entry = (device_mesh, _world())
+    for stale in [key for key, (_, world) in _known.items() if world is not entry[1]]:
+        del _known[stale]
     _known[mesh, device_mesh.device_type] = entry
     found = _known.get((mesh, None))
     if found is None or found[1] is not entry[1]:

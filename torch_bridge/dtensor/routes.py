@@ -16,6 +16,7 @@ import torch
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
+from isoshard.core.bounded import Bounded
 from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import ShardingError, UnrepresentableError, raise_collected
 from isoshard.core.mesh import mesh_of
@@ -96,6 +97,17 @@ class Question:
 
 
 _kept: dict[Any, Any] = {}
+_keys: dict[tuple[int, ...], Bounded[Any, bool]] = {}
+_KEPT = 8192
+
+
+def _keep(key: Any, ranks: tuple[int, ...], answer: Any) -> None:
+    """Keep an answer. The ranks that agreed on it have the same ones, and forget the same."""
+    keys = _keys.setdefault(ranks, Bounded(_KEPT))
+    if len(keys) == _KEPT:
+        _kept.pop(next(iter(keys)), None)
+    keys[key] = True
+    _kept[key] = answer
 
 
 def known(key: Any) -> Any:
@@ -130,7 +142,9 @@ def settle(questions: Sequence[Question]) -> None:
         if len(ranks) > 1 and jax.process_index() in ranks:
             agree("an exchange between torch and JAX", "\n".join(lines), ranks=ranks)
     raise_collected(faults)
-    _kept.update(found)
+    for question in questions:
+        if question.key in found:
+            _keep(question.key, question.ranks, found.pop(question.key))
 
 
 def route_of(mesh: DeviceMesh, placements: Sequence[Any], shape: Sequence[int]) -> Route:

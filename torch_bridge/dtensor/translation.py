@@ -42,6 +42,7 @@ from isoshard.core.errors import UnrepresentableError
 from isoshard.core.mesh import as_mesh, mesh_of
 from isoshard.core.spec import axis_names, named_sharding
 from isoshard.core.tiles import Tiles
+from isoshard.torch_bridge._torch_internals.dtensor_fields import STRIDED_SHARD
 
 from .blocks import block_sizes
 from .blocks import local_shape_and_offset as local_shape_and_offset
@@ -288,6 +289,5 @@ def _ids(mesh: Mesh) -> list[int]:
 
 def _shard(dim: int, factor: int) -> Any:
     from torch.distributed.tensor import Shard
-    from torch.distributed.tensor.placement_types import _StridedShard
 
-    return Shard(dim) if factor == 1 else _StridedShard(dim, split_factor=factor)
+    return Shard(dim) if factor == 1 else STRIDED_SHARD.found()(dim, split_factor=factor)

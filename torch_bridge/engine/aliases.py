@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.dtypes import physical_dtype
 
 from . import base, dispatch
@@ -136,9 +137,10 @@ _OPS: dict[str, Callable[..., list[list[ViewOp]]]] = {
 }
 
 
-def _view_handler(func: torch._ops.OpOverload, ops_of: Callable[..., list[list[ViewOp]]]) -> Any:
+def _view_handler(func: OpOverload, ops_of: Callable[..., list[list[ViewOp]]]) -> Any:
     known: dict[Any, Any] = {}
-    many = "[]" in str(func._schema.returns[0].type) or "List" in str(func._schema.returns[0].type)
+    result = str(schema_of(func).returns[0].type)
+    many = "[]" in result or "List" in result
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensor = args[0]

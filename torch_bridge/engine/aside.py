@@ -26,8 +26,9 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
+from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge._torch_internals.tensor_fields import sequence_number
 from isoshard.torch_bridge.dtypes import logical_dtype
 
 from . import base, random
@@ -312,7 +313,7 @@ class _Aliasing(TorchFunctionMode):
     def _is_made_inside(self, tensor: base.LazyTensor) -> bool:
         if tensor.grad_fn is None:
             return id(tensor._storage) in self._aside.log.created
-        return tensor.grad_fn._sequence_nr() >= self._begun
+        return sequence_number(tensor.grad_fn) >= self._begun
 
 
 def inside(tensors: Sequence[Any]) -> list[Any]:
@@ -336,4 +337,4 @@ def _sequence() -> int:
     with torch.enable_grad():
         node = torch.zeros((), requires_grad=True).view(()).grad_fn
     assert node is not None
-    return node._sequence_nr() + 1
+    return sequence_number(node) + 1

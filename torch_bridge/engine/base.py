@@ -13,6 +13,10 @@ import numpy as np
 import torch
 
 from isoshard.core import metrics
+from isoshard.torch_bridge._torch_internals.tensor_fields import (
+    make_wrapper_subclass,
+    no_torch_function,
+)
 
 from .log import note_constant, visible
 from .recipes import Recipe
@@ -34,7 +38,7 @@ class LazyTensor(torch.Tensor):
     _chain: Chain
     _aval: Aval
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
+    __torch_function__ = no_torch_function
 
     @classmethod
     def __torch_dispatch__(
@@ -46,10 +50,9 @@ class LazyTensor(torch.Tensor):
 
 _handle: Any = None
 _CLASS: type[LazyTensor] = LazyTensor
-_make = torch.Tensor._make_wrapper_subclass
 _LAZY = torch.device("lazy", 0)
-AUTOCAST_KEY: Any = getattr(torch._C.DispatchKey, "AutocastPrivateUse1")  # noqa: B009 (no stub)
-AUTOCAST = torch._C.DispatchKeySet(AUTOCAST_KEY)
+AUTOCAST_KEY: Any = getattr(torch.DispatchKey, "AutocastPrivateUse1")  # noqa: B009 (no stub)
+AUTOCAST = torch.DispatchKeySet(AUTOCAST_KEY)
 """The dispatch key that lets tensors take part in `torch.autocast("jax")`; idle outside it."""
 
 
@@ -68,7 +71,7 @@ def use_handler(handle: Any) -> None:
 def new_tensor(aval: Aval, storage: Storage, chain: Chain, offset: int = 0) -> LazyTensor:
     """A tensor that views `storage` through `chain`."""
     meta = aval.meta
-    tensor = _make(
+    tensor = make_wrapper_subclass(
         _CLASS,
         meta.size,
         strides=meta.stride,

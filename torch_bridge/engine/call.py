@@ -26,9 +26,10 @@ from typing import Any, NamedTuple
 
 import jax
 import torch
-from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
-from torch._prims_common import elementwise_dtypes
 
+from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
+from isoshard.torch_bridge._torch_internals.dispatcher import Promotion as KIND
+from isoshard.torch_bridge._torch_internals.dispatcher import elementwise_dtypes
 from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.lowerings import channels_last, registry
 from isoshard.torch_bridge.lowerings.arguments import cast, number, wide_dtype
@@ -76,7 +77,7 @@ class Call:
         plain: every argument is a tensor; the others are as the operator has them by default.
     """
 
-    op: torch._ops.OpOverload
+    op: OpOverload
     outs: tuple[Meta | None, ...]
     written: tuple[int, ...]
     random: bool
@@ -103,13 +104,13 @@ class Call:
 
 
 def build_call(
-    op: torch._ops.OpOverload,
+    op: OpOverload,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     metas: tuple[Meta, ...],
     *,
     outs: tuple[Meta | None, ...],
-    decompose: Callable[[torch._ops.OpOverload], Decomposition | None] | None = None,
+    decompose: Callable[[OpOverload], Decomposition | None] | None = None,
 ) -> Call:
     """Prepare one call.
 
@@ -150,7 +151,7 @@ def build_call(
 
 
 def infer(
-    op: torch._ops.OpOverload,
+    op: OpOverload,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     metas: tuple[Meta, ...],
@@ -190,12 +191,12 @@ def infer(
     return tuple(None if value is None else Meta.of(value) for value in flat)
 
 
-def missing(op: torch._ops.OpOverload) -> str:
+def missing(op: OpOverload) -> str:
     """The message for an operator that cannot be computed."""
     return (
         f"{op} has no JAX lowering and torch has no decomposition for it. Give one with "
         f"isoshard.torch_bridge.register_lowering({op.name()!r}, function), where function takes "
-        f"JAX arrays in the order of {op._schema}; or move the tensors to the CPU with .cpu() "
+        f"JAX arrays in the order of {schema_of(op)}; or move the tensors to the CPU with .cpu() "
         "for this operator."
     )
 
@@ -206,10 +207,10 @@ def _leaves(values: list[Any]) -> list[Any]:
 
 
 def _steer(
-    op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Drop placement arguments, given by name or by position, and translate dtypes."""
-    names = [argument.name for argument in op._schema.arguments]
+    names = [argument.name for argument in schema_of(op).arguments]
     kept = tuple(
         None if name in _PLACEMENT else map_leaves(_dtype, arg)
         for name, arg in zip(names, args, strict=False)
@@ -223,10 +224,8 @@ def _dtype(leaf: Any) -> Any:
     return physical_dtype(leaf) if isinstance(leaf, torch.dtype) else leaf
 
 
-def _named(
-    op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[tuple[str, Any]]:
-    names = [argument.name for argument in op._schema.arguments]
+def _named(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    names = [argument.name for argument in schema_of(op).arguments]
     return [*zip(names, args, strict=False), *kwargs.items()]
 
 
@@ -268,7 +267,7 @@ def _check_integers(op, args, kwargs, outs) -> None:
     dtypes = [physical_dtype(out.dtype) for out in outs if out is not None]
     if not any(dtype.kind in "iu" and dtype.itemsize < 8 for dtype in dtypes):
         return
-    types = {argument.name: str(argument.type) for argument in op._schema.arguments}
+    types = {argument.name: str(argument.type) for argument in schema_of(op).arguments}
     for name, value in _named(op, args, kwargs):
         counts = name not in ("min", "max") and (types[name] in _NUMBERS or "Tensor" in types[name])
         # The bounds of int64 stand for "no bound" in torch code, and become those of int32.
@@ -287,8 +286,8 @@ def _bind(lowering, op, args, kwargs, dtype):
     def is_operand(leaf: Any) -> bool:
         return isinstance(leaf, Slot | Lift) or (type(leaf) in (bool, int, float, complex))
 
-    names = [argument.name for argument in op._schema.arguments]
-    types = {argument.name: str(argument.type) for argument in op._schema.arguments}
+    names = [argument.name for argument in schema_of(op).arguments]
+    types = {argument.name: str(argument.type) for argument in schema_of(op).arguments}
 
     def promoted(name: str) -> bool:
         kind = types.get(name, "")

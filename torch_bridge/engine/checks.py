@@ -17,10 +17,13 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
+from isoshard.torch_bridge._torch_internals.tensor_fields import current_node
+
 Arguments = dict[str, Any]
 
 
-def check(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse a call that torch's kernels refuse.
 
     Args:
@@ -33,21 +36,21 @@ def check(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, An
         NotImplementedError: the operator is not defined for complex numbers.
         IndexError: a reduction over nothing has no value.
     """
-    rules = _rules(op._schema.name)
+    rules = _rules(schema_of(op).name)
     if rules:
-        arguments = op._schema.arguments
+        arguments = schema_of(op).arguments
         given = zip((argument.name for argument in arguments), args, strict=False)
         defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
         named = {**dict(given), **kwargs}
         named |= {key: value for key, value in defaults.items() if key not in named}
-        name = op._schema.name.removeprefix("aten::").strip("_")
+        name = schema_of(op).name.removeprefix("aten::").strip("_")
         for rule in rules:
             rule(name, named)
 
 
-def ask_for_numbers(op: torch._ops.OpOverload) -> bool:
+def ask_for_numbers(op: OpOverload) -> bool:
     """Whether `check` asks for a float, which may be another one whenever a call is recorded."""
-    return not {_uniform, _probability}.isdisjoint(_rules(op._schema.name))
+    return not {_uniform, _probability}.isdisjoint(_rules(schema_of(op).name))
 
 
 def may_widen(target: torch.dtype, metas: tuple[Any, ...], args: tuple[Any, ...]) -> bool:
@@ -194,7 +197,7 @@ def _power_of_integers(name: str, named: Arguments) -> None:
 def _same_dtypes(name: str, named: Arguments) -> None:
     dtypes = {value.dtype for value in named.values() if isinstance(value, torch.Tensor)}
     # torch.func's autocast reaches only the operators themselves, so their gradients mix dtypes.
-    in_backward = torch._C._current_autograd_node() is not None
+    in_backward = current_node() is not None
     if len(dtypes) > 1 and not in_backward:
         raise RuntimeError(
             f"{name}: expected all tensors to have the same dtype, but got "

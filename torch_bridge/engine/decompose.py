@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._decomp import decomposition_table
+
+from isoshard.torch_bridge._torch_internals import OpOverload
+from isoshard.torch_bridge._torch_internals.dispatcher import decompositions, has_kernel
 
 from . import base
 from . import tape as tapes
@@ -18,14 +20,14 @@ from .metas import Lift, Slot, map_leaves
 from .value import Aval, Value
 
 
-def is_composite(op: torch._ops.OpOverload) -> bool:
+def is_composite(op: OpOverload) -> bool:
     """Whether the operator is made of others by torch itself (CompositeImplicitAutograd)."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    return has_kernel(op.name(), "CompositeImplicitAutograd")
 
 
-def find(op: torch._ops.OpOverload) -> Any:
+def find(op: OpOverload) -> Any:
     """A function that computes `op` from its decomposition, or None."""
-    function = decomposition_table.get(op)
+    function = decompositions.get(op)
     if function is None and is_composite(op):
         function = op.decompose
     if function is None:  # the primitives that torch's reference implementations are made of

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.lowerings import registry
 
 from . import base, checks, decompose, generators, kernels, layouts
@@ -51,7 +52,7 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return handler(args, kwargs)
 
 
-def _checked(func: torch._ops.OpOverload, handler: Handler) -> Handler:
+def _checked(func: OpOverload, handler: Handler) -> Handler:
     """The handler, after the checks of numbers that are inputs of a program, so not part of it."""
     if not checks.ask_for_numbers(func):
         return handler
@@ -64,12 +65,12 @@ def _checked(func: torch._ops.OpOverload, handler: Handler) -> Handler:
     return run
 
 
-def make_handler(func: torch._ops.OpOverload) -> Handler:
+def make_handler(func: OpOverload) -> Handler:
     """Choose how an overload is handled, from its schema."""
     name = func.name()
     if name in SPECIAL:
         return SPECIAL[name]
-    schema = func._schema
+    schema = schema_of(func)
     outs = [argument.name for argument in schema.arguments if argument.is_out]
     writes = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
     if outs:
@@ -91,7 +92,7 @@ def make_handler(func: torch._ops.OpOverload) -> Handler:
     return functional_handler(func)
 
 
-def _unless_lowered(func: torch._ops.OpOverload, own: Handler) -> Handler:
+def _unless_lowered(func: OpOverload, own: Handler) -> Handler:
     """An operator's own kernel, until somebody registers a lowering for it."""
     lowered = functools.cache(lambda: functional_handler(func))
     return lambda args, kwargs: (own if registry.find(func) is None else lowered())(args, kwargs)
@@ -147,7 +148,7 @@ def prepare(func, functional, flattener, args, kwargs, tensors, scalars, *, outs
     count = sum(out is not None for out in outs) + len(call.written)
     recipe = Recipe(functional.name(), run, count, random=call.random, lifted=lifts, detail=call)
     avals = tuple(None if out is None else Aval.of(out) for out in outs)
-    returns = functional._schema.returns
+    returns = schema_of(functional).returns
     single = len(returns) == 1 and "List" not in str(returns[0].type)
     like = 0 if functional.name() in _LIKE and tensors else -1
     return Signature(recipe, avals, single, call.written, like)
@@ -158,7 +159,7 @@ _LIKE = frozenset(
 )
 
 
-def functional_handler(func: torch._ops.OpOverload) -> Handler:
+def functional_handler(func: OpOverload) -> Handler:
     """A handler that records an operator which writes nothing that its schema tells of."""
     flattener = Flattener(func)
     signatures: dict[Any, Signature] = {}
@@ -187,7 +188,7 @@ def functional_handler(func: torch._ops.OpOverload) -> Handler:
             values = iter(values)
             return tuple(None if out is None else base.fresh(out, next(values)) for out in outs)
         got = [base.fresh(out, value) for out, value in zip(outs, values, strict=False)]
-        return got if len(func._schema.returns) == 1 else tuple(got)
+        return got if len(schema_of(func).returns) == 1 else tuple(got)
 
     return handler
 
@@ -213,7 +214,7 @@ def _follow(tensor: base.LazyTensor, like: base.LazyTensor) -> None:
         tensor._storage.annotation = source.annotation
 
 
-def in_place_handler(func: torch._ops.OpOverload, writes: list[str]) -> Handler:
+def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
     """A handler that records an operator's functional twin, and writes what it computes.
 
     Args:
@@ -226,9 +227,9 @@ def in_place_handler(func: torch._ops.OpOverload, writes: list[str]) -> Handler:
     functional = functional_twin(func)
     flattener = Flattener(functional)
     signatures: dict[Any, Signature] = {}
-    names = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in schema_of(func).arguments]
     position = names.index(writes[0])
-    returns = bool(func._schema.returns)
+    returns = bool(schema_of(func).returns)
     defaults = lost_defaults(func, functional)
     idempotent = functional.name() in _IDEMPOTENT
 
@@ -298,12 +299,12 @@ def is_expanded(tensor: Any) -> bool:
     )
 
 
-def _out_handler(func: torch._ops.OpOverload, outs: list[str]) -> Handler:
+def _out_handler(func: OpOverload, outs: list[str]) -> Handler:
     """A handler that runs the functional twin, and copies its results to the `out=` arguments."""
     functional = functional_twin(func)
-    ours = {argument.name for argument in func._schema.arguments}
+    ours = {argument.name for argument in schema_of(func).arguments}
     takes_dtype = "dtype" not in ours and any(
-        argument.name == "dtype" for argument in functional._schema.arguments
+        argument.name == "dtype" for argument in schema_of(functional).arguments
     )
 
     def handler(args, kwargs):
@@ -325,7 +326,7 @@ def _out_handler(func: torch._ops.OpOverload, outs: list[str]) -> Handler:
                 _resize(target, result)
             else:
                 torch.ops.aten.copy_.default(target, result)
-        if not func._schema.returns:
+        if not schema_of(func).returns:
             return None
         return given[0] if len(given) == 1 else tuple(given)
 

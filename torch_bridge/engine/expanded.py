@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge._torch_internals import OpOverload
+
 from . import base, dispatch
 
 aten = torch.ops.aten
@@ -82,7 +84,7 @@ def _true(target: Any) -> Any:
     return aten.new_ones.default(target, [], dtype=torch.bool)
 
 
-def _handler(func: torch._ops.OpOverload, on_expanded: Any) -> dispatch.Handler:
+def _handler(func: OpOverload, on_expanded: Any) -> dispatch.Handler:
     plain = dispatch.in_place_handler(func, ["self"])
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

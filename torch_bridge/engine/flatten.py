@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.lowerings import registry
 
@@ -43,12 +44,12 @@ class Flattener:
 
     __slots__ = ("func", "lift_kwargs", "lift_positions")
 
-    def __init__(self, func: torch._ops.OpOverload):
+    def __init__(self, func: OpOverload):
         """Look up which arguments are lifted."""
         self.func = func
         lowering = registry.find(func)
         lift = lowering.lift if lowering else ()
-        names = [argument.name for argument in func._schema.arguments]
+        names = [argument.name for argument in schema_of(func).arguments]
         self.lift_positions = frozenset(i for i, name in enumerate(names) if name in lift)
         self.lift_kwargs = frozenset(lift)
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
+
 from . import random
 from . import tape as tapes
 
@@ -23,11 +25,11 @@ def introduce(generator: torch.Generator, state: random.State) -> None:
     _KNOWN[id(generator)] = state
 
 
-def honour(func: torch._ops.OpOverload, handler: Callable[..., Any]) -> Callable[..., Any]:
+def honour(func: OpOverload, handler: Callable[..., Any]) -> Callable[..., Any]:
     """A handler that draws from the given generator; `handler` itself if `func` takes none."""
     names = [
         (place, argument.name)
-        for place, argument in enumerate(func._schema.arguments)
+        for place, argument in enumerate(schema_of(func).arguments)
         if "Generator" in str(argument.type)
     ]
     if not names:

@@ -21,20 +21,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from isoshard.core import metrics
+from isoshard.torch_bridge._torch_internals import OpOverload, pytree
+from isoshard.torch_bridge._torch_internals.dispatcher import has_kernel
 from isoshard.torch_bridge.lowerings import registry
 
 from . import base, decompose
 
 _SETS = {
-    "PrivateUse1": torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1),
-    "CompositeExplicitAutograd": torch._C.DispatchKeySet(torch._C.DispatchKey.Lazy),
+    "PrivateUse1": torch.DispatchKeySet(torch.DispatchKey.PrivateUse1),
+    "CompositeExplicitAutograd": torch.DispatchKeySet(torch.DispatchKey.Lazy),
 }
 
 
-def find(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
+def find(op: OpOverload) -> Callable[..., Any] | None:
     """A handler that runs the operator's own kernel; None if it has none, or something better.
 
     Args:
@@ -42,8 +43,7 @@ def find(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
     """
     if registry.find(op) is not None or decompose.find(op) is not None:
         return None
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    keys = next((keys for name, keys in _SETS.items() if has(op.name(), name)), None)
+    keys = next((keys for name, keys in _SETS.items() if has_kernel(op.name(), name)), None)
     if keys is None:
         return None
 
@@ -53,7 +53,7 @@ def find(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
     return handler
 
 
-def _returned(op: torch._ops.OpOverload, got: Any) -> Any:
+def _returned(op: OpOverload, got: Any) -> Any:
     """Results that a kernel left on the CPU, brought back to the device and counted."""
     leaves, structure = pytree.tree_flatten(got)
     if not any(_elsewhere(leaf) for leaf in leaves):

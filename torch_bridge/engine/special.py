@@ -19,6 +19,7 @@ from isoshard.core import metrics
 from isoshard.core.domain import without_padding
 from isoshard.core.uneven import UnevenArray
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge._torch_internals import OpOverload
 
 from . import base, dispatch, expanded, reading
 from .capture import step as capture
@@ -136,7 +137,7 @@ def _zeros_in_memory_like(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torc
     return aten.as_strided.default(zeros, size, [*steps, *other.stride()], other.storage_offset())
 
 
-def on_host(func: torch._ops.OpOverload) -> dispatch.Handler:
+def on_host(func: OpOverload) -> dispatch.Handler:
     """A handler that computes an operator whose result's shape depends on values on the CPU.
 
     XLA programs have static shapes, so the tape is executed, torch's CPU kernel runs, and the

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
+
 from .call import missing
 
 _TWINS = {
@@ -31,7 +33,7 @@ _TWINS = {
 }
 
 
-def functional_twin(func: torch._ops.OpOverload) -> torch._ops.OpOverload:
+def functional_twin(func: OpOverload) -> OpOverload:
     """The overload that computes what an in-place or `out=` overload writes.
 
     That of an `out=` overload may write to the arguments to which both write, as a batch norm to
@@ -40,7 +42,7 @@ def functional_twin(func: torch._ops.OpOverload) -> torch._ops.OpOverload:
     Raises:
         NotImplementedError: there is none.
     """
-    schema = func._schema
+    schema = schema_of(func)
     packet_name = schema.name.removeprefix("aten::")
     candidates = _TWINS.get(packet_name, [packet_name.removesuffix("_"), packet_name.strip("_")])
     wanted = [argument for argument in schema.arguments if not argument.is_out]
@@ -52,7 +54,7 @@ def functional_twin(func: torch._ops.OpOverload) -> torch._ops.OpOverload:
         ranked = sorted(packet.overloads(), key=lambda overload: overload != schema.overload_name)
         for overload in ranked:
             twin = getattr(packet, overload)
-            arguments = twin._schema.arguments
+            arguments = schema_of(twin).arguments
             if _written(arguments) <= shared and _same_arguments(wanted, arguments):
                 return twin
     raise NotImplementedError(missing(func))
@@ -72,9 +74,9 @@ def _same_arguments(wanted: list[Any], arguments: Any) -> bool:
 
 def lost_defaults(func, functional) -> list[tuple[int, str, Any]]:
     """Arguments that may be left out of the in-place overload, but not of its functional twin."""
-    twins = {argument.name: argument for argument in functional._schema.arguments}
+    twins = {argument.name: argument for argument in schema_of(functional).arguments}
     return [
         (place, argument.name, argument.default_value)
-        for place, argument in enumerate(func._schema.arguments)
+        for place, argument in enumerate(schema_of(func).arguments)
         if argument.has_default_value() and not twins[argument.name].has_default_value()
     ]

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.lowerings import registry
 
 from . import base, dispatch
@@ -27,7 +28,7 @@ from .flatten import Flattener
 from .recorder import recorder
 
 
-def updating_handler(func: torch._ops.OpOverload) -> dispatch.Handler:
+def updating_handler(func: OpOverload) -> dispatch.Handler:
     """A handler for an in-place overload whose lowering has `writes`.
 
     Args:
@@ -38,7 +39,7 @@ def updating_handler(func: torch._ops.OpOverload) -> dispatch.Handler:
     """
     flattener = Flattener(func)
     signatures: dict[Any, dispatch.Signature] = {}
-    returns = func._schema.returns
+    returns = schema_of(func).returns
     fresh = [number for number, result in enumerate(returns) if result.alias_info is None]
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -89,7 +90,7 @@ def register() -> None:
         lowering = registry.find(func) if func is not None else None
         if func is None or lowering is None or not lowering.writes:
             continue
-        if any(a.alias_info and a.alias_info.is_write for a in func._schema.arguments):
+        if any(a.alias_info and a.alias_info.is_write for a in schema_of(func).arguments):
             dispatch.SPECIAL[name] = updating_handler(func)
 
 

@@ -24,8 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import export
-from torch.utils import _pytree as pytree
 
+from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.crossings.function import jax_function
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine import base

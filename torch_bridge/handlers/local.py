@@ -97,7 +97,7 @@ def in_jax(handler: Callable[..., Any], dtypes: Sequence[torch.dtype]) -> Callab
             tapes.immediately(None, imports=True),
             own_gradients.honoured(),
             torch.no_grad(),
-            torch._C.DisableTorchFunctionSubclass(),
+            torch.DisableTorchFunctionSubclass(),
         ):
             kinds = iter(dtypes)
             leaves, structure = jax.tree.flatten((args, kwargs))

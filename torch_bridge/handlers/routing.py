@@ -140,7 +140,7 @@ class _Call:
 
         def whole(*arrays: jax.Array) -> list[Any]:
             args, kwargs = self._arguments.filled(arrays)
-            with torch._C.DisableTorchFunctionSubclass():
+            with torch.DisableTorchFunctionSubclass():
                 return jax.tree.leaves(plain(*args, **kwargs))
 
         def rule(*operands: Any) -> list[Any]:

@@ -90,7 +90,7 @@ def _once(function: Any, told: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 
 def _plainly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch.DisableTorchFunctionSubclass():
         return function(*args, **kwargs)
 
 

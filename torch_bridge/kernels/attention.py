@@ -26,10 +26,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from torch.autograd import forward_ad
 from torch.backends.cuda import flash_sdp_enabled, mem_efficient_sdp_enabled
 
+from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.core.domain.attention.dropout import gains
+from isoshard.torch_bridge._torch_internals.dispatcher import below_autograd
+from isoshard.torch_bridge._torch_internals.tensor_fields import forward_levels
 from isoshard.torch_bridge.crossings.calling_jax import torch_function
 from isoshard.torch_bridge.engine import base
 
@@ -47,7 +49,7 @@ _EFFICIENT = _operator("_scaled_dot_product_efficient_attention")
 _EFFICIENT_BACKWARD = _operator("_scaled_dot_product_efficient_attention_backward")
 
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-_CHOICES: dict[Any, tuple[bool, bool]] = {}
+_CHOICES: Bounded[Any, tuple[bool, bool]] = Bounded(4096)
 
 
 def attend(
@@ -104,7 +106,7 @@ def _are_ours(query: Any, key: Any, value: Any, mask: Any) -> bool:
 
 def _level() -> int:
     """How many levels of forward-mode differentiation are open, less one."""
-    return getattr(forward_ad, "_current_level", -1)
+    return forward_levels()
 
 
 def _choice(query: Any, key: Any, value: Any, mask: Any, *flags: bool) -> tuple[bool, bool]:
@@ -198,7 +200,7 @@ def _flash_gradients(
     if torch.is_grad_enabled():
         tensors = (query, key, value, attn_mask)
         return _with_graph(grad_out, tensors, is_causal, scale)[:3]
-    with torch._C._AutoDispatchBelowAutograd():
+    with below_autograd():
         return _FLASH_BACKWARD(
             grad_out,
             query,
@@ -232,7 +234,7 @@ def _efficient_gradients(
     if torch.is_grad_enabled():
         dropout = None if philox_seed is None else (dropout_p, philox_seed)
         return _with_graph(grad_out, (query, key, value, attn_bias), is_causal, scale, dropout)
-    with torch._C._AutoDispatchBelowAutograd():
+    with below_autograd():
         return _EFFICIENT_BACKWARD(
             grad_out,
             query,
@@ -280,7 +282,7 @@ def _with_graph(
     return tuple([next(found) if x is not None and x.requires_grad else None for x in inputs])
 
 
-@functools.cache
+@functools.lru_cache(maxsize=PROGRAMS)
 def _gains(rate: float, shape: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
     """What the *efficient* operator multiplied weights by, of the words that it gave."""
     return torch_function(

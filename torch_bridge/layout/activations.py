@@ -26,13 +26,13 @@ import jax
 import torch
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from torch.utils import _pytree as pytree
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.mesh import as_mesh
 from isoshard.core.plan import Plan
 from isoshard.core.plan.activations import ModuleActivations, Side
 from isoshard.core.plan.rules import PlanError
+from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine import base, layouts
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.tape import Recipe

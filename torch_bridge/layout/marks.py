@@ -29,6 +29,7 @@ from isoshard.core.devices import Device
 from isoshard.core.domain import BlockLayout
 from isoshard.core.mesh import mesh_of
 from isoshard.core.tiles import Tiles
+from isoshard.torch_bridge._torch_internals.tensor_fields import gradient_hooks
 from isoshard.torch_bridge.engine import base, layouts
 from isoshard.torch_bridge.engine.constrain import constrain
 from isoshard.torch_bridge.engine.value import Aval, Storage, Value
@@ -183,7 +184,7 @@ def _constrained(value: Value, number: int, ask: Sharding | None) -> Value:
 
 def keep_gradient_layout(tensor: base.LazyTensor) -> None:
     """Lay the gradients of a leaf out as the leaf, and with them what optimizers make of them."""
-    if tensor.requires_grad and tensor.is_leaf and not tensor._post_accumulate_grad_hooks:
+    if tensor.requires_grad and tensor.is_leaf and not gradient_hooks(tensor):
         tensor.register_post_accumulate_grad_hook(_lay_out_gradient)
 
 

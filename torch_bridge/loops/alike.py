@@ -16,6 +16,14 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge._torch_internals.module_fields import (
+    forward_hooks,
+    forward_pre_hooks,
+    own_buffers,
+    own_modules,
+    own_parameters,
+)
+
 _SHOWN = 5
 
 
@@ -49,10 +57,10 @@ class Stack:
         self._slots = [[_slot(layer, name) for name in self.names] for layer in layers]
         self._modules = [list(layer.modules()) for layer in layers]
         self._links = [
-            (module._modules, name, child)
+            (own_modules(module), name, child)
             for modules in self._modules
             for module in modules
-            for name, child in module._modules.items()
+            for name, child in own_modules(module).items()
         ]
         self._layers = list(layers)
         self._constraints = self._hooked()
@@ -62,7 +70,7 @@ class Stack:
         return [
             _alike(hooks)
             for module in self._modules[0]
-            for hooks in (module._forward_pre_hooks, module._forward_hooks)
+            for hooks in (forward_pre_hooks(module), forward_hooks(module))
         ]
 
     def is_current(self, layers: Sequence[torch.nn.Module]) -> bool:
@@ -122,7 +130,8 @@ def _own(layer: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 def _slot(layer: torch.nn.Module, name: str) -> tuple[dict[str, Any], str]:
     path, _, last = name.rpartition(".")
     module = layer.get_submodule(path)
-    return (module._parameters if last in module._parameters else module._buffers), last
+    parameters = own_parameters(module)
+    return (parameters if last in parameters else own_buffers(module)), last
 
 
 def _differences(
@@ -143,9 +152,9 @@ def _differences(
             if name not in ignore and not _same(a.get(name), b.get(name))
         ]
         faults += [
-            f"{prefix}{name} (hooks that lay out otherwise)"
-            for name in ("_forward_pre_hooks", "_forward_hooks")
-            if _alike(getattr(one, name)) != _alike(getattr(two, name))
+            f"{prefix}forward (hooks {when} it that lay out otherwise)"
+            for when, hooks_of in (("before", forward_pre_hooks), ("after", forward_hooks))
+            if _alike(hooks_of(one)) != _alike(hooks_of(two))
         ]
     a, b = dict(_own(first)), dict(_own(other))
     return faults + [

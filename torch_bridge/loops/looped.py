@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine import aside, base
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.capture.executed import Executed, current

@@ -25,8 +25,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from isoshard.core.bounded import PROGRAMS, Bounded
+from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine import aside, base
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.capture.reachable import modules_of
@@ -95,7 +96,8 @@ def scan(
     known: dict[Any, _Body] = {}
     if pure:
         modules, known = _pure_ones(fn)
-        key = (*key, tuple([module.training for module in modules]))
+        alive = [module for one in modules if (module := one()) is not None]
+        key = (*key, tuple([module.training for module in alive]))
     body = known.get(key)
     if body is None or not body.is_current():
         body = _body(fn, carried, sliced, inputs, length, wants, recompute)
@@ -267,7 +269,7 @@ def _text(tensor: torch.Tensor) -> str:
     return f"{tuple(tensor.shape)} {tensor.dtype}"
 
 
-_Pure = tuple[list[torch.nn.Module], dict[Any, _Body]]
+_Pure = tuple[list[weakref.ref[torch.nn.Module]], Bounded[Any, _Body]]
 _PURE: weakref.WeakKeyDictionary[Any, _Pure] = weakref.WeakKeyDictionary()
 
 
@@ -275,7 +277,9 @@ def _pure_ones(fn: Any) -> _Pure:
     """The modules that a function uses, and what was recorded of it."""
     found = _PURE.get(fn)
     if found is None:
-        found = _PURE[fn] = (modules_of(fn), {})
+        # Not the modules themselves: one that has `fn` would keep it, and so this entry, for ever.
+        modules = [weakref.ref(module) for module in modules_of(fn)]
+        found = _PURE[fn] = (modules, Bounded(PROGRAMS))
     return found
 
 

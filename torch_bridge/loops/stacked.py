@@ -25,6 +25,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.spec import same_layout
+from isoshard.torch_bridge._torch_internals.module_fields import LOAD, state_versions
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.layout.marks import annotate
 
@@ -132,13 +133,13 @@ class StackedLayers(Looped):
         state = super().state_dict(destination=destination, prefix=prefix, keep_vars=True)
         inside = f"{prefix}layers"
         stacks = _taken(state, inside)
-        versions = _taken(getattr(state, "_metadata", {}), inside)
+        versions = _taken(state_versions(state), inside)
         for number in range(self._depth):
             for key, stack in stacks.items():
                 tensor = stack if keep_vars else stack.detach()
                 state[f"{prefix}{number}{key}"] = tensor[number]
             for key, version in versions.items():
-                state._metadata[f"{prefix}{number}{key}"] = version
+                state_versions(state)[f"{prefix}{number}{key}"] = version
         return state
 
     def _load_from_state_dict(
@@ -170,7 +171,7 @@ class StackedLayers(Looped):
             error_msgs += faults
             joined[f"{prefix}layers.{name}"] = whole
         args = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        LOAD.of(super())(state_dict, prefix, *args)
         state_dict.update(joined)
 
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge._torch_internals import OpOverload
+
 from .registry import lower
 
 Shape = Callable[..., torch.Tensor]
@@ -69,6 +71,6 @@ def as_contiguous(name: str) -> Shape:
     return shape
 
 
-def _overload(name: str) -> torch._ops.OpOverload:
+def _overload(name: str) -> OpOverload:
     packet, _, overload = name.removeprefix("aten::").partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")

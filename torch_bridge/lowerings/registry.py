@@ -22,7 +22,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
-import torch
+from isoshard.torch_bridge._torch_internals import OpOverload
 
 Promotion = Literal["none", "inputs", "math", "float"]
 
@@ -127,7 +127,7 @@ def register_lowering(
     return lower(name, promote=promote)(function)
 
 
-def find(op: torch._ops.OpOverload) -> Lowering | None:
+def find(op: OpOverload) -> Lowering | None:
     """The lowering of exactly this overload, or None."""
     return _TABLE.get(op.name())
 
@@ -141,7 +141,7 @@ def named(name: str) -> Lowering:
     return _TABLE[name]
 
 
-def shape_function(op: torch._ops.OpOverload) -> Callable[..., Any]:
+def shape_function(op: OpOverload) -> Callable[..., Any]:
     """What to run on `meta` tensors to learn the results' shapes: `op`, unless we know better."""
     lowering = _TABLE.get(op.name())
     return op if lowering is None or lowering.meta is None else lowering.meta

@@ -28,6 +28,8 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge._torch_internals import schema_of
+from isoshard.torch_bridge._torch_internals.dispatcher import excluding, has_fallback
 from isoshard.torch_bridge.engine import base
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -95,7 +97,7 @@ def register() -> list[torch.library.Library]:
             if func is not None:
                 library.impl(name, _below_autocast(policy(func)), _KEY.name)
     rest = torch.library.Library("_", "IMPL")
-    if not torch._C._dispatch_has_backend_fallback(_KEY):
+    if not has_fallback(_KEY):
         rest.fallback(torch.library.fallthrough_kernel, _KEY.name)
     return [library, rest]
 
@@ -107,7 +109,7 @@ def _overload(name: str) -> Any:
 
 def _below_autocast(kernel: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(base.AUTOCAST):
+        with excluding(base.AUTOCAST):
             return kernel(*args, **kwargs)
 
     return run
@@ -141,7 +143,7 @@ def _float32(func: Any) -> Any:
 
 
 def _float32_dtype(func: Any) -> Any:
-    place = [argument.name for argument in func._schema.arguments].index("dtype")
+    place = [argument.name for argument in schema_of(func).arguments].index("dtype")
 
     def run(*args, **kwargs):
         given = len(args) > place or kwargs.get("dtype") is not None

@@ -19,8 +19,8 @@ device(type='jax', index=0)
 Where something else holds the parameter (a graph that will run backward, a weak reference), the new
 tensor takes the old one's place instead, in every module that had it.
 
-Touches `torch.nn.Module._apply`, wrapped once when the device is registered; calls that move
-nothing to or from `jax` are left as they are. Tested with torch 2.13.
+The way of `torch.nn.Module.to` is wrapped once, when the device is registered; calls that move
+nothing to or from `jax` are left as they are.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge._torch_internals.module_fields import APPLY, own_parameters
+from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks, put_hooks
 from isoshard.torch_bridge.engine import base
 
 _Place = tuple[dict[str, Any], str, torch.Tensor]
@@ -45,9 +47,11 @@ _DEPTH = _Depth()
 
 
 def register() -> None:
-    """Wrap `torch.nn.Module._apply`, the way of `to`, `cpu`, `cuda` and their like."""
-    original: Callable[..., Any] = torch.nn.Module._apply
+    """Wrap the way of `to`, `cpu`, `cuda` and their like."""
+    APPLY.wrap(_keeping)
 
+
+def _keeping(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _apply(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if _DEPTH.inside:
@@ -63,15 +67,16 @@ def register() -> None:
             )
         return result
 
-    torch.nn.Module._apply = _apply  # pyright: ignore[reportAttributeAccessIssue]
+    return _apply
 
 
 def parameters(module: torch.nn.Module) -> list[_Place]:
     """Every place in a module that holds a parameter: its dictionary, its key and the parameter."""
     return [
-        (child._parameters, key, parameter)
+        (own, key, parameter)
         for child in module.modules()
-        for key, parameter in child._parameters.items()
+        for own in (own_parameters(child),)
+        for key, parameter in own.items()
         if parameter is not None
     ]
 
@@ -96,13 +101,10 @@ def _crossed(place: _Place) -> bool:
 
 
 def _swapped(old: torch.Tensor, new: torch.Tensor) -> bool:
-    hooks, after = old._backward_hooks, old._post_accumulate_grad_hooks
+    hooks = all_hooks(old)
     try:
         torch.utils.swap_tensors(old, new)
     except RuntimeError:  # a graph or a weak reference holds one of the two
         return False
-    if hooks:  # C++ keeps what calls them with the memory that was swapped
-        old._backward_hooks = hooks
-    if after:
-        old._post_accumulate_grad_hooks = after
+    put_hooks(old, hooks)
     return True

@@ -15,9 +15,6 @@ Tensors over the same memory are gathered and written once, as in torch. The lay
 
 Loading to the device takes a way of its own: torch would allocate memory there, and the process
 would end.
-
-Private names used: `torch._utils._rebuild_device_tensor_from_cpu_tensor` and
-`torch._utils._rebuild_parameter`. Tested with torch 2.13.
 """
 
 from __future__ import annotations
@@ -31,10 +28,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from isoshard.core import metrics
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge._torch_internals.tensor_fields import rebuild_from_cpu, rebuild_parameter
 from isoshard.torch_bridge.engine import base, dispatch
 from isoshard.torch_bridge.engine.special import to_host
-
-_utils: Any = torch._utils  # pyright: ignore[reportAttributeAccessIssue]
 
 # Gathered tensors that a pickler still holds, by the value they were gathered from, and the view.
 _GATHERED: weakref.WeakValueDictionary[Any, torch.Tensor] = weakref.WeakValueDictionary()
@@ -47,11 +43,11 @@ def reduced(tensor: base.LazyTensor) -> tuple[Any, tuple[Any, ...]]:
     Args:
         tensor: on the `jax` device, any dtype; a parameter stays one.
     """
-    if getattr(tensor, "_is_param", False):
+    if isinstance(tensor, torch.nn.Parameter):
         hooks: Any = collections.OrderedDict()
-        return _utils._rebuild_parameter, (tensor.detach(), tensor.requires_grad, hooks)
+        return rebuild_parameter, (tensor.detach(), tensor.requires_grad, hooks)
     arguments = (_gathered(tensor), tensor.dtype, "jax:0", tensor.requires_grad)
-    return _utils._rebuild_device_tensor_from_cpu_tensor, arguments
+    return rebuild_from_cpu, arguments
 
 
 def _gathered(tensor: base.LazyTensor) -> torch.Tensor:

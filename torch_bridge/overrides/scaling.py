@@ -9,9 +9,7 @@
   made as if before the step, so that it is there also after a step that was refused.
 
 The methods are replaced once, when the device is registered; scalers of other devices run torch's
-own. Tested with torch 2.13. Private names used: `_maybe_opt_step`,
-`_lazy_init_scale_growth_tracker` (here) and `_per_optimizer_states` (in `engine.capture.watch`) of
-`torch.amp.GradScaler`.
+own.
 
 >>> scaler = torch.amp.GradScaler("jax", init_scale=4.0)
 >>> weight = torch.ones(2, device="jax", requires_grad=True)
@@ -25,6 +23,7 @@ own. Tested with torch 2.13. Private names used: `_maybe_opt_step`,
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -32,6 +31,12 @@ import numpy as np
 import torch
 
 from isoshard.core import metrics
+from isoshard.torch_bridge._torch_internals.module_fields import (
+    GROWTH,
+    SCALE,
+    SCALER_FIRST_USE,
+    SCALER_STEP,
+)
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine.capture.symbolic import CaptureError
 from isoshard.torch_bridge.engine.recorder import recorder
@@ -58,19 +63,21 @@ class _Scale:
 def register() -> None:
     """Replace the methods."""
     scaler: Any = torch.amp.GradScaler
-    scaler._lazy_init_scale_growth_tracker = _first_use(scaler._lazy_init_scale_growth_tracker)
     scaler.unscale_ = _unscale(scaler.unscale_)
-    scaler._maybe_opt_step = _step(scaler._maybe_opt_step)
+    SCALER_FIRST_USE.wrap(_first_use)
+    SCALER_STEP.wrap(_step)
 
 
 def _first_use(theirs: Any) -> Any:
-    def _lazy_init_scale_growth_tracker(self: Any, dev: torch.device) -> None:
+    @functools.wraps(theirs)
+    def first_use(self: Any, dev: torch.device) -> None:
+        before = self.state_dict()
         theirs(self, dev)
-        if recorder().capture is not None and isinstance(self._scale, base.LazyTensor):
-            self._scale = _from_before(self._init_scale, torch.float32)
-            self._growth_tracker = _from_before(self._init_growth_tracker, torch.int32)
+        if recorder().capture is not None and isinstance(SCALE.of(self), base.LazyTensor):
+            SCALE.put(self, _from_before(before["scale"], torch.float32))
+            GROWTH.put(self, _from_before(before[GROWTH.attribute], torch.int32))
 
-    return _lazy_init_scale_growth_tracker
+    return first_use
 
 
 def _from_before(number: float, dtype: torch.dtype) -> torch.Tensor:
@@ -82,30 +89,29 @@ def _from_before(number: float, dtype: torch.dtype) -> torch.Tensor:
 
 def _unscale(theirs: Any) -> Any:
     def unscale_(self: Any, optimizer: torch.optim.Optimizer) -> None:
-        scale: Any = getattr(self, "_scale", None)  # a scaler that is switched off has none
+        scale: Any = SCALE.of(self, None)  # a scaler that is switched off has none
         if not isinstance(scale, base.LazyTensor) or jax.config.read("jax_enable_x64"):
             return theirs(self, optimizer)
-        self._scale = _Scale(scale)
+        SCALE.put(self, _Scale(scale))
         try:
             return theirs(self, optimizer)
         finally:
-            self._scale = scale
+            SCALE.put(self, scale)
 
     unscale_.__doc__ = theirs.__doc__
     return unscale_
 
 
 def _step(theirs: Any) -> Any:
-    def _maybe_opt_step(
+    @functools.wraps(theirs)
+    def step(
         self: Any,
         optimizer: torch.optim.Optimizer,
         state: dict[str, Any],
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        if recorder().capture is not None and isinstance(
-            getattr(self, "_scale", None), base.LazyTensor
-        ):
+        if recorder().capture is not None and isinstance(SCALE.of(self, None), base.LazyTensor):
             name = type(optimizer).__name__
             raise CaptureError(
                 f"{metrics.user_location()}: GradScaler.step asks on the host whether to call "
@@ -116,4 +122,4 @@ def _step(theirs: Any) -> Any:
             )
         return theirs(self, optimizer, state, *args, **kwargs)
 
-    return _maybe_opt_step
+    return step

@@ -3,7 +3,7 @@
 Autograd remembers how a view came from its base, and goes that way again after a write. On a device
 whose tensors are not described by strides alone, it knows nothing of a turn in place, and gradients
 would come out wrong without a word. So the tensor becomes a new view, and stays the same object
-(by `torch._C._swap_tensor_impl`, as in `torch.utils.swap_tensors`):
+(its content is swapped, as by `torch.utils.swap_tensors`):
 
 >>> import torch, isoshard.torch_bridge
 >>> x = torch.arange(8.0).reshape(2, 2, 2).to("jax").requires_grad_()
@@ -23,6 +23,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from isoshard.torch_bridge._torch_internals.tensor_fields import is_view, swap_contents
 
 _VIEWS = {
     "t_": "t",
@@ -44,13 +46,13 @@ def register(cls: type[torch.Tensor]) -> None:
 def _method(in_place: Callable[..., Any], view: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(in_place)
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if not self._is_view():
+        if not is_view(self):
             return in_place(self, *args, **kwargs)
         turned = view(self, *args, **kwargs)
         # A graph that holds the tensor as it was goes on with that: `turned` is it from now on.
         mine, other = self.__dict__, turned.__dict__
         self.__dict__, turned.__dict__ = other, mine  # pyright: ignore[reportAttributeAccessIssue]
-        torch._C._swap_tensor_impl(self, turned)  # pyright: ignore[reportAttributeAccessIssue]
+        swap_contents(self, turned)
         return self
 
     return method

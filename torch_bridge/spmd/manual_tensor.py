@@ -7,9 +7,6 @@ operation is mapped over that axis with `torch.vmap`; so each device computes on
 A tensor that is not manual takes part as it is, the same on every device, and its gradient is the
 sum of theirs. Random numbers differ from device to device. Reading a value is refused: there is one
 per device. In-place operations and views work.
-
-Private names used: `torch._C._dispatch_tls_set_dispatch_key_excluded` and its `is_` twin, because
-torch keeps `vmap` out of `__torch_dispatch__`. Tested with torch 2.13.
 """
 
 from __future__ import annotations
@@ -20,18 +17,19 @@ from typing import Any
 
 import jax
 import torch
-from torch.utils import _pytree as pytree
 
 from isoshard.core.errors import ShardingError
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge._torch_internals import pytree, schema_of
+from isoshard.torch_bridge._torch_internals.dispatcher import is_excluded, set_excluded
+from isoshard.torch_bridge._torch_internals.tensor_fields import make_wrapper_subclass
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.layout.marks import ShardingType
 from isoshard.torch_bridge.layout.shards import XLAShard, name_of
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
-_C: Any = torch._C
 _KEYS = tuple(
-    getattr(_C.DispatchKey, name)
+    getattr(torch.DispatchKey, name)
     for name in (
         "FuncTorchDynamicLayerFrontMode",
         "FuncTorchDynamicLayerBackMode",
@@ -68,7 +66,7 @@ class ManualTensor(XLAShardedTensor):
             stacked: of shape (devices of `mesh`, *shape of the result).
             mesh: the devices.
         """
-        result: Any = torch.Tensor._make_wrapper_subclass(
+        result: Any = make_wrapper_subclass(
             cls,
             stacked.shape[1:],
             strides=stacked.stride()[1:],
@@ -94,7 +92,7 @@ class ManualTensor(XLAShardedTensor):
                 given = pytree.tree_map(
                     lambda leaf: copied(leaf, homes[0]) if _needs_sum(leaf) else leaf, given
                 )
-        with _C.DisableTorchFunctionSubclass():
+        with torch.DisableTorchFunctionSubclass():
             return func(*given[0], **given[1])
 
     @classmethod
@@ -124,7 +122,7 @@ class ManualTensor(XLAShardedTensor):
 
         with _vmap_allowed():
             got = torch.vmap(run, randomness="different")(*[flat[n].stacked for n in places])
-        if func._schema.is_mutable:
+        if schema_of(func).is_mutable:
             return args[0]
         return pytree.tree_map_only(torch.Tensor, lambda leaf: cls.of(leaf, mesh), got)
 
@@ -203,7 +201,7 @@ def _check_device(func: Any, args: Any, kwargs: Any) -> None:
     device = (kwargs or {}).get("device")
     if device is not None and torch.device(device).type not in naming.OURS:
         raise RuntimeError(f"a manual tensor cannot move to {device} as one; {_HOW}")
-    if func._schema.is_mutable and not isinstance(args[0], ManualTensor | list | tuple):
+    if schema_of(func).is_mutable and not isinstance(args[0], ManualTensor | list | tuple):
         raise RuntimeError(
             f"{func} would write one value per device into a tensor that has one in all; {_HOW}"
         )
@@ -212,11 +210,11 @@ def _check_device(func: Any, args: Any, kwargs: Any) -> None:
 @contextlib.contextmanager
 def _vmap_allowed() -> Iterator[None]:
     """Let torch's transforms see the operations of this thread."""
-    before = [_C._dispatch_tls_is_dispatch_key_excluded(key) for key in _KEYS]
+    before = [is_excluded(key) for key in _KEYS]
     for key in _KEYS:
-        _C._dispatch_tls_set_dispatch_key_excluded(key, False)
+        set_excluded(key, False)
     try:
         yield
     finally:
         for key, excluded in zip(_KEYS, before, strict=True):
-            _C._dispatch_tls_set_dispatch_key_excluded(key, excluded)
+            set_excluded(key, excluded)

@@ -8,8 +8,9 @@ from typing import Any
 
 import jax
 import torch
-from torch.utils import _pytree as pytree
 
+from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge._torch_internals.tensor_fields import backward_hooks
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.tape import Recipe
@@ -51,7 +52,7 @@ def _watch(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         return
     for leaf in pytree.tree_leaves((args, kwargs)):
         if isinstance(leaf, XLAShardedTensor) and leaf.requires_grad:
-            hooks = (leaf._backward_hooks or {}).values()  # a tensor may come again and again
+            hooks = (backward_hooks(leaf) or {}).values()  # a tensor may come again and again
             if not any(isinstance(h, functools.partial) and h.args == (module,) for h in hooks):
                 leaf.register_hook(functools.partial(_behind_barrier, module))
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from jax.experimental.shard_alike import shard_alike
-from torch.utils import _pytree as pytree
 
 from isoshard.core.errors import ShardingError
+from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.tape import Recipe

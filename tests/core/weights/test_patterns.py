@@ -1,5 +1,7 @@
 """Names with captures."""
 
+import time
+
 import pytest
 
 from isoshard.core.weights.errors import WeightError
@@ -43,9 +45,25 @@ def test_fill_undoes_match(name):
         ("a*", "outside of a capture"),
         ("a{p*}", "whole parts"),
         ("{p*}.{q*}", "side by side"),
+        ("{a}{b}{c}{d}{e}x", "more than 4 captures, those with a star and those beside others"),
+        ("{a*}.x.{b*}.x.{c}_{d}_{e}", "could be told apart in too many ways"),
         (3, "is a string"),
     ],
 )
 def test_a_wrong_pattern_says_why(text, why):
     with pytest.raises(WeightError, match=why):
         Pattern(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("{a*}.x.{b*}.x.{c*}.x.{d*}.y", "x." * 100 + "z"),
+        ("{a}{b}{c}{d}x", "a" * 120),
+        (".".join(f"{{c{n}}}" for n in range(40)) + ".w", ".".join("ab" * 20) + ".v"),
+    ],
+)
+def test_a_pattern_that_fits_almost_ends(text, name):
+    began = time.process_time()
+    assert Pattern(text).match(name) is None
+    assert time.process_time() - began < 10

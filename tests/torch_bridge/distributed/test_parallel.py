@@ -277,7 +277,7 @@ def test_layers_laid_out_otherwise_are_not_scanned(mesh):
     for layer, output in zip(layers, (Replicate(), Shard(-1)), strict=True):
         style = parallel.ColwiseParallel(output_layouts=output)
         parallel.parallelize_module(layer, mesh["tp"], {"0": style})
-    with pytest.raises(ValueError, match=r"0\._forward_hooks \(hooks that lay out otherwise\)"):
+    with pytest.raises(ValueError, match=r"0\.forward \(hooks after it that lay out otherwise\)"):
         xs.scan_layers(layers)
 
 

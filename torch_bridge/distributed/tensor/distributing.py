@@ -156,17 +156,17 @@ def distribute_module(
 
 def _replicate(module: torch.nn.Module, mesh: Any, new: dict[torch.Tensor, torch.Tensor]) -> None:
     """Make what is not laid out yet whole on every device."""
-    for key, parameter in module._parameters.items():
-        if parameter is not None and not _is_laid_out(parameter):
+    for key, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+        if not _is_laid_out(parameter):
             if parameter not in new:
                 whole = distribute_tensor(parameter.detach(), mesh)
                 new[parameter] = torch.nn.Parameter(whole, parameter.requires_grad)
             module.register_parameter(key, new[parameter])  # pyright: ignore[reportArgumentType]
-    for key, buffer in module._buffers.items():
-        if buffer is not None and not _is_laid_out(buffer):
+    for key, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
+        if not _is_laid_out(buffer):
             if buffer not in new:
                 new[buffer] = distribute_tensor(buffer, mesh)
-            module._buffers[key] = new[buffer]
+            setattr(module, key, new[buffer])
 
 
 def _is_laid_out(tensor: torch.Tensor) -> bool:

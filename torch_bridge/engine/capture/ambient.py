@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge._torch_internals.dispatcher import open_dispatches, open_functions
+
 from .. import settings
 
 
@@ -32,8 +34,8 @@ def ambient() -> tuple[Any, ...]:
         torch.is_autocast_enabled("cpu"),
         torch.is_anomaly_enabled(),
         torch.get_num_threads(),
-        torch._C._len_torch_function_stack(),
-        torch._C._len_torch_dispatch_stack(),
+        open_functions(),
+        open_dispatches(),
         *[ask() for ask in _ASKED],
     )
 

@@ -11,7 +11,8 @@ import gc
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from isoshard.torch_bridge._torch_internals import pytree
 
 from .. import base, layouts, placement, program
 from ..blocks import padded

@@ -7,8 +7,6 @@ is followed by `symbolic` and `host`, so inside `optimizer.step()` the answer st
 
 torch keeps the answer in one variable for all threads. While steps are captured, an object stands
 there that looks at who asks.
-
-Private name used (tested with torch 2.13): `torch.compiler._is_compiling_flag`.
 """
 
 from __future__ import annotations
@@ -20,6 +18,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from isoshard.torch_bridge._torch_internals.traced import COMPILING
 
 from ..recorder import recorder
 
@@ -39,7 +39,7 @@ def compiling() -> Iterator[None]:
     True
     """
     with _CHANGING:
-        before = torch.compiler._is_compiling_flag
+        before = COMPILING.of(torch.compiler)
         mine = before if isinstance(before, _Answer) else _Answer(before)
         mine.captures += 1
         _answer(mine)
@@ -48,7 +48,7 @@ def compiling() -> Iterator[None]:
     finally:
         with _CHANGING:
             mine.captures -= 1
-            if not mine.captures and torch.compiler._is_compiling_flag is mine:
+            if not mine.captures and COMPILING.of(torch.compiler) is mine:
                 _answer(mine.otherwise)
 
 
@@ -119,7 +119,7 @@ def _in_optimizer() -> bool:
 
 
 def _answer(answer: bool | _Answer) -> None:
-    torch.compiler._is_compiling_flag = answer  # pyright: ignore[reportAttributeAccessIssue]
+    COMPILING.put(torch.compiler, answer)
 
 
 _CHANGING = threading.Lock()

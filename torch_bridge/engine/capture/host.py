@@ -13,10 +13,9 @@ from collections.abc import Callable, Container
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from isoshard.core import metrics
+from isoshard.torch_bridge._torch_internals import TorchDispatchMode, pytree
 
 from .symbolic import CaptureError, Table
 

@@ -37,6 +37,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks
+
 from .executed import Executed, described, is_internal
 from .holders import (
     MISSING,
@@ -147,7 +149,7 @@ class Reachable:
         if len(own) > len(_TENSOR_FIELDS):
             keys = [key for key in own if key not in _TENSOR_FIELDS and key in self._names]
             self._hold(Names(own, keys, f"{path}."))
-        for hooks in (tensor._backward_hooks, tensor._post_accumulate_grad_hooks):
+        for hooks in all_hooks(tensor):
             if hooks:
                 self._push(hooks, f"the hooks of {path}")
 
@@ -326,10 +328,9 @@ class Reachable:
         self._hold(Asked(thing.getstate, f"the state of {path}"))
 
     def _visit_numpy_random(self, thing: Any, path: str) -> None:
-        bits = (
-            thing.bit_generator if isinstance(thing, np.random.Generator) else thing._bit_generator
-        )
-        self._hold(Asked(lambda: str(bits.state), f"the state of {path}"))
+        bits = getattr(thing, "bit_generator", None)
+        ask = (lambda: str(bits.state)) if bits is not None else (lambda: str(thing.get_state()))
+        self._hold(Asked(ask, f"the state of {path}"))
 
     def _visit_environ(self, thing: Any, path: str) -> None:
         """`os.environ` is watched by the variables that were asked for."""

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
+
+from isoshard.torch_bridge._torch_internals import pytree
 
 from .. import base, program, random
 from .. import tape as tapes

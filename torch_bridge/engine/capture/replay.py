@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from torch.utils import _pytree as pytree
 
 from isoshard.core import metrics
 from isoshard.core.uneven import UnevenArray
+from isoshard.torch_bridge._torch_internals import pytree
 
 from .. import base, layouts, placement, program, random
 from ..blocks import padded

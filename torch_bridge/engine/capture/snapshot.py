@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge._torch_internals.module_fields import scaler_states
+
 from .reachable import Reachable
 
 
@@ -36,7 +38,7 @@ class Snapshot:
             for optimizer in found.optimizers
         ]
         self._scalers = [
-            (scaler, {key: dict(state) for key, state in scaler._per_optimizer_states.items()})
+            (scaler, {key: dict(state) for key, state in scaler_states(scaler).items()})
             for scaler in found.scalers
             if scaler.is_enabled()
         ]
@@ -65,8 +67,8 @@ class Snapshot:
     def restore_scalers(self) -> None:
         """Let gradient scalers have unscaled what they had."""
         for scaler, states in self._scalers:
-            scaler._per_optimizer_states.clear()
-            scaler._per_optimizer_states.update({key: dict(s) for key, s in states.items()})
+            scaler_states(scaler).clear()
+            scaler_states(scaler).update({key: dict(s) for key, s in states.items()})
 
     def restore_gradients(self) -> None:
         """Put the gradients back."""

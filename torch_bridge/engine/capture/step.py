@@ -27,10 +27,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from isoshard.core import metrics
 from isoshard.core.errors import RecompilationWarning
+from isoshard.torch_bridge._torch_internals import pytree
 
 from .. import base, program
 from ..immediate import is_tracing

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks
+
 from .. import base
 
 
@@ -28,7 +30,7 @@ class TensorGuard:
         """Remember memory, gradients and hooks."""
         self._tensors = list(tensors)
         self._storages = [tensor._storage for tensor in self._tensors]
-        self._marks = list(map(_MARK, self._tensors))
+        self._marks = list(map(_MARK, self._storages))
         self._owners = list(owners)
         self._wanted = list(map(_REQUIRES_GRAD, self._owners))
         self._gradients = self._gradient_states()
@@ -36,13 +38,13 @@ class TensorGuard:
 
     def holds(self) -> bool:
         """Whether nothing of it changed."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch.DisableTorchFunctionSubclass():
             return self._holds()
 
     def _holds(self) -> bool:
         return (
             self.are_in_place()
-            and all(map(operator.is_, map(_MARK, self._tensors), self._marks))
+            and all(map(operator.is_, map(_MARK, self._storages), self._marks))
             and list(map(_REQUIRES_GRAD, self._owners)) == self._wanted
             and self._gradient_states() == self._gradients
             and self._hook_states() == self._hooks
@@ -73,7 +75,7 @@ def gradient_state(gradient: Any) -> Any:
 
 
 _STORAGE = operator.attrgetter("_storage")
-_MARK = operator.attrgetter("_storage.annotation")
+_MARK = operator.attrgetter("annotation")
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 _GRADIENT = operator.attrgetter("grad")
-_HOOKS = operator.attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
+_HOOKS = all_hooks

@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import Placement
-from torch.utils import _pytree as pytree
 
 from isoshard.core.mesh import mesh_of
 from isoshard.core.spec import check_even
+from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
 from isoshard.torch_bridge.distributed.tensor import laying, local
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor

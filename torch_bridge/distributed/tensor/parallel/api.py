@@ -23,6 +23,7 @@ from torch.distributed.tensor import parallel as theirs
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge._torch_internals.dtensor_fields import APPLY_STYLE
 
 from . import prepare, style
 from .along import one_dimension
@@ -72,7 +73,7 @@ def parallelize_module(
         module.to(naming.current())
     for one, target in chosen:
         one.src_data_rank = src_data_rank
-        one._apply(target, mesh)
+        APPLY_STYLE.of(one)(target, mesh)
     return module
 
 

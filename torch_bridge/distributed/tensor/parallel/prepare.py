@@ -13,6 +13,8 @@ import torch
 from torch.distributed.tensor import Placement
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from isoshard.torch_bridge._torch_internals.dtensor_fields import APPLY_STYLE
+
 from .along import constraint, one_dimension
 from .style import moved
 
@@ -181,8 +183,8 @@ class PrepareModuleInputOutput(ParallelStyle):
         )
 
     def _apply(self, module: torch.nn.Module, device_mesh: Any) -> torch.nn.Module:
-        self.prepare_module_input._apply(module, device_mesh)
-        self.prepare_module_output._apply(module, device_mesh)
+        APPLY_STYLE.of(self.prepare_module_input)(module, device_mesh)
+        APPLY_STYLE.of(self.prepare_module_output)(module, device_mesh)
         return module
 
     def __repr__(self) -> str:

@@ -26,6 +26,8 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge._torch_internals.module_fields import own_modules
+
 
 def always_wrap_policy(*args: Any, **kwargs: Any) -> bool:
     """Wrap every module.
@@ -175,7 +177,7 @@ class _Walk:
         if not self._policy(module=module, recurse=True, unwrapped_params=count):
             return module, 0
         wrapped = 0
-        for name, child in list(module._modules.items()):
+        for name, child in list(own_modules(module).items()):
             if child is None or id(child) in self._ignored:
                 continue
             counted = id(child) in self._done

@@ -1,0 +1,61 @@
+"""The part of `docs/compatibility.md` that is made of the tables of private names.
+
+python docs/compatibility.py            whether the page is as the tables say
+python docs/compatibility.py --write    write it
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+PAGE = Path(__file__).with_suffix(".md")
+BEGIN = "<!-- private names: made by docs/compatibility.py -->"
+END = "<!-- end of private names -->"
+
+
+def section() -> str:
+    """What stands between the two marks."""
+    from isoshard.core import _jax_internals
+    from isoshard.torch_bridge import _torch_internals
+
+    for found in pkgutil.iter_modules(_torch_internals.__path__):
+        importlib.import_module(f"{_torch_internals.__name__}.{found.name}")
+    parts = []
+    for called, names in (("torch", _torch_internals.NAMES), ("JAX", _jax_internals.NAMES)):
+        parts += [f"### Of {called}, {names.known}", _table(names, names.known)]
+    return "\n\n".join(parts)
+
+
+def page(text: str) -> str:
+    """The page with the section as it has to be."""
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return f"{head}{BEGIN}\n\n{section()}\n\n{END}{tail}"
+
+
+def _table(rows: Iterable, known: str) -> str:
+    lines = ["| name | which .. | without it |", "|---|---|---|"]
+    for row in sorted(rows, key=lambda row: row.path.lower()):
+        versions = "" if row.known == known else f" ({row.known})"
+        lines.append(f"| `{row.path}`{versions} | {row.why} | {row.without} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Compare or write; 1 if the page is not as it has to be."""
+    text = PAGE.read_text()
+    if "--write" in sys.argv[1:]:
+        PAGE.write_text(page(text))
+        return 0
+    if text != page(text):
+        print("the page is not as the tables say: python docs/compatibility.py --write")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

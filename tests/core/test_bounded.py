@@ -1,0 +1,68 @@
+"""Tables that forget: a server whose shapes never end keeps a bounded number of each."""
+
+import copy
+import pickle
+import threading
+
+import pytest
+
+from isoshard.core import metrics
+from isoshard.core.bounded import Bounded
+
+
+def test_the_oldest_are_forgotten():
+    table = Bounded(3)
+    for n in range(10):
+        table[n] = str(n)
+    assert table == {7: "7", 8: "8", 9: "9"} and table.get(0) is None
+    table[7] = "again"
+    assert list(table) == [7, 8, 9]
+
+
+def test_reading_is_that_of_a_dict():
+    assert Bounded.get is dict.get and Bounded.__getitem__ is dict.__getitem__
+
+
+def test_several_threads_may_write():
+    table = Bounded(10)
+    faults = []
+
+    def write(begin):
+        try:
+            for n in range(begin, begin + 20_000):
+                table[n] = n
+        except Exception as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=write, args=(n * 20_000,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not faults and len(table) <= 14
+
+
+def test_compilations_are_listed_up_to_a_number(monkeypatch):
+    assert metrics._compilations.maxlen == 10_000
+    metrics.reset()
+    for n in range(10_050):
+        metrics.record_compilation(f"program {n}", "test", "here", 0.0)
+    listed = metrics.compilations()
+    assert len(listed) == 10_000 and listed[-1].what == "program 10049"
+    assert metrics.counters()["compilations"] == 10_050
+    metrics.reset()
+
+
+def test_copies_are_bounded_too():
+    table = Bounded(2)
+    table[1] = table[2] = "a"
+    for other in (copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
+        other[3] = "b"
+        assert other == {2: "a", 3: "b"} and type(other) is Bounded
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_small_ones(most):
+    table = Bounded(most)
+    table["a"], table["b"] = 1, 2
+    assert len(table) == most

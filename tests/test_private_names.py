@@ -1,0 +1,138 @@
+"""Private names of torch and JAX stand in their two tables, and nowhere else in the package."""
+
+import ast
+import importlib
+import pkgutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+
+from isoshard.core import _jax_internals
+from isoshard.torch_bridge import _torch_internals
+
+from . import private_names
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("core", "torch_bridge", "jax_bridge", "onnx_bridge", "cli", "src/isoshard")
+TABLES = ("core/_jax_internals.py", "torch_bridge/_torch_internals/")
+SOURCES = {
+    str(path.relative_to(ROOT)): ast.parse(path.read_text())
+    for room in ROOMS
+    for path in sorted((ROOT / room).rglob("*.py"))
+}
+
+ALLOWED = {
+    "_fields": "a NamedTuple's, and public there",
+    "_asdict": "a NamedTuple's, and public there",
+    "_replace": "a NamedTuple's, and public there",
+    "_distribute_module_applied": "the mark of our own distribute_module; torch's sets it too",
+    "_wrap_overrides": "the mark of torch's fsdp.wrap on modules, given by users",
+    "_xla_checkpointed_forward_original": "torch_xla's mark on modules, set by our checkpoint",
+    "_nn_linear_forward_original": "torch_xla's mark on layers, set by our fsdp.utils",
+}
+"""Attributes that are neither ours nor private names of torch or JAX, with the reason."""
+
+_OBJECTS = (
+    torch.empty(0),
+    torch.nn.Module(),
+    torch.optim.SGD([torch.empty(0)]),
+    torch.amp.GradScaler("cpu"),
+    torch.Generator(),
+    torch.ops.aten.add.Tensor,
+    torch.autograd.Function,
+    jnp.zeros(1),
+    jax.sharding.SingleDeviceSharding(jax.devices()[0]),
+    jax.sharding.NamedSharding,
+    jax.sharding.Mesh,
+)
+THEIRS = {name for one in _OBJECTS for name in dir(one) if private_names.is_private(name)} - {
+    "_name",  # of a file's planner, and of operators
+}
+"""What objects of torch and JAX have: theirs, though a class of ours may have it as well."""
+
+
+@pytest.fixture(scope="module")
+def rows():
+    for module in pkgutil.iter_modules(_torch_internals.__path__):
+        importlib.import_module(f"{_torch_internals.__name__}.{module.name}")
+    return [*_jax_internals.NAMES, *_torch_internals.NAMES]
+
+
+@pytest.fixture(scope="module")
+def search(rows):
+    ours = private_names.defined(SOURCES.values()) | set(ALLOWED)
+    stated = {row.attribute for row in rows if row.attribute[0] == "_"}
+    return private_names.Search(ours, stated | THEIRS)
+
+
+def test_no_module_but_the_tables_uses_one(search):
+    wrong = [
+        f"{path}:{line}: {name}"
+        for path, tree in SOURCES.items()
+        if not path.startswith(TABLES)
+        for line, name in search.found(tree)
+    ]
+    assert not wrong, (
+        "private names of torch belong in torch_bridge/_torch_internals/, JAX's in "
+        "core/_jax_internals.py:\n" + "\n".join(wrong)
+    )
+
+
+def test_what_is_allowed_is_used():
+    used = {node.attr for tree in SOURCES.values() for node in _nodes(tree, ast.Attribute)}
+    used |= {node.value for tree in SOURCES.values() for node in _nodes(tree, ast.Constant)}
+    assert set(ALLOWED) <= used
+
+
+def test_the_tables_use_what_they_state(rows):
+    """And state what they use: each private name in them is a row, or part of its path."""
+    stated = {part for row in rows for part in row.path.split(".")}
+    everything = private_names.Search(set(), set())
+    for path, tree in SOURCES.items():
+        if not path.startswith(TABLES):
+            continue
+        for line, name in everything.found(tree):
+            used = {part for part in name.split(".") if private_names.is_private(part)}
+            own = private_names.defined([tree]) | {"_jax_internals", "_torch_internals"}
+            assert used <= stated | own, f"{path}:{line}: {name} has no row"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from torch._ops import OpOverload", ["torch._ops.OpOverload"]),
+        ("def f():\n    from jax._src import config", ["jax._src.config"]),
+        ("import torch._dynamo.utils as u", ["torch._dynamo.utils"]),
+        ("import torch\ntorch._C._nn._parse_to()", ["torch._C", "torch._C._nn", "torch._C._nn._p"]),
+        ("import torch\nC = torch._C", ["torch._C"]),
+        ("from torch.optim.optimizer import _foreach", ["torch.optim.optimizer._foreach"]),
+        ("from torch.fx.experimental import proxy_tensor", ["torch.fx.experimental.proxy_tensor"]),
+        ("import torch\ndef f(m: torch.nn.Module):\n    m._hooks", ["m._hooks"]),
+        ("x.y._parameters", ["x.y._parameters"]),
+        ("getattr(x, '_parameters')", ["getattr(x, '_parameters')"]),
+        ("import operator\noperator.attrgetter('_theirs')", ["operator.attrgetter('_theirs')"]),
+        ("import torch\nclass A(torch.nn.Module):\n    def f(self):\n        self._parameters",
+         ["self._parameters"]),
+        ("def _step(self: Any):\n    return self._scale", ["self._scale"]),
+        ("class A:\n    def f(self):\n        return self._theirs", ["self._theirs"]),
+        ("_ASKING = 'torch.distributed.tensor._api'", ["torch.distributed.tensor._api"]),
+        ("class A:\n    def f(self):\n        self._parameters = 1", []),
+        ("import torch\ntorch.ops.aten._to_copy", []),
+        ("import os\nos._exit(1)", []),
+        ("x._ours, x.__dict__", []),
+        ("from isoshard.core import _jax_internals", []),
+        ('"""Like `torch._C` and so on."""', []),
+    ],
+)  # fmt: skip
+def test_the_search_finds_them(source, found):
+    search = private_names.Search({"_ours", "_parameters", "_scale"}, {"_parameters", "_scale"})
+    got = [name for _, name in search.found(ast.parse(source))]
+    assert len(got) == len(found)
+    assert all(name.startswith(want) for name, want in zip(got, found, strict=True))
+
+
+def _nodes(tree, kind):
+    return [node for node in ast.walk(tree) if isinstance(node, kind)]

@@ -1,0 +1,527 @@
+"""Each private name of torch, called as isoshard calls it."""
+
+import importlib
+import io
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import isoshard.torch_bridge
+from isoshard.core.mesh import make_mesh
+from isoshard.torch_bridge import _torch_internals as internals
+from isoshard.torch_bridge._torch_internals import (
+    device_slot,
+    dispatcher,
+    dtensor_fields,
+    dynamo_hooks,
+    module_fields,
+    tensor_fields,
+    traced,
+)
+
+CHECKS = {}
+
+
+def checks(*paths):
+    """Say of which rows a function is the test."""
+
+    def note(function):
+        assert not {*paths} & {*CHECKS}
+        CHECKS.update(dict.fromkeys(paths, function))
+        return function
+
+    return note
+
+
+def add():
+    return torch.ops.aten.add.Tensor
+
+
+@checks("torch._ops.OpOverload", "torch._ops.OpOverload._schema")
+def operators():
+    assert type(add()) is dispatcher.OpOverload
+    assert [a.name for a in internals.schema_of(add()).arguments] == ["self", "other", "alpha"]
+    assert internals.schema_of(torch.ops.aten.add_.Tensor).is_mutable
+
+
+@checks("torch.utils._python_dispatch.TorchDispatchMode")
+def dispatch_mode():
+    seen = []
+
+    class Mode(internals.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    one = torch.ones(1)
+    with Mode():
+        one + one
+    assert seen == [add()]
+
+
+@checks("torch._C._dispatch_has_kernel_for_dispatch_key")
+def kernels():
+    assert dispatcher.has_kernel("aten::linear", "CompositeImplicitAutograd")
+    assert not dispatcher.has_kernel("aten::add.Tensor", "PrivateUse1")
+
+
+@checks("torch._C._dispatch_has_backend_fallback", "torch._C._ExcludeDispatchKeyGuard")
+def autocast():
+    key = torch.DispatchKey.AutocastPrivateUse1
+    assert dispatcher.has_fallback(key)  # ours
+    weight = torch.ones(2, 2, device="jax")
+    with torch.autocast("jax", torch.bfloat16):
+        assert (weight @ weight).dtype == torch.bfloat16
+        with dispatcher.excluding(torch.DispatchKeySet(key)):
+            assert (weight @ weight).dtype == torch.float32
+
+
+@checks("torch._C._AutoDispatchBelowAutograd")
+def below_autograd():
+    x = torch.ones(2, requires_grad=True)
+    with dispatcher.below_autograd():
+        assert not (x * 2).requires_grad
+    assert (x * 2).requires_grad
+
+
+@checks(
+    "torch._C._dispatch_tls_is_dispatch_key_excluded",
+    "torch._C._dispatch_tls_set_dispatch_key_excluded",
+)
+def excluded_keys():
+    key = torch.DispatchKey.FuncTorchBatched
+    before = dispatcher.is_excluded(key)
+    dispatcher.set_excluded(key, not before)
+    try:
+        assert dispatcher.is_excluded(key) is not before
+    finally:
+        dispatcher.set_excluded(key, before)
+
+
+@checks("torch._C._len_torch_function_stack", "torch._C._len_torch_dispatch_stack")
+def modes():
+    before = dispatcher.open_functions(), dispatcher.open_dispatches()
+    with torch.device("cpu"), internals.TorchDispatchMode():
+        inside = dispatcher.open_functions(), dispatcher.open_dispatches()
+    assert inside == (before[0] + 1, before[1] + 1)
+
+
+@checks("torch._decomp.decomposition_table")
+def decompositions():
+    silu = dispatcher.decompositions[torch.ops.aten.silu_backward.default]
+    one = torch.ones(1)
+    torch.testing.assert_close(silu(one, one), torch.ops.aten.silu_backward(one, one))
+
+
+@checks(
+    "torch._prims_common.elementwise_dtypes",
+    "torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND",
+)
+def promotion():
+    metas = [torch.empty(2, device="meta", dtype=d) for d in (torch.int32, torch.bfloat16)]
+    computed, given = dispatcher.elementwise_dtypes(
+        *metas, type_promotion_kind=dispatcher.Promotion.DEFAULT
+    )
+    assert (computed, given) == (torch.float32, torch.bfloat16)
+
+
+@checks("torch.Tensor._make_wrapper_subclass", "torch._C._disabled_torch_function_impl")
+def wrappers():
+    seen = []
+
+    class Wrapper(torch.Tensor):
+        __torch_function__ = tensor_fields.no_torch_function
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return torch.zeros(2, 3)
+
+    made = tensor_fields.make_wrapper_subclass(
+        Wrapper,
+        (2, 3),
+        strides=(1, 2),
+        storage_offset=4,
+        dtype=torch.int8,
+        device=torch.device("lazy", 0),
+        _extra_dispatch_keys=torch.DispatchKeySet(torch.DispatchKey.AutocastPrivateUse1),
+    )
+    assert (made.shape, made.stride(), made.storage_offset()) == ((2, 3), (1, 2), 4)
+    assert torch.neg(made).tolist() == torch.zeros(2, 3).tolist()
+    assert seen == [torch.ops.aten.neg.default]
+
+
+def test_tensors_need_no_more_than_a_public_name(monkeypatch):
+    """What serves in the place of `_disabled_torch_function_impl`."""
+
+    class Plain(torch.Tensor):
+        __torch_function__ = classmethod(tensor_fields._plain_function)
+
+    one = torch.ones(1).as_subclass(Plain)
+    assert type(torch.add(one, other=one)) is torch.Tensor
+
+
+@checks("torch._C._swap_tensor_impl")
+def swapping():
+    one, two = torch.ones(1), torch.zeros(2)
+    tensor_fields.swap_contents(one, two)
+    assert (one.shape, two.shape) == ((2,), (1,))
+
+
+@checks("torch.Tensor._is_view")
+def views():
+    one = torch.ones(2, device="jax")
+    assert not tensor_fields.is_view(one) and tensor_fields.is_view(one[0])
+
+
+@checks("torch.nn.Module._load_from_state_dict")
+def loading():
+    seen = []
+
+    class Module(torch.nn.Linear):
+        def _load_from_state_dict(self, state, prefix, *args):
+            seen.append((sorted(state), prefix))
+            module_fields.LOAD.of(super())(state, prefix, *args)
+
+    module = torch.nn.Sequential(Module(1, 1))
+    module.load_state_dict({"0.weight": torch.full((1, 1), 7.0), "0.bias": torch.zeros(1)})
+    assert seen == [(["0.bias", "0.weight"], "0.")] and module[0].weight.item() == 7.0
+
+
+@checks("torch._C._nn._parse_to")
+def arguments_of_to():
+    device, dtype, non_blocking, order = tensor_fields.parse_to("jax", torch.int8)
+    assert (str(device), dtype, non_blocking, order) == ("jax", torch.int8, False, None)
+
+
+@checks("torch.Tensor._backward_hooks", "torch.Tensor._post_accumulate_grad_hooks")
+def hooks_of_tensors():
+    leaf = torch.ones(1, requires_grad=True)
+    assert not tensor_fields.backward_hooks(leaf) and not tensor_fields.gradient_hooks(leaf)
+    leaf.register_hook(print)
+    leaf.register_post_accumulate_grad_hook(print)
+    assert list(tensor_fields.backward_hooks(leaf).values()) == [print]
+    assert list(tensor_fields.gradient_hooks(leaf).values()) == [print]
+    assert [list(hooks.values()) for hooks in tensor_fields.all_hooks(leaf)] == [[print]] * 2
+    assert tensor_fields._both_hooks(leaf) == tensor_fields.all_hooks(leaf)
+
+
+@checks("torch.autograd.graph.Node._sequence_nr")
+def sequence_numbers():
+    x = torch.ones(1, requires_grad=True)
+    first, second = x * 1, x * 1
+    numbers = [tensor_fields.sequence_number(one.grad_fn) for one in (first, second)]
+    assert numbers[0] < numbers[1]
+
+
+@checks("torch._C._current_autograd_node")
+def nodes():
+    seen = []
+    x = torch.ones(1, requires_grad=True)
+    y = x * 1
+    y.register_hook(lambda _: seen.append(tensor_fields.current_node()))
+    y.backward()
+    assert tensor_fields.current_node() is None and seen != [None]
+
+
+@checks("torch.autograd.Function._forward_cls")
+def function_of_a_context():
+    seen = []
+
+    class Same(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            seen.append(tensor_fields.function_of(type(ctx)))
+            return x.clone()
+
+    Same.apply(torch.ones(1, requires_grad=True))
+    assert seen == [Same]
+
+
+@checks("torch.autograd.forward_ad._current_level")
+def levels():
+    assert tensor_fields.forward_levels() == -1
+    with torch.autograd.forward_ad.dual_level():
+        assert tensor_fields.forward_levels() == 0
+
+
+@checks("torch._utils._rebuild_parameter", "torch._utils._rebuild_device_tensor_from_cpu_tensor")
+def pickled():
+    file = io.BytesIO()
+    torch.save(torch.nn.Linear(2, 1).to("jax").weight, file)
+    for name in (tensor_fields.rebuild_parameter, tensor_fields.rebuild_from_cpu):
+        assert name.__name__.encode() in file.getvalue()
+    file.seek(0)
+    assert isinstance(torch.load(file, weights_only=True), torch.nn.Parameter)
+
+
+@checks(
+    "torch.nn.Module._parameters",
+    "torch.nn.Module._buffers",
+    "torch.nn.Module._modules",
+    "torch.nn.Module._forward_hooks",
+    "torch.nn.Module._forward_pre_hooks",
+)
+def fields_of_modules():
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+    assert module_fields.own_modules(model) == {"0": model[0]}
+    assert list(module_fields.own_parameters(model[0])) == ["weight", "bias"]
+    assert module_fields.own_buffers(model[0])["running_mean"] is model[0].running_mean
+    model.register_forward_hook(print)
+    model.register_forward_pre_hook(repr)
+    assert list(module_fields.forward_hooks(model).values()) == [print]
+    assert list(module_fields.forward_pre_hooks(model).values()) == [repr]
+
+
+@checks("torch.nn.Module._apply")
+def way_of_to():
+    layer = torch.nn.Linear(1, 1)
+    weight = layer.weight
+    assert module_fields.APPLY.of(layer)(lambda tensor: tensor.to("jax")) is layer
+    assert layer.weight is weight and weight.device.type == "jax"
+
+
+@checks("torch.nn.Module.state_dict._metadata")
+def versions():
+    state = torch.nn.BatchNorm1d(1).state_dict()
+    assert module_fields.state_versions(state)[""]["version"] >= 2
+
+
+@checks(
+    "torch.amp.GradScaler._lazy_init_scale_growth_tracker",
+    "torch.amp.GradScaler._maybe_opt_step",
+    "torch.amp.GradScaler._scale",
+    "torch.amp.GradScaler._growth_tracker",
+    "torch.amp.GradScaler._per_optimizer_states",
+)
+def scalers():
+    scaler = torch.amp.GradScaler("jax", init_scale=4.0, growth_interval=1)
+    weight = torch.ones(1, device="jax", requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    assert module_fields.SCALE.of(scaler) is None
+    scaler.scale(weight.sum()).backward()
+    assert module_fields.SCALE.of(scaler).tolist() == 4.0
+    assert module_fields.GROWTH.of(scaler).tolist() == 0
+    scaler.unscale_(optimizer)
+    [state] = module_fields.scaler_states(scaler).values()
+    assert weight.grad.tolist() == [1.0]
+    module_fields.SCALER_STEP.of(scaler)(optimizer, state)
+    assert weight.tolist() == [0.0]
+    unused = torch.amp.GradScaler("jax", init_scale=8.0)
+    module_fields.SCALER_FIRST_USE.of(unused)(torch.device("jax"))
+    assert module_fields.SCALE.of(unused).tolist() == 8.0
+    assert unused.state_dict()[module_fields.GROWTH.attribute] == 0
+
+
+@checks(
+    "torch._C._get_privateuse1_backend_name",
+    "torch.utils.backend_registration._setup_privateuseone_for_python_backend",
+    "torch._register_device_module",
+    "torch.random.manual_seed.<device module>._is_in_bad_fork",
+)
+def the_device():
+    assert device_slot.device_name() == "jax"
+    assert callable(device_slot.set_up_device) and callable(device_slot.set_device_module)
+    assert torch.get_device_module("jax") is torch.get_device_module("lazy")
+    assert device_slot.IN_BAD_FORK.of(torch.get_device_module("jax"))() is False
+
+
+@checks(
+    "torch.optim.optimizer._foreach_supported_types",
+    "torch.utils._foreach_utils._foreach_supported_types",
+    "torch.utils._foreach_utils._get_foreach_kernels_supported_devices",
+    "torch.optim.optimizer._get_fused_kernels_supported_devices",
+)
+def lists():
+    ours = isoshard.torch_bridge.XLAShardedTensor
+    assert ours in device_slot.OPTIMIZED_TYPES and ours in device_slot.CLIPPED_TYPES
+    assert "lazy" in device_slot.FOREACH_DEVICES.found()()
+    assert "cuda" in device_slot.FUSED_DEVICES.found()()
+
+
+@checks("torch.utils._pytree")
+def nested():
+    flat, structure = traced.pytree.tree_flatten(((1, [2]), {"a": 3}))
+    assert traced.pytree.tree_unflatten(flat, structure) == ((1, [2]), {"a": 3})
+    assert traced.pytree.tree_map(lambda n: n + 1, {"a": 3}) == {"a": 4}
+
+
+@checks("torch.compiler._is_compiling_flag")
+def compiling():
+    assert not torch.compiler.is_compiling()
+    traced.COMPILING.put(torch.compiler, True)
+    try:
+        assert torch.compiler.is_compiling()
+    finally:
+        traced.COMPILING.put(torch.compiler, False)
+
+
+@checks(
+    "torch.fx.experimental.proxy_tensor.HANDLED_TYPES",
+    "torch._subclasses.fake_tensor.FakeTensor.__new__",
+)
+def tracers():
+    assert isoshard.torch_bridge.XLAShardedTensor in traced.TRACED_TYPES.found()
+    with torch._subclasses.FakeTensorMode() as mode:
+        elements = torch.empty(2, device="meta")
+        fake = traced.NEW_FAKE.found()(
+            traced.NEW_FAKE.owner, mode, elements, torch.device("jax", 0)
+        )
+    assert fake.device == torch.device("jax", 0)
+
+
+@checks(
+    "torch._dynamo.backends.common.aot_autograd",
+    "torch._dynamo.trace_rules.add",
+    "torch._dynamo.variables.builder.VariableBuilder._type_dispatch",
+    "torch._dynamo.variables.builder.VariableBuilder.wrap_tensor",
+    "torch._dynamo.variables.builder.infer_subclass_type",
+    "torch._guards.CompileContext.current_compile_id",
+    "torch.Tensor.__coerce_same_metadata_as_tangent__",
+    "torch._functorch.aot_autograd.<compiled graph>._boxed_call",
+)
+def dynamo():
+    from isoshard.torch_bridge import dynamo as ours
+
+    seen = []
+    compile = dynamo_hooks.aot_autograd(
+        fw_compiler=lambda graph, inputs: seen.append(dynamo_hooks.current_compilation()) or graph
+    )
+    function = torch.compile(lambda x: x + 1, backend=compile)
+    assert function(torch.ones(1)).tolist() == [2.0]
+    assert seen and seen != [None]
+    kinds = dynamo_hooks.TRACERS.found()()
+    assert kinds[isoshard.torch_bridge.XLAShardedTensor] is dynamo_hooks.TRACE_TENSOR.found()
+    tensor = torch.ones(1, device="jax")
+    assert dynamo_hooks.SUBCLASS.found()(tensor) is None
+    assert dynamo_hooks.AS_TANGENT.of(tensor)(None, None) is tensor
+    dynamo_hooks.leave_alone("isoshard.core")
+    assert torch._dynamo.trace_rules.check(make_mesh)  # skipped
+    graph = ours.Graph(torch.fx.symbolic_trace(torch.nn.Identity()), [])
+    assert traced.BOXED.of(graph) is True
+
+
+@checks("torch.distributed.tensor.DTensor._local_tensor")
+def local_tensors(mesh):
+    tensor = torch.distributed.tensor.distribute_tensor(torch.ones(2), mesh)
+    local = torch.zeros(2)
+    dtensor_fields.LOCAL_TENSOR.put(tensor, local)
+    assert dtensor_fields.LOCAL_TENSOR.of(tensor) is local
+    assert tensor.to_local().tolist() == [0.0, 0.0]
+
+
+@checks("torch.distributed._functional_collectives.AsyncCollectiveTensor")
+def unfinished(mesh):
+    kind = dtensor_fields.UNFINISHED.found(())
+    assert kind(torch.ones(2)).wait().tolist() == [1.0, 1.0]
+
+
+@checks("torch.distributed.tensor.placement_types._StridedShard")
+def strided():
+    placement = dtensor_fields.STRIDED_SHARD.found()(1, split_factor=2)
+    assert (placement.dim, placement.split_factor) == (1, 2)
+
+
+@checks("torch.distributed.tensor._api")
+def asking():
+    module = dtensor_fields.ASKING.found()
+    assert module.distribute_tensor is torch.distributed.tensor.distribute_tensor
+
+
+@checks("torch.distributed.tensor.parallel.ParallelStyle._apply")
+def styles(mesh):
+    from torch.distributed.tensor.parallel import ColwiseParallel
+
+    layer = torch.nn.Linear(2, 2)
+    assert dtensor_fields.APPLY_STYLE.of(ColwiseParallel())(layer, mesh) is layer
+    assert isinstance(layer.weight, torch.distributed.tensor.DTensor)
+
+
+ROWS = {row.path: row for row in internals.NAMES}
+
+
+@pytest.fixture
+def mesh():
+    """One process that is a group, and its mesh."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("path", ROWS)
+def test_the_name_does_what_it_is_used_for(path, request):
+    check = CHECKS[path]
+    check(*[request.getfixturevalue("mesh")] * check.__code__.co_argcount)
+
+
+def test_every_check_is_of_a_row_and_every_module_is_read_here():
+    assert not set(CHECKS) - set(ROWS)
+    for module in pkgutil.iter_modules(internals.__path__):
+        importlib.import_module(f"{internals.__name__}.{module.name}")
+    assert len(list(internals.NAMES)) == len(ROWS)
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_what_is_said_of_a_name_makes_sentences(row):
+    text = str(row.error())
+    assert f"torch {torch.__version__} has no {row.path}, which {row.why}: {row.without}. " in text
+    assert text.endswith(f"torch {row.known} are known to have it; install one of them.")
+    assert not row.why.endswith(".") and not row.without.endswith(".")
+
+
+_WITHOUT = """
+from isoshard.core import private_names
+
+def resolved(path, resolve=private_names._resolved):
+    if path in {gone!r}:
+        raise AttributeError(path)
+    return resolve(path)
+
+private_names._resolved = resolved
+private_names._has = lambda row, example: row.path not in {gone!r}
+
+import torch
+import isoshard.torch_bridge as xs
+
+def said(call):
+    try:
+        call()
+    except private_names.PrivateNameError as error:
+        print(error)
+
+said(lambda: torch.ones(2, device="jax"))
+said(lambda: xs.compile(lambda x: x)(1))
+said(lambda: xs.Generator())
+"""
+
+
+def test_without_them_the_bridge_is_there_and_says_what_it_lacks():
+    """A torch without any of these names, but those without which there is no device."""
+    gone = {path for path, row in ROWS.items() if row.without != "the device is not registered"}
+    got = subprocess.run(
+        [sys.executable, "-c", _WITHOUT.format(gone=gone)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert got.returncode == 0, got.stderr
+    lines = got.stdout.splitlines()
+    assert "has no torch._ops.OpOverload._schema" in lines[0] or "_make_wrapper" in lines[0]
+    assert all("has no torch." in line for line in lines) and len(lines) == 3
+
+
+def test_without_the_slot_the_bridge_says_so():
+    name = "torch.utils.backend_registration._setup_privateuseone_for_python_backend"
+    got = subprocess.run(
+        [sys.executable, "-c", _WITHOUT.format(gone={name})],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert f"PrivateNameError: torch {torch.__version__} has no {name}" in got.stderr

@@ -1,0 +1,62 @@
+"""Where a device becomes known to torch, and the lists of those that torch treats as its own.
+
+>>> device_name()
+'jax'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .declared import NAMES
+
+device_name: Callable[[], str] = NAMES.bind(
+    "torch._C._get_privateuse1_backend_name",
+    why="tells whether another package took torch's slot for devices outside its tree",
+    without="the device is not registered",
+)
+
+set_up_device: Callable[[str, Any], None] = NAMES.bind(
+    "torch.utils.backend_registration._setup_privateuseone_for_python_backend",
+    why="gives the slot to a device written in Python",
+    without="the device is not registered",
+)
+
+set_device_module: Callable[[str, Any], None] = NAMES.bind(
+    "torch._register_device_module",
+    why="says where the functions of a device type are (`lazy`, and `xla` by request)",
+    without="the device is not registered",
+)
+
+IN_BAD_FORK = NAMES.state(
+    "torch.random.manual_seed.<device module>._is_in_bad_fork",
+    why="is asked of the device's module before it is seeded",
+    without="nothing changes: it is not asked",
+)
+
+OPTIMIZED_TYPES: Any = NAMES.bind(
+    "torch.optim.optimizer._foreach_supported_types",
+    otherwise=[],
+    why="lists the tensor types that optimizers update by one operation for all parameters",
+    without="optimizers record an operation per parameter unless given `foreach=True`",
+)
+
+CLIPPED_TYPES: Any = NAMES.bind(
+    "torch.utils._foreach_utils._foreach_supported_types",
+    otherwise=[],
+    why="lists those that `clip_grad_norm_` and its kin take together",
+    without="they record an operation per parameter",
+)
+
+FOREACH_DEVICES = NAMES.state(
+    "torch.utils._foreach_utils._get_foreach_kernels_supported_devices",
+    why="lists the devices for which they do",
+    without="the device is not registered",
+)
+
+FUSED_DEVICES = NAMES.state(
+    "torch.optim.optimizer._get_fused_kernels_supported_devices",
+    why="lists the devices that `fused=True` may be asked for, `xla` by request among them",
+    without="`xs.drop_in.install` raises",
+)

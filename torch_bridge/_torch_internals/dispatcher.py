@@ -1,0 +1,109 @@
+"""torch's dispatcher: operators, their schemas, the keys by which a kernel is chosen.
+
+>>> import torch
+>>> [argument.name for argument in schema_of(torch.ops.aten.add.Tensor).arguments]
+['self', 'other', 'alpha']
+>>> has_kernel("aten::add.Tensor", "CPU"), has_kernel("aten::add.Tensor", "Lazy")
+(True, False)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .declared import NAMES
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.utils._python_dispatch import TorchDispatchMode
+else:
+    OpOverload = NAMES.bind(
+        "torch._ops.OpOverload",
+        otherwise=Any,
+        why="is the type of an operator with its signature",
+        without="nothing changes: annotations say it, and no code asks",
+    )
+    TorchDispatchMode = NAMES.bind(
+        "torch.utils._python_dispatch.TorchDispatchMode",
+        why="sees each operation of a region",
+        without="`xs.compile` and `xs.Generator` raise",
+    )
+
+schema_of: Callable[[Any], Any] = NAMES.field(
+    "torch._ops.OpOverload._schema",
+    example=lambda: torch.ops.aten.add.Tensor,
+    why="names an operator's arguments and what it writes to",
+    without="the device is not registered",
+)
+
+has_kernel: Callable[[str, str], bool] = NAMES.bind(
+    "torch._C._dispatch_has_kernel_for_dispatch_key",
+    why="tells whether an operator has a kernel of its own, or is made of others",
+    without="operators without a lowering raise, `torch.library`'s included",
+)
+
+has_fallback: Callable[[Any], bool] = NAMES.bind(
+    "torch._C._dispatch_has_backend_fallback",
+    otherwise=lambda _key: True,
+    why="tells whether another package made autocast pass operators through",
+    without="`torch.autocast('jax')` refuses operators that are on none of its lists",
+)
+
+excluding: Callable[[Any], AbstractContextManager[Any]] = NAMES.bind(
+    "torch._C._ExcludeDispatchKeyGuard",
+    why="calls an operator below autocast",
+    without="`torch.autocast('jax')` raises at the first operation",
+)
+
+below_autograd: Callable[[], AbstractContextManager[Any]] = NAMES.bind(
+    "torch._C._AutoDispatchBelowAutograd",
+    why="calls the operator of attention's gradient as torch's own gradient does",
+    without="the gradient of attention raises",
+)
+
+is_excluded: Callable[[Any], bool] = NAMES.bind(
+    "torch._C._dispatch_tls_is_dispatch_key_excluded",
+    why="tells which of torch's transforms see nothing in `__torch_dispatch__`",
+    without="operations between `enable_manual_sharding` and `disable_manual_sharding` raise",
+)
+
+set_excluded: Callable[[Any, bool], None] = NAMES.bind(
+    "torch._C._dispatch_tls_set_dispatch_key_excluded",
+    why="lets `vmap` see operations there",
+    without="as without its `is_` twin",
+)
+
+open_functions: Callable[[], int] = NAMES.bind(
+    "torch._C._len_torch_function_stack",
+    why="counts the function modes that are on, on which a captured step depends",
+    without="`xs.compile` raises",
+)
+
+open_dispatches: Callable[[], int] = NAMES.bind(
+    "torch._C._len_torch_dispatch_stack",
+    why="counts the dispatch modes that are on, on which a captured step depends",
+    without="as without its twin for functions",
+)
+
+decompositions: Any = NAMES.bind(
+    "torch._decomp.decomposition_table",
+    otherwise={},
+    why="has torch's own Python for operators, by which one without a lowering is computed",
+    without="such operators raise, as any that nobody lowered",
+)
+
+elementwise_dtypes: Callable[..., Any] = NAMES.bind(
+    "torch._prims_common.elementwise_dtypes",
+    why="says in which dtype an operation computes and which it gives",
+    without="the first operation whose arguments are of several dtypes raises",
+)
+
+Promotion: Any = NAMES.bind(
+    "torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND",
+    why="says by which rule they do",
+    without="as without elementwise_dtypes",
+)

@@ -1,0 +1,57 @@
+"""What `torch.compile(backend="isoshard")` uses of dynamo; imported by that backend only.
+
+>>> current_compilation() is None
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .declared import NAMES
+
+_WITHOUT = '`torch.compile(backend="isoshard")` raises'
+
+aot_autograd: Callable[..., Any] = NAMES.bind(
+    "torch._dynamo.backends.common.aot_autograd",
+    why="splits a traced graph into a forward and a backward graph",
+    without=_WITHOUT,
+)
+
+leave_alone: Callable[[str], None] = NAMES.bind(
+    "torch._dynamo.trace_rules.add",
+    otherwise=lambda _package: None,
+    why="lists code that dynamo does not follow",
+    without="dynamo traces into isoshard, and breaks the graph there",
+)
+
+TRACERS = NAMES.state(
+    "torch._dynamo.variables.builder.VariableBuilder._type_dispatch",
+    why="is the table of types that dynamo traces as tensors",
+    without=_WITHOUT,
+)
+
+TRACE_TENSOR = NAMES.state(
+    "torch._dynamo.variables.builder.VariableBuilder.wrap_tensor",
+    why="is how it traces them",
+    without=_WITHOUT,
+)
+
+SUBCLASS = NAMES.state(
+    "torch._dynamo.variables.builder.infer_subclass_type",
+    why="chooses the subclasses whose methods dynamo follows",
+    without=_WITHOUT,
+)
+
+current_compilation: Callable[[], Any] = NAMES.bind(
+    "torch._guards.CompileContext.current_compile_id",
+    why="tells that dynamo is asking, which wants a storage's size only",
+    without=_WITHOUT,
+)
+
+AS_TANGENT = NAMES.state(
+    "torch.Tensor.__coerce_same_metadata_as_tangent__",
+    why="is asked of a gradient of a subclass where the graph was traced with another",
+    without="nothing changes: it is not asked",
+)

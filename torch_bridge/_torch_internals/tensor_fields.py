@@ -1,0 +1,155 @@
+"""What tensors and the nodes of autograd's graph carry, and how a tensor of a subclass is made.
+
+>>> import torch
+>>> tensor = torch.ones(2, requires_grad=True)
+>>> gradient_hooks(tensor) is None
+True
+>>> before, after = (sequence_number((tensor * 1).grad_fn) for _ in range(2))
+>>> before < after
+True
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .declared import NAMES
+
+
+def _plain_function(
+    cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+) -> Any:
+    with torch.DisableTorchFunctionSubclass():
+        return func(*args, **(kwargs or {}))
+
+
+make_wrapper_subclass: Callable[..., Any] = NAMES.bind(
+    "torch.Tensor._make_wrapper_subclass",
+    why="makes a tensor without memory, of any sizes, strides, dtype and device",
+    without="the first tensor on the device raises",
+)
+
+no_torch_function: Any = NAMES.bind(
+    "torch._C._disabled_torch_function_impl",
+    otherwise=classmethod(_plain_function),
+    why="is the `__torch_function__` of a class that has none, and costs nothing",
+    without="each operation is recorded some microseconds slower",
+)
+
+swap_contents: Callable[[torch.Tensor, torch.Tensor], None] = NAMES.bind(
+    "torch._C._swap_tensor_impl",
+    why="lets a view that is turned in place (`t_`, `unsqueeze_`) stay the same object",
+    without="turning a view in place raises",
+)
+
+is_view: Callable[[torch.Tensor], bool] = NAMES.bind(
+    "torch.Tensor._is_view",
+    why="tells whether autograd takes a tensor for a view",
+    without="turning a tensor in place raises",
+)
+
+parse_to: Callable[..., Any] = NAMES.bind(
+    "torch._C._nn._parse_to",
+    why="reads the arguments of `Tensor.to`",
+    without="`to` on tensors of the device raises",
+)
+
+backward_hooks: Callable[[torch.Tensor], Any] = NAMES.field(
+    "torch.Tensor._backward_hooks",
+    why="has the hooks on a tensor's gradient",
+    without="`xm.optimization_barrier_` of a module raises",
+)
+
+gradient_hooks: Callable[[torch.Tensor], Any] = NAMES.field(
+    "torch.Tensor._post_accumulate_grad_hooks",
+    why="has the hooks that see a leaf's gradient when it is complete",
+    without="sharding a leaf that requires a gradient raises",
+)
+
+
+def put_hooks(tensor: torch.Tensor, hooks: tuple[Any, Any]) -> None:
+    """Give a tensor the hooks that `all_hooks` gave of it before its memory was swapped.
+
+    C++ keeps what calls them with the memory, and setting them tells it anew.
+    """
+    before, after = hooks
+    if before:
+        tensor._backward_hooks = before
+    if after:
+        tensor._post_accumulate_grad_hooks = after
+
+
+def _both_hooks(tensor: torch.Tensor) -> tuple[Any, Any]:
+    return backward_hooks(tensor), gradient_hooks(tensor)
+
+
+_fields = (backward_hooks, gradient_hooks)
+all_hooks: Callable[[torch.Tensor], tuple[Any, Any]] = (
+    operator.attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")  # in one go
+    if all(isinstance(field, operator.attrgetter) for field in _fields)
+    else _both_hooks
+)
+
+
+def _node() -> Any:
+    with torch.inference_mode(False), torch.enable_grad():
+        return torch.zeros((), device="cpu", requires_grad=True).view(()).grad_fn
+
+
+_sequence = NAMES.field(
+    "torch.autograd.graph.Node._sequence_nr",
+    example=_node,
+    why="tells whether a node of the graph was made before a region or in it",
+    without="`xs.scan_layers`, gradient accumulation and checkpointed regions raise",
+)
+
+
+def sequence_number(node: Any) -> int:
+    """The number of a node of this thread's autograd graph; later ones have higher numbers.
+
+    Args:
+        node: a `grad_fn`.
+    """
+    return _sequence(node)()
+
+
+current_node: Callable[[], Any] = NAMES.bind(
+    "torch._C._current_autograd_node",
+    why="tells that a gradient is being computed, where `torch.func` mixes dtypes",
+    without="operations that want one dtype raise",
+)
+
+function_of: Callable[[type], type] = NAMES.state(
+    "torch.autograd.Function._forward_cls",
+    why="is the function that a context belongs to",
+    without="a `torch.autograd.Function.apply` that was given another name before the import of "
+    "isoshard raises AttributeError in `jax_function`, where else it is refused with a reason",
+).of
+
+
+def forward_levels() -> int:
+    """How many levels of forward-mode differentiation are open, less one."""
+    return _LEVEL.found(-1)
+
+
+_LEVEL = NAMES.state(
+    "torch.autograd.forward_ad._current_level",
+    why="tells whether forward-mode differentiation is on, for which attention has no operator",
+    without="attention under `torch.func.jvp` raises, as its operator has no forward gradient",
+)
+
+rebuild_parameter: Any = NAMES.bind(
+    "torch._utils._rebuild_parameter",
+    why="is what a pickled parameter names",
+    without="parameters on the device cannot be pickled, nor saved by `torch.save`",
+)
+
+rebuild_from_cpu: Any = NAMES.bind(
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor",
+    why="is what a pickled tensor of another device names, and `weights_only=True` allows",
+    without="tensors on the device cannot be pickled, nor saved by `torch.save`",
+)
