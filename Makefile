@@ -2,6 +2,9 @@
 # creates .venv, installs isoshard with the versions of constraints.txt, and does its job; a second
 # run installs nothing.
 #
+# What is said to run "what a change reaches, and a sample" runs everything in `make test-all`:
+# docs/testing.md.
+#
 #   make demo ARGS="--quick"               arguments for the command behind the target
 #   make test PYTEST_ARGS="tests/core -x"  arguments for pytest
 #   make test WORKERS=8                    processes that share the tests; 0 for none
@@ -16,6 +19,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt --no-build-isolation
+
+# What the tests compile is kept, for all steps and later runs, by processor and away from the
+# checkout, so that a fresh clone finds it too. JAX's key has all else that a program depends on.
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/isoshard-tests
+CPU := $(shell grep -m 1 -E '^(flags|Features)' /proc/cpuinfo 2>/dev/null | cksum | cut -d ' ' -f 1)
+CACHED := test test-all notebooks conformance test-torchrun
+$(CACHED): export JAX_COMPILATION_CACHE_DIR ?= $(CACHE)/$(CPU)
+$(CACHED): export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
+$(CACHED): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 
 .DEFAULT_GOAL := help
 .PHONY: help demo domain notebooks test conformance fuzz bench bench-peers test-newest test-oldest test-torch-xla
