@@ -28,6 +28,7 @@ def lines(*texts: str) -> Program:
     return Program(tuple(Line(text) for text in texts))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("first", range(0, 6 * BATCH, BATCH))
 def test_random_programs_agree(first):
     search = Search(2026)
@@ -36,6 +37,7 @@ def test_random_programs_agree(first):
         pytest.fail(f"{fault.what}\n{fault.program}")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("uneven", [False, True])
 @pytest.mark.parametrize("mesh", [(8,), (2, 4)])
 def test_random_programs_on_a_mesh_agree(mesh, uneven):
@@ -68,6 +70,7 @@ def wrong_product(monkeypatch):
     monkeypatch.setattr(dispatch, "_HANDLERS", {})
 
 
+@pytest.mark.long
 def test_a_wrong_lowering_is_found_and_shrunk(wrong_product):
     found: list[Fault] = []
     ran, differing = run(Search(5), range(BATCH), shrink=1, report=found.append)
