@@ -47,14 +47,15 @@ domain: $(VENV)/.demo-installed  ## a U-Net and a transformer on split fields (A
 notebooks: $(VENV)/.notebooks-installed  ## tutorials against what they keep: a sample (ARGS=--all)
 	$(BIN)/python -m notebooks $(ARGS)
 
-test: lint types  ## format, lint, types of the wheel, the tests: a sample of the sweeps (PYTEST_ARGS="-x")
+test: lint types  ## format, lint, types of the wheel, the tests and a sample of sweeps (PYTEST_ARGS=-x)
 	$(BIN)/python -m tiers.compiled
 	$(BIN)/pytest --sweeps sample -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/pytest --sweeps few -m sweep -n $(WORKERS) tests/torch_bridge
 
-test-all: lint types  ## everything there is, and renew the records (about 2 hours on two cores)
+test-all: lint types  ## everything there is, and note what passed (2 hours on two cores)
 	$(BIN)/python -m tiers.compiled
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
-	$(BIN)/pytest tests/multi_process $(PYTEST_ARGS)
+	$(BIN)/pytest --sweeps note -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/pytest tests/multi_process
 	$(BIN)/python -m notebooks --all --note
 	$(BIN)/python -m conformance --write
 	$(BIN)/python -m fuzz

@@ -30,7 +30,6 @@ def start(
 
     iso.simulate_devices(DEVICES)
     watched = Lowerings() if trace else None
-    import jax
     import numpy as np
     import torch
 
@@ -46,7 +45,6 @@ def start(
         np.random.seed(0)  # noqa: NPY002  (torch.testing draws from it)
         if trace is None or watched is None:
             return entry.run(known[name], columns, limit)
-        jax.clear_caches()  # what another entry has traced is traced again
         watched.ran.clear()
         with tracing.executed() as files:
             cells = entry.run(known[name], columns, limit)

@@ -17,10 +17,7 @@ from tiers.sweeps import (  # noqa: F401  (the hooks of a plugin)
     pytest_collection_modifyitems,
     pytest_configure,
     pytest_report_header,
-    pytest_runtest_makereport,
-    pytest_runtest_protocol,
     pytest_sessionfinish,
-    pytest_testnodedown,
 )
 
 DEVICES = 8

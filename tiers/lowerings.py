@@ -15,8 +15,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-import jax
-
 from .sources import ours
 
 _PACKAGE = "isoshard.torch_bridge"
@@ -55,12 +53,6 @@ class Lowerings:
             known = registry.named(name)
             noting = dataclasses.replace(known, function=self._noting(name, known.function))
             registry._TABLE[name] = noting
-
-    def forget(self) -> None:
-        """Nothing ran; and what was compiled before is compiled, so seen, again."""
-        self.ran.clear()
-        importlib.import_module(f"{_PACKAGE}.engine.program")._PROGRAMS.clear()
-        jax.clear_caches()
 
     @property
     def files(self) -> set[str]:
