@@ -64,7 +64,12 @@ def main(arguments: list[str] | None = None) -> int:
         if options.note:
             ran = traced(Path(folder))
             good = {name for name in ran if not faults({name: results[name]}, seen, whole=False)}
-            note({name: ran[name] for name in good}, ran.keys() - good, whole=options.all)
+            note(
+                {name: ran[name] for name in good},
+                ran.keys() - good,
+                own=traced(Path(folder), "own"),
+                whole=options.all,
+            )
     wrong = faults(results, seen, whole=options.all and options.samples is None)
     print(f"\n{summary(results)}\n\n{len(tasks)} entries in {time.monotonic() - started:.0f} s")
     for line in wrong:
@@ -129,19 +134,26 @@ def _chosen(names: list[str]) -> list[str]:
     return list(drawn.units)
 
 
-def note(good: Mapping[str, Collection[str]], bad: Collection[str], *, whole: bool) -> None:
+def note(
+    good: Mapping[str, Collection[str]],
+    bad: Collection[str],
+    *,
+    own: Mapping[str, Collection[str]],
+    whole: bool,
+) -> None:
     """Enter entries that passed in the record, and strike out those that did not.
 
     Args:
         good: entry -> the files that ran in it.
         bad: those that did not pass.
+        own: entry -> the files that register the operator itself.
         whole: `good` and `bad` are all entries there are: the record is made anew.
     """
     kept = None if whole else record.read(RECORD, harness())
     if kept is None:
-        kept = record.new(good, harness())
+        kept = record.new(good, harness(), own=own)
     else:
-        kept.note(good)
+        kept.note(good, own)
         kept.forget(bad)
     kept.write(RECORD)
     print(f"wrote {RECORD}: {len(kept.units)} entries")

@@ -48,18 +48,31 @@ def start(
         watched.ran.clear()
         with tracing.executed() as files:
             cells = entry.run(known[name], columns, limit)
-        _add(trace, name, files | watched.files)
+        _add(trace, name, files | watched.files, watched.registering(name))
         return cells
 
     return run
 
 
-def _add(folder: Path, entry: str, files: set[str]) -> None:
+def _add(folder: Path, entry: str, files: set[str], own: set[str]) -> None:
     """Note files of an entry; its columns may come from several processes."""
     with (folder / entry).open("a") as noted:
-        noted.writelines(f"{name}\n" for name in sorted(files))
+        noted.writelines(f"ran {name}\n" for name in sorted(files))
+        noted.writelines(f"own {name}\n" for name in sorted(own))
 
 
-def traced(folder: Path) -> dict[str, set[str]]:
-    """What was noted: entry -> files."""
-    return {path.name: set(path.read_text().split()) for path in folder.iterdir()}
+def traced(folder: Path, kind: str = "ran") -> dict[str, set[str]]:
+    """What was noted.
+
+    Args:
+        folder: where.
+        kind: `ran` for what executed, `own` for what registers the operator itself.
+
+    Returns:
+        Entry -> files.
+    """
+    found = {}
+    for path in folder.iterdir():
+        words = [line.split() for line in path.read_text().splitlines()]
+        found[path.name] = {name for which, name in words if which == kind}
+    return found

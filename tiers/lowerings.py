@@ -59,6 +59,24 @@ class Lowerings:
         """The files that registered what ran."""
         return set().union(*(self.origins.get(name, ()) for name in self.ran))
 
+    def registering(self, operator: str) -> set[str]:
+        """The files that register what bears an operator's name: `nn.functional.gelu`, `var.dim`.
+
+        Args:
+            operator: a dotted name; namespaces before it and a variant after it do no harm.
+
+        Returns:
+            The files; none for an operator that only decomposes.
+        """
+        parts = [part.strip("_") for part in operator.split(".")]
+        wanted = {"_".join(parts[start:]) for start in range(len(parts))}
+        wanted |= {"_".join(parts[:-1])} | {parts[0]}
+        found: set[str] = set()
+        for name, files in self.origins.items():
+            if name.partition("::")[2].partition(".")[0].strip("_") in wanted:
+                found |= files
+        return found
+
     def _importing(self, frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
         if code.co_name != "register" or ours(code.co_filename) != _REGISTRY:

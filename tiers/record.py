@@ -6,8 +6,8 @@ read, and merged:
     {"versions": {"torch": "2.13.0", ..}, "harness": "02fc..", "common": ["core/mesh.py", ..],
      "groups": [{"digest": "8a11..", "files": [..], "units": ["add", "sub"]}]}
 
-A unit's files are those which executed and are not common. Its digest also covers what these files
-import: a table of constants executes nowhere.
+A unit's files are those which executed and are not common, and those which are its own, common or
+not. Its digest also covers what these files import: a table of constants executes nowhere.
 """
 
 from __future__ import annotations
@@ -61,13 +61,20 @@ class Record:
         """The digest of a unit's files and of what they import, as they are."""
         files = set(files)
         reached = files.union(*(sources.imported(name, self.root) for name in files))
-        return sources.digest(reached - self.common, self.root)
+        return sources.digest((reached - self.common) | files, self.root)
 
-    def note(self, ran: Mapping[str, Collection[str]]) -> None:
-        """Enter units that passed, with all files that ran in each."""
+    def note(
+        self, ran: Mapping[str, Collection[str]], own: Mapping[str, Collection[str]] = {}
+    ) -> None:
+        """Enter units that passed.
+
+        Args:
+            ran: unit -> all files that ran in it.
+            own: unit -> files that count for it though they be common.
+        """
         for unit, files in ran.items():
-            own = tuple(sorted(set(files) - self.common))
-            self.units[unit] = own, self.digest(own)
+            counted = tuple(sorted((set(files) - self.common).union(own.get(unit, ()))))
+            self.units[unit] = counted, self.digest(counted)
 
     def forget(self, units: Iterable[str]) -> None:
         """Strike units out: they failed, or are no more."""
@@ -93,7 +100,10 @@ class Record:
 
 
 def new(
-    ran: Mapping[str, Collection[str]], harness: Iterable[str], root: Path = sources.ROOT
+    ran: Mapping[str, Collection[str]],
+    harness: Iterable[str],
+    root: Path = sources.ROOT,
+    own: Mapping[str, Collection[str]] = {},
 ) -> Record:
     """A record of a whole run.
 
@@ -101,6 +111,7 @@ def new(
         ran: unit that passed -> the files that ran in it.
         harness: the files that judge.
         root: of the repository.
+        own: see `Record.note`.
 
     Returns:
         The record, which has decided what is common.
@@ -109,7 +120,7 @@ def new(
     counted = collections.Counter(name for files in ran.values() for name in set(files))
     often = {name for name, times in counted.items() if times > COMMON * len(ran)}
     made = Record(versions(), sources.digest(harness, root), frozenset(often | harness), {}, root)
-    made.note(ran)
+    made.note(ran, own)
     return made
 
 

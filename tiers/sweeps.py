@@ -39,7 +39,7 @@ _ABOUT = {
     "torch_bridge/models": (_LOWERINGS,),
     "torch_bridge/autograd": (_LOWERINGS,),
     "torch_bridge/overrides": (_LOWERINGS,),
-    "torch_bridge/domain": ("core/domain", _LOWERINGS),
+    "torch_bridge/domain": ("core/domain",),
     "torch_bridge/lowerings": (_LOWERINGS,),  # of tests that no lowering file has the name of
     "examples/domain": ("core/domain",),
     "fuzz": ("fuzz",),

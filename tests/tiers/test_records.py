@@ -60,6 +60,14 @@ def test_a_changed_file_runs_its_units(kept, root, changed, runs):
     assert reached(kept, root) == runs
 
 
+def test_a_common_file_runs_the_units_whose_own_it_is(root):
+    tape = "torch_bridge/engine/tape.py"
+    made = record.new(RAN, HARNESS, root, own={"unit 3": [tape]})
+    assert tape in made.common
+    (root / tape).write_text("# another\n")
+    assert [unit for unit in RAN if not made.unchanged(unit)] == ["unit 3"]
+
+
 def test_a_file_that_goes_runs_its_units(kept, root):
     (root / "torch_bridge/lowerings/matmul.py").unlink()
     assert reached(kept, root) == {"mm"}

@@ -48,6 +48,8 @@ watched.ran.clear()
 with tracing.executed() as files:
     y = x.sin().tolist()
 print(sorted(watched.ran), sorted(watched.files), sorted(files))
+for operator in ("special.zeta", "nn.functional.gelu", "var.unbiased", "linalg.svd", "no.such"):
+    print(operator, *sorted(watched.registering(operator)))
 """
 
 
@@ -55,10 +57,19 @@ def test_a_row_of_a_table_is_noted_by_its_file():
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True
     )
-    ran, registered, executed = (line.split("'")[1::2] for line in done.stdout.split("] ["))
+    first, *rows = done.stdout.splitlines()
+    ran, registered, executed = (line.split("'")[1::2] for line in first.split("] ["))
     assert ran == ["aten::sin"]
     assert registered == ["torch_bridge/lowerings/elementwise.py"]
     assert "torch_bridge/engine/dispatch.py" in executed
+    folder = "torch_bridge/lowerings"
+    assert rows == [
+        f"special.zeta {folder}/zeta.py",
+        f"nn.functional.gelu {folder}/activation.py",
+        f"var.unbiased {folder}/reduce.py",
+        f"linalg.svd {folder}/linalg.py",
+        "no.such",
+    ]
 
 
 def test_a_bridge_that_was_imported_before_is_refused():
