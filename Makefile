@@ -2,6 +2,9 @@
 # creates .venv, installs isoshard with the versions of constraints.txt, and does its job; a second
 # run installs nothing.
 #
+# What is said to run "what a change reaches, and a sample" runs everything in `make test-all`:
+# docs/testing.md.
+#
 #   make demo ARGS="--quick"               arguments for the command behind the target
 #   make test PYTEST_ARGS="tests/core -x"  arguments for pytest
 #   make test WORKERS=8                    processes that share the tests; 0 for none
@@ -17,14 +20,23 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt --no-build-isolation
 
+# What the tests compile is kept, for all steps and later runs, by processor and away from the
+# checkout, so that a fresh clone finds it too. JAX's key has all else that a program depends on.
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/isoshard-tests
+CPU := $(shell grep -m 1 -E '^(flags|Features)' /proc/cpuinfo 2>/dev/null | cksum | cut -d ' ' -f 1)
+CACHED := test test-all notebooks conformance test-torchrun
+$(CACHED): export JAX_COMPILATION_CACHE_DIR ?= $(CACHE)/$(CPU)
+$(CACHED): export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
+$(CACHED): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
+
 .DEFAULT_GOAL := help
-.PHONY: help demo domain notebooks test conformance fuzz bench bench-peers test-newest test-oldest test-torch-xla
-.PHONY: test-torchrun lint types wheel clean
+.PHONY: help demo domain notebooks test test-all conformance fuzz bench bench-peers test-newest
+.PHONY: test-oldest test-torch-xla test-torch-xla-if-changed test-torchrun lint types wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## show the targets
 	@echo "isoshard: one sharding spec drives JAX and PyTorch"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-25s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo-installed  ## train on a mesh from PyTorch, go on in JAX (ARGS="--quick")
 	$(BIN)/isoshard demo $(ARGS)
@@ -32,16 +44,28 @@ demo: $(VENV)/.demo-installed  ## train on a mesh from PyTorch, go on in JAX (AR
 domain: $(VENV)/.demo-installed  ## a U-Net and a transformer on split fields (ARGS="--quick")
 	$(BIN)/python -m examples.domain $(ARGS)
 
-notebooks: $(VENV)/.notebooks-installed  ## run the tutorials, compare with what they keep (ARGS=both_at_once)
+notebooks: $(VENV)/.notebooks-installed  ## tutorials against what they keep: a sample (ARGS=--all)
 	$(BIN)/python -m notebooks $(ARGS)
 
-test: lint types  ## format, lint, types of the wheel, then every test (PYTEST_ARGS="-x")
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+test: lint types  ## format, lint, types of the wheel, the tests and a sample of sweeps (PYTEST_ARGS=-x)
+	$(BIN)/python -m tiers.compiled
+	$(BIN)/pytest --sweeps sample -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/pytest --sweeps few -m sweep -n $(WORKERS) tests/torch_bridge
 
-conformance: $(VENV)/.dev-installed  ## torch's operator database against CPU torch (ARGS="--op add")
+test-all: lint types  ## everything there is, and note what passed (2 hours on two cores)
+	$(BIN)/python -m tiers.compiled
+	$(BIN)/pytest --sweeps note -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/pytest tests/multi_process
+	$(BIN)/python -m notebooks --all --note
+	$(BIN)/python -m conformance --write
+	$(BIN)/python -m fuzz
+	$(BIN)/python -m benchmarks.environments torch-xla --test
+	$(BIN)/python -m tiers.rooms torch-xla --note
+
+conformance: $(VENV)/.dev-installed  ## torch's operator database: a sample (ARGS=--all, ARGS="--op add")
 	$(BIN)/python -m conformance $(ARGS)
 
-fuzz: $(VENV)/.dev-installed  ## 20,000 random programs against CPU torch (ARGS="--minutes 5")
+fuzz: $(VENV)/.dev-installed  ## 20,000 random programs against CPU torch (ARGS="--seed new --minutes 2")
 	$(BIN)/python -m fuzz $(ARGS)
 
 bench: $(VENV)/.dev-installed  ## measure against hand-written JAX in the same run (ARGS=..)
@@ -69,6 +93,9 @@ test-oldest: $(VENV)/.dev-installed  ## likewise with the oldest of pyproject.to
 
 test-torch-xla: $(VENV)/.dev-installed  ## over the real torch_xla 2.9, and the same as it (7 GB)
 	$(BIN)/python -m benchmarks.environments torch-xla --test
+
+test-torch-xla-if-changed: $(VENV)/.dev-installed  ## the same, where its rooms changed since it passed
+	$(BIN)/python -m tiers.rooms torch-xla || $(BIN)/python -m benchmarks.environments torch-xla --test
 
 lint: $(VENV)/.dev-installed  ## ruff: format and lint
 	$(BIN)/ruff format --check .

@@ -1,9 +1,11 @@
 """The command: `python -m conformance`.
 
-python -m conformance                                  everything; exit code 1 if not good enough
+python -m conformance                                  what a change reaches, and a sample (`tiers`)
+python -m conformance --all                            everything; exit code 1 if not good enough
 python -m conformance --op add --op linalg.svd         some entries (names, or patterns: 'fft.*')
 python -m conformance --columns forward,backward --samples 4
-python -m conformance --write                          and write the table to docs/
+python -m conformance --note                           and enter what passed in the record
+python -m conformance --write                          everything; and write the table to docs/
 """
 
 from __future__ import annotations
@@ -13,7 +15,12 @@ import fnmatch
 import os
 import shlex
 import sys
+import tempfile
 import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from tiers import choice, record, sources
 
 from .cells import Cell
 from .columns import COLUMNS, columns_of
@@ -22,6 +29,11 @@ from .expected import EXPECTED
 from .judge import faults
 from .pool import Task, run_all
 from .report import figures, summary, write
+from .worker import traced
+
+RECORD = sources.ROOT / "conformance" / "record.json"
+ONE_IN = 6
+"""Of the entries that a change does not reach, one of so many is run."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,6 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     columns = tuple(options.columns.split(",")) if options.columns else tuple(COLUMNS)
     names = _entries(options.op)
+    if not (options.op or options.all):
+        names = _chosen(names)
     tasks = [
         Task(name, tuple(cells))
         for name in names
@@ -36,17 +50,27 @@ def main(arguments: list[str] | None = None) -> int:
     ]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # for the workers: XLA's remarks on layouts
     started = time.monotonic()
-    results = run_all(
-        tasks,
-        "conformance.worker:start",
-        jobs=options.jobs,
-        limit=options.limit,
-        options={"limit": options.samples},
-        report=Progress(len(tasks), options.verbose),
-    )
-    whole = not options.op and options.samples is None
     seen = {key: reason for key, reason in EXPECTED.items() if key[1] in columns}
-    wrong = faults(results, seen, whole=whole)
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) if options.note else None
+        results = run_all(
+            tasks,
+            "conformance.worker:start",
+            jobs=options.jobs,
+            limit=options.limit,
+            options={"limit": options.samples, "trace": trace},
+            report=Progress(len(tasks), options.verbose),
+        )
+        if options.note:
+            ran = traced(Path(folder))
+            good = {name for name in ran if not faults({name: results[name]}, seen, whole=False)}
+            note(
+                {name: ran[name] for name in good},
+                ran.keys() - good,
+                own=traced(Path(folder), "own"),
+                whole=options.all,
+            )
+    wrong = faults(results, seen, whole=options.all and options.samples is None)
     print(f"\n{summary(results)}\n\n{len(tasks)} entries in {time.monotonic() - started:.0f} s")
     for line in wrong:
         print(line)
@@ -62,21 +86,26 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m conformance", description="torch's operator database on the jax device"
     )
+    parser.add_argument("--all", action="store_true", help="every entry, whatever the record says")
     parser.add_argument("--op", action="append", help="only this entry; a name or a pattern")
     parser.add_argument("--columns", help=f"some of {','.join(COLUMNS)}")
     parser.add_argument("--samples", type=int, help="at most so many samples per cell")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--limit", type=float, default=300, help="seconds for one entry")
+    parser.add_argument("--note", action="store_true", help="enter what passed in the record")
     parser.add_argument(
-        "--write", action="store_true", help="write docs/conformance.md and results"
+        "--write", action="store_true", help="--all --note, and write docs/conformance.md"
     )
     parser.add_argument("--verbose", action="store_true", help="a line for each cell that fails")
     options = parser.parse_args(arguments)
     unknown = set((options.columns or "forward").split(",")) - set(COLUMNS)
     if unknown:
         parser.error(f"unknown columns {sorted(unknown)}; possible are {', '.join(COLUMNS)}")
-    if options.write and (options.op or options.columns or options.samples):
-        parser.error("--write is for a whole run: leave out --op, --columns and --samples")
+    for flag in ("write", "note"):
+        if getattr(options, flag) and (options.op or options.columns or options.samples):
+            parser.error(f"--{flag} is for a whole run: leave out --op, --columns and --samples")
+    options.all = options.all or options.write
+    options.note = options.note or options.write
     return options
 
 
@@ -89,6 +118,45 @@ def _entries(patterns: list[str] | None) -> list[str]:
     if not found:
         raise SystemExit(f"no entry of the database is called {' or '.join(patterns or [])}")
     return found
+
+
+def harness() -> list[str]:
+    """The files that judge an entry: a change there makes every entry run."""
+    around = {f"conformance/{name}.py" for name in ("__main__", "pool", "report")}
+    return sorted({*sources.python_files(["conformance"])} - around)
+
+
+def _chosen(names: list[str]) -> list[str]:
+    """Of all entries those that a change reaches, and a sample."""
+    kept = record.read(RECORD, harness())
+    drawn = choice.choose(names, kept, one_in=ONE_IN, seed=choice.seed_of())
+    print(f"conformance: {drawn}; --all runs everything", flush=True)
+    return list(drawn.units)
+
+
+def note(
+    good: Mapping[str, Collection[str]],
+    bad: Collection[str],
+    *,
+    own: Mapping[str, Collection[str]],
+    whole: bool,
+) -> None:
+    """Enter entries that passed in the record, and strike out those that did not.
+
+    Args:
+        good: entry -> the files that ran in it.
+        bad: those that did not pass.
+        own: entry -> the files that register the operator itself.
+        whole: `good` and `bad` are all entries there are: the record is made anew.
+    """
+    kept = None if whole else record.read(RECORD, harness())
+    if kept is None:
+        kept = record.new(good, harness(), own=own)
+    else:
+        kept.note(good, own)
+        kept.forget(bad)
+    kept.write(RECORD)
+    print(f"wrote {RECORD}: {len(kept.units)} entries")
 
 
 class Progress:

@@ -1,8 +1,9 @@
-"""Run it: `python -m fuzz`, `python -m fuzz --seed 7 --programs 2000 --minutes 5`."""
+"""Run it: `python -m fuzz`, `python -m fuzz --seed 7 --programs 2000`, `--seed new --minutes 2`."""
 
 from __future__ import annotations
 
 import argparse
+import secrets
 import sys
 
 from .pool import Plan, fuzz
@@ -15,7 +16,9 @@ def main(arguments: list[str] | None = None) -> int:
         description="Random PyTorch programs on the CPU and on the jax device must agree.",
     )
     parser.add_argument("--programs", type=int, default=20_000, help="how many (20000)")
-    parser.add_argument("--seed", type=int, default=1, help="another seed, other programs (1)")
+    parser.add_argument(
+        "--seed", type=_seed, default=1, help="other programs; new: one never used (1)"
+    )
     parser.add_argument("--first", type=int, default=0, help="number of the first program (0)")
     parser.add_argument("--minutes", type=float, help="stop after so many minutes")
     parser.add_argument("--processes", type=int, default=2, help="how many at a time (2)")
@@ -38,6 +41,10 @@ def main(arguments: list[str] | None = None) -> int:
         optimized=given.optimized,
     )
     return fuzz(plan)
+
+
+def _seed(text: str) -> int:
+    return secrets.randbelow(10**9) if text == "new" else int(text)
 
 
 if __name__ == "__main__":

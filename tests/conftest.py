@@ -12,6 +12,14 @@ import os
 import jax
 import pytest
 
+from tiers.sweeps import (  # noqa: F401  (the hooks of a plugin)
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_report_header,
+    pytest_sessionfinish,
+)
+
 DEVICES = 8
 QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 

@@ -24,6 +24,7 @@ NOT_ROOMS = {
     "conformance",
     "fuzz",
     "notebooks",
+    "tiers",
     "docs",
     "tools",
     "build",

@@ -46,6 +46,7 @@ def test_reduced_models_differ_in_width_only(name):
     assert kept[0] == kept[1]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["mlp", "gpt2", "vit", "resnet50"])
 def test_the_hand_written_step_trains_as_torch_does(name):
     problem = sizes.problem(name, "quick")

@@ -1,5 +1,6 @@
 """The benchmark of exported models, on a small scale."""
 
+import pytest
 from rich.console import Console
 
 import isoshard as iso
@@ -7,6 +8,7 @@ from benchmarks import onnx_run
 from benchmarks.models import sizes
 
 
+@pytest.mark.long
 def test_the_contestants_compute_the_same_with_the_same_collectives():
     mesh = iso.make_mesh((2, 4), ("data", "model"))
     found = onnx_run.measure(sizes.problem("gpt2", "quick"), mesh, rounds=1)

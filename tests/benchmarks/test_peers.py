@@ -37,6 +37,7 @@ def test_a_peer_that_hangs_is_ended(peer):
     assert found == {"problem": "took more than 1 s"}
 
 
+@pytest.mark.long
 def test_a_peer_that_is_not_installed_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(environments, "ROOT", tmp_path)
     found = launch.training(["mlp"], "quick", steps=1)

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from fuzz import __main__ as command
 from fuzz import compare, noise, refused, snippet
 from fuzz import search as search_module
 from fuzz.__main__ import main
+from fuzz.pool import Plan
 from fuzz.program import Fact, Line, Program
 from fuzz.search import BATCH, Fault, Search, check, run
 from isoshard.torch_bridge.engine import checks, dispatch
@@ -26,6 +28,7 @@ def lines(*texts: str) -> Program:
     return Program(tuple(Line(text) for text in texts))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("first", range(0, 6 * BATCH, BATCH))
 def test_random_programs_agree(first):
     search = Search(2026)
@@ -34,6 +37,7 @@ def test_random_programs_agree(first):
         pytest.fail(f"{fault.what}\n{fault.program}")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("uneven", [False, True])
 @pytest.mark.parametrize("mesh", [(8,), (2, 4)])
 def test_random_programs_on_a_mesh_agree(mesh, uneven):
@@ -66,6 +70,7 @@ def wrong_product(monkeypatch):
     monkeypatch.setattr(dispatch, "_HANDLERS", {})
 
 
+@pytest.mark.long
 def test_a_wrong_lowering_is_found_and_shrunk(wrong_product):
     found: list[Fault] = []
     ran, differing = run(Search(5), range(BATCH), shrink=1, report=found.append)
@@ -315,6 +320,15 @@ def test_a_report_can_be_pasted_and_run(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "jax RuntimeError" in done.stdout
     assert "sharding=P('x'" in done.stdout
+
+
+def test_a_new_seed_is_one_never_used_and_given_on(monkeypatch):
+    plans: list[Plan] = []
+    monkeypatch.setattr(command, "fuzz", lambda plan: plans.append(plan) or 0)
+    for _ in range(2):
+        assert main(["--seed", "new", "--minutes", "2"]) == 0
+    assert plans[0].seed != plans[1].seed
+    assert {plan.minutes for plan in plans} == {2}
 
 
 def test_the_command(tmp_path, capsys, monkeypatch):

@@ -22,6 +22,7 @@ def ends_in_company(seed, numbers):
     return len(numbers), []
 
 
+@pytest.mark.long
 def test_a_program_that_ends_its_process_is_named():
     ran, ((name, text),) = _alone(Plan(seed=3), range(6, 8), ends_with_seven)
     assert ran == 2
@@ -31,6 +32,7 @@ def test_a_program_that_ends_its_process_is_named():
     assert "def program(device):" in text
 
 
+@pytest.mark.long
 def test_programs_that_end_it_together_are_named():
     ran, ((name, text),) = _alone(Plan(seed=3), range(7, 9), ends_in_company)
     assert ran == 2

@@ -6,6 +6,7 @@ What a device sends is what it would for its own samples on a mesh of space alon
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 import isoshard as iso
@@ -70,6 +71,7 @@ def trained(network):
     return jax.value_and_grad(lifted, (0, 1), has_aux=True)
 
 
+@pytest.mark.long
 def test_a_unet_sends_what_one_sample_does():
     both, alone = iso.make_mesh((2, 4), ("data", "x")), iso.make_mesh((4,), ("x",))
     step = trained(unet)

@@ -61,6 +61,7 @@ def exported(tmp_path_factory):
 
 
 class TestAFunction:
+    @pytest.mark.long
     def test_every_layout_is_an_annotation(self, exported):
         found = layout(exported[0])
         assert dict(found.stages[0].mesh.shape) == {"dp": 2, "tp": 4}
@@ -117,6 +118,7 @@ def ran():
 class TestAnNnxModule:
     """A GPT with DP x TP, in two stages, its embedding in both."""
 
+    @pytest.mark.long
     def test_equal_to_flax(self, ran):
         model, ids, _, run = ran
         np.testing.assert_allclose(run(ids), model(jnp.asarray(ids)), rtol=1e-5, atol=1e-5)
@@ -272,6 +274,7 @@ class TestRefusals:
             export_jax(lambda x: x + 1, (X,), wide())
 
 
+@pytest.mark.long
 def test_jax_keeps_its_functions():
     code = (
         "import jax, jax.numpy as jnp, numpy as np, isoshard as iso; iso.simulate_devices(8)\n"

@@ -108,6 +108,7 @@ TRANSFORMS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_a_transform_equals_the_cpu(name):
     on_both(TRANSFORMS[name], grad=False)

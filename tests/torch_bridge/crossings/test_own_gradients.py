@@ -244,6 +244,7 @@ def test_in_the_loop_of_scan_layers(stacked, used_before):
     assert got.tolist() == [-8, -8]
 
 
+@pytest.mark.long
 def test_a_name_given_to_apply_before_follows():
     code = """
 import jax, torch

@@ -71,6 +71,7 @@ _REDUCTIONS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("reduction", _REDUCTIONS.values(), ids=_REDUCTIONS.keys())
 @pytest.mark.parametrize("function", [torch.acos, torch.sqrt, torch.reciprocal, torch.log])
 def test_gradients_where_the_inner_slope_is_infinite_or_nan(function, reduction):

@@ -224,6 +224,7 @@ def train(model: torch.nn.Module, x: torch.Tensor, device: str) -> list[float]:
     return losses
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", MODELS)
 def test_training_follows_the_cpus_autocast(name):
     build, x = MODELS[name]

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 
 
@@ -15,6 +17,7 @@ def python(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
+@pytest.mark.long
 def test_every_way_to_name_the_device():
     command = [sys.executable, "-m", "isoshard", "run-torch-xla", str(HERE / "device_strings.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
@@ -50,6 +53,7 @@ def test_it_refuses_to_take_the_place_of_a_loaded_torch_xla(tmp_path):
     assert "torch_xla_backend" in done.stdout
 
 
+@pytest.mark.long
 def test_it_takes_precedence_over_one_that_is_only_installed(tmp_path):
     (tmp_path / "torch_xla.py").touch()
     done = python(

@@ -1,0 +1,59 @@
+"""Which entries run after a change: those whose files changed, and a sample."""
+
+import pytest
+
+from conformance import __main__ as command
+from conformance.pool import Task, run_all
+from conformance.worker import traced
+
+RAN = {
+    "sin": {"torch_bridge/lowerings/elementwise.py", "torch_bridge/engine/tape.py"},
+    **{f"entry {number}": {"torch_bridge/engine/tape.py"} for number in range(11)},
+}
+
+
+@pytest.fixture
+def noted(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "RECORD", tmp_path / "record.json")
+    command.note(RAN, [], own={}, whole=True)
+
+
+def test_a_sixth_runs_where_nothing_changed(noted, capsys):
+    assert len(command._chosen(list(RAN))) == 2
+    out = capsys.readouterr().out
+    assert "2 of 12 run: 0 that have no record of these files, and a sample of 2 (seed " in out
+
+
+def test_an_entry_that_failed_runs_again(noted):
+    command.note({}, ["sin"], own={}, whole=False)
+    assert command._chosen(list(RAN))[0] == "sin"
+    command.note({"sin": RAN["sin"]}, [], own={}, whole=False)
+    assert len(command._chosen(list(RAN))) == 2
+
+
+def test_without_a_record_every_entry_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "RECORD", tmp_path / "none.json")
+    assert command._chosen(list(RAN)) == list(RAN)
+
+
+def test_what_decides_is_the_harness():
+    assert {"conformance/compare.py", "conformance/expected.py"} <= set(command.harness())
+    assert "conformance/report.py" not in command.harness()
+
+
+def test_an_entry_depends_on_the_file_that_registers_its_lowering(tmp_path):
+    """`sin` is a row of a table: no line of that file runs."""
+    options = {"limit": 1, "trace": tmp_path}
+    task = Task("sin", ("forward",))
+    cells = run_all([task], "conformance.worker:start", jobs=1, limit=240, options=options)
+    assert cells["sin"]["forward"].status == "pass"
+    files = traced(tmp_path)["sin"]
+    assert {"torch_bridge/lowerings/elementwise.py", "torch_bridge/engine/dispatch.py"} <= files
+    assert traced(tmp_path, "own")["sin"] == {"torch_bridge/lowerings/elementwise.py"}
+    assert not files & {"torch_bridge/lowerings/pool.py", "torch_bridge/lowerings/conv.py"}
+
+
+def test_a_note_is_for_whole_entries(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["--note", "--samples", "2"])
+    assert "--note is for a whole run: leave out --op" in capsys.readouterr().err

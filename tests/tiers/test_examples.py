@@ -1,0 +1,13 @@
+"""The examples in the docstrings."""
+
+import doctest
+
+import pytest
+
+from tiers import choice, sources, sweeps
+
+
+@pytest.mark.parametrize("module", [choice, sources, sweeps], ids=lambda module: module.__name__)
+def test_examples(module):
+    result = doctest.testmod(module)
+    assert result.attempted and not result.failed

@@ -1,0 +1,172 @@
+"""What `make test` leaves out, `make test-all` runs; and what a change reaches runs whole."""
+
+import os
+import re
+import subprocess
+import types
+from pathlib import Path
+
+import pytest
+
+from tiers import record, sources, sweeps
+
+ROOT = sources.ROOT
+FILES = {
+    "tests/torch_bridge/lowerings/test_pool.py": "@pytest.mark.sweep\ndef test_a(): ...\n",
+    "tests/torch_bridge/lowerings/harness.py": "",
+    "tests/torch_bridge/training/test_modules.py": "    @pytest.mark.long\n",
+    "tests/core/test_mesh.py": "@pytest.mark.sweep\n",
+    "tests/core/test_spec.py": "",
+    "torch_bridge/lowerings/pool.py": "",
+    "torch_bridge/lowerings/norm.py": "",
+    "core/mesh.py": "",
+    "core/domain/halo.py": "",
+}
+MARKED = [name for name, text in FILES.items() if "pytest.mark" in text]
+POOL, MODULES, MESH = MARKED
+
+
+@pytest.fixture
+def root(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    sweeps.note(MARKED, tmp_path / "kept.json", tmp_path)
+    return tmp_path
+
+
+def changed(root):
+    return sweeps.changed(MARKED, root / "kept.json", root)
+
+
+@pytest.mark.parametrize(
+    ("file", "whole"),
+    [
+        (POOL, {POOL}),
+        ("tests/torch_bridge/lowerings/harness.py", {POOL}),
+        ("torch_bridge/lowerings/pool.py", {POOL, MODULES}),
+        ("torch_bridge/lowerings/norm.py", {MODULES}),
+        ("core/mesh.py", {MESH}),
+        ("core/domain/halo.py", set()),
+        ("tests/core/test_spec.py", set()),
+    ],
+)
+def test_a_change_runs_the_files_that_are_about_it(root, file, whole):
+    assert changed(root) == set()
+    (root / file).write_text(FILES[file] + "# another\n")
+    assert changed(root) == whole
+
+
+def test_another_torch_runs_everything(root, monkeypatch):
+    others = {**record.versions(), "torch": "0.0"}
+    monkeypatch.setattr(record, "versions", lambda: others)
+    assert changed(root) == set(MARKED)
+
+
+def test_without_a_record_everything_runs(root):
+    assert sweeps.changed(MARKED, root / "none.json", root) == set(MARKED)
+
+
+def test_marked_files_are_found(root):
+    assert sweeps.marked_files(root) == sorted(MARKED)
+
+
+def test_a_sweep_keeps_a_share_of_its_cases_and_always_one():
+    cases = {f"a.py::test_many[{n}]": "sweep" for n in range(10)}
+    few = {f"b.py::test_few[{n}]": "sweep" for n in range(3)}
+    long = {f"c.py::test_{n}": "long" for n in range(10)}
+    marked = {**cases, **few, **long}
+    out = sweeps.left_out(marked, (), one_in=5, seed="1")
+    assert [len(group.keys() - out) for group in (cases, few, long)] == [2, 1, 2]
+    reached = sweeps.left_out(marked, {"a.py", "c.py"}, one_in=5, seed="1")
+    assert reached < set(few)
+    drawn = [marked.keys() - sweeps.left_out(marked, (), one_in=5, seed=str(s)) for s in range(80)]
+    assert set().union(*drawn) == marked.keys()
+
+
+class Item:
+    def __init__(self, nodeid, mark=None):
+        self.nodeid, self.mark = nodeid, mark
+
+    def get_closest_marker(self, name):
+        return self.mark if self.mark == name else None
+
+
+def collected(tier, monkeypatch):
+    """The tests that a tier runs, and those it says it leaves out."""
+    monkeypatch.setattr(sweeps, "_reached", lambda: {"b.py"})
+    items = [Item(f"a.py::test_one[{n}]", "sweep") for n in range(40)]
+    items += [Item(f"b.py::test_two[{n}]", "sweep") for n in range(40)]
+    items += [Item("a.py::test_three")]
+    out: list[Item] = []
+    hook = types.SimpleNamespace(pytest_deselected=lambda items: out.extend(items))
+    config = types.SimpleNamespace(getoption=lambda name: tier, hook=hook)
+    whole = list(items)
+    sweeps.pytest_collection_modifyitems(config, items)
+    assert sorted(map(id, items + out)) == sorted(map(id, whole))
+    return [item.nodeid for item in items]
+
+
+@pytest.mark.parametrize(
+    ("tier", "first", "second"),
+    [("all", 40, 40), ("note", 40, 40), ("sample", 8, 40), ("few", 2, 2)],
+)
+def test_each_tier_runs_its_share_and_every_unmarked_test(tier, first, second, monkeypatch):
+    run = collected(tier, monkeypatch)
+    counts = [
+        sum(name.startswith(f"{file}::test_{which}[") for name in run)
+        for file, which in (("a.py", "one"), ("b.py", "two"))
+    ]
+    assert counts == [first, second]
+    assert "a.py::test_three" in run
+
+
+def test_every_marked_file_is_about_some_file_of_ours():
+    for path in sweeps.marked_files():
+        about = [name for name in sweeps.rooms_of(path) if not name.startswith("tests/")]
+        assert about, f"{path} has no room: add its folder to tiers.sweeps._ABOUT"
+
+
+def commands(target):
+    """What make would run, whatever this run of it was given."""
+    command = ["make", "--no-print-directory", "-n", target]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_test_all_leaves_nothing_out():
+    """It runs pytest without a choice, and every step of .ci/run in full."""
+    whole = commands("test-all")
+    runs = re.findall(r"^\S*/pytest (.*)$", whole, re.MULTILINE)
+    assert [run for run in runs if "multi_process" not in run] == [
+        "--sweeps note -n 2 --dist worksteal "
+    ]
+    for step in (
+        "pytest tests/multi_process",
+        "-m notebooks --all",
+        "-m conformance --write",
+        "-m fuzz",
+        "-m benchmarks.environments torch-xla --test",
+        "ruff format --check",
+        "pyright",
+    ):
+        assert step in whole
+    steps = re.findall(r"^make (\S+)", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    covered = {"test", "notebooks", "test-torchrun", "conformance", "fuzz"}
+    assert set(steps) == {*covered, "test-torch-xla-if-changed"}
+
+
+def test_folders_that_pytest_does_not_enter_have_a_step_of_their_own():
+    (line,) = re.findall(
+        r"^norecursedirs = (.*?)    #", (ROOT / "pyproject.toml").read_text(), re.M
+    )
+    assert set(re.findall(r'"([a-z_]+)"', line)) == {"build", "with_torch_xla", "multi_process"}
+    assert Path(ROOT / "tests" / "with_torch_xla").is_dir()
