@@ -154,7 +154,7 @@ class Guard:
         return chain(
             chain.from_iterable(self._whole),
             chain.from_iterable(map(dict.values, self._dicts)),
-            chain.from_iterable(map(operator.call, self._getters, self._named)),
+            chain.from_iterable(map(_CALL, self._getters, self._named)),
             map(_CONTENTS, self._cells),
             map(type, self._objects),
         )
@@ -181,9 +181,10 @@ def changes(
             if skip is None or type(old) is not type(new) or not skip(holder, number):
                 address = holder.address(number) if number < len(now) else (id(holder.thing), None)
                 yield Change(holder.name(number), old, new, holder, number, address)
-    for key in holder.added() if isinstance(holder, Names) else ():
-        address = (id(holder.thing if holder.owner is None else holder.owner), key)
-        yield Change(f"{holder.path}{key}", MISSING, holder.thing[key], holder, -1, address)
+    if isinstance(holder, Names):
+        for key in holder.added():
+            address = (id(holder.thing if holder.owner is None else holder.owner), key)
+            yield Change(f"{holder.path}{key}", MISSING, holder.thing[key], holder, -1, address)
 
 
 def equal(left: Any, right: Any) -> bool:
@@ -220,6 +221,7 @@ def is_plain(value: Any) -> bool:
 _COMPARED = frozenset(
     {int, bool, str, bytes, range, slice, frozenset, torch.Size, torch.device, np.dtype}
 )
+_CALL: Any = operator.call
 _CONTENTS = operator.attrgetter("cell_contents")
 
 

@@ -181,18 +181,18 @@ class Recording:
         def skip(holder: Holder, number: int) -> bool:
             return holder.address(number) in inputs
 
-        tensors = {
-            key: tensor
-            for key, (tensor, _) in self.reached.tensors.items()
-            if id(getattr(tensor, "_storage", None)) in touched
-        }
+        tensors = [
+            tensor
+            for tensor, _ in self.reached.tensors.values()
+            if isinstance(tensor, base.LazyTensor) and id(tensor._storage) in touched
+        ]
         owners = [
             tensor
             for tensor in self.tensors[: len(self.tensors) - self._argument_owners]
             if id(tensor) in self.reached.tensors
             or id(getattr(tensor, "_storage", None)) in touched
         ]
-        return Guard(self.reached.holders, skip), TensorGuard(tensors.values(), owners)
+        return Guard(self.reached.holders, skip), TensorGuard(tensors, owners)
 
     def _keep(self, result: Any) -> None:
         leaves, self.structure = pytree.tree_flatten(result)
