@@ -44,6 +44,8 @@ KNOWN = {
     "compilations": "programs compiled",
     "cache_hits": "of these, read from the compilation cache",
     "evictions": "compiled programs dropped from memory to make room",
+    "captures": "times that a compiled step was captured",
+    "calls_without_replay": "calls of compiled steps that only Python could repeat",
     "peak_bytes": "largest program, per device: inputs, results and temporaries",
     "transfers.host_to_device": "host buffers sent to devices",
     "transfers.host_to_device_bytes": "bytes sent to devices",

@@ -270,6 +270,7 @@ def register() -> None:
             "aten::copy_": _copy,
             "aten::_copy_from": lambda args, kwargs: _copy((args[1], args[0]), {}),
             "aten::_local_scalar_dense": _item,
+            "prims::convert_element_type": lambda args, kwargs: _cast(args[:1], {"dtype": args[1]}),
             "aten::equal": _equal,
             "aten::allclose": _allclose,
             "aten::_has_same_storage_numel": _same_storage_size,

@@ -61,6 +61,7 @@ class Executed:
         self.reasons: list[str] = []
         self.is_partial = False
         self._around: Executed | None = None
+        self._imports = 0
         self._kept: list[types.CodeType] = []
         self._open: set[int] = set()
 
@@ -96,7 +97,11 @@ class Executed:
         self._kept += other._kept
 
     def _note(self, frame: types.FrameType, event: str, asked: Any) -> None:
-        if event == "call":
+        if frame.f_code.co_name == "<module>" and _is_imported(frame):  # which happens once
+            self._imports += {"call": 1, "return": -1}.get(event, 0)
+        elif self._imports:
+            return
+        elif event == "call":
             code = frame.f_code
             key = id(code)
             if key not in self.ids:
@@ -155,6 +160,11 @@ def current() -> Executed | None:
     """What notes the code of this thread now; None while nothing does."""
     found = getattr(sys.getprofile(), "__self__", None)
     return found if isinstance(found, Executed) else None
+
+
+def _is_imported(frame: types.FrameType) -> bool:
+    """Whether a frame is a module's, while it is imported."""
+    return getattr(frame.f_globals.get("__spec__"), "_initializing", False)
 
 
 def _is_compiled(name: str) -> bool:

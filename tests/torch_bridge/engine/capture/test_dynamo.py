@@ -6,6 +6,7 @@ import copy
 import itertools
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -280,3 +281,13 @@ def test_a_captured_step_still_donates_once_dynamo_was_used(counted):
     for _ in range(4):
         step()
     assert counted("copies") == 0 and counted("donated_bytes") > 0
+
+
+def test_a_number_that_changes_is_an_input_of_the_graph():
+    scale = types.SimpleNamespace(beta=1.0)
+    f = torch.compile(lambda x: x * scale.beta, backend="isoshard")
+    got = []
+    for beta in (1.0, 2.5, 4.0):
+        scale.beta = beta
+        got.append(f(torch.ones(2, device="jax"))[0].item())
+    assert got == [1.0, 2.5, 4.0]

@@ -1,0 +1,158 @@
+"""What a compiled step has read is guarded, and what it counts in Python is not replayed."""
+
+from __future__ import annotations
+
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+
+import isoshard.torch_bridge as xs
+from isoshard.core.errors import RecompilationWarning
+from isoshard.torch_bridge.engine.capture.executed import Executed
+from isoshard.torch_bridge.engine.capture.guards import Guard, equal
+from isoshard.torch_bridge.engine.capture.reachable import Reachable
+
+
+def ones() -> torch.Tensor:
+    return torch.ones(3, device="jax")
+
+
+def test_a_number_that_changes_is_an_input_from_then_on(counted):
+    trainer = types.SimpleNamespace(beta=0.0)
+    step = xs.compile(lambda x: x * trainer.beta + trainer.beta**2)
+    got = []
+    for number in range(8):
+        trainer.beta = number / 2
+        got.append(step(ones())[0].item())
+    assert got == [n / 2 + (n / 2) ** 2 for n in range(8)]
+    assert counted("captures") == 2 and counted("calls_without_replay") == 0
+
+
+def test_a_number_in_a_condition_stays_a_guard(counted):
+    trainer = types.SimpleNamespace(beta=0.0)
+    step = xs.compile(lambda x: x * trainer.beta if trainer.beta > 1 else -x)
+    got = []
+    for beta in (0.0, 2.0, 0.0, 2.0, 3.0):
+        trainer.beta = beta
+        got.append(step(ones())[0].item())
+    assert got == [-1.0, 2.0, -1.0, 2.0, 3.0]
+    assert len(step.replays) == 3
+
+
+def test_a_number_that_the_step_keeps_is_written_back():
+    trainer = types.SimpleNamespace(beta=1.0)
+
+    def decay(x):
+        trainer.beta = trainer.beta * 0.5
+        return x * trainer.beta
+
+    step = xs.compile(decay)
+    assert [step(ones())[0].item() for _ in range(5)] == [0.5, 0.25, 0.125, 0.0625, 0.03125]
+    assert trainer.beta == 0.03125 and type(trainer.beta) is float
+    assert len(step.replays) == 1
+
+
+def test_a_counter_is_not_replayed_and_the_eighth_call_says_so(counted):
+    trainer = types.SimpleNamespace(calls=0)
+
+    def count(x):
+        trainer.calls += 1
+        return x * trainer.calls
+
+    step = xs.compile(count)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        got = [step(ones())[0].item() for _ in range(10)]
+    assert got == list(range(1, 11)) and trainer.calls == 10
+    assert counted("calls_without_replay") == 10
+    (warning,) = [one for one in caught if one.category is RecompilationWarning]
+    assert "trainer.calls" in str(warning.message) and "test_guards.py" in str(warning.message)
+
+
+def test_train_and_eval_keep_a_replay_each():
+    model = torch.nn.Dropout(1.0).to("jax")
+    step = xs.compile(lambda x: model(x))
+    for mode, want in ((True, 0.0), (False, 1.0), (True, 0.0), (False, 1.0)):
+        assert step(ones().clone() if model.train(mode) else None)[0].item() == want
+    assert len(step.replays) == 2
+
+
+def test_a_learning_rate_that_is_returned_is_a_number():
+    weight = torch.nn.Parameter(torch.ones(2, device="jax"))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+
+    @xs.compile
+    def step(x):
+        optimizer.zero_grad()
+        (weight * x).sum().backward()
+        optimizer.step()
+        return optimizer.param_groups[0]["lr"]
+
+    x = torch.ones(2, device="jax")
+    assert [step(x), step(x)] == [0.5, 0.5]
+    optimizer.param_groups[0]["lr"] = 0.25
+    assert step(x) == 0.25 and type(step(x)) is float
+
+
+def test_a_profiler_of_the_user_goes_on():
+    seen = []
+
+    def profile(frame, event, argument):
+        seen.append(event)
+
+    step = xs.compile(lambda x: x + 1)
+    sys.setprofile(profile)
+    try:
+        step(ones())
+        assert sys.getprofile() is profile
+    finally:
+        sys.setprofile(None)
+    assert "call" in seen
+
+
+def test_a_guard_compares_bits_and_tells_what_changed():
+    box = types.SimpleNamespace(beta=0.0, names=["a"], table={"k": 1})
+    with Executed() as executed:
+        _ = (box.beta, box.names[0], box.table["k"])
+
+    def step():
+        return box.beta, box.names[0], box.table["k"]
+
+    with Executed() as executed:
+        step()
+    found = Reachable(executed)
+    found.follow(step, "step")
+    guard = Guard(found.holders)
+    assert guard.holds()
+    box.beta = 0.0 * 1.0
+    assert guard.holds(), "an equal number is no change"
+    for change, back, text in (
+        (lambda: setattr(box, "beta", -0.0), lambda: setattr(box, "beta", 0.0), "box.beta was 0.0"),
+        (lambda: box.names.append("b"), box.names.pop, "box.names"),
+        (lambda: box.table.update(k=2), lambda: box.table.update(k=1), "box.table['k'] was 1"),
+    ):
+        change()
+        assert not guard.holds()
+        assert guard.change().text.startswith(text)
+        back()
+        assert guard.holds()
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "same"),
+    [
+        (1.0, 1.0, True),
+        (float("nan"), float("nan"), True),
+        (0.0, -0.0, False),
+        (1, 1.0, False),
+        (True, 1, False),
+        ((1, (2.0, "x")), (1, (2.0, "x")), True),
+        ((1, (2.0, "x")), (1, (2.0, "y")), False),
+        ([1], [1], False),
+    ],
+)
+def test_equal(left, right, same):
+    assert equal(left, right) is same
