@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .. import base
-from .reachable import is_open_kind
+from .scope import is_open_kind
 from .symbolic import CaptureError
 from .tensor_guard import gradient_state
 

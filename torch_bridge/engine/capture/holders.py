@@ -212,6 +212,8 @@ class Items(Holder):
         if number // 2 >= len(keys):
             return self.path
         key = keys[number // 2]
+        if self.path.endswith("."):  # a table of a module's
+            return f"{self.path}{key}"
         plain = isinstance(key, str | int | float | bool | None)
         return f"{self.path}[{key!r}]" if plain else f"{self.path}[a {type(key).__name__}]"
 

@@ -20,7 +20,6 @@ known (`Reachable(executed)`), and only what that code names is followed.
 from __future__ import annotations
 
 import array
-import builtins
 import collections
 import contextvars
 import enum
@@ -52,6 +51,22 @@ from .holders import (
     Kinds,
     Members,
     Names,
+)
+from .scope import (
+    ALWAYS,
+    ATOMS,
+    BUILTINS,
+    DESCRIPTORS,
+    FUNCTION_FIELDS,
+    FUNCTIONS,
+    OPEN_STDLIB,
+    TENSOR_FIELDS,
+    attribute_name,
+    counts,
+    element_name,
+    is_open_kind,
+    is_open_module,
+    item_name,
 )
 
 LIMIT = 200_000
@@ -86,7 +101,7 @@ class Reachable:
         self.tensors: dict[int, tuple[torch.Tensor, str]] = {}
         self.unwatched: list[str] = []
         self._executed = executed
-        self._names = {*_ALWAYS, *(executed.names if executed is not None else ())}
+        self._names = {*ALWAYS, *(executed.names if executed is not None else ())}
         self._kinds = Kinds([], "")
         self.holders.append(self._kinds)
         self._waiting: dict[str, list[tuple[Any, str]]] = collections.defaultdict(list)
@@ -115,7 +130,7 @@ class Reachable:
 
     def _hold_globals(self, namespace: dict[str, Any], names: Iterable[str]) -> None:
         found = [name for name in sorted(names) if name in namespace]
-        hidden = {name for name in names if name in _BUILTINS and name not in namespace}
+        hidden = {name for name in names if name in BUILTINS and name not in namespace}
         self._hold(Names(namespace, found, "", awaited=hidden.__contains__, absent=tuple(hidden)))
 
     def leaves(self) -> Iterator[torch.Tensor]:
@@ -129,7 +144,7 @@ class Reachable:
                 yield tensor
 
     def _push(self, thing: Any, path: str, *, open_levels: int = 0) -> None:
-        if type(thing) in _ATOMS or thing is MISSING:
+        if type(thing) in ATOMS or thing is MISSING:
             return
         if isinstance(thing, torch.Tensor):
             if id(thing) not in self.tensors:
@@ -146,8 +161,8 @@ class Reachable:
     def _visit_tensor(self, tensor: torch.Tensor, path: str) -> None:
         """Attributes that a program gave a tensor, and its hooks."""
         own = vars(tensor)
-        if len(own) > len(_TENSOR_FIELDS):
-            keys = [key for key in own if key not in _TENSOR_FIELDS and key in self._names]
+        if len(own) > len(TENSOR_FIELDS):
+            keys = [key for key in own if key not in TENSOR_FIELDS and key in self._names]
             self._hold(Names(own, keys, f"{path}."))
         for hooks in all_hooks(tensor):
             if hooks:
@@ -161,7 +176,7 @@ class Reachable:
         """Note a holder, and follow what it holds."""
         self.holders.append(holder)
         for number, value in enumerate(holder.read()):
-            if type(value) not in _ATOMS:
+            if type(value) not in ATOMS:
                 self._push(value, holder.name(number))
 
     def _visit(self, thing: Any, path: str, open_levels: int) -> None:
@@ -171,12 +186,12 @@ class Reachable:
                 self.holders.append(Items(thing, path))
                 for key, value in list(dict.items(thing)):
                     self._push(key, f"a key of {path}")
-                    self._push(value, _item(path, key))
+                    self._push(value, item_name(path, key))
         elif isinstance(thing, list | collections.deque):
             self._hold(Elements(thing, path))
         elif isinstance(thing, tuple):
             for number, value in enumerate(thing):
-                self._push(value, _element(thing, path, number))
+                self._push(value, element_name(thing, path, number))
         elif isinstance(thing, set):
             self._hold(Members(thing, path))
         elif isinstance(thing, frozenset):
@@ -212,13 +227,13 @@ class Reachable:
         executed = self._executed
         if executed is not None and id(thing) in executed.open_names:
             open_levels = OPEN_LEVELS
-        every = executed is None or open_levels > 0 or kind.__module__ in _OPEN_STDLIB
+        every = executed is None or open_levels > 0 or kind.__module__ in OPEN_STDLIB
         if type(own) is dict:
-            awaited = _is_no_bookkeeping if every else self._names.__contains__
-            keys = [key for key in own if awaited(key) and key not in _BOOKKEEPING]
+            awaited = counts if every else self._names.__contains__
+            keys = [key for key in own if awaited(key) and counts(key)]
             self.holders.append(Names(own, keys, f"{path}.", awaited=awaited))
             for key in keys:
-                self._push(own[key], _attribute(thing, path, key), open_levels=open_levels - 1)
+                self._push(own[key], attribute_name(thing, path, key), open_levels=open_levels - 1)
         for base in kind.__mro__:
             if "__slots__" in vars(base):
                 slots = [
@@ -245,12 +260,12 @@ class Reachable:
                 continue
             plain = []
             for key, value in list(own.items()):
-                if isinstance(value, _FUNCTIONS):
+                if isinstance(value, FUNCTIONS):
                     if key in self._names:
                         self._push(value, f"{path}.{key}")
                     else:
                         self._waiting[key].append((value, f"{path}.{key}"))
-                elif not key.startswith("__") and not isinstance(value, _DESCRIPTORS):
+                elif not key.startswith("__") and not isinstance(value, DESCRIPTORS):
                     plain.append(key)
             self._hold(Names(own, plain, f"{path}.", owner=base))
 
@@ -261,7 +276,7 @@ class Reachable:
 
     def _visit_function(self, function: Any, path: str) -> None:
         ran = self._executed is None or id(function.__code__) in self._executed.ids
-        self.holders.append(Fields(function, _FUNCTION_FIELDS, f"{path}."))
+        self.holders.append(Fields(function, FUNCTION_FIELDS, f"{path}."))
         self._push(function.__defaults__, f"{path}.__defaults__")
         self._push(function.__kwdefaults__, f"{path}.__kwdefaults__")
         if vars(function):
@@ -343,82 +358,6 @@ def modules_of(function: Any) -> list[torch.nn.Module]:
     return found.modules
 
 
-def _item(path: str, key: Any) -> str:
-    return f"{path}[{key!r}]" if isinstance(key, str | int | float) else f"{path}[..]"
-
-
-def _element(thing: tuple[Any, ...], path: str, number: int) -> str:
-    fields = getattr(thing, "_fields", None)
-    return f"{path}[{number}]" if fields is None else f"{path}.{fields[number]}"
-
-
-def _attribute(thing: Any, path: str, key: str) -> str:
-    return path if isinstance(thing, torch.nn.Module) and key in _TABLES else f"{path}.{key}"
-
-
-def is_open_module(name: str) -> bool:
-    """Whether a module's attributes are a program's own: not Python's, torch's, JAX's or ours."""
-    return name.partition(".")[0] not in _CLOSED
-
-
-def is_open_kind(kind: type) -> bool:
-    """Whether instances of a class hold a program's own values."""
-    module = kind.__module__ or ""
-    if module.startswith("torch."):
-        return module.startswith(
-            ("torch.nn.", "torch.optim.", "torch.amp.", "torch.distributions.")
-        )
-    return module in _OPEN_STDLIB or is_open_module(module)
-
-
-def _is_no_bookkeeping(key: str) -> bool:
-    return key not in _BOOKKEEPING
-
-
-_FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
-_DESCRIPTORS = (
-    types.MemberDescriptorType,
-    types.GetSetDescriptorType,
-    types.WrapperDescriptorType,
-    types.BuiltinFunctionType,
-)
-_FUNCTION_FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
-_TABLES = frozenset({"_modules", "_parameters", "_buffers"})
-_TENSOR_FIELDS = ("_storage", "_chain", "_aval")
-_BUILTINS = vars(builtins)
-_BOOKKEEPING = frozenset({"_per_optimizer_states", "_isoshard_compiled", "_loops", "_stack"})
-"""Attributes that torch's scalers, compiled steps and scanned layers keep for themselves."""
-_ALWAYS = frozenset(
-    f"__{name}__"
-    for name in (
-        *("call", "getattr", "getattribute", "getitem", "setitem", "contains", "iter", "next"),
-        *("len", "bool", "enter", "exit", "get", "set", "init", "post_init", "new", "index"),
-        *("float", "int", "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv"),
-        *("matmul", "rmatmul", "neg", "pow", "eq", "lt", "le", "gt", "ge", "torch_function"),
-    )
-) | {"forward", "backward", "setup_context"}
-_CLOSED = frozenset(
-    {
-        *("builtins", "torch", "jax", "jaxlib", "numpy", "isoshard", "logging", "threading"),
-        *("_thread", "re", "io", "_io", "pathlib", "weakref", "concurrent", "asyncio", "ast"),
-        *("multiprocessing", "contextvars", "contextlib", "functools", "collections", "typing"),
-        *("abc", "_abc", "enum", "inspect", "dis", "os", "posix", "sys", "time", "math", "random"),
-        *("types", "warnings", "copy", "itertools", "operator", "dataclasses", "datetime"),
-        *("subprocess", "queue", "socket", "ssl", "json", "pickle", "importlib", "pytest"),
-        *("_pytest", "pluggy", "unittest", "hashlib", "uuid", "tempfile", "shutil", "string"),
-    }
-)
-"""Packages whose objects hold no values of a program, or are followed in ways of their own."""
-_OPEN_STDLIB = frozenset({"types", "argparse", "collections"})
-_ATOMS = frozenset(
-    {
-        *(bool, int, float, complex, str, bytes, type(None), type(...), range, slice),
-        *(torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout),
-        *(np.dtype, types.BuiltinFunctionType, types.CodeType, types.GetSetDescriptorType),
-        *(types.MethodWrapperType, types.WrapperDescriptorType, types.MethodDescriptorType),
-        *(torch.Generator, np.float32, np.float64, np.int32, np.int64, np.bool_),
-    }
-)
 _Visit = Callable[[Reachable, Any, str], None]
 _VISITS: dict[type, _Visit] = {
     types.FunctionType: Reachable._visit_function,

@@ -114,8 +114,16 @@ class CompiledStep:
                 self._last = replay
                 return replay(arguments)
         self._last = None
-        for replay in known:
-            self._note_change(replay.guards[0].change())
+        changed = [replay.guards[0].change() for replay in known]
+        for change in changed:
+            self._note_change(change)
+        if changed and changed[0] is not None and changed[0].address not in self._places:
+            self._warn(
+                changed[0].name,
+                f"a compiled step was captured anew {PATIENCE} times because another value was "
+                f"found: {changed[0].text}. Each value of it is another capture; pass it as a "
+                "tensor, or keep a float there, which becomes an input",
+            )
         objects = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
         return self._capture(key, args, kwargs, objects, arguments)
 
@@ -214,17 +222,18 @@ class CompiledStep:
     def _tell(self, reason: str) -> None:
         """Count a call that was not captured, and warn when it happens again and again."""
         metrics.count("calls_without_replay")
-        what = reason.partition(", which was ")[0]
-        self._reasons[what] += 1
-        if self._reasons[what] == PATIENCE:
-            warnings.warn(
-                f"{line_of(self.step)}: {PATIENCE} calls of a compiled step ran as they would "
-                f"without compile, since a replay would not do what the step does: {reason}. Move "
-                "it out of the step, keep it in a tensor on the jax device, or pass it as an "
-                "argument.",
-                RecompilationWarning,
-                stacklevel=4,
-            )
+        self._warn(
+            reason.partition(", which was ")[0],
+            f"{PATIENCE} calls of a compiled step ran as they would without compile, since a "
+            f"replay would not do what the step does: {reason}. Move it out of the step, keep it "
+            "in a tensor on the jax device, or pass it as an argument",
+        )
+
+    def _warn(self, reason: str, text: str) -> None:
+        """Count a reason, and warn when it comes again and again."""
+        self._reasons[reason] += 1
+        if self._reasons[reason] == PATIENCE:
+            warnings.warn(f"{line_of(self.step)}: {text}.", RecompilationWarning, stacklevel=5)
 
 
 KEPT = 16

@@ -156,3 +156,25 @@ def test_a_guard_compares_bits_and_tells_what_changed():
 )
 def test_equal(left, right, same):
     assert equal(left, right) is same
+
+
+def test_a_number_that_leads_to_a_capture_each_time_is_named():
+    trainer = types.SimpleNamespace(count=0)
+    step = xs.compile(lambda x: x * trainer.count)
+    with pytest.warns(RecompilationWarning, match=r"test_guards.*trainer\.count was 7 and is 8"):
+        for number in range(9):
+            trainer.count = number
+            assert step(ones())[0].item() == number
+    assert len(step.replays) == 9
+
+
+def test_paths_read_as_a_program_writes_them():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.5)).to("jax").eval()
+    step = xs.compile(lambda x: model(x))
+    step(ones()[None])
+    names = {
+        holder.name(number)
+        for holder in step.replays[0].guards[0].holders
+        for number in range(len(holder.read()))
+    }
+    assert {"model.0.weight", "model.1.p", "model.1.training"} <= names
