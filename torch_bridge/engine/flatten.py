@@ -32,6 +32,7 @@ from isoshard.torch_bridge.lowerings import registry
 
 from . import base
 from . import tape as tapes
+from .capture.symbolic import settled
 from .metas import Lift, Slot, map_leaves
 from .value import Aval
 
@@ -79,6 +80,9 @@ class Flattener:
         if arg is None or kind is int or kind is str:
             key.append(arg)
         elif kind is float or kind is torch.SymFloat:
+            if kind is torch.SymFloat:
+                arg = settled(arg)
+                kind = type(arg)
             if lift or kind is torch.SymFloat:
                 if not lift:
                     raise RuntimeError(

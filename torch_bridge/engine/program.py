@@ -27,6 +27,7 @@ from . import causes, layouts, mappings, random, regions
 from .blocks import has_blocks, in_blocks, padded, wrapped
 from .execution_plan import Blocks, Plan, plan_of
 from .interpreting import interpret, needed
+from .interrupts import Uninterrupted
 from .placement import place
 from .recipes import RECIPES
 from .recorder import recorder, replace, wire_execute
@@ -136,11 +137,12 @@ def _execute(tape: Tape, only: Value | None) -> None:
     arrays = padded(place(inputs, also))
     plan.placed = tuple(one.layout for one in inputs)
     program = program_of(plan, arrays, tape.scalars)
-    results = run(program, plan, arrays, tape.scalars, tape.words)
-    for slot, array, number in zip(plan.live, results, program.layouts or (), strict=True):
-        value = tape.value(slot)
-        if value is not None:
-            value.layout, value.array, value.tape = number, array, None  # in this order
+    with Uninterrupted():  # from here on, donated inputs are gone
+        results = run(program, plan, arrays, tape.scalars, tape.words)
+        for slot, array, number in zip(plan.live, results, program.layouts or (), strict=True):
+            value = tape.value(slot)
+            if value is not None:
+                value.layout, value.array, value.tape = number, array, None  # in this order
     if only is None:
         tape.forget()
 

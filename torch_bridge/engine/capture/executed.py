@@ -272,11 +272,11 @@ _OURS = (*(str(_HOME / room) + os.sep for room in _ROOMS), str(_HOME / "__init__
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _IMPORTLIB = _STDLIB + "importlib" + os.sep
 _SITE = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
-_CLOSED = tuple(
-    directory + name + os.sep
-    for directory in _SITE
-    for name in ("jax", "jaxlib", "numpy", "_pytest", "pluggy")
+_LIBRARIES = (
+    *("jax", "jaxlib", "numpy", "scipy", "ml_dtypes", "opt_einsum", "_pytest", "pluggy"),
+    *("filelock", "zstandard", "etils", "fsspec", "tensorstore", "absl"),  # of JAX's cache
 )
+_CLOSED = tuple(directory + name + os.sep for directory in _SITE for name in _LIBRARIES)
 
 
 @functools.lru_cache(4096)

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 from .holders import MISSING, Cell, Elements, Fields, Holder, Items, Kinds, Members, Names
+from .symbolic import settled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +177,7 @@ def changes(
     now = holder.read()
     for number in range(max(len(before), len(now))):
         old = before[number] if number < len(before) else MISSING
-        new = now[number] if number < len(now) else MISSING
+        new = settled(now[number]) if number < len(now) else MISSING
         if old is not new and not equal(old, new):
             if skip is None or type(old) is not type(new) or not skip(holder, number):
                 address = holder.address(number) if number < len(now) else (id(holder.thing), None)

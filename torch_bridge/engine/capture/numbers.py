@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from .holders import Holder
-from .symbolic import Table
+from .symbolic import Table, settled
 
 
 class Numbers:
@@ -49,7 +49,7 @@ class Numbers:
     def __enter__(self) -> None:
         """Put symbols there."""
         for place in self._places:
-            (value,) = place.read()
+            value = settled(place.read()[0])
             if type(value) is float:
                 symbol = self._table.symbol(functools.partial(_present, place), value)
                 self._symbols.append((place, value, symbol))
@@ -69,7 +69,8 @@ class Numbers:
         """
         for holder in (*self._places, *holders):
             for number, value in enumerate(holder.read()):
-                place = holder.single(number) if isinstance(value, torch.SymFloat) else None
+                mine = isinstance(value, torch.SymFloat) and value.node.table is self._table
+                place = holder.single(number) if mine else None
                 if place is not None:
                     self.written.append((place, value))
                     place.put_back([value.node.value])
@@ -89,4 +90,4 @@ class Numbers:
 
 
 def _present(place: Holder) -> float:
-    return float(place.read()[0])
+    return float(settled(place.read()[0]))

@@ -35,7 +35,7 @@ from .places import Argument, Owner
 from .reachable import Reachable
 from .sealed import sealed
 from .snapshot import Snapshot, groups_of
-from .symbolic import CaptureError, Table, present
+from .symbolic import CaptureError, Table, present, settled
 from .tensor_guard import TensorGuard
 from .zeroing import Zeroing
 
@@ -364,4 +364,4 @@ def _is_rate(group: dict[str, Any]) -> bool:
 
 
 def _rate(group: dict[str, Any]) -> float:
-    return float(group["lr"])
+    return float(settled(group["lr"]))

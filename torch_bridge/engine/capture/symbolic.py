@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import operator
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,7 +73,12 @@ class Table:
 
     def __init__(self):
         """An empty table."""
+        self._thread = threading.get_ident()
         self.rows: list[tuple[Callable[..., float], tuple[int, ...]]] = []
+
+    def is_foreign(self) -> bool:
+        """Whether another thread captures the step: to this one, its symbols are numbers."""
+        return self._thread != threading.get_ident()
 
     def symbol(self, read: Callable[[], float], value: float) -> torch.SymFloat:
         """A number read anew before each replay.
@@ -152,10 +158,14 @@ class Node:
 
     def guard_float(self, file: str, line: int) -> float:
         """Python asked for the number itself."""
+        if self.table.is_foreign():
+            return float(self.value)
         raise CaptureError(_frozen(self.value, "converted to a Python float"))
 
     def guard_int(self, file: str, line: int) -> int:
         """Python asked for the number itself."""
+        if self.table.is_foreign():
+            return int(self.value)
         raise CaptureError(_frozen(self.value, "converted to a Python int"))
 
     def __getattr__(self, name: str) -> Any:
@@ -163,7 +173,9 @@ class Node:
         if name in _OPERATORS:
             return lambda *others: self.table.compute(_OPERATORS[name], (self, *others))
         if name in _COMPARISONS:
-            return lambda other: Outcome(_COMPARISONS[name](self.value, other.value), self.value)
+            return lambda other: Outcome(
+                _COMPARISONS[name](self.value, other.value), self.value, self.table
+            )
         raise AttributeError(name)
 
     def str(self) -> str:
@@ -176,10 +188,11 @@ class Node:
 class Outcome:
     """The inside of a `SymBool`: a comparison of a changing number."""
 
-    def __init__(self, holds: bool, value: float):
+    def __init__(self, holds: bool, value: float, table: Table):
         """Remember how the comparison came out during the capture."""
         self.holds = holds
         self.value = value
+        self._table = table
 
     def expect_true(self, file: str, line: int) -> bool:
         """A check that raises if it fails: let it pass or fail now."""
@@ -187,6 +200,8 @@ class Outcome:
 
     def guard_bool(self, file: str, line: int) -> bool:
         """A Python branch."""
+        if self._table.is_foreign():
+            return self.holds
         raise CaptureError(_frozen(self.value, "compared in a Python condition"))
 
     def bool_(self) -> bool:
@@ -217,6 +232,13 @@ class Outcome:
 def present(scalar: Any) -> float:
     """The value that a lifted float has now, whether it is a number or an expression."""
     return scalar.node.value if isinstance(scalar, torch.SymFloat) else scalar
+
+
+def settled(value: Any) -> Any:
+    """A number of a capture in another thread as that number; anything else as it is."""
+    if isinstance(value, torch.SymFloat) and isinstance(value.node, Node):
+        return value.node.value if value.node.table.is_foreign() else value
+    return value
 
 
 def _frozen(value: float, how: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import sys
 import types
 import warnings
@@ -178,3 +179,23 @@ def test_paths_read_as_a_program_writes_them():
         for number in range(len(holder.read()))
     }
     assert {"model.0.weight", "model.1.p", "model.1.training"} <= names
+
+
+def test_a_number_that_is_a_symbol_here_is_a_number_in_another_thread():
+    trainer = types.SimpleNamespace(beta=1.0)
+    seen = []
+
+    def read():
+        return float(trainer.beta), bool(trainer.beta > 1), (ones() * trainer.beta)[0].item()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+
+        def multiply(x):
+            seen[:] = [pool.submit(read).result(60), type(trainer.beta)]
+            return x * trainer.beta
+
+        step = xs.compile(multiply)
+        for beta in (1.0, 2.0, 3.0):
+            trainer.beta = beta
+            assert step(ones())[0].item() == beta
+            assert seen[0] == (beta, beta > 1, beta)

@@ -1,0 +1,66 @@
+"""Signals that wait until a program's results are where they belong.
+
+A program overwrites its donated inputs. If Ctrl-C raised `KeyboardInterrupt` after that and before
+the results are stored, a model would be lost. So Python's handlers of SIGINT and SIGTERM are put
+off, and called at the end:
+
+>>> import signal
+>>> steps = []
+>>> try:
+...     with Uninterrupted():
+...         signal.raise_signal(signal.SIGINT)
+...         steps.append("stored")
+... except KeyboardInterrupt:
+...     steps.append("interrupted")
+>>> steps
+['stored', 'interrupted']
+
+Only the main thread runs handlers, so other threads have nothing to put off.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+_SIGNALS = (int(signal.SIGINT), int(signal.SIGTERM))
+_put: Any = getattr(signal.signal, "__wrapped__", signal.signal)  # without enums: a tenth of it
+_get: Any = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+
+
+class Uninterrupted:
+    """Context in which the handlers of signals wait; see the module."""
+
+    __slots__ = ("_came", "_handlers")
+
+    def __enter__(self) -> None:
+        """Put the handlers off."""
+        self._handlers: list[tuple[int, Any]] = []
+        self._came: list[tuple[int, FrameType | None]] = []
+        if threading.get_ident() != threading.main_thread().ident:
+            return
+        for number in _SIGNALS:
+            handler = _get(number)
+            if callable(handler) and not isinstance(handler, _Waiting):
+                self._handlers.append((number, handler))
+                _put(number, _Waiting(self._came))
+
+    def __exit__(self, *exc: object) -> None:
+        """Let them come."""
+        for number, handler in self._handlers:
+            _put(number, handler)
+        handlers = dict(self._handlers)
+        for number, frame in self._came:
+            handlers[number](number, frame)
+
+
+class _Waiting:
+    """A handler that notes that a signal came."""
+
+    def __init__(self, came: list[tuple[int, FrameType | None]]):
+        self._came = came
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._came.append((number, frame))
