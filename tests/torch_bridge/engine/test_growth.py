@@ -10,18 +10,21 @@ import gc
 import torch
 
 import isoshard.torch_bridge as xs
+from isoshard.core.bounded import CALLS
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine.value import Aval, Value
 from tests.torch_bridge.engine.growth import instances, larger, resident, tables
 
 COUNT = 50_000
-SETTLE = 200
-BOUND = 8192
-"""Entries that a table may gain, and objects of a class, which is less than the views of each kind:
-there is room for what a program uses again."""
+SETTLE = CALLS + 200
+"""Views of each kind before anything is measured: the tables of recent calls are full then."""
 
-MEGABYTES = 32
-"""What the process may gain."""
+BOUND = 2 * CALLS
+"""Entries that a table may gain, and objects of a class, which is less than the views of each kind.
+An operator keeps between half of `CALLS` and all of them, and a use has up to two operators."""
+
+MEGABYTES = 16
+"""What the process may gain once the tables are full."""
 
 
 def dead_slices(x: torch.Tensor, start: int, stop: int) -> None:
@@ -69,6 +72,7 @@ USES = (dead_slices, living_slices, rows, shapes, writes)
 
 def test_views_that_never_come_again_leave_nothing_behind():
     count = COUNT // len(USES)
+    assert count > BOUND
     x = torch.zeros(4 * COUNT, device="jax")
     xs.sync()
     for use in USES:
