@@ -28,8 +28,9 @@ BOUND = 2 * CALLS
 """Entries that a table may gain, and objects of a class, which is less than the views of each kind.
 An operator keeps between half of `CALLS` and all of them, and a use has up to two operators."""
 
-MEGABYTES = 16
-"""What the process may gain once the tables are full."""
+MEGABYTES = 32
+"""What the process may gain once the tables are full: garbage that waits to be collected comes and
+goes by half of it. Views that stay take 2 kB each, which makes 100 MB."""
 
 
 def dead_slices(x: torch.Tensor, start: int, stop: int) -> None:
