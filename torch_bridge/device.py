@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import torch
 
-from isoshard.core.bounded import Bounded
+from isoshard.core.bounded import CALLS, Interned
 from isoshard.torch_bridge._torch_internals import OpOverload, device_slot
 from isoshard.torch_bridge._torch_internals.traced import TRACED_TYPES
 from isoshard.torch_bridge.engine import base, dispatch, generators, random
@@ -209,16 +209,15 @@ def _zeros(meta: Meta) -> torch.Tensor:
     """Uninitialised memory: zeros, as one entry of the tape that XLA removes when overwritten."""
     check_storable(meta)
     aval = Aval.of(meta)
-    recipe = _EMPTY.get(aval.token)
+    recipe = _EMPTY.lookup(aval.token)
     if recipe is None:
         shape, dtype = aval.token
-        recipe = _EMPTY[aval.token] = Recipe(
-            "empty", lambda _inputs, _scalars, _key: [jax.numpy.zeros(shape, dtype)], 1
-        )
+        made = Recipe("empty", lambda _inputs, _scalars, _key: [jax.numpy.zeros(shape, dtype)], 1)
+        recipe = _EMPTY.intern(aval.token, made)
     return base.fresh(aval, tapes.recorder().record(recipe, ())[0])
 
 
-_EMPTY: Bounded[Any, Recipe] = Bounded(4096)
+_EMPTY: Interned[Any, Recipe] = Interned(CALLS)
 
 
 def _copy_from(source, target, non_blocking=False):

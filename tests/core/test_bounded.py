@@ -1,13 +1,14 @@
 """Tables that forget: a server whose shapes never end keeps a bounded number of each."""
 
 import copy
+import gc
 import pickle
 import threading
 
 import pytest
 
 from isoshard.core import metrics
-from isoshard.core.bounded import Bounded
+from isoshard.core.bounded import Bounded, Interned, Recent
 
 
 def test_the_oldest_are_forgotten():
@@ -66,3 +67,48 @@ def test_small_ones(most):
     table = Bounded(most)
     table["a"], table["b"] = 1, 2
     assert len(table) == most
+
+
+class Thing:
+    """Something that can be held weakly."""
+
+
+def test_what_is_used_stays():
+    table = Recent(10)
+    table["used"] = "kept"
+    for n in range(100):
+        table[n] = n
+        assert table.lookup("used") == "kept"
+    assert table.lookup(0) is None and table.lookup(99) == 99
+    assert len(table) + len(table.older) <= 10
+    assert Recent.get is dict.get
+
+
+def test_what_is_alive_is_found_and_what_is_dead_is_gone():
+    table = Interned(10)
+    held = table["held"] = Thing()
+    for n in range(100):
+        table[n] = Thing()
+    gc.collect()
+    assert "held" not in table and table.lookup("held") is held and "held" in table
+    assert table.lookup(0) is None
+    assert len(table.alive) <= 11
+    assert table.intern("held", Thing()) is held
+
+
+def test_threads_that_intern_one_key_get_one_value():
+    table = Interned(8)
+    barrier = threading.Barrier(4)
+    found = [[] for _ in range(4)]
+
+    def intern(number):
+        for key in range(500):
+            barrier.wait(20)
+            found[number].append(table.lookup(key) or table.intern(key, Thing()))
+
+    threads = [threading.Thread(target=intern, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(len(set(map(id, same))) == 1 for same in zip(*found, strict=True))

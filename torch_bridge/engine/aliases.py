@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from isoshard.core.bounded import CALLS, Recent
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.dtypes import physical_dtype
 
@@ -138,7 +139,7 @@ _OPS: dict[str, Callable[..., list[list[ViewOp]]]] = {
 
 
 def _view_handler(func: OpOverload, ops_of: Callable[..., list[list[ViewOp]]]) -> Any:
-    known: dict[Any, Any] = {}
+    known: Recent[Any, Any] = Recent(CALLS)
     result = str(schema_of(func).returns[0].type)
     many = "[]" in result or "List" in result
 
@@ -149,6 +150,8 @@ def _view_handler(func: OpOverload, ops_of: Callable[..., list[list[ViewOp]]]) -
         if kwargs:
             key = (*key, _hashable(tuple(kwargs.items())))
         found = known.get(key)
+        if found is None:
+            found = known.again(key)
         if found is None:
             found = known[key] = _prepare(func, ops_of, tensor, args, kwargs)
         start = tensor.storage_offset() * tensor.dtype.itemsize

@@ -52,6 +52,7 @@ class Aside(Recorder):
         aliases: tensors from around that require a gradient, and what stands for each inside.
         frozen: tensors from around that the code uses and that require none.
         tokens: shape and dtype of each input, by slot.
+        recipes: what the numbers of recipes in the entries stand for.
     """
 
     def __init__(self) -> None:
@@ -59,6 +60,7 @@ class Aside(Recorder):
         super().__init__()
         self.opened = True
         self.program: list[Any] = []
+        self.recipes: set[Recipe] = set()
         self.scalars: list[Any] = []
         self.draws: list[int | random.Word] = []
         self.outside: list[Storage] = []
@@ -127,6 +129,7 @@ class Aside(Recorder):
         """Add an operation."""
         entry = (recipe.number, *[self.slot(value) for value in inputs])
         self.program.append(entry)
+        self.recipes.add(recipe)
         self.scalars += scalars
         if recipe.random:
             random.take(self)

@@ -147,9 +147,10 @@ def read(tensor: LazyTensor) -> Value:
         return known
     recipe = chain.recipes.get("read")
     if recipe is None:
-        recipe = chain.recipes["read"] = Recipe(
+        made = Recipe(
             "view", lambda arrays, _scalars, _key: [chain.read(arrays[0])], 1, detail=chain
         )
+        recipe = chain.recipes.setdefault("read", made)
     part = here.record(recipe, (value,))[0]
     recorder().keep_view(value, chain, part)
     return part
@@ -165,11 +166,12 @@ def write(tensor: LazyTensor, value: Value, here: Recorder | None = None) -> Non
     if chain.ops:
         recipe = chain.recipes.get("write")
         if recipe is None:
-            recipe = chain.recipes["write"] = Recipe(
+            made = Recipe(
                 "write",
                 lambda arrays, _scalars, _key: [chain.write(arrays[0], arrays[1])],
                 1,
             )
+            recipe = chain.recipes.setdefault("write", made)
         whole = here.record(recipe, (visible(storage), value))[0]
         storage.write(whole)
         recorder().keep_view(whole, chain, value)

@@ -12,6 +12,7 @@ import warnings
 from typing import Any
 
 from isoshard.core import metrics
+from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.core.errors import RecompilationWarning
 
 from . import regions
@@ -36,12 +37,15 @@ class Family:
 
 
 _SHAPES = ("new input shape", "new shape")
-_FAMILIES: dict[int, Family] = {}
+_FAMILIES: Bounded[int, Family] = Bounded(PROGRAMS)
 
 
 def report(plan: Any, seconds: float) -> None:
     """Tell the metrics about a compilation, and the user if there are too many of its kind."""
-    family = _FAMILIES.setdefault(hash(_names(plan)), Family())
+    names = hash(_names(plan))
+    family = _FAMILIES.get(names)
+    if family is None:
+        family = _FAMILIES[names] = Family()
     cause = _cause(plan, family)
     grows = cause.startswith(_SHAPES)
     _SEEN.append((plan, family))

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from isoshard.core.bounded import CALLS, Interned
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.lowerings import registry
 
@@ -109,11 +110,12 @@ class Signature:
         like: number of the tensor argument whose layout the result takes over, or -1.
     """
 
-    __slots__ = ("like", "outs", "recipe", "single", "written")
+    __slots__ = ("__weakref__", "like", "outs", "recipe", "single", "written")
 
     def __init__(self, recipe: Recipe, outs, single: bool, written: tuple[int, ...], like: int):
         """See the class."""
         self.recipe = recipe
+        recipe.found_by = self
         self.outs = outs
         self.single = single
         self.written = written
@@ -162,15 +164,17 @@ _LIKE = frozenset(
 def functional_handler(func: OpOverload) -> Handler:
     """A handler that records an operator which writes nothing that its schema tells of."""
     flattener = Flattener(func)
-    signatures: dict[Any, Signature] = {}
+    signatures: Interned[Any, Signature] = Interned(CALLS)
 
     def handler(args, kwargs):
         key, tensors, scalars = flattener(args, kwargs)
         signature = signatures.get(key)
         if signature is None:
+            signature = signatures.again(key)
+        if signature is None:
             signature = prepare(func, func, flattener, args, kwargs, tensors, scalars)
             if signature.storable:  # what JAX may trace is refused on a tape, each time
-                signatures[key] = signature
+                signature = signatures.intern(key, signature)
         here = recorder()
         values = record(here, signature, tensors, scalars)
         outs = signature.outs
@@ -226,7 +230,7 @@ def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
     """
     functional = functional_twin(func)
     flattener = Flattener(functional)
-    signatures: dict[Any, Signature] = {}
+    signatures: Interned[Any, Signature] = Interned(CALLS)
     names = [argument.name for argument in schema_of(func).arguments]
     position = names.index(writes[0])
     returns = bool(schema_of(func).returns)
@@ -246,6 +250,8 @@ def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
         key, tensors, scalars = flattener(args, kwargs)
         signature = signatures.get(key)
         if signature is None:
+            signature = signatures.again(key)
+        if signature is None:
             positional, named, _ = flattener.template(args, kwargs)
             metas = tuple(tensor._aval.meta for tensor in tensors)
             if not many:
@@ -255,9 +261,10 @@ def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
             if checks.may_widen(outs[0].dtype, metas, positional):
                 numbers = [present(scalar) for scalar in scalars]
                 checks.check_cast(infer(functional, positional, named, metas, numbers), outs)
-            signature = signatures[key] = prepare(
+            signature = prepare(
                 func, functional, flattener, args, kwargs, tensors, scalars, outs=outs
             )
+            signature = signatures.intern(key, signature)
         here = recorder()
         values = record(here, signature, tensors, scalars)
         for tensor, value in zip(targets, values, strict=False):

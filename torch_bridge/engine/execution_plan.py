@@ -14,6 +14,7 @@ import jax
 from isoshard.core.domain import BlockLayout
 
 from . import layouts, settings
+from .recipes import Recipe
 from .tape import Tape
 from .value import Taken
 
@@ -34,6 +35,7 @@ class Plan:
         draws: number of random keys.
         lifted: number of lifted floats.
         settings: see `settings.current`.
+        recipes: what the numbers of recipes in the entries stand for.
         blocks: as of `Program`; known once the plan has been traced.
     """
 
@@ -45,6 +47,7 @@ class Plan:
     placed: tuple[int, ...]
     draws: int
     lifted: int
+    recipes: frozenset[Recipe]
     settings: tuple[Any, ...] = dataclasses.field(default_factory=settings.current)
     blocks: Blocks = ()
 
@@ -82,4 +85,5 @@ def plan_of(tape: Tape) -> Plan:
         (),
         len(tape.words),
         len(tape.scalars),
+        frozenset(tape.recipes),
     )

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from isoshard.core.bounded import PROGRAMS, Interned
 from isoshard.torch_bridge.dtypes import logical_dtype
 
 from .parts import Parts, cut_both
@@ -118,11 +119,11 @@ def once_of(run: Run, name: str, *, wants: bool, seeded: bool) -> Once:
         tuple(run.differentiable) if wants else (),
         seeded,
     )
-    found = _KNOWN.get(shape)
+    found = _KNOWN.lookup(shape)
     if found is None:
         inputs = [jax.ShapeDtypeStruct(*aside.tokens[slot]) for slot in given]
-        found = _KNOWN[shape] = Once(shape, inputs, name)
+        found = _KNOWN.intern(shape, Once(shape, inputs, name))
     return found
 
 
-_KNOWN: dict[_Shape, Once] = {}
+_KNOWN: Interned[_Shape, Once] = Interned(PROGRAMS)

@@ -16,7 +16,7 @@ import numpy as np
 from . import random
 from .aside import Aside
 from .interpreting import interpret
-from .tape import RECIPES
+from .recipes import RECIPES, Recipe
 from .views import Chain
 
 
@@ -29,12 +29,14 @@ class Piece:
         live: slots of its results.
         draws: for each entry that draws, which key it takes; see `Aside.draws`.
         scalars: which of the recording's lifted floats it takes.
+        recipes: what the numbers of recipes in the entries stand for.
     """
 
     program: tuple[Any, ...]
     live: tuple[int, ...]
     draws: tuple[Any, ...]
     scalars: tuple[int, ...]
+    recipes: frozenset[Recipe] = dataclasses.field(repr=False, compare=False)
 
     def run(self, inputs: Sequence[Any], scalars: Any, key: Any) -> list[Any]:
         """Its results, while JAX traces.
@@ -81,7 +83,8 @@ def cut(aside: Aside, given: Sequence[int], wanted: Sequence[int]) -> Piece:
         scalars += floats
         draws += [] if draw is None else [aside.draws[draw]]
     live = tuple([numbers[slot] for slot in wanted])
-    return Piece(tuple(program), live, tuple(draws), tuple(scalars))
+    used = frozenset([RECIPES[entry[0]] for entry, *_ in entries])
+    return Piece(tuple(program), live, tuple(draws), tuple(scalars), used)
 
 
 def needed_slots(

@@ -29,7 +29,7 @@ from .execution_plan import Blocks, Plan, plan_of
 from .interpreting import interpret, needed
 from .interrupts import Uninterrupted
 from .placement import place
-from .recipes import RECIPES
+from .recipes import RECIPES, Recipe
 from .recorder import recorder, replace, wire_execute
 from .refine import refined, refining
 from .tape import Tape
@@ -45,12 +45,14 @@ class Program:
         layouts: the layout of each output, known after the first run.
         donated_bytes: per execution, over all devices.
         blocks: the layout of each output that comes in blocks with padding; empty if none does.
+        recipes: what it was made of; held, so that the same code leads to this program again.
     """
 
     compiled: Any
     layouts: list[int] | None = None
     donated_bytes: int = 0
     blocks: Blocks = ()
+    recipes: frozenset[Recipe] = frozenset()
     _sent: dict[str, tuple[np.ndarray, jax.Array]] = dataclasses.field(default_factory=dict)
 
     def send(self, name: str, numbers: np.ndarray, plan: Plan) -> jax.Array:
@@ -187,7 +189,7 @@ def build(plan: Plan, arrays: Sequence[jax.Array]) -> Program:
     metrics.record_peak(peak_bytes(analysis))
     devices = max((len(array.sharding.device_set) for array in arrays), default=1)
     donated = getattr(analysis, "alias_size_in_bytes", 0) * devices
-    return Program(compiled, donated_bytes=donated, blocks=plan.blocks)
+    return Program(compiled, donated_bytes=donated, blocks=plan.blocks, recipes=plan.recipes)
 
 
 def lowered(plan: Plan, arrays: Sequence[Any], *, keep_unused: bool) -> jax.stages.Lowered:

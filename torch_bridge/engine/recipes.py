@@ -1,7 +1,20 @@
 """What entries of a program compute: recipes, interned to integers.
 
 A recipe's number stands in every compile key, so no two recipes ever have one number, whichever
-threads make them.
+threads make them, and none gets the number of one that is gone.
+
+A program whose shapes, slices or constants never end must not fill the memory, so a recipe lives
+only as long as somebody holds it:
+
+- the signature of a call, of which each operator keeps the `bounded.CALLS` used last;
+- a view chain, as long as a tensor, a chain that goes on from it, or one of the `bounded.CALLS`
+  view calls that each operator keeps, holds it;
+- what was recorded and not executed yet, and each of the `bounded.PROGRAMS` compiled programs that
+  are kept in memory.
+
+The last means that what a kept program was made of is found again, however long ago it was used,
+and so the program is. `Aval`s and chains are interned weakly: while one is alive it is the only
+one.
 
 >>> double = Recipe("double", lambda inputs, _scalars, _key: [2 * inputs[0]], 1)
 >>> RECIPES[double.number] is double
@@ -10,7 +23,8 @@ True
 
 from __future__ import annotations
 
-import threading
+import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,9 +40,20 @@ class Recipe:
         random: whether it draws random numbers.
         lifted: how many lifted floats it takes.
         detail: what program optimisations may want to know (an operator, or a view chain).
+        found_by: what leads to this recipe, kept alive by it; see `Interned`.
     """
 
-    __slots__ = ("count", "detail", "lifted", "name", "number", "random", "run")
+    __slots__ = (
+        "__weakref__",
+        "count",
+        "detail",
+        "found_by",
+        "lifted",
+        "name",
+        "number",
+        "random",
+        "run",
+    )
 
     def __init__(
         self,
@@ -47,10 +72,10 @@ class Recipe:
         self.random = random
         self.lifted = lifted
         self.detail = detail
-        with _NUMBERING:
-            self.number = len(RECIPES)
-            RECIPES.append(self)
+        self.found_by: Any = None
+        self.number = next(_NUMBERS)
+        RECIPES[self.number] = self
 
 
-RECIPES: list[Recipe] = []
-_NUMBERING = threading.Lock()
+RECIPES: weakref.WeakValueDictionary[int, Recipe] = weakref.WeakValueDictionary()
+_NUMBERS = itertools.count()

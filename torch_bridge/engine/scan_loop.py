@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from isoshard.core.bounded import PROGRAMS, Interned
 from isoshard.torch_bridge.dtypes import logical_dtype
 
 from .parts import cut_both
@@ -220,18 +221,18 @@ def loop_of(
             ]
         ),
     )
-    loop = _LOOPS.get(shape)
+    loop = _LOOPS.lookup(shape)
     if loop is None:
         tokens = [aside.tokens[slot] for slot in [*run.inputs, *around]]
         inputs = [
             jax.ShapeDtypeStruct((length, *size) if carries <= n < carries + slices else size, kind)
             for n, (size, kind) in enumerate(tokens)
         ]
-        loop = _LOOPS[shape] = ScanLoop(shape, inputs)
+        loop = _LOOPS.intern(shape, ScanLoop(shape, inputs))
     return loop
 
 
-_LOOPS: dict[_Shape, ScanLoop] = {}
+_LOOPS: Interned[_Shape, ScanLoop] = Interned(PROGRAMS)
 
 
 def _stacked(length: int, aval: Aval) -> Aval:

@@ -80,7 +80,7 @@ def _copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         return target.copy_(to_host(source))
     dispatch.check_writable(aten.copy_.default, target)
     if isinstance(source, base.LazyTensor):
-        same = source._aval.token is target._aval.token and source.dtype == target.dtype
+        same = source._aval.token == target._aval.token and source.dtype == target.dtype
         if same:
             base.write(target, base.read(source))
         else:

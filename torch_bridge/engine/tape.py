@@ -56,6 +56,7 @@ class Tape(Recorder):
         marks: the layouts that its constraints ask for.
         scalars: the lifted floats, in order of use.
         words: the random keys taken.
+        recipes: what its numbers of recipes stand for.
         done: it was executed (perhaps by another thread), and takes nothing more.
         failed: it could not be executed as a whole.
         home: the devices of the mesh that its inputs lie on, in order; empty while none does.
@@ -72,6 +73,7 @@ class Tape(Recorder):
         "lock",
         "marks",
         "program",
+        "recipes",
         "scalars",
         "slots",
         "words",
@@ -82,6 +84,7 @@ class Tape(Recorder):
         super().__init__()
         self.slots: list[Taken | weakref.ref[Value]] = []
         self.program: list[Any] = []
+        self.recipes: set[Recipe] = set()
         self.leaves: list[int] = []
         self.marks: set[int] = set()
         self.scalars: list[Any] = []
@@ -120,6 +123,7 @@ class Tape(Recorder):
                         results.append(value)
                         slots.append(_weakly(value))
                     self.program.append(tuple(entry))
+                    self.recipes.add(recipe)
                     if scalars:
                         self.scalars += scalars
                     if recipe.random:

@@ -34,22 +34,23 @@ from .metas import Meta
 class Aval:
     """An interned `Meta`: equal metas are one object, so they hash and compare by identity.
 
+    That object lives as long as somebody holds it.
+
     Attributes:
         meta: size, stride and logical dtype.
         physical: the dtype of the JAX buffer.
-        token: an interned (shape, physical dtype) pair, shared by avals that differ in stride.
+        token: shape and physical dtype; equal in avals that differ in stride only.
+        root: the view chain of a storage of this aval, once it was asked for.
     """
 
-    __slots__ = ("meta", "physical", "root", "token")
-    _known: ClassVar[dict[Any, Aval]] = {}
-    _tokens: ClassVar[dict[Any, tuple[tuple[int, ...], np.dtype]]] = {}
+    __slots__ = ("__weakref__", "meta", "physical", "root", "token")
+    _known: ClassVar[weakref.WeakValueDictionary[Any, Aval]] = weakref.WeakValueDictionary()
 
     def __init__(self, meta: Meta):
         """Use `Aval.of`, which interns."""
         self.meta = meta
         self.physical = physical_dtype(meta.dtype)
-        token = (meta.size, self.physical)
-        self.token = Aval._tokens.setdefault(token, token)
+        self.token = (meta.size, self.physical)
         self.root: Any = None
 
     @staticmethod
@@ -62,7 +63,10 @@ class Aval:
         key = (meta, physical_dtype(torch.int64))  # jax_enable_x64 may be switched on
         found = Aval._known.get(key)
         if found is None:
-            found = Aval._known.setdefault(key, Aval(meta))
+            with _INTERNING:
+                found = Aval._known.get(key)
+                if found is None:
+                    found = Aval._known[key] = Aval(meta)
         return found
 
     @staticmethod
@@ -164,6 +168,7 @@ class Taken:
 
 
 _TAKING = threading.RLock()
+_INTERNING = threading.RLock()
 ENGINE = "(the engine)"
 """The origin of a value that no line of user code brought."""
 

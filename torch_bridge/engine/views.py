@@ -19,6 +19,8 @@ storage's new value (under `jit` XLA does this in place).
 from __future__ import annotations
 
 import math
+import threading
+import weakref
 from typing import Any
 
 import jax
@@ -36,6 +38,9 @@ ViewOp = tuple[Any, ...]
 class Chain:
     """The way from a storage to one of its views.
 
+    A chain lives as long as somebody holds it, and until then it is the only one with its base and
+    operations. It holds the chain that it goes on from, which leads to it.
+
     Attributes:
         base: the storage, as one tensor.
         ops: the view operations, first applied first; empty for the whole storage.
@@ -43,28 +48,43 @@ class Chain:
         recipes: read and write recipes, filled in by the tape when first needed.
     """
 
-    __slots__ = ("_next", "base", "ops", "recipes", "size")
+    __slots__ = ("__weakref__", "_next", "_parent", "base", "ops", "recipes", "size")
 
-    def __init__(self, base: Aval, ops: tuple[ViewOp, ...], size: tuple[int, ...]):
+    def __init__(
+        self,
+        base: Aval,
+        ops: tuple[ViewOp, ...],
+        size: tuple[int, ...],
+        parent: Chain | None = None,
+    ):
         """Use `Chain.root` and `then`, which intern."""
+        self._parent = parent
         self.base = base
         self.ops = ops
         self.size = size
         self.recipes: dict[str, Any] = {}
-        self._next: dict[ViewOp, Chain] = {}
+        self._next: weakref.WeakValueDictionary[ViewOp, Chain] | None = None
 
     @staticmethod
     def root(base: Aval) -> Chain:
         """The chain of the storage itself."""
         if base.root is None:
-            base.root = Chain(base, (), base.meta.size)
+            with _INTERNING:
+                if base.root is None:
+                    base.root = Chain(base, (), base.meta.size)
         return base.root
 
     def then(self, op: ViewOp) -> Chain:
         """This view followed by one more operation."""
-        found = self._next.get(op)
+        following = self._next
+        found = None if following is None else following.get(op)
         if found is None:
-            found = self._next[op] = self._then(op)
+            with _INTERNING:
+                if self._next is None:
+                    self._next = weakref.WeakValueDictionary()
+                found = self._next.get(op)
+                if found is None:
+                    found = self._next[op] = self._then(op)
         return found
 
     def _then(self, op: ViewOp) -> Chain:
@@ -76,22 +96,20 @@ class Chain:
         if self.ops and self.ops[-1][0] == "expand" and op[0] in ("index", "slice", "permute"):
             return self._before_expand(op)
         if self.ops and op[0] == self.ops[-1][0] in ("permute", "reshape"):
-            shorter = self._parent()
+            shorter = self._shorter()
             last = self.ops[-1]
             merged = ("permute", tuple(last[1][d] for d in op[1])) if op[0] == "permute" else op
             return shorter.then(merged)
-        return Chain(self.base, (*self.ops, op), size)
+        return Chain(self.base, (*self.ops, op), size, self)
 
-    def _parent(self) -> Chain:
+    def _shorter(self) -> Chain:
         """This view without its last operation."""
-        found = Chain.root(self.base)
-        for op in self.ops[:-1]:
-            found = found.then(op)
-        return found
+        assert self._parent is not None
+        return self._parent
 
     def _before_expand(self, op: ViewOp) -> Chain:
         """Select from a broadcast by selecting first: then a write knows which copy it hit."""
-        small = self._parent()
+        small = self._shorter()
         small = small.then(("reshape", (1,) * (len(self.size) - len(small.size)) + small.size))
         size = _shape_after(op, self.size, self.base)
         if op[0] == "permute":
@@ -110,7 +128,8 @@ class Chain:
         found = Chain.root(self.base)
         simple = _as_slices(self.base, size, stride, offset)
         if simple is None:
-            return Chain(self.base, (("strided", size, stride, offset),), size)
+            op = ("strided", size, stride, offset)
+            return found.then(op) if self.ops else Chain(self.base, (op,), size, self)
         for op in simple:
             found = found.then(op)
         return found
@@ -151,6 +170,9 @@ class Chain:
     def __repr__(self) -> str:
         """Readable in error messages."""
         return f"Chain({self.base.meta.size}, {self.ops})"
+
+
+_INTERNING = threading.RLock()
 
 
 def _is_identity(op: ViewOp, size: tuple[int, ...]) -> bool:

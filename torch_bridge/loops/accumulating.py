@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from isoshard.core.bounded import PROGRAMS, Bounded
+from isoshard.core.bounded import PROGRAMS, Interned
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.loop import Input
@@ -204,13 +204,13 @@ def _loop_of(run: Run, batches: int, count: int, mine: Sequence[int]) -> _Loop:
         tuple(run.avals),
         tuple([aval_of(aside.aliases[number][0]) for number in mine]),
     )
-    loop = _LOOPS.get(shape)
+    loop = _LOOPS.lookup(shape)
     if loop is None:
-        loop = _LOOPS[shape] = _Loop(shape)
+        loop = _LOOPS.intern(shape, _Loop(shape))
     return loop
 
 
-_LOOPS: Bounded[_Shape, _Loop] = Bounded(PROGRAMS)
+_LOOPS: Interned[_Shape, _Loop] = Interned(PROGRAMS)
 
 
 def _check(batches: Sequence[Any], carried: Sequence[Any]) -> int:

@@ -12,12 +12,14 @@ import gc
 import os
 import sys
 import types
+import weakref
 from collections.abc import Iterator, Sized
 from pathlib import Path
 from typing import Any
 
 import torch
 
+HOUSE = "isoshard."
 PACKAGE = "isoshard.torch_bridge"
 _DEPTH = 6
 _CONTAINERS = (dict, list, set, frozenset)
@@ -65,11 +67,14 @@ def _inside(thing: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(thing, type):
         if thing.__module__.startswith(PACKAGE):
             for name, value in list(vars(thing).items()):
-                if isinstance(value, _CONTAINERS):
+                if _is_table(value):
                     yield f".{name}", value
-    elif isinstance(thing, dict):
+    elif isinstance(thing, dict | weakref.WeakValueDictionary):
         for key, value in list(thing.items())[:2000]:
             yield f"[{str(key)[:40]}]", value
+        for name, value in getattr(thing, "__dict__", {}).items():
+            if type(thing).__module__.startswith(HOUSE):
+                yield f".{name}", value
     elif isinstance(thing, list | tuple):
         for value in thing[:50]:
             yield "[..]", value
@@ -83,7 +88,7 @@ def instances() -> dict[str, int]:
     found: dict[str, int] = {}
     for thing in gc.get_objects():
         kind = type(thing)
-        if getattr(kind, "__module__", "").startswith(PACKAGE):
+        if str(getattr(kind, "__module__", "")).startswith(PACKAGE):
             found[kind.__qualname__] = found.get(kind.__qualname__, 0) + 1
     return found
 

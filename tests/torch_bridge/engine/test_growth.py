@@ -6,22 +6,31 @@ Nothing is computed here: what is recorded is dropped before it would run.
 from __future__ import annotations
 
 import gc
+import weakref
 
 import torch
 
 import isoshard.torch_bridge as xs
+from isoshard.core.bounded import CALLS
 from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine.program import compiled_count
+from isoshard.torch_bridge.engine.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.engine.value import Aval, Value
+from isoshard.torch_bridge.engine.views import Chain
 from tests.torch_bridge.engine.growth import instances, larger, resident, tables
 
 COUNT = 50_000
-SETTLE = 200
-BOUND = 8192
-"""Entries that a table may gain, and objects of a class, which is less than the views of each kind:
-there is room for what a program uses again."""
+SETTLE = 2 * CALLS
+"""Views of each kind before anything is measured: the tables of recent calls are full then, and the
+process has the memory that these, and garbage until it is collected, need."""
+
+BOUND = 2 * CALLS
+"""Entries that a table may gain, and objects of a class, which is less than the views of each kind.
+An operator keeps between half of `CALLS` and all of them, and a use has up to two operators."""
 
 MEGABYTES = 32
-"""What the process may gain."""
+"""What the process may gain once the tables are full: garbage that waits to be collected comes and
+goes by half of it. Views that stay take 2 kB each, which makes 100 MB."""
 
 
 def dead_slices(x: torch.Tensor, start: int, stop: int) -> None:
@@ -69,10 +78,12 @@ USES = (dead_slices, living_slices, rows, shapes, writes)
 
 def test_views_that_never_come_again_leave_nothing_behind():
     count = COUNT // len(USES)
+    assert count > BOUND
     x = torch.zeros(4 * COUNT, device="jax")
     xs.sync()
     for use in USES:
         use(x, 0, SETTLE)
+    tables(), instances()  # the memory that this takes stays with the process
     gc.collect()
     start, faults = resident(), []
     for use in USES:
@@ -86,6 +97,47 @@ def test_views_that_never_come_again_leave_nothing_behind():
     if grown > MEGABYTES:
         faults.append(f"{grown:.0f} MB stay of {COUNT} views")
     assert not faults, "\n".join(faults)
+
+
+def test_what_is_alive_is_found_again_though_its_call_is_forgotten():
+    x = torch.zeros(4 * CALLS, device="jax")
+    view, same = x[5:9][1], Chain.root(x._aval)
+    aval = weakref.ref(Aval.of(x[: CALLS + 7]._aval.meta))
+    chain, read = view._chain, base.read(view).tape
+    numbers = {entry[0] for entry in read.program if isinstance(entry[0], int)}
+    dead_slices(x, 10, 10 + 2 * CALLS)
+    gc.collect()
+    assert aval() is None
+    assert x[5:9][1]._chain is chain and Chain.root(x._aval) is same
+    assert all(RECIPES[number].number == number for number in numbers)
+
+
+def test_a_program_is_found_again_though_its_calls_are_forgotten():
+    def step():
+        return float((x[17:40].mul(2.5) + x[3]).sum())
+
+    x = torch.ones(4 * CALLS, device="jax")
+    expected = [step(), step()]
+    compiled = compiled_count()
+    shapes(x, 100, 100 + 2 * CALLS)
+    for number in range(2 * CALLS):
+        x[: number + 1].mul(2.5)
+        x[:0:1].sum((0,), keepdim=number % 2 == 0)
+    xs.sync()
+    gc.collect()
+    assert [step(), step()] == expected
+    assert compiled_count() == compiled
+
+
+def test_the_number_of_a_recipe_is_never_given_again():
+    numbers = set()
+    for _ in range(100):
+        recipe = Recipe("nothing", lambda *_: [], 0)
+        number = recipe.number
+        assert RECIPES[number] is recipe and number not in numbers
+        numbers.add(number)
+        del recipe
+        assert number not in RECIPES
 
 
 def test_a_table_that_grows_is_found():
