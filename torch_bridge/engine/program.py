@@ -278,8 +278,7 @@ def run(
 ) -> list[jax.Array]:
     """Execute a program."""
     recorder().check_process()
-    numbers = np.asarray(scalars, random.scalar_dtype())
-    floats = program.send("floats", numbers, plan)
+    floats = program.send("floats", np.asarray(scalars, random.scalar_dtype()), plan)
     seeds = program.send("words", random.as_input(words), plan)
     with virtual.turn() as note:
         started = time.perf_counter()

@@ -18,6 +18,7 @@ True
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import operator
@@ -81,7 +82,8 @@ class Guard:
         """Whether every value is the same, or equal."""
         try:
             if (
-                list(map(len, self._sized)) == self._lengths
+                not any(self._empty)
+                and list(map(len, self._sized)) == self._lengths
                 and all(map(operator.is_, self._present(), self._expected))
                 and all(space.keys().isdisjoint(names) for space, names in self._absent)
             ):
@@ -105,6 +107,7 @@ class Guard:
 
     def _arrange(self) -> None:
         """Sort the holders into groups that one chain of iterators reads."""
+        self._empty: list[Any] = []  # asked all at once whether one has something by now
         self._sized: list[Any] = []
         self._whole: list[Any] = []
         self._dicts: list[dict[Any, Any]] = []
@@ -119,6 +122,8 @@ class Guard:
             thing = holder.thing
             if self._skips(holder, before):
                 self._others.append((holder, before))
+            elif isinstance(holder, Items | Elements | Members) and _is_empty(thing, before):
+                self._empty.append(thing)
             elif isinstance(holder, Items):
                 self._sized.append(thing)
                 self._whole.append(thing)
@@ -137,7 +142,7 @@ class Guard:
                 cells += before
             elif isinstance(holder, Names | Fields) and not _any_missing(before):
                 if isinstance(holder, Names) and holder.path:  # not the globals of a module
-                    self._sized.append(thing)
+                    (self._empty if _is_empty(thing, thing) else self._sized).append(thing)
                 if isinstance(holder, Names) and holder.absent:
                     self._absent.append((thing, holder.absent))
                 if before:
@@ -222,6 +227,14 @@ def is_plain(value: Any) -> bool:
 _COMPARED = frozenset(
     {int, bool, str, bytes, range, slice, frozenset, torch.Size, torch.device, np.dtype}
 )
+
+
+def _is_empty(thing: Any, values: Any) -> bool:
+    """Whether a container of Python has nothing in it, which its truth says."""
+    return not values and type(thing) in _CONTAINERS
+
+
+_CONTAINERS = {dict, set, list, collections.OrderedDict, collections.defaultdict, collections.deque}
 _CALL: Any = operator.call
 _CONTENTS = operator.attrgetter("cell_contents")
 

@@ -8,6 +8,7 @@ read.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Container
 from typing import Any
@@ -17,16 +18,8 @@ import torch
 from isoshard.core import metrics
 from isoshard.torch_bridge._torch_internals import TorchDispatchMode, pytree
 
+from .repeated import Ref, Repeated
 from .symbolic import CaptureError, Table
-
-
-class _Ref:
-    """A tensor computed by an earlier noted operation."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, number: int):
-        self.number = number
 
 
 class HostOps(TorchDispatchMode):
@@ -55,6 +48,7 @@ class HostOps(TorchDispatchMode):
         self._constants: dict[int, torch.Tensor] = {}
         self.operands: dict[int, tuple[Any, Callable[[], torch.Tensor]]] = {}
         self.reasons: list[str] = []
+        self._arranged: Repeated | None = None
 
     def refuse(self, what: str) -> None:
         """Refuse what a replay could not give, and remember that it was asked for.
@@ -114,7 +108,7 @@ class HostOps(TorchDispatchMode):
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
         def mark(leaf: Any) -> Any:
             if isinstance(leaf, torch.Tensor) and id(leaf) in self._numbers:
-                return _Ref(self._numbers[id(leaf)])
+                return Ref(self._numbers[id(leaf)])
             return leaf
 
         if func is torch.ops.aten.lift_fresh.default:  # torch.tensor(..): made just now
@@ -130,7 +124,7 @@ class HostOps(TorchDispatchMode):
             self._numbers[id(result)] = number
             self._note_made(result)
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(result, float):
-            return self.table.symbol(lambda: self.results[number], result)
+            return self.table.symbol(functools.partial(self.results.__getitem__, number), result)
         if not isinstance(result, torch.Tensor) and _has_values(result):
             self.reasons.append(
                 f"{metrics.user_location()} reads {result!r} from a tensor on the CPU ({func})"
@@ -165,13 +159,11 @@ class HostOps(TorchDispatchMode):
 
     def repeat(self) -> None:
         """Run the noted operations again, on the tensors' present values."""
-        self.restart()
-        for number, (func, args, kwargs) in enumerate(self.ops):
-            real = pytree.tree_map(self._real, args) if _has_ref(args) else args
-            self.results[number] = func(*real, **kwargs)
-
-    def _real(self, leaf: Any) -> Any:
-        return self.results[leaf.number] if isinstance(leaf, _Ref) else leaf
+        if self._fresh:
+            self.restart()
+        if self._arranged is None or self._arranged.count != len(self.ops):
+            self._arranged = Repeated(self.ops, self.results)
+        self._arranged.run()
 
 
 def _elsewhere(kwargs: Any) -> bool:
@@ -182,10 +174,6 @@ def _elsewhere(kwargs: Any) -> bool:
 def _has_values(result: Any) -> bool:
     """Whether an operation gave numbers to Python."""
     return any(isinstance(leaf, bool | int | float) for leaf in pytree.tree_leaves(result))
-
-
-def _has_ref(args: Any) -> bool:
-    return any(isinstance(arg, _Ref | list | tuple) for arg in args)
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -6,25 +6,19 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import torch
 
-from isoshard.core import metrics
-from isoshard.core.uneven import UnevenArray
 from isoshard.torch_bridge._torch_internals import pytree
 
-from .. import base, layouts, placement, program, random
-from ..blocks import padded
-from ..log import visible
-from ..recorder import materialize
+from .. import base, program, random
 from ..value import Storage, Value
+from .gathering import Gathering
 from .guards import Guard
 from .holders import Holder
 from .host import HostOps
-from .places import Argument, Computed, Gradient, New, Operand, Owner, Part, Place, Scene, View
+from .places import Argument, Computed, Gradient, New, Owner, Part, Place, Scene, View
 from .sealed import sealed
-from .symbolic import Table, filled
+from .symbolic import Scalars, Table, filled
 from .tensor_guard import TensorGuard
 
 
@@ -64,6 +58,12 @@ class Replay:
     guards: tuple[Guard, TensorGuard]
     written: list[tuple[Holder, torch.SymFloat]]
 
+    def __post_init__(self) -> None:
+        """Arrange what each run goes through."""
+        self._gathering = Gathering(self.plan, self.sources)
+        self._numbers = Scalars(self.table, self.scalars)
+        self._leaves, self._structure = pytree.tree_flatten(self.outputs)
+
     def fits(self) -> bool:
         """Whether the step would do the same again, on the same tensors."""
         values, tensors = self.guards
@@ -78,66 +78,21 @@ class Replay:
         """Run the step without repeating its CPU operations."""
         scene = Scene(arguments, self.owners)
         numbers = self.table.values()
-        scalars = [filled(scalar, numbers) for scalar in self.scalars]
-        donated = frozenset(self.plan.donated)
-        arrays = [
-            source
-            if isinstance(source, jax.Array | UnevenArray)
-            else self._from_host(position, source)
-            if isinstance(source, Operand)
-            else self._array(position, scene.storage(source), donated=position in donated)
-            for position, source in enumerate(self.sources)
-        ]
-        words = self.draws.take()
-        results = program.run(self.program, self.plan, padded(arrays), scalars, words)
-        values = [
-            Value(array, number)
-            for array, number in zip(results, self.program.layouts or (), strict=True)
-        ]
+        scalars = self._numbers.array(numbers)
+        arrays = self._gathering.arrays(scene)
+        results = program.run(self.program, self.plan, arrays, scalars, self.draws.take())
+        del arrays
+        values = list(map(Value, results, self.program.layouts or ()))
         for number, place in self.targets:
-            scene.storage(place).write(values[number])
+            storage = place if isinstance(place, Storage) else scene.storage(place)
+            storage.write(values[number])
         made = self._make(values)
         for place, scalar in self.written:
             place.put_back([filled(scalar, numbers)])
-        outputs = pytree.tree_map(
-            lambda mark: filled(_filled(mark, scene, made), numbers), self.outputs
-        )
+        leaves = [filled(_filled(mark, scene, made), numbers) for mark in self._leaves]
         for number, mark in self.gradients:
             scene.owner(number).grad = _filled(mark, scene, made)
-        return outputs
-
-    def _array(self, position: int, storage: Storage, *, donated: bool) -> jax.Array:
-        """An input of the program: a copy, if it is donated and somebody else can see it.
-
-        Args:
-            position: of the input.
-            storage: where its value is.
-            donated: whether the program overwrites its memory.
-        """
-        self._settle(position, visible(storage))
-        if not donated or storage.is_sole_holder():
-            return visible(storage).array
-        array: Any = visible(storage).array
-        (buffer,) = jax.tree.leaves(array)
-        metrics.count("copies")
-        metrics.count("copied_bytes", buffer.nbytes)
-        return jax.tree.map(jnp.copy, array)
-
-    def _from_host(self, position: int, source: Operand) -> jax.Array:
-        """An input of the program that a CPU tensor holds."""
-        value = base.host_value(source.read())
-        value.layout = self.plan.placed[position]
-        placement.place([value])
-        return value.array
-
-    def _settle(self, position: int, value: Value) -> None:
-        """Compute a value, and bring it to the layout that the program takes."""
-        if value.array is None:
-            materialize([value])
-        wanted = self.plan.placed[position]
-        if value.layout != wanted or not isinstance(value.array, jax.Array | UnevenArray):
-            value.layout = value.layout if wanted == layouts.UNPLACED else wanted
-            placement.place([value])
+        return pytree.tree_unflatten(leaves, self._structure)
 
     def _make(self, values: Sequence[Value]) -> list[base.LazyTensor]:
         """The tensors that are new in this run."""

@@ -24,7 +24,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+
+from ..random import scalar_dtype
+from .evaluating import Present, Rows
 
 
 class CaptureError(RuntimeError):
@@ -67,14 +71,19 @@ _COMPARISONS: dict[str, Callable[..., bool]] = {
 class Table:
     """The expressions of one captured step, in order of computation.
 
+    Equal expressions of the same operands are one row. Rows are evaluated by `Rows`.
+
     Attributes:
-        rows: `(function, operands)`; operands are row numbers. A symbol has no operands.
+        rows: `(function, operands)`; operands are row numbers. A symbol has no operands, nor has a
+            constant, whose function is the constant itself.
     """
 
     def __init__(self):
         """An empty table."""
         self._thread = threading.get_ident()
-        self.rows: list[tuple[Callable[..., float], tuple[int, ...]]] = []
+        self.rows: list[tuple[Any, tuple[int, ...]]] = []
+        self._known: dict[Any, int] = {}
+        self._arranged: Rows | None = None
 
     def is_foreign(self) -> bool:
         """Whether another thread captures the step: to this one, its symbols are numbers."""
@@ -87,23 +96,35 @@ class Table:
             read: gives its value then.
             value: its value now.
         """
-        return torch.SymFloat(self._node(read, (), value))
+        self.rows.append((read, ()))
+        return torch.SymFloat(Node(self, len(self.rows) - 1, value))
 
-    def _node(self, function: Callable[..., float], operands: tuple[int, ...], value: float):
-        self.rows.append((function, operands))
-        return Node(self, len(self.rows) - 1, value)
+    def constant(self, number: Any) -> int:
+        """The row of a number that stays."""
+        return self._row(number, (), (type(number), repr(number)))
 
     def compute(self, function: Callable[..., float], nodes: Sequence[Node]) -> Node:
-        """A new expression."""
+        """An expression; one that is there already, if it is."""
         value = function(*(node.value for node in nodes))
-        return self._node(function, tuple(node.row for node in nodes), value)
+        operands = tuple(node.row for node in nodes)
+        return Node(self, self._row(function, operands, (function, operands)), value)
 
-    def values(self) -> list[float]:
-        """The present value of every expression, by row."""
-        done: list[float] = []
-        for function, operands in self.rows:
-            done.append(function(*[done[row] for row in operands]))
-        return done
+    def _row(self, function: Any, operands: tuple[int, ...], key: Any) -> int:
+        row = self._known.get(key)
+        if row is None:
+            row = self._known[key] = len(self.rows)
+            self.rows.append((function, operands))
+        return row
+
+    def row_of(self, scalar: Any) -> int:
+        """The row of a scalar: of an expression, or of a constant."""
+        return scalar.node.row if isinstance(scalar, torch.SymFloat) else self.constant(scalar)
+
+    def values(self) -> Present:
+        """The present value of every expression."""
+        if self._arranged is None or self._arranged.count != len(self.rows):
+            self._arranged = Rows(self.rows)
+        return self._arranged.values()
 
     def evaluate(self, scalars: Sequence[Any]) -> list[float]:
         """The present value of each scalar: floats stay, expressions are computed."""
@@ -111,7 +132,33 @@ class Table:
         return [filled(scalar, done) for scalar in scalars]
 
 
-def filled(scalar: Any, values: Sequence[float]) -> Any:
+class Scalars:
+    """The lifted floats of a program: constants and expressions.
+
+    Args:
+        table: of the expressions.
+        scalars: in the program's order.
+    """
+
+    def __init__(self, table: Table, scalars: Sequence[Any]):
+        """Find their rows."""
+        self._rows = [table.row_of(scalar) for scalar in scalars]
+        self._arranged: tuple[Any, list[int], np.ndarray] = (None, [], np.zeros(0, np.intp))
+
+    def array(self, values: Present) -> np.ndarray:
+        """Their present values, as the program takes them."""
+        where, chosen, index = self._arranged
+        if where is not values.where:
+            where = values.where
+            places = [where[row] for row in self._rows]
+            chosen, index = np.unique(np.array(places, np.intp), return_inverse=True)
+            chosen = chosen.tolist()
+            self._arranged = (where, chosen, index)
+        numbers = values.numbers
+        return np.asarray([numbers[place] for place in chosen], scalar_dtype()).take(index)
+
+
+def filled(scalar: Any, values: Present) -> Any:
     """The value of an expression among those of its table; anything else stands for itself."""
     return values[scalar.node.row] if isinstance(scalar, torch.SymFloat) else scalar
 
@@ -152,7 +199,7 @@ class Node:
 
     def wrap_float(self, number: float) -> Node:
         """A constant as an expression."""
-        return self.table._node(lambda: number, (), number)
+        return Node(self.table, self.table.constant(number), number)
 
     wrap_int = wrap_float
 

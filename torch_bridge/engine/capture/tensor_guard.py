@@ -61,9 +61,9 @@ class TensorGuard:
         return tuple(map(gradient_state, gradients))
 
     def _hook_states(self) -> tuple[Any, ...] | None:
-        hooks = list(chain.from_iterable(map(_HOOKS, self._owners)))
-        if not any(hooks):
+        if not any(chain.from_iterable(map(_HOOKS, self._owners))):
             return None
+        hooks = chain.from_iterable(map(_HOOKS, self._owners))
         return tuple([tuple(one.values()) if one else None for one in hooks])
 
 

@@ -1,0 +1,115 @@
+"""The present values of the expressions of a captured step.
+
+An optimizer computes the same expressions for each parameter: of its own step count, which is the
+same as that of the others. So the symbols that had one value when they were first read are taken
+for one, as long as they are still equal, and their expressions are computed once. Where they are
+not, each is computed for itself.
+
+>>> import operator
+>>> steps = [2.0, 2.0]
+>>> rows = [(lambda: steps[0], ()), (lambda: steps[1], ()), (0.5, ())]
+>>> rows += [(operator.pow, (2, 0)), (operator.pow, (2, 1))]
+>>> found = Rows(rows)
+>>> present = found.values()
+>>> present[3], present[4], len(present.numbers)
+(0.25, 0.25, 3)
+>>> steps[1] = 3.0
+>>> present = found.values()
+>>> present[3], present[4], len(present.numbers)
+(0.25, 0.125, 5)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Present:
+    """The values of rows.
+
+    Attributes:
+        numbers: values; equal ones may be there once.
+        where: for each row, which of them; the same object as long as nothing moves.
+    """
+
+    numbers: list[Any]
+    where: list[int]
+
+    def __getitem__(self, row: int) -> Any:
+        """The value of a row."""
+        return self.numbers[self.where[row]]
+
+
+class Rows:
+    """The rows of a table, to be evaluated again and again.
+
+    Args:
+        rows: as of `symbolic.Table`.
+
+    Attributes:
+        count: how many there are.
+    """
+
+    def __init__(self, rows: Sequence[tuple[Any, tuple[int, ...]]]):
+        """Read the symbols once, to see which are equal."""
+        self.count = len(rows)
+        self._reads = [what for what, operands in rows if not operands and callable(what)]
+        firsts: dict[Any, int] = {}
+        read = [ask() for ask in self._reads]
+        like = [firsts.setdefault((type(one), repr(one)), n) for n, one in enumerate(read)]
+        self._others = [n for n, first in enumerate(like) if first != n]
+        self._firsts = [like[n] for n in self._others]
+        self._folded = _Order(rows, like)
+        self._every = _Order(rows, range(len(like))) if self._others else self._folded
+
+    def values(self) -> Present:
+        """Read the symbols, and compute what depends on them."""
+        read = [ask() for ask in self._reads]
+        return (self._folded if self._are_alike(read) else self._every).values(read)
+
+    def _are_alike(self, read: list[Any]) -> bool:
+        """Whether the symbols that were equal are still so, to the last bit."""
+        others = list(map(read.__getitem__, self._others))
+        firsts = list(map(read.__getitem__, self._firsts))
+        same = others == firsts and all(others)  # 0.0 is equal to -0.0
+        return same and list(map(type, others)) == list(map(type, firsts))
+
+
+class _Order:
+    """Rows without those that are the same as others.
+
+    Args:
+        rows: as of `Rows`.
+        like: for each symbol, the first one that is equal to it.
+    """
+
+    def __init__(self, rows: Sequence[tuple[Any, tuple[int, ...]]], like: Sequence[int]):
+        """Number what is left: symbols, then constants, then what is computed."""
+        symbols = [row for row, (what, taken) in enumerate(rows) if not taken and callable(what)]
+        constants = [row for row, (what, _) in enumerate(rows) if not callable(what)]
+        self._symbols = [n for n, first in enumerate(like) if first == n]
+        self._constants = [rows[row][0] for row in constants]
+        where = dict(zip(constants, itertools.count(len(self._symbols))))
+        places = {first: place for place, first in enumerate(self._symbols)}
+        where |= {row: places[first] for row, first in zip(symbols, like, strict=True)}
+        self._steps: list[tuple[Callable[..., Any], tuple[int, ...]]] = []
+        known: dict[Any, int] = {}
+        for row, (function, operands) in enumerate(rows):
+            if operands:
+                step = (function, tuple([where[operand] for operand in operands]))
+                if step not in known:
+                    known[step] = len(self._symbols) + len(constants) + len(self._steps)
+                    self._steps.append(step)
+                where[row] = known[step]
+        self._where = [where[row] for row in range(len(rows))]
+
+    def values(self, read: list[Any]) -> Present:
+        """Compute from what the symbols are now."""
+        done = [read[number] for number in self._symbols] + self._constants
+        for function, operands in self._steps:
+            done.append(function(*[done[operand] for operand in operands]))
+        return Present(done, self._where)
