@@ -20,14 +20,14 @@ Only the main thread runs handlers, so other threads have nothing to put off.
 
 from __future__ import annotations
 
+import importlib
 import signal
 import threading
 from types import FrameType
 from typing import Any
 
 _SIGNALS = (int(signal.SIGINT), int(signal.SIGTERM))
-_put: Any = getattr(signal.signal, "__wrapped__", signal.signal)  # without enums: a tenth of it
-_get: Any = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+_C: Any = importlib.import_module("_signal")  # what `signal` wraps, without enums: a tenth of it
 
 
 class Uninterrupted:
@@ -42,15 +42,15 @@ class Uninterrupted:
         if threading.get_ident() != threading.main_thread().ident:
             return
         for number in _SIGNALS:
-            handler = _get(number)
+            handler = _C.getsignal(number)
             if callable(handler) and not isinstance(handler, _Waiting):
                 self._handlers.append((number, handler))
-                _put(number, _Waiting(self._came))
+                _C.signal(number, _Waiting(self._came))
 
     def __exit__(self, *exc: object) -> None:
         """Let them come."""
         for number, handler in self._handlers:
-            _put(number, handler)
+            _C.signal(number, handler)
         handlers = dict(self._handlers)
         for number, frame in self._came:
             handlers[number](number, frame)

@@ -219,6 +219,10 @@ class Reachable:
         elif isinstance(thing, torch.amp.GradScaler):
             self.scalers.append(thing)
         elif not is_open_kind(kind):
+            if kind.__module__.startswith("isoshard."):
+                self._push(
+                    vars(thing).get("__wrapped__") if hasattr(thing, "__dict__") else None, path
+                )
             if hasattr(kind, "__next__"):
                 self.unwatched.append(f"{path}, a {kind.__name__}, may be advanced by it")
             return

@@ -11,6 +11,7 @@ import torch
 from isoshard.torch_bridge._torch_internals import pytree
 
 from .. import base, program, random
+from ..interrupts import Uninterrupted
 from ..value import Storage, Value
 from .gathering import Gathering
 from .guards import Guard
@@ -71,11 +72,16 @@ class Replay:
 
     def __call__(self, arguments: list[base.LazyTensor]) -> Any:
         """Run the step on the present values."""
-        self.host.repeat()
-        return self.run(arguments)
+        with Uninterrupted():  # counters, weights and optimizer state move together
+            self.host.repeat()
+            return self._run(arguments)
 
     def run(self, arguments: list[base.LazyTensor]) -> Any:
         """Run the step without repeating its CPU operations."""
+        with Uninterrupted():
+            return self._run(arguments)
+
+    def _run(self, arguments: list[base.LazyTensor]) -> Any:
         scene = Scene(arguments, self.owners)
         numbers = self.table.values()
         scalars = self._numbers.array(numbers)
