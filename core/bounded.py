@@ -69,6 +69,7 @@ class Recent(dict[_Key, _Value], Generic[_Key, _Value]):
     def __init__(self, most: int):
         """Start empty."""
         super().__init__()
+        self.most = most
         self.half = most // 2
         self.older: dict[_Key, _Value] = {}
         self._turning = threading.RLock()
