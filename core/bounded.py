@@ -11,8 +11,8 @@ never end must not fill the memory.
 >>> recent = Recent(4)
 >>> for n in range(6):
 ...     recent[n] = n * n
->>> [recent.lookup(n) for n in range(6)]
-[None, None, 4, 9, 16, 25]
+>>> recent.lookup(0), recent.lookup(2), recent.lookup(5)
+(None, 4, 25)
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class Recent(dict[_Key, _Value], Generic[_Key, _Value]):
     def __init__(self, most: int):
         """Start empty."""
         super().__init__()
+        self.most = most
         self.half = most // 2
         self.older: dict[_Key, _Value] = {}
         self._turning = threading.RLock()

@@ -1,7 +1,9 @@
 """Shardings as small integers.
 
 Hashing a `NamedSharding` costs a microsecond, and a training step has hundreds of them. Each
-distinct layout is interned once; from then on the engine compares and hashes integers.
+distinct layout is interned once; from then on the engine compares and hashes integers. A number may
+stand in a value or a compile key, so a layout is kept for ever, and nothing bounds how many: there
+are as many as a program names meshes, specs and sizes of unequal blocks.
 
 >>> from isoshard import P, make_mesh
 >>> mesh = make_mesh((8,), ("x",))

@@ -22,13 +22,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.core.errors import ShardingError
 from isoshard.core.mesh import mesh_of
 from isoshard.core.uneven import UnevenArray
 
 from . import layouts
 
-_KNOWN: dict[frozenset[int], dict[int, int]] = {}
+_KNOWN: Bounded[frozenset[int], dict[int, int]] = Bounded(PROGRAMS)
 
 
 def refine(numbers: Iterable[int]) -> dict[int, int]:
