@@ -282,7 +282,7 @@ def run(
     program: Program,
     plan: Plan,
     arrays: Sequence[jax.Array],
-    scalars: Sequence[float],
+    scalars: Sequence[float] | np.ndarray,
     words: list[random.Word],
 ) -> list[jax.Array]:
     """Execute a program."""
