@@ -95,6 +95,18 @@ all_hooks: Callable[[torch.Tensor], tuple[Any, Any]] = (
 )
 
 
+def fields_and_hooks(*names: str) -> Callable[[torch.Tensor], tuple[Any, ...]]:
+    """A function that gives public fields of a tensor, and then what `all_hooks` gives.
+
+    Args:
+        names: of the fields, two or more.
+    """
+    if isinstance(all_hooks, operator.attrgetter):
+        return operator.attrgetter(*names, "_backward_hooks", "_post_accumulate_grad_hooks")
+    fields = operator.attrgetter(*names)
+    return lambda tensor: (*fields(tensor), *all_hooks(tensor))
+
+
 def _node() -> Any:
     with torch.inference_mode(False), torch.enable_grad():
         return torch.zeros((), device="cpu", requires_grad=True).view(()).grad_fn

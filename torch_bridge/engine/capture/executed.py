@@ -21,6 +21,7 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
+import importlib.util
 import os
 import random
 import sys
@@ -270,13 +271,22 @@ _ROOMS = ("core", "torch_bridge", "jax_bridge", "onnx_bridge", "cli", "src")
 _HOME = Path(__file__).parents[3]
 _OURS = (*(str(_HOME / room) + os.sep for room in _ROOMS), str(_HOME / "__init__.py"))
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
+_SITE = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _IMPORTLIB = _STDLIB + "importlib" + os.sep
-_SITE = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
 _LIBRARIES = (
     *("jax", "jaxlib", "numpy", "scipy", "ml_dtypes", "opt_einsum", "_pytest", "pluggy"),
     *("filelock", "zstandard", "etils", "fsspec", "tensorstore", "absl"),  # of JAX's cache
 )
-_CLOSED = tuple(directory + name + os.sep for directory in _SITE for name in _LIBRARIES)
+
+
+def _folder(library: str) -> str | None:
+    """Where a library lies, which need not be where this package does."""
+    spec = importlib.util.find_spec(library)
+    places = None if spec is None else spec.submodule_search_locations
+    return f"{places[0]}{os.sep}" if places else None
+
+
+_CLOSED = tuple(folder for folder in map(_folder, _LIBRARIES) if folder is not None)
 
 
 @functools.lru_cache(4096)
@@ -285,7 +295,7 @@ def _is_internal(filename: str) -> bool:
         return not filename.startswith(_WATCHED_TORCH)
     if filename.startswith((*_OURS, *_CLOSED, "<frozen ")):
         return True
-    return filename.startswith(_STDLIB) and not filename.startswith(_SITE)
+    return _is_of_python(filename)
 
 
 def is_internal(code: types.CodeType) -> bool:
@@ -296,7 +306,11 @@ def is_internal(code: types.CodeType) -> bool:
 def _is_python(code: types.CodeType) -> bool:
     """Whether code is of Python's library, but for imports."""
     filename = code.co_filename
-    return filename.startswith(_STDLIB) and not filename.startswith((*_SITE, _IMPORTLIB))
+    return _is_of_python(filename) and not filename.startswith(_IMPORTLIB)
+
+
+def _is_of_python(filename: str) -> bool:
+    return filename.startswith(_STDLIB) and not any(site in filename for site in _SITE)
 
 
 def _random_state() -> tuple[Any, ...]:

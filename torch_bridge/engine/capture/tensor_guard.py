@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks
+from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks, fields_and_hooks
 
 from .. import base
 
@@ -35,6 +35,15 @@ class TensorGuard:
         self._wanted = list(map(_REQUIRES_GRAD, self._owners))
         self._gradients = self._gradient_states()
         self._hooks = self._hook_states()
+        bare = self._gradients is None and self._hooks is None
+        self._bare = [
+            (
+                {(wanted, None, None, None)},
+                [one for one in self._owners if one.requires_grad is wanted],
+            )
+            for wanted in set(self._wanted)
+            if bare
+        ]
 
     def holds(self) -> bool:
         """Whether nothing of it changed."""
@@ -45,7 +54,21 @@ class TensorGuard:
         return (
             self.are_in_place()
             and all(map(operator.is_, map(_MARK, self._storages), self._marks))
-            and list(map(_REQUIRES_GRAD, self._owners)) == self._wanted
+            and (self._are_bare() or self._are_as_before())
+        )
+
+    def _are_bare(self) -> bool:
+        """Whether no owner has a gradient or hooks, as before: each is looked at once."""
+        if not self._bare:
+            return False
+        try:
+            return all(set(map(_STATE, owners)) == states for states, owners in self._bare)
+        except TypeError:  # a dictionary of hooks has no hash
+            return False
+
+    def _are_as_before(self) -> bool:
+        return (
+            list(map(_REQUIRES_GRAD, self._owners)) == self._wanted
             and self._gradient_states() == self._gradients
             and self._hook_states() == self._hooks
         )
@@ -79,3 +102,5 @@ _MARK = operator.attrgetter("annotation")
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 _GRADIENT = operator.attrgetter("grad")
 _HOOKS = all_hooks
+
+_STATE = fields_and_hooks("requires_grad", "grad")
