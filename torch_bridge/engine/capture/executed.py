@@ -21,6 +21,7 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
+import gc
 import importlib.util
 import os
 import random
@@ -62,7 +63,8 @@ class Executed:
         self.reasons: list[str] = []
         self.is_partial = False
         self._around: Executed | None = None
-        self._imports = 0
+        self._beside = 0
+        self._collecting: set[int] = set()
         self._kept: list[types.CodeType] = []
         self._open: set[int] = set()
 
@@ -71,6 +73,7 @@ class Executed:
         self._random = _random_state()
         self._before = sys.getprofile()
         self._around = current()
+        self._collecting = {id(getattr(one, "__code__", None)) for one in gc.callbacks}
         sys.setprofile(self._note)
         return self
 
@@ -98,9 +101,9 @@ class Executed:
         self._kept += other._kept
 
     def _note(self, frame: types.FrameType, event: str, asked: Any) -> None:
-        if frame.f_code.co_name == "<module>" and _is_imported(frame):  # which happens once
-            self._imports += {"call": 1, "return": -1}.get(event, 0)
-        elif self._imports:
+        if self._is_beside(frame):
+            self._beside += {"call": 1, "return": -1}.get(event, 0)
+        elif self._beside:
             return
         elif event == "call":
             code = frame.f_code
@@ -127,6 +130,12 @@ class Executed:
                     user = user.f_back
                 if user is not None and not is_internal(user.f_code):
                     self._note_call(user, asked, what)
+
+    def _is_beside(self, frame: types.FrameType) -> bool:
+        """Whether a frame runs beside the step: a module being imported, once, or a collection."""
+        code = frame.f_code
+        imported = code.co_name == "<module>" and _is_imported(frame)
+        return imported or id(code) in self._collecting
 
     def _note_call(self, frame: types.FrameType, asked: Any, what: str) -> None:
         owner = getattr(asked, "__self__", None)

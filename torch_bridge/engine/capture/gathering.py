@@ -8,7 +8,6 @@ of all at once, in C. Only inputs for which that leaves a doubt are looked at on
 from __future__ import annotations
 
 import operator
-import sys
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -50,7 +49,6 @@ class Gathering:
         self._found = [n for n, one in enumerate(self._storages) if not isinstance(one, Storage)]
         donated = set(plan.donated)
         self._donated = [n for n, position in enumerate(self._positions) if position in donated]
-        self._pick = operator.itemgetter(*self._donated, len(self._positions))
 
     def arrays(self, scene: Scene) -> list[jax.Array]:
         """The arrays to call the program with.
@@ -74,37 +72,25 @@ class Gathering:
     def _at_once(self, storages: list[Storage]) -> tuple[list[Any], dict[int, bool]]:
         """The arrays of values, and which are to be looked at one by one.
 
-        A value that a storage alone refers to counts one reference fewer than any other. How many
-        that are, a value says that is made for it.
-
         Returns:
             The arrays; and by number those in doubt, with whether the program overwrites them.
         """
-        holders = [*storages, _Holder(Value())]
-        values = list(map(_VALUE, holders))
+        values = list(map(_VALUE, storages))
         arrays = list(map(_ARRAY, values))
-        del arrays[-1]
-        doubts: dict[int, bool] = {}
+        doubts: set[int] = set()
         if any(not issubclass(kind, jax.Array | UnevenArray) for kind in set(map(type, arrays))):
             ready = [isinstance(one, jax.Array | UnevenArray) for one in arrays]
-            doubts |= {n: False for n, is_ready in enumerate(ready) if not is_ready}
+            doubts |= {n for n, is_ready in enumerate(ready) if not is_ready}
         found = list(map(_LAYOUT, values))
-        del found[-1]
         if found != self._placed:
             pairs = zip(found, self._placed, strict=True)
-            doubts |= {n: False for n, (layout, wanted) in enumerate(pairs) if layout != wanted}
-        if self._donated:
-            *counts, alone = self._pick(list(map(sys.getrefcount, values)))
-            *taken, _ = self._pick(list(map(_TAKEN, values)))
-            *weak, _ = self._pick(list(map(weakref.getweakrefcount, values)))
-            total = len(self._donated)
-            if not counts.count(alone) == taken.count(None) == weak.count(0) == total:
-                facts = zip(self._donated, counts, taken, weak, strict=True)
-                doubts |= {n: True for n, *fact in facts if fact != [alone, None, 0]}
-            if doubts:
-                donated = set(self._donated)
-                doubts = {n: n in donated for n in doubts}
-        return arrays, doubts
+            doubts |= {n for n, (layout, wanted) in enumerate(pairs) if layout != wanted}
+        certain = [n for n in self._donated if n not in doubts] if doubts else self._donated
+        doubts |= _seen_elsewhere(certain, storages, values)
+        if not doubts:
+            return arrays, {}
+        donated = set(self._donated)
+        return arrays, {n: n in donated for n in doubts}
 
     def _one(self, number: int, storage: Storage, *, donated: bool) -> Any:
         """An input of the program: a copy, if it is donated and somebody else can see it.
@@ -139,16 +125,38 @@ class Gathering:
             placement.place([value])
 
 
-class _Holder:
-    """Holds a value as a storage does."""
+def _seen_elsewhere(
+    numbers: Sequence[int], storages: Sequence[Storage], values: list[Value]
+) -> set[int]:
+    """Which of these storages are not the only ones to hold their values.
 
-    __slots__ = ("value",)
+    Each gives its value up for another one with the same array, as in `Storage.is_sole_holder`: a
+    value that dies was seen by nobody else.
 
-    def __init__(self, value: Value):
-        self.value = value
+    Args:
+        numbers: of the storages.
+        storages: all of them.
+        values: what they hold; emptied.
+    """
+    found = {n for n in numbers if values[n].taken is not None}
+    last: list[tuple[int, Any]] = []
+    for number in numbers:
+        if number not in found:
+            value = values[number]
+            last.append((number, weakref.ref(value)))
+            new = Value(value.array, value.layout)
+            new.memory = value.memory
+            storages[number].value = new
+    value = None
+    values.clear()
+    for number, ask in last:
+        held = ask()
+        if held is not None:
+            storages[number].value = held
+            found.add(number)
+    return found
 
 
 _VALUE = operator.attrgetter("value")
 _ARRAY = operator.attrgetter("array")
 _LAYOUT = operator.attrgetter("layout")
-_TAKEN = operator.attrgetter("taken")
