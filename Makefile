@@ -22,13 +22,6 @@ INSTALL := $(PIP) install --quiet --constraint constraints.txt --no-build-isolat
 
 # What the tests compile is kept, for all steps and later runs, by processor and away from the
 # checkout, so that a fresh clone finds it too. JAX's key has all else that a program depends on.
-CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/isoshard-tests
-CPU := $(shell grep -m 1 -E '^(flags|Features)' /proc/cpuinfo 2>/dev/null | cksum | cut -d ' ' -f 1)
-CACHED := test test-all notebooks conformance test-torchrun
-$(CACHED): export JAX_COMPILATION_CACHE_DIR ?= $(CACHE)/$(CPU)
-$(CACHED): export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
-$(CACHED): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
-
 .DEFAULT_GOAL := help
 .PHONY: help demo domain notebooks test test-all conformance fuzz bench bench-peers test-newest
 .PHONY: test-oldest test-torch-xla test-torch-xla-if-changed test-torchrun lint types wheel clean
@@ -48,12 +41,10 @@ notebooks: $(VENV)/.notebooks-installed  ## tutorials against what they keep: a 
 	$(BIN)/python -m notebooks $(ARGS)
 
 test: lint types  ## format, lint, types of the wheel, the tests and a sample of sweeps (PYTEST_ARGS=-x)
-	$(BIN)/python -m tiers.compiled
 	$(BIN)/pytest --sweeps sample -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/pytest --sweeps few -m sweep -n $(WORKERS) tests/torch_bridge
 
 test-all: lint types  ## everything there is, and note what passed (2 hours on two cores)
-	$(BIN)/python -m tiers.compiled
 	$(BIN)/pytest --sweeps note -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 	$(BIN)/pytest tests/multi_process
 	$(BIN)/python -m notebooks --all --note

@@ -57,9 +57,28 @@ def fresh():
     torch.compiler.reset()
 
 
+KNOWN = {
+    ("dynamo", "the clock"): "a float that dynamo made an input can lag a call behind",
+    ("dynamo", "time.time"): "a float that dynamo made an input can lag a call behind",
+    ("dynamo", "a function handler"): "dynamo's guards do not see that a handler was registered",
+}
+"""What is not mended yet; a lag depends on the clock, so it does not fail each time."""
+
+
 def rows(*modes: str) -> list[Any]:
     return [
-        pytest.param(case, mode, id=f"{mode}-{case.name.replace(' ', '_')}")
+        pytest.param(
+            case,
+            mode,
+            id=f"{mode}-{case.name.replace(' ', '_')}",
+            marks=[
+                pytest.mark.xfail(
+                    reason=KNOWN[mode, case.name], strict=case.name == "a function handler"
+                )
+            ]
+            if (mode, case.name) in KNOWN
+            else [],
+        )
         for mode in modes
         for case in CASES
         if mode not in case.without
