@@ -20,8 +20,6 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt --no-build-isolation
 
-# What the tests compile is kept, for all steps and later runs, by processor and away from the
-# checkout, so that a fresh clone finds it too. JAX's key has all else that a program depends on.
 .DEFAULT_GOAL := help
 .PHONY: help demo domain notebooks test test-all conformance fuzz bench bench-peers test-newest
 .PHONY: test-oldest test-torch-xla test-torch-xla-if-changed test-torchrun lint types wheel clean
