@@ -173,8 +173,9 @@ def current() -> Executed | None:
 
 
 def _is_imported(frame: types.FrameType) -> bool:
-    """Whether a frame is a module's, while it is imported."""
-    return getattr(frame.f_globals.get("__spec__"), "_initializing", False)
+    """Whether a frame is a module's, while it is imported: `eval` and `exec` bring no loader."""
+    code, loader = frame.f_code, frame.f_globals.get("__loader__")
+    return loader is not None and code.co_filename == frame.f_globals.get("__file__")
 
 
 def _is_compiled(name: str) -> bool:
