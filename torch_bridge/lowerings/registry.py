@@ -9,6 +9,7 @@ torch promises, so a lowering need only be right in value and shape.
 >>> @lower("doc::softsign")
 ... def softsign(x):
 ...     return x / (1 + abs(x))
+>>> import torch
 >>> "doc::softsign" in names(), find(torch.ops.aten.relu.default).name
 (True, 'aten::relu')
 
