@@ -41,9 +41,8 @@ from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine import aside, base, layouts
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.capture.reachable import modules_of
-from isoshard.torch_bridge.engine.loop import Input
 from isoshard.torch_bridge.engine.once import Once, once_of
-from isoshard.torch_bridge.engine.run_aside import Run, snapshots, wants_as_before, whole
+from isoshard.torch_bridge.engine.run_aside import Input, Run, snapshots, wants_as_before, whole
 from isoshard.torch_bridge.engine.value import Aval, Storage
 
 

@@ -32,6 +32,7 @@ from isoshard.torch_bridge._torch_internals.tensor_fields import sequence_number
 from isoshard.torch_bridge.dtypes import logical_dtype
 
 from . import base, random
+from .graph_leaves import leaves_of
 from .log import Log, note_constant, noted_in
 from .recipes import RECIPES as recipes
 from .recipes import Recipe
@@ -77,6 +78,7 @@ class Aside(Recorder):
         self._firsts: list[Value] = []
         self._mode = _Aliasing(self)
         self._mark: random.Mark | None = None
+        self._ended = False
 
     def input(self, aval: Aval, *, requires_grad: bool = False) -> base.LazyTensor:
         """A tensor that stands for a value to come."""
@@ -99,6 +101,7 @@ class Aside(Recorder):
     def __exit__(self, *exc: Any) -> None:
         """Record where it was recorded before."""
         assert self._mark is not None
+        self._ended = True
         self._mode.__exit__(*exc)
         self._mark.__exit__(*exc)
         draws = self._mark.draws().words
@@ -210,6 +213,17 @@ class Aside(Recorder):
             if not self._is_same(tensor._storage.value, first)
         ]
 
+    def refuse_gradients_behind(self, carried: Sequence[base.LazyTensor], what: str) -> None:
+        """Refuse gradients taken inside with respect to tensors from around.
+
+        What the runs before did with such a tensor would be missing where a graph leads to them.
+
+        Args:
+            carried: inputs behind which the graph of the run before would go on.
+            what: what the code is, for messages.
+        """
+        self._mode.refuse_behind(carried, what)
+
     def put_back(self) -> None:
         """Give memory from before what it held."""
         for storage, first in zip(self.outside, self._firsts, strict=True):
@@ -231,10 +245,16 @@ class Aside(Recorder):
         Raises:
             RuntimeError: always.
         """
+        if self._ended:
+            raise RuntimeError(
+                "a tensor that was made by code that runs as one loop or one function of the "
+                "compiled program outlives it: it was kept in an attribute, a list or a variable, "
+                "and stands for a value of every step. Return the tensor from that code instead."
+            )
         raise RuntimeError(
             "code that runs as one loop or one function of the compiled program needs the value of "
-            "a tensor that is not computed yet, or such a tensor was kept after it. Return the "
-            "tensor, and read it outside (for a Python branch, use torch.where)."
+            "a tensor that is not computed yet. Return the tensor, and read it outside (for a "
+            "Python branch, use torch.where)."
         )
 
     def _is_same(self, value: Value, first: Value) -> bool:
@@ -288,12 +308,32 @@ class _Aliasing(TorchFunctionMode):
         self._aside = aside
         self._known: dict[int, Any] = {}
         self._begun = _sequence()
+        self._carried: set[int] = set()
+        self._what = ""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not torch.is_grad_enabled() or recorder() is not self._aside:
             return func(*args, **(kwargs or {}))
         args, kwargs = pytree.tree_map_only(base.LazyTensor, self.inside, (args, kwargs or {}))
+        if func is torch.autograd.grad:
+            self._check_gradient(*args, **kwargs)
         return func(*args, **kwargs)
+
+    def refuse_behind(self, carried: Sequence[base.LazyTensor], what: str) -> None:
+        self._carried, self._what = {id(one) for one in carried}, what
+
+    def _check_gradient(self, outputs: Any, inputs: Any, *_: Any, **__: Any) -> None:
+        asked = pytree.tree_leaves(inputs)
+        aliases = [alias for _, alias in self._aside.aliases if any(alias is one for one in asked)]
+        if not aliases or not self._carried:
+            return
+        graphs = [one.grad_fn for one in pytree.tree_leaves(outputs) if one is not None]
+        if not self._carried.isdisjoint(id(leaf) for leaf in leaves_of(graphs)):
+            raise ValueError(
+                f"{self._what} takes the gradient of a tensor of shape {tuple(aliases[0].shape)} "
+                "from outside of the loop, and what earlier steps did with it would be missing. "
+                "Detach what is handed on from step to step, or take the gradient outside."
+            )
 
     def inside(self, tensor: base.LazyTensor) -> base.LazyTensor:
         found = self._known.get(id(tensor))

@@ -8,6 +8,7 @@ is the function, the second its gradient.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,11 +16,26 @@ import torch
 
 from . import base
 from .aside import Aside
-from .loop import Input
+from .graph_leaves import leaves_of
 from .value import Aval, Storage, Value
 from .views import Chain
 
 Code = Callable[[list[Any]], Sequence[base.LazyTensor]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """One argument of code that is recorded aside.
+
+    Attributes:
+        aval: its size, stride and dtype.
+        wanted: whether its gradient is wanted.
+        carried: whether it comes from the run of the same code before.
+    """
+
+    aval: Aval
+    wanted: bool
+    carried: bool = False
 
 
 class Run:
@@ -31,6 +47,8 @@ class Run:
         what: what the code is, for messages.
         backward: whether its gradient is recorded as well, where something wants one.
         may_write: whether it may write to inputs whose gradient is not wanted.
+        may_collect: whether it may call `backward` itself; its gradients are then among those
+            found.
 
     Attributes:
         aside: what was recorded.
@@ -49,8 +67,8 @@ class Run:
 
     Raises:
         TypeError: a result is no tensor on the `jax` device.
-        ValueError: the code writes to an argument, or uses a tensor in a way that hides its
-            gradient.
+        ValueError: the code writes to an argument, calls `backward`, or uses a tensor in a way that
+            hides its gradient.
     """
 
     def __init__(
@@ -61,16 +79,20 @@ class Run:
         *,
         backward: bool = True,
         may_write: bool = False,
+        may_collect: bool = False,
     ):
         """Run the code."""
         self.aside = aside = Aside()
-        self._what, self._may_write = what, may_write
+        self._what, self._may_write, self._may_collect = what, may_write, may_collect
         tensors = [
             aside.input(Aval.contiguous(one.aval.meta.size, one.aval.meta.dtype)) for one in inputs
         ]
         for one, tensor in zip(inputs, tensors, strict=True):
             tensor.requires_grad_(one.wanted)
         self._tensors = tensors
+        aside.refuse_gradients_behind(
+            [one for one, given in zip(tensors, inputs, strict=True) if given.carried], what
+        )
         self.wanted = [one.wanted for one in inputs]
         self.input_avals = [tensor._aval for tensor in tensors]
         wants = any(one.wanted for one in inputs) or (backward and torch.is_grad_enabled())
@@ -93,6 +115,13 @@ class Run:
                     f"{self._what} must return tensors on the jax device, and returned one {kind}"
                 )
         results[:] = [self.aside.alias(result) for result in results]
+        collected = [one for one in self._leaves() if one.grad is not None]
+        if collected and not self._may_collect:
+            raise ValueError(
+                f"{self._what} calls backward(), whose gradient for a tensor of shape "
+                f"{tuple(collected[0].shape)} would be lost; return the loss, and call backward() "
+                "on what comes out"
+            )
         self.results = self.aside.slots(results)
         self.avals = [Aval.contiguous(tuple(one.shape), one.dtype) for one in results]
         self.annotations = [None if one._chain.ops else one._storage.annotation for one in results]
@@ -120,8 +149,11 @@ class Run:
                         "return the new value instead"
                     )
 
+    def _leaves(self) -> list[base.LazyTensor]:
+        return [*self._tensors, *(alias for _, alias in self.aside.aliases)]
+
     def _differentiate(self, results: Sequence[base.LazyTensor]) -> None:
-        leaves = [*self._tensors, *(alias for _, alias in self.aside.aliases)]
+        leaves = self._leaves()
         self._check_graph(results, leaves)
         grads = [self.aside.input(self.avals[number]) for number in self.differentiable]
         self.given = self.aside.slots(grads)
@@ -141,16 +173,8 @@ class Run:
     ) -> None:
         """Refuse a graph that ends in a tensor from around."""
         mine = {id(leaf) for leaf in leaves}
-        stack = [results[number].grad_fn for number in self.differentiable]
-        seen: set[Any] = set()
-        while stack:
-            node: Any = stack.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            stack += [following for following, _ in node.next_functions]
-            variable = getattr(node, "variable", None)
-            if variable is None or id(variable) in mine:
+        for variable in leaves_of([results[number].grad_fn for number in self.differentiable]):
+            if id(variable) in mine:
                 continue
             made_here = (
                 isinstance(variable, base.LazyTensor)

@@ -29,9 +29,8 @@ import torch
 from isoshard.core.bounded import PROGRAMS, Interned
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.loop import Input
 from isoshard.torch_bridge.engine.piece import Piece, cut
-from isoshard.torch_bridge.engine.run_aside import Run, aval_of, whole
+from isoshard.torch_bridge.engine.run_aside import Input, Run, aval_of, whole
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval
 
@@ -75,7 +74,7 @@ def accumulate(
         return [loss / count, *[one.detach() for one in rest]]
 
     with torch.enable_grad():
-        run = Run(code, inputs, "the training step")
+        run = Run(code, inputs, "the training step", may_collect=True)
     originals = [original for original, _ in run.aside.aliases]
     places = {id(original): number for number, original in enumerate(originals)}
     mine = [one for one in parameters if id(one) in places]

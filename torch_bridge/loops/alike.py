@@ -11,6 +11,7 @@ ValueError: scanned layers must be alike, but layer 1 differs from layer 0 in: p
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -63,7 +64,20 @@ class Stack:
             for name, child in own_modules(module).items()
         ]
         self._layers = list(layers)
-        self._constraints = self._hooked()
+        self._hooks = self._hooked()
+        self._tables = [
+            table(module)
+            for modules in self._modules
+            for module in modules
+            for table in (vars, own_parameters, own_buffers, own_modules)
+        ]
+        self._sizes = list(map(len, self._tables))
+        self._ties = self._tied()
+        self._options = [
+            (operator.itemgetter(*keys, *keys[:1]), vars(mine), [vars(one) for one in theirs])
+            for mine, *theirs in zip(*self._modules, strict=True)
+            if (keys := [key for key in _options(mine) if key not in ignore])
+        ]
 
     def _hooked(self) -> list[Any]:
         """What the hooks of the first layer do; those of the others do the same."""
@@ -73,42 +87,83 @@ class Stack:
             for hooks in (forward_pre_hooks(module), forward_hooks(module))
         ]
 
+    def _tied(self) -> list[list[int]]:
+        """For each parameter and buffer of each layer, the first that is the same tensor."""
+        found = []
+        for modules in self._modules:
+            firsts: dict[int, int] = {}
+            tensors = [
+                tensor
+                for module in modules
+                for table in (own_parameters(module), own_buffers(module))
+                for tensor in table.values()
+            ]
+            found.append([firsts.setdefault(id(one), n) for n, one in enumerate(tensors)])
+        return found
+
+    def _is_alike(self) -> bool:
+        """Whether the options of all layers are those of the first one."""
+        try:
+            return all(
+                get(theirs) == wanted
+                for get, mine, others in self._options
+                if (wanted := get(mine))
+                for theirs in others
+            )
+        except (KeyError, RuntimeError, TypeError, ValueError):  # tensors and arrays among them
+            return False
+
     def is_current(self, layers: Sequence[torch.nn.Module]) -> bool:
-        """Whether no module was replaced, and no hook came or went."""
+        """Whether no module or tensor came, went or was tied, no hook, and options are alike."""
         return (
             len(layers) == len(self._layers)
             and all(one is other for one, other in zip(layers, self._layers, strict=True))
             and all(holder.get(name) is child for holder, name, child in self._links)
-            and self._hooked() == self._constraints
+            and list(map(len, self._tables)) == self._sizes
+            and self._tied() == self._ties
+            and self._hooked() == self._hooks
+            and self._is_alike()
         )
 
     def tensors(self) -> list[Any]:
         """Parameters and buffers: those of the first layer, the second, .."""
         return [holder[name] for slots in self._slots for holder, name in slots]
 
-    def merged(self, tensors: Sequence[Any]) -> list[Any]:
-        """One tensor for each name: the first layer's, or one that requires a gradient.
+    def put(self, name: str, values: Sequence[torch.Tensor], *, replace: bool) -> None:
+        """Give a buffer its new value in every layer.
+
+        Args:
+            name: of the buffer.
+            values: those of the first layer, the second, ..
+            replace: whether the values are to be the buffers themselves.
+        """
+        number = self.names.index(name)
+        for slots, value in zip(self._slots, values, strict=True):
+            holder, key = slots[number]
+            if replace:
+                holder[key] = value
+            else:
+                with torch.no_grad():
+                    holder[key].copy_(value)
+
+    def check_shapes(self, tensors: Sequence[Any]) -> None:
+        """Compare what `tensors` gives.
 
         Raises:
             ValueError: tensors of one name have different shapes or dtypes.
         """
         width = len(self.names)
-        chosen = list(tensors[:width])
         for place, tensor in enumerate(tensors):
-            number = place % width
-            known = chosen[number]
+            known = tensors[place % width]
             if tensor.shape != known.shape or tensor.dtype != known.dtype:
                 raise ValueError(
-                    f"scanned layers must be alike, but {self.names[number]} is "
+                    f"scanned layers must be alike, but {self.names[place % width]} is "
                     f"{tuple(known.shape)} {known.dtype} in layer 0 and {tuple(tensor.shape)} "
                     f"{tensor.dtype} in layer {place // width}"
                 )
-            if tensor.requires_grad and not known.requires_grad:
-                chosen[number] = tensor
-        return chosen
 
-    def modes(self) -> tuple[bool, ...]:
-        """Whether each module of a layer is in training mode.
+    def check_modes(self) -> None:
+        """Compare which modules are in training mode.
 
         Raises:
             ValueError: the layers differ in it.
@@ -120,7 +175,6 @@ class Stack:
                     f"scanned layers must be alike, but layer {number} and layer 0 differ in which "
                     "modules are in training mode; call train() or eval() on all of them"
                 )
-        return tuple(first)
 
 
 def _own(layer: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -143,7 +197,7 @@ def _differences(
     faults = []
     for path, one in mine.items():
         two, prefix = theirs[path], f"{path}." if path else ""
-        if type(one) is not type(two):
+        if _kind(one) != _kind(two):
             faults.append(f"{path or 'type'} ({type(one).__name__} and {type(two).__name__})")
         a, b = _options(one), _options(two)
         faults += [
@@ -166,6 +220,12 @@ def _differences(
 
 # A step that is being captured hangs a `zero_grad` of its own onto each module.
 _MODULE = frozenset({*vars(torch.nn.Module()), "_isoshard_scanned", "zero_grad"})
+
+
+def _kind(module: torch.nn.Module) -> Any:
+    """What a module is; a parametrization gives each module a class of its own."""
+    parametrized = torch.nn.utils.parametrize.is_parametrized(module)
+    return type(module).__bases__ if parametrized else type(module)
 
 
 def _options(module: torch.nn.Module) -> dict[str, Any]:

@@ -31,8 +31,8 @@ from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine import aside, base
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.capture.reachable import modules_of
-from isoshard.torch_bridge.engine.loop import Input
 from isoshard.torch_bridge.engine.run_aside import (
+    Input,
     Run,
     aval_of,
     snapshots,
@@ -79,11 +79,46 @@ def scan(
     """
     if not callable(fn):
         raise ValueError(f"scan takes a function fn(carry, x), not {fn!r}")
-    carried = _Leaves(init, "init")
-    sliced = _Leaves(xs, "xs")
-    length = _length(sliced)
+    carried, sliced = _Leaves(init, "init"), _Leaves(xs, "xs")
+    return _iterated(
+        fn, carried, sliced, _length(sliced), recompute, pure, "the function of a scan"
+    )
+
+
+def iterated(
+    fn: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any,
+    length: int,
+    *,
+    recompute: bool,
+    what: str,
+) -> tuple[Any, Any]:
+    """`scan` over `length` steps, where `xs` may hold no tensors.
+
+    Args:
+        fn: see `scan`.
+        init: see `scan`.
+        xs: tensors of this length.
+        length: how many steps there are.
+        recompute: see `scan`.
+        what: what `fn` is, for messages.
+    """
+    carried, sliced = _Leaves(init, "init"), _Leaves(xs, "xs")
+    return _iterated(fn, carried, sliced, length, recompute, False, what)
+
+
+def _iterated(
+    fn: Any,
+    carried: _Leaves,
+    sliced: _Leaves,
+    length: int,
+    recompute: bool,
+    pure: bool,
+    what: str,
+) -> tuple[Any, Any]:
     wants = torch.is_grad_enabled()
-    inputs = [Input(aval_of(leaf), wants and _floats(leaf)) for leaf in carried.tensors]
+    inputs = [Input(aval_of(leaf), wants and _floats(leaf), True) for leaf in carried.tensors]
     inputs += [
         Input(Aval.contiguous(tuple(leaf.shape[1:]), leaf.dtype), wants and leaf.requires_grad)
         for leaf in sliced.tensors
@@ -100,7 +135,7 @@ def scan(
         key = (*key, tuple([module.training for module in alive]))
     body = known.get(key)
     if body is None or not body.is_current():
-        body = _body(fn, carried, sliced, inputs, length, wants, recompute)
+        body = _body(fn, carried, sliced, inputs, length, wants, recompute, what)
         if all(original.grad_fn is None for original in body.originals) and not any(
             isinstance(number, torch.SymFloat) for number in body.scalars
         ):
@@ -210,6 +245,7 @@ def _body(
     length: int,
     wants: bool,
     recompute: bool,
+    what: str,
 ) -> _Body:
     found: list[_Leaves] = []
     count = len(carried.tensors)
@@ -225,7 +261,7 @@ def _body(
         _check_carry(carried, found[0])
         return [*found[0].tensors, *found[1].tensors]
 
-    run = Run(code, inputs, "the function of a scan")
+    run = Run(code, inputs, what)
     loop = loop_of(run, count, len(sliced.tensors), length, wants=wants, recompute=recompute)
     recorded = run.aside
     body = _Body(
@@ -310,8 +346,8 @@ class _Scan(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "scan has no gradients of gradients (create_graph=True); write the loop in Python "
-                "for those"
+                "scan has no gradients of gradients (create_graph=True); for those, run the steps, "
+                "or the layers, one after the other in Python"
             )
         loop: ScanLoop = ctx.loop
         shape = loop.shape

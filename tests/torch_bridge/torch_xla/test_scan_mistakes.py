@@ -51,8 +51,17 @@ def test_mistakes():
         scan(lambda c, x: (c, x if x.sum() > 0 else -x), zero, x)
     kept = []
     scan(lambda c, x: (c, kept.append(x * 2)), zero, x)
-    with pytest.raises(RuntimeError, match="such a tensor was kept after it"):
+    with pytest.raises(RuntimeError, match="outlives it: it was kept in an attribute"):
         kept[0].tolist()
+    weight = torch.ones(2, device="jax").requires_grad_()
+    with pytest.raises(ValueError, match=r"calls backward\(\), whose gradient .* \(2,\) would be"):
+        scan(lambda c, x: (c, (x * weight).sum().backward()), zero, x)
+    with pytest.raises(ValueError, match=r"takes the gradient of a tensor of shape \(2,\) from o"):
+        scan(
+            lambda c, x: (c + (c * weight).sum(), torch.autograd.grad(c * weight.sum(), weight)),
+            zero,
+            x,
+        )
     own = xs.Generator().manual_seed(0)
     with pytest.raises(ValueError, match=r"draws from a torch.Generator of its own"):
         scan(lambda c, x: (c, torch.rand(2, generator=own, device="jax")), zero, x)

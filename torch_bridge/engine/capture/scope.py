@@ -68,7 +68,7 @@ FUNCTION_FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
 _TABLES = frozenset({"_modules", "_parameters", "_buffers"})
 TENSOR_FIELDS = ("_storage", "_chain", "_aval")
 BUILTINS = vars(builtins)
-BOOKKEEPING = frozenset({"_per_optimizer_states", "_isoshard_compiled", "_loops", "_stack"})
+BOOKKEEPING = frozenset({"_per_optimizer_states", "_isoshard_compiled", "_stack"})
 """Attributes that torch's scalers, compiled steps and scanned layers keep for themselves."""
 ALWAYS = frozenset(
     f"__{name}__"

@@ -468,7 +468,7 @@ def autograd_function(device: str) -> World:
     return World(read, *both(lambda v: setattr(holder, "warmth", v), 2.0, 5.0))
 
 
-@reads("what the backward of an autograd function reads", "warmth")
+@reads("what the backward of an autograd function reads", "warmth", "gradient")
 def autograd_backward(device: str) -> World:
     holder = Box(warmth=2.0)
     weight = torch.ones(4, 4, device=device, requires_grad=True)
