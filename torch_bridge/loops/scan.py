@@ -23,10 +23,11 @@ See `StackedLayers` for what follows from that. `scan_layers(layers, stacked=Fal
 `ScanLayers`, a `ModuleList` of the same layers with a parameter for each. The program then stacks
 them, which costs a copy, and the optimizer's part of it grows with the depth.
 
-Limits: the layers must be alike (same modules, shapes, options and modes), must return what they
-take, and may use no tensors but parameters, buffers and arguments. Each layer draws random numbers
-of its own, from one key of the stream. Buffers that layers write to (BatchNorm statistics) get
-their new values. Gradients of gradients are refused. On another device the layers just run in turn.
+Limits: the layers must be alike (same modules, shapes, options and modes) and must return what they
+take. The first one's Python code runs once in each call, for all of them; what it reads is what is
+there now. Each layer draws random numbers of its own, from one key of the stream. Buffers that
+layers write to (BatchNorm statistics) get their new values. Gradients of gradients are refused. On
+another device the layers just run in turn.
 """
 
 from __future__ import annotations

@@ -42,6 +42,8 @@ from isoshard.torch_bridge.engine.run_aside import (
 from isoshard.torch_bridge.engine.scan_loop import ScanLoop, loop_of
 from isoshard.torch_bridge.engine.value import Aval, Storage
 
+from .traced import Traced, is_traced
+
 
 def scan(
     fn: Callable[[Any, Any], tuple[Any, Any]],
@@ -123,6 +125,14 @@ def _iterated(
         Input(Aval.contiguous(tuple(leaf.shape[1:]), leaf.dtype), wants and leaf.requires_grad)
         for leaf in sliced.tensors
     ]
+    if is_traced():
+        code = _Code(fn, carried, sliced, what)
+        traced = Traced(code, inputs)
+        if traced.is_apart:
+            every = [*carried.tensors, *sliced.tensors]
+            results = traced.scan(every, length, recompute=recompute)
+            count = len(carried.tensors)
+            return carried.tree(results[:count]), _unflatten(code.ys, results[count:])
     given = aside.inside([*carried.tensors, *sliced.tensors])
     wants = wants and any(tensor.requires_grad for tensor in given)
     key = (carried.structure, sliced.structure, tuple(inputs), length, wants, recompute)
@@ -247,27 +257,15 @@ def _body(
     recompute: bool,
     what: str,
 ) -> _Body:
-    found: list[_Leaves] = []
-    count = len(carried.tensors)
-
-    def code(tensors: list[Any]) -> Sequence[Any]:
-        result = fn(carried.tree(tensors[:count]), sliced.tree(tensors[count:]))
-        if not isinstance(result, tuple | list) or len(result) != 2:
-            raise TypeError(
-                f"the function of a scan must return (carry, y), and returned "
-                f"{type(result).__name__}; y may be None"
-            )
-        found[:] = _Leaves(result[0], "the new carry"), _Leaves(result[1], "y")
-        _check_carry(carried, found[0])
-        return [*found[0].tensors, *found[1].tensors]
-
+    code = _Code(fn, carried, sliced, what)
     run = Run(code, inputs, what)
-    loop = loop_of(run, count, len(sliced.tensors), length, wants=wants, recompute=recompute)
+    widths = (len(carried.tensors), len(sliced.tensors))
+    loop = loop_of(run, *widths, length, wants=wants, recompute=recompute)
     recorded = run.aside
     body = _Body(
         loop,
         carried.structure,
-        found[1].structure,
+        code.ys,
         [original for original, _ in recorded.aliases],
         recorded.frozen,
         recorded.outside,
@@ -277,6 +275,32 @@ def _body(
     )
     recorded.forget()
     return body
+
+
+class _Code:
+    """A step of the loop on flat lists of tensors.
+
+    Attributes:
+        ys: how the results of the last step are nested.
+    """
+
+    ys: Any
+
+    def __init__(self, fn: Any, carried: _Leaves, sliced: _Leaves, what: str):
+        self._fn, self._carried, self._sliced, self._what = fn, carried, sliced, what
+
+    def __call__(self, tensors: list[Any]) -> Sequence[Any]:
+        count = len(self._carried.tensors)
+        result = self._fn(self._carried.tree(tensors[:count]), self._sliced.tree(tensors[count:]))
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            raise TypeError(
+                f"{self._what} must return (carry, y), and returned {type(result).__name__}; y may "
+                "be None"
+            )
+        carry, ys = _Leaves(result[0], "the new carry"), _Leaves(result[1], "y")
+        _check_carry(self._carried, carry)
+        self.ys = ys.structure
+        return [*carry.tensors, *ys.tensors]
 
 
 def _check_carry(before: _Leaves, after: _Leaves) -> None:

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
+from isoshard.torch_bridge.torch_xla.experimental.scan import scan
 
 
 class Clipped(torch.autograd.Function):
@@ -242,6 +243,17 @@ def test_in_the_loop_of_scan_layers(stacked, used_before):
     f = iso.jax_function(loop)
     got = jax.jit(jax.grad(lambda x: f(f.params, x).sum()))(jnp.ones(2))
     assert got.tolist() == [-8, -8]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_in_the_loop_of_scan(recompute):
+    def step(carry: Any, x: Any) -> Any:
+        carry = Reversed.apply(carry) * x
+        return carry, carry + torch.rand_like(carry) * 0
+
+    f = iso.jax_function(lambda c, x: scan(step, c, x, recompute=recompute))
+    loss = lambda c: sum(one.sum() for one in f(c, jnp.full((3, 2), 2.0), rng=jax.random.key(0)))  # noqa: E731
+    assert jax.jit(jax.grad(loss))(jnp.ones(2)).tolist() == [-8 - 2 + 4 - 8] * 2
 
 
 @pytest.mark.long

@@ -39,7 +39,8 @@ def scan_layers(
         input_data: what the first layer takes, a tensor or a nesting of tensors (the members of a
             tuple are separate arguments). Each layer returns what the next one takes.
         partition_fn: see `scan`.
-        is_layer_pure: does nothing: a layer's Python code runs once for the same shapes.
+        is_layer_pure: does nothing: the first layer's Python code runs once in every call, for all
+            layers, and the loop is compiled once for the same operations.
 
     Returns:
         What the last layer returns; `input_data` if there are no layers.
