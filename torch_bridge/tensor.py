@@ -33,7 +33,7 @@ from jax.core import Tracer
 
 from isoshard.core.errors import CopyError
 from isoshard.torch_bridge._torch_internals.tensor_fields import parse_to
-from isoshard.torch_bridge.engine import base, placement
+from isoshard.torch_bridge.engine import base, dropped, placement
 from isoshard.torch_bridge.engine.special import to_host
 
 from . import naming
@@ -80,6 +80,23 @@ class XLAShardedTensor(LaidOut):
                 f"with .to({self.device.type!r}) first"
             )
         base.adopt(self, new)
+
+    @property
+    def grad(self) -> torch.Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The gradient; None for one that a compiled step left out, which is then cleared."""
+        found = dropped.held(self)
+        if found is not None and dropped.is_dropped(found):
+            del self.grad
+            return None
+        return found
+
+    @grad.setter
+    def grad(self, new: torch.Tensor | None) -> None:
+        torch.Tensor.grad.__set__(self, new)  # pyright: ignore[reportOptionalMemberAccess]
+
+    @grad.deleter
+    def grad(self) -> None:
+        torch.Tensor.grad.__delete__(self)  # pyright: ignore[reportOptionalMemberAccess]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """The whole tensor, as torch prints one."""

@@ -38,6 +38,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from isoshard.core.exact import exact
+
 from ..errors import ShardingError
 from ..mesh import describe_mesh, mesh_of
 from ..spec import named_sharding
@@ -53,8 +55,8 @@ from .values import Frame, Value, as_value
 class _Static:
     """An argument that is no array; 1, 1.0 and True are three."""
 
-    value: Any
-    kind: type
+    value: Any = dataclasses.field(compare=False)
+    key: Any
 
 
 def lift(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,7 +127,7 @@ def _frame(leaf: Any) -> Any:
             f"an argument of a lifted function is a {type(leaf).__name__}, which is neither an "
             "array nor hashable; give an array, or close over it"
         ) from None
-    return _Static(leaf, type(leaf))
+    return _Static(leaf, exact(leaf))
 
 
 def _dynamic(frames: Sequence[Any]) -> list[Any]:

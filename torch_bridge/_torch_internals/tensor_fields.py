@@ -95,16 +95,15 @@ all_hooks: Callable[[torch.Tensor], tuple[Any, Any]] = (
 )
 
 
-def fields_and_hooks(*names: str) -> Callable[[torch.Tensor], tuple[Any, ...]]:
-    """A function that gives public fields of a tensor, and then what `all_hooks` gives.
+def field_and_hooks(name: str) -> Callable[[torch.Tensor], tuple[Any, ...]]:
+    """A function that gives a public field of a tensor, and then what `all_hooks` gives.
 
     Args:
-        names: of the fields, two or more.
+        name: of the field.
     """
     if isinstance(all_hooks, operator.attrgetter):
-        return operator.attrgetter(*names, "_backward_hooks", "_post_accumulate_grad_hooks")
-    fields = operator.attrgetter(*names)
-    return lambda tensor: (*fields(tensor), *all_hooks(tensor))
+        return operator.attrgetter(name, "_backward_hooks", "_post_accumulate_grad_hooks")
+    return lambda tensor: (getattr(tensor, name), *all_hooks(tensor))
 
 
 def _node() -> Any:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from isoshard.core.exact import exact
 from isoshard.torch_bridge.dtypes import physical_dtype
 
 
@@ -44,16 +45,12 @@ class Constant:
         return self.constant
 
     def __eq__(self, other: object) -> bool:
-        """Whether the constants have the same type and are equal."""
-        return (
-            isinstance(other, Constant)
-            and type(self.constant) is type(other.constant)
-            and self.constant == other.constant
-        )
+        """Whether no code can tell the constants apart."""
+        return isinstance(other, Constant) and exact(self.constant) == exact(other.constant)
 
     def __hash__(self) -> int:
-        """The constant's own."""
-        return hash(self.constant)
+        """Of its key."""
+        return hash(exact(self.constant))
 
 
 def sorted_out(leaf: Any) -> tuple[Operand | Constant, Any]:

@@ -37,6 +37,7 @@ from typing import Any
 import torch
 
 from isoshard.core.bounded import PROGRAMS, Bounded
+from isoshard.core.exact import exact
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine import aside, base, layouts
 from isoshard.torch_bridge.engine import tape as tapes
@@ -218,7 +219,7 @@ _FREE = _Free()
 
 
 def _fixed(leaf: Any) -> Any:
-    return _FREE if isinstance(leaf, torch.Tensor) else (type(leaf), leaf)
+    return _FREE if isinstance(leaf, torch.Tensor) else exact(leaf)
 
 
 @dataclasses.dataclass

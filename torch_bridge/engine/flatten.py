@@ -15,7 +15,8 @@ True
 ((Slot(number=0), 1), {'alpha': 3}, 0)
 
 Each lowering names the float arguments that are *lifted*: inputs of the program, not constants in
-it. Other floats stay in the key, and another value means another program. `template` gives what all
+it. Other floats stay in the key, and another value means another program; as text where equality
+tells too little (-0.0) or too much (NaN). `template` gives what all
 calls with one key have in common.
 """
 
@@ -92,9 +93,9 @@ class Flattener:
                 scalars.append(arg)
                 key.append(_LIFTED)
             else:
-                key.append((float, arg))
+                key.append((float, arg if arg and arg == arg else repr(arg)))
         elif kind is bool or kind is complex:
-            key.append((kind, arg))
+            key.append((kind, repr(arg)))
         elif kind is list or kind is tuple:
             key.append((len(arg),))
             for item in arg:

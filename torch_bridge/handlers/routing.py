@@ -23,6 +23,7 @@ from isoshard.core.domain.handlers.results import Result
 from isoshard.core.domain.interpreting import trace
 from isoshard.core.domain.layouts import Layout
 from isoshard.core.errors import ShardingError
+from isoshard.core.exact import exact
 from isoshard.core.uneven import UnevenArray
 from isoshard.torch_bridge.crossings.calling_jax import TorchFunction
 from isoshard.torch_bridge.crossings.function import JaxFunction
@@ -201,4 +202,4 @@ def _static(leaf: Any, name: str) -> Static:
             f"{name} has a handler, which takes tensors and hashable arguments, and was given a "
             f"{type(leaf).__name__}"
         ) from None
-    return Static(leaf, type(leaf))
+    return Static(leaf, exact(leaf))

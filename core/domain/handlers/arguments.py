@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 from isoshard.core.domain.layouts import Layout, layout_of
 from isoshard.core.entries import entries_of
 from isoshard.core.errors import ShardingError
+from isoshard.core.exact import exact
 from isoshard.core.mesh import as_mesh, describe_mesh, mesh_of
 from isoshard.core.spec import named_sharding, same_layout
 from isoshard.core.uneven import UnevenArray, is_uneven, padded_of
@@ -33,8 +34,8 @@ Path = tuple[Any, ...]
 class Static:
     """An argument that is no array; 1, 1.0 and True are three."""
 
-    value: Any
-    kind: type
+    value: Any = dataclasses.field(compare=False)
+    key: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +241,7 @@ def _static(leaf: Any, path: Path, name: str) -> Static:
             f"{name}: {place(path)} is a {type(leaf).__name__}, which is neither an array nor "
             "hashable"
         ) from None
-    return Static(leaf, type(leaf))
+    return Static(leaf, exact(leaf))
 
 
 def _is_array(leaf: Any) -> bool:

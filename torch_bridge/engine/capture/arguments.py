@@ -8,12 +8,14 @@ tensor is equal.
 from __future__ import annotations
 
 import dataclasses
-import struct
 from typing import Any
 
 import torch
 
+from isoshard.core.exact import exact
+
 from .. import base
+from ..dropped import held
 from .scope import is_open_kind
 from .symbolic import CaptureError
 from .tensor_guard import gradient_state
@@ -47,7 +49,7 @@ def has_gradient(argument: torch.Tensor) -> bool:
 def _described(leaf: Any) -> Any:
     if isinstance(leaf, base.LazyTensor):
         known = (leaf._aval, leaf._chain, leaf._storage.value.layout, leaf.requires_grad)
-        return (*known, gradient_state(leaf.grad)) if has_gradient(leaf) else known
+        return (*known, gradient_state(held(leaf))) if has_gradient(leaf) else known
     if isinstance(leaf, torch.Tensor):
         raise CaptureError(
             f"a compiled step got a CPU tensor of shape {tuple(leaf.shape)} as an argument; move "
@@ -70,8 +72,6 @@ def _valued(leaf: Any) -> Any:
     A program's own objects are told apart by identity: what equal ones hold may differ.
     """
     kind = type(leaf)
-    if kind is float:
-        return (kind, struct.pack("d", leaf))  # 0.0 == -0.0
     if dataclasses.is_dataclass(leaf) and getattr(kind, "__dataclass_params__").frozen:  # noqa: B009
         return (kind, *(_valued(getattr(leaf, one.name)) for one in dataclasses.fields(leaf)))
-    return (kind, id(leaf)) if is_open_kind(kind) else (kind, leaf)
+    return (kind, id(leaf)) if is_open_kind(kind) else exact(leaf)

@@ -17,6 +17,7 @@ from isoshard.torch_bridge._torch_internals import pytree
 from .. import base, layouts, placement, program
 from ..blocks import padded
 from ..constrain import same
+from ..dropped import is_dropped
 from ..log import visible
 from ..value import Storage, Value
 from .places import Argument, Computed, Gradient, New, Operand, Part, View
@@ -37,7 +38,9 @@ class Assembly:
         """Find the results that are wanted."""
         self._recording = recording
         self._where = where
-        self._before = [gradient for _, gradient in recording.snapshot.gradients]
+        gradients = [gradient for _, gradient in recording.snapshot.gradients]
+        self._before = [None if is_dropped(one) else one for one in gradients]
+        self._dropped: list[int] = []
         self._after = self._gradients_to_keep()
         self._leaves = recording.leaves
         self._made: list[tuple[base.LazyTensor, Value, int]] = []
@@ -53,13 +56,14 @@ class Assembly:
         none of the last call: those stay inside the program.
         """
         kept = []
-        for tensor in self._recording.tensors:
+        for number, tensor in enumerate(self._recording.tensors):
             gradient = tensor.grad
             inside = isinstance(gradient, base.LazyTensor) and not self._recording.is_outer(
                 gradient
             )
             if inside and tensor in self._recording.zeroing and self._recording.is_written(tensor):
                 gradient = tensor.grad = None
+                self._dropped.append(number)
             kept.append(gradient)
         return kept
 
@@ -161,6 +165,7 @@ class Assembly:
             targets,
             recording.owners,
             gradients,
+            self._dropped,
             made,
             recording.table,
             list(tape.scalars),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class HostOps(TorchDispatchMode):
 
     Args:
         table: where the numbers read become symbols.
+        known: tensors that the step can reach, by id, and their names.
 
     Attributes:
         refused: the last value of a `jax` tensor that the step asked for in vain, or None.
@@ -35,9 +36,10 @@ class HostOps(TorchDispatchMode):
         reasons: why repeating the operations would not do what the step did.
     """
 
-    def __init__(self, table: Table):
+    def __init__(self, table: Table, known: Mapping[int, tuple[torch.Tensor, str]]):
         """See the class."""
         super().__init__()
+        self._known = known
         self.table = table
         self.refused: CaptureError | None = None
         self.ops: list[tuple[Any, Any, Any]] = []
@@ -59,9 +61,15 @@ class HostOps(TorchDispatchMode):
         self.refused = CaptureError(
             f"{metrics.user_location()}: a compiled step needs {what} in the middle of the step, "
             "which a replay could not repeat. Return the tensor from the step and read it outside "
-            "(for a Python branch, use torch.where)."
+            f"(for a Python branch, use torch.where).{_ANOMALY * torch.is_anomaly_enabled()}"
         )
         raise self.refused
+
+    def name_of(self, tensor: torch.Tensor) -> str:
+        """A CPU tensor for messages."""
+        text = f"a CPU tensor of shape {tuple(tensor.shape)}"
+        found, name = self._known.get(id(tensor), (None, ""))
+        return f"{name}, {text}," if found is tensor else text
 
     def made_here(self, tensor: torch.Tensor) -> bool:
         """Whether a CPU tensor was computed inside the step."""
@@ -176,4 +184,8 @@ def _has_values(result: Any) -> bool:
     return any(isinstance(leaf, bool | int | float) for leaf in pytree.tree_leaves(result))
 
 
+_ANOMALY = (
+    " With anomaly detection on, torch reads every gradient: switch it off, or call the step "
+    "function without compile meanwhile."
+)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -233,8 +233,8 @@ class Reachable:
             open_levels = OPEN_LEVELS
         every = executed is None or open_levels > 0 or kind.__module__ in OPEN_STDLIB
         if type(own) is dict:
-            awaited = counts if every else self._names.__contains__
-            keys = [key for key in own if awaited(key) and counts(key)]
+            awaited = counts if every else self._is_awaited
+            keys = [key for key in own if awaited(key)]
             self.holders.append(Names(own, keys, f"{path}.", awaited=awaited))
             for key in keys:
                 self._push(own[key], attribute_name(thing, path, key), open_levels=open_levels - 1)
@@ -248,6 +248,9 @@ class Reachable:
                 ]
                 self._hold(Fields(thing, slots, f"{path}."))
         self._push(kind, kind.__qualname__)
+
+    def _is_awaited(self, key: str) -> bool:
+        return key in self._names and counts(key)
 
     def _visit_class(self, kind: type, path: str) -> None:
         for base in kind.__mro__:

@@ -99,7 +99,7 @@ class Recording:
         self._argument_owners = len(mine)
         self.table = Table()
         self.numbers = Numbers(self.table, places)
-        self.host = HostOps(self.table)
+        self.host = HostOps(self.table, found.tensors)
         self.tape = tapes.Tape()
         self.tape.opened = True
         self.log = self.tape.log = Log(self.tape)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ import torch
 from isoshard.torch_bridge._torch_internals import pytree
 
 from .. import base, program, random
+from ..dropped import held, stand_in
 from ..interrupts import Uninterrupted
 from ..value import Storage, Value
 from .gathering import Gathering
@@ -34,6 +37,7 @@ class Replay:
         targets: which result is written to which place.
         owners: who may have gradients.
         gradients: the owners whose `.grad` the step replaces, and by what.
+        dropped: the owners whose gradient the step leaves out.
         made: the tensors made anew.
         table: expressions of the numbers that change.
         scalars: the lifted floats: constants and expressions.
@@ -50,6 +54,7 @@ class Replay:
     targets: list[tuple[int, Place]]
     owners: list[Owner]
     gradients: list[tuple[int, Any]]
+    dropped: list[int]
     made: list[Computed | Part]
     table: Table
     scalars: list[Any]
@@ -63,6 +68,9 @@ class Replay:
         """Arrange what each run goes through."""
         self._gathering = Gathering(self.plan, self.sources)
         self._numbers = Scalars(self.table, self.scalars)
+        dropping = [self.owners[number] for number in self.dropped]
+        fixed = not any(isinstance(owner, Argument) for owner in dropping)
+        self._dropping: list[Any] = dropping if fixed else []
         self._leaves, self._structure = pytree.tree_flatten(self.outputs)
 
     def fits(self) -> bool:
@@ -98,7 +106,16 @@ class Replay:
         leaves = [filled(_filled(mark, scene, made), numbers) for mark in self._leaves]
         for number, mark in self.gradients:
             scene.owner(number).grad = _filled(mark, scene, made)
+        self._drop(scene)
         return pytree.tree_unflatten(leaves, self._structure)
+
+    def _drop(self, scene: Scene) -> None:
+        """Let stand-ins be there for the gradients that were left out."""
+        owners = self._dropping or [scene.owner(number) for number in self.dropped]
+        if any(map(operator.is_, map(held, owners), repeat(None))):
+            for owner in owners:
+                if held(owner) is None:
+                    owner.grad = stand_in(owner)
 
     def _make(self, values: Sequence[Value]) -> list[base.LazyTensor]:
         """The tensors that are new in this run."""

@@ -9,6 +9,7 @@ import torch
 
 from isoshard.torch_bridge._torch_internals.module_fields import scaler_states
 
+from ..dropped import held
 from .reachable import Reachable
 
 
@@ -28,7 +29,7 @@ class Snapshot:
 
     def __init__(self, found: Reachable, owners: Sequence[torch.Tensor]):
         """See the class."""
-        self.gradients = [(owner, owner.grad) for owner in owners]
+        self.gradients = [(owner, held(owner)) for owner in owners]
         self._groups = [
             (group, {name: value for name, value in group.items() if name != "params"})
             for group in groups_of(found.optimizers)

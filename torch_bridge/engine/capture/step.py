@@ -51,13 +51,13 @@ def refuse_if_capturing(what: str) -> None:
 
 
 def note_upload(tensor: torch.Tensor) -> None:
-    """Refuse a CPU tensor that comes from outside a captured step."""
+    """Refuse a CPU tensor that comes from outside a captured step, but for a single number."""
     capture = recorder().capture
-    if capture is not None and not capture.made_here(tensor):
+    if capture is not None and tensor.dim() and not capture.made_here(tensor):
         raise CaptureError(
-            f"{metrics.user_location()}: a compiled step moves a CPU tensor of shape "
-            f"{tuple(tensor.shape)} to the jax device that is not one of its arguments; a replay "
-            "would use this one for ever. Move it before the step and pass it as an argument."
+            f"{metrics.user_location()}: a compiled step moves {capture.name_of(tensor)} to the "
+            "jax device, which is not one of its arguments; a replay would move all of it again in "
+            "every call. Move it before the step and pass it as an argument."
         )
 
 
@@ -114,16 +114,7 @@ class CompiledStep:
                 self._last = replay
                 return replay(arguments)
         self._last = None
-        changed = [replay.guards[0].change() for replay in known]
-        for change in changed:
-            self._note_change(change)
-        if changed and changed[0] is not None and changed[0].address not in self._places:
-            self._warn(
-                changed[0].name,
-                f"a compiled step was captured anew {PATIENCE} times because another value was "
-                f"found: {changed[0].text}. Each value of it is another capture; pass it as a "
-                "tensor, or keep a float there, which becomes an input",
-            )
+        self._note_changes(known)
         objects = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
         return self._capture(key, args, kwargs, objects, arguments)
 
@@ -198,6 +189,19 @@ class CompiledStep:
         self._keep(key, replay)
         del recording, assembly
         return replay.run(arguments)
+
+    def _note_changes(self, known: list[Replay]) -> None:
+        """Note what kept each replay from being used, and hold it no longer than that."""
+        changed = [replay.guards[0].change() for replay in known]
+        for change in changed:
+            self._note_change(change)
+        if changed and changed[0] is not None and changed[0].address not in self._places:
+            self._warn(
+                changed[0].name,
+                f"a compiled step was captured anew {PATIENCE} times because another value was "
+                f"found: {changed[0].text}. Each value of it is another capture; pass it as a "
+                "tensor, or keep a float there, which becomes an input",
+            )
 
     def _note_change(self, change: Change | None) -> None:
         """Let a number that changes be an input from the next capture on."""

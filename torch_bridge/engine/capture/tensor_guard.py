@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks, fields_and_hooks
+from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks, field_and_hooks
 
 from .. import base
+from ..dropped import held, is_dropped
 
 
 class TensorGuard:
@@ -33,12 +34,13 @@ class TensorGuard:
         self._marks = list(map(_MARK, self._storages))
         self._owners = list(owners)
         self._wanted = list(map(_REQUIRES_GRAD, self._owners))
+        self._held = self._gradients_held()
         self._gradients = self._gradient_states()
         self._hooks = self._hook_states()
-        bare = self._gradients is None and self._hooks is None
+        bare = self._hooks is None
         self._bare = [
             (
-                {(wanted, None, None, None)},
+                {(wanted, None, None)},
                 [one for one in self._owners if one.requires_grad is wanted],
             )
             for wanted in set(self._wanted)
@@ -55,10 +57,11 @@ class TensorGuard:
             self.are_in_place()
             and all(map(operator.is_, map(_MARK, self._storages), self._marks))
             and (self._are_bare() or self._are_as_before())
+            and self._gradients_fit()
         )
 
     def _are_bare(self) -> bool:
-        """Whether no owner has a gradient or hooks, as before: each is looked at once."""
+        """Whether no owner has hooks, as before: each is looked at once."""
         if not self._bare:
             return False
         try:
@@ -69,7 +72,6 @@ class TensorGuard:
     def _are_as_before(self) -> bool:
         return (
             list(map(_REQUIRES_GRAD, self._owners)) == self._wanted
-            and self._gradient_states() == self._gradients
             and self._hook_states() == self._hooks
         )
 
@@ -77,11 +79,23 @@ class TensorGuard:
         """Whether the tensors view the memory that they viewed."""
         return all(map(operator.is_, map(_STORAGE, self._tensors), self._storages))
 
+    def _gradients_fit(self) -> bool:
+        """Whether the gradients are those of the last call, or of their kind."""
+        if all(map(operator.is_, map(held, self._owners), self._held)):
+            if self._gradients is None:
+                return True
+        self._held = self._gradients_held()
+        return self._gradient_states() == self._gradients
+
+    def _gradients_held(self) -> list[Any]:
+        """The gradients, as far as they are none or left out: others must not be kept alive."""
+        found = map(held, self._owners)
+        return [one if one is None or is_dropped(one) else _OTHER for one in found]
+
     def _gradient_states(self) -> tuple[Any, ...] | None:
-        gradients = list(map(_GRADIENT, self._owners))
-        if all(map(operator.is_, gradients, repeat(None))):
+        if not any(map(operator.is_, self._held, repeat(_OTHER))):
             return None
-        return tuple(map(gradient_state, gradients))
+        return tuple([gradient_state(held(owner)) for owner in self._owners])
 
     def _hook_states(self) -> tuple[Any, ...] | None:
         if not any(chain.from_iterable(map(_HOOKS, self._owners))):
@@ -92,7 +106,7 @@ class TensorGuard:
 
 def gradient_state(gradient: Any) -> Any:
     """What a program depends on in a gradient that it finds."""
-    if not isinstance(gradient, base.LazyTensor):
+    if not isinstance(gradient, base.LazyTensor) or is_dropped(gradient):
         return None
     return (gradient._aval, gradient._chain, gradient._storage.value.layout)
 
@@ -100,7 +114,7 @@ def gradient_state(gradient: Any) -> Any:
 _STORAGE = operator.attrgetter("_storage")
 _MARK = operator.attrgetter("annotation")
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
-_GRADIENT = operator.attrgetter("grad")
+_OTHER = object()
 _HOOKS = all_hooks
 
-_STATE = fields_and_hooks("requires_grad", "grad")
+_STATE = field_and_hooks("requires_grad")
