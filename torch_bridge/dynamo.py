@@ -14,7 +14,8 @@ loss.backward()                         # one more
 A graph break runs the code in between as ever, operation by operation. Sizes that dynamo leaves
 open (`dynamic=True`, or the second shape it meets) are filled in at each call: XLA programs have
 static shapes, so each combination is a program of its own. Random operations draw from the `jax`
-device's stream, but one key a graph: the numbers differ from those of the uncompiled model.
+device's stream, but one key a graph: the numbers differ from those of the uncompiled model. What
+the graph computes of Python's floats alone is computed on the CPU, in 64 bits (`prelude`).
 
 torch finds the backend by an entry point, so `isoshard.torch_bridge` need not be imported first.
 What dynamo has to learn of tensors on the device is in `_teach_dynamo`.
@@ -43,6 +44,8 @@ from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval, Value
 
 from . import naming
+from .handlers.registry import any_handled
+from .prelude import Prelude, is_number
 from .tensor import XLAShardedTensor
 
 _LEFT_ALONE = ("isoshard.core", "isoshard.torch_bridge", "jax")
@@ -76,7 +79,21 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
                 f"{tuple(example.shape)}, {example.dtype}) on {example.device}; move the model and "
                 "its inputs with .to('jax'), or isoshard.shard(.., mesh, spec)"
             )
-    return _AOT(graph, example_inputs)
+    compiled = _AOT(graph, example_inputs)
+    functions = {function for node in graph.graph.nodes if (function := _called(node)) is not None}
+
+    def run(*args: Any) -> Any:
+        # What a handler does is not in the compiled graph: then each function is called as ever.
+        return graph(*args) if any_handled(functions) else compiled(*args)
+
+    return run
+
+
+def _called(node: torch.fx.Node) -> Any:
+    """The torch function that a node calls, or None."""
+    if node.op == "call_method":
+        return getattr(torch.Tensor, str(node.target), None)
+    return node.target if node.op == "call_function" else None
 
 
 class Graph:
@@ -90,6 +107,7 @@ class Graph:
     def __init__(self, module: torch.fx.GraphModule, example_inputs: Sequence[Any]):
         """Called by AOTAutograd as a compiler."""
         self.module = module
+        self._prelude = Prelude(module, list(map(is_number, example_inputs)))
         targets = [node.target for node in module.graph.nodes if node.op == "call_function"]
         self.random = any(
             torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) for target in targets
@@ -101,7 +119,9 @@ class Graph:
     @torch.compiler.disable
     def __call__(self, arguments: list[Any]) -> list[Any]:
         """Record the graph."""
-        given = [self._import(argument) for argument in arguments]
+        with torch.no_grad():
+            raw = self._prelude(arguments)
+        given = [self._import(argument) for argument in raw]
         arguments.clear()
         key = tuple([leaf._aval if isinstance(leaf, base.LazyTensor) else leaf for leaf in given])
         signature = self._signatures.get(key)
@@ -109,7 +129,7 @@ class Graph:
             signature = self._signatures[key] = self._prepare(key)
         values = [base.read(leaf) for leaf in given if isinstance(leaf, base.LazyTensor)]
         results = iter(tapes.recorder().record(signature.recipe, values))
-        return [_filled(mark, given, results) for mark in signature.outputs]
+        return [_filled(mark, raw, results) for mark in signature.outputs]
 
     def _import(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):

@@ -16,7 +16,7 @@ are asked for if they ask themselves, with `torch.overrides.handle_torch_functio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -113,6 +113,15 @@ def register_function_handler(
 
 
 depends_on(lambda: tuple([id(entries[-1]) for entries in _ENTRIES.values() if entries]))
+
+
+def any_handled(functions: Collection[Any]) -> bool:
+    """Whether one of some functions has a handler now.
+
+    Args:
+        functions: as `register_function_handler` takes them.
+    """
+    return any(_ENTRIES.get(function) for function in functions)
 
 
 def _check_routed(function: Any) -> None:

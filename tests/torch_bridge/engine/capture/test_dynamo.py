@@ -291,3 +291,17 @@ def test_a_number_that_changes_is_an_input_of_the_graph():
         scale.beta = beta
         got.append(f(torch.ones(2, device="jax"))[0].item())
     assert got == [1.0, 2.5, 4.0]
+
+
+def test_numbers_are_computed_in_64_bits():
+    """A difference of large floats that change is lost in 32."""
+    now = [1e7]
+
+    def late(x: torch.Tensor) -> torch.Tensor:
+        return x + (now[0] - 1e7) * 1e3
+
+    compiled = torch.compile(late, backend="isoshard", dynamic=True)
+    x = torch.zeros(2, device="jax")
+    for number in range(5):
+        now[0] = 1e7 + number / 1024
+        assert compiled(x).tolist() == [number / 1024 * 1e3] * 2

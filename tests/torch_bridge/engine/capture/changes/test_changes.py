@@ -57,29 +57,9 @@ def fresh():
     torch.compiler.reset()
 
 
-KNOWN = {
-    ("dynamo", "the clock"): "a float that dynamo made an input can lag a call behind",
-    ("dynamo", "time.time"): "a float that dynamo made an input can lag a call behind",
-    ("dynamo", "a function handler"): "dynamo's guards do not see that a handler was registered",
-}
-"""What is seen to fail, and why. The clocks differ from run to run, so it is not strict."""
-
-
-def known(case: Any, mode: str) -> str | None:
-    """Why a case is seen to fail, if it is."""
-    return KNOWN.get((mode, case.name))
-
-
 def rows(*modes: str) -> list[Any]:
     return [
-        pytest.param(
-            case,
-            mode,
-            id=f"{mode}-{case.name.replace(' ', '_')}",
-            marks=[pytest.mark.xfail(reason=known(case, mode), strict=False)]
-            if known(case, mode)
-            else [],
-        )
+        pytest.param(case, mode, id=f"{mode}-{case.name.replace(' ', '_')}")
         for mode in modes
         for case in CASES
         if mode not in case.without
