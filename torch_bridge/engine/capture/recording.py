@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from isoshard.core.exact import exact
 from isoshard.torch_bridge._torch_internals import pytree
 
 from .. import base, program, random
@@ -28,7 +29,7 @@ from .compiling import compiling
 from .effects import Effects
 from .executed import Executed
 from .guards import Change, Guard
-from .holders import Asked, Holder
+from .holders import MISSING, Asked, Holder, are_the_same
 from .host import HostOps
 from .numbers import Numbers
 from .places import Argument, Owner
@@ -151,6 +152,7 @@ class Recording:
 
     def reason(self) -> str | None:
         """Why a replay would not do what the step did, or None."""
+        self.changed = None
         reasons = [*self.executed.reasons, *self.host.reasons, *self.reached.unwatched]
         if reasons:
             return reasons[0]
@@ -168,6 +170,23 @@ class Recording:
             return None
         self.changed = change
         return f"it changes {change.text.replace(' was ', ', which was ')}"
+
+    def initializes(self) -> bool:
+        """Whether all that keeps a replay from doing what the step did is a name set at first."""
+        change = self.changed if self.reason() is not None else None
+        return change is not None and (change.before is None or change.before is MISSING)
+
+    def computed(self) -> tuple[Any, ...]:
+        """What the step computes from what: operations, constants, random keys and inputs."""
+        tape = self.tape
+        scalars = [exact(present(scalar)) for scalar in tape.scalars]
+        return (list(tape.program), scalars, len(tape.words), tape.inputs())
+
+    def computes(self, computed: tuple[Any, ...]) -> bool:
+        """Whether the step computes what an earlier run of it computed."""
+        *mine, inputs = self.computed()
+        *theirs, others = computed
+        return mine == theirs and are_the_same(inputs, others)
 
     def guard(self, touched: Container[int]) -> tuple[Guard, TensorGuard]:
         """What must be as it is for a replay to do what the step would do.
@@ -267,7 +286,7 @@ class Recording:
         The step is then recorded as every later step will run, and its one program serves from the
         first call on.
         """
-        if self.reason() is not None:
+        if self.reason() is not None and not self.initializes():
             return False
         created: list[Storage] = []
         made = makers(self.tape)

@@ -146,28 +146,14 @@ class CompiledStep:
         program.sync()
         metrics.count("captures")
 
-        def recorded(codes: dict[Any, dict[str, Any]]) -> Recording:
-            recording = Recording(self.step, objects, arguments, codes, list(self._places.values()))
-            try:
-                recording.run(args, kwargs)
-            except Exception:
-                recording.take_back()
-                if not self._places:
-                    raise
-            except BaseException:
-                recording.take_back()
-                raise
-            else:
-                return recording
-            recording.effects.put_back()
-            self._fixed.add(self._places.popitem()[0])  # the code may want the number itself
-            return recorded(codes)
-
-        recording = recorded(self._codes)
+        call = (args, kwargs, objects, arguments)
+        recording = self._record(call, self._codes)
         try:
             may_open = key not in self._opened
             if may_open and recording.restart_with_state():
-                recording = recorded(recording.executed.codes)
+                recording = self._record(call, recording.executed.codes)
+            if may_open and recording.initializes():
+                recording = self._settled(call, recording)
             self._codes = recording.executed.codes
             reason = recording.reason()
             if reason is not None:
@@ -189,6 +175,40 @@ class CompiledStep:
         self._keep(key, replay)
         del recording, assembly
         return replay.run(arguments)
+
+    def _record(self, call: tuple[Any, ...], codes: dict[Any, dict[str, Any]]) -> Recording:
+        """Run the step on a tape; where it refuses a number that is an input, without that."""
+        args, kwargs, objects, arguments = call
+        recording = Recording(self.step, objects, arguments, codes, list(self._places.values()))
+        try:
+            recording.run(args, kwargs)
+        except Exception:
+            recording.take_back()
+            if not self._places:
+                raise
+        except BaseException:
+            recording.take_back()
+            raise
+        else:
+            return recording
+        recording.effects.put_back()
+        self._fixed.add(self._places.popitem()[0])  # the code may want the number itself
+        return self._record(call, codes)
+
+    def _settled(self, call: tuple[Any, ...], first: Recording) -> Recording:
+        """The step as its later calls will run, if they compute what this one computes.
+
+        A first call often fills in what was not there: a cache, an option worked out once.
+        """
+        computed = first.computed()
+        first.take_back()
+        again = self._record(call, first.executed.codes)
+        if again.reason() is None and again.computes(computed):
+            return again
+        again.take_back()
+        again.effects.put_back()
+        first.effects.put_back()
+        return self._record(call, first.executed.codes)
 
     def _note_changes(self, known: list[Replay]) -> None:
         """Note what kept each replay from being used, and hold it no longer than that."""

@@ -199,3 +199,32 @@ def test_a_number_that_is_a_symbol_here_is_a_number_in_another_thread():
             trainer.beta = beta
             assert step(ones())[0].item() == beta
             assert seen[0] == (beta, beta > 1, beta)
+
+
+def test_what_the_first_call_fills_in_costs_no_program_of_its_own(counted):
+    class Model:
+        kind = None
+
+        def step(self, x: torch.Tensor) -> torch.Tensor:
+            if self.kind is None:
+                self.kind = "square"
+            return x.square()
+
+    step, x = xs.compile(Model().step), torch.full((2,), 3.0, device="jax")
+    assert [step(x).tolist() for _ in range(3)] == [[9.0, 9.0]] * 3
+    assert (counted("captures"), counted("calls_without_replay")) == (1, 0)
+
+
+def test_a_first_call_that_computes_something_else_is_its_own(counted):
+    class Model:
+        kind = None
+
+        def step(self, x: torch.Tensor) -> torch.Tensor:
+            if self.kind is None:
+                self.kind = "square"
+                return x
+            return x.square()
+
+    step, x = xs.compile(Model().step), torch.full((2,), 3.0, device="jax")
+    assert [step(x).tolist()[0] for _ in range(3)] == [3.0, 9.0, 9.0]
+    assert counted("calls_without_replay") == 1
