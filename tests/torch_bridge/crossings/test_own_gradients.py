@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from functorch.compile import min_cut_rematerialization_partition
 from torch.utils.checkpoint import checkpoint
 
 import isoshard as iso
@@ -245,13 +246,13 @@ def test_in_the_loop_of_scan_layers(stacked, used_before):
     assert got.tolist() == [-8, -8]
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_in_the_loop_of_scan(recompute):
+@pytest.mark.parametrize("partition", [None, min_cut_rematerialization_partition])
+def test_in_the_loop_of_scan(partition):
     def step(carry: Any, x: Any) -> Any:
         carry = Reversed.apply(carry) * x
         return carry, carry + torch.rand_like(carry) * 0
 
-    f = iso.jax_function(lambda c, x: scan(step, c, x, recompute=recompute))
+    f = iso.jax_function(lambda c, x: scan(step, c, x, partition_fn=partition))
     loss = lambda c: sum(one.sum() for one in f(c, jnp.full((3, 2), 2.0), rng=jax.random.key(0)))  # noqa: E731
     assert jax.jit(jax.grad(loss))(jnp.ones(2)).tolist() == [-8 - 2 + 4 - 8] * 2
 

@@ -66,6 +66,7 @@ def rows(*modes: str) -> list[Any]:
     ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("case", "mode"), rows("lazy", "compile", "scan", "accumulate"))
 def test_a_change_is_seen_or_refused_by_name(case, mode):
     check(case, mode)
