@@ -92,11 +92,11 @@ class XLAShardedTensor(LaidOut):
 
     @grad.setter
     def grad(self, new: torch.Tensor | None) -> None:
-        torch.Tensor.grad.__set__(self, new)  # pyright: ignore[reportOptionalMemberAccess]
+        dropped.FIELD.__set__(self, new)
 
     @grad.deleter
     def grad(self) -> None:
-        torch.Tensor.grad.__delete__(self)  # pyright: ignore[reportOptionalMemberAccess]
+        dropped.FIELD.__delete__(self)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """The whole tensor, as torch prints one."""

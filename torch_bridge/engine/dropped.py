@@ -64,5 +64,7 @@ def is_dropped(gradient: Any) -> bool:
     return isinstance(getattr(gradient, "_storage", None), Dropped)
 
 
-held: Any = torch.Tensor.grad.__get__
+FIELD: Any = torch.Tensor.grad
+"""How C keeps the gradient of a tensor: a descriptor."""
+held = FIELD.__get__
 """The gradient that a tensor has, also one that was left out."""

@@ -49,6 +49,15 @@ class Gathering:
         self._found = [n for n, one in enumerate(self._storages) if not isinstance(one, Storage)]
         donated = set(plan.donated)
         self._donated = [n for n, position in enumerate(self._positions) if position in donated]
+        self._emptied: dict[int, Value] = {}
+
+    def take_emptied(self) -> dict[int, Value]:
+        """Values whose arrays the program overwrites, by the id of their storage.
+
+        Nobody but the storage holds them, so they may hold what the program leaves there.
+        """
+        found, self._emptied = self._emptied, {}
+        return found
 
     def arrays(self, scene: Scene) -> list[jax.Array]:
         """The arrays to call the program with.
@@ -86,7 +95,8 @@ class Gathering:
             pairs = zip(found, self._placed, strict=True)
             doubts |= {n for n, (layout, wanted) in enumerate(pairs) if layout != wanted}
         certain = [n for n in self._donated if n not in doubts] if doubts else self._donated
-        doubts |= _seen_elsewhere(certain, storages, values)
+        seen, self._emptied = _seen_elsewhere(certain, storages, values)
+        doubts |= seen
         if not doubts:
             return arrays, {}
         donated = set(self._donated)
@@ -127,7 +137,7 @@ class Gathering:
 
 def _seen_elsewhere(
     numbers: Sequence[int], storages: Sequence[Storage], values: list[Value]
-) -> set[int]:
+) -> tuple[set[int], dict[int, Value]]:
     """Which of these storages are not the only ones to hold their values.
 
     Each gives its value up for another one with the same array, as in `Storage.is_sole_holder`: a
@@ -137,24 +147,30 @@ def _seen_elsewhere(
         numbers: of the storages.
         storages: all of them.
         values: what they hold; emptied.
+
+    Returns:
+        The numbers of those storages, and the values that the others hold now, by their ids.
     """
     found = {n for n in numbers if values[n].taken is not None}
     last: list[tuple[int, Any]] = []
+    emptied: dict[int, Value] = {}
     for number in numbers:
         if number not in found:
             value = values[number]
             last.append((number, weakref.ref(value)))
             new = Value(value.array, value.layout)
             new.memory = value.memory
-            storages[number].value = new
+            storage = storages[number]
+            storage.value = emptied[id(storage)] = new
     value = None
     values.clear()
     for number, ask in last:
         held = ask()
         if held is not None:
             storages[number].value = held
+            del emptied[id(storages[number])]
             found.add(number)
-    return found
+    return found, emptied
 
 
 _VALUE = operator.attrgetter("value")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Sequence, Set
 from itertools import repeat
 from typing import Any
 
@@ -71,6 +72,8 @@ class Replay:
         dropping = [self.owners[number] for number in self.dropped]
         fixed = not any(isinstance(owner, Argument) for owner in dropping)
         self._dropping: list[Any] = dropping if fixed else []
+        numbers = [*(number for number, _ in self.targets), *(mark.number for mark in self.made)]
+        self._several = frozenset(n for n, times in Counter(numbers).items() if times > 1)
         self._leaves, self._structure = pytree.tree_flatten(self.outputs)
 
     def fits(self) -> bool:
@@ -96,17 +99,21 @@ class Replay:
         arrays = self._gathering.arrays(scene)
         results = program.run(self.program, self.plan, arrays, scalars, self.draws.take())
         del arrays
-        values = list(map(Value, results, self.program.layouts or ()))
+        values = _Values(results, self.program.layouts or (), self._several)
+        emptied = self._gathering.take_emptied()
         for number, place in self.targets:
             storage = place if isinstance(place, Storage) else scene.storage(place)
-            storage.write(values[number])
+            value = emptied.get(id(storage))
+            if value is None or storage.value is not value or not values.fill(value, number):
+                storage.write(values[number])
         made = self._make(values)
         for place, scalar in self.written:
             place.put_back([filled(scalar, numbers)])
         leaves = [filled(_filled(mark, scene, made), numbers) for mark in self._leaves]
         for number, mark in self.gradients:
             scene.owner(number).grad = _filled(mark, scene, made)
-        self._drop(scene)
+        if self.dropped and self.guards[1].lacks_gradients:
+            self._drop(scene)
         return pytree.tree_unflatten(leaves, self._structure)
 
     def _drop(self, scene: Scene) -> None:
@@ -117,7 +124,7 @@ class Replay:
                 if held(owner) is None:
                     owner.grad = stand_in(owner)
 
-    def _make(self, values: Sequence[Value]) -> list[base.LazyTensor]:
+    def _make(self, values: _Values) -> list[base.LazyTensor]:
         """The tensors that are new in this run."""
         memories: dict[int, Storage] = {}
         made = []
@@ -132,6 +139,32 @@ class Replay:
             tensor = base.new_tensor(mark.aval, memory, mark.chain, mark.offset)
             made.append(sealed(tensor) if mark.differentiable else tensor)
         return made
+
+
+class _Values:
+    """The results of a run as values, each made when it is wanted; one value for one result.
+
+    Args:
+        results: the arrays.
+        placed: the layout of each.
+        several: numbers of the results that go to several places.
+    """
+
+    def __init__(self, results: Sequence[Any], placed: Sequence[int], several: Set[int]):
+        """See the class."""
+        self._results, self._placed = results, placed
+        self._shared = {number: Value(results[number], placed[number]) for number in several}
+
+    def __getitem__(self, number: int) -> Value:
+        shared = self._shared.get(number)
+        return Value(self._results[number], self._placed[number]) if shared is None else shared
+
+    def fill(self, value: Value, number: int) -> bool:
+        """Let a value that nobody else holds be a result; False if it cannot be this one."""
+        if value.taken is not None or number in self._shared:
+            return False
+        value.array, value.layout = self._results[number], self._placed[number]
+        return True
 
 
 def _filled(mark: Any, scene: Scene, made: Sequence[base.LazyTensor]) -> Any:

@@ -87,9 +87,15 @@ class TensorGuard:
         self._held = self._gradients_held()
         return self._gradient_states() == self._gradients
 
+    @property
+    def lacks_gradients(self) -> bool:
+        """Whether, when it was looked at last, an owner had no gradient, not even one left out."""
+        return self._lacks
+
     def _gradients_held(self) -> list[Any]:
         """The gradients, as far as they are none or left out: others must not be kept alive."""
-        found = map(held, self._owners)
+        found = list(map(held, self._owners))
+        self._lacks = any(map(operator.is_, found, repeat(None)))
         return [one if one is None or is_dropped(one) else _OTHER for one in found]
 
     def _gradient_states(self) -> tuple[Any, ...] | None:
