@@ -51,7 +51,8 @@ def compile(step: Callable[..., Any]) -> CompiledStep:
     Learning rates and step counts may change without recompilation. It also decorates methods.
 
     Gradients: a step that calls `zero_grad()` before `backward()` and updates the parameters keeps
-    them inside the program; afterwards `parameter.grad` is None. In every other step `.grad` is
+    them inside the program; afterwards `parameter.grad` is None, and a `backward()` elsewhere that
+    would have added to them raises, unless they were cleared. In every other step `.grad` is
     state like a parameter: read, added to and replaced as without `compile`. So gradients of
     several calls add up in one compiled step, and another one, or plain code, updates.
 

@@ -120,7 +120,9 @@ def _iterated(
     what: str,
 ) -> tuple[Any, Any]:
     wants = torch.is_grad_enabled()
-    inputs = [Input(aval_of(leaf), wants and _floats(leaf), True) for leaf in carried.tensors]
+    inputs = [
+        Input(aval_of(leaf), wants and _floats(leaf), carried=True) for leaf in carried.tensors
+    ]
     inputs += [
         Input(Aval.contiguous(tuple(leaf.shape[1:]), leaf.dtype), wants and leaf.requires_grad)
         for leaf in sliced.tensors
