@@ -400,7 +400,7 @@ def dynamo():
     assert dynamo_hooks.AS_TANGENT.of(tensor)(None, None) is tensor
     dynamo_hooks.leave_alone("isoshard.core")
     assert torch._dynamo.trace_rules.check(make_mesh)  # skipped
-    graph = ours.Graph(torch.fx.symbolic_trace(torch.nn.Identity()), [])
+    graph = ours.Graph(torch.fx.symbolic_trace(torch.nn.Identity()), [tensor])
     assert traced.BOXED.of(graph) is True
 
 

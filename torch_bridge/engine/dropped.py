@@ -61,7 +61,7 @@ def stand_in(owner: torch.Tensor) -> base.LazyTensor:
 
 def is_dropped(gradient: Any) -> bool:
     """Whether a gradient was left out."""
-    return isinstance(getattr(gradient, "_storage", None), Dropped)
+    return gradient is not None and isinstance(vars(gradient).get("_storage"), Dropped)
 
 
 FIELD: Any = torch.Tensor.grad

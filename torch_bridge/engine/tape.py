@@ -10,9 +10,10 @@ a value recorded on another one's tape is computed first (`materialize`).
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from isoshard.core.devices import Device
@@ -150,9 +151,10 @@ class Tape(Recorder):
         slots.clear()
         self._known.clear()
 
-    def __del__(self) -> None:
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
         """Nothing recorded here will be asked for any more."""
-        self.forget()
+        if not ends():  # at the end of Python, this module's names are gone
+            self.forget()
 
     def value(self, slot: int) -> Value | None:
         """The value of a slot; None if it is dead."""

@@ -152,6 +152,11 @@ class Assembly:
         ]
         found = program.program_of(plan, padded(arrays), tape.scalars)
         touched = set(recording.log.storages)
+        cleared = {
+            id(tensor)
+            for tensor, after in zip(recording.tensors, self._after, strict=True)
+            if after is None or tensor in recording.zeroing
+        }
         recording.put_back()
         recording.snapshot.restore_gradients()
         draws = recording.random.draws()
@@ -172,7 +177,7 @@ class Assembly:
             draws,
             recording.host,
             pytree.tree_unflatten(outputs, recording.structure),
-            recording.guard(touched),
+            recording.guard(touched, cleared),
             recording.numbers.written,
         )
 

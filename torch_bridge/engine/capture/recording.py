@@ -29,7 +29,7 @@ from .compiling import compiling
 from .effects import Effects
 from .executed import Executed
 from .guards import Change, Guard
-from .holders import MISSING, Asked, Holder, are_the_same
+from .holders import MISSING, Asked, Cell, Fields, Holder, Names, are_the_same
 from .host import HostOps
 from .numbers import Numbers
 from .places import Argument, Owner
@@ -174,7 +174,9 @@ class Recording:
     def initializes(self) -> bool:
         """Whether all that keeps a replay from doing what the step did is a name set at first."""
         change = self.changed if self.reason() is not None else None
-        return change is not None and (change.before is None or change.before is MISSING)
+        if change is None or not isinstance(change.holder, Names | Fields | Cell):
+            return False  # what a list or a dictionary holds, others may change as well
+        return change.before is None or change.before is MISSING
 
     def computed(self) -> tuple[Any, ...]:
         """What the step computes from what: operations, constants, random keys and inputs."""
@@ -188,11 +190,12 @@ class Recording:
         *theirs, others = computed
         return mine == theirs and are_the_same(inputs, others)
 
-    def guard(self, touched: Container[int]) -> tuple[Guard, TensorGuard]:
+    def guard(self, touched: Container[int], cleared: Container[int]) -> tuple[Guard, TensorGuard]:
         """What must be as it is for a replay to do what the step would do.
 
         Args:
             touched: ids of the memory that the step used.
+            cleared: see `TensorGuard`.
         """
         groups = groups_of(self.found.optimizers)
         inputs = {(id(group), "lr") for group in groups if _is_rate(group)} | self.numbers.inputs()
@@ -211,7 +214,7 @@ class Recording:
             if id(tensor) in self.reached.tensors
             or id(getattr(tensor, "_storage", None)) in touched
         ]
-        return Guard(self.reached.holders, skip), TensorGuard(tensors, owners)
+        return Guard(self.reached.holders, skip), TensorGuard(tensors, owners, cleared)
 
     def _keep(self, result: Any) -> None:
         leaves, self.structure = pytree.tree_flatten(result)

@@ -7,7 +7,7 @@ is registered, or a gradient that is there for the first time ask for another ca
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import chain, repeat
 from typing import Any
 
@@ -25,15 +25,23 @@ class TensorGuard:
     Args:
         tensors: those that the step read or wrote.
         owners: those that may have a gradient.
+        cleared: ids of the owners to whose gradients the step adds nothing: one that was left out
+            is none for it.
     """
 
-    def __init__(self, tensors: Iterable[base.LazyTensor], owners: Sequence[torch.Tensor]):
+    def __init__(
+        self,
+        tensors: Iterable[base.LazyTensor],
+        owners: Sequence[torch.Tensor],
+        cleared: Container[int] = (),
+    ):
         """Remember memory, gradients and hooks."""
         self._tensors = list(tensors)
         self._storages = [tensor._storage for tensor in self._tensors]
         self._marks = list(map(_MARK, self._storages))
         self._owners = list(owners)
         self._wanted = list(map(_REQUIRES_GRAD, self._owners))
+        self._cleared = [id(owner) in cleared for owner in self._owners]
         self._held = self._gradients_held()
         self._gradients = self._gradient_states()
         self._hooks = self._hook_states()
@@ -99,9 +107,11 @@ class TensorGuard:
         return [one if one is None or is_dropped(one) else _OTHER for one in found]
 
     def _gradient_states(self) -> tuple[Any, ...] | None:
-        if not any(map(operator.is_, self._held, repeat(_OTHER))):
-            return None
-        return tuple([gradient_state(held(owner)) for owner in self._owners])
+        states = [
+            None if one is None or (cleared and one is not _OTHER) else gradient_state(held(owner))
+            for one, cleared, owner in zip(self._held, self._cleared, self._owners, strict=True)
+        ]
+        return tuple(states) if any(state is not None for state in states) else None
 
     def _hook_states(self) -> tuple[Any, ...] | None:
         if not any(chain.from_iterable(map(_HOOKS, self._owners))):
@@ -112,8 +122,10 @@ class TensorGuard:
 
 def gradient_state(gradient: Any) -> Any:
     """What a program depends on in a gradient that it finds."""
-    if not isinstance(gradient, base.LazyTensor) or is_dropped(gradient):
+    if not isinstance(gradient, base.LazyTensor):
         return None
+    if is_dropped(gradient):
+        return "left out"
     return (gradient._aval, gradient._chain, gradient._storage.value.layout)
 
 

@@ -75,6 +75,7 @@ for title, make in (("SGD", sgd), ("SGD with momentum", momentum), ("Adam", adam
         _pop_group,
         "param_groups",
         "group",
+        "zero_grad",  # which no longer clears what has left the group
         kind=WithExtra,
         rtol=1e-4,
     )
