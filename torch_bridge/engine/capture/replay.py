@@ -112,7 +112,9 @@ class Replay:
         leaves = [filled(_filled(mark, scene, made), numbers) for mark in self._leaves]
         for number, mark in self.gradients:
             scene.owner(number).grad = _filled(mark, scene, made)
-        if self.dropped and self.guards[1].lacks_gradients:
+        if self.dropped and (
+            self.gradients or not self._dropping or self.guards[1].lacks_gradients
+        ):
             self._drop(scene)
         return pytree.tree_unflatten(leaves, self._structure)
 

@@ -66,3 +66,26 @@ def test_a_compiled_step_that_does_not_clear_refuses_too():
     model.zero_grad()
     adds(x), adds(x)
     assert torch.equal(model.weight.grad.cpu(), torch.full((2, 3), 8.0))
+
+
+def test_gradients_that_a_step_found_are_left_out_in_every_call():
+    """A backward pass outside comes before each call, so the step finds gradients to clear."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2).to("jax")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.ones(4, 3, device="jax")
+
+    @xs.compile
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    for _ in range(4):
+        model.zero_grad()
+        model(x).sum().backward()
+        step(x)
+        with pytest.raises(RuntimeError, match="left out"):
+            model(x).sum().backward()
