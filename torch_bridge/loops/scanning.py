@@ -42,7 +42,7 @@ from isoshard.torch_bridge.engine.run_aside import (
 from isoshard.torch_bridge.engine.scan_loop import ScanLoop, loop_of
 from isoshard.torch_bridge.engine.value import Aval, Storage
 
-from .traced import Traced, is_traced
+from .under_jax import Traced, is_traced
 
 
 def scan(
