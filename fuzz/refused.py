@@ -91,7 +91,8 @@ def spreads_nan(program: Program) -> bool:
 
 
 _STRIDES = re.compile(
-    r"//|floor_divide|one_hot|_scatter\(|sort|topk|kthvalue|ldexp|xlogy|\[.*torch\.tensor|\w\[.*\["
+    r"//|floor_divide|copysign|xlogy|ldexp|one_hot|_scatter\(|sort|topk|kthvalue|\[.*torch\.tensor"
+    r"|\w\[.*\["
 )
 """Results whose strides torch's CPU kernels and its shape functions give differently."""
 

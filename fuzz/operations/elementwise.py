@@ -17,11 +17,12 @@ _ACTIVATIONS = (
     "relu gelu silu elu leaky_relu softplus hardtanh relu6 hardswish hardsigmoid mish selu celu "
     "logsigmoid softsign tanhshrink softshrink hardshrink"
 ).split()
-_BINARY = (
+BINARY = (
     "add sub mul div true_divide floor_divide remainder fmod pow maximum minimum fmax fmin atan2 "
     "eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor "
     "hypot copysign xlogy logaddexp heaviside nextafter isclose float_power ldexp rsub"
 ).split()
+"""Names in torch of functions of two tensors."""
 _OPERATORS = ("+", "-", "*", "/", "//", "%", "**", "==", "<", ">=", "&", "|", "^", "@")
 
 
@@ -66,7 +67,7 @@ def _binary(b: Builder) -> None:
     if b.chance(40):
         b.bind(f"{x} {b.one(_OPERATORS)} {y}" if b.chance(70) else f"{y} {b.one(_OPERATORS)} {x}")
         return
-    name = b.one(_BINARY)
+    name = b.one(BINARY)
     extra = (
         f', rounding_mode="{b.one(("floor", "trunc"))}"' if name == "div" and b.chance(40) else ""
     )
