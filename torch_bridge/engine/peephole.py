@@ -109,6 +109,8 @@ class Rewriter:
     def _sum_of_rows(self, call: Any, slot: int) -> list[Any] | None:
         """The gradient of a bias: one row, the sum of all that were merged into a matrix."""
         (out,) = call.outs
+        if self._env[slot].ndim != 2:
+            return None
         rows = self._matrix(slot)
         if rows.turned or rows.array.ndim < 3 or out.dtype != call.ins[0].dtype:
             return None

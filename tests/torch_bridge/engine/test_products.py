@@ -43,6 +43,53 @@ def test_every_pair_that_fits(left, right):
     assert seen or left[-1] != right[-1]
 
 
+REARRANGED = {
+    "as it is": lambda x: x,
+    "turned": lambda x: x.transpose(-1, -2),
+    "axes in another order": lambda x: x.permute(*range(1, x.dim()), 0),
+    "rows merged": lambda x: x.flatten(0, -2),
+    "rows merged and turned": lambda x: x.flatten(0, -2).t(),
+    "batch merged": lambda x: x.reshape(-1, *x.shape[-2:]),
+    "axes split off and merged": lambda x: x.permute(1, 0, *range(2, x.dim())).flatten(0, 1),
+    "a copy of another shape": lambda x: x.transpose(0, 1).contiguous().view(-1, x.shape[-1]),
+}
+EXTENTS = [(1, 4, 2, 2), (1, 3, 2, 2), (2, 1, 2), (1, 2, 2), (2, 2, 2), (1, 1, 3, 3), (2, 2)]
+
+
+@pytest.mark.parametrize("rearranged", REARRANGED.values(), ids=REARRANGED)
+@pytest.mark.parametrize("size", EXTENTS, ids=str)
+def test_sums_over_axes_that_look_like_merged_rows(rearranged, size):
+    numbers = torch.arange(1.0, 1 + torch.Size(size).numel()).reshape(size)
+    x, y = rearranged(numbers), rearranged(numbers.to("jax"))
+    axes = range(x.dim())
+    wanted, got = {}, {}
+    for count in range(1, x.dim() + 1):
+        for key in itertools.product(itertools.combinations(axes, count), (True, False)):
+            wanted[key], got[key] = x.sum(*key), y.sum(*key)
+    for key, want in wanted.items():
+        assert torch.equal(got[key].cpu(), want), key
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("one", REARRANGED.values(), ids=REARRANGED)
+@pytest.mark.parametrize("size", [size for size in EXTENTS if len(size) > 2], ids=str)
+def test_products_of_what_looks_like_merged_rows(one, size):
+    numbers = torch.arange(1.0, 1 + torch.Size(size).numel()).reshape(size)
+    wanted, got = {}, {}
+    for name, two in REARRANGED.items():
+        a, b = one(numbers), two(numbers)
+        c, d = one(numbers.to("jax")), two(numbers.to("jax"))
+        for turned in (False, True):
+            left, right = a.shape, (b.mT if turned else b).shape
+            if left[-1] == right[-2] and left[:-2] == right[:-2]:
+                want = wanted[name, turned] = a @ (b.mT if turned else b)
+                have = got[name, turned] = c @ (d.mT if turned else d)
+                wanted[name, turned, "rows"] = want.flatten(0, -2).sum(0, keepdim=True)
+                got[name, turned, "rows"] = have.flatten(0, -2).sum(0, keepdim=True)
+    for key, want in wanted.items():
+        assert torch.equal(got[key].cpu(), want), key
+
+
 @pytest.fixture(scope="module")
 def mesh():
     return iso.make_mesh((2, 4), ("data", "tp"))
