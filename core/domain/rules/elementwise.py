@@ -6,7 +6,7 @@ import dataclasses
 
 from jax.extend.core import JaxprEqn
 
-from ..interpreting import bind, rule
+from ..interpreting import bind, rule, run_whole
 from ..values import Value, aligned, joint_hints
 
 _ONE = """abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil clz conj copy copy_p
@@ -18,8 +18,8 @@ _MORE = """add add_any and atan2 clamp complex div eq eq_to ge gt igamma igamma_
     select_n shift_left shift_right_arithmetic shift_right_logical sub xor zeta"""
 # f(0) = 0: zeros in the padding stay zeros, and need no mask again.
 _KEEP_ZEROS = frozenset(
-    """abs asin asinh atan atanh ceil conj convert_element_type copy copy_p erf erf_inv expm1 floor
-    imag log1p name neg real reduce_precision round sign sin sinh sqrt square
+    """abs asin asinh atan atanh bitcast_convert_type ceil conj convert_element_type copy copy_p erf
+    erf_inv expm1 floor imag log1p name neg real reduce_precision round sign sin sinh sqrt square
     stop_gradient tan tanh""".split()
 )
 
@@ -32,6 +32,14 @@ def elementwise(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     (array,) = bind(eqn, [value.array for value in values])
     clean = eqn.primitive.name in _KEEP_ZEROS and values[0].clean
     return [Value(array, splits, clean, hints=hints)]
+
+
+@rule("bitcast_convert_type")
+def bits(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
+    """Bits read as another dtype; one of another width gains or loses an axis."""
+    (before,), (after,) = eqn.invars, eqn.outvars
+    same = before.aval.dtype.itemsize == after.aval.dtype.itemsize
+    return elementwise(eqn, values) if same else run_whole(eqn, values)
 
 
 @rule("optimization_barrier")

@@ -10,7 +10,7 @@ import isoshard as iso
 from isoshard import P
 
 from .blocks import dense, in_blocks, out_of_blocks, with_loss
-from .traffic import compiled, gathered
+from .traffic import compiled, gathered, summed
 
 KERNEL = np.random.default_rng(1).normal(size=(6, 4, 3, 3))
 LAST = ("NHWC", "HWIO", "NHWC")
@@ -200,3 +200,26 @@ def test_operands_that_the_same_mesh_axes_split_along_other_axes(function):
     )
     found = iso.domain.lift(function)(*laid)
     np.testing.assert_allclose(out_of_blocks(found), function(a, b), rtol=1e-6)
+
+
+BITS = {
+    "sign": lambda x: jnp.signbit(-x),
+    "copied sign": lambda x: jnp.copysign(jnp.float32(2), -x),
+    "wider": lambda x: lax.bitcast_convert_type(x, jnp.uint8),
+    "narrower": lambda x: lax.bitcast_convert_type(
+        lax.bitcast_convert_type(x, jnp.uint16) + jnp.uint16(1), jnp.float32
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BITS)
+def test_bits_of_zeros(name):
+    numbers = np.array([[0.0, -0.0, 1.0, -2.0, 0.0]], np.float32).repeat(2, 0)
+    u = in_blocks(numbers, iso.make_mesh((2, 4), ("x", "y")), P("x", "y"), (None, (2, 1, 0, 2)))
+    lifted = iso.domain.lift(BITS[name])
+    found, want = out_of_blocks(lifted(u)), np.asarray(BITS[name](numbers))
+    assert found.dtype == want.dtype
+    np.testing.assert_array_equal(found.view(np.uint8), want.view(np.uint8))
+    if name in ("sign", "copied sign"):
+        text = compiled(lifted, u)
+        assert gathered(text) == summed(text) == 0
