@@ -21,6 +21,7 @@ from .index import order, places
 from .memory_order import lower_cloned, lower_contiguous
 from .registry import lower
 from .single import write
+from .whole import whole
 
 _ADD, _MULTIPLY = "add", "multiply"
 _METHODS = {
@@ -92,7 +93,9 @@ def scatter_add(x, dim, index, src):
     beside = tuple(d for d in range(x.ndim) if d != along)
     if index.size < 2 or x.dtype == bool or any(index.shape[d] != x.shape[d] for d in beside):
         return _scatter(x, dim, index, src, "sum")
-    # Said as a batch of scatters, which a mesh splits like any batch.
+    # Said as a batch of scatters, which a mesh splits like any batch. Where what is added is split
+    # along the axis of the scatter, XLA's partitioner gives wrong sums for some other layouts.
+    index, src = whole(index, [along]), whole(src, [along])
     numbers = jax.lax.ScatterDimensionNumbers(
         update_window_dims=(),
         inserted_window_dims=(along,),
@@ -124,16 +127,16 @@ def scatter_reduce(x, dim, index, src, reduce, *, include_self=True):
 
 
 def _scatter(x, dim, index, src, reduce, include_self=True):
-    whole, at, src = at_least_1d(x), at_least_1d(index), at_least_1d(src)
+    base, at, src = at_least_1d(x), at_least_1d(index), at_least_1d(src)
     if at.size == 0:
         return x
-    along = axis(dim, whole.ndim)
+    along = axis(dim, base.ndim)
     where = tuple(
         at if d == along else jax.lax.broadcasted_iota(at.dtype, at.shape, d)
         for d in range(at.ndim)
     )
     src = jax.lax.slice(src, [0] * src.ndim, at.shape).astype(x.dtype)
-    return _write(whole, where, src, reduce, include_self).reshape(x.shape)
+    return _write(base, where, src, reduce, include_self).reshape(x.shape)
 
 
 def _write(x, where, src, reduce, include_self=True, mode=None):
@@ -141,8 +144,8 @@ def _write(x, where, src, reduce, include_self=True, mode=None):
     if reduce is None:
         return write(x, where, src, "set")
     if x.dtype == bool:
-        whole, part = x.astype(jnp.int32), src.astype(jnp.int32)
-        return _write(whole, where, part, reduce, include_self, mode).astype(bool)
+        base, part = x.astype(jnp.int32), src.astype(jnp.int32)
+        return _write(base, where, part, reduce, include_self, mode).astype(bool)
     if not include_self:
         touched = jnp.zeros(x.shape, bool).at[where].set(True)
         x = jnp.where(touched, _identity(reduce, x.dtype), x)
@@ -200,10 +203,10 @@ def index_fill(x, dim, index, value):
 
 
 def _index_write(x, dim, index, source, reduce, include_self=True):
-    whole = at_least_1d(x)
-    where = _along(whole, dim, index)
+    base = at_least_1d(x)
+    where = _along(base, dim, index)
     source = source if x.ndim else jnp.reshape(source, -1)
-    return _write(whole, where, source.astype(x.dtype), reduce, include_self).reshape(x.shape)
+    return _write(base, where, source.astype(x.dtype), reduce, include_self).reshape(x.shape)
 
 
 @lower("aten::put")

@@ -1,0 +1,88 @@
+"""What reads or writes by indices, with every operand laid out in a way of its own.
+
+XLA's partitioner gives wrong sums for some layouts of a batch of scatters, so each is compared.
+"""
+
+import itertools
+import operator
+import random
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+
+SIZE = (4, 8, 4)
+MESH = (4, 2)
+
+
+def fits(spec):
+    named = [name for entry in spec for name in entry or ()]
+    shards = [4 * len(entry or "x") for entry in spec]
+    return len(named) == len(set(named)) and not any(map(operator.mod, SIZE, shards))
+
+
+SPECS = [spec for spec in itertools.product((None, "x", "y", "xy"), repeat=3) if fits(spec)]
+LAYOUTS = [
+    ((None, None, "y"), ("y", None, "x"), (None, "y", "x")),
+    (("y", "x", None), (None, None, None), (None, "y", "x")),
+    (("x", None, "y"), ("x", None, "y"), (None, "y", "x")),
+    ((None, "x", None), ("x", None, "y"), ("x", "y", None)),
+]
+OPERATIONS = {
+    "scatter_add": lambda d, x, i, s: x.scatter_add(d, i, s),
+    "gather": lambda d, x, i, s: x.gather(d, i) * s,
+    "scatter": lambda d, x, i, s: x.scatter(d, i, 1.5) + s,
+    "largest": lambda d, x, i, s: x.scatter_reduce(d, i, s, "amax"),
+    "product": lambda d, x, i, s: x.scatter_reduce(d, i, s, "prod", include_self=False),
+    "mean": lambda d, x, i, s: x.scatter_reduce(d, i, s, "mean"),
+    "take_along_dim": lambda d, x, i, s: torch.take_along_dim(x, i, d) + s,
+    "sort": lambda d, x, i, s: (x + s).sort(dim=d, stable=True)[1],
+    "cumsum": lambda d, x, i, s: (x + s).cumsum(d),
+    "index_put": lambda d, x, i, s: x.index_put((i[0],), s[:1].expand(8, 4, 8, 4), accumulate=True),
+    "embedding": lambda d, x, i, s: F.embedding(i, s[0]) + x.unsqueeze(-1),
+}
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return iso.make_mesh(MESH, ("x", "y"))
+
+
+def check(function, dim, layouts, mesh):
+    """The results and gradients, against the CPU's."""
+    draw = torch.Generator().manual_seed(0)
+    x, s = (torch.randint(-4, 5, SIZE, generator=draw).float() for _ in range(2))
+    operands = x, torch.randint(0, 4, SIZE, generator=draw), s
+    found = []
+    for device in ("cpu", "jax"):
+        there = [operand.clone().to(device) for operand in operands]
+        for operand, spec in zip(there, layouts, strict=True):
+            if device == "jax":
+                xs.mark_sharding(operand, mesh, tuple(entry and tuple(entry) for entry in spec))
+            if operand.is_floating_point():
+                operand.requires_grad_()
+        out = function(dim, *there)
+        found.append([out.detach().cpu()])
+        if out.requires_grad:
+            out.square().sum().backward()
+            found[-1] += [one.grad.cpu() for one in there if one.grad is not None]
+    for want, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("layouts", LAYOUTS, ids=str)
+def test_layouts_for_which_the_partitioner_is_wrong(layouts, dim, mesh):
+    check(OPERATIONS["scatter_add"], dim, layouts, mesh)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("seed", range(12))
+def test_any_layouts(name, seed, mesh):
+    draw = random.Random(seed)
+    layouts = tuple(draw.choice(SPECS) for _ in range(3))
+    check(OPERATIONS[name], draw.choice((1, 2)), layouts, mesh)
