@@ -184,9 +184,23 @@ def pow_tensor(x, exponent):
         return _complex_power(x, exponent)
     if not _integer(x):
         return jnp.power(x, exponent)
-    power = jnp.power(x, jnp.abs(exponent))
+    power = _whole_power(x, jnp.abs(exponent))
     unit = jnp.where((x == 1) | (x == -1), power, jnp.zeros_like(power))
     return jnp.where(exponent < 0, unit, power)
+
+
+def _whole_power(x, exponent):
+    """A whole number to a power that is not negative, as it overflows; `jnp.power` looks at 6 bits.
+
+    >>> int(_whole_power(jnp.int32(3), jnp.int32(100)) % 2**32) == 3**100 % 2**32
+    True
+    """
+    power, square = jnp.ones_like(x), x
+    digits = jnp.iinfo(exponent.dtype)
+    for _ in range(digits.bits - (digits.min < 0)):
+        power = jnp.where(exponent & 1 == 1, power * square, power)
+        square, exponent = square * square, exponent >> 1
+    return power
 
 
 def _complex_power(x, exponent):

@@ -298,3 +298,19 @@ def test_false_times_infinity_is_nan(dtype):
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
 def test_floats_wrap_in_narrow_integers_as_on_the_cpu(dtype):
     check(aten._to_copy.default, torch.tensor([-6.5, -300.0, 300.0, 70000.0]), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_whole_powers_overflow_as_on_the_cpu(dtype):
+    least, most = max(torch.iinfo(dtype).min, -(2**31)), min(torch.iinfo(dtype).max, 2**31 - 1)
+    numbers = torch.tensor([0, 1, 2, 3, 63, 64, 65, 100, most // 2 + 1, most, least, least // 2])
+    bases, exponents = torch.meshgrid(numbers.to(dtype), numbers.to(dtype), indexing="ij")
+    wanted = torch.pow(bases, exponents)
+    if dtype is torch.int64:  # 32 bits here
+        wanted = wanted.to(torch.int32).to(dtype)
+    assert torch.equal(torch.pow(bases.to("jax"), exponents.to("jax")).cpu(), wanted)
+    for exponent in (3, 64, 100, 127):
+        wanted = torch.pow(numbers.to(dtype), exponent)
+        if dtype is torch.int64:
+            wanted = wanted.to(torch.int32).to(dtype)
+        assert torch.equal(torch.pow(numbers.to(dtype).to("jax"), exponent).cpu(), wanted)
