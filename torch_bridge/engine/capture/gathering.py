@@ -1,15 +1,15 @@
 """The inputs of a captured program, gathered anew in each run.
 
-A program over 1,000 tensors takes 1,000 arrays, and may overwrite most of them. What is so for
-nearly all, that a value is placed as the program takes it and that nobody else can see it, is asked
-of all at once, in C. Only inputs for which that leaves a doubt are looked at one by one.
+Memory that stays with the step (`resident.py`) is at hand. Of the rest, what is so for nearly all,
+that a value is placed as the program takes it and that nobody else can see it, is asked of all at
+once, in C. Only inputs for which that leaves a doubt are looked at one by one.
 """
 
 from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from ..log import visible
 from ..recorder import materialize
 from ..value import Storage, Value
 from .places import Operand, Scene
+from .resident import HELD, Resident, Residents
 
 
 class Gathering:
@@ -32,10 +33,18 @@ class Gathering:
     Args:
         plan: of the program.
         sources: for each input, where it is found: a place, or a constant array.
+        targets: which result is written to which place.
+        several: numbers of the results that go to several places.
     """
 
-    def __init__(self, plan: program.Plan, sources: Sequence[Any]):
-        """Tell constants, CPU tensors, and memory apart."""
+    def __init__(
+        self,
+        plan: program.Plan,
+        sources: Sequence[Any],
+        targets: Sequence[tuple[int, Any]],
+        several: Container[int],
+    ):
+        """Tell constants, CPU tensors, and memory apart; and of memory what stays with the step."""
         self._plan = plan
         self._outside = [  # in order, to be inserted between the others
             (position, source)
@@ -43,21 +52,29 @@ class Gathering:
             if isinstance(source, jax.Array | UnevenArray | Operand)
         ]
         outside = {position for position, _ in self._outside}
-        self._positions = [n for n in range(len(sources)) if n not in outside]
-        self._storages = [sources[position] for position in self._positions]
-        self._placed = [plan.placed[position] for position in self._positions]
+        written = {id(place): number for number, place in targets if number not in several}
+        own = {
+            id(source): position
+            for position, source in enumerate(sources)
+            if isinstance(source, Storage) and id(source) in written
+        }
+        self.stays = frozenset(own)
+        inside = own.values()
+        self.residents = Residents(
+            [sources[position] for position in inside],
+            [plan.placed[position] for position in inside],
+            [written[key] for key in own],
+        )
+        others = [n for n in range(len(sources)) if n not in outside and n not in {*inside}]
+        self._storages = [sources[position] for position in others]
+        self._placed = [plan.placed[position] for position in others]
         self._found = [n for n, one in enumerate(self._storages) if not isinstance(one, Storage)]
         donated = set(plan.donated)
-        self._donated = [n for n, position in enumerate(self._positions) if position in donated]
-        self._emptied: dict[int, Value] = {}
-
-    def take_emptied(self) -> dict[int, Value]:
-        """Values whose arrays the program overwrites, by the id of their storage.
-
-        Nobody but the storage holds them, so they may hold what the program leaves there.
-        """
-        found, self._emptied = self._emptied, {}
-        return found
+        self._donated = [n for n, position in enumerate(others) if position in donated]
+        self._gives = frozenset(id(sources[n]) for n in inside if n in donated)
+        there = [*inside, *others]
+        order = sorted(range(len(there)), key=there.__getitem__)
+        self._order = None if order == [*range(len(there))] else operator.itemgetter(*order)
 
     def arrays(self, scene: Scene) -> list[jax.Array]:
         """The arrays to call the program with.
@@ -65,18 +82,29 @@ class Gathering:
         Args:
             scene: the tensors of the call.
         """
-        storages = self._storages
-        if self._found:
-            storages = list(storages)
-            for number in self._found:
-                storages[number] = scene.storage(storages[number])
-        arrays, doubts = self._at_once(storages)
-        for number in sorted(doubts):
-            arrays[number] = self._one(number, storages[number], donated=doubts[number])
+        arrays = self.residents.arrays(self._own)
+        if self._storages:
+            arrays += self._others(scene)
+        if self._order is not None:
+            arrays = list(self._order(arrays))
         for position, source in self._outside:
             array = self._from_host(position, source) if isinstance(source, Operand) else source
             arrays.insert(position, array)
         return padded(arrays) if UnevenArray in set(map(type, arrays)) else arrays
+
+    def _own(self, storage: Storage, layout: int) -> Any:
+        return self._one(layout, storage, donated=id(storage) in self._gives)
+
+    def _others(self, scene: Scene) -> list[Any]:
+        """The arrays of memory that the program only reads, or that is another in each call."""
+        storages = list(self._storages)
+        for number in self._found:
+            storages[number] = scene.storage(storages[number])
+        arrays, doubts = self._at_once(storages)
+        for number in sorted(doubts):
+            wanted, donated = self._placed[number], doubts[number]
+            arrays[number] = self._one(wanted, storages[number], donated=donated)
+        return arrays
 
     def _at_once(self, storages: list[Storage]) -> tuple[list[Any], dict[int, bool]]:
         """The arrays of values, and which are to be looked at one by one.
@@ -84,7 +112,7 @@ class Gathering:
         Returns:
             The arrays; and by number those in doubt, with whether the program overwrites them.
         """
-        values = list(map(_VALUE, storages))
+        values = [HELD(one) if type(one) is Resident else one.value for one in storages]
         arrays = list(map(_ARRAY, values))
         doubts: set[int] = set()
         if any(not issubclass(kind, jax.Array | UnevenArray) for kind in set(map(type, arrays))):
@@ -95,22 +123,21 @@ class Gathering:
             pairs = zip(found, self._placed, strict=True)
             doubts |= {n for n, (layout, wanted) in enumerate(pairs) if layout != wanted}
         certain = [n for n in self._donated if n not in doubts] if doubts else self._donated
-        seen, self._emptied = _seen_elsewhere(certain, storages, values)
-        doubts |= seen
+        doubts |= _seen_elsewhere(certain, storages, values)
         if not doubts:
             return arrays, {}
         donated = set(self._donated)
         return arrays, {n: n in donated for n in doubts}
 
-    def _one(self, number: int, storage: Storage, *, donated: bool) -> Any:
+    def _one(self, wanted: int, storage: Storage, *, donated: bool) -> Any:
         """An input of the program: a copy, if it is donated and somebody else can see it.
 
         Args:
-            number: of the input among those in memory.
+            wanted: the layout that the program takes.
             storage: where its value is.
             donated: whether the program overwrites its memory.
         """
-        self._settle(self._placed[number], visible(storage))
+        self._settle(wanted, visible(storage))
         if not donated or storage.is_sole_holder():
             return visible(storage).array
         array: Any = visible(storage).array
@@ -137,7 +164,7 @@ class Gathering:
 
 def _seen_elsewhere(
     numbers: Sequence[int], storages: Sequence[Storage], values: list[Value]
-) -> tuple[set[int], dict[int, Value]]:
+) -> set[int]:
     """Which of these storages are not the only ones to hold their values.
 
     Each gives its value up for another one with the same array, as in `Storage.is_sole_holder`: a
@@ -147,32 +174,25 @@ def _seen_elsewhere(
         numbers: of the storages.
         storages: all of them.
         values: what they hold; emptied.
-
-    Returns:
-        The numbers of those storages, and the values that the others hold now, by their ids.
     """
     found = {n for n in numbers if values[n].taken is not None}
     last: list[tuple[int, Any]] = []
-    emptied: dict[int, Value] = {}
     for number in numbers:
         if number not in found:
             value = values[number]
             last.append((number, weakref.ref(value)))
             new = Value(value.array, value.layout)
             new.memory = value.memory
-            storage = storages[number]
-            storage.value = emptied[id(storage)] = new
+            storages[number].value = new
     value = None
     values.clear()
     for number, ask in last:
         held = ask()
         if held is not None:
             storages[number].value = held
-            del emptied[id(storages[number])]
             found.add(number)
-    return found, emptied
+    return found
 
 
-_VALUE = operator.attrgetter("value")
 _ARRAY = operator.attrgetter("array")
 _LAYOUT = operator.attrgetter("layout")

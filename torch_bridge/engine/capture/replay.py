@@ -67,13 +67,15 @@ class Replay:
 
     def __post_init__(self) -> None:
         """Arrange what each run goes through."""
-        self._gathering = Gathering(self.plan, self.sources)
         self._numbers = Scalars(self.table, self.scalars)
         dropping = [self.owners[number] for number in self.dropped]
         fixed = not any(isinstance(owner, Argument) for owner in dropping)
         self._dropping: list[Any] = dropping if fixed else []
         numbers = [*(number for number, _ in self.targets), *(mark.number for mark in self.made)]
         self._several = frozenset(n for n, times in Counter(numbers).items() if times > 1)
+        self._gathering = Gathering(self.plan, self.sources, self.targets, self._several)
+        stays = self._gathering.stays
+        self._written = [(n, place) for n, place in self.targets if id(place) not in stays]
         self._leaves, self._structure = pytree.tree_flatten(self.outputs)
 
     def fits(self) -> bool:
@@ -99,13 +101,11 @@ class Replay:
         arrays = self._gathering.arrays(scene)
         results = program.run(self.program, self.plan, arrays, scalars, self.draws.take())
         del arrays
-        values = _Values(results, self.program.layouts or (), self._several)
-        emptied = self._gathering.take_emptied()
-        for number, place in self.targets:
-            storage = place if isinstance(place, Storage) else scene.storage(place)
-            value = emptied.get(id(storage))
-            if value is None or storage.value is not value or not values.fill(value, number):
-                storage.write(values[number])
+        layouts = self.program.layouts or ()
+        self._gathering.residents.put(results, layouts)
+        values = _Values(results, layouts, self._several)
+        for number, place in self._written:
+            scene.storage(place).write(values[number])
         made = self._make(values)
         for place, scalar in self.written:
             place.put_back([filled(scalar, numbers)])
@@ -160,13 +160,6 @@ class _Values:
     def __getitem__(self, number: int) -> Value:
         shared = self._shared.get(number)
         return Value(self._results[number], self._placed[number]) if shared is None else shared
-
-    def fill(self, value: Value, number: int) -> bool:
-        """Let a value that nobody else holds be a result; False if it cannot be this one."""
-        if value.taken is not None or number in self._shared:
-            return False
-        value.array, value.layout = self._results[number], self._placed[number]
-        return True
 
 
 def _filled(mark: Any, scene: Scene, made: Sequence[base.LazyTensor]) -> Any:

@@ -1,0 +1,182 @@
+"""Memory that stays with a captured step: whoever looks at it sees what the step left."""
+
+import copy
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+from isoshard import metrics
+from isoshard.torch_bridge.engine.capture.resident import Resident
+from isoshard.torch_bridge.engine.value import Storage
+
+
+def trainer(device="jax"):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
+    model = model.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return model, optimizer, step
+
+
+def batches(count):
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randn(5, 4, generator=draw) for _ in range(count)]
+
+
+LOOKS = {
+    "read": lambda model, optimizer: model[0].weight.detach().cpu(),
+    "taken by JAX": lambda model, optimizer: iso.to_jax(model[0].weight.detach()),
+    "written": lambda model, optimizer: torch.no_grad()(model[0].weight.mul_)(0.5),
+    "written through a view": lambda model, optimizer: model[2].weight.data[0].zero_(),
+    "replaced": lambda model, optimizer: setattr(
+        model[0].bias, "data", torch.ones(3, device=model[0].bias.device)
+    ),
+    "used in a recorded operation": lambda model, optimizer: model[2].weight.detach() * 2,
+    "state looked at": lambda model, optimizer: copy.deepcopy(optimizer.state_dict()),
+    "state loaded": lambda model, optimizer: optimizer.load_state_dict(
+        copy.deepcopy(optimizer.state_dict())
+    ),
+    "copied": lambda model, optimizer: copy.deepcopy(model),
+    "evaluated": lambda model, optimizer: model(torch.ones(1, 4, device=model[0].weight.device)),
+    "laid out": lambda model, optimizer: (
+        xs.mark_sharding(model[0].weight, iso.make_mesh((4,), ("x",)), (None, "x"))
+        if model[0].weight.device.type == "jax"
+        else None
+    ),
+}
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["dropped", "kept"])
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+def test_looking_between_two_runs(look, keeps):
+    results = []
+    for device in ("cpu", "jax"):
+        model, optimizer, step = trainer(device)
+        run = xs.compile(step) if device == "jax" else step
+        losses, held = [], []
+        for number, batch in enumerate(batches(8)):
+            losses.append(run(batch.to(device)).cpu())
+            if number % 3 == 2:
+                seen = look(model, optimizer)
+                held += [seen] if keeps else []
+        results.append([*losses, *(p.detach().cpu() for p in model.parameters())])
+        if device == "jax" and keeps:
+            for one in held:
+                if isinstance(one, torch.Tensor):
+                    assert one.isfinite().all()  # nobody has taken its memory
+    for want, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_who_looks_takes_the_memory_away_and_the_next_run_asks_for_it():
+    model, _, step = trainer()
+    run = xs.compile(step)
+    for batch in batches(4):
+        run(batch.to("jax"))
+    memory = [p._storage for p in model.parameters()]
+    assert {type(one) for one in memory} == {Resident}
+    value = memory[0].value
+    assert [type(one) for one in memory] == [Storage, Resident, Resident, Resident]
+    before = value.array
+    metrics.reset()
+    run(batches(1)[0].to("jax"))
+    assert metrics.counters()["copies"] == 1 and not before.is_deleted()
+    del value, before
+    run(batches(1)[0].to("jax"))
+    assert metrics.counters()["copies"] == 1 and metrics.counters()["captures"] == 0
+    assert {type(one) for one in memory} == {Resident}
+
+
+def test_two_steps_take_turns():
+    results = []
+    for device in ("cpu", "jax"):
+        model, optimizer, step = trainer(device)
+
+        def shrink(x, model=model, optimizer=optimizer):
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.mul_(x.mean())
+            return model(x).sum().detach()
+
+        steps = [step, shrink] if device == "cpu" else [xs.compile(step), xs.compile(shrink)]
+        found = [steps[n % 2](batch.abs().to(device)).cpu() for n, batch in enumerate(batches(10))]
+        results.append([*found, *(p.detach().cpu() for p in model.parameters())])
+    for want, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_that_only_reads_leaves_the_memory_where_it_is():
+    model, _, step = trainer()
+    train, evaluate = xs.compile(step), xs.compile(lambda x: model(x).sum().detach())
+    for batch in batches(4):
+        train(batch.to("jax"))
+        found = evaluate(batch.to("jax"))
+        torch.testing.assert_close(found, model(batch.to("jax")).sum())
+    for batch in batches(2):
+        train(batch.to("jax"))
+        evaluate(batch.to("jax"))
+    assert {type(p._storage) for p in model.parameters()} == {Resident}
+
+
+def test_threads_that_read_while_a_step_runs():
+    model, _, step = trainer()
+    run = xs.compile(step)
+    for batch in batches(3):
+        run(batch.to("jax"))
+    done, faults = threading.Event(), []
+
+    def read():
+        while not done.is_set():
+            values = [p._storage.value for p in model.parameters()]
+            faults.extend(one for one in values if one.array is None)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    try:
+        for batch in batches(60):
+            run(batch.to("jax"))
+    finally:
+        done.set()
+        for reader in readers:
+            reader.join(30)
+    want_model, _, want = trainer("cpu")
+    for batch in (*batches(3), *batches(60)):
+        want(batch)
+    assert not faults
+    for p, q in zip(model.parameters(), want_model.parameters(), strict=True):
+        torch.testing.assert_close(p.detach().cpu(), q.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("looked_at", [False, True])
+def test_memory_goes_with_its_tensors(looked_at):
+    model, optimizer, step = trainer()
+    run = xs.compile(step)
+    for batch in batches(3):
+        run(batch.to("jax"))
+    weight, (bias, *_) = model[0].weight.detach(), [p.detach() for p in model[2:].parameters()]
+    values = [weight._storage.value, bias._storage.value] if looked_at else []
+    momentum = [weakref.ref(p) for state in optimizer.state.values() for p in state.values()]
+    del model, optimizer, step, run, values
+    gc.collect()
+    assert not any(one() is not None for one in momentum)
+    left = [weakref.ref(tensor._storage.value.array) for tensor in (weight, bias)]
+    gc.disable()
+    try:
+        del weight
+        assert left[0]() is None and left[1]() is not None
+    finally:
+        gc.enable()

@@ -1,0 +1,145 @@
+"""Memory that stays with a captured step from one run to the next.
+
+A step over 1,000 parameters would ask before each run where their arrays are and whether somebody
+else holds them, and put 1,000 results where they belong. But between two runs nearly all of them
+are looked at by nobody. So what a step wrote stays with it: the memory becomes `Resident`, and its
+value is reached through a property. Whoever reads or replaces the value takes the memory away from
+the step, which asks for it again in its next run.
+"""
+
+from __future__ import annotations
+
+import collections
+import operator
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from isoshard.core.uneven import UnevenArray
+
+from ..value import Storage, Value
+
+_MOVING = threading.RLock()
+"""Held while memory goes to a step or away from it, never while a program runs."""
+
+
+class Kept(Value):
+    """The value of memory that a step keeps: nobody has seen it, so the step may replace its array.
+
+    Attributes:
+        place: of the memory in the step.
+        away: the places of memory that the step has to ask for again.
+    """
+
+    __slots__ = ("away", "place")
+
+    def __init__(self, array: Any, layout: int, place: int, away: collections.deque[int]):
+        """Hold `array` for a step."""
+        super().__init__(array, layout)
+        self.place, self.away = place, away
+
+
+def _look(storage: Storage) -> Value:
+    with _MOVING:
+        if type(storage) is Resident:
+            kept = HELD(storage)
+            storage.__class__ = Storage
+            kept.away.append(kept.place)
+        return HELD(storage)
+
+
+def _replace(storage: Storage, value: Value) -> None:
+    with _MOVING:
+        _look(storage)
+        storage.value = value
+
+
+class Resident(Storage):
+    """Memory that a captured step wrote and that nobody has looked at since."""
+
+    __slots__ = ()
+    value: Any = property(_look, _replace)
+
+
+_FIELD: Any = Storage.__dict__["value"]
+HELD = _FIELD.__get__
+"""The value of memory; a step that keeps it goes on keeping it."""
+
+
+class Residents:
+    """The memory that a captured program reads and replaces in every run.
+
+    Args:
+        storages: each is there once.
+        placed: how the program takes each.
+        numbers: which result each becomes.
+    """
+
+    def __init__(self, storages: Sequence[Storage], placed: Sequence[int], numbers: Sequence[int]):
+        """See the class; all memory is to be asked for."""
+        self._storages, self._placed, self._numbers = storages, placed, numbers
+        self._away = collections.deque(range(len(storages)))
+        self._kept: list[Any] = [None] * len(storages)
+        self._missing: list[int] = []
+
+    def arrays(self, otherwise: Callable[[Storage, int], Any]) -> list[Any]:
+        """What the memory holds.
+
+        Args:
+            otherwise: gives the array of memory that cannot be kept, and how the program takes it.
+        """
+        while self._away:
+            place = self._away.popleft()
+            self._kept[place] = kept = self._keep(place)
+            if kept is None:
+                self._missing.append(place)
+        if not self._missing:
+            return list(map(_ARRAY, self._kept))
+        return [
+            otherwise(self._storages[place], self._placed[place]) if kept is None else kept.array
+            for place, kept in enumerate(self._kept)
+        ]
+
+    def put(self, results: Sequence[Any], layouts: Sequence[int]) -> None:
+        """Let the memory hold what the program left.
+
+        Args:
+            results: of the program.
+            layouts: of each.
+        """
+        for place in self._missing:
+            number = self._numbers[place]
+            self._storages[place].write(Value(results[number], layouts[number]))
+        self._away.extend(self._missing)
+        self._missing.clear()
+        for kept, number in zip(self._kept, self._numbers, strict=True):
+            if kept is not None:
+                kept.array = results[number]
+
+    def _keep(self, place: int) -> Kept | None:
+        """Take memory over, if its array is as the program takes it, and nobody else sees it."""
+        storage, layout = self._storages[place], self._placed[place]
+        with _MOVING:
+            value = storage.value
+            array = value.array
+            ready = value.layout == layout and isinstance(array, jax.Array | UnevenArray)
+            if not ready or value.taken is not None:
+                return None
+            kept = Kept(array, layout, place, self._away)
+            kept.memory = value.memory
+            last = weakref.ref(value)
+            storage.__class__ = Resident
+            _FIELD.__set__(storage, kept)
+            del value
+            held = last()
+            if held is None:
+                return kept
+            _FIELD.__set__(storage, held)
+            storage.__class__ = Storage
+            return None
+
+
+_ARRAY = operator.attrgetter("array")
