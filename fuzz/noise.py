@@ -52,12 +52,19 @@ def disturbed(program: Program) -> list[dict[str, Fact]]:
     return [_run(program, number).facts for number in range(RUNS)]
 
 
+def refuses(program: Program, fault: str) -> bool:
+    """Whether a line raises in one of these runs as well: `x[lgamma(y) == 0]` has other rows."""
+    runs = (_run(program, number) for number in range(RUNS))
+    return any(run.fault is not None and run.fault.split("`")[1] in fault for run in runs)
+
+
 def _run(program: Program, number: int) -> Run:
     draw = _Signs(number)
+    fault = None
     scope = vocabulary.names("cpu")
     given = set(scope)
     for line in program.lines:
-        attempt(line, scope)
+        fault = fault or attempt(line, scope)
         called = re.match(r"\w+ = (\w+)\(", line.text)
         module = called is not None and isinstance(scope.get(called[1]), nn.Module)
         every = module or _ROUNDED.search(line.text) is not None
@@ -70,7 +77,7 @@ def _run(program: Program, number: int) -> Run:
                 _disturb(
                     value, draw, every=every and here, zeros=signless and here, near=near and here
                 )
-    return Run(dict(program.facts(scope, given)))
+    return Run(dict(program.facts(scope, given)), fault)
 
 
 class _Signs:

@@ -17,8 +17,8 @@ from fuzz import search as search_module
 from fuzz.__main__ import main
 from fuzz.operations.elementwise import BINARY
 from fuzz.pool import Plan
-from fuzz.program import Fact, Line, Program
-from fuzz.search import BATCH, Fault, Search, check, run
+from fuzz.program import Fact, Line, Program, Run
+from fuzz.search import BATCH, Fault, Search, check, run, verdict
 from isoshard.torch_bridge.engine import checks, dispatch
 from isoshard.torch_bridge.lowerings import registry
 
@@ -150,6 +150,21 @@ def test_what_one_device_refuses_the_other_refuses(monkeypatch):
     monkeypatch.setattr(checks, "check", lambda *_: None)
     monkeypatch.setattr(dispatch, "_HANDLERS", {})
     assert check(program) == ["`b = a.var()` does not raise RuntimeError"]
+
+
+def test_a_line_whose_shapes_rounding_decides_may_be_refused():
+    program = lines(
+        "a = torch.tensor([1.0, 3.0]).to(device)",
+        "b = torch.lgamma(a)",  # of 1 it is 0, but for rounding
+        "c = b.nonzero()",
+        "d = c.reshape(1)",
+    )
+    assert noise.refuses(program, "`d = c.reshape(1)` raises RuntimeError: ..")
+    assert not noise.refuses(program, "`c = b.nonzero()` raises RuntimeError: ..")
+    found = program.run("cpu")
+    assert verdict(program, Run(found.facts), Run({}, "`d = c.reshape(1)` raises ..")) == []
+    (said,) = verdict(program, Run(found.facts), Run({}, "`a = 1` raises .."))
+    assert said == "`a = 1` raises .."
 
 
 def test_a_line_that_only_jax_refuses_is_a_fault():
