@@ -35,7 +35,7 @@ from typing import Any
 import torch
 
 _GETATTR = frozenset({"getattr", "hasattr", "setattr", "delattr"})
-_ANY_NAME = frozenset({"vars", "__dict__", "__getattribute__", "attrgetter", "getattr_static"})
+_ANY_NAME = frozenset({"vars", "__getattribute__", "attrgetter", "getattr_static"})
 
 
 class Executed:
@@ -209,7 +209,9 @@ class Described:
             elif kind.startswith("LOAD_") and not kind.startswith("LOAD_FAST"):
                 if isinstance(instruction.argval, str):
                     read.add(instruction.argval)
-        self.is_open = not _ANY_NAME.isdisjoint(names) or _computes_a_name(code)
+        self.is_open = (
+            not _ANY_NAME.isdisjoint(names) or _computes_a_name(code) or _takes_a_dict(code)
+        )
         for constant in code.co_consts:
             names.update(_strings(constant))
             if isinstance(constant, types.CodeType):
@@ -257,6 +259,34 @@ def _computes_a_name(code: types.CodeType) -> bool:
     return False
 
 
+def _takes_a_dict(code: types.CodeType) -> bool:
+    """Whether an object's `__dict__` is used but for an item, or whether there is one, by a name.
+
+    >>> def named(thing):
+    ...     return thing.__dict__["scale"] if "scale" in thing.__dict__ else None
+    >>> _takes_a_dict(named.__code__), _takes_a_dict((lambda x: dict(x.__dict__)).__code__)
+    (False, True)
+    """
+    if "__dict__" not in code.co_names:
+        return False
+    instructions = list(dis.get_instructions(code))
+    for place, instruction in enumerate(instructions):
+        if instruction.argval == "__dict__" and instruction.opname.startswith("LOAD_"):
+            before, after = instructions[:place], instructions[place + 1 :]
+            if after[0].opname == "CONTAINS_OP":
+                is_named = before[-1].opname.startswith("LOAD_FAST") and _is_a_name(before[-2])
+            else:
+                item = after[1].opname == "BINARY_SUBSCR" or after[1].argrepr == "[]"
+                is_named = item and _is_a_name(after[0])
+            if not is_named:
+                return True
+    return False
+
+
+def _is_a_name(instruction: dis.Instruction) -> bool:
+    return instruction.opname.startswith("LOAD_CONST") and isinstance(instruction.argval, str)
+
+
 def _second_argument_is_constant(instructions: list[dis.Instruction]) -> bool:
     """Whether the second argument of the call that these instructions prepare is a string."""
     depth, is_constant = 0, False
@@ -286,6 +316,7 @@ _IMPORTLIB = _STDLIB + "importlib" + os.sep
 _LIBRARIES = (
     *("jax", "jaxlib", "numpy", "scipy", "ml_dtypes", "opt_einsum", "_pytest", "pluggy"),
     *("filelock", "zstandard", "etils", "fsspec", "tensorstore", "absl"),  # of JAX's cache
+    "typing_extensions",
 )
 
 
@@ -293,7 +324,7 @@ def _folder(library: str) -> str | None:
     """Where a library lies, which need not be where this package does."""
     spec = importlib.util.find_spec(library)
     places = None if spec is None else spec.submodule_search_locations
-    return f"{places[0]}{os.sep}" if places else None
+    return f"{places[0]}{os.sep}" if places else getattr(spec, "origin", None)
 
 
 _CLOSED = tuple(folder for folder in map(_folder, _LIBRARIES) if folder is not None)

@@ -66,6 +66,7 @@ from .scope import (
     element_name,
     is_open_kind,
     is_open_module,
+    is_torchs,
     item_name,
 )
 
@@ -232,7 +233,7 @@ class Reachable:
         if executed is not None and id(thing) in executed.open_names:
             open_levels = OPEN_LEVELS
         every = executed is None or open_levels > 0 or kind.__module__ in OPEN_STDLIB
-        if type(own) is dict:
+        if type(own) is dict and (own or kind is not collections.OrderedDict):
             awaited = counts if every else self._is_awaited
             keys = [key for key in own if awaited(key)]
             self.holders.append(Names(own, keys, f"{path}.", awaited=awaited))
@@ -254,14 +255,15 @@ class Reachable:
 
     def _visit_class(self, kind: type, path: str) -> None:
         for base in kind.__mro__:
-            if not is_open_kind(base) or issubclass(base, enum.Enum):
+            immutable = base.__flags__ & _IMMUTABLE
+            if immutable or not is_open_kind(base) or issubclass(base, enum.Enum):
                 continue
             self._push(base, base.__qualname__)
             if base is not kind:
                 continue
             own = vars(base)
             if self._executed is not None:
-                keys = [key for key in own if key in self._names or self._ran(own[key])]
+                keys = [key for key in own if self._is_read(key, own[key])]
                 awaited = self._names.__contains__
                 self._hold(Names(own, keys, f"{path}.", owner=base, awaited=awaited))
                 continue
@@ -276,6 +278,12 @@ class Reachable:
                     plain.append(key)
             self._hold(Names(own, plain, f"{path}.", owner=base))
 
+    def _is_read(self, key: str, value: Any) -> bool:
+        """Whether a value of a class was read; torch calls its functions and asks them nothing."""
+        if key in self._names and not (isinstance(value, FUNCTIONS) and is_torchs(value)):
+            return True
+        return self._ran(value)
+
     def _ran(self, value: Any) -> bool:
         """Whether a value of a class is a function that ran."""
         code = getattr(getattr(value, "__func__", value), "__code__", None)
@@ -283,10 +291,12 @@ class Reachable:
 
     def _visit_function(self, function: Any, path: str) -> None:
         ran = self._executed is None or id(function.__code__) in self._executed.ids
+        if not ran and is_torchs(function):
+            return
         self.holders.append(Fields(function, FUNCTION_FIELDS, f"{path}."))
         self._push(function.__defaults__, f"{path}.__defaults__")
         self._push(function.__kwdefaults__, f"{path}.__kwdefaults__")
-        if vars(function):
+        if vars(function) and (self._executed is None or not is_torchs(function)):
             self._push(vars(function), f"{path}.__dict__")
         if ran:
             for name, cell in zip(
@@ -365,6 +375,8 @@ def modules_of(function: Any) -> list[torch.nn.Module]:
     return found.modules
 
 
+_IMMUTABLE = 1 << 8
+"""Of a type's flags: `Py_TPFLAGS_IMMUTABLETYPE`, whose attributes nobody can set."""
 _Visit = Callable[[Reachable, Any, str], None]
 _VISITS: dict[type, _Visit] = {
     types.FunctionType: Reachable._visit_function,

@@ -77,6 +77,7 @@ class Replay:
         stays = self._gathering.stays
         self._written = [(n, place) for n, place in self.targets if id(place) not in stays]
         self._leaves, self._structure = pytree.tree_flatten(self.outputs)
+        self._is_leaf = len(self._leaves) == 1 and self._leaves[0] is self.outputs
 
     def fits(self) -> bool:
         """Whether the step would do the same again, on the same tensors."""
@@ -116,7 +117,7 @@ class Replay:
             self.gradients or not self._dropping or self.guards[1].lacks_gradients
         ):
             self._drop(scene)
-        return pytree.tree_unflatten(leaves, self._structure)
+        return leaves[0] if self._is_leaf else pytree.tree_unflatten(leaves, self._structure)
 
     def _drop(self, scene: Scene) -> None:
         """Let stand-ins be there for the gradients that were left out."""

@@ -52,6 +52,12 @@ def is_open_kind(kind: type) -> bool:
     return module in OPEN_STDLIB or is_open_module(module)
 
 
+def is_torchs(function: Any) -> bool:
+    """Whether torch defines a function, a property or a method of a class."""
+    inside = getattr(function, "__func__", None) or getattr(function, "fget", None) or function
+    return (getattr(inside, "__module__", None) or "").startswith("torch.")
+
+
 def counts(key: str) -> bool:
     """Whether an attribute is a program's, and not torch's or our bookkeeping."""
     return key not in BOOKKEEPING

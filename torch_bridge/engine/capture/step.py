@@ -103,7 +103,7 @@ class CompiledStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
-        leaves, structure = pytree.tree_flatten((args, kwargs))
+        leaves, structure = _flattened(args, kwargs)
         arguments = [leaf for leaf in leaves if isinstance(leaf, base.LazyTensor)]
         key = (structure, signature(leaves, arguments), ambient())
         known = self._replays.setdefault(key, [])
@@ -258,6 +258,13 @@ class CompiledStep:
         self._reasons[reason] += 1
         if self._reasons[reason] == PATIENCE:
             warnings.warn(f"{line_of(self.step)}: {text}.", RecompilationWarning, stacklevel=5)
+
+
+def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+    """The leaves of a call, and what tells it from calls of another structure."""
+    if not kwargs and all(isinstance(one, torch.Tensor) for one in args):
+        return list(args), len(args)
+    return pytree.tree_flatten((args, kwargs))
 
 
 KEPT = 16
