@@ -105,7 +105,7 @@ class Builder:
             for name, value in self.scope.items()
             if name not in self._given
             and isinstance(value, torch.Tensor)
-            and (fits is None or fits(value))
+            and (fits is None or _fits(fits, value))
         ]
 
     def tensor(self, fits: Callable[[torch.Tensor], bool] | None = None) -> str:
@@ -217,3 +217,20 @@ class Builder:
             except Exception as error:
                 if line.raises is None:
                     raise RuntimeError(f"{line.text} raises in a second run") from error
+
+
+def _fits(fits: Callable[[torch.Tensor], bool], tensor: torch.Tensor) -> bool:
+    """Whether a tensor fits; one that torch lets nobody look at does not.
+
+    >>> first, second = torch.ones(2, requires_grad=True).mul(1).split(1)
+    >>> _fits(lambda t: bool(t.isfinite().all()), first)
+    True
+    >>> with torch.no_grad():
+    ...     _ = first.zero_()
+    >>> _fits(lambda t: bool(t.isfinite().all()), first)
+    False
+    """
+    try:
+        return fits(tensor)
+    except RuntimeError:
+        return False
