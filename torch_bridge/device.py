@@ -16,7 +16,7 @@ import jax
 import torch
 
 from isoshard.core.bounded import CALLS, Interned
-from isoshard.torch_bridge._torch_internals import OpOverload, device_slot
+from isoshard.torch_bridge._torch_internals import OpOverload, device_slot, dispatcher
 from isoshard.torch_bridge._torch_internals.traced import TRACED_TYPES
 from isoshard.torch_bridge.engine import base, dispatch, generators, random
 from isoshard.torch_bridge.engine import tape as tapes
@@ -136,15 +136,26 @@ def register() -> None:
 
 
 def _let_loaders_pin() -> None:
-    """Let `pin_memory()` copy CPU tensors, as JAX has no page-locked memory for torch to use.
+    """Let `pin_memory()` of a CPU tensor pin for CUDA where there is one, and copy elsewhere.
 
-    A `DataLoader` with `pin_memory=True` calls it for whatever device torch knows of. A torch built
-    for CUDA keeps its own.
+    A `DataLoader` with `pin_memory=True` calls it for the device that torch takes for the machine's
+    own. That is ours as soon as there is one, and JAX has no page-locked memory for torch to use.
     """
-    if not torch.backends.cuda.is_built():
-        library = torch.library.Library("aten", "IMPL")
-        library.impl("_pin_memory", lambda tensor, device=None: tensor.clone(), "CPU")
-        _LIBRARIES.append(library)
+    if dispatcher.key_set is None:
+        torchs, keys = None, None
+    else:
+        torchs = torch.library.get_kernel("aten::_pin_memory", "CPU")
+        keys = dispatcher.key_set(torch.DispatchKey.CPU)
+
+    def pin(tensor, device=None):
+        named = device is not None and torch.device(device).type not in ("jax", "cpu")
+        if torchs is None or not (named or torch.cuda.is_available()):
+            return tensor.clone()
+        return torchs.call_boxed(keys, tensor, torch.device(device if named else "cuda"))
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_pin_memory", pin, "CPU")
+    _LIBRARIES.append(library)
 
 
 def add_kernels(key: str) -> None:

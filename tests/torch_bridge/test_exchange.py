@@ -303,3 +303,13 @@ def test_gradients_and_ties_move_with_a_module(line):
     assert model[1].weight is model[0].weight
     assert torch.equal(model[0].weight.grad.cpu(), want)
     assert isinstance(model[0].weight, torch.nn.Parameter)
+
+
+def test_tensors_are_pinned_for_cuda_where_there_is_cuda(monkeypatch):
+    numbers = torch.arange(6.0).reshape(2, 3).t()
+    assert torch.equal(numbers.pin_memory(), numbers)
+    with pytest.raises(RuntimeError, match=r"CUDA|NVIDIA"):  # torch's own kernel: there is none
+        numbers.pin_memory("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(RuntimeError, match=r"CUDA|NVIDIA"):
+        numbers.pin_memory()

@@ -68,6 +68,12 @@ def kernels():
     assert not dispatcher.has_kernel("aten::add.Tensor", "PrivateUse1")
 
 
+@checks("torch._C.DispatchKeySet")
+def pinning():
+    with pytest.raises(RuntimeError, match=r"CUDA|NVIDIA"):  # torch's own kernel says so
+        torch.ones(2).pin_memory("cuda")
+
+
 @checks("torch._C._dispatch_has_backend_fallback", "torch._C._ExcludeDispatchKeyGuard")
 def autocast():
     key = torch.DispatchKey.AutocastPrivateUse1

@@ -53,6 +53,13 @@ has_fallback: Callable[[Any], bool] = NAMES.bind(
     without="`torch.autocast('jax')` refuses operators that are on none of its lists",
 )
 
+key_set: Callable[[Any], Any] | None = NAMES.bind(
+    "torch._C.DispatchKeySet",
+    otherwise=None,
+    why="calls the kernel whose place ours took",
+    without="`pin_memory()` of a CPU tensor copies where it would pin for CUDA",
+)
+
 excluding: Callable[[Any], AbstractContextManager[Any]] = NAMES.bind(
     "torch._C._ExcludeDispatchKeyGuard",
     why="calls an operator below autocast",

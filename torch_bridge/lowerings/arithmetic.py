@@ -192,7 +192,7 @@ def pow_tensor(x, exponent):
 def _whole_power(x, exponent):
     """A whole number to a power that is not negative, as it overflows; `jnp.power` looks at 6 bits.
 
-    >>> int(_whole_power(jnp.int32(3), jnp.int32(100)) % 2**32) == 3**100 % 2**32
+    >>> int(_whole_power(jnp.int32(3), jnp.int32(100))) % 2**32 == 3**100 % 2**32
     True
     """
     power, square = jnp.ones_like(x), x

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 import isoshard.torch_bridge as xs
 from isoshard.torch_bridge.engine import program
+
+
+@pytest.fixture(autouse=True)
+def interrupts_raise() -> Iterator[None]:
+    """A shell that starts tests in the background lets them ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def training(compiled: bool) -> tuple[Callable[[], None], Callable[[], list[torch.Tensor]]]:
