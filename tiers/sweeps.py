@@ -6,8 +6,8 @@ Two marks say that a test has a place in `make test-all`, and a share of `make t
 - `long`: one check of several seconds, with shorter ones beside it.
 
 `--sweeps all`, as pytest does by itself, runs every case. `--sweeps sample` runs whole the test
-files whose rooms changed since all passed, and of the others one case in five of each sweep, and
-one long test in five. `--sweeps few` runs one in twenty, whatever changed. `--sweeps note` runs
+files whose rooms changed since all passed, and of the others one case in eight of each sweep, and
+one long test in eight. `--sweeps few` runs one in forty, whatever changed. `--sweeps note` runs
 everything, and if that passes enters what the rooms hold in `tests/sweeps.json`.
 
 The rooms of `tests/A/B/test_x.py` are the folder `A/B` (of a test of lowerings: `x.py` there), what
@@ -28,10 +28,10 @@ import pytest
 from . import choice, record, sources
 
 KEPT = sources.ROOT / "tests" / "sweeps.json"
-ONE_IN = {"sample": 5, "few": 20}
+ONE_IN = {"sample": 8, "few": 40}
 MARKS = {
     "sweep": "a table of like cases; make test runs a sample, make test-all each",
-    "long": "one check of several seconds; make test runs one in five, make test-all each",
+    "long": "one check of several seconds; make test runs one in eight, make test-all each",
 }
 _LOWERINGS = "torch_bridge/lowerings"
 _ABOUT = {

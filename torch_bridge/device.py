@@ -141,17 +141,16 @@ def _let_loaders_pin() -> None:
     A `DataLoader` with `pin_memory=True` calls it for the device that torch takes for the machine's
     own. That is ours as soon as there is one, and JAX has no page-locked memory for torch to use.
     """
-    if dispatcher.key_set is None:
-        torchs, keys = None, None
-    else:
-        torchs = torch.library.get_kernel("aten::_pin_memory", "CPU")
-        keys = dispatcher.key_set(torch.DispatchKey.CPU)
+    torchs: Any = torch.library.get_kernel("aten::_pin_memory", "CPU")
+    key_set: Any = dispatcher.key_set
 
-    def pin(tensor, device=None):
-        named = device is not None and torch.device(device).type not in ("jax", "cpu")
-        if torchs is None or not (named or torch.cuda.is_available()):
+    def pin(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+        if device is None or torch.device(device).type in ("jax", "cpu"):
+            device = "cuda" if torch.cuda.is_available() else None
+        if device is None or key_set is None:
             return tensor.clone()
-        return torchs.call_boxed(keys, tensor, torch.device(device if named else "cuda"))
+        keys = key_set(torch.DispatchKey.CPU)
+        return torchs.call_boxed(keys, tensor, torch.device(device))
 
     library = torch.library.Library("aten", "IMPL")
     library.impl("_pin_memory", pin, "CPU")

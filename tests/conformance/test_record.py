@@ -41,6 +41,7 @@ def test_what_decides_is_the_harness():
     assert "conformance/report.py" not in command.harness()
 
 
+@pytest.mark.long
 def test_an_entry_depends_on_the_file_that_registers_its_lowering(tmp_path):
     """`sin` is a row of a table: no line of that file runs."""
     options = {"limit": 1, "trace": tmp_path}

@@ -342,6 +342,7 @@ def test_every_exception_is_needed(pattern):
     assert refused.by_values(raised.value)
 
 
+@pytest.mark.long
 def test_a_report_can_be_pasted_and_run(tmp_path):
     program = Program(
         (
@@ -369,6 +370,7 @@ def test_a_new_seed_is_one_never_used_and_given_on(monkeypatch):
     assert {plan.minutes for plan in plans} == {2}
 
 
+@pytest.mark.long
 def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     options = ["--seed", "9", "--programs", "24", "--processes", "1", "--out", str(tmp_path)]

@@ -109,7 +109,7 @@ def collected(tier, monkeypatch):
 
 @pytest.mark.parametrize(
     ("tier", "first", "second"),
-    [("all", 40, 40), ("note", 40, 40), ("sample", 8, 40), ("few", 2, 2)],
+    [("all", 40, 40), ("note", 40, 40), ("sample", 5, 40), ("few", 1, 1)],
 )
 def test_each_tier_runs_its_share_and_every_unmarked_test(tier, first, second, monkeypatch):
     run = collected(tier, monkeypatch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from jax.extend.core import JaxprEqn
 
@@ -35,10 +36,9 @@ def elementwise(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
 
 
 @rule("bitcast_convert_type")
-def bits(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
+def bits(eqn: JaxprEqn, values: list[Value]) -> Sequence[Value]:
     """Bits read as another dtype; one of another width gains or loses an axis."""
-    (before,), (after,) = eqn.invars, eqn.outvars
-    same = before.aval.dtype.itemsize == after.aval.dtype.itemsize
+    same = values[0].array.dtype.itemsize == eqn.params["new_dtype"].itemsize
     return elementwise(eqn, values) if same else run_whole(eqn, values)
 
 

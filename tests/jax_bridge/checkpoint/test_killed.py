@@ -185,6 +185,7 @@ def test_every_damaged_file_is_noticed(tmp_path):
     assert outcome(tmp_path, tree(0)) == 1
 
 
+@pytest.mark.long
 def test_every_altered_byte_is_noticed(tmp_path):
     iso.save(tmp_path, tree(1))
     rng = random.Random(0)

@@ -42,11 +42,16 @@ class Kept(Value):
         self.place, self.away = place, away
 
 
+def _turn(storage: Any, kind: type[Storage]) -> None:
+    """Let memory be of another class with the same fields."""
+    storage.__class__ = kind
+
+
 def _look(storage: Storage) -> Value:
     with _MOVING:
-        if type(storage) is Resident:
+        if isinstance(storage, Resident):
             kept = HELD(storage)
-            storage.__class__ = Storage
+            _turn(storage, Storage)
             kept.away.append(kept.place)
         return HELD(storage)
 
@@ -131,14 +136,14 @@ class Residents:
             kept = Kept(array, layout, place, self._away)
             kept.memory = value.memory
             last = weakref.ref(value)
-            storage.__class__ = Resident
+            _turn(storage, Resident)
             _FIELD.__set__(storage, kept)
             del value
             held = last()
             if held is None:
                 return kept
             _FIELD.__set__(storage, held)
-            storage.__class__ = Storage
+            _turn(storage, Storage)
             return None
 
 
