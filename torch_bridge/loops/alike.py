@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from isoshard.core.exact import exact
 from isoshard.torch_bridge._torch_internals.module_fields import (
     forward_hooks,
     forward_pre_hooks,
@@ -105,12 +106,12 @@ class Stack:
         """Whether the options of all layers are those of the first one."""
         try:
             return all(
-                get(theirs) == wanted
+                all(map(operator.is_, get(theirs), wanted)) or _same(get(theirs), wanted)
                 for get, mine, others in self._options
                 if (wanted := get(mine))
                 for theirs in others
             )
-        except (KeyError, RuntimeError, TypeError, ValueError):  # tensors and arrays among them
+        except (KeyError, RuntimeError, TypeError, ValueError):  # arrays among them
             return False
 
     def is_current(self, layers: Sequence[torch.nn.Module]) -> bool:
@@ -240,6 +241,10 @@ def _same(one: Any, two: Any) -> bool:
         return False
     if isinstance(one, list | tuple):
         return len(one) == len(two) and all(map(_same, one, two))
+    if isinstance(one, dict):
+        return list(one) == list(two) and all(map(_same, one.values(), two.values()))
+    if isinstance(one, float | complex):
+        return exact(one) == exact(two)
     return bool(one == two)
 
 

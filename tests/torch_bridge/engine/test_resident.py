@@ -11,6 +11,7 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import metrics
+from isoshard.torch_bridge.engine import program
 from isoshard.torch_bridge.engine.capture.resident import Resident
 from isoshard.torch_bridge.engine.value import Storage
 
@@ -100,6 +101,42 @@ def test_who_looks_takes_the_memory_away_and_the_next_run_asks_for_it():
     assert {type(one) for one in memory} == {Resident}
 
 
+def test_what_was_looked_at_and_let_go_is_not_copied():
+    model, _, step = trainer()
+    run = xs.compile(step)
+    for batch in batches(3):
+        run(batch.to("jax"))
+    metrics.reset()
+    for batch in batches(3):
+        model[0].weight.detach().cpu()
+        run(batch.to("jax"))
+    assert metrics.counters()["copies"] == metrics.counters()["captures"] == 0
+
+
+def test_a_failed_run_leaves_the_memory_where_it_was(monkeypatch):
+    model, _, step = trainer()
+    run = xs.compile(step)
+    for batch in batches(3):
+        run(batch.to("jax"))
+    held = model[0].weight.detach()._storage.value
+    before = [p.detach().clone() for p in model.parameters()]
+    xs.sync()
+
+    def fails(*_):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(program, "run", fails)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no memory"):
+            run(batches(1)[0].to("jax"))
+    monkeypatch.undo()
+    assert all(map(torch.equal, model.parameters(), before))
+    del held
+    for batch in batches(2):
+        run(batch.to("jax"))
+    assert not any(map(torch.equal, model.parameters(), before))
+
+
 def test_two_steps_take_turns():
     results = []
     for device in ("cpu", "jax"):
@@ -112,7 +149,12 @@ def test_two_steps_take_turns():
             return model(x).sum().detach()
 
         steps = [step, shrink] if device == "cpu" else [xs.compile(step), xs.compile(shrink)]
-        found = [steps[n % 2](batch.abs().to(device)).cpu() for n, batch in enumerate(batches(10))]
+        found = []
+        for number, batch in enumerate(batches(10)):
+            found.append(steps[number % 2](batch.abs().to(device)).cpu())
+            if number == 3:
+                metrics.reset()
+        assert metrics.counters()["copies"] == 0
         results.append([*found, *(p.detach().cpu() for p in model.parameters())])
     for want, got in zip(*results, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)

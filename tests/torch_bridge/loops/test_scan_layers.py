@@ -365,6 +365,24 @@ def test_hooks_are_refused():
         xs.scan_layers(layers)
 
 
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [(0.0, -0.0), (1, True), ([1.0], [True]), ({"a": 0.0}, {"a": -0.0}), ((0.0, 2), (-0.0, 2))],
+)
+def test_options_that_are_equal_but_not_the_same_differ(one, two):
+    layers = [torch.nn.Linear(3, 3).to("jax") for _ in range(3)]
+    for layer in layers:
+        layer.option = one
+    x = torch.ones(2, 3, device="jax")
+    scanned = xs.scan_layers(layers)
+    scanned(x)
+    layers[1].option = two
+    with pytest.raises(ValueError, match=r"layer 1 differs from layer 0 in: option"):
+        scanned(x)
+    layers[0].option = layers[1].option = layers[2].option = float("nan")
+    scanned(x)
+
+
 def test_modes_that_differ_are_refused():
     layers = stack(2).to("jax")
     scanned = xs.scan_layers(layers, stacked=False)

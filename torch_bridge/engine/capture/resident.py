@@ -87,8 +87,7 @@ class Residents:
         """See the class; all memory is to be asked for."""
         self._storages, self._placed, self._numbers = storages, placed, numbers
         self._away = collections.deque(range(len(storages)))
-        self._kept: list[Any] = [None] * len(storages)
-        self._missing: list[int] = []
+        self._running: list[Value] = []
 
     def arrays(self, otherwise: Callable[[Storage, int], Any]) -> list[Any]:
         """What the memory holds.
@@ -96,17 +95,14 @@ class Residents:
         Args:
             otherwise: gives the array of memory that cannot be kept, and how the program takes it.
         """
-        while self._away:
-            place = self._away.popleft()
-            self._kept[place] = kept = self._keep(place)
-            if kept is None:
-                self._missing.append(place)
-        if not self._missing:
-            return list(map(_ARRAY, self._kept))
-        return [
-            otherwise(self._storages[place], self._placed[place]) if kept is None else kept.array
-            for place, kept in enumerate(self._kept)
-        ]
+        asked = [self._away.popleft() for _ in range(len(self._away))]
+        missing = [place for place in asked if not self._keep(place)]
+        self._away.extend(missing)
+        self._running = list(map(HELD, self._storages))
+        arrays = list(map(_ARRAY, self._running))
+        for place in missing:
+            arrays[place] = otherwise(self._storages[place], self._placed[place])
+        return arrays
 
     def put(self, results: Sequence[Any], layouts: Sequence[int]) -> None:
         """Let the memory hold what the program left.
@@ -115,16 +111,16 @@ class Residents:
             results: of the program.
             layouts: of each.
         """
-        for place in self._missing:
+        values, self._running = self._running, []
+        apart = set(self._away)  # missing, or looked at while the program ran
+        for place in apart:
             number = self._numbers[place]
             self._storages[place].write(Value(results[number], layouts[number]))
-        self._away.extend(self._missing)
-        self._missing.clear()
-        for kept, number in zip(self._kept, self._numbers, strict=True):
-            if kept is not None:
-                kept.array = results[number]
+            values[place] = Value()
+        for value, number in zip(values, self._numbers, strict=True):
+            value.array = results[number]
 
-    def _keep(self, place: int) -> Kept | None:
+    def _keep(self, place: int) -> bool:
         """Take memory over, if its array is as the program takes it, and nobody else sees it."""
         storage, layout = self._storages[place], self._placed[place]
         with _MOVING:
@@ -132,7 +128,7 @@ class Residents:
             array = value.array
             ready = value.layout == layout and isinstance(array, jax.Array | UnevenArray)
             if not ready or value.taken is not None:
-                return None
+                return False
             kept = Kept(array, layout, place, self._away)
             kept.memory = value.memory
             last = weakref.ref(value)
@@ -141,10 +137,10 @@ class Residents:
             del value
             held = last()
             if held is None:
-                return kept
+                return True
             _FIELD.__set__(storage, held)
             _turn(storage, Storage)
-            return None
+            return False
 
 
 _ARRAY = operator.attrgetter("array")
