@@ -374,7 +374,7 @@ def test_options_that_are_equal_but_not_the_same_differ(one, two):
     for layer in layers:
         layer.option = one
     x = torch.ones(2, 3, device="jax")
-    scanned = xs.scan_layers(layers)
+    scanned = xs.scan_layers(layers, stacked=False)
     scanned(x)
     layers[1].option = two
     with pytest.raises(ValueError, match=r"layer 1 differs from layer 0 in: option"):
