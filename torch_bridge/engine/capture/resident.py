@@ -95,13 +95,15 @@ class Residents:
         Args:
             otherwise: gives the array of memory that cannot be kept, and how the program takes it.
         """
+        self._running = []  # of a run that failed
         asked = [self._away.popleft() for _ in range(len(self._away))]
         missing = [place for place in asked if not self._keep(place)]
         self._away.extend(missing)
-        self._running = list(map(HELD, self._storages))
+        found = {n: otherwise(self._storages[n], self._placed[n]) for n in missing}
+        self._running = list(map(HELD, self._storages))  # now: it holds them, too
         arrays = list(map(_ARRAY, self._running))
-        for place in missing:
-            arrays[place] = otherwise(self._storages[place], self._placed[place])
+        for place, array in found.items():
+            arrays[place] = array
         return arrays
 
     def put(self, results: Sequence[Any], layouts: Sequence[int]) -> None:
