@@ -12,8 +12,8 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import metrics
 from isoshard.torch_bridge.engine import program
-from isoshard.torch_bridge.engine.capture.resident import Resident
-from isoshard.torch_bridge.engine.value import Storage
+from isoshard.torch_bridge.engine.capture.resident import Resident, Residents
+from isoshard.torch_bridge.engine.value import Storage, placed_layout
 
 
 def trainer(device="jax"):
@@ -201,6 +201,18 @@ def test_threads_that_read_while_a_step_runs():
     assert not faults
     for p, q in zip(model.parameters(), want_model.parameters(), strict=True):
         torch.testing.assert_close(p.detach().cpu(), q.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_memory_that_a_program_lays_out_anew_says_so():
+    mesh = iso.make_mesh((8,), ("x",))
+    rows, columns = (iso.shard(torch.ones(8, 8), mesh, spec) for spec in (("x",), (None, "x")))
+    storage, value = rows._storage, columns._storage.value
+    residents = Residents([storage], [storage.value.layout], [0])
+    for _ in range(2):
+        residents.arrays(lambda *_: None)
+        residents.put([value.array], [value.layout])
+        assert type(storage) is Storage
+        assert storage.value.layout == value.layout == placed_layout(storage.value.array)
 
 
 @pytest.mark.parametrize("looked_at", [False, True])

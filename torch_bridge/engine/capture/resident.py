@@ -88,6 +88,7 @@ class Residents:
         self._storages, self._placed, self._numbers = storages, placed, numbers
         self._away = collections.deque(range(len(storages)))
         self._running: list[Value] = []
+        self._moved: set[int] | None = None  # laid out by the program as it does not take them
 
     def arrays(self, otherwise: Callable[[Storage, int], Any]) -> list[Any]:
         """What the memory holds.
@@ -114,10 +115,16 @@ class Residents:
             layouts: of each.
         """
         values, self._running = self._running, []
-        apart = set(self._away)  # missing, or looked at while the program ran
+        if self._moved is None:
+            pairs = zip(self._placed, self._numbers, strict=True)
+            self._moved = {n for n, (taken, number) in enumerate(pairs) if layouts[number] != taken}
+        apart = self._moved.union(self._away)  # missing, or looked at while the program ran
+        self._away.extend(self._moved.difference(self._away))
         for place in apart:
             number = self._numbers[place]
-            self._storages[place].write(Value(results[number], layouts[number]))
+            storage = self._storages[place]
+            _turn(storage, Storage)
+            storage.write(Value(results[number], layouts[number]))
             values[place] = Value()
         for value, number in zip(values, self._numbers, strict=True):
             value.array = results[number]

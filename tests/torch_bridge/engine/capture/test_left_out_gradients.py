@@ -10,8 +10,8 @@ import torch
 import isoshard.torch_bridge as xs
 
 
-def trained() -> tuple[torch.nn.Module, torch.Tensor]:
-    """A model after two calls of a compiled step that clears its gradients first."""
+def training() -> tuple[torch.nn.Module, torch.Tensor, xs.CompiledStep]:
+    """A model, and a compiled step that clears its gradients first."""
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2).to("jax")
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -25,6 +25,12 @@ def trained() -> tuple[torch.nn.Module, torch.Tensor]:
         optimizer.step()
         return loss
 
+    return model, x, step
+
+
+def trained() -> tuple[torch.nn.Module, torch.Tensor]:
+    """The model after two calls."""
+    model, x, step = training()
     step(x), step(x)
     assert len(step.replays) == 1
     return model, x
@@ -70,19 +76,7 @@ def test_a_compiled_step_that_does_not_clear_refuses_too():
 
 def test_gradients_that_a_step_found_are_left_out_in_every_call():
     """A backward pass outside comes before each call, so the step finds gradients to clear."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 2).to("jax")
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    x = torch.ones(4, 3, device="jax")
-
-    @xs.compile
-    def step(x: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    model, x, step = training()
     for _ in range(4):
         model.zero_grad()
         model(x).sum().backward()
