@@ -14,6 +14,7 @@ from isoshard.core.mesh import make_mesh
 from isoshard.torch_bridge import _torch_internals as internals
 from isoshard.torch_bridge._torch_internals import (
     device_slot,
+    dict_versions,
     dispatcher,
     dtensor_fields,
     dynamo_hooks,
@@ -45,6 +46,50 @@ def operators():
     assert type(add()) is dispatcher.OpOverload
     assert [a.name for a in internals.schema_of(add()).arguments] == ["self", "other", "alpha"]
     assert internals.schema_of(torch.ops.aten.add_.Tensor).is_mutable
+
+
+class Slotless:
+    pass
+
+
+@checks("torch._C._dynamo.guards.dict_version")
+def dictionary_versions():
+    """Each way of changing a dictionary gives another version; looking gives none."""
+    version = dict_versions.dict_version
+    if sys.version_info >= (3, 12):
+        assert version is None
+        return
+    thing = Slotless()
+    thing.a = 0
+    space = vars(thing)
+    table = {"a": 0}
+    known = {version(space), version(table)}
+
+    def store(number):
+        for _ in range(100):  # specialized by then
+            thing.a = object()
+            thing.a = number
+
+    for change in (
+        lambda: store(1),
+        lambda: setattr(thing, "b", 1),
+        lambda: delattr(thing, "b"),
+        lambda: space.update(a=2),
+        lambda: space.__setitem__("a", 3),
+        lambda: exec("a = 5", space),
+        lambda: space.pop("a"),
+        lambda: space.setdefault("a", 4),
+        lambda: space.__ior__({"a": 6}),
+        lambda: space.popitem(),
+        space.clear,
+    ):
+        before = version(space)
+        change()
+        assert version(space) not in {before, *known}
+        _ = (thing.__dict__, list(space.items()), space.get("a"), getattr(thing, "a", None))
+        assert version(space) == version(vars(thing))
+        known.add(version(space))
+    assert version(table) in known
 
 
 @checks("torch.utils._python_dispatch.TorchDispatchMode")

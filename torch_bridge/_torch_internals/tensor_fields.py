@@ -71,6 +71,14 @@ gradient_hooks: Callable[[torch.Tensor], Any] = NAMES.field(
 )
 
 
+HOOK_FIELDS: dict[str, Any] = {
+    name: getattr(torch.Tensor, name)
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks")
+    if hasattr(torch.Tensor, name)
+}
+"""The same two as descriptors, by name."""
+
+
 def put_hooks(tensor: torch.Tensor, hooks: tuple[Any, Any]) -> None:
     """Give a tensor the hooks that `all_hooks` gave of it before its memory was swapped.
 
@@ -93,17 +101,6 @@ all_hooks: Callable[[torch.Tensor], tuple[Any, Any]] = (
     if all(isinstance(field, operator.attrgetter) for field in _fields)
     else _both_hooks
 )
-
-
-def field_and_hooks(name: str) -> Callable[[torch.Tensor], tuple[Any, ...]]:
-    """A function that gives a public field of a tensor, and then what `all_hooks` gives.
-
-    Args:
-        name: of the field.
-    """
-    if isinstance(all_hooks, operator.attrgetter):
-        return operator.attrgetter(name, "_backward_hooks", "_post_accumulate_grad_hooks")
-    return lambda tensor: (getattr(tensor, name), *all_hooks(tensor))
 
 
 def _node() -> Any:

@@ -18,6 +18,7 @@ from isoshard.torch_bridge._torch_internals.tensor_fields import (
     no_torch_function,
 )
 
+from . import hook_tables
 from .log import note_constant, visible
 from .recipes import Recipe
 from .recorder import Recorder, recorder
@@ -48,6 +49,7 @@ class LazyTensor(torch.Tensor):
         return _handle(func, args, kwargs or {})
 
 
+hook_tables.tell(LazyTensor)
 _handle: Any = None
 _CLASS: type[LazyTensor] = LazyTensor
 _LAZY = torch.device("lazy", 0)

@@ -24,7 +24,7 @@ from ..log import visible
 from ..recorder import materialize
 from ..value import Storage, Value
 from .places import Operand, Scene
-from .resident import HELD, Resident, Residents
+from .resident import Residents, present
 
 
 class Gathering:
@@ -112,7 +112,7 @@ class Gathering:
         Returns:
             The arrays; and by number those in doubt, with whether the program overwrites them.
         """
-        values = [HELD(one) if type(one) is Resident else one.value for one in storages]
+        values = list(map(present, storages))
         arrays = list(map(_ARRAY, values))
         doubts: set[int] = set()
         if any(not issubclass(kind, jax.Array | UnevenArray) for kind in set(map(type, arrays))):

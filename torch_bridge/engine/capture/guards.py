@@ -1,9 +1,8 @@
 """Whether everything that a captured step has read is as it was.
 
 A `Guard` holds the values of many holders. `holds` looks at all of them on every call of a compiled
-step, so it does so in C: the present values go through one chain of iterators and are compared by
-identity, about 30 ns each. Where one is another object, `change` compares what the objects say: an
-equal number, string or tuple of such is no change.
+step, so it does so in C (`arranged.py`), by identity. Where one is another object, `change` compares
+what the objects say: an equal number, string or tuple of such is no change.
 
 >>> class Trainer: ...
 >>> trainer = Trainer()
@@ -18,20 +17,18 @@ True
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import enum
-import operator
 import struct
 import types
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 
-from .holders import MISSING, Cell, Elements, Fields, Holder, Items, Kinds, Members, Names
+from .arranged import Arranged, version
+from .holders import MISSING, Holder, Names
 from .symbolic import settled
 
 
@@ -75,111 +72,70 @@ class Guard:
         """Remember the present values."""
         self.holders = list(holders)
         self._skip = skip
+        self._often: set[int] = set()  # numbers of holders whose dictionary tells nothing
+        self._versions = self._present_versions()
         self._values = [holder.read() for holder in self.holders]
         self._arrange()
 
     def holds(self) -> bool:
         """Whether every value is the same, or equal."""
+        arranged = self._arranged
         try:
-            if (
-                not any(self._empty)
-                and list(map(len, self._sized)) == self._lengths
-                and all(map(operator.is_, self._present(), self._expected))
-                and all(space.keys().isdisjoint(names) for space, names in self._absent)
-            ):
-                if not self._others or self._others_hold():
-                    return True
+            if arranged.hold():
+                if arranged.often:
+                    self._often |= arranged.often
+                    self._arrange()
+                return True
         except (LookupError, AttributeError, ValueError, RuntimeError):
-            pass  # a name is gone, a cell is empty, another thread changes a dictionary
+            pass  # what was read is not there, or another thread changes it: look at each
         return self.change() is None
 
     def change(self) -> Change | None:
         """The first value that changed, or None; equal objects are taken over."""
-        found = next(self._changes(), None)
-        if found is None:
-            self._values = [holder.read() for holder in self.holders]
-            self._arrange()
-        return found
+        versions = self._present_versions()
+        values = [holder.read() for holder in self.holders]
+        for holder, before, now in zip(self.holders, self._values, values, strict=True):
+            for change in changes(holder, before, self._skip, now):
+                return change
+        self._versions, self._values = versions, values
+        self._arrange()
+        return None
 
-    def _changes(self) -> Iterator[Change]:
-        for holder, before in zip(self.holders, self._values, strict=True):
-            yield from changes(holder, before, self._skip)
+    def _present_versions(self) -> list[int | None]:
+        """Of each holder, to be asked before its values: what changes later has another one."""
+        return [version(holder) for holder in self.holders]
 
     def _arrange(self) -> None:
-        """Sort the holders into groups that one chain of iterators reads."""
-        self._empty: list[Any] = []  # asked all at once whether one has something by now
-        self._sized: list[Any] = []
-        self._whole: list[Any] = []
-        self._dicts: list[dict[Any, Any]] = []
-        self._getters: list[Any] = []
-        self._named: list[Any] = []
-        self._cells: list[types.CellType] = []
-        self._others: list[tuple[Holder, list[Any]]] = []
-        self._objects: list[Any] = []
-        self._absent: list[tuple[Any, tuple[str, ...]]] = []
-        whole, values, named, cells, kinds = [], [], [], [], []
-        for holder, before in zip(self.holders, self._values, strict=True):
-            thing = holder.thing
-            if self._skips(holder, before):
-                self._others.append((holder, before))
-            elif isinstance(holder, Items | Elements | Members) and _is_empty(thing, before):
-                self._empty.append(thing)
-            elif isinstance(holder, Items):
-                self._sized.append(thing)
-                self._whole.append(thing)
-                self._dicts.append(thing)
-                whole += before[::2]
-                values += before[1::2]
-            elif isinstance(holder, Elements | Members):
-                self._sized.append(thing)
-                self._whole.append(thing)
-                whole += before
-            elif isinstance(holder, Kinds):
-                self._objects += thing
-                kinds += before
-            elif isinstance(holder, Cell) and before[0] is not MISSING:
-                self._cells.append(thing)
-                cells += before
-            elif isinstance(holder, Names | Fields) and not _any_missing(before):
-                if isinstance(holder, Names) and holder.path:  # not the globals of a module
-                    (self._empty if _is_empty(thing, thing) else self._sized).append(thing)
-                if isinstance(holder, Names) and holder.absent:
-                    self._absent.append((thing, holder.absent))
-                if before:
-                    get = operator.itemgetter if isinstance(holder, Names) else operator.attrgetter
-                    keys = holder.keys if len(before) > 1 else holder.keys * 2
-                    self._getters.append(get(*keys))
-                    self._named.append(thing)
-                    named += before if len(before) > 1 else before * 2
-            else:
-                self._others.append((holder, before))
-        self._lengths = list(map(len, self._sized))
-        self._expected = [*whole, *values, *named, *cells, *kinds]
-
-    def _present(self) -> Iterator[Any]:
-        return chain(
-            chain.from_iterable(self._whole),
-            chain.from_iterable(map(dict.values, self._dicts)),
-            chain.from_iterable(map(_CALL, self._getters, self._named)),
-            map(_CONTENTS, self._cells),
-            map(type, self._objects),
+        versions = [
+            None if number in self._often else one for number, one in enumerate(self._versions)
+        ]
+        self._arranged = Arranged(
+            self.holders, self._values, versions, self._skips, self._holder_holds
         )
 
     def _skips(self, holder: Holder, values: Sequence[Any]) -> bool:
         skip = self._skip
         return skip is not None and any(skip(holder, number) for number in range(len(values)))
 
-    def _others_hold(self) -> bool:
-        return not any(
-            next(changes(holder, before, self._skip), None) for holder, before in self._others
-        )
+    def _holder_holds(self, holder: Holder, before: Sequence[Any]) -> bool:
+        return next(changes(holder, before, self._skip), None) is None
 
 
 def changes(
-    holder: Holder, before: Sequence[Any], skip: Callable[[Holder, int], bool] | None = None
+    holder: Holder,
+    before: Sequence[Any],
+    skip: Callable[[Holder, int], bool] | None = None,
+    now: Sequence[Any] | None = None,
 ) -> Iterator[Change]:
-    """The values of a holder that are neither what they were nor equal to it."""
-    now = holder.read()
+    """The values of a holder that are neither what they were nor equal to it.
+
+    Args:
+        holder: what holds them.
+        before: what they were.
+        skip: see `Guard`.
+        now: what they are; read, if it is not given.
+    """
+    now = holder.read() if now is None else now
     for number in range(max(len(before), len(now))):
         old = before[number] if number < len(before) else MISSING
         new = settled(now[number]) if number < len(now) else MISSING
@@ -227,20 +183,6 @@ def is_plain(value: Any) -> bool:
 _COMPARED = frozenset(
     {int, bool, str, bytes, range, slice, frozenset, torch.Size, torch.device, np.dtype}
 )
-
-
-def _is_empty(thing: Any, values: Any) -> bool:
-    """Whether a container of Python has nothing in it, which its truth says."""
-    return not values and type(thing) in _CONTAINERS
-
-
-_CONTAINERS = {dict, set, list, collections.OrderedDict, collections.defaultdict, collections.deque}
-_CALL: Any = operator.call
-_CONTENTS = operator.attrgetter("cell_contents")
-
-
-def _any_missing(values: Sequence[Any]) -> bool:
-    return any(value is MISSING for value in values)
 
 
 def _brief(value: Any) -> str:

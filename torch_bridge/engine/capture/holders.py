@@ -305,6 +305,26 @@ class Kinds(Holder):
         return f"__class__ of one {type(self.thing[number]).__qualname__}"
 
 
+class Namespaces(Holder):
+    """The `__dict__` of objects, which a program may replace by another one."""
+
+    __slots__ = ()
+
+    def read(self) -> list[Any]:
+        """The namespace of each."""
+        return [thing.__dict__ for thing in self.thing]
+
+    def name(self, number: int) -> str:
+        """The object by its class."""
+        return f"__dict__ of one {type(self.thing[number]).__qualname__}"
+
+    def put_back(self, values: Sequence[Any]) -> None:
+        """Give each the namespace that it had."""
+        for thing, before in zip(self.thing, values, strict=True):
+            if thing.__dict__ is not before:
+                thing.__dict__ = before
+
+
 class Asked(Holder):
     """What a call without arguments gives: of a weak reference, of a context variable."""
 

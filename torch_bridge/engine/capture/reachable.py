@@ -51,6 +51,7 @@ from .holders import (
     Kinds,
     Members,
     Names,
+    Namespaces,
 )
 from .scope import (
     ALWAYS,
@@ -103,8 +104,8 @@ class Reachable:
         self.unwatched: list[str] = []
         self._executed = executed
         self._names = {*ALWAYS, *(executed.names if executed is not None else ())}
-        self._kinds = Kinds([], "")
-        self.holders.append(self._kinds)
+        self._kinds, self._namespaces = Kinds([], ""), Namespaces([], "")
+        self.holders += [self._kinds, self._namespaces]
         self._waiting: dict[str, list[tuple[Any, str]]] = collections.defaultdict(list)
         self._seen: dict[int, Any] = {}
         self._codes: set[tuple[int, int]] = set()
@@ -227,7 +228,8 @@ class Reachable:
             if hasattr(kind, "__next__"):
                 self.unwatched.append(f"{path}, a {kind.__name__}, may be advanced by it")
             return
-        self._kinds.thing.append(thing)
+        if not kind.__flags__ & _IMMUTABLE:
+            self._kinds.thing.append(thing)
         own = getattr(thing, "__dict__", None)
         executed = self._executed
         if executed is not None and id(thing) in executed.open_names:
@@ -236,6 +238,7 @@ class Reachable:
         if type(own) is dict and (own or kind is not collections.OrderedDict):
             awaited = counts if every else self._is_awaited
             keys = [key for key in own if awaited(key)]
+            self._namespaces.thing.append(thing)
             self.holders.append(Names(own, keys, f"{path}.", awaited=awaited))
             for key in keys:
                 self._push(own[key], attribute_name(thing, path, key), open_levels=open_levels - 1)

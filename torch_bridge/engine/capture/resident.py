@@ -29,17 +29,34 @@ _MOVING = threading.RLock()
 class Kept(Value):
     """The value of memory that a step keeps: nobody has seen it, so the step may replace its array.
 
+    It has its array once somebody looks; until then the step has it.
+
     Attributes:
-        place: of the memory in the step.
+        shelf: the arrays of the step.
+        place: of this one among them.
+    """
+
+    __slots__ = ("place", "shelf")
+
+    def __init__(self, layout: int, shelf: _Shelf, place: int):
+        """What a step holds at a place."""
+        super().__init__(None, layout)
+        self.shelf, self.place = shelf, place
+
+
+class _Shelf:
+    """The arrays that a step keeps. It knows no memory, so it is no circle with it.
+
+    Attributes:
+        arrays: of each memory that is not away.
         away: the places of memory that the step has to ask for again.
     """
 
-    __slots__ = ("away", "place")
+    __slots__ = ("arrays", "away")
 
-    def __init__(self, array: Any, layout: int, place: int, away: collections.deque[int]):
-        """Hold `array` for a step."""
-        super().__init__(array, layout)
-        self.place, self.away = place, away
+    def __init__(self, size: int):
+        self.arrays: list[Any] = [None] * size
+        self.away = collections.deque(range(size))
 
 
 def _turn(storage: Any, kind: type[Storage]) -> None:
@@ -49,11 +66,14 @@ def _turn(storage: Any, kind: type[Storage]) -> None:
 
 def _look(storage: Storage) -> Value:
     with _MOVING:
+        value = _HELD(storage)
         if isinstance(storage, Resident):
-            kept = HELD(storage)
+            shelf, place = value.shelf, value.place
+            value.array, shelf.arrays[place] = shelf.arrays[place], None
+            value.shelf = None
+            shelf.away.append(place)
             _turn(storage, Storage)
-            kept.away.append(kept.place)
-        return HELD(storage)
+        return value
 
 
 def _replace(storage: Storage, value: Value) -> None:
@@ -70,8 +90,17 @@ class Resident(Storage):
 
 
 _FIELD: Any = Storage.__dict__["value"]
-HELD = _FIELD.__get__
-"""The value of memory; a step that keeps it goes on keeping it."""
+_HELD = _FIELD.__get__
+
+
+def present(storage: Storage) -> Value:
+    """The value of memory, with its array; a step that keeps it goes on keeping it."""
+    with _MOVING:
+        if not isinstance(storage, Resident):
+            return storage.value
+        kept = _HELD(storage)
+        kept.array = kept.shelf.arrays[kept.place]
+        return kept
 
 
 class Residents:
@@ -86,9 +115,18 @@ class Residents:
     def __init__(self, storages: Sequence[Storage], placed: Sequence[int], numbers: Sequence[int]):
         """See the class; all memory is to be asked for."""
         self._storages, self._placed, self._numbers = storages, placed, numbers
-        self._away = collections.deque(range(len(storages)))
-        self._running: list[Value] = []
+        self._shelf = _Shelf(len(storages))
         self._moved: set[int] | None = None  # laid out by the program as it does not take them
+        several = len(numbers) > 1
+        self._select: Any = operator.itemgetter(*numbers) if several else self._select_few
+
+    def _select_few(self, results: Sequence[Any]) -> list[Any]:
+        return [results[number] for number in self._numbers]
+
+    def __del__(self) -> None:
+        """Without the step each memory has its own array."""
+        for storage in self._storages:
+            _look(storage)
 
     def arrays(self, otherwise: Callable[[Storage, int], Any]) -> list[Any]:
         """What the memory holds.
@@ -96,13 +134,12 @@ class Residents:
         Args:
             otherwise: gives the array of memory that cannot be kept, and how the program takes it.
         """
-        self._running = []  # of a run that failed
-        asked = [self._away.popleft() for _ in range(len(self._away))]
+        away = self._shelf.away
+        asked = [away.popleft() for _ in range(len(away))]
         missing = [place for place in asked if not self._keep(place)]
-        self._away.extend(missing)
+        away.extend(missing)
         found = {n: otherwise(self._storages[n], self._placed[n]) for n in missing}
-        self._running = list(map(HELD, self._storages))  # now: it holds them, too
-        arrays = list(map(_ARRAY, self._running))
+        arrays = self._shelf.arrays.copy()
         for place, array in found.items():
             arrays[place] = array
         return arrays
@@ -114,20 +151,20 @@ class Residents:
             results: of the program.
             layouts: of each.
         """
-        values, self._running = self._running, []
         if self._moved is None:
             pairs = zip(self._placed, self._numbers, strict=True)
             self._moved = {n for n, (taken, number) in enumerate(pairs) if layouts[number] != taken}
-        apart = self._moved.union(self._away)  # missing, or looked at while the program ran
-        self._away.extend(self._moved.difference(self._away))
-        for place in apart:
-            number = self._numbers[place]
-            storage = self._storages[place]
-            _turn(storage, Storage)
-            storage.write(Value(results[number], layouts[number]))
-            values[place] = Value()
-        for value, number in zip(values, self._numbers, strict=True):
-            value.array = results[number]
+        with _MOVING:
+            away = self._shelf.away
+            apart = self._moved.union(away)  # missing, or looked at while the program ran
+            away.extend(self._moved.difference(away))
+            arrays = self._shelf.arrays = list(self._select(results))
+            for place in apart:
+                arrays[place] = None
+                number = self._numbers[place]
+                storage = self._storages[place]
+                _turn(storage, Storage)
+                storage.write(Value(results[number], layouts[number]))
 
     def _keep(self, place: int) -> bool:
         """Take memory over, if its array is as the program takes it, and nobody else sees it."""
@@ -138,7 +175,7 @@ class Residents:
             ready = value.layout == layout and isinstance(array, jax.Array | UnevenArray)
             if not ready or value.taken is not None:
                 return False
-            kept = Kept(array, layout, place, self._away)
+            kept = Kept(layout, self._shelf, place)
             kept.memory = value.memory
             last = weakref.ref(value)
             _turn(storage, Resident)
@@ -146,10 +183,8 @@ class Residents:
             del value
             held = last()
             if held is None:
+                self._shelf.arrays[place] = array
                 return True
             _FIELD.__set__(storage, held)
             _turn(storage, Storage)
             return False
-
-
-_ARRAY = operator.attrgetter("array")

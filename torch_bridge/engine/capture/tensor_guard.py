@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks, field_and_hooks
+from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks
 
 from .. import base
 from ..dropped import held, is_dropped
+from ..hook_tables import given
 
 
 class TensorGuard:
@@ -44,16 +45,10 @@ class TensorGuard:
         self._cleared = [id(owner) in cleared for owner in self._owners]
         self._held = self._gradients_held()
         self._gradients = self._gradient_states()
+        self._told = all(isinstance(owner, base.LazyTensor) for owner in owners)
+        self._given: Any = given.last  # before the look: what is given later is another
         self._hooks = self._hook_states()
-        bare = self._hooks is None
-        self._bare = [
-            (
-                {(wanted, None, None)},
-                [one for one in self._owners if one.requires_grad is wanted],
-            )
-            for wanted in set(self._wanted)
-            if bare
-        ]
+        self._note_tables(self._given)
 
     def holds(self) -> bool:
         """Whether nothing of it changed."""
@@ -64,24 +59,24 @@ class TensorGuard:
         return (
             self.are_in_place()
             and all(map(operator.is_, map(_MARK, self._storages), self._marks))
-            and (self._are_bare() or self._are_as_before())
+            and list(map(_REQUIRES_GRAD, self._owners)) == self._wanted
+            and (self._given is given.last or self._hooks_hold())
             and self._gradients_fit()
         )
 
-    def _are_bare(self) -> bool:
-        """Whether no owner has hooks, as before: each is looked at once."""
-        if not self._bare:
+    def _hooks_hold(self) -> bool:
+        """Whether each owner has the hooks that it had."""
+        last = given.last
+        if self._hook_states() != self._hooks:
             return False
-        try:
-            return all(set(map(_STATE, owners)) == states for states, owners in self._bare)
-        except TypeError:  # a dictionary of hooks has no hash
-            return False
+        self._note_tables(last)
+        return True
 
-    def _are_as_before(self) -> bool:
-        return (
-            list(map(_REQUIRES_GRAD, self._owners)) == self._wanted
-            and self._hook_states() == self._hooks
-        )
+    def _note_tables(self, last: object) -> None:
+        """Look no more until a table is given, if no owner has one: an empty one can be filled."""
+        tables = chain.from_iterable(map(all_hooks, self._owners))
+        bare = self._told and all(map(operator.is_, tables, repeat(None)))
+        self._given = last if bare else _OTHER
 
     def are_in_place(self) -> bool:
         """Whether the tensors view the memory that they viewed."""
@@ -114,9 +109,9 @@ class TensorGuard:
         return tuple(states) if any(state is not None for state in states) else None
 
     def _hook_states(self) -> tuple[Any, ...] | None:
-        if not any(chain.from_iterable(map(_HOOKS, self._owners))):
+        if not any(chain.from_iterable(map(all_hooks, self._owners))):
             return None
-        hooks = chain.from_iterable(map(_HOOKS, self._owners))
+        hooks = chain.from_iterable(map(all_hooks, self._owners))
         return tuple([tuple(one.values()) if one else None for one in hooks])
 
 
@@ -133,6 +128,3 @@ _STORAGE = operator.attrgetter("_storage")
 _MARK = operator.attrgetter("annotation")
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 _OTHER = object()
-_HOOKS = all_hooks
-
-_STATE = field_and_hooks("requires_grad")
