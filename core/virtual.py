@@ -2,7 +2,7 @@
 
 The collectives of several programs in flight wait for each other's threads there; with few cores
 none gets on, and XLA ends the process. Whoever starts programs in a loop calls `wait` before each
-and `note` after it, or both with `turn`, which also keeps threads apart; recording, tracing and
+and `note` after it, or does both in `turn`, which also keeps threads apart; recording, tracing and
 loading go on meanwhile, so nothing is lost.
 
 >>> import jax.numpy as jnp
@@ -18,10 +18,9 @@ True
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 from jax.core import Tracer
@@ -46,16 +45,26 @@ def wait() -> None:
             array.block_until_ready()
 
 
-@contextlib.contextmanager
-def turn() -> Iterator[Callable[[Sequence[jax.Array]], None]]:
-    """Context in which this thread alone starts a program.
+class _Turn:
+    """Context in which this thread alone starts a program."""
 
-    Yields:
-        What its results are to be given to, as to `note`.
-    """
-    with _STARTING:
-        wait()
-        yield note
+    def __init__(self):
+        self._starting = threading.RLock()
+
+    def __enter__(self) -> Callable[[Sequence[jax.Array]], None]:
+        """Wait for the program started last; returns what the results are to be given to."""
+        self._starting.acquire()
+        try:
+            wait()
+        except BaseException:
+            self._starting.release()
+            raise
+        return note
+
+    def __exit__(self, *exc: object) -> None:
+        """Let other threads start theirs."""
+        self._starting.release()
 
 
-_STARTING = threading.RLock()
+turn = _Turn()
+"""Context in which this thread alone starts a program; gives `note`."""

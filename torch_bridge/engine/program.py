@@ -69,7 +69,9 @@ class Program:
             plan: says which devices.
         """
         sent = self._sent.get(name)
-        same = sent is not None and sent[0].tobytes() == numbers.tobytes()  # 0.0 is not -0.0
+        same = sent is not None and (
+            sent[0] is numbers or sent[0].tobytes() == numbers.tobytes()  # 0.0 is not -0.0
+        )
         if sent is not None and same and isinstance(sent[1], jax.Array):
             return sent[1]
         started = time.perf_counter()
@@ -291,10 +293,12 @@ def run(
 ) -> list[jax.Array]:
     """Execute a program."""
     recorder().check_process()
-    floats = program.send("floats", np.asarray(scalars, random.scalar_dtype()), plan)
+    if not isinstance(scalars, np.ndarray):
+        scalars = np.asarray(scalars, random.scalar_dtype())
+    floats = program.send("floats", scalars, plan)
     known = program.sent("words") if not words else None
     seeds = program.send("words", random.as_input(words), plan) if known is None else known
-    with virtual.turn() as note:
+    with virtual.turn as note:
         started = time.perf_counter()
         found = program.compiled(*arrays, floats, seeds)
         note(found)

@@ -9,6 +9,7 @@ not: the globals of a script whose loop has a counter.
 from __future__ import annotations
 
 import collections
+import gc
 import operator
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -35,14 +36,22 @@ OFTEN = 4
 looked at instead."""
 
 
-def version(holder: Holder) -> int | None:
-    """The version of the dictionary that holds the values; None where it tells nothing."""
+def space(holder: Holder) -> dict[Any, Any] | None:
+    """The dictionary with the values of a holder; None where its version tells nothing."""
     thing = holder.thing
-    if dict_version is None or not isinstance(holder, Names | Items) or not isinstance(thing, dict):
+    if dict_version is None or not isinstance(holder, Names | Items):
         return None
-    if isinstance(thing, collections.OrderedDict) or _is_empty(thing, thing):
-        return None  # its order is kept elsewhere; its truth is faster
-    return dict_version(thing)
+    if isinstance(thing, types.MappingProxyType):  # of a class, which has its dictionary for ever
+        (thing,) = gc.get_referents(thing)
+    if not isinstance(thing, dict) or isinstance(thing, collections.OrderedDict):
+        return None  # the order of an OrderedDict is kept elsewhere
+    return None if _is_empty(thing, thing) else thing  # its truth is faster
+
+
+def version(holder: Holder) -> int | None:
+    """The version of that dictionary."""
+    found = space(holder)
+    return None if dict_version is None or found is None else dict_version(found)
 
 
 class Arranged:
@@ -87,8 +96,9 @@ class Arranged:
         self._expected: dict[str, list[Any]] = collections.defaultdict(list)
         for number, holder in enumerate(holders):
             before, known = values[number], versions[number]
-            if known is not None:
-                self._spaces.append(holder.thing)
+            found = None if known is None else space(holder)
+            if found is not None and known is not None:
+                self._spaces.append(found)
                 self._versions.append(known)
                 self._counted.append((number, holder, before))
             elif skips(holder, before):

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,11 +66,16 @@ class Rows:
         self._firsts = [like[n] for n in self._others]
         self._folded = _Order(rows, like)
         self._every = _Order(rows, range(len(like))) if self._others else self._folded
+        self._last = read, self._folded.values(read)
 
     def values(self) -> Present:
-        """Read the symbols, and compute what depends on them."""
+        """Read the symbols, and compute what depends on them; the same object if none changed."""
         read = [ask() for ask in self._reads]
-        return (self._folded if self._are_alike(read) else self._every).values(read)
+        last, present = self._last
+        if not all(map(operator.is_, read, last)):
+            present = (self._folded if self._are_alike(read) else self._every).values(read)
+            self._last = read, present
+        return present
 
     def _are_alike(self, read: list[Any]) -> bool:
         """Whether the symbols that were equal are still so, to the last bit."""

@@ -339,6 +339,11 @@ def _is_internal(filename: str) -> bool:
     return _is_of_python(filename)
 
 
+def is_of_torch(code: types.CodeType) -> bool:
+    """Whether code is torch's, whoever's function a decorator says that it is."""
+    return code.co_filename.startswith(_TORCH)
+
+
 def is_internal(code: types.CodeType) -> bool:
     """Whether code is Python's, torch's (but for modules and optimizers), JAX's or ours."""
     return _is_internal(code.co_filename)

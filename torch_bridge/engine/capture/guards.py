@@ -1,8 +1,8 @@
 """Whether everything that a captured step has read is as it was.
 
 A `Guard` holds the values of many holders. `holds` looks at all of them on every call of a compiled
-step, so it does so in C (`arranged.py`), by identity. Where one is another object, `change` compares
-what the objects say: an equal number, string or tuple of such is no change.
+step, so it does so in C (`arranged.py`), by identity. Where one is another object, `change`
+compares what the objects say: an equal number, string or tuple of such is no change.
 
 >>> class Trainer: ...
 >>> trainer = Trainer()

@@ -38,7 +38,7 @@ import torch
 
 from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks
 
-from .executed import Executed, described, is_internal
+from .executed import Executed, described, is_internal, is_of_torch
 from .holders import (
     MISSING,
     ArrayBytes,
@@ -163,12 +163,16 @@ class Reachable:
     def _visit_tensor(self, tensor: torch.Tensor, path: str) -> None:
         """Attributes that a program gave a tensor, and its hooks."""
         own = vars(tensor)
-        if len(own) > len(TENSOR_FIELDS):
-            keys = [key for key in own if key not in TENSOR_FIELDS and key in self._names]
-            self._hold(Names(own, keys, f"{path}."))
+        keys = [key for key in own if self._is_given(key)]
+        self._hold(Names(own, keys, f"{path}.", awaited=self._is_given))
         for hooks in all_hooks(tensor):
             if hooks:
                 self._push(hooks, f"the hooks of {path}")
+
+    def _is_given(self, key: str) -> bool:
+        """Whether an attribute of a tensor is a program's, and may be read."""
+        is_read = self._executed is None or key in self._names
+        return is_read and key not in TENSOR_FIELDS
 
     def _drain(self) -> None:
         while self._pending:
@@ -296,7 +300,9 @@ class Reachable:
         ran = self._executed is None or id(function.__code__) in self._executed.ids
         if not ran and is_torchs(function):
             return
-        self.holders.append(Fields(function, FUNCTION_FIELDS, f"{path}."))
+        is_fixed = is_of_torch(function.__code__)
+        if not is_fixed:
+            self.holders.append(Fields(function, FUNCTION_FIELDS, f"{path}."))
         self._push(function.__defaults__, f"{path}.__defaults__")
         self._push(function.__kwdefaults__, f"{path}.__kwdefaults__")
         if vars(function) and (self._executed is None or not is_torchs(function)):
@@ -307,7 +313,11 @@ class Reachable:
             ):
                 if id(cell) not in self._seen:
                     self._seen[id(cell)] = cell
-                    self._hold(Cell(cell, name))
+                    holder = Cell(cell, name)
+                    if is_fixed:
+                        self._push(holder.read()[0], name)
+                    else:
+                        self._hold(holder)
         if self._executed is None and not is_internal(function.__code__):
             self._visit_code(function.__code__, function.__globals__)
 

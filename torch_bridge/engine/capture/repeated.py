@@ -1,21 +1,19 @@
 """Operations on CPU tensors, run again before each replay.
 
-An optimizer reads the step count of each parameter, one after the other. Reads that follow each
-other are done in one operation, and a tensor that is read twice is read once.
+An optimizer reads the step count of each parameter, one after the other. Among reads that follow
+each other, a tensor that is read twice is read once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge._torch_internals.dispatcher import open_dispatches, open_functions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +58,11 @@ class Repeated:
     def run(self) -> None:
         """Run them on the tensors' present values."""
         for reads, numbers in self._runs:
-            read = self._read_together(numbers) if reads and len(numbers) > 1 else None
-            if read is None:
+            if reads:
+                self._results[numbers[0] : numbers[-1] + 1] = self._read_together(numbers)
+            else:
                 for number in numbers:
                     self._run_one(number)
-            else:
-                self._results[numbers[0] : numbers[-1] + 1] = read
 
     def _run_one(self, number: int) -> None:
         func, args, kwargs = self._ops[number]
@@ -73,17 +70,11 @@ class Repeated:
             args, kwargs = pytree.tree_map(self._real, (args, kwargs))
         self._results[number] = func(*args, **kwargs)
 
-    def _read_together(self, numbers: list[int]) -> list[float] | None:
-        """What several reads give; None if they are not of the same kind."""
+    def _read_together(self, numbers: list[int]) -> list[Any]:
+        """What several reads give."""
         marks, places = self._read[numbers[0]]
-        tensors = list(map(self._real, marks))
-        (dtype, *others) = set(map(_DTYPE, tensors))
-        if others or not dtype.is_floating_point or open_functions() or open_dispatches():
-            return None
-        if any(map(_DIM, tensors)):
-            return None
-        values = torch.stack(tensors).tolist()
-        return list(map(values.__getitem__, places))
+        values = [self._real(mark).item() for mark in marks]
+        return [values[place] for place in places]
 
     def _real(self, leaf: Any) -> Any:
         return self._results[leaf.number] if isinstance(leaf, Ref) else leaf
@@ -96,7 +87,3 @@ def _is_read(op: tuple[Any, Any, Any]) -> bool:
 
 def _has_ref(args: Any) -> bool:
     return any(isinstance(leaf, Ref) for leaf in pytree.tree_leaves(args))
-
-
-_DTYPE = operator.attrgetter("dtype")
-_DIM = operator.attrgetter("ndim")

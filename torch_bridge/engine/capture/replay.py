@@ -74,6 +74,7 @@ class Replay:
         numbers = [*(number for number, _ in self.targets), *(mark.number for mark in self.made)]
         self._several = frozenset(n for n, times in Counter(numbers).items() if times > 1)
         self._gathering = Gathering(self.plan, self.sources, self.targets, self._several)
+        self.guards[1].keep(self._gathering.residents)
         stays = self._gathering.stays
         self._written = [(n, place) for n, place in self.targets if id(place) not in stays]
         self._leaves, self._structure = pytree.tree_flatten(self.outputs)

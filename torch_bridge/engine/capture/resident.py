@@ -82,11 +82,21 @@ def _replace(storage: Storage, value: Value) -> None:
         storage.value = value
 
 
+def _annotate(storage: Storage, annotation: Any) -> None:
+    with _MOVING:
+        _look(storage)
+        storage.annotation = annotation
+
+
+_ANNOTATION: Any = Storage.__dict__["annotation"]
+
+
 class Resident(Storage):
     """Memory that a captured step wrote and that nobody has looked at since."""
 
     __slots__ = ()
     value: Any = property(_look, _replace)
+    annotation: Any = property(_ANNOTATION.__get__, _annotate)
 
 
 _FIELD: Any = Storage.__dict__["value"]
@@ -115,6 +125,7 @@ class Residents:
     def __init__(self, storages: Sequence[Storage], placed: Sequence[int], numbers: Sequence[int]):
         """See the class; all memory is to be asked for."""
         self._storages, self._placed, self._numbers = storages, placed, numbers
+        self._ids = frozenset(map(id, storages))
         self._shelf = _Shelf(len(storages))
         self._moved: set[int] | None = None  # laid out by the program as it does not take them
         several = len(numbers) > 1
@@ -122,6 +133,14 @@ class Residents:
 
     def _select_few(self, results: Sequence[Any]) -> list[Any]:
         return [results[number] for number in self._numbers]
+
+    def are_here(self) -> bool:
+        """Whether nobody has looked at any memory, or annotated it, since the last run."""
+        return not self._shelf.away
+
+    def owns(self, storage: Storage) -> bool:
+        """Whether it is some of this memory."""
+        return id(storage) in self._ids
 
     def __del__(self) -> None:
         """Without the step each memory has its own array."""

@@ -144,9 +144,17 @@ class Scalars:
         """Find their rows."""
         self._rows = [table.row_of(scalar) for scalar in scalars]
         self._arranged: tuple[Any, list[int], np.ndarray] = (None, [], np.zeros(0, np.intp))
+        self._last: tuple[Present | None, Any, np.ndarray] = (None, None, np.zeros(0))
 
     def array(self, values: Present) -> np.ndarray:
-        """Their present values, as the program takes them."""
+        """Their present values, as the program takes them; the same array for the same values."""
+        last, kind, array = self._last
+        if last is not values or kind is not scalar_dtype():
+            array = self._computed(values)
+            self._last = values, scalar_dtype(), array
+        return array
+
+    def _computed(self, values: Present) -> np.ndarray:
         where, chosen, index = self._arranged
         if where is not values.where:
             where = values.where

@@ -18,6 +18,7 @@ from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks
 from .. import base
 from ..dropped import held, is_dropped
 from ..hook_tables import given
+from .resident import Residents
 
 
 class TensorGuard:
@@ -40,6 +41,7 @@ class TensorGuard:
         self._tensors = list(tensors)
         self._storages = [tensor._storage for tensor in self._tensors]
         self._marks = list(map(_MARK, self._storages))
+        self._residents: Residents | None = None
         self._owners = list(owners)
         self._wanted = list(map(_REQUIRES_GRAD, self._owners))
         self._cleared = [id(owner) in cleared for owner in self._owners]
@@ -58,7 +60,7 @@ class TensorGuard:
     def _holds(self) -> bool:
         return (
             self.are_in_place()
-            and all(map(operator.is_, map(_MARK, self._storages), self._marks))
+            and self._are_marked()
             and list(map(_REQUIRES_GRAD, self._owners)) == self._wanted
             and (self._given is given.last or self._hooks_hold())
             and self._gradients_fit()
@@ -77,6 +79,28 @@ class TensorGuard:
         tables = chain.from_iterable(map(all_hooks, self._owners))
         bare = self._told and all(map(operator.is_, tables, repeat(None)))
         self._given = last if bare else _OTHER
+
+    def keep(self, residents: Residents) -> None:
+        """Let memory that stays with the step tell itself when it is annotated.
+
+        Args:
+            residents: looked at in each call before this guard is.
+        """
+        self._residents = residents
+        others = [
+            (storage, mark)
+            for storage, mark in zip(self._storages, self._marks, strict=True)
+            if not residents.owns(storage)
+        ]
+        self._strangers = [storage for storage, _ in others]
+        self._their_marks = [mark for _, mark in others]
+
+    def _are_marked(self) -> bool:
+        """Whether the memory has the layouts that were asked for."""
+        storages, marks = self._storages, self._marks
+        if self._residents is not None and self._residents.are_here():
+            storages, marks = self._strangers, self._their_marks
+        return all(map(operator.is_, map(_MARK, storages), marks))
 
     def are_in_place(self) -> bool:
         """Whether the tensors view the memory that they viewed."""

@@ -142,6 +142,72 @@ def test_a_guard_compares_bits_and_tells_what_changed():
         assert guard.holds()
 
 
+class Trainer:
+    def __init__(self):
+        self.beta, self.count = 0.5, 0
+
+
+def guard_of(step):
+    with Executed() as executed:
+        step()
+    found = Reachable(executed)
+    found.follow(step, "step")
+    found.follow_code(executed.codes)
+    return Guard(found.holders)
+
+
+def test_what_changes_beside_what_was_read_is_no_change_however_often():
+    box = Trainer()
+    guard = guard_of(lambda: box.beta)
+    for number in range(20):
+        box.count = number
+        assert guard.holds()
+    for number in range(20):  # now and then
+        box.count = number
+        assert guard.holds() and guard.holds()
+        box.beta = 0.25
+        assert not guard.holds() and guard.change().name == "box.beta"
+        box.beta = 0.5
+        assert guard.holds()
+
+
+def test_a_change_while_the_values_are_read_is_seen():
+    box = Trainer()
+    guard = guard_of(lambda: box.beta)
+    holder = next(one for one in guard.holders if one.thing is vars(box))
+    read = type(holder).read
+
+    class Late(type(holder)):
+        __slots__ = ()
+
+        def read(self):
+            found = read(self)
+            box.beta = 0.75
+            return found
+
+    holder.__class__ = Late
+    assert guard.change() is None, "it was read before"
+    holder.__class__ = Late.__base__
+    assert not guard.holds()
+
+
+def test_a_hook_is_seen_when_another_one_is_gone(counted):
+    weight = torch.ones(3, device="jax", requires_grad=True)
+
+    def step():
+        weight.grad = None
+        (weight * 2).sum().backward()
+        return weight.grad.detach().clone()
+
+    run = xs.compile(step)
+    assert run()[0].item() == run()[0].item() == 2
+    for factor in (3.0, 5.0):
+        hook = weight.register_hook(lambda grad, factor=factor: grad * factor)
+        assert run()[0].item() == run()[0].item() == 2 * factor
+        hook.remove()
+        assert run()[0].item() == run()[0].item() == 2
+
+
 @pytest.mark.parametrize(
     ("left", "right", "same"),
     [

@@ -77,6 +77,27 @@ def object_replaced(device: str) -> World:
     return World(lambda x: PATHS[5](a, x), *both(_sets(a.b.c, "d"), old, new))
 
 
+@reads("the namespace of an object replaced", "warmth", "__dict__")
+def namespace_replaced(device: str) -> World:
+    class Warm:
+        pass
+
+    a = Warm()
+    edit, back = both(_sets(a, "__dict__"), {"warmth": 2.0}, {"warmth": 5.0})
+    back()
+    return World(lambda x: x * a.warmth, edit, back)
+
+
+@reads("an attribute that a tensor is given", "heated")
+def attribute_of_a_tensor(device: str) -> World:
+    scale = torch.tensor(2.0, device=device)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x * scale if getattr(scale, "heated", False) else x + scale
+
+    return World(step, lambda: setattr(scale, "heated", True), lambda: delattr(scale, "heated"))
+
+
 class Level(enum.Enum):
     LOW = 2.0
     HIGH = 5.0
