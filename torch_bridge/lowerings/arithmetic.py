@@ -195,12 +195,17 @@ def _whole_power(x, exponent):
     >>> int(_whole_power(jnp.int32(3), jnp.int32(100))) % 2**32 == 3**100 % 2**32
     True
     """
-    power, square = jnp.ones_like(x), x
     digits = jnp.iinfo(exponent.dtype)
-    for _ in range(digits.bits - (digits.min < 0)):
+
+    def digit(_, state):
+        power, square, exponent = state
         power = jnp.where(exponent & 1 == 1, power * square, power)
-        square, exponent = square * square, exponent >> 1
-    return power
+        return power, square * square, exponent >> 1
+
+    # Unrolled, XLA may fuse each square anew into all that comes after it: gigabytes of code.
+    x, exponent = jnp.broadcast_arrays(x, exponent)
+    start = (jnp.ones_like(x), x, exponent)
+    return jax.lax.fori_loop(0, digits.bits - (digits.min < 0), digit, start)[0]
 
 
 def _complex_power(x, exponent):

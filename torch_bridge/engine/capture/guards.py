@@ -4,6 +4,7 @@ A `Guard` holds the values of many holders. `holds` looks at all of them on ever
 step, so it does so in C (`arranged.py`), by identity. Where one is another object, `change`
 compares what the objects say: an equal number, string or tuple of such is no change.
 
+>>> from isoshard.torch_bridge.engine.capture.holders import Elements
 >>> class Trainer: ...
 >>> trainer = Trainer()
 >>> trainer.beta, trainer.layers = 0.5, [1, 2]
