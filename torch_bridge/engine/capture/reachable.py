@@ -30,7 +30,7 @@ import random
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,9 @@ class Reachable:
         self.unwatched: list[str] = []
         self._executed = executed
         self._names = {*ALWAYS, *(executed.names if executed is not None else ())}
+        # Holders keep these two: they must not keep all that is found.
+        self._awaited = functools.partial(_is_awaited, self._names)
+        self._given = functools.partial(_is_given, None if executed is None else self._names)
         self._kinds, self._namespaces = Kinds([], ""), Namespaces([], "")
         self.holders += [self._kinds, self._namespaces]
         self._waiting: dict[str, list[tuple[Any, str]]] = collections.defaultdict(list)
@@ -163,16 +166,11 @@ class Reachable:
     def _visit_tensor(self, tensor: torch.Tensor, path: str) -> None:
         """Attributes that a program gave a tensor, and its hooks."""
         own = vars(tensor)
-        keys = [key for key in own if self._is_given(key)]
-        self._hold(Names(own, keys, f"{path}.", awaited=self._is_given))
+        keys = [key for key in own if self._given(key)]
+        self._hold(Names(own, keys, f"{path}.", awaited=self._given))
         for hooks in all_hooks(tensor):
             if hooks:
                 self._push(hooks, f"the hooks of {path}")
-
-    def _is_given(self, key: str) -> bool:
-        """Whether an attribute of a tensor is a program's, and may be read."""
-        is_read = self._executed is None or key in self._names
-        return is_read and key not in TENSOR_FIELDS
 
     def _drain(self) -> None:
         while self._pending:
@@ -240,7 +238,7 @@ class Reachable:
             open_levels = OPEN_LEVELS
         every = executed is None or open_levels > 0 or kind.__module__ in OPEN_STDLIB
         if type(own) is dict and (own or kind is not collections.OrderedDict):
-            awaited = counts if every else self._is_awaited
+            awaited = counts if every else self._awaited
             keys = [key for key in own if awaited(key)]
             self._namespaces.thing.append(thing)
             self.holders.append(Names(own, keys, f"{path}.", awaited=awaited))
@@ -256,9 +254,6 @@ class Reachable:
                 ]
                 self._hold(Fields(thing, slots, f"{path}."))
         self._push(kind, kind.__qualname__)
-
-    def _is_awaited(self, key: str) -> bool:
-        return key in self._names and counts(key)
 
     def _visit_class(self, kind: type, path: str) -> None:
         for base in kind.__mro__:
@@ -379,6 +374,16 @@ class Reachable:
 
     def _visit_environ(self, thing: Any, path: str) -> None:
         """`os.environ` is watched by the variables that were asked for."""
+
+
+def _is_awaited(names: Container[str], key: str) -> bool:
+    """Whether an attribute is a program's, and read."""
+    return key in names and counts(key)
+
+
+def _is_given(names: Container[str] | None, key: str) -> bool:
+    """Whether an attribute of a tensor is a program's, and may be read: None is any name."""
+    return key not in TENSOR_FIELDS and (names is None or key in names)
 
 
 def modules_of(function: Any) -> list[torch.nn.Module]:

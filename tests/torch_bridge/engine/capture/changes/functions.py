@@ -178,6 +178,7 @@ def by_globals(device: str) -> World:
 
 @reads("a global function replaced", "_helper")
 def global_function(device: str) -> World:
+    _put_global("WARMTH")(2.0)
     put, first = _put_global("_helper"), _helper
     return World(lambda x: _helper(x), *both(put, first, lambda x: -x))
 
