@@ -52,6 +52,10 @@ class HookTable:
         self._field.__set__(tensor, table)
         given.last = object()
 
+    def __delete__(self, tensor: torch.Tensor) -> None:
+        """Let the tensor have none."""
+        self._field.__delete__(tensor)
+
 
 def tell(kind: type[torch.Tensor]) -> None:
     """Let tensors of a class say when they are given a table."""

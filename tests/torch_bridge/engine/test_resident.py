@@ -234,3 +234,33 @@ def test_memory_goes_with_its_tensors(looked_at):
         assert left[0]() is None and left[1]() is not None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_a_step_has_read_goes_with_the_step_without_a_collection(count):
+    class Box:
+        pass
+
+    def made():
+        box = Box()
+        box.weights = [torch.ones(4, device="jax") for _ in range(count)]
+
+        def step(x):
+            for weight in box.weights:
+                weight.add_(x)
+            return box.weights[0].sum()
+
+        run = xs.compile(step)
+        for _ in range(3):
+            run(torch.ones(4, device="jax"))
+        return box, run
+
+    box, run = made()
+    seen = [weakref.ref(one) for one in (box, run.last, *run.last.guards)]
+    gc.collect()
+    gc.disable()
+    try:
+        del box, run
+        assert [one() for one in seen] == [None] * 4
+    finally:
+        gc.enable()

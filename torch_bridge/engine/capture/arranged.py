@@ -163,7 +163,7 @@ class Arranged:
             and self._spaces_hold()
             and list(map(len, self._sized)) == self._lengths
             and all(map(operator.is_, self._present(), self._wanted))
-            and all(space.keys().isdisjoint(names) for space, names in self._absent)
+            and all(named.keys().isdisjoint(names) for named, names in self._absent)
             and (not self._others or all(self._holds(*other) for other in self._others))
         )
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import struct
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -59,6 +60,9 @@ class Change:
         return f"{self.name} was {_brief(self.before)} and is {_brief(self.now)}"
 
 
+_Skip = Callable[[Holder, int], bool] | None
+
+
 class Guard:
     """Values as they were.
 
@@ -67,9 +71,7 @@ class Guard:
         skip: `(holder, number)` of values that may change.
     """
 
-    def __init__(
-        self, holders: Sequence[Holder], skip: Callable[[Holder, int], bool] | None = None
-    ):
+    def __init__(self, holders: Sequence[Holder], skip: _Skip = None):
         """Remember the present values."""
         self.holders = list(holders)
         self._skip = skip
@@ -110,22 +112,23 @@ class Guard:
         versions = [
             None if number in self._often else one for number, one in enumerate(self._versions)
         ]
-        self._arranged = Arranged(
-            self.holders, self._values, versions, self._skips, self._holder_holds
-        )
+        # Functions, not methods: what was read is to be freed with the step, not by a collection.
+        skips, holds = (functools.partial(ask, self._skip) for ask in (_skips, _holds))
+        self._arranged = Arranged(self.holders, self._values, versions, skips, holds)
 
-    def _skips(self, holder: Holder, values: Sequence[Any]) -> bool:
-        skip = self._skip
-        return skip is not None and any(skip(holder, number) for number in range(len(values)))
 
-    def _holder_holds(self, holder: Holder, before: Sequence[Any]) -> bool:
-        return next(changes(holder, before, self._skip), None) is None
+def _skips(skip: _Skip, holder: Holder, values: Sequence[Any]) -> bool:
+    return skip is not None and any(skip(holder, number) for number in range(len(values)))
+
+
+def _holds(skip: _Skip, holder: Holder, before: Sequence[Any]) -> bool:
+    return next(changes(holder, before, skip), None) is None
 
 
 def changes(
     holder: Holder,
     before: Sequence[Any],
-    skip: Callable[[Holder, int], bool] | None = None,
+    skip: _Skip = None,
     now: Sequence[Any] | None = None,
 ) -> Iterator[Change]:
     """The values of a holder that are neither what they were nor equal to it.

@@ -322,7 +322,7 @@ class Namespaces(Holder):
         """Give each the namespace that it had."""
         for thing, before in zip(self.thing, values, strict=True):
             if thing.__dict__ is not before:
-                thing.__dict__ = before
+                object.__setattr__(thing, "__dict__", before)  # its class may refuse
 
 
 class Asked(Holder):

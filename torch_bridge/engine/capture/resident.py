@@ -128,11 +128,7 @@ class Residents:
         self._ids = frozenset(map(id, storages))
         self._shelf = _Shelf(len(storages))
         self._moved: set[int] | None = None  # laid out by the program as it does not take them
-        several = len(numbers) > 1
-        self._select: Any = operator.itemgetter(*numbers) if several else self._select_few
-
-    def _select_few(self, results: Sequence[Any]) -> list[Any]:
-        return [results[number] for number in self._numbers]
+        self._select = _selection(numbers)
 
     def are_here(self) -> bool:
         """Whether nobody has looked at any memory, or annotated it, since the last run."""
@@ -207,3 +203,10 @@ class Residents:
             _FIELD.__set__(storage, held)
             _turn(storage, Storage)
             return False
+
+
+def _selection(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that gives the results of these numbers."""
+    if len(numbers) > 1:
+        return operator.itemgetter(*numbers)
+    return lambda results: [results[number] for number in numbers]
