@@ -16,7 +16,9 @@ _TOLERANCE = {
     torch.float16: 2e-3,
 }
 """Relative to the largest number of a tensor, and ten times as much relative to each element; 30
-times both for gradients, whose formulas cancel inside one operation, where no noise reaches."""
+times both for gradients, whose formulas cancel inside one operation, where no noise reaches; and
+as much as the coarsest dtype of the program: a float32 parameter's gradient may come through
+bfloat16 numbers that no line names."""
 
 
 def differences(program: Program, want: dict[str, Fact], got: dict[str, Fact]) -> list[str]:
@@ -32,6 +34,7 @@ def differences(program: Program, want: dict[str, Fact], got: dict[str, Fact]) -
         found.append(f"the CPU leaves {list(want)}, jax leaves {list(got)}")
     runs = None
     free = refused.strides(program)
+    coarsest = max((_rounding(fact.tensor) for fact in want.values()), default=0.0)
     for name, fact in want.items():
         other = got.get(name)
         if other is None:
@@ -48,7 +51,8 @@ def differences(program: Program, want: dict[str, Fact], got: dict[str, Fact]) -
         gap = noise.distance(other.tensor, fact.tensor)
         limit = _limit(fact.tensor)
         if name.endswith(".grad"):
-            limit = (30 * limit).masked_fill(refused.too_large(fact.tensor), torch.inf)
+            limit = torch.maximum(30 * limit, _limit(fact.tensor, coarsest))
+            limit = limit.masked_fill(refused.too_large(fact.tensor), torch.inf)
             if refused.spreads_nan(program) and bool(fact.tensor.isnan().any()):
                 limit = limit.masked_fill(other.tensor.isnan(), torch.inf)
         if bool((gap > limit).any()):
@@ -74,9 +78,13 @@ def _promised(name: str, shown: Any, free: set[str]) -> Any:
     return {key: value for key, value in shown.items() if key not in ("stride", "offset")}
 
 
-def _limit(want: torch.Tensor) -> torch.Tensor:
-    tolerance = _TOLERANCE.get(want.dtype)
-    if tolerance is None or not want.numel():
+def _rounding(tensor: torch.Tensor | None) -> float:
+    return 0.0 if tensor is None else _TOLERANCE.get(tensor.dtype, 0.0)
+
+
+def _limit(want: torch.Tensor, tolerance: float | None = None) -> torch.Tensor:
+    tolerance = _rounding(want) if tolerance is None else tolerance
+    if tolerance == 0 or not want.numel():
         return torch.zeros(want.shape, dtype=torch.float64)
     size = want.abs().to(torch.float64)
     finite = size.nan_to_num(0.0, 0.0, 0.0)

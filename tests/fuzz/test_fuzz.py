@@ -200,6 +200,21 @@ def test_rounding_is_no_difference():
     assert len(compare.differences(program, want, rounded)) == 1
 
 
+@pytest.mark.parametrize(("dtype", "said"), [("bfloat16", 0), ("float32", 1)])
+def test_a_gradient_through_a_coarse_dtype_is_rounded_as_coarsely(dtype, said):
+    program = lines(
+        "a = torch.ones(3).requires_grad_()",
+        f"b = a.to(torch.{dtype})",
+        "b.float().sum().backward()",
+    )
+    want = program.run("cpu").facts
+    shown = want["a.grad"].shown
+    other = want | {"a.grad": Fact(want["a.grad"].tensor * (1 + 2**-8), shown)}
+    assert len(compare.differences(program, want, other)) == said
+    wrong = want | {"a.grad": Fact(want["a.grad"].tensor * 1.5, shown)}
+    assert len(compare.differences(program, want, wrong)) == 1
+
+
 def test_signs_of_nan_and_of_some_zeros_are_forgiven():
     program = lines(
         "a = torch.tensor([-1.0, float('nan'), 2.0]).to(device)",
