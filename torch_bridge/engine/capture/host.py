@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -51,6 +51,7 @@ class HostOps(TorchDispatchMode):
         self.operands: dict[int, tuple[Any, Callable[[], torch.Tensor]]] = {}
         self.reasons: list[str] = []
         self._arranged: Repeated | None = None
+        self._changing: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def refuse(self, what: str) -> None:
         """Refuse what a replay could not give, and remember that it was asked for.
@@ -161,17 +162,22 @@ class HostOps(TorchDispatchMode):
 
     def restart(self) -> None:
         """Give the tensors made inside the step the values they were made with."""
-        with torch.no_grad():
-            for tensor, first in self._fresh:
-                tensor.copy_(first)
+        _copy_back(self._fresh)
 
     def repeat(self) -> None:
         """Run the noted operations again, on the tensors' present values."""
-        if self._fresh:
-            self.restart()
         if self._arranged is None or self._arranged.count != len(self.ops):
             self._arranged = Repeated(self.ops, self.results)
+            self._changing = [one for one in self._fresh if self._arranged.may_write(one[0])]
+        if self._changing:
+            _copy_back(self._changing)
         self._arranged.run()
+
+
+def _copy_back(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    with torch.no_grad():
+        for tensor, first in pairs:
+            tensor.copy_(first)
 
 
 def _elsewhere(kwargs: Any) -> bool:

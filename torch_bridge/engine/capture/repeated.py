@@ -1,19 +1,23 @@
 """Operations on CPU tensors, run again before each replay.
 
-An optimizer reads the step count of each parameter, one after the other. Among reads that follow
-each other, a tensor that is read twice is read once.
+An optimizer adds one to the step count of each parameter and reads them, one after the other. These
+go by memory (`step_counts.py`). Among reads that follow each other, a tensor that is read twice is
+read once.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from isoshard.torch_bridge._torch_internals import pytree
+
+from .step_counts import StepCounts, is_count, is_increment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +29,19 @@ class Ref:
     """
 
     number: int
+
+
+@dataclasses.dataclass
+class _Run:
+    """Operations of one kind that follow each other.
+
+    Attributes:
+        through_torch: runs them, whatever their tensors are.
+        in_memory: runs them on the step counts that they had when they were arranged, or None.
+    """
+
+    through_torch: Callable[[], None]
+    in_memory: Callable[[], None] | None = None
 
 
 class Repeated:
@@ -39,30 +56,76 @@ class Repeated:
     """
 
     def __init__(self, ops: Sequence[tuple[Any, Any, Any]], results: list[Any]):
-        """Find the reads that follow each other."""
+        """See the class."""
         self.count = len(ops)
         self._ops = list(ops)
         self._results = results
         self._refers = [_has_ref((args, kwargs)) for _, args, kwargs in ops]
-        runs = itertools.groupby(range(len(ops)), lambda number: _is_read(ops[number]))
-        self._runs = [(reads, list(numbers)) for reads, numbers in runs]
-        self._read: dict[int, tuple[list[Any], list[int]]] = {}
-        for reads, numbers in self._runs:
-            if reads:
-                marks = [ops[number][1][0] for number in numbers]
-                keys = [mark if isinstance(mark, Ref) else id(mark) for mark in marks]
-                found = dict(zip(keys, marks, strict=True))
-                places = {key: place for place, key in enumerate(found)}
-                self._read[numbers[0]] = (list(found.values()), [places[key] for key in keys])
+        self._arrange()
 
     def run(self) -> None:
         """Run them on the tensors' present values."""
-        for reads, numbers in self._runs:
-            if reads:
-                self._results[numbers[0] : numbers[-1] + 1] = self._read_together(numbers)
-            else:
-                for number in numbers:
-                    self._run_one(number)
+        in_place = None
+        for run in self._runs:
+            if run.in_memory is None:
+                run.through_torch()
+                in_place = None  # it may have moved some
+                continue
+            in_place = self._counts.are_in_place() if in_place is None else in_place
+            (run.in_memory if in_place else run.through_torch)()
+        if in_place is False:
+            self._arrange()
+
+    def may_write(self, tensor: torch.Tensor) -> bool:
+        """Whether an operation may change a tensor; of reads and additions that is known."""
+        return any(
+            any(one is tensor for one in _added(op)[0]) if _added(op)[0] else not _read(op)
+            for op in self._ops
+        )
+
+    def _arrange(self) -> None:
+        """Find the step counts, and the reads that follow each other."""
+        taken = itertools.chain.from_iterable(_read(op) or _added(op)[0] for op in self._ops)
+        counts = {id(one): one for one in taken if is_count(one)}
+        self._counts = StepCounts(list(counts.values()))
+        self._places = {key: place for place, key in enumerate(counts)}
+        self._runs: list[_Run] = []
+        reads = itertools.groupby(range(self.count), lambda number: bool(_read(self._ops[number])))
+        for are_reads, numbers in reads:
+            self._runs += [self._reads([*numbers])] if are_reads else map(self._other, numbers)
+
+    def _reads(self, numbers: Sequence[int]) -> _Run:
+        """Several reads: what is read twice is read once."""
+        marks = [_read(self._ops[number])[0] for number in numbers]
+        keys = [mark if isinstance(mark, Ref) else id(mark) for mark in marks]
+        found = dict(zip(keys, marks, strict=True))
+        order = {key: place for place, key in enumerate(found)}
+        several = len(order) < len(keys)
+        spread = [order[key] for key in keys]
+        where = slice(numbers[0], numbers[-1] + 1)
+
+        def store(values: list[Any]) -> None:
+            self._results[where] = [values[place] for place in spread] if several else values
+
+        def through_torch() -> None:
+            store([self._real(mark).item() for mark in found.values()])
+
+        if any(key not in self._places for key in found):
+            return _Run(through_torch)
+        places = [self._places[key] for key in found]
+        return _Run(through_torch, lambda: store(self._counts.read(places)))
+
+    def _other(self, number: int) -> _Run:
+        """An addition to step counts, or any operation."""
+        through_torch = functools.partial(self._run_one, number)
+        tensors, added = _added(self._ops[number])
+        counted = all(id(one) in self._places and is_increment(added, one) for one in tensors)
+        if not tensors or not counted or len({one.dtype for one in tensors}) > 1:
+            return _Run(through_torch)
+        if self._ops[number][0] is torch.ops.aten.add_.Tensor:
+            self._results[number] = tensors[0]
+        places = [self._places[id(one)] for one in tensors]
+        return _Run(through_torch, lambda: self._counts.add(places, added))
 
     def _run_one(self, number: int) -> None:
         func, args, kwargs = self._ops[number]
@@ -70,19 +133,26 @@ class Repeated:
             args, kwargs = pytree.tree_map(self._real, (args, kwargs))
         self._results[number] = func(*args, **kwargs)
 
-    def _read_together(self, numbers: list[int]) -> list[Any]:
-        """What several reads give."""
-        marks, places = self._read[numbers[0]]
-        values = [self._real(mark).item() for mark in marks]
-        return [values[place] for place in places]
-
     def _real(self, leaf: Any) -> Any:
         return self._results[leaf.number] if isinstance(leaf, Ref) else leaf
 
 
-def _is_read(op: tuple[Any, Any, Any]) -> bool:
+def _read(op: tuple[Any, Any, Any]) -> tuple[Any, ...]:
+    """What an operation reads, if that is all it does."""
     func, args, kwargs = op
-    return func is torch.ops.aten._local_scalar_dense.default and len(args) == 1 and not kwargs
+    reads = func is torch.ops.aten._local_scalar_dense.default and len(args) == 1 and not kwargs
+    return args if reads else ()
+
+
+def _added(op: tuple[Any, Any, Any]) -> tuple[Sequence[Any], Any]:
+    """The tensors to which an operation adds one number, and the number."""
+    func, args, kwargs = op
+    if kwargs.get("alpha", 1) != 1 or len(args) != 2:
+        return (), None
+    if func is torch.ops.aten.add_.Tensor:
+        return args[:1], args[1]
+    together = torch.ops.aten._foreach_add_
+    return args if func in (together.Scalar, together.Tensor) else ((), None)
 
 
 def _has_ref(args: Any) -> bool:

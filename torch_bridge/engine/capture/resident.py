@@ -129,6 +129,7 @@ class Residents:
         self._shelf = _Shelf(len(storages))
         self._moved: set[int] | None = None  # laid out by the program as it does not take them
         self._select = _selection(numbers)
+        weakref.finalize(self, _give_back, self._storages).atexit = False
 
     def are_here(self) -> bool:
         """Whether nobody has looked at any memory, or annotated it, since the last run."""
@@ -137,11 +138,6 @@ class Residents:
     def owns(self, storage: Storage) -> bool:
         """Whether it is some of this memory."""
         return id(storage) in self._ids
-
-    def __del__(self) -> None:
-        """Without the step each memory has its own array."""
-        for storage in self._storages:
-            _look(storage)
 
     def arrays(self, otherwise: Callable[[Storage, int], Any]) -> list[Any]:
         """What the memory holds.
@@ -203,6 +199,12 @@ class Residents:
             _FIELD.__set__(storage, held)
             _turn(storage, Storage)
             return False
+
+
+def _give_back(storages: Sequence[Storage]) -> None:
+    """Without the step each memory has its own array."""
+    for storage in storages:
+        _look(storage)
 
 
 def _selection(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
