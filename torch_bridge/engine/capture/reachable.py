@@ -19,18 +19,11 @@ known (`Reachable(executed)`), and only what that code names is followed.
 
 from __future__ import annotations
 
-import array
 import collections
-import contextvars
 import enum
 import functools
-import gc
-import os
-import random
-import threading
 import types
-import weakref
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -38,11 +31,11 @@ import torch
 
 from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks
 
+from .closed_kinds import CLOSED
 from .executed import Executed, described, is_internal, is_of_torch
 from .holders import (
     MISSING,
     ArrayBytes,
-    Asked,
     Cell,
     Elements,
     Fields,
@@ -66,7 +59,6 @@ from .scope import (
     counts,
     element_name,
     is_open_kind,
-    is_open_module,
     is_torchs,
     item_name,
 )
@@ -201,8 +193,11 @@ class Reachable:
         elif isinstance(thing, frozenset):
             for value in thing:
                 self._push(value, path)
-        elif kind in _VISITS:
-            _VISITS[kind](self, thing, path)
+        elif kind is types.FunctionType:
+            self._visit_function(thing, path)
+        elif kind in CLOSED:
+            for found in CLOSED[kind](thing, path, self._names):
+                self._hold(found) if isinstance(found, Holder) else self._push(*found)
         elif isinstance(thing, type):
             self._visit_class(thing, path)
         elif isinstance(thing, np.ndarray):
@@ -210,7 +205,7 @@ class Reachable:
                 self.unwatched.append(f"{path}, a NumPy array of {thing.nbytes} bytes")
             else:
                 self._hold(ArrayBytes(thing, path))
-        if not isinstance(thing, type) and kind not in _VISITS:
+        if not isinstance(thing, type) and kind not in CLOSED and kind is not types.FunctionType:
             self._visit_object(thing, path, open_levels)
 
     def _visit_object(self, thing: Any, path: str, open_levels: int) -> None:
@@ -327,54 +322,6 @@ class Reachable:
             for thing, path in self._waiting.pop(name, ()):
                 self._push(thing, path)
 
-    def _visit_method(self, method: Any, path: str) -> None:
-        self._push(method.__self__, path.rpartition(".")[0] or "self")
-        self._push(method.__func__, path)
-
-    def _visit_partial(self, partial: Any, path: str) -> None:
-        self._hold(Fields(partial, ("func", "args", "keywords"), f"{path}."))
-
-    def _visit_wrapped(self, wrapper: Any, path: str) -> None:
-        self._push(getattr(wrapper, "__wrapped__", None), path)
-        self._push(getattr(wrapper, "__func__", None), path)
-        self._push(getattr(wrapper, "func", None), path)
-
-    def _visit_property(self, thing: Any, path: str) -> None:
-        self._push(thing.fget, path)
-
-    def _visit_module(self, module: Any, path: str) -> None:
-        if is_open_module(module.__name__):
-            own = vars(module)
-            names = self._names
-            keys = [key for key in own if key in names and not key.startswith("__")]
-            self._hold(Names(own, keys, f"{path}."))
-
-    def _visit_asked(self, thing: Any, path: str) -> None:
-        ask = thing.get if isinstance(thing, contextvars.ContextVar) else thing
-        self._hold(Asked(ask, path))
-
-    def _visit_local(self, thing: Any, path: str) -> None:
-        keys = [key for key in vars(thing) if key in self._names]
-        self._hold(Fields(thing, keys, f"{path}."))
-
-    def _visit_proxy(self, thing: Any, path: str) -> None:
-        for behind in gc.get_referents(thing):
-            self._push(behind, path)
-
-    def _visit_bytes(self, thing: Any, path: str) -> None:
-        self._hold(Asked(functools.partial(bytes, thing), path))
-
-    def _visit_random(self, thing: Any, path: str) -> None:
-        self._hold(Asked(thing.getstate, f"the state of {path}"))
-
-    def _visit_numpy_random(self, thing: Any, path: str) -> None:
-        bits = getattr(thing, "bit_generator", None)
-        ask = (lambda: str(bits.state)) if bits is not None else (lambda: str(thing.get_state()))
-        self._hold(Asked(ask, f"the state of {path}"))
-
-    def _visit_environ(self, thing: Any, path: str) -> None:
-        """`os.environ` is watched by the variables that were asked for."""
-
 
 def _is_awaited(names: Container[str], key: str) -> bool:
     """Whether an attribute is a program's, and read."""
@@ -395,25 +342,3 @@ def modules_of(function: Any) -> list[torch.nn.Module]:
 
 _IMMUTABLE = 1 << 8
 """Of a type's flags: `Py_TPFLAGS_IMMUTABLETYPE`, whose attributes nobody can set."""
-_Visit = Callable[[Reachable, Any, str], None]
-_VISITS: dict[type, _Visit] = {
-    types.FunctionType: Reachable._visit_function,
-    types.MethodType: Reachable._visit_method,
-    types.ModuleType: Reachable._visit_module,
-    functools.partial: Reachable._visit_partial,
-    type(functools.lru_cache(len)): Reachable._visit_wrapped,
-    staticmethod: Reachable._visit_wrapped,
-    classmethod: Reachable._visit_wrapped,
-    functools.cached_property: Reachable._visit_wrapped,
-    property: Reachable._visit_property,
-    weakref.ref: Reachable._visit_asked,
-    contextvars.ContextVar: Reachable._visit_asked,
-    threading.local: Reachable._visit_local,
-    type(os.environ): Reachable._visit_environ,
-    types.MappingProxyType: Reachable._visit_proxy,
-    array.array: Reachable._visit_bytes,
-    bytearray: Reachable._visit_bytes,
-    random.Random: Reachable._visit_random,
-    np.random.Generator: Reachable._visit_numpy_random,
-    np.random.RandomState: Reachable._visit_numpy_random,
-}

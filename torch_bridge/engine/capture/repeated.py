@@ -97,7 +97,7 @@ class Repeated:
     def _reads(self, numbers: Sequence[int]) -> _Run:
         """Several reads: what is read twice is read once."""
         marks = [_read(self._ops[number])[0] for number in numbers]
-        keys = [mark if isinstance(mark, Ref) else id(mark) for mark in marks]
+        keys: list[Any] = [mark if isinstance(mark, Ref) else id(mark) for mark in marks]
         found = dict(zip(keys, marks, strict=True))
         order = {key: place for place, key in enumerate(found)}
         several = len(order) < len(keys)
