@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import multiprocessing
 import os
+import resource
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
@@ -35,6 +36,8 @@ FATAL = "_fatal"
 Found = tuple[int, list[tuple[str, str]]]
 """How many programs ran, and name and text of each that differs."""
 T = TypeVar("T")
+MEMORY = 8 << 30
+"""Bytes that a process may take; a program that wants more ends it, not the machine."""
 QUICK = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
     "--xla_cpu_use_fusion_emitters=false"
@@ -176,7 +179,8 @@ def _save(folder: Path, name: str, text: str) -> None:
 
 
 def _start(optimized: bool) -> None:
-    """Prepare a process: 8 virtual CPU devices, before JAX's backend starts."""
+    """Prepare a process: its memory, and 8 virtual CPU devices before JAX's backend starts."""
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     if not optimized:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}".strip()
     import jax

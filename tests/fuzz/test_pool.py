@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 import pytest
 
 from fuzz import pool
@@ -33,6 +34,17 @@ def test_a_program_that_ends_its_process_is_named():
 
 
 @pytest.mark.long
+def takes_too_much(seed, numbers):
+    if 7 in numbers:
+        return np.ones(pool.MEMORY + 1, np.uint8).nbytes, []
+    return len(numbers), []
+
+
+def test_a_program_that_takes_all_memory_does_not_get_it():
+    with pytest.raises(MemoryError):
+        _alone(Plan(seed=1), range(7, 8), takes_too_much)
+
+
 def test_programs_that_end_it_together_are_named():
     ran, ((name, text),) = _alone(Plan(seed=3), range(7, 9), ends_in_company)
     assert ran == 2
