@@ -18,15 +18,15 @@ from isoshard.torch_bridge._torch_internals.tensor_fields import (
     no_torch_function,
 )
 
-from . import hook_tables
 from .log import note_constant, visible
 from .recipes import Recipe
 from .recorder import Recorder, recorder
+from .tensor_changes import ToldTensor, namespace
 from .value import Aval, Storage, Value, too_wide
 from .views import Chain
 
 
-class LazyTensor(torch.Tensor):
+class LazyTensor(ToldTensor):
     """A view of a storage whose value JAX holds or will compute.
 
     Attributes:
@@ -49,7 +49,6 @@ class LazyTensor(torch.Tensor):
         return _handle(func, args, kwargs or {})
 
 
-hook_tables.tell(LazyTensor)
 _handle: Any = None
 _CLASS: type[LazyTensor] = LazyTensor
 _LAZY = torch.device("lazy", 0)
@@ -82,9 +81,10 @@ def new_tensor(aval: Aval, storage: Storage, chain: Chain, offset: int = 0) -> L
         device=_LAZY,
         _extra_dispatch_keys=AUTOCAST,
     )
-    tensor._storage = storage
-    tensor._chain = chain
-    tensor._aval = aval
+    own = namespace(tensor)
+    own["_storage"] = storage
+    own["_chain"] = chain
+    own["_aval"] = aval
     return tensor
 
 

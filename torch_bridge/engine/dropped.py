@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from . import base
+from .tensor_changes import namespace
 from .value import Aval, Storage
 from .views import Chain
 
@@ -61,7 +62,7 @@ def stand_in(owner: torch.Tensor) -> base.LazyTensor:
 
 def is_dropped(gradient: Any) -> bool:
     """Whether a gradient was left out."""
-    return gradient is not None and isinstance(vars(gradient).get("_storage"), Dropped)
+    return gradient is not None and isinstance(namespace(gradient).get("_storage"), Dropped)
 
 
 FIELD: Any = torch.Tensor.grad

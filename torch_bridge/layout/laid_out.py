@@ -11,6 +11,7 @@ from isoshard.core.mesh import mesh_of
 from isoshard.core.uneven import Sizes
 from isoshard.torch_bridge.engine import base, layouts
 from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.tensor_changes import namespace
 
 from . import marks, shards
 from .marks import ShardingType
@@ -54,7 +55,7 @@ class LaidOut(base.LazyTensor):
     def requires_grad_(self, requires_grad: bool = True) -> Any:
         """As torch's; the gradient of a tensor in unequal blocks lies as the tensor."""
         super().requires_grad_(requires_grad)
-        storage = vars(self).get("_storage")
+        storage = namespace(self).get("_storage")
         if storage is not None and layouts.blocks(storage.value.layout) is not None:
             marks.keep_gradient_layout(self)
         return self

@@ -31,6 +31,7 @@ import torch
 
 from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks
 
+from ..tensor_changes import namespace
 from .closed_kinds import CLOSED
 from .executed import Executed, described, is_internal, is_of_torch
 from .holders import (
@@ -157,7 +158,7 @@ class Reachable:
 
     def _visit_tensor(self, tensor: torch.Tensor, path: str) -> None:
         """Attributes that a program gave a tensor, and its hooks."""
-        own = vars(tensor)
+        own = namespace(tensor)
         keys = [key for key in own if self._given(key)]
         self._hold(Names(own, keys, f"{path}.", awaited=self._given))
         for hooks in all_hooks(tensor):

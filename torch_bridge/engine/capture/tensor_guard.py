@@ -17,7 +17,7 @@ from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks
 
 from .. import base
 from ..dropped import held, is_dropped
-from ..hook_tables import given
+from ..tensor_changes import changes, namespace
 from .resident import Residents
 
 
@@ -44,41 +44,58 @@ class TensorGuard:
         self._residents: Residents | None = None
         self._owners = list(owners)
         self._wanted = list(map(_REQUIRES_GRAD, self._owners))
+        pairs = zip(self._owners, self._wanted, strict=True)
+        self._frozen = [owner for owner, wanted in pairs if not wanted]
         self._cleared = [id(owner) in cleared for owner in self._owners]
+        self._told = all(isinstance(owner, base.LazyTensor) for owner in owners)
+        self._last: Any = _OTHER
+        self._tables: Any = changes.tables  # before the look: what is given later is another
+        self._namespaces = list(map(namespace, self._tensors))
+        self._hooks = self._hook_states()
+        self._note_tables(self._tables)
         self._held = self._gradients_held()
         self._gradients = self._gradient_states()
-        self._told = all(isinstance(owner, base.LazyTensor) for owner in owners)
-        self._given: Any = given.last  # before the look: what is given later is another
-        self._hooks = self._hook_states()
-        self._note_tables(self._given)
 
     def holds(self) -> bool:
         """Whether nothing of it changed."""
+        if self._last is changes.last:
+            return self._are_marked() and not any(map(_REQUIRES_GRAD, self._frozen))
         with torch.DisableTorchFunctionSubclass():
             return self._holds()
 
     def _holds(self) -> bool:
-        return (
+        last = changes.last
+        holds = (
             self.are_in_place()
             and self._are_marked()
             and list(map(_REQUIRES_GRAD, self._owners)) == self._wanted
-            and (self._given is given.last or self._hooks_hold())
+            and (self._tables is changes.tables or self._tables_hold())
             and self._gradients_fit()
         )
+        if holds:
+            self._last = last if self._tells else _OTHER
+        return holds
 
-    def _hooks_hold(self) -> bool:
-        """Whether each owner has the hooks that it had."""
-        last = given.last
+    def _tables_hold(self) -> bool:
+        """Whether each owner has the hooks that it had, and each tensor its `__dict__`."""
+        tables = changes.tables
+        if not all(map(operator.is_, map(namespace, self._tensors), self._namespaces)):
+            return False
         if self._hook_states() != self._hooks:
             return False
-        self._note_tables(last)
+        self._note_tables(tables)
         return True
 
     def _note_tables(self, last: object) -> None:
         """Look no more until a table is given, if no owner has one: an empty one can be filled."""
         tables = chain.from_iterable(map(all_hooks, self._owners))
         bare = self._told and all(map(operator.is_, tables, repeat(None)))
-        self._given = last if bare else _OTHER
+        self._tables = last if bare else _OTHER
+
+    @property
+    def _tells(self) -> bool:
+        """Whether nothing of it changes untold (`tensor_changes.py`)."""
+        return self._told and self._tables is not _OTHER and not self._open
 
     def keep(self, residents: Residents) -> None:
         """Let memory that stays with the step tell itself when it is annotated.
@@ -123,7 +140,13 @@ class TensorGuard:
         """The gradients, as far as they are none or left out: others must not be kept alive."""
         found = list(map(held, self._owners))
         self._lacks = any(map(operator.is_, found, repeat(None)))
-        return [one if one is None or is_dropped(one) else _OTHER for one in found]
+        held_now = [one if one is None or is_dropped(one) else _OTHER for one in found]
+        # C++ adds to a gradient, or gives one to a tensor without; to one left out it cannot.
+        self._open = any(
+            one is _OTHER or (one is None and wanted)
+            for one, wanted in zip(held_now, self._wanted, strict=True)
+        )
+        return held_now
 
     def _gradient_states(self) -> tuple[Any, ...] | None:
         states = [
