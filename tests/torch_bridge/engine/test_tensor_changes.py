@@ -195,3 +195,37 @@ def test_a_tensor_shows_what_a_program_gave_it():
     assert {"_storage", "frozen"} <= vars(weight).keys() and "frozen" in dir(weight)
     vars(weight)["frozen"] = False
     assert weight.frozen is False
+
+
+TURNS = {
+    "t_": lambda weight: weight.t_(),
+    "transpose_": lambda weight: weight.transpose_(0, 1),
+    "swapaxes_": lambda weight: weight.swapaxes_(0, 1),
+    "as_strided_": lambda weight: weight.as_strided_((3, 3), (0, 1)),
+    "an offset": lambda weight: weight.as_strided_((2, 3), (3, 1), 3),
+    "resize_": lambda weight: weight.resize_(2, 3),
+    "set_": lambda weight: weight.set_(weight.t()),
+    "data of a view": lambda weight: setattr(weight, "data", weight.data.t()),
+    "data of a part": lambda weight: setattr(weight, "data", weight.data[1:]),
+    "unsqueeze_": lambda weight: weight.unsqueeze_(0),
+    "swap_tensors": lambda weight: torch.utils.swap_tensors(weight, weight.t().clone().t()),
+}
+
+
+@pytest.mark.parametrize("is_view", [False, True])
+@pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
+def test_a_tensor_that_views_its_memory_in_another_way_is_seen(turn, is_view):
+    found = {}
+    for device in ("cpu", "jax"):
+        memory = torch.arange(9.0).reshape(3, 3).to(device)
+        model = _holding(memory[:] if is_view else memory)
+        x = torch.arange(9.0).reshape(3, 3).to(device)
+
+        def step(x, model=model):
+            return (model.weight @ x).sum(-2)
+
+        run = xs.compile(step) if device == "jax" else step
+        results = [run(x).tolist() for _ in range(3)]
+        turn(model.weight)
+        found[device] = results + [run(x).tolist() for _ in range(2)]
+    assert found["jax"] == found["cpu"]

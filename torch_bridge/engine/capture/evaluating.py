@@ -45,6 +45,23 @@ class Present:
         return self.numbers[self.where[row]]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Listed:
+    """Reads a symbol: a number in a list.
+
+    Attributes:
+        numbers: the list, which others change.
+        place: in it.
+    """
+
+    numbers: list[Any]
+    place: int
+
+    def __call__(self) -> Any:
+        """The present number."""
+        return self.numbers[self.place]
+
+
 class Rows:
     """The rows of a table, to be evaluated again and again.
 
@@ -58,19 +75,20 @@ class Rows:
     def __init__(self, rows: Sequence[tuple[Any, tuple[int, ...]]]):
         """Read the symbols once, to see which are equal."""
         self.count = len(rows)
-        self._reads = [what for what, operands in rows if not operands and callable(what)]
+        self._read = _together([what for what, taken in rows if not taken and callable(what)])
         firsts: dict[Any, int] = {}
-        read = [ask() for ask in self._reads]
+        read = self._read()
         like = [firsts.setdefault((type(one), repr(one)), n) for n, one in enumerate(read)]
         self._others = [n for n, first in enumerate(like) if first != n]
         self._firsts = [like[n] for n in self._others]
+        self._one_value = len(set(self._firsts)) == 1
         self._folded = _Order(rows, like)
         self._every = _Order(rows, range(len(like))) if self._others else self._folded
         self._last = read, self._folded.values(read)
 
     def values(self) -> Present:
         """Read the symbols, and compute what depends on them; the same object if none changed."""
-        read = [ask() for ask in self._reads]
+        read = self._read()
         last, present = self._last
         if not all(map(operator.is_, read, last)):
             present = (self._folded if self._are_alike(read) else self._every).values(read)
@@ -80,9 +98,25 @@ class Rows:
     def _are_alike(self, read: list[Any]) -> bool:
         """Whether the symbols that were equal are still so, to the last bit."""
         others = list(map(read.__getitem__, self._others))
+        if self._one_value:  # as the step counts of an optimizer: one look in C
+            one = read[self._firsts[0]]
+            same = others.count(one) == len(others) and bool(one)  # 0.0 is equal to -0.0
+            return same and set(map(type, others)) == {type(one)}
         firsts = list(map(read.__getitem__, self._firsts))
-        same = others == firsts and all(others)  # 0.0 is equal to -0.0
+        same = others == firsts and all(others)
         return same and list(map(type, others)) == list(map(type, firsts))
+
+
+def _together(reads: Sequence[Callable[[], Any]]) -> Callable[[], list[Any]]:
+    """A function that reads all symbols: those of one list at once, if they follow the others."""
+    listed = [read for read in reads if isinstance(read, Listed)]
+    first = len(reads) - len(listed)
+    asked = reads[:first]
+    apart = any(isinstance(read, Listed) for read in asked)
+    if len(listed) < 2 or apart or len({id(read.numbers) for read in listed}) > 1:
+        return lambda: [read() for read in reads]
+    numbers, get = listed[0].numbers, operator.itemgetter(*(read.place for read in listed))
+    return lambda: [*(read() for read in asked), *get(numbers)]
 
 
 class _Order:

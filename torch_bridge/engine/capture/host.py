@@ -8,7 +8,6 @@ read.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from isoshard.core import metrics
 from isoshard.torch_bridge._torch_internals import TorchDispatchMode, pytree
 
+from .evaluating import Listed
 from .repeated import Ref, Repeated
 from .symbolic import CaptureError, Table
 
@@ -133,7 +133,7 @@ class HostOps(TorchDispatchMode):
             self._numbers[id(result)] = number
             self._note_made(result)
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(result, float):
-            return self.table.symbol(functools.partial(self.results.__getitem__, number), result)
+            return self.table.symbol(Listed(self.results, number), result)
         if not isinstance(result, torch.Tensor) and _has_values(result):
             self.reasons.append(
                 f"{metrics.user_location()} reads {result!r} from a tensor on the CPU ({func})"

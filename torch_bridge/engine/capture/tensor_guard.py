@@ -40,6 +40,7 @@ class TensorGuard:
         """Remember memory, gradients and hooks."""
         self._tensors = list(tensors)
         self._storages = [tensor._storage for tensor in self._tensors]
+        self._views = list(map(_VIEW, self._tensors))
         self._marks = list(map(_MARK, self._storages))
         self._residents: Residents | None = None
         self._owners = list(owners)
@@ -120,8 +121,9 @@ class TensorGuard:
         return all(map(operator.is_, map(_MARK, storages), marks))
 
     def are_in_place(self) -> bool:
-        """Whether the tensors view the memory that they viewed."""
-        return all(map(operator.is_, map(_STORAGE, self._tensors), self._storages))
+        """Whether the tensors view the memory that they viewed, as they viewed it."""
+        now = chain.from_iterable(map(_VIEW, self._tensors))
+        return all(map(operator.is_, now, chain.from_iterable(self._views)))
 
     def _gradients_fit(self) -> bool:
         """Whether the gradients are those of the last call, or of their kind."""
@@ -171,7 +173,7 @@ def gradient_state(gradient: Any) -> Any:
     return (gradient._aval, gradient._chain, gradient._storage.value.layout)
 
 
-_STORAGE = operator.attrgetter("_storage")
+_VIEW = operator.attrgetter("_storage", "_chain", "_aval")
 _MARK = operator.attrgetter("annotation")
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 _OTHER = object()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 import isoshard.torch_bridge as xs
 from isoshard import metrics
-from isoshard.torch_bridge.engine.capture.evaluating import Rows
+from isoshard.torch_bridge.engine.capture.evaluating import Listed, Rows
 from isoshard.torch_bridge.engine.capture.repeated import Ref, Repeated
 
 
@@ -26,6 +27,31 @@ def test_symbols_that_differ_in_any_bit_are_computed_apart(other):
     symbols[0], symbols[1] = 0.0, -0.0
     present = found.values()
     assert repr([present[row] for row in (3, 4)]) == "[(0.0, 2.0), (-0.0, 2.0)]"
+
+
+@pytest.mark.parametrize("asked", [0, 1, 3])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_symbols_of_a_list_are_read_as_each_alone(asked, groups):
+    numbers = [float(1 + n % groups) for n in range(6)]
+    alone = [0.5] * asked
+    reads = [functools.partial(alone.__getitem__, n) for n in range(asked)]
+    reads += [Listed(numbers, n) for n in (4, 1, 2, 3)]
+    rows = [(read, ()) for read in reads]
+    rows += [(2.0, ()), *((operator.mul, (n, len(reads))) for n in range(len(reads)))]
+    found = Rows(rows)
+    for change in (None, (3, 9.0), (1, -0.0), (2, 0.0), (4, 1), (1, 5.0), (3, float("inf"))):
+        if change is not None:
+            numbers[change[0]] = change[1]
+        present = found.values()
+        wanted = [2.0 * read() for read in reads]
+        assert repr([present[n] for n in range(len(reads) + 1, len(rows))]) == repr(wanted)
+
+
+def test_lists_and_calls_in_any_order():
+    one, two = [1.0, 2.0], [3.0]
+    reads = [Listed(one, 1), lambda: 7.0, Listed(two, 0), Listed(one, 0)]
+    present = Rows([(read, ()) for read in reads]).values()
+    assert [present[n] for n in range(4)] == [2.0, 7.0, 3.0, 1.0]
 
 
 @pytest.mark.parametrize(
