@@ -229,3 +229,62 @@ def test_a_tensor_that_views_its_memory_in_another_way_is_seen(turn, is_view):
         turn(model.weight)
         found[device] = results + [run(x).tolist() for _ in range(2)]
     assert found["jax"] == found["cpu"]
+
+
+def _required(weight):
+    return weight.requires_grad_()
+
+
+ASKED = {
+    "size": (lambda w: w.size(0), lambda w: setattr(w, "data", torch.ones(7, device=w.device))),
+    "len": (len, lambda w: w.resize_(2)),
+    "dtype": (
+        lambda w: 1.0 if w.dtype == torch.float32 else 2.0,
+        lambda w: setattr(w, "data", w.data.to(torch.bfloat16)),
+    ),
+    "requires_grad": (lambda w: 1.0 if w.requires_grad else 2.0, _required),
+    "requires_grad by a write": (
+        lambda w: 1.0 if w.requires_grad else 2.0,
+        lambda w: w.mul_(torch.ones(4, device=w.device, requires_grad=True)),
+    ),
+    "grad": (
+        lambda w: 1.0 if w.grad is None else 2.0,
+        lambda w: setattr(w, "grad", torch.ones_like(w)),
+    ),
+    "stride": (lambda w: w.stride(0), lambda w: w.as_strided_((2,), (2,))),
+    "numel": (lambda w: w.numel(), lambda w: w.as_strided_((2,), (2,))),
+    "dim": (lambda w: w.dim(), lambda w: w.unsqueeze_(0)),
+    "contiguous": (
+        lambda w: 1.0 if w.is_contiguous() else 2.0,
+        lambda w: w.as_strided_((2,), (2,)),
+    ),
+    "leaf": (
+        lambda w: 1.0 if w.is_leaf else 2.0,
+        lambda w: w.mul_(torch.ones(4, device=w.device, requires_grad=True)),
+    ),
+    "attribute": (lambda w: getattr(w, "factor", 1.0), lambda w: setattr(w, "factor", 3.0)),
+    "hooks": (
+        lambda w: 2.0 if w._backward_hooks else 1.0,
+        lambda w: w.requires_grad_().register_hook(print),
+    ),
+}
+
+
+@pytest.mark.parametrize("where", ["jax", "cpu"])
+@pytest.mark.parametrize(("ask", "change"), ASKED.values(), ids=ASKED)
+def test_what_a_step_asks_of_a_tensor_that_it_does_not_compute_with(ask, change, where):
+    found = {}
+    for device in ("cpu", "jax"):
+        weight = torch.arange(4.0).to(where if device == "jax" else "cpu")
+        model = _holding(weight)
+        x = torch.ones(3, device=device)
+
+        def step(x, model=model):
+            return x * ask(model.weight)
+
+        run = xs.compile(step) if device == "jax" else step
+        results = [run(x).tolist() for _ in range(3)]
+        change(weight)
+        found[device] = results + [run(x).tolist() for _ in range(2)]
+    assert found["jax"] == found["cpu"]
+    assert found["cpu"][0] != found["cpu"][-1]

@@ -156,13 +156,7 @@ class Recording:
         reasons = [*self.executed.reasons, *self.host.reasons, *self.reached.unwatched]
         if reasons:
             return reasons[0]
-        state = {
-            id(tensor)
-            for optimizer in self.found.optimizers
-            for values in optimizer.state.values()
-            for tensor in values.values()
-        }
-        if self.host.kept(self.reached.tensors.keys() - state):
+        if self.host.kept(self.reached.tensors.keys() - self._optimizer_state()):
             return "it makes a tensor on the CPU that it keeps"
         written = self.numbers.outputs()
         change = self.effects.counting(self.executed, self.reached, self.is_outer, written)
@@ -170,6 +164,11 @@ class Recording:
             return None
         self.changed = change
         return f"it changes {change.text.replace(' was ', ', which was ')}"
+
+    def _optimizer_state(self) -> set[int]:
+        """Ids of what optimizers keep of each parameter."""
+        kept = (one for optimizer in self.found.optimizers for one in optimizer.state.values())
+        return {id(tensor) for values in kept for tensor in values.values()}
 
     def initializes(self) -> bool:
         """Whether all that keeps a replay from doing what the step did is a name set at first."""
@@ -203,17 +202,17 @@ class Recording:
         def skip(holder: Holder, number: int) -> bool:
             return holder.address(number) in inputs
 
-        tensors = [
-            tensor
-            for tensor, _ in self.reached.tensors.values()
-            if isinstance(tensor, base.LazyTensor) and id(tensor._storage) in touched
-        ]
+        reached = {key: tensor for key, (tensor, _) in self.reached.tensors.items()}
+        state = self._optimizer_state()
         owners = [
             tensor
             for tensor in self.tensors[: len(self.tensors) - self._argument_owners]
-            if id(tensor) in self.reached.tensors
-            or id(getattr(tensor, "_storage", None)) in touched
+            if id(tensor) in reached or id(getattr(tensor, "_storage", None)) in touched
         ]
+        known = {*state, *map(id, owners)}
+        own = {key for key, tensor in reached.items() if isinstance(tensor, base.LazyTensor)}
+        owners += [reached[key] for key in reached if key in own - known and reached[key].is_leaf]
+        tensors = [tensor for key, tensor in reached.items() if key in own or key not in state]
         return Guard(self.reached.holders, skip), TensorGuard(tensors, owners, cleared)
 
     def _keep(self, result: Any) -> None:

@@ -25,22 +25,26 @@ class TensorGuard:
     """Tensors as they were.
 
     Args:
-        tensors: those that the step read or wrote.
-        owners: those that may have a gradient.
+        tensors: those that the step can have asked for something, if only for their shape.
+        owners: those that may have a gradient, or require one.
         cleared: ids of the owners to whose gradients the step adds nothing: one that was left out
             is none for it.
     """
 
     def __init__(
         self,
-        tensors: Iterable[base.LazyTensor],
+        tensors: Iterable[torch.Tensor],
         owners: Sequence[torch.Tensor],
         cleared: Container[int] = (),
     ):
         """Remember memory, gradients and hooks."""
-        self._tensors = list(tensors)
+        every = list(tensors)
+        self._tensors = [tensor for tensor in every if isinstance(tensor, base.LazyTensor)]
+        self._others = [one for one in every if not isinstance(one, base.LazyTensor)]
+        self._metas = self._other_metas()
         self._storages = [tensor._storage for tensor in self._tensors]
         self._views = list(map(_VIEW, self._tensors))
+        self._graph = list(map(_GRAPH, self._tensors))
         self._marks = list(map(_MARK, self._storages))
         self._residents: Residents | None = None
         self._owners = list(owners)
@@ -60,7 +64,8 @@ class TensorGuard:
     def holds(self) -> bool:
         """Whether nothing of it changed."""
         if self._last is changes.last:
-            return self._are_marked() and not any(map(_REQUIRES_GRAD, self._frozen))
+            frozen = not any(map(_REQUIRES_GRAD, self._frozen))
+            return frozen and self._are_marked() and self._other_metas() == self._metas
         with torch.DisableTorchFunctionSubclass():
             return self._holds()
 
@@ -69,6 +74,8 @@ class TensorGuard:
         holds = (
             self.are_in_place()
             and self._are_marked()
+            and self._other_metas() == self._metas
+            and list(map(_GRAPH, self._tensors)) == self._graph
             and list(map(_REQUIRES_GRAD, self._owners)) == self._wanted
             and (self._tables is changes.tables or self._tables_hold())
             and self._gradients_fit()
@@ -120,6 +127,11 @@ class TensorGuard:
             storages, marks = self._strangers, self._their_marks
         return all(map(operator.is_, map(_MARK, storages), marks))
 
+    def _other_metas(self) -> list[Any]:
+        """What a step can ask of tensors on the CPU, but for their elements."""
+        grads = (one.is_leaf and held(one) is None for one in self._others)
+        return [*map(_META, self._others), *map(torch.Tensor.stride, self._others), *grads]
+
     def are_in_place(self) -> bool:
         """Whether the tensors view the memory that they viewed, as they viewed it."""
         now = chain.from_iterable(map(_VIEW, self._tensors))
@@ -135,13 +147,14 @@ class TensorGuard:
 
     @property
     def lacks_gradients(self) -> bool:
-        """Whether, when it was looked at last, an owner had no gradient, not even one left out."""
+        """Whether, at the last look, an owner that requires one had none, not even one left out."""
         return self._lacks
 
     def _gradients_held(self) -> list[Any]:
         """The gradients, as far as they are none or left out: others must not be kept alive."""
         found = list(map(held, self._owners))
-        self._lacks = any(map(operator.is_, found, repeat(None)))
+        pairs = zip(found, self._wanted, strict=True)
+        self._lacks = any(one is None and wanted for one, wanted in pairs)
         held_now = [one if one is None or is_dropped(one) else _OTHER for one in found]
         # C++ adds to a gradient, or gives one to a tensor without; to one left out it cannot.
         self._open = any(
@@ -176,4 +189,6 @@ def gradient_state(gradient: Any) -> Any:
 _VIEW = operator.attrgetter("_storage", "_chain", "_aval")
 _MARK = operator.attrgetter("annotation")
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
+_GRAPH = operator.attrgetter("requires_grad", "is_leaf")
+_META = operator.attrgetter("shape", "dtype", "device", "requires_grad", "is_leaf")
 _OTHER = object()
