@@ -2,7 +2,7 @@
 
 Python sets and deletes every attribute of a tensor through the tensor's class: its memory (`data`),
 `grad`, `requires_grad`, tables of hooks, what a program gave it. So does whoever asks for its
-`__dict__`. Of the methods that C++ runs, `requires_grad_` and `detach_` say it here.
+`__dict__`. Of the methods that C++ runs, `requires_grad_`, `detach_` and `retain_grad` say it here.
 
 Not heard of are a hook that is put into a table that is there, a gradient that C++ puts where there
 was none, and a write in place that makes a frozen tensor require a gradient: `TensorGuard` looks at
@@ -88,6 +88,11 @@ class ToldTensor(torch.Tensor):
         super().detach_()
         changes.tell()
         return self
+
+    def retain_grad(self) -> None:
+        """As torch's."""
+        super().retain_grad()
+        changes.tell()
 
 
 _TABLES = frozenset({*HOOK_FIELDS, "__dict__"})

@@ -288,3 +288,19 @@ def test_what_a_step_asks_of_a_tensor_that_it_does_not_compute_with(ask, change,
         found[device] = results + [run(x).tolist() for _ in range(2)]
     assert found["jax"] == found["cpu"]
     assert found["cpu"][0] != found["cpu"][-1]
+
+
+def test_a_result_that_retains_its_gradient_from_now_on_is_seen():
+    found = {}
+    for device in ("cpu", "jax"):
+        kept = [torch.ones(3, device=device, requires_grad=True) * 2]
+        x = torch.ones(3, device=device)
+
+        def step(x, kept=kept):
+            return x * (2.0 if kept[0].retains_grad else 3.0)
+
+        run = xs.compile(step) if device == "jax" else step
+        results = [run(x).tolist() for _ in range(2)]
+        kept[0].retain_grad()
+        found[device] = [*results, run(x).tolist()]
+    assert found["jax"] == found["cpu"] and found["cpu"][0] != found["cpu"][-1]

@@ -189,6 +189,6 @@ def gradient_state(gradient: Any) -> Any:
 _VIEW = operator.attrgetter("_storage", "_chain", "_aval")
 _MARK = operator.attrgetter("annotation")
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
-_GRAPH = operator.attrgetter("requires_grad", "is_leaf")
+_GRAPH = operator.attrgetter("requires_grad", "is_leaf", "retains_grad")
 _META = operator.attrgetter("shape", "dtype", "device", "requires_grad", "is_leaf")
 _OTHER = object()
