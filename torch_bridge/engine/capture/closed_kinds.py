@@ -23,6 +23,7 @@ from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 
 from .holders import Asked, Fields, Holder, Names
 from .scope import is_open_module
@@ -78,6 +79,11 @@ def _random(thing: Any, path: str, names: Container[str]) -> _Found:
     yield Asked(thing.getstate, f"the state of {path}")
 
 
+def _seed(thing: Any, path: str, names: Container[str]) -> _Found:
+    """A step that draws with it on the CPU is refused."""
+    yield Asked(thing.initial_seed, f"the seed of {path}")
+
+
 def _numpy_random(thing: Any, path: str, names: Container[str]) -> _Found:
     bits = getattr(thing, "bit_generator", None)
     ask = (lambda: str(bits.state)) if bits is not None else (lambda: str(thing.get_state()))
@@ -105,7 +111,9 @@ CLOSED: dict[type, Callable[[Any, str, Container[str]], _Found]] = {
     types.MappingProxyType: _proxy,
     array.array: _bytes,
     bytearray: _bytes,
+    memoryview: _bytes,
     random.Random: _random,
+    torch.Generator: _seed,
     np.random.Generator: _numpy_random,
     np.random.RandomState: _numpy_random,
 }

@@ -45,7 +45,7 @@ class HostOps(TorchDispatchMode):
         self.ops: list[tuple[Any, Any, Any]] = []
         self.results: list[Any] = []
         self._made: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
-        self._numbers: dict[int, int] = {}
+        self._numbers: dict[int, Ref] = {}
         self._fresh: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._constants: dict[int, torch.Tensor] = {}
         self.operands: dict[int, tuple[Any, Callable[[], torch.Tensor]]] = {}
@@ -108,30 +108,36 @@ class HostOps(TorchDispatchMode):
             return result
         return self._note(func, args, kwargs, result)
 
-    def _note_made(self, result: Any) -> None:
+    def _note_made(self, result: Any, args: Any = ()) -> None:
+        """Note tensors that an operation made; a view of what it was given is not its own."""
+        given = {_memory(leaf) for leaf in pytree.tree_leaves(args) if type(leaf) in _PLAIN}
         for leaf in pytree.tree_leaves(result):
             if type(leaf) in _PLAIN:
                 self._made[id(leaf)] = leaf
-                self._fresh.append((leaf, leaf.clone()))
+                if _memory(leaf) not in given:
+                    self._fresh.append((leaf, leaf.clone()))
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
         def mark(leaf: Any) -> Any:
             if isinstance(leaf, torch.Tensor) and id(leaf) in self._numbers:
-                return Ref(self._numbers[id(leaf)])
+                return self._numbers[id(leaf)]
             return leaf
 
         if func is torch.ops.aten.lift_fresh.default:  # torch.tensor(..): made just now
             self._note_made(result)
             self._constants[id(result)] = result
             return result
-        for leaf in pytree.tree_leaves((args, kwargs)):
-            self._constants.pop(id(leaf), None)  # the operation may write to it
+        given = {id(leaf) for leaf in pytree.tree_leaves((args, kwargs))}
+        for key in given:
+            self._constants.pop(key, None)  # the operation may write to it
         number = len(self.ops)
         self.ops.append((func, pytree.tree_map(mark, args), pytree.tree_map(mark, kwargs)))
         self.results.append(result)
-        if isinstance(result, torch.Tensor) and not any(result is arg for arg in args):
-            self._numbers[id(result)] = number
-            self._note_made(result)
+        several = isinstance(result, list | tuple)
+        for place, one in enumerate(result if several else [result]):
+            if isinstance(one, torch.Tensor) and id(one) not in given:
+                self._numbers[id(one)] = Ref(number, place if several else None)
+                self._note_made(one, (args, kwargs))
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(result, float):
             return self.table.symbol(Listed(self.results, number), result)
         if not isinstance(result, torch.Tensor) and _has_values(result):
@@ -172,6 +178,10 @@ class HostOps(TorchDispatchMode):
         if self._changing:
             _copy_back(self._changing)
         self._arranged.run()
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _copy_back(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -26,9 +26,11 @@ class Ref:
 
     Attributes:
         number: of the operation.
+        place: among its results, where it gives several.
     """
 
     number: int
+    place: int | None = None
 
 
 @dataclasses.dataclass
@@ -134,7 +136,10 @@ class Repeated:
         self._results[number] = func(*args, **kwargs)
 
     def _real(self, leaf: Any) -> Any:
-        return self._results[leaf.number] if isinstance(leaf, Ref) else leaf
+        if not isinstance(leaf, Ref):
+            return leaf
+        result = self._results[leaf.number]
+        return result if leaf.place is None else result[leaf.place]
 
 
 def _read(op: tuple[Any, Any, Any]) -> tuple[Any, ...]:

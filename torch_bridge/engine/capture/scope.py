@@ -104,6 +104,6 @@ ATOMS = frozenset(
         *(torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout),
         *(np.dtype, types.BuiltinFunctionType, types.CodeType, types.GetSetDescriptorType),
         *(types.MethodWrapperType, types.WrapperDescriptorType, types.MethodDescriptorType),
-        *(torch.Generator, np.float32, np.float64, np.int32, np.int64, np.bool_),
+        *(np.float32, np.float64, np.int32, np.int64, np.bool_),
     }
 )
