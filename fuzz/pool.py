@@ -180,7 +180,9 @@ def _save(folder: Path, name: str, text: str) -> None:
 
 def _start(optimized: bool) -> None:
     """Prepare a process: its memory, and 8 virtual CPU devices before JAX's backend starts."""
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = MEMORY if most == resource.RLIM_INFINITY else min(MEMORY, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
     if not optimized:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}".strip()
     import jax

@@ -71,12 +71,8 @@ gradient_hooks: Callable[[torch.Tensor], Any] = NAMES.field(
 )
 
 
-HOOK_FIELDS: dict[str, Any] = {
-    name: getattr(torch.Tensor, name)
-    for name in ("_backward_hooks", "_post_accumulate_grad_hooks")
-    if hasattr(torch.Tensor, name)
-}
-"""The same two as descriptors, by name."""
+HOOK_FIELDS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""The names of the two."""
 
 
 def put_hooks(tensor: torch.Tensor, hooks: tuple[Any, Any]) -> None:
@@ -97,7 +93,7 @@ def _both_hooks(tensor: torch.Tensor) -> tuple[Any, Any]:
 
 _fields = (backward_hooks, gradient_hooks)
 all_hooks: Callable[[torch.Tensor], tuple[Any, Any]] = (
-    operator.attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")  # in one go
+    operator.attrgetter(*HOOK_FIELDS)  # in one go
     if all(isinstance(field, operator.attrgetter) for field in _fields)
     else _both_hooks
 )

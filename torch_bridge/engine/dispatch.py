@@ -31,7 +31,7 @@ from .flatten import Flattener
 from .recipes import Recipe
 from .recorder import Recorder, recorder
 from .tape import Tape
-from .twins import functional_twin, lost_defaults
+from .twins import functional_twin, lost_defaults, written
 from .value import Aval, Value, check_storable, contiguous_stride
 
 Handler = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -73,7 +73,7 @@ def make_handler(func: OpOverload) -> Handler:
         return SPECIAL[name]
     schema = schema_of(func)
     outs = [argument.name for argument in schema.arguments if argument.is_out]
-    writes = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+    writes = written(schema.arguments)
     if outs:
         return _out_handler(func, outs)
     if func.namespace == "aten" and writes:

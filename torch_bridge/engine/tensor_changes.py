@@ -6,7 +6,8 @@ Python sets and deletes every attribute of a tensor through the tensor's class: 
 
 Not heard of are a hook that is put into a table that is there, a gradient that C++ puts where there
 was none, and a write in place that makes a frozen tensor require a gradient: `TensorGuard` looks at
-these. Nor is `torch.Tensor.requires_grad_(tensor)`, called through torch's own class.
+these. Nor is what goes past the tensor's class: `torch.Tensor.requires_grad_(tensor)`,
+`object.__setattr__(tensor, "grad", ..)`.
 
 >>> weight = torch.ones(2, device="jax", requires_grad=True)
 >>> before = changes.last
@@ -58,7 +59,7 @@ class ToldTensor(torch.Tensor):
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute."""
         _set(self, name, value)
-        changes.last = object()
+        changes.tell()
         if name in _TABLES:
             changes.tables = changes.last
 

@@ -46,7 +46,7 @@ def functional_twin(func: OpOverload) -> OpOverload:
     packet_name = schema.name.removeprefix("aten::")
     candidates = _TWINS.get(packet_name, [packet_name.removesuffix("_"), packet_name.strip("_")])
     wanted = [argument for argument in schema.arguments if not argument.is_out]
-    shared = _written(wanted) if len(wanted) < len(schema.arguments) else set()
+    shared = set(written(wanted) if len(wanted) < len(schema.arguments) else ())
     for name in candidates:
         packet = getattr(torch.ops.aten, name, None)
         if packet is None:
@@ -55,13 +55,18 @@ def functional_twin(func: OpOverload) -> OpOverload:
         for overload in ranked:
             twin = getattr(packet, overload)
             arguments = schema_of(twin).arguments
-            if _written(arguments) <= shared and _same_arguments(wanted, arguments):
+            if set(written(arguments)) <= shared and _same_arguments(wanted, arguments):
                 return twin
     raise NotImplementedError(missing(func))
 
 
-def _written(arguments: Iterable[Any]) -> set[str]:
-    return {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
+def written(arguments: Iterable[Any]) -> list[str]:
+    """Names of the arguments of a schema that the operator writes to.
+
+    >>> written(schema_of(torch.ops.aten.add_.Tensor).arguments)
+    ['self']
+    """
+    return [a.name for a in arguments if a.alias_info and a.alias_info.is_write]
 
 
 def _same_arguments(wanted: list[Any], arguments: Any) -> bool:

@@ -26,6 +26,7 @@ from .call import infer
 from .capture.symbolic import present
 from .flatten import Flattener
 from .recorder import recorder
+from .twins import written
 
 
 def updating_handler(func: OpOverload) -> dispatch.Handler:
@@ -90,7 +91,7 @@ def register() -> None:
         lowering = registry.find(func) if func is not None else None
         if func is None or lowering is None or not lowering.writes:
             continue
-        if any(a.alias_info and a.alias_info.is_write for a in schema_of(func).arguments):
+        if written(schema_of(func).arguments):
             dispatch.SPECIAL[name] = updating_handler(func)
 
 

@@ -7,6 +7,7 @@ import torch
 
 import isoshard.torch_bridge as xs
 from isoshard.torch_bridge.engine.tensor_changes import changes
+from tests.torch_bridge.engine.on_both import around
 
 
 def _leaf(device: str = "jax") -> torch.nn.Parameter:
@@ -215,20 +216,17 @@ TURNS = {
 @pytest.mark.parametrize("is_view", [False, True])
 @pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
 def test_a_tensor_that_views_its_memory_in_another_way_is_seen(turn, is_view):
-    found = {}
-    for device in ("cpu", "jax"):
+    def make(device):
         memory = torch.arange(9.0).reshape(3, 3).to(device)
-        model = _holding(memory[:] if is_view else memory)
-        x = torch.arange(9.0).reshape(3, 3).to(device)
+        return _holding(memory[:] if is_view else memory)
 
-        def step(x, model=model):
-            return (model.weight @ x).sum(-2)
+    def step(model, x):
+        return (model.weight @ x).sum(-2)
 
-        run = xs.compile(step) if device == "jax" else step
-        results = [run(x).tolist() for _ in range(3)]
-        turn(model.weight)
-        found[device] = results + [run(x).tolist() for _ in range(2)]
-    assert found["jax"] == found["cpu"]
+    (wanted, _), (results, _) = around(
+        make, step, lambda model: turn(model.weight), torch.arange(9.0).reshape(3, 3)
+    )
+    assert results == wanted
 
 
 def _required(weight):
@@ -273,34 +271,24 @@ ASKED = {
 @pytest.mark.parametrize("where", ["jax", "cpu"])
 @pytest.mark.parametrize(("ask", "change"), ASKED.values(), ids=ASKED)
 def test_what_a_step_asks_of_a_tensor_that_it_does_not_compute_with(ask, change, where):
-    found = {}
-    for device in ("cpu", "jax"):
-        weight = torch.arange(4.0).to(where if device == "jax" else "cpu")
-        model = _holding(weight)
-        x = torch.ones(3, device=device)
+    def make(device):
+        return _holding(torch.arange(4.0).to(where if device == "jax" else "cpu"))
 
-        def step(x, model=model):
-            return x * ask(model.weight)
-
-        run = xs.compile(step) if device == "jax" else step
-        results = [run(x).tolist() for _ in range(3)]
-        change(weight)
-        found[device] = results + [run(x).tolist() for _ in range(2)]
-    assert found["jax"] == found["cpu"]
-    assert found["cpu"][0] != found["cpu"][-1]
+    (wanted, _), (results, _) = around(
+        make,
+        lambda model, x: x * ask(model.weight),
+        lambda model: change(model.weight),
+        torch.ones(3),
+    )
+    assert results == wanted
+    assert wanted[0] != wanted[-1]
 
 
 def test_a_result_that_retains_its_gradient_from_now_on_is_seen():
-    found = {}
-    for device in ("cpu", "jax"):
-        kept = [torch.ones(3, device=device, requires_grad=True) * 2]
-        x = torch.ones(3, device=device)
-
-        def step(x, kept=kept):
-            return x * (2.0 if kept[0].retains_grad else 3.0)
-
-        run = xs.compile(step) if device == "jax" else step
-        results = [run(x).tolist() for _ in range(2)]
-        kept[0].retain_grad()
-        found[device] = [*results, run(x).tolist()]
-    assert found["jax"] == found["cpu"] and found["cpu"][0] != found["cpu"][-1]
+    (wanted, _), (results, _) = around(
+        lambda device: [torch.ones(3, device=device, requires_grad=True) * 2],
+        lambda kept, x: x * (2.0 if kept[0].retains_grad else 3.0),
+        lambda kept: kept[0].retain_grad(),
+        torch.ones(3),
+    )
+    assert results == wanted and wanted[0] != wanted[-1]

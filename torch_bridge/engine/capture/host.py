@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from isoshard.core import metrics
-from isoshard.torch_bridge._torch_internals import TorchDispatchMode, pytree
+from isoshard.torch_bridge._torch_internals import TorchDispatchMode, pytree, schema_of
 
 from .evaluating import Listed
 from .repeated import Ref, Repeated
@@ -108,13 +108,12 @@ class HostOps(TorchDispatchMode):
             return result
         return self._note(func, args, kwargs, result)
 
-    def _note_made(self, result: Any, args: Any = ()) -> None:
-        """Note tensors that an operation made; a view of what it was given is not its own."""
-        given = {_memory(leaf) for leaf in pytree.tree_leaves(args) if type(leaf) in _PLAIN}
+    def _note_made(self, result: Any, *, views: bool = False) -> None:
+        """Note tensors that an operation made; whether they view what it was given."""
         for leaf in pytree.tree_leaves(result):
             if type(leaf) in _PLAIN:
                 self._made[id(leaf)] = leaf
-                if _memory(leaf) not in given:
+                if not views:
                     self._fresh.append((leaf, leaf.clone()))
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
@@ -134,10 +133,11 @@ class HostOps(TorchDispatchMode):
         self.ops.append((func, pytree.tree_map(mark, args), pytree.tree_map(mark, kwargs)))
         self.results.append(result)
         several = isinstance(result, list | tuple)
+        views = any(one.alias_info for one in schema_of(func).returns)
         for place, one in enumerate(result if several else [result]):
             if isinstance(one, torch.Tensor) and id(one) not in given:
                 self._numbers[id(one)] = Ref(number, place if several else None)
-                self._note_made(one, (args, kwargs))
+                self._note_made(one, views=views)
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(result, float):
             return self.table.symbol(Listed(self.results, number), result)
         if not isinstance(result, torch.Tensor) and _has_values(result):
@@ -178,10 +178,6 @@ class HostOps(TorchDispatchMode):
         if self._changing:
             _copy_back(self._changing)
         self._arranged.run()
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _copy_back(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -36,6 +36,7 @@ from .places import Argument, Owner
 from .reachable import Reachable
 from .sealed import sealed
 from .snapshot import Snapshot, groups_of
+from .step_counts import is_count
 from .symbolic import CaptureError, Table, present, settled
 from .tensor_guard import TensorGuard
 from .zeroing import Zeroing
@@ -212,7 +213,8 @@ class Recording:
         known = {*state, *map(id, owners)}
         own = {key for key, tensor in reached.items() if isinstance(tensor, base.LazyTensor)}
         owners += [reached[key] for key in reached if key in own - known and reached[key].is_leaf]
-        tensors = [tensor for key, tensor in reached.items() if key in own or key not in state]
+        counts = {key for key in state & reached.keys() if is_count(reached[key])}
+        tensors = [tensor for key, tensor in reached.items() if key not in counts]
         return Guard(self.reached.holders, skip), TensorGuard(tensors, owners, cleared)
 
     def _keep(self, result: Any) -> None:

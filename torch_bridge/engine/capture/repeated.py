@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge._torch_internals import pytree, schema_of
 
+from ..twins import written
 from .step_counts import StepCounts, is_count, is_increment
 
 
@@ -79,11 +80,9 @@ class Repeated:
             self._arrange()
 
     def may_write(self, tensor: torch.Tensor) -> bool:
-        """Whether an operation may change a tensor; of reads and additions that is known."""
-        return any(
-            any(one is tensor for one in _added(op)[0]) if _added(op)[0] else not _read(op)
-            for op in self._ops
-        )
+        """Whether an operation writes to a tensor, or to what may be a view of it."""
+        targets = pytree.tree_leaves([_written(op) for op in self._ops])
+        return any(one is tensor or isinstance(one, Ref) for one in targets)
 
     def _arrange(self) -> None:
         """Find the step counts, and the reads that follow each other."""
@@ -121,7 +120,10 @@ class Repeated:
         """An addition to step counts, or any operation."""
         through_torch = functools.partial(self._run_one, number)
         tensors, added = _added(self._ops[number])
-        counted = all(id(one) in self._places and is_increment(added, one) for one in tensors)
+        counted = all(
+            id(one) in self._places and one is not added and is_increment(added, one)
+            for one in tensors
+        )
         if not tensors or not counted or len({one.dtype for one in tensors}) > 1:
             return _Run(through_torch)
         if self._ops[number][0] is torch.ops.aten.add_.Tensor:
@@ -158,6 +160,14 @@ def _added(op: tuple[Any, Any, Any]) -> tuple[Sequence[Any], Any]:
         return args[:1], args[1]
     together = torch.ops.aten._foreach_add_
     return args if func in (together.Scalar, together.Tensor) else ((), None)
+
+
+def _written(op: tuple[Any, Any, Any]) -> list[Any]:
+    """What an operation writes to."""
+    func, args, kwargs = op
+    arguments = schema_of(func).arguments
+    given = dict(zip((one.name for one in arguments), args, strict=False)) | kwargs
+    return [given[name] for name in written(arguments) if name in given]
 
 
 def _has_ref(args: Any) -> bool:

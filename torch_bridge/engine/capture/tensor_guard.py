@@ -12,6 +12,7 @@ from itertools import chain, repeat
 from typing import Any
 
 import torch
+from torch.nn import parameter
 
 from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks
 
@@ -129,8 +130,7 @@ class TensorGuard:
 
     def _other_metas(self) -> list[Any]:
         """What a step can ask of tensors on the CPU, but for their elements."""
-        grads = (one.is_leaf and held(one) is None for one in self._others)
-        return [*map(_META, self._others), *map(torch.Tensor.stride, self._others), *grads]
+        return list(map(_meta, self._others))
 
     def are_in_place(self) -> bool:
         """Whether the tensors view the memory that they viewed, as they viewed it."""
@@ -155,13 +155,10 @@ class TensorGuard:
         found = list(map(held, self._owners))
         pairs = zip(found, self._wanted, strict=True)
         self._lacks = any(one is None and wanted for one, wanted in pairs)
-        held_now = [one if one is None or is_dropped(one) else _OTHER for one in found]
+        kept = [one if one is None or is_dropped(one) else _OTHER for one in found]
         # C++ adds to a gradient, or gives one to a tensor without; to one left out it cannot.
-        self._open = any(
-            one is _OTHER or (one is None and wanted)
-            for one, wanted in zip(held_now, self._wanted, strict=True)
-        )
-        return held_now
+        self._open = self._lacks or any(one is _OTHER for one in kept)
+        return kept
 
     def _gradient_states(self) -> tuple[Any, ...] | None:
         states = [
@@ -186,9 +183,19 @@ def gradient_state(gradient: Any) -> Any:
     return (gradient._aval, gradient._chain, gradient._storage.value.layout)
 
 
+def _meta(tensor: torch.Tensor) -> tuple[Any, ...]:
+    known = (type(tensor), tensor.dtype, tensor.layout, tensor.requires_grad, tensor.is_leaf)
+    gradient = tensor.is_leaf and held(tensor) is None
+    if parameter.is_lazy(tensor):
+        return (*known, gradient)
+    if tensor.is_nested:  # its parts have shapes, it has none
+        return (*known, gradient, tensor.dim(), tensor.size(0))
+    strides = tensor.stride() if tensor.layout is torch.strided else None
+    return (*known, gradient, tensor.shape, strides, tensor.device)
+
+
 _VIEW = operator.attrgetter("_storage", "_chain", "_aval")
 _MARK = operator.attrgetter("annotation")
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 _GRAPH = operator.attrgetter("requires_grad", "is_leaf", "retains_grad")
-_META = operator.attrgetter("shape", "dtype", "device", "requires_grad", "is_leaf")
 _OTHER = object()

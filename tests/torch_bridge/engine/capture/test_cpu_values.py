@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import isoshard.torch_bridge as xs
+from tests.torch_bridge.engine.on_both import around
 
 
 def _pair() -> torch.Tensor:
@@ -45,20 +46,15 @@ READS = {
 @pytest.mark.parametrize("change", [_seven, _other_memory])
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_a_tensor_on_the_cpu(read, change):
-    found = {}
-    for device in ("cpu", "jax"):
-        thing = types.SimpleNamespace(kept=_pair())
-        x = torch.ones(3, device=device)
+    def make(device):
+        return types.SimpleNamespace(kept=_pair())
 
-        def step(x, thing=thing):
-            return x * read(thing.kept)
+    def step(thing, x):
+        return x * read(thing.kept)
 
-        run = xs.compile(step) if device == "jax" else step
-        results = [run(x).tolist() for _ in range(3)]
-        change(thing)
-        results += [run(x).tolist() for _ in range(3)]
-        found[device] = results, thing.kept.tolist()
-    assert found["jax"] == found["cpu"]
+    (wanted, theirs), (results, ours) = around(make, step, change, torch.ones(3))
+    assert results == wanted
+    assert ours.kept.tolist() == theirs.kept.tolist()
 
 
 @pytest.mark.parametrize(
@@ -85,3 +81,36 @@ def test_a_buffer_or_a_seed(make, read, change):
 
 def _put(kept, number: int) -> None:
     kept[0] = number
+
+
+@pytest.mark.parametrize(
+    ("kept", "read"),
+    [
+        (lambda: torch.eye(3).to_sparse(), lambda kept: float(kept.shape[0])),
+        (lambda: torch.eye(3).to_sparse(), lambda kept: kept.to_dense().sum().item()),
+        (lambda: torch.eye(3).to_sparse_csr(), lambda kept: float(kept.shape[0])),
+        (lambda: torch.eye(3), lambda kept: kept.to_sparse().to_dense().sum().item()),
+        (
+            lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3), torch.ones(1)]),
+            lambda kept: float(kept.size(0)),
+        ),
+        (lambda: torch.ones(3, device="meta"), lambda kept: float(kept.shape[0])),
+        (torch.nn.parameter.UninitializedParameter, lambda kept: 3.0 if kept is not None else 1.0),
+    ],
+    ids=["sparse", "dense of sparse", "csr", "sparse of dense", "nested", "meta", "uninitialized"],
+)
+@pytest.mark.filterwarnings("ignore:.*prototype", "ignore:Sparse CSR")
+def test_a_tensor_of_another_layout_is_no_trouble(kept, read):
+    found = kept()
+    run = xs.compile(lambda x: x * read(found))
+    assert [run(torch.ones(2, device="jax")).tolist() for _ in range(3)] == [[3.0, 3.0]] * 3
+
+
+def test_the_values_of_a_sparse_tensor_are_not_written_back():
+    sparse = torch.eye(3).to_sparse().coalesce()
+    run = xs.compile(lambda x: x * sparse.values()[0].item())
+    x = torch.ones(2, device="jax")
+    assert [run(x).tolist() for _ in range(2)] == [[1.0, 1.0]] * 2
+    sparse.values().fill_(7)
+    assert run(x).tolist() == [7.0, 7.0]
+    assert sparse.values().tolist() == [7.0] * 3

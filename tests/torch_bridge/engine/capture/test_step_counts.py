@@ -134,3 +134,14 @@ def test_what_operations_may_write():
     assert repeat.may_write(count) and not repeat.may_write(one)
     more = [*ops, (aten.mul_.Tensor, (made, one), {})]
     assert Repeated(more, [None] * 3).may_write(made)
+
+
+def test_a_count_that_is_added_to_others_is_added_as_torch_does_it():
+    def made() -> list[torch.Tensor]:
+        return [torch.tensor(2.0), torch.tensor(3.0), torch.tensor(5.0)]
+
+    ours, theirs = made(), made()
+    ops = [(aten._foreach_add_.Tensor, (ours, ours[0]), {}), (READ, (ours[2],), {})]
+    Repeated(ops, [None] * 2).run()
+    aten._foreach_add_.Tensor(theirs, theirs[0])
+    assert ours == theirs
