@@ -72,7 +72,8 @@ _OWN = ("isoshard.cli.",)
 
 _counts: collections.defaultdict[str, int] = collections.defaultdict(int)
 _compilations: collections.deque[Compilation] = collections.deque(maxlen=10_000)
-_transfers: dict[tuple[str, str], Transfer] = {}
+_transfers: dict[tuple[str, str], list[int]] = {}
+"""Of each direction and line, how many buffers, and their bytes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +145,9 @@ def record_transfer(direction: str, size: int, where: str, seconds: float | None
     """
     count(f"transfers.{direction}")
     count(f"transfers.{direction}_bytes", size)
-    old = _transfers.get((direction, where), Transfer(direction, where, 0, 0))
-    _transfers[direction, where] = Transfer(direction, where, old.buffers + 1, old.size + size)
+    noted = _transfers.setdefault((direction, where), [0, 0])
+    noted[0] += 1
+    noted[1] += size
     samples.observe(f"{direction}_bytes", size)
     if seconds is not None:
         samples.observe(f"{direction}_seconds", seconds)
@@ -181,7 +183,8 @@ def compilations() -> list[Compilation]:
 
 def transfers() -> list[Transfer]:
     """List what was moved since the last reset, one entry per line and direction, largest first."""
-    return sorted(_transfers.values(), key=lambda transfer: -transfer.size)
+    found = [Transfer(*key, *noted) for key, noted in _transfers.copy().items()]
+    return sorted(found, key=lambda transfer: -transfer.size)
 
 
 def reset_counters() -> None:

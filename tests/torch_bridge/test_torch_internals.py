@@ -64,6 +64,9 @@ def dictionary_versions():
     space = vars(thing)
     table = {"a": 0}
     known = {version(space), version(table)}
+    together = dict_versions.DictVersions([space, table])
+    assert dict_versions._PLACE is not None
+    assert together.read().tolist() == [version(space), version(table)]
 
     def store(number):
         for _ in range(100):  # specialized by then
@@ -87,7 +90,7 @@ def dictionary_versions():
         change()
         assert version(space) not in {before, *known}
         _ = (thing.__dict__, list(space.items()), space.get("a"), getattr(thing, "a", None))
-        assert version(space) == version(vars(thing))
+        assert together.read().tolist() == [version(vars(thing)), version(table)]
         known.add(version(space))
     assert version(table) in known
 

@@ -43,24 +43,19 @@ class Uninterrupted:
             return
         for number in _SIGNALS:
             handler = _C.getsignal(number)
-            if callable(handler) and not isinstance(handler, _Waiting):
+            if callable(handler) and not isinstance(handler, Uninterrupted):
                 self._handlers.append((number, handler))
-                _C.signal(number, _Waiting(self._came))
+                _C.signal(number, self)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Note that a signal came."""
+        self._came.append((number, frame))
 
     def __exit__(self, *exc: object) -> None:
         """Let them come."""
         for number, handler in self._handlers:
             _C.signal(number, handler)
-        handlers = dict(self._handlers)
-        for number, frame in self._came:
-            handlers[number](number, frame)
-
-
-class _Waiting:
-    """A handler that notes that a signal came."""
-
-    def __init__(self, came: list[tuple[int, FrameType | None]]):
-        self._came = came
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        self._came.append((number, frame))
+        if self._came:
+            handlers = dict(self._handlers)
+            for number, frame in self._came:
+                handlers[number](number, frame)

@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from isoshard.torch_bridge._torch_internals.dict_versions import dict_version
+import numpy as np
+
+from isoshard.torch_bridge._torch_internals.dict_versions import DictVersions, dict_version
 
 from .holders import (
     MISSING,
@@ -78,8 +80,6 @@ class Arranged:
         self._looks = 0
         self.often: set[int] = set()
         """Numbers of holders to be arranged by value instead."""
-        self._spaces: list[dict[Any, Any]] = []
-        self._versions: list[int] = []
         self._counted: list[tuple[int, Holder, list[Any]]] = []
         self._changed: dict[int, tuple[int, int]] = {}
         self._empty: list[Any] = []  # asked all at once whether one has something by now
@@ -94,17 +94,21 @@ class Arranged:
         self._bearers: list[Any] = []
         self._absent: list[tuple[Any, tuple[str, ...]]] = []
         self._expected: dict[str, list[Any]] = collections.defaultdict(list)
+        spaces: list[dict[Any, Any]] = []
+        looked: list[int] = []
         for number, holder in enumerate(holders):
             before, known = values[number], versions[number]
             found = None if known is None else space(holder)
             if found is not None and known is not None:
-                self._spaces.append(found)
-                self._versions.append(known)
+                spaces.append(found)
+                looked.append(known)
                 self._counted.append((number, holder, before))
             elif skips(holder, before):
                 self._others.append((holder, before))
             else:
                 self._sort(holder, before)
+        self._present_versions = DictVersions(spaces)
+        self._versions = np.array(looked, np.uint64)
         self._lengths = list(map(len, self._sized))
         groups = ("whole", "values", "named", "cells", "kinds", "namespaces")
         self._wanted = list(chain.from_iterable(self._expected[group] for group in groups))
@@ -169,20 +173,19 @@ class Arranged:
 
     def _spaces_hold(self) -> bool:
         """Whether no dictionary changed, or nothing that was read of those that did."""
-        now = list(map(_VERSION, self._spaces))
-        if now == self._versions:
+        now = self._present_versions.read()
+        if now.tobytes() == self._versions.tobytes():
             return True
-        for place, (found, known) in enumerate(zip(now, self._versions, strict=True)):
-            if found != known:
-                number, holder, before = self._counted[place]
-                if not self._holds(holder, before):
-                    return False
-                self._versions[place] = found
-                look, times = self._changed.get(place, (0, 0))
-                times = times + 1 if look == self._looks - 1 else 1
-                self._changed[place] = self._looks, times
-                if times == OFTEN:
-                    self.often.add(number)
+        for place in np.flatnonzero(now != self._versions).tolist():
+            number, holder, before = self._counted[place]
+            if not self._holds(holder, before):
+                return False
+            self._versions[place] = now[place]
+            look, times = self._changed.get(place, (0, 0))
+            times = times + 1 if look == self._looks - 1 else 1
+            self._changed[place] = self._looks, times
+            if times == OFTEN:
+                self.often.add(number)
         return True
 
     def _present(self) -> Iterator[Any]:
@@ -202,7 +205,6 @@ def _is_empty(thing: Any, values: Any) -> bool:
 
 
 _CONTAINERS = {dict, set, list, collections.OrderedDict, collections.defaultdict, collections.deque}
-_VERSION: Any = dict_version
 _CALL: Any = operator.call
 _CONTENTS = operator.attrgetter("cell_contents")
 _NAMESPACE = operator.attrgetter("__dict__")

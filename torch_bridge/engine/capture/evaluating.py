@@ -81,7 +81,8 @@ class Rows:
         like = [firsts.setdefault((type(one), repr(one)), n) for n, one in enumerate(read)]
         self._others = [n for n, first in enumerate(like) if first != n]
         self._firsts = [like[n] for n in self._others]
-        self._one_value = len(set(self._firsts)) == 1
+        one_value = len(self._others) > 1 and len(set(self._firsts)) == 1
+        self._select = operator.itemgetter(*self._others) if one_value else None
         self._folded = _Order(rows, like)
         self._every = _Order(rows, range(len(like))) if self._others else self._folded
         self._last = read, self._folded.values(read)
@@ -97,11 +98,11 @@ class Rows:
 
     def _are_alike(self, read: list[Any]) -> bool:
         """Whether the symbols that were equal are still so, to the last bit."""
-        others = list(map(read.__getitem__, self._others))
-        if self._one_value:  # as the step counts of an optimizer: one look in C
-            one = read[self._firsts[0]]
+        if self._select is not None:  # as the step counts of an optimizer: one look in C
+            one, others = read[self._firsts[0]], self._select(read)
             same = others.count(one) == len(others) and bool(one)  # 0.0 is equal to -0.0
             return same and set(map(type, others)) == {type(one)}
+        others = list(map(read.__getitem__, self._others))
         firsts = list(map(read.__getitem__, self._firsts))
         same = others == firsts and all(others)
         return same and list(map(type, others)) == list(map(type, firsts))

@@ -7,6 +7,7 @@ once, in C. Only inputs for which that leaves a doubt are looked at one by one.
 
 from __future__ import annotations
 
+import functools
 import operator
 import weakref
 from collections.abc import Container, Sequence
@@ -19,7 +20,7 @@ from isoshard.core import metrics
 from isoshard.core.uneven import UnevenArray
 
 from .. import base, layouts, placement, program
-from ..blocks import padded
+from ..blocks import has_blocks, padded
 from ..log import visible
 from ..recorder import materialize
 from ..value import Storage, Value
@@ -46,6 +47,7 @@ class Gathering:
     ):
         """Tell constants, CPU tensors, and memory apart; and of memory what stays with the step."""
         self._plan = plan
+        self._in_blocks = has_blocks(plan.placed)
         self._outside = [  # in order, to be inserted between the others
             (position, source)
             for position, source in enumerate(sources)
@@ -76,21 +78,23 @@ class Gathering:
         order = sorted(range(len(there)), key=there.__getitem__)
         self._order = None if order == [*range(len(there))] else operator.itemgetter(*order)
 
-    def arrays(self, scene: Scene) -> list[jax.Array]:
+    def arrays(self, scene: Scene) -> Sequence[jax.Array]:
         """The arrays to call the program with.
 
         Args:
             scene: the tensors of the call.
         """
-        arrays = self.residents.arrays(self._own)
+        arrays: Any = self.residents.arrays(self._own)
         if self._storages:
             arrays += self._others(scene)
         if self._order is not None:
-            arrays = list(self._order(arrays))
+            arrays = self._order(arrays)
+        if self._outside:
+            arrays = list(arrays)
         for position, source in self._outside:
             array = self._from_host(position, source) if isinstance(source, Operand) else source
             arrays.insert(position, array)
-        return padded(arrays) if UnevenArray in set(map(type, arrays)) else arrays
+        return padded(arrays) if self._in_blocks else arrays
 
     def _own(self, storage: Storage, layout: int) -> Any:
         return self._one(layout, storage, donated=id(storage) in self._gives)
@@ -115,7 +119,7 @@ class Gathering:
         values = list(map(present, storages))
         arrays = list(map(_ARRAY, values))
         doubts: set[int] = set()
-        if any(not issubclass(kind, jax.Array | UnevenArray) for kind in set(map(type, arrays))):
+        if not all(map(_is_placed, set(map(type, arrays)))):
             ready = [isinstance(one, jax.Array | UnevenArray) for one in arrays]
             doubts |= {n for n, is_ready in enumerate(ready) if not is_ready}
         found = list(map(_LAYOUT, values))
@@ -192,6 +196,12 @@ def _seen_elsewhere(
             storages[number].value = held
             found.add(number)
     return found
+
+
+@functools.cache
+def _is_placed(kind: type) -> bool:
+    """Whether such arrays are on devices."""
+    return issubclass(kind, jax.Array | UnevenArray)
 
 
 _ARRAY = operator.attrgetter("array")

@@ -18,6 +18,7 @@ from isoshard.core import metrics
 from isoshard.torch_bridge._torch_internals import TorchDispatchMode, pytree, schema_of
 
 from .evaluating import Listed
+from .guards import equal
 from .repeated import Ref, Repeated
 from .symbolic import CaptureError, Table
 
@@ -46,6 +47,7 @@ class HostOps(TorchDispatchMode):
         self.results: list[Any] = []
         self._made: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self._numbers: dict[int, Ref] = {}
+        self._read: dict[int, torch.SymFloat] = {}  # since the last operation that is no read
         self._fresh: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._constants: dict[int, torch.Tensor] = {}
         self.operands: dict[int, tuple[Any, Callable[[], torch.Tensor]]] = {}
@@ -126,6 +128,11 @@ class HostOps(TorchDispatchMode):
             self._note_made(result)
             self._constants[id(result)] = result
             return result
+        reads = func is torch.ops.aten._local_scalar_dense.default and isinstance(result, float)
+        if reads and id(args[0]) in self._read:
+            symbol = self._read[id(args[0])]
+            if equal(symbol.node.value, result):
+                return symbol
         given = {id(leaf) for leaf in pytree.tree_leaves((args, kwargs))}
         for key in given:
             self._constants.pop(key, None)  # the operation may write to it
@@ -138,8 +145,12 @@ class HostOps(TorchDispatchMode):
             if isinstance(one, torch.Tensor) and id(one) not in given:
                 self._numbers[id(one)] = Ref(number, place if several else None)
                 self._note_made(one, views=views)
-        if func is torch.ops.aten._local_scalar_dense.default and isinstance(result, float):
-            return self.table.symbol(Listed(self.results, number), result)
+        if reads:
+            symbol = self._read[id(args[0])] = self.table.symbol(
+                Listed(self.results, number), result
+            )
+            return symbol
+        self._read.clear()  # the operation may have written to it
         if not isinstance(result, torch.Tensor) and _has_values(result):
             self.reasons.append(
                 f"{metrics.user_location()} reads {result!r} from a tensor on the CPU ({func})"

@@ -1,8 +1,7 @@
 """Operations on CPU tensors, run again before each replay.
 
 An optimizer adds one to the step count of each parameter and reads them, one after the other. These
-go by memory (`step_counts.py`). Among reads that follow each other, a tensor that is read twice is
-read once.
+go by memory (`step_counts.py`).
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class Repeated:
 
     def _arrange(self) -> None:
         """Find the step counts, and the reads that follow each other."""
-        taken = itertools.chain.from_iterable(_read(op) or _added(op)[0] for op in self._ops)
+        taken = itertools.chain.from_iterable(_read(op) or _taken(op) for op in self._ops)
         counts = {id(one): one for one in taken if is_count(one)}
         self._counts = StepCounts(list(counts.values()))
         self._places = {key: place for place, key in enumerate(counts)}
@@ -96,25 +95,21 @@ class Repeated:
             self._runs += [self._reads([*numbers])] if are_reads else map(self._other, numbers)
 
     def _reads(self, numbers: Sequence[int]) -> _Run:
-        """Several reads: what is read twice is read once."""
+        """Several reads."""
         marks = [_read(self._ops[number])[0] for number in numbers]
-        keys: list[Any] = [mark if isinstance(mark, Ref) else id(mark) for mark in marks]
-        found = dict(zip(keys, marks, strict=True))
-        order = {key: place for place, key in enumerate(found)}
-        several = len(order) < len(keys)
-        spread = [order[key] for key in keys]
         where = slice(numbers[0], numbers[-1] + 1)
 
-        def store(values: list[Any]) -> None:
-            self._results[where] = [values[place] for place in spread] if several else values
-
         def through_torch() -> None:
-            store([self._real(mark).item() for mark in found.values()])
+            self._results[where] = [self._real(mark).item() for mark in marks]
 
-        if any(key not in self._places for key in found):
+        if any(id(mark) not in self._places for mark in marks):
             return _Run(through_torch)
-        places = [self._places[key] for key in found]
-        return _Run(through_torch, lambda: store(self._counts.read(places)))
+        read = self._counts.reading([self._places[id(mark)] for mark in marks])
+
+        def in_memory() -> None:
+            self._results[where] = read()
+
+        return _Run(through_torch, in_memory)
 
     def _other(self, number: int) -> _Run:
         """An addition to step counts, or any operation."""
@@ -124,12 +119,16 @@ class Repeated:
             id(one) in self._places and one is not added and is_increment(added, one)
             for one in tensors
         )
-        if not tensors or not counted or len({one.dtype for one in tensors}) > 1:
+        twice = len({id(one) for one in tensors}) < len(tensors)
+        if not tensors or twice or not counted or len({one.dtype for one in tensors}) > 1:
             return _Run(through_torch)
         if self._ops[number][0] is torch.ops.aten.add_.Tensor:
             self._results[number] = tensors[0]
         places = [self._places[id(one)] for one in tensors]
-        return _Run(through_torch, lambda: self._counts.add(places, added))
+        if isinstance(added, torch.Tensor):
+            other = self._places[id(added)]
+            return _Run(through_torch, self._counts.adding_one(places, other))
+        return _Run(through_torch, self._counts.adding(places, added))
 
     def _run_one(self, number: int) -> None:
         func, args, kwargs = self._ops[number]
@@ -160,6 +159,12 @@ def _added(op: tuple[Any, Any, Any]) -> tuple[Sequence[Any], Any]:
         return args[:1], args[1]
     together = torch.ops.aten._foreach_add_
     return args if func in (together.Scalar, together.Tensor) else ((), None)
+
+
+def _taken(op: tuple[Any, Any, Any]) -> list[Any]:
+    """What an addition to step counts takes."""
+    tensors, number = _added(op)
+    return [*tensors, number]
 
 
 def _written(op: tuple[Any, Any, Any]) -> list[Any]:

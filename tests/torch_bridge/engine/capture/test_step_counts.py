@@ -14,7 +14,6 @@ READ = aten._local_scalar_dense.default
 NUMBERS = {
     torch.float32: [1, 0.1, -3.7, 2**24, 16777217, 1e-40, 3e38, torch.tensor(0.1)],
     torch.float64: [1, 0.1, -3.7, 2**53 + 1, 1e300, torch.tensor(0.1).double()],
-    torch.int64: [1, -5, 2**40, torch.tensor(3)],
 }
 
 
@@ -24,11 +23,17 @@ NUMBERS = {
 @pytest.mark.parametrize("start", [0, 3, 16777216, -7])
 def test_an_addition_gives_torchs_bits(dtype, number, start):
     ours, theirs = (torch.tensor(start, dtype=dtype) for _ in range(2))
-    counts = StepCounts([ours])
+    if isinstance(number, torch.Tensor):
+        counts = StepCounts([ours, number])
+        add = counts.adding_one([0], 1)
+    else:
+        counts = StepCounts([ours])
+        add = counts.adding([0], number)
+    read = counts.reading([0])
     for _ in range(3):
-        counts.add([0], number)
+        add()
         theirs.add_(number)
-        assert counts.read([0]) == [theirs.item()]
+        assert read() == [theirs.item()]
         assert torch.equal(ours, theirs)
     assert ours._version == theirs._version
 
@@ -39,11 +44,13 @@ def test_an_addition_gives_torchs_bits(dtype, number, start):
         torch.ones(1),
         torch.tensor(1.0, dtype=torch.bfloat16),
         torch.tensor(1, dtype=torch.int32),
+        torch.tensor(1),
         torch.tensor(1.0, requires_grad=True),
         torch.nn.Parameter(torch.tensor(1.0), requires_grad=False),
         torch.tensor(1.0, device="meta"),
         torch.tensor(1.0, device="jax"),
         torch.imag(torch.tensor(1j).conj()),
+        torch.sparse_coo_tensor(size=(), check_invariants=False),
         1.0,
     ],
 )
@@ -145,3 +152,33 @@ def test_a_count_that_is_added_to_others_is_added_as_torch_does_it():
     Repeated(ops, [None] * 2).run()
     aten._foreach_add_.Tensor(theirs, theirs[0])
     assert ours == theirs
+
+
+def test_a_count_that_is_given_twice_is_added_to_twice():
+    count = torch.tensor(2.0)
+    Repeated([(aten._foreach_add_.Scalar, ([count, count], 1), {})], [None]).run()
+    assert count.item() == 4.0
+
+
+def test_counts_of_several_dtypes_are_read_together():
+    ours = [torch.tensor(0.1), torch.tensor(0.1, dtype=torch.float64), torch.tensor(3.0)]
+    assert StepCounts(ours).reading([0, 1, 2])() == [one.item() for one in ours]
+
+
+def test_sums_beyond_the_dtype_are_infinite_as_in_torch():
+    ours, theirs = torch.tensor(3e38), torch.tensor(3e38)
+    StepCounts([ours]).adding([0], 3e38)()
+    assert torch.equal(ours, theirs.add_(3e38))
+
+
+def test_a_tensor_without_memory_goes_through_torch():
+    tensor = torch.tensor(1.0)
+    tensor.untyped_storage().resize_(0)
+    assert not is_count(tensor)
+
+
+def test_a_default_device_takes_no_number_there():
+    count = torch.tensor(1.0)
+    with torch.device("meta"):
+        StepCounts([count]).adding([0], 2)()
+    assert count.item() == 3.0
