@@ -62,7 +62,7 @@ def padded(arrays: Sequence[Any]) -> list[Any]:
     return list(map(padded_of, arrays))
 
 
-def wrapped(results: Sequence[jax.Array], blocks: Blocks) -> list[Any]:
+def wrapped(results: Sequence[jax.Array], blocks: Blocks) -> Sequence[Any]:
     """What a compiled program gave, with what is known of padding.
 
     Args:
@@ -70,7 +70,7 @@ def wrapped(results: Sequence[jax.Array], blocks: Blocks) -> list[Any]:
         blocks: as of `Program`.
     """
     if not any(blocks):
-        return list(results)
+        return results
     return [
         array if one is None else one.wrap(array)
         for array, one in zip(results, blocks, strict=True)

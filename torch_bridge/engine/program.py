@@ -46,6 +46,8 @@ class Program:
         donated_bytes: per execution, over all devices.
         blocks: the layout of each output that comes in blocks with padding; empty if none does.
         recipes: what it was made of; held, so that the same code leads to this program again.
+        whole: the layout of lifted floats and random words, if an input says which.
+        several: whether it runs on several devices.
     """
 
     compiled: Any
@@ -53,11 +55,13 @@ class Program:
     donated_bytes: int = 0
     blocks: Blocks = ()
     recipes: frozenset[Recipe] = frozenset()
+    whole: jax.sharding.Sharding | None = None
+    several: bool = False
     _sent: dict[str, tuple[np.ndarray, jax.Array | np.ndarray]] = dataclasses.field(
         default_factory=dict
     )
 
-    def send(self, name: str, numbers: np.ndarray, plan: Plan) -> jax.Array | np.ndarray:
+    def send(self, name: str, numbers: np.ndarray) -> jax.Array | np.ndarray:
         """Bring lifted floats or random words to the devices, unless they are there already.
 
         Numbers that changed since the last run may change again: for a single device, they are
@@ -66,7 +70,6 @@ class Program:
         Args:
             name: which of the two.
             numbers: their present values; nobody writes to them any more.
-            plan: says which devices.
         """
         sent = self._sent.get(name)
         same = sent is not None and (
@@ -75,9 +78,8 @@ class Program:
         if sent is not None and same and isinstance(sent[1], jax.Array):
             return sent[1]
         started = time.perf_counter()
-        whole = plan.whole()
-        moves = sent is not None and not same and whole is None
-        array = numbers if moves else jax.device_put(numbers, whole)
+        moves = sent is not None and not same and self.whole is None
+        array = numbers if moves else jax.device_put(numbers, self.whole)
         if numbers.size:
             seconds = None if moves else time.perf_counter() - started
             where = f"(changing {name})"
@@ -204,7 +206,15 @@ def build(plan: Plan, arrays: Sequence[jax.Array]) -> Program:
     metrics.record_peak(peak_bytes(analysis))
     devices = max((len(array.sharding.device_set) for array in arrays), default=1)
     donated = getattr(analysis, "alias_size_in_bytes", 0) * devices
-    return Program(compiled, donated_bytes=donated, blocks=plan.blocks, recipes=plan.recipes)
+    taken = jax.tree.leaves(compiled.input_shardings)  # a mark may name a mesh that no input has
+    return Program(
+        compiled,
+        donated_bytes=donated,
+        blocks=plan.blocks,
+        recipes=plan.recipes,
+        whole=plan.whole(),
+        several=any(len(one.device_set) > 1 for one in taken),
+    )
 
 
 def lowered(plan: Plan, arrays: Sequence[Any], *, keep_unused: bool) -> jax.stages.Lowered:
@@ -290,15 +300,16 @@ def run(
     arrays: Sequence[jax.Array],
     scalars: Sequence[float] | np.ndarray,
     words: list[random.Word],
-) -> list[jax.Array]:
+) -> Sequence[jax.Array]:
     """Execute a program."""
     recorder().check_process()
     if not isinstance(scalars, np.ndarray):
         scalars = np.asarray(scalars, random.scalar_dtype())
-    floats = program.send("floats", scalars, plan)
+    floats = program.send("floats", scalars)
     known = program.sent("words") if not words else None
-    seeds = program.send("words", random.as_input(words), plan) if known is None else known
-    with virtual.turn as note:
+    seeds = program.send("words", random.as_input(words)) if known is None else known
+    # What runs on one device waits for no other device.
+    with virtual.turn if program.several else _ALONE as note:
         started = time.perf_counter()
         found = program.compiled(*arrays, floats, seeds)
         note(found)
@@ -312,5 +323,7 @@ def run(
         program.layouts = [placed_layout(array) for array in results]
     return results
 
+
+_ALONE = contextlib.nullcontext(lambda results: None)
 
 wire_execute(execute)

@@ -228,4 +228,7 @@ def keys(words: jax.Array):
 
 def scalar_dtype() -> np.dtype:
     """The dtype of lifted floats: the widest that JAX keeps."""
-    return np.dtype(jax.dtypes.canonicalize_dtype(np.float64))
+    return _WIDE if jax.config.jax_enable_x64 else _NARROW  # pyright: ignore[reportAttributeAccessIssue]
+
+
+_WIDE, _NARROW = np.dtype(np.float64), np.dtype(np.float32)
