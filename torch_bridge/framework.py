@@ -15,8 +15,8 @@ from jax.sharding import Mesh, NamedSharding
 from isoshard.core import metrics
 from isoshard.core.checkpoints.manifest import Sum
 from isoshard.core.checkpoints.source import Entry, Part, Source, Wanted
-from isoshard.core.domain import BlockLayout, lay_out_in_blocks
-from isoshard.core.errors import CopyError, ShardingError, no_sharing
+from isoshard.core.domain import BlockLayout
+from isoshard.core.errors import CopyError, ShardingError
 from isoshard.core.exchange import check_shareable, host_to_jax, lay_out
 from isoshard.core.frameworks import Framework, register
 from isoshard.core.local import from_local
@@ -28,7 +28,7 @@ from isoshard.core.uneven import UnevenArray
 from isoshard.torch_bridge._torch_internals.module_fields import forward_hooks, forward_pre_hooks
 from isoshard.torch_bridge.engine import base, layouts, placement
 from isoshard.torch_bridge.engine.constrain import constrain
-from isoshard.torch_bridge.engine.value import Aval, Value, placed_layout
+from isoshard.torch_bridge.engine.value import Aval, Value
 
 from . import modules
 from .dtensor import exchange as dtensors
@@ -36,7 +36,7 @@ from .dtensor import modules as dtensor_modules
 from .dtensor import resharding, spelling, starting
 from .dtypes import logical_dtype, physical_dtype
 from .exchange import shard_to_torch, to_numpy
-from .layout.marks import keep_gradient_layout
+from .layout.array_behind import annotated, array_behind, in_layout
 from .tensor import XLAShardedTensor
 
 _CUT = (
@@ -104,13 +104,13 @@ class Torch(Framework):
                 value = constrain(value, layouts.intern(layout))
             else:
                 old, array = value, placement.held(value)
-                value = Value.of(_laid_out(array, layout, copy, name), shared=True)
+                value = Value.of(in_layout(array, layout, copy, name), shared=True)
                 old.shared |= placement.may_alias(array, value.array)
         elif isinstance(layout, BlockLayout):
-            value = Value.of(_laid_out(self.to_jax(x.detach()), layout, copy, name))
+            value = Value.of(in_layout(self.to_jax(x.detach()), layout, copy, name))
         else:
             value = Value.of(self.to_jax(x.detach(), layout, copy=copy, name=name))
-        return _annotated(x, value, layout, tuple(x.shape))
+        return annotated(x, value, layout, tuple(x.shape))
 
     def from_local(
         self,
@@ -136,7 +136,7 @@ class Torch(Framework):
             part = to_numpy(x.detach())
         array = from_local(part, mesh, spec, shape=shape, copy=copy, name=name or "tensor")
         value = Value.of(array, shared=not copy)
-        return _annotated(x, value, array.sharding, array.shape)
+        return annotated(x, value, array.sharding, array.shape)
 
     def reshard(self, x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
         """A new tensor with another layout; for a module, its tensors are replaced."""
@@ -244,7 +244,7 @@ class Torch(Framework):
                 "graph; pass x.detach(), or differentiate through isoshard.jax_function"
             )
         if isinstance(x, XLAShardedTensor):
-            return _array(x, sharding, copy, name)
+            return array_behind(x, sharding, copy, name)
         if x.device.type == "cpu":
             return host_to_jax(to_numpy(x.detach()), sharding, copy=copy, name=name)
         array = jnp.from_dlpack(x.detach().contiguous() if copy is not False else x.detach())
@@ -307,7 +307,7 @@ class Torch(Framework):
         """See `checkpoints.filling.Filler.fill`."""
         from .checkpoints.filling import Filler
 
-        return Filler(_annotated, self._place).fill(x, values)
+        return Filler(annotated, self._place).fill(x, values)
 
     def open_checkpoint(self, path: str) -> Source | None:
         """A folder of `torch.distributed.checkpoint`."""
@@ -345,43 +345,6 @@ class Torch(Framework):
     def end_processes(self) -> None:
         """End the default process group."""
         starting.leave()
-
-
-def _annotated(x: torch.Tensor, value: Value, layout: Any, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor of `value` in the place of `x`; being a parameter and `requires_grad` are kept."""
-    tensor: Any = base.fresh(Aval.contiguous(shape, x.dtype), value)
-    tensor._storage.annotation = layout.sharding if isinstance(layout, BlockLayout) else layout
-    tensor.requires_grad_(x.requires_grad)
-    if isinstance(x, torch.nn.Parameter):
-        tensor = torch.nn.Parameter(tensor, x.requires_grad)
-    keep_gradient_layout(tensor)
-    return tensor
-
-
-def _array(x: XLAShardedTensor, sharding: Any, copy: bool | None, name: str) -> Any:
-    value = base.read(x)
-    array = placement.held(value)
-    if isinstance(array, Tracer):
-        return lay_out(array, sharding)
-    if copy or (sharding is not None and placed_layout(array) != layouts.intern(sharding)):
-        found = _laid_out(array, sharding, copy, name)
-        value.shared |= placement.may_alias(array, found)
-        return found
-    value.shared = True
-    return array
-
-
-def _laid_out(array: Any, layout: Any, copy: bool | None, name: str) -> Any:
-    """A JAX array, or one in blocks, in another layout."""
-    if not isinstance(array, UnevenArray) and not isinstance(layout, BlockLayout):
-        return lay_out(array, layout, copy=copy, name=name)
-    if copy:
-        array = jax.tree.map(jnp.copy, array)
-    if layout is None or placed_layout(array) == layouts.intern(layout):
-        return array
-    if copy is False:
-        raise no_sharing(name, "blocks of other sizes are padded, which takes new memory")
-    return lay_out_in_blocks(array, layout)
 
 
 def _sharding(x: torch.Tensor, mesh: Mesh, spec: Any, name: str | None) -> NamedSharding:

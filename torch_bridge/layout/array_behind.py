@@ -1,0 +1,68 @@
+"""The array behind one tensor on the `jax` device: taken out, in another layout, or put there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax.core import Tracer
+
+from isoshard.core.domain import BlockLayout, lay_out_in_blocks
+from isoshard.core.errors import no_sharing
+from isoshard.core.exchange import lay_out
+from isoshard.core.uneven import UnevenArray
+from isoshard.torch_bridge.engine import base, layouts, placement
+from isoshard.torch_bridge.engine.value import Aval, Value, placed_layout
+
+from .marks import keep_gradient_layout
+
+
+def annotated(x: torch.Tensor, value: Value, layout: Any, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of `value` in the place of `x`; being a parameter and `requires_grad` are kept."""
+    tensor: Any = base.fresh(Aval.contiguous(shape, x.dtype), value)
+    tensor._storage.annotation = layout.sharding if isinstance(layout, BlockLayout) else layout
+    tensor.requires_grad_(x.requires_grad)
+    if isinstance(x, torch.nn.Parameter):
+        tensor = torch.nn.Parameter(tensor, x.requires_grad)
+    keep_gradient_layout(tensor)
+    return tensor
+
+
+def array_behind(x: base.LazyTensor, sharding: Any, copy: bool | None, name: str) -> Any:
+    """The very array of a tensor, or where a copy or another layout is asked for, that.
+
+    Args:
+        x: a tensor on the `jax` device; it is computed if need be.
+        sharding: the layout wanted, or None.
+        copy: as of `iso.to_jax`.
+        name: of the tensor, for messages.
+    """
+    value = base.read(x)
+    array = placement.held(value)
+    if isinstance(array, Tracer):
+        return lay_out(array, sharding)
+    if copy or (sharding is not None and placed_layout(array) != layouts.intern(sharding)):
+        found = in_layout(array, sharding, copy, name)
+        value.shared |= placement.may_alias(array, found)
+        return found
+    value.shared = True
+    return array
+
+
+def in_layout(array: Any, layout: Any, copy: bool | None, name: str) -> Any:
+    """A JAX array, or one in blocks, in another layout.
+
+    Raises:
+        CopyError: `copy` is False, and the layout takes new memory.
+    """
+    if not isinstance(array, UnevenArray) and not isinstance(layout, BlockLayout):
+        return lay_out(array, layout, copy=copy, name=name)
+    if copy:
+        array = jax.tree.map(jnp.copy, array)
+    if layout is None or placed_layout(array) == layouts.intern(layout):
+        return array
+    if copy is False:
+        raise no_sharing(name, "blocks of other sizes are padded, which takes new memory")
+    return lay_out_in_blocks(array, layout)
