@@ -12,12 +12,16 @@ The sign of a NaN is undefined, and torch's own vector and scalar kernels disagr
 a zero that an activation, a minimum or a maximum gives. Both are set at random, so that nothing is
 said of what depends on them (`copysign`, `view(torch.int32)`, a division by that zero). Subnormal
 numbers are replaced by 0 at random: XLA computes with 0 instead.
+
+A line that reads two float dtypes is disturbed as much as the coarser one rounds: torch composes
+`ldexp(x, y)` of `2 ** y`, which it rounds to y's dtype, and of a product, in whose program XLA may
+leave that rounding out.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -64,6 +68,7 @@ def _run(program: Program, number: int) -> Run:
     scope = vocabulary.names("cpu")
     given = set(scope)
     for line in program.lines:
+        coarse = _coarsest(line.text, scope)
         fault = fault or attempt(line, scope)
         called = re.match(r"\w+ = (\w+)\(", line.text)
         module = called is not None and isinstance(scope.get(called[1]), nn.Module)
@@ -74,9 +79,8 @@ def _run(program: Program, number: int) -> Run:
         for name, value in scope.items():
             if name not in given and name[0] != "_":
                 here = changed is not None and name == changed[1]
-                _disturb(
-                    value, draw, every=every and here, zeros=signless and here, near=near and here
-                )
+                kind = _Kind(every and here, signless and here, near and here, coarse * here)
+                _disturb(value, draw, kind)
     return Run(dict(program.facts(scope, given)), fault)
 
 
@@ -95,21 +99,45 @@ class _Signs:
         return torch.randint(0, 2, shape, generator=self.random) * 2 - 1
 
 
-def _disturb(value: Any, draw: _Signs, *, every: bool, zeros: bool, near: bool) -> None:
+class _Kind(NamedTuple):
+    """How a value is disturbed."""
+
+    every: bool
+    """Numbers that small halves give as well."""
+    zeros: bool
+    """The sign of zeros as well."""
+    near: bool
+    """By an absolute amount as well."""
+    eps: float
+    """At least by so much, relatively."""
+
+
+def _coarsest(line: str, scope: dict[str, Any]) -> float:
+    """How much the coarsest dtype rounds that a line names, or reads from `scope`."""
+    words = set(re.findall(r"\w+", line))
+    named = [eps for dtype, eps in _EPS.items() if str(dtype).removeprefix("torch.") in words]
+    return max([0.0, *named, *(_eps(value) for name, value in scope.items() if name in words)])
+
+
+def _eps(value: Any) -> float:
+    return _EPS.get(value.dtype, 0.0) if isinstance(value, torch.Tensor) else 0.0
+
+
+def _disturb(value: Any, draw: _Signs, kind: _Kind) -> None:
     tensors = [value] if isinstance(value, torch.Tensor) else []
     if isinstance(value, nn.Module):
         tensors = list(value.parameters())
     tensors += [t.grad for t in tensors if is_leaf(t) is True and t.grad is not None]
     for tensor in tensors:
-        eps = _EPS.get(tensor.dtype)
-        if eps is None or not tensor.numel() or 0 in tensor.stride():
+        eps = _eps(tensor) and max(_eps(tensor), kind.eps)
+        if not eps or not tensor.numel() or 0 in tensor.stride():
             continue
         numbers = tensor.data
         signs = draw(numbers.shape)
         moved = numbers * (1 + eps * signs)
-        if near:
+        if kind.near:
             moved = moved + eps * signs
-        if not every:
+        if not kind.every:
             parts = (
                 torch.view_as_real(numbers.resolve_conj())
                 if numbers.is_complex()
@@ -119,7 +147,7 @@ def _disturb(value: Any, draw: _Signs, *, every: bool, zeros: bool, near: bool) 
             told = parts.abs().float() * torch.finfo(numbers.dtype).eps < 1 / 64
             exact = (told & (parts.float() * 64 % 1 == 0)).all(-1)
             moved = torch.where(exact, numbers, moved)
-        numbers.copy_(_with_signs(moved.to(numbers.dtype), signs, zeros=zeros))
+        numbers.copy_(_with_signs(moved.to(numbers.dtype), signs, zeros=kind.zeros))
 
 
 def _with_signs(numbers: torch.Tensor, signs: torch.Tensor, *, zeros: bool) -> torch.Tensor:

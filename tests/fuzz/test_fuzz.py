@@ -215,6 +215,18 @@ def test_a_gradient_through_a_coarse_dtype_is_rounded_as_coarsely(dtype, said):
     assert len(compare.differences(program, want, wrong)) == 1
 
 
+@pytest.mark.parametrize(("dtype", "said"), [("bfloat16", 0), ("float32", 1)])
+def test_a_line_that_names_a_coarse_dtype_is_rounded_as_coarsely(dtype, said):
+    program = lines(
+        "b = data(868, (2, 2), torch.float32).to(device)",
+        f"j = torch.ldexp(b, data(371, (), torch.{dtype}, 'fine').to(device))",
+    )
+    want = program.run("cpu").facts
+    other = want | {"j": Fact(want["j"].tensor * (1 + 2.0**-9), want["j"].shown)}
+    assert len(compare.differences(program, want, other)) == said
+    assert verdict(program) is None
+
+
 def test_signs_of_nan_and_of_some_zeros_are_forgiven():
     program = lines(
         "a = torch.tensor([-1.0, float('nan'), 2.0]).to(device)",
