@@ -25,7 +25,7 @@ from ..log import visible
 from ..recorder import materialize
 from ..value import Storage, Value
 from .places import Operand, Scene
-from .resident import Residents, present
+from .resident import Residents, held_value, present
 
 
 class Gathering:
@@ -71,12 +71,32 @@ class Gathering:
         self._storages = [sources[position] for position in others]
         self._placed = [plan.placed[position] for position in others]
         self._found = [n for n, one in enumerate(self._storages) if not isinstance(one, Storage)]
+        self._free = [
+            storage
+            for storage, wanted in zip(self._storages, self._placed, strict=True)
+            if wanted == layouts.UNPLACED and isinstance(storage, Storage)
+        ]
         donated = set(plan.donated)
         self._donated = [n for n, position in enumerate(others) if position in donated]
         self._gives = frozenset(id(sources[n]) for n in inside if n in donated)
         there = [*inside, *others]
         order = sorted(range(len(there)), key=there.__getitem__)
         self._order = None if order == [*range(len(there))] else operator.itemgetter(*order)
+
+    def fits(self) -> bool:
+        """Whether memory is laid out over a mesh only if the program takes it so.
+
+        What lies on a mesh can stay there, so a program for one device is no longer the one that
+        another capture would make; the reverse is brought to the mesh (`_settle`).
+        """
+        there = [*self._free, *self.residents.away(layouts.UNPLACED)]
+        values = list(map(held_value, there))
+        recorded = [n for n, one in enumerate(values) if one.array is None and one.tape is not None]
+        for number in recorded:
+            values[number] = visible(there[number])
+        if recorded:  # only then is its layout known
+            materialize([values[number] for number in recorded])
+        return all(value.layout == layouts.UNPLACED for value in values)
 
     def arrays(self, scene: Scene) -> Sequence[jax.Array]:
         """The arrays to call the program with.

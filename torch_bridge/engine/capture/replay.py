@@ -83,7 +83,7 @@ class Replay:
     def fits(self) -> bool:
         """Whether the step would do the same again, on the same tensors."""
         values, tensors = self.guards
-        return values.holds() and tensors.holds()
+        return values.holds() and tensors.holds() and self._gathering.fits()
 
     def __call__(self, arguments: list[base.LazyTensor]) -> Any:
         """Run the step on the present values."""

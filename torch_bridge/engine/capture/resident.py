@@ -66,7 +66,7 @@ def _turn(storage: Any, kind: type[Storage]) -> None:
 
 def _look(storage: Storage) -> Value:
     with _MOVING:
-        value = _HELD(storage)
+        value = held_value(storage)
         if isinstance(storage, Resident):
             shelf, place = value.shelf, value.place
             value.array, shelf.arrays[place] = shelf.arrays[place], None
@@ -100,7 +100,8 @@ class Resident(Storage):
 
 
 _FIELD: Any = Storage.__dict__["value"]
-_HELD = _FIELD.__get__
+held_value = _FIELD.__get__
+"""The value of memory; if it is `Kept`, without its array."""
 
 
 def present(storage: Storage) -> Value:
@@ -108,7 +109,7 @@ def present(storage: Storage) -> Value:
     with _MOVING:
         if not isinstance(storage, Resident):
             return storage.value
-        kept = _HELD(storage)
+        kept = held_value(storage)
         kept.array = kept.shelf.arrays[kept.place]
         return kept
 
@@ -138,6 +139,10 @@ class Residents:
     def owns(self, storage: Storage) -> bool:
         """Whether it is some of this memory."""
         return id(storage) in self._ids
+
+    def away(self, placed: int) -> list[Storage]:
+        """The memory that is to be asked for again and that the program takes with a layout."""
+        return [self._storages[n] for n in [*self._shelf.away] if self._placed[n] == placed]
 
     def arrays(self, otherwise: Callable[[Storage, int], Any]) -> list[Any]:
         """What the memory holds.
