@@ -20,6 +20,7 @@ from isoshard.core.errors import CopyError, ShardingError
 from isoshard.core.exchange import check_shareable, host_to_jax, lay_out
 from isoshard.core.frameworks import Framework, register
 from isoshard.core.local import from_local
+from isoshard.core.place import sharding_of
 from isoshard.core.plan import Plan
 from isoshard.core.shards import Shard
 from isoshard.core.shards import local_shards as jax_shards
@@ -193,8 +194,6 @@ class Torch(Framework):
                 "isoshard.shard(tensor, mesh, spec)"
             )
         if x.named_sharding is None:
-            from isoshard.core.place import sharding_of
-
             return sharding_of(placement.held(base.read(x)))
         return x.named_sharding
 
@@ -305,19 +304,19 @@ class Torch(Framework):
 
     def filled(self, x: Any, values: dict[str, Any]) -> Any:
         """See `checkpoints.filling.Filler.fill`."""
-        from .checkpoints.filling import Filler
+        from .checkpoints.filling import Filler  # it imports torch's own checkpoints
 
         return Filler(annotated, self._place).fill(x, values)
 
     def open_checkpoint(self, path: str) -> Source | None:
         """A folder of `torch.distributed.checkpoint`."""
-        from .checkpoints import torch_folder
+        from .checkpoints import torch_folder  # it imports torch's own checkpoints
 
         return torch_folder.opened(path)
 
     def write_checkpoint(self, folder: str, name: str, leaves: dict[str, Any]) -> dict[str, Sum]:
         """A folder that `torch.distributed.checkpoint` reads."""
-        from .checkpoints import torch_folder
+        from .checkpoints import torch_folder  # it imports torch's own checkpoints
 
         return torch_folder.write(folder, name, leaves)
 
