@@ -71,11 +71,7 @@ class Gathering:
         self._storages = [sources[position] for position in others]
         self._placed = [plan.placed[position] for position in others]
         self._found = [n for n, one in enumerate(self._storages) if not isinstance(one, Storage)]
-        self._free = [
-            storage
-            for storage, wanted in zip(self._storages, self._placed, strict=True)
-            if wanted == layouts.UNPLACED and isinstance(storage, Storage)
-        ]
+        self._free = [n for n, wanted in enumerate(self._placed) if wanted == layouts.UNPLACED]
         donated = set(plan.donated)
         self._donated = [n for n, position in enumerate(others) if position in donated]
         self._gives = frozenset(id(sources[n]) for n in inside if n in donated)
@@ -83,13 +79,17 @@ class Gathering:
         order = sorted(range(len(there)), key=there.__getitem__)
         self._order = None if order == [*range(len(there))] else operator.itemgetter(*order)
 
-    def fits(self) -> bool:
+    def fits(self, scene: Scene) -> bool:
         """Whether memory is laid out over a mesh only if the program takes it so.
 
         What lies on a mesh can stay there, so a program for one device is no longer the one that
         another capture would make; the reverse is brought to the mesh (`_settle`).
+
+        Args:
+            scene: the tensors of the call.
         """
-        there = [*self._free, *self.residents.away(layouts.UNPLACED)]
+        storages = [self._storages[number] for number in self._free]
+        there = [*map(scene.storage, storages), *self.residents.away(layouts.UNPLACED)]
         values = list(map(held_value, there))
         recorded = [n for n, one in enumerate(values) if one.array is None and one.tape is not None]
         for number in recorded:

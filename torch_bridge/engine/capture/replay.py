@@ -80,10 +80,12 @@ class Replay:
         self._leaves, self._structure = pytree.tree_flatten(self.outputs)
         self._is_leaf = len(self._leaves) == 1 and self._leaves[0] is self.outputs
 
-    def fits(self) -> bool:
+    def fits(self, arguments: list[base.LazyTensor]) -> bool:
         """Whether the step would do the same again, on the same tensors."""
         values, tensors = self.guards
-        return values.holds() and tensors.holds() and self._gathering.fits()
+        if not (values.holds() and tensors.holds()):
+            return False
+        return self._gathering.fits(Scene(arguments, self.owners))
 
     def __call__(self, arguments: list[base.LazyTensor]) -> Any:
         """Run the step on the present values."""

@@ -108,7 +108,7 @@ class CompiledStep:
         key = (structure, signature(leaves, arguments), ambient())
         known = self._replays.setdefault(key, [])
         for place, replay in enumerate(known):
-            if replay.fits():
+            if replay.fits(arguments):
                 if place:
                     known.insert(0, known.pop(place))
                 self._last = replay

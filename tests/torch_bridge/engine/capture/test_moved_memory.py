@@ -74,6 +74,30 @@ def test_a_weight_that_is_trained(move, mesh):
     torch.testing.assert_close(found[1], found[0])
 
 
+def test_an_argument_whose_layout_is_known_once_it_is_computed(mesh):
+    weight, given = torch.randn(8, 4).to("jax"), torch.randn(8, 8)
+    step = xs.compile(lambda x: x @ weight)
+    for number in range(1, 6):
+        x = given.to("jax") if number < 3 else iso.shard(given.to("jax"), mesh, P("x"))
+        torch.testing.assert_close(step(x * number).cpu(), given * number @ weight.cpu())
+
+
+def test_a_gradient_whose_layout_is_known_once_it_is_computed(mesh):
+    weight = torch.nn.Parameter(torch.ones(8, 4).to("jax"))
+
+    @xs.compile
+    def step(x):
+        (x @ weight).sum().backward()
+
+    x = torch.ones(2, 8).to("jax")
+    for _ in range(3):
+        step(x)
+    weight.grad = iso.shard(torch.ones(8, 4).to("jax"), mesh, P("x")) * 2
+    for number in range(1, 4):
+        step(x)
+        torch.testing.assert_close(weight.grad.cpu(), torch.full((8, 4), 2.0 + 2 * number))
+
+
 def test_a_step_that_lays_out_what_it_writes(mesh):
     total = torch.zeros(16, 4).to("jax")
 
