@@ -66,8 +66,9 @@ def too_large(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _UNDECIDED = {
-    r"hardswish|hardtanh|relu6|hardshrink|softshrink": "torch's vector and scalar kernels take "
-    "another piece of the function; which of them runs depends on the strides",
+    r"\b[cs]?elu_?\b|hardswish|hardtanh|relu6|hardshrink|softshrink": "torch's vector "
+    "and scalar kernels take another piece of the function; which of them runs depends on the "
+    "strides",
     r"renorm": "where a row's norm is NaN, one of torch's formulas multiplies it by 0",
     r"digamma": "it has a pole there, at which torch's gradient is finite: its sine is rounded",
 }
