@@ -85,7 +85,12 @@ def _run(program: Program, number: int) -> Run:
 
 
 class _Signs:
-    """A sign for each element: all positive in the first run, all negative in the second."""
+    """A sign for each element: all positive in the first run, all negative in the second.
+
+    How far an element is taken is the same for all in the even runs, and drawn in the others: a
+    program may see no difference between steps of one size, as `x.view(torch.int32) % 5` does not
+    where they are five units in the last place.
+    """
 
     def __init__(self, number: int):
         """`number`: of the run."""
@@ -97,6 +102,12 @@ class _Signs:
         if self.number < 2:
             return torch.full(shape, 1 - 2 * self.number)
         return torch.randint(0, 2, shape, generator=self.random) * 2 - 1
+
+    def steps(self, signs: torch.Tensor) -> torch.Tensor:
+        """How far to take each element, in units of the rounding error; at most one."""
+        if self.number < 2 or self.number % 2 == 0:
+            return signs
+        return signs * torch.rand(signs.shape, generator=self.random)
 
 
 class _Kind(NamedTuple):
@@ -134,9 +145,10 @@ def _disturb(value: Any, draw: _Signs, kind: _Kind) -> None:
             continue
         numbers = tensor.data
         signs = draw(numbers.shape)
-        moved = numbers * (1 + eps * signs)
+        steps = draw.steps(signs)
+        moved = numbers * (1 + eps * steps)
         if kind.near:
-            moved = moved + eps * signs
+            moved = moved + eps * steps
         if not kind.every:
             parts = (
                 torch.view_as_real(numbers.resolve_conj())

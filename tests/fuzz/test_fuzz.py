@@ -227,6 +227,17 @@ def test_a_line_that_names_a_coarse_dtype_is_rounded_as_coarsely(dtype, said):
     assert check(program) == []
 
 
+def test_rounding_is_not_disturbed_by_steps_of_one_size_only():
+    """A step of 2**-21 is five units in the last place of 1.253, up and down."""
+    program = lines(
+        "a = torch.full((4,), 1.253).to(device)",
+        "b = a.view(torch.int32) % 5",
+    )
+    want, other = program.run("cpu").facts, program.run("cpu").facts
+    other["b"].tensor[:] += 1
+    assert compare.differences(program, want, other) == []
+
+
 def test_signs_of_nan_and_of_some_zeros_are_forgiven():
     program = lines(
         "a = torch.tensor([-1.0, float('nan'), 2.0]).to(device)",
