@@ -88,8 +88,8 @@ class _Signs:
     """A sign for each element: all positive in the first run, all negative in the second.
 
     How far an element is taken is the same for all in these and the even runs, and drawn in the
-    others: a program may see no difference between steps of one size, as `x.view(torch.int32) % 5` does not
-    where they are five units in the last place.
+    others: a program may see no difference between steps of one size, as
+    `x.view(torch.int32) % 5` does not where they are five units in the last place.
     """
 
     def __init__(self, number: int):
