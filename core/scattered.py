@@ -13,9 +13,9 @@ addresses C takes a tenth of that.
 
 from __future__ import annotations
 
-import collections
 import ctypes
-from collections.abc import Iterable, Sequence
+import mmap
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,21 +37,49 @@ class Scattered:
         """See the class; nothing is read yet."""
         kind = np.dtype(dtype)
         first = int(min(addresses, default=0))
-        self._places = [(int(address) - first) // kind.itemsize for address in addresses]
-        self._index = np.array(self._places, np.intp)
-        size = (max(self._places, default=-1) + 1) * kind.itemsize
-        # All memory from the first number to the last, of which only they are touched. NumPy must
-        # not write to it: an index that lies in between lets it copy the whole, and write it back.
+        places = [(int(address) - first) // kind.itemsize for address in addresses]
+        size = (max(places, default=-1) + 1) * kind.itemsize
+        # All memory from the first number to the last, of which only they are touched.
         span: Any = (ctypes.c_char * size).from_address(first) if size else bytearray()
-        whole: Any = memoryview(span).cast("B")
-        self._span = whole.cast(kind.char)
-        self._numbers = np.frombuffer(self._span, kind)
-        self._numbers.flags.writeable = False
+        self._numbers = np.frombuffer(span, kind)
+        self._index = np.array(places, np.intp)
+        self._span = range(first, first + size)
+        self._written: tuple[np.ndarray, np.ndarray] | None = None
 
     def read(self) -> np.ndarray:
         """The present numbers, in order."""
         return self._numbers.take(self._index)
 
-    def write(self, numbers: Iterable[float]) -> None:
-        """Replace each; the new ones are of the dtype already."""
-        collections.deque(map(self._span.__setitem__, self._places, numbers), maxlen=0)
+    def write(self, numbers: Any) -> None:
+        """Replace each.
+
+        Args:
+            numbers: one for each, of the dtype or to be rounded to it.
+        """
+        if self._written is None:
+            self._written = apart(self._index, self._numbers.dtype, self._span)
+        index, new = self._written
+        new[:] = numbers
+        self._numbers[index] = new
+
+
+def apart(index: np.ndarray, dtype: np.dtype, span: range) -> tuple[np.ndarray, np.ndarray]:
+    """An index, and room for as many numbers, neither of which lies in a span of memory.
+
+    Where one lay in it, NumPy would copy the whole span and write it back.
+
+    Args:
+        index: to be copied.
+        dtype: of the numbers.
+        span: addresses.
+    """
+    size = index.nbytes + index.size * dtype.itemsize
+    inside = []  # held, so that the next lies elsewhere
+    while True:
+        memory = np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8)
+        if memory.ctypes.data >= span.stop or memory.ctypes.data + memory.size <= span.start:
+            break
+        inside.append(memory)
+    found = memory[: index.nbytes].view(np.intp)
+    found[:] = index
+    return found, memory[index.nbytes : size].view(dtype)

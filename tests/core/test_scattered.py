@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from isoshard.core.scattered import Scattered
+from isoshard.core.scattered import Scattered, apart
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.uint64, np.uint8])
@@ -43,7 +43,13 @@ def test_no_numbers_are_none():
     assert empty.read().tolist() == []
 
 
-def test_numpy_cannot_write_to_the_whole():
-    one = np.zeros(4)
-    with pytest.raises(ValueError, match="read-only"):
-        Scattered([one.ctypes.data], np.float64)._numbers[0] = 1
+def test_what_numpy_goes_by_lies_outside_of_the_span():
+    index = np.arange(3)
+    first, _ = apart(index, np.dtype(np.float32), range(0))
+    here = first.ctypes.data
+    del first
+    for span in (range(here - 8192, here + 8192), range(here, here + 1), range(here + 1, here + 4)):
+        again, numbers = apart(index, np.dtype(np.float32), span)
+        assert again.tolist() == [0, 1, 2] and numbers.shape == (3,)
+        for one in (again, numbers):
+            assert one.ctypes.data >= span.stop or one.ctypes.data + one.nbytes <= span.start
