@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False, slots=True)
 class Present:
     """The values of rows.
 
@@ -137,20 +137,28 @@ class _Order:
         where = dict(zip(constants, itertools.count(len(self._symbols))))
         places = {first: place for place, first in enumerate(self._symbols)}
         where |= {row: places[first] for row, first in zip(symbols, like, strict=True)}
-        self._steps: list[tuple[Callable[..., Any], tuple[int, ...]]] = []
+        steps: list[tuple[Callable[..., Any], tuple[int, ...]]] = []
         known: dict[Any, int] = {}
         for row, (function, operands) in enumerate(rows):
             if operands:
                 step = (function, tuple([where[operand] for operand in operands]))
                 if step not in known:
-                    known[step] = len(self._symbols) + len(constants) + len(self._steps)
-                    self._steps.append(step)
+                    known[step] = len(self._symbols) + len(constants) + len(steps)
+                    steps.append(step)
                 where[row] = known[step]
         self._where = [where[row] for row in range(len(rows))]
+        self._calls = [(function, _taking(operands)) for function, operands in steps]
 
     def values(self, read: list[Any]) -> Present:
         """Compute from what the symbols are now."""
         done = [read[number] for number in self._symbols] + self._constants
-        for function, operands in self._steps:
-            done.append(function(*[done[operand] for operand in operands]))
+        for function, operands in self._calls:
+            done.append(function(*operands(done)))
         return Present(done, self._where)
+
+
+def _taking(places: tuple[int, ...]) -> Callable[[list[Any]], Sequence[Any]]:
+    """A function that gives what a list has in these places."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return operator.itemgetter(slice(places[0], places[0] + 1))

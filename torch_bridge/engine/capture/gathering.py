@@ -68,14 +68,16 @@ class Gathering:
             [written[key] for key in own],
         )
         others = [n for n in range(len(sources)) if n not in outside and n not in {*inside}]
-        self._storages = [sources[position] for position in others]
-        self._placed = [plan.placed[position] for position in others]
-        self._found = [n for n, one in enumerate(self._storages) if not isinstance(one, Storage)]
-        self._free = [n for n, wanted in enumerate(self._placed) if wanted == layouts.UNPLACED]
+        kept = [n for n in others if isinstance(sources[n], Storage)]
+        found = [n for n in others if not isinstance(sources[n], Storage)]
         donated = set(plan.donated)
-        self._donated = [n for n, position in enumerate(others) if position in donated]
+        self._storages = [sources[position] for position in kept]
+        self._placed = [plan.placed[position] for position in kept]
+        self._donated = [n for n, position in enumerate(kept) if position in donated]
+        self._found = [(sources[n], plan.placed[n], n in donated) for n in found]
+        self._free = [sources[n] for n in others if plan.placed[n] == layouts.UNPLACED]
         self._gives = frozenset(id(sources[n]) for n in inside if n in donated)
-        there = [*inside, *others]
+        there = [*inside, *kept, *found]
         order = sorted(range(len(there)), key=there.__getitem__)
         self._order = None if order == [*range(len(there))] else operator.itemgetter(*order)
 
@@ -88,15 +90,21 @@ class Gathering:
         Args:
             scene: the tensors of the call.
         """
-        storages = [self._storages[number] for number in self._free]
-        there = [*map(scene.storage, storages), *self.residents.away(layouts.UNPLACED)]
-        values = list(map(held_value, there))
-        recorded = [n for n, one in enumerate(values) if one.array is None and one.tape is not None]
-        for number in recorded:
-            values[number] = visible(there[number])
-        if recorded:  # only then is its layout known
-            materialize([values[number] for number in recorded])
-        return all(value.layout == layouts.UNPLACED for value in values)
+        there = [scene.storage(place) for place in self._free]
+        if not self.residents.are_here():
+            there += self.residents.away(layouts.UNPLACED)
+        fits = True
+        recorded = []
+        for storage in there:
+            value = held_value(storage)
+            if value.array is None and value.tape is not None:
+                recorded.append(visible(storage))
+            elif value.layout != layouts.UNPLACED:
+                fits = False
+        if recorded:  # only once it is computed is its layout known
+            materialize(recorded)
+            fits = fits and all(value.layout == layouts.UNPLACED for value in recorded)
+        return fits
 
     def arrays(self, scene: Scene) -> Sequence[jax.Array]:
         """The arrays to call the program with.
@@ -106,7 +114,9 @@ class Gathering:
         """
         arrays: Any = self.residents.arrays(self._own)
         if self._storages:
-            arrays += self._others(scene)
+            arrays += self._others()
+        for place, wanted, donated in self._found:
+            arrays.append(self._ready(wanted, scene.storage(place), donated=donated))
         if self._order is not None:
             arrays = self._order(arrays)
         if self._outside:
@@ -119,16 +129,22 @@ class Gathering:
     def _own(self, storage: Storage, layout: int) -> Any:
         return self._one(layout, storage, donated=id(storage) in self._gives)
 
-    def _others(self, scene: Scene) -> list[Any]:
-        """The arrays of memory that the program only reads, or that is another in each call."""
-        storages = list(self._storages)
-        for number in self._found:
-            storages[number] = scene.storage(storages[number])
-        arrays, doubts = self._at_once(storages)
+    def _others(self) -> list[Any]:
+        """The arrays of memory that the program only reads, and that is the same in each call."""
+        arrays, doubts = self._at_once(self._storages)
         for number in sorted(doubts):
             wanted, donated = self._placed[number], doubts[number]
-            arrays[number] = self._one(wanted, storages[number], donated=donated)
+            arrays[number] = self._one(wanted, self._storages[number], donated=donated)
         return arrays
+
+    def _ready(self, wanted: int, storage: Storage, *, donated: bool) -> Any:
+        """The array of memory that is another in each call."""
+        value = present(storage)
+        array = value.array
+        if value.layout == wanted and not donated and _is_placed(type(array)):
+            return array
+        del value, array  # not to be seen elsewhere
+        return self._one(wanted, storage, donated=donated)
 
     def _at_once(self, storages: list[Storage]) -> tuple[list[Any], dict[int, bool]]:
         """The arrays of values, and which are to be looked at one by one.
@@ -147,7 +163,8 @@ class Gathering:
             pairs = zip(found, self._placed, strict=True)
             doubts |= {n for n, (layout, wanted) in enumerate(pairs) if layout != wanted}
         certain = [n for n in self._donated if n not in doubts] if doubts else self._donated
-        doubts |= _seen_elsewhere(certain, storages, values)
+        if certain:
+            doubts |= _seen_elsewhere(certain, storages, values)
         if not doubts:
             return arrays, {}
         donated = set(self._donated)

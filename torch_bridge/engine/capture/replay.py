@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Any
 
@@ -72,8 +72,8 @@ class Replay:
         fixed = not any(isinstance(owner, Argument) for owner in dropping)
         self._dropping: list[Any] = dropping if fixed else []
         numbers = [*(number for number, _ in self.targets), *(mark.number for mark in self.made)]
-        self._several = frozenset(n for n, times in Counter(numbers).items() if times > 1)
-        self._gathering = Gathering(self.plan, self.sources, self.targets, self._several)
+        several = frozenset(n for n, times in Counter(numbers).items() if times > 1)
+        self._gathering = Gathering(self.plan, self.sources, self.targets, several)
         self.guards[1].keep(self._gathering.residents)
         stays = self._gathering.stays
         self._written = [(n, place) for n, place in self.targets if id(place) not in stays]
@@ -103,14 +103,15 @@ class Replay:
         numbers = self.table.values()
         scalars = self._numbers.array(numbers)
         arrays = self._gathering.arrays(scene)
+        values = _Values()
+        made = self._make(values)  # before the devices are busy, which slows the host down
         results = program.run(self.program, self.plan, arrays, scalars, self.draws.take())
         del arrays
         layouts = self.program.layouts or ()
         self._gathering.residents.put(results, layouts)
-        values = _Values(results, layouts, self._several)
+        values.hold(results, layouts)
         for number, place in self._written:
             scene.storage(place).write(values[number])
-        made = self._make(values)
         for place, scalar in self.written:
             place.put_back([filled(scalar, numbers)])
         leaves = [filled(_filled(mark, scene, made), numbers) for mark in self._leaves]
@@ -148,22 +149,32 @@ class Replay:
 
 
 class _Values:
-    """The results of a run as values, each made when it is wanted; one value for one result.
+    """The results of a run that are looked at one by one: one value for one result."""
 
-    Args:
-        results: the arrays.
-        placed: the layout of each.
-        several: numbers of the results that go to several places.
-    """
-
-    def __init__(self, results: Sequence[Any], placed: Sequence[int], several: Set[int]):
+    def __init__(self):
         """See the class."""
-        self._results, self._placed = results, placed
-        self._shared = {number: Value(results[number], placed[number]) for number in several}
+        self._made: dict[int, Value] = {}
+        self._results: Sequence[Any] = ()
+        self._layouts: Sequence[int] = ()
 
     def __getitem__(self, number: int) -> Value:
-        shared = self._shared.get(number)
-        return Value(self._results[number], self._placed[number]) if shared is None else shared
+        value = self._made.get(number)
+        if value is None:
+            value = self._made[number] = Value()
+            if self._results:
+                value.array, value.layout = self._results[number], self._layouts[number]
+        return value
+
+    def hold(self, results: Sequence[Any], layouts: Sequence[int]) -> None:
+        """The program ran: values have their arrays.
+
+        Args:
+            results: the arrays.
+            layouts: of each.
+        """
+        self._results, self._layouts = results, layouts
+        for number, value in self._made.items():
+            value.array, value.layout = results[number], layouts[number]
 
 
 def _filled(mark: Any, scene: Scene, made: Sequence[base.LazyTensor]) -> Any:

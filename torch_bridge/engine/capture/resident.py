@@ -174,7 +174,7 @@ class Residents:
             away = self._shelf.away
             apart = self._moved.union(away)  # missing, or looked at while the program ran
             away.extend(self._moved.difference(away))
-            arrays = self._shelf.arrays = list(self._select(results))
+            arrays = self._shelf.arrays = self._select(results)
             for place in apart:
                 arrays[place] = None
                 number = self._numbers[place]
@@ -213,7 +213,10 @@ def _give_back(storages: Sequence[Storage]) -> None:
 
 
 def _selection(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function that gives the results of these numbers."""
-    if len(numbers) > 1:
-        return operator.itemgetter(*numbers)
-    return lambda results: [results[number] for number in numbers]
+    """A function that gives the results of these numbers, in a list of its own."""
+    first = min(numbers, default=0)
+    if [*numbers] == [*range(first, first + len(numbers))]:
+        where = slice(first, first + len(numbers))
+        return lambda results: list(results[where])
+    get = operator.itemgetter(*numbers)
+    return lambda results: list(get(results))

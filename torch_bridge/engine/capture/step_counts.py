@@ -65,12 +65,9 @@ class StepCounts:
         self._dtypes = list(map(_DTYPE, self.tensors))
 
     def are_in_place(self) -> bool:
-        """Whether the tensors have the memory that they had, and one number each."""
-        return (
-            list(map(_ADDRESS, self.tensors)) == self._addresses
-            and list(map(_DTYPE, self.tensors)) == self._dtypes
-            and not any(map(_DIM, self.tensors))
-        )
+        """Whether the tensors have the memory and the dtype that they had."""
+        addresses, dtypes = map(_ADDRESS, self.tensors), map(_DTYPE, self.tensors)
+        return list(addresses) == self._addresses and list(dtypes) == self._dtypes
 
     def adding(self, places: Sequence[int], number: float) -> Callable[[], None]:
         """A function that adds a number, rounded to their dtype first, to some.
@@ -79,7 +76,7 @@ class StepCounts:
             places: which, each once, of one dtype.
             number: `is_increment` of each.
         """
-        rounded = torch.tensor(number, dtype=self._dtypes[places[0]], device="cpu").item()
+        rounded = torch.tensor([number], dtype=self._dtypes[places[0]], device="cpu").numpy()
         return self._adding(places, lambda: rounded)
 
     def adding_one(self, places: Sequence[int], other: int) -> Callable[[], None]:
@@ -89,16 +86,17 @@ class StepCounts:
             places: to which, each once.
             other: which is added; none of these.
         """
-        read = self.reading([other])
-        return self._adding(places, lambda: read()[0])
+        return self._adding(places, self._cells([other]).read)
 
-    def _adding(self, places: Sequence[int], number: Callable[[], Any]) -> Callable[[], None]:
+    def _adding(
+        self, places: Sequence[int], number: Callable[[], np.ndarray]
+    ) -> Callable[[], None]:
         cells, tensors = self._cells(places), [self.tensors[place] for place in places]
         note = torch.autograd.graph.increment_version
 
         def add() -> None:
-            added = number()
-            cells.write([one + added for one in cells.read().tolist()])
+            with np.errstate(over="ignore"):  # infinite, as in torch
+                cells.write(cells.read() + number())
             note(tensors)
 
         return add
@@ -118,4 +116,3 @@ class StepCounts:
 
 _ADDRESS = torch.Tensor.data_ptr
 _DTYPE = operator.attrgetter("dtype")
-_DIM = torch.Tensor.dim

@@ -148,13 +148,14 @@ class Scalars:
 
     def array(self, values: Present) -> np.ndarray:
         """Their present values, as the program takes them; the same array for the same values."""
-        last, kind, array = self._last
-        if last is not values or kind is not scalar_dtype():
-            array = self._computed(values)
-            self._last = values, scalar_dtype(), array
+        last, known, array = self._last
+        kind = scalar_dtype()
+        if last is not values or known is not kind:
+            array = self._computed(values, kind)
+            self._last = values, kind, array
         return array
 
-    def _computed(self, values: Present) -> np.ndarray:
+    def _computed(self, values: Present, kind: np.dtype) -> np.ndarray:
         where, chosen, index = self._arranged
         if where is not values.where:
             where = values.where
@@ -163,7 +164,7 @@ class Scalars:
             chosen = chosen.tolist()
             self._arranged = (where, chosen, index)
         numbers = values.numbers
-        return np.asarray([numbers[place] for place in chosen], scalar_dtype()).take(index)
+        return np.array([numbers[place] for place in chosen], kind).take(index)
 
 
 def filled(scalar: Any, values: Present) -> Any:
