@@ -161,4 +161,4 @@ def _taking(places: tuple[int, ...]) -> Callable[[list[Any]], Sequence[Any]]:
     """A function that gives what a list has in these places."""
     if len(places) > 1:
         return operator.itemgetter(*places)
-    return operator.itemgetter(slice(places[0], places[0] + 1))
+    return operator.itemgetter(*(slice(place, place + 1) for place in places))

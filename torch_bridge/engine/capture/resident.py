@@ -129,7 +129,7 @@ class Residents:
         self._ids = frozenset(map(id, storages))
         self._shelf = _Shelf(len(storages))
         self._moved: set[int] | None = None  # laid out by the program as it does not take them
-        self._select = _selection(numbers)
+        self._select: Callable[[Sequence[Any]], list[Any]] = _selection(numbers)
         weakref.finalize(self, _give_back, self._storages).atexit = False
 
     def are_here(self) -> bool:
@@ -212,7 +212,7 @@ def _give_back(storages: Sequence[Storage]) -> None:
         _look(storage)
 
 
-def _selection(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def _selection(numbers: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
     """A function that gives the results of these numbers, in a list of its own."""
     first = min(numbers, default=0)
     if [*numbers] == [*range(first, first + len(numbers))]:
