@@ -41,7 +41,9 @@ class Scattered:
         size = (max(places, default=-1) + 1) * kind.itemsize
         # All memory from the first number to the last, of which only they are touched.
         span: Any = (ctypes.c_char * size).from_address(first) if size else bytearray()
-        self._numbers = np.frombuffer(span, kind)
+        self._all = np.frombuffer(span, kind)
+        self._numbers = self._all.view()
+        self._numbers.flags.writeable = False
         self._index = np.array(places, np.intp)
         self._span = range(first, first + size)
         self._written: tuple[np.ndarray, np.ndarray] | None = None
@@ -60,7 +62,7 @@ class Scattered:
             self._written = apart(self._index, self._numbers.dtype, self._span)
         index, new = self._written
         new[:] = numbers
-        self._numbers[index] = new
+        self._all[index] = new
 
 
 def apart(index: np.ndarray, dtype: np.dtype, span: range) -> tuple[np.ndarray, np.ndarray]:

@@ -43,6 +43,12 @@ def test_no_numbers_are_none():
     assert empty.read().tolist() == []
 
 
+def test_numpy_cannot_write_to_the_whole():
+    one = np.zeros(4)
+    with pytest.raises(ValueError, match="read-only"):
+        Scattered([one.ctypes.data], np.float64)._numbers[0] = 1
+
+
 def test_what_numpy_goes_by_lies_outside_of_the_span():
     index = np.arange(3)
     first, _ = apart(index, np.dtype(np.float32), range(0))

@@ -65,9 +65,12 @@ class StepCounts:
         self._dtypes = list(map(_DTYPE, self.tensors))
 
     def are_in_place(self) -> bool:
-        """Whether the tensors have the memory and the dtype that they had."""
-        addresses, dtypes = map(_ADDRESS, self.tensors), map(_DTYPE, self.tensors)
-        return list(addresses) == self._addresses and list(dtypes) == self._dtypes
+        """Whether the tensors have the memory that they had, and one number each."""
+        return (
+            list(map(_ADDRESS, self.tensors)) == self._addresses
+            and list(map(_DTYPE, self.tensors)) == self._dtypes
+            and not any(map(_DIM, self.tensors))
+        )
 
     def adding(self, places: Sequence[int], number: float) -> Callable[[], None]:
         """A function that adds a number, rounded to their dtype first, to some.
@@ -116,3 +119,4 @@ class StepCounts:
 
 _ADDRESS = torch.Tensor.data_ptr
 _DTYPE = operator.attrgetter("dtype")
+_DIM = torch.Tensor.dim
