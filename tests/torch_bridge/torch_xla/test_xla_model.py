@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 import io
 
 import jax
@@ -127,12 +128,14 @@ def test_fork_rng():
 
 
 def test_memory_of_the_cpu_is_what_jax_holds():
+    gc.collect()  # what earlier tests left in cycles
     xm.mark_step(wait=True)
     before = xm.get_memory_info()
     x = torch.ones(1 << 18, device="jax") + 1
     xm.mark_step()
     after = xm.get_memory_info()
-    assert 4 << 18 <= after["bytes_used"] - before["bytes_used"] < (4 << 18) + 64  # the numbers 1
+    # The step's scalars come, and those of the step before it go: some bytes either way.
+    assert abs(after["bytes_used"] - before["bytes_used"] - (4 << 18)) < 1024
     assert after["bytes_limit"] == before["bytes_limit"] > after["peak_bytes_used"] > 4 << 18
     whole = xm.get_memory_info("CPU:1")["bytes_used"]
     y = xs.mark_sharding((x + 1).detach(), MESH, (("x", "y"),))
