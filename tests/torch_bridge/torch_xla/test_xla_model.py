@@ -135,12 +135,13 @@ def test_memory_of_the_cpu_is_what_jax_holds():
     xm.mark_step()
     after = xm.get_memory_info()
     # The step's scalars come, and those of the step before it go: some bytes either way.
-    assert abs(after["bytes_used"] - before["bytes_used"] - (4 << 18)) < 1024
+    scalars = 1024
+    assert abs(after["bytes_used"] - before["bytes_used"] - (4 << 18)) < scalars
     assert after["bytes_limit"] == before["bytes_limit"] > after["peak_bytes_used"] > 4 << 18
     whole = xm.get_memory_info("CPU:1")["bytes_used"]
     y = xs.mark_sharding((x + 1).detach(), MESH, (("x", "y"),))
     xm.mark_step()
-    assert xm.get_memory_info("CPU:1")["bytes_used"] - whole >= 4 << 15
+    assert xm.get_memory_info("CPU:1")["bytes_used"] - whole > (4 << 15) - scalars
     del x, y
     with pytest.raises(RuntimeError, match="'CPU:8' is no device here"):
         xm.get_memory_info("CPU:8")
