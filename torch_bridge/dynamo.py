@@ -44,6 +44,7 @@ from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval, Value
 
 from . import naming
+from .generator import Generator
 from .handlers.registry import any_handled
 from .prelude import Prelude, is_number
 from .tensor import XLAShardedTensor
@@ -227,7 +228,10 @@ def _subclass_to_follow(infer: Any) -> Any:
 
 
 def _teach_dynamo() -> None:
-    dynamo_hooks.TRACERS.found()()[XLAShardedTensor] = dynamo_hooks.TRACE_TENSOR.found()
+    tracers = dynamo_hooks.TRACERS.found()()
+    tracers[XLAShardedTensor] = dynamo_hooks.TRACE_TENSOR.found()
+    # Of torch's generators dynamo knows the class itself; a subclass it hands to C++ as a fake.
+    tracers[Generator] = dynamo_hooks.TRACE_OBJECT.found()
     dynamo_hooks.SUBCLASS.wrap(_subclass_to_follow)
     for package in _LEFT_ALONE:
         dynamo_hooks.leave_alone(package)

@@ -432,6 +432,7 @@ def tracers():
     "torch._dynamo.trace_rules.add",
     "torch._dynamo.variables.builder.VariableBuilder._type_dispatch",
     "torch._dynamo.variables.builder.VariableBuilder.wrap_tensor",
+    "torch._dynamo.variables.builder.VariableBuilder.wrap_user_defined",
     "torch._dynamo.variables.builder.infer_subclass_type",
     "torch._guards.CompileContext.current_compile_id",
     "torch.Tensor.__coerce_same_metadata_as_tangent__",
@@ -440,6 +441,7 @@ def tracers():
 def dynamo():
     from isoshard.torch_bridge import dynamo as ours
 
+    torch.compiler.reset()  # dynamo compiles one function a limited number of times
     seen = []
     compile = dynamo_hooks.aot_autograd(
         fw_compiler=lambda graph, inputs: seen.append(dynamo_hooks.current_compilation()) or graph
@@ -449,6 +451,7 @@ def dynamo():
     assert seen and seen != [None]
     kinds = dynamo_hooks.TRACERS.found()()
     assert kinds[isoshard.torch_bridge.XLAShardedTensor] is dynamo_hooks.TRACE_TENSOR.found()
+    assert kinds[isoshard.torch_bridge.Generator] is dynamo_hooks.TRACE_OBJECT.found()
     tensor = torch.ones(1, device="jax")
     assert dynamo_hooks.SUBCLASS.found()(tensor) is None
     assert dynamo_hooks.AS_TANGENT.of(tensor)(None, None) is tensor

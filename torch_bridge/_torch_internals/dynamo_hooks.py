@@ -28,13 +28,19 @@ leave_alone: Callable[[str], None] = NAMES.bind(
 
 TRACERS = NAMES.state(
     "torch._dynamo.variables.builder.VariableBuilder._type_dispatch",
-    why="is the table of types that dynamo traces as tensors",
+    why="is the table of the types that dynamo knows how to trace",
     without=_WITHOUT,
 )
 
 TRACE_TENSOR = NAMES.state(
     "torch._dynamo.variables.builder.VariableBuilder.wrap_tensor",
-    why="is how it traces them",
+    why="is how it traces a tensor",
+    without=_WITHOUT,
+)
+
+TRACE_OBJECT = NAMES.state(
+    "torch._dynamo.variables.builder.VariableBuilder.wrap_user_defined",
+    why="is how it traces a generator: it breaks the graph at the draw, as for torch's own",
     without=_WITHOUT,
 )
 

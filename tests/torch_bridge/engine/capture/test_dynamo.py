@@ -305,3 +305,18 @@ def test_numbers_are_computed_in_64_bits():
     for number in range(5):
         now[0] = 1e7 + number / 1024
         assert compiled(x).tolist() == [number / 1024 * 1e3] * 2
+
+
+def test_a_draw_from_a_generator_of_its_own_breaks_the_graph_and_follows_its_seed():
+    def noisy(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return x * 2 + torch.rand(3, device="jax", generator=generator)
+
+    fast, x = compiled(noisy), torch.ones(3, device="jax")
+
+    def twice(call: Any) -> list[list[float]]:
+        generator = xs.Generator().manual_seed(3)
+        return [call(x, generator).tolist() for _ in range(2)]
+
+    expected = twice(noisy)
+    assert expected[0] != expected[1]
+    assert twice(fast) == expected
