@@ -13,6 +13,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, Sharding
 
+from .axis_types import constrain
 from .devices import Device
 from .errors import ShardingError, no_sharing
 from .host import Cut, cuts_of
@@ -41,7 +42,7 @@ def lay_out(
         ShardingError: this process does not have what its devices are to hold.
     """
     if isinstance(x, Tracer):
-        return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
+        return x if sharding is None else constrain(x, sharding)
     if sharding is None and not copy:
         return x
     sharding = sharding or x.sharding

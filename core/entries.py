@@ -116,3 +116,15 @@ def is_group(item: Any) -> bool:
 def entries_of(spec: P) -> tuple[Any, ...]:
     """What a PartitionSpec says of each axis; before jax 0.10 it was a tuple."""
     return spec.partitions if hasattr(spec, "partitions") else tuple(spec)
+
+
+def axis_names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The mesh axes in one entry of a canonical spec, outermost first; of P.UNCONSTRAINED, none.
+
+    Example:
+        >>> axis_names(None), axis_names("x"), axis_names(("x", "y"))
+        ((), ('x',), ('x', 'y'))
+    """
+    if entry is None or entry is P.UNCONSTRAINED:
+        return ()
+    return (entry,) if isinstance(entry, str) else tuple(entry)

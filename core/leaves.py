@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
 from .arrays import lay_out
@@ -25,6 +26,7 @@ from .errors import ShardingError, SpecError
 from .exchange import check_shareable
 from .frameworks import Framework, framework_of
 from .host import host_to_jax
+from .mesh import as_mesh
 from .paths import path_name
 from .plan import Plan
 from .plan.leaves import boxed_leaves
@@ -65,6 +67,8 @@ class Leaf:
     def check(self, mesh: Mesh, copy: bool | None) -> ShardingError | None:
         """Look whether the leaf can be placed; the fault, or None."""
         try:
+            if not isinstance(self.value, Tracer):
+                as_mesh(mesh)  # with devices
             if self.framework is not None:
                 self.framework.check_shard(self.value, mesh, self.spec, copy=copy, name=self.name)
             else:
@@ -77,6 +81,8 @@ class Leaf:
         """Lay the leaf out."""
         if self.framework is not None:
             return self.framework.shard(self.value, mesh, self.spec, copy=copy, name=self.name)
+        if not isinstance(self.value, Tracer):
+            as_mesh(mesh)
         move: Callable[..., jax.Array]
         move = host_to_jax if isinstance(self.value, np.ndarray) else lay_out
         return move(self.value, self._sharding(mesh), copy=copy, name=self.name)

@@ -1,8 +1,8 @@
 """Meshes: the devices as a grid with named axes.
 
-A mesh is a plain `jax.sharding.Mesh`. Its axes are Auto, so that the compiler completes a layout
-and ordinary code runs on it unchanged (`jax.make_mesh` gives Explicit ones, under which
-`y.T @ y` over a sharded axis is an error).
+A mesh is a plain `jax.sharding.Mesh`, of any axis types (`axis_types`): `jax.make_mesh` gives
+Explicit axes, `make_mesh` here Auto ones, under which the compiler completes layouts. What is laid
+out over a mesh stays on that mesh.
 
 >>> mesh = make_mesh((2, 4), ("x", "y"))
 >>> dict(mesh.shape)
@@ -30,7 +30,11 @@ from .errors import DeviceError, ShardingError
 
 
 def make_mesh(
-    shape: Sequence[int], names: Sequence[str], *, devices: Sequence[Device] | None = None
+    shape: Sequence[int],
+    names: Sequence[str],
+    *,
+    devices: Sequence[Device] | None = None,
+    axis_types: AxisType | Sequence[AxisType] = AxisType.Auto,
 ) -> Mesh:
     """Arrange devices as a grid.
 
@@ -40,21 +44,25 @@ def make_mesh(
         devices: which, in order, the last axis fastest; by default the first
             `math.prod(shape)` of `jax.devices()`, placed along the interconnect if that is all
             of them.
+        axis_types: of all axes, or one per axis, as `jax.make_mesh` takes them.
 
     Returns:
-        A mesh with Auto axes.
+        A mesh.
 
     Raises:
-        ShardingError: `shape` and `names` do not make a grid.
+        ShardingError: `shape`, `names` and `axis_types` do not make a grid.
         DeviceError: there are too few devices.
 
     Example:
+        >>> make_mesh((8,), ("x",), axis_types=AxisType.Explicit) == jax.make_mesh((8,), ("x",))
+        True
         >>> make_mesh((4, 8), ("x", "y"))
         Traceback (most recent call last):
             ...
         isoshard.core.errors.DeviceError: a mesh of (4, 8) needs 32 devices, there are 8 (cpu). Make it smaller, or try it on virtual devices: call iso.simulate_devices(32) before anything else.
     """  # noqa: E501
     shape, names = _check_grid(tuple(shape), tuple(names))
+    kinds = _check_types(axis_types, names)
     given = list(jax.devices() if devices is None else devices)
     need = math.prod(shape)
     if len(given) < need:
@@ -64,8 +72,10 @@ def make_mesh(
             f"iso.simulate_devices({need}) before anything else."
         )
     if devices is None and len(given) == need:
-        return _auto(mesh_utils.create_device_mesh(shape, given), names)
-    return _auto(np.array(given[:need], object).reshape(shape), names)
+        grid = mesh_utils.create_device_mesh(shape, given)
+    else:
+        grid = np.array(given[:need], object).reshape(shape)
+    return Mesh(grid, names, axis_types=kinds)
 
 
 def hybrid_mesh(ici: Sequence[int], dcn: Sequence[int], names: Sequence[str]) -> Mesh:
@@ -112,40 +122,83 @@ def hybrid_mesh(ici: Sequence[int], dcn: Sequence[int], names: Sequence[str]) ->
     return _auto(grid.transpose(pairs).reshape(sizes), names)
 
 
-def as_mesh(obj: Any) -> Mesh:
+def as_mesh(obj: Any, *, abstract: bool = False) -> Any:
     """Take a mesh in any form: a `jax.sharding.Mesh`, or an object that has one.
 
     Args:
-        obj: the mesh, or an object with a `get_jax_mesh()` method.
+        obj: the mesh, of any axis types, or an object with a `get_jax_mesh()` method.
+        abstract: whether one without devices will do.
 
     Returns:
-        The mesh; its axes are all Auto.
+        The mesh.
 
     Raises:
-        ShardingError: the mesh has Explicit or Manual axes, or no devices.
+        ShardingError: the mesh has no devices.
         TypeError: it is no mesh.
 
     Example:
-        >>> import jax
-        >>> as_mesh(jax.make_mesh((8,), ("x",)))
-        Traceback (most recent call last):
-            ...
-        isoshard.core.errors.ShardingError: mesh axis 'x' is Explicit; layouts here are completed by the compiler, which takes Auto axes: make the mesh with iso.make_mesh((8,), ('x',)), or pass axis_types=(AxisType.Auto,) to jax.make_mesh.
-    """  # noqa: E501
+        >>> as_mesh(jax.make_mesh((8,), ("x",))).axis_types
+        (Explicit,)
+    """
     if isinstance(obj, Mesh):
-        return _check_axis_types(obj)
+        return obj
     if isinstance(obj, AbstractMesh):
+        if abstract:
+            return obj
         raise ShardingError(
             f"{obj} has no devices, and data needs some: make the mesh with "
             f"iso.make_mesh({obj.axis_sizes}, {obj.axis_names})."
         )
     convert = getattr(obj, "get_jax_mesh", None)
     if callable(convert):
-        return _check_axis_types(convert())
+        return convert()
     raise TypeError(
         f"a mesh is a jax.sharding.Mesh, as iso.make_mesh(shape, names) makes it, or has a "
         f"get_jax_mesh() method; given was {type(obj).__name__}: {obj!r}"
     )
+
+
+def ambient_mesh(call: str = "iso.shard(x, mesh, P('x'))") -> Mesh | AbstractMesh:
+    """The mesh that `jax.set_mesh` has set; inside a JAX transformation an abstract one.
+
+    Args:
+        call: how a mesh would be given, for the message.
+
+    Raises:
+        ShardingError: there is none.
+
+    Example:
+        >>> with jax.set_mesh(jax.make_mesh((8,), ("x",))):
+        ...     dict(ambient_mesh().shape)
+        {'x': 8}
+    """
+    abstract = jax.sharding.get_abstract_mesh()
+    if abstract.empty:
+        raise ShardingError(
+            f"no mesh is given, and jax.set_mesh has set none; give one: {call}, or call it under "
+            "`with jax.set_mesh(mesh):`."
+        )
+    try:
+        mesh = jax.sharding.get_mesh()
+    except ValueError:  # JAX is tracing
+        return abstract
+    return abstract if mesh.empty else mesh
+
+
+def as_auto_mesh(obj: Any) -> Mesh:
+    """As `as_mesh`, for what is computed under Auto axes only.
+
+    Raises:
+        ShardingError: the mesh has Explicit or Manual axes as well, or no devices.
+        TypeError: it is no mesh.
+
+    Example:
+        >>> as_auto_mesh(jax.make_mesh((8,), ("x",)))
+        Traceback (most recent call last):
+            ...
+        isoshard.core.errors.ShardingError: mesh axis 'x' is Explicit; layouts here are completed by the compiler, which takes Auto axes: make the mesh with iso.make_mesh((8,), ('x',)), or pass axis_types=(AxisType.Auto,) to jax.make_mesh.
+    """  # noqa: E501
+    return _check_axis_types(as_mesh(obj))
 
 
 def mesh_of(sharding: NamedSharding) -> Mesh:
@@ -188,6 +241,16 @@ def _check_axis_types(mesh: Mesh) -> Mesh:
             f"axis_types=({auto}) to jax.make_mesh."
         )
     return mesh
+
+
+def _check_types(kinds: Any, names: tuple[str, ...]) -> tuple[AxisType, ...]:
+    given = (kinds,) * len(names) if isinstance(kinds, AxisType) else tuple(kinds)
+    if len(given) != len(names) or not all(isinstance(kind, AxisType) for kind in given):
+        raise ShardingError(
+            f"axis_types {kinds!r} with names {names} makes no mesh: give one "
+            "jax.sharding.AxisType for all axes, or one per axis."
+        )
+    return given
 
 
 def _check_grid(

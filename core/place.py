@@ -27,6 +27,12 @@ isoshard.core.errors.SpecError: 2 leaves cannot be laid out, and nothing was cha
   b: spec P('z',) does not fit: no mesh axis is called 'z'. The mesh axes are 'x' (2), 'y' (4): name them, or give their indices 0..1.
   w: spec P('z',) does not fit: no mesh axis is called 'z'. The mesh axes are 'x' (2), 'y' (4): name them, or give their indices 0..1.
 
+Under `jax.set_mesh` the mesh may be left out, and a spec is enough:
+
+>>> with jax.set_mesh(jax.make_mesh((2, 4), ("x", "y"))):
+...     jax.typeof(shard(np.ones((8, 4), np.float32), P("x", "y")))
+ShapedArray(float32[8@x,4@y])
+
 Objects of a framework with a bridge (torch tensors and modules, Flax modules) are handed to it.
 """  # noqa: E501
 
@@ -38,24 +44,27 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from . import metrics
 from .arrays import lay_out
+from .axis_types import is_typed
 from .errors import ShardingError, no_sharing, raise_collected
 from .frameworks import framework_of
 from .leaves import Leaf, assign, named_arrays
-from .mesh import as_mesh, mesh_of
+from .mesh import ambient_mesh, as_mesh, describe_mesh
 from .paths import path_name
 from .spec import is_spec, named_sharding
 from .uneven import UnevenArray, is_uneven
 
+_LEFT_OUT: Any = object()
+
 
 def shard(
     x: Any,
-    mesh: Mesh,
-    spec: Any,
+    mesh: Any = None,
+    spec: Any = _LEFT_OUT,
     *,
     copy: bool | None = None,
     name: str | None = None,
@@ -66,7 +75,8 @@ def shard(
 
     Args:
         x: a NumPy or JAX array, a pytree of arrays, or an object of a framework with a bridge.
-        mesh: the mesh, or what `as_mesh` takes.
+        mesh: the mesh, of any axis types, or what `as_mesh` takes. May be left out (`shard(x,
+            spec)`) where `jax.set_mesh` has set one, or `spec` is a NamedSharding.
         spec: any spelling of a spec, a tree of them for a tree, or a Plan. In a tree of specs,
             write leaves as P(..): a tuple of names, indices and None is one spec for all.
         copy: None may share memory with `x` or copy (a later write to a NumPy array then shows),
@@ -78,8 +88,9 @@ def shard(
             or per axis None or that. By default as `torch.chunk`.
 
     Returns:
-        The same kind of object: NumPy and JAX arrays give a jax.Array, trees a tree of the same
-        structure, frameworks their own. In a JAX transformation a value is constrained.
+        The same kind of object, on the mesh that was given: NumPy and JAX arrays give a jax.Array,
+        trees a tree of the same structure, frameworks their own. In a JAX transformation a value is
+        constrained; along Explicit axes its type says so (`jax.typeof`).
 
     Raises:
         ShardingError: a spec does not fit its leaf (SpecError, UnevenError), or memory cannot be
@@ -92,7 +103,7 @@ def shard(
         >>> shard(rows, make_mesh((4,), ("x",)), P("x"), uneven="pad", sizes=(5, 2, 7, 4))
         UnevenArray(float32[18] in float32[28], axis 0 in blocks of 7: 5, 2, 7, 4 valid; P('x',))
     """
-    mesh = as_mesh(mesh)
+    mesh, spec = _mesh_and_spec(mesh, spec)
     _check_uneven(uneven, sizes)
     if uneven == "pad":
         return _shard_padded(x, mesh, spec, sizes, copy, name)
@@ -116,7 +127,7 @@ def reshard(x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
     Args:
         x: as for `shard`, laid out already unless `mesh` is given.
         spec: as for `shard`. A NamedSharding brings its mesh along.
-        mesh: the new mesh; by default the one `x` is on.
+        mesh: the new mesh; by default the one `x` is on, else the one that `jax.set_mesh` has set.
 
     Returns:
         The same kind of object; what is where it belongs is shared with `x`. An UnevenArray keeps
@@ -128,7 +139,7 @@ def reshard(x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
         TypeError: a leaf is no array.
     """
     if mesh is None and isinstance(spec, NamedSharding):
-        mesh = mesh_of(spec)
+        mesh = spec.mesh
     if isinstance(x, UnevenArray):
         return _reshard_uneven(x, spec, mesh)
     framework = framework_of(x)
@@ -168,7 +179,8 @@ def sharding_of(x: Any) -> Any:
         that device, whose one axis is called "device".
 
     Raises:
-        ShardingError: the array is traced, or lies on several devices without a mesh.
+        ShardingError: the array is traced on other than Explicit axes, or lies on several devices
+            without a mesh.
         TypeError: a leaf is no jax.Array; a NumPy array has no layout.
 
     Example:
@@ -181,18 +193,33 @@ def sharding_of(x: Any) -> Any:
     return _map_arrays(_sharding_of, x, "sharding_of")
 
 
-def _mesh_of(x: Any) -> Mesh:
-    meshes = {
-        mesh_of(leaf.sharding): None
-        for leaf in jax.tree.leaves(x)
-        if isinstance(leaf, jax.Array)
-        and not isinstance(leaf, Tracer)
-        and isinstance(leaf.sharding, NamedSharding)
-    }
-    if len(meshes) != 1:
-        count = "no mesh" if not meshes else f"{len(meshes)} different meshes"
+def _mesh_and_spec(mesh: Any, spec: Any) -> tuple[Any, Any]:
+    """Both, where one may have been left out."""
+    if spec is _LEFT_OUT:
+        if isinstance(mesh, Mesh | AbstractMesh) or hasattr(mesh, "get_jax_mesh"):
+            raise TypeError(
+                f"how is it to lie over the mesh {describe_mesh(as_mesh(mesh, abstract=True))}? "
+                "Give a spec as well: iso.shard(x, mesh, P('x')), or P() for whole copies"
+            )
+        mesh, spec = None, mesh
+    if mesh is None:
+        mesh = spec.mesh if isinstance(spec, NamedSharding) else ambient_mesh()
+    return as_mesh(mesh, abstract=True), spec
+
+
+def _mesh_of(x: Any) -> Any:
+    meshes: dict[Any, None] = {}
+    for leaf in jax.tree.leaves(x):
+        if isinstance(leaf, Tracer):
+            mesh = jax.typeof(leaf).sharding.mesh
+            meshes.update({mesh: None} if is_typed(mesh) else {})
+        elif isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding):
+            meshes[leaf.sharding.mesh] = None
+    if not meshes:
+        return ambient_mesh("iso.reshard(x, spec, mesh)")
+    if len(meshes) > 1:
         raise ShardingError(
-            f"the arrays lie on {count}; say which one to lay them out on: "
+            f"the arrays lie on {len(meshes)} different meshes; say which one to lay them out on: "
             "iso.reshard(x, spec, mesh)"
         )
     return next(iter(meshes))
@@ -286,9 +313,12 @@ def _gather(x: Any) -> jax.Array:
 
 def _sharding_of(x: jax.Array) -> NamedSharding:
     if isinstance(x, Tracer):
+        told = jax.typeof(x).sharding
+        if told.mesh.axis_names and told.mesh.are_all_axes_explicit:
+            return told
         raise ShardingError(
-            "a traced value has no layout yet, the compiler chooses it; constrain it with "
-            "iso.shard(x, mesh, spec), or ask outside jit"
+            "a traced value on Auto axes has no layout yet, the compiler chooses it; constrain it "
+            "with iso.shard(x, mesh, spec), or ask outside jit"
         )
     if isinstance(x.sharding, NamedSharding):
         return x.sharding

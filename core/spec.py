@@ -33,9 +33,11 @@ from typing import TYPE_CHECKING, Any
 from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
+from .axis_types import same_devices, same_grid
+from .entries import axis_names as axis_names
 from .entries import canonical_spec, entries_of, is_axis, is_group
 from .errors import ShardingError, SpecError, UnevenError
-from .mesh import as_mesh, describe_mesh, mesh_of
+from .mesh import as_mesh, describe_mesh
 
 if TYPE_CHECKING:
     from .tiles import Tiles
@@ -81,7 +83,7 @@ def normalize_spec(
             ...
         isoshard.core.errors.SpecError: bias: spec ('z', -1) does not fit: no mesh axis is called 'z'; there is no mesh axis -1 (indices count from 0); it has 2 entries for a tensor of rank 1. The mesh axes are 'x' (2), 'y' (4): name them, or give their indices 0..1.
     """  # noqa: E501
-    mesh = as_mesh(mesh)
+    mesh = as_mesh(mesh, abstract=True)
     try:
         canonical = _cached(_Key(spec), mesh, ndim)
     except TypeError:  # unhashable: a list somewhere
@@ -122,7 +124,7 @@ def named_sharding(
         >>> named_sharding(("x", None), mesh, 2) is named_sharding(P("x"), mesh, 2)
         True
     """
-    mesh = as_mesh(mesh)
+    mesh = as_mesh(mesh, abstract=True)
     return _interned(mesh, normalize_spec(spec, mesh, ndim, shape=shape, name=name))
 
 
@@ -173,18 +175,6 @@ def same_layout(a: Sharding, b: Sharding, ndim: int) -> bool:
         True
     """
     return a is b or a.is_equivalent_to(b, ndim)
-
-
-def axis_names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """The mesh axes in one entry of a canonical spec, outermost first; of P.UNCONSTRAINED, none.
-
-    Example:
-        >>> axis_names(None), axis_names("x"), axis_names(("x", "y"))
-        ((), ('x',), ('x', 'y'))
-    """
-    if entry is None or entry is P.UNCONSTRAINED:
-        return ()
-    return (entry,) if isinstance(entry, str) else tuple(entry)
 
 
 def register_spelling(accepts: Predicate, to_tiles: ToTiles) -> Callable[[], None]:
@@ -308,14 +298,14 @@ def _parse(text: str, mesh: Mesh, ndim: int) -> Tiles:
 
 def _spec_over(sharding: NamedSharding, mesh: Mesh, ndim: int, name: str) -> P:
     """The spec of a sharding over another mesh of the same devices."""
-    theirs = mesh_of(sharding)
-    if list(theirs.devices.flat) != list(mesh.devices.flat):
+    theirs = sharding.mesh
+    if not same_devices(theirs, mesh):
         raise SpecError(
             f"{name}: the NamedSharding given lies on a mesh of {describe_mesh(theirs)} whose "
             f"devices are others, or in another order, than those of the mesh "
             f"{describe_mesh(mesh)}; pass its .spec, or that mesh."
         )
-    if theirs.shape == mesh.shape:
+    if same_grid(theirs, mesh):
         return sharding.spec
     return _named(name, _tiles_of, sharding, mesh, ndim)
 

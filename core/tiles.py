@@ -35,7 +35,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from .errors import ShardingError, UnrepresentableError
-from .mesh import as_mesh, describe_mesh, mesh_of
+from .mesh import as_mesh, describe_mesh
 from .spec import axis_names, normalize_spec
 
 
@@ -89,7 +89,7 @@ class Tiles:
         Raises:
             SpecError: the spec does not fit.
         """
-        mesh = as_mesh(mesh)
+        mesh = as_mesh(mesh, abstract=True)
         return cls._lay_out(normalize_spec(spec, mesh, ndim), mesh, ndim)
 
     @classmethod
@@ -113,7 +113,7 @@ class Tiles:
             [[0, 4], [1, 5], [2, 6], [3, 7]]
         """
         if isinstance(sharding, NamedSharding):
-            return cls._lay_out(sharding.spec, mesh_of(sharding), ndim)
+            return cls._lay_out(sharding.spec, sharding.mesh, ndim)
         if isinstance(sharding, SingleDeviceSharding):
             return cls.replicated(ndim, 1)
         raise UnrepresentableError(
@@ -133,7 +133,7 @@ class Tiles:
         spare = [name for name in mesh.axis_names if name not in used]
         order = [mesh.axis_names.index(name) for name in used + spare]
         blocks = [math.prod(mesh.shape[name] for name in names) for names in entries]
-        devices = np.arange(mesh.size).reshape(mesh.devices.shape)
+        devices = np.arange(mesh.size).reshape(*mesh.shape.values())
         replicas = math.prod(mesh.shape[name] for name in spare)
         return cls(devices.transpose(order).reshape(*blocks, replicas))
 
@@ -209,7 +209,7 @@ class Tiles:
                 ...
             isoshard.core.errors.UnrepresentableError: blocks (4,) on devices [0, 3, 1, 2] follow no order of the mesh axes 'x' (4); reorder the mesh's devices, or reshard first
         """  # noqa: E501
-        mesh = as_mesh(mesh)
+        mesh = as_mesh(mesh, abstract=True)
         if self.grid.size == self.num_devices == mesh.size:
             spec = self._guess_spec(mesh)
             if spec is not None and Tiles._lay_out(spec, mesh, self.ndim) == self:
@@ -225,7 +225,7 @@ class Tiles:
         block_of = np.empty((self.grid.size, self.ndim), np.int64)
         for device, block in self.block_of().items():
             block_of[device] = block
-        block_of = block_of.reshape(*mesh.devices.shape, self.ndim)
+        block_of = block_of.reshape(*mesh.shape.values(), self.ndim)
         steps: list[list[tuple[int, str]]] = [[] for _ in self.blocks]
         for axis, name in enumerate(mesh.axis_names):
             if mesh.shape[name] == 1:

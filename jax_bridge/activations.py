@@ -27,6 +27,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from isoshard.core.axis_types import constrain
 from isoshard.core.mesh import as_mesh
 from isoshard.core.paths import path_name
 from isoshard.core.plan import Plan, PlanError
@@ -167,10 +168,7 @@ def _laid_out(said: Any, side: str, value: Any, mesh: Mesh) -> Any:
     found = [(path_name(path), x) for path, x in _leaves(value)]
     shapes = {name: tuple(x.shape) for name, x in found if hasattr(x, "shape")}
     layouts = said.resolve(side, shapes, mesh)
-    laid = iter(
-        jax.lax.with_sharding_constraint(x, layouts[name]) if name in layouts else x
-        for name, x in found
-    )
+    laid = iter(constrain(x, layouts[name]) if name in layouts else x for name, x in found)
     return jax.tree.map(lambda _: next(laid), value, is_leaf=_is_leaf)
 
 

@@ -30,6 +30,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core import exchange, metrics, virtual
+from isoshard.core.axis_types import constrain
 from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.core.errors import ShardingError
 from isoshard.core.mesh import as_mesh
@@ -266,7 +267,7 @@ class TrainStep:
         loss_of = jax.value_and_grad(self._loss, has_aux=True)
         (loss, (rest, aux)), grads = loss_of(state.params, state, batch)
         layouts = plan_state(state.params, self._mesh, self._plan)
-        grads = jax.tree.map(jax.lax.with_sharding_constraint, grads, layouts)
+        grads = jax.tree.map(constrain, grads, layouts)
         updates, opt_state = self._tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         _check_structure(state.rest, rest)

@@ -11,7 +11,9 @@ import os
 
 import jax
 import pytest
+from jax.sharding import AxisType
 
+from isoshard.core.mesh import make_mesh
 from tiers.sweeps import (  # noqa: F401  (the hooks of a plugin)
     pytest_addoption,
     pytest_collection_modifyitems,
@@ -29,6 +31,9 @@ jax.config.update("jax_num_cpu_devices", DEVICES)
 if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
     jax.config.update("jax_disable_most_optimizations", True)
     os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}".strip()
+
+# AXIS_TYPES=Explicit runs the tests on meshes as `jax.make_mesh` makes them.
+make_mesh.__kwdefaults__["axis_types"] = AxisType[os.environ.get("AXIS_TYPES", "Auto")]
 
 
 def pytest_sessionstart(session):
@@ -54,8 +59,6 @@ def _what_is_there_stays():
 @pytest.fixture
 def mesh():
     """The mesh most tests use: 2 x 4, axes "x" and "y"."""
-    from isoshard.core.mesh import make_mesh
-
     return make_mesh((2, 4), ("x", "y"))
 
 

@@ -33,6 +33,8 @@ from typing import Any, Literal
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from ..axis_types import auto
+from ..entries import entries_of
 from ..errors import ShardingError
 from ..mesh import as_mesh
 from ..spec import check_even
@@ -123,14 +125,15 @@ class ModuleActivations:
             mesh: the mesh, or what `as_mesh` takes.
 
         Returns:
-            The layouts of the arrays that the plan speaks of, by path. Their specs may hold
-            `P.UNCONSTRAINED`, which `jax.lax.with_sharding_constraint` takes.
+            The layouts of the arrays that the plan speaks of, by path, for `constrain` of
+            `axis_types.py`. Where one leaves axes open (`P.UNCONSTRAINED`) it is over the same
+            grid with Auto axes, along which the compiler can choose.
 
         Raises:
             PlanError: listing every array whose spec does not fit, and every path that is not
                 there.
         """
-        mesh = as_mesh(mesh)
+        mesh = as_mesh(mesh, abstract=True)
         faults: list[str] = []
         found: dict[str, list[P]] = {}
         for pattern, said, table in self.parts:
@@ -150,7 +153,8 @@ class ModuleActivations:
             except ShardingError as error:
                 faults.append(f"{error} [rule {self.rule!r}]")
                 continue
-            result[path] = NamedSharding(mesh, spec)
+            is_open = P.UNCONSTRAINED in entries_of(spec)
+            result[path] = NamedSharding(auto(mesh) if is_open else mesh, spec)
         if faults:
             raise PlanError(
                 "\n  ".join([f"the {side} of module {self.module!r} cannot be laid out:", *faults])

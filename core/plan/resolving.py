@@ -70,7 +70,7 @@ def resolve(plan: Plan, tree: Any, mesh: Mesh, *, strict: bool = False) -> Resol
     Raises:
         PlanError: naming every leaf at fault.
     """
-    mesh = as_mesh(mesh)
+    mesh = as_mesh(mesh, abstract=True)
     resolved: list[ResolvedLeaf] = []
     used: set[str] = set()
     faults: list[str] = []

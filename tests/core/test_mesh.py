@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.devices import simulate_devices
 from isoshard.core.errors import DeviceError, ShardingError
-from isoshard.core.mesh import as_mesh, describe_mesh, hybrid_mesh, make_mesh, mesh_of
+from isoshard.core.mesh import as_auto_mesh, as_mesh, describe_mesh, hybrid_mesh, make_mesh, mesh_of
 
 
 def _ids(mesh):
@@ -17,8 +17,8 @@ def _ids(mesh):
 
 
 class TestMakeMesh:
-    def test_axes_are_auto(self):
-        mesh = make_mesh((2, 2, 2), ("a", "b", "c"))
+    def test_axes_are_auto_unless_said(self):
+        mesh = make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=AxisType.Auto)
         assert mesh.axis_types == (AxisType.Auto,) * 3
         assert type(mesh) is Mesh
 
@@ -116,11 +116,12 @@ class TestAsMesh:
 
         assert as_mesh(Theirs()) is mesh
 
-    def test_explicit_axes(self):
+    def test_a_mesh_keeps_its_types(self):
         types = (AxisType.Auto, AxisType.Explicit)
-        explicit = jax.make_mesh((2, 4), ("x", "y"), axis_types=types)
+        mixed = jax.make_mesh((2, 4), ("x", "y"), axis_types=types)
+        assert as_mesh(mixed) is mixed
         with pytest.raises(ShardingError, match=r"'y' is Explicit.*iso\.make_mesh\(\(2, 4\)"):
-            as_mesh(explicit)
+            as_auto_mesh(mixed)
 
     def test_abstract(self):
         with pytest.raises(ShardingError, match="no devices"):

@@ -12,6 +12,16 @@ are as many as a program names meshes, specs and sizes of unequal blocks.
 True
 >>> sharding(number).spec
 P('x',)
+
+Programs are compiled under Auto axes: `layout` and `sharding` are over them, and so are the arrays
+that values hold. A layout over a mesh with Explicit axes has a number of its own, which `told`
+knows by: that is what users see, and what results are handed out in.
+
+>>> typed = jax.sharding.NamedSharding(jax.make_mesh((8,), ("x",)), P("x"))
+>>> intern(typed) == number, untyped(intern(typed)) == number
+(False, True)
+>>> told(intern(typed)) == typed, sharding(intern(typed)) == sharding(number)
+(True, True)
 """
 
 from __future__ import annotations
@@ -19,7 +29,9 @@ from __future__ import annotations
 import threading
 
 import jax
+from jax.sharding import Mesh
 
+from isoshard.core.axis_types import auto, is_typed, on_mesh, same_grid
 from isoshard.core.devices import Device
 from isoshard.core.domain import BlockLayout
 from isoshard.core.mesh import mesh_of
@@ -30,6 +42,7 @@ UNPLACED = -1
 Layout = jax.sharding.Sharding | BlockLayout
 
 _LAYOUTS: list[Layout] = []
+_TOLD: list[Layout] = []
 _NUMBERS: dict[Layout, int] = {}
 _GROUPS: list[tuple[Device, ...]] = []
 _REPLICATED: dict[int, int] = {}
@@ -45,14 +58,44 @@ def intern(layout: Layout) -> int:
             if number is None:
                 number = len(_LAYOUTS)
                 _GROUPS.append(_assignment(layout))
-                _LAYOUTS.append(layout)
+                _LAYOUTS.append(_under_auto(layout))
+                _TOLD.append(layout)
                 _NUMBERS[layout] = number  # last: now others may find it
     return number
 
 
 def layout(number: int) -> Layout:
-    """The layout behind a number: a sharding, or blocks with padding."""
+    """The layout behind a number, under Auto axes: a sharding, or blocks with padding."""
     return _LAYOUTS[number]
+
+
+def told(number: int) -> Layout:
+    """The layout behind a number on the mesh of whoever named it."""
+    return _TOLD[number]
+
+
+def untyped(number: int) -> int:
+    """The number of the same layout under Auto axes."""
+    if number == UNPLACED or _TOLD[number] is _LAYOUTS[number]:
+        return number
+    return intern(_LAYOUTS[number])
+
+
+def typed(number: int, mesh: Mesh | None) -> int:
+    """The number of the same layout on a mesh of the same grid; None keeps the number."""
+    found = None if mesh is None or number == UNPLACED else sharding(number)
+    if not isinstance(found, jax.sharding.NamedSharding) or not same_grid(found.mesh, mesh):
+        return number
+    blocks, same = _LAYOUTS[number], on_mesh(found, mesh)
+    return intern(blocks.on(same) if isinstance(blocks, BlockLayout) else same)
+
+
+def typed_mesh(number: int) -> Mesh | None:
+    """The mesh of a layout, if it has Explicit axes."""
+    found = None if number == UNPLACED else _TOLD[number]
+    if found is None or found is _LAYOUTS[number]:
+        return None
+    return mesh_of(found.sharding if isinstance(found, BlockLayout) else found)
 
 
 def sharding(number: int) -> jax.sharding.Sharding:
@@ -83,6 +126,14 @@ def replicated_like(number: int) -> int:
             whole = like
         found = _REPLICATED[number] = intern(whole)
     return found
+
+
+def _under_auto(layout: Layout) -> Layout:
+    found = layout.sharding if isinstance(layout, BlockLayout) else layout
+    if not isinstance(found, jax.sharding.NamedSharding) or not is_typed(found.mesh):
+        return layout
+    untyped = on_mesh(found, auto(mesh_of(found)))
+    return layout.on(untyped) if isinstance(layout, BlockLayout) else untyped
 
 
 def _assignment(value: Layout) -> tuple[Device, ...]:

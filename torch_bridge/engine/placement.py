@@ -97,7 +97,8 @@ def settle(values: Sequence[Value]) -> None:
 def _settle(value: Value | Taken) -> None:
     array = value.array
     if isinstance(array, np.ndarray) or (
-        array.sharding is not layouts.layout(value.layout) and placed_layout(array) != value.layout
+        array.sharding is not layouts.layout(value.layout)
+        and placed_layout(array) != layouts.untyped(value.layout)
     ):
         _bring(value, layouts.layout(value.layout))
         if value.shared and not may_alias(array, value.array):

@@ -32,6 +32,7 @@ from .placement import place
 from .recipes import RECIPES, Recipe
 from .recorder import recorder, replace, wire_execute
 from .refine import refined, refining
+from .result_meshes import result_layouts
 from .tape import Tape
 from .value import Value, placed_layout
 
@@ -320,7 +321,7 @@ def run(
     for watch in WATCHING:
         watch(program, plan)
     if program.layouts is None:
-        program.layouts = [placed_layout(array) for array in results]
+        program.layouts = result_layouts(plan, [placed_layout(array) for array in results])
     return results
 
 

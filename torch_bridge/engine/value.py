@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from jax.core import Tracer
 
+from isoshard.core.axis_types import under_auto
 from isoshard.core.domain import BlockLayout
 from isoshard.core.uneven import UnevenArray
 from isoshard.torch_bridge.dtypes import physical_dtype
@@ -208,9 +209,10 @@ class Value:
     @staticmethod
     def of(array: jax.Array | UnevenArray, *, shared: bool = False) -> Value:
         """Hold a placed (or traced) array."""
-        value = Value(array)
-        if not isinstance(array, Tracer):
-            value.layout = placed_layout(array)
+        if isinstance(array, Tracer):
+            value = Value(array)
+        else:
+            value = Value(computed_on(array), placed_layout(array))
         value.shared = shared
         return value
 
@@ -254,7 +256,17 @@ class Value:
         array = self.array
         if array is None or isinstance(array, np.ndarray):
             return False
-        return self.layout == placed_layout(array) or self.layout == layouts.UNPLACED
+        return self.layout == layouts.UNPLACED or layouts.untyped(self.layout) == placed_layout(
+            array
+        )
+
+
+def computed_on(array: jax.Array | UnevenArray) -> Any:
+    """The array as the engine holds it: under Auto axes, in the same buffers."""
+    if isinstance(array, UnevenArray):
+        same = under_auto(array.array)
+        return array if same is array.array else UnevenArray(same, array.shape, array.sizes)
+    return under_auto(array)
 
 
 def placed_layout(array: jax.Array | UnevenArray) -> int:

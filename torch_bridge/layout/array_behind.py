@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import torch
 from jax.core import Tracer
 
+from isoshard.core.axis_types import retyped
 from isoshard.core.domain import BlockLayout, lay_out_in_blocks
 from isoshard.core.errors import no_sharing
 from isoshard.core.exchange import lay_out
@@ -48,7 +49,15 @@ def array_behind(x: base.LazyTensor, sharding: Any, copy: bool | None, name: str
         value.shared |= placement.may_alias(array, found)
         return found
     value.shared = True
-    return array
+    mesh = layouts.typed_mesh(value.layout)
+    return array if mesh is None else on_users_mesh(array, mesh)
+
+
+def on_users_mesh(array: Any, mesh: jax.sharding.Mesh) -> Any:
+    """An array, or one in blocks, on a mesh of the grid it lies on, with the types of that."""
+    if not isinstance(array, UnevenArray):
+        return retyped(array, mesh)
+    return UnevenArray(retyped(array.array, mesh), array.shape, array.sizes)
 
 
 def in_layout(array: Any, layout: Any, copy: bool | None, name: str) -> Any:

@@ -63,7 +63,8 @@ def placed(tensor: base.LazyTensor) -> Sharding | None:
         return storage.annotation
     if storage.value.layout == layouts.UNPLACED:
         return None
-    found = layouts.sharding(storage.value.layout)
+    found = layouts.told(storage.value.layout)
+    found = found.sharding if isinstance(found, BlockLayout) else found
     return found if isinstance(found, Sharding) else None
 
 

@@ -1,0 +1,167 @@
+"""Axis types: what the compiler may choose along each mesh axis, and the same data under another.
+
+Along an Auto axis the compiler completes layouts. Along an Explicit one the layout is part of an
+array's type (`jax.typeof`), and JAX refuses an operation that leaves it open. A Manual axis is one
+that `jax.shard_map` runs over. Meshes of the same devices in the same order under the same names
+are one grid, whatever their types: between them no byte moves.
+
+>>> from isoshard.core.mesh import make_mesh
+>>> ours = make_mesh((2, 4), ("x", "y"))
+>>> theirs = jax.make_mesh((2, 4), ("x", "y"))                  # Explicit, JAX's default
+>>> ours == theirs, same_grid(ours, theirs), auto(theirs) == ours
+(False, True, True)
+>>> x = jax.device_put(jax.numpy.ones((8, 4)), NamedSharding(theirs, P("x", "y")))
+>>> jax.typeof(x)
+ShapedArray(float32[8@x,4@y])
+>>> same = under_auto(x)
+>>> jax.typeof(same), same.sharding.spec
+(ShapedArray(float32[8,4]), P('x', 'y'))
+>>> jax.typeof(retyped(same, theirs))
+ShapedArray(float32[8@x,4@y])
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from .entries import axis_names, entries_of
+
+AnyMesh = Mesh | AbstractMesh
+
+
+@functools.lru_cache(maxsize=1024)
+def auto(mesh: Any) -> Any:
+    """The same grid with Auto axes for Explicit ones; Manual axes stay.
+
+    Args:
+        mesh: with devices, or abstract.
+
+    Example:
+        >>> auto(jax.make_mesh((8,), ("x",))).axis_types
+        (Auto,)
+    """
+    if not is_typed(mesh):
+        return mesh
+    kinds = [AxisType.Auto if k == AxisType.Explicit else k for k in mesh.axis_types]
+    if isinstance(mesh, AbstractMesh):
+        return mesh.update(axis_types=tuple(kinds))
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=tuple(kinds))
+
+
+def is_typed(mesh: AnyMesh) -> bool:
+    """Whether layouts along some axis are part of an array's type: one is Explicit."""
+    return AxisType.Explicit in mesh.axis_types
+
+
+def same_grid(one: AnyMesh, other: AnyMesh) -> bool:
+    """Whether two meshes are the same but for their types: devices, their order, sizes, names.
+
+    Of an abstract mesh only sizes and names are known.
+    """
+    return one is other or (
+        tuple(one.shape.items()) == tuple(other.shape.items()) and same_devices(one, other)
+    )
+
+
+def same_devices(one: AnyMesh, other: AnyMesh) -> bool:
+    """Whether two meshes number the same devices alike; of an abstract one only how many."""
+    if isinstance(one, AbstractMesh) or isinstance(other, AbstractMesh):
+        return one.size == other.size
+    return list(one.devices.flat) == list(other.devices.flat)
+
+
+def under_auto(x: Any) -> Any:
+    """An array on the same grid with Auto axes; it shares every buffer.
+
+    Args:
+        x: a `jax.Array`, also traced. What lies on no mesh with Explicit axes is returned as it is.
+    """
+    if isinstance(x, Tracer):
+        mesh = jax.typeof(x).sharding.mesh
+        return jax.sharding.reshard(x, NamedSharding(auto(mesh), P())) if is_typed(mesh) else x
+    sharding = x.sharding
+    if not isinstance(sharding, NamedSharding) or not is_typed(sharding.mesh):
+        return x
+    return jax.device_put(x, on_mesh(sharding, auto(sharding.mesh)))
+
+
+def retyped(x: jax.Array, mesh: Mesh) -> jax.Array:
+    """The same array on another mesh of the same grid; it shares every buffer.
+
+    Args:
+        x: not traced, on a mesh.
+        mesh: of the grid that `x` lies on, with any types.
+    """
+    return x if x.sharding.mesh == mesh else jax.device_put(x, on_mesh(x.sharding, mesh))
+
+
+def on_mesh(sharding: Any, mesh: AnyMesh) -> NamedSharding:
+    """The same blocks on the same devices, said on another mesh of the same grid."""
+    return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
+
+
+def constrain(x: Any, sharding: Any) -> Any:
+    """Ask for a layout inside a JAX transformation, whatever the types of the mesh.
+
+    Along Explicit axes it becomes part of the value's type, along Auto ones it is a constraint of
+    the compiler.
+
+    Args:
+        x: traced, on any mesh of the same devices or on none.
+        sharding: over a mesh with devices, or an abstract one; or of another kind. Where its spec
+            is `P.UNCONSTRAINED`, a value on Explicit axes stays as it is, and the compiler chooses
+            along Auto ones.
+
+    Returns:
+        The value; on the mesh of `sharding`, or on its own where the spec leaves an axis open.
+    """
+    if not isinstance(sharding, NamedSharding):
+        return jax.lax.with_sharding_constraint(x, sharding)
+    mesh, spec = sharding.mesh, sharding.spec
+    if P.UNCONSTRAINED in entries_of(spec):
+        told = jax.typeof(x).sharding
+        if is_typed(told.mesh):
+            mesh, spec = told.mesh, _completed(spec, told)
+    x = _asked(under_auto(x), NamedSharding(auto(mesh), spec, memory_kind=sharding.memory_kind))
+    if not is_typed(mesh):
+        return x
+    x = jax.sharding.reshard(x, NamedSharding(mesh, _along(spec, mesh, AxisType.Explicit)))
+    rest = _along(spec, mesh, AxisType.Auto)
+    return x if rest == P() else _asked(x, NamedSharding(mesh, rest))
+
+
+def _completed(spec: P, told: NamedSharding) -> P:
+    """A spec that says of its open axes what a value's type says of them."""
+    entries, given = [*entries_of(spec)], [*entries_of(told.spec)]
+    used = {name for entry in entries for name in axis_names(entry)}
+    for axis, entry in enumerate(entries):
+        if entry is P.UNCONSTRAINED:
+            have = axis_names(given[axis]) if axis < len(given) else ()
+            kept = tuple(name for name in have if name not in used)
+            entries[axis] = kept or (None if told.mesh.are_all_axes_explicit else entry)
+    return P(*entries)
+
+
+def _asked(x: Any, sharding: NamedSharding) -> Any:
+    """A constraint of the compiler; under the caller's Explicit mesh JAX takes it for a check."""
+    with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
+        return jax.lax.with_sharding_constraint(x, sharding)
+
+
+def _along(spec: P, mesh: AnyMesh, kind: AxisType) -> P:
+    """What a spec says of the axes of one type."""
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    entries: list[Any] = []
+    for entry in entries_of(spec):
+        names = tuple(name for name in axis_names(entry) if kinds[name] == kind)
+        is_open = entry is P.UNCONSTRAINED and kind == AxisType.Auto
+        entries.append(entry if is_open else names or None)
+    while entries and not entries[-1]:
+        entries.pop()
+    return P(*entries)
