@@ -63,6 +63,7 @@ from .freezing import UNSAID, Pairs, frozen, frozen_pairs
 from .imports import Imports
 from .leaves import leaves_of
 from .logical import AxisTable
+from .memory_rules import memory_for, memory_rules
 from .patterns import check_patterns
 from .presets import Presets
 from .resolved import ResolvedPlan
@@ -92,6 +93,9 @@ class Plan(Presets, Imports):
         activations: a mapping, or pairs, of a pattern for module names and the spec of the
             module's output, or an `Activation`.
         inputs: the spec of every array of the batch, or a mapping of patterns and specs.
+        memory: a mapping, or pairs, of a pattern and the memory in which what it matches rests,
+            parameters or slots of an optimizer: `{"*.mu.*": "pinned_host"}`. A step brings in what
+            rests on the host, and puts it back.
         product: the plans of a product; `a * b` makes them.
 
     Raises:
@@ -110,6 +114,7 @@ class Plan(Presets, Imports):
     axes: Any = ()
     activations: Any = ()
     inputs: Any = UNSAID
+    memory: Any = ()
     product: tuple[Plan, ...] = ()
 
     def __post_init__(self) -> None:
@@ -130,6 +135,7 @@ class Plan(Presets, Imports):
             "axes": axes,
             "activations": activation_rules(self.activations),
             "inputs": frozen_inputs,
+            "memory": memory_rules(self.memory),
         }.items():
             object.__setattr__(self, name, value)
 
@@ -148,6 +154,8 @@ class Plan(Presets, Imports):
             parts.append(f"activations={dict(self.activations)!r}")
         if self.inputs is not UNSAID:
             parts.append(f"inputs={dict(self.inputs)!r}")
+        if self.memory:
+            parts.append(f"memory={dict(self.memory)!r}")
         return f"Plan({', '.join(parts)})"
 
     @property
@@ -207,7 +215,17 @@ class Plan(Presets, Imports):
             axes=AxisTable(list(dict.fromkeys(self.axes.pairs + other.axes.pairs))),
             activations=_before(self.activations, other.activations),
             inputs=other.inputs if self.inputs is UNSAID else self.inputs,
+            memory=_before(self.memory, other.memory),
         )
+
+    def memory_for(self, name: str) -> str | None:
+        """The memory in which a parameter, or a slot of an optimizer, rests; None: no rule says.
+
+        Example:
+            >>> Plan(memory={"*.mu.*": "pinned_host"}).memory_for("0.mu.kernel")
+            'pinned_host'
+        """
+        return memory_for((factor.memory for factor in self.factors), name)
 
     def spec_for(self, name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
         """Look up the spec of one leaf.

@@ -25,6 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 from ..errors import ShardingError
 from ..mesh import as_mesh
+from ..offload import in_memory
 from ..metrics import human_bytes
 from ..spec import axis_names, check_even
 from .freezing import UNSAID
@@ -83,7 +84,7 @@ def resolve(plan: Plan, tree: Any, mesh: Mesh, *, strict: bool = False) -> Resol
         used.update(decision.rule for decision in decisions)
         rule = _joined(decisions)
         try:
-            resolved.append(_lay_out(leaf, decisions, rule, mesh, plan.replicate_below))
+            resolved.append(_lay_out(leaf, decisions, rule, mesh, plan))
         except ShardingError as error:
             faults.append(f"{error} [rule {rule!r}]")
     if faults or large:
@@ -133,8 +134,9 @@ def _speaks(factor: Plan, names: Sequence[Any], mesh: Mesh | None) -> bool:
 
 
 def _lay_out(
-    leaf: Leaf, decisions: list[Decision], rule: str, mesh: Mesh, limit: int
+    leaf: Leaf, decisions: list[Decision], rule: str, mesh: Mesh, plan: Plan
 ) -> ResolvedLeaf:
+    limit, memory = plan.replicate_below, plan.memory_for(leaf.name)
     notes: list[str] = []
     fixed = [one for one in decisions if not isinstance(one.spec, Largest)]
     specs = [_spec(one, leaf, mesh, notes) for one in fixed]
@@ -151,7 +153,7 @@ def _lay_out(
             f"{leaf.name}: shape {leaf.shape}, {human_bytes(leaf.size)}, would be replicated: "
             f"{'; '.join(notes)}. Give axes another choice, or (name, None) to replicate on purpose"
         )
-    sharding = NamedSharding(mesh, spec)
+    sharding = in_memory(NamedSharding(mesh, spec), memory, name=leaf.name)
     size = leaf.bytes_of(sharding.shard_shape(leaf.shape))
     return ResolvedLeaf(leaf.name, leaf.shape, leaf.dtype_name, sharding, size, rule, tuple(notes))
 
