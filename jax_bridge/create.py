@@ -76,9 +76,7 @@ def create_sharded(
         >>> model.kernel.sharding.spec
         P(None, 'x')
     """
-    mesh, plan, *args = mesh_first(
-        "iso.create_sharded(fn, mesh, plan, *args)", mesh, plan, *args
-    )
+    mesh, plan, *args = mesh_first("iso.create_sharded(fn, mesh, plan, *args)", mesh, plan, *args)
     graph, mesh = None, as_mesh(mesh)
 
     def state_of(*args: Any) -> Any:

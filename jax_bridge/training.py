@@ -32,9 +32,11 @@ Explicit axes says so (`explicit=True`), and its values have the layouts that th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -304,7 +306,8 @@ class TrainStep:
             with jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh):
                 (loss, (rest, aux)), grads = loss_of(state.params, state, batch)
         else:
-            (loss, (rest, aux)), grads = on_auto_axes(loss_of)(state.params, state, batch)
+            with _hint(self._mesh):
+                (loss, (rest, aux)), grads = on_auto_axes(loss_of)(state.params, state, batch)
         _check_structure(state.rest, rest)
 
         def updated(state: TrainState, grads: Any, rest: Any) -> TrainState:
@@ -341,6 +344,21 @@ class TrainStep:
             return loss, None, more
         updates, aux = more if has_aux else (more, None)
         return loss, updates, aux
+
+
+@contextlib.contextmanager
+def _hint(mesh: Mesh) -> Iterator[None]:
+    """Say with JAX's complaints about layouts what the loss is traced under."""
+    try:
+        yield
+    except Exception as error:
+        if is_typed(mesh) and re.search("mesh|shard|PartitionSpec", str(error)):
+            error.add_note(
+                "The mesh has Explicit axes, and the loss is traced under Auto ones. If it is "
+                "written for Explicit axes, say so: train_step(.., explicit=True). Arrays on the "
+                "mesh that it takes from elsewhere, give to the step: step(state, *batch)."
+            )
+        raise
 
 
 def _check_layout(state: TrainState, layouts: TrainState) -> None:
