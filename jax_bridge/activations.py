@@ -180,7 +180,10 @@ def _laid_out(said: Any, side: str, value: Any, mesh: Mesh) -> Any:
 
 def _constrained(x: Any, layout: NamedSharding) -> Any:
     """The value laid out; a traced one on Auto axes stays on them, as what it meets next does."""
-    return constrain(x, beside(x, layout) if isinstance(x, Tracer) else layout)
+    return constrain(x, beside(x, layout)) if isinstance(x, Tracer) else _moved(x, layout)
+
+
+_moved = jax.jit(constrain, static_argnums=1)
 
 
 def _leaves(value: Any) -> list[tuple[Any, Any]]:

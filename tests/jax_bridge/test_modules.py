@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core import frameworks
@@ -16,6 +16,7 @@ from isoshard.core.errors import CopyError, ShardingError
 from isoshard.core.mesh import make_mesh
 from isoshard.core.plan import Linear, Plan, PlanError
 from isoshard.jax_bridge import create, create_sharded, graphs, layout, modules
+from isoshard.jax_bridge.tracing import on_auto_axes
 
 PLAN = Plan(
     {
@@ -233,7 +234,9 @@ def test_numpy_leaves_become_arrays(mesh):
     assert modules.sharding_of(placed) == {"a.kernel": NamedSharding(mesh, P("data"))}
 
 
-def test_a_sharded_module_trains(model, mesh):
+def test_a_sharded_module_trains(model):
+    # On Auto axes: the model leaves the layouts of its values open.
+    mesh = make_mesh((2, 4), ("data", "model"), axis_types=AxisType.Auto)
     modules.shard(model, mesh, PLAN)
     optimizer = nnx.Optimizer(model, optax.sgd(1e-2), wrt=nnx.Param)
     tokens = jax.device_put(jnp.zeros((8, 4), int), NamedSharding(mesh, P("data")))
