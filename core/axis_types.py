@@ -106,6 +106,17 @@ def on_mesh(sharding: Any, mesh: AnyMesh) -> NamedSharding:
     return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
 
 
+def beside(x: Any, sharding: NamedSharding) -> NamedSharding:
+    """A layout for a traced value: one on Auto axes of that grid stays on them.
+
+    Otherwise it could not meet the values that it was computed with.
+    """
+    there = jax.typeof(x).sharding.mesh
+    if is_typed(there) or not is_typed(sharding.mesh) or not same_grid(there, sharding.mesh):
+        return sharding
+    return on_mesh(sharding, auto(sharding.mesh))
+
+
 def constrain(x: Any, sharding: Any) -> Any:
     """Ask for a layout inside a JAX transformation, whatever the types of the mesh.
 

@@ -54,9 +54,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from ..axis_types import AnyMesh
 from .activations import ModuleActivations, activation_for, activation_rules
 from .difference import PlanDiff
 from .freezing import UNSAID, Pairs, frozen, frozen_pairs
@@ -227,13 +227,14 @@ class Plan(Presets, Imports):
         """
         return memory_for((factor.memory for factor in self.factors), name)
 
-    def spec_for(self, name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
+    def spec_for(self, name: str, shape: tuple[int, ...], mesh: AnyMesh | None = None) -> P:
         """Look up the spec of one leaf.
 
         Args:
             name: its path, joined by dots.
             shape: its global shape.
-            mesh: the mesh, or what `as_mesh` takes.
+            mesh: the mesh, or what `as_mesh` takes; it may be abstract. By default the one that
+                `jax.set_mesh` has set.
 
         Returns:
             The canonical spec: no trailing None.
@@ -243,14 +244,17 @@ class Plan(Presets, Imports):
         """
         return self.resolve({name: tuple(shape)}, mesh).leaves[0].sharding.spec
 
-    def resolve(self, tree: Any, mesh: Mesh, *, strict: bool = False) -> ResolvedPlan:
+    def resolve(
+        self, tree: Any, mesh: AnyMesh | None = None, *, strict: bool = False
+    ) -> ResolvedPlan:
         """Look up every leaf, and say everything that is wrong at once.
 
         Args:
             tree: a mapping from names to shapes; a module of torch or Flax; or a pytree whose
                 leaves have a shape (arrays, tensors, `jax.ShapeDtypeStruct`, boxes of Flax with
                 axis names); numbers count as rank 0.
-            mesh: the mesh, or what `as_mesh` takes.
+            mesh: the mesh, or what `as_mesh` takes; it may be abstract. By default the one that
+                `jax.set_mesh` has set.
             strict: whether it is an error that a rule decides nothing, or that a leaf, however
                 small, has no rule.
 
@@ -333,13 +337,14 @@ class Plan(Presets, Imports):
                 rules[f"re:(?:.*[.])?{re.escape(leaf.name)}"] = spec
         return dataclasses.replace(self, rules=rules)
 
-    def diff(self, other: Plan, tree: Any, mesh: Mesh) -> PlanDiff:
+    def diff(self, other: Plan, tree: Any, mesh: AnyMesh | None = None) -> PlanDiff:
         """Compare what two plans make of a model.
 
         Args:
             other: the plan after the change; this one is the plan before.
             tree: the model, as for `resolve`.
-            mesh: the mesh, or what `as_mesh` takes.
+            mesh: the mesh, or what `as_mesh` takes; it may be abstract. By default the one that
+                `jax.set_mesh` has set.
 
         Returns:
             The leaves whose spec or rule differs, and the bytes per device of both; `str` of it is

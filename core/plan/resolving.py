@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from ..axis_types import AnyMesh
 from ..errors import ShardingError
-from ..mesh import as_mesh
-from ..offload import in_memory
+from ..mesh import ambient_mesh, as_mesh
 from ..metrics import human_bytes
+from ..offload import in_memory
 from ..spec import axis_names, check_even
 from .freezing import UNSAID
 from .leaves import Leaf, leaves_of, modules_of
@@ -56,13 +57,14 @@ class Decision:
     axes: AxisTable
 
 
-def resolve(plan: Plan, tree: Any, mesh: Mesh, *, strict: bool = False) -> ResolvedPlan:
+def resolve(plan: Plan, tree: Any, mesh: AnyMesh | None, *, strict: bool = False) -> ResolvedPlan:
     """Look up every leaf of a model.
 
     Args:
         plan: the plan.
         tree: as `Plan.resolve` takes it.
-        mesh: the mesh, or what `as_mesh` takes.
+        mesh: the mesh, or what `as_mesh` takes; it may be abstract. None for the one that
+            `jax.set_mesh` has set.
         strict: whether rules that decide nothing and leaves without a rule are faults.
 
     Returns:
@@ -71,7 +73,8 @@ def resolve(plan: Plan, tree: Any, mesh: Mesh, *, strict: bool = False) -> Resol
     Raises:
         PlanError: naming every leaf at fault.
     """
-    mesh = as_mesh(mesh, abstract=True)
+    given = ambient_mesh("plan.resolve(tree, mesh)") if mesh is None else mesh
+    mesh = as_mesh(given, abstract=True)
     resolved: list[ResolvedLeaf] = []
     used: set[str] = set()
     faults: list[str] = []
