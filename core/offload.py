@@ -21,7 +21,6 @@ A program brings in what it reads, computes, and puts back what is to rest again
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -91,18 +90,23 @@ def bring_in(x: Any) -> Any:
     return jax.device_put(x, jax.memory.Space.Device) if is_resting(x) else x
 
 
-def bring_in_after(resting: Sequence[Any], before: Sequence[Any]) -> list[Any]:
-    """Inside a JAX transformation: values brought in once others have been computed.
+def brought_in_after(tree: Any, before: Any) -> Any:
+    """Inside a JAX transformation: a tree whose resting values are brought in after others.
 
     Left alone, a compiler brings them in as early as it can, and they take the memory of a device
     all the while.
 
     Args:
-        resting: in the memory of the host.
-        before: what is computed first.
+        tree: a pytree of values, some of them in the memory of the host.
+        before: a pytree of what is computed first.
+
+    Returns:
+        The tree, with all its values where devices compute.
     """
-    held, _ = jax.lax.optimization_barrier((list(resting), list(before)))
-    return [bring_in(x) for x in held]
+    if not any(map(is_resting, jax.tree.leaves(tree))):
+        return tree
+    held, _ = jax.lax.optimization_barrier((tree, before))
+    return jax.tree.map(bring_in, held)
 
 
 def is_resting(x: Any) -> bool:

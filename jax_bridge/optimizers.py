@@ -10,9 +10,10 @@
 >>> state[0].mu["w"].sharding.spec, state[0].count.sharding.spec
 (P(None, 'model'), P())
 
-A slot belongs to the parameter whose name ends its own and whose shape it has. Other arrays (those
-of factored optimizers, for instance) follow the plan's default and its limit for replication; step
-counters and other single numbers are replicated.
+A slot belongs to the parameter whose name ends its own and whose shape it has, and rests in the
+same memory, unless the plan's `memory` says another. Other arrays (those of factored optimizers,
+for instance) follow the plan's default and its limit for replication; step counters and other
+single numbers are replicated.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.mesh import as_mesh
+from isoshard.core.offload import in_memory
 from isoshard.core.paths import named_leaves
 from isoshard.core.plan import Plan
+from isoshard.core.plan.memory_rules import check_used
 
 from .create import born
 from .graphs import is_nnx
@@ -122,7 +125,7 @@ def opt_state_layouts(state: Any, params: Any, mesh: Mesh, plan: Any) -> Any:
         The state with a NamedSharding in place of each array.
 
     Raises:
-        PlanError: as `create_opt_state`.
+        PlanError: as `create_opt_state`; or a memory rule of the plan matches nothing.
     """
     mesh = as_mesh(mesh, abstract=True)
     plan = plan if isinstance(plan, Plan) else Plan({"*": plan})
@@ -139,7 +142,10 @@ def opt_state_layouts(state: Any, params: Any, mesh: Mesh, plan: Any) -> Any:
     rest = Plan(default=plan.default, replicate_below=plan.replicate_below)
     found |= rest.resolve(others, mesh).shardings
     names = [name for name, _ in named_leaves(state)]
-    return jax.tree.structure(state).unflatten(found.get(name, whole) for name in names)
+    check_used((factor.memory for factor in plan.factors), [*shapes, *names])
+    return jax.tree.structure(state).unflatten(
+        in_memory(found.get(name, whole), plan.memory_for(name), name=name) for name in names
+    )
 
 
 def _owner(slot: str, params: Any) -> str:

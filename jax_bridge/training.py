@@ -50,6 +50,7 @@ from isoshard.core.axis_types import auto, constrain, is_typed, retyped, same_gr
 from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.core.errors import ShardingError
 from isoshard.core.mesh import as_mesh, describe_mesh
+from isoshard.core.offload import bring_in, brought_in_after, on_device
 from isoshard.core.paths import named_leaves
 from isoshard.core.plan import Plan
 from isoshard.core.spec import same_layout
@@ -301,6 +302,7 @@ class TrainStep:
         import optax  # which whoever made `tx` has imported
 
         self._traced += 1
+        state = dataclasses.replace(state, params=jax.tree.map(bring_in, state.params))
         loss_of = jax.value_and_grad(self._loss, has_aux=True)
         if self._options["explicit"]:
             with jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh):
@@ -312,8 +314,10 @@ class TrainStep:
 
         def updated(state: TrainState, grads: Any, rest: Any) -> TrainState:
             layouts = plan_state(state.params, auto(self._mesh), self._plan)
+            layouts = jax.tree.map(on_device, layouts)
             grads = jax.tree.map(constrain, grads, layouts)
-            updates, opt_state = self._tx.update(grads, state.opt_state, state.params)
+            held = brought_in_after(state.opt_state, grads)
+            updates, opt_state = self._tx.update(grads, held, state.params)
             params = optax.apply_updates(state.params, updates)
             return TrainState(state.step + 1, params, rest, opt_state, state.parts)
 

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from isoshard.core.errors import ShardingError
 from isoshard.core.offload import (
     bring_in,
-    bring_in_after,
+    brought_in_after,
     in_memory,
     is_offloaded,
     on_device,
@@ -48,7 +48,7 @@ def test_a_step_brings_in_and_puts_back(mesh):
 
     @jax.jit
     def step(state, x):
-        (new,) = bring_in_after([state], [x])
+        new = brought_in_after(state, x)
         return put_back(new * 2 + x, layout), bring_in(x)
 
     found, x = step(state, jnp.ones(8))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from isoshard.core.offload import bring_in_after, is_resting
+from isoshard.core.offload import brought_in_after, is_resting
 
 
 class Resting:
@@ -40,6 +40,8 @@ class Resting:
         others = [env[slot] for slot in dict.fromkeys(operands) if slot not in self._slots]
         last = next((x for x in reversed(env) if x is not None and not is_resting(x)), None)
         before = others if last is None else [*others, last]
-        for slot, value in zip(found, bring_in_after([env[s] for s in found], before), strict=True):
+        for slot, value in zip(
+            found, brought_in_after([env[s] for s in found], before), strict=True
+        ):
             env[slot] = value
         self._slots.difference_update(found)
