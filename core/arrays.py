@@ -17,6 +17,7 @@ from .axis_types import beside, constrain
 from .devices import Device
 from .errors import ShardingError, no_sharing
 from .host import Cut, cuts_of
+from .in_shard_map import manual_axes, sharding_here
 from .spec import same_layout
 
 
@@ -40,13 +41,16 @@ def lay_out(
 
     Raises:
         CopyError: data must move, and copy is False.
-        ShardingError: this process does not have what its devices are to hold.
+        ShardingError: this process does not have what its devices are to hold, or `jax.shard_map`
+            runs over the axes asked for.
     """
+    if sharding is not None and manual_axes():
+        sharding = sharding_here(x, sharding, name)
     if isinstance(x, Tracer):
         if isinstance(sharding, NamedSharding):
             sharding = beside(x, sharding)
         return x if sharding is None else constrain(x, sharding)
-    if sharding is None and not copy:
+    if not copy and (sharding is None or x.sharding is sharding):
         return x
     sharding = sharding or x.sharding
     if copy is False and not same_layout(x.sharding, sharding, x.ndim):

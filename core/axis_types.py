@@ -145,7 +145,8 @@ def _constrained(x: Any, sharding: NamedSharding) -> Any:
         told = jax.typeof(x).sharding
         if is_typed(told.mesh):
             mesh, spec = told.mesh, _completed(spec, told)
-    x = _asked(under_auto(x), NamedSharding(auto(mesh), spec))
+    if not is_typed(mesh) or AxisType.Manual not in mesh.axis_types:
+        x = _asked(under_auto(x), NamedSharding(auto(mesh), spec))
     if not is_typed(mesh):
         return x
     x = jax.sharding.reshard(x, NamedSharding(mesh, _along(spec, mesh, AxisType.Explicit)))

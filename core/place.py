@@ -33,6 +33,15 @@ Under `jax.set_mesh` the mesh may be left out, and a spec is enough:
 ...     jax.typeof(shard(np.ones((8, 4), np.float32), P("x", "y")))
 ShapedArray(float32[8@x,4@y])
 
+What `jnp.asarray` takes for an array is one: NumPy's float64, a list of numbers, a number. Inside a
+tree, what is no array stays what it is, and a `jax.ShapeDtypeStruct` gets the layout that its array
+would have:
+
+>>> state = {"step": 0, "w": np.ones((8, 4)), "ema": jax.ShapeDtypeStruct((8, 4), "float32")}
+>>> placed = shard(state, mesh, P("x", "y"))
+>>> placed["step"], placed["w"].dtype, placed["ema"].sharding.spec
+(0, dtype('float32'), P('x', 'y'))
+
 Objects of a framework with a bridge (torch tensors and modules, Flax modules) are handed to it.
 """  # noqa: E501
 
@@ -48,12 +57,14 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from . import metrics
+from .array_like import from_literal, hidden_array, is_array, is_literal
 from .arrays import lay_out
-from .axis_types import is_typed
 from .errors import ShardingError, no_sharing, raise_collected
 from .frameworks import framework_of
+from .host import narrowed
 from .leaves import Leaf, assign, named_arrays
 from .mesh import ambient_mesh, as_mesh, describe_mesh
+from .one_mesh import one_mesh
 from .paths import path_name
 from .spec import is_spec, named_sharding
 from .uneven import UnevenArray, is_uneven
@@ -75,6 +86,10 @@ def shard(
 
     Args:
         x: a NumPy or JAX array, a pytree of arrays, or an object of a framework with a bridge.
+            Alone, a number or a list or tuple of nothing but numbers is an array. In a tree a
+            leaf that is no array (a Python number too) stays what it is. Floats of 64 bits are
+            rounded to 32 while `jax_enable_x64` is off, as `jnp.asarray` rounds them; integers
+            that do not fit are refused. Both copy, and are counted as "narrowed" in `metrics`.
         mesh: the mesh, of any axis types, or what `as_mesh` takes. May be left out (`shard(x,
             spec)`) where `jax.set_mesh` has set one, or `spec` is a NamedSharding.
         spec: any spelling of a spec, a tree of them for a tree, or a Plan. In a tree of specs,
@@ -89,13 +104,14 @@ def shard(
 
     Returns:
         The same kind of object, on the mesh that was given: NumPy and JAX arrays give a jax.Array,
-        trees a tree of the same structure, frameworks their own. In a JAX transformation a value is
-        constrained; along Explicit axes its type says so (`jax.typeof`).
+        trees a tree of the same structure, frameworks their own, a `jax.ShapeDtypeStruct` one with
+        the layout, also over an abstract mesh. In a JAX transformation a value is constrained;
+        along Explicit axes its type says so (`jax.typeof`).
 
     Raises:
-        ShardingError: a spec does not fit its leaf (SpecError, UnevenError), or memory cannot be
-            shared (CopyError). Nothing has been changed then.
-        TypeError: a leaf is no array.
+        ShardingError: a spec does not fit its leaf (SpecError, UnevenError), memory cannot be
+            shared (CopyError), or `jax.shard_map` runs over the axes. Nothing has been changed.
+        TypeError: `x` is no array, nor a tree.
 
     Example:
         >>> from isoshard.core.mesh import make_mesh
@@ -105,6 +121,8 @@ def shard(
     """
     mesh, spec = _mesh_and_spec(mesh, spec)
     _check_uneven(uneven, sizes)
+    if is_literal(x):
+        x, copy = from_literal(x, copy, name or "array"), None
     if uneven == "pad":
         return _shard_padded(x, mesh, spec, sizes, copy, name)
     if isinstance(x, UnevenArray):
@@ -128,6 +146,7 @@ def reshard(x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
         x: as for `shard`, laid out already unless `mesh` is given.
         spec: as for `shard`. A NamedSharding brings its mesh along.
         mesh: the new mesh; by default the one `x` is on, else the one that `jax.set_mesh` has set.
+            A traced value on Auto axes does not always know its own.
 
     Returns:
         The same kind of object; what is where it belongs is shared with `x`. An UnevenArray keeps
@@ -135,8 +154,8 @@ def reshard(x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
         of `torch.chunk`; if nothing is padded any more, it is a jax.Array.
 
     Raises:
-        ShardingError: a spec does not fit, or there is no mesh to stay on.
-        TypeError: a leaf is no array.
+        ShardingError: a spec does not fit, or there is no mesh to stay on, or several.
+        TypeError: `x` is no array, nor a tree.
     """
     if mesh is None and isinstance(spec, NamedSharding):
         mesh = spec.mesh
@@ -145,14 +164,15 @@ def reshard(x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
     framework = framework_of(x)
     if framework is not None:
         return framework.reshard(x, spec, mesh)
-    return shard(x, _mesh_of(x) if mesh is None else mesh, spec)
+    return shard(x, one_mesh(x) if mesh is None else mesh, spec)
 
 
 def full(x: Any) -> Any:
     """Gather `x` whole to every device of its mesh; counted as "gathers" in `metrics`.
 
     Args:
-        x: a jax.Array, a pytree of them, or an object of a framework with a bridge.
+        x: a jax.Array, a pytree of them, or an object of a framework with a bridge. What is no
+            array in a tree stays what it is.
 
     Returns:
         The same kind of object, replicated. What is whole on every device already, or lies on one
@@ -160,7 +180,7 @@ def full(x: Any) -> Any:
 
     Raises:
         ShardingError: a leaf lies on several devices without a mesh.
-        TypeError: a leaf is no jax.Array.
+        TypeError: `x` is no jax.Array, or a leaf lies in host memory.
     """
     framework = framework_of(x)
     if framework is not None:
@@ -172,16 +192,17 @@ def sharding_of(x: Any) -> Any:
     """Read the layout of `x`.
 
     Args:
-        x: a jax.Array, a pytree of them, or an object of a framework with a bridge.
+        x: a jax.Array, a `jax.ShapeDtypeStruct` with a layout, a pytree of them, or an object of
+            a framework with a bridge.
 
     Returns:
-        A NamedSharding, or a tree of them. An array on one device has the spec P() over a mesh of
-        that device, whose one axis is called "device".
+        A NamedSharding, or a tree of them, with None for a leaf that is no array. An array on one
+        device has the spec P() over a mesh of that device, whose one axis is called "device".
 
     Raises:
         ShardingError: the array is traced on other than Explicit axes, or lies on several devices
-            without a mesh.
-        TypeError: a leaf is no jax.Array; a NumPy array has no layout.
+            without a mesh; or a struct has no layout.
+        TypeError: `x` is no array, or a leaf is in host memory, which has no layout.
 
     Example:
         >>> sharding_of(jax.numpy.ones(3)).mesh.axis_names
@@ -207,24 +228,6 @@ def _mesh_and_spec(mesh: Any, spec: Any) -> tuple[Any, Any]:
     return as_mesh(mesh, abstract=True), spec
 
 
-def _mesh_of(x: Any) -> Any:
-    meshes: dict[Any, None] = {}
-    for leaf in jax.tree.leaves(x):
-        if isinstance(leaf, Tracer):
-            mesh = jax.typeof(leaf).sharding.mesh
-            meshes.update({mesh: None} if is_typed(mesh) else {})
-        elif isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding):
-            meshes[leaf.sharding.mesh] = None
-    if not meshes:
-        return ambient_mesh("iso.reshard(x, spec, mesh)")
-    if len(meshes) > 1:
-        raise ShardingError(
-            f"the arrays lie on {len(meshes)} different meshes; say which one to lay them out on: "
-            "iso.reshard(x, spec, mesh)"
-        )
-    return next(iter(meshes))
-
-
 def _check_uneven(uneven: str, sizes: Any) -> None:
     if uneven not in ("error", "pad"):
         raise ShardingError(f"uneven is 'error' or 'pad', given was {uneven!r}")
@@ -242,12 +245,20 @@ def _shard_padded(
     from .domain.packing import pack
     from .domain.sizes import plan_splits
 
-    if isinstance(x, np.ndarray | jax.Array) and framework_of(x) is None:
+    if isinstance(x, np.ndarray):
+        x = narrowed(x, copy, name or "array")
+    if isinstance(x, np.ndarray | jax.Array):
         return pack(x, mesh, spec, sizes, copy=copy, name=name or "array")
     framework = framework_of(x)
     if framework is not None:
         return framework.shard_padded(x, mesh, spec, sizes, copy=copy, name=name)
     leaves, structure = named_arrays(x, name)
+    structs = [leaf.name for leaf in leaves if isinstance(leaf.value, jax.ShapeDtypeStruct)]
+    if structs:
+        raise ShardingError(
+            f"uneven='pad' is of arrays, and {', '.join(structs)} is a jax.ShapeDtypeStruct. Pad "
+            "its shape, and leave uneven out."
+        )
     theirs = [leaf.name for leaf in leaves if leaf.framework is not None]
     if theirs or sizes is not None:
         fault = f"{', '.join(theirs)} belong to a framework" if theirs else "x is a tree of arrays"
@@ -257,16 +268,20 @@ def _shard_padded(
         )
     assign(leaves, structure, mesh, spec, name)
     faults = []
-    for leaf in leaves:
+    arrays = [leaf for leaf in leaves if not leaf.stays]
+    for leaf in arrays:
         try:
+            if isinstance(leaf.value, np.ndarray):
+                leaf.value = narrowed(leaf.value, copy, leaf.name)
             sharding = named_sharding(leaf.spec, mesh, leaf.value.ndim, name=leaf.name)
             if copy is False and any(plan_splits(leaf.value.shape, sharding, None)):
                 raise no_sharing(leaf.name, "blocks of other sizes are padded")
         except ShardingError as error:
             faults.append(error)
     raise_collected(faults)
-    laid = [pack(leaf.value, mesh, leaf.spec, copy=copy, name=leaf.name) for leaf in leaves]
-    return jax.tree.unflatten(structure, laid)
+    for leaf in arrays:
+        leaf.value = pack(leaf.value, mesh, leaf.spec, copy=copy, name=leaf.name)
+    return jax.tree.unflatten(structure, [leaf.value for leaf in leaves])
 
 
 def _reshard_uneven(u: UnevenArray, spec: Any, mesh: Mesh | None) -> Any:
@@ -276,13 +291,18 @@ def _reshard_uneven(u: UnevenArray, spec: Any, mesh: Mesh | None) -> Any:
     return reshard_uneven(u, spec, mesh)
 
 
-def _map_arrays(function: Callable[[jax.Array], Any], x: Any, verb: str) -> Any:
+def _map_arrays(function: Callable[[Any], Any], x: Any, verb: str) -> Any:
     """Apply to every array of a tree, after a look at all of them."""
+
+    def stays(leaf: Any) -> bool:
+        alone = leaf is x or is_array(leaf) or is_uneven(leaf) or framework_of(leaf) is not None
+        return not alone and not hidden_array(leaf)
+
     wrong = []
     for path, leaf in jax.tree.leaves_with_path(x, is_leaf=is_uneven):
-        if is_uneven(leaf):
+        if is_uneven(leaf) or isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
             continue
-        if not isinstance(leaf, jax.Array) and framework_of(leaf) is None:
+        if framework_of(leaf) is None and not stays(leaf):
             wrong.append(f"{path_name(path) or 'the argument'} is {type(leaf).__name__}")
     if wrong:
         raise TypeError(
@@ -294,16 +314,20 @@ def _map_arrays(function: Callable[[jax.Array], Any], x: Any, verb: str) -> Any:
     def one(leaf: Any) -> Any:
         if is_uneven(leaf):
             return function(leaf) if verb == "full" else function(leaf.array)
-        return function(leaf) if isinstance(leaf, jax.Array) else verbs[verb](leaf)
+        if stays(leaf):
+            return leaf if verb == "full" else None
+        return function(leaf) if is_array(leaf) else verbs[verb](leaf)
 
     return jax.tree.map(one, x, is_leaf=is_uneven)
 
 
-def _gather(x: Any) -> jax.Array:
+def _gather(x: Any) -> Any:
     if is_uneven(x):
         from .domain.packing import gather
 
         return gather(x, _sharding_of(x.array))
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return x.update(sharding=NamedSharding(_sharding_of(x).mesh, P()))
     if not isinstance(x, Tracer) and x.is_fully_replicated:
         return x
     whole = NamedSharding(_sharding_of(x).mesh, P())
@@ -311,9 +335,14 @@ def _gather(x: Any) -> jax.Array:
     return lay_out(x, whole)
 
 
-def _sharding_of(x: jax.Array) -> NamedSharding:
+def _sharding_of(x: Any) -> NamedSharding:
     if isinstance(x, Tracer):
         told = jax.typeof(x).sharding
+        if told.mesh.manual_axes:
+            raise ShardingError(
+                "inside jax.shard_map a value is one device's block, which has no layout along "
+                f"{', '.join(map(repr, told.mesh.manual_axes))}; ask outside, or read in_specs"
+            )
         if told.mesh.axis_names and told.mesh.are_all_axes_explicit:
             return told
         raise ShardingError(
@@ -324,6 +353,11 @@ def _sharding_of(x: jax.Array) -> NamedSharding:
         return x.sharding
     if isinstance(x.sharding, SingleDeviceSharding):
         return NamedSharding(Mesh(np.array(list(x.sharding.device_set)), ("device",)), P())
+    if x.sharding is None:
+        raise ShardingError(
+            f"a jax.ShapeDtypeStruct of shape {x.shape} has no layout; give it one: "
+            "iso.shard(x, mesh, spec)"
+        )
     raise ShardingError(
         f"an array of shape {x.shape} lies on several devices by a {type(x.sharding).__name__}, "
         "which has no mesh; lay it out with iso.reshard(x, spec, mesh)"

@@ -17,8 +17,9 @@ from isoshard.core.checkpoints.manifest import Sum
 from isoshard.core.checkpoints.source import Entry, Part, Source, Wanted
 from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import CopyError, ShardingError
-from isoshard.core.exchange import check_shareable, host_to_jax, lay_out
+from isoshard.core.exchange import host_to_jax, lay_out
 from isoshard.core.frameworks import Framework, register
+from isoshard.core.host import check_host
 from isoshard.core.local import from_local
 from isoshard.core.place import sharding_of
 from isoshard.core.plan import Plan
@@ -99,7 +100,7 @@ class Torch(Framework):
             return
         sharding = _sharding(x, mesh, spec, name)
         if not isinstance(x, XLAShardedTensor) and x.device.type == "cpu":
-            check_shareable(to_numpy(x.detach()), sharding, copy=copy, name=name or "tensor")
+            check_host(to_numpy(x.detach()), sharding, copy=copy, name=name or "tensor")
 
     def _place(
         self, x: torch.Tensor, layout: layouts.Layout, copy: bool | None, name: str
