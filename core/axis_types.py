@@ -31,8 +31,11 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .entries import axis_names, entries_of
+from .sums import reduced, refuse, resharded, stored, unreduced
 
 AnyMesh = Mesh | AbstractMesh
+
+_NO_SUMS = "along Auto axes the compiler takes sums where it likes"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -81,10 +84,18 @@ def under_auto(x: Any) -> Any:
 
     Args:
         x: a `jax.Array`, also traced. What lies on no mesh with Explicit axes is returned as it is.
+            A reduced axis becomes one along which it is copied.
+
+    Raises:
+        UnrepresentableError: its sums are still to be taken.
     """
     if isinstance(x, Tracer):
-        mesh = jax.typeof(x).sharding.mesh
-        return jax.sharding.reshard(x, NamedSharding(auto(mesh), P())) if is_typed(mesh) else x
+        told = jax.typeof(x).sharding
+        if not is_typed(told.mesh):
+            return x
+        refuse(told, _NO_SUMS)
+        x = jax.sharding.reshard(x, stored(told)) if reduced(told) else x
+        return jax.sharding.reshard(x, NamedSharding(auto(told.mesh), P()))
     sharding = x.sharding
     if not isinstance(sharding, NamedSharding) or not is_typed(sharding.mesh):
         return x
@@ -102,7 +113,16 @@ def retyped(x: jax.Array, mesh: Mesh) -> jax.Array:
 
 
 def on_mesh(sharding: Any, mesh: AnyMesh) -> NamedSharding:
-    """The same blocks on the same devices, said on another mesh of the same grid."""
+    """The same blocks on the same devices, said on another mesh of the same grid.
+
+    Raises:
+        UnrepresentableError: sums are still to be taken, along an axis that is not Explicit there.
+    """
+    if unreduced(sharding) or reduced(sharding):
+        kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+        if any(kinds[n] != AxisType.Explicit for n in (*unreduced(sharding), *reduced(sharding))):
+            refuse(sharding, _NO_SUMS)
+            sharding = stored(sharding)
     return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
 
 
@@ -123,6 +143,11 @@ def constrain(x: Any, sharding: Any) -> Any:
     """
     if not isinstance(sharding, NamedSharding):
         return jax.lax.with_sharding_constraint(x, sharding)
+    x = _without_sums(x, sharding)
+    if unreduced(sharding) or reduced(sharding):
+        # two steps: JAX takes an Auto value for a term if it changes both at once
+        x = x if unreduced(jax.typeof(x).sharding) else constrain(x, stored(sharding))
+        return resharded(x, sharding)
     mesh, spec = sharding.mesh, sharding.spec
     if P.UNCONSTRAINED in entries_of(spec):
         told = jax.typeof(x).sharding
@@ -134,6 +159,16 @@ def constrain(x: Any, sharding: Any) -> Any:
     x = jax.sharding.reshard(x, NamedSharding(mesh, _along(spec, mesh, AxisType.Explicit)))
     rest = _along(spec, mesh, AxisType.Auto)
     return x if rest == P() else _asked(x, NamedSharding(mesh, rest))
+
+
+def _without_sums(x: Any, sharding: NamedSharding) -> Any:
+    """Take the sums that a layout does not leave open, where it says the parts go."""
+    told = jax.typeof(x).sharding
+    if not unreduced(told) or unreduced(told) == unreduced(sharding):
+        return x
+    said = sharding if same_grid(told.mesh, sharding.mesh) else told
+    said = told if P.UNCONSTRAINED in entries_of(said.spec) else said
+    return resharded(x, on_mesh(stored(said), told.mesh))
 
 
 def _completed(spec: P, told: NamedSharding) -> P:
