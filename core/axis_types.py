@@ -156,8 +156,8 @@ def constrain(x: Any, sharding: Any) -> Any:
     x = _asked(under_auto(x), NamedSharding(auto(mesh), spec, memory_kind=sharding.memory_kind))
     if not is_typed(mesh):
         return x
-    x = jax.sharding.reshard(x, NamedSharding(mesh, _along(spec, mesh, AxisType.Explicit)))
-    rest = _along(spec, mesh, AxisType.Auto)
+    x = jax.sharding.reshard(x, NamedSharding(mesh, along(spec, mesh, AxisType.Explicit)))
+    rest = along(spec, mesh, AxisType.Auto)
     return x if rest == P() else _asked(x, NamedSharding(mesh, rest))
 
 
@@ -189,8 +189,14 @@ def _asked(x: Any, sharding: NamedSharding) -> Any:
         return jax.lax.with_sharding_constraint(x, sharding)
 
 
-def _along(spec: P, mesh: AnyMesh, kind: AxisType) -> P:
-    """What a spec says of the axes of one type."""
+def along(spec: P, mesh: AnyMesh, kind: AxisType) -> P:
+    """What a spec says of the axes of one type.
+
+    Example:
+        >>> kinds = (AxisType.Explicit, AxisType.Auto)
+        >>> along(P(("x", "y"), None), jax.make_mesh((2, 4), ("x", "y"), kinds), AxisType.Auto)
+        P('y',)
+    """
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     entries: list[Any] = []
     for entry in entries_of(spec):
