@@ -32,8 +32,11 @@ from jax.sharding import PartitionSpec as P
 
 from .entries import axis_names, entries_of
 from .offload import bring_in, on_device, put_back
+from .sums import reduced, refuse, resharded, stored, unreduced
 
 AnyMesh = Mesh | AbstractMesh
+
+_NO_SUMS = "along Auto axes the compiler takes sums where it likes"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -82,10 +85,18 @@ def under_auto(x: Any) -> Any:
 
     Args:
         x: a `jax.Array`, also traced. What lies on no mesh with Explicit axes is returned as it is.
+            A reduced axis becomes one along which it is copied.
+
+    Raises:
+        UnrepresentableError: its sums are still to be taken.
     """
     if isinstance(x, Tracer):
-        mesh = jax.typeof(x).sharding.mesh
-        return jax.sharding.reshard(x, NamedSharding(auto(mesh), P())) if is_typed(mesh) else x
+        told = jax.typeof(x).sharding
+        if not is_typed(told.mesh):
+            return x
+        refuse(told, _NO_SUMS)
+        x = jax.sharding.reshard(x, stored(told)) if reduced(told) else x
+        return jax.sharding.reshard(x, NamedSharding(auto(told.mesh), P()))
     sharding = x.sharding
     if not isinstance(sharding, NamedSharding) or not is_typed(sharding.mesh):
         return x
@@ -103,7 +114,16 @@ def retyped(x: jax.Array, mesh: Mesh) -> jax.Array:
 
 
 def on_mesh(sharding: Any, mesh: AnyMesh) -> NamedSharding:
-    """The same blocks on the same devices, said on another mesh of the same grid."""
+    """The same blocks on the same devices, said on another mesh of the same grid.
+
+    Raises:
+        UnrepresentableError: sums are still to be taken, along an axis that is not Explicit there.
+    """
+    if unreduced(sharding) or reduced(sharding):
+        kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+        if any(kinds[n] != AxisType.Explicit for n in (*unreduced(sharding), *reduced(sharding))):
+            refuse(sharding, _NO_SUMS)
+            sharding = stored(sharding)
     return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
 
 
@@ -140,6 +160,11 @@ def constrain(x: Any, sharding: Any) -> Any:
 
 
 def _constrained(x: Any, sharding: NamedSharding) -> Any:
+    x = _without_sums(x, sharding)
+    if unreduced(sharding) or reduced(sharding):
+        # two steps: JAX takes an Auto value for a term if it changes both at once
+        x = x if unreduced(jax.typeof(x).sharding) else constrain(x, stored(sharding))
+        return resharded(x, sharding)
     mesh, spec = sharding.mesh, sharding.spec
     if P.UNCONSTRAINED in entries_of(spec):
         told = jax.typeof(x).sharding
@@ -149,9 +174,19 @@ def _constrained(x: Any, sharding: NamedSharding) -> Any:
         x = _asked(under_auto(x), NamedSharding(auto(mesh), spec))
     if not is_typed(mesh):
         return x
-    x = jax.sharding.reshard(x, NamedSharding(mesh, _along(spec, mesh, AxisType.Explicit)))
-    rest = _along(spec, mesh, AxisType.Auto)
+    x = jax.sharding.reshard(x, NamedSharding(mesh, along(spec, mesh, AxisType.Explicit)))
+    rest = along(spec, mesh, AxisType.Auto)
     return x if rest == P() else _asked(x, NamedSharding(mesh, rest))
+
+
+def _without_sums(x: Any, sharding: NamedSharding) -> Any:
+    """Take the sums that a layout does not leave open, where it says the parts go."""
+    told = jax.typeof(x).sharding
+    if not unreduced(told) or unreduced(told) == unreduced(sharding):
+        return x
+    said = sharding if same_grid(told.mesh, sharding.mesh) else told
+    said = told if P.UNCONSTRAINED in entries_of(said.spec) else said
+    return resharded(x, on_mesh(stored(said), told.mesh))
 
 
 def _completed(spec: P, told: NamedSharding) -> P:
@@ -172,8 +207,14 @@ def _asked(x: Any, sharding: NamedSharding) -> Any:
         return jax.lax.with_sharding_constraint(x, sharding)
 
 
-def _along(spec: P, mesh: AnyMesh, kind: AxisType) -> P:
-    """What a spec says of the axes of one type."""
+def along(spec: P, mesh: AnyMesh, kind: AxisType) -> P:
+    """What a spec says of the axes of one type.
+
+    Example:
+        >>> kinds = (AxisType.Explicit, AxisType.Auto)
+        >>> along(P(("x", "y"), None), jax.make_mesh((2, 4), ("x", "y"), kinds), AxisType.Auto)
+        P('y',)
+    """
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     entries: list[Any] = []
     for entry in entries_of(spec):

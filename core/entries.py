@@ -62,7 +62,8 @@ def _items(spec: Any, faults: list[str]) -> tuple[Any, ...]:
         return ()
     if isinstance(spec, P):
         faults += [
-            f"{kind} axes ({', '.join(map(repr, sorted(axes)))}) are not data that can be stored"
+            f"{kind} axes ({', '.join(map(repr, sorted(axes)))}) are of sums still to be taken, "
+            "and here is said where data lies"
             for kind in ("unreduced", "reduced")
             if (axes := getattr(spec, kind, ()))
         ]

@@ -31,6 +31,7 @@ from .device_dtypes import check_narrowing, device_dtype, jax_dtype
 from .devices import Device
 from .errors import no_sharing
 from .mesh import mesh_of
+from .sums import refuse
 
 ALIGNMENT = 64  # bytes; XLA's CPU client copies a host buffer that starts elsewhere
 _PACKED = ("int2", "uint2", "int4", "uint4", "float4_e2m1fn")  # smaller on device than on host
@@ -76,9 +77,11 @@ def host_to_jax(
 
     Raises:
         CopyError: memory cannot be shared under copy=False, or a value or dtype has no equal.
+        UnrepresentableError: the layout has sums that are still to be taken.
     """
     target = sharding
     sharding = sharding or _default_sharding()
+    _refuse_sums(sharding, name)
     cuts = cuts_of(sharding, host.shape)
     if not sharding.is_fully_addressable:  # device_put would compare values in a collective
         return cuts_to_jax(host, sharding, host.shape, cuts, copy=copy, name=name)
@@ -228,7 +231,13 @@ def check_host(host: np.ndarray, sharding: Sharding, *, copy: bool | None, name:
     Raises:
         CopyError: as `host_to_jax`.
     """
+    _refuse_sums(sharding, name)
     check_cuts(host, sharding, cuts_of(sharding, host.shape), copy=copy, name=name)
+
+
+def _refuse_sums(sharding: Sharding, name: str) -> None:
+    fix = "Lay it out by a spec without unreduced=; of that array iso.reshard makes terms."
+    refuse(sharding, "data from the host is whole", fix, name=name)
 
 
 @functools.lru_cache(maxsize=4096)

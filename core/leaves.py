@@ -106,7 +106,7 @@ class Leaf:
 
     def _sharding(self, mesh: Mesh) -> NamedSharding:
         shape = self.value.shape
-        return named_sharding(self.spec, mesh, len(shape), shape=shape, name=self.name)
+        return named_sharding(self.spec, mesh, len(shape), shape=shape, name=self.name, sums=True)
 
 
 def named_arrays(x: Any, name: str | None) -> tuple[list[Leaf], Any]:

@@ -35,8 +35,8 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from .entries import entries_of
 from .errors import ShardingError
+from .sums import stored
 
 Sizes = tuple[tuple[int, ...] | None, ...]
 
@@ -123,7 +123,7 @@ class UnevenArray:
         if isinstance(self.array, Tracer):
             return jnp.broadcast_to(functools.reduce(jnp.logical_and, lines, True), padded)
         whole = np.broadcast_to(functools.reduce(np.logical_and, lines, np.True_), padded)
-        layout = _reduced(self.array.sharding)
+        layout = stored(self.array.sharding)
         return jax.make_array_from_callback(padded, layout, lambda index: whole[index])
 
     def tree_flatten(self) -> tuple[tuple[Any], tuple[Any, ...]]:
@@ -217,7 +217,7 @@ def layout_of(array: Any) -> NamedSharding | None:
         return None
     if not isinstance(array.sharding, NamedSharding):
         return None
-    sharding = _reduced(array.sharding)
+    sharding = stored(array.sharding)
     entries = [e[0] if isinstance(e, tuple) and len(e) == 1 else e for e in sharding.spec]
     while entries and not entries[-1]:
         entries.pop()
@@ -262,13 +262,6 @@ def _valid(extent: int, size: tuple[int, ...]) -> np.ndarray:
     """Which places along one axis are valid."""
     block = extent // len(size)
     return (np.arange(block) < np.array(size)[:, None]).reshape(-1)
-
-
-def _reduced(sharding: Any) -> Any:
-    """The layout without sums that are still to be taken: a mask has none."""
-    if isinstance(sharding, NamedSharding) and getattr(sharding.spec, "unreduced", ()):
-        return NamedSharding(sharding.mesh, P(*entries_of(sharding.spec)))
-    return sharding
 
 
 def _type(dtype: Any, shape: Sequence[int]) -> str:
