@@ -35,7 +35,6 @@ from isoshard.core.axis_types import (
     same_grid,
     under_auto,
 )
-from isoshard.core.entries import axis_names, entries_of
 from isoshard.core.errors import ShardingError
 from isoshard.core.exchange import lay_out
 from isoshard.core.mesh import ambient_mesh
@@ -46,7 +45,7 @@ from isoshard.torch_bridge.engine import base
 
 from .borders import unwrap
 from .propagated import propagated
-from .users_mesh import mesh_of_leaf, under_auto_axes
+from .users_mesh import mesh_of_leaf, of_type, under_auto_axes
 
 Said = dict[int, NamedSharding]
 Code = Callable[[Any, Said], Any]
@@ -193,7 +192,7 @@ class _Call:
 
     def _laid(self, value: Any, said: Any) -> Any:
         if isinstance(said, _As):
-            return _of_type(value, said.sharding)
+            return of_type(value, said.sharding)
         if said is not None:
             is_traced = isinstance(value, Tracer) or not isinstance(said.mesh, jax.sharding.Mesh)
             return constrain(value, said) if is_traced else lay_out(value, said)
@@ -254,18 +253,6 @@ def _held(leaf: Any) -> Any:
         return leaf
     with jax.ensure_compile_time_eval():
         return under_auto(leaf)
-
-
-def _of_type(value: Any, sharding: NamedSharding) -> Any:
-    """A value in the type of another; along Auto axes it stays as it is."""
-    if not isinstance(value, Tracer):
-        return lay_out(value, sharding) if isinstance(sharding.mesh, jax.sharding.Mesh) else value
-    kinds = dict(zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True))
-    entries = [
-        tuple(name for name in axis_names(entry) if kinds[name] == AxisType.Explicit) or None
-        for entry in entries_of(sharding.spec)
-    ]
-    return jax.sharding.reshard(value, NamedSharding(sharding.mesh, P(*entries)))
 
 
 def _divides(sharding: NamedSharding, shape: tuple[int, ...]) -> bool:

@@ -18,9 +18,12 @@ from typing import Any
 import jax
 from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from isoshard.core.axis_types import AnyMesh, auto, is_typed, same_grid
+from isoshard.core.entries import axis_names, entries_of
 from isoshard.core.errors import ShardingError
+from isoshard.core.exchange import lay_out
 from isoshard.core.mesh import ambient_mesh
 from isoshard.core.paths import path_name
 from isoshard.torch_bridge.engine import base, layouts
@@ -75,6 +78,37 @@ def under_auto_axes(mesh: AnyMesh | None = None) -> contextlib.AbstractContextMa
 
 
 _AS_IT_IS = contextlib.nullcontext()
+
+
+def of_type(value: Any, sharding: NamedSharding) -> Any:
+    """A value in a type; along Auto axes it stays as it is.
+
+    Args:
+        value: an array, also traced, under Auto axes or on no mesh.
+        sharding: over the user's mesh.
+    """
+    if isinstance(value, Tracer):
+        spec = explicit_part(sharding.spec, sharding.mesh)
+        return jax.sharding.reshard(value, NamedSharding(sharding.mesh, spec))
+    return lay_out(value, sharding) if isinstance(sharding.mesh, jax.sharding.Mesh) else value
+
+
+def explicit_part(spec: P, mesh: AnyMesh) -> P:
+    """What a spec says of the Explicit axes of a mesh.
+
+    Example:
+        >>> both = (AxisType.Explicit, AxisType.Auto)
+        >>> explicit_part(P(("x", "y"), "y"), jax.make_mesh((2, 4), ("x", "y"), both))
+        P('x', None)
+    """
+    if mesh.are_all_axes_explicit:
+        return spec
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    entries = [
+        tuple(name for name in axis_names(entry) if kinds[name] == AxisType.Explicit) or None
+        for entry in entries_of(spec)
+    ]
+    return P(*entries)
 
 
 def described(mesh: AnyMesh) -> str:
