@@ -37,7 +37,7 @@ from .dtensor import modules as dtensor_modules
 from .dtensor import resharding, spelling, starting
 from .dtypes import logical_dtype, physical_dtype
 from .exchange import shard_to_torch, to_numpy
-from .layout.array_behind import annotated, array_behind, in_layout
+from .layout.array_behind import annotated, array_behind, in_layout, users_sharding
 from .tensor import XLAShardedTensor
 
 _CUT = (
@@ -194,7 +194,8 @@ class Torch(Framework):
                 "isoshard.shard(tensor, mesh, spec)"
             )
         if x.named_sharding is None:
-            return sharding_of(placement.held(base.read(x)))
+            value = base.read(x)
+            return users_sharding(value, sharding_of(placement.held(value)))
         return x.named_sharding
 
     def call(self, verb: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

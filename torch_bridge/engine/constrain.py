@@ -25,7 +25,7 @@ def constrain(value: Value, layout: int) -> Value:
     if recipe is None:
 
         def run(arrays, _scalars, _key):
-            return [lay_in_blocks(arrays[0], layouts.layout(refined(layout)))]
+            return [lay_in_blocks(arrays[0], layouts.computed(refined(layout)))]
 
         recipe = _RECIPES[layout] = Recipe("mark_sharding", run, 1, detail=layout)
     tape = recorder()

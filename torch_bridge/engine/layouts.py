@@ -35,6 +35,7 @@ from isoshard.core.axis_types import auto, is_typed, on_mesh, same_grid
 from isoshard.core.devices import Device
 from isoshard.core.domain import BlockLayout
 from isoshard.core.mesh import mesh_of
+from isoshard.core.offload import is_offloaded, on_device
 
 UNPLACED = -1
 """The layout of a value that may be placed wherever a program needs it."""
@@ -102,6 +103,17 @@ def sharding(number: int) -> jax.sharding.Sharding:
     """The sharding behind a number; of blocks with padding, that of the padded array."""
     found = _LAYOUTS[number]
     return found.sharding if isinstance(found, BlockLayout) else found
+
+
+def computed(number: int) -> Layout:
+    """The layout of a number inside a program: in the memory that the devices compute in."""
+    found = _LAYOUTS[number]
+    return on_device(found) if is_offloaded(found) else found
+
+
+def is_resting(number: int) -> bool:
+    """Whether a layout is in another memory than its devices compute in."""
+    return number != UNPLACED and is_offloaded(_LAYOUTS[number])
 
 
 def blocks(number: int) -> BlockLayout | None:

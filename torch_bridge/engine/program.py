@@ -20,6 +20,7 @@ import numpy as np
 
 from isoshard.core import cache, metrics, partitioning, samples, virtual
 from isoshard.core.domain import lay_in_blocks
+from isoshard.core.offload import bring_in, put_back
 from isoshard.torch_bridge.lowerings.partition import compiling_for
 from isoshard.torch_bridge.lowerings.sequences import splitting
 
@@ -283,16 +284,21 @@ def traceable(plan: Plan) -> Any:
 
     def isoshard_step(*arguments):
         scalars, words = arguments[inputs:]
-        env = interpret(entries, used, arguments[:inputs], scalars, random.keys(words))
+        leaves = [bring_in(argument) for argument in arguments[:inputs]]
+        env = interpret(entries, used, leaves, scalars, random.keys(words))
         results = [env[slot] for slot in plan.live]
         return [
-            result
-            if number == layouts.UNPLACED
-            else lay_in_blocks(result, layouts.layout(refined(number)))
+            result if number == layouts.UNPLACED else _laid_out(result, refined(number))
             for result, number in zip(results, plan.wanted, strict=True)
         ]
 
     return in_blocks(isoshard_step, plan) if has_blocks(layouts_in(plan)) else isoshard_step
+
+
+def _laid_out(result: Any, number: int) -> Any:
+    """A result in its layout, and in the memory where it rests."""
+    found = lay_in_blocks(result, layouts.computed(number))
+    return put_back(found, layouts.layout(number))
 
 
 def run(

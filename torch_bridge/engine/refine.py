@@ -130,7 +130,8 @@ def _on(value: NamedSharding, fine: Mesh) -> NamedSharding:
         )
         for entry in value.spec
     ]
-    return NamedSharding(fine, PartitionSpec(*(entry or None for entry in spec)))
+    said = PartitionSpec(*(entry or None for entry in spec))
+    return NamedSharding(fine, said, memory_kind=value.memory_kind)
 
 
 def rewrap(array: jax.Array | UnevenArray, number: int) -> jax.Array | UnevenArray:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import torch
 from jax.core import Tracer
 
-from isoshard.core.axis_types import retyped
+from isoshard.core.axis_types import on_mesh, retyped
 from isoshard.core.domain import BlockLayout, lay_out_in_blocks
 from isoshard.core.errors import no_sharing
 from isoshard.core.exchange import lay_out
@@ -47,10 +47,17 @@ def array_behind(x: base.LazyTensor, sharding: Any, copy: bool | None, name: str
     if copy or (sharding is not None and placed_layout(array) != layouts.intern(sharding)):
         found = in_layout(array, sharding, copy, name)
         value.shared |= placement.may_alias(array, found)
-        return found
-    value.shared = True
+    else:
+        found = array
+        value.shared = True
+    mesh = layouts.typed_mesh(value.layout) if sharding is None else None
+    return found if mesh is None else on_users_mesh(found, mesh)
+
+
+def users_sharding(value: Value, sharding: jax.sharding.NamedSharding) -> Any:
+    """How the array of a value lies, said on the mesh that its user knows."""
     mesh = layouts.typed_mesh(value.layout)
-    return array if mesh is None else on_users_mesh(array, mesh)
+    return sharding if mesh is None else on_mesh(sharding, mesh)
 
 
 def on_users_mesh(array: Any, mesh: jax.sharding.Mesh) -> Any:

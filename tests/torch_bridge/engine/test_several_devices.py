@@ -9,6 +9,7 @@ import torch
 import isoshard as iso
 from isoshard import P
 from isoshard.core import virtual
+from isoshard.core.axis_types import auto
 from isoshard.torch_bridge.engine import program
 
 
@@ -21,6 +22,7 @@ def _marks_what_it_makes(mesh):
 
 
 def _maps_over_shards(mesh):
+    mesh = auto(mesh)  # along Explicit axes, shard_map takes what lies so already
     total = jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P())
     return iso.torch_function(total)(torch.ones(8, 4, device="jax") + 1).sum()
 
