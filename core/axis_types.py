@@ -130,10 +130,17 @@ def on_mesh(sharding: Any, mesh: AnyMesh) -> NamedSharding:
 def beside(x: Any, sharding: NamedSharding) -> NamedSharding:
     """A layout for a traced value: one on Auto axes of that grid stays on them.
 
-    Otherwise it could not meet the values that it was computed with.
+    Otherwise it could not meet the values that it was computed with. Sums that are to be left
+    open are of Explicit axes only, so such a layout is taken as it is.
     """
     there = jax.typeof(x).sharding.mesh
-    if is_typed(there) or not is_typed(sharding.mesh) or not same_grid(there, sharding.mesh):
+    if (
+        unreduced(sharding)
+        or reduced(sharding)
+        or is_typed(there)
+        or not is_typed(sharding.mesh)
+        or not same_grid(there, sharding.mesh)
+    ):
         return sharding
     return on_mesh(sharding, auto(sharding.mesh))
 
