@@ -31,6 +31,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .entries import axis_names, entries_of
+from .frameworks import framework_of
 from .offload import bring_in, on_device, put_back
 from .sums import reduced, refuse, resharded, stored, unreduced
 
@@ -111,6 +112,29 @@ def retyped(x: jax.Array, mesh: Mesh) -> jax.Array:
         mesh: of the grid that `x` lies on, with any types.
     """
     return x if x.sharding.mesh == mesh else jax.device_put(x, on_mesh(x.sharding, mesh))
+
+
+def typeof(x: Any) -> Any:
+    """The type of an array as `jax.typeof` tells it: shape, dtype, and layout on Explicit axes.
+
+    Args:
+        x: an array of JAX, also traced, or of a framework with a bridge. What is recorded is
+            computed where only the compiler knows its layout.
+
+    Returns:
+        The abstract value.
+
+    Raises:
+        ShardingError: an array of a framework lies on no mesh.
+        TypeError: `x` is no array.
+
+    Example:
+        >>> layout = NamedSharding(jax.make_mesh((8,), ("x",)), P("x"))
+        >>> typeof(jax.device_put(jax.numpy.ones((8, 4)), layout))
+        ShapedArray(float32[8@x,4])
+    """
+    framework = framework_of(x)
+    return jax.typeof(x) if framework is None else framework.typeof(x)
 
 
 def on_mesh(sharding: Any, mesh: AnyMesh) -> NamedSharding:

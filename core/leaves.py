@@ -30,6 +30,7 @@ from .frameworks import Framework, framework_of
 from .host import take_host
 from .in_shard_map import manual_axes
 from .mesh import as_mesh
+from .offload import is_offloaded
 from .paths import path_name
 from .plan import Plan
 from .plan.leaves import boxed_leaves
@@ -175,7 +176,9 @@ def _ask_plan(leaves: list[Leaf], structure: Any, mesh: Mesh, plan: Plan) -> Non
             "so that paths joined by dots differ, or give a tree of specs"
         )
     boxed = dict(boxed_leaves(structure.unflatten(leaves)))  # boxes of Linen name their axes
-    specs = plan.resolve({path: boxed.get(path, leaf) for path, leaf in arrays.items()}, mesh).specs
+    named = {path: boxed.get(path, leaf) for path, leaf in arrays.items()}
+    layouts = plan.resolve(named, mesh).shardings
+    specs = {path: s if is_offloaded(s) else s.spec for path, s in layouts.items()}
     for leaf in leaves:
         leaf.spec = specs.get(leaf.path, plan)
 

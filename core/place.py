@@ -63,13 +63,16 @@ from .errors import ShardingError, no_sharing, raise_collected
 from .frameworks import framework_of
 from .host import narrowed
 from .leaves import Leaf, assign, named_arrays
+from .memory_kinds import in_kind, kind_of
 from .mesh import ambient_mesh, as_mesh, describe_mesh
 from .one_mesh import one_mesh
 from .paths import path_name
+from .plan import Plan
 from .spec import is_spec, named_sharding
 from .uneven import UnevenArray, is_uneven
 
 _LEFT_OUT: Any = object()
+_AS_IT_IS: Any = object()
 
 
 def shard(
@@ -81,6 +84,7 @@ def shard(
     name: str | None = None,
     uneven: str = "error",
     sizes: Any = None,
+    memory: str | None = None,
 ) -> Any:
     """Lay `x` out over a mesh.
 
@@ -101,6 +105,8 @@ def shard(
             `UnevenArray`, or a torch tensor over one. What divides is laid out as ever.
         sizes: with uneven="pad", of one array: the elements of each block, where one axis is split;
             or per axis None or that. By default as `torch.chunk`.
+        memory: in which memory of the devices, as JAX names it: "pinned_host" is the host's. By
+            default that of a NamedSharding or of the plan, else the one they compute in.
 
     Returns:
         The same kind of object, on the mesh that was given: NumPy and JAX arrays give a jax.Array,
@@ -120,7 +126,7 @@ def shard(
         UnevenArray(float32[18] in float32[28], axis 0 in blocks of 7: 5, 2, 7, 4 valid; P('x',))
     """
     mesh, spec = _mesh_and_spec(mesh, spec)
-    _check_uneven(uneven, sizes)
+    _check_uneven(uneven, sizes, memory)
     if is_literal(x):
         x, copy = from_literal(x, copy, name or "array"), None
     if uneven == "pad":
@@ -129,17 +135,23 @@ def shard(
         return _reshard_uneven(x, spec, mesh)
     framework = framework_of(x)
     if framework is not None:
+        spec = in_kind(spec, mesh, getattr(x, "ndim", None), memory, name or framework.name)
         return framework.shard(x, mesh, spec, copy=copy, name=name)
     if isinstance(x, np.ndarray | jax.Array) and is_spec(spec):
+        spec = in_kind(spec, mesh, x.ndim, memory, name or "array")
         return Leaf("", name or "array", x, None, spec).place(mesh, copy)
     leaves, structure = named_arrays(x, name)
     assign(leaves, structure, mesh, spec, name)
+    for leaf in leaves:
+        rank = None if leaf.shape is None else len(leaf.shape)
+        kind = kind_of(leaf.value) if memory is _AS_IT_IS else memory
+        leaf.spec = in_kind(leaf.spec, mesh, rank, kind, leaf.name)
     faults = [leaf.check(mesh, copy) for leaf in leaves]
     raise_collected([fault for fault in faults if fault is not None])
     return jax.tree.unflatten(structure, [leaf.place(mesh, copy) for leaf in leaves])
 
 
-def reshard(x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
+def reshard(x: Any, spec: Any, mesh: Mesh | None = None, *, memory: str | None = None) -> Any:
     """Change the layout of `x`; data moves between devices as needed.
 
     Args:
@@ -147,6 +159,7 @@ def reshard(x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
         spec: as for `shard`. A NamedSharding brings its mesh along.
         mesh: the new mesh; by default the one `x` is on, else the one that `jax.set_mesh` has set.
             A traced value on Auto axes does not always know its own.
+        memory: as for `shard`; by default data stays in the memory it is in.
 
     Returns:
         The same kind of object; what is where it belongs is shared with `x`. An UnevenArray keeps
@@ -163,8 +176,14 @@ def reshard(x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
         return _reshard_uneven(x, spec, mesh)
     framework = framework_of(x)
     if framework is not None:
+        if memory is not None:
+            mesh = framework.sharding_of(x).mesh if mesh is None else mesh
+            spec = in_kind(spec, mesh, getattr(x, "ndim", None), memory, framework.name)
         return framework.reshard(x, spec, mesh)
-    return shard(x, one_mesh(x) if mesh is None else mesh, spec)
+    mesh = one_mesh(x) if mesh is None else mesh
+    if memory is None and not isinstance(spec, NamedSharding | Plan):
+        memory = kind_of(x) if isinstance(x, jax.Array) else _AS_IT_IS
+    return shard(x, mesh, spec, memory=memory)
 
 
 def full(x: Any) -> Any:
@@ -228,13 +247,18 @@ def _mesh_and_spec(mesh: Any, spec: Any) -> tuple[Any, Any]:
     return as_mesh(mesh, abstract=True), spec
 
 
-def _check_uneven(uneven: str, sizes: Any) -> None:
+def _check_uneven(uneven: str, sizes: Any, memory: str | None) -> None:
     if uneven not in ("error", "pad"):
         raise ShardingError(f"uneven is 'error' or 'pad', given was {uneven!r}")
     if uneven == "error" and sizes is not None:
         raise ShardingError(
             f"sizes {sizes} are of blocks with padding; say that it is wanted: "
             "iso.shard(x, mesh, spec, uneven='pad', sizes=..)"
+        )
+    if uneven == "pad" and memory is not None:
+        raise ShardingError(
+            f"memory={memory!r} with uneven='pad': blocks of other sizes rest in the memory that "
+            "their devices compute in. Leave one of the two out."
         )
 
 
