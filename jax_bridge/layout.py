@@ -37,7 +37,7 @@ def mesh_first(call: str, *given: Any) -> tuple[Any, ...]:
 
     Raises:
         ShardingError: the mesh is left out, and none is set.
-        TypeError: there is no plan.
+        TypeError: there is no plan; or something else stands where a plan has its mesh.
 
     Example:
         >>> with jax.set_mesh(jax.make_mesh((8,), ("x",))):
@@ -47,6 +47,8 @@ def mesh_first(call: str, *given: Any) -> tuple[Any, ...]:
     """
     mesh, *rest = given
     if mesh is not None and not _is_mesh(mesh):
+        if isinstance(rest[0] if rest else None, Plan | P):
+            as_mesh(mesh)  # which says what a mesh is
         mesh, rest = None, list(given)
     rest = [one for one in rest if one is not LEFT_OUT]
     if not rest:
