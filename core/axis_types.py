@@ -114,7 +114,7 @@ def beside(x: Any, sharding: NamedSharding) -> NamedSharding:
     there = jax.typeof(x).sharding.mesh
     if is_typed(there) or not is_typed(sharding.mesh) or not same_grid(there, sharding.mesh):
         return sharding
-    return on_mesh(sharding, auto(sharding.mesh))
+    return on_mesh(sharding, there)
 
 
 def constrain(x: Any, sharding: Any) -> Any:

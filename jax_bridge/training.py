@@ -174,6 +174,9 @@ class TrainStep:
         self._loss_fn = loss_fn
         self._tx = tx
         self._mesh = mesh
+        # JAX partitions operators of their own in programs whose meshes with devices are of one
+        # type, so beside the user's mesh the other one is without.
+        self._auto = auto(mesh).abstract_mesh if is_typed(mesh) else mesh
         self._plan = plan if isinstance(plan, Plan) else Plan({"*": plan})
         self._options = options
         self._programs: Bounded[Any, Any] = Bounded(PROGRAMS)
@@ -311,7 +314,7 @@ class TrainStep:
         _check_structure(state.rest, rest)
 
         def updated(state: TrainState, grads: Any, rest: Any) -> TrainState:
-            layouts = plan_state(state.params, auto(self._mesh), self._plan)
+            layouts = plan_state(state.params, self._auto, self._plan)
             grads = jax.tree.map(constrain, grads, layouts)
             updates, opt_state = self._tx.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
@@ -327,7 +330,7 @@ class TrainStep:
     def _loss(self, params: Any, state: TrainState, batch: tuple[Any, ...]) -> Any:
         model = join_parts(state.parts, params, state.rest)
         models = [model] if state.parts.is_nnx else []
-        mesh = self._mesh if self._options["explicit"] else auto(self._mesh)
+        mesh = self._mesh if self._options["explicit"] else self._auto
         with constrain_activations(mesh, self._plan, *models) as self.constrained:
             found = self._loss_fn(model, *batch)
         loss, updates, aux = self._taken_apart(found)
