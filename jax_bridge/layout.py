@@ -15,6 +15,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.axis_types import AnyMesh
 from isoshard.core.mesh import ambient_mesh, as_mesh
 from isoshard.core.paths import path_name
 from isoshard.core.plan import Plan
@@ -63,7 +64,7 @@ def _is_mesh(given: Any) -> bool:
     return isinstance(given, Mesh | AbstractMesh) or hasattr(given, "get_jax_mesh")
 
 
-def plan_state(state: Any, mesh: Mesh, plan: Any) -> Any:
+def plan_state(state: Any, mesh: AnyMesh, plan: Any) -> Any:
     """Choose the layout of every array of a state.
 
     Args:

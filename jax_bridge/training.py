@@ -324,8 +324,10 @@ class TrainStep:
 
     def _on_mesh(self, x: Any) -> Any:
         """What the compiler laid out under Auto axes, on the user's mesh."""
-        here = isinstance(x, jax.Array) and isinstance(x.sharding, NamedSharding)
-        return retyped(x, self._mesh) if here and same_grid(x.sharding.mesh, self._mesh) else x
+        there = x.sharding if isinstance(x, jax.Array) else None
+        if isinstance(there, NamedSharding) and same_grid(there.mesh, self._mesh):
+            return retyped(x, self._mesh)
+        return x
 
     def _loss(self, params: Any, state: TrainState, batch: tuple[Any, ...]) -> Any:
         model = join_parts(state.parts, params, state.rest)
