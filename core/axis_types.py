@@ -166,7 +166,7 @@ def beside(x: Any, sharding: NamedSharding) -> NamedSharding:
         or not same_grid(there, sharding.mesh)
     ):
         return sharding
-    return on_mesh(sharding, auto(sharding.mesh))
+    return on_mesh(sharding, there)
 
 
 def constrain(x: Any, sharding: Any) -> Any:
