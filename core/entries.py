@@ -63,7 +63,7 @@ def _items(spec: Any, faults: list[str]) -> tuple[Any, ...]:
     if isinstance(spec, P):
         faults += [
             f"{kind} axes ({', '.join(map(repr, sorted(axes)))}) are of sums still to be taken, "
-            "and here is said where data lies"
+            "which only iso.shard and iso.reshard of JAX arrays can say"
             for kind in ("unreduced", "reduced")
             if (axes := getattr(spec, kind, ()))
         ]

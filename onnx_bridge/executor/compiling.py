@@ -124,7 +124,8 @@ class Compiled:
         for number, route in enumerate(self._routes.of(given)):
             entering = {name: placed(values[name], where, name) for name, where in route.items()}
             program, tables = self._jitted[number], self._tables[number]
-            made = program(parameters[number], tables, entering)
+            with self._programs[number].context():
+                made = program(parameters[number], tables, entering)
             values.update(made)
             made_by.update(dict.fromkeys(made, self._programs[number]))
         found = {

@@ -7,6 +7,7 @@ computed under Auto axes, along which the compiler lays out what the file leaves
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core.axis_types import auto, constrain, is_typed, retyped, under_auto
+from isoshard.core.axis_types import auto, constrain, is_typed, retyped, same_grid, under_auto
 from isoshard.core.metrics import human_bytes
 
 from ..errors import ModelError
@@ -67,6 +68,13 @@ class Program:
         readers = [node for node in self.layout.graph.consumers(name) if node.index in inside]
         said = (self.layout.sharding(node.index, name) for node in readers)
         return next((one for one in said if one is not None), None)
+
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        """Where JAX runs the stage: not under the mesh of other devices that the caller has set."""
+        ambient = jax.sharding.get_abstract_mesh()
+        if ambient.empty or same_grid(ambient, self.mesh):
+            return contextlib.nullcontext()
+        return jax.set_mesh(auto(self.mesh))
 
     def __call__(self, parameters: Values, tables: Values, inputs: Values) -> Values:
         """Compute the stage; a pure function of JAX arrays.

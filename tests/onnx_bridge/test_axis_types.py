@@ -134,6 +134,9 @@ def test_a_stage_keeps_the_types_of_its_axes():
     np.testing.assert_allclose(got["y"], HIDDEN @ V, rtol=1e-5)
     assert jax.typeof(got["y"]).sharding.spec == P("a", None)
     assert got["hidden"].sharding.mesh == run.layout.stages[0].mesh
+    with jax.set_mesh(mesh):  # of all stages
+        again = compile(annotated, mesh)(X)
+    np.testing.assert_allclose(again["y"], HIDDEN @ V, rtol=1e-5)
 
 
 def test_a_function_for_explicit_axes_becomes_a_file():
