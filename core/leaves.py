@@ -30,6 +30,7 @@ from .frameworks import Framework, framework_of
 from .host import take_host
 from .in_shard_map import manual_axes
 from .mesh import as_mesh
+from .moves import move_of
 from .offload import is_offloaded
 from .paths import path_name
 from .plan import Plan
@@ -96,14 +97,17 @@ class Leaf:
             return self.framework.shard(self.value, mesh, self.spec, copy=copy, name=self.name)
         if self.stays:
             return self.value
-        sharding = self._sharding(mesh)
-        if isinstance(self.value, jax.ShapeDtypeStruct):
-            return self.value.update(sharding=sharding)
-        if not isinstance(self.value, Tracer):
-            as_mesh(mesh)
-        if isinstance(self.value, np.ndarray) and not manual_axes():
-            return take_host(self.value, sharding, copy=copy, name=self.name)
-        return lay_out(self.value, sharding, copy=copy, name=self.name)
+        value, sharding = self.value, self._sharding(mesh)
+        if isinstance(value, jax.ShapeDtypeStruct):
+            return value.update(sharding=sharding)
+        if isinstance(value, Tracer) or manual_axes():
+            return lay_out(value, sharding, copy=copy, name=self.name)
+        mesh = as_mesh(mesh)
+        if isinstance(value, np.ndarray):
+            return take_host(value, sharding, copy=copy, name=self.name)
+        if copy is None:
+            sharding = move_of(value, mesh, self.spec, sharding)
+        return lay_out(value, sharding, copy=copy, name=self.name)
 
     def _sharding(self, mesh: Mesh) -> NamedSharding:
         shape = self.value.shape
@@ -193,7 +197,7 @@ def _spread(specs: Any, leaves: list[Leaf], structure: Any, name: str | None) ->
     paths = [path_name(path) for path, _ in _paths_of(structure)]
     found = [[spec for start, spec in given if _under(path, start)] for path in paths]
     wrong = [
-        f"no spec for {path}"
+        f"no spec for {path or 'the array'}"
         for path, specs, leaf in zip(paths, found, leaves, strict=True)
         if not specs and not leaf.stays
     ]
@@ -216,7 +220,8 @@ def _spread(specs: Any, leaves: list[Leaf], structure: Any, name: str | None) ->
     if wrong:
         raise SpecError(
             f"{name or 'tree'}: the tree of specs does not match: {'; '.join(wrong)}. The leaves "
-            f"are {', '.join(paths) or 'none'}; give one spec each, or a Plan of name patterns."
+            f"are {', '.join(filter(None, paths)) or 'none'}; give one spec each, or a Plan of "
+            "name patterns."
         )
     return [specs[0] if specs else None for specs in found]
 

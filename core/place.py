@@ -65,6 +65,7 @@ from .host import narrowed
 from .leaves import Leaf, assign, named_arrays
 from .memory_kinds import in_kind, kind_of
 from .mesh import ambient_mesh, as_mesh, describe_mesh
+from .moves import known_move
 from .one_mesh import one_mesh
 from .paths import path_name
 from .plan import Plan
@@ -111,8 +112,9 @@ def shard(
     Returns:
         The same kind of object, on the mesh that was given: NumPy and JAX arrays give a jax.Array,
         trees a tree of the same structure, frameworks their own, a `jax.ShapeDtypeStruct` one with
-        the layout, also over an abstract mesh. In a JAX transformation a value is constrained;
-        along Explicit axes its type says so (`jax.typeof`).
+        the layout, also over an abstract mesh. A jax.Array that lies by the very spec is given back
+        as it is. In a JAX transformation a value is constrained; along Explicit axes its type says
+        so (`jax.typeof`).
 
     Raises:
         ShardingError: a spec does not fit its leaf (SpecError, UnevenError), memory cannot be
@@ -125,6 +127,10 @@ def shard(
         >>> shard(rows, make_mesh((4,), ("x",)), P("x"), uneven="pad", sizes=(5, 2, 7, 4))
         UnevenArray(float32[18] in float32[28], axis 0 in blocks of 7: 5, 2, 7, 4 valid; P('x',))
     """
+    if copy is None and sizes is None and uneven == "error":
+        move = known_move(x, mesh, spec)
+        if move is not None:
+            return x if move is x.sharding else jax.device_put(x, move)
     mesh, spec = _mesh_and_spec(mesh, spec)
     _check_uneven(uneven, sizes, memory)
     if is_literal(x):
