@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax.core import Tracer
+from jax.sharding import NamedSharding
 
 from isoshard.core.exchange import to_jax
 from isoshard.core.uneven import UnevenArray
@@ -18,13 +20,17 @@ from isoshard.torch_bridge.engine import base, placement
 from isoshard.torch_bridge.engine.value import Aval, Value
 from isoshard.torch_bridge.framework import Torch
 
+SAID: weakref.WeakKeyDictionary[Value, NamedSharding] = weakref.WeakKeyDictionary()
+"""Where JAX runs torch code: how arguments lie on the user's mesh, and typed functions' results."""
 
-def wrap(leaf: Any, dtype: torch.dtype | None = None) -> Any:
+
+def wrap(leaf: Any, dtype: torch.dtype | None = None, said: NamedSharding | None = None) -> Any:
     """A tensor over an array or tracer.
 
     Args:
         leaf: a `jax.Array`, a NumPy array, a tensor on any device, or anything else.
         dtype: the logical dtype; that of the array if not given.
+        said: how the array lies on the user's mesh, if that has Explicit axes.
 
     Returns:
         A tensor on the `jax` device; what is neither array nor tensor as it is.
@@ -44,7 +50,10 @@ def wrap(leaf: Any, dtype: torch.dtype | None = None) -> Any:
     if not isinstance(leaf, jax.Array):
         return leaf
     aval = Aval.contiguous(tuple(leaf.shape), dtype or logical_dtype(leaf.dtype))
-    return base.fresh(aval, Value.handed(leaf))
+    value = Value.handed(leaf)
+    if said is not None:
+        SAID[value] = said
+    return base.fresh(aval, value)
 
 
 def unwrap(leaf: Any) -> Any:

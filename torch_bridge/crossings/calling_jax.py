@@ -34,8 +34,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from isoshard.core.bounded import PROGRAMS, Bounded
+from isoshard.core.paths import path_name
 from isoshard.torch_bridge.dtensor.exchange import is_dtensor
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine import aside, base
@@ -46,8 +49,10 @@ from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval, Value
 
 from .arguments import TENSOR, of_operands, sorted_out, surroundings
+from .operand_types import Types, explained, say, typed_call, types_of
 from .plain import PlainFunction
 from .pulled import Pulled
+from .users_mesh import under_auto_axes
 
 
 class TorchFunction:
@@ -63,9 +68,20 @@ class TorchFunction:
         name: str,
         out_specs: Any = None,
         copy: bool | None = None,
+        *,
+        types: bool | Types = False,
     ):
-        """See `torch_function`."""
-        self.name = name
+        """See `torch_function`.
+
+        Args:
+            function: takes arrays.
+            name: see the class.
+            out_specs: as for `torch_function`.
+            copy: likewise.
+            types: of the operands; True are those that the tensors have on a mesh with Explicit
+                axes, and False traces the function under Auto axes.
+        """
+        self.name, self._types = name, types
         self._function, self._out_specs = function, out_specs
         self._known: Bounded[Any, _Traced] = Bounded(PROGRAMS)
         self._distributed: Any = None
@@ -109,7 +125,10 @@ class TorchFunction:
         differentiate = torch.is_grad_enabled()
         wanted = tuple([differentiate and tensor.requires_grad for tensor in tensors])
         avals = tuple([tensor._aval for tensor in tensors])
-        key = (structure, tuple(fixed), avals, wanted, *surroundings())
+        types: Any = self._types or None
+        if types is True:
+            types = types_of(tensors, self.name, lambda: _names(args, kwargs))
+        key = (structure, tuple(fixed), avals, wanted, types, *surroundings())
         try:
             traced = self._known.get(key)
         except TypeError as error:
@@ -117,9 +136,14 @@ class TorchFunction:
                 f"{self.name} takes tensors, arrays and hashable constants: {error}"
             ) from None
         if traced is None:
-            traced = _Traced(
-                of_operands(self._function, structure, fixed), avals, wanted, self.name
-            )
+            function = of_operands(self._function, structure, fixed)
+            try:
+                traced = _Traced(function, avals, wanted, self.name, types)
+            except Exception as error:
+                found = explained(error, types, _names(args, kwargs), self.name)
+                if found is error:
+                    raise
+                raise found from None
             if not traced.pulled.holds_tracers:
                 self._known[key] = traced
         results = _Call.apply(traced, *tensors) if any(wanted) else traced.record(tensors)
@@ -192,7 +216,17 @@ def torch_function(
     if not callable(function):
         raise TypeError(f"torch_function takes a JAX function, not {type(function).__name__}")
     called = name or getattr(function, "__name__", None) or type(function).__name__
-    return TorchFunction(function, called, out_specs, copy)
+    return TorchFunction(function, called, out_specs, copy, types=True)
+
+
+def _names(args: Any, kwargs: Any) -> list[str]:
+    """Of the operands."""
+    named = [*jax.tree.leaves_with_path(args), *jax.tree.leaves_with_path(kwargs)]
+    return [
+        path_name(path)
+        for path, leaf in named
+        if isinstance(leaf, torch.Tensor) or sorted_out(leaf)[1] is not None
+    ]
 
 
 def _is_plain(leaf: Any) -> bool:
@@ -219,6 +253,7 @@ class _Traced:
 
     Attributes:
         pulled: the function and its pull-back, in JAX.
+        types: of the operands, or None.
         outs: the aval of each result.
         rest: the avals of what backward needs besides operands and results.
         forward: takes the operands; gives the results and the rest.
@@ -232,21 +267,28 @@ class _Traced:
         avals: Sequence[Aval],
         wanted: Sequence[bool],
         name: str,
+        types: Types | None,
     ):
         """Trace the function, and its pull-back if a gradient is wanted."""
-        self._name = name
+        self._name, self.types = name, types
         self._gradient: TorchFunction | None = None
-        shapes = [jax.ShapeDtypeStruct(*aval.token) for aval in avals]
-        self.pulled = pulled = Pulled(function, shapes, wanted)
+        kinds = [None] * len(avals) if types is None or types.untold else types.shardings
+        shapes = [
+            jax.ShapeDtypeStruct(*aval.token, sharding=kind)
+            for aval, kind in zip(avals, kinds, strict=True)
+        ]
+        with under_auto_axes() if types is None else types.entered():
+            self.pulled = pulled = Pulled(function, shapes, wanted)
         self.outs = [self._out_aval(aval) for aval in pulled.outs]
         self.rest = [self._out_aval(aval) for aval in pulled.rest]
         count = len(pulled.kept)
 
         def run(arrays: Any, _scalars: Any, _key: Any) -> Any:
-            return pulled.forward(*arrays)
+            return typed_call(pulled.forward, arrays, pulled.operands, types)
 
         def pull(arrays: Any, _scalars: Any, _key: Any) -> Any:
-            return pulled.backward(arrays[:count], arrays[count:])
+            gradients = lambda *given: pulled.backward(given[:count], given[count:])  # noqa: E731
+            return typed_call(gradients, arrays, pulled.pulled, types)
 
         self.forward = Recipe(name, run, len(self.outs) + len(self.rest))
         self.backward = Recipe(f"gradient of {name}", pull, len(pulled.wanted))
@@ -262,15 +304,33 @@ class _Traced:
     def record(self, tensors: Sequence[Any]) -> list[base.LazyTensor]:
         """Put the function on the tape; gives its results and the rest."""
         values = tapes.recorder().record(self.forward, [base.read(tensor) for tensor in tensors])
-        return [
+        made = [
             base.fresh(aval, value)
             for aval, value in zip((*self.outs, *self.rest), values, strict=True)
+        ]
+        for tensor, kind in zip(made, self._kinds(self.pulled.outs), strict=False):
+            say(tensor, kind)
+        return made
+
+    def _kinds(self, avals: Sequence[Any]) -> list[NamedSharding]:
+        """The types of values on the user's mesh; nothing if the function was traced without."""
+        if self.types is None or self.types.untold:
+            return []
+        mesh = self.types.mesh
+        return [
+            NamedSharding(mesh, P() if aval.sharding.mesh.empty else aval.sharding.spec)
+            for aval in avals
         ]
 
     def gradient(self) -> TorchFunction:
         """The pull-back as a function of operands and gradients that can be differentiated."""
         if self._gradient is None:
-            self._gradient = TorchFunction(self.pulled.gradient, f"gradient of {self._name}")
+            types, pulled = self.types, self.pulled
+            if types is not None and not types.untold:
+                floating = self._kinds([pulled.outs[number] for number in pulled.floating])
+                types = Types(types.mesh, (*types.shardings, *floating))
+            name = f"gradient of {self._name}"
+            self._gradient = TorchFunction(pulled.gradient, name, types=types or False)
         return self._gradient
 
 

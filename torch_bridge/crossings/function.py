@@ -31,21 +31,22 @@ Tensors that are no buffers, such as `torch.arange(n)` made on the CPU, are cons
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import torch
 
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.uneven import is_uneven
 from isoshard.torch_bridge import modules
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.engine import tape as tapes
 
 from . import own_gradients
-from .borders import constant, keys, unwrap, wrap
+from .borders import constant, keys, wrap
+from .result_types import Result, Said, as_given, computed, spread
+from .users_mesh import users_mesh
 
 
 class JaxFunction:
@@ -56,9 +57,9 @@ class JaxFunction:
             buffers; empty for a plain function.
     """
 
-    def __init__(self, target: Callable[..., Any]):
+    def __init__(self, target: Callable[..., Any], out_sharding: Any = None):
         """See `jax_function`."""
-        self._target = target
+        self._target, self._out_sharding = target, out_sharding
 
     @property
     def params(self) -> dict[str, jax.Array]:
@@ -110,10 +111,10 @@ class JaxFunction:
             RuntimeError: random numbers are drawn, and there is no `rng`.
         """
         if isinstance(self._target, torch.nn.Module):
-            return self._run_module(params, args, kwargs, rng)[0]
-        with _traced(rng):
-            args, kwargs = _wrapped(((params, *args), kwargs))
-            return pytree.tree_map(unwrap, self._target(*args, **kwargs))
+            own = dict(modules.tensors(self._target))
+            _check(params, own, f"params of {self._name}", "params")
+            return self._cross(self._of_module, (params, args, kwargs), rng)
+        return self._cross(self._of_function, ((params, *args), kwargs), rng)
 
     def with_buffers(
         self, params: Any, buffers: Any, *args: Any, rng: jax.Array | None = None, **kwargs: Any
@@ -140,21 +141,57 @@ class JaxFunction:
             raise TypeError("a plain function has no buffers; call it as f(*args)")
         _check_names(self._target, params, "parameters")
         _check_names(self._target, buffers, "buffers")
-        result, tensors = self._run_module({**params, **buffers}, args, kwargs, rng)
-        return result, {name: unwrap(tensors[name]) for name in buffers}
 
-    def _run_module(
-        self, params: dict[str, Any], args: Any, kwargs: Any, rng: jax.Array | None
-    ) -> tuple[Any, dict[str, Any]]:
-        """The result, and parameters and buffers as they are afterwards."""
+        def code(given: Any, said: Said) -> Any:
+            tensors: dict[str, Any] = {}
+            result = self._of_module(given, said, tensors)
+            return result, {name: tensors[name] for name in buffers}
+
+        as_before = {name: as_given(buffer) for name, buffer in buffers.items()}
+        return self._cross(code, ({**params, **buffers}, args, kwargs), rng, as_before)
+
+    def _cross(self, code: Any, given: Any, rng: Any, buffers: dict[str, Any] | None = None) -> Any:
+        """Run torch code, and give its results to JAX.
+
+        Args:
+            code: see `computed`.
+            given: its arguments, arrays of JAX among them.
+            rng: a key, or None.
+            buffers: how the new buffers lie, where those are the second of two results.
+        """
+        mesh = users_mesh((given, rng), self._name)
+
+        def run(arguments: Any, said: Said) -> Any:
+            given, rng = arguments
+            with tapes.immediately(keys(rng), imports=True), own_gradients.honoured():
+                with torch.no_grad():
+                    return pytree.tree_map(Result.of, code(given, said))
+
+        def layouts(results: Any) -> list[Any]:
+            if buffers is None:
+                return spread(self._out_sharding, results, self._name)
+            return [*spread(self._out_sharding, results[0], self._name), *buffers.values()]
+
+        return computed(run, (given, rng), mesh, layouts, self._name)
+
+    def _of_function(self, given: Any, said: Said) -> Any:
+        args, kwargs = _wrapped(given, said)
+        return self._target(*args, **kwargs)
+
+    def _of_module(self, given: Any, said: Said, tensors: dict[str, Any] | None = None) -> Any:
+        """The module's result; parameters and buffers as they are afterwards go to `tensors`."""
+        params, args, kwargs = given
         module: Any = self._target
         own = dict(modules.tensors(module))
-        _check(params, own, f"params of {type(module).__name__}", "params")
-        with _traced(rng):
-            args, kwargs = _wrapped((args, kwargs))
-            tensors = {name: wrap(value, own[name].dtype) for name, value in params.items()}
-            result = torch.func.functional_call(module, tensors, args, kwargs)
-            return pytree.tree_map(unwrap, result), tensors
+        args, kwargs = _wrapped((args, kwargs), said)
+        tensors = {} if tensors is None else tensors
+        for name, value in params.items():
+            tensors[name] = wrap(value, own[name].dtype, said.get(id(value)))
+        return torch.func.functional_call(module, tensors, args, kwargs)
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._target, "__name__", type(self._target).__name__)
 
     def _named(self, what: str) -> list[tuple[str, torch.Tensor]]:
         module = self._target
@@ -171,34 +208,44 @@ class JaxFunction:
         return {name: constant(tensor, name) for name, tensor in named}
 
 
-def jax_function(target: torch.nn.Module | Callable[..., Any]) -> JaxFunction:
+def jax_function(
+    target: torch.nn.Module | Callable[..., Any], *, out_sharding: Any = None
+) -> JaxFunction:
     """Make a pure JAX function of a torch module or function.
 
     Args:
         target: an `nn.Module` on any device (also `meta`), called as `f(params, *args)`; or a
             function of tensors, called as `f(*args)`.
+        out_sharding: how the results lie: a `PartitionSpec` over the mesh of the arguments or a
+            `NamedSharding`, for all results or in a tree as theirs. Where it says nothing, or None,
+            the torch code or the compiler does; see `result_types` beside this module.
 
     Returns:
         A callable that works under `jax.jit`, `jax.grad`, `jax.vmap`, `jax.lax.scan`,
-        `jax.checkpoint`, `jax.shard_map` and their compositions.
+        `jax.checkpoint`, `jax.shard_map` and their compositions. Arguments on a mesh with Explicit
+        axes are computed with under Auto ones, and results and gradients come on that mesh.
 
     Raises:
         TypeError: `target` cannot be called.
-    """
+
+    Example:
+        >>> mesh = jax.make_mesh((2, 4), ("x", "y"))                     # axes are Explicit
+        >>> put = lambda *spec: jax.NamedSharding(mesh, jax.P(*spec))
+        >>> x, w = jax.numpy.ones((8, 4), device=put("x")), jax.numpy.ones((4, 8), device=put(None, "y"))
+        >>> jax.typeof(jax.jit(jax_function(torch.matmul))(x, w))
+        ShapedArray(float32[8@x,8@y])
+        >>> jax.typeof(jax_function(torch.matmul, out_sharding=jax.P("x"))(x, w))
+        ShapedArray(float32[8@x,8])
+    """  # noqa: E501
     if not callable(target):
         raise TypeError(f"jax_function takes a module or a function, not {type(target).__name__}")
-    return JaxFunction(target)
+    return JaxFunction(target, out_sharding)
 
 
-@contextlib.contextmanager
-def _traced(rng: jax.Array | None) -> Iterator[None]:
-    with tapes.immediately(keys(rng), imports=True), own_gradients.honoured(), torch.no_grad():
-        yield
-
-
-def _wrapped(arguments: Any) -> Any:
-    leaves, structure = jax.tree.flatten(arguments, is_leaf=lambda x: isinstance(x, UnevenArray))
-    return jax.tree.unflatten(structure, [wrap(leaf) for leaf in leaves])
+def _wrapped(arguments: Any, said: Said) -> Any:
+    leaves, structure = jax.tree.flatten(arguments, is_leaf=is_uneven)
+    wrapped = [wrap(leaf, None, said.get(id(leaf))) for leaf in leaves]
+    return jax.tree.unflatten(structure, wrapped)
 
 
 def _check_names(module: torch.nn.Module, given: Any, kind: str) -> None:

@@ -27,9 +27,12 @@ import jax
 import torch
 from jax.sharding import Mesh
 
+from isoshard.core.axis_types import is_typed
+from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.framework import Torch
 
 from .calling_jax import TorchFunction
+from .operand_types import said, say
 from .sources import Arrays, Tree, source_of
 
 
@@ -88,12 +91,12 @@ class TorchModule(_Level):
         """
         if vars(self)["_call"] is None:
             source: Tree = vars(self)["_source"]
-            vars(self)["_call"] = TorchFunction(_Applied(source.apply), source.name)
+            vars(self)["_call"] = TorchFunction(_Applied(source.apply), source.name, types=True)
         parameters = dict(self.named_parameters(remove_duplicate=False))
         buffers = dict(self.named_buffers(remove_duplicate=False))
         given = buffers
         if torch.is_grad_enabled():  # backward may need them as they are now
-            given = {name: buffer.clone() for name, buffer in buffers.items()}
+            given = {name: _cloned(buffer) for name, buffer in buffers.items()}
         result, changed = vars(self)["_call"](
             parameters, given, args, kwargs, training=self.training
         )
@@ -132,6 +135,16 @@ def _tensor(array: jax.Array, is_parameter: bool) -> torch.Tensor:
     if not isinstance(layout, jax.sharding.NamedSharding):
         return tensor
     return Torch().shard(tensor, cast(Mesh, layout.mesh), layout.spec)
+
+
+def _cloned(buffer: torch.Tensor) -> torch.Tensor:
+    """A copy that has the type of a buffer."""
+    copy = buffer.clone()
+    if isinstance(buffer, base.LazyTensor) and isinstance(copy, base.LazyTensor):
+        layout = said(buffer)
+        if layout is not None and is_typed(layout.mesh):
+            say(copy, layout)
+    return copy
 
 
 class _Applied:

@@ -25,12 +25,15 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 
+from isoshard.core.axis_types import is_typed
+
 
 class Pulled:
     """A function traced for operands like these.
 
     Attributes:
         structure: how the results are nested.
+        operands: the abstract value of each operand.
         outs: the abstract value of each result.
         floating: numbers of the results that have gradients.
         wanted: numbers of the operands whose gradients are wanted.
@@ -48,7 +51,7 @@ class Pulled:
 
         Args:
             function: takes one array per operand; returns a pytree.
-            operands: shape and dtype of each.
+            operands: shape and dtype of each; and its layout, where that is part of its type.
             wanted: for each operand, whether its gradient is.
         """
         self._function = function
@@ -60,6 +63,7 @@ class Pulled:
         jaxpr = traced.jaxpr
         count = self.structure.num_leaves
         results = jaxpr.outvars[:count]
+        self.operands = [var.aval for var in jaxpr.invars]
         self.outs = [var.aval for var in results]
         self.floating = [number for number, out in enumerate(self.outs) if _has_gradients(out)]
         places = {id(var): number for number, var in enumerate((*jaxpr.invars, *results))}
@@ -71,6 +75,12 @@ class Pulled:
                 self._chosen.append(number)
             self.kept.append(places[id(var)])
         self.rest = [jaxpr.outvars[number].aval for number in self._chosen[count:]]
+
+    @property
+    def pulled(self) -> list[Any]:
+        """The abstract values that `backward` takes: what is kept, and the gradients."""
+        found = [*self.operands, *self.outs, *self.rest]
+        return [*(found[place] for place in self.kept), *(self.outs[n] for n in self.floating)]
 
     def forward(self, *arrays: jax.Array) -> list[jax.Array]:
         """Compute the results and the rest.
@@ -153,5 +163,6 @@ def _has_gradients(aval: Any) -> bool:
 
 def _cotangent(grad: jax.Array | None, out: Any) -> jax.Array:
     if grad is None:
-        return jnp.zeros(out.shape, out.dtype)
+        zeros = jnp.zeros(out.shape, out.dtype)
+        return jax.sharding.reshard(zeros, out.sharding) if is_typed(out.sharding.mesh) else zeros
     return jnp.conj(grad.astype(out.dtype))

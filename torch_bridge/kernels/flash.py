@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from isoshard.core.spec import named_sharding
-from isoshard.torch_bridge.crossings.calling_jax import torch_function
+from isoshard.torch_bridge.crossings.calling_jax import TorchFunction
 from isoshard.torch_bridge.spmd import get_global_mesh
 
 from . import jax_kernels
 
-_FLASH = torch_function(jax_kernels.flash_attention)
+_FLASH = TorchFunction(jax_kernels.flash_attention, "flash_attention")
 
 
 def flash_attention(

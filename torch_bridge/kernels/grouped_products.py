@@ -11,16 +11,16 @@ from __future__ import annotations
 import jax
 import torch
 
-from isoshard.torch_bridge.crossings.calling_jax import torch_function
+from isoshard.torch_bridge.crossings.calling_jax import TorchFunction
 
 from . import jax_kernels
 
-_GMM = torch_function(jax_kernels.gmm)
-_TGMM = torch_function(jax_kernels.tgmm)
-_QUANTIZED = torch_function(jax_kernels.quantized_matmul)
-_REPEAT = torch_function(
+_GMM = TorchFunction(jax_kernels.gmm, "gmm")
+_TGMM = TorchFunction(jax_kernels.tgmm, "tgmm")
+_QUANTIZED = TorchFunction(jax_kernels.quantized_matmul, "quantized_matmul")
+_REPEAT = TorchFunction(
     lambda values, repeats, length: jax.numpy.repeat(values, repeats, total_repeat_length=length),
-    name="repeat_with_fixed_output_size",
+    "repeat_with_fixed_output_size",
 )
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import torch
 
-from isoshard.torch_bridge.crossings.calling_jax import torch_function
+from isoshard.torch_bridge.crossings.calling_jax import TorchFunction
 
 from . import jax_kernels
 
-_PAGED = torch_function(jax_kernels.paged_attention)
-_MULTI = torch_function(jax_kernels.multi_queries_paged_attention)
-_RAGGED = torch_function(jax_kernels.ragged_paged_attention)
+_PAGED = TorchFunction(jax_kernels.paged_attention, "paged_attention")
+_MULTI = TorchFunction(jax_kernels.multi_queries_paged_attention, "multi_queries_paged_attention")
+_RAGGED = TorchFunction(jax_kernels.ragged_paged_attention, "ragged_paged_attention")
 
 
 def paged_attention(
