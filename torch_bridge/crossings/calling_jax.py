@@ -220,11 +220,12 @@ def torch_function(
 
 
 def _names(args: Any, kwargs: Any) -> list[str]:
-    """Of the operands."""
-    named = [*jax.tree.leaves_with_path(args), *jax.tree.leaves_with_path(kwargs)]
+    """Of the operands: of positional arguments by number."""
+    named = [(f"argument {path_name(path)}", x) for path, x in jax.tree.leaves_with_path(args)]
+    named += [(path_name(path), x) for path, x in jax.tree.leaves_with_path(kwargs)]
     return [
-        path_name(path)
-        for path, leaf in named
+        name
+        for name, leaf in named
         if isinstance(leaf, torch.Tensor) or sorted_out(leaf)[1] is not None
     ]
 

@@ -57,9 +57,9 @@ class Types:
     untold: tuple[int, ...] = ()
 
     def entered(self) -> contextlib.AbstractContextManager[Any]:
-        """Context in which JAX finds the user's mesh, if the operands have types."""
+        """Context in which JAX finds the user's mesh; under Auto axes if an operand has no type."""
         if self.untold:
-            return under_auto_axes()
+            return under_auto_axes(self.mesh)
         return jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh)
 
 
@@ -153,17 +153,17 @@ def typed_call(
         function: takes arrays.
         arrays: under Auto axes, or on no mesh.
         avals: that it was traced with.
-        types: what `types_of` found; if that is no types, the function is called as it is.
+        types: what `types_of` found.
     """
-    if types is None or types.untold:
-        return list(function(*arrays))
-    given = [
-        x if aval.sharding.mesh.empty else of_type(x, on_mesh(aval.sharding, types.mesh))
-        for x, aval in zip(arrays, avals, strict=True)
-    ]
-    with types.entered():
+    given = []
+    for x, aval in zip(arrays, avals, strict=True):
+        sharding = aval.sharding
+        if is_typed(sharding.mesh):
+            x = of_type(x, sharding if types is None else on_mesh(sharding, types.mesh))
+        given.append(x)
+    with under_auto_axes() if types is None else types.entered():
         found = function(*given)
-    return [under_auto(x) for x in found]
+    return [under_auto(x) if isinstance(x, jax.Array) else x for x in found]
 
 
 def explained(error: Exception, types: Types | None, names: Sequence[str], what: str) -> Exception:

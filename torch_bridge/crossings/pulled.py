@@ -162,7 +162,5 @@ def _has_gradients(aval: Any) -> bool:
 
 
 def _cotangent(grad: jax.Array | None, out: Any) -> jax.Array:
-    if grad is None:
-        zeros = jnp.zeros(out.shape, out.dtype)
-        return jax.sharding.reshard(zeros, out.sharding) if is_typed(out.sharding.mesh) else zeros
-    return jnp.conj(grad.astype(out.dtype))
+    found = jnp.zeros(out.shape, out.dtype) if grad is None else jnp.conj(grad.astype(out.dtype))
+    return jax.sharding.reshard(found, out.sharding) if is_typed(out.sharding.mesh) else found

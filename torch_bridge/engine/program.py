@@ -232,7 +232,8 @@ def lowered(plan: Plan, arrays: Sequence[Any], *, keep_unused: bool) -> jax.stag
     even = [layouts.sharding(number) for number in named if layouts.blocks(number) is None]
     marks, meshes = compiling_for(even), partitioning.laid_out(map(layouts.sharding, named))
     dtypes = jax.numpy_dtype_promotion("standard")
-    with dtypes, marks, meshes, refining(named), _sequences(plan, arrays):
+    alone = jax.sharding.use_abstract_mesh(_NO_MESH)  # whatever mesh the caller has set
+    with dtypes, alone, marks, meshes, refining(named), _sequences(plan, arrays):
         return function.lower(*arrays, *extra_inputs(plan))
 
 
@@ -330,6 +331,8 @@ def run(
         program.layouts = result_layouts(plan, [placed_layout(array) for array in results])
     return results
 
+
+_NO_MESH = jax.sharding.AbstractMesh((), ())
 
 _ALONE = contextlib.nullcontext(lambda results: None)
 

@@ -217,13 +217,14 @@ def test_pallas_shard_map_and_custom_functions_across_both(mesh):
         def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
             return gradient * 30
 
+    spec = P(("x", "y"))
     spread = jax.shard_map(
         lambda x: x * jax.lax.psum(jnp.ones(()), ("x", "y")),
         mesh=mesh,
-        in_specs=P(("x", "y")),
-        out_specs=P(("x", "y")),
+        in_specs=spec,
+        out_specs=spec,
     )
-    inner = iso.torch_function(spread)
+    inner = iso.torch_function(lambda x: spread(iso.shard(x, mesh, spec)))
     f = iso.jax_function(lambda x: Tripled.apply(inner(x)))
     value, gradient = jax.jit(jax.value_and_grad(lambda x: jnp.sum(f(x))))(jnp.ones(8))
     assert value == 8 * 24 and gradient.tolist() == [240.0] * 8

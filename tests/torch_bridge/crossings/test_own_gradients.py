@@ -77,7 +77,7 @@ def test_under_vmap_scan_and_shard_map(mesh):
     spec = jax.P(("x", "y"))
     sharded = jax.shard_map(
         jax.vmap(jax.grad(f, (0, 1))), mesh=mesh, in_specs=(spec, spec), out_specs=(spec, spec)
-    )(x, w)
+    )(iso.shard(x, mesh, spec), iso.shard(w, mesh, spec))
     for got in (vmapped, scanned, sharded):
         for one, two in zip(got, want, strict=True):
             np.testing.assert_allclose(one, two, rtol=1e-5)

@@ -145,12 +145,14 @@ def test_pallas_custom_vjp_and_shard_map(mesh, counted):
         return pl.pallas_call(kernel, out_shape=shape, interpret=True)(x)
 
     tripled.defvjp(lambda x: (tripled(x), None), lambda _, g: (g * 100,))
-    spread = jax.shard_map(
-        lambda x: x + jax.lax.psum(x, ("x", "y")),
-        mesh=mesh,
-        in_specs=P(("x", "y")),
-        out_specs=P(("x", "y")),
+    spec = P(("x", "y"))
+    mapped = jax.shard_map(
+        lambda x: x + jax.lax.psum(x, ("x", "y")), mesh=mesh, in_specs=spec, out_specs=spec
     )
+
+    def spread(x):  # along Explicit axes, shard_map takes what lies as its in_specs say
+        return mapped(iso.shard(x, mesh, spec))
+
     for function, value, gradient in ((tripled, 3.0, 100.0), (spread, 9.0, 9.0)):
         for device in ("cpu", "jax"):
             x = torch.ones(8, device=device).requires_grad_()

@@ -241,7 +241,7 @@ def test_under_shard_map_and_its_gradient(x64, mesh, name):
     whole = jax.shard_map(local, mesh=mesh, in_specs=(P(), P(("x", "y"))), out_specs=P())
 
     def loss(params, buffers):
-        return whole({**params, **buffers}, x.numpy())
+        return whole({**params, **buffers}, iso.shard(jnp.asarray(x.numpy()), mesh, P(("x", "y"))))
 
     value, gradients = jax.jit(jax.value_and_grad(loss))(f.parameters, f.buffers)
     want = model(x).square().mean()

@@ -88,7 +88,9 @@ def _trained(kind, compiled):
             losses.append(step(x))
             xs.sync()
     counts = metrics.counters()
-    moved = {n: counts.get(n, 0) for n in ("compilations", "copied_bytes", "transfers.between_devices")}
+    moved = {
+        n: counts.get(n, 0) for n in ("compilations", "copied_bytes", "transfers.between_devices")
+    }
     sent = [collectives.summarize(text) for text in texts]
     types = {name: jax.typeof(iso.to_jax(p.detach())) for name, p in model.named_parameters()}
     state = optimizer.state[model[0].weight]["exp_avg"]
