@@ -13,7 +13,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, Sharding
 
-from .axis_types import constrain
+from .axis_types import beside, constrain
 from .devices import Device
 from .errors import ShardingError, no_sharing
 from .host import Cut, cuts_of
@@ -35,13 +35,16 @@ def lay_out(
         name: of the array, for messages.
 
     Returns:
-        The array; a traced value is constrained.
+        The array; a traced value is constrained, and stays on Auto axes of that grid if it is
+        on them.
 
     Raises:
         CopyError: data must move, and copy is False.
         ShardingError: this process does not have what its devices are to hold.
     """
     if isinstance(x, Tracer):
+        if isinstance(sharding, NamedSharding):
+            sharding = beside(x, sharding)
         return x if sharding is None else constrain(x, sharding)
     if sharding is None and not copy:
         return x

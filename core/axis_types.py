@@ -31,6 +31,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .entries import axis_names, entries_of
+from .offload import bring_in, on_device, put_back
 
 AnyMesh = Mesh | AbstractMesh
 
@@ -106,6 +107,17 @@ def on_mesh(sharding: Any, mesh: AnyMesh) -> NamedSharding:
     return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
 
 
+def beside(x: Any, sharding: NamedSharding) -> NamedSharding:
+    """A layout for a traced value: one on Auto axes of that grid stays on them.
+
+    Otherwise it could not meet the values that it was computed with.
+    """
+    there = jax.typeof(x).sharding.mesh
+    if is_typed(there) or not is_typed(sharding.mesh) or not same_grid(there, sharding.mesh):
+        return sharding
+    return on_mesh(sharding, auto(sharding.mesh))
+
+
 def constrain(x: Any, sharding: Any) -> Any:
     """Ask for a layout inside a JAX transformation, whatever the types of the mesh.
 
@@ -119,16 +131,21 @@ def constrain(x: Any, sharding: Any) -> Any:
             along Auto ones.
 
     Returns:
-        The value; on the mesh of `sharding`, or on its own where the spec leaves an axis open.
+        The value; on the mesh of `sharding`, or on its own where the spec leaves an axis open; in
+        the memory that `sharding` says.
     """
     if not isinstance(sharding, NamedSharding):
         return jax.lax.with_sharding_constraint(x, sharding)
+    return put_back(_constrained(bring_in(x), on_device(sharding)), sharding)
+
+
+def _constrained(x: Any, sharding: NamedSharding) -> Any:
     mesh, spec = sharding.mesh, sharding.spec
     if P.UNCONSTRAINED in entries_of(spec):
         told = jax.typeof(x).sharding
         if is_typed(told.mesh):
             mesh, spec = told.mesh, _completed(spec, told)
-    x = _asked(under_auto(x), NamedSharding(auto(mesh), spec, memory_kind=sharding.memory_kind))
+    x = _asked(under_auto(x), NamedSharding(auto(mesh), spec))
     if not is_typed(mesh):
         return x
     x = jax.sharding.reshard(x, NamedSharding(mesh, _along(spec, mesh, AxisType.Explicit)))

@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from .errors import ShardingError
 
@@ -71,11 +71,11 @@ def check_memory(mesh: Any, kind: str, *, name: str = "array") -> None:
 def is_offloaded(sharding: Any) -> bool:
     """Whether a layout is in another memory than its devices compute in."""
     kind = getattr(sharding, "memory_kind", None)
-    if kind is None or kind == "device":
+    if kind in (None, "device"):
         return False
-    if not isinstance(sharding.mesh, Mesh):
+    if isinstance(getattr(sharding, "mesh", None), AbstractMesh):
         return True
-    return kind != sharding.mesh.devices.flat[0].default_memory().kind
+    return kind != next(iter(sharding.device_set)).default_memory().kind
 
 
 def on_device(sharding: NamedSharding) -> NamedSharding:
@@ -87,9 +87,31 @@ def on_device(sharding: NamedSharding) -> NamedSharding:
 
 def bring_in(x: Any) -> Any:
     """Inside a JAX transformation: a value in the memory that its devices compute in."""
-    if jax.typeof(x).memory_space == jax.memory.Space.Device:
-        return x
-    return jax.device_put(x, jax.memory.Space.Device)
+    return jax.device_put(x, jax.memory.Space.Device) if is_resting(x) else x
+
+
+def brought_in_after(tree: Any, before: Any) -> Any:
+    """Inside a JAX transformation: a tree whose resting values are brought in after others.
+
+    Left alone, a compiler brings them in as early as it can, and they take the memory of a device
+    all the while.
+
+    Args:
+        tree: a pytree of values, some of them in the memory of the host.
+        before: a pytree of what is computed first.
+
+    Returns:
+        The tree, with all its values where devices compute.
+    """
+    if not any(map(is_resting, jax.tree.leaves(tree))):
+        return tree
+    held, _ = jax.lax.optimization_barrier((tree, before))
+    return jax.tree.map(bring_in, held)
+
+
+def is_resting(x: Any) -> bool:
+    """Inside a JAX transformation: whether a value is in another memory than devices compute in."""
+    return jax.typeof(x).memory_space != jax.memory.Space.Device
 
 
 def put_back(x: Any, sharding: Any) -> Any:

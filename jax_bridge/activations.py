@@ -25,14 +25,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from jax.core import Tracer
+from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core.axis_types import constrain
-from isoshard.core.mesh import as_mesh
+from isoshard.core.axis_types import beside, constrain
 from isoshard.core.paths import path_name
 from isoshard.core.plan import Plan, PlanError
 
 from .graphs import is_nnx
+from .layout import LEFT_OUT, mesh_first
 
 
 @dataclasses.dataclass
@@ -49,11 +50,15 @@ class Constrained:
 
 
 @contextlib.contextmanager
-def constrain_activations(mesh: Mesh, plan: Any, *models: Any) -> Iterator[Constrained]:
+def constrain_activations(
+    mesh: Any = LEFT_OUT, plan: Any = LEFT_OUT, *models: Any
+) -> Iterator[Constrained]:
     """Lay out what goes into and comes out of the modules that a plan speaks of.
 
     Args:
-        mesh: the mesh, or what `as_mesh` takes.
+        mesh: the mesh, of any axis types, or what `as_mesh` takes. May be left out
+            (`constrain_activations(plan, model)`) where `jax.set_mesh` has set one. In a JAX
+            transformation a value on Auto axes of this grid stays on them.
         plan: a `Plan` with activations, or a mapping of module patterns and specs.
         *models: NNX modules whose parts are concerned. Linen modules need not be named.
 
@@ -73,7 +78,8 @@ def constrain_activations(mesh: Mesh, plan: Any, *models: Any) -> Iterator[Const
         ...     print(model(jax.numpy.ones((4, 8))).sharding.spec, seen.modules)
         P('data', 'model') {'layers.0': 'layers.0'}
     """
-    mesh = as_mesh(mesh)
+    call = "constrain_activations(mesh, plan, model)"
+    mesh, plan, *models = mesh_first(call, mesh, plan, *models)
     plan = plan if isinstance(plan, Plan) else Plan(activations=plan)
     seen = Constrained()
     if not plan_speaks(plan):
@@ -168,8 +174,16 @@ def _laid_out(said: Any, side: str, value: Any, mesh: Mesh) -> Any:
     found = [(path_name(path), x) for path, x in _leaves(value)]
     shapes = {name: tuple(x.shape) for name, x in found if hasattr(x, "shape")}
     layouts = said.resolve(side, shapes, mesh)
-    laid = iter(constrain(x, layouts[name]) if name in layouts else x for name, x in found)
+    laid = iter(_constrained(x, layouts[name]) if name in layouts else x for name, x in found)
     return jax.tree.map(lambda _: next(laid), value, is_leaf=_is_leaf)
+
+
+def _constrained(x: Any, layout: NamedSharding) -> Any:
+    """The value laid out; a traced one on Auto axes stays on them, as what it meets next does."""
+    return constrain(x, beside(x, layout)) if isinstance(x, Tracer) else _moved(x, layout)
+
+
+_moved = jax.jit(constrain, static_argnums=1)
 
 
 def _leaves(value: Any) -> list[tuple[Any, Any]]:

@@ -27,13 +27,16 @@ from typing import Any
 
 import jax
 from jax.extend.core import jaxpr_as_fun
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 
 from isoshard.core import metrics
+from isoshard.core.axis_types import auto
+from isoshard.core.mesh import as_mesh
 
 from .graphs import join, split
-from .layout import plan_state
+from .layout import LEFT_OUT, mesh_first, plan_state
 from .random_bits import write_out
+from .tracing import axes_of, on_auto_axes
 
 _GROUPS = 16
 """Into how many programs the creation of a large model is divided, about."""
@@ -42,22 +45,26 @@ _SMALL = 4 << 20
 """Bytes per device up to which arrays are created by one program."""
 
 
-def create_sharded(fn: Callable[..., Any], mesh: Mesh, plan: Any, *args: Any) -> Any:
+def create_sharded(
+    fn: Callable[..., Any], mesh: Any = LEFT_OUT, plan: Any = LEFT_OUT, *args: Any
+) -> Any:
     """Run an initialiser so that its results are born in their shards.
 
     Args:
         fn: makes the model: a pytree of arrays (e.g. `linen_model.init`), a Flax NNX module, or an
-            Equinox module. It is traced, so random keys and `nnx.Rngs` are made inside or passed
-            as `args`.
-        mesh: the mesh, or what `as_mesh` takes.
+            Equinox module. It is traced, under Auto axes, so random keys and `nnx.Rngs` are made
+            inside or passed as `args`.
+        mesh: the mesh, of any axis types, or what `as_mesh` takes. May be left out
+            (`create_sharded(fn, plan, *args)`) where `jax.set_mesh` has set one.
         plan: a `Plan`, or one spec for every leaf.
         *args: arguments of `fn`, pytrees of arrays.
 
     Returns:
-        What `fn` returns, each leaf laid out as the plan says. Values equal those of
+        What `fn` returns, each leaf laid out on the mesh as the plan says. Values equal those of
         `jax.jit(fn)(*args)`.
 
     Raises:
+        ShardingError: there is no mesh, or it has no devices.
         PlanError: the plan does not fit the leaves; nothing was computed.
 
     Example:
@@ -69,7 +76,8 @@ def create_sharded(fn: Callable[..., Any], mesh: Mesh, plan: Any, *args: Any) ->
         >>> model.kernel.sharding.spec
         P(None, 'x')
     """
-    graph = None
+    mesh, plan, *args = mesh_first("iso.create_sharded(fn, mesh, plan, *args)", mesh, plan, *args)
+    graph, mesh = None, as_mesh(mesh)
 
     def state_of(*args: Any) -> Any:
         nonlocal graph
@@ -84,7 +92,7 @@ def born(fn: Callable[..., Any], layouts_of: Callable[[Any], Any], *args: Any) -
     """Run a function so that the arrays it returns are born in their layouts.
 
     Args:
-        fn: returns a pytree of arrays. It is traced once.
+        fn: returns a pytree of arrays. It is traced once, under Auto axes.
         layouts_of: called with what `fn` returns as shapes; gives a NamedSharding for each.
         *args: arguments of `fn`, pytrees of arrays.
 
@@ -99,10 +107,11 @@ def born(fn: Callable[..., Any], layouts_of: Callable[[Any], Any], *args: Any) -
         >>> born(lambda: [jnp.arange(8)], lambda shapes: [rows])[0].sharding.spec
         P('x',)
     """
-    traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+    traced, shapes = jax.make_jaxpr(on_auto_axes(fn), return_shape=True)(*args)
     layouts = jax.tree.leaves(layouts_of(shapes))
     leaves, structure = jax.tree.flatten(shapes)
-    run = jaxpr_as_fun(write_out(traced))
+    with axes_of(auto(jax.sharding.get_abstract_mesh())):
+        run = jaxpr_as_fun(write_out(traced))
     inputs = jax.tree.leaves(args)
     made: dict[int, jax.Array] = {}
     held = 0
@@ -127,11 +136,13 @@ def _compute(
         results = run(*inputs)
         return [results[i] for i in group]
 
-    program = jax.jit(some, out_shardings=layouts).lower(*inputs).compile()
+    with axes_of(layouts[0].mesh):
+        program = jax.jit(some, out_shardings=layouts).lower(*inputs).compile()
     seconds = time.perf_counter() - start
     where = metrics.user_location()
     metrics.record_compilation(f"creation of {len(group)} arrays", "first call", where, seconds)
-    results = program(*inputs)
+    with axes_of(layouts[0].mesh):
+        results = program(*inputs)
     told = program.memory_analysis()
     if told is None:  # a platform that does not tell
         return results, 0, 0

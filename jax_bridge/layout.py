@@ -12,15 +12,53 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.mesh import as_mesh
+from isoshard.core.mesh import ambient_mesh, as_mesh
 from isoshard.core.paths import path_name
 from isoshard.core.plan import Plan
 from isoshard.core.plan.leaves import names_of
 
 from .graphs import is_random_state, is_variable
+
+LEFT_OUT: Any = object()
+
+
+def mesh_first(call: str, *given: Any) -> tuple[Any, ...]:
+    """Arguments that begin with a mesh and a plan; the mesh may be left out under `jax.set_mesh`.
+
+    Args:
+        call: how the function is called with a mesh, for messages.
+        *given: the arguments; `LEFT_OUT` at the end for what was not given.
+
+    Returns:
+        The arguments, with the mesh.
+
+    Raises:
+        ShardingError: the mesh is left out, and none is set.
+        TypeError: there is no plan.
+
+    Example:
+        >>> with jax.set_mesh(jax.make_mesh((8,), ("x",))):
+        ...     mesh, plan = mesh_first("f(mesh, plan)", P("x"), LEFT_OUT)
+        >>> dict(mesh.shape), plan
+        ({'x': 8}, P('x',))
+    """
+    mesh, *rest = given
+    if mesh is not None and not _is_mesh(mesh):
+        mesh, rest = None, list(given)
+    rest = [one for one in rest if one is not LEFT_OUT]
+    if not rest:
+        raise TypeError(f"what is its layout? Give a plan, or one spec for all: {call}")
+    if mesh is None and isinstance(rest[0], NamedSharding):
+        mesh = rest[0].mesh
+    mesh = ambient_mesh(call) if mesh is None else as_mesh(mesh, abstract=True)
+    return mesh, *rest
+
+
+def _is_mesh(given: Any) -> bool:
+    return isinstance(given, Mesh | AbstractMesh) or hasattr(given, "get_jax_mesh")
 
 
 def plan_state(state: Any, mesh: Mesh, plan: Any) -> Any:
@@ -28,7 +66,7 @@ def plan_state(state: Any, mesh: Mesh, plan: Any) -> Any:
 
     Args:
         state: a pytree of arrays or `jax.ShapeDtypeStruct`, such as `nnx.state(module)`.
-        mesh: the mesh, or what `as_mesh` takes.
+        mesh: the mesh, or what `as_mesh` takes; it may be abstract.
         plan: a `Plan`, or one spec for every leaf. Keys and counters of `nnx.Rngs` are replicated
             whatever it says.
 
@@ -38,7 +76,7 @@ def plan_state(state: Any, mesh: Mesh, plan: Any) -> Any:
     Raises:
         PlanError: naming every leaf that the plan does not fit.
     """
-    mesh = as_mesh(mesh)
+    mesh = as_mesh(mesh, abstract=True)
     plan = plan if isinstance(plan, Plan) else Plan({"*": plan})
     named = leaf_names(state)
     boxes = named_boxes(state)

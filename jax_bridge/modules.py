@@ -21,12 +21,14 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding
+from jax.core import Tracer
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from isoshard.core import exchange, place
 from isoshard.core.checkpoints.source import Entry, Part
 from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.frameworks import Framework, register
+from isoshard.core.mesh import ambient_mesh, mesh_of
 
 from .checkpoint import graph_parts
 from .graphs import join, split
@@ -46,7 +48,8 @@ def shard(model: Any, mesh: Mesh, plan: Any, *, copy: bool | None = None) -> Any
     Args:
         model: an `nnx.Module`, `nnx.Optimizer` or other NNX object, an `nnx.Variable`, or an
             `nnx.State`. Shared variables count once.
-        mesh: the mesh, or what `as_mesh` takes.
+        mesh: the mesh, of any axis types, or what `as_mesh` takes; in a JAX transformation it may
+            be abstract.
         plan: a `Plan` over names such as `blocks.0.attn.qkv.kernel`, or one spec for every leaf.
             The keys and counters of `nnx.Rngs` are replicated whatever it says.
         copy: None moves what does not lie there yet; True makes fresh buffers of all; False
@@ -71,17 +74,17 @@ def shard(model: Any, mesh: Mesh, plan: Any, *, copy: bool | None = None) -> Any
 
 
 def reshard(model: Any, plan: Any) -> Any:
-    """Lay out an NNX object anew, on the mesh it is on.
+    """Lay out an NNX object anew, on the mesh it is on, else on the one of `jax.set_mesh`.
 
     Args:
-        model: an NNX object, variable or state that has been laid out.
+        model: an NNX object, variable or state.
         plan: a `Plan`, or one spec for every leaf.
 
     Returns:
         `model` itself, laid out; of an `nnx.State`, a new one.
 
     Raises:
-        ShardingError: it is on no mesh, or on several.
+        ShardingError: it is on several meshes, or on none and none is set.
         PlanError: naming every leaf that the plan does not fit; nothing has changed.
     """
     return shard(model, _mesh_of(model), plan)
@@ -215,6 +218,8 @@ def _place(state: Any, layouts: Any, copy: bool | None) -> Any:
     faults = []
     for name, array, layout in moves:
         try:
+            if not isinstance(array, Tracer):
+                mesh_of(layout)
             exchange.check_shareable(array, layout, copy=copy, name=name)
         except ShardingError as error:
             faults.append(error)
@@ -222,8 +227,13 @@ def _place(state: Any, layouts: Any, copy: bool | None) -> Any:
     return tree.unflatten(exchange.to_jax(x, to, copy=copy, name=name) for name, x, to in moves)
 
 
-def _mesh_of(model: Any) -> Mesh:
-    meshes = {layout.mesh for layout in place.sharding_of(_arrays(model)).values()}
+def _mesh_of(model: Any) -> Mesh | AbstractMesh:
+    arrays = _arrays(model).values()
+    told = [jax.typeof(x).sharding if isinstance(x, Tracer) else x.sharding for x in arrays]
+    layouts = [one for one in told if isinstance(one, NamedSharding) and not one.mesh.empty]
+    meshes = {layout.mesh for layout in layouts}
+    if not meshes:
+        return ambient_mesh("iso.reshard(x, plan, mesh)")
     if len(meshes) != 1:
         raise ShardingError(
             f"the arrays of the {type(model).__name__} lie on {len(meshes)} different meshes; say "

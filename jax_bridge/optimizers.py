@@ -10,9 +10,10 @@
 >>> state[0].mu["w"].sharding.spec, state[0].count.sharding.spec
 (P(None, 'model'), P())
 
-A slot belongs to the parameter whose name ends its own and whose shape it has. Other arrays (those
-of factored optimizers, for instance) follow the plan's default and its limit for replication; step
-counters and other single numbers are replicated.
+A slot belongs to the parameter whose name ends its own and whose shape it has, and rests in the
+same memory, unless the plan's `memory` says another. Other arrays (those of factored optimizers,
+for instance) follow the plan's default and its limit for replication; step counters and other
+single numbers are replicated.
 """
 
 from __future__ import annotations
@@ -25,21 +26,24 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.mesh import as_mesh
+from isoshard.core.offload import in_memory
 from isoshard.core.paths import named_leaves
 from isoshard.core.plan import Plan
+from isoshard.core.plan.memory_rules import check_used
 
 from .create import born
 from .graphs import is_nnx
-from .layout import plan_state
+from .layout import LEFT_OUT, mesh_first, plan_state
 
 
-def create_opt_state(tx: Any, params: Any, mesh: Mesh, plan: Any) -> Any:
+def create_opt_state(tx: Any, params: Any, mesh: Any = LEFT_OUT, plan: Any = LEFT_OUT) -> Any:
     """Make the state of an optax optimizer, born in its shards.
 
     Args:
         tx: the optimizer, an `optax.GradientTransformation`.
         params: the parameters, a pytree of arrays (an `nnx.State` is one), laid out or not.
-        mesh: the mesh, or what `as_mesh` takes.
+        mesh: the mesh, of any axis types, or what `as_mesh` takes. May be left out
+            (`create_opt_state(tx, params, plan)`) where `jax.set_mesh` has set one.
         plan: the `Plan` of the parameters, or one spec for all.
 
     Returns:
@@ -49,16 +53,21 @@ def create_opt_state(tx: Any, params: Any, mesh: Mesh, plan: Any) -> Any:
         PlanError: the plan does not fit, or leaves an array without a rule that is too large to
             be replicated.
     """
+    mesh, plan = mesh_first("create_opt_state(tx, params, mesh, plan)", mesh, plan)
+    mesh = as_mesh(mesh)
     return born(tx.init, lambda shapes: opt_state_layouts(shapes, params, mesh, plan), params)
 
 
-def create_optimizer(model: Any, tx: Any, mesh: Mesh, plan: Any, *, wrt: Any = None) -> Any:
+def create_optimizer(
+    model: Any, tx: Any, mesh: Any = LEFT_OUT, plan: Any = LEFT_OUT, *, wrt: Any = None
+) -> Any:
     """Make an `nnx.Optimizer` whose state is born in its shards.
 
     Args:
         model: an NNX module, laid out or not.
         tx: the optimizer, an `optax.GradientTransformation`.
-        mesh: the mesh, or what `as_mesh` takes.
+        mesh: the mesh, of any axis types, or what `as_mesh` takes. May be left out
+            (`create_optimizer(model, tx, plan)`) where `jax.set_mesh` has set one.
         plan: the `Plan` of the model's parameters, or one spec for all.
         wrt: the NNX filter of what is trained; `nnx.Param` unless given.
 
@@ -84,7 +93,8 @@ def create_optimizer(model: Any, tx: Any, mesh: Mesh, plan: Any, *, wrt: Any = N
             f"an nnx.Optimizer is of an NNX module, not of a {type(model).__name__}; for a pytree "
             "of parameters use create_opt_state(tx, params, mesh, plan)"
         )
-    nnx = sys.modules["flax.nnx"]
+    mesh, plan = mesh_first("create_optimizer(model, tx, mesh, plan)", mesh, plan)
+    nnx, mesh = sys.modules["flax.nnx"], as_mesh(mesh)
     wrt = nnx.Param if wrt is None else wrt
     model_graph, params, rest = nnx.split(model, wrt, ...)
     graph = None
@@ -108,16 +118,16 @@ def opt_state_layouts(state: Any, params: Any, mesh: Mesh, plan: Any) -> Any:
     Args:
         state: the state, as arrays or `jax.ShapeDtypeStruct`.
         params: the parameters.
-        mesh: the mesh, or what `as_mesh` takes.
+        mesh: the mesh, or what `as_mesh` takes; it may be abstract.
         plan: the `Plan` of the parameters, or one spec for all.
 
     Returns:
         The state with a NamedSharding in place of each array.
 
     Raises:
-        PlanError: as `create_opt_state`.
+        PlanError: as `create_opt_state`; or a memory rule of the plan matches nothing.
     """
-    mesh = as_mesh(mesh)
+    mesh = as_mesh(mesh, abstract=True)
     plan = plan if isinstance(plan, Plan) else Plan({"*": plan})
     shapes = {name: tuple(param.shape) for name, param in named_leaves(params)}
     layouts = dict(named_leaves(plan_state(params, mesh, plan)))
@@ -132,7 +142,10 @@ def opt_state_layouts(state: Any, params: Any, mesh: Mesh, plan: Any) -> Any:
     rest = Plan(default=plan.default, replicate_below=plan.replicate_below)
     found |= rest.resolve(others, mesh).shardings
     names = [name for name, _ in named_leaves(state)]
-    return jax.tree.structure(state).unflatten(found.get(name, whole) for name in names)
+    check_used((factor.memory for factor in plan.factors), [*shapes, *names])
+    return jax.tree.structure(state).unflatten(
+        in_memory(found.get(name, whole), plan.memory_for(name), name=name) for name in names
+    )
 
 
 def _owner(slot: str, params: Any) -> str:

@@ -14,13 +14,29 @@
 
 The first argument of the loss is the model: an NNX module, an Equinox module, or a pytree (Linen's
 variables). What an NNX module changes while it is called (batch statistics, random state) is kept.
+
+The state stays on the mesh that is given, whatever its axis types. The step itself is computed
+under Auto axes, so that any model runs, and no byte moves for that; a loss that is written for
+Explicit axes says so (`explicit=True`), and its values have the layouts that their types tell:
+
+>>> def loss(params, x):
+...     hidden = jnp.einsum("bi,io->bo", x, params["w"], out_sharding=P("data", "model"))
+...     return (hidden**2).mean()
+>>> with jax.set_mesh(jax.make_mesh((2, 4), ("data", "model"))):
+...     step = train_step(loss, optax.sgd(0.1), Plan({"w": (None, "model")}), explicit=True)
+...     state = step.init(lambda: {"w": jnp.ones((4, 8))})
+...     state, value = step(state, jnp.ones((2, 4)))
+>>> float(value), jax.typeof(state.params["w"])
+(16.0, ShapedArray(float32[4,8@model]))
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -30,19 +46,21 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core import exchange, metrics, virtual
-from isoshard.core.axis_types import constrain
+from isoshard.core.axis_types import auto, constrain, is_typed, retyped, same_grid
 from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.core.errors import ShardingError
-from isoshard.core.mesh import as_mesh
+from isoshard.core.mesh import as_mesh, describe_mesh
+from isoshard.core.offload import bring_in, brought_in_after, on_device
 from isoshard.core.paths import named_leaves
 from isoshard.core.plan import Plan
 from isoshard.core.spec import same_layout
 
 from .activations import Constrained, constrain_activations
 from .create import born
-from .layout import plan_state
+from .layout import LEFT_OUT, mesh_first, plan_state
 from .optimizers import opt_state_layouts
 from .parts import Parts, join_parts, split_parts
+from .tracing import axes_of, on_auto, on_auto_axes
 
 if TYPE_CHECKING:
     import optax
@@ -76,20 +94,22 @@ class TrainState:
 def train_step(
     loss_fn: Callable[..., Any],
     tx: optax.GradientTransformation,
-    mesh: Mesh,
-    plan: Any,
+    mesh: Any = LEFT_OUT,
+    plan: Any = LEFT_OUT,
     *,
     has_aux: bool = False,
     mutable: bool = False,
     wrt: Any = None,
     donate: bool = True,
+    explicit: bool = False,
 ) -> TrainStep:
     """Make a training step for a model laid out by a plan.
 
     Args:
         loss_fn: called as `loss_fn(model, *batch)`; returns the loss, a scalar.
         tx: the optimizer.
-        mesh: the mesh, or what `as_mesh` takes.
+        mesh: the mesh, of any axis types, or what `as_mesh` takes. May be left out
+            (`train_step(loss_fn, tx, plan)`) where `jax.set_mesh` has set one.
         plan: a `Plan`, or one spec for every parameter. Activations it speaks of are constrained
             inside the step (NNX and Linen).
         has_aux: whether the loss comes with anything else, as `(loss, aux)`.
@@ -99,10 +119,17 @@ def train_step(
             over the names of leaves. Not given: the collection "params" of Linen variables, and
             otherwise every array of floats.
         donate: whether the arrays of the state given are reused for the state returned.
+        explicit: whether the loss is written for the Explicit axes of the mesh (`out_sharding=`,
+            `jax.sharding.reshard`, `jax.typeof`): it is then traced as under `jax.set_mesh(mesh)`.
+            Otherwise it is traced under Auto axes, also on a mesh with Explicit ones.
 
     Returns:
         The step: `state = step.init(make)`, then `state, loss = step(state, *batch)`, with
-        `has_aux` `state, loss, aux`.
+        `has_aux` `state, loss, aux`. All of it lies on the mesh, with its types.
+
+    Raises:
+        ShardingError: there is no mesh, or it has no devices; `explicit` on a mesh that has no
+            Explicit axis.
 
     Example:
         >>> import optax
@@ -117,8 +144,15 @@ def train_step(
         >>> state.model.kernel.sharding.spec, state.opt_state[0].mu["kernel"].sharding.spec
         (P(None, 'x'), P(None, 'x'))
     """
+    mesh, plan = mesh_first("iso.train_step(loss_fn, tx, mesh, plan)", mesh, plan)
+    mesh = as_mesh(mesh)
+    if explicit and not is_typed(mesh):
+        raise ShardingError(
+            f"explicit=True is for a loss along Explicit axes, and the mesh {describe_mesh(mesh)} "
+            "has none: leave it out, or make the mesh with jax.make_mesh."
+        )
     options = {"has_aux": has_aux, "mutable": mutable, "wrt": wrt, "donate": donate}
-    return TrainStep(loss_fn, tx, as_mesh(mesh), plan, options)
+    return TrainStep(loss_fn, tx, mesh, plan, options | {"explicit": explicit})
 
 
 class TrainStep:
@@ -212,18 +246,22 @@ class TrainStep:
         program = self._program(state)
         virtual.wait()
         traced, start = self._traced, time.perf_counter()
-        result = program(state, batch)
+        with axes_of(self._mesh):
+            result = program(state, batch)
         virtual.note(result[1:2])
         if self._traced > traced:
             cause = "first call" if not traced else "another state or batch: shapes, dtypes, layout"
             seconds = time.perf_counter() - start
             metrics.record_compilation("training step", cause, metrics.user_location(), seconds)
         metrics.count("executions")
-        return result if self._options["has_aux"] else result[:2]
+        if not self._options["has_aux"]:
+            return result[:2]
+        return (*result[:2], jax.tree.map(self._on_mesh, result[2]))
 
     def lower(self, state: TrainState, *batch: Any) -> Any:
         """The step for this state and batch as `jax.jit(..).lower(..)` gives it."""
-        return self._program(state).lower(state, batch)
+        with axes_of(self._mesh):
+            return self._program(state).lower(state, batch)
 
     def layouts(self, state: TrainState) -> TrainState:
         """The state with the plan's NamedSharding in place of each array."""
@@ -264,19 +302,37 @@ class TrainStep:
         import optax  # which whoever made `tx` has imported
 
         self._traced += 1
+        state = dataclasses.replace(state, params=jax.tree.map(bring_in, state.params))
         loss_of = jax.value_and_grad(self._loss, has_aux=True)
-        (loss, (rest, aux)), grads = loss_of(state.params, state, batch)
-        layouts = plan_state(state.params, self._mesh, self._plan)
-        grads = jax.tree.map(constrain, grads, layouts)
-        updates, opt_state = self._tx.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        if self._options["explicit"]:
+            with jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh):
+                (loss, (rest, aux)), grads = loss_of(state.params, state, batch)
+        else:
+            with _hint(self._mesh):
+                (loss, (rest, aux)), grads = on_auto_axes(loss_of)(state.params, state, batch)
         _check_structure(state.rest, rest)
-        return TrainState(state.step + 1, params, rest, opt_state, state.parts), loss, aux
+
+        def updated(state: TrainState, grads: Any, rest: Any) -> TrainState:
+            layouts = plan_state(state.params, auto(self._mesh), self._plan)
+            layouts = jax.tree.map(on_device, layouts)
+            grads = jax.tree.map(constrain, grads, layouts)
+            held = brought_in_after(state.opt_state, grads)
+            updates, opt_state = self._tx.update(grads, held, state.params)
+            params = optax.apply_updates(state.params, updates)
+            return TrainState(state.step + 1, params, rest, opt_state, state.parts)
+
+        return on_auto_axes(updated)(state, grads, rest), on_auto(loss), aux
+
+    def _on_mesh(self, x: Any) -> Any:
+        """What the compiler laid out under Auto axes, on the user's mesh."""
+        here = isinstance(x, jax.Array) and isinstance(x.sharding, NamedSharding)
+        return retyped(x, self._mesh) if here and same_grid(x.sharding.mesh, self._mesh) else x
 
     def _loss(self, params: Any, state: TrainState, batch: tuple[Any, ...]) -> Any:
         model = join_parts(state.parts, params, state.rest)
         models = [model] if state.parts.is_nnx else []
-        with constrain_activations(self._mesh, self._plan, *models) as self.constrained:
+        mesh = self._mesh if self._options["explicit"] else auto(self._mesh)
+        with constrain_activations(mesh, self._plan, *models) as self.constrained:
             found = self._loss_fn(model, *batch)
         loss, updates, aux = self._taken_apart(found)
         if state.parts.is_nnx:
@@ -292,6 +348,21 @@ class TrainStep:
             return loss, None, more
         updates, aux = more if has_aux else (more, None)
         return loss, updates, aux
+
+
+@contextlib.contextmanager
+def _hint(mesh: Mesh) -> Iterator[None]:
+    """Say with JAX's complaints about layouts what the loss is traced under."""
+    try:
+        yield
+    except Exception as error:
+        if is_typed(mesh) and re.search("mesh|shard|PartitionSpec", str(error)):
+            error.add_note(
+                "The mesh has Explicit axes, and the loss is traced under Auto ones. If it is "
+                "written for Explicit axes, say so: train_step(.., explicit=True). Arrays on the "
+                "mesh that it takes from elsewhere, give to the step: step(state, *batch)."
+            )
+        raise
 
 
 def _check_layout(state: TrainState, layouts: TrainState) -> None:

@@ -38,6 +38,7 @@ from .dtensor import resharding, spelling, starting
 from .dtypes import logical_dtype, physical_dtype
 from .exchange import shard_to_torch, to_numpy
 from .layout.array_behind import annotated, array_behind, in_layout, users_sharding
+from .layout.optimizer_state import says_memory, shard_state
 from .tensor import XLAShardedTensor
 
 _CUT = (
@@ -58,7 +59,12 @@ class Torch(Framework):
     def shard(
         self, x: Any, mesh: Mesh, spec: Any, *, copy: bool | None = None, name: str | None = None
     ) -> Any:
-        """A tensor becomes an XLAShardedTensor; a module's parameters and buffers become that."""
+        """A tensor becomes an XLAShardedTensor; a module's parameters and buffers become that.
+
+        The state of an optimizer lies as its parameters, and rests where a plan's `memory` says.
+        """
+        if isinstance(x, torch.optim.Optimizer) and says_memory(spec):
+            return shard_state(x, mesh, spec)
         resharding.refuse_shard(x)
         if isinstance(x, torch.nn.Module):
             return modules.shard_module(x, mesh, spec, self._place, copy=copy, name=name)
@@ -85,6 +91,8 @@ class Torch(Framework):
         self, x: Any, mesh: Mesh, spec: Any, *, copy: bool | None = None, name: str | None = None
     ) -> None:
         """Raise what `shard` would."""
+        if isinstance(x, torch.optim.Optimizer) and says_memory(spec):
+            return
         resharding.refuse_shard(x)
         if isinstance(x, torch.nn.Module):
             modules.layout(x, mesh, spec, name)

@@ -121,7 +121,7 @@ def _moves(change: LeafChange) -> bool:
 
 def _facts(leaf: ResolvedLeaf) -> tuple[str, ...]:
     size = human_bytes(leaf.bytes_per_device)
-    return str(leaf.shape), leaf.dtype or "?", repr(leaf.sharding.spec), size, leaf.rule
+    return str(leaf.shape), leaf.dtype or "?", leaf.layout, size, leaf.rule
 
 
 def _row(change: LeafChange) -> tuple[str, ...]:

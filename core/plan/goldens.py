@@ -25,6 +25,7 @@ from typing import Any
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from ..offload import is_offloaded
 from .resolved import ResolvedActivation, ResolvedLeaf, ResolvedPlan
 from .rules import PlanError
 
@@ -104,6 +105,8 @@ def _leaf_json(leaf: ResolvedLeaf) -> dict[str, Any]:
         "bytes": leaf.bytes_per_device,
         "rule": leaf.rule,
     }
+    if is_offloaded(leaf.sharding):
+        found["memory"] = leaf.sharding.memory_kind
     return {**found, "notes": leaf.notes} if leaf.notes else found
 
 
@@ -113,7 +116,7 @@ def _leaf(entry: dict[str, Any], mesh: AbstractMesh) -> ResolvedLeaf:
         entry["name"],
         tuple(entry["shape"]),
         entry["dtype"],
-        NamedSharding(mesh, spec),
+        NamedSharding(mesh, spec, memory_kind=entry.get("memory")),
         entry["bytes"],
         entry["rule"],
         tuple(entry.get("notes", ())),

@@ -54,15 +54,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from ..axis_types import AnyMesh
 from .activations import ModuleActivations, activation_for, activation_rules
 from .difference import PlanDiff
 from .freezing import UNSAID, Pairs, frozen, frozen_pairs
 from .imports import Imports
 from .leaves import leaves_of
 from .logical import AxisTable
+from .memory_rules import memory_for, memory_rules
 from .patterns import check_patterns
 from .presets import Presets
 from .resolved import ResolvedPlan
@@ -92,6 +93,9 @@ class Plan(Presets, Imports):
         activations: a mapping, or pairs, of a pattern for module names and the spec of the
             module's output, or an `Activation`.
         inputs: the spec of every array of the batch, or a mapping of patterns and specs.
+        memory: a mapping, or pairs, of a pattern and the memory in which what it matches rests,
+            parameters or slots of an optimizer: `{"*.mu.*": "pinned_host"}`. A step brings in what
+            rests on the host, and puts it back.
         product: the plans of a product; `a * b` makes them.
 
     Raises:
@@ -110,6 +114,7 @@ class Plan(Presets, Imports):
     axes: Any = ()
     activations: Any = ()
     inputs: Any = UNSAID
+    memory: Any = ()
     product: tuple[Plan, ...] = ()
 
     def __post_init__(self) -> None:
@@ -130,6 +135,7 @@ class Plan(Presets, Imports):
             "axes": axes,
             "activations": activation_rules(self.activations),
             "inputs": frozen_inputs,
+            "memory": memory_rules(self.memory),
         }.items():
             object.__setattr__(self, name, value)
 
@@ -148,6 +154,8 @@ class Plan(Presets, Imports):
             parts.append(f"activations={dict(self.activations)!r}")
         if self.inputs is not UNSAID:
             parts.append(f"inputs={dict(self.inputs)!r}")
+        if self.memory:
+            parts.append(f"memory={dict(self.memory)!r}")
         return f"Plan({', '.join(parts)})"
 
     @property
@@ -207,15 +215,26 @@ class Plan(Presets, Imports):
             axes=AxisTable(list(dict.fromkeys(self.axes.pairs + other.axes.pairs))),
             activations=_before(self.activations, other.activations),
             inputs=other.inputs if self.inputs is UNSAID else self.inputs,
+            memory=_before(self.memory, other.memory),
         )
 
-    def spec_for(self, name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
+    def memory_for(self, name: str) -> str | None:
+        """The memory in which a parameter, or a slot of an optimizer, rests; None: no rule says.
+
+        Example:
+            >>> Plan(memory={"*.mu.*": "pinned_host"}).memory_for("0.mu.kernel")
+            'pinned_host'
+        """
+        return memory_for((factor.memory for factor in self.factors), name)
+
+    def spec_for(self, name: str, shape: tuple[int, ...], mesh: AnyMesh | None = None) -> P:
         """Look up the spec of one leaf.
 
         Args:
             name: its path, joined by dots.
             shape: its global shape.
-            mesh: the mesh, or what `as_mesh` takes.
+            mesh: the mesh, or what `as_mesh` takes; it may be abstract. By default the one that
+                `jax.set_mesh` has set.
 
         Returns:
             The canonical spec: no trailing None.
@@ -225,14 +244,17 @@ class Plan(Presets, Imports):
         """
         return self.resolve({name: tuple(shape)}, mesh).leaves[0].sharding.spec
 
-    def resolve(self, tree: Any, mesh: Mesh, *, strict: bool = False) -> ResolvedPlan:
+    def resolve(
+        self, tree: Any, mesh: AnyMesh | None = None, *, strict: bool = False
+    ) -> ResolvedPlan:
         """Look up every leaf, and say everything that is wrong at once.
 
         Args:
             tree: a mapping from names to shapes; a module of torch or Flax; or a pytree whose
                 leaves have a shape (arrays, tensors, `jax.ShapeDtypeStruct`, boxes of Flax with
                 axis names); numbers count as rank 0.
-            mesh: the mesh, or what `as_mesh` takes.
+            mesh: the mesh, or what `as_mesh` takes; it may be abstract. By default the one that
+                `jax.set_mesh` has set.
             strict: whether it is an error that a rule decides nothing, or that a leaf, however
                 small, has no rule.
 
@@ -315,13 +337,14 @@ class Plan(Presets, Imports):
                 rules[f"re:(?:.*[.])?{re.escape(leaf.name)}"] = spec
         return dataclasses.replace(self, rules=rules)
 
-    def diff(self, other: Plan, tree: Any, mesh: Mesh) -> PlanDiff:
+    def diff(self, other: Plan, tree: Any, mesh: AnyMesh | None = None) -> PlanDiff:
         """Compare what two plans make of a model.
 
         Args:
             other: the plan after the change; this one is the plan before.
             tree: the model, as for `resolve`.
-            mesh: the mesh, or what `as_mesh` takes.
+            mesh: the mesh, or what `as_mesh` takes; it may be abstract. By default the one that
+                `jax.set_mesh` has set.
 
         Returns:
             The leaves whose spec or rule differs, and the bytes per device of both; `str` of it is

@@ -22,6 +22,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ..metrics import human_bytes
+from ..offload import is_offloaded
 from ..paths import path_name
 from .tables import table
 
@@ -53,6 +54,12 @@ class ResolvedLeaf:
     bytes_per_device: int
     rule: str
     notes: tuple[str, ...] = ()
+
+    @property
+    def layout(self) -> str:
+        """The spec, and the memory if it is another than the one computed in, as text."""
+        spec = repr(self.sharding.spec)
+        return f"{spec} in {self.sharding.memory_kind}" if is_offloaded(self.sharding) else spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,4 +212,4 @@ _HEADER = ("name", "shape", "dtype", "spec", "bytes/device", "rule")
 
 def _row(leaf: ResolvedLeaf) -> tuple[str, ...]:
     size = human_bytes(leaf.bytes_per_device)
-    return leaf.name, str(leaf.shape), leaf.dtype or "?", repr(leaf.sharding.spec), size, leaf.rule
+    return leaf.name, str(leaf.shape), leaf.dtype or "?", leaf.layout, size, leaf.rule

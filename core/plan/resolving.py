@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from ..axis_types import AnyMesh
 from ..errors import ShardingError
-from ..mesh import as_mesh
+from ..mesh import ambient_mesh, as_mesh
 from ..metrics import human_bytes
+from ..offload import in_memory
 from ..spec import axis_names, check_even
 from .freezing import UNSAID
 from .leaves import Leaf, leaves_of, modules_of
@@ -55,13 +57,14 @@ class Decision:
     axes: AxisTable
 
 
-def resolve(plan: Plan, tree: Any, mesh: Mesh, *, strict: bool = False) -> ResolvedPlan:
+def resolve(plan: Plan, tree: Any, mesh: AnyMesh | None, *, strict: bool = False) -> ResolvedPlan:
     """Look up every leaf of a model.
 
     Args:
         plan: the plan.
         tree: as `Plan.resolve` takes it.
-        mesh: the mesh, or what `as_mesh` takes.
+        mesh: the mesh, or what `as_mesh` takes; it may be abstract. None for the one that
+            `jax.set_mesh` has set.
         strict: whether rules that decide nothing and leaves without a rule are faults.
 
     Returns:
@@ -70,7 +73,8 @@ def resolve(plan: Plan, tree: Any, mesh: Mesh, *, strict: bool = False) -> Resol
     Raises:
         PlanError: naming every leaf at fault.
     """
-    mesh = as_mesh(mesh, abstract=True)
+    given = ambient_mesh("plan.resolve(tree, mesh)") if mesh is None else mesh
+    mesh = as_mesh(given, abstract=True)
     resolved: list[ResolvedLeaf] = []
     used: set[str] = set()
     faults: list[str] = []
@@ -83,7 +87,7 @@ def resolve(plan: Plan, tree: Any, mesh: Mesh, *, strict: bool = False) -> Resol
         used.update(decision.rule for decision in decisions)
         rule = _joined(decisions)
         try:
-            resolved.append(_lay_out(leaf, decisions, rule, mesh, plan.replicate_below))
+            resolved.append(_lay_out(leaf, decisions, rule, mesh, plan))
         except ShardingError as error:
             faults.append(f"{error} [rule {rule!r}]")
     if faults or large:
@@ -133,8 +137,9 @@ def _speaks(factor: Plan, names: Sequence[Any], mesh: Mesh | None) -> bool:
 
 
 def _lay_out(
-    leaf: Leaf, decisions: list[Decision], rule: str, mesh: Mesh, limit: int
+    leaf: Leaf, decisions: list[Decision], rule: str, mesh: Mesh, plan: Plan
 ) -> ResolvedLeaf:
+    limit, memory = plan.replicate_below, plan.memory_for(leaf.name)
     notes: list[str] = []
     fixed = [one for one in decisions if not isinstance(one.spec, Largest)]
     specs = [_spec(one, leaf, mesh, notes) for one in fixed]
@@ -151,7 +156,7 @@ def _lay_out(
             f"{leaf.name}: shape {leaf.shape}, {human_bytes(leaf.size)}, would be replicated: "
             f"{'; '.join(notes)}. Give axes another choice, or (name, None) to replicate on purpose"
         )
-    sharding = NamedSharding(mesh, spec)
+    sharding = in_memory(NamedSharding(mesh, spec), memory, name=leaf.name)
     size = leaf.bytes_of(sharding.shard_shape(leaf.shape))
     return ResolvedLeaf(leaf.name, leaf.shape, leaf.dtype_name, sharding, size, rule, tuple(notes))
 

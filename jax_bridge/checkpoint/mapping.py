@@ -13,6 +13,7 @@ layouts wanted. So a device reads its share and no more.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ from isoshard.core.mesh import mesh_of
 from isoshard.core.paths import named_leaves
 from isoshard.core.uneven import UnevenArray
 
+from ..tracing import axes_of, on_auto_axes
 from .reading import read_arrays
 from .slots import Slot, is_key
 
@@ -110,7 +112,7 @@ def mapped_entries(saved: Mapping[str, Entry], apply: Apply) -> dict[str, Entry]
     Raises:
         ShardingError: JAX would lose digits of some arrays.
     """
-    made = jax.eval_shape(apply, _inputs(saved))
+    made = jax.eval_shape(on_auto_axes(apply), _inputs(saved))
     entries = {
         name: Entry(tuple(leaf.shape), leaf.dtype.name, leaf.dtype.name)
         for name, leaf in named_leaves(made)
@@ -157,7 +159,8 @@ def read_mapped(
         }
 
     layouts = {name: _sharding_of(place) for name, place in places.items()}
-    made = jax.jit(chosen, out_shardings=layouts)(inputs)
+    with axes_of(mesh) if mesh is not None else contextlib.nullcontext():
+        made = jax.jit(on_auto_axes(chosen), out_shardings=layouts)(inputs)
     return found | {name: _brought(made[name], one) for name, one in wanted.items()}
 
 

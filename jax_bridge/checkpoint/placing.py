@@ -19,12 +19,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.axis_types import on_mesh, same_grid
 from isoshard.core.checkpoints.source import Entry, Memory, Place, Wanted
 from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import ShardingError, raise_collected
+from isoshard.core.mesh import describe_mesh
 from isoshard.core.plan import Plan
 from isoshard.core.spec import named_sharding
 
@@ -49,8 +51,10 @@ def placed(
         groups: the leaves of the tree.
         slots: their parts.
         saved: what the checkpoint has, with the specs it was saved by.
-        mesh: the new mesh; None leaves everything where `like` has it. Blocks of unequal sizes keep
-            these where there are as many, and are otherwise as `torch.chunk` makes them.
+        mesh: the new mesh; None leaves everything where `like` has it: a layout over an abstract
+            mesh, as shapes from `jax.eval_shape` have it, is one over that of `jax.set_mesh`.
+            Blocks of unequal sizes keep these where there are as many, and are otherwise as
+            `torch.chunk` makes them.
         plan: a `Plan`, or one spec for all. None keeps the specs that `like` has, and gives what
             has none the spec it was saved by; host memory stays host memory.
 
@@ -58,10 +62,11 @@ def placed(
         The slots with their places.
 
     Raises:
-        ShardingError: naming every leaf whose spec does not fit the mesh.
+        ShardingError: naming every leaf whose spec does not fit the mesh, or that has no devices to
+            go to.
     """
     if mesh is None:
-        return [_follow(slot, {}, False) for slot in slots]
+        return [_follow(slot, {}, False) for slot in _on_devices(slots)]
     if plan is None:
         places = _by_specs(slots, saved, mesh)
     else:
@@ -71,6 +76,28 @@ def placed(
     moved = [slot.at(places[slot.name]) if slot.name in places else slot for slot in slots]
     known = {id(slot.part.value): slot.wanted.place for slot in moved if slot.wanted is not None}
     return [_follow(slot, known, slot.name not in places) for slot in moved]
+
+
+def _on_devices(slots: Sequence[Slot]) -> list[Slot]:
+    """Layouts over an abstract mesh, over the devices that `jax.set_mesh` has set."""
+    found, faults = [], []
+    for slot in slots:
+        place = None if slot.wanted is None else slot.wanted.place
+        if isinstance(place, NamedSharding) and isinstance(place.mesh, AbstractMesh):
+            mesh = jax.sharding.get_mesh()
+            if same_grid(mesh, place.mesh):
+                slot = slot.at(on_mesh(place, mesh))
+            else:
+                faults.append(
+                    ShardingError(
+                        f"{slot.name}: its layout {place.spec} is over the abstract mesh "
+                        f"{describe_mesh(place.mesh)}, which has no devices; say which: "
+                        "iso.restore(.., mesh=mesh), or under `with jax.set_mesh(mesh):`"
+                    )
+                )
+        found.append(slot)
+    raise_collected(faults)
+    return found
 
 
 def _by_specs(slots: Sequence[Slot], saved: Mapping[str, Entry], mesh: Mesh) -> dict[str, Named]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from isoshard.core.mesh import as_mesh
+from isoshard.core.mesh import ambient_mesh, as_mesh
 
 from .mapping import function_of, mapped_entries, read_mapped
 from .naming import Group, named_groups
@@ -42,11 +42,11 @@ def restore(
             optimizers, numbers and strings.
             Modules and optimizers are filled in place; of the rest, new ones come back. Modules may
             be abstract (`nnx.eval_shape`, torch's device "meta").
-        mesh: another mesh to lay everything out on. What `like` has in host memory stays there
-            unless there is a plan.
-        plan: with `mesh`: a `Plan`, or one spec for all; the result is that of
-            `iso.shard(.., mesh, plan)`. Without it leaves keep the spec that they have in `like`,
-            and abstract ones get that which they were saved by.
+        mesh: another mesh to lay everything out on, of any axis types. What `like` has in host
+            memory stays there unless there is a plan.
+        plan: a `Plan`, or one spec for all; the result is that of `iso.shard(.., mesh, plan)`, and
+            `mesh` may be left out where `jax.set_mesh` has set one. Without a plan leaves keep the
+            spec that they have in `like`, and abstract ones get that which they were saved by.
         step: which checkpoint, if there are several; the newest unless given.
         weights: a map from the names of the checkpoint to those of `like`: an
             `iso.weights.WeightMap`, or a function of `{name: array}`; JAX traces it. Or a
@@ -59,8 +59,8 @@ def restore(
     Raises:
         CheckpointError: there is no checkpoint, it was altered, or it does not fit: every leaf that
             is missing, not wanted, or of another shape, dtype or kind is named.
-        ShardingError: a spec does not fit the mesh; every such leaf is named.
-        TypeError: `plan` without `mesh`.
+        ShardingError: a spec does not fit the mesh; every such leaf is named. Or there is a plan,
+            and no mesh.
 
     Example:
         >>> import tempfile, jax, isoshard as iso
@@ -72,8 +72,8 @@ def restore(
         >>> found["w"].sharding.spec, found["epoch"]
         (P('x', 'y'), 3)
     """
-    if plan is not None and mesh is None:
-        raise TypeError("a plan lays arrays out on a mesh; give that too: mesh=..")
+    if mesh is None and plan is not None:
+        mesh = ambient_mesh("iso.restore(path, like, mesh=mesh, plan=plan)")
     mesh = None if mesh is None else as_mesh(mesh)
     source = opened(path, step)
     apply, saved = None, source.entries

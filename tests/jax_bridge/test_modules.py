@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core import frameworks
@@ -16,6 +16,7 @@ from isoshard.core.errors import CopyError, ShardingError
 from isoshard.core.mesh import make_mesh
 from isoshard.core.plan import Linear, Plan, PlanError
 from isoshard.jax_bridge import create, create_sharded, graphs, layout, modules
+from isoshard.jax_bridge.tracing import on_auto_axes
 
 PLAN = Plan(
     {
@@ -98,7 +99,9 @@ def test_a_module_is_laid_out_in_place_by_name(model, mesh):
     assert _specs(model) == SPECS
     for old, new in zip(before, _arrays(model), strict=True):
         np.testing.assert_array_equal(old, new)
-    np.testing.assert_allclose(model(tokens), expected, rtol=1e-5, atol=1e-6)
+    graph, state = nnx.split(model)
+    run = on_auto_axes(lambda state, tokens: nnx.merge(graph, state)(tokens))  # any Flax code
+    np.testing.assert_allclose(jax.jit(run)(state, tokens), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_parameters_stay_the_same_variables(model, mesh):
@@ -231,7 +234,9 @@ def test_numpy_leaves_become_arrays(mesh):
     assert modules.sharding_of(placed) == {"a.kernel": NamedSharding(mesh, P("data"))}
 
 
-def test_a_sharded_module_trains(model, mesh):
+def test_a_sharded_module_trains(model):
+    # On Auto axes: the model leaves the layouts of its values open.
+    mesh = make_mesh((2, 4), ("data", "model"), axis_types=AxisType.Auto)
     modules.shard(model, mesh, PLAN)
     optimizer = nnx.Optimizer(model, optax.sgd(1e-2), wrt=nnx.Param)
     tokens = jax.device_put(jnp.zeros((8, 4), int), NamedSharding(mesh, P("data")))

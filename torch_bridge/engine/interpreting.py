@@ -10,6 +10,7 @@ from isoshard.torch_bridge.lowerings.sharing import one_program
 from .channels import Env, Images
 from .peephole import Rewriter
 from .recipes import RECIPES
+from .resting import Resting
 
 
 def interpret(
@@ -35,17 +36,20 @@ def interpret(
 def _computed(entries: Any, needed: Any, inputs: Any, scalars: Any, keys: Any) -> Env:
     leaves = iter(inputs)
     env = Env()
-    rewriter, images = Rewriter(env), Images(env)
+    rewriter, images, resting = Rewriter(env), Images(env), Resting(env)
     taken = 0
     for entry, is_needed in zip(entries, needed, strict=True):
         if not isinstance(entry[0], int):
             env.append(next(leaves))
             rewriter.note(None, entry, 1)
+            resting.note(len(env) - 1)
             continue
         recipe = RECIPES[entry[0]]
         floats = [scalars[taken + i] for i in range(recipe.lifted)]
         taken += recipe.lifted
         key = next(keys) if recipe.random else None
+        if is_needed:
+            resting.wake(entry[1:])
         got = rewriter.rewrite(recipe, entry) if is_needed else [None] * recipe.count
         if got is None:
             got = images.rewrite(recipe, entry, floats)

@@ -285,9 +285,8 @@ def traceable(plan: Plan) -> Any:
 
     def isoshard_step(*arguments):
         scalars, words = arguments[inputs:]
-        leaves = [bring_in(argument) for argument in arguments[:inputs]]
-        env = interpret(entries, used, leaves, scalars, random.keys(words))
-        results = [env[slot] for slot in plan.live]
+        env = interpret(entries, used, arguments[:inputs], scalars, random.keys(words))
+        results = [bring_in(env[slot]) for slot in plan.live]
         return [
             result if number == layouts.UNPLACED else _laid_out(result, refined(number))
             for result, number in zip(results, plan.wanted, strict=True)

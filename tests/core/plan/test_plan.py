@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError
@@ -278,3 +278,36 @@ def test_state_of_a_parameter_without_a_rule_still_needs_one(mesh):
     assert plan == Plan()
     with pytest.raises(PlanError, match=r"matches no rule:\n  0\.mu\.w"):
         plan.resolve({"0.mu.w": (4096, 4096)}, mesh)
+
+
+class TestMeshes:
+    """A plan goes by sizes and names; layouts are over the mesh that is given, or set."""
+
+    def test_every_kind(self):
+        want = PLAN.resolve(TORCH, make_mesh((2, 4), ("data", "model"), axis_types=AxisType.Auto))
+        for kinds in ((AxisType.Explicit,) * 2, (AxisType.Explicit, AxisType.Auto)):
+            mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=kinds)
+            for given in (mesh, mesh.abstract_mesh, AbstractMesh((2, 4), ("data", "model"))):
+                found = PLAN.resolve(TORCH, given)
+                assert found.mesh is given
+                assert found.specs == want.specs
+                assert {one.mesh for one in found.shardings.values()} == {given}
+                assert str(found) == str(want)
+                assert not want.diff(found)
+            with jax.set_mesh(mesh):
+                assert PLAN.resolve(TORCH).shardings == PLAN.resolve(TORCH, mesh).shardings
+                assert PLAN.spec_for("head.weight", (256, 32)) == P(("data", "model"))
+                assert not PLAN.diff(PLAN, TORCH)
+                inside = _resolved_in_jit()
+            assert inside.mesh == mesh.abstract_mesh
+            assert inside.specs == want.specs
+
+    def test_none_is_given_and_none_is_set(self):
+        with pytest.raises(ShardingError, match=r"set_mesh has set none; .*plan\.resolve\(tree, m"):
+            PLAN.resolve(TORCH)
+
+
+def _resolved_in_jit():
+    found = []
+    jax.jit(lambda: found.append(PLAN.resolve(TORCH)))()
+    return found[0]

@@ -1,0 +1,59 @@
+"""Which memory leaves rest in: a plan's rules for optimizer state, or parameters, on the host.
+
+Patterns are matched with names of parameters, and with those of an optimizer's slots:
+`0.mu.dense.kernel` of optax, `state.dense.weight.exp_avg` of torch.
+
+>>> rules = memory_rules({"*.mu.*": "pinned_host"})
+>>> memory_for([rules], "0.mu.dense.kernel"), memory_for([rules], "dense.kernel")
+('pinned_host', None)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .freezing import Pairs
+from .patterns import check_patterns, label, matches
+from .rules import PlanError
+
+
+def memory_rules(given: Any) -> Pairs:
+    """Check and freeze a mapping, or pairs, of pattern and memory kind.
+
+    Raises:
+        PlanError: a pattern is malformed or there twice, or a kind is no name.
+    """
+    pairs = given.items() if isinstance(given, Mapping) else given
+    rules = Pairs((pattern, kind) for pattern, kind in pairs)
+    check_patterns([pattern for pattern, _ in rules])
+    wrong = [f"{label(pattern)!r}: {kind!r}" for pattern, kind in rules if type(kind) is not str]
+    if wrong:
+        raise PlanError(
+            f"memory= takes patterns and names of memory, {', '.join(wrong)} is none. Write "
+            'memory={"*.mu.*": "pinned_host"}; "device" leaves a leaf where it is computed.'
+        )
+    return rules
+
+
+def memory_for(rules: Iterable[Pairs], name: str) -> str | None:
+    """The memory of a leaf by the first pattern that matches, None if none does."""
+    return next(
+        (kind for pairs in rules for pattern, kind in pairs if matches(pattern, name)), None
+    )
+
+
+def check_used(rules: Iterable[Pairs], names: Iterable[str]) -> None:
+    """Raise PlanError for rules that match none of the names of parameters and slots."""
+    names = list(names)
+    unused = [
+        label(pattern)
+        for pairs in rules
+        for pattern, _ in pairs
+        if not any(matches(pattern, name) for name in names)
+    ]
+    if unused:
+        raise PlanError(
+            f"memory rules {', '.join(map(repr, unused))} match no parameter and no slot of the "
+            f"optimizer; these are {', '.join(names)}."
+        )

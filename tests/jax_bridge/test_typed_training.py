@@ -1,0 +1,394 @@
+"""Training steps on meshes of every axis type: numbers and programs of Auto, the user's types."""
+
+import contextlib
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import isoshard as iso
+from isoshard.core.axis_types import auto
+from isoshard.core.paths import named_leaves
+from isoshard.jax_bridge import constrain_activations, train_step
+from tests.jax_bridge.compiling import counting
+
+NAMES = ("data", "model")
+AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
+KINDS = {"explicit": (EXPLICIT, EXPLICIT), "mixed": (EXPLICIT, AUTO), "other": (AUTO, EXPLICIT)}
+PLAN = iso.Plan(
+    {
+        "*up.kernel": P(None, "model"),
+        "*up.weight": P("model"),
+        "*up.bias": P("model"),
+        "*down.kernel": P("model"),
+        "*down.weight": P(None, "model"),
+    },
+    activations={"up": P("data", "model")},
+)
+TX = optax.adamw(1e-2)
+
+
+def mesh_of(*kinds):
+    return jax.make_mesh((2, 4), NAMES, axis_types=kinds)
+
+
+class NNX(nnx.Module):
+    def __init__(self, rngs):
+        self.up = nnx.Linear(8, 32, rngs=rngs)
+        self.norm = nnx.BatchNorm(32, rngs=rngs)
+        self.drop = nnx.Dropout(0.1, rngs=rngs)
+        self.down = nnx.Linear(32, 8, rngs=rngs)
+
+    def __call__(self, x):
+        return self.down(self.drop(nnx.relu(self.norm(self.up(x)))))
+
+
+class Annotated(nnx.Module):
+    """Says of its parameters how they lie, as Flax has it."""
+
+    def __init__(self, rngs):
+        said = {"kernel_metadata": {"out_sharding": ("data", "model")}}
+        self.up = nnx.Linear(8, 32, rngs=rngs, **said)
+        self.down = nnx.Linear(32, 8, rngs=rngs)
+
+    def __call__(self, x):
+        return self.down(nnx.relu(self.up(x)))
+
+
+class Linen(linen.Module):
+    boxed: bool = False
+
+    @linen.compact
+    def __call__(self, x):
+        init = linen.initializers.lecun_normal()
+        if self.boxed:
+            init = linen.with_partitioning(init, (None, "model"))
+        x = linen.Dense(32, kernel_init=init, name="up")(x)
+        x = linen.BatchNorm(use_running_average=False, name="norm")(x)
+        return linen.Dense(8, name="down")(linen.relu(x))
+
+
+class Equinox(eqx.Module):
+    up: eqx.nn.Linear
+    down: eqx.nn.Linear
+
+    def __init__(self, key):
+        one, two = jax.random.split(key)
+        self.up, self.down = eqx.nn.Linear(8, 32, key=one), eqx.nn.Linear(32, 8, key=two)
+
+    def __call__(self, x):
+        return self.down(jax.nn.gelu(self.up(x)))
+
+
+def of_nnx(model, x):
+    return ((model(x) - x) ** 2).mean()
+
+
+def of_linen(boxed):
+    def loss(variables, x):
+        y, updates = Linen(boxed).apply(variables, x, mutable=["batch_stats"])
+        return ((y - x) ** 2).mean(), updates
+
+    return loss, lambda: Linen(boxed).init(jax.random.key(0), jnp.ones((1, 8)))
+
+
+def of_equinox(model, x):
+    return ((jax.vmap(model)(x) - x) ** 2).mean()
+
+
+def of_tree(params, x):
+    rows = params["up"]["kernel"][jnp.arange(8) % 4]  # what JAX leaves open along Explicit axes
+    return ((jax.nn.relu(x @ rows) @ params["down"]["kernel"] - x) ** 2).mean()
+
+
+def tree():
+    keys = jax.random.split(jax.random.key(0))
+    return {
+        "up": {"kernel": jax.random.normal(keys[0], (8, 32))},
+        "down": {"kernel": jax.random.normal(keys[1], (32, 8))},
+    }
+
+
+SILENT = iso.Plan(dict(PLAN.rules))  # nothing of activations
+MODELS = {
+    "nnx": (of_nnx, lambda: NNX(nnx.Rngs(0)), PLAN, {}),
+    "annotated": (of_nnx, lambda: Annotated(nnx.Rngs(0)), PLAN, {}),
+    "linen": (*of_linen(False), PLAN, {"mutable": True}),
+    "boxes": (*of_linen(True), PLAN, {"mutable": True}),
+    "equinox": (of_equinox, lambda: Equinox(jax.random.key(0)), SILENT, {}),
+    "tree": (of_tree, tree, SILENT, {}),
+}
+
+
+def batches(mesh):
+    random = np.random.default_rng(0)
+    source = [random.standard_normal((16, 8)).astype(np.float32) for _ in range(3)]
+    return [iso.shard(x, mesh, P("data")) for x in source]
+
+
+def ambient(mesh, is_set):
+    return jax.set_mesh(mesh) if is_set else contextlib.nullcontext()
+
+
+def run(name, mesh, is_set=False):
+    """States and losses of three steps, programs compiled after the first, and its text."""
+    loss, make, plan, options = MODELS[name]
+    with ambient(mesh, is_set or name == "annotated"):
+        step = train_step(loss, TX, mesh, plan, **options)
+        state, source = step.init(make), batches(mesh)
+        told, losses = [described(state)], []
+        text = step.lower(state, source[0]).compile().as_text()
+        state, value = step(state, source[0])
+        with counting() as compiled:
+            for batch in source[1:]:
+                told.append(described(state))
+                losses.append(value)
+                state, value = step(state, batch)
+            later = compiled()
+    return [*told, described(state)], [*losses, value], later, text
+
+
+def described(state):
+    """By name: layout, type and bytes of each array."""
+    found = {}
+    for name, array in named_leaves(state):
+        key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+        data = jax.random.key_data(array) if key else array
+        found[name] = array.sharding, jax.typeof(array), np.asarray(data).tobytes()
+    return found
+
+
+def same_program(text):
+    """The text of a program without names, which tell of the source."""
+    text = re.sub(r"(, )?(metadata|stack_frame_id)=(\{[^}]*\}|\d+)", "", text)
+    return [line for line in text.splitlines() if re.search(r" = |^ENTRY|^HloModule", line)]
+
+
+@pytest.fixture(scope="module")
+def on_auto():
+    known = {}
+
+    def of(name):
+        if name not in known:
+            known[name] = run(name, mesh_of(AUTO, AUTO))
+        return known[name]
+
+    return of
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_numbers_are_those_of_auto_and_the_types_the_users(name, kind, is_set, on_auto):
+    mesh = mesh_of(*KINDS[kind])
+    states, losses, later, text = run(name, mesh, is_set)
+    wanted, wanted_losses, _, wanted_text = on_auto(name)
+    assert later == 0
+    assert same_program(text) == same_program(wanted_text)
+    for state, want in zip(states, wanted, strict=True):
+        assert state.keys() == want.keys()
+        for leaf, (sharding, kind, data) in state.items():
+            assert sharding == NamedSharding(mesh, want[leaf][0].spec), leaf
+            assert typed_axes(kind) == explicit_axes(sharding), leaf
+            assert data == want[leaf][2], leaf
+    assert [x.item() for x in losses] == [x.item() for x in wanted_losses]
+    assert {x.sharding for x in losses} == {NamedSharding(mesh, P())}
+
+
+def typed_axes(kind):
+    return {name for entry in kind.sharding.spec for name in axes(entry)}
+
+
+def explicit_axes(sharding):
+    kinds = dict(zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True))
+    used = {name for entry in sharding.spec for name in axes(entry)}
+    return {name for name in used if kinds[name] == EXPLICIT}
+
+
+def axes(entry):
+    return (entry,) if isinstance(entry, str) else entry or ()
+
+
+def test_programs_that_differ_are_seen(on_auto):
+    texts = [same_program(on_auto(name)[3]) for name in ("nnx", "linen")]
+    assert min(map(len, texts)) > 100
+    assert texts[0] != texts[1]
+
+
+class TestBuffers:
+    def test_what_is_donated_is_used_again(self):
+        mesh = mesh_of(EXPLICIT, EXPLICIT)
+        step = train_step(of_tree, optax.sgd(0.1, momentum=0.9), mesh, SILENT)
+        state = step.init(tree)
+        before = {pointer for leaf in jax.tree.leaves(state.params) for pointer in pointers(leaf)}
+        after, _ = step(state, batches(mesh)[0])
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
+        assert before == {p for leaf in jax.tree.leaves(after.params) for p in pointers(leaf)}
+
+    def test_a_state_from_the_same_grid_of_another_type(self):
+        mesh = mesh_of(EXPLICIT, EXPLICIT)
+        step = train_step(of_tree, TX, mesh, SILENT, donate=False)
+        state = step.init(tree)
+        other = jax.tree.map(lambda x: iso.reshard(x, x.sharding.spec, auto(mesh)), state)
+        want, one = step(state, batches(mesh)[0])
+        got, two = step(other, batches(auto(mesh))[0])
+        assert one.item() == two.item()
+        assert [x.sharding for x in jax.tree.leaves(got)] == [
+            x.sharding for x in jax.tree.leaves(want)
+        ]
+
+    def test_what_comes_with_the_loss(self):
+        def loss(params, x):
+            hidden = x @ params["up"]["kernel"]
+            return (hidden**2).mean(), {"hidden": hidden, "name": 3, "zeros": jnp.zeros(3)}
+
+        for kinds in KINDS.values():
+            mesh = mesh_of(*kinds)
+            step = train_step(loss, TX, mesh, SILENT, has_aux=True)
+            _, _, aux = step(step.init(tree), batches(mesh)[0])
+            assert aux["hidden"].sharding == NamedSharding(mesh, P("data", "model"))
+            assert aux["zeros"].sharding.mesh == mesh
+
+
+def pointers(array):
+    return [piece.data.unsafe_buffer_pointer() for piece in array.addressable_shards]
+
+
+class TestConstraintsOfTheUser:
+    def test_by_the_users_mesh_inside_of_the_loss(self):
+        mesh = mesh_of(EXPLICIT, EXPLICIT)
+        seen = []
+
+        def loss(model, x):
+            with constrain_activations(mesh, {"up": P("data", "model")}, model):
+                hidden = model.up(x)
+            seen.append(jax.typeof(hidden).sharding.mesh.axis_types)
+            return ((model.down(hidden) - x) ** 2).mean()
+
+        step = train_step(loss, TX, mesh, SILENT)
+        _, got = step(step.init(lambda: NNX(nnx.Rngs(0))), batches(mesh)[0])
+        assert set(seen) == {(AUTO, AUTO)}
+        other = train_step(
+            lambda model, x: ((model.down(model.up(x)) - x) ** 2).mean(), TX, mesh, PLAN
+        )
+        _, want = other(other.init(lambda: NNX(nnx.Rngs(0))), batches(mesh)[0])
+        assert got.item() == want.item()
+
+    def test_shard_by_the_users_mesh(self):
+        mesh = mesh_of(EXPLICIT, EXPLICIT)
+        got = []
+        for on in (mesh, auto(mesh)):
+
+            def loss(params, x, on=on):
+                hidden = iso.shard(x @ params["up"]["kernel"], on, P("data", "model"))
+                return ((hidden @ params["down"]["kernel"] - x) ** 2).mean()
+
+            step = train_step(loss, TX, on, SILENT)
+            got.append(step(step.init(tree), batches(on)[0])[1].item())
+        assert got[0] == got[1]
+
+    def test_by_the_mesh_that_is_set(self):
+        mesh = mesh_of(EXPLICIT, EXPLICIT)
+
+        def loss(params, x):
+            hidden = iso.shard(x @ params["up"]["kernel"], P("data", "model"))
+            return ((hidden @ params["down"]["kernel"] - x) ** 2).mean()
+
+        with jax.set_mesh(mesh):
+            step = train_step(loss, TX, SILENT)
+            state, got = step(step.init(tree), batches(mesh)[0])
+        assert state.params["up"]["kernel"].sharding == NamedSharding(mesh, P(None, "model"))
+        with jax.set_mesh(auto(mesh)):
+            step = train_step(loss, TX, SILENT)
+            assert step(step.init(tree), batches(auto(mesh))[0])[1].item() == got.item()
+
+
+def typed_loss(seen):
+    """A loss that can only be traced along Explicit axes."""
+
+    def loss(params, x):
+        hidden = jnp.einsum("bi,io->bo", x, params["up"]["kernel"], out_sharding=P("data", "model"))
+        seen.append(jax.typeof(hidden).sharding.spec)
+        out = jnp.einsum("bi,io->bo", hidden, params["down"]["kernel"], out_sharding=P("data"))
+        whole = jax.sharding.reshard(out - x, P())
+        return (whole**2).mean(), hidden
+
+    return loss
+
+
+def mixed_loss(seen):
+    def loss(params, x):
+        hidden = x @ params["up"]["kernel"]
+        seen.append(jax.typeof(hidden).sharding.spec)
+        out = hidden @ params["down"]["kernel"]
+        whole = jax.sharding.reshard(out - x, P())
+        return (whole**2).mean(), hidden
+
+    return loss
+
+
+class TestExplicit:
+    """A loss that is written for Explicit axes."""
+
+    @pytest.mark.parametrize("is_set", [False, True])
+    @pytest.mark.parametrize("kind", ["explicit", "mixed"])
+    def test_its_values_are_typed(self, kind, is_set):
+        mesh, seen = mesh_of(*KINDS[kind]), []
+        loss = (typed_loss if kind == "explicit" else mixed_loss)(seen)
+
+        def plain(params, x):
+            hidden = x @ params["up"]["kernel"]
+            return ((hidden @ params["down"]["kernel"] - x) ** 2).mean()
+
+        with ambient(mesh, is_set):
+            step = train_step(loss, TX, mesh, SILENT, has_aux=True, explicit=True)
+            state = step.init(tree)
+            state, first, hidden = step(state, batches(mesh)[0])
+            with counting() as compiled:
+                state, second, _ = step(state, batches(mesh)[1])
+                assert compiled() == 0
+        assert set(seen) == {P("data", "model" if kind == "explicit" else None)}
+        assert hidden.sharding.mesh == mesh
+        assert all(leaf.sharding.mesh == mesh for leaf in jax.tree.leaves(state))
+        on = auto(mesh)
+        step = train_step(plain, TX, on, SILENT)
+        want, one = step(step.init(tree), batches(on)[0])
+        want, two = step(want, batches(on)[1])
+        np.testing.assert_allclose([first, second], [one, two], rtol=1e-5)
+        for leaf, array in named_leaves(state.params):
+            np.testing.assert_allclose(array, dict(named_leaves(want.params))[leaf], rtol=1e-4)
+
+    def test_flax(self):
+        mesh = mesh_of(EXPLICIT, EXPLICIT)
+
+        def loss(model, x):
+            hidden = nnx.relu(model.up(x, out_sharding=P("data", "model")))
+            assert jax.typeof(hidden).sharding.spec == P("data", "model")
+            return ((model.down(hidden, out_sharding=P("data")) - x) ** 2).mean()
+
+        step = train_step(loss, TX, mesh, PLAN, explicit=True)
+        state, _ = step(step.init(lambda: NNX(nnx.Rngs(0))), batches(mesh)[0])
+        assert jax.typeof(state.model.up.kernel[...]).sharding.spec == P(None, "model")
+        assert set(step.constrained.modules) == {"up"}
+
+    def test_without_the_word_it_is_traced_under_auto(self):
+        mesh = mesh_of(EXPLICIT, EXPLICIT)
+        mask = batches(mesh)[0]
+        for wrong in (typed_loss([]), lambda params, x: ((x * mask).mean(), None)):
+            step = train_step(wrong, TX, mesh, SILENT, has_aux=True)
+            with pytest.raises(ValueError, match=r"traced under Auto ones.*explicit=True.*\*batch"):
+                step(step.init(tree), batches(mesh)[0])
+        step = train_step(of_tree, TX, mesh, SILENT, explicit=True)
+        with pytest.raises(Exception, match="out_sharding"):
+            step(step.init(tree), batches(mesh)[0])
+
+    def test_a_mesh_without_explicit_axes(self):
+        with pytest.raises(iso.ShardingError, match=r"the mesh 'data' \(2\), 'model' \(4\) has no"):
+            train_step(of_tree, TX, mesh_of(AUTO, AUTO), SILENT, explicit=True)

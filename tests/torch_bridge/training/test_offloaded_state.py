@@ -1,0 +1,124 @@
+"""Torch training steps whose optimizer state, or parameters, rest in the memory of the host."""
+
+import jax
+import pytest
+import torch
+from jax.sharding import AxisType, NamedSharding
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+from isoshard import P, Plan, metrics
+from isoshard.core.plan import PlanError
+
+HOST = "pinned_host"
+
+
+@pytest.fixture(params=[AxisType.Auto, AxisType.Explicit])
+def typed(request):
+    return jax.make_mesh((2, 4), ("x", "y"), axis_types=(request.param,) * 2)
+
+
+def built(mesh, memory, foreach=True):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+    plan = Plan({"*.weight": ("y",), "*": P()}, memory=memory)
+    iso.shard(model, mesh, plan)
+    return model, torch.optim.AdamW(model.named_parameters(), 0.1, foreach=foreach), plan
+
+
+def trained(mesh, memory, compiled, foreach=True):
+    model, optimizer, plan = built(mesh, memory, foreach)
+    if memory:
+        assert iso.shard(optimizer, mesh, plan) is optimizer
+    x = iso.shard(torch.arange(64.0).reshape(8, 8) / 64, mesh, P("x"))
+
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    step = xs.compile(step) if compiled else step
+    losses = []
+    for n in range(6):
+        if n == 3:
+            metrics.reset()
+        losses.append(step(x).item())
+    counts = metrics.counters()
+    assert counts["compilations"] == 0 and counts.get("transfers.between_devices", 0) == 0
+    return model, optimizer, losses
+
+
+def kinds(optimizer, slot):
+    return {iso.sharding_of(state[slot]).memory_kind for state in optimizer.state.values()}
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_state_on_the_host_gives_the_same_training(typed, compiled, foreach):
+    plain, _, losses = trained(typed, {}, compiled, foreach)
+    model, optimizer, found = trained(typed, {"*.exp_avg": HOST}, compiled, foreach)
+    assert found == losses
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.detach().cpu(), theirs.detach().cpu(), rtol=0, atol=0)
+    assert kinds(optimizer, "exp_avg") == {HOST}
+    assert kinds(optimizer, "exp_avg_sq") == {"device"}
+    state = iso.to_jax(optimizer.state[model[0].weight]["exp_avg"])
+    assert state.sharding == NamedSharding(typed, P("y"), memory_kind=HOST)
+
+
+def test_parameters_on_the_host_and_their_state_with_them(typed):
+    plain, _, losses = trained(typed, {}, False)
+    model, optimizer, _ = built(typed, {"0.*": HOST})
+    x = iso.shard(torch.arange(64.0).reshape(8, 8) / 64, typed, P("x"))
+    found = []
+    for _ in range(6):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    assert found == losses
+    where = {n: iso.sharding_of(p).memory_kind for n, p in model.named_parameters()}
+    assert where == {"0.weight": HOST, "0.bias": HOST, "2.weight": "device", "2.bias": "device"}
+    assert iso.sharding_of(optimizer.state[model[0].weight]["exp_avg"]).memory_kind == HOST
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.detach().cpu(), theirs.detach().cpu(), rtol=0, atol=0)
+
+
+def test_state_that_is_there_already_moves(typed):
+    model, optimizer, _ = built(typed, {})
+    model(torch.ones(8, device="jax")).sum().backward()
+    optimizer.step()
+    before = optimizer.state[model[0].weight]["exp_avg"].cpu()
+    iso.shard(optimizer, typed, Plan(memory={"state.0.weight.exp_avg": HOST}))
+    slot = optimizer.state[model[0].weight]["exp_avg"]
+    assert iso.to_jax(slot).sharding.memory_kind == HOST
+    torch.testing.assert_close(slot.cpu(), before, rtol=0, atol=0)
+
+
+class TestErrors:
+    def test_no_plan(self, typed):
+        _, optimizer, _ = built(typed, {})
+        for spec in (P("x"), Plan({"*": P()})):
+            with pytest.raises(TypeError, match=r"state follows; a Plan with memory= says"):
+                iso.shard(optimizer, typed, spec)
+
+    def test_parameters_on_no_mesh(self, typed):
+        layer = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.Adam(layer.named_parameters())
+        with pytest.raises(iso.ShardingError, match="parameters weight, bias of the optimizer lie"):
+            iso.shard(optimizer, typed, Plan(memory={"*": HOST}))
+
+    def test_no_such_memory(self, typed):
+        _, optimizer, _ = built(typed, {})
+        with pytest.raises(iso.ShardingError, match=r"rule '\*': its devices \(cpu\) have"):
+            iso.shard(optimizer, typed, Plan(memory={"*": "disk"}))
+
+    def test_a_rule_that_matches_nothing(self, typed):
+        model, optimizer, _ = built(typed, {})
+        iso.shard(optimizer, typed, Plan(memory={"*.momentum": HOST}))
+        model(torch.ones(8, device="jax")).sum().backward()
+        with pytest.raises(PlanError, match=r"'\*\.momentum' match no.*state\.0\.weight\.exp_avg"):
+            optimizer.step()

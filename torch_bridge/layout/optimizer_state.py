@@ -1,0 +1,103 @@
+"""Optimizer state that rests in the memory of the host, by the `memory=` of a plan.
+
+The state of a torch optimizer is made in its first step, and lies as its parameters do. A plan can
+say that some of it rests elsewhere; a step brings it in after the backward pass, and puts it back.
+
+>>> import isoshard as iso, isoshard.torch_bridge as xs
+>>> mesh = jax.make_mesh((8,), ("x",))
+>>> plan = iso.Plan({"*": ("x",)}, memory={"*.exp_avg*": "pinned_host"})
+>>> model = iso.shard(torch.nn.Linear(8, 8), mesh, plan)
+>>> adam = torch.optim.Adam(model.named_parameters())
+>>> _ = iso.shard(adam, mesh, plan)
+>>> model(torch.ones(8, device="jax")).sum().backward(); adam.step()
+>>> iso.sharding_of(adam.state[model.weight]["exp_avg"]).memory_kind
+'pinned_host'
+
+Slots are called `state.<parameter>.<slot>`, as in a checkpoint: parameters go by name if the
+optimizer was made with `model.named_parameters()`, else by position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import torch
+
+from isoshard.core.errors import ShardingError
+from isoshard.core.offload import check_memory, in_memory
+from isoshard.core.plan import Plan
+from isoshard.core.plan.memory_rules import check_used
+from isoshard.torch_bridge.dtensor.modules import named_params
+from isoshard.torch_bridge.engine import base
+
+from . import marks
+
+
+def says_memory(plan: Any) -> bool:
+    """Whether a plan says of anything where it rests."""
+    return isinstance(plan, Plan) and any(factor.memory for factor in plan.factors)
+
+
+def shard_state(optimizer: torch.optim.Optimizer, mesh: Any, plan: Plan) -> torch.optim.Optimizer:
+    """Let the state of an optimizer, what there is and what it will make, rest as a plan says.
+
+    Args:
+        optimizer: of parameters that lie on the mesh.
+        mesh: the mesh.
+        plan: a `Plan` with `memory`; its specs are those of the parameters.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        ShardingError: a parameter lies on no mesh, or the devices have no such memory.
+        PlanError: a memory rule matches no slot; of an optimizer without state, at its first step.
+    """
+    outside = [name for name, param in named_params(optimizer).items() if _layout(param) is None]
+    if outside:
+        raise ShardingError(
+            f"parameters {', '.join(outside)} of the optimizer lie on no mesh; lay the model out "
+            "first: iso.shard(model, mesh, plan)."
+        )
+    for factor in plan.factors:
+        for pattern, kind in factor.memory:
+            check_memory(mesh, kind, name=f"memory rule {pattern!r}")
+    rests = _Rests(plan)
+    if optimizer.state:
+        rests(optimizer)
+    optimizer.register_step_post_hook(rests)
+    return optimizer
+
+
+class _Rests:
+    """After a step: slots that are new are marked with the memory in which they rest."""
+
+    def __init__(self, plan: Plan):
+        self._plan = plan
+        self._checked = False
+
+    def __call__(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for name, param, slot in _slots(optimizer):
+            kind = self._plan.memory_for(name)
+            layout = _layout(param)
+            if kind is None or layout is None or not isinstance(slot, base.LazyTensor):
+                continue
+            wanted = in_memory(layout, kind, name=name)
+            if slot.shape == param.shape and slot._storage.annotation != wanted:
+                marks.annotate(slot, wanted)
+        if not self._checked and optimizer.state:
+            names = [*named_params(optimizer), *(name for name, *_ in _slots(optimizer))]
+            check_used((factor.memory for factor in self._plan.factors), names)
+            self._checked = True
+
+
+def _slots(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor, Any]]:
+    for name, param in named_params(optimizer).items():
+        for kind, slot in optimizer.state.get(param, {}).items():
+            yield f"state.{name}.{kind}", param, slot
+
+
+def _layout(param: torch.Tensor) -> jax.sharding.NamedSharding | None:
+    return marks.placed(param) if isinstance(param, base.LazyTensor) else None
