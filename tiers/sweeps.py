@@ -43,6 +43,7 @@ _ABOUT = {
     "torch_bridge/lowerings": (_LOWERINGS,),  # of tests that no lowering file has the name of
     "examples/domain": ("core/domain",),
     "fuzz": ("fuzz",),
+    "jax_pages": ("torch_bridge/crossings",),
     "torch_bridge/engine/capture/changes": ("torch_bridge/engine/capture", "torch_bridge/loops"),
 }
 _MARKED = re.compile(r"^ *@pytest\.mark\.(sweep|long)\b", re.MULTILINE)
