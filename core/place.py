@@ -127,7 +127,7 @@ def shard(
         >>> shard(rows, make_mesh((4,), ("x",)), P("x"), uneven="pad", sizes=(5, 2, 7, 4))
         UnevenArray(float32[18] in float32[28], axis 0 in blocks of 7: 5, 2, 7, 4 valid; P('x',))
     """
-    if copy is None and sizes is None and uneven == "error":
+    if copy is None and sizes is None and memory is None and uneven == "error":
         move = known_move(x, mesh, spec)
         if move is not None:
             return x if move is x.sharding else jax.device_put(x, move)
