@@ -41,6 +41,7 @@ from isoshard.core.uneven import UnevenArray
 
 from .arguments import Faults, is_whole
 from .layouts import Layout, layout_of
+from .shardings import lies
 from .windows import MODES, Axes, Plan, plan_windows, read_window
 
 Width = int | tuple[int, int]
@@ -100,6 +101,7 @@ def halo_exchange(
         )
     _check_rows(layout.sizes[axis], mode)
     array = _exchange(layout, axis, before, after, mode, x.array if layout.uneven else x)
+    array = lies(array, layout.sharding)
     if not layout.uneven:
         return array
     shape = list(layout.shape)

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError
@@ -27,6 +28,7 @@ from isoshard.core.uneven import UnevenArray
 
 from .in_blocks import in_blocks
 from .layouts import Layout, layout_of, lifted, whole_layout
+from .shardings import lies
 from .windows import plan_windows, read_window, reflected
 
 METHODS = ("auto", "windows", "xla")
@@ -120,6 +122,7 @@ def apply(operator: Operator, x: Any, layout: Layout, *operands: Any) -> Any:
     """
     sizes = _check(operator, layout)
     array = _run(operator, layout, x.array if layout.uneven else x, *operands)
+    array = lies(array, _result_layout(operator, layout))
     shape = list(array.shape)
     valid: list[tuple[int, ...] | None] = list(x.sizes) if layout.uneven else [None] * len(shape)
     for (axis, _), size in zip(operator.reaches, sizes, strict=True):
@@ -257,7 +260,11 @@ def _run(operator: Operator, layout: Layout, array: Any, *operands: Any) -> Any:
         out = _here(operator, layout, array, *operands)
     for axis in others:
         out = _masked(out, layout, axis)
-    return lax.with_sharding_constraint(out, layout.sharding_but(operator.free, read))
+    return lax.with_sharding_constraint(out, _result_layout(operator, layout))
+
+
+def _result_layout(operator: Operator, layout: Layout) -> NamedSharding:
+    return layout.sharding_but(operator.free, tuple(axis for axis, _ in operator.reaches))
 
 
 def _here(operator: Operator, layout: Layout, array: Any, *operands: Any) -> Any:

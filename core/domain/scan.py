@@ -32,6 +32,7 @@ from isoshard.core.uneven import UnevenArray
 from .arguments import Faults, is_whole
 from .in_blocks import in_blocks
 from .layouts import Layout, layout_of, lifted
+from .shardings import lies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +132,7 @@ def run_along(kind: Running, x: Any, axis: int, reverse: bool, mesh: Any, spec: 
         return in_blocks(lambda x: kind.along(x, axis % ndim, reverse), rule)(x)
     layout = layout_of(x, mesh, spec, verb=kind.verb)
     out = _run(kind, layout, axis % ndim, reverse, x.array if layout.uneven else x)
+    out = lies(out, layout.sharding)
     return layout.wrap(out, x.shape, x.sizes) if isinstance(x, UnevenArray) else out
 
 

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.domain.shardings import sharding_of
 from isoshard.core.errors import ShardingError
-from isoshard.core.mesh import as_mesh, mesh_of
+from isoshard.core.mesh import as_mesh
 from isoshard.core.uneven import UnevenArray, padded_of
 
 from .rows import Rows, entries, read_rows
@@ -51,7 +51,7 @@ def read_clouds(given: dict[str, Any], mesh: Any, axes: Any) -> dict[str, Rows]:
                 f"{name} are rows of coordinates in a jax.Array or an UnevenArray; given was "
                 f"{type(value).__name__}. Lay them out first: iso.shard(x, mesh, spec)."
             )
-    found = _mesh(given) if mesh is None else as_mesh(mesh)
+    found = _mesh(given) if mesh is None else as_mesh(mesh, abstract=True)
     faults = [fault for name, value in given.items() for fault in _faults(name, value)]
     told = _told(given, axes, faults)
     rows = {
@@ -70,7 +70,7 @@ def _mesh(given: dict[str, Any]) -> Mesh:
     layouts = {name: sharding_of(value) for name, value in given.items()}
     for layout in layouts.values():
         if isinstance(layout, NamedSharding):
-            return mesh_of(layout)
+            return layout.mesh
     traced = [name for name, layout in layouts.items() if layout is None]
     devices = {device for one in layouts.values() if one is not None for device in one.device_set}
     if traced or len(devices) != 1:

@@ -33,9 +33,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.domain.any_framework import any_framework
+from isoshard.core.domain.any_mesh import any_mesh
 from isoshard.core.domain.shardings import sharding_of
 from isoshard.core.errors import ShardingError
-from isoshard.core.mesh import mesh_of
 from isoshard.core.place import shard
 from isoshard.core.uneven import UnevenArray, padded_of
 
@@ -43,6 +43,7 @@ from .edges import SortedEdges, sort_edges
 from .rows import Rows, read_rows
 
 
+@any_mesh
 def partition_graph(senders: Any, receivers: Any, nodes: Any) -> GraphHalo:
     """Lay the edges of a graph out with the nodes that receive.
 
@@ -69,7 +70,7 @@ def partition_graph(senders: Any, receivers: Any, nodes: Any) -> GraphHalo:
     faults: list[str] = []
     rows = None
     if isinstance(layout, NamedSharding) and not isinstance(padded_of(nodes), Tracer):
-        rows = read_rows("nodes", nodes, mesh_of(layout), None, faults)
+        rows = read_rows("nodes", nodes, layout.mesh, None, faults)
     else:
         faults.append("nodes lie on no mesh: lay them out, iso.shard(nodes, mesh, spec)")
     for name, numbers in ends.items():
@@ -158,6 +159,7 @@ class GraphHalo:
         """
         return self._edges(_fetch(self.nodes, (), self._read(x), self._lists[1], ()))
 
+    @any_mesh
     def edges(self, values: Any) -> UnevenArray:
         """Lay out what is known of each edge, such as its length.
 
@@ -180,6 +182,7 @@ class GraphHalo:
         made = _choose(self.nodes, self._block, self.edge_ids.array, self._lists[1], values)
         return self._edges(made)
 
+    @any_mesh
     def segment_sum(self, messages: Any) -> Any:
         """Sum, for each node, over the edges that end there; nothing is sent.
 

@@ -24,9 +24,10 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.domain.shardings import block_sizes, sharding_of
+from isoshard.core.axis_types import same_grid
+from isoshard.core.domain.shardings import block_sizes, lies, sharding_of
 from isoshard.core.entries import canonical_spec, entries_of
-from isoshard.core.mesh import describe_mesh, mesh_of
+from isoshard.core.mesh import describe_mesh
 from isoshard.core.spec import axis_names
 from isoshard.core.uneven import UnevenArray, padded_of
 
@@ -81,11 +82,12 @@ class Rows:
 
     def like(self, array: Any) -> Any:
         """A padded result in the form of the array that was read: an UnevenArray if that was."""
+        layout = NamedSharding(self.mesh, self.spec)
         if not self.uneven:
-            return array
+            return lies(array, layout)
         shape = (self.count, *array.shape[1:])
         sizes = (self.sizes, *[None] * (array.ndim - 1))
-        return UnevenArray(array, shape, sizes, NamedSharding(self.mesh, self.spec))
+        return UnevenArray(array, shape, sizes, layout)
 
 
 def read_rows(name: str, value: Any, mesh: Mesh, told: Any, faults: list[str]) -> Rows:
@@ -116,7 +118,7 @@ def read_rows(name: str, value: Any, mesh: Mesh, told: Any, faults: list[str]) -
 def entries(value: Any) -> tuple[tuple[str, ...], ...]:
     """The mesh axes that split each axis of an array over a mesh; none of size 1."""
     layout = sharding_of(value)
-    mesh = mesh_of(layout)
+    mesh = layout.mesh
     spec = canonical_spec(P(*entries_of(layout.spec)), mesh, value.ndim, "array")
     found = [_larger(axis_names(entry), mesh) for entry in spec]
     return (*found, *[()] * (value.ndim - len(found)))
@@ -134,7 +136,7 @@ def _axes(name: str, value: Any, mesh: Mesh, told: Any, faults: list[str]) -> tu
         return said or ()
     if isinstance(layout, SingleDeviceSharding) and set(mesh.devices.flat) == layout.device_set:
         return ()
-    if not isinstance(layout, NamedSharding) or mesh_of(layout) != mesh:
+    if not isinstance(layout, NamedSharding) or not same_grid(layout.mesh, mesh):
         faults.append(
             f"{name} lie by {layout}, not on the mesh {describe_mesh(mesh)}: lay them out there, "
             f"iso.shard({name}, mesh, spec)"
