@@ -124,6 +124,11 @@ def constrain(x: Any, sharding: Any) -> Any:
     if not isinstance(sharding, NamedSharding):
         return jax.lax.with_sharding_constraint(x, sharding)
     mesh, spec = sharding.mesh, sharding.spec
+    own = jax.typeof(x).sharding.mesh
+    if (is_typed(own) or is_typed(mesh)) and same_grid(own, mesh):
+        # Its devices are known. Said again, beside other types, JAX refuses operators that split
+        # themselves: all meshes with devices in a program are to have the same types.
+        mesh = mesh.abstract_mesh
     if P.UNCONSTRAINED in entries_of(spec):
         told = jax.typeof(x).sharding
         if is_typed(told.mesh):
@@ -131,9 +136,7 @@ def constrain(x: Any, sharding: Any) -> Any:
     x = _asked(under_auto(x), NamedSharding(auto(mesh), spec, memory_kind=sharding.memory_kind))
     if not is_typed(mesh):
         return x
-    x = jax.sharding.reshard(x, NamedSharding(mesh, _along(spec, mesh, AxisType.Explicit)))
-    rest = _along(spec, mesh, AxisType.Auto)
-    return x if rest == P() else _asked(x, NamedSharding(mesh, rest))
+    return jax.sharding.reshard(x, NamedSharding(mesh, _along(spec, mesh, AxisType.Explicit)))
 
 
 def _completed(spec: P, told: NamedSharding) -> P:

@@ -121,12 +121,14 @@ class UnevenArray:
             for axis, (extent, size) in enumerate(zip(padded, self.sizes, strict=True))
             if size is not None
         ]
-        if isinstance(self.array, Tracer):
+        array = self.array
+        held = array.to_concrete_value() if isinstance(array, Tracer) else array
+        if held is None:
             mask = jnp.broadcast_to(functools.reduce(jnp.logical_and, lines, True), padded)
-            told = jax.typeof(self.array).sharding
+            told = jax.typeof(array).sharding
             return constrain(mask, _reduced(told)) if is_typed(told.mesh) else mask
         whole = np.broadcast_to(functools.reduce(np.logical_and, lines, np.True_), padded)
-        layout = _reduced(self.array.sharding)
+        layout = _reduced(held.sharding)
         return jax.make_array_from_callback(padded, layout, lambda index: whole[index])
 
     def tree_flatten(self) -> tuple[tuple[Any], tuple[Any, ...]]:

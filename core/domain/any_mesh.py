@@ -11,7 +11,8 @@
 inside: float32[8,4]
 ShapedArray(float32[8@x,4@y])
 
-The caller's mesh is the one that is given, else that of the first array on Explicit axes. What an
+The caller's mesh is the one that is given, else that of the first array on Explicit axes; a verb
+that another calls, or a function that is being lifted, stays under Auto axes. What an
 array on such axes tells by its type, a verb finds by `shardings.sharding_of`, also where `jax.jit`
 traces it; there a verb says by `shardings.lies` how its results lie, which becomes their type. Of
 an axis that it does not know, and of a result of which it says nothing, every device has all.
@@ -20,8 +21,9 @@ an axis that it does not know, and of a result of which it says nothing, every d
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -29,12 +31,12 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ..axis_types import AnyMesh, auto, constrain, is_typed, on_mesh, retyped, same_grid, under_auto
+from ..axis_types import AnyMesh, auto, constrain, is_typed, retyped, same_grid, under_auto
 from ..entries import entries_of
 from ..mesh import as_mesh
 from ..uneven import UnevenArray, is_uneven, padded_of
+from .shardings import inside, sharding_of, telling
 from .shardings import lies as lies
-from .shardings import sharding_of, telling
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
@@ -53,22 +55,120 @@ def any_mesh(verb: Callable[Given, Made]) -> Callable[Given, Made]:
 
     @functools.wraps(verb)
     def called(*args: Given.args, **kwargs: Given.kwargs) -> Made:
-        leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_uneven)
+        leaves = jax.tree.leaves((args, kwargs), is_leaf=is_uneven)
         ambient = jax.sharding.get_abstract_mesh()
         meshes = [mesh for leaf in leaves if (mesh := _mesh_of(leaf)) is not None]
         if not is_typed(ambient) and not any(map(is_typed, meshes)):
             return verb(*args, **kwargs)
-        mesh = _callers(leaves, meshes)
-        told: list[tuple[Any, Any]] = []
-        inside = jax.tree.unflatten(structure, [_entered(leaf, meshes, told) for leaf in leaves])
-        with telling(told):
+        callers = None if inside() else _callers(leaves, meshes)
+        border = _Border(callers, meshes, list(_traced_on(leaves)), [], [])
+        given = [border.entered(x) for x in args]
+        named = {name: border.entered(x) for name, x in kwargs.items()}
+        with telling(border.told):
             with _under(ambient):
-                made: Any = verb(*inside[0], **inside[1])
-            if mesh is None or not is_typed(mesh):
-                return made
-            return jax.tree.map(lambda x: _left(x, mesh), made, is_leaf=is_uneven)
+                made: Any = verb(*given, **named)  # pyright: ignore[reportCallIssue]
+            return jax.tree.map(border.left, made, is_leaf=is_uneven)
 
     return called
+
+
+@dataclasses.dataclass(frozen=True)
+class _Border:
+    """One call.
+
+    Attributes:
+        callers: the mesh that results are given back on; None if nothing is said of one.
+        meshes: those of the arguments.
+        traced: those of the types of arguments that `jax.jit` traces.
+        told: pairs of a traced argument, inside, and its layout.
+        same: pairs of an argument inside and outside.
+    """
+
+    callers: AnyMesh | None
+    meshes: Sequence[AnyMesh]
+    traced: Sequence[AnyMesh]
+    told: list[tuple[Any, Any]]
+    same: list[tuple[Any, Any]]
+
+    def entered(self, argument: Any) -> Any:
+        """An argument under Auto axes; as it is if nothing in it has a mesh."""
+        leaves, structure = jax.tree.flatten(argument, is_leaf=is_uneven)
+        inside = [self._entered(leaf) for leaf in leaves]
+        if all(new is old for new, old in zip(inside, leaves, strict=True)):
+            return argument
+        return jax.tree.unflatten(structure, inside)
+
+    def _entered(self, leaf: Any) -> Any:
+        if isinstance(leaf, UnevenArray):
+            static = (leaf.shape, leaf.sizes, leaf.layout and self._layout(leaf.layout))
+            found = UnevenArray.tree_unflatten(static, (under_auto(leaf.array),))
+            self.same.append((found.array, leaf.array))
+            return found
+        if isinstance(leaf, jax.Array):
+            found = under_auto(leaf)
+            self.same.append((found, leaf))
+            if isinstance(leaf, Tracer) and found is not leaf:
+                self.told.append((found, self._layout(_told_by(jax.typeof(leaf)))))
+            return found
+        if isinstance(leaf, NamedSharding):
+            return self._layout(leaf)
+        mesh = _given_mesh(leaf)
+        return leaf if mesh is None else self._mesh(mesh)
+
+    def _layout(self, layout: NamedSharding) -> NamedSharding:
+        return NamedSharding(self._mesh(layout.mesh), _in_one_form(layout.spec))
+
+    def _mesh(self, mesh: AnyMesh) -> AnyMesh:
+        """A mesh to compute on: without devices where the types of what is traced have none.
+
+        In one program JAX takes operators that split themselves only if all meshes with devices
+        have the same types, and the arguments of the program are on the caller's.
+        """
+        known = next((own for own in self.traced if same_grid(own, mesh)), None)
+        return auto(known or _with_devices(mesh, self.meshes))
+
+    def left(self, x: Any) -> Any:
+        """A result on the caller's mesh; what lies on another grid stays there."""
+        array = padded_of(x)
+        if self.callers is None or not isinstance(array, jax.Array):
+            return x
+        layout = self._on_callers(self._told(x))
+        if layout is None:
+            return x
+        array = self._typed(array, layout)
+        if not isinstance(x, UnevenArray):
+            return array
+        known = array.sharding if not isinstance(array, Tracer) else layout
+        layout = NamedSharding(known.mesh, _in_one_form(known.spec))
+        return UnevenArray.tree_unflatten((x.shape, x.sizes, layout), (array,))
+
+    def _told(self, x: Any) -> Any:
+        """How a result lies; whole if nobody says it."""
+        array = padded_of(x)
+        if not isinstance(array, Tracer):
+            return array.sharding
+        if not isinstance(x, UnevenArray) and (held := array.to_concrete_value()) is not None:
+            return held.sharding
+        told = sharding_of(x)
+        return NamedSharding(self._mesh(self.callers), P()) if told is None else told
+
+    def _on_callers(self, told: Any) -> NamedSharding | None:
+        mesh: Any = self.callers
+        if not isinstance(told, NamedSharding) or not same_grid(told.mesh, mesh):
+            return None
+        mesh = _with_devices(mesh, [told.mesh])
+        is_closed = AxisType.Auto not in mesh.axis_types
+        return NamedSharding(mesh, _in_one_form(told.spec, closed=is_closed))
+
+    def _typed(self, array: Any, layout: NamedSharding) -> Any:
+        for entered, outside in self.same:
+            if entered is array and _mesh_of(outside) in (layout.mesh, layout.mesh.abstract_mesh):
+                return outside
+        if not isinstance(array, Tracer):
+            return retyped(array, layout.mesh)
+        if any(same_grid(own, layout.mesh) for own in self.traced):
+            layout = NamedSharding(layout.mesh.abstract_mesh, layout.spec)
+        return constrain(array, layout)
 
 
 def _mesh_of(leaf: Any) -> AnyMesh | None:
@@ -85,6 +185,15 @@ def _mesh_of(leaf: Any) -> AnyMesh | None:
     return _given_mesh(leaf)
 
 
+def _told_by(aval: Any) -> NamedSharding:
+    """The layout that a type tells: open where an Auto axis may split too."""
+    mesh, entries = aval.sharding.mesh, entries_of(aval.sharding.spec)
+    if mesh.are_all_axes_explicit:
+        return aval.sharding
+    is_open = [P.UNCONSTRAINED if entry is None else entry for entry in entries]
+    return NamedSharding(mesh, P(*is_open, *[P.UNCONSTRAINED] * (aval.ndim - len(entries))))
+
+
 def _given_mesh(leaf: Any) -> AnyMesh | None:
     if isinstance(leaf, NamedSharding):
         return leaf.mesh
@@ -92,13 +201,19 @@ def _given_mesh(leaf: Any) -> AnyMesh | None:
     return as_mesh(leaf, abstract=True) if is_mesh else None
 
 
-def _callers(leaves: Sequence[Any], meshes: Sequence[AnyMesh]) -> AnyMesh | None:
-    """The mesh that results are given back on."""
+def _traced_on(leaves: Sequence[Any]) -> Iterator[AnyMesh]:
     for leaf in leaves:
-        mesh = _given_mesh(leaf)
-        if mesh is not None:
-            return mesh
-    mesh = next((mesh for mesh in meshes if is_typed(mesh)), None)
+        array = padded_of(leaf)
+        if isinstance(array, Tracer) and array.to_concrete_value() is None:
+            mesh = jax.typeof(array).sharding.mesh
+            if is_typed(mesh):
+                yield mesh
+
+
+def _callers(leaves: Sequence[Any], meshes: Sequence[AnyMesh]) -> AnyMesh | None:
+    """The mesh that is given; else the first with Explicit axes."""
+    given = (mesh for leaf in leaves if (mesh := _given_mesh(leaf)) is not None)
+    mesh = next(given, None) or next(filter(is_typed, meshes), None)
     return None if mesh is None else _with_devices(mesh, meshes)
 
 
@@ -112,25 +227,6 @@ def _with_devices(mesh: AnyMesh, others: Sequence[AnyMesh]) -> AnyMesh:
     return mesh
 
 
-def _entered(leaf: Any, meshes: Sequence[AnyMesh], told: list[tuple[Any, Any]]) -> Any:
-    """An argument under Auto axes; what the type of a traced one tells is added to `told`."""
-    if isinstance(leaf, UnevenArray):
-        layout = leaf.layout and on_mesh(leaf.layout, auto(leaf.layout.mesh))
-        static = (leaf.shape, leaf.sizes, layout)
-        return UnevenArray.tree_unflatten(static, (_entered(leaf.array, meshes, []),))
-    if isinstance(leaf, jax.Array):
-        found = under_auto(leaf)
-        if isinstance(leaf, Tracer) and found is not leaf:
-            own = jax.typeof(leaf).sharding
-            mesh = auto(_with_devices(own.mesh, meshes))
-            told.append((found, NamedSharding(mesh, _in_one_form(own.spec))))
-        return found
-    if isinstance(leaf, NamedSharding):
-        return on_mesh(leaf, auto(leaf.mesh))
-    mesh = _given_mesh(leaf)
-    return leaf if mesh is None else auto(mesh)
-
-
 def _under(ambient: AnyMesh) -> contextlib.AbstractContextManager[Any]:
     """Compute as if the mesh that `jax.set_mesh` has set had Auto axes."""
     if not is_typed(ambient):
@@ -138,35 +234,10 @@ def _under(ambient: AnyMesh) -> contextlib.AbstractContextManager[Any]:
     return jax.sharding.use_abstract_mesh(auto(ambient))
 
 
-def _left(x: Any, mesh: AnyMesh) -> Any:
-    """A result on the caller's mesh; what lies on another grid stays there."""
-    if isinstance(x, UnevenArray):
-        layout = _on(x.layout or sharding_of(x), mesh)
-        array = _left_so(x.array, layout) if layout is not None else x.array
-        return UnevenArray.tree_unflatten((x.shape, x.sizes, layout or x.layout), (array,))
-    if not isinstance(x, jax.Array):
-        return x
-    held = x.to_concrete_value() if isinstance(x, Tracer) else x
-    told = sharding_of(x) if held is None else held.sharding
-    layout = _on(NamedSharding(auto(mesh), P()) if told is None else told, mesh)
-    return x if layout is None else _left_so(x, layout)
-
-
-def _left_so(x: Any, layout: NamedSharding) -> Any:
-    return constrain(x, layout) if isinstance(x, Tracer) else retyped(x, layout.mesh)
-
-
-def _on(told: Any, mesh: AnyMesh) -> NamedSharding | None:
-    """A layout with the types of a mesh; None if it is of another grid."""
-    if not isinstance(told, NamedSharding) or not same_grid(told.mesh, mesh):
-        return None
-    mesh = _with_devices(mesh, [told.mesh])
-    return NamedSharding(mesh, _in_one_form(told.spec, closed=AxisType.Auto not in mesh.axis_types))
-
-
 def _in_one_form(spec: P, *, closed: bool = False) -> P:
-    """A spec without trailing None; closed, with None where it is open."""
+    """A spec without trailing None and groups of one; closed, with None where it is open."""
     entries = [None if closed and e is P.UNCONSTRAINED else e for e in entries_of(spec)]
-    while entries and not entries[-1]:
+    entries = [e[0] if isinstance(e, tuple) and len(e) == 1 else e or None for e in entries]
+    while entries and entries[-1] is None:
         entries.pop()
     return P(*entries)

@@ -32,7 +32,7 @@ from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from ..arrays import lay_out
-from ..axis_types import auto, constrain, on_mesh
+from ..axis_types import auto, constrain, is_typed, on_mesh
 from ..errors import ShardingError
 from ..mesh import as_mesh, mesh_of
 from ..spec import named_sharding, same_layout
@@ -260,3 +260,17 @@ def constrained(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     told = hints_of(sharding, len(value.splits))
     hints = [value.hints[axis] if axis in free else hint for axis, hint in enumerate(told)]
     return [dataclasses.replace(value, array=array, hints=tuple(hints))]
+
+
+@rule("reshard", always=True)
+def resharded(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
+    """As a constraint of every axis; to Auto axes it changes a type alone, and values have none."""
+    (value,) = values
+    sharding = eqn.params["dst_sharding"]
+    if not is_typed(sharding.mesh):
+        return values
+    sharding = on_mesh(sharding, auto(sharding.mesh))
+    value = value.whole()
+    array = jax.lax.with_sharding_constraint(value.array, sharding)
+    hints = hints_of(sharding, len(value.splits))
+    return [dataclasses.replace(value, array=array, hints=hints)]

@@ -36,6 +36,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -48,9 +49,9 @@ from ..uneven import UnevenArray, is_uneven
 from . import rules as rules
 from .any_mesh import any_mesh
 from .crossing import frame_of
-from .hints import layout_told
+from .hints import hints_of, layout_told
 from .interpreting import interpret_closed, trace
-from .shardings import WithLayout, said
+from .shardings import WithLayout, said, sharding_of
 from .values import Frame, Value, as_value
 
 
@@ -122,6 +123,8 @@ def _frame(leaf: Any) -> Any:
     """What is static about an argument; None for a whole array."""
     if is_uneven(leaf):
         return frame_of(leaf)
+    if isinstance(leaf, Tracer) and (told := sharding_of(leaf)) is not None:
+        return Frame((None,) * leaf.ndim, hints_of(told, leaf.ndim))
     if isinstance(leaf, jax.Array | np.ndarray | np.generic | float | complex):
         return None
     try:

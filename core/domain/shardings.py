@@ -27,7 +27,10 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from isoshard.core.entries import entries_of
 from isoshard.core.uneven import UnevenArray, padded_of
 
 
@@ -52,6 +55,13 @@ def sharding_of(value: Any) -> Any:
     return None if array is None else array.sharding
 
 
+def known_sharding_of(value: Any) -> Any:
+    """As `sharding_of`; None also where it is open along an axis."""
+    found = sharding_of(value)
+    is_open = isinstance(found, NamedSharding) and P.UNCONSTRAINED in entries_of(found.spec)
+    return None if is_open else found
+
+
 _TOLD: contextvars.ContextVar[tuple[tuple[Any, Any], ...] | None] = contextvars.ContextVar(
     "told", default=None
 )
@@ -69,6 +79,11 @@ def telling(layouts: Iterable[tuple[Any, Any]]) -> Iterator[None]:
         yield
     finally:
         _TOLD.reset(token)
+
+
+def inside() -> bool:
+    """Whether a verb is being computed, on arrays of which `telling` says how they lie."""
+    return _TOLD.get() is not None
 
 
 def lies(array: Any, sharding: Any) -> Any:

@@ -198,15 +198,20 @@ def result(given: Given, out: jax.Array, q: Any) -> jax.Array | UnevenArray:
     Returns:
         `out`, or an UnevenArray of it.
     """
-    layout: Any = sharding_of(q)
+    layout: Any = sharding_of(q) if isinstance(q, UnevenArray | jax.Array) else None
     if isinstance(layout, NamedSharding):
         here = entries_of(layout.spec) if same_grid(layout.mesh, given.mesh) else ()
         batch, _, heads, *_ = *here, None, None, None
         spec = P(given.batch or batch, given.ring, given.heads or heads)
-        layout = named_sharding(spec, given.mesh, 4)
+        is_open = P.UNCONSTRAINED in entries_of(spec)
+        layout = (NamedSharding if is_open else _named)(given.mesh, spec)
     if not isinstance(q, UnevenArray):
         return lies(out, layout)
     return UnevenArray(out, (*q.shape[:3], out.shape[3]), q.sizes, layout)
+
+
+def _named(mesh: Mesh, spec: P) -> NamedSharding:
+    return named_sharding(spec, mesh, 4)
 
 
 def _split(mesh: Mesh, axes, what: str) -> tuple[Axes, Axes, Axes]:

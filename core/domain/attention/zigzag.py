@@ -22,6 +22,7 @@ Attention (https://arxiv.org/abs/2311.09431) interleaves single tokens instead.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -107,9 +108,14 @@ def _moved(x, where: tuple[Mesh, tuple[str, ...]], dim: int, back: bool) -> jax.
     if not isinstance(told, NamedSharding):
         return found
     entries = [*entries_of(told.spec), *[None] * x.ndim][: x.ndim]
-    kept = [tuple(name for name in axis_names(entry) if name not in ring) for entry in entries]
+    kept: list[Any] = [
+        entry
+        if entry is P.UNCONSTRAINED
+        else tuple(name for name in axis_names(entry) if name not in ring) or None
+        for entry in entries
+    ]
     kept[dim] = ring
-    return lies(found, NamedSharding(mesh, P(*(names or None for names in kept))))
+    return lies(found, NamedSharding(mesh, P(*kept)))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))

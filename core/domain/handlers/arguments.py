@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.axis_types import same_grid
 from isoshard.core.domain.layouts import Layout, layout_of
-from isoshard.core.domain.shardings import sharding_of
+from isoshard.core.domain.shardings import known_sharding_of
 from isoshard.core.entries import entries_of
 from isoshard.core.errors import ShardingError
 from isoshard.core.exact import exact
@@ -199,7 +199,7 @@ def _own_sharding(leaf: Any) -> Any:
     if isinstance(array, Tracer):
         held = array.to_concrete_value()  # `jax.grad` has it, `jax.jit` has not
         if held is None:
-            return sharding_of(leaf)
+            return known_sharding_of(leaf)
         array = held
     if not isinstance(array, jax.Array):
         return _ANYWHERE

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.domain.shardings import sharding_of
+from isoshard.core.domain.shardings import known_sharding_of, sharding_of
 from isoshard.core.errors import ShardingError
 from isoshard.core.mesh import as_mesh
 from isoshard.core.uneven import UnevenArray, padded_of
@@ -95,7 +95,7 @@ def _faults(name: str, value: Any) -> list[str]:
         faults.append(f"{name} are {value.dtype}, and coordinates are floating-point numbers")
     if isinstance(value, UnevenArray) and any(size is not None for size in value.sizes[1:]):
         faults.append(f"{name} are padded along their coordinates: {value!r}")
-    if isinstance(sharding_of(value), NamedSharding) and any(entries(value)[1:]):
+    if isinstance(known_sharding_of(value), NamedSharding) and any(entries(value)[1:]):
         faults.append(
             f"{name} are split along their coordinates by {sharding_of(value).spec}: lay them out "
             f"by rows, iso.reshard({name}, {P(entries(value)[0] or None)})"

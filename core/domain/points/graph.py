@@ -142,7 +142,7 @@ class GraphHalo:
             ShardingError: `x` has other rows.
         """
         made = _fetch(self.nodes, self._pairs, self._read(x), self._lists[0], self._lists[2:])
-        return self._edges(made)
+        return self._edges(made, x)
 
     @any_framework
     def receivers(self, x: Any) -> UnevenArray:
@@ -157,7 +157,7 @@ class GraphHalo:
         Raises:
             ShardingError: `x` has other rows.
         """
-        return self._edges(_fetch(self.nodes, (), self._read(x), self._lists[1], ()))
+        return self._edges(_fetch(self.nodes, (), self._read(x), self._lists[1], ()), x)
 
     @any_mesh
     def edges(self, values: Any) -> UnevenArray:
@@ -208,7 +208,7 @@ class GraphHalo:
                 f"{self._lists[1].shape[0] // len(self.sizes)}: make them from graph.senders, "
                 "graph.receivers and graph.edges."
             )
-        return self.nodes.like(_add(self.nodes, self._block, array, self._lists[1]))
+        return self.nodes.like(_add(self.nodes, self._block, array, self._lists[1]), messages)
 
     @property
     def _block(self) -> int:
@@ -230,10 +230,10 @@ class GraphHalo:
             )
         return array
 
-    def _edges(self, array: Any) -> UnevenArray:
+    def _edges(self, array: Any, beside: Any = None) -> UnevenArray:
         shape = (sum(self.sizes), *array.shape[1:])
         sizes = (self.sizes, *[None] * (array.ndim - 1))
-        return UnevenArray(array, shape, sizes, NamedSharding(self.nodes.mesh, self.nodes.spec))
+        return UnevenArray(array, shape, sizes, self.nodes.layout(array.ndim, beside))
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """The numbers of rows, and the rest as static data."""
