@@ -23,9 +23,12 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax.extend.core import jaxpr_as_fun
+from jax.sharding import Mesh, NamedSharding
 
+from isoshard.core.axis_types import auto, on_mesh
 from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.core.domain import BlockLayout, in_blocks, lay_in_blocks, pack, unpack
+from isoshard.core.domain.any_mesh import any_mesh
 from isoshard.core.domain.interpreting import trace
 from isoshard.core.domain.layouts import Layout
 from isoshard.core.domain.shardings import telling
@@ -35,7 +38,7 @@ from isoshard.core.uneven import is_uneven, padded_of
 
 from .crossings.calling_jax import TorchFunction
 from .dtypes import physical_dtype
-from .handlers.layouts import read_layouts
+from .handlers.layouts import read_layouts, said_on, typed_mesh
 from .layout import marks
 
 _KNOWN: Bounded[Any, tuple[TorchFunction, Any]] = Bounded(PROGRAMS)
@@ -58,6 +61,7 @@ def call(verb: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
             verb raises.
     """
     leaves, structure = jax.tree.flatten((args, kwargs))
+    leaves = [_under_auto(leaf) for leaf in leaves]
     at = [n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) or _is_data(leaf)]
     tensors = [_tensor(leaves[n]) for n in at]
     laid, _ = read_layouts([(f"tensor {n}",) for n in range(len(at))], tensors, verb.__name__)
@@ -77,7 +81,9 @@ def call(verb: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     function, results = known
     found, tree = jax.tree.flatten(function(*tensors))
     if results is not None:
-        found = [_marked(one, layout) for one, layout in zip(found, results, strict=True)]
+        typed = typed_mesh(tensors)
+        pairs = zip(found, results, strict=True)
+        found = [_marked(one, layout and said_on(layout, typed)) for one, layout in pairs]
     return jax.tree.unflatten(tree, found)
 
 
@@ -128,7 +134,7 @@ class _Calling:
             if not is_uneven(operand) and _on_mesh(layout)
         ]
         with telling(told):
-            return self.verb(*args, **kwargs)
+            return any_mesh(self.verb)(*args, **kwargs)
 
     def _entered(self, arrays: Sequence[Any]) -> list[Any]:
         return [
@@ -157,6 +163,12 @@ class _Calling:
             return jax.tree.unflatten(tree, jaxpr_as_fun(closed)(*placed))
 
         return run
+
+
+def _under_auto(leaf: Any) -> Any:
+    if isinstance(leaf, NamedSharding):
+        return on_mesh(leaf, auto(leaf.mesh))
+    return auto(leaf) if isinstance(leaf, Mesh) else leaf
 
 
 def _packed(array: Any, layout: Layout) -> Any:

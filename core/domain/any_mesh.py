@@ -77,7 +77,7 @@ class _Border:
     """One call.
 
     Attributes:
-        callers: the mesh that results are given back on; None if nothing is said of one.
+        callers: the mesh that results are given back on; None where they stay under Auto axes.
         meshes: those of the arguments.
         traced: those of the types of arguments that `jax.jit` traces.
         told: pairs of a traced argument, inside, and its layout.
@@ -148,7 +148,7 @@ class _Border:
         if not isinstance(array, Tracer):
             return array.sharding
         if not isinstance(x, UnevenArray) and (held := array.to_concrete_value()) is not None:
-            return held.sharding
+            return getattr(held, "sharding", None)
         told = sharding_of(x)
         return NamedSharding(self._mesh(self.callers), P()) if told is None else told
 
@@ -211,10 +211,10 @@ def _traced_on(leaves: Sequence[Any]) -> Iterator[AnyMesh]:
 
 
 def _callers(leaves: Sequence[Any], meshes: Sequence[AnyMesh]) -> AnyMesh | None:
-    """The mesh that is given; else the first with Explicit axes."""
+    """The mesh that is given, else the first with Explicit axes; None if it has none."""
     given = (mesh for leaf in leaves if (mesh := _given_mesh(leaf)) is not None)
     mesh = next(given, None) or next(filter(is_typed, meshes), None)
-    return None if mesh is None else _with_devices(mesh, meshes)
+    return _with_devices(mesh, meshes) if mesh is not None and is_typed(mesh) else None
 
 
 def _with_devices(mesh: AnyMesh, others: Sequence[AnyMesh]) -> AnyMesh:

@@ -65,7 +65,7 @@ def halo_exchange(
         axis: the axis; negative numbers count from the end.
         mode: what stands before the first row and after the last: "zero", "wrap", "edge",
             "reflect" or "symmetric" (the last two as in `np.pad`).
-        mesh: with `spec`, how `x` lies; needed inside `jax.jit`.
+        mesh: with `spec`, how `x` lies; needed inside `jax.jit`, on Auto axes.
         spec: any spelling of a spec.
 
     Returns:

@@ -51,7 +51,7 @@ from .any_mesh import any_mesh
 from .crossing import frame_of
 from .hints import hints_of, layout_told
 from .interpreting import interpret_closed, trace
-from .shardings import WithLayout, said, sharding_of
+from .shardings import WithLayout, inside, said, sharding_of
 from .values import Frame, Value, as_value
 
 
@@ -123,7 +123,7 @@ def _frame(leaf: Any) -> Any:
     """What is static about an argument; None for a whole array."""
     if is_uneven(leaf):
         return frame_of(leaf)
-    if isinstance(leaf, Tracer) and (told := sharding_of(leaf)) is not None:
+    if isinstance(leaf, Tracer) and inside() and (told := sharding_of(leaf)) is not None:
         return Frame((None,) * leaf.ndim, hints_of(told, leaf.ndim))
     if isinstance(leaf, jax.Array | np.ndarray | np.generic | float | complex):
         return None

@@ -77,7 +77,7 @@ def cumsum(x: Any, axis: int, *, reverse: bool = False, mesh: Any = None, spec: 
         x: a jax.Array or UnevenArray of numbers.
         axis: along which axis.
         reverse: sum from the last row instead of the first.
-        mesh: with `spec`, how `x` lies; needed inside `jax.jit`, not inside `lift`.
+        mesh: with `spec`, how `x` lies; needed inside `jax.jit`, on Auto axes, not inside `lift`.
         spec: any spelling of a spec.
 
     Returns:

@@ -51,8 +51,7 @@ def sharding_of(value: Any) -> Any:
     for known, sharding in _TOLD.get() or ():
         if known is array:
             return sharding
-    array = array.to_concrete_value()
-    return None if array is None else array.sharding
+    return getattr(array.to_concrete_value(), "sharding", None)  # NumPy's have none
 
 
 def known_sharding_of(value: Any) -> Any:

@@ -34,17 +34,9 @@ def typed(request):
     return jax.make_mesh((2, 4), ("x", "y"), axis_types=KINDS[request.param])
 
 
-KERNEL = jnp.ones((8, 16, 3), jnp.float32) / 8
-
-
 def attend(mesh, x):
     x = x.reshape(*x.shape[:2], 2, 4)
     return iso.domain.ring_attention(x, x, x, mesh=mesh, axis="y", batch="x", causal=True)
-
-
-def near(mesh, x):
-    x = x.sum(0)
-    return iso.domain.knn(x, x, 3, mesh=mesh, axes=("y", "y")).distances
 
 
 VERBS = {
@@ -141,6 +133,18 @@ class TestExplicit:
             "float32[16@y,3]",
             "float32[16@y,3,8]",
         ]
+
+    def test_channels_lie_as_the_kernel_that_makes_them(self, mesh):
+        x = iso.shard(X, mesh, P(None, None, "y"))
+        kernel = iso.shard(np.ones((6, 16, 3), np.float32) / 8, mesh, P("x"))
+        run = jax.jit(lambda x, kernel: iso.domain.conv(x, kernel, padding=1))
+        found = run(x, kernel)
+        assert str(jax.typeof(found)) == "float32[4,6@x,8@y]"
+        assert gathered(compiled(run, x, kernel)) == 0
+        rows = np.pad(X.sum(1), [(0, 0), (1, 1)])
+        wanted = (rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:]) / 8
+        for channel in np.asarray(found).swapaxes(0, 1):
+            np.testing.assert_allclose(channel, wanted, rtol=1e-4, atol=1e-5)
 
     def test_in_vmap_and_scan(self, mesh):
         x = iso.shard(X, mesh, SPEC)
