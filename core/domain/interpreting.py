@@ -155,7 +155,7 @@ def _asks(eqn: JaxprEqn) -> bool:
     if eqn.primitive.name not in _CALLS:
         return False
     inside: Any = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
-    typed = any(_is_typed(jax.typeof(atom).sharding) for atom in eqn.invars)
+    typed = any(_is_typed(getattr(atom.aval, "sharding", None)) for atom in eqn.invars)
     return typed or any(map(_asks, inside.eqns))
 
 

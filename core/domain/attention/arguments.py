@@ -198,20 +198,18 @@ def result(given: Given, out: jax.Array, q: Any) -> jax.Array | UnevenArray:
     Returns:
         `out`, or an UnevenArray of it.
     """
-    layout: Any = sharding_of(q) if isinstance(q, UnevenArray | jax.Array) else None
-    if isinstance(layout, NamedSharding):
-        here = entries_of(layout.spec) if same_grid(layout.mesh, given.mesh) else ()
-        batch, _, heads, *_ = *here, None, None, None
-        spec = P(given.batch or batch, given.ring, given.heads or heads)
-        is_open = P.UNCONSTRAINED in entries_of(spec)
-        layout = (NamedSharding if is_open else _named)(given.mesh, spec)
+    own = sharding_of(q) if isinstance(q, UnevenArray | jax.Array) else None
+    if isinstance(q, UnevenArray) and own is None:
+        return UnevenArray(out, (*q.shape[:3], out.shape[3]), q.sizes)
+    here: Any = (P.UNCONSTRAINED, None, P.UNCONSTRAINED)
+    if isinstance(own, NamedSharding):
+        here = (*(entries_of(own.spec) if same_grid(own.mesh, given.mesh) else ()), *[None] * 3)
+    spec = P(given.batch or here[0], given.ring, given.heads or here[2])
+    is_open = P.UNCONSTRAINED in entries_of(spec)
+    layout = NamedSharding(given.mesh, spec) if is_open else named_sharding(spec, given.mesh, 4)
     if not isinstance(q, UnevenArray):
         return lies(out, layout)
     return UnevenArray(out, (*q.shape[:3], out.shape[3]), q.sizes, layout)
-
-
-def _named(mesh: Mesh, spec: P) -> NamedSharding:
-    return named_sharding(spec, mesh, 4)
 
 
 def _split(mesh: Mesh, axes, what: str) -> tuple[Axes, Axes, Axes]:

@@ -104,10 +104,9 @@ def _checked(x, mesh, axis, dim: int) -> tuple[Mesh, tuple[str, ...]]:
 def _moved(x, where: tuple[Mesh, tuple[str, ...]], dim: int, back: bool) -> jax.Array:
     mesh, ring = where
     found = _move(x, where, dim, back)
-    told = sharding_of(x)
-    if not isinstance(told, NamedSharding):
-        return found
-    entries = [*entries_of(told.spec), *[None] * x.ndim][: x.ndim]
+    told = sharding_of(x) if isinstance(x, jax.Array) else None
+    known = entries_of(told.spec) if isinstance(told, NamedSharding) else [P.UNCONSTRAINED] * x.ndim
+    entries = [*known, *[None] * x.ndim][: x.ndim]
     kept: list[Any] = [
         entry
         if entry is P.UNCONSTRAINED

@@ -146,6 +146,14 @@ class TestExplicit:
         for channel in np.asarray(found).swapaxes(0, 1):
             np.testing.assert_allclose(channel, wanted, rtol=1e-4, atol=1e-5)
 
+    def test_attention_of_what_lies_nowhere_is_not_gathered(self, mesh):
+        x = np.ones((2, 16, 2, 4), np.float32)
+        run = functools.partial(iso.domain.ring_attention, mesh=mesh, axis="y")
+        found = jax.jit(lambda x: run(x, x, x))(x)
+        assert str(jax.typeof(found)) == "float32[2,16@y,2,4]"
+        turned = jax.jit(lambda x: iso.domain.zigzag(x, mesh=mesh, axis="y"))(x)
+        assert str(jax.typeof(turned)) == "float32[2,16@y,2,4]"
+
     def test_in_vmap_and_scan(self, mesh):
         x = iso.shard(X, mesh, SPEC)
         found = jax.jit(jax.vmap(lambda x: iso.domain.cumsum(x, 0)))(x)
