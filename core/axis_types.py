@@ -197,6 +197,11 @@ def _constrained(x: Any, sharding: NamedSharding) -> Any:
         x = x if unreduced(jax.typeof(x).sharding) else constrain(x, stored(sharding))
         return resharded(x, sharding)
     mesh, spec = sharding.mesh, sharding.spec
+    own = jax.typeof(x).sharding.mesh
+    if (is_typed(own) or is_typed(mesh)) and same_grid(own, mesh):
+        # Its devices are known. Said again, beside other types, JAX refuses operators that split
+        # themselves: all meshes with devices in a program are to have the same types.
+        mesh = mesh.abstract_mesh
     if P.UNCONSTRAINED in entries_of(spec):
         told = jax.typeof(x).sharding
         if is_typed(told.mesh):
@@ -205,9 +210,7 @@ def _constrained(x: Any, sharding: NamedSharding) -> Any:
         x = _asked(under_auto(x), NamedSharding(auto(mesh), spec))
     if not is_typed(mesh):
         return x
-    x = jax.sharding.reshard(x, NamedSharding(mesh, along(spec, mesh, AxisType.Explicit)))
-    rest = along(spec, mesh, AxisType.Auto)
-    return x if rest == P() else _asked(x, NamedSharding(mesh, rest))
+    return jax.sharding.reshard(x, NamedSharding(mesh, along(spec, mesh, AxisType.Explicit)))
 
 
 def _without_sums(x: Any, sharding: NamedSharding) -> Any:

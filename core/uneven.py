@@ -32,9 +32,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from .axis_types import constrain, is_typed
 from .errors import ShardingError
 from .sums import stored
 
@@ -120,10 +121,14 @@ class UnevenArray:
             for axis, (extent, size) in enumerate(zip(padded, self.sizes, strict=True))
             if size is not None
         ]
-        if isinstance(self.array, Tracer):
-            return jnp.broadcast_to(functools.reduce(jnp.logical_and, lines, True), padded)
+        array = self.array
+        held = array.to_concrete_value() if isinstance(array, Tracer) else array
+        if held is None:
+            mask = jnp.broadcast_to(functools.reduce(jnp.logical_and, lines, True), padded)
+            told = jax.typeof(array).sharding
+            return constrain(mask, stored(told)) if is_typed(told.mesh) else mask
         whole = np.broadcast_to(functools.reduce(np.logical_and, lines, np.True_), padded)
-        layout = stored(self.array.sharding)
+        layout = stored(held.sharding)
         return jax.make_array_from_callback(padded, layout, lambda index: whole[index])
 
     def tree_flatten(self) -> tuple[tuple[Any], tuple[Any, ...]]:
@@ -137,8 +142,8 @@ class UnevenArray:
         (made.array,) = leaves
         made.shape, made.sizes, made.layout = static
         own = layout_of(made.array)
-        if own is not None and made.layout is not None and own.device_set != made.layout.device_set:
-            made.layout = own  # it has moved; on the same devices trees of one kind stay alike
+        if own is not None and made.layout is not None and _elsewhere(own, made.layout):
+            made.layout = own  # on the same devices trees of one kind stay alike
         return made
 
     def __repr__(self) -> str:
@@ -222,6 +227,11 @@ def layout_of(array: Any) -> NamedSharding | None:
     while entries and not entries[-1]:
         entries.pop()
     return NamedSharding(sharding.mesh, P(*(entry or None for entry in entries)))
+
+
+def _elsewhere(own: NamedSharding, said: NamedSharding) -> bool:
+    """Whether an array has moved, or it was not known to which devices a mesh's axes belong."""
+    return isinstance(said.mesh, AbstractMesh) or own.device_set != said.device_set
 
 
 def _check(padded: tuple[int, ...], shape: tuple[int, ...], sizes: Sizes) -> None:
