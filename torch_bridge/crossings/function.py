@@ -159,7 +159,8 @@ class JaxFunction:
             rng: a key, or None.
             buffers: how the new buffers lie, where those are the second of two results.
         """
-        mesh = users_mesh((given, rng), self._name)
+        named = dict(zip(("params", "argument", "keyword")[-len(given) :], given, strict=True))
+        mesh = users_mesh({**named, "rng": rng}, self._name)
 
         def run(arguments: Any, said: Said) -> Any:
             given, rng = arguments

@@ -75,8 +75,10 @@ class Result:
         """What stands for a tensor, while its program can still be added to; else the leaf."""
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        is_whole = isinstance(leaf, base.LazyTensor) and not leaf._chain.ops
-        return Result(unwrap(leaf), leaf._storage.annotation if is_whole else None)
+        mark = None
+        if isinstance(leaf, base.LazyTensor) and not leaf._chain.ops:
+            mark = leaf._storage.annotation
+        return Result(unwrap(leaf), mark)
 
 
 def computed(
@@ -101,8 +103,8 @@ def computed(
     leaves, structure = jax.tree.flatten(given, is_leaf=is_uneven)
     numbers = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
     types = [_type_of(leaf) for leaf in leaves]
-    tracing = bool(numbers) or isinstance(jnp.zeros(()), Tracer)
-    call = _Call(what, mesh)
+    homes = [] if mesh else [home for home in map(mesh_of_leaf, leaves) if home is not None]
+    call = _Call(what, mesh, *homes[:1])
 
     def run(*traced: Any) -> list[Any]:
         held = [_held(leaf) for leaf in leaves]
@@ -113,7 +115,7 @@ def computed(
 
     with under_auto_axes(mesh) if mesh is not None else under_auto_axes():
         traced = [under_auto(leaves[number]) for number in numbers]
-        if tracing and mesh is not None:
+        if mesh is not None and (numbers or isinstance(jnp.zeros(()), Tracer)):
             program = jax.make_jaxpr(run)(*traced)
             values = jaxpr_as_fun(program)(*traced)
             kinds = [types[number] for number in numbers]
@@ -126,13 +128,15 @@ def computed(
 class _Call:
     """The results of one call, and how they lie."""
 
-    def __init__(self, what: str, mesh: AnyMesh | None):
-        self._what, self._mesh = what, mesh
+    def __init__(self, what: str, mesh: AnyMesh | None, home: AnyMesh | None = None):
+        self._what = what
+        self._mesh: Any = mesh
+        self._home = mesh or home
 
     def found(self, results: Any, layouts: Callable[[Any], Any]) -> list[Any]:
         """The arrays among the results."""
         pairs, self._structure = pytree.tree_flatten_with_path(results)
-        self._names = [f"result{pytree.keystr(path)} of {self._what}" for path, _ in pairs]
+        names = [f"result{pytree.keystr(path)} of {self._what}" for path, _ in pairs]
         declared = layouts(results)
         self._leaves = [leaf.array if isinstance(leaf, Result) else leaf for _, leaf in pairs]
         self._are_arrays = [isinstance(leaf, jax.Array) for leaf in self._leaves]
@@ -140,7 +144,7 @@ class _Call:
         self._said = [
             self._layout(said, leaf, array, name)
             for said, (_, leaf), array, name, is_array in zip(
-                declared, pairs, self._leaves, self._names, self._are_arrays, strict=True
+                declared, pairs, self._leaves, names, self._are_arrays, strict=True
             )
             if is_array
         ]
@@ -148,7 +152,6 @@ class _Call:
 
     def complete(self, values: Sequence[Any], chosen: Callable[[], list[P]]) -> None:
         """Ask the compiler about the results that nobody has spoken of."""
-        assert self._mesh is not None
         open_ = [
             said is None and isinstance(v, Tracer)
             for said, v in zip(self._said, values, strict=True)
@@ -175,17 +178,20 @@ class _Call:
         """What is said of a result by anyone but the compiler."""
         if isinstance(declared, _As):
             return declared
-        if isinstance(declared, NamedSharding) and self._goes(declared.mesh):
-            return declared
         if declared is not None:
-            mesh = ambient_mesh(_DECLARE) if self._mesh is None else self._mesh
-            return named_sharding(declared, mesh, array.ndim, shape=array.shape, name=name)
+            told = isinstance(declared, NamedSharding) and self._goes(declared.mesh)
+            mesh: Any = declared.mesh if told else self._home or ambient_mesh(_DECLARE)
+            found = named_sharding(declared, mesh, array.ndim, shape=array.shape, name=name)
+            return declared if told else found
         mark = leaf.mark if isinstance(leaf, Result) else None
         if mark is None or not _divides(mark, array.shape):
             return None
-        if self._mesh is None or not same_grid(mark.mesh, self._mesh):
-            return mark if self._mesh is None else named_sharding(mark, self._mesh, array.ndim)
-        return on_mesh(mark, self._mesh)
+        if self._mesh is None:
+            in_the_program = isinstance(array, Tracer) and not is_typed(mark.mesh)
+            return None if in_the_program else mark
+        if self._goes(mark.mesh):
+            return on_mesh(mark, self._mesh)
+        return named_sharding(mark, self._mesh, array.ndim)
 
     def _goes(self, mesh: AnyMesh) -> bool:
         return self._mesh is None or same_grid(mesh, self._mesh)
@@ -241,10 +247,13 @@ def _is_layout(thing: Any) -> bool:
 
 def _type_of(leaf: Any) -> NamedSharding | None:
     """How an argument lies on a mesh with Explicit axes."""
-    mesh = None if isinstance(leaf, base.LazyTensor) else mesh_of_leaf(leaf)
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, UnevenArray):
+        return None
+    mesh = mesh_of_leaf(leaf)
     if mesh is None or not is_typed(mesh):
         return None
-    return jax.typeof(leaf).sharding if isinstance(leaf, Tracer) else leaf.sharding
+    found: Any = jax.typeof(leaf).sharding if isinstance(leaf, Tracer) else leaf.sharding
+    return found
 
 
 def _held(leaf: Any) -> Any:
@@ -276,8 +285,9 @@ def _chosen(
         for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
         if kind == AxisType.Manual
     ]
-    if axes or program.effects:
-        where = f"in jax.shard_map over {axes}" if axes else f"with the effects {program.effects}"
+    named = [one for one in program.effects if type(one).__name__ == "NamedAxisEffect"]
+    if axes or named:
+        where = f"in jax.shard_map over {axes}" if axes else f"with the effects {named}"
         raise ShardingError(
             f"{what} is called {where}, where the compiler cannot be asked for the layouts of "
             "its results; say them: iso.jax_function(f, out_sharding=P(..)), or mark the tensors: "

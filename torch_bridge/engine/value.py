@@ -210,7 +210,7 @@ class Value:
     def of(array: jax.Array | UnevenArray, *, shared: bool = False) -> Value:
         """Hold a placed (or traced) array."""
         if isinstance(array, Tracer):
-            value = Value(array)
+            value = Value(under_auto(array))
         else:
             value = Value(computed_on(array), placed_layout(array))
         value.shared = shared
