@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from . import metrics as metrics
+from .axis_types import typeof
 from .cache import compilation_cache
 from .devices import simulate_devices
 from .errors import (
@@ -85,5 +86,6 @@ __all__ = [
     "to_jax",
     "to_op_sharding",
     "to_torch",
+    "typeof",
     "visualize",
 ]

@@ -13,11 +13,13 @@ import jax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, Sharding
 
-from .axis_types import beside, constrain
+from .axis_types import beside, constrain, on_mesh, same_grid
 from .devices import Device
 from .errors import ShardingError, no_sharing
 from .host import Cut, cuts_of
+from .in_shard_map import manual_axes, sharding_here
 from .spec import same_layout
+from .sums import resharded, stored, unreduced
 
 
 def lay_out(
@@ -40,19 +42,24 @@ def lay_out(
 
     Raises:
         CopyError: data must move, and copy is False.
-        ShardingError: this process does not have what its devices are to hold.
+        ShardingError: this process does not have what its devices are to hold, or `jax.shard_map`
+            runs over the axes asked for.
     """
+    if sharding is not None and manual_axes():
+        sharding = sharding_here(x, sharding, name)
     if isinstance(x, Tracer):
         if isinstance(sharding, NamedSharding):
             sharding = beside(x, sharding)
         return x if sharding is None else constrain(x, sharding)
-    if sharding is None and not copy:
+    if not copy and (sharding is None or x.sharding is sharding):
         return x
     sharding = sharding or x.sharding
     if copy is False and not same_layout(x.sharding, sharding, x.ndim):
         raise no_sharing(name, f"its data must move from {x.sharding} to {sharding}")
     if copy:  # first where it is: on the way to another layout JAX shares all the same
         x = _copied(x)
+    if unreduced(x.sharding) or unreduced(sharding):
+        return x if x.sharding == sharding else _through_sums(x, sharding)
     if x.is_fully_addressable and sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
     if x.sharding.device_set == sharding.device_set and isinstance(x.sharding, NamedSharding):
@@ -117,6 +124,24 @@ def whole_here(x: jax.Array, sharding: Sharding, name: str) -> jax.Array:
         "the array whole. Gather it first, in every process that has a piece: "
         "iso.shard(iso.full(x), mesh, spec)."
     )
+
+
+def _through_sums(x: jax.Array, sharding: Sharding) -> jax.Array:
+    """Take sums that are not asked for, lay the array out, and make the terms that are."""
+    if same_layout(x.sharding, sharding, x.ndim):  # of which device_put makes a copy
+        pieces = [piece.data for piece in x.addressable_shards]
+        return jax.make_array_from_single_device_arrays(x.shape, sharding, pieces, dtype=x.dtype)
+    have, want = unreduced(x.sharding), unreduced(sharding)
+    if have and isinstance(x.sharding, NamedSharding):
+        mesh = x.sharding.mesh
+        alike = isinstance(sharding, NamedSharding) and same_grid(mesh, sharding.mesh)
+        if not (alike and have == want):
+            x = resharded(x, on_mesh(stored(sharding if alike else x.sharding), mesh))
+    if not want:
+        return lay_out(x, sharding)
+    if not unreduced(x.sharding):
+        x = lay_out(x, stored(sharding))
+    return resharded(x, sharding)
 
 
 def _moved(x: jax.Array, sharding: Sharding) -> jax.Array:

@@ -31,9 +31,13 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .entries import axis_names, entries_of
+from .frameworks import framework_of
 from .offload import bring_in, on_device, put_back
+from .sums import reduced, refuse, resharded, stored, unreduced
 
 AnyMesh = Mesh | AbstractMesh
+
+_NO_SUMS = "along Auto axes the compiler takes sums where it likes"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -82,10 +86,18 @@ def under_auto(x: Any) -> Any:
 
     Args:
         x: a `jax.Array`, also traced. What lies on no mesh with Explicit axes is returned as it is.
+            A reduced axis becomes one along which it is copied.
+
+    Raises:
+        UnrepresentableError: its sums are still to be taken.
     """
     if isinstance(x, Tracer):
-        mesh = jax.typeof(x).sharding.mesh
-        return jax.sharding.reshard(x, NamedSharding(auto(mesh), P())) if is_typed(mesh) else x
+        told = jax.typeof(x).sharding
+        if not is_typed(told.mesh):
+            return x
+        refuse(told, _NO_SUMS)
+        x = jax.sharding.reshard(x, stored(told)) if reduced(told) else x
+        return jax.sharding.reshard(x, NamedSharding(auto(told.mesh), P()))
     sharding = x.sharding
     if not isinstance(sharding, NamedSharding) or not is_typed(sharding.mesh):
         return x
@@ -102,20 +114,59 @@ def retyped(x: jax.Array, mesh: Mesh) -> jax.Array:
     return x if x.sharding.mesh == mesh else jax.device_put(x, on_mesh(x.sharding, mesh))
 
 
+def typeof(x: Any) -> Any:
+    """The type of an array as `jax.typeof` tells it: shape, dtype, and layout on Explicit axes.
+
+    Args:
+        x: an array of JAX, also traced, or of a framework with a bridge. What is recorded is
+            computed where only the compiler knows its layout.
+
+    Returns:
+        The abstract value.
+
+    Raises:
+        ShardingError: an array of a framework lies on no mesh.
+        TypeError: `x` is no array.
+
+    Example:
+        >>> layout = NamedSharding(jax.make_mesh((8,), ("x",)), P("x"))
+        >>> typeof(jax.device_put(jax.numpy.ones((8, 4)), layout))
+        ShapedArray(float32[8@x,4])
+    """
+    framework = framework_of(x)
+    return jax.typeof(x) if framework is None else framework.typeof(x)
+
+
 def on_mesh(sharding: Any, mesh: AnyMesh) -> NamedSharding:
-    """The same blocks on the same devices, said on another mesh of the same grid."""
+    """The same blocks on the same devices, said on another mesh of the same grid.
+
+    Raises:
+        UnrepresentableError: sums are still to be taken, along an axis that is not Explicit there.
+    """
+    if unreduced(sharding) or reduced(sharding):
+        kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+        if any(kinds[n] != AxisType.Explicit for n in (*unreduced(sharding), *reduced(sharding))):
+            refuse(sharding, _NO_SUMS)
+            sharding = stored(sharding)
     return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
 
 
 def beside(x: Any, sharding: NamedSharding) -> NamedSharding:
     """A layout for a traced value: one on Auto axes of that grid stays on them.
 
-    Otherwise it could not meet the values that it was computed with.
+    Otherwise it could not meet the values that it was computed with. Sums that are to be left
+    open are of Explicit axes only, so such a layout is taken as it is.
     """
     there = jax.typeof(x).sharding.mesh
-    if is_typed(there) or not is_typed(sharding.mesh) or not same_grid(there, sharding.mesh):
+    if (
+        unreduced(sharding)
+        or reduced(sharding)
+        or is_typed(there)
+        or not is_typed(sharding.mesh)
+        or not same_grid(there, sharding.mesh)
+    ):
         return sharding
-    return on_mesh(sharding, auto(sharding.mesh))
+    return on_mesh(sharding, there)
 
 
 def constrain(x: Any, sharding: Any) -> Any:
@@ -140,17 +191,36 @@ def constrain(x: Any, sharding: Any) -> Any:
 
 
 def _constrained(x: Any, sharding: NamedSharding) -> Any:
+    x = _without_sums(x, sharding)
+    if unreduced(sharding) or reduced(sharding):
+        # two steps: JAX takes an Auto value for a term if it changes both at once
+        x = x if unreduced(jax.typeof(x).sharding) else constrain(x, stored(sharding))
+        return resharded(x, sharding)
     mesh, spec = sharding.mesh, sharding.spec
+    own = jax.typeof(x).sharding.mesh
+    if (is_typed(own) or is_typed(mesh)) and same_grid(own, mesh):
+        # Its devices are known. Said again, beside other types, JAX refuses operators that split
+        # themselves: all meshes with devices in a program are to have the same types.
+        mesh = mesh.abstract_mesh
     if P.UNCONSTRAINED in entries_of(spec):
         told = jax.typeof(x).sharding
         if is_typed(told.mesh):
             mesh, spec = told.mesh, _completed(spec, told)
-    x = _asked(under_auto(x), NamedSharding(auto(mesh), spec))
+    if not is_typed(mesh) or AxisType.Manual not in mesh.axis_types:
+        x = _asked(under_auto(x), NamedSharding(auto(mesh), spec))
     if not is_typed(mesh):
         return x
-    x = jax.sharding.reshard(x, NamedSharding(mesh, _along(spec, mesh, AxisType.Explicit)))
-    rest = _along(spec, mesh, AxisType.Auto)
-    return x if rest == P() else _asked(x, NamedSharding(mesh, rest))
+    return jax.sharding.reshard(x, NamedSharding(mesh, along(spec, mesh, AxisType.Explicit)))
+
+
+def _without_sums(x: Any, sharding: NamedSharding) -> Any:
+    """Take the sums that a layout does not leave open, where it says the parts go."""
+    told = jax.typeof(x).sharding
+    if not unreduced(told) or unreduced(told) == unreduced(sharding):
+        return x
+    said = sharding if same_grid(told.mesh, sharding.mesh) else told
+    said = told if P.UNCONSTRAINED in entries_of(said.spec) else said
+    return resharded(x, on_mesh(stored(said), told.mesh))
 
 
 def _completed(spec: P, told: NamedSharding) -> P:
@@ -171,8 +241,14 @@ def _asked(x: Any, sharding: NamedSharding) -> Any:
         return jax.lax.with_sharding_constraint(x, sharding)
 
 
-def _along(spec: P, mesh: AnyMesh, kind: AxisType) -> P:
-    """What a spec says of the axes of one type."""
+def along(spec: P, mesh: AnyMesh, kind: AxisType) -> P:
+    """What a spec says of the axes of one type.
+
+    Example:
+        >>> kinds = (AxisType.Explicit, AxisType.Auto)
+        >>> along(P(("x", "y"), None), jax.make_mesh((2, 4), ("x", "y"), kinds), AxisType.Auto)
+        P('y',)
+    """
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     entries: list[Any] = []
     for entry in entries_of(spec):

@@ -1,7 +1,9 @@
 """Device dtypes: what JAX stores host values as, and whether every value survives.
 
 While `jax_enable_x64` is off, JAX has no 64-bit types. Integers become 32-bit ones if every value
-fits; floats are refused, as they would lose digits.
+fits. Floats lose digits: where data enters by a verb for JAX they are rounded, as `jnp.asarray`
+rounds them (`jax_dtype`); where the values have to stay what they are (torch tensors, files,
+checkpoints, ONNX) they are refused (`device_dtype`).
 
 >>> device_dtype(np.dtype("int64"))
 dtype('int32')
@@ -22,7 +24,7 @@ from .errors import CopyError, no_sharing
 
 
 def device_dtype(dtype: np.dtype, name: str = "array") -> np.dtype:
-    """The dtype of the device buffer that holds host values of `dtype`.
+    """The dtype of the device buffer that holds every host value of `dtype` as it is.
 
     Args:
         dtype: of the host array.
@@ -40,7 +42,33 @@ def device_dtype(dtype: np.dtype, name: str = "array") -> np.dtype:
             ...
         isoshard.core.errors.CopyError: weight: float64 would lose precision, as jax_enable_x64 is off. Convert it with .astype('float32'), or call jax.config.update('jax_enable_x64', True) first.
     """  # noqa: E501
-    found, fault = _device_dtype(dtype, jax.dtypes.canonicalize_dtype(np.int64) == np.int64)
+    found = jax_dtype(dtype, name)
+    if found != dtype and not np.issubdtype(dtype, np.integer):
+        raise CopyError(
+            f"{name}: {dtype} would lose precision, as jax_enable_x64 is off. Convert it with "
+            f".astype('{found}'), or call jax.config.update('jax_enable_x64', True) first."
+        )
+    return found
+
+
+def jax_dtype(dtype: np.dtype, name: str = "array") -> np.dtype:
+    """The dtype of the device buffer in which `jnp.asarray` holds host values of `dtype`.
+
+    Args:
+        dtype: of the host array.
+        name: of the array, for messages.
+
+    Returns:
+        The same dtype; of 64-bit ones while `jax_enable_x64` is off, the 32-bit one.
+
+    Raises:
+        CopyError: JAX has no such dtype.
+
+    Example:
+        >>> jax_dtype(np.dtype("float64"))
+        dtype('float32')
+    """
+    found, fault = _jax_dtype(dtype, jax.dtypes.canonicalize_dtype(np.int64) == np.int64)
     if fault:
         raise CopyError(f"{name}: {fault}")
     return found
@@ -49,10 +77,13 @@ def device_dtype(dtype: np.dtype, name: str = "array") -> np.dtype:
 def check_narrowing(
     host: np.ndarray, dtype: np.dtype, copy: bool | None, name: str = "array"
 ) -> None:
-    """Raise unless 64-bit integers may be stored as 32-bit ones, value by value.
+    """Raise unless 64-bit values may be stored in 32 bits; integers are looked at one by one.
+
+    JAX itself would wrap integers that do not fit. Floats are rounded, and beyond the range
+    infinite, as in JAX.
 
     Args:
-        host: of a 64-bit integer dtype.
+        host: of a 64-bit dtype.
         dtype: the 32-bit one.
         copy: as for `to_jax`; storing in fewer bits is a copy.
         name: of the array, for messages.
@@ -62,9 +93,9 @@ def check_narrowing(
     """
     if copy is False:
         raise no_sharing(name, f"{host.dtype} is stored as {dtype} while jax_enable_x64 is off")
-    limits = np.iinfo(dtype)
-    if host.size == 0:
+    if host.size == 0 or not np.issubdtype(dtype, np.integer):
         return
+    limits = np.iinfo(dtype)
     low, high = int(host.min()), int(host.max())
     if low < limits.min or high > limits.max:
         raise CopyError(
@@ -74,18 +105,15 @@ def check_narrowing(
         )
 
 
+_LONG = (np.longdouble, np.clongdouble)
+
+
 @functools.lru_cache(maxsize=256)
-def _device_dtype(dtype: np.dtype, x64: bool) -> tuple[np.dtype, str]:
+def _jax_dtype(dtype: np.dtype, x64: bool) -> tuple[np.dtype, str]:
     numeric = jax.numpy.issubdtype(dtype, np.number) or dtype == np.bool_
-    if not numeric or not dtype.isnative:
+    if not numeric or not dtype.isnative or dtype.type in _LONG:
         return dtype, (
             f"JAX has no dtype {dtype.str if numeric else dtype}. Convert it with .astype(..) to a "
             "number type in this machine's byte order, or leave it out."
         )
-    found = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
-    if found != dtype and not np.issubdtype(dtype, np.integer):
-        return dtype, (
-            f"{dtype} would lose precision, as jax_enable_x64 is off. Convert it with "
-            f".astype('{found}'), or call jax.config.update('jax_enable_x64', True) first."
-        )
-    return found, ""
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype)), ""

@@ -62,7 +62,8 @@ def _items(spec: Any, faults: list[str]) -> tuple[Any, ...]:
         return ()
     if isinstance(spec, P):
         faults += [
-            f"{kind} axes ({', '.join(map(repr, sorted(axes)))}) are not data that can be stored"
+            f"{kind} axes ({', '.join(map(repr, sorted(axes)))}) are of sums still to be taken, "
+            "which only iso.shard and iso.reshard of JAX arrays can say"
             for kind in ("unreduced", "reduced")
             if (axes := getattr(spec, kind, ()))
         ]

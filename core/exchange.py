@@ -21,8 +21,10 @@ The rule: on CPU devices a device shares the slice it holds if that slice is C-c
 starts on a 64-byte boundary. Whoever shares sees later writes to the host memory in the JAX array,
 which the rest of JAX takes for immutable: write no more, or pass copy=True.
 
-No value changes unseen. While `jax_enable_x64` is off, 64-bit integers become 32-bit ones if every
-value fits, which is a copy, and 64-bit floats are refused.
+While `jax_enable_x64` is off, JAX holds 64 bits in 32, which is a copy, counted as "narrowed".
+`to_jax` of NumPy arrays, numbers and lists of them rounds floats as `jnp.asarray` does; integers
+that do not fit, which it would wrap, are refused. Where a tensor of torch is made, floats of 64
+bits are refused.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -34,13 +36,16 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, Sharding
 
+from .array_like import from_literal, hidden_array, is_array, is_literal
 from .arrays import lay_out as lay_out
 from .device_dtypes import check_narrowing as check_narrowing
 from .device_dtypes import device_dtype as device_dtype
 from .frameworks import framework_of, require
 from .host import ALIGNMENT as ALIGNMENT
 from .host import aligned_empty as aligned_empty
-from .host import check_host, host_to_jax
+from .host import check_host, check_narrowed, take_host
+from .host import host_to_jax as host_to_jax
+from .in_shard_map import manual_axes, sharding_here
 from .uneven import UnevenArray
 
 
@@ -56,7 +61,9 @@ def to_jax(
 
     Args:
         x: a NumPy array, a jax.Array, an array or module of a framework with a bridge, or a
-            container of those.
+            container of those, whose other leaves stay what they are. A number, or a list or tuple
+            of nothing but numbers, is an array, as `jnp.asarray` sees it. Of 64 bits while
+            `jax_enable_x64` is off: as for `shard`.
         sharding: the layout. By default that of `x`; a host array goes to JAX's default device.
         copy: None may share memory with `x` or copy, False shares or raises, True copies.
         reduce: of a DTensor, let torch reduce `Partial` placements first. Without it sums become
@@ -72,20 +79,28 @@ def to_jax(
         TypeError: `x` is none of the above.
 
     Example:
-        >>> to_jax(np.arange(3, dtype=np.int32)) + 1
+        >>> to_jax(np.arange(3)) + 1
         Array([1, 2, 3], dtype=int32)
+        >>> to_jax({"rates": np.ones(2), "step": 3})
+        {'rates': Array([1., 1.], dtype=float32), 'step': 3}
     """
+    if is_literal(x):
+        x, copy = from_literal(x, copy, name), None
     if isinstance(x, jax.Array):
         return lay_out(x, sharding, copy=copy, name=name)
-    if isinstance(x, np.ndarray):
-        return host_to_jax(x, sharding, copy=copy, name=name)
+    if isinstance(x, np.ndarray | np.generic):
+        return take_host(np.asarray(x), sharding, copy=copy, name=name)
     framework = framework_of(x)
     if framework is not None:
         given = {"reduce": True} if reduce else {}  # of which most frameworks know nothing
         return framework.to_jax(x, sharding, copy=copy, **given)
-    return _map_container(
-        lambda path, leaf: to_jax(leaf, sharding, copy=copy, reduce=reduce, name=path), x, "to_jax"
-    )
+
+    def convert(path: str, leaf: Any) -> Any:
+        if not is_array(leaf) and framework_of(leaf) is None and not hidden_array(leaf):
+            return leaf
+        return to_jax(leaf, sharding, copy=copy, reduce=reduce, name=path)
+
+    return _map_container(convert, x, "to_jax")
 
 
 def to_torch(a: Any, *, copy: bool | None = None) -> Any:
@@ -107,7 +122,7 @@ def to_torch(a: Any, *, copy: bool | None = None) -> Any:
     """
     torch = require("torch")
     if isinstance(a, np.ndarray):
-        a = to_jax(a, copy=copy)
+        a = host_to_jax(a, None, copy=copy)
     if isinstance(a, jax.Array | UnevenArray):
         return torch.from_jax(a, copy=copy)
     if torch.owns(a):
@@ -118,7 +133,7 @@ def to_torch(a: Any, *, copy: bool | None = None) -> Any:
 def check_shareable(
     x: np.ndarray | jax.Array, sharding: Sharding, *, copy: bool | None, name: str = "array"
 ) -> None:
-    """Raise what `host_to_jax` or `lay_out` would raise, and do nothing else.
+    """Raise what `to_jax` would raise of an array, and do nothing else.
 
     Args:
         x: the array.
@@ -129,8 +144,11 @@ def check_shareable(
     Raises:
         CopyError: as `to_jax`.
     """
-    if isinstance(x, np.ndarray):
-        check_host(x, sharding, copy=copy, name=name)
+    if manual_axes():
+        sharding_here(x, sharding, name)
+    elif isinstance(x, np.ndarray):
+        if not check_narrowed(x, copy, name):
+            check_host(x, sharding, copy=copy, name=name)
     elif copy is False and not isinstance(x, Tracer):
         lay_out(x, sharding, copy=False, name=name)
 

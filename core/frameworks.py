@@ -122,6 +122,10 @@ class Framework:
         """The NamedSharding of an array, or a dictionary of them by name for a module."""
         self._lacks("sharding_of", x)
 
+    def typeof(self, x: Any) -> Any:
+        """The type of an array as `jax.typeof` tells that of a `jax.Array`."""
+        self._lacks("typeof", x)
+
     def block_sizes(self, x: Any) -> Sizes | None:
         """The valid elements of each block of an array in unequal blocks, per axis; else None."""
         return None

@@ -22,13 +22,16 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import NamedSharding, Sharding
 
 from . import metrics
-from .device_dtypes import check_narrowing, device_dtype
+from .axis_types import constrain
+from .device_dtypes import check_narrowing, device_dtype, jax_dtype
 from .devices import Device
 from .errors import no_sharing
 from .mesh import mesh_of
+from .sums import refuse
 
 ALIGNMENT = 64  # bytes; XLA's CPU client copies a host buffer that starts elsewhere
 _PACKED = ("int2", "uint2", "int4", "uint4", "float4_e2m1fn")  # smaller on device than on host
@@ -69,13 +72,16 @@ def host_to_jax(
         name: of the array, for messages.
 
     Returns:
-        The array. Copies are finished when this returns.
+        The array. Copies are finished when this returns. In a JAX transformation that traces it,
+        a constant of the program.
 
     Raises:
         CopyError: memory cannot be shared under copy=False, or a value or dtype has no equal.
+        UnrepresentableError: the layout has sums that are still to be taken.
     """
     target = sharding
     sharding = sharding or _default_sharding()
+    _refuse_sums(sharding, name)
     cuts = cuts_of(sharding, host.shape)
     if not sharding.is_fully_addressable:  # device_put would compare values in a collective
         return cuts_to_jax(host, sharding, host.shape, cuts, copy=copy, name=name)
@@ -91,6 +97,10 @@ def host_to_jax(
         private, host = True, _private(host, dtype)
         reasons = _why_copied(host, sharding, cuts)
     array = jax.device_put(host, target)  # its may_alias=False would share all the same
+    if isinstance(array, Tracer):
+        if copy is False:
+            raise no_sharing(name, "a traced program takes its own copy, as a constant")
+        return array if target is None else constrain(array, target)
     if reasons:
         piece = math.prod(sharding.shard_shape(host.shape)) * host.itemsize
         _count_copies(len(reasons), piece * len(reasons))
@@ -149,6 +159,56 @@ def cuts_to_jax(
     return array
 
 
+def take_host(
+    host: np.ndarray, sharding: Sharding | None, *, copy: bool | None = None, name: str = "array"
+) -> jax.Array:
+    """Lay host memory out as `host_to_jax`, after narrowing it as `jnp.asarray` does.
+
+    Args:
+        host: as for `host_to_jax`, floats of 64 bits as well.
+        sharding: the layout, or None.
+        copy: as for `host_to_jax`; narrowing copies.
+        name: of the array, for messages.
+
+    Returns:
+        The array.
+
+    Raises:
+        CopyError: as `host_to_jax`.
+    """
+    made = narrowed(host, copy, name)
+    return host_to_jax(made, sharding, copy=copy if made is host else None, name=name)
+
+
+def narrowed(host: np.ndarray, copy: bool | None, name: str) -> np.ndarray:
+    """Host values in the dtype in which JAX holds them; counted as "narrowed" in `metrics`.
+
+    Args:
+        host: the array.
+        copy: as for `host_to_jax`.
+        name: of the array, for messages.
+
+    Returns:
+        The array itself, or one in 32 bits that nobody else writes to.
+
+    Raises:
+        CopyError: it has to be narrowed and copy is False, an integer does not fit, or JAX has no
+            such dtype.
+    """
+    if not check_narrowed(host, copy, name):
+        return host
+    return _private(host, jax_dtype(host.dtype))
+
+
+def check_narrowed(host: np.ndarray, copy: bool | None, name: str) -> bool:
+    """Raise what `narrowed` would raise; whether it would make another array."""
+    dtype = jax_dtype(host.dtype, name)
+    if dtype == host.dtype:
+        return False
+    check_narrowing(host, dtype, copy, name)
+    return True
+
+
 def start_of(index: tuple[slice, ...] | None) -> tuple[int, ...]:
     """Where a device's slice starts, by axis.
 
@@ -171,7 +231,13 @@ def check_host(host: np.ndarray, sharding: Sharding, *, copy: bool | None, name:
     Raises:
         CopyError: as `host_to_jax`.
     """
+    _refuse_sums(sharding, name)
     check_cuts(host, sharding, cuts_of(sharding, host.shape), copy=copy, name=name)
+
+
+def _refuse_sums(sharding: Sharding, name: str) -> None:
+    fix = "Lay it out by a spec without unreduced=; of that array iso.reshard makes terms."
+    refuse(sharding, "data from the host is whole", fix, name=name)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -316,6 +382,9 @@ def _private(host: np.ndarray, dtype: np.dtype) -> np.ndarray:
     mine = aligned_empty(host.shape, dtype)
     np.copyto(mine, host, casting="unsafe")
     _count_copies(1, mine.nbytes)
+    if dtype != host.dtype:
+        metrics.count("narrowed")
+        metrics.count("narrowed_bytes", mine.nbytes)
     return mine
 
 

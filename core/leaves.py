@@ -13,20 +13,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from .array_like import hidden_array, is_array
 from .arrays import lay_out
+from .entries import entries_of
 from .errors import ShardingError, SpecError
 from .exchange import check_shareable
 from .frameworks import Framework, framework_of
-from .host import host_to_jax
+from .host import take_host
+from .in_shard_map import manual_axes
 from .mesh import as_mesh
+from .moves import move_of
+from .offload import is_offloaded
 from .paths import path_name
 from .plan import Plan
 from .plan.leaves import boxed_leaves
@@ -40,8 +45,8 @@ class Leaf:
     Attributes:
         path: its path in the tree, joined by dots.
         name: the same behind the name of the tree, for messages.
-        value: the array or module.
-        framework: whose it is; None for NumPy and JAX arrays.
+        value: the array or module, a struct (`jax.ShapeDtypeStruct`), or what stays what it is.
+        framework: whose it is; None for NumPy and JAX arrays, structs and what is no array.
         spec: what it is to have.
         whole: the global shape, if `value` is only what this process has of it.
     """
@@ -54,8 +59,13 @@ class Leaf:
     whole: tuple[int, ...] | None = None
 
     @property
+    def stays(self) -> bool:
+        """Whether it is no array, and stays what it is."""
+        return self.framework is None and not is_array(self.value)
+
+    @property
     def shape(self) -> tuple[int, ...] | None:
-        """The global shape, or None: a module has none."""
+        """The global shape, or None: a module has none, and neither has what is no array."""
         own = getattr(self.value, "shape", None)
         return self.whole if own is None or self.whole is not None else tuple(own)
 
@@ -66,11 +76,15 @@ class Leaf:
 
     def check(self, mesh: Mesh, copy: bool | None) -> ShardingError | None:
         """Look whether the leaf can be placed; the fault, or None."""
+        if self.stays:
+            return None
         try:
-            if not isinstance(self.value, Tracer):
+            if not isinstance(self.value, Tracer | jax.ShapeDtypeStruct):
                 as_mesh(mesh)  # with devices
             if self.framework is not None:
                 self.framework.check_shard(self.value, mesh, self.spec, copy=copy, name=self.name)
+            elif isinstance(self.value, jax.ShapeDtypeStruct):
+                self._sharding(mesh)
             else:
                 check_shareable(self.value, self._sharding(mesh), copy=copy, name=self.name)
         except ShardingError as error:
@@ -78,18 +92,26 @@ class Leaf:
         return None
 
     def place(self, mesh: Mesh, copy: bool | None) -> Any:
-        """Lay the leaf out."""
+        """Lay the leaf out; what is no array comes back as it is."""
         if self.framework is not None:
             return self.framework.shard(self.value, mesh, self.spec, copy=copy, name=self.name)
-        if not isinstance(self.value, Tracer):
-            as_mesh(mesh)
-        move: Callable[..., jax.Array]
-        move = host_to_jax if isinstance(self.value, np.ndarray) else lay_out
-        return move(self.value, self._sharding(mesh), copy=copy, name=self.name)
+        if self.stays:
+            return self.value
+        value, sharding = self.value, self._sharding(mesh)
+        if isinstance(value, jax.ShapeDtypeStruct):
+            return value.update(sharding=sharding)
+        if isinstance(value, Tracer) or manual_axes():
+            return lay_out(value, sharding, copy=copy, name=self.name)
+        mesh = as_mesh(mesh)
+        if isinstance(value, np.ndarray):
+            return take_host(value, sharding, copy=copy, name=self.name)
+        if copy is None:
+            sharding = move_of(value, mesh, self.spec, sharding)
+        return lay_out(value, sharding, copy=copy, name=self.name)
 
     def _sharding(self, mesh: Mesh) -> NamedSharding:
         shape = self.value.shape
-        return named_sharding(self.spec, mesh, len(shape), shape=shape, name=self.name)
+        return named_sharding(self.spec, mesh, len(shape), shape=shape, name=self.name, sums=True)
 
 
 def named_arrays(x: Any, name: str | None) -> tuple[list[Leaf], Any]:
@@ -100,10 +122,11 @@ def named_arrays(x: Any, name: str | None) -> tuple[list[Leaf], Any]:
         name: of the tree, for messages.
 
     Returns:
-        The leaves, and the structure to put results back into.
+        The leaves, and the structure to put results back into. Leaves that are no arrays are among
+        them, and stay what they are.
 
     Raises:
-        TypeError: a leaf is no array.
+        TypeError: `x` is a single leaf that is no array, or a leaf hides arrays.
     """
     with_paths, structure = jax.tree.flatten_with_path(x)
     leaves = []
@@ -113,13 +136,14 @@ def named_arrays(x: Any, name: str | None) -> tuple[list[Leaf], Any]:
         called = ".".join(part for part in (name, path) if part) or "array"
         value = np.asarray(value) if isinstance(value, np.generic) else value
         framework = framework_of(value)
-        if framework is None and not isinstance(value, np.ndarray | jax.Array):
-            wrong.append(f"{called} is {type(value).__name__}")
+        if framework is None and not is_array(value):
+            hidden = f"is a {type(value).__name__}" if value is x else hidden_array(value)
+            wrong += [f"{called} {hidden}"] if hidden else []
         leaves.append(Leaf(path or called, called, value, framework))
     if wrong:
         raise TypeError(
-            f"only arrays can be laid out: {'; '.join(wrong)}. Wrap numbers with np.asarray, take "
-            "other leaves out, or register their class with jax.tree_util."
+            f"only arrays can be laid out: {'; '.join(wrong)}. Make it an array with np.asarray, "
+            "or register its class with jax.tree_util."
         )
     return leaves, structure
 
@@ -140,28 +164,31 @@ def assign(leaves: list[Leaf], structure: Any, mesh: Mesh, spec: Any, name: str 
     if isinstance(spec, Plan):
         _ask_plan(leaves, structure, mesh, spec)
         return
-    specs = [spec] * len(leaves) if is_spec(spec) else _spread(spec, structure, name)
+    specs = [spec] * len(leaves) if is_spec(spec) else _spread(spec, leaves, structure, name)
     for leaf, own in zip(leaves, specs, strict=True):
         leaf.spec = own
 
 
 def _ask_plan(leaves: list[Leaf], structure: Any, mesh: Mesh, plan: Plan) -> None:
     """Look arrays up by their path; modules get the whole plan, as their parameters have names."""
-    arrays = {leaf.path: leaf for leaf in leaves if leaf.shape is not None}
-    if len({leaf.path for leaf in leaves}) < len(leaves):
-        twice = [path for path, count in Counter(leaf.path for leaf in leaves).items() if count > 1]
+    arrays = {leaf.path: leaf for leaf in leaves if leaf.shape is not None and not leaf.stays}
+    paths = Counter(leaf.path for leaf in leaves if not leaf.stays)
+    twice = [path for path, count in paths.items() if count > 1]
+    if twice:
         raise SpecError(
             f"several leaves are called {', '.join(twice)}, and a Plan goes by names; rename keys "
             "so that paths joined by dots differ, or give a tree of specs"
         )
     boxed = dict(boxed_leaves(structure.unflatten(leaves)))  # boxes of Linen name their axes
-    specs = plan.resolve({path: boxed.get(path, leaf) for path, leaf in arrays.items()}, mesh).specs
+    named = {path: boxed.get(path, leaf) for path, leaf in arrays.items()}
+    layouts = plan.resolve(named, mesh).shardings
+    specs = {path: s if is_offloaded(s) else s.spec for path, s in layouts.items()}
     for leaf in leaves:
         leaf.spec = specs.get(leaf.path, plan)
 
 
-def _spread(specs: Any, structure: Any, name: str | None) -> list[Any]:
-    """One spec per leaf, from a tree of specs that may stop early."""
+def _spread(specs: Any, leaves: list[Leaf], structure: Any, name: str | None) -> list[Any]:
+    """One spec per leaf, from a tree of specs that may stop early; what stays needs none."""
     given = [
         (path_name(path), spec)
         for path, spec in jax.tree.leaves_with_path(specs, is_leaf=is_spec)
@@ -169,7 +196,17 @@ def _spread(specs: Any, structure: Any, name: str | None) -> list[Any]:
     ]
     paths = [path_name(path) for path, _ in _paths_of(structure)]
     found = [[spec for start, spec in given if _under(path, start)] for path in paths]
-    wrong = [f"no spec for {path}" for path, specs in zip(paths, found, strict=True) if not specs]
+    wrong = [
+        f"no spec for {path or 'the array'}"
+        for path, specs, leaf in zip(paths, found, leaves, strict=True)
+        if not specs and not leaf.stays
+    ]
+    stay = {path: leaf for path, leaf in zip(paths, leaves, strict=True) if leaf.stays}
+    wrong += [
+        f"{path} is a {type(stay[path].value).__name__}, no array, and is given {spec}"
+        for path, spec in given
+        if path in stay and _splits(spec)
+    ]
     wrong += [
         f"{start or 'the tree'} is a {type(spec).__name__}, not a spec"
         for start, spec in given
@@ -183,9 +220,17 @@ def _spread(specs: Any, structure: Any, name: str | None) -> list[Any]:
     if wrong:
         raise SpecError(
             f"{name or 'tree'}: the tree of specs does not match: {'; '.join(wrong)}. The leaves "
-            f"are {', '.join(paths) or 'none'}; give one spec each, or a Plan of name patterns."
+            f"are {', '.join(filter(None, paths)) or 'none'}; give one spec each, or a Plan of "
+            "name patterns."
         )
-    return [specs[0] for specs in found]
+    return [specs[0] if specs else None for specs in found]
+
+
+def _splits(spec: Any) -> bool:
+    """Whether a spec names an axis."""
+    spec = spec.spec if isinstance(spec, NamedSharding) else spec
+    entries = entries_of(spec) if isinstance(spec, P) else spec
+    return isinstance(entries, tuple | list) and any(entry is not None for entry in entries)
 
 
 def _paths_of(structure: Any) -> list[tuple[Any, Any]]:

@@ -34,10 +34,11 @@ from jax.sharding import Mesh, NamedSharding
 from isoshard.core.bounded import Bounded
 from isoshard.core.processes import agree
 
+from .array_like import from_literal, is_literal
 from .arrays import place_cuts
 from .errors import ShardingError, SpecError, UnevenError, no_sharing, raise_collected
 from .frameworks import framework_of
-from .host import Cut, check_cuts, cuts_to_jax, positions
+from .host import Cut, check_cuts, check_narrowed, cuts_to_jax, narrowed, positions
 from .leaves import Leaf, assign, named_arrays
 from .mesh import as_mesh, describe_mesh, mesh_of
 from .plan import Plan
@@ -58,11 +59,13 @@ def from_local(
 
     Args:
         x: this process's part: a NumPy array, a jax.Array on its own devices, a tensor of a
-            framework with a bridge, or a pytree of those. What of it lies on other processes'
+            framework with a bridge, or a pytree of those. Numbers, lists of them, floats of 64
+            bits, and what is no array, are taken as by `shard`. What of it lies on other processes'
             devices (where this process's blocks make no rectangle) is not read.
         mesh: the mesh, or what `as_mesh` takes; this process must own some of its devices.
         spec: as for `shard`. A Plan needs `shape`, as it goes by global shapes.
-        shape: the global shape, or a tree of them for a tree. By default each axis is as many
+        shape: the global shape, or a tree of them for a tree, with None for what is no array. By
+            default each axis is as many
             times the local one as there are times as many blocks; the processes then compare.
         copy: None may share memory with `x` or copy, False shares or raises, True copies.
         name: of `x`, for messages.
@@ -74,7 +77,7 @@ def from_local(
         ShardingError: the local shape does not fit (UnevenError: an axis does not divide), or this
             process owns no device of the mesh, or memory cannot be shared (CopyError).
         DistributedError: the processes' parts do not make one array.
-        TypeError: a leaf is no array.
+        TypeError: `x` is no array, nor a tree of arrays.
 
     Example:
         >>> from jax.sharding import PartitionSpec as P
@@ -86,32 +89,42 @@ def from_local(
         isoshard.core.errors.UnevenError: rows: local shape (6, 2) does not fit P('x',): axis 0 has local size 6, and this process holds 8 of the 8 blocks along it. Give each block the same size: 8 in all, or split another axis.
     """  # noqa: E501
     mesh = as_mesh(mesh)
+    if is_literal(x):
+        x, copy = from_literal(x, copy, name or "array"), None
     framework = framework_of(x)
     if framework is not None:
         return framework.from_local(x, mesh, spec, shape=shape, copy=copy, name=name)
-    leaves, structure = named_arrays(x, name)
+    every, structure = named_arrays(x, name)
+    leaves = [leaf for leaf in every if not leaf.stays]
     modules = [leaf.name for leaf in leaves if leaf.shape is None]
     if modules:
         raise TypeError(
             f"from_local takes arrays and tensors, not modules: {', '.join(modules)}. Give a "
             "dictionary of their parameters, or lay out the module itself with iso.shard."
         )
+    structs = [leaf.name for leaf in leaves if isinstance(leaf.value, jax.ShapeDtypeStruct)]
+    if structs:
+        raise TypeError(
+            f"from_local takes data, and {', '.join(structs)} is a jax.ShapeDtypeStruct. Lay out "
+            "that of the whole array with iso.shard."
+        )
     _check_owner(mesh)
-    _give_shapes(leaves, structure, shape)
+    arrays = structure.unflatten([None if leaf.stays else leaf for leaf in every])
+    _give_shapes(leaves, jax.tree.structure(arrays), shape)
     if isinstance(spec, Plan) and shape is None:
         raise SpecError(
             f"{name or 'tree'}: a Plan goes by global shapes; say them: iso.from_local(x, mesh, "
             "plan, shape=..), a tuple for an array and a tree of tuples for a tree"
         )
-    assign(leaves, structure, mesh, spec, name)
+    assign(every, structure, mesh, spec, name)
     faults = [_check(leaf, mesh, copy) for leaf in leaves]
     raise_collected([fault for fault in faults if fault is not None])
     layouts = {leaf.name: _layout(leaf, mesh) for leaf in leaves}
     if shape is None:
         _compare(leaves, layouts)
-    return jax.tree.unflatten(
-        structure, [_place(leaf, *layouts[leaf.name], mesh, copy) for leaf in leaves]
-    )
+    for leaf in leaves:
+        leaf.value = _place(leaf, *layouts[leaf.name], mesh, copy)
+    return jax.tree.unflatten(structure, [leaf.value for leaf in every])
 
 
 def _give_shapes(leaves: Sequence[Leaf], structure: Any, shape: Any) -> None:
@@ -150,6 +163,8 @@ def _check(leaf: Leaf, mesh: Mesh, copy: bool | None) -> ShardingError | None:
         sharding, _ = _layout(leaf, mesh)
         value = leaf.value
         if isinstance(value, np.ndarray):
+            if check_narrowed(value, copy, leaf.name):
+                return None
             check_cuts(value, sharding, _cuts(sharding, value.shape), copy=copy, name=leaf.name)
         elif isinstance(value, jax.Array):
             _check_array(value, sharding, leaf.name, copy)
@@ -276,7 +291,9 @@ def _place(
         )
     cuts = _cuts(sharding, value.shape)
     if isinstance(value, np.ndarray):
-        return cuts_to_jax(value, sharding, shape, cuts, copy=copy, name=leaf.name)
+        made = narrowed(value, copy, leaf.name)
+        copy = copy if made is value else None
+        return cuts_to_jax(made, sharding, shape, cuts, copy=copy, name=leaf.name)
     return place_cuts(value, sharding, shape, cuts, copy=copy)
 
 

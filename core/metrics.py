@@ -54,6 +54,8 @@ KNOWN = {
     "fallbacks": "operations run outside the compiled program",
     "copies": "buffers copied between frameworks",
     "copied_bytes": "bytes copied between frameworks",
+    "narrowed": "arrays of 64-bit types stored in 32 bits, as jax_enable_x64 is off",
+    "narrowed_bytes": "bytes of those, in 32 bits",
     "gathers": "sharded arrays gathered whole",
     "file_reads": "runs of bytes read from files of weights",
     "file_bytes_read": "bytes read from files of weights",

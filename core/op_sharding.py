@@ -13,7 +13,7 @@ True
 
 `devices=[..]` gives the number of blocks per tensor axis, and with `last_tile_dim_replicate` the
 replicas last. `{replicated}` and `{maximal device=3}` do not say for how many tensor axes and
-devices: pass them. `manual` and `unknown` are no layouts, and refused.
+devices: pass them. `manual`, `unknown` and `unreduced` are no layouts, and refused.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ MOST_AXES = 32
 _LONGEST = 300
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _REPLICATE = ("last_tile_dim_replicate", "last_tile_dims={replicated}")
+_LAST_DIMS = re.compile(r"last_tile_dims=\{([^}]*)\}")
 _METADATA = "metadata={"
 _NO_LAYOUT = {
     "manual": "is partitioned by hand, inside shard_map",
@@ -161,9 +162,9 @@ def _strip_braces(text: str) -> str:
         raise UnrepresentableError(
             f"OpSharding {_cut(text)!r} is a tuple of layouts, one per result; pass them one by one"
         )
-    word = body.partition(" ")[0]
-    if word in _NO_LAYOUT or "last_tile_dims={manual" in body:
-        why = _NO_LAYOUT.get(word, _NO_LAYOUT["manual"])
+    last = _LAST_DIMS.search(body)
+    words = [body.partition(" ")[0], *re.split(r"[\s,]+", last[1] if last else "")]
+    if why := next((_NO_LAYOUT[word] for word in words if word in _NO_LAYOUT), None):
         raise UnrepresentableError(
             f"OpSharding {_cut(text)!r} is no layout: the tensor {why}; give a spec of devices"
         )

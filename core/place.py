@@ -33,6 +33,15 @@ Under `jax.set_mesh` the mesh may be left out, and a spec is enough:
 ...     jax.typeof(shard(np.ones((8, 4), np.float32), P("x", "y")))
 ShapedArray(float32[8@x,4@y])
 
+What `jnp.asarray` takes for an array is one: NumPy's float64, a list of numbers, a number. Inside a
+tree, what is no array stays what it is, and a `jax.ShapeDtypeStruct` gets the layout that its array
+would have:
+
+>>> state = {"step": 0, "w": np.ones((8, 4)), "ema": jax.ShapeDtypeStruct((8, 4), "float32")}
+>>> placed = shard(state, mesh, P("x", "y"))
+>>> placed["step"], placed["w"].dtype, placed["ema"].sharding.spec
+(0, dtype('float32'), P('x', 'y'))
+
 Objects of a framework with a bridge (torch tensors and modules, Flax modules) are handed to it.
 """  # noqa: E501
 
@@ -48,17 +57,23 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from . import metrics
+from .array_like import from_literal, hidden_array, is_array, is_literal
 from .arrays import lay_out
-from .axis_types import is_typed
 from .errors import ShardingError, no_sharing, raise_collected
 from .frameworks import framework_of
+from .host import narrowed
 from .leaves import Leaf, assign, named_arrays
+from .memory_kinds import in_kind, kind_of
 from .mesh import ambient_mesh, as_mesh, describe_mesh
+from .moves import known_move
+from .one_mesh import one_mesh
 from .paths import path_name
+from .plan import Plan
 from .spec import is_spec, named_sharding
 from .uneven import UnevenArray, is_uneven
 
 _LEFT_OUT: Any = object()
+_AS_IT_IS: Any = object()
 
 
 def shard(
@@ -70,11 +85,16 @@ def shard(
     name: str | None = None,
     uneven: str = "error",
     sizes: Any = None,
+    memory: str | None = None,
 ) -> Any:
     """Lay `x` out over a mesh.
 
     Args:
         x: a NumPy or JAX array, a pytree of arrays, or an object of a framework with a bridge.
+            Alone, a number or a list or tuple of nothing but numbers is an array. In a tree a
+            leaf that is no array (a Python number too) stays what it is. Floats of 64 bits are
+            rounded to 32 while `jax_enable_x64` is off, as `jnp.asarray` rounds them; integers
+            that do not fit are refused. Both copy, and are counted as "narrowed" in `metrics`.
         mesh: the mesh, of any axis types, or what `as_mesh` takes. May be left out (`shard(x,
             spec)`) where `jax.set_mesh` has set one, or `spec` is a NamedSharding.
         spec: any spelling of a spec, a tree of them for a tree, or a Plan. In a tree of specs,
@@ -86,16 +106,20 @@ def shard(
             `UnevenArray`, or a torch tensor over one. What divides is laid out as ever.
         sizes: with uneven="pad", of one array: the elements of each block, where one axis is split;
             or per axis None or that. By default as `torch.chunk`.
+        memory: in which memory of the devices, as JAX names it: "pinned_host" is the host's. By
+            default that of a NamedSharding or of the plan, else the one they compute in.
 
     Returns:
         The same kind of object, on the mesh that was given: NumPy and JAX arrays give a jax.Array,
-        trees a tree of the same structure, frameworks their own. In a JAX transformation a value is
-        constrained; along Explicit axes its type says so (`jax.typeof`).
+        trees a tree of the same structure, frameworks their own, a `jax.ShapeDtypeStruct` one with
+        the layout, also over an abstract mesh. A jax.Array that lies by the very spec is given back
+        as it is. In a JAX transformation a value is constrained; along Explicit axes its type says
+        so (`jax.typeof`).
 
     Raises:
-        ShardingError: a spec does not fit its leaf (SpecError, UnevenError), or memory cannot be
-            shared (CopyError). Nothing has been changed then.
-        TypeError: a leaf is no array.
+        ShardingError: a spec does not fit its leaf (SpecError, UnevenError), memory cannot be
+            shared (CopyError), or `jax.shard_map` runs over the axes. Nothing has been changed.
+        TypeError: `x` is no array, nor a tree.
 
     Example:
         >>> from isoshard.core.mesh import make_mesh
@@ -103,31 +127,45 @@ def shard(
         >>> shard(rows, make_mesh((4,), ("x",)), P("x"), uneven="pad", sizes=(5, 2, 7, 4))
         UnevenArray(float32[18] in float32[28], axis 0 in blocks of 7: 5, 2, 7, 4 valid; P('x',))
     """
+    if copy is None and sizes is None and memory is None and uneven == "error":
+        move = known_move(x, mesh, spec)
+        if move is not None:
+            return x if move is x.sharding else jax.device_put(x, move)
     mesh, spec = _mesh_and_spec(mesh, spec)
-    _check_uneven(uneven, sizes)
+    _check_uneven(uneven, sizes, memory)
+    if is_literal(x):
+        x, copy = from_literal(x, copy, name or "array"), None
     if uneven == "pad":
         return _shard_padded(x, mesh, spec, sizes, copy, name)
     if isinstance(x, UnevenArray):
         return _reshard_uneven(x, spec, mesh)
     framework = framework_of(x)
     if framework is not None:
+        spec = in_kind(spec, mesh, getattr(x, "ndim", None), memory, name or framework.name)
         return framework.shard(x, mesh, spec, copy=copy, name=name)
     if isinstance(x, np.ndarray | jax.Array) and is_spec(spec):
+        spec = in_kind(spec, mesh, x.ndim, memory, name or "array")
         return Leaf("", name or "array", x, None, spec).place(mesh, copy)
     leaves, structure = named_arrays(x, name)
     assign(leaves, structure, mesh, spec, name)
+    for leaf in leaves:
+        rank = None if leaf.shape is None else len(leaf.shape)
+        kind = kind_of(leaf.value) if memory is _AS_IT_IS else memory
+        leaf.spec = in_kind(leaf.spec, mesh, rank, kind, leaf.name)
     faults = [leaf.check(mesh, copy) for leaf in leaves]
     raise_collected([fault for fault in faults if fault is not None])
     return jax.tree.unflatten(structure, [leaf.place(mesh, copy) for leaf in leaves])
 
 
-def reshard(x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
+def reshard(x: Any, spec: Any, mesh: Mesh | None = None, *, memory: str | None = None) -> Any:
     """Change the layout of `x`; data moves between devices as needed.
 
     Args:
         x: as for `shard`, laid out already unless `mesh` is given.
         spec: as for `shard`. A NamedSharding brings its mesh along.
         mesh: the new mesh; by default the one `x` is on, else the one that `jax.set_mesh` has set.
+            A traced value on Auto axes does not always know its own.
+        memory: as for `shard`; by default data stays in the memory it is in.
 
     Returns:
         The same kind of object; what is where it belongs is shared with `x`. An UnevenArray keeps
@@ -135,8 +173,8 @@ def reshard(x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
         of `torch.chunk`; if nothing is padded any more, it is a jax.Array.
 
     Raises:
-        ShardingError: a spec does not fit, or there is no mesh to stay on.
-        TypeError: a leaf is no array.
+        ShardingError: a spec does not fit, or there is no mesh to stay on, or several.
+        TypeError: `x` is no array, nor a tree.
     """
     if mesh is None and isinstance(spec, NamedSharding):
         mesh = spec.mesh
@@ -144,15 +182,22 @@ def reshard(x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
         return _reshard_uneven(x, spec, mesh)
     framework = framework_of(x)
     if framework is not None:
+        if memory is not None:
+            mesh = framework.sharding_of(x).mesh if mesh is None else mesh
+            spec = in_kind(spec, mesh, getattr(x, "ndim", None), memory, framework.name)
         return framework.reshard(x, spec, mesh)
-    return shard(x, _mesh_of(x) if mesh is None else mesh, spec)
+    mesh = one_mesh(x) if mesh is None else mesh
+    if memory is None and not isinstance(spec, NamedSharding | Plan):
+        memory = kind_of(x) if isinstance(x, jax.Array) else _AS_IT_IS
+    return shard(x, mesh, spec, memory=memory)
 
 
 def full(x: Any) -> Any:
     """Gather `x` whole to every device of its mesh; counted as "gathers" in `metrics`.
 
     Args:
-        x: a jax.Array, a pytree of them, or an object of a framework with a bridge.
+        x: a jax.Array, a pytree of them, or an object of a framework with a bridge. What is no
+            array in a tree stays what it is.
 
     Returns:
         The same kind of object, replicated. What is whole on every device already, or lies on one
@@ -160,7 +205,7 @@ def full(x: Any) -> Any:
 
     Raises:
         ShardingError: a leaf lies on several devices without a mesh.
-        TypeError: a leaf is no jax.Array.
+        TypeError: `x` is no jax.Array, or a leaf lies in host memory.
     """
     framework = framework_of(x)
     if framework is not None:
@@ -172,16 +217,17 @@ def sharding_of(x: Any) -> Any:
     """Read the layout of `x`.
 
     Args:
-        x: a jax.Array, a pytree of them, or an object of a framework with a bridge.
+        x: a jax.Array, a `jax.ShapeDtypeStruct` with a layout, a pytree of them, or an object of
+            a framework with a bridge.
 
     Returns:
-        A NamedSharding, or a tree of them. An array on one device has the spec P() over a mesh of
-        that device, whose one axis is called "device".
+        A NamedSharding, or a tree of them, with None for a leaf that is no array. An array on one
+        device has the spec P() over a mesh of that device, whose one axis is called "device".
 
     Raises:
         ShardingError: the array is traced on other than Explicit axes, or lies on several devices
-            without a mesh.
-        TypeError: a leaf is no jax.Array; a NumPy array has no layout.
+            without a mesh; or a struct has no layout.
+        TypeError: `x` is no array, or a leaf is in host memory, which has no layout.
 
     Example:
         >>> sharding_of(jax.numpy.ones(3)).mesh.axis_names
@@ -207,31 +253,18 @@ def _mesh_and_spec(mesh: Any, spec: Any) -> tuple[Any, Any]:
     return as_mesh(mesh, abstract=True), spec
 
 
-def _mesh_of(x: Any) -> Any:
-    meshes: dict[Any, None] = {}
-    for leaf in jax.tree.leaves(x):
-        if isinstance(leaf, Tracer):
-            mesh = jax.typeof(leaf).sharding.mesh
-            meshes.update({mesh: None} if is_typed(mesh) else {})
-        elif isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding):
-            meshes[leaf.sharding.mesh] = None
-    if not meshes:
-        return ambient_mesh("iso.reshard(x, spec, mesh)")
-    if len(meshes) > 1:
-        raise ShardingError(
-            f"the arrays lie on {len(meshes)} different meshes; say which one to lay them out on: "
-            "iso.reshard(x, spec, mesh)"
-        )
-    return next(iter(meshes))
-
-
-def _check_uneven(uneven: str, sizes: Any) -> None:
+def _check_uneven(uneven: str, sizes: Any, memory: str | None) -> None:
     if uneven not in ("error", "pad"):
         raise ShardingError(f"uneven is 'error' or 'pad', given was {uneven!r}")
     if uneven == "error" and sizes is not None:
         raise ShardingError(
             f"sizes {sizes} are of blocks with padding; say that it is wanted: "
             "iso.shard(x, mesh, spec, uneven='pad', sizes=..)"
+        )
+    if uneven == "pad" and memory is not None:
+        raise ShardingError(
+            f"memory={memory!r} with uneven='pad': blocks of other sizes rest in the memory that "
+            "their devices compute in. Leave one of the two out."
         )
 
 
@@ -242,12 +275,20 @@ def _shard_padded(
     from .domain.packing import pack
     from .domain.sizes import plan_splits
 
-    if isinstance(x, np.ndarray | jax.Array) and framework_of(x) is None:
+    if isinstance(x, np.ndarray):
+        x = narrowed(x, copy, name or "array")
+    if isinstance(x, np.ndarray | jax.Array):
         return pack(x, mesh, spec, sizes, copy=copy, name=name or "array")
     framework = framework_of(x)
     if framework is not None:
         return framework.shard_padded(x, mesh, spec, sizes, copy=copy, name=name)
     leaves, structure = named_arrays(x, name)
+    structs = [leaf.name for leaf in leaves if isinstance(leaf.value, jax.ShapeDtypeStruct)]
+    if structs:
+        raise ShardingError(
+            f"uneven='pad' is of arrays, and {', '.join(structs)} is a jax.ShapeDtypeStruct. Pad "
+            "its shape, and leave uneven out."
+        )
     theirs = [leaf.name for leaf in leaves if leaf.framework is not None]
     if theirs or sizes is not None:
         fault = f"{', '.join(theirs)} belong to a framework" if theirs else "x is a tree of arrays"
@@ -257,16 +298,20 @@ def _shard_padded(
         )
     assign(leaves, structure, mesh, spec, name)
     faults = []
-    for leaf in leaves:
+    arrays = [leaf for leaf in leaves if not leaf.stays]
+    for leaf in arrays:
         try:
+            if isinstance(leaf.value, np.ndarray):
+                leaf.value = narrowed(leaf.value, copy, leaf.name)
             sharding = named_sharding(leaf.spec, mesh, leaf.value.ndim, name=leaf.name)
             if copy is False and any(plan_splits(leaf.value.shape, sharding, None)):
                 raise no_sharing(leaf.name, "blocks of other sizes are padded")
         except ShardingError as error:
             faults.append(error)
     raise_collected(faults)
-    laid = [pack(leaf.value, mesh, leaf.spec, copy=copy, name=leaf.name) for leaf in leaves]
-    return jax.tree.unflatten(structure, laid)
+    for leaf in arrays:
+        leaf.value = pack(leaf.value, mesh, leaf.spec, copy=copy, name=leaf.name)
+    return jax.tree.unflatten(structure, [leaf.value for leaf in leaves])
 
 
 def _reshard_uneven(u: UnevenArray, spec: Any, mesh: Mesh | None) -> Any:
@@ -276,13 +321,18 @@ def _reshard_uneven(u: UnevenArray, spec: Any, mesh: Mesh | None) -> Any:
     return reshard_uneven(u, spec, mesh)
 
 
-def _map_arrays(function: Callable[[jax.Array], Any], x: Any, verb: str) -> Any:
+def _map_arrays(function: Callable[[Any], Any], x: Any, verb: str) -> Any:
     """Apply to every array of a tree, after a look at all of them."""
+
+    def stays(leaf: Any) -> bool:
+        alone = leaf is x or is_array(leaf) or is_uneven(leaf) or framework_of(leaf) is not None
+        return not alone and not hidden_array(leaf)
+
     wrong = []
     for path, leaf in jax.tree.leaves_with_path(x, is_leaf=is_uneven):
-        if is_uneven(leaf):
+        if is_uneven(leaf) or isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
             continue
-        if not isinstance(leaf, jax.Array) and framework_of(leaf) is None:
+        if framework_of(leaf) is None and not stays(leaf):
             wrong.append(f"{path_name(path) or 'the argument'} is {type(leaf).__name__}")
     if wrong:
         raise TypeError(
@@ -294,16 +344,20 @@ def _map_arrays(function: Callable[[jax.Array], Any], x: Any, verb: str) -> Any:
     def one(leaf: Any) -> Any:
         if is_uneven(leaf):
             return function(leaf) if verb == "full" else function(leaf.array)
-        return function(leaf) if isinstance(leaf, jax.Array) else verbs[verb](leaf)
+        if stays(leaf):
+            return leaf if verb == "full" else None
+        return function(leaf) if is_array(leaf) else verbs[verb](leaf)
 
     return jax.tree.map(one, x, is_leaf=is_uneven)
 
 
-def _gather(x: Any) -> jax.Array:
+def _gather(x: Any) -> Any:
     if is_uneven(x):
         from .domain.packing import gather
 
         return gather(x, _sharding_of(x.array))
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return x.update(sharding=NamedSharding(_sharding_of(x).mesh, P()))
     if not isinstance(x, Tracer) and x.is_fully_replicated:
         return x
     whole = NamedSharding(_sharding_of(x).mesh, P())
@@ -311,9 +365,14 @@ def _gather(x: Any) -> jax.Array:
     return lay_out(x, whole)
 
 
-def _sharding_of(x: jax.Array) -> NamedSharding:
+def _sharding_of(x: Any) -> NamedSharding:
     if isinstance(x, Tracer):
         told = jax.typeof(x).sharding
+        if told.mesh.manual_axes:
+            raise ShardingError(
+                "inside jax.shard_map a value is one device's block, which has no layout along "
+                f"{', '.join(map(repr, told.mesh.manual_axes))}; ask outside, or read in_specs"
+            )
         if told.mesh.axis_names and told.mesh.are_all_axes_explicit:
             return told
         raise ShardingError(
@@ -324,6 +383,11 @@ def _sharding_of(x: jax.Array) -> NamedSharding:
         return x.sharding
     if isinstance(x.sharding, SingleDeviceSharding):
         return NamedSharding(Mesh(np.array(list(x.sharding.device_set)), ("device",)), P())
+    if x.sharding is None:
+        raise ShardingError(
+            f"a jax.ShapeDtypeStruct of shape {x.shape} has no layout; give it one: "
+            "iso.shard(x, mesh, spec)"
+        )
     raise ShardingError(
         f"an array of shape {x.shape} lies on several devices by a {type(x.sharding).__name__}, "
         "which has no mesh; lay it out with iso.reshard(x, spec, mesh)"

@@ -26,6 +26,7 @@ from .devices import Device
 from .errors import ShardingError
 from .frameworks import framework_of, require
 from .mesh import mesh_of
+from .sums import refuse
 from .uneven import UnevenArray, runs_of
 
 
@@ -60,7 +61,8 @@ def local_shards(x: Any, framework: str = "jax") -> list[Shard]:
         "torch" data views of the buffers, as "jax" data copies where something is padded.
 
     Raises:
-        ShardingError: the array is traced and has no data yet, or `framework` is not known.
+        ShardingError: the array is traced and has no data yet, its sums are still to be taken, or
+            `framework` is not known.
         ImportError: torch is not installed.
         CopyError: a piece cannot be shared with torch.
         TypeError: `x` is no such array.
@@ -80,6 +82,7 @@ def local_shards(x: Any, framework: str = "jax") -> list[Shard]:
         raise ShardingError(
             "a traced value has no shards; call local_shards outside jit, grad and vmap"
         )
+    refuse(x.sharding, "a device holds a term there (see x.addressable_shards), no piece")
     pieces = _in_mesh_order(x)
     if framework == "jax":
         return [Shard(p.index, p.device, p.replica_id, p.data) for p in pieces]

@@ -38,6 +38,8 @@ from .entries import axis_names as axis_names
 from .entries import canonical_spec, entries_of, is_axis, is_group
 from .errors import ShardingError, SpecError, UnevenError
 from .mesh import as_mesh, describe_mesh
+from .offload import check_memory, is_offloaded
+from .sums import reduced, stored, unreduced, with_sums
 
 if TYPE_CHECKING:
     from .tiles import Tiles
@@ -102,6 +104,7 @@ def named_sharding(
     *,
     shape: Sequence[int] | None = None,
     name: str = "tensor",
+    sums: bool = False,
 ) -> NamedSharding:
     """Make the NamedSharding of any spelling of a spec; equal layouts are one object.
 
@@ -111,9 +114,10 @@ def named_sharding(
         ndim: rank of the tensor.
         shape: its global shape; if given, each axis must split evenly.
         name: of the tensor, for messages.
+        sums: whether the spec may have unreduced and reduced axes (see `sums.py`).
 
     Returns:
-        The sharding, its spec canonical.
+        The sharding, its spec canonical; in the memory that a NamedSharding says.
 
     Raises:
         SpecError, UnevenError: as `normalize_spec`.
@@ -125,7 +129,15 @@ def named_sharding(
         True
     """
     mesh = as_mesh(mesh, abstract=True)
-    return _interned(mesh, normalize_spec(spec, mesh, ndim, shape=shape, name=name))
+    if sums and (unreduced(spec) or reduced(spec)):
+        plain = stored(spec) if isinstance(spec, NamedSharding) else P(*entries_of(spec))
+        laid = named_sharding(plain, mesh, ndim, shape=shape, name=name)
+        return with_sums(laid, spec, name)
+    canonical = normalize_spec(spec, mesh, ndim, shape=shape, name=name)
+    if isinstance(spec, NamedSharding) and is_offloaded(spec):
+        check_memory(mesh, spec.memory_kind, name=name)
+        return _interned(mesh, canonical, memory_kind=spec.memory_kind)
+    return _interned(mesh, canonical)
 
 
 def check_even(spec: P, mesh: Mesh, shape: Sequence[int], *, name: str = "tensor") -> None:

@@ -34,9 +34,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from .entries import entries_of
 from .errors import ShardingError, UnrepresentableError
 from .mesh import as_mesh, describe_mesh
 from .spec import axis_names, normalize_spec
+from .sums import refuse
 
 
 class Tiles:
@@ -104,7 +106,8 @@ class Tiles:
             The tiles over the sharding's own mesh.
 
         Raises:
-            UnrepresentableError: another kind of sharding, which has no mesh to number devices by.
+            UnrepresentableError: another kind of sharding, which has no mesh to number devices by;
+                or sums are still to be taken.
 
         Example:
             >>> from isoshard.core.mesh import make_mesh
@@ -113,6 +116,7 @@ class Tiles:
             [[0, 4], [1, 5], [2, 6], [3, 7]]
         """
         if isinstance(sharding, NamedSharding):
+            refuse(sharding, "tiles say which block each device holds")
             return cls._lay_out(sharding.spec, sharding.mesh, ndim)
         if isinstance(sharding, SingleDeviceSharding):
             return cls.replicated(ndim, 1)
@@ -128,7 +132,7 @@ class Tiles:
 
     @classmethod
     def _lay_out(cls, spec: P, mesh: Mesh, ndim: int) -> Tiles:
-        entries = [axis_names(entry) for entry in spec] + [()] * (ndim - len(spec))
+        entries = [axis_names(entry) for entry in entries_of(spec)] + [()] * (ndim - len(spec))
         used = [name for names in entries for name in names]
         spare = [name for name in mesh.axis_names if name not in used]
         order = [mesh.axis_names.index(name) for name in used + spare]

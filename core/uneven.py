@@ -32,11 +32,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from .entries import entries_of
+from .axis_types import constrain, is_typed
 from .errors import ShardingError
+from .sums import stored
 
 Sizes = tuple[tuple[int, ...] | None, ...]
 
@@ -120,10 +121,14 @@ class UnevenArray:
             for axis, (extent, size) in enumerate(zip(padded, self.sizes, strict=True))
             if size is not None
         ]
-        if isinstance(self.array, Tracer):
-            return jnp.broadcast_to(functools.reduce(jnp.logical_and, lines, True), padded)
+        array = self.array
+        held = array.to_concrete_value() if isinstance(array, Tracer) else array
+        if held is None:
+            mask = jnp.broadcast_to(functools.reduce(jnp.logical_and, lines, True), padded)
+            told = jax.typeof(array).sharding
+            return constrain(mask, stored(told)) if is_typed(told.mesh) else mask
         whole = np.broadcast_to(functools.reduce(np.logical_and, lines, np.True_), padded)
-        layout = _reduced(self.array.sharding)
+        layout = stored(held.sharding)
         return jax.make_array_from_callback(padded, layout, lambda index: whole[index])
 
     def tree_flatten(self) -> tuple[tuple[Any], tuple[Any, ...]]:
@@ -137,8 +142,8 @@ class UnevenArray:
         (made.array,) = leaves
         made.shape, made.sizes, made.layout = static
         own = layout_of(made.array)
-        if own is not None and made.layout is not None and own.device_set != made.layout.device_set:
-            made.layout = own  # it has moved; on the same devices trees of one kind stay alike
+        if own is not None and made.layout is not None and _elsewhere(own, made.layout):
+            made.layout = own  # on the same devices trees of one kind stay alike
         return made
 
     def __repr__(self) -> str:
@@ -217,11 +222,16 @@ def layout_of(array: Any) -> NamedSharding | None:
         return None
     if not isinstance(array.sharding, NamedSharding):
         return None
-    sharding = _reduced(array.sharding)
+    sharding = stored(array.sharding)
     entries = [e[0] if isinstance(e, tuple) and len(e) == 1 else e for e in sharding.spec]
     while entries and not entries[-1]:
         entries.pop()
     return NamedSharding(sharding.mesh, P(*(entry or None for entry in entries)))
+
+
+def _elsewhere(own: NamedSharding, said: NamedSharding) -> bool:
+    """Whether an array has moved, or it was not known to which devices a mesh's axes belong."""
+    return isinstance(said.mesh, AbstractMesh) or own.device_set != said.device_set
 
 
 def _check(padded: tuple[int, ...], shape: tuple[int, ...], sizes: Sizes) -> None:
@@ -262,13 +272,6 @@ def _valid(extent: int, size: tuple[int, ...]) -> np.ndarray:
     """Which places along one axis are valid."""
     block = extent // len(size)
     return (np.arange(block) < np.array(size)[:, None]).reshape(-1)
-
-
-def _reduced(sharding: Any) -> Any:
-    """The layout without sums that are still to be taken: a mask has none."""
-    if isinstance(sharding, NamedSharding) and getattr(sharding.spec, "unreduced", ()):
-        return NamedSharding(sharding.mesh, P(*entries_of(sharding.spec)))
-    return sharding
 
 
 def _type(dtype: Any, shape: Sequence[int]) -> str:

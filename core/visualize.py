@@ -27,6 +27,21 @@ Of a tensor of rank 3 or more, the first two sharded axes are drawn, as rows (`�
 1:2 │   2   │   3   │
     └───────┴───────┘
 
+The title names the type of each mesh axis that is not Auto. Where a sum over a mesh axis is still
+to be taken, the devices that hold its terms stand behind a `Σ`:
+
+>>> open_sum = P("x", None, unreduced={"y"})
+>>> print(visualize(open_sum, shape=(2, 3), mesh=jax.make_mesh((2, 4), ("x", "y"))))
+[2, 3]  P('x', unreduced={'y'})  mesh (x=2 Explicit, y=4 Explicit)
+2 blocks of [1, 3], each on 4 devices
+Σ: the sum over y is still to be taken, of a term each
+       0:3
+    ┌───────┐
+0:1 │ Σ0-3  │
+    ├───────┤
+1:2 │ Σ4-7  │
+    └───────┘
+
 Large pictures are abbreviated with `…`: to the width, 16 rows and 8 slices.
 
 Any process of many can draw the whole picture, without asking the others; a line above the boxes
@@ -43,9 +58,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.core import Tracer
+from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
+from .axis_types import AnyMesh
+from .device_numbers import Terms, numbers_text, terms_of, terms_text
 from .devices import Device
 from .drawing import LABEL, Cell, Line, colored, grid_lines, plain
 from .errors import SpecError
@@ -53,13 +71,14 @@ from .frameworks import framework_of
 from .mesh import as_mesh
 from .op_sharding import parse_op_sharding
 from .paths import named_leaves
-from .spec import normalize_spec
+from .place import sharding_of
+from .spec import named_sharding
+from .sums import stored, unreduced
 from .tiles import Tiles
 from .uneven import Sizes, UnevenArray
 
 MAX_SLICES = 8
 Bounds = list[list[int]]  # per axis, where its blocks begin, and where the last one ends
-MAX_NUMBERS = 18  # characters of device numbers in a box
 
 
 def visualize(
@@ -74,9 +93,10 @@ def visualize(
 
     Args:
         x: what to draw: an array or tensor, a tree of them or a module (one picture per leaf), a
-            NamedSharding, an OpSharding string, or a spec in any spelling together with `mesh`.
+            NamedSharding, a `jax.ShapeDtypeStruct` that has one, an OpSharding string, or a spec in
+            any spelling together with `mesh`.
         shape: global shape, where `x` has none. Without it the boxes bear no indices.
-        mesh: the mesh of a spec.
+        mesh: the mesh of a spec; it may be abstract.
         use_rich: colour the blocks, with escape codes for a terminal; None: if standard output is
             one and NO_COLOR is not set.
         width: columns to fit into.
@@ -100,24 +120,28 @@ def visualize(
             └───────┘
     """
     shape = None if shape is None else tuple(shape)
-    lines = list(_pictures(x, shape, None if mesh is None else as_mesh(mesh), width))
+    mesh = None if mesh is None else as_mesh(mesh, abstract=True)
+    lines = list(_pictures(x, shape, mesh, width))
     return colored(lines) if (_in_terminal() if use_rich is None else use_rich) else plain(lines)
 
 
 def _pictures(
     x: Any, shape: tuple[int, ...] | None, mesh: Mesh | None, width: int
 ) -> Iterator[Line]:
-    if isinstance(x, str) and x.lstrip().startswith("{"):
+    if isinstance(x, jax.ShapeDtypeStruct):
+        yield from _sharding_picture(_promised(x), x.shape, width, x.dtype)
+    elif isinstance(x, str) and x.lstrip().startswith("{"):
         yield from _picture(x, *_read_op_sharding(x, shape, mesh), shape, width)
     elif isinstance(x, Sharding):
         yield from _sharding_picture(x, shape, width)
     elif isinstance(x, jax.Array):
-        yield from _sharding_picture(x.sharding, x.shape, width, x.dtype)
+        layout = sharding_of(x) if isinstance(x, Tracer) else x.sharding
+        yield from _sharding_picture(layout, x.shape, width, x.dtype)
     elif isinstance(x, UnevenArray):
         yield from _sharding_picture(x.sharding, x.shape, width, x.dtype, x.sizes)
     elif mesh is not None:
-        spec = normalize_spec(x, mesh, _rank(x, shape), shape=shape)
-        yield from _sharding_picture(NamedSharding(mesh, spec), shape, width)
+        sharding = named_sharding(x, mesh, _rank(x, shape), shape=shape, sums=True)
+        yield from _sharding_picture(sharding, shape, width)
     elif isinstance(x, P | str | None):
         raise SpecError(
             f"the spec {x!r} alone names no devices; give its mesh: visualize(.., mesh=..)"
@@ -160,15 +184,31 @@ def _sharding_picture(
 ) -> Iterator[Line]:
     spec = getattr(sharding, "spec", P())
     ndim = max(len(spec), 0 if shape is None else len(shape))
-    tiles = Tiles.from_sharding(sharding, ndim)
-    where = _one_device(next(iter(sharding.device_set)))
-    if isinstance(sharding, NamedSharding):
-        axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
-        where = f"mesh ({axes})"
-        own = _own_devices(sharding.mesh)
-        yield from _picture(repr(spec), tiles, where, shape, width, dtype, own, sizes)
-    else:
+    tiles = Tiles.from_sharding(stored(sharding), ndim)
+    if not isinstance(sharding, NamedSharding):
+        where = _one_device(next(iter(sharding.device_set)))
         yield from _picture("", tiles, where, shape, width, dtype)
+        return
+    where, notes, terms = f"mesh ({_axes(sharding.mesh)})", _own_devices(sharding.mesh), None
+    if names := unreduced(sharding):
+        notes.append(f"Σ: the sum over {', '.join(names)} is still to be taken, of a term each")
+        terms = terms_of(sharding.mesh, names)
+    yield from _picture(repr(spec), tiles, where, shape, width, dtype, notes, sizes, terms)
+
+
+def _promised(x: jax.ShapeDtypeStruct) -> Sharding:
+    if x.sharding is None:
+        raise SpecError(
+            f"{x} says no layout; give it one: jax.ShapeDtypeStruct(shape, dtype, sharding=..)"
+        )
+    return x.sharding
+
+
+def _axes(mesh: AnyMesh) -> str:
+    """The axes of a mesh, and of what type they are, if that is not Auto."""
+    kinds = ["" if kind == AxisType.Auto else f" {kind.name}" for kind in mesh.axis_types]
+    axes = zip(mesh.shape.items(), kinds, strict=True)
+    return ", ".join(f"{name}={size}{kind}" for (name, size), kind in axes)
 
 
 def _one_device(device: Device) -> str:
@@ -176,16 +216,18 @@ def _one_device(device: Device) -> str:
     return f"on {device}{'' if here else f' of process {device.process_index}'}"
 
 
-def _own_devices(mesh: Any) -> str:
-    """Which of a mesh's devices this process has; empty if it has all, or they are not known."""
+def _own_devices(mesh: AnyMesh) -> list[str]:
+    """Which of a mesh's devices this process has; nothing if all, or they are not known."""
     if not isinstance(mesh, Mesh):
-        return ""
+        return []
     owners = [device.process_index for device in mesh.devices.flat]
     me = jax.process_index()
     if set(owners) == {me}:
-        return ""
+        return []
     mine = [number for number, owner in enumerate(owners) if owner == me]
-    return f"process {me} has {f'devices {_numbers(mine)}' if mine else 'none of the devices'}"
+    return [
+        f"process {me} has {f'devices {numbers_text(mine)}' if mine else 'none of the devices'}"
+    ]
 
 
 def _read_op_sharding(
@@ -208,13 +250,13 @@ def _picture(
     shape: tuple[int, ...] | None,
     width: int,
     dtype: Any = None,
-    own: str = "",
+    notes: Sequence[str] = (),
     sizes: Sizes | None = None,
+    terms: Terms | None = None,
 ) -> Iterator[Line]:
     bounds = None if shape is None else _bounds(tiles, shape, sizes)
     yield from _title(spec, tiles, where, shape, width, dtype, sizes)
-    if own:
-        yield [(own, "")]
+    yield from ([(note, "")] for note in notes)
     rows, columns = _drawn_axes(tiles)
     others = [axis for axis in range(tiles.ndim) if axis not in (rows, columns)]
     slices = list(itertools.product(*(range(tiles.blocks[axis]) for axis in others)))
@@ -222,7 +264,7 @@ def _picture(
         fixed = dict(zip(others, at, strict=True))
         if others:
             yield [(_heading(tiles, bounds, fixed, rows, columns), "bold")]
-        yield from _grid(tiles, bounds, fixed, rows, columns, width)
+        yield from _grid(tiles, bounds, fixed, rows, columns, width, terms)
     if len(slices) > MAX_SLICES:
         yield [(f"… {len(slices) - MAX_SLICES} more slices", LABEL)]
 
@@ -285,11 +327,14 @@ def _grid(
     rows: int | None,
     columns: int | None,
     width: int,
+    terms: Terms | None,
 ) -> list[Line]:
     def cell(row: int, column: int) -> Cell:
         place = {**fixed, rows: row, columns: column}
         block = tuple(place[axis] for axis in range(tiles.ndim))
-        return _numbers(tiles.grid[block].tolist()), _count_to(block, tiles.blocks)
+        held = tiles.grid[block].tolist()
+        text = numbers_text(held) if terms is None else terms_text(held, terms)
+        return text, _count_to(block, tiles.blocks)
 
     across = range(1 if columns is None else tiles.blocks[columns])
     down = range(1 if rows is None else tiles.blocks[rows])
@@ -323,21 +368,6 @@ def _range(bounds: Bounds | None, axis: int | None, at: int) -> str:
     if bounds is None or axis is None:
         return ""
     return f"{bounds[axis][at]}:{bounds[axis][at + 1]}"
-
-
-def _numbers(devices: list[int]) -> str:
-    """List device numbers in few characters: runs as `0-3`, too many as `0,2,…,30`."""
-    runs: list[list[int]] = []
-    for device in sorted(devices):
-        if runs and device == runs[-1][-1] + 1:
-            runs[-1].append(device)
-        else:
-            runs.append([device])
-    parts = []
-    for run in runs:
-        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
-    text = ",".join(parts)
-    return text if len(text) <= MAX_NUMBERS else f"{parts[0]},{parts[1]},…,{parts[-1]}"
 
 
 def _count_to(block: tuple[int, ...], blocks: tuple[int, ...]) -> int:

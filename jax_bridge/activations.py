@@ -79,19 +79,19 @@ def constrain_activations(
         P('data', 'model') {'layers.0': 'layers.0'}
     """
     call = "constrain_activations(mesh, plan, model)"
-    mesh, plan, *models = mesh_first(call, mesh, plan, *models)
+    mesh, plan, *named = mesh_first(call, mesh, plan, *models)
     plan = plan if isinstance(plan, Plan) else Plan(activations=plan)
     seen = Constrained()
     if not plan_speaks(plan):
         yield seen
         return
     with contextlib.ExitStack() as stack:
-        for model in models:
+        for model in named:
             stack.enter_context(_subclassed(model, mesh, plan, seen))
         linen = sys.modules.get("flax.linen")
         if linen is not None:
             stack.enter_context(linen.intercept_methods(_interceptor(mesh, plan, seen)))
-        _refuse_if_in_vain(seen, enough=bool(models) and linen is None)
+        _refuse_if_in_vain(seen, enough=bool(named) and linen is None)
         yield seen
     _refuse_if_in_vain(seen)
 

@@ -76,15 +76,16 @@ def create_sharded(
         >>> model.kernel.sharding.spec
         P(None, 'x')
     """
-    mesh, plan, *args = mesh_first("iso.create_sharded(fn, mesh, plan, *args)", mesh, plan, *args)
-    graph, mesh = None, as_mesh(mesh)
+    call = "iso.create_sharded(fn, mesh, plan, *args)"
+    given, plan, *inputs = mesh_first(call, mesh, plan, *args)
+    graph, mesh = None, as_mesh(given)
 
     def state_of(*args: Any) -> Any:
         nonlocal graph
         graph, state = split(fn(*args))
         return state
 
-    state = born(state_of, lambda shapes: plan_state(shapes, mesh, plan), *args)
+    state = born(state_of, lambda shapes: plan_state(shapes, mesh, plan), *inputs)
     return join(graph, state)
 
 

@@ -15,6 +15,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.axis_types import AnyMesh
 from isoshard.core.mesh import ambient_mesh, as_mesh
 from isoshard.core.paths import path_name
 from isoshard.core.plan import Plan
@@ -37,7 +38,7 @@ def mesh_first(call: str, *given: Any) -> tuple[Any, ...]:
 
     Raises:
         ShardingError: the mesh is left out, and none is set.
-        TypeError: there is no plan.
+        TypeError: there is no plan; or something else stands where a plan has its mesh.
 
     Example:
         >>> with jax.set_mesh(jax.make_mesh((8,), ("x",))):
@@ -47,6 +48,8 @@ def mesh_first(call: str, *given: Any) -> tuple[Any, ...]:
     """
     mesh, *rest = given
     if mesh is not None and not _is_mesh(mesh):
+        if isinstance(rest[0] if rest else None, Plan | P):
+            as_mesh(mesh)  # which says what a mesh is
         mesh, rest = None, list(given)
     rest = [one for one in rest if one is not LEFT_OUT]
     if not rest:
@@ -61,7 +64,7 @@ def _is_mesh(given: Any) -> bool:
     return isinstance(given, Mesh | AbstractMesh) or hasattr(given, "get_jax_mesh")
 
 
-def plan_state(state: Any, mesh: Mesh, plan: Any) -> Any:
+def plan_state(state: Any, mesh: AnyMesh, plan: Any) -> Any:
     """Choose the layout of every array of a state.
 
     Args:

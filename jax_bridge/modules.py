@@ -22,9 +22,10 @@ from typing import Any
 import jax
 from flax import nnx
 from jax.core import Tracer
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from isoshard.core import exchange, place
+from isoshard.core.axis_types import AnyMesh
 from isoshard.core.checkpoints.source import Entry, Part
 from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.frameworks import Framework, register
@@ -42,7 +43,7 @@ def owns(obj: object) -> bool:
     return isinstance(obj, _KINDS)
 
 
-def shard(model: Any, mesh: Mesh, plan: Any, *, copy: bool | None = None) -> Any:
+def shard(model: Any, mesh: AnyMesh, plan: Any, *, copy: bool | None = None) -> Any:
     """Lay out every array of an NNX object.
 
     Args:
@@ -227,7 +228,7 @@ def _place(state: Any, layouts: Any, copy: bool | None) -> Any:
     return tree.unflatten(exchange.to_jax(x, to, copy=copy, name=name) for name, x, to in moves)
 
 
-def _mesh_of(model: Any) -> Mesh | AbstractMesh:
+def _mesh_of(model: Any) -> AnyMesh:
     arrays = _arrays(model).values()
     told = [jax.typeof(x).sharding if isinstance(x, Tracer) else x.sharding for x in arrays]
     layouts = [one for one in told if isinstance(one, NamedSharding) and not one.mesh.empty]

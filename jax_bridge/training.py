@@ -175,6 +175,9 @@ class TrainStep:
         self._loss_fn = loss_fn
         self._tx = tx
         self._mesh = mesh
+        # JAX partitions operators of their own in programs whose meshes with devices are of one
+        # type, so beside the user's mesh the other one is without.
+        self._auto = auto(mesh).abstract_mesh if is_typed(mesh) else mesh
         self._plan = plan if isinstance(plan, Plan) else Plan({"*": plan})
         self._options = options
         self._programs: Bounded[Any, Any] = Bounded(PROGRAMS)
@@ -313,7 +316,7 @@ class TrainStep:
         _check_structure(state.rest, rest)
 
         def updated(state: TrainState, grads: Any, rest: Any) -> TrainState:
-            layouts = plan_state(state.params, auto(self._mesh), self._plan)
+            layouts = plan_state(state.params, self._auto, self._plan)
             layouts = jax.tree.map(on_device, layouts)
             grads = jax.tree.map(constrain, grads, layouts)
             held = brought_in_after(state.opt_state, grads)
@@ -325,13 +328,15 @@ class TrainStep:
 
     def _on_mesh(self, x: Any) -> Any:
         """What the compiler laid out under Auto axes, on the user's mesh."""
-        here = isinstance(x, jax.Array) and isinstance(x.sharding, NamedSharding)
-        return retyped(x, self._mesh) if here and same_grid(x.sharding.mesh, self._mesh) else x
+        there = x.sharding if isinstance(x, jax.Array) else None
+        if isinstance(there, NamedSharding) and same_grid(there.mesh, self._mesh):
+            return retyped(x, self._mesh)
+        return x
 
     def _loss(self, params: Any, state: TrainState, batch: tuple[Any, ...]) -> Any:
         model = join_parts(state.parts, params, state.rest)
         models = [model] if state.parts.is_nnx else []
-        mesh = self._mesh if self._options["explicit"] else auto(self._mesh)
+        mesh = self._mesh if self._options["explicit"] else self._auto
         with constrain_activations(mesh, self._plan, *models) as self.constrained:
             found = self._loss_fn(model, *batch)
         loss, updates, aux = self._taken_apart(found)

@@ -23,19 +23,22 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax.extend.core import jaxpr_as_fun
+from jax.sharding import Mesh, NamedSharding
 
+from isoshard.core.axis_types import auto, is_typed, on_mesh
 from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.core.domain import BlockLayout, in_blocks, lay_in_blocks, pack, unpack
+from isoshard.core.domain.any_mesh import any_mesh
 from isoshard.core.domain.interpreting import trace
 from isoshard.core.domain.layouts import Layout
-from isoshard.core.domain.shardings import telling
+from isoshard.core.domain.shardings import known_sharding_of, telling
 from isoshard.core.errors import ShardingError
 from isoshard.core.exchange import to_torch
 from isoshard.core.uneven import is_uneven, padded_of
 
 from .crossings.calling_jax import TorchFunction
 from .dtypes import physical_dtype
-from .handlers.layouts import read_layouts
+from .handlers.layouts import read_layouts, said_on, typed_mesh
 from .layout import marks
 
 _KNOWN: Bounded[Any, tuple[TorchFunction, Any]] = Bounded(PROGRAMS)
@@ -58,6 +61,8 @@ def call(verb: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
             verb raises.
     """
     leaves, structure = jax.tree.flatten((args, kwargs))
+    given = next(filter(None, map(_typed_mesh, leaves)), None)
+    leaves = [_under_auto(leaf) for leaf in leaves]
     at = [n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) or _is_data(leaf)]
     tensors = [_tensor(leaves[n]) for n in at]
     laid, _ = read_layouts([(f"tensor {n}",) for n in range(len(at))], tensors, verb.__name__)
@@ -76,8 +81,10 @@ def call(verb: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         known = _KNOWN[key] = calling.function(tensors)
     function, results = known
     found, tree = jax.tree.flatten(function(*tensors))
-    if results is not None:
-        found = [_marked(one, layout) for one, layout in zip(found, results, strict=True)]
+    typed = given or typed_mesh(tensors)
+    for one, layout in zip(found, results, strict=True):
+        if isinstance(layout, BlockLayout) or (layout is not None and given is not None):
+            marks.lies(one, said_on(layout, typed))
     return jax.tree.unflatten(tree, found)
 
 
@@ -99,8 +106,8 @@ class _Calling:
     laid: tuple[Layout, ...]
     leaves: Sequence[Any]
 
-    def function(self, tensors: Sequence[torch.Tensor]) -> tuple[TorchFunction, Any]:
-        """The verb as a torch function, and the layouts of its results if some are in blocks."""
+    def function(self, tensors: Sequence[torch.Tensor]) -> tuple[TorchFunction, list[Any]]:
+        """The verb as a torch function, and the layouts of its results so far as it tells them."""
         shapes = [
             jax.ShapeDtypeStruct(tuple(tensor.shape), physical_dtype(tensor.dtype))
             for tensor in tensors
@@ -109,15 +116,19 @@ class _Calling:
             jax.ShapeDtypeStruct(layout.buffer if layout.uneven else shape.shape, shape.dtype)
             for layout, shape in zip(self.laid, shapes, strict=True)
         ]
-        made = jax.eval_shape(lambda *arrays: self._on_blocks(*self._entered(arrays)), *padded)
-        results = jax.tree.leaves(made, is_leaf=is_uneven)
-        name = self.verb.__name__
-        if not any(layout.uneven for layout in self.laid) and not any(map(is_uneven, results)):
-            return TorchFunction(self._on_blocks, name), None
-        return TorchFunction(self._with_two_bodies(shapes), name), list(map(_layout, results))
+        results: list[Any] = []
 
-    def _on_blocks(self, *operands: Any) -> Any:
-        """The verb of arrays that lie as was said, and of `UnevenArray`s."""
+        def tell(*arrays: Any) -> Any:
+            return self._on_blocks(*self._entered(arrays), results=results)
+
+        jax.eval_shape(tell, *padded)
+        name, uneven = self.verb.__name__, any(layout.uneven for layout in self.laid)
+        if not uneven and not any(isinstance(layout, BlockLayout) for layout in results):
+            return TorchFunction(self._on_blocks, name), results
+        return TorchFunction(self._with_two_bodies(shapes), name), results
+
+    def _on_blocks(self, *operands: Any, results: list[Any] | None = None) -> Any:
+        """The verb of arrays that lie as was said, and of `UnevenArray`s; fills in `results`."""
         leaves = list(self.leaves)
         for n, operand in zip(self.at, operands, strict=True):
             leaves[n] = operand
@@ -128,7 +139,10 @@ class _Calling:
             if not is_uneven(operand) and _on_mesh(layout)
         ]
         with telling(told):
-            return self.verb(*args, **kwargs)
+            made = any_mesh(self.verb)(*args, **kwargs)
+            if results is not None:
+                results[:] = map(_layout, jax.tree.leaves(made, is_leaf=is_uneven))
+            return made
 
     def _entered(self, arrays: Sequence[Any]) -> list[Any]:
         return [
@@ -159,6 +173,17 @@ class _Calling:
         return run
 
 
+def _typed_mesh(leaf: Any) -> Mesh | None:
+    mesh = leaf.mesh if isinstance(leaf, NamedSharding) else leaf
+    return mesh if isinstance(mesh, Mesh) and is_typed(mesh) else None
+
+
+def _under_auto(leaf: Any) -> Any:
+    if isinstance(leaf, NamedSharding):
+        return on_mesh(leaf, auto(leaf.mesh))
+    return auto(leaf) if isinstance(leaf, Mesh) else leaf
+
+
 def _packed(array: Any, layout: Layout) -> Any:
     return pack(array, layout.mesh, layout.sharding, _valid(layout)) if layout.uneven else array
 
@@ -187,15 +212,10 @@ def _on_mesh(layout: Layout) -> bool:
     return layout.mesh is not None and layout.mesh.size > 1
 
 
-def _layout(result: Any) -> BlockLayout | None:
-    return BlockLayout.of(result) if is_uneven(result) and result.layout else None
-
-
-def _marked(tensor: Any, layout: BlockLayout | None) -> Any:
-    if layout is None:
-        return tensor
-    marks.lies(tensor, layout)
-    return tensor
+def _layout(result: Any) -> Any:
+    if is_uneven(result):
+        return BlockLayout.of(result) if result.layout else None
+    return known_sharding_of(result)
 
 
 def _is_data(leaf: Any) -> bool:

@@ -17,9 +17,11 @@ from isoshard.core.checkpoints.manifest import Sum
 from isoshard.core.checkpoints.source import Entry, Part, Source, Wanted
 from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import CopyError, ShardingError
-from isoshard.core.exchange import check_shareable, host_to_jax, lay_out
+from isoshard.core.exchange import host_to_jax, lay_out
 from isoshard.core.frameworks import Framework, register
+from isoshard.core.host import check_host
 from isoshard.core.local import from_local
+from isoshard.core.memory_kinds import in_kind, kind_of
 from isoshard.core.place import sharding_of
 from isoshard.core.plan import Plan
 from isoshard.core.shards import Shard
@@ -99,7 +101,7 @@ class Torch(Framework):
             return
         sharding = _sharding(x, mesh, spec, name)
         if not isinstance(x, XLAShardedTensor) and x.device.type == "cpu":
-            check_shareable(to_numpy(x.detach()), sharding, copy=copy, name=name or "tensor")
+            check_host(to_numpy(x.detach()), sharding, copy=copy, name=name or "tensor")
 
     def _place(
         self, x: torch.Tensor, layout: layouts.Layout, copy: bool | None, name: str
@@ -153,6 +155,8 @@ class Torch(Framework):
             return resharding.reshard(x, spec, mesh)
         if mesh is None:
             mesh = _mesh_of(x)
+        if isinstance(x, XLAShardedTensor) and not isinstance(spec, NamedSharding | Plan):
+            spec = in_kind(spec, mesh, x.dim(), kind_of(x.named_sharding), "tensor")
         if isinstance(x, XLAShardedTensor) and isinstance(base.read(x).array, UnevenArray):
             blocks = BlockLayout.of(placement.held(base.read(x)))
             return self._place(x, blocks.resharded(spec, mesh), None, "tensor")
@@ -205,6 +209,14 @@ class Torch(Framework):
             value = base.read(x)
             return users_sharding(value, sharding_of(placement.held(value)))
         return x.named_sharding
+
+    def typeof(self, x: Any) -> Any:
+        """The type of a tensor's array."""
+        if not isinstance(x, torch.Tensor):
+            self._lacks("typeof", x)
+        layout = self.sharding_of(x)
+        struct = jax.ShapeDtypeStruct(tuple(x.shape), physical_dtype(x.dtype), sharding=layout)
+        return jax.typeof(struct)
 
     def call(self, verb: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `domain.call`."""
@@ -358,7 +370,7 @@ class Torch(Framework):
 def _sharding(x: torch.Tensor, mesh: Mesh, spec: Any, name: str | None) -> NamedSharding:
     shape = tuple(x.shape)
     if isinstance(spec, Plan):
-        spec = spec.spec_for(name or "", shape, mesh)
+        spec = spec.resolve({name or "": shape}, mesh).leaves[0].sharding
     return named_sharding(spec, mesh, x.dim(), shape=shape, name=name or "tensor")
 
 

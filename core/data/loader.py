@@ -76,8 +76,9 @@ def loader(
             array of booleans: True for the rows that are no padding.
         local: whether each process gives only its own part of every batch, as for `from_local`.
             Otherwise each gives all of it, and places what its devices hold.
-        framework: whose arrays the batches have: "jax", or "torch" for tensors on the device
-            `jax`.
+        framework: whose arrays the batches have: "jax", where floats of 64 bits are rounded to 32
+            while `jax_enable_x64` is off, as `jnp.asarray` rounds them; or "torch" for tensors on
+            the device `jax`, where they are refused then.
         copy: True copies, so the source may reuse its memory. None may share memory with the
             source on CPU devices; False shares or raises.
         name: of a batch, for messages.
@@ -119,6 +120,7 @@ def loader(
     if isinstance(spec, Plan) and any(factor.inputs is not UNSAID for factor in spec.factors):
         spec = spec.for_inputs()
     options = {"last": last, "mask": mask, "local": local, "copy": copy, "name": name}
+    options["exact"] = framework != "jax"
     return Loader(iterable, as_mesh(mesh), spec, prefetch, framework, options)
 
 

@@ -23,6 +23,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from isoshard.core import metrics
+from isoshard.core.array_like import from_literal, is_literal
+from isoshard.core.device_dtypes import device_dtype
 from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.frameworks import Framework, framework_of
 from isoshard.core.leaves import Leaf, assign, named_arrays
@@ -82,6 +84,7 @@ class Placer:
         mask: the key of the mask of padded rows.
         local: whether this process gives only its part of a batch.
         copy: as for `shard`.
+        exact: whether floats of 64 bits are refused where JAX has none, rather than rounded.
         name: of a batch, for messages.
         where: the line of user code to note transfers for.
 
@@ -98,6 +101,7 @@ class Placer:
         mask: str | None = None,
         local: bool = False,
         copy: bool | None = True,
+        exact: bool = False,
         name: str = "batch",
         where: str = "unknown",
     ):
@@ -109,6 +113,7 @@ class Placer:
         self._mask = mask
         self._local = local
         self._copy = copy
+        self._exact = exact
         self._name = name
         self._where = where
         owners = sorted({device.process_index for device in mesh.devices.flat})
@@ -216,6 +221,8 @@ class Placer:
         return arrays
 
     def _one(self, leaf: Leaf) -> jax.Array:
+        if self._exact and isinstance(leaf.value, np.ndarray):
+            device_dtype(leaf.value.dtype, leaf.name)
         if not self._local:
             return leaf.place(self._mesh, self._copy)
         rank = np.ndim(leaf.value)
@@ -233,6 +240,7 @@ def _next(batches: Iterator[Any]) -> Any:
 
 def _in_memory(batch: Any, name: str) -> Any:
     """The batch with NumPy and JAX arrays for leaves."""
+    batch = from_literal(batch) if is_literal(batch) else batch
     wrong = []
 
     def one(path: Any, leaf: Any) -> Any:

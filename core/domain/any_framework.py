@@ -21,6 +21,8 @@ import numpy as np
 
 from isoshard.core.frameworks import framework_of
 
+from .any_mesh import any_mesh
+
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
 
@@ -28,7 +30,7 @@ _OURS = (jax.Array, np.ndarray, np.generic, int, float, complex, str, bool)
 
 
 def any_framework(verb: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Let a verb take arrays of other frameworks.
+    """Let a verb take arrays of other frameworks, and those on meshes of every axis type.
 
     Args:
         verb: of `jax.Array`s and `UnevenArray`s.
@@ -38,12 +40,14 @@ def any_framework(verb: Callable[Given, Made]) -> Callable[Given, Made]:
         gradients flow as the framework's do.
     """
 
+    of_arrays = any_mesh(verb)
+
     @functools.wraps(verb)
     def called(*args: Given.args, **kwargs: Given.kwargs) -> Made:
         for leaf in jax.tree.leaves((args, kwargs)):
             framework = None if isinstance(leaf, _OURS) else framework_of(leaf)
             if framework is not None:
                 return framework.call(verb, args, kwargs)
-        return verb(*args, **kwargs)
+        return of_arrays(*args, **kwargs)
 
     return called

@@ -117,7 +117,7 @@ def conv(
         mode: what the imagined rows hold, one of `windows.MODES`.
         method: "auto" takes the compiler's halos where shards are alike before and after, the
             stride is 1 and padding is zero; "xla" insists on them, "windows" on explicit exchange.
-        mesh: with `spec`, how `x` lies; needed inside `jax.jit`.
+        mesh: with `spec`, how `x` lies; needed inside `jax.jit`, on Auto axes.
         spec: any spelling of a spec.
 
     Returns:
@@ -150,7 +150,7 @@ def conv(
         )
     )
     local = ConvWindow(strides, dilations, groups)
-    operator = Operator("conv", reaches, local, mode, method=method, free=(1,))
+    operator = Operator("conv", reaches, local, mode, method=method, free=(1,), made=0)
     return apply_here(operator, x, mesh, spec, kernel)
 
 

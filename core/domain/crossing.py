@@ -21,8 +21,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from ..axis_types import auto
 from ..errors import ShardingError
-from ..mesh import as_mesh, mesh_of
 from ..spec import axis_names
 from ..uneven import Sizes, UnevenArray, is_uneven
 from .hints import hints_of, layout_told
@@ -65,7 +65,7 @@ def splits_over(sizes: Sizes, padded: Sequence[int], layout: NamedSharding | Non
         One `Split` per axis, None for those that are not padded.
     """
     entries = () if layout is None else tuple(layout.spec)
-    mesh = None if layout is None else as_mesh(mesh_of(layout))
+    mesh = None if layout is None else auto(layout.mesh)
     splits: list[Split | None] = []
     for axis, size in enumerate(sizes):
         if size is None:

@@ -27,14 +27,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from isoshard.core.bounded import PROGRAMS
+from isoshard.core.entries import entries_of
 from isoshard.core.uneven import UnevenArray
 
 from .any_framework import any_framework
 from .arguments import Faults, is_whole
 from .fourier import transform
 from .lifting import lift
+from .shardings import lies, sharding_of
 
 _NORMS = ("backward", "ortho", "forward")
 
@@ -143,7 +147,16 @@ def _run(kind: str, x: Any, axes: Any, norm: str, length: int | None = None) -> 
     axes, length = _checked(kind, x, axes, norm, length)
     if isinstance(x, UnevenArray):
         return _lifted(kind, axes, norm, length)(x)
-    return _transformed(kind, axes, norm, length, x)
+    return lies(_transformed(kind, axes, norm, length, x), _result_layout(kind, axes[-1], x))
+
+
+def _result_layout(kind: str, last: int, x: Any) -> NamedSharding | None:
+    """As the operand lies; of half a spectrum, and of what it is of, every device has all."""
+    told = sharding_of(x)
+    if kind in ("fft", "ifft") or not isinstance(told, NamedSharding):
+        return told
+    entries = [None if at == last else entry for at, entry in enumerate(entries_of(told.spec))]
+    return NamedSharding(told.mesh, P(*entries))
 
 
 @functools.lru_cache(maxsize=PROGRAMS)

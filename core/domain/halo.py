@@ -41,6 +41,7 @@ from isoshard.core.uneven import UnevenArray
 
 from .arguments import Faults, is_whole
 from .layouts import Layout, layout_of
+from .shardings import lies
 from .windows import MODES, Axes, Plan, plan_windows, read_window
 
 Width = int | tuple[int, int]
@@ -64,7 +65,7 @@ def halo_exchange(
         axis: the axis; negative numbers count from the end.
         mode: what stands before the first row and after the last: "zero", "wrap", "edge",
             "reflect" or "symmetric" (the last two as in `np.pad`).
-        mesh: with `spec`, how `x` lies; needed inside `jax.jit`.
+        mesh: with `spec`, how `x` lies; needed inside `jax.jit`, on Auto axes.
         spec: any spelling of a spec.
 
     Returns:
@@ -100,6 +101,7 @@ def halo_exchange(
         )
     _check_rows(layout.sizes[axis], mode)
     array = _exchange(layout, axis, before, after, mode, x.array if layout.uneven else x)
+    array = lies(array, layout.sharding)
     if not layout.uneven:
         return array
     shape = list(layout.shape)

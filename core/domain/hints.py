@@ -23,7 +23,7 @@ from typing import Any
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ..mesh import as_mesh, mesh_of
+from ..axis_types import auto
 from ..spec import axis_names
 from .splits import Split
 
@@ -65,7 +65,7 @@ def hints_of(layout: Any, rank: int) -> Hints:
     """
     if not isinstance(layout, NamedSharding):
         return (None,) * rank
-    mesh = as_mesh(mesh_of(layout))
+    mesh = auto(layout.mesh)
     entries = (*layout.spec, *[None] * (rank - len(layout.spec)))
     return tuple(Even(names, mesh) if (names := axis_names(entry)) else None for entry in entries)
 

@@ -14,7 +14,9 @@ from typing import Any
 import jax
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.sharding import NamedSharding
 
+from ..axis_types import is_typed, under_auto
 from .splits import Split
 from .values import Value, as_value
 
@@ -55,11 +57,23 @@ def bind(eqn: JaxprEqn, arrays: Sequence[Any], **changed: Any) -> list[Any]:
     Returns:
         The results, one or many.
     """
-    made = eqn.primitive.get_bind_params({**eqn.params, **changed})
+    made = eqn.primitive.get_bind_params({**_under_auto(eqn.params), **changed})
     functions, parameters = made if isinstance(made, tuple) else ((), made)  # JAX before 0.10
     with eqn.ctx.manager:
         found = eqn.primitive.bind(*functions, *arrays, **parameters)
     return list(found) if eqn.primitive.multiple_results else [found]
+
+
+def _under_auto(params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters without the layouts of types: values here have none."""
+    return {
+        name: None if name in ("sharding", "out_sharding") and _is_typed(value) else value
+        for name, value in params.items()
+    }
+
+
+def _is_typed(sharding: Any) -> bool:
+    return isinstance(sharding, NamedSharding) and is_typed(sharding.mesh)
 
 
 def run_whole(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value]:
@@ -117,23 +131,32 @@ def interpret(jaxpr: Jaxpr, consts: Sequence[Any], values: Sequence[Value]) -> l
     for eqn in jaxpr.eqns:
         operands = [read(atom) for atom in eqn.invars]
         named = RULES.get(eqn.primitive.name, run_whole)
-        touched = any(value.uneven or value.cut_from for value in operands) or _asks(eqn)
+        touched = any(map(_told_of, operands)) or _asks(eqn)
         found = named(eqn, operands) if touched else _plain(eqn, operands)
         known.update(zip(eqn.outvars, found, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def _told_of(value: Value) -> bool:
+    """Whether anything is known of how a value lies."""
+    return value.uneven or bool(value.cut_from) or any(value.hints)
 
 
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat2", "remat", "checkpoint"})
 
 
 def _asks(eqn: JaxprEqn) -> bool:
-    """Whether an equation, or one inside the call that it is, has a rule for whole operands."""
+    """Whether an equation, or one inside the call that it is, has a rule for whole operands.
+
+    So has a call of arrays on Explicit axes, which are under Auto axes here.
+    """
     if eqn.primitive.name in _ALWAYS:
         return True
-    if not _ALWAYS or eqn.primitive.name not in _CALLS:
+    if eqn.primitive.name not in _CALLS:
         return False
     inside: Any = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
-    return any(map(_asks, inside.eqns))
+    typed = any(_is_typed(getattr(atom.aval, "sharding", None)) for atom in eqn.invars)
+    return typed or any(map(_asks, inside.eqns))
 
 
 def interpret_closed(closed: ClosedJaxpr, values: Sequence[Value]) -> list[Value]:
@@ -149,6 +172,7 @@ def _plain(eqn: JaxprEqn, operands: Sequence[Value]) -> list[Value]:
 
 
 def _constant(const: Any) -> Value:
+    const = under_auto(const) if isinstance(const, jax.Array) else const
     return as_value(const, fixed=not isinstance(const, Tracer))
 
 

@@ -26,13 +26,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from ..arrays import lay_out
+from ..axis_types import auto, constrain, is_typed, on_mesh
 from ..errors import ShardingError
 from ..mesh import as_mesh, mesh_of
 from ..spec import named_sharding, same_layout
@@ -217,18 +217,19 @@ def lay_in_blocks(x: Any, layout: Layout) -> Any:
         ShardingError: the layout is of another shape.
     """
     if not isinstance(layout, BlockLayout):
-        return jax.lax.with_sharding_constraint(x, layout)
+        return constrain(x, layout)
     if x.shape != layout.shape:
         raise ShardingError(
             f"a value of shape {x.shape} cannot lie in the blocks of shape {layout.shape}, sizes "
             f"{layout.sizes}; give the layout of an array of its shape"
         )
-    return _lay_p.bind(x, layout=layout)
+    sharding = on_mesh(layout.sharding, auto(layout.sharding.mesh))
+    return _lay_p.bind(x, layout=layout.on(sharding))
 
 
 _lay_p = Primitive("lay_in_blocks")
 _lay_p.def_impl(lambda x, *, layout: x)
-_lay_p.def_abstract_eval(lambda x, *, layout: ShapedArray(x.shape, x.dtype))
+_lay_p.def_abstract_eval(lambda x, *, layout: x.update(weak_type=False))
 mlir.register_lowering(_lay_p, lambda ctx, x, *, layout: [x])
 ad.deflinear2(_lay_p, lambda cotangent, x, *, layout: [_lay_p.bind(cotangent, layout=layout)])
 batching.defvectorized(_lay_p)
@@ -259,3 +260,17 @@ def constrained(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     told = hints_of(sharding, len(value.splits))
     hints = [value.hints[axis] if axis in free else hint for axis, hint in enumerate(told)]
     return [dataclasses.replace(value, array=array, hints=tuple(hints))]
+
+
+@rule("reshard", always=True)
+def resharded(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
+    """As a constraint of every axis; to Auto axes it changes a type alone, and values have none."""
+    (value,) = values
+    sharding = eqn.params["dst_sharding"]
+    if not is_typed(sharding.mesh):
+        return values
+    sharding = on_mesh(sharding, auto(sharding.mesh))
+    value = value.whole()
+    array = jax.lax.with_sharding_constraint(value.array, sharding)
+    hints = hints_of(sharding, len(value.splits))
+    return [dataclasses.replace(value, array=array, hints=hints)]

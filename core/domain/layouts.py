@@ -29,7 +29,7 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.entries import entries_of
 from isoshard.core.errors import ShardingError, UnevenError
-from isoshard.core.mesh import as_mesh, mesh_of
+from isoshard.core.mesh import as_mesh
 from isoshard.core.spec import axis_names, named_sharding
 from isoshard.core.uneven import UnevenArray, padded_of
 
@@ -142,7 +142,7 @@ def layout_of(
             "first: iso.shard(x, mesh, spec)"
         )
     sharding = _sharding(x, mesh, spec, verb)
-    grid = mesh_of(sharding)
+    grid: Any = sharding.mesh
     entries = entries_of(sharding.spec)
     names = tuple(map(axis_names, entries))
     names += ((),) * (array.ndim - len(names))
@@ -180,9 +180,9 @@ def whole_layout(shape: Sequence[int]) -> Layout:
 
 def _sharding(x: Any, mesh: Mesh | None, spec: Any, verb: str) -> NamedSharding:
     if isinstance(spec, NamedSharding) and mesh is None:
-        mesh = mesh_of(spec)
+        mesh = spec.mesh
     if spec is not None and mesh is not None:
-        return named_sharding(spec, as_mesh(mesh), x.ndim, name=verb)
+        return named_sharding(spec, as_mesh(mesh, abstract=True), x.ndim, name=verb)
     if mesh is not None or spec is not None:
         raise ShardingError(f"{verb}: mesh and spec are given together, or neither")
     told = sharding_of(x)
@@ -191,7 +191,6 @@ def _sharding(x: Any, mesh: Mesh | None, spec: Any, verb: str) -> NamedSharding:
             f"{verb}: inside jax.jit a value does not tell how it lies; say it: mesh=.., spec=.."
         )
     if isinstance(told, NamedSharding):
-        as_mesh(mesh_of(told))
         return told
     raise ShardingError(
         f"{verb}: an array of shape {x.shape} lies on one device; lay it out with "

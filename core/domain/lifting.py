@@ -36,18 +36,22 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from isoshard.core.exact import exact
 
 from ..errors import ShardingError
-from ..mesh import describe_mesh, mesh_of
+from ..mesh import describe_mesh
 from ..spec import named_sharding
 from ..uneven import UnevenArray, is_uneven
 from . import rules as rules
+from .any_mesh import any_mesh
 from .crossing import frame_of
-from .hints import layout_told
+from .hints import hints_of, layout_told
 from .interpreting import interpret_closed, trace
+from .shardings import WithLayout, inside, said, sharding_of
 from .values import Frame, Value, as_value
 
 
@@ -99,6 +103,7 @@ def lift(function: Callable[..., Any]) -> Callable[..., Any]:
 
     compiled = jax.jit(run, static_argnums=0)
 
+    @any_mesh
     @functools.wraps(function)
     def lifted(*args: Any, **kwargs: Any) -> Any:
         leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_uneven)
@@ -109,7 +114,7 @@ def lift(function: Callable[..., Any]) -> Callable[..., Any]:
             for leaf, frame in zip(leaves, frames, strict=True)
             if not isinstance(frame, _Static)
         ]
-        return compiled((structure, frames), arrays)
+        return said(compiled((structure, frames), arrays))
 
     return lifted
 
@@ -118,6 +123,8 @@ def _frame(leaf: Any) -> Any:
     """What is static about an argument; None for a whole array."""
     if is_uneven(leaf):
         return frame_of(leaf)
+    if isinstance(leaf, Tracer) and inside() and (told := sharding_of(leaf)) is not None:
+        return Frame((None,) * leaf.ndim, hints_of(told, leaf.ndim))
     if isinstance(leaf, jax.Array | np.ndarray | np.generic | float | complex):
         return None
     try:
@@ -140,7 +147,7 @@ def _enter(x: Any, frame: Frame | None) -> Value:
 
 def _leave(value: Value) -> Any:
     if not value.uneven:
-        return value.array
+        return WithLayout(value.array, layout_told(value.splits, value.hints, P.UNCONSTRAINED))
     value = value.with_zeros().placed()
     sizes = [None if split is None else split.sizes for split in value.splits]
     return UnevenArray(value.array, value.shape, sizes, _layout(value))
@@ -151,7 +158,7 @@ def _layout(value: Value) -> NamedSharding | None:
     told = layout_told(value.splits, value.hints, None)
     if told is None:
         return None
-    return named_sharding(told.spec, mesh_of(told), len(value.splits))
+    return named_sharding(told.spec, told.mesh, len(value.splits))
 
 
 def _shape(value: Value) -> jax.ShapeDtypeStruct:
@@ -164,7 +171,7 @@ def _check_meshes(leaves: Sequence[Any]) -> None:
     for leaf in leaves:
         if is_uneven(leaf) and leaf.sharding is not None:
             if isinstance(leaf.sharding, NamedSharding):
-                meshes[mesh_of(leaf.sharding)] = None
+                meshes[leaf.sharding.mesh] = None
     if len(meshes) > 1:
         told = "; ".join(describe_mesh(mesh) for mesh in meshes)
         raise ShardingError(

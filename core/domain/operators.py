@@ -20,13 +20,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.axis_types import same_grid
+from isoshard.core.entries import axis_names, entries_of
 from isoshard.core.errors import ShardingError
 from isoshard.core.uneven import UnevenArray
 
 from .in_blocks import in_blocks
 from .layouts import Layout, layout_of, lifted, whole_layout
+from .shardings import lies, sharding_of
 from .windows import plan_windows, read_window, reflected
 
 METHODS = ("auto", "windows", "xla")
@@ -91,6 +95,7 @@ class Operator:
         fill: the value, for mode "zero".
         method: one of `METHODS`.
         free: axes whose layout is not that of the input (channels).
+        made: which axis of the first operand the one free axis of outputs is; None for none.
     """
 
     verb: str
@@ -100,6 +105,7 @@ class Operator:
     fill: float = 0
     method: str = "auto"
     free: tuple[int, ...] = ()
+    made: int | None = None
 
 
 def apply(operator: Operator, x: Any, layout: Layout, *operands: Any) -> Any:
@@ -120,6 +126,7 @@ def apply(operator: Operator, x: Any, layout: Layout, *operands: Any) -> Any:
     """
     sizes = _check(operator, layout)
     array = _run(operator, layout, x.array if layout.uneven else x, *operands)
+    array = lies(array, _told(operator, layout, operands))
     shape = list(array.shape)
     valid: list[tuple[int, ...] | None] = list(x.sizes) if layout.uneven else [None] * len(shape)
     for (axis, _), size in zip(operator.reaches, sizes, strict=True):
@@ -257,7 +264,24 @@ def _run(operator: Operator, layout: Layout, array: Any, *operands: Any) -> Any:
         out = _here(operator, layout, array, *operands)
     for axis in others:
         out = _masked(out, layout, axis)
-    return lax.with_sharding_constraint(out, layout.sharding_but(operator.free, read))
+    return lax.with_sharding_constraint(out, _result_layout(operator, layout))
+
+
+def _told(operator: Operator, layout: Layout, operands: tuple[Any, ...]) -> NamedSharding:
+    """The layout of the result; what an operand makes of it lies as it does there."""
+    told = _result_layout(operator, layout)
+    own = None if operator.made is None else sharding_of(operands[0])
+    if not isinstance(own, NamedSharding) or not same_grid(own.mesh, told.mesh):
+        return told
+    entries, (axis,) = [*entries_of(told.spec)], operator.free
+    made = axis_names((*entries_of(own.spec), *[None] * operands[0].ndim)[operator.made])
+    if made and not {*made} & {name for names in layout.names for name in names}:
+        entries[axis] = made
+    return NamedSharding(told.mesh, P(*entries))
+
+
+def _result_layout(operator: Operator, layout: Layout) -> NamedSharding:
+    return layout.sharding_but(operator.free, tuple(axis for axis, _ in operator.reaches))
 
 
 def _here(operator: Operator, layout: Layout, array: Any, *operands: Any) -> Any:

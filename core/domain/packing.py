@@ -32,18 +32,22 @@ from jax.sharding import PartitionSpec as P
 
 from .. import metrics
 from ..arrays import lay_out
+from ..entries import entries_of
 from ..errors import ShardingError, no_sharing
 from ..host import host_to_jax
 from ..mesh import as_mesh, mesh_of
 from ..spec import axis_names, named_sharding, same_layout
 from ..uneven import Sizes, UnevenArray
+from .any_mesh import any_mesh
 from .crossing import splits_of
 from .moving import movable, move_axis
+from .shardings import lies
 from .sizes import SizesLike, plan_splits
 from .splits import pack_axis, unpack_axis
 from .values import Splits
 
 
+@any_mesh
 def pack(
     x: Any,
     mesh: Mesh,
@@ -81,7 +85,7 @@ def pack(
             ...
         isoshard.core.errors.UnevenError: rows: sizes do not fit shape (5,) by P('x',): axis 0 is given 3 sizes for its 4 blocks; axis 0 is given 6 elements, and has 5. Give one size per block, which together make the axis, as torch.chunk: (2, 2, 1, 0).
     """  # noqa: E501
-    mesh = as_mesh(mesh)
+    mesh = as_mesh(mesh, abstract=True)
     shape = tuple(x.shape)
     sharding = named_sharding(spec, mesh, len(shape), name=name)
     splits = plan_splits(shape, sharding, sizes, name=name)
@@ -93,6 +97,7 @@ def pack(
     return UnevenArray(packed(x, splits, sharding, name), shape, _sizes(splits), sharding)
 
 
+@any_mesh
 def unpack(u: UnevenArray) -> jax.Array:
     """Take the array of the true shape out of its blocks.
 
@@ -108,9 +113,12 @@ def unpack(u: UnevenArray) -> jax.Array:
         [0, 2, 3]
     """
     splits = splits_of(u)
-    return _unpacked(u.array, splits) if isinstance(u.array, Tracer) else _unpack(u.array, splits)
+    if not isinstance(u.array, Tracer):
+        return _unpack(u.array, splits)
+    return lies(_unpacked(u.array, splits), _but_whole(u.layout, splits))
 
 
+@any_mesh
 def repack(u: UnevenArray, sizes: SizesLike = None) -> Any:
     """Move elements between blocks so that these have other sizes, on the same devices.
 
@@ -131,6 +139,7 @@ def repack(u: UnevenArray, sizes: SizesLike = None) -> Any:
     return relaid(u, layout, plan_splits(u.shape, layout, sizes))
 
 
+@any_mesh
 def reshard_uneven(u: UnevenArray, spec: Any, mesh: Mesh | None = None) -> Any:
     """Lay an array out anew; sizes stay where as many blocks are asked for.
 
@@ -146,7 +155,7 @@ def reshard_uneven(u: UnevenArray, spec: Any, mesh: Mesh | None = None) -> Any:
         SpecError: the spec does not fit.
         ShardingError: the array lies on no mesh, and none is given.
     """
-    mesh = mesh_of(_layout_of(u)) if mesh is None else as_mesh(mesh)
+    mesh = _layout_of(u).mesh if mesh is None else as_mesh(mesh, abstract=True)
     sharding = named_sharding(spec, mesh, u.ndim)
     return relaid(u, sharding, plan_splits(u.shape, sharding, kept_sizes(u.sizes, sharding)))
 
@@ -161,7 +170,7 @@ def kept_sizes(sizes: Sizes, sharding: NamedSharding) -> dict[int, tuple[int, ..
     Returns:
         Sizes by axis.
     """
-    shape = mesh_of(sharding).shape
+    shape = sharding.mesh.shape
     counts = [math.prod(shape[axis] for axis in axis_names(entry)) for entry in sharding.spec]
     return {
         axis: size
@@ -170,6 +179,7 @@ def kept_sizes(sizes: Sizes, sharding: NamedSharding) -> dict[int, tuple[int, ..
     }
 
 
+@any_mesh
 def gather(u: UnevenArray, layout: NamedSharding) -> jax.Array:
     """The whole array on every device; counted as "gathers" in `metrics`.
 
@@ -185,6 +195,7 @@ def gather(u: UnevenArray, layout: NamedSharding) -> jax.Array:
     return _converter(splits_of(u), whole, NamedSharding(layout.mesh, P()))(u.array)
 
 
+@any_mesh
 def relaid(u: UnevenArray, sharding: NamedSharding, splits: Splits) -> Any:
     """Lay an array in blocks out anew.
 
@@ -199,6 +210,7 @@ def relaid(u: UnevenArray, sharding: NamedSharding, splits: Splits) -> Any:
     before = splits_of(u)
     if isinstance(u.array, Tracer):
         array = jax.lax.with_sharding_constraint(_converted(u.array, before, splits), sharding)
+        array = lies(array, sharding)
     elif before == splits and same_layout(u.array.sharding, sharding, u.ndim):
         array = u.array
     elif list(_devices(u.array.sharding)) == list(_devices(sharding)):
@@ -213,6 +225,7 @@ def relaid(u: UnevenArray, sharding: NamedSharding, splits: Splits) -> Any:
     return UnevenArray(array, u.shape, _sizes(splits), sharding)
 
 
+@any_mesh
 def packed(x: Any, splits: Splits, sharding: NamedSharding, name: str) -> Any:
     """The padded array of a whole one.
 
@@ -227,7 +240,8 @@ def packed(x: Any, splits: Splits, sharding: NamedSharding, name: str) -> Any:
     """
     none: Splits = (None,) * len(splits)
     if isinstance(x, Tracer):
-        return jax.lax.with_sharding_constraint(_converted(x, none, splits), sharding)
+        array = jax.lax.with_sharding_constraint(_converted(x, none, splits), sharding)
+        return lies(array, sharding)
     if isinstance(x, np.ndarray):
         for axis, split in enumerate(splits):
             if split is not None:
@@ -269,6 +283,15 @@ def _unpacked(x: jax.Array, splits: Splits) -> jax.Array:
 
 
 _unpack = jax.jit(_unpacked, static_argnums=1)
+
+
+def _but_whole(layout: NamedSharding | None, splits: Splits) -> NamedSharding | None:
+    """The layout of an array in blocks once these are taken apart."""
+    if not isinstance(layout, NamedSharding):
+        return None
+    entries = [*entries_of(layout.spec), *[None] * len(splits)]
+    pairs = zip(entries, splits, strict=False)
+    return NamedSharding(layout.mesh, P(*(e if split is None else None for e, split in pairs)))
 
 
 def _sizes(splits: Splits) -> list[tuple[int, ...] | None]:

@@ -91,7 +91,7 @@ def pad(
         mode: what the new rows hold: "zero" (which is `value`), "wrap", "edge", "reflect" or
             "symmetric", as in `np.pad`.
         value: for mode "zero".
-        mesh: with `spec`, how `x` lies; needed inside `jax.jit`.
+        mesh: with `spec`, how `x` lies; needed inside `jax.jit`, on Auto axes.
         spec: any spelling of a spec.
 
     Returns:
@@ -131,7 +131,7 @@ def roll(x: Any, shift: int, axis: int, *, mesh: Any = None, spec: Any = None) -
         x: a jax.Array or UnevenArray.
         shift: by how many rows; may be negative.
         axis: along which axis.
-        mesh: with `spec`, how `x` lies; needed inside `jax.jit`.
+        mesh: with `spec`, how `x` lies; needed inside `jax.jit`, on Auto axes.
         spec: any spelling of a spec.
 
     Returns:

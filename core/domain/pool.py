@@ -145,7 +145,7 @@ def max_pool(
         dilation: rows from one tap to the next.
         ceil_mode: whether a last window that is not whole counts.
         method: as for `conv`.
-        mesh: with `spec`, how `x` lies; needed inside `jax.jit`.
+        mesh: with `spec`, how `x` lies; needed inside `jax.jit`, on Auto axes.
         spec: any spelling of a spec.
 
     Returns:
@@ -187,7 +187,7 @@ def avg_pool(
         count_include_pad: whether the imagined rows count in the mean.
         divisor_override: what to divide by instead of the number of elements.
         method: as for `conv`.
-        mesh: with `spec`, how `x` lies; needed inside `jax.jit`.
+        mesh: with `spec`, how `x` lies; needed inside `jax.jit`, on Auto axes.
         spec: any spelling of a spec.
 
     Returns:

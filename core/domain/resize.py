@@ -189,7 +189,7 @@ def interpolate(
         mode: "nearest", "nearest-exact", "linear", "cubic", or "area".
         align_corners: whether the first and last output are the first and last row, and not the
             outer borders the same; for "linear" and "cubic".
-        mesh: with `spec`, how `x` lies; needed inside `jax.jit`.
+        mesh: with `spec`, how `x` lies; needed inside `jax.jit`, on Auto axes.
         spec: any spelling of a spec.
 
     Returns:

@@ -32,6 +32,7 @@ from isoshard.core.uneven import UnevenArray
 from .arguments import Faults, is_whole
 from .in_blocks import in_blocks
 from .layouts import Layout, layout_of, lifted
+from .shardings import lies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +77,7 @@ def cumsum(x: Any, axis: int, *, reverse: bool = False, mesh: Any = None, spec: 
         x: a jax.Array or UnevenArray of numbers.
         axis: along which axis.
         reverse: sum from the last row instead of the first.
-        mesh: with `spec`, how `x` lies; needed inside `jax.jit`, not inside `lift`.
+        mesh: with `spec`, how `x` lies; needed inside `jax.jit`, on Auto axes, not inside `lift`.
         spec: any spelling of a spec.
 
     Returns:
@@ -131,6 +132,7 @@ def run_along(kind: Running, x: Any, axis: int, reverse: bool, mesh: Any, spec: 
         return in_blocks(lambda x: kind.along(x, axis % ndim, reverse), rule)(x)
     layout = layout_of(x, mesh, spec, verb=kind.verb)
     out = _run(kind, layout, axis % ndim, reverse, x.array if layout.uneven else x)
+    out = lies(out, layout.sharding)
     return layout.wrap(out, x.shape, x.sizes) if isinstance(x, UnevenArray) else out
 
 

@@ -21,11 +21,16 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import jax
 from jax.core import Tracer
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from isoshard.core.entries import entries_of
 from isoshard.core.uneven import UnevenArray, padded_of
 
 
@@ -43,15 +48,21 @@ def sharding_of(value: Any) -> Any:
         return array.sharding
     if isinstance(value, UnevenArray) and value.layout is not None:
         return value.layout
-    for known, sharding in _TOLD.get():
+    for known, sharding in _TOLD.get() or ():
         if known is array:
             return sharding
-    array = array.to_concrete_value()
-    return None if array is None else array.sharding
+    return getattr(array.to_concrete_value(), "sharding", None)  # NumPy's have none
 
 
-_TOLD: contextvars.ContextVar[tuple[tuple[Any, Any], ...]] = contextvars.ContextVar(
-    "told", default=()
+def known_sharding_of(value: Any) -> Any:
+    """As `sharding_of`; None also where it is open along an axis."""
+    found = sharding_of(value)
+    is_open = isinstance(found, NamedSharding) and P.UNCONSTRAINED in entries_of(found.spec)
+    return None if is_open else found
+
+
+_TOLD: contextvars.ContextVar[tuple[tuple[Any, Any], ...] | None] = contextvars.ContextVar(
+    "told", default=None
 )
 
 
@@ -62,11 +73,55 @@ def telling(layouts: Iterable[tuple[Any, Any]]) -> Iterator[None]:
     Args:
         layouts: pairs of a value and its sharding.
     """
-    token = _TOLD.set((*_TOLD.get(), *layouts))
+    token = _TOLD.set((*(_TOLD.get() or ()), *layouts))
     try:
         yield
     finally:
         _TOLD.reset(token)
+
+
+def inside() -> bool:
+    """Whether a verb is being computed, on arrays of which `telling` says how they lie."""
+    return _TOLD.get() is not None
+
+
+def lies(array: Any, sharding: Any) -> Any:
+    """Say of one more value how it lies, inside `telling`; elsewhere nobody asks.
+
+    Args:
+        array: traced or not.
+        sharding: its layout; may be open (P.UNCONSTRAINED) along some axes. None tells nothing.
+
+    Returns:
+        The array.
+    """
+    told = _TOLD.get()
+    if told is not None and sharding is not None and isinstance(array, Tracer):
+        _TOLD.set((*told, (array, sharding)))
+    return array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WithLayout:
+    """An array that leaves a program together with what is known of how it lies.
+
+    Attributes:
+        array: the array.
+        layout: as for `lies`.
+    """
+
+    array: Any
+    layout: Any = dataclasses.field(metadata={"static": True})
+
+
+def said(results: Any) -> Any:
+    """The arrays of a tree, after `lies` of each that comes with a layout."""
+
+    def one(leaf: Any) -> Any:
+        return lies(leaf.array, leaf.layout) if isinstance(leaf, WithLayout) else leaf
+
+    return jax.tree.map(one, results, is_leaf=lambda leaf: isinstance(leaf, WithLayout))
 
 
 def block_sizes(

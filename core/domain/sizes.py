@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from jax.sharding import NamedSharding
 
+from ..axis_types import auto
 from ..errors import UnevenError
-from ..mesh import mesh_of
 from ..spec import axis_names
 from .splits import Split
 from .values import Splits
@@ -45,7 +45,7 @@ def plan_splits(
         UnevenError: sizes do not sum to an axis, are not one per block, or are of an axis that is
             not split; all faults in one message.
     """
-    mesh = mesh_of(sharding)
+    mesh = auto(sharding.mesh)
     names = [axis_names(entry) for entry in sharding.spec]
     names += [()] * (len(shape) - len(names))
     counts = [math.prod(mesh.shape[axis] for axis in own) for own in names]

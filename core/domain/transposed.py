@@ -141,7 +141,7 @@ def conv_transpose(
         groups: into how many separate convolutions the channels fall.
         method: "xla" insists on the compiler's halos, whose gradient gathers the axis; "auto" and
             "windows" exchange explicitly.
-        mesh: with `spec`, how `x` lies; needed inside `jax.jit`.
+        mesh: with `spec`, how `x` lies; needed inside `jax.jit`, on Auto axes.
         spec: any spelling of a spec.
 
     Returns:

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ..axis_types import AnyMesh
 from ..errors import ShardingError
 from ..mesh import ambient_mesh, as_mesh
 from ..metrics import human_bytes
@@ -57,7 +56,7 @@ class Decision:
     axes: AxisTable
 
 
-def resolve(plan: Plan, tree: Any, mesh: AnyMesh | None, *, strict: bool = False) -> ResolvedPlan:
+def resolve(plan: Plan, tree: Any, mesh: Any, *, strict: bool = False) -> ResolvedPlan:
     """Look up every leaf of a model.
 
     Args:

@@ -6,7 +6,6 @@ import os
 from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh
 
 from isoshard.core.mesh import ambient_mesh, as_mesh
 
@@ -22,7 +21,7 @@ def restore(
     path: str | os.PathLike[str],
     like: Any,
     *,
-    mesh: Mesh | None = None,
+    mesh: Any = None,
     plan: Any = None,
     step: int | None = None,
     weights: Any = None,

@@ -20,6 +20,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
+from isoshard.core.axis_types import auto, on_mesh, under_auto
 from isoshard.core.device_dtypes import device_dtype
 from isoshard.core.place import shard
 
@@ -136,8 +137,8 @@ def placed(x: Any, sharding: NamedSharding, name: str) -> Any:
     Raises:
         ShardingError: an axis does not split evenly.
     """
-    if isinstance(x, Tracer):
-        return jax.device_put(x, sharding)
+    if isinstance(x, Tracer):  # the program is computed under Auto axes
+        return jax.device_put(under_auto(x), on_mesh(sharding, auto(sharding.mesh)))
     if isinstance(x, jax.Array) and x.sharding == sharding:
         return x
     return shard(x, sharding.mesh, sharding, name=name)  # pyright: ignore[reportArgumentType]

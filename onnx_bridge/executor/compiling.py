@@ -93,7 +93,9 @@ class Compiled:
             **inputs: inputs by name.
 
         Returns:
-            The output, or a dictionary of them by name if there are several.
+            The output, or a dictionary of them by name if there are several; on the mesh that was
+            given, with its axis types. Inside a JAX transformation only those are of which the file
+            says how they lie; the others are on Auto axes, along which the compiler chooses.
 
         Raises:
             ModelError: an input does not fit, or a value would be too large.
@@ -118,11 +120,18 @@ class Compiled:
         """
         given = self._inputs.bind(args, inputs)
         values: dict[str, Any] = dict(given)
+        made_by: dict[str, Program] = {}
         for number, route in enumerate(self._routes.of(given)):
             entering = {name: placed(values[name], where, name) for name, where in route.items()}
             program, tables = self._jitted[number], self._tables[number]
-            values.update(program(parameters[number], tables, entering))
-        found = {name: values[name] for name in self.layout.graph.outputs}
+            with self._programs[number].context():
+                made = program(parameters[number], tables, entering)
+            values.update(made)
+            made_by.update(dict.fromkeys(made, self._programs[number]))
+        found = {
+            name: made_by[name].on_users_mesh(name, values[name])
+            for name in self.layout.graph.outputs
+        }
         return next(iter(found.values())) if len(found) == 1 else found
 
     @property

@@ -1,11 +1,13 @@
 """One pipeline stage as one jitted function, and the limit on what it may compute.
 
 Values are checked while the function is traced, when they are shapes and dtypes and nothing has
-been allocated; so a file that asks for a terabyte is an error, not a process that dies.
+been allocated; so a file that asks for a terabyte is an error, not a process that dies. A stage is
+computed under Auto axes, along which the compiler lays out what the file leaves open.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -16,6 +18,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
+from isoshard.core.axis_types import auto, constrain, is_typed, retyped, same_grid, under_auto
 from isoshard.core.metrics import human_bytes
 
 from ..errors import ModelError
@@ -66,6 +69,13 @@ class Program:
         said = (self.layout.sharding(node.index, name) for node in readers)
         return next((one for one in said if one is not None), None)
 
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        """Where JAX runs the stage: not under the mesh of other devices that the caller has set."""
+        ambient = jax.sharding.get_abstract_mesh()
+        if ambient.empty or same_grid(ambient, self.mesh):
+            return contextlib.nullcontext()
+        return jax.set_mesh(auto(self.mesh))
+
     def __call__(self, parameters: Values, tables: Values, inputs: Values) -> Values:
         """Compute the stage; a pure function of JAX arrays.
 
@@ -75,16 +85,18 @@ class Program:
             inputs: values by name.
 
         Returns:
-            The values that leave the stage, by name.
+            The values that leave the stage, by name; traced under Auto axes.
 
         Raises:
             ModelError: a value would be larger than `max_bytes`, or an operator cannot run.
         """
-        values = {**self.constants, **tables, **parameters, **inputs}
+        given = {**tables, **parameters, **inputs}
+        values = {**self.constants, **{name: under_auto(x) for name, x in given.items()}}
         for name, value in values.items():
             self._check_size(value, name, None)
         nodes = [self.layout.graph.nodes[index] for index in self.stage.nodes]
-        with on_mesh(self.mesh):
+        mesh = auto(self.mesh)
+        with on_mesh(mesh), jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             found = evaluate(
                 nodes,
                 values,
@@ -94,13 +106,28 @@ class Program:
             )
         return {name: _as_array(found[name], name) for name in self.outputs}
 
+    def on_users_mesh(self, name: str, value: Any) -> Any:
+        """A result of the stage on its mesh, whose axes may be Explicit.
+
+        Args:
+            name: of the value.
+            value: as `__call__` gives it; or traced outside the program.
+        """
+        if not is_typed(self.mesh):
+            return value
+        if not isinstance(value, Tracer):
+            return retyped(value, self.mesh) if isinstance(value.sharding, NamedSharding) else value
+        maker = self.layout.graph.producer(name)
+        said = None if maker is None else self.layout.sharding(maker.index, name)
+        return value if said is None else constrain(value, said)
+
     def _constrain(self, node: Node, tensor: str, array: Any) -> Any:
         if tensor in node.outputs:
             self._check_size(array, tensor, node)
         sharding = self.layout.sharding(node.index, tensor)
         if sharding is None or not isinstance(array, Tracer):
             return array
-        return jax.lax.with_sharding_constraint(array, sharding)
+        return constrain(array, NamedSharding(auto(sharding.mesh), sharding.spec))
 
     def _check_size(self, value: Any, tensor: str, node: Node | None) -> None:
         size = math.prod(np.shape(value)) * getattr(value, "dtype", np.dtype(np.int8)).itemsize

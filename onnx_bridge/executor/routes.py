@@ -108,7 +108,8 @@ class Routes:
                 name: jax.ShapeDtypeStruct(values[name].shape, values[name].dtype, sharding=where)
                 for name, where in route.items()
             }
-            lowered = self._jitted[number].lower(*self._held[number], entering)
+            with program.context():
+                lowered = self._jitted[number].lower(*self._held[number], entering)
             values.update(lowered.out_info)
             later = (name for route in self._said[number + 1 :] for name in route.items())
             if any(where is None and name in program.outputs for name, where in later):

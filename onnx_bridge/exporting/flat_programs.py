@@ -18,18 +18,40 @@
 Calls (`jit`, `checkpoint`, functions with gradients of their own) are written out, and so is
 `scan`, turn by turn: ONNX's Loop has no layouts inside. What nothing depends on is left out. The
 layouts of `jit`'s own arguments and results count as constraints.
+
+On Explicit axes `reshard` and `out_sharding=` say layouts, and types carry them on. They are
+constraints in the program as well, which is itself without types:
+
+>>> split = NamedSharding(jax.make_mesh((2,), ("data",)), P("data"))
+>>> program = flat_program(lambda x: jnp.exp(jax.sharding.reshard(x, split)), [jnp.ones(4)])
+>>> [step.primitive.name for step in program.steps], program.layouts == (split,)
+(['sharding_constraint', 'exp'], True)
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
+
+from isoshard.core.axis_types import (
+    along,
+    auto,
+    constrain,
+    is_typed,
+    on_mesh,
+    same_grid,
+    under_auto,
+)
+from isoshard.core.spec import named_sharding
+from isoshard.core.sums import stored, unreduced
 
 from ..errors import ModelError
 
@@ -42,7 +64,8 @@ _WRITTEN_OUT = _CALLS | {"scan"}
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _RANDOM = ("random_", "threefry", "rng_")
 _PARTS = ("shard_map", "xla_pmap", "pmap")
-_EXPLICIT = ("reshard", "mesh_cast")
+_RESHARD = "reshard"
+_TYPES = ("sharding", "out_sharding")  # of an operation on Explicit axes, about its result
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,12 +89,14 @@ class FlatProgram:
     given: dict[int, Any]
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        """Compute it with those inputs that are read."""
+        """Compute it, under Auto axes, with those inputs that are read."""
         inner = self.jaxpr.jaxpr
+        inputs = tuple(under_auto(x) if isinstance(x, jax.Array) else x for x in inputs)
         known = dict(zip((inner.invars[at] for at in self.read), inputs, strict=True))
         known.update(zip(inner.constvars, self.jaxpr.consts, strict=True))
-        for step in self.steps:
-            _store(known, step, _bind(step, [_value(known, atom) for atom in step.invars]))
+        with untyped_context():
+            for step in self.steps:
+                _store(known, step, _bind(step, [_value(known, atom) for atom in step.invars]))
         return [_value(known, atom) for atom in inner.outvars]
 
 
@@ -80,14 +105,15 @@ def flat_program(fn: Callable[..., Any], inputs: Sequence[Any]) -> FlatProgram:
 
     Args:
         fn: takes arrays, gives arrays in any pytree.
-        inputs: arrays or `jax.ShapeDtypeStruct`s; sizes may be symbolic.
+        inputs: arrays or `jax.ShapeDtypeStruct`s; sizes may be symbolic. Those on Explicit axes are
+            traced with their types.
 
     Returns:
         The program.
 
     Raises:
-        ModelError: it draws random numbers, works on shards (`shard_map`), changes layouts of
-            Explicit axes, or lays values out inside `while` or `cond`; all faults are collected.
+        ModelError: it draws random numbers, works on shards (`shard_map`), leaves sums to be taken
+            (unreduced axes), or lays values out inside `while` or `cond`; all faults are collected.
     """
     traced = jax.make_jaxpr(fn)(*inputs)
     faults = list(dict.fromkeys(_faults(traced.jaxpr)))
@@ -100,7 +126,8 @@ def flat_program(fn: Callable[..., Any], inputs: Sequence[Any]) -> FlatProgram:
         results = _run(traced.jaxpr, traced.consts, leaves, notes)
         return [*results, *notes.values]
 
-    whole = jax.make_jaxpr(flat)(*inputs)
+    with untyped_context():
+        whole = jax.make_jaxpr(flat)(*map(_untyped, inputs))
     steps = _needed(whole.jaxpr)
     asked = {id(atom) for step in steps for atom in step.invars}
     asked.update(id(atom) for atom in whole.jaxpr.outvars)
@@ -112,6 +139,26 @@ def flat_program(fn: Callable[..., Any], inputs: Sequence[Any]) -> FlatProgram:
         tuple(notes.layouts),
         notes.given,
     )
+
+
+def untyped_context() -> contextlib.AbstractContextManager[Any]:
+    """Where values made by a program are on Auto axes, whatever mesh `jax.set_mesh` has set."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return (
+        jax.sharding.use_abstract_mesh(auto(mesh)) if is_typed(mesh) else contextlib.nullcontext()
+    )
+
+
+def _untyped(x: Any) -> Any:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype) if _is_typed(x) else x
+
+
+def _is_typed(x: Any) -> bool:
+    return _over_types(getattr(x, "sharding", None))
+
+
+def _over_types(sharding: Any) -> bool:
+    return isinstance(sharding, NamedSharding) and is_typed(sharding.mesh)
 
 
 class _Notes:
@@ -134,9 +181,24 @@ class _Notes:
         if id(value) in self.leaves:
             self.given.setdefault(self.leaves[id(value)], layout)
             return value
-        laid = jax.lax.with_sharding_constraint(value, layout)
+        laid = constrain(value, on_mesh(layout, auto(layout.mesh)))
         self.value(laid, layout)
         return laid
+
+    def laid(self, value: Any, layout: NamedSharding, kind: AxisType = AxisType.Explicit) -> Any:
+        """The value in a layout; itself if it was just laid out so along axes of that type."""
+        for noted, said in zip(self.values, self.layouts, strict=True):
+            if noted is value and _alike(said, layout, kind):
+                return value
+        laid = constrain(value, on_mesh(layout, auto(layout.mesh)))
+        self.value(laid, layout)
+        return laid
+
+
+def _alike(one: Any, other: NamedSharding, kind: AxisType) -> bool:
+    if not isinstance(one, NamedSharding) or not same_grid(one.mesh, other.mesh):
+        return False
+    return along(one.spec, other.mesh, kind) == along(other.spec, other.mesh, kind)
 
 
 def _run(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], notes: _Notes) -> list[Any]:
@@ -149,10 +211,19 @@ def _run(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], notes: _Notes
             results = _call(step, given, notes)
         elif name == "scan":
             results = _scan(step, given, notes)
+        elif name in _LOOPS and any(_is_typed(atom.aval) for atom in step.invars):
+            results = _LOOPS[name](step, given, notes)
+        elif name == _CONSTRAINT and _over_types(step.params["sharding"]):
+            results = [notes.laid(given[0], step.params["sharding"], AxisType.Auto)]
+        elif name == _RESHARD:
+            layout = _said(step, step.params["dst_sharding"])
+            results = [given[0] if layout is None else notes.laid(given[0], layout)]
         else:
             results = _bind(step, given)
             if name == _CONSTRAINT:
                 notes.value(results[0], step.params["sharding"])
+            elif layout := _said(step, step.params.get("out_sharding")):
+                results = [notes.laid(results[0], layout)]
         _store(known, step, results)
     return [_value(known, atom) for atom in jaxpr.outvars]
 
@@ -186,12 +257,49 @@ def _scan(step: JaxprEqn, given: Sequence[Any], notes: _Notes) -> list[Any]:
     return [*carry, *(_stacked(column) for column in columns)]
 
 
+def _while(step: JaxprEqn, given: Sequence[Any], notes: _Notes) -> list[Any]:
+    """The loop again, of values without types."""
+    read, fixed = step.params["cond_nconsts"], step.params["body_nconsts"]
+    goes_on, body = step.params["cond_jaxpr"], step.params["body_jaxpr"]
+    asked, consts, start = given[:read], given[read : read + fixed], given[read + fixed :]
+    found = jax.lax.while_loop(
+        lambda held: _run(goes_on.jaxpr, goes_on.consts, [*asked, *held], notes)[0],
+        lambda held: _run(body.jaxpr, body.consts, [*consts, *held], notes),
+        list(start),
+    )
+    return list(found)
+
+
+def _cond(step: JaxprEqn, given: Sequence[Any], notes: _Notes) -> list[Any]:
+    """The branches again, of values without types."""
+    branches = [functools.partial(_branch, one, notes=notes) for one in step.params["branches"]]
+    return list(jax.lax.switch(given[0], branches, *given[1:]))
+
+
+def _branch(body: ClosedJaxpr, *args: Any, notes: _Notes) -> list[Any]:
+    return _run(body.jaxpr, body.consts, args, notes)
+
+
+_LOOPS = {"while": _while, "cond": _cond}
+
+
+def _said(step: JaxprEqn, sharding: Any) -> NamedSharding | None:
+    """The layout that an operation on Explicit axes gives its result, or None."""
+    if not _over_types(sharding):
+        return None
+    mesh = step.params.get("concrete_mesh") or sharding.mesh
+    return named_sharding(stored(sharding).spec, mesh, step.outvars[0].aval.ndim)
+
+
 def _stacked(column: Sequence[Any]) -> Any:
     return jax.lax.concatenate([jax.lax.expand_dims(row, (0,)) for row in column], 0)
 
 
 def _bind(step: JaxprEqn, given: Sequence[Any]) -> list[Any]:
-    results = step.primitive.bind(*given, **step.params)
+    params = dict(step.params)
+    if step.primitive.name != _CONSTRAINT:
+        params.update((key, None) for key in _TYPES if key in params)
+    results = step.primitive.bind(*given, **params)
     return list(results) if step.primitive.multiple_results else [results]
 
 
@@ -231,12 +339,14 @@ def _faults_of(step: JaxprEqn, around: str) -> Iterator[str]:
             f"{name}: its body works on shards, and a file has the maths of one device; write it "
             "for whole arrays with jax.lax.with_sharding_constraint"
         )
-    elif name in _EXPLICIT:
+    elif sums := [
+        one for key in (*_TYPES, "dst_sharding") if unreduced(one := step.params.get(key))
+    ]:
         yield (
-            f"{name}: it is for meshes with Explicit axes; make the mesh with iso.make_mesh, and "
-            "use jax.lax.with_sharding_constraint"
+            f"{name}: {sums[0].spec} leaves a sum to be taken, for which a file has no words; "
+            "reshard it to a spec without unreduced="
         )
-    elif name == _CONSTRAINT and around:
+    elif around and (name == _CONSTRAINT or _said(step, step.params.get("dst_sharding"))):
         yield f"{name} inside {around}: ONNX's loops have no layouts inside; lay values out outside"
     else:
         for body in _bodies(step):

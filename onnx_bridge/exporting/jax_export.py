@@ -29,6 +29,7 @@ from jax.sharding import PartitionSpec as P
 from onnx import numpy_helper
 
 from isoshard.core import metrics
+from isoshard.core.axis_types import auto, constrain, is_typed
 from isoshard.core.plan import Plan, PlanError
 from isoshard.core.plan.patterns import check_patterns, matches
 
@@ -37,7 +38,7 @@ from ..annotating.staging import Stages
 from ..errors import AnnotationError, ModelError
 from ..reading.graph import Graph
 from ..reading.parameter_record import Origin, write_parameters
-from .flat_programs import FlatProgram, flat_program
+from .flat_programs import FlatProgram, flat_program, untyped_context
 from .jax_functions import TakenApart, output_names, take_apart
 from .jax_layouts import mesh_for, specs_for
 from .saving import save
@@ -61,12 +62,12 @@ def export_jax(
 
     Args:
         fn: an NNX or Equinox module in eval mode, or any function of arrays. Its own
-            `with_sharding_constraint`s, and the `in_shardings` and `out_shardings` of its `jit`s,
-            become annotations.
+            `with_sharding_constraint`s, `reshard`s and `out_sharding=`s, and the `in_shardings` and
+            `out_shardings` of its `jit`s, become annotations.
         args: example inputs, pytrees of arrays or `jax.ShapeDtypeStruct`s, also with symbolic sizes
             (`jax.export.symbolic_shape`): shapes, dtypes and layouts count, not values.
         mesh: the mesh of one stage, or of all, as for `annotate`; None takes that of the first
-            layout that is found.
+            layout that is found, else the one that `jax.set_mesh` has set.
         plan: rules for the weights, and `inputs` by the names of the arguments. None takes the
             layout of the arrays themselves.
         params: weights that `fn` takes as its first argument, such as Linen's variables. They go
@@ -102,10 +103,10 @@ def export_jax(
         )
     taken = take_apart(fn, args, params, kwargs)
     leaves = {**taken.weights, **taken.inputs}
-    program = flat_program(taken.function, [*map(_abstract, leaves.values())])
+    program = flat_program(taken.function, [*map(_typed, leaves.values())])
     mesh = mesh_for(mesh, taken, program)
     read = [list(leaves)[at] for at in program.read]
-    results = jax.eval_shape(taken.function, *map(_abstract, leaves.values()))
+    results = jax.eval_shape(taken.function, *map(_typed, leaves.values()))
     outputs = output_names(results, leaves)
     values = _value_names(program, outputs, set(leaves))
     model = _convert(taken, program, mesh, read, values, opset)
@@ -127,6 +128,13 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
+def _typed(leaf: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype, and on Explicit axes the type, under which JAX would trace."""
+    layout = getattr(leaf, "sharding", None)
+    known = isinstance(layout, NamedSharding) and is_typed(layout.mesh)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout if known else None)
+
+
 def _convert(
     taken: TakenApart,
     program: FlatProgram,
@@ -135,7 +143,7 @@ def _convert(
     values: Sequence[str],
     opset: int | None,
 ) -> onnx.ModelProto:
-    with _functions_kept():
+    with _functions_kept(), untyped_context():
         return _converted(taken, program, mesh, read, values, opset)
 
 
@@ -175,7 +183,7 @@ def _converted(
             name="jax2onnx",
         ) from None
     leaves = {**taken.weights, **taken.inputs}
-    whole = NamedSharding(mesh, P())
+    whole = NamedSharding(auto(mesh), P())
 
     def replayed(*given: Any) -> list[Any]:
         seen = {id(value) for value in given}
@@ -185,7 +193,7 @@ def _converted(
                 continue
             if id(value) in seen or not isinstance(value, Tracer):
                 # an Identity of its own: what is an input, a constant or a result already
-                value = jax.lax.with_sharding_constraint(value, whole)
+                value = constrain(value, whole)
             seen.add(id(value))
             results[name] = value
         return list(results.values())

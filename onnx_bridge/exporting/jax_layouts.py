@@ -24,11 +24,13 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.entries import entries_of
 from isoshard.core.errors import ShardingError
-from isoshard.core.mesh import as_mesh, mesh_of
+from isoshard.core.mesh import as_mesh
 from isoshard.core.plan import Plan
 
 from ..errors import AnnotationError, AnnotationWarning
@@ -39,7 +41,7 @@ from .jax_functions import TakenApart
 
 
 def mesh_for(mesh: Mesh | None, taken: TakenApart, program: FlatProgram) -> Mesh:
-    """The mesh of an export: the one given, or that of the first layout that is found.
+    """The mesh of an export: the one given, that of the first layout found, or the ambient one.
 
     Args:
         mesh: what the user gave.
@@ -55,8 +57,10 @@ def mesh_for(mesh: Mesh | None, taken: TakenApart, program: FlatProgram) -> Mesh
     if mesh is not None:
         return as_mesh(mesh)
     for layout in _layouts(taken, program):
-        if isinstance(layout, NamedSharding):
-            return as_mesh(mesh_of(layout))
+        if isinstance(layout, NamedSharding) and isinstance(layout.mesh, Mesh):
+            return layout.mesh
+    if not (ambient := jax.sharding.get_mesh()).empty:
+        return ambient
     raise ShardingError(
         f"{taken.name} says no layout, and no plan was given: pass them, "
         "export_jax(fn, args, iso.make_mesh(shape, names), plan)"
@@ -134,7 +138,7 @@ def _said(name: str, layout: Any, ndim: int, mesh: Mesh) -> dict[str, P]:
         raise AnnotationError(
             f"its layout is a {type(layout).__name__}; constrain it to a NamedSharding", tensor=name
         )
-    if any(entry is P.UNCONSTRAINED for entry in layout.spec):
+    if P.UNCONSTRAINED in entries_of(layout.spec):
         warnings.warn(
             f"{name}: {layout.spec} leaves an axis to the compiler, and a file cannot say that; "
             "the value is left out",

@@ -31,6 +31,7 @@ from isoshard.core.plan import Plan
 from isoshard.core.plan.activations import Side
 from isoshard.core.plan.freezing import UNSAID
 from isoshard.core.plan.resolved import BY_DEFAULT, BY_SIZE, ResolvedLeaf, ResolvedPlan
+from isoshard.core.sums import refuse, stored
 from isoshard.core.tiles import Tiles
 
 from ..errors import AnnotationWarning, ModelError
@@ -104,6 +105,8 @@ def spec_over(layout: NamedSharding | P, mesh: Mesh, ndim: int) -> P:
     """
     if isinstance(layout, P):
         return layout
+    refuse(layout, "a file has no words for that")
+    layout = stored(layout)
     if dict(layout.mesh.shape) == dict(mesh.shape):
         return layout.spec
     return Tiles.from_sharding(layout, ndim).to_spec(mesh)

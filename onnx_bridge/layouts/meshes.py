@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 
 from isoshard.core.devices import Device
 from isoshard.core.errors import DeviceError, UnrepresentableError
-from isoshard.core.mesh import describe_mesh
+from isoshard.core.mesh import describe_mesh, make_mesh
 from isoshard.core.op_sharding import digits
 from isoshard.core.tiles import Tiles
 
@@ -35,7 +35,7 @@ class NumberedMesh(NamedTuple):
     """A mesh, and what a file calls its devices.
 
     Attributes:
-        mesh: with Auto axes.
+        mesh: that of the user or part of it, with its axis types; else as `make_mesh` makes it.
         numbers: of each device of the flattened mesh, in the file.
     """
 
@@ -90,8 +90,8 @@ def fitting_mesh(
         shape = _nested(numbered, len(order))
         if shape is not None:
             names = tuple(f"d{axis}" for axis in range(len(shape)))
-            grid = np.array([held[number] for number in order], object)
-            mesh = _auto(grid.reshape(shape), names)
+            placed = [held[number] for number in order]
+            mesh = make_mesh(shape, names, devices=placed)
             if all(fits(one, mesh) for one in numbered):
                 return NumberedMesh(mesh, tuple(order))
     kinds = "; ".join(str(one.grid.tolist()) for one in tiles[:_MOST_ORDERS])
@@ -151,7 +151,8 @@ def part_of_mesh(mesh: Mesh, numbers: Sequence[int]) -> NumberedMesh:
     names = tuple(itertools.compress(mesh.axis_names, keep))
     if not names:
         sizes, names = [1], mesh.axis_names[:1]
-    return NumberedMesh(_auto(part.reshape(sizes), names), tuple(sorted(numbers)))
+    kinds = tuple(mesh.axis_types[mesh.axis_names.index(name)] for name in names)
+    return NumberedMesh(Mesh(part.reshape(sizes), names, axis_types=kinds), tuple(sorted(numbers)))
 
 
 def numbered_devices(numbers: Sequence[int]) -> list[Device]:
@@ -169,10 +170,6 @@ def numbered_devices(numbers: Sequence[int]) -> list[Device]:
             f"iso.simulate_devices({need}) before anything else."
         )
     return [devices[number] for number in numbers]
-
-
-def _auto(grid: np.ndarray, names: tuple[str, ...]) -> Mesh:
-    return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
 
 
 def _nested(tiles: Sequence[Tiles], count: int) -> tuple[int, ...] | None:

@@ -218,7 +218,7 @@ class TestErrors:
         with pytest.raises(iso.SpecError, match=r"(?s)batch\.b: spec.*2 entries"):
             list(iso.data.loader(source, mesh, P("x", None), name="batch"))
         with pytest.raises(iso.CopyError, match=r"(?s)2 leaves.*in\.a: .*in\.b: "):
-            source = [{"a": np.ones((8, 2)), "b": np.ones(8)}]
+            source = [{"a": np.full((8, 2), 1 << 40), "b": np.full(8, 1 << 40)}]
             list(iso.data.loader(source, mesh, P("x"), name="in"))
 
     def test_leaves_that_are_no_arrays(self, mesh):

@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import isoshard as iso
 from isoshard.core.errors import ShardingError
 from isoshard.core.offload import (
     bring_in,
@@ -91,3 +93,80 @@ class TestPlans:
             Plan(memory={"a": 3})
         with pytest.raises(PlanError, match=r"a: its devices \(cpu\) have no memory 'disk'"):
             Plan({"*": P()}, memory={"a": "disk"}).resolve({"a": (8,)}, mesh)
+
+
+class TestVerbs:
+    """`memory=` of `shard` and `reshard`."""
+
+    @pytest.mark.parametrize("make", [np.ones, jnp.ones])
+    def test_shard_and_reshard(self, mesh, make):
+        x = iso.shard(make((8, 4), np.float32), mesh, P("x"), memory=HOST)
+        assert x.sharding == NamedSharding(mesh, P("x"), memory_kind=HOST)
+        moved = iso.reshard(x, P(None, "y"))  # stays in its memory
+        assert moved.sharding == NamedSharding(mesh, P(None, "y"), memory_kind=HOST)
+        back = iso.reshard(moved, P("x"), memory="device")
+        assert back.sharding == NamedSharding(mesh, P("x"))
+        np.testing.assert_array_equal(back, np.ones((8, 4)))
+        assert iso.reshard(back, x.sharding).sharding == x.sharding
+        assert iso.sharding_of(x).memory_kind == HOST
+
+    def test_trees_and_plans(self, mesh):
+        tree = {"a": np.ones(8, np.float32), "b": [np.ones(8, np.float32)]}
+        whole = iso.shard(tree, mesh, P("x"), memory=HOST)
+        assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(whole)} == {HOST}
+        some = iso.shard(tree, mesh, Plan({"*": P("x")}, memory={"b.*": HOST}))
+        assert [some["a"].sharding.memory_kind, some["b"][0].sharding.memory_kind] == [
+            "device",
+            HOST,
+        ]
+        moved = iso.reshard(some, P("y"))
+        assert [moved["a"].sharding.memory_kind, moved["b"][0].sharding.memory_kind] == [
+            "device",
+            HOST,
+        ]
+
+    def test_structs(self, mesh):
+        struct = iso.shard(jax.ShapeDtypeStruct((8,), "float32"), mesh, P("x"), memory=HOST)
+        assert struct.sharding.memory_kind == HOST
+
+    def test_inside_jit(self, mesh):
+        def step(x):
+            return iso.shard(x * 2, mesh, P("x"), memory=HOST), iso.shard(x, mesh, P("x"))
+
+        host, device = jax.jit(step)(iso.shard(np.ones(8, np.float32), mesh, P()))
+        assert host.sharding.memory_kind == HOST and device.sharding.memory_kind == "device"
+        np.testing.assert_array_equal(host, 2 * np.ones(8))
+
+    def test_torch(self, mesh):
+        t = iso.shard(torch.ones(8, 4), mesh, P("x"), memory=HOST)
+        assert iso.sharding_of(t).memory_kind == HOST
+        assert iso.to_jax(t).sharding == NamedSharding(mesh, P("x"), memory_kind=HOST)
+        assert iso.sharding_of(t + 1).memory_kind == "device"
+        assert iso.sharding_of(iso.reshard(t, P(None, "y"))).memory_kind == HOST
+        assert iso.sharding_of(iso.reshard(t, P("x"), memory="device")).memory_kind == "device"
+        t.add_(1)
+        assert iso.to_jax(t).sharding.memory_kind == HOST
+        np.testing.assert_array_equal(t.tolist(), np.full((8, 4), 2))
+        module = iso.shard(torch.nn.Linear(8, 8), mesh, Plan({"*": P("x")}), memory=HOST)
+        assert {s.memory_kind for s in iso.sharding_of(module).values()} == {HOST}
+
+    def test_refused(self, mesh):
+        with pytest.raises(ShardingError, match=r"w: its devices \(cpu\) have no memory 'disk'"):
+            iso.shard(np.ones(8, np.float32), mesh, P("x"), memory="disk", name="w")
+        with pytest.raises(ShardingError, match=r"memory='pinned_host' with uneven='pad'"):
+            iso.shard(np.ones(7, np.float32), mesh, P("x"), uneven="pad", memory=HOST)
+
+
+def test_typeof(mesh):
+    x = iso.shard(np.ones((8, 4), np.float32), mesh, P("x"))
+    assert iso.typeof(x) == jax.typeof(x)
+    resting = iso.shard(x, mesh, P("x"), memory=HOST)
+    assert iso.typeof(iso.to_torch(resting)) == jax.typeof(resting)
+    explicit = jax.make_mesh((2, 4), ("x", "y"))
+    t = iso.shard(torch.ones(8, 4), explicit, P("x", "y"))
+    assert str(iso.typeof(t)) == "float32[8@x,4@y]"
+    assert str(iso.typeof(t @ t.T)) == "float32[8@x,8]"
+    with pytest.raises(TypeError, match="torch objects have no typeof"):
+        iso.typeof(torch.nn.Linear(2, 2))
+    with pytest.raises(ShardingError, match="has no layout on a mesh"):
+        iso.typeof(torch.ones(3))

@@ -89,6 +89,8 @@ def test_another_rank_and_number_of_devices():
     [
         ("{manual}", "by hand"),
         ("{devices=[2,2]<=[4] last_tile_dims={manual}}", "by hand"),
+        ("{devices=[2,2,2]<=[8] last_tile_dims={replicated, manual}}", "by hand"),
+        ("{devices=[1,4,2]<=[8] last_tile_dims={unreduced, replicated}}", "a sum that was not"),
         ("{unknown}", "left to the compiler"),
         ("{{replicated}, {devices=[2]0,1}}", "tuple of layouts"),
     ],

@@ -60,9 +60,9 @@ class TestArrays:
             a = jax.jit(lambda x, copy=copy: shard(x, mesh, P("y"), copy=copy))(ones(8))
             assert a.shape == (8,)
 
-    @pytest.mark.parametrize("thing", [3, 1.5, "text", object(), len])
+    @pytest.mark.parametrize("thing", ["text", object(), len])
     def test_no_array(self, mesh, thing):
-        with pytest.raises(TypeError, match=f"w is {type(thing).__name__}.*np.asarray"):
+        with pytest.raises(TypeError, match=f"w is a {type(thing).__name__}.*np.asarray"):
             shard(thing, mesh, P(), name="w")
 
     def test_uneven(self, mesh):
@@ -72,10 +72,6 @@ class TestArrays:
     def test_explicit_mesh(self):
         mesh = jax.make_mesh((8,), ("x",))
         assert shard(ones(8), mesh, P("x")).sharding == NamedSharding(mesh, P("x"))
-
-    def test_doubles(self, mesh):
-        with pytest.raises(CopyError, match=r"array: float64.*astype\('float32'\)"):
-            shard(np.ones(8), mesh, P("x"))
 
 
 class TestTrees:
@@ -121,19 +117,15 @@ class TestTrees:
         assert specs(placed) == {"w": P("x"), "w2": P("y")}
 
     def test_all_faults_at_once_and_nothing_done(self, mesh, counted, monkeypatch):
-        monkeypatch.setattr(leaves, "host_to_jax", None)
-        tree = {"a": ones(3), "b": [ones(8, 8), ones(4)], "c": np.ones(8)}
+        monkeypatch.setattr(leaves, "take_host", None)
+        tree = {"a": ones(3), "b": [ones(8, 8), ones(4)], "c": np.full(8, 1 << 40)}
         wanted = {"a": P("x"), "b": [P(None, "z"), P("x")], "c": P("x")}
         with pytest.raises(
             ShardingError,
-            match=r"(?s)3 leaves.*net\.a: .*size 3.*net\.b\.0: .*'z'.*net\.c: float64",
+            match=r"(?s)3 leaves.*net\.a: .*size 3.*net\.b\.0: .*'z'.*net\.c: int64",
         ):
             shard(tree, mesh, wanted, name="net")
         assert counted("copies") == 0
-
-    def test_wrong_leaves_are_all_named(self, mesh):
-        with pytest.raises(TypeError, match=r"a is int; c\.0 is str"):
-            shard({"a": 1, "b": ones(2), "c": ["text"]}, mesh, P())
 
     def test_copy_false_is_checked_before_anything_moves(self, mesh, counted):
         tree = {"a": jax.numpy.ones(8), "b": ones(8, 8)[:, ::2]}
@@ -192,9 +184,16 @@ class TestReshard:
         assert reshard(jax.numpy.ones(8), P("x"), mesh).sharding.spec == P("x")
 
     def test_two_meshes(self, mesh):
-        tree = [shard(ones(8), mesh, P()), shard(ones(8), make_mesh((8,), ("x",)), P())]
-        with pytest.raises(ShardingError, match="2 different meshes"):
+        flat = make_mesh((8,), ("x",), axis_types=AxisType.Auto)
+        tree = {"a": [shard(ones(8), mesh, P())], "b": shard(ones(8), flat, P()), "step": 3}
+        kind = mesh.axis_types[0].name
+        with pytest.raises(
+            ShardingError,
+            match=rf"2 different meshes: a\.0 on 'x' \(2\), 'y' \(4\) \({kind}\) of devices 0, .*; "
+            r"b on 'x' \(8\) \(Auto\) of devices .*\. Say which one.*iso\.reshard\(x, spec, mesh\)",
+        ):
             reshard(tree, P("x"))
+        assert specs(reshard({**tree, "step": ones(8)}, P("x"), mesh))["b"] == P("x")
 
 
 class TestFull:

@@ -7,7 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core import drawing
@@ -20,7 +20,7 @@ visualize_module = importlib.import_module("isoshard.core.visualize")  # not the
 
 @pytest.fixture(scope="module")
 def mesh():
-    return make_mesh((2, 4), ("x", "y"))
+    return make_mesh((2, 4), ("x", "y"), axis_types=AxisType.Auto)  # a picture names other types
 
 
 def _is(text, golden):
@@ -224,10 +224,46 @@ def test_wrong_input(mesh):
         visualize(object())
 
 
+class TestMeshes:
+    def test_axis_types_that_are_not_auto(self):
+        kinds = (AxisType.Explicit, AxisType.Auto)
+        mixed = make_mesh((2, 4), ("x", "y"), axis_types=kinds)
+        assert visualize(P("x"), shape=(8,), mesh=mixed).startswith(
+            "[8]  P('x',)  mesh (x=2 Explicit, y=4)\n"
+        )
+        array = jax.device_put(jnp.ones(8), NamedSharding(jax.make_mesh((8,), ("x",)), P("x")))
+        assert "mesh (x=8 Explicit)" in visualize(array)
+
+    def test_without_devices(self, mesh):
+        abstract = AbstractMesh((2, 4), ("x", "y"))
+        golden = visualize(P("y"), shape=(8,), mesh=mesh)
+        assert visualize(P("y"), shape=(8,), mesh=abstract) == golden
+        assert visualize(NamedSharding(abstract, P("y")), shape=(8,)) == golden
+
+    def test_what_is_only_promised(self, mesh):
+        sharding = NamedSharding(mesh, P("y"))
+        array = jax.device_put(jnp.ones(8), sharding)
+        promised = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding)
+        assert visualize(promised) == visualize(array)
+        assert visualize({"w": promised}) == visualize({"w": array})
+        with pytest.raises(SpecError, match=r"says no layout; give it one"):
+            visualize(jax.ShapeDtypeStruct((8,), jnp.float32))
+
+    def test_traced(self):
+        explicit = jax.make_mesh((2, 4), ("x", "y"))
+        array = jax.device_put(jnp.ones(8), NamedSharding(explicit, P("y")))
+        seen = []
+        jax.jit(lambda x: seen.append(visualize(x)))(array)
+        assert seen == [visualize(array)]
+        with pytest.raises(ShardingError, match="on Auto axes"):
+            jax.jit(visualize)(jnp.ones(8))
+
+
 def test_replicated_string_with_all_it_needs(mesh):
     assert " 0-7 " in visualize("{replicated}", shape=(2, 2), mesh=mesh)
 
 
 @pytest.mark.parametrize("module", [visualize_module, drawing])
-def test_examples_in_docstrings(module):
+def test_examples_in_docstrings(module, monkeypatch):
+    monkeypatch.setitem(make_mesh.__kwdefaults__, "axis_types", AxisType.Auto)
     assert doctest.testmod(module).failed == 0

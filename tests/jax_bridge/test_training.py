@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen, nnx
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -15,6 +16,7 @@ from isoshard.core.paths import named_leaves
 from isoshard.jax_bridge import create_opt_state, create_optimizer, train_step
 from tests.jax_bridge.compiling import counting
 
+Auto, Explicit = AxisType.Auto, AxisType.Explicit
 PLAN = iso.Plan(
     {"*up.kernel": P(None, "model"), "*up.bias": P("model"), "*down.kernel": P("model")},
     activations={"up": P("data", "model")},
@@ -219,6 +221,45 @@ class TestTreeStep:
             iso.ShardingError, match=r"(?s)params\.down\.kernel: lies by.*params\.up.*step\.init"
         ):
             step(other.init(make_nnx), batches[1][0])
+
+
+@custom_partitioning
+def sine(x):
+    return jnp.sin(x)
+
+
+sine.def_partition(
+    partition=lambda mesh, args, result: (
+        mesh,
+        jnp.sin,
+        args[0].sharding,
+        (args[0].sharding,),
+    ),
+    sharding_rule="i j -> i j",
+)
+
+
+@pytest.mark.parametrize("kinds", [(Auto, Auto), (Explicit, Explicit), (Explicit, Auto)])
+def test_an_operator_that_splits_itself(kinds):
+    """JAX wants one type for all meshes with devices in a program that has one."""
+
+    @jax.custom_vjp
+    def sines(x):
+        return sine(x)
+
+    sines.defvjp(lambda x: (sine(x), x), lambda x, g: (g * jnp.cos(x),))
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=kinds)
+    plan = iso.Plan({"w": P("model")}, activations=PLAN.activations)
+
+    def loss(params, x):
+        return sines(iso.shard(x @ params["w"], mesh, P("data", "model"))).mean()
+
+    step = train_step(loss, optax.sgd(0.1), mesh, plan)
+    state = step.init(lambda: {"w": jnp.eye(8)})
+    x = np.linspace(0, 1, 128, dtype=np.float32).reshape(16, 8)
+    state, value = step(state, iso.shard(x, mesh, P("data")))
+    np.testing.assert_allclose(value, np.sin(x).mean(), rtol=1e-5)
+    assert state.params["w"].sharding == NamedSharding(mesh, P("model"))
 
 
 class TestOptimizers:

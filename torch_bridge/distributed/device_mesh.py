@@ -324,7 +324,9 @@ def _of_jax(mesh: jax.sharding.Mesh) -> DeviceMesh:
     found = mesh_from(mesh)
     unnamed = mesh.axis_names == tuple(map(str, range(len(mesh.axis_names))))
     names = None if unnamed else mesh.axis_names
-    return DeviceMesh("jax", found.get_logical_mesh(), mesh_dim_names=names)
+    made = DeviceMesh("jax", found.get_logical_mesh(), mesh_dim_names=names)
+    made._xs_mesh = found
+    return made
 
 
 def _rebuilt(

@@ -42,6 +42,7 @@ from isoshard.core.errors import CopyError, ShardingError, raise_collected
 from isoshard.core.exchange import device_dtype, lay_out
 from isoshard.core.mesh import mesh_of
 from isoshard.core.shards import Shard
+from isoshard.core.sums import refuse
 from isoshard.core.uneven import UnevenArray
 from isoshard.torch_bridge.dtypes import numpy_dtype
 
@@ -50,6 +51,8 @@ from . import memory, routes
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
+
+_REDUCE = "Take the sum first: x.redistribute(..), or iso.full(x)."
 
 
 def is_dtensor(x: Any) -> bool:
@@ -221,7 +224,7 @@ def local_shards(x: DTensor) -> list[Shard]:
         A list of one Shard, whose data is a plain tensor.
 
     Raises:
-        UnrepresentableError: JAX has no words for the placements.
+        UnrepresentableError: JAX has no words for the placements, or one is `Partial`.
     """
     route = routes.route_of(x.device_mesh, x.placements, x.shape)
     if route.device is None:
@@ -230,6 +233,7 @@ def local_shards(x: DTensor) -> list[Shard]:
         slice(None) if size == whole else slice(start, start + size)
         for start, size, whole in zip(route.offset, route.local, route.layout.shape, strict=True)
     )
+    refuse(route.layout.sharding, "this rank holds a term (x.to_local()), no piece", _REDUCE)
     where = route.layout.sharding.devices_indices_map(route.layout.padded)
     order = list(mesh_of(route.layout.sharding).devices.flat)
     before = order[: order.index(route.device)]

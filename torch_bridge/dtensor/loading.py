@@ -16,6 +16,7 @@ from isoshard.core import metrics
 from isoshard.core.errors import CopyError, ShardingError, raise_collected
 from isoshard.core.exchange import device_dtype
 from isoshard.core.spec import same_layout
+from isoshard.core.sums import unreduced
 from isoshard.core.uneven import UnevenArray
 from isoshard.torch_bridge._torch_internals.dtensor_fields import LOCAL_TENSOR
 from isoshard.torch_bridge.dtypes import numpy_dtype
@@ -188,8 +189,7 @@ def _fitting(held: routes.Held, array: Any) -> torch.Tensor:
         )
     expected = None if layout.is_even else layout.sizes
     alone = inner.sharding.device_set == {route.device}
-    partial = getattr(getattr(inner.sharding, "spec", None), "unreduced", None)
-    fits = sizes == expected and not partial
+    fits = sizes == expected and not unreduced(inner.sharding)
     if not fits or not (
         (alone and held.local.shape == held.shape)
         or same_layout(inner.sharding, layout.sharding, inner.ndim)

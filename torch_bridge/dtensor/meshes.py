@@ -28,7 +28,7 @@ from isoshard.core.mesh import as_mesh
 
 @functools.lru_cache(maxsize=256)
 def jax_mesh(device_mesh: Any) -> Mesh:
-    """The mesh of the same devices for JAX, its axes Auto.
+    """The mesh of the same devices for JAX, its axes Auto; one of JAX's own stays as it is.
 
     Args:
         device_mesh: a torch `DeviceMesh`, or a mesh in any form that `iso.as_mesh` takes.
@@ -86,7 +86,7 @@ def device_mesh_of(mesh: Mesh, device_type: str | None = None) -> Any:
         >>> device_mesh_of(make_mesh((2, 4), ("dp", "tp")))
         DeviceMesh((dp=2, tp=4), 'xla', stride=(4, 1))
     """
-    mesh = retyped(mesh, AxisType.Auto)
+    mesh = of_type(mesh, AxisType.Auto)
     world = _world()
     known = _known.get((mesh, device_type))
     if known is not None and known[1] is world:
@@ -97,7 +97,7 @@ def device_mesh_of(mesh: Mesh, device_type: str | None = None) -> Any:
 
 
 @functools.lru_cache(maxsize=512)
-def retyped(mesh: Mesh, kind: AxisType) -> Mesh:
+def of_type(mesh: Mesh, kind: AxisType) -> Mesh:
     """The same mesh with all axes of one type."""
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(kind,) * len(mesh.axis_names))
 

@@ -74,6 +74,6 @@ def refuse_shard(x: Any) -> None:
     if isinstance(x, torch.optim.Optimizer):
         raise TypeError(
             f"{type(x).__name__} is no array; shard the module before the optimizer is made, and "
-            "its state follows; a Plan with memory= says where it rests. iso.to_jax(optimizer) gives "
-            "the state it has."
+            "its state follows; a Plan with memory= says where it rests. "
+            "iso.to_jax(optimizer) gives the state it has."
         )

@@ -36,18 +36,20 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.axis_types import same_grid
 from isoshard.core.domain import BlockLayout
 from isoshard.core.entries import entries_of
 from isoshard.core.errors import UnrepresentableError
 from isoshard.core.mesh import as_mesh, mesh_of
 from isoshard.core.spec import axis_names, named_sharding
+from isoshard.core.sums import stored, unreduced
 from isoshard.core.tiles import Tiles
 from isoshard.torch_bridge._torch_internals.dtensor_fields import STRIDED_SHARD
 
 from .blocks import block_sizes
 from .blocks import local_shape_and_offset as local_shape_and_offset
 from .meshes import device_mesh_of as device_mesh_of
-from .meshes import jax_mesh, retyped
+from .meshes import jax_mesh, of_type
 from .placing import check_sum, kind_of, orders_of
 
 Entry = int | tuple[int, ...] | None
@@ -111,7 +113,7 @@ def placements_of(sharding: NamedSharding) -> tuple[Any, ...]:
     names = sharding.mesh.axis_names
     sizes = [sharding.mesh.shape[name] for name in names]
     found: list[Any] = [Replicate() for _ in names]
-    for name in getattr(sharding.spec, "unreduced", ()):
+    for name in unreduced(sharding):
         found[names.index(name)] = Partial("sum")
     for dim, entry in enumerate(entries_of(sharding.spec)):
         if entry is P.UNCONSTRAINED:
@@ -152,7 +154,7 @@ def placements_on(sharding: NamedSharding, device_mesh: Any, ndim: int) -> tuple
     """
     _check_named(sharding)
     ours, theirs = mesh_of(sharding), jax_mesh(device_mesh)
-    if retyped(ours, AxisType.Auto) == theirs:
+    if same_grid(ours, theirs):
         return placements_of(sharding)
     if set(ours.devices.flat) != set(theirs.devices.flat):
         raise UnrepresentableError(
@@ -162,8 +164,7 @@ def placements_on(sharding: NamedSharding, device_mesh: Any, ndim: int) -> tuple
         )
     number = {device: at for at, device in enumerate(theirs.devices.flat)}
     renamed = np.array([number[device] for device in ours.devices.flat])
-    stored = NamedSharding(ours, P(*entries_of(sharding.spec)))
-    spec = Tiles(renamed[Tiles.from_sharding(stored, ndim).grid]).to_spec(theirs)
+    spec = Tiles(renamed[Tiles.from_sharding(stored(sharding), ndim).grid]).to_spec(theirs)
     partial = _partial_axes(sharding, renamed, theirs)
     return placements_of(_named(spec, theirs, partial, ndim))
 
@@ -246,17 +247,16 @@ def _named(spec: P, mesh: Mesh, partial: Iterable[str], ndim: int) -> NamedShard
     if not (names := frozenset(partial)):
         return named_sharding(spec, mesh, ndim)
     entries = entries_of(spec)
-    return NamedSharding(retyped(mesh, AxisType.Explicit), P(*entries, unreduced=names))
+    return NamedSharding(of_type(mesh, AxisType.Explicit), P(*entries, unreduced=names))
 
 
 def _partial_axes(sharding: NamedSharding, renamed: np.ndarray, theirs: Mesh) -> list[str]:
     """The axes of another mesh along which the same sums are to be taken."""
-    unreduced = getattr(sharding.spec, "unreduced", frozenset())
-    ours = mesh_of(sharding)
-    if math.prod(ours.shape[name] for name in unreduced) == 1:
+    names, ours = unreduced(sharding), mesh_of(sharding)
+    if math.prod(ours.shape[name] for name in names) == 1:
         return []
     group_of = np.empty(ours.size, np.int64)
-    group_of[renamed] = _groups(ours, unreduced).ravel()
+    group_of[renamed] = _groups(ours, names).ravel()
     group_of = group_of.reshape(theirs.devices.shape)
     found = []
     for axis, name in enumerate(theirs.axis_names):

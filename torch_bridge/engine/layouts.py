@@ -36,6 +36,7 @@ from isoshard.core.devices import Device
 from isoshard.core.domain import BlockLayout
 from isoshard.core.mesh import mesh_of
 from isoshard.core.offload import is_offloaded, on_device
+from isoshard.core.sums import stored
 
 UNPLACED = -1
 """The layout of a value that may be placed wherever a program needs it."""
@@ -60,7 +61,7 @@ def intern(layout: Layout) -> int:
                 number = len(_LAYOUTS)
                 _GROUPS.append(_assignment(layout))
                 _LAYOUTS.append(_under_auto(layout))
-                _TOLD.append(layout)
+                _TOLD.append(stored(layout))  # a reduced axis is one of copies
                 _NUMBERS[layout] = number  # last: now others may find it
     return number
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from jax.sharding import Mesh, NamedSharding
 
+from isoshard.core.axis_types import auto, is_typed, on_mesh, same_grid
 from isoshard.core.domain import BlockLayout
 from isoshard.core.domain.handlers.arguments import Path, place, whole
 from isoshard.core.domain.layouts import Layout
@@ -41,7 +42,7 @@ def read_layouts(
         name: of the function, for messages.
 
     Returns:
-        A layout for each, and their mesh; None if none lies on one.
+        A layout for each, and their mesh, under Auto axes; None if none lies on one.
 
     Raises:
         ShardingError: a layout cannot be known, or the meshes differ.
@@ -84,7 +85,34 @@ def _known(tensor: torch.Tensor) -> Known:
     if tensor._chain.ops:  # a view may lie otherwise, unless all of it is whole
         split = known is _UNKNOWN or (known and any(entries_of(_sharding(known).spec)))
         return _UNKNOWN if split else None
-    return layouts.blocks(value.layout) or tensor._storage.annotation or known
+    annotation = tensor._storage.annotation
+    return layouts.blocks(value.layout) or (annotation and under_auto_axes(annotation)) or known
+
+
+def under_auto_axes(known: Any) -> Any:
+    """A layout over a mesh of the same grid with Auto axes."""
+    return said_on(known, auto(_sharding(known).mesh))
+
+
+def said_on(known: Any, mesh: Mesh | None) -> Any:
+    """A layout over another mesh of the same grid; as it is for None, or on another grid."""
+    sharding = _sharding(known)
+    if mesh is None or not same_grid(sharding.mesh, mesh):
+        return known
+    same = on_mesh(sharding, mesh)
+    return known.on(same) if isinstance(known, BlockLayout) else same
+
+
+def typed_mesh(tensors: Sequence[torch.Tensor]) -> Mesh | None:
+    """The mesh of the first tensor that users see on one with Explicit axes."""
+    for tensor in tensors:
+        if isinstance(tensor, base.LazyTensor):
+            annotation = tensor._storage.annotation
+            said = None if annotation is None else mesh_of(_sharding(annotation))
+            mesh = said or layouts.typed_mesh(tensor._storage.value.layout)
+            if mesh is not None and is_typed(mesh):
+                return mesh
+    return None
 
 
 def _placed(number: int) -> Known:

@@ -22,6 +22,7 @@ from isoshard.core.domain.handlers.calling import Handled, Plan, call, plan
 from isoshard.core.domain.handlers.results import Result
 from isoshard.core.domain.interpreting import trace
 from isoshard.core.domain.layouts import Layout
+from isoshard.core.domain.shardings import said
 from isoshard.core.errors import ShardingError
 from isoshard.core.exact import exact
 from isoshard.core.uneven import UnevenArray
@@ -31,7 +32,7 @@ from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.layout import marks
 
 from .expecting import Expected
-from .layouts import read_layouts
+from .layouts import read_layouts, said_on, typed_mesh
 from .local import in_jax
 
 
@@ -125,15 +126,16 @@ class _Call:
         dtypes = (self._expected and self._expected.dtypes) or [one.dtype for one in found]
         mesh = self._arguments.mesh
         assert mesh is not None
+        typed = typed_mesh(tensors)
         results = [
-            _marked(one if one.dtype == dtype else one.to(dtype), result, mesh)
+            _marked(one if one.dtype == dtype else one.to(dtype), result, mesh, typed)
             for one, dtype, result in zip(found, dtypes, self._plan.results, strict=True)
         ]
         made = jax.tree.unflatten(self._plan.structure, results)
         return self._expected.rebuilt(made) if self._expected else made
 
     def _on_arrays(self, *arrays: jax.Array) -> list[Any]:
-        return jax.tree.leaves(call(self._handled, self._arguments, arrays))
+        return jax.tree.leaves(said(call(self._handled, self._arguments, arrays)))
 
     def _on_blocks(self, entry: Entry, laid: Sequence[Layout], physical: Any) -> Any:
         """The call as one primitive, which a program on blocks answers with the handler."""
@@ -159,7 +161,7 @@ class _Call:
                         f"said to lie in {layout.sizes}"
                     )
                 arrays.append(operand.array if uneven else operand)
-            found = call(self._handled, self._arguments, arrays)
+            found = said(call(self._handled, self._arguments, arrays))
             return jax.tree.leaves(found, is_leaf=lambda one: isinstance(one, UnevenArray))
 
         shapes = [
@@ -184,13 +186,13 @@ def _planned(
     return plan(handled, arguments, shapes)
 
 
-def _marked(tensor: Any, result: Result, mesh: Mesh) -> Any:
-    """A result that says how it lies."""
+def _marked(tensor: Any, result: Result, mesh: Mesh, typed: Mesh | None) -> Any:
+    """A result that says how it lies, on the mesh with Explicit axes if arguments do."""
     sharding = NamedSharding(mesh, result.spec)
     layout: Any = sharding
     if any(size is not None for size in result.sizes):
         layout = BlockLayout.plan(result.shape, mesh, sharding, result.sizes)
-    marks.lies(tensor, layout)
+    marks.lies(tensor, said_on(layout, typed))
     return tensor
 
 

@@ -35,7 +35,7 @@ def mark_sharding_with_gradients(t: torch.Tensor, mesh: Any, partition_spec: Any
 
     Args:
         t: on the `jax` device; it stays as it is.
-        mesh: an `xs.Mesh`, or a `jax.sharding.Mesh` with Auto axes.
+        mesh: an `xs.Mesh`, or a `jax.sharding.Mesh`.
         partition_spec: as for `mark_sharding`.
 
     Returns:

@@ -27,6 +27,7 @@ from typing import Any
 import jax
 import torch
 
+from isoshard.core.axis_types import auto
 from isoshard.core.errors import ShardingError
 from isoshard.core.mesh import mesh_of
 from isoshard.core.spec import axis_names, check_even
@@ -201,7 +202,7 @@ def _cut(sharding: Any, how: str) -> Recipe:
             piece = jax.numpy.where(_is_first(sharding), piece, jax.numpy.zeros_like(piece))
         return piece[None]
 
-    mesh = mesh_of(sharding)
+    mesh = auto(mesh_of(sharding))
     mapped = jax.shard_map(
         local,
         mesh=mesh,
@@ -226,7 +227,7 @@ def _join(sharding: Any, how: str) -> Recipe:
         wide = piece.astype("int32") if piece.dtype == bool else piece
         return jax.lax.psum(wide, others).astype(piece.dtype)
 
-    mesh = mesh_of(sharding)
+    mesh = auto(mesh_of(sharding))
     mapped = jax.shard_map(
         local,
         mesh=mesh,

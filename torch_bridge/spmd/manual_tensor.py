@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import torch
 
+from isoshard.core.axis_types import same_grid
 from isoshard.core.errors import ShardingError
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree, schema_of
@@ -106,7 +107,7 @@ class ManualTensor(XLAShardedTensor):
         places = [n for n, leaf in enumerate(flat) if isinstance(leaf, ManualTensor)]
         mesh = flat[places[0]].home
         for place in places:
-            if flat[place].home != mesh:
+            if not same_grid(flat[place].home, mesh):
                 raise ShardingError(
                     f"{func} has manual operands over two meshes, {mesh} and {flat[place].home}; "
                     "enable manual sharding for both over one mesh"

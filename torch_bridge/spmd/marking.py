@@ -46,7 +46,7 @@ def mark_sharding(
 
     Args:
         t: a tensor, parameter or activation on the `jax` device.
-        mesh: an `xs.Mesh`, or a `jax.sharding.Mesh` with Auto axes.
+        mesh: an `xs.Mesh`, or a `jax.sharding.Mesh`.
         partition_spec: one entry per axis of `t`: an axis index or name of the mesh, None, or a
             tuple of those (first is outermost); also a PartitionSpec.
         sizes: the elements of each block, where one axis is split; or per axis None or that; or
@@ -94,7 +94,7 @@ def annotate_custom_sharding(t: torch.Tensor, mesh: Any, partition_spec: Any) ->
 
     Args:
         t: on the `jax` device.
-        mesh: an `xs.Mesh`, or a `jax.sharding.Mesh` with Auto axes; it may be another than that of
+        mesh: an `xs.Mesh`, or a `jax.sharding.Mesh`; it may be another than that of
             the first mark, over the same devices in the same order.
         partition_spec: as for `mark_sharding`.
 

@@ -119,7 +119,10 @@ class Mesh:
         return names.index(name) if name in names else None
 
     def get_jax_mesh(self) -> jax.sharding.Mesh:
-        """The same mesh for JAX; axes without a name are called `"0"`, `"1"`, .. ."""
+        """The same mesh for JAX; axes without a name are called `"0"`, `"1"`, .. .
+
+        Its axes are Auto. One that was made from a mesh of JAX's gives that one.
+        """
         return self._jax_mesh
 
     def get_op_sharding(self, partition_spec: Any) -> OpSharding:
@@ -192,7 +195,9 @@ def mesh_from(mesh: Any) -> Mesh:
         return Mesh(ranks.flatten().tolist(), tuple(ranks.shape), names and tuple(names))
     taken = as_mesh(mesh)
     ids = [marks.ordinal(device) for device in taken.devices.flat]
-    return Mesh(ids, taken.axis_sizes, taken.axis_names)
+    made = Mesh(ids, taken.axis_sizes, taken.axis_names)
+    made._jax_mesh = taken  # with its axis types
+    return made
 
 
 _global: Mesh | None = None

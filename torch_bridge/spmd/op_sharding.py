@@ -46,7 +46,7 @@ class OpSharding:
         """The layout of a spec over a mesh.
 
         Args:
-            mesh: with Auto axes.
+            mesh: of any axis types.
             partition_spec: one entry per tensor axis.
 
         Raises:

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.axis_types import same_grid
+from isoshard.core.domain.shardings import lies, sharding_of
 from isoshard.core.entries import entries_of
 from isoshard.core.errors import ShardingError, SpecError, UnevenError
-from isoshard.core.mesh import as_mesh, describe_mesh, mesh_of
+from isoshard.core.mesh import as_mesh, describe_mesh
 from isoshard.core.spec import axis_names, named_sharding, normalize_spec, same_layout
 from isoshard.core.uneven import UnevenArray, padded_of
 
@@ -83,7 +84,7 @@ def check(
         ShardingError: an array lies otherwise, or its sizes do not fit.
         ValueError: shapes, dtypes or numbers do not fit together; all faults in one message.
     """
-    mesh = as_mesh(mesh)
+    mesh = as_mesh(mesh, abstract=True)
     ring, batch, heads = _split(mesh, axes, what)
     plain = [x.array if isinstance(x, UnevenArray) else jnp.asarray(x) for x in arrays]
     q, k, v = plain
@@ -197,14 +198,17 @@ def result(given: Given, out: jax.Array, q: Any) -> jax.Array | UnevenArray:
     Returns:
         `out`, or an UnevenArray of it.
     """
+    own = sharding_of(q) if isinstance(q, UnevenArray | jax.Array) else None
+    if isinstance(q, UnevenArray) and own is None:
+        return UnevenArray(out, (*q.shape[:3], out.shape[3]), q.sizes)
+    here: Any = (P.UNCONSTRAINED, None, P.UNCONSTRAINED)
+    if isinstance(own, NamedSharding):
+        here = (*(entries_of(own.spec) if same_grid(own.mesh, given.mesh) else ()), *[None] * 3)
+    spec = P(given.batch or here[0], given.ring, given.heads or here[2])
+    is_open = P.UNCONSTRAINED in entries_of(spec)
+    layout = NamedSharding(given.mesh, spec) if is_open else named_sharding(spec, given.mesh, 4)
     if not isinstance(q, UnevenArray):
-        return out
-    layout = q.layout
-    if layout is not None:
-        here = entries_of(layout.spec) if layout.mesh == given.mesh else ()
-        batch, _, heads, *_ = *here, None, None, None
-        spec = P(given.batch or batch, given.ring, given.heads or heads)
-        layout = named_sharding(spec, given.mesh, 4)
+        return lies(out, layout)
     return UnevenArray(out, (*q.shape[:3], out.shape[3]), q.sizes, layout)
 
 
@@ -307,15 +311,14 @@ def _own_sizes(name: str, x, blocks: int) -> tuple[int, ...] | None:
 
 def _check_layout(name: str, x, mesh: Mesh, wanted: P, open_axes: tuple[int, ...]) -> None:
     """Refuse an array that would have to be gathered first; a traced one says nothing of itself."""
-    known = isinstance(x, UnevenArray) or (isinstance(x, jax.Array) and not isinstance(x, Tracer))
-    sharding = x.sharding if known else None
+    sharding = sharding_of(x) if isinstance(x, UnevenArray | jax.Array) else None
     if not isinstance(sharding, NamedSharding) or sharding.is_fully_replicated:
         return
     asked = named_sharding(wanted, mesh, 4)
-    if sharding.mesh != mesh:
+    if not same_grid(sharding.mesh, mesh):
         if not same_layout(sharding, asked, 4):
             raise ShardingError(
-                f"{name} lies as {sharding.spec} on a mesh of {describe_mesh(mesh_of(sharding))}, "
+                f"{name} lies as {sharding.spec} on a mesh of {describe_mesh(sharding.mesh)}, "
                 f"and is asked for as {asked.spec} on one of {describe_mesh(mesh)}. Pass that mesh,"
                 " or iso.reshard it first."
             )

@@ -29,7 +29,6 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.domain.splits import Split, pack_axis
 from isoshard.core.entries import entries_of
-from isoshard.core.mesh import as_mesh, mesh_of
 from isoshard.core.spec import axis_names
 from isoshard.core.uneven import UnevenArray
 
@@ -116,7 +115,7 @@ def _setup(told: Attention, q: Any, k: Any, v: Any, mask: Any) -> Setup | None:
     pairs = zip((q, k), sizes[:2], strict=True)
     lines = [Line(x.array.shape[-2], len(own), sizes=own) for x, own in pairs]
     return Setup(
-        mesh=as_mesh(mesh_of(q.layout)),
+        mesh=q.layout.mesh,
         ring=axes[0],
         batch=(),
         heads=(),
@@ -159,7 +158,7 @@ def _like(u: UnevenArray, x: jax.Array, *width: int) -> UnevenArray:
     array = x.reshape(*u.array.shape[:kept], *width)
     own: Any = u.layout
     entries = [*entries_of(own.spec), *[None] * u.ndim][:kept]
-    layout = NamedSharding(mesh_of(own), P(*entries, *[None] * len(width)))
+    layout = NamedSharding(own.mesh, P(*entries, *[None] * len(width)))
     return UnevenArray(array, shape, sizes, layout)
 
 

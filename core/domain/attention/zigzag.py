@@ -22,13 +22,16 @@ Attention (https://arxiv.org/abs/2311.09431) interleaves single tokens instead.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.domain.any_framework import any_framework
+from isoshard.core.domain.shardings import lies, sharding_of
+from isoshard.core.entries import axis_names, entries_of
 from isoshard.core.errors import SpecError, UnevenError
 from isoshard.core.mesh import as_mesh
 
@@ -57,7 +60,7 @@ def zigzag(x: jax.Array, *, mesh: Mesh, axis: str | tuple[str, ...], dim: int = 
         UnevenError: twice the number of shards does not divide the sequence.
         ValueError: `x` has no axis `dim`.
     """
-    return _move(x, _checked(x, mesh, axis, dim), dim, False)
+    return _moved(x, _checked(x, mesh, axis, dim), dim, False)
 
 
 @any_framework
@@ -78,11 +81,11 @@ def unzigzag(x: jax.Array, *, mesh: Mesh, axis: str | tuple[str, ...], dim: int 
         UnevenError: twice the number of shards does not divide the sequence.
         ValueError: `x` has no axis `dim`.
     """
-    return _move(x, _checked(x, mesh, axis, dim), dim, True)
+    return _moved(x, _checked(x, mesh, axis, dim), dim, True)
 
 
 def _checked(x, mesh, axis, dim: int) -> tuple[Mesh, tuple[str, ...]]:
-    mesh = as_mesh(mesh)
+    mesh = as_mesh(mesh, abstract=True)
     ring = axes_of(axis, mesh, "axis")
     if not ring:
         raise SpecError(f"axis names the mesh axes that split the sequence, not {axis}")
@@ -96,6 +99,22 @@ def _checked(x, mesh, axis, dim: int) -> tuple[Mesh, tuple[str, ...]]:
             f"{-(-x.shape[dim] // parts) * parts}, or keep the sequence in order."
         )
     return mesh, ring
+
+
+def _moved(x, where: tuple[Mesh, tuple[str, ...]], dim: int, back: bool) -> jax.Array:
+    mesh, ring = where
+    found = _move(x, where, dim, back)
+    told = sharding_of(x) if isinstance(x, jax.Array) else None
+    known = entries_of(told.spec) if isinstance(told, NamedSharding) else [P.UNCONSTRAINED] * x.ndim
+    entries = [*known, *[None] * x.ndim][: x.ndim]
+    kept: list[Any] = [
+        entry
+        if entry is P.UNCONSTRAINED
+        else tuple(name for name in axis_names(entry) if name not in ring) or None
+        for entry in entries
+    ]
+    kept[dim] = ring
+    return lies(found, NamedSharding(mesh, P(*kept)))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))

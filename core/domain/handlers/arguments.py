@@ -19,11 +19,13 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.axis_types import same_grid
 from isoshard.core.domain.layouts import Layout, layout_of
+from isoshard.core.domain.shardings import known_sharding_of
 from isoshard.core.entries import entries_of
 from isoshard.core.errors import ShardingError
 from isoshard.core.exact import exact
-from isoshard.core.mesh import as_mesh, describe_mesh, mesh_of
+from isoshard.core.mesh import as_mesh, describe_mesh
 from isoshard.core.spec import named_sharding, same_layout
 from isoshard.core.uneven import UnevenArray, is_uneven, padded_of
 
@@ -97,7 +99,7 @@ def read(
     leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_uneven)
     paths = paths_of(structure)
     given = {} if mesh is None else _told(paths, told, name)
-    grid = as_mesh(mesh) if mesh is not None else _one_mesh(paths, leaves, name)
+    grid = as_mesh(mesh, abstract=True) if mesh is not None else _one_mesh(paths, leaves, name)
     faults: list[str] = []
     frames, arrays = [], []
     for path, leaf in zip(paths, leaves, strict=True):
@@ -150,10 +152,10 @@ def _layout(leaf: Any, mesh: Mesh | None, told: Any, where: str, name: str, faul
     if told is not _UNSAID and mesh is not None:
         said = named_sharding(told, mesh, array.ndim, name=f"{name}: {where}")
         if isinstance(own, NamedSharding) and not (
-            mesh_of(own) == mesh and same_layout(own, said, array.ndim)
+            same_grid(own.mesh, mesh) and same_layout(own, said, array.ndim)
         ):
             faults.append(
-                f"{where} lies as {own.spec} over {describe_mesh(mesh_of(own))}, and over() says "
+                f"{where} lies as {own.spec} over {describe_mesh(own.mesh)}, and over() says "
                 f"{said.spec} over {describe_mesh(mesh)}: leave it out there, or lay it out anew "
                 "with iso.reshard"
             )
@@ -182,7 +184,7 @@ def whole(shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
 
 
 def _laid(leaf: Any, sharding: NamedSharding, name: str, where: str) -> Layout:
-    return layout_of(leaf, mesh_of(sharding), sharding.spec, verb=f"{name}: {where}")
+    return layout_of(leaf, sharding.mesh, sharding.spec, verb=f"{name}: {where}")
 
 
 _ANYWHERE: Any = object()  # the layout of what was never put on a device
@@ -195,9 +197,10 @@ def _own_sharding(leaf: Any) -> Any:
         return leaf.layout if known else None
     array = padded_of(leaf)
     if isinstance(array, Tracer):
-        array = array.to_concrete_value()  # `jax.grad` has it, `jax.jit` has not
-        if array is None:
-            return None
+        held = array.to_concrete_value()  # `jax.grad` has it, `jax.jit` has not
+        if held is None:
+            return known_sharding_of(leaf)
+        array = held
     if not isinstance(array, jax.Array):
         return _ANYWHERE
     named = isinstance(array.sharding, NamedSharding)
@@ -209,7 +212,7 @@ def _one_mesh(paths: Sequence[Path], leaves: Sequence[Any], name: str) -> Mesh |
     for path, leaf in zip(paths, leaves, strict=True):
         own = _own_sharding(leaf) if _is_array(leaf) else None
         if isinstance(own, NamedSharding):
-            meshes.setdefault(as_mesh(mesh_of(own)), []).append(place(path))
+            meshes.setdefault(own.mesh, []).append(place(path))
     if len(meshes) > 1:
         lines = [f"{', '.join(own)} on {describe_mesh(mesh)}" for mesh, own in meshes.items()]
         raise ShardingError(

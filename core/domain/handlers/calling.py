@@ -98,7 +98,7 @@ def call(handled: Handled, arguments: Arguments, arrays: Sequence[Any]) -> Any:
         arrays: padded ones of UnevenArrays.
 
     Returns:
-        The results in their tree: `jax.Array`s and `UnevenArray`s.
+        The results in their tree: `UnevenArray`s, and for other arrays `WithLayout`s.
 
     Raises:
         ShardingError: what the handler returned does not fit.

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.domain.shardings import WithLayout
 from isoshard.core.entries import entries_of
 from isoshard.core.errors import ShardingError, SpecError
 from isoshard.core.spec import axis_names, normalize_spec
@@ -63,10 +64,11 @@ class Result:
         return found + ((),) * (len(self.shape) - len(found))
 
     def global_array(self, array: Any, mesh: Mesh) -> Any:
-        """The result over the padded array: an UnevenArray if it has sizes."""
+        """The result over the padded array: an UnevenArray if it has sizes, else a `WithLayout`."""
+        layout = NamedSharding(mesh, self.spec)
         if not any(size is not None for size in self.sizes):
-            return array
-        return UnevenArray(array, self.shape, self.sizes, NamedSharding(mesh, self.spec))
+            return WithLayout(array, layout)
+        return UnevenArray(array, self.shape, self.sizes, layout)
 
 
 def read_results(made: Any, mesh: Mesh, name: str) -> tuple[list[Any], list[Result], Any]:

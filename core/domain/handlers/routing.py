@@ -28,7 +28,9 @@ from typing import Any
 
 import jax
 
+from isoshard.core.domain.any_mesh import any_mesh
 from isoshard.core.domain.interpreting import recording
+from isoshard.core.domain.shardings import said
 from isoshard.core.errors import ShardingError
 from isoshard.core.mesh import as_mesh
 
@@ -39,6 +41,7 @@ from .lifted import in_lift
 _PLAIN = contextvars.ContextVar(
     "functions are called for the shapes of their results", default=False
 )
+_WHOLE: Any = object()  # no array of a call is split
 
 
 class Routed:
@@ -62,7 +65,14 @@ class Routed:
         def run(arguments: Arguments, arrays: list[Any]) -> Any:
             return call(handled, arguments, arrays)
 
-        self._compiled = jax.jit(run, static_argnums=0)
+        compiled = jax.jit(run, static_argnums=0)
+
+        @any_mesh
+        def by_handler(mesh: Any, told: Any, args: Any, kwargs: Any) -> Any:
+            arguments, arrays = read(args, kwargs, mesh, told, self._name)
+            return said(compiled(arguments, arrays)) if arguments.split else _WHOLE
+
+        self._by_handler = by_handler
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the handler if an array is split, else the function.
@@ -128,10 +138,8 @@ class Routed:
         return self._on_devices(mesh, told, args, kwargs)
 
     def _on_devices(self, mesh: Any, told: Any, args: Any, kwargs: Any) -> Any:
-        arguments, arrays = read(args, kwargs, mesh, told, self._name)
-        if not arguments.split:
-            return self.function(*args, **kwargs)
-        return self._compiled(arguments, arrays)
+        found = self._by_handler(mesh, told, args, kwargs)
+        return self.function(*args, **kwargs) if found is _WHOLE else found
 
 
 def register_function_handler(

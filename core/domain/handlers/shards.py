@@ -33,7 +33,7 @@ class Shards(Verbs):
         blocks: likewise, this device's.
 
     Attributes:
-        mesh: the devices.
+        mesh: the devices, under Auto axes; abstract where only the type of a traced array tells it.
     """
 
     def __init__(

@@ -18,9 +18,9 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.domain.shardings import sharding_of
+from isoshard.core.domain.shardings import known_sharding_of, sharding_of
 from isoshard.core.errors import ShardingError
-from isoshard.core.mesh import as_mesh, mesh_of
+from isoshard.core.mesh import as_mesh
 from isoshard.core.uneven import UnevenArray, padded_of
 
 from .rows import Rows, entries, read_rows
@@ -51,7 +51,7 @@ def read_clouds(given: dict[str, Any], mesh: Any, axes: Any) -> dict[str, Rows]:
                 f"{name} are rows of coordinates in a jax.Array or an UnevenArray; given was "
                 f"{type(value).__name__}. Lay them out first: iso.shard(x, mesh, spec)."
             )
-    found = _mesh(given) if mesh is None else as_mesh(mesh)
+    found = _mesh(given) if mesh is None else as_mesh(mesh, abstract=True)
     faults = [fault for name, value in given.items() for fault in _faults(name, value)]
     told = _told(given, axes, faults)
     rows = {
@@ -70,7 +70,7 @@ def _mesh(given: dict[str, Any]) -> Mesh:
     layouts = {name: sharding_of(value) for name, value in given.items()}
     for layout in layouts.values():
         if isinstance(layout, NamedSharding):
-            return mesh_of(layout)
+            return layout.mesh
     traced = [name for name, layout in layouts.items() if layout is None]
     devices = {device for one in layouts.values() if one is not None for device in one.device_set}
     if traced or len(devices) != 1:
@@ -95,7 +95,7 @@ def _faults(name: str, value: Any) -> list[str]:
         faults.append(f"{name} are {value.dtype}, and coordinates are floating-point numbers")
     if isinstance(value, UnevenArray) and any(size is not None for size in value.sizes[1:]):
         faults.append(f"{name} are padded along their coordinates: {value!r}")
-    if isinstance(sharding_of(value), NamedSharding) and any(entries(value)[1:]):
+    if isinstance(known_sharding_of(value), NamedSharding) and any(entries(value)[1:]):
         faults.append(
             f"{name} are split along their coordinates by {sharding_of(value).spec}: lay them out "
             f"by rows, iso.reshard({name}, {P(entries(value)[0] or None)})"

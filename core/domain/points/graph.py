@@ -33,9 +33,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.domain.any_framework import any_framework
+from isoshard.core.domain.any_mesh import any_mesh
 from isoshard.core.domain.shardings import sharding_of
 from isoshard.core.errors import ShardingError
-from isoshard.core.mesh import mesh_of
 from isoshard.core.place import shard
 from isoshard.core.uneven import UnevenArray, padded_of
 
@@ -43,6 +43,7 @@ from .edges import SortedEdges, sort_edges
 from .rows import Rows, read_rows
 
 
+@any_mesh
 def partition_graph(senders: Any, receivers: Any, nodes: Any) -> GraphHalo:
     """Lay the edges of a graph out with the nodes that receive.
 
@@ -69,7 +70,7 @@ def partition_graph(senders: Any, receivers: Any, nodes: Any) -> GraphHalo:
     faults: list[str] = []
     rows = None
     if isinstance(layout, NamedSharding) and not isinstance(padded_of(nodes), Tracer):
-        rows = read_rows("nodes", nodes, mesh_of(layout), None, faults)
+        rows = read_rows("nodes", nodes, layout.mesh, None, faults)
     else:
         faults.append("nodes lie on no mesh: lay them out, iso.shard(nodes, mesh, spec)")
     for name, numbers in ends.items():
@@ -141,7 +142,7 @@ class GraphHalo:
             ShardingError: `x` has other rows.
         """
         made = _fetch(self.nodes, self._pairs, self._read(x), self._lists[0], self._lists[2:])
-        return self._edges(made)
+        return self._edges(made, x)
 
     @any_framework
     def receivers(self, x: Any) -> UnevenArray:
@@ -156,8 +157,9 @@ class GraphHalo:
         Raises:
             ShardingError: `x` has other rows.
         """
-        return self._edges(_fetch(self.nodes, (), self._read(x), self._lists[1], ()))
+        return self._edges(_fetch(self.nodes, (), self._read(x), self._lists[1], ()), x)
 
+    @any_mesh
     def edges(self, values: Any) -> UnevenArray:
         """Lay out what is known of each edge, such as its length.
 
@@ -180,6 +182,7 @@ class GraphHalo:
         made = _choose(self.nodes, self._block, self.edge_ids.array, self._lists[1], values)
         return self._edges(made)
 
+    @any_mesh
     def segment_sum(self, messages: Any) -> Any:
         """Sum, for each node, over the edges that end there; nothing is sent.
 
@@ -205,7 +208,7 @@ class GraphHalo:
                 f"{self._lists[1].shape[0] // len(self.sizes)}: make them from graph.senders, "
                 "graph.receivers and graph.edges."
             )
-        return self.nodes.like(_add(self.nodes, self._block, array, self._lists[1]))
+        return self.nodes.like(_add(self.nodes, self._block, array, self._lists[1]), messages)
 
     @property
     def _block(self) -> int:
@@ -227,10 +230,10 @@ class GraphHalo:
             )
         return array
 
-    def _edges(self, array: Any) -> UnevenArray:
+    def _edges(self, array: Any, beside: Any = None) -> UnevenArray:
         shape = (sum(self.sizes), *array.shape[1:])
         sizes = (self.sizes, *[None] * (array.ndim - 1))
-        return UnevenArray(array, shape, sizes, NamedSharding(self.nodes.mesh, self.nodes.spec))
+        return UnevenArray(array, shape, sizes, self.nodes.layout(array.ndim, beside))
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """The numbers of rows, and the rest as static data."""

@@ -24,9 +24,10 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.domain.shardings import block_sizes, sharding_of
+from isoshard.core.axis_types import same_grid
+from isoshard.core.domain.shardings import block_sizes, known_sharding_of, lies, sharding_of
 from isoshard.core.entries import canonical_spec, entries_of
-from isoshard.core.mesh import describe_mesh, mesh_of
+from isoshard.core.mesh import describe_mesh
 from isoshard.core.spec import axis_names
 from isoshard.core.uneven import UnevenArray, padded_of
 
@@ -79,13 +80,30 @@ class Rows:
         place = np.argsort(in_order.reshape(-1)).tolist()
         return lax.ppermute(x, tuple(names), [(place[a], place[b]) for a, b in pairs])
 
-    def like(self, array: Any) -> Any:
-        """A padded result in the form of the array that was read: an UnevenArray if that was."""
+    def like(self, array: Any, beside: Any = None) -> Any:
+        """A padded result in the form of the array that was read: an UnevenArray if that was.
+
+        Args:
+            array: the result.
+            beside: an array as whose the other axes lie; None if they are whole.
+
+        Returns:
+            The result.
+        """
+        layout = self.layout(array.ndim, beside)
         if not self.uneven:
-            return array
+            return lies(array, layout)
         shape = (self.count, *array.shape[1:])
         sizes = (self.sizes, *[None] * (array.ndim - 1))
-        return UnevenArray(array, shape, sizes, NamedSharding(self.mesh, self.spec))
+        return UnevenArray(array, shape, sizes, layout)
+
+    def layout(self, rank: int, beside: Any = None) -> NamedSharding:
+        """The layout of an array with these rows; as for `like`."""
+        told = None if beside is None else sharding_of(beside)
+        others: tuple[Any, ...] = ()
+        if isinstance(told, NamedSharding) and same_grid(told.mesh, self.mesh):
+            others = entries_of(told.spec)[1:rank]
+        return NamedSharding(self.mesh, P(self.axes or None, *others))
 
 
 def read_rows(name: str, value: Any, mesh: Mesh, told: Any, faults: list[str]) -> Rows:
@@ -116,7 +134,7 @@ def read_rows(name: str, value: Any, mesh: Mesh, told: Any, faults: list[str]) -
 def entries(value: Any) -> tuple[tuple[str, ...], ...]:
     """The mesh axes that split each axis of an array over a mesh; none of size 1."""
     layout = sharding_of(value)
-    mesh = mesh_of(layout)
+    mesh = layout.mesh
     spec = canonical_spec(P(*entries_of(layout.spec)), mesh, value.ndim, "array")
     found = [_larger(axis_names(entry), mesh) for entry in spec]
     return (*found, *[()] * (value.ndim - len(found)))
@@ -127,14 +145,14 @@ def _axes(name: str, value: Any, mesh: Mesh, told: Any, faults: list[str]) -> tu
     if told is not None:
         spec = canonical_spec(told, mesh, 1, name)
         said = _larger(axis_names(spec[0]) if len(spec) else (), mesh)
-    layout = sharding_of(value)
+    layout = known_sharding_of(value)
     if layout is None:
         if said is None:
             faults.append(f"{name} are traced, and axes= does not say which mesh axes split them")
         return said or ()
     if isinstance(layout, SingleDeviceSharding) and set(mesh.devices.flat) == layout.device_set:
         return ()
-    if not isinstance(layout, NamedSharding) or mesh_of(layout) != mesh:
+    if not isinstance(layout, NamedSharding) or not same_grid(layout.mesh, mesh):
         faults.append(
             f"{name} lie by {layout}, not on the mesh {describe_mesh(mesh)}: lay them out there, "
             f"iso.shard({name}, mesh, spec)"

@@ -23,6 +23,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from isoshard.core.axis_types import constrain
+
 _MESH: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
 
 
@@ -56,4 +58,4 @@ def whole(x: jax.Array, axes: Sequence[int]) -> jax.Array:
     spec: list[object] = [PartitionSpec.UNCONSTRAINED] * np.ndim(x)
     for axis in axes:
         spec[axis] = None
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*spec)))
+    return constrain(x, NamedSharding(mesh, PartitionSpec(*spec)))

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import NamedSharding
 
 import isoshard as iso
 from isoshard import P
+from isoshard.core.spec import same_layout
 
 from .blocks import dense, in_blocks, out_of_blocks, with_loss
 from .traffic import compiled, gathered, sent, summed
@@ -80,7 +82,10 @@ def test_a_unet_sends_what_one_sample_does():
     want, want_gradients = dense(
         lambda x, w: unet(x, w, mesh=iso.make_mesh((1,), ("x",)), spec=P()), X, WEIGHTS
     )
-    assert result.sharding.spec == gradients[0].sharding.spec == SPEC
+    layout = NamedSharding(both, SPEC)
+    assert result.layout == gradients[0].layout == layout
+    assert same_layout(result.array.sharding, layout, 4)
+    assert same_layout(gradients[0].array.sharding, layout, 4)
     np.testing.assert_allclose(out_of_blocks(result), want, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(out_of_blocks(gradients[0]), want_gradients[0], rtol=1e-3, atol=1e-3)
     for name, gradient in gradients[1].items():

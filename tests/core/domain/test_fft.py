@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 
 import isoshard as iso
 from benchmarks import collectives
 from isoshard import P, ShardingError
+from isoshard.core.axis_types import constrain
 
 from .blocks import dense, in_blocks, out_of_blocks, with_loss
 
@@ -59,7 +60,7 @@ def checked(mesh, spec, shape, axes, norm="backward", odd=0, kinds=KINDS):
     def both(*arrays):
         loss = jax.grad(with_loss(ours), argnums=(0, 1), has_aux=True)
         slopes, results = loss(*arrays)
-        return results, [jax.lax.with_sharding_constraint(x, layout) for x in slopes]
+        return results, [constrain(x, layout) for x in slopes]
 
     program = both.lower(*placed).compile()
     results, slopes = program(*placed)
@@ -137,7 +138,7 @@ def test_a_single_line_is_gathered_along_its_axis_only():
 @pytest.mark.parametrize("axes", [(0,), (1,), (0, 1)])
 def test_lengths_that_do_not_divide(axes):
     """As inside a program: the compiler pads, and nothing of it is read."""
-    mesh = iso.make_mesh((2, 4), ("x", "y"))
+    mesh = iso.make_mesh((2, 4), ("x", "y"), axis_types=AxisType.Auto)  # others divide
     layout = NamedSharding(mesh, P("x", "y"))
     x = np.random.default_rng(0).normal(size=(5, 7, 3)).astype(np.float32)
 
@@ -174,7 +175,8 @@ def test_blocks_of_unequal_sizes(axes, mesh):
     np.testing.assert_allclose(out_of_blocks(found), expected, rtol=1e-4, atol=1e-4)
     back = iso.domain.irfft(iso.domain.rfft(u, axes), axes, length=5)
     np.testing.assert_allclose(out_of_blocks(back), x, rtol=1e-4, atol=1e-4)
-    slope = jax.grad(loss)(u)
+    with jax.set_mesh(mesh):
+        slope = jax.grad(loss)(u)
     wanted = dense(plain, x)[1][0]
     np.testing.assert_allclose(out_of_blocks(slope), wanted, rtol=1e-3, atol=1e-3)
 
@@ -206,7 +208,8 @@ def test_batches_of_jax_and_forward_derivatives():
 def test_inside_shard_map_and_on_one_device():
     mesh = iso.make_mesh((4,), ("x",))
     x = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
-    found = jax.shard_map(iso.domain.fft, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(x)
+    run = jax.shard_map(iso.domain.fft, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    found = run(iso.shard(x, mesh, P("x")))
     for one in (found, iso.domain.fft(x), jax.jit(iso.domain.fft)(x)):
         np.testing.assert_allclose(one, np.fft.fft(x), rtol=1e-4, atol=1e-4)
     assert iso.domain.fft(np.arange(3)).dtype == jnp.complex64

@@ -30,7 +30,8 @@ def test_transforms_are_those_of_one_device(split, mesh):
     half = lift(jnp.fft.rfft)(u)
     np.testing.assert_allclose(out_of_blocks(half), np.fft.rfft(x), rtol=1e-5, atol=1e-5)
     # sum |fft(x)|^2 = 6 sum x^2 for lines of 6
-    gradient = jax.grad(lambda u: lift(lambda a: (jnp.abs(jnp.fft.fft(a)) ** 2).sum())(u))(u)
+    with jax.set_mesh(mesh):
+        gradient = jax.grad(lambda u: lift(lambda a: (jnp.abs(jnp.fft.fft(a)) ** 2).sum())(u))(u)
     np.testing.assert_allclose(out_of_blocks(gradient), 12 * x, rtol=1e-4, atol=1e-4)
 
 

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.axis_types import under_auto
 from isoshard.core.domain.halo import halo, halo_exchange
 from isoshard.core.domain.windows import MODES
 from isoshard.core.errors import ShardingError, UnevenError
@@ -47,7 +48,9 @@ def test_shards_and_their_gradients(mode, split, width, mesh, x64):
     copies = np.bincount(expected(numbers, sizes, *width, mode)[0], minlength=sum(sizes))
     if mode == "zero":  # row 0 stands for what is not there
         copies[0] = np.sum(expected(numbers + 1, sizes, *width, mode) == 1)
-    np.testing.assert_allclose(whole(jax.grad(weighed)(u)), x * copies)
+    with jax.set_mesh(mesh):
+        slopes = jax.grad(weighed)(u)
+    np.testing.assert_allclose(whole(slopes), x * copies)
 
 
 def test_inside_shard_map_over_two_mesh_axes(mesh):
@@ -77,17 +80,18 @@ def test_faults_are_told(mesh):
     with pytest.raises(ShardingError, match=r"width -1 is .*; mode 'odd' .*; axis 2 is none"):
         halo_exchange(x, -1, 2, "odd")
     with pytest.raises(ShardingError, match=r"inside jax.jit a value does not tell"):
-        jax.jit(lambda x: halo_exchange(x, 1, 0))(x)
+        jax.jit(lambda x: halo_exchange(x, 1, 0))(under_auto(x))  # a type would tell
     with pytest.raises(TypeError, match="given was ndarray"):
         halo_exchange(np.ones(8), 1, 0)
     with pytest.raises(UnevenError, match=r"axis 0 has 2 blocks, and 4 shards"):
         halo_exchange(UnevenArray(x, (5, 3), ((2, 3), None)), 1, 0)
     with pytest.raises(ShardingError, match="has 1 row in all, which mode 'reflect' cannot"):
         halo_exchange(UnevenArray(x, (1, 3), ((1, 0, 0, 0), None)), 1, 0, "reflect")
+    line = make_mesh((4,), ("y",))
     with pytest.raises(ShardingError, match=r"sizes \(1, 1\) are not one for each of 4 devices"):
         jax.shard_map(
             lambda block: halo(block, 1, 0, "y", sizes=(1, 1)),
-            mesh=make_mesh((4,), ("y",)),
+            mesh=line,
             in_specs=P("y"),
             out_specs=P("y"),
-        )(np.ones(8, np.float32))
+        )(shard(np.ones(8, np.float32), line, ("y",)))

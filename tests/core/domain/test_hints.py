@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 
 import isoshard as iso
 from isoshard import P
@@ -22,7 +22,8 @@ DATA, NONE = P("data", None, "x"), P(None, None, "x")
 
 @pytest.fixture
 def mesh():
-    return iso.make_mesh((2, 4), ("data", "x"))
+    """With Auto axes: along others a layout is never open, and a constraint is a check."""
+    return iso.make_mesh((2, 4), ("data", "x"), axis_types=AxisType.Auto)
 
 
 def test_a_layout_tells_of_each_axis(mesh):

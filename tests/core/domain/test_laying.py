@@ -8,6 +8,7 @@ from jax.sharding import NamedSharding
 
 import isoshard as iso
 from isoshard import P, UnevenArray
+from isoshard.core.axis_types import auto
 from isoshard.core.domain import (
     BlockLayout,
     lay_in_blocks,
@@ -84,6 +85,7 @@ def test_arrays_are_laid_out(mesh, rows, layout, kind):
 
 
 def test_constraints_inside_a_lifted_function(mesh, rows, layout):
+    mesh = auto(mesh)  # along Explicit axes such a constraint is a check
     u = lay_out_in_blocks(rows, layout)
     other = BlockLayout.plan((18, 6), mesh, P("x"), ((0, 3, 9, 6), None))
 
@@ -110,7 +112,8 @@ def test_whole_arguments_come_into_blocks_also_inside_calls(rows, layout):
 def test_gradients_go_through_a_constraint(rows, layout):
     u = lay_out_in_blocks(rows, layout)
     loss = lift(lambda x: (lay_in_blocks(x**2, layout) * 3).sum())
-    gradient = jax.grad(loss)(u)
+    with jax.set_mesh(u.array.sharding.mesh):
+        gradient = jax.grad(loss)(u)
     assert gradient.sizes == u.sizes
     np.testing.assert_allclose(without_padding(gradient), 6 * rows, rtol=1e-6)
 

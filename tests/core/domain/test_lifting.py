@@ -117,7 +117,8 @@ def test_padding_is_never_read(line, padding):
     def loss(u, w):
         return iso.domain.lift(lambda x, w: (jax.nn.softmax(x @ w, 0) * x[:, :2]).sum())(u, w)
 
-    value, (gu, gw) = jax.value_and_grad(loss, argnums=(0, 1))(u, w)
+    with jax.set_mesh(line):
+        value, (gu, gw) = jax.value_and_grad(loss, argnums=(0, 1))(u, w)
     right, (ru, rw) = jax.value_and_grad(
         lambda x, w: (jax.nn.softmax(x @ w, 0) * x[:, :2]).sum(), argnums=(0, 1)
     )(X, w)

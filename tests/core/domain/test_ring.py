@@ -7,12 +7,14 @@ from jax.sharding import PartitionSpec as P
 from isoshard.core.domain.ring import ring
 from isoshard.core.errors import ShardingError
 from isoshard.core.mesh import make_mesh
+from isoshard.core.place import shard
 
 RNG = np.random.default_rng(0)
 
 
 def over(mesh, function, specs, out):
-    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=out))
+    run = jax.jit(jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=out))
+    return lambda x: run(shard(x, mesh, specs))
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -62,7 +64,8 @@ def test_gradients_of_a_product_over_two_mesh_axes(mesh, x64):
     def loss(rows):
         return lambda a, b: (rows(a, b) * weights).sum()
 
-    got = jax.jit(jax.value_and_grad(loss(rows), (0, 1)))(a, b)
+    laid = [shard(x, mesh, P(both)) for x in (a, b)]
+    got = jax.jit(jax.value_and_grad(loss(rows), (0, 1)))(*laid)
     want = jax.value_and_grad(loss(lambda a, b: jnp.tanh(a @ b.T).sum(1)), (0, 1))(a, b)
     jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-12), got, want)
 

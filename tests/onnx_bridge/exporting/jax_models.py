@@ -23,6 +23,12 @@ GPT_PLAN = Plan(
 GPT_STAGES = {"tokens.*": 0, "positions": 0, "blocks.0.*": 0, "blocks.1.*": 1, "norm.*": 1}
 
 
+def laid(x, sharding):
+    """JAX's own word for a layout inside a function, by the axis types of the mesh."""
+    typed = sharding.mesh.are_all_axes_explicit
+    return (jax.sharding.reshard if typed else jax.lax.with_sharding_constraint)(x, sharding)
+
+
 class Block(nnx.Module):
     def __init__(self, mesh, rngs):
         self.mesh = mesh
@@ -37,7 +43,7 @@ class Block(nnx.Module):
         x = x + self.attention(self.before(x), mask=mask)
         hidden = nnx.gelu(self.up(self.between(x)))
         inside = NamedSharding(self.mesh, P("dp", None, "tp"))
-        hidden = jax.lax.with_sharding_constraint(hidden, inside)
+        hidden = laid(hidden, inside)
         return x + self.dropout(self.down(hidden))
 
 

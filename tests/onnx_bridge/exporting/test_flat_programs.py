@@ -1,14 +1,19 @@
 """Programs written out: the same numbers, every layout met, what has no place in a file refused."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 
-from isoshard import P
+import isoshard as iso
+from isoshard import P, make_mesh
+from isoshard.core.axis_types import is_typed
 from isoshard.onnx_bridge import ModelError
 from isoshard.onnx_bridge.exporting.flat_programs import flat_program
+from tests.onnx_bridge.exporting.jax_models import laid
 
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
 CALLS = {"jit", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call", "scan"}
@@ -74,10 +79,10 @@ def test_the_layouts_of_constraints_in_order(mesh, rows):
 
     @jax.jit
     def inner(x):
-        return jax.lax.with_sharding_constraint(x * 2, columns)
+        return laid(x * 2, columns)
 
     def fn(x):
-        x = jax.lax.with_sharding_constraint(x, rows)
+        x = laid(x, rows)
         return inner(x) + 1
 
     program = flat_program(fn, [X])
@@ -88,7 +93,7 @@ def test_the_layouts_of_constraints_in_order(mesh, rows):
 
 def test_a_constraint_in_a_scan_is_one_for_each_turn(rows):
     def turn(x, _):
-        return jax.lax.with_sharding_constraint(x + 1, rows), None
+        return laid(x + 1, rows), None
 
     program = flat_program(lambda x: jax.lax.scan(turn, x, None, length=3)[0], [X])
     assert program.layouts == (rows,) * 3
@@ -106,11 +111,11 @@ def test_what_jit_says_of_its_arguments_and_results(mesh, rows):
 
 def test_what_cannot_be_written_is_told_at_once(mesh, rows):
     def body(x):
-        return jax.lax.with_sharding_constraint(x + 1, rows)
+        return laid(x + 1, rows)
 
     def fn(x, key):
         x = x + jax.random.normal(key, x.shape)
-        x = jax.shard_map(lambda a: a, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(x)
+        x = jax.shard_map(lambda a: a, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(laid(x, rows))
         return jax.lax.while_loop(lambda a: a.sum() < 0, body, x)
 
     with pytest.raises(ModelError) as error:
@@ -119,7 +124,87 @@ def test_what_cannot_be_written_is_told_at_once(mesh, rows):
         assert told in str(error.value)
 
 
-def test_explicit_meshes_are_refused():
-    mesh = jax.make_mesh((4,), ("x",))
-    with jax.set_mesh(mesh), pytest.raises(ModelError, match="reshard: it is for meshes with Exp"):
-        flat_program(lambda x: jax.sharding.reshard(x, P("x")), [X])
+class TestExplicitAxes:
+    @pytest.fixture
+    def explicit(self):
+        return jax.make_mesh((2, 4), ("x", "y"))
+
+    def _of(self, fn, inputs, context=None):
+        with contextlib.nullcontext() if context is None else jax.set_mesh(context):
+            program = flat_program(fn, inputs)
+            found = program(*inputs)
+        wanted = jax.tree.leaves(fn(*inputs)) if context is None else None
+        for one, other in zip(found, wanted or [], strict=False):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+        assert not any(is_typed(step.outvars[0].aval.sharding.mesh) for step in program.steps)
+        return program, found
+
+    def test_reshard_and_out_sharding_are_layouts(self, explicit):
+        rows, wide = NamedSharding(explicit, P("x")), NamedSharding(explicit, P("x", "y"))
+
+        def fn(x, w):
+            x = jax.sharding.reshard(x, rows)
+            return jnp.dot(x, w, out_sharding=wide) + jnp.ones(
+                8, out_sharding=P("y")
+            )  # of a constant
+
+        w = np.linspace(-1, 1, 48, dtype=np.float32).reshape(6, 8)
+        program, found = self._of(fn, [X, w], explicit)
+        assert [one.spec for one in program.layouts] == [P("x"), P("x", "y")]
+        np.testing.assert_allclose(found[0], X @ w + 1, rtol=1e-5)
+
+    def test_the_types_of_arrays_are_those_of_the_trace(self, explicit):
+        x = jax.device_put(X, NamedSharding(explicit, P("x")))
+        seen = []
+
+        def fn(x):
+            seen.append(jax.typeof(x).sharding.spec)
+            return jax.sharding.reshard(x * 2, P())
+
+        program, found = self._of(fn, [x], explicit)
+        assert seen == [P("x", None)]
+        assert program.layouts[0].spec == P()
+        np.testing.assert_array_equal(found[0], 2 * X)
+
+    def test_loops_of_typed_values(self, explicit):
+        x = jax.device_put(X, NamedSharding(explicit, P("x")))
+
+        def fn(x):
+            x = jax.lax.while_loop(lambda a: a.sum() > -99, lambda a: a - 1, x)
+            return jax.lax.cond(x.sum() < 0, lambda a: jax.nn.relu(-a), lambda a: a * 2, x)
+
+        with jax.set_mesh(explicit):
+            program = flat_program(fn, [x])
+        names = [step.primitive.name for step in program.steps]
+        assert "while" in names and "cond" in names
+        np.testing.assert_allclose(program(X)[0], 5 - X, rtol=1e-6)
+
+    def test_our_own_constraint_is_one(self, mesh):
+        kinds = ((AxisType.Auto,) * 2, (AxisType.Explicit,) * 2, (AxisType.Explicit, AxisType.Auto))
+        for kind in kinds:
+            grid = make_mesh((2, 4), ("x", "y"), axis_types=kind)
+            program, _ = self._of(lambda x, grid=grid: iso.shard(x, grid, P("y", "x")) + 1, [X])
+            assert [one.spec for one in program.layouts] == [P("y", "x")]
+
+    def test_under_auto_axes_nothing_is_said(self, explicit):
+        x = jax.device_put(X, NamedSharding(explicit, P("x")))
+        inside = jax.sharding.auto_axes(jnp.tanh, out_sharding=P("x"))
+        program, _ = self._of(inside, [x], explicit)
+        assert [one.spec for one in program.layouts] == [P("x")]
+
+    def test_open_sums_are_refused(self, explicit):
+        a = jax.device_put(X, NamedSharding(explicit, P(None, "x")))
+        b = jax.device_put(X.T, NamedSharding(explicit, P("x")))
+        out = NamedSharding(explicit, P(unreduced={"x"}))
+        with pytest.raises(ModelError, match=r"dot_general: .*unreduced=\{'x'\}.* leaves a sum"):
+            flat_program(lambda a, b: jnp.dot(a, b, out_sharding=out), [a, b])
+
+    def test_a_layout_in_a_loop_is_refused(self, explicit):
+        rows = NamedSharding(explicit, P("x"))
+
+        def turn(x):
+            return jax.sharding.reshard(jnp.sin(x), rows)
+
+        x = jax.device_put(X, rows)
+        with pytest.raises(ModelError, match="reshard inside while: ONNX's loops have no layouts"):
+            flat_program(lambda x: jax.lax.while_loop(lambda a: True, turn, x), [x])

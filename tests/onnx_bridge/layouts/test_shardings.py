@@ -89,7 +89,7 @@ def test_what_onnx_has_no_words_for(partition, shape, match):
 
 
 def auto():
-    return make_mesh((2, 2), ("x", "y"))
+    return make_mesh((2, 2), ("x", "y"), axis_types=AxisType.Auto)  # which alone can be left open
 
 
 def explicit():

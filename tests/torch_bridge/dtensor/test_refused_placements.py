@@ -75,7 +75,8 @@ def test_one_mesh_axis_twice_is_no_sharding_either():
     with pytest.raises(ValueError, match="cannot overlap with unreduced"):
         NamedSharding(explicit, P("x", unreduced={"x"}))
     with pytest.raises(UnrepresentableError, match="leaves tensor axis 0 open"):
-        placements_of(NamedSharding(make_mesh((8,), ("x",)), P(P.UNCONSTRAINED)))
+        auto = make_mesh((8,), ("x",), axis_types=AxisType.Auto)  # which alone can be left open
+        placements_of(NamedSharding(auto, P(P.UNCONSTRAINED)))
 
 
 def test_a_sharding_of_one_device_has_no_placements():

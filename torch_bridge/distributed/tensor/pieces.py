@@ -30,6 +30,7 @@ from typing import Any
 import jax
 import torch
 
+from isoshard.core.axis_types import auto
 from isoshard.core.mesh import mesh_of
 from isoshard.torch_bridge.engine import base, layouts
 from isoshard.torch_bridge.engine import tape as tapes
@@ -111,7 +112,7 @@ def _cut_recipe(sharding: Any, parts: int) -> Recipe:
     def local(piece: jax.Array) -> jax.Array:
         return (piece if parts == 1 else piece / parts)[None]
 
-    mesh = mesh_of(sharding)
+    mesh = auto(mesh_of(sharding))
     mapped = jax.shard_map(
         local, mesh=mesh, in_specs=sharding.spec, out_specs=P(mesh.axis_names), check_vma=False
     )
@@ -128,7 +129,7 @@ def _join_recipe(sharding: Any, how: Reductions) -> Recipe:
                 piece = reduce(wide, axes).astype(piece.dtype)
         return piece
 
-    mesh = mesh_of(sharding)
+    mesh = auto(mesh_of(sharding))
     mapped = jax.shard_map(
         local, mesh=mesh, in_specs=P(mesh.axis_names), out_specs=sharding.spec, check_vma=False
     )

@@ -1,21 +1,24 @@
 """Attention whose layout the compiler finds, against dense attention in float64."""
 
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import isoshard as iso
 from isoshard.core.domain.attention.dropout import gains, words_of
 from isoshard.core.domain.attention.partitioned import Attention
-from isoshard.core.mesh import make_mesh
 from isoshard.core.place import shard
 from tests.core.domain.attention import dense
 from tests.core.domain.attention.test_moves import moved
 
+# The compiler lays out such an operator, which programs of the engine have under Auto axes.
+make_mesh = functools.partial(iso.make_mesh, axis_types=AxisType.Auto)
 MESH = make_mesh((2, 2, 2), ("x", "y", "z"))
 
 

@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
+from isoshard.core.axis_types import auto
 from isoshard.core.domain.handlers import Laid
 from isoshard.core.errors import ShardingError, SpecError
 from isoshard.core.mesh import make_mesh
@@ -61,8 +62,9 @@ def test_an_error_of_jax_itself_is_left_alone(line):
 def test_layouts_that_jit_hides(line):
     routed = double(lambda shards, x: (x * 2, shards.like(x, 0)))
     x = iso.shard(X, line, P("x"))
+    hidden = iso.reshard(x, P("x"), auto(line))  # a type would tell
     with pytest.raises(ShardingError, match=r"argument 0 is traced, .* <lambda>.over"):
-        jax.jit(routed)(x)
+        jax.jit(routed)(hidden)
     np.testing.assert_array_equal(jax.jit(routed.over(line, ("x",)))(x), X * 2)
 
 

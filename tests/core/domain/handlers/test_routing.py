@@ -33,7 +33,8 @@ def laid(x, mesh, spec):
 def test_dot_and_its_gradients(mesh, spec):
     a, b = laid(A, mesh, spec), laid(B, mesh, spec)
     loss = lambda a, b: jnp.sin(dot(a, b))  # noqa: E731
-    value, gradients = jax.value_and_grad(loss, (0, 1))(a, b)
+    with jax.set_mesh(mesh):
+        value, gradients = jax.value_and_grad(loss, (0, 1))(a, b)
     exact = np.dot(A.astype(np.float64), B.astype(np.float64))
     np.testing.assert_allclose(value, np.sin(exact), rtol=1e-5)
     for gradient, other in zip(gradients, (B, A), strict=True):
@@ -76,7 +77,8 @@ def test_arguments_that_are_whole():
     given = laid(rows, mesh, P("x")), laid(weight, mesh, P())
     np.testing.assert_allclose(routed(*given, scale=scale), rows @ weight * scale, rtol=1e-5)
     out = 2 * rows @ weight * scale**2
-    got = jax.grad(loss, (0, 1))(*given)
+    with jax.set_mesh(mesh):
+        got = jax.grad(loss, (0, 1))(*given)
     np.testing.assert_allclose(got[0], out @ weight.T, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(got[1], rows.T @ out, rtol=1e-4, atol=1e-5)  # summed over devices
 
@@ -142,7 +144,9 @@ def test_where_nothing_is_split_the_function_itself_runs(mesh):
 def test_inside_a_handler_and_shard_map_the_function_itself_runs():
     mesh = make_mesh((4,), ("x",))
     inner = jax.shard_map(lambda a: dot(a, a)[None], mesh=mesh, in_specs=P("x"), out_specs=P("x"))
-    np.testing.assert_allclose(inner(A[:8]), (A[:8] ** 2).reshape(4, 2).sum(1), rtol=1e-5)
+    np.testing.assert_allclose(
+        inner(laid(A[:8], mesh, P("x"))), (A[:8] ** 2).reshape(4, 2).sum(1), rtol=1e-5
+    )
 
     def handler(shards, a):
         return shards.all_reduce(dot(a, a), "x"), P()
@@ -176,7 +180,8 @@ def test_what_is_known_to_be_the_same_need_not_be_proved():
     routed = iso.domain.register_function_handler(jnp.sort, handler, prove=False)
     a = laid(A, mesh, P("x"))
     np.testing.assert_array_equal(routed(a), np.sort(A))
-    gradient = jax.grad(lambda a: (routed(a) * np.arange(24)).sum())(a)
+    with jax.set_mesh(mesh):
+        gradient = jax.grad(lambda a: (routed(a) * np.arange(24)).sum())(a)
     np.testing.assert_array_equal(gradient, np.argsort(np.argsort(A)))
 
 
@@ -195,7 +200,9 @@ def test_inside_lift_told_how_it_lies(sizes):
     a = A[:16] if sizes is None else A[:18]
     own = laid(a, mesh, P("x")) if sizes is None else in_blocks(a, mesh, P("x"), (sizes,))
     CALLS.clear()
-    value, gradient = jax.value_and_grad(iso.domain.lift(lambda a: told(a * 2, jnp.sin(a))))(own)
+    run = iso.domain.lift(lambda a: told(a * 2, jnp.sin(a)))
+    with jax.set_mesh(mesh):
+        value, gradient = jax.value_and_grad(run)(own)
     assert CALLS
     np.testing.assert_allclose(value, 2 * np.dot(a, np.sin(a)), rtol=1e-5)
     exact = 2 * np.sin(a) + 2 * a * np.cos(a)

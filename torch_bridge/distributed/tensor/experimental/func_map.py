@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Placement
 
+from isoshard.core.axis_types import same_grid
 from isoshard.core.mesh import mesh_of
 from isoshard.core.spec import check_even
 from isoshard.torch_bridge._torch_internals import pytree
@@ -178,8 +179,8 @@ def _piece(leaf: Any, number: int, mesh: DeviceMesh, wanted: Any, grads: Any, mo
 
 
 def _alike(laid: Any, asked: Any, leaf: Any) -> bool:
-    same_mesh = laid.sharding.mesh == asked.sharding.mesh
-    return same_mesh and laid.sharding.is_equivalent_to(asked.sharding, leaf.dim())
+    alike = same_grid(laid.sharding.mesh, asked.sharding.mesh)
+    return alike and laid.sharding.is_equivalent_to(asked.sharding, leaf.dim())
 
 
 def _one_each(out_placements: Any) -> tuple[Any, ...]:

@@ -27,6 +27,7 @@ import torch
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.axis_types import auto, same_grid
 from isoshard.core.errors import ShardingError
 from isoshard.core.spec import axis_names, named_sharding, same_layout
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
@@ -82,7 +83,7 @@ def lay_out_whole(t: torch.Tensor, device_mesh: DeviceMesh, placement: Any) -> N
     entries: list[tuple[str, ...]] = [()] * t.dim()
     present = marks.asked(held)
     if present is not None and _splits(present):
-        if present.mesh != mesh:
+        if not same_grid(present.mesh, mesh):
             raise ShardingError(
                 f"a tensor of shape {tuple(t.shape)} is laid out as {present.spec} over "
                 f"{present.mesh} and cannot be laid out along {device_mesh} as well; use parts of "
@@ -93,8 +94,9 @@ def lay_out_whole(t: torch.Tensor, device_mesh: DeviceMesh, placement: Any) -> N
     if axis is not None:
         entries[axis] += names
     asked = named_sharding(P(*(entry or None for entry in entries)), mesh, t.dim())
-    if present is not None and present.mesh == mesh and same_layout(present, asked, t.dim()):
-        return
+    if present is not None and same_grid(present.mesh, mesh):
+        if same_layout(present, asked, t.dim()):
+            return
     even, ask = even_part(asked, t.shape)
     marks.annotate(held, even, ask=ask)
 
@@ -168,6 +170,7 @@ def _constraint(
     mesh: jax.sharding.Mesh, names: tuple[str, ...], axis: int | None, ndim: int, even: bool
 ) -> Recipe:
     """The entry of a program that says how a value lies along some axes of the mesh."""
+    mesh = auto(mesh)
     spec: list[Any] = [None if even else P.UNCONSTRAINED] * ndim
     if axis is not None:
         spec[axis] = names

@@ -1,0 +1,267 @@
+"""Verbs on meshes of every axis type: computed under Auto axes, given back on the caller's mesh."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+
+import isoshard as iso
+from isoshard import P
+from isoshard.core.axis_types import auto
+from isoshard.core.spec import same_layout
+
+from .blocks import in_blocks, out_of_blocks
+from .traffic import compiled, gathered, sent, summed
+
+KINDS = {
+    "auto": (AxisType.Auto, AxisType.Auto),
+    "explicit": (AxisType.Explicit, AxisType.Explicit),
+    "mixed": (AxisType.Explicit, AxisType.Auto),
+    "mixed otherwise": (AxisType.Auto, AxisType.Explicit),
+}
+SIZES = (None, (5, 2, 7, 4), None)
+X = np.random.default_rng(0).normal(size=(4, 16, 8)).astype(np.float32)
+U = np.random.default_rng(1).normal(size=(4, 18, 8)).astype(np.float32)
+SPEC = P("x", "y")
+
+
+@pytest.fixture(params=KINDS)
+def typed(request):
+    """The mesh (2, 4) of every kind."""
+    return jax.make_mesh((2, 4), ("x", "y"), axis_types=KINDS[request.param])
+
+
+def attend(mesh, x):
+    x = x.reshape(*x.shape[:2], 2, 4)
+    return iso.domain.ring_attention(x, x, x, mesh=mesh, axis="y", batch="x", causal=True)
+
+
+VERBS = {
+    "cumsum": lambda mesh, x: iso.domain.cumsum(x, 1, mesh=mesh, spec=SPEC),
+    "halo": lambda mesh, x: iso.domain.halo_exchange(x, 1, 1, mesh=mesh, spec=SPEC),
+    "roll": lambda mesh, x: iso.domain.roll(x, 3, 1, mesh=mesh, spec=SPEC),
+    "fft": lambda mesh, x: jnp.abs(iso.domain.fft(x, 2)),
+    "lift": lambda mesh, x: iso.domain.lift(lambda x: jax.nn.softmax(x, 1))(x),
+    "zigzag": lambda mesh, x: iso.domain.zigzag(x, mesh=mesh, axis="y", dim=1),
+}
+
+
+def layout_of(x):
+    return jax.typeof(x).sharding
+
+
+def check(found, wanted, mesh):
+    """Equal numbers; on the mesh, with a type along its Explicit axes."""
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert found.sharding.mesh == mesh
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    kept = [name if kinds[name] == AxisType.Explicit else None for name in ("x", "y")]
+    assert [*layout_of(found).spec][:2] == kept
+    assert found.sharding.is_equivalent_to(NamedSharding(mesh, SPEC), found.ndim)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+class TestEveryVerb:
+    def test_results(self, typed, verb):
+        function = functools.partial(VERBS[verb], typed)
+        under_auto = functools.partial(VERBS[verb], auto(typed))
+        x, same = (iso.shard(X, mesh, SPEC) for mesh in (typed, auto(typed)))
+        wanted = under_auto(same)
+        check(function(x), wanted, typed)
+        check(jax.jit(function)(x), wanted, typed)
+        with jax.set_mesh(typed):
+            check(function(x), wanted, typed)
+            check(jax.jit(function)(x), wanted, typed)
+
+    def test_it_sends_what_it_does_under_auto_axes(self, typed, verb):
+        x, same = (iso.shard(X, mesh, SPEC) for mesh in (typed, auto(typed)))
+        function = functools.partial(VERBS[verb], typed)
+        texts = compiled(function, x), compiled(functools.partial(VERBS[verb], auto(typed)), same)
+        for count in (sent, gathered, summed):
+            assert count(texts[0]) == count(texts[1])
+
+    def test_gradients(self, typed, verb):
+        def slopes(mesh, x):
+            out, pull = jax.vjp(functools.partial(VERBS[verb], mesh), x)
+            return pull(jnp.sin(out))[0]
+
+        x, same = (iso.shard(X, mesh, SPEC) for mesh in (typed, auto(typed)))
+        wanted = slopes(auto(typed), same)
+        for found in (slopes(typed, x), jax.jit(functools.partial(slopes, typed))(x)):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+            assert layout_of(found) == layout_of(x)
+        with jax.set_mesh(typed):
+            found = jax.jit(functools.partial(slopes, typed))(x)
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+        assert layout_of(found) == layout_of(x)
+
+
+@pytest.mark.parametrize("verb", ["cumsum", "roll", "fft", "lift"])
+def test_arrays_in_blocks(typed, verb):
+    u = in_blocks(U, typed, SPEC, SIZES)
+    same = in_blocks(U, auto(typed), SPEC, SIZES)
+    run = {**VERBS, "fft": lambda mesh, u: iso.domain.fft(u, 2)}[verb]
+    wanted = out_of_blocks(run(auto(typed), same))
+    with jax.set_mesh(typed):
+        ambient = jax.jit(functools.partial(run, typed))(u)
+    for found in (run(typed, u), jax.jit(functools.partial(run, typed))(u), ambient):
+        np.testing.assert_allclose(out_of_blocks(found), wanted, rtol=1e-5, atol=1e-5)
+        assert found.sizes == SIZES
+        assert found.layout.mesh == typed and same_layout(found.layout, u.layout, 3)
+        assert layout_of(found.array) == layout_of(u.array)
+        assert found.array.sharding.mesh == typed
+
+
+class TestExplicit:
+    """What only a type can tell."""
+
+    @pytest.fixture
+    def mesh(self):
+        return jax.make_mesh((2, 4), ("x", "y"))
+
+    def test_a_traced_array_tells_its_layout(self, mesh):
+        x = iso.shard(X, mesh, SPEC)
+        found = jax.jit(lambda x: iso.domain.cumsum(x, 1) + x)(x)
+        assert str(jax.typeof(found)) == "float32[4@x,16@y,8]"
+        np.testing.assert_allclose(found, X.cumsum(1) + X, rtol=1e-5, atol=1e-5)
+        knn = jax.jit(lambda x: iso.domain.knn(x, x, 3))(iso.shard(X[0], mesh, P("y")))
+        assert [str(jax.typeof(x)) for x in knn] == [
+            "int32[16@y,3]",
+            "float32[16@y,3]",
+            "float32[16@y,3,8]",
+        ]
+
+    def test_channels_lie_as_the_kernel_that_makes_them(self, mesh):
+        x = iso.shard(X, mesh, P(None, None, "y"))
+        kernel = iso.shard(np.ones((6, 16, 3), np.float32) / 8, mesh, P("x"))
+        run = jax.jit(lambda x, kernel: iso.domain.conv(x, kernel, padding=1))
+        found = run(x, kernel)
+        assert str(jax.typeof(found)) == "float32[4,6@x,8@y]"
+        assert gathered(compiled(run, x, kernel)) == 0
+        rows = np.pad(X.sum(1), [(0, 0), (1, 1)])
+        wanted = (rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:]) / 8
+        for channel in np.asarray(found).swapaxes(0, 1):
+            np.testing.assert_allclose(channel, wanted, rtol=1e-4, atol=1e-5)
+
+    def test_attention_of_what_lies_nowhere_is_not_gathered(self, mesh):
+        x = np.ones((2, 16, 2, 4), np.float32)
+        run = functools.partial(iso.domain.ring_attention, mesh=mesh, axis="y")
+        found = jax.jit(lambda x: run(x, x, x))(x)
+        assert str(jax.typeof(found)) == "float32[2,16@y,2,4]"
+        turned = jax.jit(lambda x: iso.domain.zigzag(x, mesh=mesh, axis="y"))(x)
+        assert str(jax.typeof(turned)) == "float32[2,16@y,2,4]"
+
+    def test_in_vmap_and_scan(self, mesh):
+        x = iso.shard(X, mesh, SPEC)
+        found = jax.jit(jax.vmap(lambda x: iso.domain.cumsum(x, 0)))(x)
+        assert str(jax.typeof(found)) == "float32[4@x,16@y,8]"
+        np.testing.assert_allclose(found, X.cumsum(1), rtol=1e-5, atol=1e-5)
+        turned, _ = jax.lax.scan(lambda x, _: (iso.domain.roll(x, 1, 1), None), x, length=3)
+        assert jax.typeof(turned) == jax.typeof(x)
+        np.testing.assert_array_equal(turned, np.roll(X, 3, 1))
+
+    def test_gradient_under_set_mesh(self, mesh):
+        x = iso.shard(X, mesh, SPEC)
+        weights = iso.shard(np.cos(X), mesh, SPEC)
+        with jax.set_mesh(mesh):
+            slope = jax.grad(lambda x: (iso.domain.cumsum(x, 1) * weights).sum())(x)
+        assert jax.typeof(slope) == jax.typeof(x)
+        wanted = np.cos(X)[:, ::-1].cumsum(1)[:, ::-1]
+        np.testing.assert_allclose(slope, wanted, rtol=1e-4, atol=1e-5)
+
+    def test_attention_and_its_gradient_in_jit(self, mesh):
+        x, same = (iso.shard(X, own, SPEC) for own in (mesh, auto(mesh)))
+
+        def both(mesh, x):
+            out, pull = jax.vjp(functools.partial(attend, mesh), x)
+            return out, pull(jnp.cos(out))[0]
+
+        wanted = jax.jit(functools.partial(both, auto(mesh)))(same)
+        with jax.set_mesh(mesh):
+            found = jax.jit(functools.partial(both, mesh))(x)
+        assert [str(jax.typeof(x)) for x in found] == [
+            "float32[4@x,16@y,2,4]",
+            "float32[4@x,16@y,8]",
+        ]
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+    def test_a_call_in_a_call_stays_under_auto_axes(self, mesh):
+        """Also inside a lifted function, which closes over the mesh and over weights on it."""
+        u = in_blocks(U, mesh, SPEC, SIZES)
+        weights = iso.shard(np.ones((8, 3), np.float32), mesh, P())
+
+        def inner(x):
+            assert not jax.typeof(x).sharding.mesh.axis_names
+            x = iso.domain.cumsum(jax.nn.relu(x), 1)
+            return jax.sharding.reshard(x @ weights, NamedSharding(mesh, P("x")))
+
+        found = iso.domain.lift(inner)(u)
+        assert str(jax.typeof(found)) == "float32[4@x,18,3]"
+        np.testing.assert_allclose(
+            found, np.maximum(U, 0).cumsum(1) @ np.ones((8, 3)), rtol=1e-4, atol=1e-4
+        )
+
+    def test_arguments_come_back_as_they_were(self, mesh):
+        x = iso.shard(X, mesh, SPEC)
+        assert iso.domain.pad(x, [(0, 0)] * 3) is x
+        u = in_blocks(U, mesh, SPEC, SIZES)
+        assert iso.reshard(u, SPEC).array is u.array
+
+    def test_nothing_is_copied(self, mesh):
+        u = iso.shard(U, mesh, SPEC, uneven="pad", sizes=SIZES)
+        assert str(jax.typeof(u.array)) == "float32[4@x,28@y,8]"
+        whole = iso.full(u)
+        assert str(jax.typeof(whole)) == "float32[4,18,8]" and whole.sharding.mesh == mesh
+        np.testing.assert_array_equal(whole, U)
+
+    def test_the_mesh_that_is_given_is_the_callers(self, mesh):
+        x = iso.shard(X, mesh, SPEC)
+        found = iso.domain.cumsum(x, 1, mesh=auto(mesh), spec=SPEC)
+        assert found.sharding == NamedSharding(auto(mesh), SPEC)
+        back = iso.domain.cumsum(found, 1, mesh=mesh, spec=SPEC)
+        assert back.sharding == NamedSharding(mesh, SPEC)
+
+    def test_two_grids_are_refused(self, mesh):
+        u = in_blocks(U, mesh, SPEC, SIZES)
+        v = in_blocks(U, jax.make_mesh((4, 2), ("y", "x")), SPEC, SIZES)
+        with pytest.raises(iso.ShardingError, match="lie on 2 different meshes"):
+            iso.domain.lift(lambda u, v: u + v)(u, v)
+
+    def test_a_mask_has_the_type_of_its_array(self, mesh):
+        u = in_blocks(U, mesh, SPEC, SIZES)
+        assert layout_of(u.mask()) == layout_of(u.array)
+        inside, _ = jax.jit(lambda u: (u.mask(), u))(u)
+        assert layout_of(inside) == layout_of(u.array)
+        np.testing.assert_array_equal(inside, u.mask())
+
+
+def test_handlers(typed):
+    def handler(shards, x):
+        return x * 2, shards.like(x, *range(3))
+
+    routed = iso.domain.register_function_handler(lambda x: x * 2, handler)
+    x = iso.shard(X, typed, SPEC)
+    found = [routed(x), jax.jit(routed.over(typed, SPEC))(x)]
+    if typed.are_all_axes_explicit:
+        found.append(jax.jit(routed)(x))
+    for one in found:
+        np.testing.assert_array_equal(one, X * 2)
+        assert one.sharding.is_equivalent_to(x.sharding, 3)
+        assert layout_of(one) == layout_of(x)
+    u = in_blocks(U, typed, SPEC, SIZES)
+    made = routed(u)
+    assert made.layout == u.layout and layout_of(made.array) == layout_of(u.array)
+    np.testing.assert_array_equal(out_of_blocks(made), U * 2)
+
+
+def test_where_nothing_is_split_a_function_gets_what_was_given():
+    mesh = jax.make_mesh((4,), ("x",))
+    seen = []
+    routed = iso.domain.register_function_handler(lambda x: seen.append(x), lambda shards, x: x)
+    x = iso.shard(X, mesh, P())
+    routed(x)
+    assert seen[0] is x
