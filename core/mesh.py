@@ -211,7 +211,7 @@ def mesh_of(sharding: NamedSharding) -> Mesh:
     )
 
 
-def describe_mesh(mesh: Mesh) -> str:
+def describe_mesh(mesh: Mesh | AbstractMesh) -> str:
     """Write the axes of a mesh in a few words, for messages.
 
     Example:
