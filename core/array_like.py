@@ -75,7 +75,7 @@ def from_literal(x: Any, copy: bool | None = None, name: str = "array") -> np.nd
     try:
         return _from_list(x) if isinstance(x, list | tuple) else _from_number(x)
     except OverflowError:
-        bits = 64 if isinstance(x, list | tuple) or jax.config.jax_enable_x64 else 32
+        bits = 64 if isinstance(x, list | tuple) or _has_64_bits() else 32
         raise CopyError(
             f"{name}: holds an integer that does not fit {bits} bits. Make it a float"
             + ("." if bits == 64 else ", or call jax.config.update('jax_enable_x64', True) first.")
@@ -110,10 +110,14 @@ def hidden_array(x: Any) -> str:
 
 def _from_number(x: Any) -> jax.Array:
     made = jnp.asarray(x)
-    if not jax.config.jax_enable_x64 and not isinstance(x, bool):
+    if not _has_64_bits() and not isinstance(x, bool):
         metrics.count("narrowed")
         metrics.count("narrowed_bytes", made.nbytes)
     return made
+
+
+def _has_64_bits() -> bool:
+    return jax.dtypes.canonicalize_dtype(np.int64) == np.int64
 
 
 def _from_list(x: Any) -> np.ndarray:

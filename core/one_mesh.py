@@ -20,7 +20,6 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, NamedSharding
 
-from .axis_types import AnyMesh
 from .errors import ShardingError
 from .mesh import ambient_mesh, describe_mesh
 from .paths import path_name
@@ -62,7 +61,7 @@ def _some(names: list[str]) -> str:
     return f"{shown} and {len(names) - 4} more" if len(names) > 4 else shown
 
 
-def _typed(mesh: AnyMesh) -> str:
+def _typed(mesh: Any) -> str:
     """A mesh in words: its axes, their types, and its devices where these may tell it apart."""
     kinds = ", ".join(dict.fromkeys(kind.name for kind in mesh.axis_types))
     told = f"{describe_mesh(mesh)} ({kinds})"

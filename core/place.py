@@ -157,7 +157,7 @@ def shard(
     return jax.tree.unflatten(structure, [leaf.place(mesh, copy) for leaf in leaves])
 
 
-def reshard(x: Any, spec: Any, mesh: Mesh | None = None, *, memory: str | None = None) -> Any:
+def reshard(x: Any, spec: Any, mesh: Any = None, *, memory: str | None = None) -> Any:
     """Change the layout of `x`; data moves between devices as needed.
 
     Args:
