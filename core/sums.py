@@ -85,12 +85,12 @@ def with_sums(sharding: NamedSharding, said: Any, name: str) -> NamedSharding:
     return NamedSharding(mesh, spec, memory_kind=sharding.memory_kind)
 
 
-def resharded(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+def resharded(x: jax.Array, sharding: Any) -> jax.Array:
     """Take sums, make terms, or change the layout of terms; by JAX's own `reshard`.
 
     Args:
         x: on the mesh of `sharding`, or traced over that mesh.
-        sharding: over a mesh whose axes are all Explicit.
+        sharding: a NamedSharding over a mesh whose axes are all Explicit.
 
     Raises:
         ShardingError: some axis of the mesh is not Explicit.

@@ -46,7 +46,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core import exchange, metrics, virtual
-from isoshard.core.axis_types import auto, constrain, is_typed, retyped, same_grid
+from isoshard.core.axis_types import auto, constrain, is_typed, on_mesh, retyped, same_grid
 from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.core.errors import ShardingError
 from isoshard.core.mesh import as_mesh, describe_mesh
@@ -60,7 +60,7 @@ from .create import born
 from .layout import LEFT_OUT, mesh_first, plan_state
 from .optimizers import opt_state_layouts
 from .parts import Parts, join_parts, split_parts
-from .tracing import axes_of, on_auto, on_auto_axes
+from .tracing import axes_of, on_auto_axes
 
 if TYPE_CHECKING:
     import optax
@@ -175,8 +175,7 @@ class TrainStep:
         self._loss_fn = loss_fn
         self._tx = tx
         self._mesh = mesh
-        # JAX partitions operators of their own in programs whose meshes with devices are of one
-        # type, so beside the user's mesh the other one is without.
+        # Without devices: a program with operators that split themselves has one mesh with them.
         self._auto = auto(mesh).abstract_mesh if is_typed(mesh) else mesh
         self._plan = plan if isinstance(plan, Plan) else Plan({"*": plan})
         self._options = options
@@ -324,11 +323,18 @@ class TrainStep:
             params = optax.apply_updates(state.params, updates)
             return TrainState(state.step + 1, params, rest, opt_state, state.parts)
 
-        return on_auto_axes(updated)(state, grads, rest), on_auto(loss), aux
+        after = on_auto_axes(updated)(state, grads, rest)
+        if is_typed(self._mesh):  # to whom calls the step inside of a program of their own
+            mesh = self._mesh.abstract_mesh
+            layouts = (self.layouts(after), NamedSharding(mesh, P()))
+            after, loss = jax.tree.map(
+                lambda x, layout: constrain(x, on_mesh(layout, mesh)), (after, loss), layouts
+            )
+        return after, loss, aux
 
     def _on_mesh(self, x: Any) -> Any:
         """What the compiler laid out under Auto axes, on the user's mesh."""
-        there = x.sharding if isinstance(x, jax.Array) else None
+        there = getattr(x, "sharding", None)  # a traced value has none
         if isinstance(there, NamedSharding) and same_grid(there.mesh, self._mesh):
             return retyped(x, self._mesh)
         return x

@@ -38,20 +38,20 @@ def sharding_of(value: Any) -> Any:
     """The sharding of an array.
 
     Args:
-        value: a jax.Array or UnevenArray, traced or not.
+        value: a jax.Array or UnevenArray, traced or not; or of NumPy.
 
     Returns:
-        The sharding; None for a value that `jax.jit` traces and that tells none.
+        The sharding; None for a value that `jax.jit` traces and that tells none, and of NumPy's.
     """
     array = padded_of(value)
     if not isinstance(array, Tracer):
-        return array.sharding
+        return getattr(array, "sharding", None)
     if isinstance(value, UnevenArray) and value.layout is not None:
         return value.layout
     for known, sharding in _TOLD.get() or ():
         if known is array:
             return sharding
-    return getattr(array.to_concrete_value(), "sharding", None)  # NumPy's have none
+    return getattr(array.to_concrete_value(), "sharding", None)
 
 
 def known_sharding_of(value: Any) -> Any:

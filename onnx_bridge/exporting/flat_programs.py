@@ -288,7 +288,8 @@ def _said(step: JaxprEqn, sharding: Any) -> NamedSharding | None:
     if not _over_types(sharding):
         return None
     mesh = step.params.get("concrete_mesh") or sharding.mesh
-    return named_sharding(stored(sharding).spec, mesh, step.outvars[0].aval.ndim)
+    made: Any = step.outvars[0].aval
+    return named_sharding(stored(sharding).spec, mesh, made.ndim)
 
 
 def _stacked(column: Sequence[Any]) -> Any:
@@ -339,11 +340,9 @@ def _faults_of(step: JaxprEqn, around: str) -> Iterator[str]:
             f"{name}: its body works on shards, and a file has the maths of one device; write it "
             "for whole arrays with jax.lax.with_sharding_constraint"
         )
-    elif sums := [
-        one for key in (*_TYPES, "dst_sharding") if unreduced(one := step.params.get(key))
-    ]:
+    elif (left := _open_sum(step)) is not None:
         yield (
-            f"{name}: {sums[0].spec} leaves a sum to be taken, for which a file has no words; "
+            f"{name}: {left} leaves a sum to be taken, for which a file has no words; "
             "reshard it to a spec without unreduced="
         )
     elif around and (name == _CONSTRAINT or _said(step, step.params.get("dst_sharding"))):
@@ -351,6 +350,12 @@ def _faults_of(step: JaxprEqn, around: str) -> Iterator[str]:
     else:
         for body in _bodies(step):
             yield from _faults(body, around or (name if name not in _WRITTEN_OUT else ""))
+
+
+def _open_sum(step: JaxprEqn) -> Any:
+    """The spec of a result whose sum is still to be taken, or None."""
+    said = [step.params.get(key) for key in (*_TYPES, "dst_sharding")]
+    return next((one.spec for one in said if one is not None and unreduced(one)), None)
 
 
 def _bodies(step: JaxprEqn) -> Iterator[Jaxpr]:

@@ -115,7 +115,8 @@ def test_terms_of_what_is_whole(explicit, source):
         x = iso.shard(HOST, explicit if source == "explicit" else auto(explicit), P())
     wanted = P("x", unreduced={"y"})
     got = iso.reshard(x, wanted, explicit)
-    assert got.sharding.spec == P("x", None, unreduced={"y"})
+    said = {"unreduced": {"y"}}  # JAX writes trailing None or not
+    assert got.sharding.spec in (P("x", **said), P("x", None, **said))
     np.testing.assert_array_equal(_terms(got, explicit), HOST)
     inside = jax.jit(lambda x: iso.reshard(x * 2, wanted, explicit))(x)
     assert unreduced(inside.sharding) == ("y",)

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 import isoshard as iso
 from isoshard.core import metrics
 from isoshard.core.paths import named_leaves
+from isoshard.core.spec import same_layout
 from isoshard.jax_bridge import create_opt_state, create_optimizer, train_step
 from tests.jax_bridge.compiling import counting
 
@@ -213,6 +214,29 @@ class TestTreeStep:
         assert not np.array_equal(after.model["b"], np.ones((8, 8)))
         with pytest.raises(iso.ShardingError, match=r"wrt='c' leaves nothing.*are none"):
             train_step(loss, optax.sgd(0.1), mesh, plan, wrt="c").init(dict)
+
+    @pytest.mark.parametrize("kinds", [(Auto, Auto), (Explicit, Explicit), (Explicit, Auto)])
+    def test_inside_of_a_program_of_the_user(self, kinds):
+        def loss(params, x):
+            hidden = x @ params["w"]
+            return ((hidden @ params["w"]) ** 2).mean(), hidden
+
+        mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=kinds)
+        step = train_step(loss, optax.sgd(0.1), mesh, P("model"), has_aux=True, donate=False)
+        state = step.init(lambda: {"w": jnp.eye(8)})
+        x = iso.shard(np.ones((16, 8), np.float32), mesh, P("data"))
+
+        def twice(state, x):
+            return jax.lax.scan(lambda state, _: step(state, x)[:2], state, None, length=2)
+
+        after, losses = jax.jit(twice)(state, x)
+        one = step(state, x)
+        two = step(one[0], x)
+        assert one[2].sharding.mesh == mesh
+        np.testing.assert_allclose(losses, [one[1], two[1]], rtol=1e-5)
+        np.testing.assert_allclose(after.params["w"], two[0].params["w"], rtol=1e-5)
+        assert jax.typeof(after.params["w"]) == jax.typeof(state.params["w"])
+        assert same_layout(after.params["w"].sharding, state.params["w"].sharding, 2)
 
     def test_a_state_of_another_plan(self, mesh, batches):
         step = train_step(nnx_loss, optax.sgd(0.1), mesh, PLAN)

@@ -198,7 +198,7 @@ def result(given: Given, out: jax.Array, q: Any) -> jax.Array | UnevenArray:
     Returns:
         `out`, or an UnevenArray of it.
     """
-    own = sharding_of(q) if isinstance(q, UnevenArray | jax.Array) else None
+    own = sharding_of(q)
     if isinstance(q, UnevenArray) and own is None:
         return UnevenArray(out, (*q.shape[:3], out.shape[3]), q.sizes)
     here: Any = (P.UNCONSTRAINED, None, P.UNCONSTRAINED)
@@ -311,7 +311,7 @@ def _own_sizes(name: str, x, blocks: int) -> tuple[int, ...] | None:
 
 def _check_layout(name: str, x, mesh: Mesh, wanted: P, open_axes: tuple[int, ...]) -> None:
     """Refuse an array that would have to be gathered first; a traced one says nothing of itself."""
-    sharding = sharding_of(x) if isinstance(x, UnevenArray | jax.Array) else None
+    sharding = sharding_of(x)
     if not isinstance(sharding, NamedSharding) or sharding.is_fully_replicated:
         return
     asked = named_sharding(wanted, mesh, 4)

@@ -104,7 +104,7 @@ def _checked(x, mesh, axis, dim: int) -> tuple[Mesh, tuple[str, ...]]:
 def _moved(x, where: tuple[Mesh, tuple[str, ...]], dim: int, back: bool) -> jax.Array:
     mesh, ring = where
     found = _move(x, where, dim, back)
-    told = sharding_of(x) if isinstance(x, jax.Array) else None
+    told = sharding_of(x)
     known = entries_of(told.spec) if isinstance(told, NamedSharding) else [P.UNCONSTRAINED] * x.ndim
     entries = [*known, *[None] * x.ndim][: x.ndim]
     kept: list[Any] = [
