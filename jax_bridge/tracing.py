@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
-from isoshard.core.axis_types import auto, same_grid, under_auto
+from isoshard.core.axis_types import auto, is_typed, same_grid, under_auto
 
 
 def on_auto_axes(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,3 +69,22 @@ def axes_of(mesh: Any) -> Iterator[None]:
     abstract = mesh.abstract_mesh if isinstance(mesh, Mesh) else mesh
     with jax.sharding.use_abstract_mesh(abstract):
         yield
+
+
+@contextlib.contextmanager
+def hint(mesh: Mesh) -> Iterator[None]:
+    """Say with JAX's complaints about layouts under which axes a step's loss is traced.
+
+    Args:
+        mesh: of the step.
+    """
+    try:
+        yield
+    except Exception as error:
+        if is_typed(mesh) and re.search("mesh|shard|PartitionSpec", str(error)):
+            error.add_note(
+                "The mesh has Explicit axes, and the loss is traced under Auto ones. If it is "
+                "written for Explicit axes, say so: train_step(.., explicit=True). Arrays on the "
+                "mesh that it takes from elsewhere, give to the step: step(state, *batch)."
+            )
+        raise

@@ -32,11 +32,9 @@ Explicit axes says so (`explicit=True`), and its values have the layouts that th
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -60,7 +58,7 @@ from .create import born
 from .layout import LEFT_OUT, mesh_first, plan_state
 from .optimizers import opt_state_layouts
 from .parts import Parts, join_parts, split_parts
-from .tracing import axes_of, on_auto_axes
+from .tracing import axes_of, hint, on_auto, on_auto_axes
 
 if TYPE_CHECKING:
     import optax
@@ -249,7 +247,7 @@ class TrainStep:
         virtual.wait()
         traced, start = self._traced, time.perf_counter()
         with axes_of(self._mesh):
-            result = program(state, batch)
+            result = self._typed(program(state, batch))
         virtual.note(result[1:2])
         if self._traced > traced:
             cause = "first call" if not traced else "another state or batch: shapes, dtypes, layout"
@@ -310,7 +308,7 @@ class TrainStep:
             with jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh):
                 (loss, (rest, aux)), grads = loss_of(state.params, state, batch)
         else:
-            with _hint(self._mesh):
+            with hint(self._mesh):
                 (loss, (rest, aux)), grads = on_auto_axes(loss_of)(state.params, state, batch)
         _check_structure(state.rest, rest)
 
@@ -323,14 +321,16 @@ class TrainStep:
             params = optax.apply_updates(state.params, updates)
             return TrainState(state.step + 1, params, rest, opt_state, state.parts)
 
-        after = on_auto_axes(updated)(state, grads, rest)
-        if is_typed(self._mesh):  # to whom calls the step inside of a program of their own
-            mesh = self._mesh.abstract_mesh
-            layouts = (self.layouts(after), NamedSharding(mesh, P()))
-            after, loss = jax.tree.map(
-                lambda x, layout: constrain(x, on_mesh(layout, mesh)), (after, loss), layouts
-            )
-        return after, loss, aux
+        return on_auto_axes(updated)(state, grads, rest), on_auto(loss), aux
+
+    def _typed(self, result: tuple[Any, ...]) -> tuple[Any, ...]:
+        """In a program of the caller a result has its layout by its type alone."""
+        if not is_typed(self._mesh) or not isinstance(result[1], Tracer):
+            return result
+        mesh = self._mesh.abstract_mesh
+        layouts = self.layouts(result[0]), NamedSharding(mesh, P())
+        typed = jax.tree.map(lambda x, to: constrain(x, on_mesh(to, mesh)), result[:2], layouts)
+        return (*typed, result[2])
 
     def _on_mesh(self, x: Any) -> Any:
         """What the compiler laid out under Auto axes, on the user's mesh."""
@@ -359,21 +359,6 @@ class TrainStep:
             return loss, None, more
         updates, aux = more if has_aux else (more, None)
         return loss, updates, aux
-
-
-@contextlib.contextmanager
-def _hint(mesh: Mesh) -> Iterator[None]:
-    """Say with JAX's complaints about layouts what the loss is traced under."""
-    try:
-        yield
-    except Exception as error:
-        if is_typed(mesh) and re.search("mesh|shard|PartitionSpec", str(error)):
-            error.add_note(
-                "The mesh has Explicit axes, and the loss is traced under Auto ones. If it is "
-                "written for Explicit axes, say so: train_step(.., explicit=True). Arrays on the "
-                "mesh that it takes from elsewhere, give to the step: step(state, *batch)."
-            )
-        raise
 
 
 def _check_layout(state: TrainState, layouts: TrainState) -> None:
