@@ -33,6 +33,7 @@ from isoshard.torch_bridge.exchange import from_numpy, to_numpy
 from isoshard.torch_bridge.framework import Torch
 
 from . import stablehlo_bundle as bundles
+from .lowered import NO_MESH
 from .stablehlo_bundle import (
     InputLocation,
     StableHLOExportOptions,
@@ -169,7 +170,7 @@ def to_stablehlo(
     leaves = pytree.tree_leaves(args)
     places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     structure = pytree.tree_structure(args)
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), jax.set_mesh(NO_MESH):
         function = jax_function(module)
         params = {name: np.asarray(array) for name, array in function.params.items()}
         names = list(params)

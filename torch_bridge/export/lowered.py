@@ -74,7 +74,8 @@ def bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:
     custom = set(re.findall(r"stablehlo\.custom_call @([\w.]+)", _lower(plan, structs).as_text()))
     checks = [export.DisabledSafetyCheck.custom_call(name) for name in sorted(custom)]
     arguments = (*structs, *program.extra_inputs(plan))
-    with jax.numpy_dtype_promotion("standard"):
+    alone = jax.set_mesh(NO_MESH)
+    with jax.numpy_dtype_promotion("standard"), alone:
         function = jax.jit(program.traceable(plan))
         return export.export(function, disabled_checks=checks)(*arguments).mlir_module_serialized
 
@@ -113,6 +114,10 @@ def tape_text(tensors: Sequence[torch.Tensor] | None = None) -> str:
             lines.append(f"  {root}%{number} = {line}")
         slot += count
     return "\n".join([*lines, "}"])
+
+
+NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
+"""Entered where a program is exported, whatever mesh its caller has set."""
 
 
 def _plan(tensors: Sequence[torch.Tensor] | None) -> tuple[program.Plan, list[Any]] | None:

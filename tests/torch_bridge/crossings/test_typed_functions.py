@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard.core.errors import ShardingError
+from isoshard.torch_bridge.export import exporting, lowered
 from tests.torch_bridge.crossings.types_of_arrays import close, data, on, type_of, typed
 
 __all__ = ["typed"]
@@ -181,3 +182,24 @@ def test_an_nnx_module_written_for_types(typed):
     assert iso.sharding_of(y).spec == P("x", None)
     (y * torch.arange(8.0, device="jax")).sum().backward()
     assert type_of(iso.to_jax(model.kernel.grad)) == "f32[4@x,8@y]"
+
+
+def test_exported_programs_are_the_same_under_a_mesh(typed):
+    program = torch.export.export(torch.nn.Linear(4, 2), (data(3, 4),))
+    t = iso.shard(data(8, 4), typed, P("x", "y"))
+    y = (t @ t.T).sum(0)
+
+    def programs() -> list[Any]:
+        text = exporting.to_stablehlo(program).get_stablehlo_text()
+        return [
+            *(line for line in text.splitlines() if not line.startswith("#loc")),
+            lowered.stablehlo([y]),
+            lowered.tape_text([y]),
+            lowered.bytecode([y])[:4],
+        ]
+
+    found = programs()
+    assert any("num_partitions = 1 " in line for line in found[:20])
+    with jax.set_mesh(typed):
+        assert programs() == found
+    xs.sync()
