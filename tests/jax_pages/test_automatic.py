@@ -52,7 +52,7 @@ class TestArraysOverAMesh:
         assert str(jax.typeof(x)) == "float32[8@rows,4@cols]"
         assert str(jax.typeof(y)) == "float32[4@cols,8@rows]"
         assert "8 blocks of [2, 2], each on 1 device" in iso.visualize(x)
-        assert "mesh (rows=4, cols=2)" in iso.visualize(y)
+        assert "mesh (rows=4 Explicit, cols=2 Explicit)" in iso.visualize(y)
 
     def test_meshes_and_the_one_that_is_set(self):
         explicit = jax.make_mesh((4, 2), ("rows", "cols"))

@@ -65,6 +65,13 @@ class TestTypes:
         alike(block(by), block(JAX))
         assert _types(*block(by)) == ["int32[2@a,5]"] * 2
 
+    def test_a_tensor_is_laid_out_over_the_mesh_that_is_set(self, typed):
+        for verb in (iso.shard, iso.reshard):
+            split = verb(torch.arange(10, dtype=torch.int32).reshape(2, 5), P("a", None))
+            alike(
+                iso.to_jax(split), jax.reshard(np.arange(10, dtype=np.int32).reshape(2, 5), P("a"))
+            )
+
     @both
     def test_layouts_go_through_operations(self, typed, by):
         def block(by: Words) -> Any:

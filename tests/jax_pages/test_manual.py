@@ -181,7 +181,8 @@ class TestSpecs:
 
             alike(block(OURS), block(JAX))
 
-    def test_some_axes_alone(self):
+    @pytest.mark.parametrize("jit", [False, True])
+    def test_some_axes_alone(self, jit):
         seen: dict[Words, list[str]] = {}
         with over(4, 2):
 
@@ -196,11 +197,20 @@ class TestSpecs:
                     seen[by] = _types(x, y)
                     return jax.lax.ppermute(y, "p", [(n, (n + 1) % 4) for n in range(4)])
 
-                return jax.jit(program)(by.put(table(8, 4), P("p", "q")))
+                return (jax.jit(program) if jit else program)(by.put(table(8, 4), P("p", "q")))
 
             alike(block(OURS), block(JAX))
         assert seen[OURS] == seen[JAX]
         assert seen[JAX][0] == "float32[2,4@q]{V:p}"
+
+    def test_some_axes_alone_and_a_result_of_which_nothing_is_said(self):
+        with over(4, 2):
+            x = iso.shard(table(8, 4), P("p", "q"))
+            program = jax.shard_map(
+                iso.jax_function(torch.exp), in_specs=P("p"), out_specs=P("p"), axis_names={"p"}
+            )
+            with pytest.raises(iso.ShardingError, match=r"exp .* over \['p'\].*out_sharding=P\("):
+                jax.jit(program)(x)
 
 
 class TestValuesThatVary:
