@@ -210,7 +210,9 @@ def _constrained(x: Any, sharding: NamedSharding) -> Any:
         x = _asked(under_auto(x), NamedSharding(auto(mesh), spec))
     if not is_typed(mesh):
         return x
-    return jax.sharding.reshard(x, NamedSharding(mesh, along(spec, mesh, AxisType.Explicit)))
+    x = jax.sharding.reshard(x, NamedSharding(mesh, along(spec, mesh, AxisType.Explicit)))
+    rest = along(spec, mesh, AxisType.Auto) if AxisType.Manual in mesh.axis_types else P()
+    return x if rest == P() else _asked(x, NamedSharding(mesh, rest))
 
 
 def _without_sums(x: Any, sharding: NamedSharding) -> Any:

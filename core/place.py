@@ -144,7 +144,8 @@ def shard(
         spec = in_kind(spec, mesh, getattr(x, "ndim", None), memory, name or framework.name)
         return framework.shard(x, mesh, spec, copy=copy, name=name)
     if isinstance(x, np.ndarray | jax.Array) and is_spec(spec):
-        spec = in_kind(spec, mesh, x.ndim, memory, name or "array")
+        kind = kind_of(x) if memory is _AS_IT_IS else memory
+        spec = in_kind(spec, mesh, x.ndim, kind, name or "array")
         return Leaf("", name or "array", x, None, spec).place(mesh, copy)
     leaves, structure = named_arrays(x, name)
     assign(leaves, structure, mesh, spec, name)

@@ -22,6 +22,7 @@ from isoshard.core.frameworks import Framework, register
 from isoshard.core.host import check_host
 from isoshard.core.local import from_local
 from isoshard.core.memory_kinds import in_kind, kind_of
+from isoshard.core.mesh import ambient_mesh
 from isoshard.core.place import sharding_of
 from isoshard.core.plan import Plan
 from isoshard.core.shards import Shard
@@ -374,14 +375,12 @@ def _sharding(x: torch.Tensor, mesh: Mesh, spec: Any, name: str | None) -> Named
     return named_sharding(spec, mesh, x.dim(), shape=shape, name=name or "tensor")
 
 
-def _mesh_of(x: Any) -> Mesh:
+def _mesh_of(x: Any) -> Any:
     tensors = [t for _, t in modules.tensors(x)] if isinstance(x, torch.nn.Module) else [x]
     for tensor in tensors:
         if isinstance(tensor, XLAShardedTensor) and tensor.mesh is not None:
             return tensor.mesh
-    raise ShardingError(
-        f"{type(x).__name__} lies on no mesh yet; name one: isoshard.reshard(x, spec, mesh)"
-    )
+    return ambient_mesh("iso.reshard(x, spec, mesh)")
 
 
 register(Torch())

@@ -181,8 +181,7 @@ class TestSpecs:
 
             alike(block(OURS), block(JAX))
 
-    @pytest.mark.parametrize("jit", [False, True])
-    def test_some_axes_alone(self, jit):
+    def test_some_axes_alone(self):
         seen: dict[Words, list[str]] = {}
         with over(4, 2):
 
@@ -197,7 +196,11 @@ class TestSpecs:
                     seen[by] = _types(x, y)
                     return jax.lax.ppermute(y, "p", [(n, (n + 1) % 4) for n in range(4)])
 
-                return (jax.jit(program) if jit else program)(by.put(table(8, 4), P("p", "q")))
+                x = by.put(table(8, 4), P("p", "q"))
+                if by is OURS:  # where JAX's own auto_axes fails as well
+                    with pytest.raises(iso.ShardingError, match=r"over 'p'.*under jax\.jit"):
+                        program(x)
+                return jax.jit(program)(x)
 
             alike(block(OURS), block(JAX))
         assert seen[OURS] == seen[JAX]

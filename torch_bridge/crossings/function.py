@@ -48,6 +48,8 @@ from .borders import constant, keys, wrap
 from .result_types import Result, Said, as_given, computed, spread
 from .users_mesh import users_mesh
 
+_LEFT_OUT: Any = object()
+
 
 class JaxFunction:
     """A pure JAX function of `(params, *args, rng=None, **kwargs)`.
@@ -93,12 +95,14 @@ class JaxFunction:
             for name, tensor in tensors
         }
 
-    def __call__(self, params: Any, *args: Any, rng: jax.Array | None = None, **kwargs: Any) -> Any:
+    def __call__(
+        self, params: Any = _LEFT_OUT, *args: Any, rng: jax.Array | None = None, **kwargs: Any
+    ) -> Any:
         """Run the torch code on JAX values.
 
         Args:
             params: a dictionary like `.params` (other names are refused); for a plain function its
-                first argument.
+                first argument, if it has any.
             *args: JAX arrays, tensors, or anything the torch code takes.
             rng: a JAX PRNG key, needed if the code draws random numbers (dropout in training).
             **kwargs: likewise.
@@ -109,12 +113,18 @@ class JaxFunction:
         Raises:
             KeyError: `params` has other names than the module.
             RuntimeError: random numbers are drawn, and there is no `rng`.
+            TypeError: the function of a module is called without `params`.
         """
         if isinstance(self._target, torch.nn.Module):
+            if params is _LEFT_OUT:
+                raise TypeError(
+                    f"the function of {self._name} takes the module's arrays first: f(f.params, x)"
+                )
             own = dict(modules.tensors(self._target))
             _check(params, own, f"params of {self._name}", "params")
             return self._cross(self._of_module, (params, args, kwargs), rng)
-        return self._cross(self._of_function, ((params, *args), kwargs), rng)
+        given = args if params is _LEFT_OUT else (params, *args)
+        return self._cross(self._of_function, (given, kwargs), rng)
 
     def with_buffers(
         self, params: Any, buffers: Any, *args: Any, rng: jax.Array | None = None, **kwargs: Any

@@ -37,6 +37,7 @@ from isoshard.core.axis_types import (
 )
 from isoshard.core.errors import ShardingError
 from isoshard.core.exchange import lay_out
+from isoshard.core.in_shard_map import manual_axes
 from isoshard.core.mesh import ambient_mesh
 from isoshard.core.spec import named_sharding
 from isoshard.core.uneven import UnevenArray, is_uneven
@@ -114,7 +115,7 @@ def computed(
         return call.found(code(jax.tree.unflatten(structure, held), said), layouts)
 
     with under_auto_axes(mesh) if mesh is not None else under_auto_axes():
-        traced = [under_auto(leaves[number]) for number in numbers]
+        traced = _under_auto([leaves[number] for number in numbers], what)
         if mesh is not None and (numbers or isinstance(jnp.zeros(()), Tracer)):
             program = jax.make_jaxpr(run)(*traced)
             values = jaxpr_as_fun(program)(*traced)
@@ -123,6 +124,19 @@ def computed(
         else:
             values = run(*traced)
     return call.results(values)
+
+
+def _under_auto(values: list[Any], what: str) -> list[Any]:
+    try:
+        return [under_auto(value) for value in values]
+    except ValueError:
+        if not manual_axes():
+            raise
+        raise ShardingError(
+            f"{what}: jax.shard_map over {', '.join(map(repr, manual_axes()))}, outside of jax.jit, "
+            "leaves Explicit axes over that JAX cannot take a value off op by op; call the mapped "
+            "function under jax.jit."
+        ) from None
 
 
 class _Call:

@@ -101,7 +101,7 @@ def constrain_activations(module: torch.nn.Module, mesh: Any, plan: Any) -> Acti
 
     Args:
         module: on the `jax` device when it is called. It gets forward hooks, and nothing else.
-        mesh: an `xs.Mesh`, or a `jax.sharding.Mesh` with Auto axes.
+        mesh: an `xs.Mesh`, or a `jax.sharding.Mesh` of any axis types.
         plan: a `Plan` with activations, or a mapping from patterns of module names to what
             `Plan(activations=..)` takes.
 
