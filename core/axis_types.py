@@ -104,14 +104,15 @@ def under_auto(x: Any) -> Any:
     return jax.device_put(x, on_mesh(sharding, auto(sharding.mesh)))
 
 
-def retyped(x: jax.Array, mesh: Mesh) -> jax.Array:
+def retyped(x: jax.Array, mesh: Any) -> jax.Array:
     """The same array on another mesh of the same grid; it shares every buffer.
 
     Args:
         x: not traced, on a mesh.
         mesh: of the grid that `x` lies on, with any types.
     """
-    return x if x.sharding.mesh == mesh else jax.device_put(x, on_mesh(x.sharding, mesh))
+    own: Any = x.sharding
+    return x if own.mesh == mesh else jax.device_put(x, on_mesh(own, mesh))
 
 
 def typeof(x: Any) -> Any:

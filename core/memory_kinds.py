@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax
+from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from .offload import check_memory, in_memory, is_offloaded
@@ -51,7 +51,7 @@ def in_kind(spec: Any, mesh: Any, ndim: int | None, kind: str | None, name: str 
 
 def kind_of(x: Any) -> str | None:
     """The memory of an array or a layout that rests in another one than it is computed in."""
-    sharding = x if isinstance(x, NamedSharding) else getattr(x, "sharding", None)
-    if isinstance(x, jax.core.Tracer):
+    if isinstance(x, Tracer):
         return None
+    sharding: Any = x if isinstance(x, NamedSharding) else getattr(x, "sharding", None)
     return sharding.memory_kind if is_offloaded(sharding) else None

@@ -15,10 +15,9 @@ A device is known by its position in the flattened mesh, never by its id.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import numpy as np
@@ -78,7 +77,13 @@ def make_mesh(
     return Mesh(grid, names, axis_types=kinds)
 
 
-def hybrid_mesh(ici: Sequence[int], dcn: Sequence[int], names: Sequence[str]) -> Mesh:
+def hybrid_mesh(
+    ici: Sequence[int],
+    dcn: Sequence[int],
+    names: Sequence[str],
+    *,
+    axis_types: AxisType | Sequence[AxisType] = AxisType.Auto,
+) -> Mesh:
     """Arrange several slices of devices, so that axes over the slow network are known.
 
     Along each axis the slices come first, the devices of a slice after: the size is
@@ -89,12 +94,13 @@ def hybrid_mesh(ici: Sequence[int], dcn: Sequence[int], names: Sequence[str]) ->
         ici: devices along each axis within one slice (the fast interconnect).
         dcn: slices along each axis (the data centre network).
         names: one name per axis, no two alike.
+        axis_types: as for `make_mesh`.
 
     Returns:
-        A mesh of all devices, with Auto axes.
+        A mesh of all devices.
 
     Raises:
-        ShardingError: `ici`, `dcn` and `names` do not belong together.
+        ShardingError: `ici`, `dcn`, `names` and `axis_types` do not belong together.
         DeviceError: their product is not the number of devices.
 
     Example:
@@ -103,8 +109,9 @@ def hybrid_mesh(ici: Sequence[int], dcn: Sequence[int], names: Sequence[str]) ->
     """
     ici, names = _check_grid(tuple(ici), tuple(names), "ici")
     dcn, names = _check_grid(tuple(dcn), names, "dcn")
+    kinds = _check_types(axis_types, names)
     if math.prod(dcn) == 1 and math.prod(ici) == len(jax.devices()):
-        return make_mesh(ici, names)
+        return make_mesh(ici, names, axis_types=kinds)
     devices = jax.devices()
     need = math.prod(ici) * math.prod(dcn)
     if len(devices) != need:
@@ -114,14 +121,19 @@ def hybrid_mesh(ici: Sequence[int], dcn: Sequence[int], names: Sequence[str]) ->
             f"or try it on virtual devices: call iso.simulate_devices({need}) before anything else."
         )
     if len({getattr(device, "slice_index", None) for device in devices}) > 1:
-        return _auto(mesh_utils.create_hybrid_device_mesh(ici, dcn, devices), names)
+        grid = mesh_utils.create_hybrid_device_mesh(ici, dcn, devices)
+        return Mesh(grid, names, axis_types=kinds)
     grid = np.array(devices, object).reshape(*dcn, *ici)
     rank = len(names)
     pairs = [axis for i in range(rank) for axis in (i, rank + i)]
     sizes = [slices * inside for slices, inside in zip(dcn, ici, strict=True)]
-    return _auto(grid.transpose(pairs).reshape(sizes), names)
+    return Mesh(grid.transpose(pairs).reshape(sizes), names, axis_types=kinds)
 
 
+@overload
+def as_mesh(obj: Any) -> Mesh: ...
+@overload
+def as_mesh(obj: Any, *, abstract: Literal[True]) -> Any: ...
 def as_mesh(obj: Any, *, abstract: bool = False) -> Any:
     """Take a mesh in any form: a `jax.sharding.Mesh`, or an object that has one.
 
@@ -185,22 +197,6 @@ def ambient_mesh(call: str = "iso.shard(x, mesh, P('x'))") -> Mesh | AbstractMes
     return abstract if mesh.empty else mesh
 
 
-def as_auto_mesh(obj: Any) -> Mesh:
-    """As `as_mesh`, for what is computed under Auto axes only.
-
-    Raises:
-        ShardingError: the mesh has Explicit or Manual axes as well, or no devices.
-        TypeError: it is no mesh.
-
-    Example:
-        >>> as_auto_mesh(jax.make_mesh((8,), ("x",)))
-        Traceback (most recent call last):
-            ...
-        isoshard.core.errors.ShardingError: mesh axis 'x' is Explicit; layouts here are completed by the compiler, which takes Auto axes: make the mesh with iso.make_mesh((8,), ('x',)), or pass axis_types=(AxisType.Auto,) to jax.make_mesh.
-    """  # noqa: E501
-    return _check_axis_types(as_mesh(obj))
-
-
 def mesh_of(sharding: NamedSharding) -> Mesh:
     """The mesh of a sharding, or ShardingError if it is abstract and has no devices."""
     if isinstance(sharding.mesh, Mesh):
@@ -219,28 +215,6 @@ def describe_mesh(mesh: Mesh | AbstractMesh) -> str:
         "'x' (2), 'y' (4)"
     """
     return ", ".join(f"{name!r} ({size})" for name, size in mesh.shape.items()) or "none"
-
-
-def _auto(devices: np.ndarray, names: tuple[str, ...]) -> Mesh:
-    return Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
-
-
-@functools.lru_cache(maxsize=256)
-def _check_axis_types(mesh: Mesh) -> Mesh:
-    wrong = [
-        f"{name!r} is {kind.name}"
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if kind != AxisType.Auto
-    ]
-    if wrong:
-        shape, names = mesh.devices.shape, mesh.axis_names
-        auto = ", ".join(["AxisType.Auto"] * len(names)) + ("," if len(names) == 1 else "")
-        raise ShardingError(
-            f"mesh axis {', '.join(wrong)}; layouts here are completed by the compiler, which "
-            f"takes Auto axes: make the mesh with iso.make_mesh({shape}, {names}), or pass "
-            f"axis_types=({auto}) to jax.make_mesh."
-        )
-    return mesh
 
 
 def _check_types(kinds: Any, names: tuple[str, ...]) -> tuple[AxisType, ...]:

@@ -55,7 +55,7 @@ def in_memory(sharding: NamedSharding, kind: str | None, *, name: str = "array")
     return sharding.with_memory_kind(kind)
 
 
-def check_memory(mesh: Any, kind: str, *, name: str = "array") -> None:
+def check_memory(mesh: Any, kind: str | None, *, name: str = "array") -> None:
     """Raise ShardingError if the devices of a mesh have no such memory; an abstract one has any."""
     if not isinstance(mesh, Mesh):
         return
@@ -78,7 +78,7 @@ def is_offloaded(sharding: Any) -> bool:
     return kind != next(iter(sharding.device_set)).default_memory().kind
 
 
-def on_device(sharding: NamedSharding) -> NamedSharding:
+def on_device(sharding: Any) -> Any:
     """The same layout in the memory that its devices compute in."""
     if not is_offloaded(sharding):
         return sharding

@@ -99,7 +99,7 @@ def normalize_spec(
 
 def named_sharding(
     spec: SpecLike,
-    mesh: Mesh,
+    mesh: Any,
     ndim: int,
     *,
     shape: Sequence[int] | None = None,

@@ -131,7 +131,7 @@ class Tiles:
         return cls(np.arange(num_devices).reshape((1,) * ndim + (num_devices,)))
 
     @classmethod
-    def _lay_out(cls, spec: P, mesh: Mesh, ndim: int) -> Tiles:
+    def _lay_out(cls, spec: P, mesh: Any, ndim: int) -> Tiles:
         entries = [axis_names(entry) for entry in entries_of(spec)] + [()] * (ndim - len(spec))
         used = [name for names in entries for name in names]
         spare = [name for name in mesh.axis_names if name not in used]

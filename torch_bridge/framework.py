@@ -94,7 +94,7 @@ class Torch(Framework):
         self, x: Any, mesh: Mesh, spec: Any, *, copy: bool | None = None, name: str | None = None
     ) -> None:
         """Raise what `shard` would."""
-        if isinstance(x, torch.optim.Optimizer) and says_memory(spec):
+        if says_memory(spec) and isinstance(x, torch.optim.Optimizer):
             return
         resharding.refuse_shard(x)
         if isinstance(x, torch.nn.Module):
@@ -104,9 +104,7 @@ class Torch(Framework):
         if not isinstance(x, XLAShardedTensor) and x.device.type == "cpu":
             check_host(to_numpy(x.detach()), sharding, copy=copy, name=name or "tensor")
 
-    def _place(
-        self, x: torch.Tensor, layout: layouts.Layout, copy: bool | None, name: str
-    ) -> torch.Tensor:
+    def _place(self, x: Any, layout: layouts.Layout, copy: bool | None, name: str) -> torch.Tensor:
         """One tensor on the mesh; gradients and being a parameter are kept."""
         if x.grad_fn is not None:
             raise ShardingError(_CUT.format(name))
@@ -150,7 +148,7 @@ class Torch(Framework):
         value = Value.of(array, shared=not copy)
         return annotated(x, value, array.sharding, array.shape)
 
-    def reshard(self, x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
+    def reshard(self, x: Any, spec: Any, mesh: Any = None) -> Any:
         """A new tensor with another layout; for a module, its tensors are replaced."""
         if dtensors.is_dtensor(x):
             return resharding.reshard(x, spec, mesh)
@@ -368,7 +366,7 @@ class Torch(Framework):
         starting.leave()
 
 
-def _sharding(x: torch.Tensor, mesh: Mesh, spec: Any, name: str | None) -> NamedSharding:
+def _sharding(x: Any, mesh: Mesh, spec: Any, name: str | None) -> NamedSharding:
     shape = tuple(x.shape)
     if isinstance(spec, Plan):
         spec = spec.resolve({name or "": shape}, mesh).leaves[0].sharding

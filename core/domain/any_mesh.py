@@ -150,7 +150,8 @@ class _Border:
         if not isinstance(x, UnevenArray) and (held := array.to_concrete_value()) is not None:
             return getattr(held, "sharding", None)
         told = sharding_of(x)
-        return NamedSharding(self._mesh(self.callers), P()) if told is None else told
+        callers: Any = self.callers
+        return NamedSharding(self._mesh(callers), P()) if told is None else told
 
     def _on_callers(self, told: Any) -> NamedSharding | None:
         mesh: Any = self.callers

@@ -109,9 +109,7 @@ class Layout:
         return any(size != self.blocks[axis] for size in self.sizes[axis])
 
 
-def layout_of(
-    x: Any, mesh: Mesh | None = None, spec: Any = None, *, verb: str = "this operator"
-) -> Layout:
+def layout_of(x: Any, mesh: Any = None, spec: Any = None, *, verb: str = "this operator") -> Layout:
     """Find how an array lies.
 
     Args:
@@ -178,7 +176,7 @@ def whole_layout(shape: Sequence[int]) -> Layout:
     return Layout(empty, ((),) * len(sizes), sizes, tuple(map(sum, sizes)), False)
 
 
-def _sharding(x: Any, mesh: Mesh | None, spec: Any, verb: str) -> NamedSharding:
+def _sharding(x: Any, mesh: Any, spec: Any, verb: str) -> NamedSharding:
     if isinstance(spec, NamedSharding) and mesh is None:
         mesh = spec.mesh
     if spec is not None and mesh is not None:

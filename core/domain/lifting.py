@@ -37,7 +37,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.exact import exact
@@ -167,7 +167,7 @@ def _shape(value: Value) -> jax.ShapeDtypeStruct:
 
 
 def _check_meshes(leaves: Sequence[Any]) -> None:
-    meshes: dict[Mesh, None] = {}
+    meshes: dict[Any, None] = {}
     for leaf in leaves:
         if is_uneven(leaf) and leaf.sharding is not None:
             if isinstance(leaf.sharding, NamedSharding):

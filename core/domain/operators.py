@@ -270,8 +270,12 @@ def _run(operator: Operator, layout: Layout, array: Any, *operands: Any) -> Any:
 def _told(operator: Operator, layout: Layout, operands: tuple[Any, ...]) -> NamedSharding:
     """The layout of the result; what an operand makes of it lies as it does there."""
     told = _result_layout(operator, layout)
-    own = None if operator.made is None else sharding_of(operands[0])
-    if not isinstance(own, NamedSharding) or not same_grid(own.mesh, told.mesh):
+    own = sharding_of(operands[0]) if operands else None
+    if (
+        operator.made is None
+        or not isinstance(own, NamedSharding)
+        or not same_grid(own.mesh, told.mesh)
+    ):
         return told
     entries, (axis,) = [*entries_of(told.spec)], operator.free
     made = axis_names((*entries_of(own.spec), *[None] * operands[0].ndim)[operator.made])

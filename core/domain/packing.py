@@ -155,8 +155,8 @@ def reshard_uneven(u: UnevenArray, spec: Any, mesh: Mesh | None = None) -> Any:
         SpecError: the spec does not fit.
         ShardingError: the array lies on no mesh, and none is given.
     """
-    mesh = _layout_of(u).mesh if mesh is None else as_mesh(mesh, abstract=True)
-    sharding = named_sharding(spec, mesh, u.ndim)
+    here: Any = _layout_of(u).mesh if mesh is None else as_mesh(mesh, abstract=True)
+    sharding = named_sharding(spec, here, u.ndim)
     return relaid(u, sharding, plan_splits(u.shape, sharding, kept_sizes(u.sizes, sharding)))
 
 

@@ -106,10 +106,10 @@ def spec_over(layout: NamedSharding | P, mesh: Mesh, ndim: int) -> P:
     if isinstance(layout, P):
         return layout
     refuse(layout, "a file has no words for that")
-    layout = stored(layout)
-    if dict(layout.mesh.shape) == dict(mesh.shape):
-        return layout.spec
-    return Tiles.from_sharding(layout, ndim).to_spec(mesh)
+    plain = stored(layout)
+    if dict(plain.mesh.shape) == dict(mesh.shape):
+        return plain.spec
+    return Tiles.from_sharding(plain, ndim).to_spec(mesh)
 
 
 def of_parameters(

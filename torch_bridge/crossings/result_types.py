@@ -133,7 +133,7 @@ def _under_auto(values: list[Any], what: str) -> list[Any]:
         if not manual_axes():
             raise
         raise ShardingError(
-            f"{what}: jax.shard_map over {', '.join(map(repr, manual_axes()))}, outside of jax.jit, "
+            f"{what}: jax.shard_map over {', '.join(map(repr, manual_axes()))} outside of jax.jit "
             "leaves Explicit axes over that JAX cannot take a value off op by op; call the mapped "
             "function under jax.jit."
         ) from None

@@ -27,6 +27,7 @@ knows by: that is what users see, and what results are handed out in.
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -83,10 +84,12 @@ def untyped(number: int) -> int:
     return intern(_LAYOUTS[number])
 
 
-def typed(number: int, mesh: Mesh | None) -> int:
+def typed(number: int, mesh: Any) -> int:
     """The number of the same layout on a mesh of the same grid; None keeps the number."""
-    found = None if mesh is None or number == UNPLACED else sharding(number)
-    if not isinstance(found, jax.sharding.NamedSharding) or not same_grid(found.mesh, mesh):
+    found = None if number == UNPLACED else sharding(number)
+    if mesh is None or not isinstance(found, jax.sharding.NamedSharding):
+        return number
+    if not same_grid(found.mesh, mesh):
         return number
     blocks, same = _LAYOUTS[number], on_mesh(found, mesh)
     return intern(blocks.on(same) if isinstance(blocks, BlockLayout) else same)
@@ -94,7 +97,7 @@ def typed(number: int, mesh: Mesh | None) -> int:
 
 def typed_mesh(number: int) -> Mesh | None:
     """The mesh of a layout, if it has Explicit axes."""
-    found = None if number == UNPLACED else _TOLD[number]
+    found: Any = None if number == UNPLACED else _TOLD[number]
     if found is None or found is _LAYOUTS[number]:
         return None
     return mesh_of(found.sharding if isinstance(found, BlockLayout) else found)

@@ -207,8 +207,8 @@ def _own_sharding(leaf: Any) -> Any:
     return array.sharding if named or array.committed else _ANYWHERE
 
 
-def _one_mesh(paths: Sequence[Path], leaves: Sequence[Any], name: str) -> Mesh | None:
-    meshes: dict[Mesh, list[str]] = {}
+def _one_mesh(paths: Sequence[Path], leaves: Sequence[Any], name: str) -> Any:
+    meshes: dict[Any, list[str]] = {}
     for path, leaf in zip(paths, leaves, strict=True):
         own = _own_sharding(leaf) if _is_array(leaf) else None
         if isinstance(own, NamedSharding):

@@ -66,7 +66,7 @@ def read_clouds(given: dict[str, Any], mesh: Any, axes: Any) -> dict[str, Rows]:
     return rows
 
 
-def _mesh(given: dict[str, Any]) -> Mesh:
+def _mesh(given: dict[str, Any]) -> Any:
     layouts = {name: sharding_of(value) for name, value in given.items()}
     for layout in layouts.values():
         if isinstance(layout, NamedSharding):

@@ -106,7 +106,7 @@ class Rows:
         return NamedSharding(self.mesh, P(self.axes or None, *others))
 
 
-def read_rows(name: str, value: Any, mesh: Mesh, told: Any, faults: list[str]) -> Rows:
+def read_rows(name: str, value: Any, mesh: Any, told: Any, faults: list[str]) -> Rows:
     """Find out how the rows of an array lie.
 
     Args:
