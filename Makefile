@@ -15,6 +15,10 @@ ARGS ?=
 PYTEST_ARGS ?=
 WORKERS ?= 2
 
+# The tests that run on meshes with Explicit axes as well: docs/testing.md.
+TYPED := tests/core tests/jax_bridge tests/onnx_bridge $(addprefix tests/torch_bridge/,crossings \
+	checkpoints models domain handlers spmd distributed dtensor)
+
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -41,9 +45,11 @@ notebooks: $(VENV)/.notebooks-installed  ## tutorials against what they keep: a 
 test: lint types  ## format, lint, types of the wheel, the tests and a sample of sweeps (PYTEST_ARGS=-x)
 	$(BIN)/pytest --sweeps sample -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/pytest --sweeps few -m sweep -n $(WORKERS) tests/torch_bridge
+	AXIS_TYPES=Explicit $(BIN)/pytest --sweeps part -n $(WORKERS) --dist worksteal $(TYPED)
 
 test-all: lint types  ## everything there is, and note what passed (2 hours on two cores)
 	$(BIN)/pytest --sweeps note -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+	AXIS_TYPES=Explicit $(BIN)/pytest -n $(WORKERS) --dist worksteal $(TYPED)
 	$(BIN)/pytest tests/multi_process
 	$(BIN)/python -m notebooks --all --note
 	$(BIN)/python -m conformance --write

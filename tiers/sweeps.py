@@ -7,8 +7,8 @@ Two marks say that a test has a place in `make test-all`, and a share of `make t
 
 `--sweeps all`, as pytest does by itself, runs every case. `--sweeps sample` runs whole the test
 files whose rooms changed since all passed, and of the others one case in eight of each sweep, and
-one long test in eight. `--sweeps few` runs one in forty, whatever changed. `--sweeps note` runs
-everything, and if that passes enters what the rooms hold in `tests/sweeps.json`.
+one long test in eight. `--sweeps few` runs one in forty, whatever changed; `--sweeps part` does so in
+one test file of six. `--sweeps note` runs everything, and if that passes enters what the rooms hold in `tests/sweeps.json`.
 
 The rooms of `tests/A/B/test_x.py` are the folder `A/B` (of a test of lowerings: `x.py` there), what
 `_ABOUT` adds, and the test with the helpers beside it.
@@ -28,7 +28,8 @@ import pytest
 from . import choice, record, sources
 
 KEPT = sources.ROOT / "tests" / "sweeps.json"
-ONE_IN = {"sample": 8, "few": 40}
+ONE_IN = {"sample": 8, "few": 40, "part": 40}
+FILES_ONE_IN = 6
 MARKS = {
     "sweep": "a table of like cases; make test runs a sample, make test-all each",
     "long": "one check of several seconds; make test runs one in eight, make test-all each",
@@ -158,6 +159,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     }
     reached = _reached() if tier == "sample" else ()
     out = left_out(marked, reached, one_in=ONE_IN[tier], seed=choice.seed_of())
+    if tier == "part":
+        files = {item.nodeid.partition("::")[0] for item in items}
+        kept = choice.drawn(files, seed=choice.seed_of(), one_in=FILES_ONE_IN)
+        out |= {item.nodeid for item in items if item.nodeid.partition("::")[0] not in kept}
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in out])
     items[:] = [item for item in items if item.nodeid not in out]
 

@@ -142,12 +142,22 @@ def commands(target):
     return done.stdout
 
 
+TYPED = (
+    "tests/core tests/jax_bridge tests/onnx_bridge tests/torch_bridge/crossings "
+    "tests/torch_bridge/checkpoints tests/torch_bridge/models tests/torch_bridge/domain "
+    "tests/torch_bridge/handlers tests/torch_bridge/spmd tests/torch_bridge/distributed "
+    "tests/torch_bridge/dtensor"
+)
+"""What runs on meshes with Explicit axes as well."""
+
+
 def test_test_all_leaves_nothing_out():
     """It runs pytest without a choice, and every step of .ci/run in full."""
     whole = commands("test-all")
     runs = re.findall(r"^\S*/pytest (.*)$", whole, re.MULTILINE)
     assert [run for run in runs if "multi_process" not in run] == [
-        "--sweeps note -n 2 --dist worksteal "
+        "--sweeps note -n 2 --dist worksteal ",
+        f"-n 2 --dist worksteal {TYPED}",
     ]
     for step in (
         "pytest tests/multi_process",
