@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import torch
+from jax.sharding import AxisType
 
 import isoshard as iso
 
@@ -59,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def make_mesh(shape: tuple[int, int] | None = None) -> iso.Mesh:
     """Arrange the accelerators, or else virtual CPU devices, as a ("data", "model") mesh.
 
+    Its axes are Explicit, as those of `jax.make_mesh`.
+
     Args:
         shape: devices along each axis. By default (2, 4) virtual devices, or all accelerators,
             as many of them along "model" as divide by 4.
@@ -76,7 +79,7 @@ def make_mesh(shape: tuple[int, int] | None = None) -> iso.Mesh:
     if shape is None:
         count = len(jax.devices())
         shape = (count // math.gcd(count, 4), math.gcd(count, 4))
-    return iso.make_mesh(shape, ("data", "model"))
+    return iso.make_mesh(shape, ("data", "model"), axis_types=AxisType.Explicit)
 
 
 @dataclasses.dataclass

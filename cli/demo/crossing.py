@@ -130,6 +130,9 @@ class _Task:
             logits = forward(params, tokens)
             return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
+        loss = jax.sharding.auto_axes(
+            loss, out_sharding=jax.sharding.NamedSharding(self.mesh, iso.P())
+        )
         evaluate = jax.jit(loss)
         run.validation, run.validation_speed = mean_and_speed(
             lambda *batch: float(evaluate(params, *self._place(batch))),
