@@ -7,8 +7,9 @@ Two marks say that a test has a place in `make test-all`, and a share of `make t
 
 `--sweeps all`, as pytest does by itself, runs every case. `--sweeps sample` runs whole the test
 files whose rooms changed since all passed, and of the others one case in eight of each sweep, and
-one long test in eight. `--sweeps few` runs one in forty, whatever changed; `--sweeps part` does so in
-one test file of six. `--sweeps note` runs everything, and if that passes enters what the rooms hold in `tests/sweeps.json`.
+one long test in eight. `--sweeps few` runs one in forty, whatever changed; `--sweeps part` does so
+in one test file of six. `--sweeps note` runs everything, and if that passes enters what the rooms
+hold in `tests/sweeps.json`.
 
 The rooms of `tests/A/B/test_x.py` are the folder `A/B` (of a test of lowerings: `x.py` there), what
 `_ABOUT` adds, and the test with the helpers beside it.
