@@ -130,15 +130,14 @@ class _Task:
             logits = forward(params, tokens)
             return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
-        loss = jax.sharding.auto_axes(
-            loss, out_sharding=jax.sharding.NamedSharding(self.mesh, iso.P())
-        )
-        evaluate = jax.jit(loss)
+        whole = jax.sharding.NamedSharding(self.mesh, iso.P())
+        completed: Any = jax.sharding.auto_axes(loss, out_sharding=whole)  # by the compiler
+        evaluate = jax.jit(completed)
         run.validation, run.validation_speed = mean_and_speed(
             lambda *batch: float(evaluate(params, *self._place(batch))),
             validation_batches(self.corpus, self.settings, self.length),
         )
-        run.speed = self._training_speed(loss, params)
+        run.speed = self._training_speed(completed, params)
         return run
 
     def _training_speed(self, loss: Loss, params: Params) -> float:
