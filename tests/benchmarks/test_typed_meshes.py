@@ -1,4 +1,4 @@
-"""The two steps that are compared run on the mesh that they say, and the TPU's needs its compiler."""
+"""The two steps that are compared run on their meshes; the TPU needs its compiler."""
 
 from __future__ import annotations
 
