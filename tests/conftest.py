@@ -13,7 +13,7 @@ import jax
 import pytest
 from jax.sharding import AxisType
 
-from isoshard.core.mesh import make_mesh
+from isoshard.core.mesh import hybrid_mesh, make_mesh
 from tiers.sweeps import (  # noqa: F401  (the hooks of a plugin)
     pytest_addoption,
     pytest_collection_modifyitems,
@@ -33,7 +33,8 @@ if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
     os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}".strip()
 
 # AXIS_TYPES=Explicit runs the tests on meshes as `jax.make_mesh` makes them.
-make_mesh.__kwdefaults__["axis_types"] = AxisType[os.environ.get("AXIS_TYPES", "Auto")]
+for make in (make_mesh, hybrid_mesh):
+    make.__kwdefaults__["axis_types"] = AxisType[os.environ.get("AXIS_TYPES", "Auto")]
 
 
 def pytest_sessionstart(session):
