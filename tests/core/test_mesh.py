@@ -64,7 +64,7 @@ class TestHybridMesh:
     def test_slices_are_outermost(self):
         mesh = hybrid_mesh((2, 2), (2, 1), ("data", "model"))
         assert mesh.devices.shape == (4, 2)
-        assert mesh.axis_types == (AxisType.Auto,) * 2
+        assert mesh.axis_types == make_mesh((4, 2), ("a", "b")).axis_types
         assert _ids(mesh) == list(range(8))
 
     def test_devices_of_a_slice_stay_together_on_an_inner_axis(self):
