@@ -4,6 +4,7 @@ A device computes in its own memory (`"device"`). It can also read and write mem
 (`"pinned_host"`), where there is more room: for optimizer state, say, which a step reads and writes
 once. A layout says the memory as its `memory_kind`, as in JAX; so does the type of an array:
 
+>>> from jax.sharding import PartitionSpec as P
 >>> mesh = jax.make_mesh((8,), ("x",))
 >>> resting = in_memory(NamedSharding(mesh, P("x")), "pinned_host")
 >>> x = jax.device_put(jax.numpy.ones(8), resting)
@@ -44,7 +45,8 @@ def in_memory(sharding: NamedSharding, kind: str | None, *, name: str = "array")
         ShardingError: the devices have no such memory.
 
     Example:
-        >>> in_memory(NamedSharding(jax.make_mesh((8,), ("x",)), P("x")), "disk", name="mu")
+        >>> whole = jax.sharding.PartitionSpec()
+        >>> in_memory(NamedSharding(jax.make_mesh((8,), ("x",)), whole), "disk", name="mu")
         Traceback (most recent call last):
             ...
         isoshard.core.errors.ShardingError: mu: its devices (cpu) have no memory 'disk'; they have 'device', 'pinned_host', 'unpinned_host'. Name one of these.
