@@ -14,7 +14,9 @@ say that some of it rests elsewhere; a step brings it in after the backward pass
 'pinned_host'
 
 Slots are called `state.<parameter>.<slot>`, as in a checkpoint: parameters go by name if the
-optimizer was made with `model.named_parameters()`, else by position.
+optimizer was made with `model.named_parameters()`, else by position. A slot of its parameter's
+shape rests laid out as the parameter, one of another shape (a factored second moment) as it lies;
+a single number, such as a count of steps, stays where devices compute.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ def shard_state(optimizer: torch.optim.Optimizer, mesh: Any, plan: Plan) -> torc
         The optimizer.
 
     Raises:
-        ShardingError: a parameter lies on no mesh, or the devices have no such memory.
+        ShardingError: a parameter lies on no mesh, or the devices have no such memory; at a step, a
+            slot with a memory rule lies on no mesh.
         PlanError: a memory rule matches no slot; of an optimizer without state, at its first step.
     """
     outside = [name for name, param in named_params(optimizer).items() if _layout(param) is None]
@@ -81,16 +84,24 @@ class _Rests:
     def __call__(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for name, param, slot in _slots(optimizer):
             kind = self._plan.memory_for(name)
-            layout = _layout(param)
-            if kind is None or layout is None or not isinstance(slot, base.LazyTensor):
+            if kind is None or not isinstance(slot, base.LazyTensor) or not slot.ndim:
                 continue
+            layout = _layout(param) if slot.shape == param.shape else _layout(slot)
+            if layout is None:
+                raise ShardingError(f"{name}: {_NOWHERE}")
             wanted = in_memory(layout, kind, name=name)
-            if slot.shape == param.shape and slot._storage.annotation != wanted:
+            if slot._storage.annotation != wanted:
                 marks.annotate(slot, wanted)
         if not self._checked and optimizer.state:
             names = [*named_params(optimizer), *(name for name, *_ in _slots(optimizer))]
             check_used((factor.memory for factor in self._plan.factors), names)
             self._checked = True
+
+
+_NOWHERE = (
+    "a memory rule of the plan names this slot, and it lies on no mesh (it is a view, or was made "
+    "elsewhere). Lay it out first, iso.shard(slot, mesh, spec), or leave it out of memory=."
+)
 
 
 def _slots(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor, Any]]:
@@ -99,5 +110,5 @@ def _slots(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor
             yield f"state.{name}.{kind}", param, slot
 
 
-def _layout(param: torch.Tensor) -> jax.sharding.NamedSharding | None:
-    return marks.placed(param) if isinstance(param, base.LazyTensor) else None
+def _layout(tensor: torch.Tensor) -> jax.sharding.NamedSharding | None:
+    return marks.placed(tensor) if isinstance(tensor, base.LazyTensor) else None

@@ -98,7 +98,37 @@ def test_state_that_is_there_already_moves(typed):
     torch.testing.assert_close(slot.cpu(), before, rtol=0, atol=0)
 
 
+def adafactor(mesh, memory):
+    torch.manual_seed(0)
+    layer = iso.shard(torch.nn.Linear(8, 16), mesh, Plan({"weight": ("y",), "*": P()}))
+    optimizer = torch.optim.Adafactor(layer.named_parameters(), 0.1)
+    if memory:
+        iso.shard(optimizer, mesh, Plan(memory=memory))
+    x = iso.shard(torch.arange(64.0).reshape(8, 8) / 64, mesh, P("x"))
+    for _ in range(4):
+        layer(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return layer, optimizer.state[layer.weight], optimizer
+
+
+def test_slots_of_another_shape_than_their_parameter_rest_as_they_lie(typed):
+    plain, theirs, _ = adafactor(typed, {})
+    layer, mine, _ = adafactor(typed, {"state.*": HOST})
+    torch.testing.assert_close(layer.weight.cpu(), plain.weight.cpu(), rtol=0, atol=0)
+    for slot in ("row_var", "col_var"):
+        lies = iso.sharding_of(theirs[slot])
+        assert iso.sharding_of(mine[slot]) == lies.with_memory_kind(HOST)
+        assert iso.to_jax(mine[slot]).sharding.memory_kind == HOST
+
+
 class TestErrors:
+    def test_a_slot_on_no_mesh(self, typed):
+        _, state, optimizer = adafactor(typed, {})
+        state["row_var"] = state["row_var"][:, 0]
+        with pytest.raises(iso.ShardingError, match=r"state\.weight\.row_var: a memory rule"):
+            iso.shard(optimizer, typed, Plan(memory={"state.*": HOST}))
+
     def test_no_plan(self, typed):
         _, optimizer, _ = built(typed, {})
         for spec in (P("x"), Plan({"*": P()})):
