@@ -82,20 +82,24 @@ class _Rests:
         self._checked = False
 
     def __call__(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        for name, param, slot in _slots(optimizer):
+        slots = list(_slots(optimizer))
+        if not self._checked and optimizer.state:
+            names = [*named_params(optimizer), *(name for name, *_ in slots)]
+            check_used((factor.memory for factor in self._plan.factors), names)
+            self._checked = True
+        moves = []  # all are looked at before the first is moved
+        for name, param, slot in slots:
             kind = self._plan.memory_for(name)
-            if kind is None or not isinstance(slot, base.LazyTensor) or not slot.ndim:
+            if kind is None:
                 continue
             layout = _layout(param) if slot.shape == param.shape else _layout(slot)
             if layout is None:
                 raise ShardingError(f"{name}: {_NOWHERE}")
             wanted = in_memory(layout, kind, name=name)
             if slot._storage.annotation != wanted:
-                marks.annotate(slot, wanted)
-        if not self._checked and optimizer.state:
-            names = [*named_params(optimizer), *(name for name, *_ in _slots(optimizer))]
-            check_used((factor.memory for factor in self._plan.factors), names)
-            self._checked = True
+                moves.append((slot, wanted))
+        for slot, wanted in moves:
+            marks.annotate(slot, wanted)
 
 
 _NOWHERE = (
@@ -104,10 +108,12 @@ _NOWHERE = (
 )
 
 
-def _slots(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor, Any]]:
+def _slots(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor, base.LazyTensor]]:
+    """The slots that can rest: no numbers, unless the parameter is one."""
     for name, param in named_params(optimizer).items():
         for kind, slot in optimizer.state.get(param, {}).items():
-            yield f"state.{name}.{kind}", param, slot
+            if isinstance(slot, base.LazyTensor) and (slot.ndim or not param.ndim):
+                yield f"state.{name}.{kind}", param, slot
 
 
 def _layout(tensor: torch.Tensor) -> jax.sharding.NamedSharding | None:

@@ -122,12 +122,33 @@ def test_slots_of_another_shape_than_their_parameter_rest_as_they_lie(typed):
         assert iso.to_jax(mine[slot]).sharding.memory_kind == HOST
 
 
+def test_the_slots_of_a_parameter_that_is_one_number_rest_too(typed):
+    layer = torch.nn.Module()
+    layer.scale = torch.nn.Parameter(torch.tensor(2.0))
+    iso.shard(layer, typed, P())
+    optimizer = torch.optim.Adam(layer.named_parameters())
+    iso.shard(optimizer, typed, Plan(memory={"*.exp_avg": HOST}))
+    layer.scale.square().backward()
+    optimizer.step()
+    assert kinds(optimizer, "exp_avg") == {HOST} and kinds(optimizer, "exp_avg_sq") == {"device"}
+
+
 class TestErrors:
     def test_a_slot_on_no_mesh(self, typed):
         _, state, optimizer = adafactor(typed, {})
-        state["row_var"] = state["row_var"][:, 0]
-        with pytest.raises(iso.ShardingError, match=r"state\.weight\.row_var: a memory rule"):
+        state["col_var"] = state["col_var"][0]
+        with pytest.raises(iso.ShardingError, match=r"state\.weight\.col_var: a memory rule"):
             iso.shard(optimizer, typed, Plan(memory={"state.*": HOST}))
+        assert iso.sharding_of(state["row_var"]).memory_kind == "device"  # nothing moved
+
+    @pytest.mark.parametrize("capturable", [False, True])
+    def test_a_rule_for_counts_of_steps(self, typed, capturable):
+        model, _, _ = built(typed, {})
+        optimizer = torch.optim.Adam(model.named_parameters(), capturable=capturable)
+        iso.shard(optimizer, typed, Plan(memory={"*.step": HOST}))
+        model(torch.ones(8, device="jax")).sum().backward()
+        with pytest.raises(PlanError, match=r"'\*\.step' match no parameter and no slot"):
+            optimizer.step()
 
     def test_no_plan(self, typed):
         _, optimizer, _ = built(typed, {})
