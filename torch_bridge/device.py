@@ -20,6 +20,7 @@ from isoshard.torch_bridge._torch_internals import OpOverload, device_slot, disp
 from isoshard.torch_bridge._torch_internals.traced import TRACED_TYPES
 from isoshard.torch_bridge.engine import base, dispatch, generators, random
 from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.aliases import check_strides
 from isoshard.torch_bridge.engine.metas import Meta
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval, check_storable
@@ -168,6 +169,7 @@ def add_kernels(key: str) -> None:
     library.impl("empty_strided", _empty_strided, key)
     library.impl("_efficientzerotensor", _empty, key)
     library.impl("_copy_from", _copy_from, key)
+    library.impl("_local_scalar_dense", _number, key)
     for factory in _FACTORIES:
         packet, _, overload = factory.partition(".")
         func = getattr(getattr(torch.ops.aten, packet), overload or "default", None)
@@ -212,6 +214,7 @@ def _empty(size, dtype=None, layout=None, device=None, pin_memory=None, memory_f
 
 
 def _empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory=None):
+    check_strides("empty_strided", stride)
     return _zeros(Meta(tuple(size), tuple(stride), dtype or torch.get_default_dtype()))
 
 
@@ -236,6 +239,11 @@ def _copy_from(source, target, non_blocking=False):
         return dispatch.handle(torch.ops.aten.copy_.default, (target, source), {})
     base.write(target, base.host_value(source.to(target.dtype)))
     return target
+
+
+def _number(tensor):
+    # torch.tensor([..]) asks for each of its 0-d tensors, below the class of tensors.
+    return dispatch.handle(torch.ops.aten._local_scalar_dense.default, (tensor,), {})
 
 
 def _factory(func: OpOverload) -> Any:

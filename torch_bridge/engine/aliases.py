@@ -155,6 +155,12 @@ def _view_handler(func: OpOverload, ops_of: Callable[..., list[list[ViewOp]]]) -
         if found is None:
             found = known[key] = _prepare(func, ops_of, tensor, args, kwargs)
         start = tensor.storage_offset() * tensor.dtype.itemsize
+        if start and start % found[0][3]:
+            raise RuntimeError(
+                f"self.storage_offset() must be divisible by {found[0][3] // tensor.dtype.itemsize}"
+                f" to view {tensor.dtype} as {args[1]} (different element sizes), but got "
+                f"{tensor.storage_offset()}"
+            )
         views = [
             base.view_of(tensor, aval, chain, start // width + step)
             for aval, chain, step, width in found
@@ -191,6 +197,7 @@ def _as_strided(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
     if offset is None:
         offset = tensor.storage_offset()
+    check_strides("as_strided", stride, offset)
     base_aval = tensor._storage.aval
     aval = Aval.of(Meta(size, stride, tensor._aval.meta.dtype))
     root = Chain.root(base_aval)
@@ -221,6 +228,16 @@ def _as_strided(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if tensor._chain.ops.count(sign) % 2:
             chain = chain.then(sign)
     return base.view_of(tensor, aval, chain, offset)
+
+
+def check_strides(name: str, stride: Size, offset: int = 0) -> None:
+    """Raise RuntimeError for memory read backwards, or from before its begin."""
+    if any(step < 0 for step in stride):
+        raise RuntimeError(
+            f"{name}: Negative strides are not supported at the moment, got strides: {list(stride)}"
+        )
+    if offset < 0:
+        raise RuntimeError(f"{name}: invalid storage offset {offset}")
 
 
 def _same_width(one: Aval, other: Aval) -> bool:
@@ -257,6 +274,19 @@ def _in_place(view: Any) -> Any:
     return handler
 
 
+def _copied(view: Any) -> Any:
+    """Operators such as `slice_copy`: what a view shows, in memory of its own."""
+
+    def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        got = view(args, kwargs)
+        clone, form = torch.ops.aten.clone.default, torch.contiguous_format
+        if isinstance(got, list):
+            return [clone(one, memory_format=form) for one in got]
+        return clone(got, memory_format=form)
+
+    return handler
+
+
 def register() -> None:
     """Put the view operators into the dispatcher."""
     for name, ops_of in _OPS.items():
@@ -265,6 +295,10 @@ def register() -> None:
         if func is not None:
             dispatch.SPECIAL[name] = _view_handler(func, ops_of)
     dispatch.SPECIAL["aten::as_strided"] = _as_strided
+    for name in (*_OPS, "aten::as_strided"):
+        packet, _, overload = name.partition(".")
+        copying = f"{packet}_copy.{overload}" if overload else f"{packet}_copy"
+        dispatch.SPECIAL[copying] = _copied(dispatch.SPECIAL[name])
     for name in _IN_PLACE:
         dispatch.SPECIAL[f"aten::{name}"] = _in_place(dispatch.SPECIAL[f"aten::{_IN_PLACE[name]}"])
 

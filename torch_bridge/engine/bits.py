@@ -54,8 +54,15 @@ def _recast(x: jax.Array, width: int, dtype: np.dtype) -> jax.Array:
     return jax.lax.bitcast_convert_type(x, dtype).reshape(-1)
 
 
+def _unit(dtype: Any) -> int:
+    """The bytes of an element, or of a complex number's part."""
+    return np.dtype(dtype).itemsize // (1 + (np.dtype(dtype).kind == "c"))
+
+
 def bitcast(x: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """The same memory as an array of another dtype and shape."""
+    if any(np.dtype(kind).kind in "bc" for kind in (x.dtype, dtype)):
+        return of_units(as_units(x, min(_unit(x.dtype), _unit(dtype))), shape, np.dtype(dtype))
     ratio = np.dtype(x.dtype).itemsize / np.dtype(dtype).itemsize
     if ratio < 1:
         times = round(1 / ratio)

@@ -36,6 +36,7 @@ from isoshard.torch_bridge.lowerings.arguments import cast, number, wide_dtype
 
 from . import checks
 from .metas import Lift, Meta, Slot, map_leaves
+from .shape_checks import as_kernels_say
 
 
 class ImagesCall(NamedTuple):
@@ -185,6 +186,11 @@ def infer(
         if registry.find(op) is None:
             raise NotImplementedError(missing(op)) from None
         raise
+    except (AssertionError, ValueError, RuntimeError) as error:
+        known = as_kernels_say(error)
+        if known is error:
+            raise
+        raise known from None
     flat: list[Any] = []
     for value in got if isinstance(got, tuple | list) else [got]:
         flat += value if isinstance(value, tuple | list) else [value]

@@ -20,6 +20,17 @@ import torch
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge._torch_internals.tensor_fields import current_node
 
+from .index_checks import indexes_fit, put_fits, reads_something, source_fits
+from .shape_checks import (
+    bins_for_each,
+    bool_mask,
+    inside_memory,
+    no_numbers,
+    one_row_of_boundaries,
+    rows_of_targets,
+    step_goes_on,
+)
+
 Arguments = dict[str, Any]
 
 
@@ -43,6 +54,7 @@ def check(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
         defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
         named = {**dict(given), **kwargs}
         named |= {key: value for key, value in defaults.items() if key not in named}
+        named = {a.name: named[a.name] for a in arguments if a.name in named and not a.is_out}
         name = schema_of(op).name.removeprefix("aten::").strip("_")
         for rule in rules:
             rule(name, named)
@@ -64,6 +76,35 @@ def may_widen(target: torch.dtype, metas: tuple[Any, ...], args: tuple[Any, ...]
     kinds = [_kind(meta.dtype) for meta in metas]
     kinds += [_NUMBERS.get(type(arg).__name__, 0) for arg in args]
     return max(kinds, default=0) > _kind(target)
+
+
+def may_grow(targets: tuple[Any, ...], metas: tuple[Any, ...]) -> bool:
+    """Whether an in-place operation has an operand of another shape than all it writes to.
+
+    Args:
+        targets: the meta of each tensor written to.
+        metas: the meta of each tensor argument.
+    """
+    sizes = {target.size for target in targets}
+    return any(meta.size and meta.size not in sizes for meta in metas) or len(sizes) > 1
+
+
+def check_size(results: tuple[Any, ...], targets: tuple[Any, ...]) -> None:
+    """Refuse an in-place operation whose result is larger than what it is written to.
+
+    Args:
+        results: the meta of what the operation computes.
+        targets: the meta of each tensor written to.
+
+    Raises:
+        RuntimeError: operands broadcast to another shape.
+    """
+    for result, target in zip(results, targets, strict=False):
+        if result is not None and result.size != target.size:
+            raise RuntimeError(
+                f"output with shape {list(target.size)} doesn't match the broadcast shape "
+                f"{list(result.size)}"
+            )
 
 
 def check_cast(results: tuple[Any, ...], targets: tuple[Any, ...]) -> None:
@@ -131,7 +172,13 @@ def _ordered(name: str, named: Arguments) -> None:
 
 def _not_empty(name: str, named: Arguments) -> None:
     tensor, dim = _first(named), named.get("dim")
-    if tensor.numel() or isinstance(dim, list | tuple):
+    if tensor.numel():
+        return
+    if isinstance(dim, list | tuple):
+        for one in dim:
+            _not_empty(name, {"self": tensor, "dim": one})
+        dim = dim or None
+    if isinstance(dim, list | tuple):
         return
     if dim is None:
         kind = IndexError if name.startswith("arg") else RuntimeError
@@ -297,10 +344,20 @@ _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     **dict.fromkeys(("max", "min", "aminmax"), (_not_complex, _not_empty)),
     "mode": (_no_complex_rows, _not_empty),
     **dict.fromkeys(("median", "nanmedian"), (_not_complex, _not_empty_axis)),
-    **dict.fromkeys(("amax", "amin", "topk", "kthvalue", "argsort", "msort"), (_not_complex,)),
+    "arange": (step_goes_on,),
+    **dict.fromkeys(("amax", "amin"), (_not_complex, _not_empty)),
+    **dict.fromkeys(("topk", "kthvalue", "argsort", "msort"), (_not_complex,)),
     **dict.fromkeys(("cummax", "cummin"), (_no_complex_rows,)),
     **dict.fromkeys(("fill", "full", "full_like", "new_full"), (_number_fits,)),
-    **dict.fromkeys(("masked_fill", "index_fill", "scatter"), (_number_fits,)),
+    **dict.fromkeys(("masked_fill", "index_fill"), (_number_fits,)),
+    "scatter": (_number_fits, reads_something),
+    "masked_scatter": (bool_mask,),
+    "as_strided_scatter": (inside_memory,),
+    "multilabel_margin_loss_forward": (rows_of_targets,),
+    "bucketize": (one_row_of_boundaries,),
+    "_histogramdd_from_bin_cts": (bins_for_each,),
+    "_histogramdd_bin_edges": (bins_for_each,),
+    "cat": (no_numbers,),
     **dict.fromkeys(("constant_pad_nd", "addcmul", "addcdiv"), (_number_fits,)),
     **dict.fromkeys(("lerp", "hardshrink"), (_number_fits,)),
     "pow": (_power_of_integers,),
@@ -308,9 +365,13 @@ _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     **dict.fromkeys(("addmm", "addmv", "baddbmm", "addbmm"), (_same_dtypes, _number_fits)),
     **dict.fromkeys(("sub", "rsub"), (_no_bool,)),
     **dict.fromkeys(("sign", "signbit", "maximum", "minimum", "fmax", "fmin"), (_not_complex,)),
-    "index_add": (_source_like_self, _number_fits),
+    "index_add": (_source_like_self, source_fits, _number_fits),
+    "index_reduce": (source_fits,),
     **dict.fromkeys(("index_copy", "put"), (_source_like_self,)),
-    **dict.fromkeys(("index_put", "_index_put_impl"), (_source_like_self,)),
+    **dict.fromkeys(("index_put", "_index_put_impl"), (_source_like_self, put_fits)),
+    "index": (indexes_fit,),
+    **dict.fromkeys(("gather", "index_select", "take"), (reads_something,)),
+    **dict.fromkeys(("scatter_add", "scatter_reduce"), (reads_something,)),
     **dict.fromkeys(("randint", "randint_like", "random"), (_range,)),
     **dict.fromkeys(("normal_functional", "exponential", "cauchy"), (_draws_floats,)),
     "uniform": (_draws_floats, _uniform),

@@ -254,12 +254,13 @@ def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
         if signature is None:
             positional, named, _ = flattener.template(args, kwargs)
             metas = tuple(tensor._aval.meta for tensor in tensors)
-            if not many:
-                numbers = [present(scalar) for scalar in scalars]
-                infer(func, positional, named, metas, numbers)  # torch's own checks
+            numbers = [present(scalar) for scalar in scalars]
             outs = tuple(tensor._aval.meta for tensor in targets)
+            if checks.may_grow(outs, metas):  # before the next check, which would let it grow
+                checks.check_size(infer(functional, positional, named, metas, numbers), outs)
+            if not many:
+                infer(func, positional, named, metas, numbers)  # torch's own checks
             if checks.may_widen(outs[0].dtype, metas, positional):
-                numbers = [present(scalar) for scalar in scalars]
                 checks.check_cast(infer(functional, positional, named, metas, numbers), outs)
             signature = prepare(
                 func, functional, flattener, args, kwargs, tensors, scalars, outs=outs
@@ -322,13 +323,10 @@ def _out_handler(func: OpOverload, outs: list[str]) -> Handler:
             rest["dtype"] = targets[0].dtype
         got = handle(functional, args, rest)
         results = [got] if isinstance(got, torch.Tensor) else list(got)
+        if any(one.dtype != other.dtype for one, other in zip(targets, results, strict=True)):
+            _check_out(func, args, kwargs, results, targets)
         for target, result in zip(targets, results, strict=True):
             check_writable(func, target)
-            if not torch.can_cast(result.dtype, target.dtype):
-                raise RuntimeError(
-                    f"{func}: result type {result.dtype} can't be cast to the desired output type "
-                    f"{target.dtype}"
-                )
             if target.shape != result.shape:
                 _resize(target, result)
             else:
@@ -338,6 +336,38 @@ def _out_handler(func: OpOverload, outs: list[str]) -> Handler:
         return given[0] if len(given) == 1 else tuple(given)
 
     return handler
+
+
+def _check_out(func: OpOverload, args: Any, kwargs: Any, results: list[Any], outs: list[Any]):
+    """Refuse `out=` of a dtype that torch's kernel does not write to."""
+    if func.name() in _ANY_OUT:
+        return
+    for target, result in zip(outs, results, strict=True):
+        if not torch.can_cast(result.dtype, target.dtype):
+            raise RuntimeError(
+                f"{func}: result type {result.dtype} can't be cast to the desired output type "
+                f"{target.dtype}"
+            )
+    if func.name() not in SPECIAL:
+        flattener = Flattener(func)
+        _, tensors, scalars = flattener(args, kwargs)
+        positional, named, _ = flattener.template(args, kwargs)
+        metas = tuple(tensor._aval.meta for tensor in tensors)
+        try:
+            infer(func, positional, named, metas, [present(scalar) for scalar in scalars])
+            return
+        except NotImplementedError:  # without shape function; the result decides
+            pass
+    for target, result in zip(outs, results, strict=True):
+        if result.dtype == torch.int64 != target.dtype:
+            raise RuntimeError(
+                f"{func}: Expected out tensor to have dtype {result.dtype}, but got {target.dtype} "
+                "instead"
+            )
+
+
+_ANY_OUT = frozenset({"aten::bernoulli.out"})
+"""Operators that draw numbers of whatever dtype `out=` has."""
 
 
 def _resize(target: Any, result: Any) -> None:

@@ -8,7 +8,7 @@ made in one pass, of interned avals and plain values.
 >>> flatten = Flattener(torch.ops.aten.add.Tensor)
 >>> key, tensors, scalars = flatten((torch.ones(2, device="jax"), 1), {"alpha": 3})
 >>> key[0].meta.size, key[1:], len(tensors)
-((2,), (1, 'alpha', 3), 1)
+((2,), (1, 'alpha', 3, torch.float32), 1)
 >>> key == flatten((torch.zeros(2, device="jax"), 1), {"alpha": 3})[0]
 True
 >>> flatten.template((tensors[0], 1), {"alpha": 3})
@@ -37,6 +37,7 @@ from .capture.symbolic import settled
 from .metas import Lift, Slot, map_leaves
 from .value import Aval
 
+_default_dtype = torch.get_default_dtype
 _LIFTED = object()
 """Stands in a key for a lifted float, whatever its value."""
 
@@ -74,6 +75,7 @@ class Flattener:
                 key.append(arg._aval)
             else:
                 self._static(arg, name in self.lift_kwargs, key, tensors, scalars)
+        key.append(_default_dtype())  # which the dtype of `i / 2` is, for integers i
         return tuple(key), tensors, scalars
 
     def _static(self, arg, lift, key, tensors, scalars) -> None:

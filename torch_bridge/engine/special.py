@@ -79,6 +79,8 @@ def _copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     if not isinstance(target, base.LazyTensor):
         return target.copy_(to_host(source))
     dispatch.check_writable(aten.copy_.default, target)
+    if not isinstance(source, torch.Tensor):
+        return aten.fill_.Scalar(target, source)
     if isinstance(source, base.LazyTensor):
         same = source._aval.token == target._aval.token and source.dtype == target.dtype
         if same:
@@ -243,17 +245,33 @@ def _set(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
 
 
 def _resize(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    tensor, size = args[0], tuple(args[1])
-    if size != tuple(tensor.shape):
-        flat = aten.reshape.default(tensor, [-1])
-        need = int(np.prod(size)) - flat.numel()
-        if need > 0:
-            flat = aten.constant_pad_nd.default(flat, [0, need])
-        grown = aten.view.default(
-            aten.clone.default(aten.slice.Tensor(flat, 0, 0, int(np.prod(size)))), list(size)
-        )
-        base.adopt(tensor, grown)
+    """`resize_`: another shape over the same memory, or over a larger copy of it."""
+    tensor, size, form = args[0], tuple(args[1]), kwargs.get("memory_format")
+    if size == tuple(tensor.shape) and form is None:
+        return tensor
+    meta = torch.empty(size, dtype=tensor.dtype, device="meta", memory_format=form)
+    offset, memory = tensor.storage_offset(), tensor._storage.aval
+    need = offset + (1 + sum((n - 1) * s for n, s in zip(size, meta.stride(), strict=True)))
+    need = need * tensor.dtype.itemsize if math.prod(size) else 0
+    have = math.prod(memory.meta.size) * memory.meta.dtype.itemsize
+    source = tensor
+    if need > have:
+        count = have // tensor.dtype.itemsize
+        flat = aten.as_strided.default(tensor, [count], [1], 0)
+        source = aten.constant_pad_nd.default(flat, [0, need // tensor.dtype.itemsize - count])
+    base.adopt(tensor, aten.as_strided.default(source, size, meta.stride(), offset))
     return tensor
+
+
+def _resize_as(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    tensor, other = args
+    form = kwargs.get("memory_format")
+    if form == torch.preserve_format:
+        forms = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
+        ranks = (other.dim(), 4, 5)
+        fits = [f for f, rank in zip(forms, ranks, strict=True) if rank == other.dim()]
+        form = next((f for f in fits if other.is_contiguous(memory_format=f)), fits[0])
+    return _resize((tensor, other.shape), {"memory_format": form})
 
 
 def register() -> None:
@@ -281,7 +299,7 @@ def register() -> None:
             "aten::_index_put_impl_": lambda args, kwargs: _index_put(args[:4], kwargs),
             "aten::set_.source_Tensor": _set,
             "aten::resize_": _resize,
-            "aten::resize_as_": lambda args, kwargs: _resize((args[0], args[1].shape), {}),
+            "aten::resize_as_": _resize_as,
             "aten::is_pinned": lambda args, kwargs: False,
         }
     )

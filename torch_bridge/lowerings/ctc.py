@@ -55,6 +55,11 @@ def _likelihoods(log_probs, targets, input_lengths, target_lengths, blank):
     return loss, jnp.concatenate([first[:, None], jnp.swapaxes(rest, 0, 1)], axis=1)
 
 
+def _count(lengths):
+    """How many sequences there are; one, without a batch, has a length without an axis."""
+    return lengths.numel() if isinstance(lengths, torch.Tensor) else len(lengths)
+
+
 def _longest(targets, target_lengths):
     """How many labels a sequence has at most."""
     if isinstance(target_lengths, list | tuple):
@@ -79,11 +84,11 @@ def _shapes(log_probs, targets, input_lengths, target_lengths, blank=0, zero_inf
     steps, batch, classes = batched.shape
     if not 0 <= blank < classes:
         raise RuntimeError(f"blank must be in label range: got {blank} of {classes} classes")
-    count = len(input_lengths)
-    if count != batch or len(target_lengths) != batch:
+    counts = [_count(lengths) for lengths in (input_lengths, target_lengths)]
+    if counts != [batch, batch]:
         raise RuntimeError(
             f"input_lengths and target_lengths must be of size {batch} (the batch), but are of "
-            f"sizes {count} and {len(target_lengths)}"
+            f"sizes {counts[0]} and {counts[1]}"
         )
     if isinstance(input_lengths, list | tuple) and max(input_lengths, default=0) > steps:
         raise RuntimeError(

@@ -6,8 +6,9 @@
 Array([[2.],
        [3.]], dtype=float32)
 
-An index out of range is an error in torch; here it reads NaN (or the smallest integer), since a
-compiled program cannot raise. A mask as an index has no shape that a compiler could know: the
+An index out of range is an error in torch; here it reads NaN (of integers the smallest, of unsigned
+ones the largest, of bools True), since a compiled program cannot raise. So do values that are
+missing for the places of a mask. A mask as an index has no shape that a compiler could know: the
 engine turns it into places first, except where a mask only chooses what to overwrite.
 """
 
@@ -36,7 +37,7 @@ def places(indices):
 )
 def index(x, indices):
     """`x[indices]`."""
-    return x[places(indices)]
+    return x.at[places(indices)].get(mode="fill")
 
 
 @lower("aten::_unsafe_masked_index")
@@ -69,7 +70,7 @@ def index_select(x, dim, index):
 @lower("aten::take")
 def take(x, index):
     """Elements of the flat form of `x`."""
-    return x.reshape(-1)[index]
+    return x.reshape(-1).at[index].get(mode="fill")
 
 
 @lower("aten::masked_scatter")
@@ -80,7 +81,7 @@ def masked_scatter(x, mask, source):
     x = jnp.broadcast_to(x, mask.shape)
     if source.size == 0:
         return x
-    return jnp.where(mask, source.reshape(-1)[order(mask)], x)
+    return jnp.where(mask, source.reshape(-1).at[order(mask)].get(mode="fill"), x)
 
 
 @lower("aten::masked_scatter_backward")

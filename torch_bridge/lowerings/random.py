@@ -31,8 +31,12 @@ def _open_uniform(key, shape):
 
 @lower("aten::rand", "aten::rand.generator", random=True)
 def rand(key, size, *, dtype=None):
-    """Uniform in [0, 1)."""
-    return jax.random.uniform(key, tuple(size), dtype or jnp.float32)
+    """Uniform in [0, 1); both parts of complex numbers."""
+    dtype = jnp.dtype(dtype or jnp.float32)
+    if not jnp.issubdtype(dtype, jnp.complexfloating):
+        return jax.random.uniform(key, tuple(size), dtype)
+    part = jnp.finfo(dtype).dtype
+    return jax.lax.complex(*jax.random.uniform(key, (2, *size), part))
 
 
 @lower_cloned("aten::rand_like", "aten::rand_like.generator", random=True)
@@ -153,13 +157,14 @@ def normal_functional(key, x, mean=0.0, std=1.0):
 @lower("aten::uniform", random=True, lift=("from", "to"))
 def uniform(key, x, low=0.0, high=1.0):
     """Uniform in [low, high), in the shape of `x`."""
-    return low + (high - low) * rand(key, x.shape, dtype=x.dtype)
+    drawn = (high - low) * rand(key, x.shape, dtype=x.dtype)
+    return drawn + (jax.lax.complex(low, low) if jnp.iscomplexobj(x) else low)
 
 
 @lower("aten::exponential", random=True, lift=("lambd",))
 def exponential(key, x, lambd=1.0):
-    """Exponential with rate `lambd`, in the shape of `x`."""
-    return jax.random.exponential(key, x.shape) / lambd
+    """Exponential with rate `lambd`, in the shape of `x`; never 0."""
+    return -jnp.log(_open_uniform(key, x.shape)) / lambd
 
 
 @lower("aten::cauchy", random=True, lift=("median", "sigma"))

@@ -62,7 +62,8 @@ def _mask_put(x, lead, mask, values, accumulate):
     if count == 1:
         spread = values.reshape(*before, *(1,) * mask.ndim, *after)
     else:
-        spread = jnp.take(values, order(mask), axis=lead, mode="clip")
+        at = jnp.where(mask.sum() == count, order(mask), count)  # another number of places: NaN
+        spread = jnp.take(values, at, axis=lead, mode="fill")
     mask = mask.reshape(*mask.shape, *(1,) * behind)
     return jnp.where(mask, x + spread if accumulate else spread, x)
 

@@ -1,0 +1,111 @@
+"""What torch's kernels refuse of the shapes and dtypes of single operators.
+
+Its shape functions let this pass, or raise another error. Refusals that many operators share are in
+`checks`.
+
+>>> no_numbers("cat", {"tensors": [torch.zeros((), device="meta")]})
+Traceback (most recent call last):
+...
+RuntimeError: zero-dimensional tensor (at position 0) cannot be concatenated
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import torch
+
+Arguments = dict[str, Any]
+
+
+def bool_mask(name: str, named: Arguments) -> None:
+    """Refuse a mask that is no tensor of bools."""
+    dtype = named["mask"].dtype
+    if dtype != torch.bool:
+        raise RuntimeError(f"{name}_ only supports boolean masks, but got mask with dtype {dtype}")
+
+
+def inside_memory(name: str, named: Arguments) -> None:
+    """Refuse a view that reaches beyond the memory of what it is of."""
+    size, stride, offset = named["size"], named["stride"], named.get("storage_offset") or 0
+    last = offset + sum(step * (extent - 1) for extent, step in zip(size, stride, strict=True))
+    tensor = named["self"]
+    have = 1 + sum(
+        step * (extent - 1) for extent, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    if 0 not in size and last >= have:
+        raise RuntimeError(
+            f"{name}: sizes {list(size)}, strides {list(stride)}, storage offset {offset} reach "
+            f"element {last}, out of bounds for memory of {have} elements"
+        )
+
+
+def rows_of_targets(name: str, named: Arguments) -> None:
+    """Refuse targets of another shape than the scores, and scores of no classes."""
+    scores, target = named["self"], named["target"]
+    shape = list(scores.shape)
+    if len(shape) > 2 or (shape and not shape[-1]):
+        raise RuntimeError(
+            f"Expected non-empty vector or matrix with optional 0-dim batch size, but got: {shape}"
+        )
+    if shape != list(target.shape) and not (len(shape) < 2 and target.numel() == scores.numel()):
+        raise RuntimeError(
+            f"inconsistent target size: {list(target.shape)} for input of size: {shape}"
+        )
+
+
+def one_row_of_boundaries(name: str, named: Arguments) -> None:
+    """Refuse boundaries of buckets that are no list."""
+    if named["boundaries"].dim() != 1:
+        raise RuntimeError(
+            f"boundaries tensor must be 1 dimension, but got dim({named['boundaries'].dim()})"
+        )
+
+
+def bins_for_each(name: str, named: Arguments) -> None:
+    """Refuse another number of bins than there are axes to count along."""
+    if len(named["bins"]) != named["self"].shape[-1]:
+        raise RuntimeError(
+            "histogramdd: The size of bins must be equal to the innermost dimension of the input."
+        )
+
+
+def no_numbers(name: str, named: Arguments) -> None:
+    """Refuse to concatenate what has no axis."""
+    for place, tensor in enumerate(named["tensors"]):
+        if not tensor.dim():
+            raise RuntimeError(
+                f"zero-dimensional tensor (at position {place}) cannot be concatenated"
+            )
+
+
+def step_goes_on(name: str, named: Arguments) -> None:
+    """Refuse integers in steps of less than one."""
+    step, dtype = named.get("step", 1), named.get("dtype")
+    if dtype is not None and not dtype.is_floating_point and step and not int(step):
+        raise ValueError("step must be nonzero")
+
+
+def as_kernels_say(error: Exception) -> Exception:
+    """An error of torch's shape functions, as its kernels raise it.
+
+    Those that are written in Python raise `AssertionError` and `ValueError` where kernels raise
+    `RuntimeError`, and some have taken a tuple for a text.
+
+    Example:
+        >>> as_kernels_say(RuntimeError("('a is ', 'no b')"))
+        RuntimeError('a is no b')
+    """
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    in_python = last is not None and _TORCH in last.tb_frame.f_globals.get("__name__", "")
+    if str(error).startswith("('"):
+        return type(error)("".join(ast.literal_eval(str(error))))
+    if isinstance(error, AssertionError) or (in_python and type(error) is ValueError):
+        return RuntimeError(str(error))
+    return error
+
+
+_TORCH = "torch."
