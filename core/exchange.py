@@ -55,6 +55,7 @@ def to_jax(
     *,
     copy: bool | None = None,
     reduce: bool = False,
+    dtype: Any = None,
     name: str = "array",
 ) -> Any:
     """Give the same values as a `jax.Array`.
@@ -68,6 +69,9 @@ def to_jax(
         copy: None may share memory with `x` or copy, False shares or raises, True copies.
         reduce: of a DTensor, let torch reduce `Partial` placements first. Without it sums become
             unreduced axes, and other partial values are refused.
+        dtype: of a torch tensor's array. By default its own; of 64 bits while `jax_enable_x64` is
+            off the one of 32, if every value is the same. `"int64"` gives the array with all its
+            bits, of which JAX uses half unless it is told otherwise.
         name: of the array, for messages.
 
     Returns:
@@ -92,13 +96,14 @@ def to_jax(
         return take_host(np.asarray(x), sharding, copy=copy, name=name)
     framework = framework_of(x)
     if framework is not None:
-        given = {"reduce": True} if reduce else {}  # of which most frameworks know nothing
+        asked = {"reduce": reduce or None, "dtype": dtype}  # of which most frameworks know nothing
+        given = {option: value for option, value in asked.items() if value is not None}
         return framework.to_jax(x, sharding, copy=copy, **given)
 
     def convert(path: str, leaf: Any) -> Any:
         if not is_array(leaf) and framework_of(leaf) is None and not hidden_array(leaf):
             return leaf
-        return to_jax(leaf, sharding, copy=copy, reduce=reduce, name=path)
+        return to_jax(leaf, sharding, copy=copy, reduce=reduce, dtype=dtype, name=path)
 
     return _map_container(convert, x, "to_jax")
 
@@ -126,7 +131,7 @@ def to_torch(a: Any, *, copy: bool | None = None) -> Any:
     if isinstance(a, jax.Array | UnevenArray):
         return torch.from_jax(a, copy=copy)
     if torch.owns(a):
-        return torch.from_jax(torch.to_jax(a, copy=copy)) if copy else a
+        return torch.from_jax(torch.array(a, copy=copy)) if copy else a
     return _map_container(lambda path, leaf: to_torch(leaf, copy=copy), a, "to_torch")
 
 

@@ -156,6 +156,12 @@ class Framework:
         """The same values as a jax.Array (a dictionary of them for a module)."""
         self._lacks("to_jax", x)
 
+    def array(
+        self, x: Any, sharding: NamedSharding | None = None, *, copy: bool | None = None
+    ) -> Any:
+        """The same of one array with all its bits, of which JAX may compute with half."""
+        return self.to_jax(x, sharding, copy=copy)
+
     def weights_of(self, x: Any) -> dict[str, Any]:
         """The weights of a module by name, as a file of weights has them: tied ones once.
 

@@ -73,7 +73,7 @@ def local_shards(x: Any, framework: str = "jax") -> list[Shard]:
     if owner is not None and owner.name == framework:
         return owner.local_shards(x)
     if owner is not None:
-        x = owner.to_jax(x, copy=False)
+        x = owner.array(x, copy=False)
     if isinstance(x, UnevenArray):
         return _without_padding(x, framework)
     if not isinstance(x, jax.Array):

@@ -23,7 +23,7 @@ from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.aliases import check_strides
 from isoshard.torch_bridge.engine.metas import Meta
 from isoshard.torch_bridge.engine.tape import Recipe
-from isoshard.torch_bridge.engine.value import Aval, check_storable
+from isoshard.torch_bridge.engine.value import Aval
 
 from .overrides import autocast, composites, identity, pickling, scaling, turned
 
@@ -220,7 +220,6 @@ def _empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memor
 
 def _zeros(meta: Meta) -> torch.Tensor:
     """Uninitialised memory: zeros, as one entry of the tape that XLA removes when overwritten."""
-    check_storable(meta)
     aval = Aval.of(meta)
     recipe = _EMPTY.lookup(aval.token)
     if recipe is None:

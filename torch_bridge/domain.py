@@ -121,11 +121,12 @@ class _Calling:
         def tell(*arrays: Any) -> Any:
             return self._on_blocks(*self._entered(arrays), results=results)
 
-        jax.eval_shape(tell, *padded)
+        with jax.enable_x64(True):
+            jax.eval_shape(tell, *padded)
         name, uneven = self.verb.__name__, any(layout.uneven for layout in self.laid)
         if not uneven and not any(isinstance(layout, BlockLayout) for layout in results):
-            return TorchFunction(self._on_blocks, name), results
-        return TorchFunction(self._with_two_bodies(shapes), name), results
+            return TorchFunction(self._on_blocks, name, wide=True), results
+        return TorchFunction(self._with_two_bodies(shapes), name, wide=True), results
 
     def _on_blocks(self, *operands: Any, results: list[Any] | None = None) -> Any:
         """The verb of arrays that lie as was said, and of `UnevenArray`s; fills in `results`."""

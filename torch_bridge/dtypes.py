@@ -1,8 +1,7 @@
 """Logical torch dtypes and the physical dtypes JAX stores them in.
 
-A tensor keeps the dtype its user gave it. While `jax_enable_x64` is off, JAX has no 64-bit
-integers, so `torch.int64` lives in `int32` buffers: the *logical* dtype stays `torch.int64`, the
-*physical* one is `int32`, and a value that does not fit is an error at the border, never a wrap.
+A tensor is what its dtype says, in all its bits, whether `jax_enable_x64` is on for JAX's own
+functions or not: the engine makes arrays and traces programs with it, and leaves it as it was.
 
 >>> import torch
 >>> physical_dtype(torch.bfloat16)
@@ -10,12 +9,15 @@ dtype(bfloat16)
 >>> logical_dtype(jax.numpy.dtype("int32"))
 torch.int32
 
-`torch.float64` has no such safe home: storing it needs `jax.config.update("jax_enable_x64", True)`.
+On devices where 64-bit integers cost too much, `XLA_USE_32BIT_LONG=1` in the environment keeps them
+in 32 bits, as it does for torch_xla: the *logical* dtype stays `torch.int64`, the *physical* one is
+`int32`, and a value that does not fit is an error at the border, never a wrap.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 
 import jax
 import numpy as np
@@ -61,9 +63,15 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype:
         ) from None
 
 
+NARROW = os.environ.get("XLA_USE_32BIT_LONG", "").lower() in ("1", "true", "yes", "on")
+"""Whether 64-bit integers are kept in 32 bits; read when torch's bridge is imported."""
+
+_NARROWED = {torch.int64: torch.int32, torch.uint64: torch.uint32} if NARROW else {}
+
+
 def physical_dtype(dtype: torch.dtype) -> np.dtype:
     """The dtype of the JAX buffer that holds a tensor of logical dtype `dtype`."""
-    return np.dtype(jax.dtypes.canonicalize_dtype(numpy_dtype(dtype)))
+    return numpy_dtype(_NARROWED.get(dtype, dtype))
 
 
 def logical_dtype(dtype: np.dtype) -> torch.dtype:

@@ -158,7 +158,8 @@ class Graph:
                     elif isinstance(leaf, torch.Tensor):
                         tensor = import_tensor(torch.ops.aten.copy.default, leaf)
                         outputs[place] = _dense(tensor)
-                        computed.append(jnp.asarray(base.read(tensor).array))
+                        with jax.enable_x64(True):
+                            computed.append(jnp.asarray(base.read(tensor).array))
                     else:
                         outputs[place] = leaf
             return computed
@@ -167,7 +168,7 @@ class Graph:
         shapes = [jax.ShapeDtypeStruct(*leaf.token) for leaf in key if isinstance(leaf, Aval)]
         draw = jax.eval_shape(lambda: jax.random.key(0)) if self.random else None
         # A step that is being captured touches none of these tensors.
-        with noted_in(None), jax.numpy_dtype_promotion("standard"):
+        with noted_in(None), jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
             found = jax.eval_shape(lambda arrays, draw: run(arrays, (), draw), shapes, draw)
         recipe = Recipe(self.name, run, len(found), random=self.random, detail=self)
         return _Signature(recipe, tuple(outputs))

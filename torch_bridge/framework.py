@@ -42,6 +42,7 @@ from .dtypes import logical_dtype, physical_dtype
 from .exchange import shard_to_torch, to_numpy
 from .layout.array_behind import annotated, array_behind, in_layout, users_sharding
 from .layout.optimizer_state import says_memory, shard_state
+from .layout.widths import for_jax, jax_dtype
 from .tensor import XLAShardedTensor
 
 _CUT = (
@@ -102,7 +103,8 @@ class Torch(Framework):
             return
         sharding = _sharding(x, mesh, spec, name)
         if not isinstance(x, XLAShardedTensor) and x.device.type == "cpu":
-            check_host(to_numpy(x.detach()), sharding, copy=copy, name=name or "tensor")
+            with jax.enable_x64(True):
+                check_host(to_numpy(x.detach()), sharding, copy=copy, name=name or "tensor")
 
     def _place(self, x: Any, layout: layouts.Layout, copy: bool | None, name: str) -> torch.Tensor:
         """One tensor on the mesh; gradients and being a parameter are kept."""
@@ -114,12 +116,14 @@ class Torch(Framework):
                 value = constrain(value, layouts.intern(layout))
             else:
                 old, array = value, placement.held(value)
-                value = Value.of(in_layout(array, layout, copy, name), shared=True)
+                with jax.enable_x64(True):
+                    value = Value.of(in_layout(array, layout, copy, name), shared=True)
                 old.shared |= placement.may_alias(array, value.array)
         elif isinstance(layout, BlockLayout):
-            value = Value.of(in_layout(self.to_jax(x.detach()), layout, copy, name))
+            with jax.enable_x64(True):
+                value = Value.of(in_layout(self.array(x.detach()), layout, copy, name))
         else:
-            value = Value.of(self.to_jax(x.detach(), layout, copy=copy, name=name))
+            value = Value.of(self.array(x.detach(), layout, copy=copy, name=name))
         return annotated(x, value, layout, tuple(x.shape))
 
     def from_local(
@@ -141,10 +145,11 @@ class Torch(Framework):
         if x.grad_fn is not None:
             raise ShardingError(_CUT.format(name or "tensor"))
         if isinstance(x, XLAShardedTensor) or x.device.type != "cpu":
-            part = self.to_jax(x.detach())
+            part = self.array(x.detach())
         else:
             part = to_numpy(x.detach())
-        array = from_local(part, mesh, spec, shape=shape, copy=copy, name=name or "tensor")
+        with jax.enable_x64(True):
+            array = from_local(part, mesh, spec, shape=shape, copy=copy, name=name or "tensor")
         value = Value.of(array, shared=not copy)
         return annotated(x, value, array.sharding, array.shape)
 
@@ -214,8 +219,9 @@ class Torch(Framework):
         if not isinstance(x, torch.Tensor):
             self._lacks("typeof", x)
         layout = self.sharding_of(x)
-        struct = jax.ShapeDtypeStruct(tuple(x.shape), physical_dtype(x.dtype), sharding=layout)
-        return jax.typeof(struct)
+        with jax.enable_x64(True):
+            dtype = physical_dtype(x.dtype)
+            return jax.typeof(jax.ShapeDtypeStruct(tuple(x.shape), dtype, sharding=layout))
 
     def call(self, verb: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `domain.call`."""
@@ -236,7 +242,7 @@ class Torch(Framework):
             return dtensors.local_shards(x)
         return [
             Shard(s.index, s.device, s.replica_id, self.shard_from_jax(s.data, copy=False))
-            for s in jax_shards(self.to_jax(x, copy=False))
+            for s in jax_shards(self.array(x, copy=False))
         ]
 
     def to_jax(
@@ -246,9 +252,13 @@ class Torch(Framework):
         *,
         copy: bool | None = None,
         reduce: bool = False,
+        dtype: Any = None,
         name: str = "tensor",
     ) -> Any:
-        """The same values in JAX: for `jax` tensors the very array, for others through DLPack."""
+        """The same values in JAX: for `jax` tensors the very array, for others through DLPack.
+
+        64 bits are 32 in JAX, unless it has them on or `dtype` says otherwise: see `layout.widths`.
+        """
         if dtensors.is_dtensor(x):
             return dtensors.to_jax(x, sharding, copy=copy, reduce=reduce, name=name)
         if isinstance(x, torch.optim.Optimizer):
@@ -256,18 +266,34 @@ class Torch(Framework):
         if isinstance(x, torch.nn.Module):
             if dtensor_modules.has_dtensors(x):
                 return dtensor_modules.to_jax(x, sharding, copy=copy, reduce=reduce)
-            return {key: self.to_jax(t, sharding, copy=copy) for key, t in modules.tensors(x)}
+            named = modules.tensors(x)
+            return {key: self.to_jax(t, sharding, copy=copy, name=key) for key, t in named}
+        array = self.array(x, sharding, copy=copy, name=name)
+        return for_jax(array, dtype, copy=copy, name=name)
+
+    def array(
+        self, x: Any, sharding: Any = None, *, copy: bool | None = None, name: str = "tensor"
+    ) -> Any:
+        """The array of a plain or `jax` tensor, with all its bits.
+
+        Args:
+            x: no DTensor.
+            sharding: as for `to_jax`.
+            copy: likewise.
+            name: likewise.
+        """
         if x.grad_fn is not None:
             raise CopyError(
                 f"{name} was computed from tensors that require grad, and JAX would not see the "
                 "graph; pass x.detach(), or differentiate through isoshard.jax_function"
             )
-        if isinstance(x, XLAShardedTensor):
-            return array_behind(x, sharding, copy, name)
-        if x.device.type == "cpu":
-            return host_to_jax(to_numpy(x.detach()), sharding, copy=copy, name=name)
-        array = jnp.from_dlpack(x.detach().contiguous() if copy is not False else x.detach())
-        return lay_out(array, sharding, copy=copy, name=name)
+        with jax.enable_x64(True):
+            if isinstance(x, XLAShardedTensor):
+                return array_behind(x, sharding, copy, name)
+            if x.device.type == "cpu":
+                return host_to_jax(to_numpy(x.detach()), sharding, copy=copy, name=name)
+            array = jnp.from_dlpack(x.detach().contiguous() if copy is not False else x.detach())
+            return lay_out(array, sharding, copy=copy, name=name)
 
     def weights_of(self, x: Any) -> dict[str, Any]:
         """What `state_dict` has; tied weights once, under the first name. On `meta`: shapes."""
@@ -275,7 +301,7 @@ class Torch(Framework):
         return {
             name: self.to_jax(t)
             if t.device.type != "meta"
-            else jax.ShapeDtypeStruct(tuple(t.shape), physical_dtype(t.dtype))
+            else jax.ShapeDtypeStruct(tuple(t.shape), jax_dtype(physical_dtype(t.dtype)))
             for name, t in modules.tensors(x)
             if name in kept
         }
@@ -295,7 +321,8 @@ class Torch(Framework):
     ) -> torch.Tensor:
         """A tensor over the very buffers of `array`."""
         if copy:
-            array = jax.tree.map(jnp.copy, array)
+            with jax.enable_x64(True):
+                array = jax.tree.map(jnp.copy, array)
         dtype = logical_dtype(array.dtype if like is None else like.dtype)
         aval = Aval.contiguous(tuple(array.shape), dtype)
         return base.fresh(aval, Value.of(array, shared=not copy))

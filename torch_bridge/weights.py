@@ -25,6 +25,7 @@ from isoshard.torch_bridge._torch_internals.module_fields import own_buffers, ow
 
 from .dtypes import physical_dtype
 from .framework import Torch
+from .layout.widths import jax_dtype
 from .overrides import identity
 
 
@@ -133,7 +134,7 @@ def _fault(name: str, tensor: torch.Tensor, array: Any) -> list[str]:
     if tuple(array.shape) != tuple(tensor.shape):
         found.append(f"{name}: shape {tuple(array.shape)}, wanted {tuple(tensor.shape)}")
     want = physical_dtype(tensor.dtype)
-    if array.dtype != want:
+    if array.dtype not in (want, jax_dtype(want)):
         found.append(f"{name}: dtype {array.dtype}, wanted {want}; convert the module or the array")
     return found
 

@@ -160,7 +160,8 @@ class Arrival:
         if array.dtype != physical:
             array = base.narrow(array, physical, self._tensor.dtype)
         for device in buffer.devices:
-            self._arrays[device] = jax.device_put(array, device, may_alias=True)
+            with jax.enable_x64(True):
+                self._arrays[device] = jax.device_put(array, device, may_alias=True)
 
     def _write(self) -> None:
         shape, dtype = tuple(self._tensor.shape), self._tensor.dtype

@@ -13,6 +13,7 @@ import torch
 
 from isoshard.core.exact import exact
 from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.layout.widths import jax_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +64,7 @@ def sorted_out(leaf: Any) -> tuple[Operand | Constant, Any]:
         What it is, and the array to put among the operands; None for a constant.
     """
     if isinstance(leaf, torch.dtype):
-        return Constant(physical_dtype(leaf)), None
+        return Constant(jax_dtype(physical_dtype(leaf))), None
     if not isinstance(leaf, jax.Array | np.ndarray):
         return Constant(leaf), None
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):

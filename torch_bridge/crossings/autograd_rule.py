@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import torch
 
 from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.value import Value
@@ -201,7 +200,7 @@ class _Call:
             dtype = self._args[kind].dtype if isinstance(kind, int) else kind
             gradient = next(given)
             if gradient.dtype == jax.dtypes.float0:
-                found.append(wrap(jnp.zeros(gradient.shape, physical_dtype(dtype)), dtype))
+                found.append(wrap(jnp.zeros(gradient.shape, jnp.bool_), dtype))
             else:
                 found.append(wrap(jnp.conj(gradient), dtype))
         return found

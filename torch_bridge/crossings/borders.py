@@ -19,6 +19,7 @@ from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine import base, placement
 from isoshard.torch_bridge.engine.value import Aval, Value
 from isoshard.torch_bridge.framework import Torch
+from isoshard.torch_bridge.layout.widths import astype, for_jax
 
 SAID: weakref.WeakKeyDictionary[Value, NamedSharding] = weakref.WeakKeyDictionary()
 """Where JAX runs torch code: how arguments lie on the user's mesh, and typed functions' results."""
@@ -38,7 +39,8 @@ def wrap(leaf: Any, dtype: torch.dtype | None = None, said: NamedSharding | None
     if isinstance(leaf, base.LazyTensor):
         return leaf
     if isinstance(leaf, torch.Tensor):
-        leaf = constant(leaf)
+        with jax.ensure_compile_time_eval():
+            leaf, dtype = Torch().array(leaf.detach()), leaf.dtype
     if isinstance(leaf, np.ndarray):
         with jax.ensure_compile_time_eval():
             leaf = to_jax(leaf)
@@ -50,16 +52,16 @@ def wrap(leaf: Any, dtype: torch.dtype | None = None, said: NamedSharding | None
     if not isinstance(leaf, jax.Array):
         return leaf
     aval = Aval.contiguous(tuple(leaf.shape), dtype or logical_dtype(leaf.dtype))
-    value = Value.handed(leaf)
+    value = Value.handed(leaf if leaf.dtype == aval.physical else astype(leaf, aval.physical))
     if said is not None:
         SAID[value] = said
     return base.fresh(aval, value)
 
 
 def unwrap(leaf: Any) -> Any:
-    """The array or tracer of a tensor on any device; anything else as it is."""
+    """The array or tracer of a tensor on any device, as JAX has it; anything else as it is."""
     if isinstance(leaf, base.LazyTensor):
-        return array_of(leaf)
+        return for_jax(array_of(leaf), name="a result")
     return constant(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
@@ -82,7 +84,10 @@ def array_of(tensor: base.LazyTensor) -> jax.Array:
         return placement.array_of(value)
     if not isinstance(array, Tracer | np.ndarray):
         value.shared = True  # a function gets it, which may keep it
-    return jnp.asarray(array) if isinstance(array, np.ndarray) else array
+    if not isinstance(array, np.ndarray):
+        return array
+    with jax.enable_x64(True):
+        return jnp.asarray(array)
 
 
 def keys(rng: jax.Array | None) -> Iterator[jax.Array] | None:

@@ -47,6 +47,7 @@ from isoshard.torch_bridge.engine.log import note_constant
 from isoshard.torch_bridge.engine.special import upload
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval, Value
+from isoshard.torch_bridge.layout.widths import jax_dtype
 
 from .arguments import TENSOR, of_operands, sorted_out, surroundings
 from .operand_types import Types, explained, say, typed_call, types_of
@@ -70,6 +71,7 @@ class TorchFunction:
         copy: bool | None = None,
         *,
         types: bool | Types = False,
+        wide: bool | None = None,
     ):
         """See `torch_function`.
 
@@ -80,8 +82,10 @@ class TorchFunction:
             copy: likewise.
             types: of the operands; True are those that the tensors have on a mesh with Explicit
                 axes, and False traces the function under Auto axes.
+            wide: whether it computes in 64 bits where its operands have them; None does as JAX is
+                set when it is called.
         """
-        self.name, self._types = name, types
+        self.name, self._types, self._wide = name, types, wide
         self._function, self._out_specs = function, out_specs
         self._known: Bounded[Any, _Traced] = Bounded(PROGRAMS)
         self._distributed: Any = None
@@ -128,7 +132,8 @@ class TorchFunction:
         types: Any = self._types or None
         if types is True:
             types = types_of(tensors, self.name, lambda: _names(args, kwargs))
-        key = (structure, tuple(fixed), avals, wanted, types, *surroundings())
+        wide = bool(jax.config.read("jax_enable_x64")) if self._wide is None else self._wide
+        key = (structure, tuple(fixed), avals, wanted, types, wide, *surroundings())
         try:
             traced = self._known.get(key)
         except TypeError as error:
@@ -138,7 +143,7 @@ class TorchFunction:
         if traced is None:
             function = of_operands(self._function, structure, fixed)
             try:
-                traced = _Traced(function, avals, wanted, self.name, types)
+                traced = _Traced(function, avals, wanted, self.name, types, wide)
             except Exception as error:
                 found = explained(error, types, _names(args, kwargs), self.name)
                 if found is error:
@@ -269,30 +274,47 @@ class _Traced:
         wanted: Sequence[bool],
         name: str,
         types: Types | None,
+        wide: bool,
     ):
         """Trace the function, and its pull-back if a gradient is wanted."""
-        self._name, self.types = name, types
+        self._name, self.types, self._wide = name, types, wide
         self._gradient: TorchFunction | None = None
         kinds = [None] * len(avals) if types is None or types.untold else types.shardings
-        shapes = [
-            jax.ShapeDtypeStruct(*aval.token, sharding=kind)
-            for aval, kind in zip(avals, kinds, strict=True)
-        ]
-        with under_auto_axes() if types is None else types.entered():
+        with jax.enable_x64(wide), under_auto_axes() if types is None else types.entered():
+            shapes = [
+                jax.ShapeDtypeStruct(aval.meta.size, self._taken(aval), sharding=kind)
+                for aval, kind in zip(avals, kinds, strict=True)
+            ]
             self.pulled = pulled = Pulled(function, shapes, wanted)
         self.outs = [self._out_aval(aval) for aval in pulled.outs]
         self.rest = [self._out_aval(aval) for aval in pulled.rest]
         count = len(pulled.kept)
 
         def run(arrays: Any, _scalars: Any, _key: Any) -> Any:
-            return typed_call(pulled.forward, arrays, pulled.operands, types)
+            with jax.enable_x64(wide):
+                return typed_call(pulled.forward, cast(arrays), pulled.operands, types)
 
         def pull(arrays: Any, _scalars: Any, _key: Any) -> Any:
             gradients = lambda *given: pulled.backward(given[:count], given[count:])  # noqa: E731
-            return typed_call(gradients, arrays, pulled.pulled, types)
+            with jax.enable_x64(wide):
+                return typed_call(gradients, cast(arrays), pulled.pulled, types)
+
+        def cast(arrays: Any) -> list[Any]:
+            return [jax.lax.convert_element_type(x, jax_dtype(x.dtype)) for x in arrays]
 
         self.forward = Recipe(name, run, len(self.outs) + len(self.rest))
         self.backward = Recipe(f"gradient of {name}", pull, len(pulled.wanted))
+
+    def _taken(self, aval: Aval) -> Any:
+        """The dtype in which JAX computes with an operand."""
+        found = jax_dtype(aval.physical)
+        if found != aval.physical and not jnp.issubdtype(found, jnp.integer):
+            raise TypeError(
+                f"{self._name} is given {aval.meta.dtype}, and JAX computes in 32 bits while "
+                "jax_enable_x64 is off; switch it on with "
+                'jax.config.update("jax_enable_x64", True), or convert with .float()'
+            )
+        return found
 
     def _out_aval(self, aval: Any) -> Aval:
         try:
@@ -331,7 +353,8 @@ class _Traced:
                 floating = self._kinds([pulled.outs[number] for number in pulled.floating])
                 types = Types(types.mesh, (*types.shardings, *floating))
             name = f"gradient of {self._name}"
-            self._gradient = TorchFunction(pulled.gradient, name, types=types or False)
+            wide = self._wide
+            self._gradient = TorchFunction(pulled.gradient, name, types=types or False, wide=wide)
         return self._gradient
 
 

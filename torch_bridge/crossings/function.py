@@ -42,6 +42,7 @@ from isoshard.torch_bridge import modules
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.layout.widths import jax_dtype
 
 from . import own_gradients
 from .borders import constant, keys, wrap
@@ -91,7 +92,7 @@ class JaxFunction:
         """
         tensors = [*self._named("named_parameters"), *self._named("named_buffers")]
         return {
-            name: jax.ShapeDtypeStruct(tuple(tensor.shape), physical_dtype(tensor.dtype))
+            name: jax.ShapeDtypeStruct(tuple(tensor.shape), jax_dtype(physical_dtype(tensor.dtype)))
             for name, tensor in tensors
         }
 

@@ -22,7 +22,7 @@ from .log import note_constant, visible
 from .recipes import Recipe
 from .recorder import Recorder, recorder
 from .tensor_changes import ToldTensor, namespace
-from .value import Aval, Storage, Value, too_wide
+from .value import Aval, Storage, Value
 from .views import Chain
 
 
@@ -201,9 +201,8 @@ def host_value(tensor: torch.Tensor, *, snapshot: bool = True) -> Value:
         snapshot: copy, so that later writes to `tensor` are not seen.
 
     Raises:
-        RuntimeError: it is float64 or complex128 while x64 is off.
         TypeError: JAX has no such dtype (quantised, ..).
-        OverflowError: 64-bit integers that do not fit while x64 is off.
+        OverflowError: 64-bit integers that do not fit, where they are kept in 32 bits.
     """
     from isoshard.torch_bridge.exchange import to_numpy
 
@@ -220,16 +219,13 @@ def host_value(tensor: torch.Tensor, *, snapshot: bool = True) -> Value:
 
 
 def narrow(array: np.ndarray, dtype: np.dtype, name: torch.dtype) -> np.ndarray:
-    """Store 64-bit integers in 32 bits, if every value fits."""
-    if array.dtype.kind not in "iu":
-        raise RuntimeError(too_wide(name))
+    """Store 64-bit integers in 32 bits, if every value fits; see `dtypes.NARROW`."""
     if array.size:
         low, high = int(array.min()), int(array.max())
         bounds = np.iinfo(dtype)
         if low < bounds.min or high > bounds.max:
             raise OverflowError(
                 f"a {name} tensor with values from {low} to {high} does not fit {dtype.name}, "
-                "which holds 64-bit integers while jax_enable_x64 is off; switch it on with "
-                'jax.config.update("jax_enable_x64", True)'
+                "in which 64-bit integers are kept as XLA_USE_32BIT_LONG is set; unset it"
             )
     return array.astype(dtype)

@@ -30,7 +30,7 @@ import torch
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge._torch_internals.dispatcher import Promotion as KIND
 from isoshard.torch_bridge._torch_internals.dispatcher import elementwise_dtypes
-from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.dtypes import numpy_dtype, physical_dtype
 from isoshard.torch_bridge.lowerings import channels_last, registry
 from isoshard.torch_bridge.lowerings.arguments import cast, number, wide_dtype
 
@@ -269,9 +269,9 @@ def _promotion(lowering, op, args, kwargs, metas):
 
 
 def _check_integers(op, args, kwargs, outs) -> None:
-    """Refuse Python integers that the 32-bit buffers of int64 tensors cannot hold."""
-    dtypes = [physical_dtype(out.dtype) for out in outs if out is not None]
-    if not any(dtype.kind in "iu" and dtype.itemsize < 8 for dtype in dtypes):
+    """Refuse Python integers that do not fit, where 64-bit integers are kept in 32 bits."""
+    narrow = [out for out in outs if out and physical_dtype(out.dtype) != numpy_dtype(out.dtype)]
+    if not narrow:
         return
     types = {argument.name: str(argument.type) for argument in schema_of(op).arguments}
     for name, value in _named(op, args, kwargs):
@@ -281,8 +281,8 @@ def _check_integers(op, args, kwargs, outs) -> None:
             continue
         if counts and type(value) is int and not -(2**31) <= value < 2**32:
             raise OverflowError(
-                f"{op}: {name}={value} does not fit int32, which holds 64-bit integers while "
-                'jax_enable_x64 is off; switch it on with jax.config.update("jax_enable_x64", True)'
+                f"{op}: {name}={value} does not fit int32, in which 64-bit integers are kept as "
+                "XLA_USE_32BIT_LONG is set; unset it"
             )
 
 

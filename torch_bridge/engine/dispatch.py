@@ -30,9 +30,8 @@ from .capture.symbolic import present
 from .flatten import Flattener
 from .recipes import Recipe
 from .recorder import Recorder, recorder
-from .tape import Tape
 from .twins import functional_twin, lost_defaults, written
-from .value import Aval, Value, check_storable, contiguous_stride
+from .value import Aval, Value, contiguous_stride
 
 Handler = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -121,16 +120,6 @@ class Signature:
         self.written = written
         self.like = like
 
-    @property
-    def storable(self) -> bool:
-        """Whether no result is of a dtype that is narrower on the device."""
-        return all(
-            out is None
-            or out.meta.dtype not in (torch.float64, torch.complex128)
-            or out.physical.itemsize == out.meta.dtype.itemsize
-            for out in self.outs
-        )
-
 
 def prepare(func, functional, flattener, args, kwargs, tensors, scalars, *, outs=None) -> Signature:
     """Build the signature of a call that was not seen before."""
@@ -138,10 +127,6 @@ def prepare(func, functional, flattener, args, kwargs, tensors, scalars, *, outs
     metas = tuple(tensor._aval.meta for tensor in tensors)
     if outs is None:
         outs = infer(func, positional, named, metas, [present(scalar) for scalar in scalars])
-    if type(recorder()) is Tape:
-        for out in outs:
-            if out is not None:
-                check_storable(out)
     call = build_call(functional, positional, named, metas, outs=outs, decompose=decompose.find)
 
     def run(arrays, scalars, key):
@@ -173,8 +158,7 @@ def functional_handler(func: OpOverload) -> Handler:
             signature = signatures.again(key)
         if signature is None:
             signature = prepare(func, func, flattener, args, kwargs, tensors, scalars)
-            if signature.storable:  # what JAX may trace is refused on a tape, each time
-                signature = signatures.intern(key, signature)
+            signature = signatures.intern(key, signature)
         here = recorder()
         values = record(here, signature, tensors, scalars)
         outs = signature.outs

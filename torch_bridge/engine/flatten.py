@@ -22,13 +22,11 @@ calls with one key have in common.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
-from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.lowerings import registry
 
 from . import base
@@ -107,7 +105,7 @@ class Flattener:
                 else:
                     self._static(item, lift, key, tensors, scalars)
         elif isinstance(arg, torch.Tensor):
-            tensor = import_tensor(self.func, arg, tensors)
+            tensor = import_tensor(self.func, arg)
             tensors.append(tensor)
             key.append(tensor._aval)
         else:
@@ -139,9 +137,7 @@ class Flattener:
         return positional, named, lifts
 
 
-def import_tensor(
-    func: Any, tensor: torch.Tensor, beside: Sequence[base.LazyTensor] = ()
-) -> base.LazyTensor:
+def import_tensor(func: Any, tensor: torch.Tensor) -> base.LazyTensor:
     """Let a zero-dimensional CPU tensor take part, as every torch device does; refuse others.
 
     While `jax_function` runs code that may be written for the CPU, every CPU tensor takes part.
@@ -149,23 +145,14 @@ def import_tensor(
     Args:
         func: the operator.
         tensor: an argument of it.
-        beside: arguments before it.
     """
     if isinstance(tensor, base.LazyTensor):
         return tensor
     welcome = tensor.dim() == 0 or func.name() in _CPU_INDICES
     if tensor.device.type == "cpu" and (welcome or tapes.takes_constants()):
-        given = tensor
-        if physical_dtype(tensor.dtype).itemsize < tensor.dtype.itemsize:
-            # A zero-dimensional operand does not decide the dtype among its kind.
-            if tensor.dtype == torch.float64:
-                tensor = tensor.float()
-            elif tensor.is_complex() and any(other.dtype.is_complex for other in beside):
-                tensor = tensor.to(torch.complex64)
         aval = Aval.contiguous(tuple(tensor.shape), tensor.dtype)
         value = base.host_value(tensor)
-        dtype = tensor.dtype
-        base.note_operand(value, given, lambda now: now.to(dtype))
+        base.note_operand(value, tensor, lambda now: now)
         return base.fresh(aval, value)
     raise RuntimeError(
         f"{func} got tensors on two devices: one on jax:0 and one on {tensor.device} (shape "

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from . import random
 from .recipes import Recipe
 from .recorder import Recorder, materialize, recorder, replace
 from .value import Value
@@ -36,11 +35,9 @@ class Immediate(Recorder):
         self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any] = ()
     ) -> list[Value]:
         """Compute an operation on arrays or tracers."""
-        arrays = []
         for value in inputs:
             if value.array is None:
                 materialize([value])
-            arrays.append(jnp.asarray(value.array))
         key = None
         if recipe.random:
             if self.keys is None:
@@ -49,8 +46,9 @@ class Immediate(Recorder):
                     "key: pass rng=jax.random.key(seed) when you call it, or use .eval()"
                 )
             key = next(self.keys)
-        lifted = [jnp.asarray(scalar, random.scalar_dtype()) for scalar in scalars]
-        with jax.numpy_dtype_promotion("standard"):
+        with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+            arrays = [jnp.asarray(value.array) for value in inputs]
+            lifted = [jnp.asarray(scalar, jnp.float64) for scalar in scalars]
             return [Value.handed(array) for array in recipe.run(arrays, lifted, key)]
 
     def view(self, whole: Value, chain: Any) -> None:

@@ -54,9 +54,9 @@ class Once:
         self._seeded, self._draws = shape.seeded, bool(forward.draws)
         draws = self._draws and not shape.seeded
         key = jax.eval_shape(lambda: jax.random.key(0)) if draws else None
-        floats = [jax.ShapeDtypeStruct((), jnp.zeros(()).dtype)] * len(forward.scalars)
+        floats = [jax.ShapeDtypeStruct((), jnp.float64)] * len(forward.scalars)
         seed = [jax.ShapeDtypeStruct((), jnp.int32)] if shape.seeded else []
-        with jax.numpy_dtype_promotion("standard"):
+        with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
             found = jax.eval_shape(self._forward, [*inputs, *seed], floats, key)
         self.residuals = [
             Aval.contiguous(tuple(one.shape), logical_dtype(one.dtype))

@@ -140,6 +140,11 @@ def _home(values: Sequence[Value | Taken]) -> int | None:
 
 
 def _bring(value: Value | Taken, layout: layouts.Layout | None) -> None:
+    with jax.enable_x64(True):
+        _bring_as_it_is(value, layout)
+
+
+def _bring_as_it_is(value: Value | Taken, layout: layouts.Layout | None) -> None:
     array = value.array
     if isinstance(array, np.ndarray):
         started = time.perf_counter()
@@ -176,7 +181,8 @@ def array_of(value: Value) -> jax.Array:
     array = held(value)
     if isinstance(array, UnevenArray):
         metrics.count("gathers")
-        return unpack(array)
+        with jax.enable_x64(True):
+            return unpack(array)
     return array
 
 
@@ -186,4 +192,8 @@ def held(value: Value) -> Any:
         materialize([value])
     if not isinstance(value.array, Tracer):
         settle([value])
-    return value.array if isinstance(value.array, UnevenArray) else jnp.asarray(value.array)
+    array = value.array
+    if isinstance(array, jax.Array | UnevenArray):
+        return array
+    with jax.enable_x64(True):
+        return jnp.asarray(array)

@@ -81,7 +81,8 @@ class Program:
             return sent[1]
         started = time.perf_counter()
         moves = sent is not None and not same and self.whole is None
-        array = numbers if moves else jax.device_put(numbers, self.whole)
+        with jax.enable_x64(True):
+            array = numbers if moves else jax.device_put(numbers, self.whole)
         if numbers.size:
             seconds = None if moves else time.perf_counter() - started
             where = f"(changing {name})"
@@ -233,7 +234,8 @@ def lowered(plan: Plan, arrays: Sequence[Any], *, keep_unused: bool) -> jax.stag
     marks, meshes = compiling_for(even), partitioning.laid_out(map(layouts.sharding, named))
     dtypes = jax.numpy_dtype_promotion("standard")
     alone = jax.sharding.use_abstract_mesh(_NO_MESH)  # whatever mesh the caller has set
-    with dtypes, alone, marks, meshes, refining(named), _sequences(plan, arrays):
+    wide = jax.enable_x64(True)
+    with wide, dtypes, alone, marks, meshes, refining(named), _sequences(plan, arrays):
         return function.lower(*arrays, *extra_inputs(plan))
 
 
@@ -241,7 +243,7 @@ def extra_inputs(plan: Plan) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct
     """The inputs of a plan's program after its leaves: lifted floats and random words."""
     whole = plan.whole()  # said, or XLA may choose another layout than they come in
     return (
-        jax.ShapeDtypeStruct((plan.lifted,), random.scalar_dtype(), sharding=whole),
+        jax.ShapeDtypeStruct((plan.lifted,), np.float64, sharding=whole),
         jax.ShapeDtypeStruct((plan.draws, 3), np.uint32, sharding=whole),
     )
 
@@ -311,14 +313,15 @@ def run(
     """Execute a program."""
     recorder().check_process()
     if not isinstance(scalars, np.ndarray):
-        scalars = np.asarray(scalars, random.scalar_dtype())
+        scalars = np.asarray(scalars, np.float64)
     floats = program.send("floats", scalars)
     known = program.sent("words") if not words else None
     seeds = program.send("words", random.as_input(words)) if known is None else known
     # What runs on one device waits for no other device.
     with virtual.turn if program.several else _ALONE as note:
         started = time.perf_counter()
-        found = program.compiled(*arrays, floats, seeds)
+        with jax.enable_x64(True):  # for floats that the call brings along
+            found = program.compiled(*arrays, floats, seeds)
         note(found)
     results = wrapped(found, program.blocks)
     samples.observe("execute_seconds", time.perf_counter() - started)

@@ -224,11 +224,3 @@ def keys(words: jax.Array):
     for number in range(words.shape[0]):
         base = jax.random.fold_in(jax.random.key(words[number, 0]), words[number, 1])
         yield jax.random.fold_in(base, words[number, 2])
-
-
-def scalar_dtype() -> np.dtype:
-    """The dtype of lifted floats: the widest that JAX keeps."""
-    return _WIDE if jax.config.jax_enable_x64 else _NARROW  # pyright: ignore[reportAttributeAccessIssue]
-
-
-_WIDE, _NARROW = np.dtype(np.float64), np.dtype(np.float32)

@@ -81,8 +81,8 @@ class ScanLoop:
         ]
         draws = bool(shape.forward.draws)
         key = jax.eval_shape(lambda: jax.random.key(0)) if draws else None
-        floats = [jax.ShapeDtypeStruct((), jnp.zeros(()).dtype)] * len(shape.forward.scalars)
-        with jax.numpy_dtype_promotion("standard"):
+        floats = [jax.ShapeDtypeStruct((), jnp.float64)] * len(shape.forward.scalars)
+        with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
             found = jax.eval_shape(self._forward, inputs, floats, key)
         known = len(shape.results) + len(shape.written)
         self.residuals = [

@@ -61,38 +61,18 @@ class Aval:
         Raises:
             TypeError: JAX cannot store its dtype.
         """
-        key = (meta, physical_dtype(torch.int64))  # jax_enable_x64 may be switched on
-        found = Aval._known.get(key)
+        found = Aval._known.get(meta)
         if found is None:
             with _INTERNING:
-                found = Aval._known.get(key)
+                found = Aval._known.get(meta)
                 if found is None:
-                    found = Aval._known[key] = Aval(meta)
+                    found = Aval._known[meta] = Aval(meta)
         return found
 
     @staticmethod
     def contiguous(size: tuple[int, ...], dtype: torch.dtype) -> Aval:
         """The aval of a row-major tensor."""
         return Aval.of(Meta(size, contiguous_stride(size), dtype))
-
-
-def check_storable(meta: Meta) -> None:
-    """Refuse a tensor whose dtype would silently lose precision.
-
-    Raises:
-        RuntimeError: it is float64 or complex128, and `jax_enable_x64` is off.
-    """
-    if meta.dtype in (torch.float64, torch.complex128):
-        if physical_dtype(meta.dtype).itemsize < meta.dtype.itemsize:
-            raise RuntimeError(too_wide(meta.dtype))
-
-
-def too_wide(dtype: torch.dtype) -> str:
-    """The message for a dtype that needs 64-bit arithmetic."""
-    return (
-        f"{dtype} needs 64-bit arithmetic, which is off; switch it on with "
-        'jax.config.update("jax_enable_x64", True), or convert with .float()'
-    )
 
 
 class Taken:

@@ -319,7 +319,7 @@ def _on_host(array: jax.Array) -> torch.Tensor:
 
 def _array_of(leaf: Any) -> Any:
     if isinstance(leaf, base.LazyTensor):
-        return Torch().to_jax(leaf.detach())
+        return Torch().array(leaf.detach())
     if isinstance(leaf, torch.Tensor):
         return to_numpy(leaf.detach().cpu())
     return np.asarray(leaf)

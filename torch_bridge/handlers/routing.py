@@ -92,7 +92,7 @@ def routed(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if isinstance(kwargs.get("out"), torch.Tensor):
         raise ShardingError(f"{entry.name} has a handler, which cannot write to out=; leave it out")
     dtypes = tuple(tensor.dtype for tensor in tensors)
-    key = arguments, dtypes, jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+    key = arguments, dtypes
     known = entry.known.get(key)
     if known is None:
         known = entry.known[key] = _Call(entry, arguments, dtypes)
@@ -111,14 +111,15 @@ class _Call:
         laid = [layout for _, layout in arguments.arrays()]
         uneven = any(layout.uneven for layout in laid)
         physical = [physical_dtype(dtype) for dtype in dtypes]
-        self._plan = _planned(self._handled, arguments, laid, physical)
+        with jax.enable_x64(True):
+            self._plan = _planned(self._handled, arguments, laid, physical)
         if not uneven and any(any(result.sizes) for result in self._plan.results):
             raise ShardingError(
                 f"the handler of {entry.name} gives blocks of unequal sizes, and all its arguments "
                 'are in equal ones; lay one of them out with iso.shard(.., uneven="pad")'
             )
         run = self._on_blocks(entry, laid, physical) if uneven else self._on_arrays
-        self._function = TorchFunction(run, entry.name)
+        self._function = TorchFunction(run, entry.name, wide=True)
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
         """Record the call; the results say how they lie."""

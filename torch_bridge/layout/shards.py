@@ -167,13 +167,15 @@ def load(tensor: base.LazyTensor, shards: Sequence[XLAShard]) -> None:
         for device, _, _ in pieces
     }
     if want is placed:
-        arrays = [jax.device_put(np.array(array), device) for device, array in blocks.items()]
+        with jax.enable_x64(True):
+            arrays = [jax.device_put(np.array(array), device) for device, array in blocks.items()]
         whole = jax.make_array_from_single_device_arrays(shape, placed, arrays)
     else:
         host = np.empty(shape, physical)
         for device, index, _ in pieces:
             host[index] = blocks[device][tuple(slice(0, i.stop - i.start) for i in index)]
-        whole = jax.device_put(host, placed)
+        with jax.enable_x64(True):
+            whole = jax.device_put(host, placed)
     _write(tensor, whole, sum(a.nbytes for a in blocks.values()))
 
 

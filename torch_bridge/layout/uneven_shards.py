@@ -74,7 +74,8 @@ def put(
     for name, shard in zip(names, have, strict=True):
         data = to_host(given[name])
         filled = [(0, full - part) for full, part in zip(size, data.shape, strict=True)]
-        arrays.append(jax.device_put(np.pad(data, filled), shard.device))
+        with jax.enable_x64(True):
+            arrays.append(jax.device_put(np.pad(data, filled), shard.device))
     made = jax.make_array_from_single_device_arrays(
         layout.padded, layout.sharding, arrays, dtype=u.dtype
     )

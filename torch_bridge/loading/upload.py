@@ -253,12 +253,13 @@ def _place(tensor: torch.Tensor, split: Split | None, name: str) -> Placed:
     """Copy a tensor and send the copy."""
     host = _snapshot(tensor)
     where = None if split is None else split.over(host.shape, name)
-    if where is None:
-        array = jax.device_put(host, may_alias=True)
-    elif where.sharding.is_fully_addressable:
-        array = jax.device_put(host, where.sharding, may_alias=True)
-    else:
-        array = jax.make_array_from_process_local_data(where.sharding, host, where.shape)
+    with jax.enable_x64(True):
+        if where is None:
+            array = jax.device_put(host, may_alias=True)
+        elif where.sharding.is_fully_addressable:
+            array = jax.device_put(host, where.sharding, may_alias=True)
+        else:
+            array = jax.make_array_from_process_local_data(where.sharding, host, where.shape)
     array.block_until_ready()
     aval = Aval.contiguous(tuple(array.shape), tensor.dtype)
     return Placed(array, aval, where, tensor.requires_grad, host.nbytes)

@@ -185,7 +185,8 @@ class Gathering:
         (buffer,) = jax.tree.leaves(array)
         metrics.count("copies")
         metrics.count("copied_bytes", buffer.nbytes)
-        return jax.tree.map(jnp.copy, array)
+        with jax.enable_x64(True):
+            return jax.tree.map(jnp.copy, array)
 
     def _from_host(self, position: int, source: Operand) -> Any:
         """An input of the program that a CPU tensor holds."""

@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..random import scalar_dtype
 from .evaluating import Present, Rows
 
 
@@ -144,18 +143,17 @@ class Scalars:
         """Find their rows."""
         self._rows = [table.row_of(scalar) for scalar in scalars]
         self._arranged: tuple[Any, list[int], np.ndarray] = (None, [], np.zeros(0, np.intp))
-        self._last: tuple[Present | None, Any, np.ndarray] = (None, None, np.zeros(0))
+        self._last: tuple[Present | None, np.ndarray] = (None, np.zeros(0))
 
     def array(self, values: Present) -> np.ndarray:
         """Their present values, as the program takes them; the same array for the same values."""
-        last, known, array = self._last
-        kind = scalar_dtype()
-        if last is not values or known is not kind:
-            array = self._computed(values, kind)
-            self._last = values, kind, array
+        last, array = self._last
+        if last is not values:
+            array = self._computed(values)
+            self._last = values, array
         return array
 
-    def _computed(self, values: Present, kind: np.dtype) -> np.ndarray:
+    def _computed(self, values: Present) -> np.ndarray:
         where, chosen, index = self._arranged
         if where is not values.where:
             where = values.where
@@ -164,7 +162,7 @@ class Scalars:
             chosen = chosen.tolist()
             self._arranged = (where, chosen, index)
         numbers = values.numbers
-        return np.array([numbers[place] for place in chosen], kind).take(index)
+        return np.array([numbers[place] for place in chosen], np.float64).take(index)
 
 
 def filled(scalar: Any, values: Present) -> Any:

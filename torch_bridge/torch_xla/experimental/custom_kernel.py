@@ -28,6 +28,7 @@ from isoshard.torch_bridge.kernels.paged import (
     paged_attention,
     ragged_paged_attention,
 )
+from isoshard.torch_bridge.layout.widths import jax_dtype
 
 __all__ = [
     "DEFAULT_MASK_VALUE",
@@ -88,12 +89,12 @@ def make_kernel_from_pallas(
 
 def convert_torch_dtype_to_jax(dtype: torch.dtype) -> Any:
     """The dtype in which JAX holds tensors of a torch dtype."""
-    return physical_dtype(dtype)
+    return jax_dtype(physical_dtype(dtype))
 
 
 def to_jax_shape_dtype_struct(tensor: torch.Tensor) -> jax.ShapeDtypeStruct:
     """Shape and dtype of a tensor in JAX's terms."""
-    return jax.ShapeDtypeStruct(tuple(tensor.shape), physical_dtype(tensor.dtype))
+    return jax.ShapeDtypeStruct(tuple(tensor.shape), jax_dtype(physical_dtype(tensor.dtype)))
 
 
 def trace_pallas(*args: Any, **kwargs: Any) -> Any:
