@@ -98,7 +98,7 @@ def to_jax(
     if framework is not None:
         asked = {"reduce": reduce or None, "dtype": dtype}  # of which most frameworks know nothing
         given = {option: value for option, value in asked.items() if value is not None}
-        return framework.to_jax(x, sharding, copy=copy, **given)
+        return framework.to_jax(x, sharding, copy=copy, name=name, **given)
 
     def convert(path: str, leaf: Any) -> Any:
         if not is_array(leaf) and framework_of(leaf) is None and not hidden_array(leaf):

@@ -151,7 +151,12 @@ class Framework:
         self._lacks("local_shards", x)
 
     def to_jax(
-        self, x: Any, sharding: NamedSharding | None = None, *, copy: bool | None = None
+        self,
+        x: Any,
+        sharding: NamedSharding | None = None,
+        *,
+        copy: bool | None = None,
+        name: str = "",
     ) -> Any:
         """The same values as a jax.Array (a dictionary of them for a module)."""
         self._lacks("to_jax", x)

@@ -58,7 +58,12 @@ class Equinox(Framework):
         return place.sharding_of(_arrays(x))
 
     def to_jax(
-        self, x: Any, sharding: NamedSharding | None = None, *, copy: bool | None = None
+        self,
+        x: Any,
+        sharding: NamedSharding | None = None,
+        *,
+        copy: bool | None = None,
+        name: str = "",
     ) -> dict[str, jax.Array]:
         """The arrays by name."""
         return exchange.to_jax(_arrays(x), sharding, copy=copy)

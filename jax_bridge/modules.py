@@ -183,7 +183,12 @@ class Flax(Framework):
         return sharding_of(x)
 
     def to_jax(
-        self, x: Any, sharding: NamedSharding | None = None, *, copy: bool | None = None
+        self,
+        x: Any,
+        sharding: NamedSharding | None = None,
+        *,
+        copy: bool | None = None,
+        name: str = "",
     ) -> dict[str, jax.Array] | jax.Array:
         """See `to_jax`."""
         return to_jax(x, sharding, copy=copy)

@@ -74,6 +74,11 @@ def physical_dtype(dtype: torch.dtype) -> np.dtype:
     return numpy_dtype(_NARROWED.get(dtype, dtype))
 
 
+def is_wide(dtype: np.dtype) -> bool:
+    """Whether numbers of a dtype have 64 bits; a complex one is two numbers."""
+    return (dtype.itemsize == 8 and dtype.kind in "iuf") or dtype.itemsize == 16
+
+
 def logical_dtype(dtype: np.dtype) -> torch.dtype:
     """The torch dtype with the bits of a JAX array's dtype.
 

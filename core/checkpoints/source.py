@@ -126,8 +126,10 @@ class Wanted:
         shape: global.
         dtype: name of the logical dtype.
         place: where it lies.
+        wide: its owner has 64 bits, whatever JAX is set to.
     """
 
     shape: tuple[int, ...]
     dtype: str
     place: Place
+    wide: bool = False

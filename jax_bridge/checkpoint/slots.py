@@ -161,7 +161,7 @@ def _fault(slot: Slot, entry: Entry | None) -> str:
 def _dtype_fault(name: str, saved: str, wanted: Wanted) -> str:
     if saved != wanted.dtype and not _same_integers(saved, wanted.dtype):
         return f"{name}: dtype {saved} in the checkpoint, {wanted.dtype} in `like`"
-    if wanted.place is not Memory.HOST and not is_key(saved):
+    if wanted.place is not Memory.HOST and not wanted.wide and not is_key(saved):
         try:
             device_dtype(jax.numpy.dtype(saved), name)
         except CopyError as error:

@@ -309,10 +309,6 @@ def test_shard_of_a_computed_tensor_that_requires_grad_is_refused(grid):
 
 
 def test_a_value_that_jax_cannot_hold_is_refused():
-    with pytest.raises(RuntimeError, match=r"float64.*jax_enable_x64.*\.float\(\)"):
-        torch.ones(2, dtype=torch.float64).to("jax")
-    with pytest.raises(OverflowError, match=r"int64.*3000000000 does not fit int32"):
-        torch.tensor([1, 3_000_000_000]).to("jax")
     with pytest.raises(TypeError, match=r"e8m0fnu has no JAX counterpart; possible are bfloat16"):
         torch.ones(2).to(torch.float8_e8m0fnu).to("jax")
 

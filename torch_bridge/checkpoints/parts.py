@@ -32,7 +32,7 @@ from isoshard.torch_bridge import runtime
 from isoshard.torch_bridge.dtensor import exchange as dtensors
 from isoshard.torch_bridge.dtensor import modules as dtensor_modules
 from isoshard.torch_bridge.dtensor import routes
-from isoshard.torch_bridge.dtypes import numpy_dtype
+from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.engine import base, layouts, reading
 from isoshard.torch_bridge.engine.capture.step import refuse_if_capturing
 from isoshard.torch_bridge.exchange import to_numpy
@@ -67,7 +67,7 @@ def wanted(x: torch.Tensor) -> Wanted:
     Returns:
         The description. A tensor that no layout was chosen for may come to JAX's default device.
     """
-    return Wanted(tuple(x.shape), numpy_dtype(x.dtype).name, _place(x))
+    return Wanted(tuple(x.shape), physical_dtype(x.dtype).name, _place(x), wide=True)
 
 
 def stored(x: torch.Tensor) -> jax.Array | UnevenArray | np.ndarray:

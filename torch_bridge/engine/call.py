@@ -25,12 +25,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import torch
 
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge._torch_internals.dispatcher import Promotion as KIND
 from isoshard.torch_bridge._torch_internals.dispatcher import elementwise_dtypes
-from isoshard.torch_bridge.dtypes import numpy_dtype, physical_dtype
+from isoshard.torch_bridge.dtypes import is_wide, numpy_dtype, physical_dtype
 from isoshard.torch_bridge.lowerings import channels_last, registry
 from isoshard.torch_bridge.lowerings.arguments import cast, number, wide_dtype
 
@@ -144,9 +145,13 @@ def build_call(
         kwargs["contiguous"] = metas[0].is_contiguous
     if lowering.sized and outs[0] is not None:
         kwargs["shape"] = outs[0].size
+    if not metas and "dtype" in [argument.name for argument in schema_of(op).arguments]:
+        assert outs[0] is not None
+        kwargs["dtype"] = physical_dtype(outs[0].dtype)  # torch's default dtype, where none is said
     dtype = _promotion(lowering, op, args, kwargs, metas)
-    run = _bind(lowering, op, args, kwargs, dtype)
-    images = _images(lowering, op, args, kwargs, dtype)
+    wide = any(meta is not None and is_wide(physical_dtype(meta.dtype)) for meta in (*metas, *outs))
+    run = _bind(lowering, op, args, kwargs, dtype, wide)
+    images = _images(lowering, op, args, kwargs, dtype, wide)
     draws = _draws(lowering, op, args, kwargs)
     return Call(op, outs, written, draws, run, metas, images, plain)
 
@@ -286,8 +291,12 @@ def _check_integers(op, args, kwargs, outs) -> None:
             )
 
 
-def _bind(lowering, op, args, kwargs, dtype):
-    """The computation of a lowering: put arrays in their places, promote, call."""
+def _bind(lowering, op, args, kwargs, dtype, wide):
+    """The computation of a lowering: put arrays in their places, promote, call.
+
+    Where no operand and no result has 64 bits, JAX computes in 32 as it does by default.
+    """
+    lifted = np.float64 if wide else np.float32
 
     def is_operand(leaf: Any) -> bool:
         return isinstance(leaf, Slot | Lift) or (type(leaf) in (bool, int, float, complex))
@@ -303,33 +312,36 @@ def _bind(lowering, op, args, kwargs, dtype):
         def place(leaf):
             if isinstance(leaf, Slot):
                 return inputs[leaf.number]
-            return scalars[leaf.number] if isinstance(leaf, Lift) else leaf
+            return scalars[leaf.number].astype(lifted) if isinstance(leaf, Lift) else leaf
 
         def lift(leaf):
             if not is_operand(leaf):
                 return leaf
             return number(place(leaf), dtype)
 
-        real = [
-            map_leaves(lift if promoted(name) else place, arg)
-            for name, arg in zip(names, args, strict=False)
-        ]
-        named = {
-            name: map_leaves(lift if promoted(name) else place, arg) for name, arg in kwargs.items()
-        }
-        if lowering.random:
-            real.insert(0, key)
-        got = lowering.function(*real, **named)
+        with jax.enable_x64(wide):
+            real = [
+                map_leaves(lift if promoted(name) else place, arg)
+                for name, arg in zip(names, args, strict=False)
+            ]
+            named = {
+                name: map_leaves(lift if promoted(name) else place, arg)
+                for name, arg in kwargs.items()
+            }
+            if lowering.random:
+                real.insert(0, key)
+            got = lowering.function(*real, **named)
         return _drop_unwritten(got, lowering, op, args, kwargs)
 
     return run
 
 
-def _images(lowering, op, args, kwargs, dtype) -> ImagesCall | None:
+def _images(lowering, op, args, kwargs, dtype, wide) -> ImagesCall | None:
     variant = channels_last.VARIANTS.get(op.name())
     if variant is None:
         return None
-    run = _bind(dataclasses.replace(lowering, function=variant.function), op, args, kwargs, dtype)
+    known = dataclasses.replace(lowering, function=variant.function)
+    run = _bind(known, op, args, kwargs, dtype, wide)
     named = _named(op, args, kwargs)
     slots = {arg.number for name, arg in named if name in variant.images}
     return ImagesCall(run, frozenset(slots), variant.results)

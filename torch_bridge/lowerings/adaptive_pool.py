@@ -20,7 +20,7 @@ from jax import lax
 
 from isoshard.core import domain
 
-from .arguments import wide
+from .arguments import first_place, wide
 from .pool import scatter_add
 from .registry import lower
 from .spatial import over_space
@@ -114,7 +114,7 @@ def _adaptive_max_pool(x, output_size):
     values = jnp.where(inside, parts, -jnp.inf).reshape(*lead, -1)
     flat = jnp.arange(int(np.prod(sizes)), dtype="int32").reshape(sizes)
     places = _gather(flat, output_size)[0].reshape(*output_size, -1)
-    best = jnp.argmax(values, axis=-1)[..., None]
+    best = first_place(jax.lax.argmax, values, -1)[..., None]
     places = jnp.broadcast_to(places, values.shape)
     take = functools.partial(jnp.take_along_axis, indices=best, axis=-1)
     return take(values)[..., 0], take(places)[..., 0]

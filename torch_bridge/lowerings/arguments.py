@@ -29,6 +29,41 @@ def axis(dim: int, ndim: int) -> int:
     return dim % max(ndim, 1)
 
 
+def whole_dtype(*ends: int) -> np.dtype:
+    """The narrowest dtype, from int32 on, for whole numbers between some."""
+    fits = all(-(2**31) <= end < 2**31 for end in ends)
+    return np.dtype(np.int32 if fits else np.int64)
+
+
+def places(index: jax.Array, size: int) -> jax.Array:
+    """Places along an axis in 32 bits, if it is no longer than that; one out of range stays so.
+
+    Devices count in 32 bits faster, TPUs much so.
+
+    Args:
+        index: integers; others stay as they are.
+        size: of the axis.
+    """
+    if index.dtype not in (jnp.int64, jnp.uint64) or whole_dtype(size + 1) == np.int64:
+        return index
+    bounds = np.iinfo(np.int32)
+    return jnp.clip(index, bounds.min, bounds.max).astype(np.int32)
+
+
+def first_place(function: Any, x: jax.Array, axis: int, *, keepdims: bool = False) -> jax.Array:
+    """Where the first largest or smallest element along an axis is, or the first NaN.
+
+    Args:
+        function: `jax.lax.argmax` or `jax.lax.argmin`.
+        x: at least 1-d.
+        axis: counted from either end.
+        keepdims: keep the axis, with one element.
+    """
+    axis %= x.ndim
+    found = function(x, axis, whole_dtype(x.shape[axis]))
+    return jnp.expand_dims(found, axis) if keepdims else found
+
+
 def lengths(shape: Sequence[int], along: Sequence[int]) -> int:
     """How many elements one result of a reduction over the axes `along` is made of."""
     return int(np.prod([shape[a] for a in along], dtype=np.int64))
@@ -38,8 +73,8 @@ def number(value: Any, dtype: np.dtype) -> jax.Array:
     """`value` as a 0-d array of `dtype`.
 
     An integer out of range of 32 or 64 bits becomes the nearest bound: torch code writes
-    `torch.iinfo(int64).max` for "no bound", and JAX may hold int64 tensors in 32 bits. In narrower
-    integers it wraps, as in torch: `-1` is 255 to a uint8 tensor.
+    `torch.iinfo(int64).max` for "no bound". In narrower integers it wraps, as in torch: `-1` is 255
+    to a uint8 tensor.
     """
     if type(value) is int and jnp.issubdtype(dtype, jnp.integer):
         low, high = int(jnp.iinfo(dtype).min), int(jnp.iinfo(dtype).max)

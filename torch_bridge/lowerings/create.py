@@ -18,7 +18,7 @@ import jax.scipy.special as jss
 import numpy as np
 import torch  # noqa: F401  (for the doctest)
 
-from .arguments import cast, number
+from .arguments import cast, number, whole_dtype
 from .memory_order import lower_cloned
 from .registry import lower
 
@@ -123,19 +123,26 @@ def arange_step(start, end, step=1, *, shape, dtype=None):
     """`start`, `start + step`, .. before `end`; releases of torch differ in how many integers."""
     if dtype is not None and jnp.issubdtype(dtype, jnp.integer):
         start, step = int(start), int(step)
-    return _steps(start, step, shape[0])
+    return _steps(start, step, shape[0], dtype)
 
 
 @lower("aten::range", "aten::range.step")
 def range_step(start, end, step=1, *, dtype=None):
     """`start`, `start + step`, .. up to and with `end`."""
-    return _steps(start, step, math.floor((end - start) / step) + 1)
+    return _steps(start, step, math.floor((end - start) / step) + 1, dtype)
 
 
-def _steps(start, step, count):
-    whole = isinstance(start, int) and isinstance(step, int)
-    place = jax.lax.iota(jnp.int32 if whole else jnp.float32, count)
-    return start + place * step
+def _steps(start, step, count, dtype):
+    if isinstance(start, int) and isinstance(step, int):
+        ends = (start, start + step * count, count)
+        return start + jax.lax.iota(whole_dtype(*ends), count) * step
+    return start + jax.lax.iota(_real(dtype), count) * step
+
+
+def _real(dtype):
+    """The float dtype that numbers of a dtype are computed in."""
+    exact = dtype is not None and dtype in (jnp.float64, jnp.complex128, jnp.int64, jnp.uint64)
+    return np.dtype(np.float64 if exact else np.float32)
 
 
 @lower(
@@ -147,10 +154,11 @@ def _steps(start, step, count):
 )
 def linspace(start, end, steps, *, dtype=None):
     """`steps` evenly spaced numbers from `start` to `end`, counted from the nearer end."""
-    start, end = (jnp.asarray(value).astype(jnp.float32) for value in (start, end))
+    real = _real(dtype)
+    start, end = (jnp.asarray(value).astype(real) for value in (start, end))
     if dtype is not None and jnp.issubdtype(dtype, jnp.integer):
         start, end = jnp.trunc(start), jnp.trunc(end)
-    place = jax.lax.iota(jnp.float32, steps)
+    place = jax.lax.iota(real, steps)
     step = (end - start) / max(steps - 1, 1)
     near = place < max(steps // 2, 1)
     return jnp.where(near, start + step * place, end - step * (steps - 1 - place))
@@ -174,8 +182,8 @@ def kaiser_window(window_length, periodic=True, beta=12.0, *, dtype=None):
     if window_length <= 1:
         return jnp.ones((window_length,), dtype or jnp.float32)
     half = (window_length if periodic else window_length - 1) / 2
-    place = jax.lax.iota(jnp.float32, window_length) / half - 1
-    return jss.i0(beta * jnp.sqrt(1 - place * place)) / jss.i0(jnp.float32(beta))
+    place = jax.lax.iota(_real(dtype), window_length) / half - 1
+    return jss.i0(beta * jnp.sqrt(1 - place * place)) / jss.i0(_real(dtype).type(beta))
 
 
 @lower("aten::tril_indices")

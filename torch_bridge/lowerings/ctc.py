@@ -51,7 +51,8 @@ def _likelihoods(log_probs, targets, input_lengths, target_lengths, blank):
     finals = jnp.where((jnp.arange(2) == 1) & (sizes == 0)[:, None], _IMPOSSIBLE, finals)
     loss = -jax.nn.logsumexp(finals, axis=1)
     # Without time only the empty sequence is possible.
-    loss = jnp.where(spans == 0, jnp.where(sizes == 0, 0.0, -_IMPOSSIBLE), loss)
+    timeless = jnp.where(sizes == 0, 0.0, -_IMPOSSIBLE).astype(loss.dtype)
+    loss = jnp.where(spans == 0, timeless, loss)
     return loss, jnp.concatenate([first[:, None], jnp.swapaxes(rest, 0, 1)], axis=1)
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.lax import GatherScatterMode
 
-from .arguments import wide
+from .arguments import places, whole_dtype, wide
 from .registry import lower
 from .sharing import shared
 
@@ -23,15 +23,23 @@ def _embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse
     )
     return jax.lax.gather(
         weight,
-        shared(_rows, indices),
+        _starts(indices, weight.shape[0]),
         axes,
         slice_sizes=(1, weight.shape[1]),
         mode=GatherScatterMode.FILL_OR_DROP,
     )
 
 
-def _rows(indices):
+def _starts(indices, rows):
     """Where the rows begin, as a gather wants it: an axis of one coordinate."""
+    return shared(_rows if whole_dtype(rows) == jnp.int32 else _many_rows, indices)
+
+
+def _rows(indices):
+    return jnp.expand_dims(places(indices, 1), -1)
+
+
+def _many_rows(indices):
     return jnp.expand_dims(indices, -1)
 
 
@@ -54,7 +62,7 @@ def _embedding_backward(grad, indices, num_weights, padding_idx, scale_grad_by_f
     )
     return jax.lax.scatter_add(
         jnp.zeros((num_weights, grad.shape[-1]), grad.dtype),
-        shared(_rows, indices),
+        _starts(indices, num_weights),
         grad,
         axes,
         mode=GatherScatterMode.FILL_OR_DROP,

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import torch
 
-from .arguments import lengths
+from .arguments import first_place, lengths
 from .pool import scatter_add
 from .registry import lower
 
@@ -47,9 +48,9 @@ def _fractional_max_pool(rank, x, kernel_size, output_size, random_samples):
     flat = planes.reshape(*planes.shape[:2], 1, lengths(sizes, range(rank)))
     values = jnp.take_along_axis(flat, places, axis=-1)
     # The first largest element wins, but the last NaN.
-    last_nan = width - 1 - jnp.argmax(jnp.isnan(values)[..., ::-1], axis=-1)
+    last_nan = width - 1 - first_place(jax.lax.argmax, jnp.isnan(values)[..., ::-1], -1)
     some_nan = jnp.any(jnp.isnan(values), axis=-1)
-    best = jnp.where(some_nan, last_nan, jnp.argmax(values, axis=-1))[..., None]
+    best = jnp.where(some_nan, last_nan, first_place(jax.lax.argmax, values, -1))[..., None]
     shape = (*x.shape[:-rank], *output_size)
     picked = (jnp.take_along_axis(a, best, axis=-1).reshape(shape) for a in (values, places))
     return tuple(picked)

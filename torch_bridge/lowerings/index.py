@@ -18,15 +18,26 @@ import jax
 import jax.numpy as jnp
 import torch  # noqa: F401  (for the doctest)
 
-from .arguments import at_least_1d, axis, number
+from .arguments import at_least_1d, axis, number, whole_dtype
+from .arguments import places as narrowed
 from .registry import lower
 
 _COMPARE_ALL = 128  # boundaries up to which comparing with each is cheaper than a search
 
 
-def places(indices):
-    """aten's list of indices for JAX: None is a whole axis; the rule for the result is the same."""
-    return tuple(slice(None) if index is None else index for index in indices)
+def along(index, x, axis):
+    """Places along an axis of `x`, in 32 bits where it is no longer."""
+    return narrowed(index, x.shape[axis])
+
+
+def places(x, indices):
+    """aten's list of indices of `x` for JAX: None is a whole axis; the rule of shapes is one."""
+    found, axis = [], 0
+    for index in indices:
+        mask = index is not None and index.dtype in (bool, jnp.uint8)
+        found.append(slice(None) if index is None else index if mask else along(index, x, axis))
+        axis += index.ndim if mask else 1
+    return tuple(found)
 
 
 @lower(
@@ -37,26 +48,27 @@ def places(indices):
 )
 def index(x, indices):
     """`x[indices]`."""
-    return x.at[places(indices)].get(mode="fill")
+    return x.at[places(x, indices)].get(mode="fill")
 
 
 @lower("aten::_unsafe_masked_index")
 def masked_index(x, mask, indices, fill):
     """`x[indices]` where the mask is set, else `fill`."""
-    got = x.at[places(indices)].get(mode="clip")
+    got = x.at[places(x, indices)].get(mode="clip")
     return jnp.where(mask.astype(bool), got, number(fill, x.dtype))
 
 
 @lower("aten::gather")
 def gather(x, dim, index, *, sparse_grad=False):
     """For each place of `index`, the element of `x` at that place but for the axis `dim`."""
-    whole, at = at_least_1d(x), at_least_1d(index)
-    along = axis(dim, whole.ndim)
+    whole = at_least_1d(x)
+    lead = axis(dim, whole.ndim)
+    at = along(at_least_1d(index), whole, lead)
     if at.size == 0:
         return jnp.zeros(index.shape, x.dtype)
-    limits = [n if d == along else at.shape[d] for d, n in enumerate(whole.shape)]
+    limits = [n if d == lead else at.shape[d] for d, n in enumerate(whole.shape)]
     part = jax.lax.slice(whole, [0] * whole.ndim, limits)
-    return jnp.take_along_axis(part, at, axis=along).reshape(index.shape)
+    return jnp.take_along_axis(part, at, axis=lead).reshape(index.shape)
 
 
 @lower("aten::index_select")
@@ -64,13 +76,13 @@ def index_select(x, dim, index):
     """The slices of `x` along an axis that a list of places names."""
     if x.ndim == 0:
         return x
-    return jnp.take(x, at_least_1d(index), axis=dim)
+    return jnp.take(x, along(at_least_1d(index), x, dim), axis=dim)
 
 
 @lower("aten::take")
 def take(x, index):
     """Elements of the flat form of `x`."""
-    return x.reshape(-1).at[index].get(mode="fill")
+    return x.reshape(-1).at[narrowed(index, x.size)].get(mode="fill")
 
 
 @lower("aten::masked_scatter")
@@ -95,7 +107,8 @@ def masked_scatter_backward(grad_output, mask, sizes):
 
 def order(mask):
     """For each element of a mask, how many masked ones stand before it."""
-    return jnp.maximum(jnp.cumsum(mask.reshape(-1)) - 1, 0).reshape(mask.shape)
+    count = jnp.cumsum(mask.reshape(-1), dtype=whole_dtype(mask.size))
+    return jnp.maximum(count - 1, 0).reshape(mask.shape)
 
 
 def _count(sizes):

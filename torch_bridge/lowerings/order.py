@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import torch  # noqa: F401  (for the doctest)
 
-from .arguments import at_least_1d, axis, number
+from .arguments import at_least_1d, axis, first_place, number
 from .registry import lower
 from .whole import whole
 
@@ -83,7 +83,7 @@ def median_dim(x, dim, keepdim=False):
     values, places = sort(line, dim)
     if jnp.issubdtype(x.dtype, jnp.inexact):
         bad = jnp.isnan(line)
-        first = jnp.argmax(bad, axis=dim, keepdims=True)
+        first = first_place(jax.lax.argmax, bad, dim, keepdims=True)
         any_bad = jnp.any(bad, axis=dim, keepdims=True)
         values = jnp.where(any_bad, jnp.full_like(values, jnp.nan), values)
         places = jnp.where(any_bad, first.astype(places.dtype), places)
@@ -136,7 +136,7 @@ def mode(x, dim=-1, keepdim=False):
     steps = jax.lax.broadcasted_iota(jnp.int32, line.shape, along)
     fresh = values != jnp.roll(values, 1, along)
     starts = jax.lax.cummax(jnp.where(fresh, steps, 0), along)
-    longest = jnp.argmax(steps - starts, axis=along, keepdims=True)
+    longest = first_place(jax.lax.argmax, steps - starts, along, keepdims=True)
     picked = (jnp.take_along_axis(a, longest, axis=along) for a in (values, places))
     keep = keepdim and x.ndim > 0
     return tuple(a if keep else jnp.squeeze(a, along) for a in picked)

@@ -17,16 +17,36 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from .arguments import cast, floating, number, wide
+from .arguments import cast, floating, number, whole_dtype, wide
 from .memory_order import lower_cloned
 from .registry import lower
 
-_LARGEST = jnp.iinfo(jnp.int32).max
+
+def _drawn(dtype):
+    """The float dtype in which numbers are drawn that become another."""
+    exact = dtype is not None and jnp.dtype(dtype) in (jnp.float64, jnp.complex128)
+    return jnp.dtype(jnp.float64 if exact else jnp.float32)
 
 
-def _open_uniform(key, shape):
-    """Uniform numbers in (0, 1): their logarithm is finite."""
-    return jax.random.uniform(key, shape, minval=jnp.finfo(jnp.float32).tiny)
+def _open_uniform(key, x):
+    """Uniform numbers in (0, 1), as many as `x` has: their logarithm is finite."""
+    dtype = _drawn(x.dtype)
+    return jax.random.uniform(key, x.shape, dtype, minval=jnp.finfo(dtype).tiny)
+
+
+def _whole(key, shape, low, high, dtype=None):
+    """Whole numbers in [low, high), or in as much of that as the dtype holds."""
+    bounds = jnp.iinfo(dtype or jnp.int64)
+    low, high = max(int(low), int(bounds.min)), min(int(high), int(bounds.max) + 1)
+    bits = whole_dtype(low, high)
+    if bits == jnp.int32 and high <= jnp.iinfo(bits).max:
+        return jax.random.randint(key, shape, low, high, bits)
+    if high - low == 2**64:
+        return jax.random.bits(key, shape, jnp.uint64).astype(dtype or jnp.int64)
+    span = jnp.uint64 if high - low > 2**63 - 1 else jnp.int64
+    found = jax.random.randint(key, shape, *(jnp.asarray(n, span) for n in (0, high - low)), span)
+    start = jnp.asarray(low, jnp.int64 if low < 2**63 else jnp.uint64).astype(span)
+    return (found + start).astype(dtype or jnp.int64)
 
 
 @lower("aten::rand", "aten::rand.generator", random=True)
@@ -66,7 +86,7 @@ def randint(key, high, size, *, dtype=None):
 @lower("aten::randint.low", "aten::randint.low_generator", random=True)
 def randint_low(key, low, high, size, *, dtype=None):
     """Whole numbers in [low, high)."""
-    return jax.random.randint(key, tuple(size), low, high)
+    return _whole(key, tuple(size), low, high)
 
 
 @lower_cloned(
@@ -90,7 +110,7 @@ def randint_like_low(key, x, low, high, *, dtype=None):
 @lower("aten::randperm", "aten::randperm.generator", random=True)
 def randperm(key, n, *, dtype=None):
     """The numbers 0 .. n - 1 in random order."""
-    return jax.random.permutation(key, n)
+    return jax.random.permutation(key, jax.lax.iota(whole_dtype(n), n))
 
 
 @lower("aten::random", random=True)
@@ -99,16 +119,17 @@ def random_(key, x):
     if x.dtype == bool:
         return random_from(key, x, 0, 2)
     if jnp.issubdtype(x.dtype, jnp.inexact):
-        return random_from(key, x, 0, min(2 ** (jnp.finfo(x.dtype).nmant + 1) + 1, _LARGEST))
+        return random_from(key, x, 0, 2 ** (jnp.finfo(x.dtype).nmant + 1) + 1)
     return random_from(key, x, 0, None)
 
 
 @lower("aten::random.from", random=True)
 def random_from(key, x, low, high):
     """Whole numbers in [low, high), without `high` up to the largest that `x` holds."""
+    dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.integer) else None
     if high is None:
-        high = min(int(jnp.iinfo(x.dtype).max), _LARGEST)
-    return jax.random.randint(key, x.shape, low, high).astype(x.dtype)
+        high = int(jnp.iinfo(dtype or jnp.int64).max) + 1
+    return _whole(key, x.shape, low, high, dtype).astype(x.dtype)
 
 
 @lower("aten::random.to", random=True)
@@ -139,19 +160,20 @@ def bernoulli_p(key, x, p):
 def normal(key, mean, std=1.0):
     """Normal with the mean and deviation in each place."""
     mean, std = floating(wide(jnp.asarray(mean))), floating(wide(jnp.asarray(std)))
-    return mean + std * jax.random.normal(key, jnp.broadcast_shapes(mean.shape, std.shape))
+    dtype = _drawn(jnp.result_type(mean, std))
+    return mean + std * jax.random.normal(key, jnp.broadcast_shapes(mean.shape, std.shape), dtype)
 
 
 @lower("aten::normal.float_float", random=True, lift=("mean", "std"))
 def normal_float(key, mean, std, size, *, dtype=None):
     """Normal with one mean and deviation."""
-    return mean + std * jax.random.normal(key, tuple(size))
+    return mean + std * jax.random.normal(key, tuple(size), _drawn(dtype))
 
 
 @lower("aten::normal_functional", random=True, lift=("mean", "std"))
 def normal_functional(key, x, mean=0.0, std=1.0):
     """Normal with one mean and deviation, in the shape of `x`."""
-    return normal_float(key, mean, std, x.shape)
+    return normal_float(key, mean, std, x.shape, dtype=x.dtype)
 
 
 @lower("aten::uniform", random=True, lift=("from", "to"))
@@ -164,25 +186,25 @@ def uniform(key, x, low=0.0, high=1.0):
 @lower("aten::exponential", random=True, lift=("lambd",))
 def exponential(key, x, lambd=1.0):
     """Exponential with rate `lambd`, in the shape of `x`; never 0."""
-    return -jnp.log(_open_uniform(key, x.shape)) / lambd
+    return -jnp.log(_open_uniform(key, x)) / lambd
 
 
 @lower("aten::cauchy", random=True, lift=("median", "sigma"))
 def cauchy(key, x, median=0.0, sigma=1.0):
     """Cauchy, in the shape of `x`."""
-    return median + sigma * jax.random.cauchy(key, x.shape)
+    return median + sigma * jax.random.cauchy(key, x.shape, _drawn(x.dtype))
 
 
 @lower("aten::log_normal", random=True, lift=("mean", "std"))
 def log_normal(key, x, mean=1.0, std=2.0):
     """The exponential of a normal, in the shape of `x`."""
-    return jnp.exp(normal_float(key, mean, std, x.shape))
+    return jnp.exp(normal_float(key, mean, std, x.shape, dtype=x.dtype))
 
 
 @lower("aten::geometric", random=True, lift=("p",))
 def geometric(key, x, p):
     """The number of tries up to the first success of probability `p`, in the shape of `x`."""
-    draws = jnp.ceil(jnp.log(_open_uniform(key, x.shape)) / jnp.log1p(-jnp.asarray(p)))
+    draws = jnp.ceil(jnp.log(_open_uniform(key, x)) / jnp.log1p(-jnp.asarray(p)))
     return jnp.maximum(draws, 1)
 
 
@@ -230,7 +252,7 @@ def multinomial(key, x, num_samples, replacement=False):
     if replacement:
         draws = jax.random.categorical(key, logits, shape=(num_samples, *x.shape[:-1]))
         return jnp.moveaxis(draws, 0, -1)
-    noisy = jnp.where(x > 0, logits + jax.random.gumbel(key, x.shape), -jnp.inf)
+    noisy = jnp.where(x > 0, logits + jax.random.gumbel(key, x.shape, logits.dtype), -jnp.inf)
     return jnp.argsort(noisy, axis=-1, descending=True)[..., :num_samples]
 
 
@@ -263,6 +285,7 @@ def rrelu_with_noise(key, x, noise, lower=0.125, upper=1 / 3, training=False):
     """Negative elements times a random slope (the mean slope outside training); and the slopes."""
     if not training:
         return jnp.where(x <= 0, x * ((lower + upper) / 2), x), noise
-    slopes = jax.random.uniform(key, x.shape, minval=lower, maxval=upper).astype(x.dtype)
+    drawn = jax.random.uniform(key, x.shape, _drawn(x.dtype), minval=lower, maxval=upper)
+    slopes = drawn.astype(x.dtype)
     slopes = jnp.where(x <= 0, slopes, number(1, x.dtype))
     return x * slopes, slopes

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 from .arguments import (
@@ -18,6 +19,7 @@ from .arguments import (
     axes,
     axis,
     cast,
+    first_place,
     floating,
     lengths,
     wide,
@@ -115,13 +117,13 @@ def aminmax(x, *, dim=None, keepdim=False):
 @lower("aten::argmax")
 def argmax(x, dim=None, keepdim=False):
     """Place of the first largest element, or of the first NaN."""
-    return _place(jnp.argmax, x, dim, keepdim)
+    return _place(jax.lax.argmax, x, dim, keepdim)
 
 
 @lower("aten::argmin")
 def argmin(x, dim=None, keepdim=False):
     """Place of the first smallest element, or of the first NaN."""
-    return _place(jnp.argmin, x, dim, keepdim)
+    return _place(jax.lax.argmin, x, dim, keepdim)
 
 
 @lower("aten::max.dim")
@@ -139,7 +141,10 @@ def min_dim(x, dim, keepdim=False):
 def _place(function, x, dim, keepdim):
     if x.ndim == 0:
         return jnp.zeros((), jnp.int32)
-    return function(x, axis=dim, keepdims=keepdim)
+    if dim is not None:
+        return first_place(function, x, dim, keepdims=keepdim)
+    found = first_place(function, x.reshape(-1), 0)
+    return found.reshape((1,) * x.ndim) if keepdim else found
 
 
 def _truth_shape(op):
@@ -244,7 +249,7 @@ def cumprod(x, dim, *, dtype=None):
 
 def _scan(function, x, dim, dtype):
     if dtype is None and not jnp.issubdtype(x.dtype, jnp.inexact):
-        dtype = jax.dtypes.canonicalize_dtype(jnp.int64)  # as torch promises
+        dtype = np.dtype(np.int64)  # as torch promises
     line = at_least_1d(wide(x if dtype is None else cast(x, dtype)))
     along = axis(dim, line.ndim)
     return function(whole(line, [along]), along).reshape(x.shape)
@@ -254,3 +259,13 @@ def _scan(function, x, dim, dtype):
 def logcumsumexp(x, dim):
     """Running `log(sum(exp(x)))`."""
     return _scan(running, floating(x), dim, None)
+
+
+@lower("aten::hash_tensor")
+def hash_tensor(x, dim=(), *, keepdim=False, mode=0):
+    """The exclusive or of the bits of all elements, floats as float64: a `uint64`."""
+    kind = jnp.float64 if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.int64
+    bits = jax.lax.bitcast_convert_type(x.astype(kind), jnp.uint64)
+    along = axes(dim, x.ndim)
+    found = jax.lax.reduce(bits, np.uint64(0), jax.lax.bitwise_xor, along)
+    return jnp.expand_dims(found, along) if keepdim else found

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import torch  # noqa: F401  (for the doctest)
 
-from .arguments import at_least_1d, axis, number
+from .arguments import at_least_1d, axis, number, whole_dtype
+from .arguments import places as narrowed
 from .extremes import written
 from .index import order, places
 from .memory_order import lower_cloned, lower_contiguous
@@ -48,7 +49,7 @@ def index_put(x, indices, values, accumulate=False, unsafe=False):
     given = [(d, index) for d, index in enumerate(indices) if index is not None]
     if len(given) == 1 and given[0][1].dtype in (bool, jnp.uint8):
         return _mask_put(x, *given[0], values, accumulate)
-    return _write(x, places(indices), values, "sum" if accumulate else None)
+    return _write(x, places(x, indices), values, "sum" if accumulate else None)
 
 
 def _mask_put(x, lead, mask, values, accumulate):
@@ -62,7 +63,9 @@ def _mask_put(x, lead, mask, values, accumulate):
     if count == 1:
         spread = values.reshape(*before, *(1,) * mask.ndim, *after)
     else:
-        at = jnp.where(mask.sum() == count, order(mask), count)  # another number of places: NaN
+        at = jnp.where(
+            mask.sum(dtype=whole_dtype(mask.size)) == count, order(mask), count
+        )  # another number of places: NaN
         spread = jnp.take(values, at, axis=lead, mode="fill")
     mask = mask.reshape(*mask.shape, *(1,) * behind)
     return jnp.where(mask, x + spread if accumulate else spread, x)
@@ -72,7 +75,7 @@ def _mask_put(x, lead, mask, values, accumulate):
 def masked_index_put(x, mask, indices, values):
     """`x` with `x[indices]` increased by `values` where the mask is set."""
     values = jnp.where(mask.astype(bool), values, number(0, values.dtype)).astype(x.dtype)
-    return _write(x, places(indices), values, "sum", mode="clip")
+    return _write(x, places(x, indices), values, "sum", mode="clip")
 
 
 @lower("aten::scatter.src")
@@ -94,6 +97,7 @@ def scatter_add(x, dim, index, src):
     beside = tuple(d for d in range(x.ndim) if d != along)
     if index.size < 2 or x.dtype == bool or any(index.shape[d] != x.shape[d] for d in beside):
         return _scatter(x, dim, index, src, "sum")
+    index = narrowed(index, x.shape[along])
     # Said as a batch of scatters, which a mesh splits like any batch. Where what is added is split
     # along the axis of the scatter, XLA's partitioner gives wrong sums for some other layouts.
     index, src = whole(index, [along]), whole(src, [along])
@@ -132,6 +136,7 @@ def _scatter(x, dim, index, src, reduce, include_self=True):
     if at.size == 0:
         return x
     along = axis(dim, base.ndim)
+    at = narrowed(at, base.shape[along])
     where = tuple(
         at if d == along else jax.lax.broadcasted_iota(at.dtype, at.shape, d)
         for d in range(at.ndim)
@@ -175,7 +180,8 @@ def _identity(reduce, dtype):
 
 def _along(x, dim, index):
     """The slices along an axis that `index` names, as a JAX index of (at least 1-d) `x`."""
-    return (*[slice(None)] * axis(dim, x.ndim), at_least_1d(index))
+    lead = axis(dim, x.ndim)
+    return (*[slice(None)] * lead, narrowed(at_least_1d(index), x.shape[lead]))
 
 
 @lower("aten::index_add", lift=("alpha",))
@@ -214,4 +220,5 @@ def _index_write(x, dim, index, source, reduce, include_self=True):
 def put(x, index, source, accumulate=False):
     """`x` with elements of its flat form replaced by (or increased by) `source`."""
     source = source.reshape(index.shape).astype(x.dtype)
+    index = narrowed(index, x.size)
     return _write(x.reshape(-1), (index,), source, "sum" if accumulate else None).reshape(x.shape)

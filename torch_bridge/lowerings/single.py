@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .arguments import places
 from .whole import on_a_mesh
 
 _SCATTERS: dict[str, Any] = {
@@ -69,6 +70,6 @@ def write(
 
 
 def _inside(index: jax.Array, size: int, mode: str | None) -> jax.Array:
-    index = index.astype(jnp.int32)
+    index = places(index, size)
     index = jnp.where(index < 0, index + size, index)
     return jnp.clip(index, 0, size - 1) if mode == "clip" else index

@@ -22,11 +22,13 @@ class TorchXla(old_torch.OldTorch):
         """See `marking.sharding_of`."""
         return marking.sharding_of(x) if _is_theirs(x) else super().sharding_of(x)
 
-    def to_jax(self, x: Any, sharding: Any = None, *, copy: bool | None = None) -> Any:
+    def to_jax(
+        self, x: Any, sharding: Any = None, *, copy: bool | None = None, name: str = "tensor"
+    ) -> Any:
         """See `exchange.to_jax`."""
         if _is_theirs(x):
-            return exchange.to_jax(x, sharding, copy=copy)
-        return super().to_jax(x, sharding, copy=copy)
+            return exchange.to_jax(x, sharding, copy=copy, name=name)
+        return super().to_jax(x, sharding, copy=copy, name=name)
 
     def from_jax(self, array: jax.Array | UnevenArray, *, copy: bool | None = None) -> Any:
         """See `exchange.from_jax`."""
