@@ -29,6 +29,7 @@ class Column:
         samples: how many samples are tried at most, unless the command line says otherwise.
         gradient: the samples ask for gradients.
         sharded: the samples are laid out over the mesh.
+        refused: the samples are those that torch refuses, and what is compared are the errors.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Column:
     samples: int = 12
     gradient: bool = False
     sharded: bool = False
+    refused: bool = False
 
 
 def forward(info: OpInfo, sample: SampleInput) -> Any:
@@ -102,6 +104,35 @@ def _into(info: OpInfo, sample: SampleInput, wanted: Any, grow: bool) -> Any:
     return out
 
 
+def errors(info: OpInfo, sample: SampleInput) -> list[str]:
+    """The classes of the error that a call raises, from the nearest on."""
+    try:
+        forward(info, sample)
+    except Exception as error:
+        return [kind.__name__ for kind in type(error).__mro__]
+    return ["nothing"]
+
+
+def gradcheck(info: OpInfo, sample: SampleInput) -> list[bool]:
+    """Whether the gradients, and those of gradients, are those of finite differences."""
+    inputs = [leaf for leaf in tensors(sample) if leaf.requires_grad]
+    if not inputs:
+        raise NothingToCompare("no differentiable input")
+
+    def function(*_: torch.Tensor) -> Any:
+        out = info.gradcheck_wrapper(info.op, sample.input, *sample.args, **sample.kwargs)
+        out = [leaf for leaf in tensors(sample.output_process_fn_grad(out)) if leaf.requires_grad]
+        if not out:
+            raise NothingToCompare("no differentiable result")
+        return tuple(out)
+
+    options = {"fast_mode": True, "check_batched_grad": False, "nondet_tol": 1e-10}
+    found = [torch.autograd.gradcheck(function, inputs, check_forward_ad=False, **options)]
+    if info.supports_gradgrad:
+        found.append(torch.autograd.gradgradcheck(function, inputs, **options))
+    return found
+
+
 def _clone(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
@@ -129,8 +160,19 @@ COLUMNS = {
         ),
         Column("out=", torch.float32, into, lambda info: info.supports_out, samples=4),
         Column("bfloat16", torch.bfloat16, forward, samples=4),
+        Column("float64", torch.float64, forward, samples=4),
+        Column("complex128", torch.complex128, forward, samples=4),
         Column("int64", torch.int64, forward, samples=4),
         Column("bool", torch.bool, forward, samples=4),
+        Column("gradcheck", torch.float64, gradcheck, _differentiable, samples=2, gradient=True),
+        Column(
+            "errors",
+            torch.float32,
+            errors,
+            lambda info: info.error_inputs_func is not None,
+            samples=64,
+            refused=True,
+        ),
     )
 }
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import unittest.mock
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
 import torch
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
@@ -23,7 +21,7 @@ from isoshard.core import metrics
 
 from . import ambiguous, layout
 from .cells import Cell
-from .columns import COLUMNS, Column, forward
+from .columns import COLUMNS, Column, NothingToCompare
 from .compare import first_difference
 from .samples import (
     DEVICE,
@@ -33,6 +31,7 @@ from .samples import (
     even_sizes,
     moved,
     names_device,
+    refused_by,
     tensors,
     widened,
 )
@@ -47,7 +46,6 @@ class Attempt:
         sample: on the CPU.
         want: what torch gives.
         random: torch gives something else for another seed.
-        wide: it takes or gives float64, and is tried with `jax_enable_x64`.
         place: brings a CPU tensor to the `jax` device.
         got: what the `jax` device gives; recorded, then read.
         fault: what is wrong, as `(status, reason)`.
@@ -58,7 +56,6 @@ class Attempt:
     sample: SampleInput
     want: Any
     random: bool
-    wide: bool
     place: Callable[[torch.Tensor], torch.Tensor]
     got: Any = None
     fault: tuple[str, str] | None = None
@@ -85,17 +82,18 @@ def run(info: OpInfo, columns: Sequence[str], limit: int | None = None) -> dict[
         else:
             attempts[name] = found
     everything = [attempt for found in attempts.values() for attempt in found]
-    for sharded, wide in itertools.product((False, True), repeat=2):
-        batch = [a for a in everything if (a.column.sharded, a.wide) == (sharded, wide)]
+    for sharded in (False, True):
+        batch = [attempt for attempt in everything if attempt.column.sharded == sharded]
         if batch:
-            with jax.enable_x64(wide):
-                _try(info, batch)
+            _try(info, batch)
     return cells | {name: _cell(found) for name, found in attempts.items()}
 
 
 def attempts_of(info: OpInfo, column: Column, limit: int | None) -> list[Attempt] | str:
     """The samples of one column, with what torch gives; or why there is none."""
     limit = column.samples if limit is None else min(limit, column.samples)
+    if column.refused:
+        return _with_reference(info, column, refused_by(info)[:limit], to_device)
     if not column.sharded:
         samples = choose(info, column.dtype, limit, requires_grad=column.gradient)
         return _with_reference(info, column, samples, to_device)
@@ -137,29 +135,17 @@ def _with_reference(
             refused = f"torch: {type(error).__name__}: {summary(error)}"
             continue
         random = first_difference(want, again) is not None
-        wide = is_wide(sample, want)
-        if column.gradient and not wide:  # float64 may come and go between input and gradient
-            wide = is_wide(forward(info, copied(sample)))
-        attempts.append(Attempt(column, sample, want, random, wide, place))
+        attempts.append(Attempt(column, sample, want, random, place))
     return attempts or refused
-
-
-def is_wide(*values: Any) -> bool:
-    """Whether 64-bit floats are among the tensors and the dtypes named."""
-    leaves = [
-        leaf
-        for value in values
-        for leaf in pytree.tree_leaves(
-            (value.input, value.args, value.kwargs) if isinstance(value, SampleInput) else value
-        )
-    ]
-    named = [leaf.dtype if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    return torch.float64 in named or torch.complex128 in named
 
 
 def _reference(info: OpInfo, column: Column, sample: SampleInput, seed: int = 0) -> Any:
     with _seeded(seed):
         out = column.run(info, copied(sample))
+    if column.refused:
+        if out == ["nothing"]:
+            raise NothingToCompare("torch takes it")
+        return out
     return ambiguous.settled(info, sample, out, column.gradient)
 
 
@@ -234,7 +220,9 @@ def _compare(info: OpInfo, attempt: Attempt) -> None:
     got = [pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.cpu(), out) for out in attempt.got]
     sample, column = attempt.sample, attempt.column
     have = [ambiguous.settled(info, sample, out, column.gradient) for out in got]
-    if attempt.random or ambiguous.is_uninitialised(info):
+    if column.refused:
+        fault = _other_error(attempt.want, have[0])
+    elif attempt.random or ambiguous.is_uninitialised(info):
         fault = ambiguous.only_form(attempt.want, have, ambiguous.is_uninitialised(info))
     else:
         fault = first_difference(
@@ -242,6 +230,11 @@ def _compare(info: OpInfo, attempt: Attempt) -> None:
         )
     if fault:
         attempt.fault = ("wrong", fault)
+
+
+def _other_error(want: list[str], have: list[str]) -> str | None:
+    """What is wrong with an error; one of a class below torch's is as good."""
+    return None if want[0] in have else f"{have[0]} is raised, torch raises {want[0]}"
 
 
 def _cell(attempts: Sequence[Attempt]) -> Cell:

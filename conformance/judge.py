@@ -7,7 +7,11 @@ from collections.abc import Mapping
 
 from .cells import Cell
 
-THRESHOLDS = {"forward": 0.97, "backward": 0.95, "sharded": 0.90}
+THRESHOLDS = {
+    **dict.fromkeys(("forward", "backward", "sharded", "in-place", "out="), 0.99),
+    **dict.fromkeys(("bfloat16", "float64", "complex128", "int64", "bool"), 0.99),
+    **dict.fromkeys(("gradcheck", "errors"), 0.98),
+}
 """The least share of entries that must pass, by column."""
 
 Results = Mapping[str, Mapping[str, Cell]]

@@ -32,9 +32,10 @@ every input, for fixed random cotangents. *sharded*: forward with the operands l
 devices: each operand's first axis that eight divides is split over all of them, else the first that
 four divides over four, else two over two; the samples are made with sizes that divide (`S = 8` for
 5, and so on) where the entry allows it. *in-place* and *out=*: those variants, float32; `out=` once
-with tensors of the right shape and once with empty ones that must grow. *bfloat16*, *int64*,
-*bool*: forward with samples of that type. Samples that take or give float64 are tried with
-`jax_enable_x64`, without which they are refused.
+with tensors of the right shape and once with empty ones that must grow. *bfloat16*, *float64*,
+*complex128*, *int64*, *bool*: forward with samples of that type. *gradcheck*: float64 gradients,
+and gradients of gradients, against finite differences. *errors*: the calls that the database knows
+to be refused; the same class of error, or one below it, is raised at the call.
 
 **What counts as equal.** Shapes and dtypes always; integers and booleans exactly; floats within
 1e-4 (bfloat16: 2e-2) of CPU torch, or else at most eight times as far as CPU torch from the

@@ -54,6 +54,23 @@ def choose(
     return distinct + rest[: limit - len(distinct)]
 
 
+def refused_by(info: OpInfo) -> list[SampleInput]:
+    """The samples that the database knows to be refused, of tensors that the device may have."""
+    made = [error.sample_input for error in info.error_inputs("cpu")]
+    return [
+        sample
+        for sample in made
+        if all(
+            leaf.layout == torch.strided and leaf.device.type == "cpu" and leaf.dim() <= _MOST_AXES
+            for leaf in tensors(sample)
+        )
+    ]
+
+
+_MOST_AXES = 64
+"""Of NumPy's arrays, by which data comes from the host."""
+
+
 def _structure(sample: SampleInput) -> Any:
     def describe(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):

@@ -25,7 +25,7 @@ from isoshard.torch_bridge.engine.metas import Meta
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval
 
-from .overrides import autocast, composites, identity, pickling, scaling, turned
+from .overrides import as_tensor, autocast, composites, identity, pickling, scaling, turned
 
 _KEYS = ("PrivateUse1", "Lazy")
 _LIBRARIES: list[torch.library.Library] = []
@@ -129,6 +129,7 @@ def register() -> None:
     _let_loaders_pin()
     _LIBRARIES.extend(autocast.register())
     _LIBRARIES.extend(composites.register())
+    as_tensor.register()
     identity.register()
     pickling.register()
     scaling.register()

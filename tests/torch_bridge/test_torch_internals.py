@@ -394,6 +394,7 @@ def lists():
     assert ours in device_slot.OPTIMIZED_TYPES and ours in device_slot.CLIPPED_TYPES
     assert "lazy" in device_slot.FOREACH_DEVICES.found()()
     assert "cuda" in device_slot.FUSED_DEVICES.found()()
+    assert torch.ones in device_slot.device_functions()
 
 
 @checks("torch.utils._pytree")

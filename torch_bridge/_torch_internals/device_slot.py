@@ -60,3 +60,10 @@ FUSED_DEVICES = NAMES.state(
     why="lists the devices that `fused=True` may be asked for, `xla` by request among them",
     without="`xs.drop_in.install` raises",
 )
+
+device_functions: Callable[[], Any] | None = NAMES.bind(
+    "torch.utils._device._device_constructors",
+    otherwise=None,
+    why="makes torch remember which functions take the device of `with torch.device(..)`",
+    without="`torch.as_tensor` and `asarray` copy a tensor that is on the device already",
+)

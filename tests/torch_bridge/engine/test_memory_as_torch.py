@@ -21,7 +21,12 @@ def shrunk_views(device):
 
 def shrunk_and_grown(device):
     x = torch.arange(6.0, device=device)
-    return x.resize_(2).tolist(), x.resize_(6).tolist(), x.resize_(0).shape, x.resize_(2, 3).tolist()
+    return (
+        x.resize_(2).tolist(),
+        x.resize_(6).tolist(),
+        x.resize_(0).shape,
+        x.resize_(2, 3).tolist(),
+    )
 
 
 def turned(device):
@@ -100,6 +105,34 @@ def drawn_with_out(device):
 )
 def test_as_on_the_cpu(case):
     assert case("jax") == case("cpu")
+
+
+class TestAsTensor:
+    """`torch.as_tensor` and `asarray` share what is on the device already."""
+
+    @pytest.mark.parametrize("function", [torch.as_tensor, torch.asarray])
+    @pytest.mark.parametrize("device", ["jax", "jax:0", torch.device("jax"), None])
+    def test_shares(self, function, device):
+        x = torch.zeros(3, device="jax")
+        given = {} if device is None else {"device": device}
+        function(x, **given).add_(1)
+        assert x.tolist() == [1.0, 1.0, 1.0] and function(x, **given) is x
+        assert function(x, dtype=torch.float32, **given) is x
+        assert function(x, dtype=torch.float16, **given).dtype == torch.float16
+        leaf = torch.zeros(3, device="jax", requires_grad=True)
+        assert function(leaf, **given) is leaf
+
+    def test_with_a_default_device(self):
+        x = torch.zeros(3, device="jax")
+        with torch.device("jax"):
+            assert torch.as_tensor(x) is x and torch.asarray(x) is x
+            assert torch.as_tensor([1.0]).device.type == "jax"
+        with torch.device("meta"):
+            assert torch.as_tensor([1.0]).is_meta
+        assert torch.asarray(x, copy=True) is not x
+        assert torch.asarray(x, copy=False) is x
+        assert torch.as_tensor(x, device="cpu").device.type == "cpu"
+        assert torch.as_tensor([1, 2]).tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -99,5 +99,7 @@ def test_what_grows_is_named():
 
 
 def test_errors_of_shape_functions_are_sentences():
-    with pytest.raises(RuntimeError, match=r"^Integer division with addcdiv is no longer supported"):
+    with pytest.raises(
+        RuntimeError, match=r"^Integer division with addcdiv is no longer supported"
+    ):
         long(1).addcdiv(long(1), long(1))

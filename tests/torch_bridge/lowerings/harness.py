@@ -21,6 +21,11 @@ def to_array(tensor: torch.Tensor) -> jax.Array:
 
 def evaluate(op: torch._ops.OpOverload, *args, key=None, **kwargs) -> list:
     """Run the lowering of `op` on CPU tensors' values; arrays come back as a list."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):  # as the engine does
+        return _evaluate(op, args, kwargs, key)
+
+
+def _evaluate(op, args, kwargs, key) -> list:
     tensors: list[torch.Tensor] = []
 
     def slot(leaf):
