@@ -180,7 +180,9 @@ def _stamp_of(whole: Callable[..., Any], known: _Known) -> np.ndarray:
     return np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint32)
 
 
-def compiled(lower: Callable[[], jax.stages.Lowered]) -> jax.stages.Compiled:
+def compiled(
+    lower: Callable[[], jax.stages.Lowered], options: dict[str, Any] | None = None
+) -> jax.stages.Compiled:
     """Compile a program so that later processes find it in the persistent cache.
 
     If somebody else's operators of this kind are in it the key keeps their address, which is then
@@ -188,6 +190,7 @@ def compiled(lower: Callable[[], jax.stages.Lowered]) -> jax.stages.Compiled:
 
     Args:
         lower: traces and lowers the program.
+        options: what XLA is told, by its names.
 
     Returns:
         The program.
@@ -203,9 +206,9 @@ def compiled(lower: Callable[[], jax.stages.Lowered]) -> jax.stages.Compiled:
     finally:
         _lowered.reset(token)
     if not ours or program.as_text().count(f"@{_TARGET}(") != ours:
-        return program.compile()
+        return program.compile(options)
     with _jax_internals.cached_without_addresses():
-        return program.compile()
+        return program.compile(options)
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ __all__ = [
     "constrain_activations",
     "disable_manual_sharding",
     "enable_manual_sharding",
+    "excess_precision",
     "get_1d_mesh",
     "get_global_mesh",
     "get_xla_supported_devices",
@@ -62,6 +63,7 @@ if TYPE_CHECKING or _old_torch.has_device():
     from isoshard.torch_bridge.engine import updates as _updates  # noqa: F401  (several at once)
     from isoshard.torch_bridge.engine.capture.step import CompiledStep
     from isoshard.torch_bridge.engine.capture.symbolic import CaptureError
+    from isoshard.torch_bridge.engine.settings import excess_precision
     from isoshard.torch_bridge.lowerings.registry import register_lowering
 
     from . import device as _device

@@ -223,8 +223,9 @@ def test_gradients_of_gradients_in_float64():
 
 
 def test_domain_verbs_keep_64_bits(line):
-    x = iso.shard(torch.arange(8) + LARGE, line, P("x"))
-    for x in (x, iso.shard(torch.arange(5) + LARGE, line, P("x"), uneven="pad")):
+    even = iso.shard(torch.arange(8) + LARGE, line, P("x"))
+    uneven = iso.shard(torch.arange(5) + LARGE, line, P("x"), uneven="pad")
+    for x in (even, uneven):
         found = iso.domain.roll(x, 1, 0)
         assert found.dtype == torch.int64
         assert found.tolist() == torch.roll(x.cpu(), 1, 0).tolist()

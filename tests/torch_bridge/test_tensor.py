@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import torch
 
 import isoshard.torch_bridge as xs
-from isoshard import jax_function
 
 
 def same(got: torch.Tensor, want: torch.Tensor) -> None:

@@ -107,7 +107,10 @@ def _difference(plan: Any, earlier: Any) -> str:
     if plan.wanted != earlier.wanted:
         return "new sharding of a result"
     if plan.settings != earlier.settings:
-        return f"matmul precision {plan.settings[0]}, before {earlier.settings[0]}"
+        now, before = plan.settings, earlier.settings
+        if now.matmul != before.matmul:
+            return f"matmul precision {now.matmul}, before {before.matmul}"
+        return f"excess precision {now.excess}, before {before.excess}"
     if plan.live != earlier.live:
         return "other results are kept alive"
     return "other inputs may be donated"

@@ -48,7 +48,7 @@ class Plan:
     draws: int
     lifted: int
     recipes: frozenset[Recipe]
-    settings: tuple[Any, ...] = dataclasses.field(default_factory=settings.current)
+    settings: settings.Settings = dataclasses.field(default_factory=settings.current)
     blocks: Blocks = ()
 
     def whole(self) -> jax.sharding.Sharding | None:

@@ -203,7 +203,9 @@ def build(plan: Plan, arrays: Sequence[jax.Array]) -> Program:
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         found = cache.hits()
         # An unused input stays: without any on a mesh, it would be compiled for one device.
-        compiled = partitioning.compiled(lambda: lowered(plan, arrays, keep_unused=True))
+        compiled = partitioning.compiled(
+            lambda: lowered(plan, arrays, keep_unused=True), plan.settings.compiler_options
+        )
     metrics.count("cache_hits", cache.hits() - found)
     analysis = compiled.memory_analysis()
     metrics.record_peak(peak_bytes(analysis))

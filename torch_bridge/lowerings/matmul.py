@@ -1,7 +1,8 @@
 """Matrix products.
 
 Each is the plain JAX product, with the scaling that torch allows (`beta * self + alpha * product`)
-left out when it is the integer one that torch passes by default.
+left out when it is the integer one that torch passes by default. What is added to a product is added
+before the one rounding, so in float32 where the operands have fewer bits.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from .arguments import wide
+from .arguments import wide, wide_dtype
 from .registry import lower
 
 
@@ -24,8 +25,7 @@ def _scale(number, x):
 
 def _combine(x, product, beta, alpha):
     """`beta * x + alpha * product`; as in torch, `x` is not read when beta is 0."""
-    if not (_is(beta, 1) and _is(alpha, 1)):
-        x, product = wide(x), wide(product)
+    x, product = wide(x), wide(product)
     product = _scale(alpha, product)
     if _is(beta, 0):
         return product
@@ -33,6 +33,11 @@ def _combine(x, product, beta, alpha):
     if not isinstance(beta, int | float):
         term = jnp.where(beta == 0, jnp.zeros_like(term), term)
     return product + term
+
+
+def _sums(a):
+    """The dtype in which products of a dtype are summed."""
+    return wide_dtype(a.dtype)
 
 
 @lower("aten::mm", "aten::bmm", "aten::mv")
@@ -62,7 +67,8 @@ def _int_mm(a, b):
 
 @lower("aten::addmm", "aten::baddbmm", "aten::addmv", lift=("beta", "alpha"))
 def _addmm(x, a, b, *, beta=1, alpha=1):
-    return _combine(x, jnp.matmul(a, b), beta, alpha)
+    product = jnp.matmul(a, b, preferred_element_type=_sums(a))
+    return _combine(x, product, beta, alpha)
 
 
 @lower("aten::addmm.dtype", "aten::baddbmm.dtype", lift=("beta", "alpha"))
@@ -72,20 +78,23 @@ def _addmm_as(x, a, b, out_dtype, *, beta=1, alpha=1):
 
 @lower("aten::addbmm", lift=("beta", "alpha"))
 def _addbmm(x, a, b, *, beta=1, alpha=1):
-    return _combine(x, jnp.einsum("bij,bjk->ik", a, b), beta, alpha)
+    product = jnp.einsum("bij,bjk->ik", a, b, preferred_element_type=_sums(a))
+    return _combine(x, product, beta, alpha)
 
 
 @lower("aten::addr", lift=("beta", "alpha"))
 def _addr(x, a, b, *, beta=1, alpha=1):
     dtype = jnp.result_type(x, a, b)
     x, a, b = (array.astype(dtype) for array in (x, a, b))
-    return _combine(x, jnp.outer(a, b), beta, alpha)
+    return _combine(x, jnp.outer(wide(a), wide(b)), beta, alpha)
 
 
 @lower("aten::linear")
 def _linear(x, weight, bias=None):
-    y = jax.lax.dot_general(x, weight, (((x.ndim - 1,), (weight.ndim - 1,)), ((), ())))
-    return y if bias is None else y + bias
+    axes = (((x.ndim - 1,), (weight.ndim - 1,)), ((), ()))
+    if bias is None:
+        return jax.lax.dot_general(x, weight, axes)
+    return jax.lax.dot_general(x, weight, axes, preferred_element_type=_sums(x)) + wide(bias)
 
 
 @lower("aten::_trilinear")

@@ -85,7 +85,7 @@ def test_refused_as_on_the_cpu(name, monkeypatch):
             on_cpu.setattr(
                 torch, maker, lambda *a, made=made, **k: made(*a, **{**k, "device": "cpu"})
             )
-        with pytest.raises(Exception) as want:  # noqa: PT011
+        with pytest.raises(Exception) as want:
             call()
     beside = torch.arange(4.0, device="jax") * 2
     with pytest.raises(want.type):
