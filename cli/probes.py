@@ -209,6 +209,23 @@ def _train() -> str:
     return f"two steps of SGD took a sharded layer's loss from {losses[0]:.3f} to {losses[1]:.3f}"
 
 
+def _numbers() -> str:
+    """Count beyond 32 bits on torch's `jax` device, unless the user asked for less."""
+    import torch
+
+    from isoshard.torch_bridge.dtypes import NARROW
+
+    third = (torch.ones(1, dtype=torch.float64, device="jax") / 3).item()
+    if third != 1 / 3:
+        raise RuntimeError(f"a float64 tensor holds {third} for a third")
+    if NARROW:
+        return "64-bit integers are kept in 32, as XLA_USE_32BIT_LONG is set"
+    large = torch.tensor([2**40], device="jax") + 1
+    if large.item() != 2**40 + 1:
+        raise RuntimeError(f"an int64 tensor holds {large.item()} for 2 ** 40 + 1")
+    return "int64 and float64 tensors have 64 bits"
+
+
 def _function() -> str:
     """Call a torch module from a jitted JAX program and differentiate it."""
     import torch
@@ -281,6 +298,7 @@ PROBES = {
     "shard": Probe("shard an array, compute on it", (), _REPORT, _shard),
     "exchange": Probe("exchange buffers with torch", ("torch",), _BOTH, _exchange),
     "train": Probe("train torch on the mesh", ("torch",), _REPORT, _train),
+    "numbers": Probe("count in 64 bits", ("torch",), _REPORT, _numbers),
     "function": Probe("call torch from JAX", ("torch",), _REPORT, _function),
     "flax": Probe("place a Flax module", ("flax",), _REPORT, _flax),
     "checkpoint": Probe("save and restore shards", ("tensorstore",), _REPORT, _checkpoint),

@@ -21,6 +21,7 @@ from .program import Line, Program, execute
 DTYPES = (
     torch.float32,
     torch.bfloat16,
+    torch.float64,
     torch.int64,
     torch.int32,
     torch.int16,
@@ -145,6 +146,8 @@ class Builder:
             kind = ', "fine"' if pick in (6, 7, 8) else ""
             if pick == 9 and special and dtype.is_floating_point and not self.gradients:
                 kind = ', "special"'
+        elif dtype == torch.int64 and self.chance(20):
+            kind = ', "whole"'
         made = f"data({self.seed()}, {tuple(shape)}, {dtype}{kind}).to(device)"
         if self.mesh and self.chance(60):
             return self._marked(made, tuple(shape))

@@ -10,6 +10,8 @@ from . import noise, refused
 from .program import Fact, Program
 
 _TOLERANCE = {
+    torch.float64: 1e-12,
+    torch.complex128: 1e-12,
     torch.float32: 1e-5,
     torch.complex64: 1e-5,
     torch.bfloat16: 2e-2,

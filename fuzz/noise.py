@@ -34,6 +34,8 @@ FACTOR = 8.0
 """How many times the largest deviation of the disturbed runs is rounding."""
 
 _EPS = {
+    torch.float64: 2.0**-48,
+    torch.complex128: 2.0**-48,
     torch.float32: 2.0**-21,
     torch.complex64: 2.0**-21,
     torch.bfloat16: 2.0**-7,
@@ -156,8 +158,9 @@ def _disturb(value: Any, draw: _Signs, kind: _Kind) -> None:
                 else numbers[..., None]
             )
             # Beyond, every number of the dtype is such a multiple, and it says nothing of one.
-            told = parts.abs().float() * torch.finfo(numbers.dtype).eps < 1 / 64
-            exact = (told & (parts.float() * 64 % 1 == 0)).all(-1)
+            parts = parts.double()
+            told = parts.abs() * torch.finfo(numbers.dtype).eps < 1 / 64
+            exact = (told & (parts * 64 % 1 == 0)).all(-1)
             moved = torch.where(exact, numbers, moved)
         numbers.copy_(_with_signs(moved.to(numbers.dtype), signs, zeros=kind.zeros))
 
@@ -190,7 +193,8 @@ def allowed(want: torch.Tensor, runs: list[torch.Tensor]) -> torch.Tensor:
 def distance(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
     """Element by element; 0 for two NaN or equal infinities, infinite where one is finite."""
     if not (one.is_floating_point() or one.is_complex()):
-        return (one.to(torch.float64) - two.to(torch.float64)).abs()
+        gap = (one.to(torch.float64) - two.to(torch.float64)).abs()
+        return torch.where(one == two, 0.0, gap.clamp(min=1.0))  # as floats large ones are equal
     if one.is_complex():
         both = zip(
             torch.view_as_real(one).unbind(-1), torch.view_as_real(two).unbind(-1), strict=True

@@ -14,11 +14,16 @@ import isoshard.torch_bridge as xs
 
 
 def data(seed, size, dtype, kind="small"):
-    """The same numbers on every machine: "small" halves, "fine" floats, or with NaN and inf."""
+    """Numbers, the same on every machine.
+
+    "small" halves, "fine" floats, "special" ones with NaN and inf, or of a "whole" range.
+    """
     source = torch.Generator().manual_seed(seed)
     if dtype.is_complex:
         parts = [data(seed + part, size, torch.float32, kind) for part in (0, 1)]
         return torch.complex(*parts)
+    if kind == "whole":
+        return torch.randint(-(2**63), 2**63 - 1, size, generator=source)
     numbers = torch.randint(-6, 7, size, generator=source)
     if not dtype.is_floating_point:
         return (

@@ -132,7 +132,7 @@ def _make(b: Builder) -> None:
                 f"{x}.clone()",
                 f"{x}.contiguous()",
                 f"torch.arange({b.integer(-2, 2)}, 8, {b.integer(1, 3)}, device=device)",
-                f"torch.arange({b.integer(1, 6)}, device=device, dtype={b.one(DTYPES[:5])})",
+                f"torch.arange({b.integer(1, 6)}, device=device, dtype={b.one(DTYPES[:6])})",
                 f"torch.linspace({b.integer(-2, 2)}, 3, {b.integer(1, 6)}, device=device)",
                 f"torch.full((2, 2), {b.number()}, device=device)",
                 f"torch.eye({b.integer(1, 4)}, {b.integer(1, 4)}, device=device)",

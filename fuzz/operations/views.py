@@ -183,6 +183,8 @@ def _as_strided(b: Builder) -> None:
 
 
 _SAME_WIDTH = {
+    torch.float64: ("int64",),
+    torch.int64: ("float64",),
     torch.float32: ("int32",),
     torch.int32: ("float32",),
     torch.bfloat16: ("int16",),

@@ -87,8 +87,8 @@ def convertible(t: torch.Tensor, dtype: torch.dtype) -> bool:
         return True
     if dtype == torch.bool:
         return True
-    bounds = torch.iinfo(torch.int32 if dtype == torch.int64 else dtype)
-    return bool(t.isfinite().all()) and bounds.min <= float(t.min()) <= float(t.max()) <= bounds.max
+    bounds = torch.iinfo(dtype)
+    return bool(t.isfinite().all()) and bounds.min <= float(t.min()) <= float(t.max()) < bounds.max
 
 
 def say(b: Builder, x: str, text: str) -> None:

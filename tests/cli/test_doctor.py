@@ -68,7 +68,7 @@ def test_everything_works_here(command):
 
 @pytest.mark.parametrize(
     "name",
-    ["devices", "shard", "exchange", "train", "function", "flax", "checkpoint", "onnx"],
+    ["devices", "shard", "exchange", "train", "numbers", "function", "flax", "checkpoint", "onnx"],
 )
 def test_a_probe_works_on_the_devices_of_this_process(name):
     result = probes.run(name)

@@ -53,10 +53,10 @@ class LaidOut(base.LazyTensor):
         return found.spec if found else None
 
     def requires_grad_(self, requires_grad: bool = True) -> Any:
-        """As torch's; the gradient of a tensor in unequal blocks lies as the tensor."""
+        """As torch's; the gradient of a tensor on a mesh lies as the tensor."""
         super().requires_grad_(requires_grad)
         storage = namespace(self).get("_storage")
-        if storage is not None and layouts.blocks(storage.value.layout) is not None:
+        if storage is not None and storage.value.layout != layouts.UNPLACED:
             marks.keep_gradient_layout(self)
         return self
 

@@ -185,8 +185,9 @@ def _constrained(value: Value, number: int, ask: Sharding | None) -> Value:
 
 def keep_gradient_layout(tensor: base.LazyTensor) -> None:
     """Lay the gradients of a leaf out as the leaf, and with them what optimizers make of them."""
-    if tensor.requires_grad and tensor.is_leaf and not gradient_hooks(tensor):
-        tensor.register_post_accumulate_grad_hook(_lay_out_gradient)
+    if tensor.requires_grad and tensor.is_leaf:
+        if _lay_out_gradient not in (gradient_hooks(tensor) or {}).values():
+            tensor.register_post_accumulate_grad_hook(_lay_out_gradient)
 
 
 def _lay_out_gradient(leaf: Any) -> None:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import torch
 
+from isoshard.core.entries import entries_of
 from isoshard.core.errors import UnevenError
 from isoshard.core.mesh import mesh_of
 from isoshard.core.spec import axis_names, check_even
@@ -183,6 +184,10 @@ def moved(
         dtype: what to cast to before anything moves.
         gradient_dtype: what the gradient is cast to before it moves.
     """
+    blocks = tensor.block_sizes
+    if blocks is not None and back is None and _is_laid(tensor, laid):  # it keeps its blocks
+        result = tensor.to(dtype) if dtype not in (None, tensor.dtype) else tensor.view_as(tensor)
+        return result
     result: Any = _Moved.apply(
         tensor,
         laid.sharding,
@@ -191,6 +196,20 @@ def moved(
         gradient_dtype or tensor.dtype,
     )
     return remember(result, laid)
+
+
+def _is_laid(tensor: Any, laid: Laid) -> bool:
+    """Whether a tensor is split as a layout says, in whatever blocks."""
+    have = marks.asked(tensor)
+    if have is None or mesh_of(have) != mesh_of(laid.sharding):
+        return False
+    both = [[axis_names(entry) for entry in entries_of(one.spec)] for one in (have, laid.sharding)]
+    return [_split(names) for names in both] == [_split(names) for names in both][::-1]
+
+
+def _split(names: list[tuple[str, ...]]) -> list[tuple[int, tuple[str, ...]]]:
+    """The axes that are split, and by what."""
+    return [(axis, one) for axis, one in enumerate(names) if one]
 
 
 def _same_devices(have: Sharding | None, want: Sharding) -> Sharding:
