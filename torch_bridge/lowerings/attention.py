@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import torch
 
 from .arguments import wide
+from .matmul import linear
 from .norm import _layer_norm
 from .registry import lower
 
@@ -101,7 +102,7 @@ def _attention(
     """Multi-head attention and its weights, averaged over heads or not; None if not needed."""
     weights, biases = jnp.split(qkv_weight, 3), jnp.split(qkv_bias, 3)
     q, k, v = (
-        _heads(x @ weight.T + bias, num_head)
+        _heads(linear(x, weight, bias), num_head)
         for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
     )
     scores = wide(q / math.sqrt(q.shape[-1]) @ jnp.swapaxes(k, -1, -2))
@@ -112,7 +113,7 @@ def _attention(
         shares = _softmax(scores, mask, -1)
     shares = shares.astype(v.dtype)
     mixed = jnp.swapaxes(shares @ v, 1, 2).reshape(*query.shape[:2], embed_dim)
-    out = mixed @ proj_weight.T + proj_bias
+    out = linear(mixed, proj_weight, proj_bias)
     if not need_weights:
         return out, None
     return out, jnp.mean(shares, axis=1) if average_attn_weights else shares
@@ -156,9 +157,9 @@ def _encoder_layer(
         )[0]
 
     def feed(x):
-        hidden = x @ ffn_weight_1.T + ffn_bias_1
+        hidden = linear(x, ffn_weight_1, ffn_bias_1)
         hidden = jax.nn.gelu(wide(hidden), approximate=False) if use_gelu else jax.nn.relu(hidden)
-        return hidden.astype(x.dtype) @ ffn_weight_2.T + ffn_bias_2
+        return linear(hidden.astype(x.dtype), ffn_weight_2, ffn_bias_2)
 
     first, second = (norm_weight_1, norm_bias_1), (norm_weight_2, norm_bias_2)
     if norm_first:

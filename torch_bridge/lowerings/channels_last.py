@@ -57,8 +57,7 @@ _convolve = functools.partial(conv.convolve, channels_last=True)
 
 @_variant("convolution", images=("input",))
 def _convolution(x, weight, bias, *options):
-    out = _convolve(x, weight, *options)
-    return out if bias is None else out + bias
+    return conv.biased(x, weight, bias, *options, channels_last=True)
 
 
 @_variant("convolution_backward", images=("grad_output", "input"))

@@ -17,6 +17,7 @@ from jax import lax
 from isoshard.core import domain
 from isoshard.core.domain.interpreting import recording
 
+from .arguments import wide, wide_dtype
 from .conv_split import batch_split, kernel_whole, weight_gradient
 from .partition import partition
 from .registry import lower
@@ -40,6 +41,7 @@ def convolve(
     groups,
     *,
     channels_last=False,
+    sums=None,
 ):
     """A convolution, plain or transposed.
 
@@ -53,6 +55,7 @@ def convolve(
         output_padding: of a transposed one, after the end.
         groups: of channels that do not see each other.
         channels_last: where the channels of `x` and of the result are.
+        sums: dtype of the result; by default that of `x`.
     """
     rank = x.ndim - 2
     stride, padding, dilation = (_spread(v, rank) for v in (stride, padding, dilation))
@@ -67,23 +70,38 @@ def convolve(
     if transposed:
         operator, numbers["output_padding"] = domain.conv_transpose, given[4]
     return over_space(
-        lambda x, weight: _whole_convolve(x, weight, *given, channels_last),
+        lambda x, weight: _whole_convolve(x, weight, *given, channels_last, sums),
         lambda x, weight: operator(x, weight, **numbers),
         rank,
         channels_last=channels_last,
     )(x, weight)
 
 
+def biased(x, weight, bias, *options, channels_last=False):
+    """`convolve` and a bias (or None), which is added before the one rounding."""
+    if bias is None:
+        return convolve(x, weight, *options, channels_last=channels_last)
+    sums = wide_dtype(x.dtype)
+    out = wide(convolve(x, weight, *options, channels_last=channels_last, sums=sums))
+    return out + _along_channels(wide(bias), x.ndim - 2, channels_last)
+
+
+def _along_channels(bias, rank, channels_last=False):
+    return bias if channels_last else bias.reshape(-1, *(1,) * rank)
+
+
 def _whole_convolve(
-    x, weight, stride, padding, dilation, transposed, output_padding, groups, channels_last
+    x, weight, stride, padding, dilation, transposed, output_padding, groups, channels_last, sums
 ):
     rank = x.ndim - 2
     options = {"window_strides": stride, "padding": [(p, p) for p in padding]}
+    if sums not in (None, x.dtype):
+        options["preferred_element_type"] = sums
     if transposed:
         kernel, extra = weight.shape[2:], output_padding
         reach = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
         weight = _transpose_kernel(weight, groups)
-        options = {
+        options |= {
             "window_strides": (1,) * rank,
             "padding": [(r, r + e) for r, e in zip(reach, extra, strict=True)],
             "lhs_dilation": stride,
@@ -134,8 +152,8 @@ def _transpose_kernel(weight, groups):
 
 @lower("aten::convolution")
 def _convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
-    out = convolve(x, weight, stride, padding, dilation, transposed, output_padding, groups)
-    return out if bias is None else out + bias.reshape(-1, *(1,) * (x.ndim - 2))
+    given = (stride, padding, dilation, transposed, output_padding, groups)
+    return biased(x, weight, bias, *given)
 
 
 @lower("aten::_convolution")
@@ -156,13 +174,15 @@ def _convolution_mode(x, weight, bias, stride, padding, dilation, groups):
         total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
     pads = [(t // 2, t - t // 2) for t in total]
     options = {"window_strides": stride, "padding": pads, "rhs_dilation": dilation}
+    if bias is not None:
+        options["preferred_element_type"] = wide_dtype(x.dtype)
     numbers: dict[str, Any] = {"padding": pads, "dilation": dilation, "groups": groups}
     out = over_space(
         lambda x, weight: _grouped(x, weight, groups, False, **options),
         lambda x, weight: domain.conv(x, weight, stride=stride, **numbers),
         rank,
     )(x, weight)
-    return out if bias is None else out + bias.reshape(-1, *(1,) * rank)
+    return out if bias is None else wide(out) + _along_channels(wide(bias), rank)
 
 
 def gradient_of_weight(
@@ -218,10 +238,12 @@ def _convolution_backward(
 @lower("aten::conv_tbc")
 def _conv_tbc(x, weight, bias, pad=0):
     """1-d convolution of (time, batch, channel) with a kernel (width, in, out)."""
+    numbers = ("HNC", "HIO", "HNC")
+    sums = wide_dtype(x.dtype)
     out = lax.conv_general_dilated(
-        x, weight, (1,), [(pad, pad)], dimension_numbers=("HNC", "HIO", "HNC")
+        x, weight, (1,), [(pad, pad)], dimension_numbers=numbers, preferred_element_type=sums
     )
-    return out + bias
+    return out + wide(bias)
 
 
 # Unfold and fold

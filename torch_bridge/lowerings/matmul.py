@@ -1,8 +1,8 @@
 """Matrix products.
 
 Each is the plain JAX product, with the scaling that torch allows (`beta * self + alpha * product`)
-left out when it is the integer one that torch passes by default. What is added to a product is added
-before the one rounding, so in float32 where the operands have fewer bits.
+left out when it is the integer one that torch passes by default. What is added to a product is
+added before the one rounding, so in float32 where the operands have fewer bits.
 """
 
 from __future__ import annotations
@@ -90,11 +90,13 @@ def _addr(x, a, b, *, beta=1, alpha=1):
 
 
 @lower("aten::linear")
-def _linear(x, weight, bias=None):
+def linear(x, weight, bias=None):
+    """`x @ weight.T`, and a bias added before the one rounding to the dtype of `x`."""
     axes = (((x.ndim - 1,), (weight.ndim - 1,)), ((), ()))
     if bias is None:
         return jax.lax.dot_general(x, weight, axes)
-    return jax.lax.dot_general(x, weight, axes, preferred_element_type=_sums(x)) + wide(bias)
+    out = jax.lax.dot_general(x, weight, axes, preferred_element_type=_sums(x)) + wide(bias)
+    return out.astype(x.dtype)
 
 
 @lower("aten::_trilinear")
