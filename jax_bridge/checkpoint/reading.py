@@ -97,16 +97,16 @@ class _Arrival:
 
     def array(self) -> jax.Array | UnevenArray | np.ndarray:
         """Bring what was read to where it is wanted."""
+        if self._sharding is Memory.HOST:
+            return self._narrowed(jax.numpy.dtype(self._wanted.dtype), self._buffers[0])
         if not self._wanted.wide:
             return self._brought(device_dtype(jax.numpy.dtype(self._entry.stored), self.name))
         with jax.enable_x64(True):
             return self._brought(jax.numpy.dtype(self._wanted.dtype))
 
-    def _brought(self, dtype: np.dtype) -> jax.Array | UnevenArray | np.ndarray:
+    def _brought(self, dtype: np.dtype) -> jax.Array | UnevenArray:
         place = self._sharding
         made: Any
-        if place is Memory.HOST:
-            return self._narrowed(jax.numpy.dtype(self._wanted.dtype), self._buffers[0])
         if isinstance(place, Memory):
             made = jax.device_put(self._narrowed(dtype, self._buffers[0]), may_alias=True)
         else:

@@ -168,8 +168,8 @@ def test_a_line_whose_shapes_rounding_decides_may_be_refused():
 
 
 def test_a_line_that_only_jax_refuses_is_a_fault():
-    (said,) = check(lines("a = torch.ones(2, dtype=torch.float64).to(device)"))
-    assert "raises RuntimeError: torch.float64 needs 64-bit arithmetic" in said
+    (said,) = check(lines("a = torch.ones(2, dtype=torch.complex32).to(device)"))
+    assert "raises TypeError" in said and "complex32" in said
 
 
 def test_a_program_that_cannot_be_compiled_is_a_fault(monkeypatch):
@@ -377,11 +377,11 @@ def test_a_gradient_at_a_pole_of_digamma_is_left_out():
     assert at.grad.isfinite().all()  # torch today; where it is infinite, nothing need be left out
 
 
-def test_results_beyond_32_bits_are_left_out():
+def test_results_of_64_bits_are_compared():
     lowest = torch.iinfo(torch.int64).min
-    assert refused.unfit(torch.tensor([lowest]), 9)
-    assert refused.unfit(torch.tensor([2**31, 0]), 9)
-    assert not refused.unfit(torch.tensor([2**31 - 1, 1 - 2**31]), 9)
+    assert not refused.unfit(torch.tensor([lowest]), 9)
+    assert not refused.unfit(torch.tensor([1e9], dtype=torch.float64), 9)
+    assert refused.unfit(torch.tensor([1e9]), 9)
 
 
 def _backward_through_what_was_written():

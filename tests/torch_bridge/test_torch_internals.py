@@ -41,6 +41,12 @@ def add():
     return torch.ops.aten.add.Tensor
 
 
+@checks("torch.utils._device._device_constructors")
+def functions_of_a_device():
+    assert device_slot.device_functions is not None
+    assert {torch.ones, torch.tensor} < set(device_slot.device_functions())
+
+
 @checks("torch._ops.OpOverload", "torch._ops.OpOverload._schema")
 def operators():
     assert type(add()) is dispatcher.OpOverload

@@ -96,15 +96,13 @@ def _check(x: Any, want: np.dtype, name: str) -> None:
     if isinstance(x, Tracer):
         return
     limits = np.iinfo(want)
-    with jax.enable_x64(True):
-        for piece in x.addressable_shards:
-            if not piece.data.size:
-                continue
-            for found in (int(piece.data.min()), int(piece.data.max())):
-                if not limits.min <= found <= limits.max:
-                    raise CopyError(
-                        f"{name}: {x.dtype} holds values {'up to' if found > 0 else 'down to'} "
-                        f"{found}, which JAX cannot hold in {want}; call "
-                        "jax.config.update('jax_enable_x64', True) first, or pass "
-                        f"dtype='{x.dtype}' to have the array as it is"
-                    )
+    for piece in x.addressable_shards:
+        held = np.asarray(piece.data)  # on the host, whatever mesh the caller has set
+        for found in (int(held.min()), int(held.max())) if held.size else ():
+            if not limits.min <= found <= limits.max:
+                raise CopyError(
+                    f"{name}: {x.dtype} holds values {'up to' if found > 0 else 'down to'} "
+                    f"{found}, which JAX cannot hold in {want}; call "
+                    "jax.config.update('jax_enable_x64', True) first, or pass "
+                    f"dtype='{x.dtype}' to have the array as it is"
+                )

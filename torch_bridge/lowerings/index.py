@@ -20,7 +20,9 @@ import torch  # noqa: F401  (for the doctest)
 
 from .arguments import at_least_1d, axis, number, whole_dtype
 from .arguments import places as narrowed
+from .partition import partition
 from .registry import lower
+from .whole import whole
 
 _COMPARE_ALL = 128  # boundaries up to which comparing with each is cheaper than a search
 
@@ -48,7 +50,12 @@ def places(x, indices):
 )
 def index(x, indices):
     """`x[indices]`."""
-    return x.at[places(x, indices)].get(mode="fill")
+    at = places(x, indices)
+    mesh = partition().mesh
+    if mesh is not None and sum(n > 1 for n in mesh.shape.values()) > 1 and len(at) < x.ndim + 1:
+        # XLA's partitioner fails where an index of several axes and the slices are both split.
+        at = tuple(i if isinstance(i, slice) else whole(i, range(i.ndim)) for i in at)
+    return x.at[at].get(mode="fill")
 
 
 @lower("aten::_unsafe_masked_index")
@@ -61,13 +68,13 @@ def masked_index(x, mask, indices, fill):
 @lower("aten::gather")
 def gather(x, dim, index, *, sparse_grad=False):
     """For each place of `index`, the element of `x` at that place but for the axis `dim`."""
-    whole = at_least_1d(x)
-    lead = axis(dim, whole.ndim)
-    at = along(at_least_1d(index), whole, lead)
+    array = at_least_1d(x)
+    lead = axis(dim, array.ndim)
+    at = along(at_least_1d(index), array, lead)
     if at.size == 0:
         return jnp.zeros(index.shape, x.dtype)
-    limits = [n if d == lead else at.shape[d] for d, n in enumerate(whole.shape)]
-    part = jax.lax.slice(whole, [0] * whole.ndim, limits)
+    limits = [n if d == lead else at.shape[d] for d, n in enumerate(array.shape)]
+    part = jax.lax.slice(array, [0] * array.ndim, limits)
     return jnp.take_along_axis(part, at, axis=lead).reshape(index.shape)
 
 

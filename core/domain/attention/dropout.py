@@ -96,9 +96,11 @@ def gains(
     if words is None:
         return None
     *lead, heads, queries, keys = (1, *shape) if len(shape) == 2 else shape
-    samples, each = numbers or (jnp.arange(math.prod(lead)), jnp.arange(heads))
-    kept = keep(key_of(words), rate, samples, each, jnp.arange(queries), jnp.arange(keys))
-    return dropped(jnp.ones(shape), kept.reshape(shape), rate)
+    counts = (math.prod(lead), heads, queries, keys)
+    samples, each, *positions = (jnp.arange(count, dtype=jnp.int32) for count in counts)
+    samples, each = numbers or (samples, each)
+    kept = keep(key_of(words), rate, samples, each, *positions)
+    return dropped(jnp.ones(shape, jnp.float32), kept.reshape(shape), rate)
 
 
 def dropped(weights: jax.Array, kept: jax.Array | None, rate: float) -> jax.Array:

@@ -144,10 +144,10 @@ def merge(first: Found, second: Found) -> Found:
     """
     k = first.square.shape[1]
     earlier = _before(second, first)
-    places = jnp.arange(k)
-    ranks = [places + earlier.sum(2), places + (~earlier).sum(1)]
+    places = jnp.arange(k, dtype=jnp.int32)
+    ranks = [places + before.sum(axis, jnp.int32) for before, axis in ((earlier, 2), (~earlier, 1))]
     here = jnp.concatenate(ranks, axis=1)[:, None, :] == places[:, None]  # [queries, to, from]
-    source = jnp.where(here, jnp.arange(2 * k), 0).sum(2)
+    source = jnp.where(here, jnp.arange(2 * k, dtype=jnp.int32), 0).sum(2, jnp.int32)
     both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), first, second)
     return jax.tree.map(
         lambda x: jnp.take_along_axis(x, source.reshape(source.shape + (1,) * (x.ndim - 2)), 1),
@@ -202,7 +202,7 @@ def _of_tile(
         jnp.where(there, start + row, -1).astype(jnp.int32),
         jnp.where(there[..., None], points[jnp.where(there, row, 0)], 0),
     )
-    return found, counts.sum(0)
+    return found, counts.sum(0, dtype=jnp.int32)
 
 
 def _sum(width: int, difference: Callable[[Any], jax.Array]) -> jax.Array:

@@ -37,9 +37,9 @@ def test_likes(like, dtype):
     check(aten.full_like.default, like, 2.5, dtype=dtype)
 
 
-def test_a_bound_of_int64_becomes_the_bound_of_int32():
+def test_a_bound_of_int64_is_held():
     got = evaluate(aten.full.default, [2], torch.iinfo(torch.int64).max)[0]
-    np.testing.assert_array_equal(got, [2**31 - 1] * 2)
+    np.testing.assert_array_equal(got, [2**63 - 1] * 2)
 
 
 @pytest.mark.parametrize(

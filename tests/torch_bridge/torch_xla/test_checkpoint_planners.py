@@ -284,19 +284,13 @@ def test_another_dtype_is_converted_as_copy_does(tmp_path):
     assert torch.equal(target.cpu(), wanted.bfloat16())
 
 
-def test_integers_that_do_not_fit_are_refused(tmp_path):
-    save({"n": torch.tensor([2**40] * 8)}, tmp_path)
-    with pytest.raises(dcp.CheckpointException, match="does not fit int32"):
-        load({"n": place(torch.zeros(8, 8).long()[0], ((8,), ("x",), ("x",)))}, tmp_path)
-
-
-def test_wide_integers_with_x64(x64, tmp_path):
+def test_wide_integers(tmp_path):
     wanted = torch.arange(8) + 2**40
     save({"n": place(wanted, ((8,), ("x",), ("x",)))}, tmp_path)
     target = place(torch.zeros(8).long(), ((8,), ("x",), (None,)))
     load({"n": target}, tmp_path)
     assert torch.equal(target.cpu(), wanted)
-    assert isoshard.to_jax(target).dtype == "int64"
+    assert isoshard.to_jax(target, dtype="int64").dtype == "int64"
 
 
 def test_a_parameter_stays_the_same_object_and_backward_notices(tmp_path):
