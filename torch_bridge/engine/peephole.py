@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from isoshard.torch_bridge.lowerings.arguments import wide, wide_dtype
+
 from .products import TURN, Matrix, product
 from .views import Chain, forward
 
@@ -96,13 +98,18 @@ class Rewriter:
         return [value.reshape(size)]
 
     def _product(self, left: int, right: int, bias: Any = None) -> Any:
-        """`mm(left, right) + bias`, reading through transposed and merged operands."""
-        merged, apart = product(self._matrix(left), self._matrix(right))
+        """`mm(left, right) + bias`, reading through transposed and merged operands.
+
+        The bias is added before the one rounding.
+        """
+        a, b = self._matrix(left), self._matrix(right)
+        dtype = a.array.dtype
+        merged, apart = product(a, b, None if bias is None else wide_dtype(dtype))
         if bias is not None and (apart is None or bias.ndim != 1):
-            return merged + bias
+            return (merged + wide(bias)).astype(dtype)
         if apart is None:
             return merged
-        apart = apart if bias is None else apart + bias
+        apart = apart if bias is None else (apart + wide(bias)).astype(dtype)
         self._unmerged[len(self._makers)] = apart
         return apart.reshape(merged.shape)
 

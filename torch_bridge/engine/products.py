@@ -51,12 +51,13 @@ class Matrix(NamedTuple):
         return tuple(self.array.shape[axis] for axis in self.axes(side))
 
 
-def product(a: Matrix, b: Matrix) -> tuple[Any, Any]:
+def product(a: Matrix, b: Matrix, sums: Any = None) -> tuple[Any, Any]:
     """Multiply two matrices without merging or transposing them first.
 
     Args:
         a: of m rows and k columns.
         b: of k rows and n columns.
+        sums: dtype of the product; by default that of both.
 
     Returns:
         The product, of shape (m, n), and the same with the rows of `a` as its several axes; None
@@ -67,7 +68,8 @@ def product(a: Matrix, b: Matrix) -> tuple[Any, Any]:
     if a.turned and a.extents(1) != b.extents(0):
         a = a.merge()
     contract = a.axes(1), b.axes(0)
-    got = jax.lax.dot_general(a.array, b.array, (contract, ((), ())))
+    axes = (contract, ((), ()))
+    got = jax.lax.dot_general(a.array, b.array, axes, preferred_element_type=sums)
     if got.ndim == 2:
         return got, None
     return got.reshape(math.prod(got.shape[:-1]), got.shape[-1]), got
