@@ -21,10 +21,12 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -67,27 +69,37 @@ def whole_transform(along: Along, x: Any) -> Any:
     Returns:
         real for "irfft", otherwise complex; not divided.
     """
+    return _transform(along, x, lax.fft)
+
+
+def _transform(along: Along, x: Any, fft: Callable[..., Any]) -> Any:
+    """The same by `fft`, which transforms the last axes and divides the inverse."""
     axes = along.axes
     while axes:
         some, axes = axes[-_AT_ONCE:], axes[:-_AT_ONCE]
         ends = tuple(range(x.ndim - len(some), x.ndim))
         lengths = tuple(x.shape[axis] for axis in some)
         lengths = (along.length,) if along.kind == "irfft" else lengths
-        lines = jnp.moveaxis(x, some, ends)
-        batch = lines.shape[: x.ndim - len(some)]
-        found = lax.fft(_without_ones(lines, len(batch)), along.kind, lengths)
+        found = fft(jnp.moveaxis(x, some, ends), along.kind, lengths)
         found = found * math.prod(lengths) if along.kind in ("ifft", "irfft") else found
-        x = jnp.moveaxis(found.reshape(*batch, *found.shape[-len(some) :]), ends, some)
+        x = jnp.moveaxis(found, ends, some)
     return x
 
 
-def _without_ones(lines: Any, count: int) -> Any:
-    """The same without those of the first axes that have a single element.
+def _here_transform(along: Along, x: Any) -> Any:
+    """The transform of a device's shard, or of lines that it has received."""
+    return _transform(along, x, _in_order)
 
-    XLA's CPU backend (jax 0.10.2) may lay them out last, and then refuses to run the transform.
+
+def _in_order(lines: Any, kind: str, lengths: tuple[int, ...]) -> Any:
+    """`lax.fft` of axes in this order in memory.
+
+    XLA's CPU backend (jax 0.10.2) may let the transform have the order that an exchange before or
+    after it asks for, and then refuses to run it.
     """
-    batch = [size for size in lines.shape[:count] if size != 1]
-    return lines.reshape(*batch, *lines.shape[count:])
+    order = Layout(tuple(range(lines.ndim)))
+    found = lax.fft(with_layout_constraint(lines, order), kind, lengths)
+    return with_layout_constraint(found, order)
 
 
 class _Places(NamedTuple):
@@ -132,7 +144,7 @@ def _here(along: Along, places: list[_Places], x: Any) -> Any:
     """What one device does with its shard."""
     split = [place.axis for place in places]
     mine = tuple(axis for axis in along.axes if axis not in split)
-    x = whole_transform(along._replace(axes=mine), x) if mine else x
+    x = _here_transform(along._replace(axes=mine), x) if mine else x
     for place in places:
         x = _lines(along, place, x)
     return x
@@ -153,14 +165,14 @@ def _exchanged(along: Along, place: _Places, lines: Any) -> Any:
     move = functools.partial(lax.all_to_all, axis_name=place.names, tiled=True)
     lines = _padded(lines, 0, place.count * -(-count // place.count))
     lines = move(lines, split_axis=0, concat_axis=1)[:, : place.size]
-    lines = whole_transform(along, lines)
+    lines = _here_transform(along, lines)
     lines = _padded(lines, 1, place.count * -(-lines.shape[1] // place.count))
     return move(lines, split_axis=1, concat_axis=0)[:count]
 
 
 def _gathered(along: Along, place: _Places, lines: Any) -> Any:
     lines = lax.all_gather(lines, place.names, axis=1, tiled=True)[:, : place.size]
-    lines = whole_transform(along, lines)
+    lines = _here_transform(along, lines)
     block = -(-lines.shape[1] // place.count)
     lines = _padded(lines, 1, place.count * block)
     return lax.dynamic_slice_in_dim(lines, lax.axis_index(place.names) * block, block, 1)

@@ -162,7 +162,7 @@ def apply_here(operator: Operator, x: Any, mesh: Any, spec: Any, *operands: Any)
     def whole(x: Any, *operands: Any) -> Any:
         layout = whole_layout(x.shape)
         _check(operator, layout)
-        return _here(operator, layout, x, *operands)
+        return here(operator, layout, x, *operands)
 
     def rule(u: Any, *operands: Any) -> Any:
         plain = isinstance(u, UnevenArray) and not any(
@@ -261,7 +261,7 @@ def _run(operator: Operator, layout: Layout, array: Any, *operands: Any) -> Any:
     if uses_windows(operator, layout):
         out = _by_windows(operator, layout, array, operands)
     else:
-        out = _here(operator, layout, array, *operands)
+        out = here(operator, layout, array, *operands)
     for axis in others:
         out = _masked(out, layout, axis)
     return lax.with_sharding_constraint(out, _result_layout(operator, layout))
@@ -288,8 +288,15 @@ def _result_layout(operator: Operator, layout: Layout) -> NamedSharding:
     return layout.sharding_but(operator.free, tuple(axis for axis, _ in operator.reaches))
 
 
-def _here(operator: Operator, layout: Layout, array: Any, *operands: Any) -> Any:
-    """The outputs, where every row is at hand."""
+def here(operator: Operator, layout: Layout, array: Any, *operands: Any) -> Any:
+    """The outputs, where every row is at hand.
+
+    Args:
+        operator: what to compute.
+        layout: of the input, which no mesh axis need split.
+        array: the input, on every device.
+        *operands: as for `apply`.
+    """
     views = []
     for axis, reach in operator.reaches:
         view, rows = _whole(operator, layout, axis, reach)
@@ -333,6 +340,32 @@ class _Exchange:
 
 
 def _by_windows(operator: Operator, layout: Layout, array: Any, operands: tuple[Any, ...]) -> Any:
+    tables, shard = on_shards(operator, layout)
+    spec, manual = layout.manual(operator.free)
+    specs = [tuple(P(names) for _ in arrays) for names, arrays in tables]
+    return jax.shard_map(
+        shard,
+        mesh=layout.mesh,
+        in_specs=(spec, specs, jax.tree.map(lambda _: P(), operands)),
+        out_specs=spec,
+        axis_names=manual,
+    )(array, [arrays for _, arrays in tables], operands)
+
+
+Tables = list[tuple[tuple[str, ...], tuple[np.ndarray, ...]]]
+
+
+def on_shards(operator: Operator, layout: Layout) -> tuple[Tables, Callable[..., Any]]:
+    """What each device computes of its shard, and the numbers that it needs for that.
+
+    Args:
+        operator: what to compute.
+        layout: of its input, with an axis to read along that is split.
+
+    Returns:
+        For each such axis the mesh axes that split it, and arrays of which each device has a part;
+        and the function `(shard, numbers, operands)`, of one tuple of parts for each axis.
+    """
     split = [(axis, reach) for axis, reach in operator.reaches if len(layout.sizes[axis]) > 1]
     exchanges = [_exchange(operator, layout, axis, reach) for axis, reach in split]
     wholes = {
@@ -340,9 +373,8 @@ def _by_windows(operator: Operator, layout: Layout, array: Any, operands: tuple[
         for axis, reach in operator.reaches
         if (axis, reach) not in split
     }
-    spec, manual = layout.manual(operator.free)
 
-    def shard(block: Any, numbers: list[tuple[Any, ...]], operands: tuple[Any, ...]) -> Any:
+    def shard(block: Any, numbers: Any, operands: tuple[Any, ...]) -> Any:
         views = {axis: view for axis, (view, _) in wholes.items()}
         for axis, (_, rows) in wholes.items():
             if rows is not None:
@@ -360,15 +392,7 @@ def _by_windows(operator: Operator, layout: Layout, array: Any, operands: tuple[
                 out = jnp.where(valid.reshape(shape), out, 0)
         return out
 
-    numbers = [exchange.arrays for exchange in exchanges]
-    specs = [tuple(P(exchange.names) for _ in exchange.arrays) for exchange in exchanges]
-    return jax.shard_map(
-        shard,
-        mesh=layout.mesh,
-        in_specs=(spec, specs, jax.tree.map(lambda _: P(), operands)),
-        out_specs=spec,
-        axis_names=manual,
-    )(array, numbers, operands)
+    return [(exchange.names, exchange.arrays) for exchange in exchanges], shard
 
 
 def _exchange(operator: Operator, layout: Layout, axis: int, reach: Reach) -> _Exchange:

@@ -28,6 +28,9 @@ from .arguments import Faults
 from .conv import ConvReach, Numbers
 from .operators import METHODS, Operator, View, apply_here
 
+Grid = tuple[tuple[int, ...], ...]
+"""The window, stride, padding and dilation of each axis of space."""
+
 
 @dataclasses.dataclass(frozen=True)
 class PoolReach(ConvReach):
@@ -87,7 +90,7 @@ class _Max:
             )
         ]
         stacked = jnp.stack(taps)
-        return jnp.take_along_axis(stacked, jnp.argmax(stacked, 0)[None], 0)[0]
+        return jnp.take_along_axis(stacked, lax.argmax(stacked, 0, np.int32)[None], 0)[0]
 
 
 def _tap(x: Any, taps: Any, stride: Any, outputs: Any) -> Any:
@@ -111,10 +114,11 @@ class _Mean:
         sums = lax.reduce_window(x, zero, lax.add, (1, 1, *self.window), (1, 1, *self.stride), pads)
         if self.divisor is not None:
             return sums / self.divisor
+        counts: Any = 1  # divided by at once: rounded once
         for axis, view in enumerate(views):
             line = (-1,) + (1,) * (len(views) - axis - 1)
-            sums = sums / jnp.asarray(view.tables[0], x.dtype).reshape(line)
-        return sums
+            counts = counts * jnp.asarray(view.tables[0], x.dtype).reshape(line)
+        return sums / counts
 
 
 def _pads(views: tuple[View, ...]) -> list[tuple[int, int]]:
@@ -154,12 +158,9 @@ def max_pool(
     Raises:
         ShardingError: an argument, or the layout, does not fit.
     """
-    floats = jnp.issubdtype(x.dtype, jnp.floating)
-    fill = -np.inf if floats else int(jnp.iinfo(x.dtype).min)
     faults, numbers = _arguments("max_pool", x, window, stride, padding, dilation, method)
     faults.raise_any()
-    local = _Max(numbers[0], numbers[1], numbers[3], fill)
-    return _apply("max_pool", x, numbers, local, (ceil_mode, ""), fill, method, mesh, spec)
+    return apply_here(max_operator(x.dtype, numbers, ceil_mode, method), x, mesh, spec)
 
 
 @any_framework
@@ -206,14 +207,14 @@ def avg_pool(
     faults.unless(divisor_override != 0, "divisor_override 0 divides nothing")
     faults.unless(jnp.issubdtype(x.dtype, jnp.inexact), f"x is of {x.dtype}, and a mean of floats")
     faults.raise_any()
-    counts = "padded" if count_include_pad else "real"
-    local = _Mean(numbers[0], numbers[1], divisor_override)
-    return _apply("avg_pool", x, numbers, local, (ceil_mode, counts), 0, method, mesh, spec)
+    counted = "padded" if count_include_pad else "real"
+    operator = mean_operator(numbers, ceil_mode, counted, divisor_override, method)
+    return apply_here(operator, x, mesh, spec)
 
 
 def _arguments(
     verb: str, x: Any, window: Any, stride: Any, padding: Any, dilation: Any, method: str
-) -> tuple[Faults, tuple[tuple[int, ...], ...]]:
+) -> tuple[Faults, Grid]:
     """The window, stride, padding and dilation of each axis."""
     faults = Faults(verb)
     axes = len(x.shape) - 2
@@ -231,20 +232,25 @@ def _arguments(
     return faults, (windows, strides, pads, dilations)
 
 
-def _apply(
-    verb: str,
-    x: Any,
-    numbers: tuple[tuple[int, ...], ...],
-    local: Any,
-    kind: tuple[bool, str],
-    fill: float,
-    method: str,
-    mesh: Any,
-    spec: Any,
-) -> Any:
-    reaches = tuple(
-        (axis + 2, PoolReach(window, stride, dilation, pad, pad, *kind))
-        for axis, (window, stride, pad, dilation) in enumerate(zip(*numbers, strict=True))
+def max_operator(dtype: Any, grid: Grid, ceil_mode: bool, method: str = "auto") -> Operator:
+    """That of `max_pool`, for arrays of a dtype."""
+    floats = jnp.issubdtype(dtype, jnp.floating)
+    fill = -np.inf if floats else int(jnp.iinfo(dtype).min)
+    window, stride, _, dilation = grid
+    local = _Max(window, stride, dilation, fill)
+    return Operator("max_pool", _reaches(grid, ceil_mode, ""), local, fill=fill, method=method)
+
+
+def mean_operator(
+    grid: Grid, ceil_mode: bool, counted: str, divisor: float | None, method: str = "auto"
+) -> Operator:
+    """That of `avg_pool`; `counted` rows are "real" or "padded", as in `PoolReach`."""
+    local = _Mean(grid[0], grid[1], divisor)
+    return Operator("avg_pool", _reaches(grid, ceil_mode, counted), local, method=method)
+
+
+def _reaches(grid: Grid, ceil_mode: bool, counts: str) -> tuple[tuple[int, PoolReach], ...]:
+    return tuple(
+        (axis + 2, PoolReach(window, stride, dilation, pad, pad, ceil_mode, counts))
+        for axis, (window, stride, pad, dilation) in enumerate(zip(*grid, strict=True))
     )
-    operator = Operator(verb, reaches, local, fill=fill, method=method)
-    return apply_here(operator, x, mesh, spec)

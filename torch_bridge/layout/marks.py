@@ -195,13 +195,22 @@ def _lay_out_gradient(leaf: Any) -> None:
     if not isinstance(gradient, base.LazyTensor):
         return
     layout = leaf._storage.value.layout
-    view = bool(gradient._chain.ops)
-    if view and layouts.blocks(layout) is not None and not gradient.requires_grad:
-        leaf.grad = gradient = gradient.clone()  # a view has no layout of its own
-        view = False
+    if gradient._chain.ops:  # a view has no layout of its own
+        if gradient.requires_grad or not _is_split(layout):
+            return
+        leaf.grad = gradient = gradient.clone()
     value = gradient._storage.value
-    if not view and value.layout == layouts.UNPLACED and value.array is None:
+    if value.array is not None or value.layout == layout or layout == layouts.UNPLACED:
+        return
+    if value.layout == layouts.UNPLACED:
         value.layout = layout
+    elif gradient._storage.annotation is None and not gradient.requires_grad:
+        base.write(gradient, constrain(value, layout))  # another leaf has the same gradient
+
+
+def _is_split(number: int) -> bool:
+    """Whether a layout splits an axis."""
+    return number != layouts.UNPLACED and any(getattr(layouts.sharding(number), "spec", ()))
 
 
 @functools.lru_cache(maxsize=4096)

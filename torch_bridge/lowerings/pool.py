@@ -17,10 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from isoshard.core import domain
+from isoshard.core import domain, partitioning
+from isoshard.core.domain.interpreting import recording
+from isoshard.core.domain.pool import max_operator, mean_operator
+from isoshard.core.domain.space_split import by_halos, slope_by_halos
 
 from .arguments import wide
 from .conv_split import batch_split
+from .partition import partition
 from .registry import lower
 from .spatial import over_space
 from .vjp import pull_back
@@ -58,6 +62,12 @@ class Windows(NamedTuple):
             "padding": self.own_padding,
             "ceil_mode": self.ceil,
         }
+
+    @property
+    def of_rows(self) -> tuple[tuple[int, ...], ...]:
+        """Window, stride, padding and dilation per spatial axis."""
+        rank = len(self.count)
+        return self.size[-rank:], self.stride[-rank:], self.own_padding, self.dilation[-rank:]
 
     @property
     def plain(self) -> dict[str, tuple]:
@@ -113,6 +123,12 @@ def windows(
     )
 
 
+def by_rows(x: jax.Array, grid: Windows) -> bool:
+    """Whether devices send each other the rows that windows read, in a program of split images."""
+    filled = x.ndim == len(grid.count) + 2 and 0 not in (*x.shape, *grid.count)
+    return filled and partition().images and not recording() and partitioning.possible()
+
+
 # Maximum
 
 
@@ -122,6 +138,8 @@ def _lowest(dtype):
 
 def _window_max(x, grid):
     rank = len(grid.count)
+    if by_rows(x, grid):
+        return by_halos(max_operator(x.dtype, grid.of_rows, grid.ceil), x)
     return over_space(
         lambda x: lax.reduce_window(x, np.array(_lowest(x.dtype), x.dtype), lax.max, **grid.plain),
         lambda x: domain.max_pool(x, **grid.of_space, dilation=grid.dilation[-rank:]),
@@ -155,11 +173,13 @@ def _max_pool(rank, x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=
 def _max_pool_backward(rank, grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
     """JAX's own gradient of a window maximum; it knows no dilation, there `indices` serve.
 
-    XLA's partitioner loses the share of windows that reach over two devices: images are whole here,
-    and so is the gradient, which may have to lie split afterwards.
+    XLA's partitioner loses the share of windows that reach over two devices: where rows are not
+    sent by hand images are whole, and so is the gradient, which may have to lie split afterwards.
     """
-    grad, x = batch_split(grad), batch_split(x)
     grid = windows(x.shape, rank, kernel_size, stride, padding, dilation, ceil_mode)
+    if by_rows(x, grid):
+        return slope_by_halos(max_operator(x.dtype, grid.of_rows, grid.ceil), grad, x)
+    grad, x = batch_split(grad), batch_split(x)
     if any(d != 1 for d in grid.dilation):
         return batch_split(scatter_add(grad, indices, x.shape, rank))
     return batch_split(pull_back(lambda a: _window_max(a, grid), grad, x)[0])
@@ -249,6 +269,8 @@ def _avg_pool(
 ):
     grid = windows(x.shape, rank, kernel_size, stride, padding, 1, ceil_mode)
     options = {"count_include_pad": count_include_pad, "divisor_override": divisor_override}
+    if by_rows(x, grid):
+        return by_halos(_mean_operator(grid, **options), wide(x)).astype(x.dtype)
     return over_space(
         lambda x: _whole_avg_pool(rank, x, grid, **options),
         lambda x: domain.avg_pool(x, **grid.of_space, **options),
@@ -269,7 +291,27 @@ def _whole_avg_pool(rank, x, grid, count_include_pad, divisor_override):
     return (total / jnp.asarray(divisor, y.dtype)).astype(x.dtype)
 
 
-def _avg_pool_backward(rank, grad, x, *options):
+def _mean_operator(grid, count_include_pad, divisor_override):
+    counted = "padded" if count_include_pad else "real"
+    return mean_operator(grid.of_rows, grid.ceil, counted, divisor_override)
+
+
+def _avg_pool_backward(
+    rank,
+    grad,
+    x,
+    kernel_size,
+    stride,
+    padding,
+    ceil_mode,
+    count_include_pad,
+    divisor_override,
+):
+    grid = windows(x.shape, rank, kernel_size, stride, padding, 1, ceil_mode)
+    if by_rows(x, grid):
+        operator = _mean_operator(grid, count_include_pad, divisor_override)
+        return slope_by_halos(operator, wide(grad), wide(x)).astype(x.dtype)
+    options = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
     grad, x = batch_split(grad), batch_split(x)
     return pull_back(lambda a: _avg_pool(rank, a, *options), grad, x)[0]
 

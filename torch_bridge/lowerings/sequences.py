@@ -79,8 +79,8 @@ def _may(
         return alone or axes[-1] > 0
     lengths = {queries[-2], keys}
     for axis in axes:
-        if shape[axis] in lengths and (axis > 0 or alone):
-            return True
+        if shape[axis] in lengths and (axis > 0 or alone or len(shape) == 3):
+            return True  # of three axes the first may be the sequence, with the batch behind it
         if len(shape) == 3 and axis > 0:
             return True
         if len(shape) > 3 and axis > 1 and (axis, shape[axis]) != (len(shape) - 1, queries[-1]):

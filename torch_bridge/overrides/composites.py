@@ -88,6 +88,19 @@ def _renorm(self: torch.Tensor, p: float, dim: int, maxnorm: float) -> torch.Ten
     return (self * factor).to(self.dtype).contiguous()
 
 
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Torch's own composition; lengths may be on the CPU, as they may be with CUDA."""
+    lengths = [x.to(log_probs.device) for x in (input_lengths, target_lengths)]
+    return torch.ops.aten.ctc_loss.Tensor.decompose(log_probs, targets, *lengths, *args, **kwargs)
+
+
 def _into(function: Any) -> Any:
     """The `out=` variant of an operator."""
 
@@ -104,6 +117,7 @@ def _into(function: Any) -> Any:
 
 _COMPOSITES = {
     "scaled_dot_product_attention": attention.attend,
+    "ctc_loss.Tensor": _ctc_loss,
     "linalg_pinv.atol_rtol_float": _pinv,
     "linalg_pinv": _old_pinv,
     "linalg_pinv.rcond_tensor": _old_pinv,

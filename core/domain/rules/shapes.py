@@ -5,6 +5,7 @@ Where it does not (a slice of it, a reshape that mixes it with another), it is u
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -52,18 +53,25 @@ def squeeze(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
 
 @rule("reshape")
 def reshape(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """Another shape; an axis stays in blocks if no other is merged with it, and it is not cut."""
+    """Another shape; an axis stays in blocks if none before it is merged with it.
+
+    One with which axes behind it are merged is in blocks of so many times the elements, and of one
+    that is cut the first part is in blocks, if the cuts are between elements of that.
+    """
     value = values[0]
     want = eqn.params["new_sizes"]
-    kept = dict(_kept_axes(value.shape, want))
-    if eqn.params.get("dimensions") is not None:
-        kept = {}
-    value = value.whole([axis for axis in range(len(value.splits)) if axis not in kept])
+    in_order = eqn.params.get("dimensions") is None
+    kept = dict(_kept_axes(value.shape, want)) if in_order else {}
+    scaled = _scaled_axes(value, want, kept) if in_order else {}
+    value = value.whole([axis for axis in range(len(value.splits)) if axis not in {*kept, *scaled}])
     splits: list[Split | None] = [None] * len(want)
     for axis, to in kept.items():
         splits[to] = value.splits[axis]
+    for to, split in scaled.values():
+        splits[to] = split
     (array,) = bind(eqn, [value.array], new_sizes=_padded(want, splits))
-    return [_carried(value, array, [(to, axis) for axis, to in kept.items()])]
+    found = _carried(value, array, [(to, axis) for axis, to in kept.items()])
+    return [dataclasses.replace(found, splits=tuple(splits))]
 
 
 @rule("dynamic_slice")
@@ -103,3 +111,28 @@ def _kept_axes(have: Sequence[int], want: Sequence[int]) -> list[tuple[int, int]
         for axis, size in enumerate(have)
         if size != 1 and (math.prod(have[:axis]), size) in before
     ]
+
+
+def _scaled_axes(
+    value: Value, want: Sequence[int], kept: dict[int, int]
+) -> dict[int, tuple[int, Split]]:
+    """Axes in blocks that a reshape merges with those behind them, or cuts: what they become."""
+    have = value.shape
+    found: dict[int, tuple[int, Split]] = {}
+    if 0 in (*have, *want):
+        return found
+    begins = {math.prod(want[:to]): to for to, size in enumerate(want) if size != 1}
+    for axis, split in enumerate(value.splits):
+        to = begins.get(math.prod(have[:axis]))
+        if split is None or have[axis] == 1 or axis in kept or to is None:
+            continue
+        if want[to] % have[axis] == 0:
+            times = want[to] // have[axis]
+            sizes, block = tuple(size * times for size in split.sizes), split.block * times
+        else:
+            part = have[axis] // want[to]
+            if have[axis] % want[to] or any(size % part for size in (*split.sizes, split.block)):
+                continue
+            sizes, block = tuple(size // part for size in split.sizes), split.block // part
+        found[axis] = to, dataclasses.replace(split, sizes=sizes, block=block)
+    return found

@@ -1,0 +1,164 @@
+"""Operators that read neighbours, on the devices of a mesh, once the compiler has laid arrays out.
+
+`operators.apply` has to be told how an array lies. Here the compiler is asked, so that a program
+that only says where its inputs are sends rows, forward and backward, where XLA alone gathers axes:
+
+>>> import jax
+>>> from isoshard.core.domain.pool import max_operator
+>>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.place import shard
+>>> x = shard(jnp.ones((1, 1, 8)), make_mesh((4,), ("x",)), (None, None, "x"))
+>>> pool = max_operator(x.dtype, ((3,), (2,), (1,), (1,)), False)
+>>> def sent(f):
+...     text = jax.jit(f).lower(x).compile().as_text()
+...     return [kind for kind in ("all-gather", "collective-permute") if f" {kind}(" in text]
+>>> sent(lambda x: by_halos(pool, x)), sent(lambda x: slope_by_halos(pool, by_halos(pool, x), x))
+(['collective-permute'], ['collective-permute'])
+
+An axis is read so where its rows and its outputs divide; where not, it is gathered.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+
+from isoshard.core.entries import entries_of
+from isoshard.core.partitioning import Rule, partitioned
+from isoshard.core.spec import axis_names
+
+from .layouts import Layout, whole_layout
+from .operators import Operator, here, on_shards
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def by_halos(operator: Operator, x: Any) -> Any:
+    """What an operator without operands makes of an array.
+
+    Args:
+        operator: what to compute.
+        x: traced, where `partitioning.possible`.
+    """
+    return _outputs(operator, x)
+
+
+@by_halos.defjvp
+def _moved(operator: Operator, xs: tuple[Any], steps: tuple[Any]) -> tuple[Any, Any]:
+    return jax.jvp(functools.partial(_whole, operator), xs, steps)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def slope_by_halos(operator: Operator, slope: Any, x: Any) -> Any:
+    """The gradient of what an operator reads.
+
+    Args:
+        operator: as for `by_halos`.
+        slope: the gradient of its outputs.
+        x: what it read.
+    """
+    return _slopes(operator, slope, x)
+
+
+@slope_by_halos.defjvp
+def _slope_moved(operator: Operator, xs: tuple[Any, Any], steps: tuple[Any, Any]) -> Any:
+    return jax.jvp(functools.partial(_whole_slope, operator), xs, steps)
+
+
+@functools.partial(jax.jit, static_argnums=0)  # tables of numbers may not stand by themselves
+def _whole(operator: Operator, x: Any) -> Any:
+    return here(operator, whole_layout(x.shape), x)
+
+
+def _whole_slope(operator: Operator, slope: Any, x: Any) -> Any:
+    return jax.vjp(functools.partial(_whole, operator), x)[1](slope)[0]
+
+
+def _split(operator: Operator, mesh: Mesh, operands: Any, result: Any) -> Any:
+    (x,) = operands
+    layout = _layout(operator, mesh, x, result)
+    return mesh, _local(operator, layout), layout.sharding, (layout.sharding,)
+
+
+def _split_slope(operator: Operator, mesh: Mesh, operands: Any, result: Any) -> Any:
+    slope, x = operands
+    layout = _layout(operator, mesh, x, slope, result)
+    local, lies = _local(operator, layout), layout.sharding
+    return mesh, lambda slope, x: jax.vjp(local, x)[1](slope)[0], lies, (lies, lies)
+
+
+def _layout(operator: Operator, mesh: Mesh, x: Any, *others: Any) -> Layout:
+    """How `x` is to lie, and outputs with it: as it does, and else as the others do."""
+    reaches = dict(operator.reaches)
+    names: list[tuple[str, ...]] = [()] * len(x.shape)
+    used: set[str] = set()
+    for of in (x, *others):
+        for axis, own in enumerate(map(axis_names, entries_of(of.sharding.spec))):
+            count = math.prod(mesh.shape[name] for name in own)
+            sizes = [x.shape[axis]]
+            sizes += [reaches[axis].outputs(sizes[0])] if axis in reaches else []
+            divides = all(size % count == 0 for size in sizes)
+            if own and not names[axis] and not used & {*own} and divides:
+                names[axis] = own
+                used |= {*own}
+    counts = [math.prod(mesh.shape[name] for name in own) for own in names]
+    blocks = tuple(size // count for size, count in zip(x.shape, counts, strict=True))
+    sizes = tuple((block,) * count for block, count in zip(blocks, counts, strict=True))
+    return Layout(mesh, tuple(names), sizes, blocks, False)
+
+
+def _local(operator: Operator, layout: Layout) -> Callable[[Any], Any]:
+    """What a device makes of its shard."""
+    tables, shard = on_shards(operator, layout)
+
+    def run(block: Any) -> Any:
+        numbers = [tuple(_own(array, names) for array in arrays) for names, arrays in tables]
+        return shard(block, numbers, ())
+
+    return run
+
+
+def _own(array: np.ndarray, names: tuple[str, ...]) -> Any:
+    """This device's part of an array."""
+    parts = array.reshape(lax.axis_size(names), -1, *array.shape[1:])
+    return jnp.asarray(parts)[lax.axis_index(names)]
+
+
+def _rule(operator: Operator, shapes: tuple[tuple[int, ...], ...]) -> Rule:
+    reads, makes, sizes = _axes(operator, shapes[0])
+    return f"{reads} -> {makes}", sizes
+
+
+def _slope_rule(operator: Operator, shapes: tuple[tuple[int, ...], ...]) -> Rule:
+    reads, makes, sizes = _axes(operator, shapes[1])
+    return f"{makes}, {reads} -> {reads}", sizes
+
+
+def _axes(operator: Operator, shape: tuple[int, ...]) -> tuple[str, str, dict[str, int]]:
+    """Names for the axes that are read and made: rows and outputs at one place lie together."""
+    reaches = dict(operator.reaches)
+    reads, makes, sizes = [], [], {}
+    for axis, rows in enumerate(shape):
+        outputs = reaches[axis].outputs(rows) if axis in reaches else rows
+        own, more = f"a{axis}", f"m{axis}"
+        read = make = own
+        if outputs < rows and rows % outputs == 0:
+            read, sizes[more] = f"({own} {more})", rows // outputs
+        elif rows < outputs and outputs % rows == 0:
+            make, sizes[more] = f"({own} {more})", outputs // rows
+        elif rows != outputs:
+            make = f"{own}made"
+        reads.append(read)
+        makes.append(make)
+    return " ".join(reads), " ".join(makes), sizes
+
+
+_outputs = partitioned(_whole, _split, _rule)
+_slopes = partitioned(_whole_slope, _split_slope, _slope_rule)

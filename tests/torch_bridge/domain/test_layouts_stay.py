@@ -1,0 +1,326 @@
+"""Layouts stay: of gradients, of what is laid out again, and of what windows and transforms make.
+
+What programs send is read off their HLO: rows, and never the field.
+"""
+
+import warnings
+
+import pytest
+import torch
+from torch.distributed.tensor import Replicate, Shard
+from torch.nn import functional as F
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+from isoshard import P
+from tests.core.domain.traffic import gathered, sent, summed
+
+SIZES = (20, 8, 28, 8)
+ROWS = P(None, None, "x")
+SPLITS = {"even": None, "uneven": (None, None, SIZES, None)}
+ROW = 2 * 4 * 16  # elements of a row of the field
+
+
+@pytest.fixture
+def mesh():
+    return iso.make_mesh((4,), ("x",))
+
+
+def laid(x, mesh, spec, sizes=None):
+    if sizes is None:
+        return iso.shard(x, mesh, spec).requires_grad_()
+    return iso.shard(x, mesh, spec, uneven="pad", sizes=sizes).requires_grad_()
+
+
+def close(found, want, rtol=1e-4):
+    top = want.detach().abs().max().item()
+    torch.testing.assert_close(
+        found.detach().cpu().double(), want.detach(), rtol=rtol, atol=1e-6 * max(top, 1)
+    )
+
+
+def lies_as(gradient, leaf):
+    assert gradient.block_sizes == leaf.block_sizes
+    assert iso.to_jax(gradient).sharding.spec == leaf.named_sharding.spec
+
+
+def gradient(function, field):
+    """Of a compiled step, and its program."""
+
+    def step(x):
+        return torch.autograd.grad(function(x).square().sum(), x)[0]
+
+    compiled = xs.compile(step)
+    for _ in range(2):
+        found = compiled(field)
+    return found, xs.program_text(compiled)
+
+
+# Gradients
+
+LINEAR = {
+    "sum": lambda x: x.sum(),
+    "mean": lambda x: x.mean(),
+    "pad": lambda x: F.pad(x, (1, 1, 1, 1)).sum(),
+    "view": lambda x: x.view(2, 4, -1).sum(),
+    "expand": lambda x: x[:, :, :, None].expand(2, 4, 64, 2, 16).sum(),
+    "linear": lambda x: F.linear(x, torch.ones(3, 16, device=x.device, dtype=x.dtype)).sum(),
+    "conv": lambda x: F.conv2d(
+        x, torch.ones(1, 4, 3, 3, device=x.device, dtype=x.dtype), padding=1
+    ).mean(),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_constant_gradient_lies_as_its_tensor(mesh, name, split):
+    x = torch.randn(2, 4, 64, 16)
+    plain = x.double().requires_grad_()
+    LINEAR[name](plain).backward()
+    field = laid(x, mesh, ROWS, SPLITS[split])
+    LINEAR[name](field).backward()
+    lies_as(field.grad, field)
+    close(field.grad, plain.grad)
+
+
+def test_so_does_that_of_a_parameter_and_of_a_bias(mesh):
+    weight = torch.nn.Parameter(iso.shard(torch.randn(16, 6), mesh, P("x")))
+    (weight * 2).sum().backward()
+    lies_as(weight.grad, weight)
+    layer = torch.nn.Linear(6, 16).to("jax")
+    xs.mark_sharding(layer.bias, mesh, ("x",))
+    layer(torch.randn(3, 6, device="jax")).square().sum().backward()
+    lies_as(layer.bias.grad, layer.bias)  # a view of a sum
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_leaves_in_other_blocks_do_not_share_the_layout_of_their_gradient(mesh, constant):
+    first = laid(torch.randn(18, 6), mesh, P("x"), (5, 2, 7, 4))
+    second = laid(torch.randn(18, 6), mesh, P("x"), (0, 3, 9, 6))
+    c = torch.randn(18, 6)
+    total = first + second
+    (total if constant else total * c.to("jax")).sum().backward()
+    want = torch.ones(18, 6).double() if constant else c.double()
+    for leaf in (first, second):
+        lies_as(leaf.grad, leaf)
+        close(leaf.grad, want)
+    first.grad.zero_()
+    close(second.grad, want)
+
+
+def test_nor_where_they_are_split_along_other_axes(mesh):
+    first, second = (laid(torch.randn(16, 8), mesh, s) for s in (P("x"), P(None, "x")))
+    ((first + second) * torch.randn(16, 8, device="jax")).sum().backward()
+    lies_as(first.grad, first)
+    lies_as(second.grad, second)
+
+
+def test_a_hook_of_the_users_does_not_hide_the_layout(mesh):
+    seen = []
+    leaf = torch.randn(18, 6, device="jax").requires_grad_()
+    leaf.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.shape))
+    xs.mark_sharding(leaf, mesh, ("x", None), sizes=(5, 2, 7, 4))
+    (leaf * 2).sum().backward()
+    lies_as(leaf.grad, leaf)
+    assert seen == [(18, 6)]
+
+
+# Laid out again
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(-2)])
+def test_to_its_own_layout_is_nothing(mesh, placement):
+    t = laid(torch.randn(18, 6), mesh, P("x"), (5, 2, 7, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same = t.redistribute(mesh, [placement])
+    assert same.placements == (Shard(0),)
+    assert same.block_sizes == t.block_sizes == ((5, 2, 7, 4), None)
+    assert torch.equal(same.cpu(), t.cpu())
+    (same * 3).sum().backward()
+    lies_as(t.grad, t)
+
+
+def test_from_rows_to_columns_is_something(mesh):
+    t = laid(torch.randn(18, 8), mesh, P("x"), (5, 2, 7, 4))
+    moved = t.redistribute(mesh, [Shard(1)])
+    assert iso.to_jax(moved.detach()).sharding.spec == P(None, "x")
+    assert torch.equal(t.redistribute(mesh, [Replicate()]).cpu(), t.cpu())
+
+
+# Windows
+
+WINDOWS = {
+    "max 3/2/1": lambda x: F.max_pool2d(x, 3, 2, 1),
+    "max 3/1/1": lambda x: F.max_pool2d(x, 3, 1, 1),
+    "max 2": lambda x: F.max_pool2d(x, 2),
+    "max dilated": lambda x: F.max_pool2d(x, 3, 1, padding=1, dilation=(2, 1)),
+    "max with ceil": lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True),
+    "avg 3/1/1": lambda x: F.avg_pool2d(x, 3, 1, 1),
+    "avg 3/2/1 of real rows": lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+    "avg 2 by a divisor": lambda x: F.avg_pool2d(x, 2, divisor_override=3),
+    "lp 2": lambda x: F.lp_pool2d(x.abs() + 0.1, 2, 2),
+}
+OUT_OF_STEP = {"max dilated"}  # 62 outputs
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_of_an_even_split_send_rows(mesh, name):
+    x = torch.randn(2, 4, 64, 16)
+    plain = x.double().requires_grad_()
+    (want,) = torch.autograd.grad(WINDOWS[name](plain).square().sum(), plain)
+    field = laid(x, mesh, ROWS)
+    found, text = gradient(WINDOWS[name], field)
+    close(found, want)
+    WINDOWS[name](field).square().sum().backward()
+    lies_as(field.grad, field)
+    close(WINDOWS[name](field), WINDOWS[name](plain))
+    if name not in OUT_OF_STEP:
+        assert gathered(text) == 0
+        assert summed(text) == 0
+        assert sent(text) <= 6 * ROW  # both sides: forward, and backward the field and the slopes
+
+
+def test_windows_over_two_mesh_axes_and_a_split_batch():
+    mesh = iso.make_mesh((2, 2, 2), ("d", "x", "y"))
+    x = torch.randn(2, 3, 16, 8)
+    spec = P("d", None, "x", "y")
+    for function in (WINDOWS["max 3/2/1"], WINDOWS["avg 3/1/1"]):
+        plain = x.double().requires_grad_()
+        (want,) = torch.autograd.grad(function(plain).square().sum(), plain)
+        found, text = gradient(function, laid(x, mesh, spec))
+        close(found, want)
+        assert gathered(text) == 0
+
+
+def test_the_gradient_of_the_gradient_of_windows(mesh):
+    x, c = torch.randn(1, 2, 16, 4), torch.randn(1, 2, 16, 4)
+
+    def twice(x, c):
+        (slope,) = torch.autograd.grad(
+            F.avg_pool2d(x, 3, 1, 1).pow(3).sum() + F.max_pool2d(x, 3, 2, 1).pow(3).sum(),
+            x,
+            create_graph=True,
+        )
+        return torch.autograd.grad((slope * c).sum(), x)[0]
+
+    want = twice(x.double().requires_grad_(), c.double())
+    close(twice(laid(x, mesh, ROWS), c.to("jax")), want)
+
+
+def test_halves_and_three_axes(mesh):
+    x = torch.randn(1, 2, 16, 4, 4)
+    field = laid(x, mesh, ROWS)
+    for function in (lambda t: F.avg_pool3d(t, 3, 1, 1), lambda t: F.max_pool3d(t, 3, 2, 1)):
+        plain = x.double().requires_grad_()
+        close(function(field), function(plain))
+        field.grad = None
+        function(field).square().sum().backward()
+        function(plain).square().sum().backward()
+        close(field.grad, plain.grad)
+    half = iso.shard(torch.randn(1, 2, 16, 4).bfloat16(), mesh, ROWS)
+    for name in ("avg 3/1/1", "max 3/2/1"):
+        assert torch.equal(WINDOWS[name](half).cpu(), WINDOWS[name](half.cpu()))
+
+
+# Shapes
+
+
+@pytest.mark.parametrize("shape", [(2, 4, -1), (2, 4, 64, 4, 4), (8, 1, 64, 16)])
+def test_merged_and_cut_axes_stay_in_blocks(mesh, shape):
+    x = torch.randn(2, 4, 64, 16)
+    field = laid(x, mesh, ROWS, SPLITS["uneven"])
+    found, text = gradient(lambda t: t.view(shape).view(2, 4, 64, 16).exp(), field)
+    assert gathered(text) == 0
+    assert found.block_sizes == field.block_sizes
+    merged = (field * 2).view(shape)
+    torch.testing.assert_close(merged.detach().cpu(), (x * 2).view(shape))
+
+
+def test_blocks_of_a_merged_axis(mesh):
+    t = laid(torch.randn(18, 6), mesh, P("x"), (5, 2, 7, 4))
+    flat = (t + 1).reshape(-1) * 2
+    torch.testing.assert_close(flat.cpu(), (t.cpu() + 1).reshape(-1) * 2)
+    assert flat.block_sizes == ((30, 12, 42, 24),)
+    cut = laid(torch.randn(36, 4), mesh, P("x"), (10, 4, 14, 8))
+    pairs = (cut * 2).reshape(18, 2, 4) + 1
+    torch.testing.assert_close(pairs.cpu(), (cut.cpu() * 2).reshape(18, 2, 4) + 1)
+    assert pairs.block_sizes == ((5, 2, 7, 4), None, None)
+
+
+# Attention
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("sizes", [None, SIZES])
+def test_multihead_attention_goes_round_a_ring_in_both_orders(mesh, batch_first, sizes):
+    torch.manual_seed(0)
+    ours = torch.nn.MultiheadAttention(16, 2, batch_first=batch_first)
+    plain = torch.nn.MultiheadAttention(16, 2, batch_first=batch_first).double()
+    plain.load_state_dict(ours.state_dict())
+    ours.to("jax")
+
+    def step(module, x):
+        y = module(x, x, x, need_weights=False)[0]
+        return y, torch.autograd.grad(y.square().sum(), [x, *module.parameters()])
+
+    x = torch.randn(2, 64, 16) if batch_first else torch.randn(64, 2, 16)
+    spec = P(None, "x") if batch_first else P("x")
+    per_axis = (None, sizes, None) if batch_first else (sizes, None, None)
+    tokens = laid(x, mesh, spec, sizes and per_axis)
+    want = step(plain, x.double().requires_grad_())
+    compiled = xs.compile(step)
+    for _ in range(2):
+        out, gradients = compiled(ours, tokens)
+    text = xs.program_text(compiled)
+    assert gathered(text) == 0
+    assert sent(text) > 0
+    assert out.placements == tokens.placements
+    assert out.block_sizes == gradients[0].block_sizes == tokens.block_sizes
+    for one, other in zip((out, *gradients), (want[0], *want[1]), strict=True):
+        close(one, other, 1e-3)
+
+
+# Fourier transforms
+
+TRANSFORMS = {
+    "rfft2": lambda t: torch.fft.rfft2(t),
+    "irfft2": lambda t: torch.fft.irfft2(torch.fft.rfft2(t)),
+    "rfftn": lambda t: torch.fft.rfftn(t),
+    "by hand": lambda t: torch.fft.fft(torch.fft.rfft(t, dim=-1), dim=-2),
+    "back by hand": lambda t: torch.fft.irfft(torch.fft.ifft(torch.fft.rfft2(t), dim=-2), dim=-1),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_real_transforms_of_two_axes_over_uneven_rows(mesh, name):
+    for shape, sizes in (((4, 18, 6), (5, 2, 7, 4)), ((18, 8), (5, 5, 5, 3))):
+        x = torch.randn(shape)
+        plain = x.double().requires_grad_()
+        spec = P(*[None] * (len(shape) - 2), "x")
+        per_axis = (*[None] * (len(shape) - 2), sizes, None)
+        field = laid(x, mesh, spec, per_axis)
+        found, want = TRANSFORMS[name](field), TRANSFORMS[name](plain)
+        torch.testing.assert_close(
+            found.detach().cpu().to(want.dtype), want.detach(), rtol=1e-4, atol=1e-4
+        )
+        found.abs().square().sum().backward()
+        want.abs().square().sum().backward()
+        lies_as(field.grad, field)
+        close(field.grad, plain.grad)
+
+
+# Lengths
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_lengths_of_ctc_may_be_on_the_cpu(reduction):
+    scores, labels = torch.randn(12, 3, 5), torch.randint(1, 5, (3, 4))
+    spans, lengths = torch.tensor([12, 10, 11]), torch.tensor([4, 3, 2])
+    plain, ours = scores.double().requires_grad_(), scores.to("jax").requires_grad_()
+    want = F.ctc_loss(plain.log_softmax(2), labels, spans, lengths, reduction=reduction)
+    found = F.ctc_loss(ours.log_softmax(2), labels.to("jax"), spans, lengths, reduction=reduction)
+    close(found, want)
+    found.sum().backward()
+    want.sum().backward()
+    close(ours.grad, plain.grad)
