@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from .arguments import wide, wide_dtype
+from .numerics import wide_all
 from .registry import lower
 
 
@@ -107,4 +108,5 @@ def _trilinear(i1, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim=1):
         [d for d in range(rank) if d not in set(expand)] for expand in (expand1, expand2, expand3)
     ]
     out = [d for d in range(rank) if d not in set(sumdim)]
+    i1, i2, i3 = wide_all(i1, i2, i3)
     return jnp.einsum(i1, axes[0], i2, axes[1], i3, axes[2], out)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import torch  # noqa: F401  (for the doctest)
 
-from .arguments import at_least_1d, axis, number, whole_dtype
+from .arguments import at_least_1d, axis, number, whole_dtype, wide
 from .arguments import places as narrowed
 from .extremes import written
 from .index import order, places
@@ -108,8 +108,11 @@ def scatter_add(x, dim, index, src):
         operand_batching_dims=beside,
         scatter_indices_batching_dims=beside,
     )
-    src = jax.lax.slice(src, [0] * src.ndim, index.shape).astype(x.dtype)
-    return jax.lax.scatter_add(x, index[..., None], src, numbers, mode="drop")
+    base, src = wide(x), jax.lax.slice(src, [0] * src.ndim, index.shape)
+    added = jax.lax.scatter_add(
+        base, index[..., None], src.astype(base.dtype), numbers, mode="drop"
+    )
+    return added.astype(x.dtype)
 
 
 @lower("aten::scatter.reduce")
@@ -132,7 +135,9 @@ def scatter_reduce(x, dim, index, src, reduce, *, include_self=True):
 
 
 def _scatter(x, dim, index, src, reduce, include_self=True):
+    """As torch does, halves are reduced in float32 and rounded once."""
     base, at, src = at_least_1d(x), at_least_1d(index), at_least_1d(src)
+    base = base if reduce is None else wide(base)
     if at.size == 0:
         return x
     along = axis(dim, base.ndim)
@@ -141,8 +146,8 @@ def _scatter(x, dim, index, src, reduce, include_self=True):
         at if d == along else jax.lax.broadcasted_iota(at.dtype, at.shape, d)
         for d in range(at.ndim)
     )
-    src = jax.lax.slice(src, [0] * src.ndim, at.shape).astype(x.dtype)
-    return _write(base, where, src, reduce, include_self).reshape(x.shape)
+    src = jax.lax.slice(src, [0] * src.ndim, at.shape).astype(base.dtype)
+    return _write(base, where, src, reduce, include_self).reshape(x.shape).astype(x.dtype)
 
 
 def _write(x, where, src, reduce, include_self=True, mode=None):

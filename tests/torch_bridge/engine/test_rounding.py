@@ -68,6 +68,24 @@ def test_a_bias_is_added_before_the_rounding(dtype):
     assert (found != exact).sum() <= 2
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_what_is_scattered_is_summed_before_the_rounding(dtype):
+    x, index = draw(32, 48, dtype=dtype), torch.arange(32 * 48).reshape(32, 48) % 4
+    for reduce in ("sum", "mean", "prod"):
+        exact = x.double().scatter_reduce(0, index, x.double(), reduce).to(dtype)
+        found = x.to("jax").scatter_reduce(0, index.to("jax"), x.to("jax"), reduce).cpu()
+        assert (found != exact).sum() <= 2
+    found = x.to("jax").scatter_add(0, index.to("jax"), x.to("jax")).cpu()
+    assert (found != x.double().scatter_add(0, index, x.double()).to(dtype)).sum() <= 2
+
+
+def test_layers_of_rows_that_were_merged_add_their_bias_before_the_rounding():
+    x, w, b = (draw(*size, dtype=torch.bfloat16) for size in ((2, 5, 48), (40, 48), (40,)))
+    exact = torch.nn.functional.linear(x.double(), w.double(), b.double()).bfloat16()
+    found = torch.nn.functional.linear(*(t.to("jax") for t in (x, w, b))).cpu()
+    assert (found != exact).sum() <= 1
+
+
 def test_a_product_is_representable():
     x = (draw(32, 32, dtype=torch.float32) / 5).bfloat16().to("jax")
     product = (x @ x).float().cpu()
