@@ -25,6 +25,7 @@ import isoshard.torch_bridge as xs
 
 from . import compare, noise
 from .builder import Builder, Unfit
+from .layouts import LayoutBuilder
 from .operations import CHOICES, finish
 from .program import Fact, Program, Run
 from .smaller import smallest
@@ -62,15 +63,19 @@ class _Enough(BaseException):
 
 
 @st.composite
-def programs(draw: Any, *, mesh: tuple[int, ...] = (), uneven: bool = False) -> Program:
+def programs(
+    draw: Any, *, mesh: tuple[int, ...] = (), uneven: bool = False, layouts: bool = False
+) -> Program:
     """Random programs."""
     kind = draw(st.integers(0, 2))
-    b = Builder(draw, mesh=mesh, gradients=kind == 2, uneven=uneven)
+    make = LayoutBuilder if layouts else Builder
+    b = make(draw, mesh=mesh, gradients=kind == 2, uneven=uneven)
     for _ in range(b.integer(1, 3)):
         _start(b)
     for _ in range(b.integer(1, STEPS)):
         try:
             b.one(b.one(CHOICES))(b)
+            b.after()
         except Unfit:
             continue
     if b.gradients:
@@ -92,7 +97,28 @@ def check(program: Program) -> list[str]:
         got = record(program)
     except Exception as error:
         return [f"computing it raises {type(error).__name__}: {error}"]
-    return verdict(program, program.run("cpu"), got)
+    return verdict(program, program.run("cpu"), got) or _together(program, got)
+
+
+def _together(program: Program, got: Run) -> list[str]:
+    """What 16-bit floats are in one program and not where each line is a program of its own.
+
+    On a mesh the partitioner may add up in another order, which is rounding.
+    """
+    facts = got.facts.items()
+    halves = [name for name, fact in facts if fact.tensor is not None and _half(fact.tensor)]
+    if not halves or got.fault is not None or "mark(" in str(program):
+        return []
+    apart = program.run("jax", between=xs.sync).facts
+    return [
+        f"{name}: another value than where each line is computed by itself"
+        for name in halves
+        if name in apart and not compare.same(_down(got.facts[name]), _down(apart[name]))
+    ]
+
+
+def _half(tensor: Any) -> bool:
+    return tensor.is_floating_point() and tensor.dtype.itemsize == 2
 
 
 def record(program: Program) -> Run:
@@ -128,13 +154,21 @@ class Search:
         seed: another seed, other programs.
         mesh: lay their tensors out on a mesh of this shape; on one device where it is ().
         uneven: in blocks of any sizes.
+        layouts: each on a mesh of its own, with results marked too; see `layouts`.
     """
 
-    def __init__(self, seed: int, *, mesh: tuple[int, ...] = (), uneven: bool = False):
+    def __init__(
+        self,
+        seed: int,
+        *,
+        mesh: tuple[int, ...] = (),
+        uneven: bool = False,
+        layouts: bool = False,
+    ):
         """See the class."""
         self.seed = seed
-        self._programs = programs(mesh=mesh, uneven=uneven)
-        self._name = f"{mesh} uneven" if uneven else f"{mesh}"
+        self._programs = programs(mesh=mesh, uneven=uneven, layouts=layouts)
+        self._name = "layouts" if layouts else f"{mesh} uneven" if uneven else f"{mesh}"
         self._made: list[Program] = []
 
         @self._settings()
@@ -172,7 +206,11 @@ class Search:
             xs.sync()
         except Exception:  # one of them cannot be computed: look at each by itself
             return [n for n, program in made.items() if check(program)]
-        suspects = [n for n, p in made.items() if verdict(p, p.run("cpu"), recorded[n])]
+        suspects = [
+            n
+            for n, p in made.items()
+            if verdict(p, p.run("cpu"), recorded[n]) or _together(p, recorded[n])
+        ]
         return [n for n in suspects if check(made[n])] or suspects
 
     def shrink(self, number: int) -> Fault:

@@ -149,7 +149,8 @@ def build_call(
         assert outs[0] is not None
         kwargs["dtype"] = physical_dtype(outs[0].dtype)  # torch's default dtype, where none is said
     dtype = _promotion(lowering, op, args, kwargs, metas)
-    wide = any(meta is not None and is_wide(physical_dtype(meta.dtype)) for meta in (*metas, *outs))
+    met = [physical_dtype(meta.dtype) for meta in (*metas, *outs) if meta is not None]
+    wide = any(map(is_wide, met if dtype is None else (*met, dtype)))
     run = _bind(lowering, op, args, kwargs, dtype, wide)
     images = _images(lowering, op, args, kwargs, dtype, wide)
     draws = _draws(lowering, op, args, kwargs)

@@ -12,6 +12,7 @@ RuntimeError: var: std and var only support floating point and complex dtypes, g
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,15 @@ import torch
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge._torch_internals.tensor_fields import current_node
 
-from .index_checks import indexes_fit, put_fits, reads_something, source_fits
+from . import kernel_checks
+from .index_checks import (
+    elements_to_put,
+    indexes_fit,
+    list_of_places,
+    put_fits,
+    reads_something,
+    source_fits,
+)
 from .shape_checks import (
     bins_for_each,
     bool_mask,
@@ -264,10 +273,11 @@ def _axis(name: str, named: Arguments) -> None:
 def _distinct_axes(name: str, named: Arguments) -> None:
     rank, dims = max(_first(named).dim(), 1), named.get("dim")
     if isinstance(dims, list | tuple):
-        places = [dim % rank for dim in dims]
-        twice = [dim for dim in places if places.count(dim) > 1]
-        if twice:
-            raise RuntimeError(f"dim {twice[0]} appears multiple times in the list of dims")
+        seen: set[int] = set()
+        for dim in itertools.takewhile(lambda dim: -rank <= dim < rank, dims):
+            if dim % rank in seen:
+                raise RuntimeError(f"dim {dim % rank} appears multiple times in the list of dims")
+            seen.add(dim % rank)
 
 
 def _source_like_self(name: str, named: Arguments) -> None:
@@ -303,7 +313,7 @@ def _range(name: str, named: Arguments) -> None:
     low, high = named.get("low", named.get("from", 0)), named.get("high", named.get("to"))
     if high is not None and low >= high:
         raise RuntimeError(
-            f"{name} expects 'from' to be less than 'to', but got from={low} >= to={high}"
+            f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
         )
 
 
@@ -337,7 +347,8 @@ def _enough_to_draw_from(name: str, named: Arguments) -> None:
 
 
 _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
-    **dict.fromkeys(("var", "std", "var_mean", "std_mean"), (_floats_only,)),
+    **dict.fromkeys(("var", "std", "var_mean", "std_mean"), (_floats_only, _distinct_axes)),
+    "nansum": (_distinct_axes,),
     **dict.fromkeys(("floor", "ceil", "trunc"), (_not_complex,)),
     **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), (_not_complex, _numbers_not_complex)),
     **dict.fromkeys(("argmax", "argmin"), (_ordered, _not_empty)),
@@ -349,7 +360,8 @@ _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     **dict.fromkeys(("topk", "kthvalue", "argsort", "msort"), (_not_complex,)),
     **dict.fromkeys(("cummax", "cummin"), (_no_complex_rows,)),
     **dict.fromkeys(("fill", "full", "full_like", "new_full"), (_number_fits,)),
-    **dict.fromkeys(("masked_fill", "index_fill"), (_number_fits,)),
+    "masked_fill": (bool_mask, _number_fits),
+    "index_fill": (list_of_places, _number_fits),
     "scatter": (_number_fits, reads_something),
     "masked_scatter": (bool_mask,),
     "as_strided_scatter": (inside_memory,),
@@ -365,18 +377,27 @@ _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     **dict.fromkeys(("addmm", "addmv", "baddbmm", "addbmm"), (_same_dtypes, _number_fits)),
     **dict.fromkeys(("sub", "rsub"), (_no_bool,)),
     **dict.fromkeys(("sign", "signbit", "maximum", "minimum", "fmax", "fmin"), (_not_complex,)),
-    "index_add": (_source_like_self, source_fits, _number_fits),
+    "index_add": (list_of_places, _source_like_self, source_fits, _number_fits),
     "index_reduce": (source_fits,),
-    **dict.fromkeys(("index_copy", "put"), (_source_like_self,)),
+    "index_copy": (list_of_places, _source_like_self),
+    "put": (elements_to_put, _source_like_self),
     **dict.fromkeys(("index_put", "_index_put_impl"), (_source_like_self, put_fits)),
     "index": (indexes_fit,),
-    **dict.fromkeys(("gather", "index_select", "take"), (reads_something,)),
+    **dict.fromkeys(("gather", "take"), (reads_something,)),
+    "index_select": (list_of_places, reads_something),
     **dict.fromkeys(("scatter_add", "scatter_reduce"), (reads_something,)),
-    **dict.fromkeys(("randint", "randint_like", "random"), (_range,)),
+    **dict.fromkeys(("randint", "randint_like", "random"), (_range, kernel_checks.bounds_fit)),
+    "randperm": (kernel_checks.numbers_fit,),
+    **dict.fromkeys(("rand_like", "randn_like"), (kernel_checks.float_model,)),
+    **dict.fromkeys(("lt", "le", "gt", "ge"), (kernel_checks.ordered_numbers,)),
+    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor"), (kernel_checks.whole_numbers,)),
+    **dict.fromkeys(("bitwise_not", "gcd", "lcm"), (kernel_checks.whole_numbers,)),
+    **dict.fromkeys(("logaddexp", "logaddexp2"), (kernel_checks.some_floats,)),
+    **dict.fromkeys(("linspace", "logspace"), (kernel_checks.counted,)),
     **dict.fromkeys(("normal_functional", "exponential", "cauchy"), (_draws_floats,)),
     "uniform": (_draws_floats, _uniform),
-    "bernoulli": (_probability,),
-    "multinomial": (_enough_to_draw_from,),
+    "bernoulli": (_probability, kernel_checks.float_probabilities),
+    "multinomial": (kernel_checks.places_to_draw, _enough_to_draw_from),
     **dict.fromkeys(("norm", "linalg_vector_norm"), (_distinct_axes,)),
     **dict.fromkeys(("_softmax", "_log_softmax"), (_axis,)),
     "sort": (_not_complex, _axis),

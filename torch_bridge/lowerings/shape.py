@@ -59,11 +59,18 @@ def flip(x, dims):
     return jnp.flip(x, [axis(d, x.ndim) for d in dims]) if x.ndim else x
 
 
-@lower("aten::roll")
+def _rolled(x, shifts, dims=()):
+    """An empty tensor has no axis that torch would look at."""
+    return torch.roll(x, shifts, dims) if x.numel() else torch.empty_like(x)
+
+
+@lower("aten::roll", meta=_rolled)
 def roll(x, shifts, dims=()):
     """The array turned by `shifts` along `dims`; along its flat form without `dims`."""
     shifts = [shifts] if isinstance(shifts, int) else shifts
     dims = [dims] if isinstance(dims, int) else dims
+    if x.size == 0:
+        return x
     if not dims or x.ndim == 0:
         return jnp.roll(x, sum(shifts))
     return jnp.roll(x, shifts, dims)

@@ -54,6 +54,8 @@ CALLS = {
     "out= of another dtype: topk": lambda: torch.topk(ones(3), 2, out=(ones(2), ones(2))),
     "out= of another dtype: nonzero": lambda: torch.nonzero(ones(3), out=ones(3, 1).byte()),
     "out= of another kind": lambda: torch.add(ones(3), 1, out=ones(3).int()),
+    "an axis twice, before one out of range": lambda: ones(3, 2, 2).std((-2, 1, 4)),
+    "an axis out of range, before one twice": lambda: ones(3, 2, 2).nansum((4, -2, 1)),
     "a half of an element": lambda: ones(8, dtype=torch.bfloat16)[1:5].view(torch.float32),
     "negative strides": lambda: torch.as_strided(ones(3, 3), (2, 2), (2, -1)),
     "negative strides of new memory": lambda: torch.empty_strided((2,), (-1,), device="jax"),

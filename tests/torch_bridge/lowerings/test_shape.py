@@ -139,3 +139,7 @@ def test_pads_of_a_split_axis(pad, part):
     x = torch.arange(1.0, 9.0).reshape(2, 4)
     for spec in (iso.P("y", "x"), iso.P("y"), iso.P()):
         torch.testing.assert_close(program(iso.shard(x, mesh, spec)).cpu(), program(x))
+
+
+def test_nothing_is_rolled_along_any_axis():
+    assert torch.zeros(0, device="jax").roll(1, 2).shape == torch.zeros(0).roll(1, 2).shape
