@@ -6,15 +6,20 @@ device, so both sides do the same.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
 
+from . import transformed
 from .samples import tensors
+from .transformed import NothingToCompare
+from .transformed import called as forward
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +35,10 @@ class Column:
         gradient: the samples ask for gradients.
         sharded: the samples are laid out over the mesh.
         refused: the samples are those that torch refuses, and what is compared are the errors.
+        reference: the samples are the many by which torch tests against NumPy: of extreme values,
+            broadcast, not contiguous.
+        takes: whether a sample is one for the column.
+        several: the result is a list of results, and of words.
     """
 
     name: str
@@ -40,34 +49,34 @@ class Column:
     gradient: bool = False
     sharded: bool = False
     refused: bool = False
-
-
-def forward(info: OpInfo, sample: SampleInput) -> Any:
-    """The operator's results."""
-    return info.op(sample.input, *sample.args, **sample.kwargs)
+    reference: bool = False
+    takes: Callable[[SampleInput], bool] = lambda sample: True
+    several: bool = False
 
 
 def backward(info: OpInfo, sample: SampleInput) -> Any:
     """The gradient of every input that asks for one, for fixed random cotangents."""
+    return _gradients(info, sample, [leaf for leaf in tensors(sample) if leaf.requires_grad])
+
+
+def view_backward(info: OpInfo, sample: SampleInput) -> Any:
+    """The gradients of the tensors that the inputs are views of."""
+    leaves, viewed = transformed.through_views(sample)
+    return _gradients(info, viewed, leaves)
+
+
+def _gradients(info: OpInfo, sample: SampleInput, inputs: list[torch.Tensor]) -> Any:
     out = info.gradcheck_wrapper(info.op, sample.input, *sample.args, **sample.kwargs)
     out = sample.output_process_fn_grad(out)
     results = [leaf for leaf in tensors(out) if leaf.requires_grad]
-    inputs = [leaf for leaf in tensors(sample) if leaf.requires_grad]
     if not results or not inputs:
         raise NothingToCompare("no differentiable result")
-    cotangents = [_cotangent(number, leaf) for number, leaf in enumerate(results)]
+    cotangents = [transformed.noise(number, leaf) for number, leaf in enumerate(results)]
     gradients = torch.autograd.grad(results, inputs, cotangents, allow_unused=True)
     return [
         torch.zeros_like(leaf) if gradient is None else gradient
         for leaf, gradient in zip(inputs, gradients, strict=True)
     ]
-
-
-def _cotangent(number: int, result: torch.Tensor) -> torch.Tensor:
-    source = torch.Generator().manual_seed(number)
-    narrow = torch.complex64 if result.is_complex() else torch.float32
-    made = torch.randn(result.shape, generator=source, dtype=narrow)
-    return made.to(result.dtype).to(result.device)
 
 
 def in_place(info: OpInfo, sample: SampleInput) -> Any:
@@ -81,15 +90,50 @@ def in_place(info: OpInfo, sample: SampleInput) -> Any:
     return target
 
 
-def into(info: OpInfo, sample: SampleInput) -> Any:
-    """What `out=` holds afterwards: tensors of the right shape, and empty ones that must grow."""
+def into(info: OpInfo, sample: SampleInput) -> list[Any]:
+    """What `out=` holds afterwards, and what is said, for tensors of other shapes and types.
+
+    Of the right shape, empty (they grow), of another shape (they grow with a warning), of a type
+    that holds the results (if they are cast), and of one that does not (an error).
+    """
     wanted = forward(info, sample)
-    return [_into(info, sample, wanted, grow) for grow in (False, True)]
+    with _every_warning() as said:
+        found = [_into(info, sample, wanted, lambda leaf: (leaf.shape, leaf.dtype))]
+        found.append(_into(info, sample, wanted, lambda leaf: ((0,), leaf.dtype)))
+        said.clear()
+        larger = _into(info, sample, wanted, lambda leaf: (_larger(leaf), leaf.dtype))
+        found += [larger, any("resized" in str(warning.message) for warning in said)]
+    for dtype in (torch.complex128, torch.int64):
+        if all(leaf.dtype != dtype for leaf in tensors(wanted)):
+            try:
+                cast = _into(info, sample, wanted, lambda leaf, to=dtype: (leaf.shape, to))
+            except Exception as error:
+                cast = type(error).__name__
+            found.append(cast)
+    return found
 
 
-def _into(info: OpInfo, sample: SampleInput, wanted: Any, grow: bool) -> Any:
+def _larger(leaf: torch.Tensor) -> tuple[int, ...]:
+    return (*leaf.shape, 2) if leaf.numel() else (3,)
+
+
+@contextlib.contextmanager
+def _every_warning() -> Iterator[list[warnings.WarningMessage]]:
+    """Context that gives the warnings said in it, also those that torch says once only."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            yield said
+    finally:
+        torch.set_warn_always(before)
+
+
+def _into(info: OpInfo, sample: SampleInput, wanted: Any, form: Callable[..., Any]) -> Any:
     def room(leaf: Any) -> Any:
-        return torch.empty((0,) if grow else leaf.shape, dtype=leaf.dtype, device=leaf.device)
+        shape, dtype = form(leaf)
+        return torch.empty(shape, dtype=dtype, device=leaf.device)
 
     out = pytree.tree_map_only(torch.Tensor, room, wanted)
     if isinstance(out, tuple | list):
@@ -137,10 +181,6 @@ def _clone(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
-class NothingToCompare(Exception):
-    """This sample has no such result in torch itself."""
-
-
 def _differentiable(info: OpInfo) -> bool:
     return info.supports_autograd and torch.float32 in info.supported_backward_dtypes("cpu")
 
@@ -158,7 +198,9 @@ COLUMNS = {
             lambda info: info.inplace_variant is not None,
             samples=4,
         ),
-        Column("out=", torch.float32, into, lambda info: info.supports_out, samples=4),
+        Column(
+            "out=", torch.float32, into, lambda info: info.supports_out, samples=4, several=True
+        ),
         Column("bfloat16", torch.bfloat16, forward, samples=4),
         Column("float64", torch.float64, forward, samples=4),
         Column("complex128", torch.complex128, forward, samples=4),
@@ -173,6 +215,31 @@ COLUMNS = {
             samples=64,
             refused=True,
         ),
+        Column(
+            "reference",
+            torch.float32,
+            forward,
+            lambda info: info.reference_inputs_func is not None,
+            samples=16,
+            reference=True,
+        ),
+        Column(
+            "channels last",
+            torch.float32,
+            transformed.channels_last,
+            samples=3,
+            takes=transformed.has_channels,
+        ),
+        Column(
+            "forward mode",
+            torch.float32,
+            transformed.forward_mode,
+            lambda info: info.supports_forward_ad,
+            samples=2,
+            gradient=True,
+        ),
+        Column("vmap", torch.float32, transformed.batched, samples=2),
+        Column("views", torch.float32, view_backward, _differentiable, samples=2, gradient=True),
     )
 }
 

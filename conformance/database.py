@@ -1,4 +1,4 @@
-"""The entries of torch's operator database that take float32."""
+"""The entries of torch's databases that take float32."""
 
 from __future__ import annotations
 
@@ -6,10 +6,22 @@ import functools
 
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.custom_op_db import custom_op_db
+from torch.testing._internal.hop_db import hop_db
 from torch.testing._internal.opinfo.core import OpInfo
+
+from . import adapted
 
 
 @functools.cache
 def entries() -> dict[str, OpInfo]:
-    """Every entry with float32, by its full name (`var`, `var.unbiased`, ..)."""
-    return {info.full_name: info for info in op_db if torch.float32 in info.dtypes}
+    """Every entry with float32, by its full name (`var`, `var.unbiased`, ..).
+
+    Those of other databases than that of operators follow, with a word before the name: `hop.cond`,
+    `custom.NumpySortCustomOp`, `module.nn.Linear`, `optim.Adam`.
+    """
+    named = {info.full_name: info for info in op_db}
+    for kind, database in (("hop", hop_db), ("custom", custom_op_db)):
+        named |= {f"{kind}.{info.full_name}": info for info in database}
+    named |= adapted.modules() | adapted.optimizers()
+    return {name: info for name, info in named.items() if torch.float32 in info.dtypes}

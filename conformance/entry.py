@@ -95,7 +95,8 @@ def attempts_of(info: OpInfo, column: Column, limit: int | None) -> list[Attempt
     if column.refused:
         return _with_reference(info, column, refused_by(info)[:limit], to_device)
     if not column.sharded:
-        samples = choose(info, column.dtype, limit, requires_grad=column.gradient)
+        options = {"reference": column.reference, "takes": column.takes}
+        samples = choose(info, column.dtype, limit, requires_grad=column.gradient, **options)
         return _with_reference(info, column, samples, to_device)
     with even_sizes():
         try:
@@ -146,7 +147,16 @@ def _reference(info: OpInfo, column: Column, sample: SampleInput, seed: int = 0)
         if out == ["nothing"]:
             raise NothingToCompare("torch takes it")
         return out
-    return ambiguous.settled(info, sample, out, column.gradient)
+    return _settled(info, column, sample, out)
+
+
+def _settled(info: OpInfo, column: Column, sample: SampleInput, out: Any) -> Any:
+    if not column.several:
+        return ambiguous.settled(info, sample, out, column.gradient)
+    return [
+        ambiguous.settled(info, sample, part, column.gradient) if tensors(part) else part
+        for part in out
+    ]
 
 
 @contextlib.contextmanager
@@ -219,7 +229,7 @@ def _alone(info: OpInfo, attempt: Attempt) -> None:
 def _compare(info: OpInfo, attempt: Attempt) -> None:
     got = [pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.cpu(), out) for out in attempt.got]
     sample, column = attempt.sample, attempt.column
-    have = [ambiguous.settled(info, sample, out, column.gradient) for out in got]
+    have = [_settled(info, column, sample, out) for out in got]
     if column.refused:
         fault = _other_error(attempt.want, have[0])
     elif attempt.random or ambiguous.is_uninitialised(info):
@@ -228,8 +238,8 @@ def _compare(info: OpInfo, attempt: Attempt) -> None:
         fault = first_difference(
             attempt.want, have[0], lambda: _reference(info, column, widened(sample))
         )
-    if fault:
-        attempt.fault = ("wrong", fault)
+    if fault:  # where errors are compared, no value is wrong
+        attempt.fault = ("error" if column.refused else "wrong", fault)
 
 
 def _other_error(want: list[str], have: list[str]) -> str | None:

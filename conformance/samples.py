@@ -27,7 +27,13 @@ _WIDER = {torch.float32: torch.float64, torch.bfloat16: torch.float32}
 
 
 def choose(
-    info: OpInfo, dtype: torch.dtype, limit: int, *, requires_grad: bool = False
+    info: OpInfo,
+    dtype: torch.dtype,
+    limit: int,
+    *,
+    requires_grad: bool = False,
+    reference: bool = False,
+    takes: Callable[[SampleInput], bool] = lambda sample: True,
 ) -> list[SampleInput]:
     """At most `limit` samples of an entry, as unlike each other as possible.
 
@@ -36,13 +42,18 @@ def choose(
         dtype: of the samples.
         limit: how many to return.
         requires_grad: their differentiable tensors ask for a gradient.
+        reference: of the database's reference inputs.
+        takes: which samples may be chosen.
 
     Returns:
-        The first sample of each structure (shapes, types, keywords), then others; evenly spread
-        over the database's order if there are more than `limit`.
+        The first sample of each structure (shapes, types, keywords, extreme values), then others;
+        evenly spread over the database's order if there are more than `limit`.
     """
-    made = info.sample_inputs("cpu", dtype, requires_grad=requires_grad)
-    found = list(itertools.islice(made, 200))
+    source = info.reference_inputs if reference else info.sample_inputs
+    made = source("cpu", dtype, requires_grad=requires_grad)
+    found = [
+        sample for sample in itertools.islice(made, 1500 if reference else 200) if takes(sample)
+    ]
     first: dict[Any, SampleInput] = {}
     for sample in found:
         first.setdefault(_structure(sample), sample)
@@ -74,11 +85,27 @@ _MOST_AXES = 64
 def _structure(sample: SampleInput) -> Any:
     def describe(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return (leaf.dim(), leaf.dtype, 0 in leaf.shape)
+            return (leaf.dim(), leaf.dtype, 0 in leaf.shape, _is_extreme(leaf), _is_dense(leaf))
         return repr(leaf) if isinstance(leaf, bool | str | None) else type(leaf).__name__
 
     leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
     return str(spec), tuple(describe(leaf) for leaf in leaves)
+
+
+def _is_extreme(tensor: torch.Tensor) -> tuple[bool, bool] | None:
+    """Whether there are numbers that are not finite, and huge ones; None if it has no floats."""
+    if tensor.layout != torch.strided or not (tensor.is_floating_point() or tensor.is_complex()):
+        return None
+    sizes = tensor.detach().abs()
+    finite = sizes.isfinite()
+    return not finite.all(), bool((sizes[finite] > 1e4).any())
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a copy has the same strides: there are no gaps, and no element is there twice."""
+    if tensor.layout != torch.strided:
+        return True
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
 @contextlib.contextmanager
@@ -141,7 +168,7 @@ def moved(
 
     def leaf(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return place(value.detach()).requires_grad_(value.requires_grad)
+            return _as_it_lies(value, place)
         if isinstance(value, torch.device):
             return torch.device(DEVICE)
         return DEVICE if isinstance(value, str) and value == "cpu" else value
@@ -180,8 +207,23 @@ def widened(sample: SampleInput) -> SampleInput:
 def _like(value: Any, dtypes: dict[torch.dtype, torch.dtype] | None) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    new = value.detach().clone().to((dtypes or {}).get(value.dtype, value.dtype))
-    return new.requires_grad_(value.requires_grad)
+    return _as_it_lies(
+        value, lambda leaf: leaf.clone().to((dtypes or {}).get(value.dtype, value.dtype))
+    )
+
+
+def _as_it_lies(
+    tensor: torch.Tensor, place: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """A tensor that `place` makes anew; of one that has gaps, the memory with the gaps."""
+    if _is_dense(tensor):
+        new = place(tensor.detach())
+    else:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        extent = 1 + sum((size - 1) * step for size, step in steps)
+        memory = tensor.detach().as_strided((extent,), (1,), tensor.storage_offset())
+        new = place(memory).as_strided(tensor.shape, tensor.stride()).detach()
+    return new.requires_grad_(tensor.requires_grad)
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
