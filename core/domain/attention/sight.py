@@ -45,15 +45,33 @@ class Span(NamedTuple):
         return self.put(x, self.cut(x, axis) + part, axis)
 
 
+_SMALL = 64  # a tile of so many queries and keys is not made smaller
+
+
+def tile_of(length: int, most: int) -> int:
+    """The size of a tile along a block: `most`, but so that its scores are few beside the block's.
+
+    A tile takes about a dozen arrays of its scores. With a quarter of a block on each side they are
+    fewer than the scores of one block of queries with one of keys, of which attention that is not
+    tiled has one for each device.
+
+    >>> [tile_of(length, 512) for length in (20, 128, 300, 1024, 8192)]
+    [20, 64, 75, 256, 512]
+    """
+    size = min(length, most, max(_SMALL, length // 4))
+    number = -(-length // size)
+    return length // number if length % number == 0 else size
+
+
 def spans(length: int, tile: int) -> tuple[int, int]:
-    """How many tiles a block of `length` has, and their size."""
-    size = min(length, tile)
+    """How many tiles a block of `length` has, and their size; `tile` is the most."""
+    size = tile_of(length, tile)
     return -(-length // size), size
 
 
 def span(number: jax.Array, length: int, tile: int) -> Span:
     """The tile of that number in a block of `length`."""
-    size = min(length, tile)
+    size = tile_of(length, tile)
     return Span(jnp.minimum(number * size, length - size), number * size, size)
 
 
@@ -84,7 +102,7 @@ class Sight:
             or extras.query_lengths is not None
             or extras.key_lengths is not None
             or any(line.sizes is not None for line in (setup.queries, setup.keys))
-            or any(size % min(size, setup.tile) for size in sizes)
+            or any(size % tile_of(size, setup.tile) for size in sizes)
         )
 
     def lines(self, rows: Span, columns: Span) -> tuple[jax.Array, jax.Array] | None:
