@@ -25,7 +25,16 @@ from isoshard.torch_bridge.engine.metas import Meta
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval
 
-from .overrides import as_tensor, autocast, composites, identity, pickling, scaling, turned
+from .overrides import (
+    as_tensor,
+    autocast,
+    composites,
+    identity,
+    loaded_state,
+    pickling,
+    scaling,
+    turned,
+)
 
 _KEYS = ("PrivateUse1", "Lazy")
 _LIBRARIES: list[torch.library.Library] = []
@@ -133,6 +142,7 @@ def register() -> None:
     identity.register()
     pickling.register()
     scaling.register()
+    loaded_state.register()
     turned.register(base.LazyTensor)
     _join_lists()
 

@@ -227,13 +227,23 @@ def interpolate(
     else:
         sizes = faults.per_axis("size", size, axes, least=1)
     faults.raise_any()
+    rows = tuple(x.shape[2:])
+    return apply_here(resize_operator(rows, sizes, scales, mode, align_corners), x, mesh, spec)
+
+
+def resize_operator(
+    rows: tuple[int, ...],
+    sizes: tuple[int, ...],
+    scales: tuple[float | None, ...],
+    mode: str,
+    align_corners: bool,
+) -> Operator:
+    """That of `interpolate`: from rows to sizes, by ratios where there are any."""
     reaches = tuple(
         ResizeReach(new, mode, align_corners, ratio)
         for new, ratio in zip(sizes, scales, strict=True)
     )
-    local = _Sums(reaches, tuple(x.shape[2:]))
-    operator = Operator("interpolate", tuple(enumerate(reaches, 2)), local)
-    return apply_here(operator, x, mesh, spec)
+    return Operator("interpolate", tuple(enumerate(reaches, 2)), _Sums(reaches, rows))
 
 
 def _scales(faults: Faults, scale: Any, axes: int) -> tuple[float | None, ...]:

@@ -77,6 +77,7 @@ def _whole(operator: Operator, x: Any) -> Any:
     return here(operator, whole_layout(x.shape), x)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def _whole_slope(operator: Operator, slope: Any, x: Any) -> Any:
     return jax.vjp(functools.partial(_whole, operator), x)[1](slope)[0]
 

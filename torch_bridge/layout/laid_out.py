@@ -13,7 +13,7 @@ from isoshard.torch_bridge.engine import base, layouts
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.tensor_changes import namespace
 
-from . import marks, shards
+from . import marks, shards, view_layouts
 from .marks import ShardingType
 from .shards import XLAShard
 
@@ -37,7 +37,7 @@ class LaidOut(base.LazyTensor):
     @property
     def mesh(self) -> jax.sharding.Mesh | None:
         """The mesh it is laid out on, or None."""
-        found = marks.asked(self)
+        found = view_layouts.sharding_of_view(self)
         return mesh_of(found) if found else None
 
     @property
@@ -49,7 +49,7 @@ class LaidOut(base.LazyTensor):
     @property
     def partition_spec(self) -> jax.sharding.PartitionSpec | None:
         """How each axis is split over the mesh, or None if it is on no mesh."""
-        found = marks.asked(self)
+        found = view_layouts.sharding_of_view(self)
         return found.spec if found else None
 
     def requires_grad_(self, requires_grad: bool = True) -> Any:
@@ -66,21 +66,21 @@ class LaidOut(base.LazyTensor):
 
         None for a tensor in equal blocks, and before a value is computed that nobody marked.
         """
-        if self._chain.ops:
-            return None
         found = layouts.blocks(self._storage.value.layout)
-        return found.sizes if found else None
+        if found is None or not self._chain.ops:
+            return found.sizes if found else None
+        return view_layouts.sizes_of_view(self, found.sizes)
 
     @property
     def sharding_spec(self) -> str:
         """The layout as torch_xla writes it, see `marks`; empty if it has none."""
-        found = marks.asked(self)
+        found = view_layouts.sharding_of_view(self)
         return marks.spec_string(found, self.dim()) if found else ""
 
     @property
     def sharding_type(self) -> ShardingType | None:
         """Replicated, tiled, or tiled and partly replicated; None without a layout."""
-        found = marks.asked(self)
+        found = view_layouts.sharding_of_view(self)
         return marks.sharding_type(found, self.dim()) if found else None
 
     @property

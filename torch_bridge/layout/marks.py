@@ -9,8 +9,9 @@ In these strings, as in torch_xla's, a device is its place in `jax.devices()`, a
 hold copies of one block are in ascending order. (The strings of `isoshard.core` count along the
 mesh; the two differ for a mesh that takes its devices in another order.)
 
-The layout of the buffers may be another than the one asked for: JAX has no buffers of unequal
-pieces, so an axis that does not divide stays whole there. `asked` gives the former.
+The layout of the values may be another than the one asked for: JAX has no buffers of unequal
+pieces, and XLA's partitioner puts unequal blocks in wrong places (`axis_types.dividing`), so an
+axis that does not divide stays whole. `asked` gives the former.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from isoshard.core.tiles import Tiles
 from isoshard.torch_bridge._torch_internals.tensor_fields import gradient_hooks
 from isoshard.torch_bridge.engine import base, layouts
 from isoshard.torch_bridge.engine.constrain import constrain
-from isoshard.torch_bridge.engine.value import Aval, Storage, Value
+from isoshard.torch_bridge.engine.value import Aval, Storage
 
 Sharding = jax.sharding.NamedSharding
 Layout = Sharding | BlockLayout
@@ -56,9 +57,11 @@ _ASKED: weakref.WeakKeyDictionary[Storage, Sharding | None] = weakref.WeakKeyDic
 
 def placed(tensor: base.LazyTensor) -> Sharding | None:
     """The layout that the buffers of a tensor have or will get, None if it is on no mesh."""
-    storage = tensor._storage
-    if tensor._chain.ops:
-        return None
+    return None if tensor._chain.ops else sharding_of_memory(tensor._storage)
+
+
+def sharding_of_memory(storage: Storage) -> Sharding | None:
+    """The layout that the buffers of a tensor's memory have or will get; None on no mesh."""
     if storage.annotation is not None:
         return storage.annotation
     if storage.value.layout == layouts.UNPLACED:
@@ -114,7 +117,7 @@ def constrain_in_place(tensor: base.LazyTensor, sharding: Layout, ask: Sharding 
         sharding: as for `annotate`.
         ask: as for `annotate`.
     """
-    base.write(tensor, _constrained(base.read(tensor), layouts.intern(sharding), ask))
+    base.write(tensor, constrain(base.read(tensor), layouts.intern(sharding)))
     if not tensor._chain.ops:
         keep(tensor, sharding, ask)
 
@@ -127,7 +130,7 @@ def laid_out(tensor: base.LazyTensor, sharding: Sharding, ask: Sharding | None =
         sharding: as for `annotate`.
         ask: as for `annotate`.
     """
-    value = _constrained(base.read(tensor), layouts.intern(sharding), ask)
+    value = constrain(base.read(tensor), layouts.intern(sharding))
     result = base.fresh(Aval.contiguous(tuple(tensor.shape), tensor.dtype), value)
     keep(result, sharding, ask)
     return result
@@ -171,16 +174,6 @@ def copy_mark(source: base.LazyTensor, target: base.LazyTensor) -> None:
     """Let `target`, a copy of `source`, be marked as that."""
     if source._storage in _ASKED:
         _ASKED[target._storage] = _ASKED[source._storage]
-
-
-def _constrained(value: Value, number: int, ask: Sharding | None) -> Value:
-    """`value` in a layout. Inside a program pieces may be unequal; its results are even again."""
-    if ask is None:
-        return constrain(value, number)
-    result = constrain(value, layouts.intern(ask))
-    if not isinstance(result.array, Tracer):
-        result.layout = number
-    return result
 
 
 def keep_gradient_layout(tensor: base.LazyTensor) -> None:

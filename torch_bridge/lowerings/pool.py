@@ -17,16 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from isoshard.core import domain, partitioning
-from isoshard.core.domain.interpreting import recording
+from isoshard.core import domain
 from isoshard.core.domain.pool import max_operator, mean_operator
 from isoshard.core.domain.space_split import by_halos, slope_by_halos
 
 from .arguments import wide
 from .conv_split import batch_split
-from .partition import partition
 from .registry import lower
-from .spatial import over_space
+from .spatial import by_rows, over_space
 from .vjp import pull_back
 from .whole import on_a_mesh
 
@@ -123,10 +121,8 @@ def windows(
     )
 
 
-def by_rows(x: jax.Array, grid: Windows) -> bool:
-    """Whether devices send each other the rows that windows read, in a program of split images."""
-    filled = x.ndim == len(grid.count) + 2 and 0 not in (*x.shape, *grid.count)
-    return filled and partition().images and not recording() and partitioning.possible()
+def _by_rows(x: jax.Array, grid: Windows) -> bool:
+    return 0 not in grid.count and by_rows(x, len(grid.count))
 
 
 # Maximum
@@ -138,7 +134,7 @@ def _lowest(dtype):
 
 def _window_max(x, grid):
     rank = len(grid.count)
-    if by_rows(x, grid):
+    if _by_rows(x, grid):
         return by_halos(max_operator(x.dtype, grid.of_rows, grid.ceil), x)
     return over_space(
         lambda x: lax.reduce_window(x, np.array(_lowest(x.dtype), x.dtype), lax.max, **grid.plain),
@@ -177,7 +173,7 @@ def _max_pool_backward(rank, grad, x, kernel_size, stride, padding, dilation, ce
     sent by hand images are whole, and so is the gradient, which may have to lie split afterwards.
     """
     grid = windows(x.shape, rank, kernel_size, stride, padding, dilation, ceil_mode)
-    if by_rows(x, grid):
+    if _by_rows(x, grid):
         return slope_by_halos(max_operator(x.dtype, grid.of_rows, grid.ceil), grad, x)
     grad, x = batch_split(grad), batch_split(x)
     if any(d != 1 for d in grid.dilation):
@@ -269,7 +265,7 @@ def _avg_pool(
 ):
     grid = windows(x.shape, rank, kernel_size, stride, padding, 1, ceil_mode)
     options = {"count_include_pad": count_include_pad, "divisor_override": divisor_override}
-    if by_rows(x, grid):
+    if _by_rows(x, grid):
         return by_halos(_mean_operator(grid, **options), wide(x)).astype(x.dtype)
     return over_space(
         lambda x: _whole_avg_pool(rank, x, grid, **options),
@@ -308,7 +304,7 @@ def _avg_pool_backward(
     divisor_override,
 ):
     grid = windows(x.shape, rank, kernel_size, stride, padding, 1, ceil_mode)
-    if by_rows(x, grid):
+    if _by_rows(x, grid):
         operator = _mean_operator(grid, count_include_pad, divisor_override)
         return slope_by_halos(operator, wide(grad), wide(x)).astype(x.dtype)
     options = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)

@@ -13,10 +13,26 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from isoshard.core import partitioning
 from isoshard.core.domain import in_blocks, repack
+from isoshard.core.domain.interpreting import recording
 from isoshard.core.uneven import UnevenArray
 
+from .partition import partition
+
 Function = Callable[..., Any]
+
+
+def by_rows(x: jax.Array, rank: int) -> bool:
+    """Whether devices send each other the rows that are read, in a program of split images.
+
+    Args:
+        x: (batch, channels, *space); where it is split is known when the program is compiled.
+        rank: the axes of space.
+    """
+    if x.ndim != rank + 2 or 0 in x.shape or recording():
+        return False
+    return partition().images and partitioning.possible()
 
 
 def over_space(

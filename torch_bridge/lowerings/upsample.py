@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from isoshard.core import domain
+from isoshard.core.domain.resize import resize_operator
+from isoshard.core.domain.space_split import by_halos, slope_by_halos
 
 from .arguments import wide
 from .registry import lower
-from .spatial import over_space, pulled_over_space
+from .spatial import by_rows, over_space, pulled_over_space
 from .vjp import pull_back
 
 _CUBIC = -0.75  # the free parameter of cubic convolution, as torch and OpenCV choose it
@@ -137,29 +139,51 @@ def _register(
             for size, count, scale in zip(sizes, output_size, scales, strict=True)
         ]
 
-    def operator(shape, output_size, options):
-        """The same in `iso.domain`, which takes sizes or ratios; None where they say two things."""
+    def ratios(shape, output_size, options):
+        """The ratios, and whether corners are aligned; None where sizes say something else."""
         flags = options[:1] if aligns else ()
         scales = [scale for scale in options[len(flags) :] if scale]
         corners = bool(flags and flags[0])
-        chosen: dict[str, Any] = {"mode": mode, "align_corners": corners}
-        if corners or len(scales) < rank:
-            chosen["size"] = tuple(output_size)
-        else:
-            chosen["scale"] = tuple(map(float, scales))
-            sizes = zip(shape[-rank:], scales, output_size, strict=True)
-            if any(int(size * scale) != count for size, scale, count in sizes):
-                return None
-        return functools.partial(domain.interpolate, **chosen)
+        if corners or not scales:
+            return (None,) * rank, corners
+        if len(scales) < rank:
+            return None
+        sizes = zip(shape[-rank:], scales, output_size, strict=True)
+        if any(int(size * scale) != count for size, scale, count in sizes):
+            return None
+        return tuple(map(float, scales)), corners
+
+    def operator(shape, output_size, options):
+        """The same in `iso.domain`, which takes sizes or ratios; None where they say two things."""
+        chosen = ratios(shape, output_size, options)
+        if chosen is None:
+            return None
+        scales, corners = chosen
+        either = {"size": tuple(output_size)} if None in scales else {"scale": scales}
+        return functools.partial(domain.interpolate, **either, mode=mode, align_corners=corners)
+
+    def of_rows(x, taps, shape, output_size, options):
+        """The operator for which devices send each other rows; None where they do not."""
+        chosen = ratios(shape, output_size, options)
+        if taps[0].weights is None or chosen is None or not by_rows(x, rank):
+            return None
+        return resize_operator(tuple(shape[2:]), tuple(output_size), chosen[0], mode, chosen[1])
 
     def forward(x, output_size, *options):
         taps = all_taps(x.shape[-rank:], output_size, options)
+        rows = of_rows(x, taps, x.shape, output_size, options)
+        if rows is not None:
+            return by_halos(rows, wide(x)).astype(x.dtype)
         operated = operator(x.shape, output_size, options)
         resize = functools.partial(_resize, taps=taps)
         return resize(x) if operated is None else over_space(resize, operated, rank)(x)
 
     def backward(grad, output_size, input_size, *options):
         taps, shape = all_taps(input_size[-rank:], output_size, options), tuple(input_size)
+        rows = of_rows(grad, taps, shape, output_size, options)
+        if rows is not None:
+            slope = wide(grad)
+            return slope_by_halos(rows, slope, jnp.zeros(shape, slope.dtype)).astype(grad.dtype)
         operated = operator(shape, output_size, options)
 
         def pulled(grad):

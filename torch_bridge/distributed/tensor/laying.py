@@ -23,12 +23,13 @@ from isoshard.core.entries import entries_of
 from isoshard.core.errors import UnevenError
 from isoshard.core.mesh import mesh_of
 from isoshard.core.spec import axis_names, check_even
+from isoshard.core.uneven import Sizes
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
 from isoshard.torch_bridge.dtensor.translation import placements_of, spec_of
 from isoshard.torch_bridge.engine import layouts
 from isoshard.torch_bridge.engine.tape import Tape
 from isoshard.torch_bridge.engine.value import Storage
-from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.layout import marks, view_layouts
 from isoshard.torch_bridge.spmd.marking import layout_for, mark_sharding
 from isoshard.torch_bridge.spmd.uneven import even_part
 
@@ -140,7 +141,7 @@ def remember(tensor: Any, laid: Laid) -> Any:
 
 def found(tensor: Any) -> Laid | None:
     """The layout of a tensor by the mesh it was given, else by the whole mesh; None if unknown."""
-    asked = marks.asked(tensor)
+    asked = view_layouts.sharding_of_view(tensor)
     if asked is None:
         return None
     laid = None if tensor._chain.ops else _GIVEN.get(tensor._storage)
@@ -184,10 +185,14 @@ def moved(
         dtype: what to cast to before anything moves.
         gradient_dtype: what the gradient is cast to before it moves.
     """
-    blocks = tensor.block_sizes
-    if blocks is not None and back is None and _is_laid(tensor, laid):  # it keeps its blocks
-        result = tensor.to(dtype) if dtype not in (None, tensor.dtype) else tensor.view_as(tensor)
-        return result
+    sizes = _kept_blocks(tensor, laid)
+    if sizes is not None and back is None and gradient_dtype in (None, tensor.dtype):
+        cast = dtype not in (None, tensor.dtype)
+        if _is_laid(tensor, laid):
+            return tensor.to(dtype) if cast else tensor.view_as(tensor)
+        kept = tensor.to(dtype) if cast else tensor.clone()
+        mark_sharding(kept, mesh_of(laid.sharding), laid.sharding.spec, sizes=sizes)
+        return remember(kept, laid)
     result: Any = _Moved.apply(
         tensor,
         laid.sharding,
@@ -198,18 +203,27 @@ def moved(
     return remember(result, laid)
 
 
+def _kept_blocks(tensor: Any, laid: Laid) -> Sizes | None:
+    """The blocks of the axes that a layout splits as before; None without any."""
+    sizes, have = tensor.block_sizes, marks.asked(tensor)
+    if sizes is None or have is None or mesh_of(have) != mesh_of(laid.sharding):
+        return None
+    before, after = _names_of(have, len(sizes)), _names_of(laid.sharding, len(sizes))
+    kept = zip(sizes, before, after, strict=True)
+    found = tuple(own if names and names == wanted else None for own, names, wanted in kept)
+    return found if any(found) else None
+
+
 def _is_laid(tensor: Any, laid: Laid) -> bool:
-    """Whether a tensor is split as a layout says, in whatever blocks."""
-    have = marks.asked(tensor)
-    if have is None or mesh_of(have) != mesh_of(laid.sharding):
-        return False
-    both = [[axis_names(entry) for entry in entries_of(one.spec)] for one in (have, laid.sharding)]
-    return [_split(names) for names in both] == [_split(names) for names in both][::-1]
+    """Whether a tensor is split as a layout over its mesh says, in whatever blocks."""
+    count = tensor.dim()
+    return _names_of(marks.asked(tensor), count) == _names_of(laid.sharding, count)
 
 
-def _split(names: list[tuple[str, ...]]) -> list[tuple[int, tuple[str, ...]]]:
-    """The axes that are split, and by what."""
-    return [(axis, one) for axis, one in enumerate(names) if one]
+def _names_of(sharding: Any, count: int) -> list[tuple[str, ...]]:
+    """The mesh axes that split each axis."""
+    names = [axis_names(entry) for entry in entries_of(sharding.spec)]
+    return names + [()] * (count - len(names))
 
 
 def _same_devices(have: Sharding | None, want: Sharding) -> Sharding:
