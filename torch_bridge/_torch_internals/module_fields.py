@@ -87,8 +87,8 @@ SCALER_STEP = NAMES.state(
 
 SCALE = NAMES.state(
     "torch.amp.GradScaler._scale",
-    why="is a scaler's scale, whose reciprocal is taken in float32",
-    without="`unscale_` refuses float64, unless `jax_enable_x64` is on",
+    why="is a scaler's scale, which a captured step must find made",
+    without="the device is not registered",
 )
 
 GROWTH = NAMES.state(

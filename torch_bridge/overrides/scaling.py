@@ -1,8 +1,5 @@
 """`torch.amp.GradScaler("jax")`: the places where torch's class does not suit the device.
 
-- `unscale_` takes the reciprocal of the scale in float64. JAX has no float64 unless
-  `jax_enable_x64` is on, so the reciprocal is taken in float32 then, where it is exact for the
-  powers of two that scales are.
 - `step` of an optimizer without `fused=True` asks on the host whether an infinity was found. That
   costs a wait outside `xs.compile`, and is refused inside, where a replay would not ask again.
 - The scale is made when it is first used. If that is inside a step that is being captured, it is
@@ -26,7 +23,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import jax
 import numpy as np
 import torch
 
@@ -44,26 +40,8 @@ from isoshard.torch_bridge.engine.value import Aval, Storage, Value
 from isoshard.torch_bridge.engine.views import Chain
 
 
-class _Scale:
-    """Stands for a scale while torch takes its reciprocal, which is then taken in float32."""
-
-    def __init__(self, scale: torch.Tensor):
-        self._scale = scale
-        self.device = scale.device
-
-    def double(self) -> _Scale:
-        return self
-
-    reciprocal = double
-
-    def float(self) -> torch.Tensor:
-        return self._scale.reciprocal()
-
-
 def register() -> None:
     """Replace the methods."""
-    scaler: Any = torch.amp.GradScaler
-    scaler.unscale_ = _unscale(scaler.unscale_)
     SCALER_FIRST_USE.wrap(_first_use)
     SCALER_STEP.wrap(_step)
 
@@ -85,21 +63,6 @@ def _from_before(number: float, dtype: torch.dtype) -> torch.Tensor:
     aval = Aval.contiguous((), dtype)
     storage = Storage(Value(np.array(number, aval.physical)), aval)
     return base.new_tensor(aval, storage, Chain.root(aval))
-
-
-def _unscale(theirs: Any) -> Any:
-    def unscale_(self: Any, optimizer: torch.optim.Optimizer) -> None:
-        scale: Any = SCALE.of(self, None)  # a scaler that is switched off has none
-        if not isinstance(scale, base.LazyTensor) or jax.config.read("jax_enable_x64"):
-            return theirs(self, optimizer)
-        SCALE.put(self, _Scale(scale))
-        try:
-            return theirs(self, optimizer)
-        finally:
-            SCALE.put(self, scale)
-
-    unscale_.__doc__ = theirs.__doc__
-    return unscale_
 
 
 def _step(theirs: Any) -> Any:
