@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -312,6 +313,7 @@ def _out_handler(func: OpOverload, outs: list[str]) -> Handler:
         for target, result in zip(targets, results, strict=True):
             check_writable(func, target)
             if target.shape != result.shape:
+                _warn_of_resizing(target, result)
                 _resize(target, result)
             else:
                 torch.ops.aten.copy_.default(target, result)
@@ -352,6 +354,18 @@ def _check_out(func: OpOverload, args: Any, kwargs: Any, results: list[Any], out
 
 _ANY_OUT = frozenset({"aten::bernoulli.out"})
 """Operators that draw numbers of whatever dtype `out=` has."""
+
+
+def _warn_of_resizing(target: Any, result: Any) -> None:
+    """Say that an `out=` with elements gets another size, as torch does."""
+    if target.numel():
+        warnings.warn(
+            f"An output with one or more elements was resized since it had shape "
+            f"{list(target.shape)}, which does not match the required output shape "
+            f"{list(result.shape)}; resize it to no elements first, with t.resize_(0), to have it "
+            "written anew",
+            stacklevel=2,
+        )
 
 
 def _resize(target: Any, result: Any) -> None:
