@@ -29,6 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
         action="store_true",
         help="let XLA optimise as it does for users: the same programs, several times slower",
     )
+    parser.add_argument(
+        "--layouts", action="store_true", help="only programs whose results lie in any layout"
+    )
     given = parser.parse_args(arguments)
     plan = Plan(
         seed=given.seed,
@@ -39,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         faults=given.faults,
         out=given.out,
         optimized=given.optimized,
+        layouts=given.layouts,
     )
     return fuzz(plan)
 

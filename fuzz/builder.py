@@ -153,6 +153,9 @@ class Builder:
             return self._marked(made, tuple(shape))
         return made
 
+    def after(self) -> None:
+        """Follow a step."""
+
     def _marked(self, made: str, shape: tuple[int, ...]) -> str:
         mesh = self.mesh
         spec: list[str | None] = [None] * len(shape)

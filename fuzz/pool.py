@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import itertools
 import multiprocessing
 import os
@@ -59,6 +60,7 @@ class Plan:
         faults: start nothing after so many.
         out: folder for programs that differ.
         optimized: compile as for users.
+        layouts: only programs whose results lie in any layout; see `layouts`.
     """
 
     seed: int
@@ -69,11 +71,13 @@ class Plan:
     faults: int = 20
     out: str = "out/fuzz"
     optimized: bool = False
+    layouts: bool = False
 
 
 def fuzz(plan: Plan) -> int:
     """Run the programs of a plan and print what differs; 0 if nothing does."""
     command = f"python -m fuzz --seed {plan.seed} --programs {plan.programs} --first {plan.first}"
+    command += " --layouts" if plan.layouts else ""
     print(f"{plan.programs} programs, seed {plan.seed}: {command}", flush=True)
     started = time.monotonic()
     done = faults = 0
@@ -126,7 +130,7 @@ def _generation(plan: Plan, parts: list[range]) -> Iterator[Found]:
     broken: list[range] = []
     with _processes(plan, plan.processes) as pool:
         try:
-            waiting |= {pool.submit(_task, plan.seed, part): part for part in parts}
+            waiting |= {pool.submit(_task, plan.seed, part, plan.layouts): part for part in parts}
             for finished in concurrent.futures.as_completed(waiting):
                 try:
                     yield finished.result()
@@ -141,7 +145,8 @@ def _generation(plan: Plan, parts: list[range]) -> Iterator[Found]:
 
 def _alone(plan: Plan, numbers: range, task: Callable[[int, range], Found] | None = None) -> Found:
     """Run programs in a process of their own; if it ends, look for the one that ends it."""
-    if (found := _in_process(plan, task or _task, numbers)) is not None:
+    task = task or functools.partial(_task, layouts=plan.layouts)
+    if (found := _in_process(plan, task, numbers)) is not None:
         return found
     middle = (numbers.start + numbers.stop) // 2
     halves = [range(numbers.start, middle), range(middle, numbers.stop)]
@@ -150,7 +155,8 @@ def _alone(plan: Plan, numbers: range, task: Callable[[int, range], Found] | Non
     fatal = any(name.endswith(FATAL) for name, _ in faults)
     if not fatal:  # it is this program, or these together
         name = f"seed_{plan.seed}_program_{numbers.start}{FATAL}"
-        text = _in_process(plan, _text, numbers) or f"# {name}: making it ends the process as well"
+        shown = functools.partial(_text, layouts=plan.layouts)
+        text = _in_process(plan, shown, numbers) or f"# {name}: making it ends the process as well"
         faults.append((name, text))
     return len(numbers), faults
 
@@ -194,7 +200,7 @@ def _start(optimized: bool) -> None:
     torch.set_num_threads(1)
 
 
-def _task(seed: int, numbers: range) -> Found:
+def _task(seed: int, numbers: range, layouts: bool = False) -> Found:
     from .search import run
 
     found: list[tuple[str, str]] = []
@@ -203,15 +209,15 @@ def _task(seed: int, numbers: range) -> Found:
         name = f"seed_{fault.seed}_program_{fault.number}"
         found.append((name, snippet.of(fault)))
 
-    ran, _ = run(_search(seed, numbers), numbers, report=report)
+    ran, _ = run(_search(seed, numbers, layouts), numbers, report=report)
     return ran, found
 
 
-def _text(seed: int, numbers: range) -> str:
+def _text(seed: int, numbers: range, layouts: bool = False) -> str:
     """Programs that end the process in which they run."""
     from .search import Fault
 
-    search = _search(seed, numbers)
+    search = _search(seed, numbers, layouts)
     made = [(number, search.program(number)) for number in numbers]
     return "\n".join(
         snippet.of(Fault(number, seed, program, "it ends the process"))
@@ -220,9 +226,11 @@ def _text(seed: int, numbers: range) -> str:
     )
 
 
-def _search(seed: int, numbers: range) -> Search:
+def _search(seed: int, numbers: range, layouts: bool) -> Search:
     """What makes the programs of a task."""
     from .search import Search
 
+    if layouts:
+        return Search(seed, layouts=True)
     number = numbers.start // PART % len(MESHES)
     return Search(seed, mesh=MESHES[number], uneven=number in UNEVEN)

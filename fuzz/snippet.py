@@ -11,6 +11,7 @@ from . import vocabulary
 _HEAD = """\
 # seed {seed}, program {number}:
 {what}
+import jax
 import torch
 from torch import nn
 from torch.nn import functional as F

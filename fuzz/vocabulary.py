@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import jax
 import torch
 from torch import nn
 from torch.nn import functional
@@ -45,10 +46,11 @@ def filled(module, seed):
     return module
 
 
-def mark(tensor, mesh, spec, sizes=None):
-    """Lay a tensor out over 8 devices; a CPU tensor stays what it is."""
+def mark(tensor, mesh, spec, sizes=None, order=None):
+    """Lay a tensor out over 8 devices, or some in an order; a CPU tensor stays what it is."""
     if tensor.device.type == "jax":
-        mesh = iso.make_mesh(mesh, ("x", "y", "z")[: len(mesh)])
+        devices = None if order is None else [jax.devices()[number] for number in order]
+        mesh = iso.make_mesh(mesh, ("x", "y", "z")[: len(mesh)], devices=devices)
         xs.mark_sharding(tensor, mesh, spec, **({} if sizes is None else {"sizes": sizes}))
     return tensor
 
