@@ -23,6 +23,8 @@ ShapedArray(float32[8@x,4@y])
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -174,7 +176,7 @@ def constrain(x: Any, sharding: Any) -> Any:
     """Ask for a layout inside a JAX transformation, whatever the types of the mesh.
 
     Along Explicit axes it becomes part of the value's type, along Auto ones it is a constraint of
-    the compiler.
+    the compiler, which is asked for equal pieces only; see `dividing`.
 
     Args:
         x: traced, on any mesh of the same devices or on none.
@@ -240,8 +242,38 @@ def _completed(spec: P, told: NamedSharding) -> P:
 
 def _asked(x: Any, sharding: NamedSharding) -> Any:
     """A constraint of the compiler; under the caller's Explicit mesh JAX takes it for a check."""
+    sharding = dividing(sharding, x.shape)
     with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
         return jax.lax.with_sharding_constraint(x, sharding)
+
+
+def dividing(sharding: NamedSharding, shape: Sequence[int]) -> NamedSharding:
+    """A layout whose axes that do not divide stay whole.
+
+    XLA's partitioner pads a piece that is too short. Where it then exchanges padded pieces between
+    meshes' axes it may put blocks in each other's places, and says nothing (seen with jaxlib 0.10:
+    one row over two devices, its columns over four). So no such layout is asked of it.
+
+    Args:
+        sharding: with an entry for each axis that is split.
+        shape: of the array.
+
+    Example:
+        >>> from isoshard.core.mesh import make_mesh
+        >>> mesh = make_mesh((2, 4), ("x", "y"))
+        >>> dividing(NamedSharding(mesh, P("x", "y")), (1, 8)).spec
+        P(None, 'y')
+    """
+    sizes = dict(sharding.mesh.shape)
+    entries = entries_of(sharding.spec)
+    counts = [math.prod(sizes[name] for name in axis_names(entry)) for entry in entries]
+    if not any(extent % n for extent, n in zip(shape, counts, strict=False)):
+        return sharding
+    kept = [
+        None if extent % n else entry
+        for entry, extent, n in zip(entries, shape, counts, strict=False)
+    ]
+    return NamedSharding(sharding.mesh, P(*kept), memory_kind=sharding.memory_kind)
 
 
 def along(spec: P, mesh: AnyMesh, kind: AxisType) -> P:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from isoshard.core.axis_types import constrain
+
 MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
 """The score of a key that is masked."""
 
@@ -44,7 +46,7 @@ def flash_attention(
         (.., heads, queries, width).
     """
     if sharding is not None:
-        q, k, v = (jax.lax.with_sharding_constraint(x, sharding) for x in (q, k, v))
+        q, k, v = (constrain(x, sharding) for x in (q, k, v))
     mask = None
     if q_segments is not None and kv_segments is not None:
         mask = (q_segments[..., :, None] == kv_segments[..., None, :])[..., None, :, :]
@@ -62,7 +64,7 @@ def flash_attention(
     for _ in range(q.ndim - 4):
         one = jax.vmap(one, axes)
     out = one(q, k, v, bias, mask)
-    return out if sharding is None else jax.lax.with_sharding_constraint(out, sharding)
+    return out if sharding is None else constrain(out, sharding)
 
 
 def _in_full(q, k, v, bias, mask, *, causal, scale):

@@ -22,11 +22,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import jax
 import torch
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core import axis_types
 from isoshard.core.errors import ShardingError
 from isoshard.core.mesh import as_mesh
 from isoshard.core.plan import Plan
@@ -192,5 +192,5 @@ class _Open(torch.autograd.Function):
 
 @functools.lru_cache(maxsize=1024)
 def _open(sharding: NamedSharding) -> Recipe:
-    constrain = functools.partial(jax.lax.with_sharding_constraint, shardings=sharding)
+    constrain = functools.partial(axis_types.constrain, sharding=sharding)
     return Recipe("mark_along", lambda arrays, _scalars, _key: [constrain(arrays[0])], 1)

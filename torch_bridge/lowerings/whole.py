@@ -19,6 +19,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from isoshard.core.axis_types import dividing
 from isoshard.core.domain import in_blocks
 from isoshard.core.domain.interpreting import recording
 from isoshard.core.uneven import UnevenArray
@@ -55,8 +56,9 @@ def constrained(x: jax.Array, sharding: NamedSharding) -> jax.Array:
         entries = zip(sharding.spec, u.sizes, strict=True)
         free = [e if sizes is None else PartitionSpec.UNCONSTRAINED for e, sizes in entries]
         there = NamedSharding(sharding.mesh, PartitionSpec(*free))
-        array = jax.lax.with_sharding_constraint(u.array, there)
+        array = jax.lax.with_sharding_constraint(u.array, dividing(there, u.array.shape))
         return UnevenArray(array, u.shape, u.sizes, u.layout)
 
-    whole_array = functools.partial(jax.lax.with_sharding_constraint, shardings=sharding)
+    even = dividing(sharding, x.shape)
+    whole_array = functools.partial(jax.lax.with_sharding_constraint, shardings=even)
     return in_blocks(whole_array, even_axes)(x)

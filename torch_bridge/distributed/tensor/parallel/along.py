@@ -150,8 +150,9 @@ class _Along(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, t: Any, mesh: Any, names: Any, axis: Any) -> torch.Tensor:
         ctx.how = mesh, names, axis
-        even = axis is None or t.shape[axis] % _count(mesh, names) == 0
-        recipe = _constraint(mesh, names, axis, t.dim(), even)
+        if axis is not None and t.shape[axis] % _count(mesh, names):
+            axis = None  # whole, as everywhere
+        recipe = _constraint(mesh, names, axis, t.dim())
         home = layouts.intern(NamedSharding(mesh, P()))
         tape = tapes.recorder()
         value = base.read(t)
@@ -167,26 +168,20 @@ class _Along(torch.autograd.Function):
 
 @functools.lru_cache(maxsize=1024)
 def _constraint(
-    mesh: jax.sharding.Mesh, names: tuple[str, ...], axis: int | None, ndim: int, even: bool
+    mesh: jax.sharding.Mesh, names: tuple[str, ...], axis: int | None, ndim: int
 ) -> Recipe:
     """The entry of a program that says how a value lies along some axes of the mesh."""
-    mesh = auto(mesh)
-    spec: list[Any] = [None if even else P.UNCONSTRAINED] * ndim
+    spec: list[Any] = [None] * ndim
     if axis is not None:
         spec[axis] = names
-    if even:
-        constrain = jax.shard_map(
-            lambda piece: piece,
-            mesh=mesh,
-            in_specs=P(*spec),
-            out_specs=P(*spec),
-            axis_names=set(names),
-            check_vma=False,
-        )
-    else:  # shard_map takes equal pieces only; this leaves the other axes of the tensor open too
-        constrain = functools.partial(
-            jax.lax.with_sharding_constraint, shardings=NamedSharding(mesh, P(*spec))
-        )
+    constrain = jax.shard_map(
+        lambda piece: piece,
+        mesh=auto(mesh),
+        in_specs=P(*spec),
+        out_specs=P(*spec),
+        axis_names=set(names),
+        check_vma=False,
+    )
     return Recipe("mark_along", lambda arrays, _scalars, _key: [constrain(arrays[0])], 1)
 
 
