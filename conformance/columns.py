@@ -93,8 +93,8 @@ def in_place(info: OpInfo, sample: SampleInput) -> Any:
 def into(info: OpInfo, sample: SampleInput) -> list[Any]:
     """What `out=` holds afterwards, and what is said, for tensors of other shapes and types.
 
-    Of the right shape, empty (they grow), of another shape (they grow with a warning), of a type
-    that holds the results (if they are cast), and of one that does not (an error).
+    Of the right shape, empty (they grow), of another shape (they grow with a warning), and of
+    int64, which holds integers and bools (an error for others).
     """
     wanted = forward(info, sample)
     with _every_warning() as said:
@@ -103,13 +103,11 @@ def into(info: OpInfo, sample: SampleInput) -> list[Any]:
         said.clear()
         larger = _into(info, sample, wanted, lambda leaf: (_larger(leaf), leaf.dtype))
         found += [larger, any("resized" in str(warning.message) for warning in said)]
-    for dtype in (torch.complex128, torch.int64):
-        if all(leaf.dtype != dtype for leaf in tensors(wanted)):
-            try:
-                cast = _into(info, sample, wanted, lambda leaf, to=dtype: (leaf.shape, to))
-            except Exception as error:
-                cast = type(error).__name__
-            found.append(cast)
+    if all(leaf.dtype != torch.int64 for leaf in tensors(wanted)):
+        try:
+            found.append(_into(info, sample, wanted, lambda leaf: (leaf.shape, torch.int64)))
+        except Exception as error:
+            found.append(type(error).__name__)
     return found
 
 
@@ -222,6 +220,7 @@ COLUMNS = {
             lambda info: info.reference_inputs_func is not None,
             samples=16,
             reference=True,
+            takes=lambda sample: bool(tensors(sample)),
         ),
         Column(
             "channels last",

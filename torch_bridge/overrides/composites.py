@@ -110,6 +110,8 @@ def _into(function: Any) -> Any:
             raise RuntimeError(
                 f"result type {got.dtype} can't be cast to the desired output type {out.dtype}"
             )
+        if out.shape != got.shape:
+            dispatch.warn_of_resizing(out, got)
         return out.resize_(got.shape).copy_(got)
 
     return run
