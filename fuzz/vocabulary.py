@@ -51,6 +51,7 @@ def mark(tensor, mesh, spec, sizes=None, order=None):
     if tensor.device.type == "jax":
         devices = None if order is None else [jax.devices()[number] for number in order]
         mesh = iso.make_mesh(mesh, ("x", "y", "z")[: len(mesh)], devices=devices)
+        xs.clear_sharding(tensor)
         xs.mark_sharding(tensor, mesh, spec, **({} if sizes is None else {"sizes": sizes}))
     return tensor
 

@@ -121,7 +121,7 @@ def test_a_value_inside_a_program_stays_whole_along_what_does_not_divide(mesh, q
     h = xs.mark_sharding(data(7, 8).to("jax") * 2, mesh, ("x", "y"))
     total = torch.sin(h).sum()
     torch.testing.assert_close(total.cpu(), torch.sin(data(7, 8) * 2).sum())
-    assert [sharding.spec for shape, sharding in asked if shape == (7, 8)] == [(None, "y")]
+    assert {sharding.spec for shape, sharding in asked if shape == (7, 8)} == {P(None, "y")}
 
 
 @pytest.mark.parametrize("rows", [1, 3])
