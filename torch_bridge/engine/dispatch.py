@@ -313,7 +313,7 @@ def _out_handler(func: OpOverload, outs: list[str]) -> Handler:
         for target, result in zip(targets, results, strict=True):
             check_writable(func, target)
             if target.shape != result.shape:
-                _warn_of_resizing(target, result)
+                warn_of_resizing(target, result)
                 _resize(target, result)
             else:
                 torch.ops.aten.copy_.default(target, result)
@@ -356,7 +356,7 @@ _ANY_OUT = frozenset({"aten::bernoulli.out"})
 """Operators that draw numbers of whatever dtype `out=` has."""
 
 
-def _warn_of_resizing(target: Any, result: Any) -> None:
+def warn_of_resizing(target: Any, result: Any) -> None:
     """Say that an `out=` with elements gets another size, as torch does."""
     if target.numel():
         warnings.warn(
