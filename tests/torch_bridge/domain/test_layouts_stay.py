@@ -327,6 +327,20 @@ def test_halves_and_three_axes(mesh):
         assert torch.equal(WINDOWS[name](half).cpu(), WINDOWS[name](half.cpu()))
 
 
+def test_windows_of_64_bits_are_right(mesh):
+    x = torch.randn(1, 2, 16, 8, dtype=torch.float64)
+    for name in ("max 3/2/1", "max dilated", "avg 3/2/1 of real rows", "avg 2 by a divisor"):
+        function = WINDOWS[name]
+        plain = x.clone().requires_grad_()
+        field = laid(x, mesh, ROWS)
+        function(plain).square().sum().backward()
+        function(field).square().sum().backward()
+        torch.testing.assert_close(field.grad.cpu(), plain.grad)
+    whole = torch.randint(-9, 9, (1, 2, 16, 8))
+    found = F.max_pool2d(iso.shard(whole, mesh, ROWS), 3, 2, 1)
+    assert torch.equal(found.cpu(), F.max_pool2d(whole, 3, 2, 1))
+
+
 # Shapes
 
 
