@@ -37,6 +37,7 @@ class Plan:
         settings: see `settings.current`.
         recipes: what the numbers of recipes in the entries stand for.
         blocks: as of `Program`; known once the plan has been traced.
+        calls_host: it calls Python while it runs, which may raise; likewise.
     """
 
     program: tuple[Any, ...]
@@ -50,6 +51,7 @@ class Plan:
     recipes: frozenset[Recipe]
     settings: settings.Settings = dataclasses.field(default_factory=settings.current)
     blocks: Blocks = ()
+    calls_host: bool = False
 
     def whole(self) -> jax.sharding.Sharding | None:
         """The layout of lifted floats and random words: a copy on each device of the program."""
@@ -70,7 +72,7 @@ def plan_of(tape: Tape) -> Plan:
     taken = [tape.slots[slot] for slot in leaves]
     place_of = {one.memory: position for position, one in enumerate(tape.inputs())}
     seen = [one() for one in tape.slots if not isinstance(one, Taken)]
-    values = {value.slot: value for value in seen if value is not None}
+    values = {value.slot: value for value in seen if value is not None and value.tape is tape}
     # JAX pairs donated inputs with results in order: put each result where the input is whose
     # memory it takes over, or XLA copies.
     last = len(leaves)

@@ -38,7 +38,7 @@ def _computed(entries: Any, needed: Any, inputs: Any, scalars: Any, keys: Any) -
     env = Env()
     rewriter, images, resting = Rewriter(env), Images(env), Resting(env)
     taken = 0
-    for entry, is_needed in zip(entries, needed, strict=True):
+    for place, (entry, is_needed) in enumerate(zip(entries, needed, strict=True)):
         if not isinstance(entry[0], int):
             env.append(next(leaves))
             rewriter.note(None, entry, 1)
@@ -48,13 +48,17 @@ def _computed(entries: Any, needed: Any, inputs: Any, scalars: Any, keys: Any) -
         floats = [scalars[taken + i] for i in range(recipe.lifted)]
         taken += recipe.lifted
         key = next(keys) if recipe.random else None
-        if is_needed:
-            resting.wake(entry[1:])
-        got = rewriter.rewrite(recipe, entry) if is_needed else [None] * recipe.count
-        if got is None:
-            got = images.rewrite(recipe, entry, floats)
-        if got is None:
-            got = recipe.run([env[slot] for slot in entry[1:]], floats, key)
+        try:
+            if is_needed:
+                resting.wake(entry[1:])
+            got = rewriter.rewrite(recipe, entry) if is_needed else [None] * recipe.count
+            if got is None:
+                got = images.rewrite(recipe, entry, floats)
+            if got is None:
+                got = recipe.run([env[slot] for slot in entry[1:]], floats, key)
+        except Exception as error:
+            setattr(error, _PLACE, place)  # of the outermost program, which is the last to say so
+            raise
         env += got
         rewriter.note(recipe, entry, len(got))
     return env
@@ -74,3 +78,11 @@ def needed(entries: Sequence[Any], live: Sequence[int]) -> list[bool]:
             if isinstance(entry[0], int):
                 wanted.update(entry[1:])
     return found
+
+
+def place_of(error: Exception) -> int | None:
+    """The entry at which a program raised an error while it was traced; None of any other error."""
+    return getattr(error, _PLACE, None)
+
+
+_PLACE = "_isoshard_place"

@@ -30,6 +30,7 @@ from .execution_plan import Blocks, Plan, plan_of
 from .interpreting import interpret, needed
 from .interrupts import Uninterrupted
 from .placement import place
+from .poisoned import calls_host, is_of_an_operation, poison
 from .recipes import RECIPES, Recipe
 from .recorder import recorder, replace, wire_execute
 from .refine import refined, refining
@@ -50,6 +51,7 @@ class Program:
         recipes: what it was made of; held, so that the same code leads to this program again.
         whole: the layout of lifted floats and random words, if an input says which.
         several: whether it runs on several devices.
+        calls_host: whether it calls Python while it runs.
     """
 
     compiled: Any
@@ -59,6 +61,7 @@ class Program:
     recipes: frozenset[Recipe] = frozenset()
     whole: jax.sharding.Sharding | None = None
     several: bool = False
+    calls_host: bool = False
     _sent: dict[str, tuple[np.ndarray, jax.Array | np.ndarray]] = dataclasses.field(
         default_factory=dict
     )
@@ -110,17 +113,25 @@ WATCHING: list[Callable[[Program, Plan], None]] = []
 
 
 def sync() -> None:
-    """Execute everything that this thread recorded."""
+    """Execute everything that this thread recorded.
+
+    Raises:
+        Exception: of the first operation that failed; what does not depend on it is computed.
+    """
     tape = recorder()
     if isinstance(tape, Tape) and tape.program:
         execute(tape)
+        if tape.fault is not None:
+            raise tape.fault
 
 
 def execute(tape: Tape, only: Value | None = None) -> None:
     """Run a tape; afterwards each value still in use has its array.
 
-    If an operation cannot be compiled its error is raised, and the tape is kept: other values are
-    then computed one at a time, when they are asked for.
+    Values that depend on an operation which fails are poisoned, and the others computed; see
+    `poisoned`. Where no operation is found at fault, such as where memory does not suffice, the
+    error is raised and the tape is kept: values are then computed one at a time, when they are
+    asked for.
 
     Args:
         tape: recorded operations.
@@ -145,6 +156,12 @@ def _execute(tape: Tape, only: Value | None) -> None:
         replace(tape.renewed())
     if tape.done and not tape.slots:  # another thread needed a value of it and has executed it
         return
+    while not _computed(tape, only):
+        pass
+
+
+def _computed(tape: Tape, only: Value | None) -> bool:
+    """Compute a tape; False if an operation failed, and what does not depend on it is left."""
     with tape.lock:
         tape.done = True
         plan = plan_of(tape)
@@ -152,21 +169,45 @@ def _execute(tape: Tape, only: Value | None) -> None:
         plan.live, plan.wanted, plan.donated = (only.slot,), (only.layout,), ()
     if not plan.live:
         tape.forget()
-        return
+        return True
     tape.failed = True
     also = {*tape.marks, *plan.wanted} - {layouts.UNPLACED}
     inputs = tape.inputs()
     arrays = padded(place(inputs, also))
     plan.placed = tuple(one.layout for one in inputs)
-    program = program_of(plan, arrays, tape.scalars)
-    with Uninterrupted():  # from here on, donated inputs are gone
-        results = run(program, plan, arrays, tape.scalars, tape.words)
-        for slot, array, number in zip(plan.live, results, program.layouts or (), strict=True):
-            value = tape.value(slot)
-            if value is not None:
-                value.layout, value.array, value.tape = number, array, None  # in this order
+    recorder().check_process()
+    try:
+        program = program_of(plan, arrays, tape.scalars)
+        with Uninterrupted():  # from here on, donated inputs are gone
+            results = run(program, plan, arrays, tape.scalars, tape.words)
+            _hand_out(tape, plan, results, program)
+    except Exception as error:
+        if only is not None or not is_of_an_operation(error, arrays):
+            raise
+        if not poison(tape, plan, error, lambda part: _fails(part, arrays, tape)):
+            raise
+        tape.fault = tape.fault or error
+        return False
     if only is None:
         tape.forget()
+    return True
+
+
+def _hand_out(tape: Tape, plan: Plan, results: Sequence[jax.Array], program: Program) -> None:
+    for slot, array, number in zip(plan.live, results, program.layouts or (), strict=True):
+        value = tape.value(slot)
+        if value is not None:
+            value.layout, value.array, value.tape = number, array, None  # in this order
+
+
+def _fails(part: Plan, arrays: Sequence[jax.Array], tape: Tape) -> bool:
+    """Whether a part of a program cannot be executed."""
+    try:
+        program = build(part, arrays)
+        jax.block_until_ready(list(run(program, part, arrays, tape.scalars, tape.words)))
+    except Exception:
+        return True
+    return False
 
 
 def program_of(plan: Plan, arrays: Sequence[jax.Array], scalars: Sequence[Any]) -> Program:
@@ -219,6 +260,7 @@ def build(plan: Plan, arrays: Sequence[jax.Array]) -> Program:
         recipes=plan.recipes,
         whole=plan.whole(),
         several=any(len(one.device_set) > 1 for one in taken),
+        calls_host=plan.calls_host,
     )
 
 
@@ -238,7 +280,12 @@ def lowered(plan: Plan, arrays: Sequence[Any], *, keep_unused: bool) -> jax.stag
     alone = jax.sharding.use_abstract_mesh(_NO_MESH)  # whatever mesh the caller has set
     wide = jax.enable_x64(True)
     with wide, dtypes, alone, marks, meshes, refining(named), _sequences(plan, arrays):
-        return function.lower(*arrays, *extra_inputs(plan))
+        traced = function.trace(*arrays, *extra_inputs(plan))
+        plan.calls_host = calls_host(traced.jaxpr)
+        if plan.calls_host and plan.donated:  # what it raises must not take its inputs along
+            function = jax.jit(traceable(plan), keep_unused=keep_unused)
+            traced = function.trace(*arrays, *extra_inputs(plan))
+        return traced.lower()
 
 
 def extra_inputs(plan: Plan) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
@@ -324,6 +371,8 @@ def run(
         started = time.perf_counter()
         with jax.enable_x64(True):  # for floats that the call brings along
             found = program.compiled(*arrays, floats, seeds)
+        if program.calls_host:  # what Python raises is to be known now
+            jax.block_until_ready(found)
         note(found)
     results = wrapped(found, program.blocks)
     samples.observe("execute_seconds", time.perf_counter() - started)

@@ -28,6 +28,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from isoshard.core import metrics
+
 
 class Recipe:
     """What one kind of tape entry computes.
@@ -41,6 +43,7 @@ class Recipe:
         lifted: how many lifted floats it takes.
         detail: what program optimisations may want to know (an operator, or a view chain).
         found_by: what leads to this recipe, kept alive by it; see `Interned`.
+        line: of the user code that needed it first.
     """
 
     __slots__ = (
@@ -49,6 +52,7 @@ class Recipe:
         "detail",
         "found_by",
         "lifted",
+        "line",
         "name",
         "number",
         "random",
@@ -73,6 +77,7 @@ class Recipe:
         self.lifted = lifted
         self.detail = detail
         self.found_by: Any = None
+        self.line = metrics.user_location()
         self.number = next(_NUMBERS)
         RECIPES[self.number] = self
 

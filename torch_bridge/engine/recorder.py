@@ -191,6 +191,8 @@ def materialize(values: Sequence[Value]) -> None:
         held = value.tape  # another thread may execute it now: it sets the array, then the tape
         if value.array is None and held is not None:
             execute(held, value if held.failed else None)
+            if value.array is None and value.tape is not held:  # poisoned
+                execute(value.tape)
 
 
 _THREAD = _Thread()

@@ -60,6 +60,7 @@ class Tape(Recorder):
         recipes: what its numbers of recipes stand for.
         done: it was executed (perhaps by another thread), and takes nothing more.
         failed: it could not be executed as a whole.
+        fault: what the first of its operations that failed has raised; see `poisoned`.
         home: the devices of the mesh that its inputs lie on, in order; empty while none does.
         lock: held while an entry is added, and while it is decided what is computed.
     """
@@ -69,6 +70,7 @@ class Tape(Recorder):
         "_views",
         "done",
         "failed",
+        "fault",
         "home",
         "leaves",
         "lock",
@@ -92,6 +94,7 @@ class Tape(Recorder):
         self.words: list[random.Word] = []
         self.done = False
         self.failed = False
+        self.fault: Exception | None = None
         self.home: tuple[Device, ...] = ()
         self.lock = threading.RLock()
         self._known: dict[Taken | None, int] = {}
