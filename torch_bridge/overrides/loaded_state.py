@@ -60,5 +60,6 @@ def _as_laid(slot: Any, param: Any) -> Any:
         return slot
     with torch.no_grad():
         moved: Any = slot.detach().clone()
-    marks.annotate(moved, layouts.told(want))
+    layout: Any = layouts.told(want)
+    marks.annotate(moved, layout)
     return moved
