@@ -14,10 +14,6 @@ _VALUES = (
     "the fault is in the values, which a recorded operation does not wait for: docs/pytorch.md"
 )
 _INTERNAL = "torch raises the error of an internal check; here it is that of an axis out of range"
-_TRACED = (
-    "torch traces such an operator with dynamo, or knows a fixed list of tensor classes for it; the "
-    "device's tensor is not among them"
-)
 _EMPTY = "the fault is in a dtype that torch's kernel alone looks at"
 _POOL = "torch's own shape function indexes an axis that is not there before it looks at the shape"
 

@@ -1,0 +1,75 @@
+"""The columns beside plain results: each passes what is right, and finds what is wrong."""
+
+import warnings
+
+import pytest
+import torch
+
+from conformance import entry, samples
+from conformance.columns import COLUMNS
+from conformance.database import entries
+from conformance.transformed import through_views
+from isoshard.torch_bridge.engine import dispatch
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+
+NEW = ("out=", "reference", "forward mode", "vmap", "views")
+
+
+def statuses(name, columns, limit=2):
+    cells = entry.run(entries()[name], columns, limit)
+    return {column: (cell.status, cell.reason) for column, cell in cells.items()}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("add", NEW),
+        ("linalg.pinv", ["out="]),
+        ("nn.functional.pixel_unshuffle", ["channels last"]),
+        ("module.nn.Linear", ["forward", "backward", "forward mode", "errors"]),
+        ("optim.Adam", ["forward", "errors"]),
+        ("custom.NumpyMulCustomOp", ["forward", "backward"]),
+    ],
+)
+def test_entries_of_the_databases(name, columns):
+    columns = [column for column in columns if COLUMNS[column].applies(entries()[name])]
+    assert statuses(name, columns) == dict.fromkeys(columns, ("pass", ""))
+
+
+def test_a_resize_without_its_warning_is_found(monkeypatch):
+    monkeypatch.setattr(dispatch, "warn_of_resizing", lambda target, result: None)
+    assert statuses("sin", ["out="], 1)["out="][0] == "wrong"
+
+
+def test_a_larger_out_is_resized_with_a_warning():
+    out = torch.empty(3, 2, device="jax")
+    with pytest.warns(UserWarning, match=r"resized since it had shape \[3, 2\]"):
+        torch.sin(torch.zeros(3, device="jax"), out=out)
+    assert out.shape == (3,)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.sin(torch.zeros(3, device="jax"), out=torch.empty(0, device="jax"))
+
+
+def test_reference_inputs_have_extreme_values():
+    chosen = samples.choose(entries()["sin"], torch.float32, 16, reference=True)
+    values = [sample.input for sample in chosen]
+    assert any(not value.isfinite().all() for value in values)
+    assert any(not value.is_contiguous() for value in values)
+
+
+def test_a_tensor_with_gaps_comes_to_the_device_with_its_gaps():
+    given = torch.arange(12.0).reshape(3, 4)[:, ::2]
+    sample = samples.moved(samples.SampleInput(given), entry.to_device)
+    assert sample.input.stride() == (4, 2)
+    assert torch.equal(sample.input.cpu(), given)
+
+
+def test_inputs_become_views_of_new_leaves():
+    given = torch.ones(3, requires_grad=True)
+    leaves, sample = through_views(samples.SampleInput(given, args=(2,)))
+    assert [leaf.shape for leaf in leaves] == [(3, 2)]
+    assert sample.input._base is leaves[0]
+    assert sample.args == (2,)
