@@ -71,6 +71,16 @@ class DeviceModule:
         return 1
 
     @staticmethod
+    def is_bf16_supported() -> bool:
+        """XLA computes in bfloat16 everywhere."""
+        return True
+
+    @staticmethod
+    def get_device_name(device: Any = None) -> str:
+        """The kind of JAX's first device, such as `TPU v5 lite` or `cpu`."""
+        return jax.devices()[0].device_kind
+
+    @staticmethod
     def synchronize(device: Any = None) -> None:
         """Execute what is recorded and wait for it."""
         from .runtime import sync

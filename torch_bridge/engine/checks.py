@@ -129,8 +129,8 @@ def check_cast(results: tuple[Any, ...], targets: tuple[Any, ...]) -> None:
     for result, target in zip(results, targets, strict=False):
         if result is not None and not torch.can_cast(result.dtype, target.dtype):
             raise RuntimeError(
-                f"result type {result.dtype} can't be cast to the desired output type "
-                f"{target.dtype}"
+                f"result type {kernel_checks.spelled(result.dtype)} can't be cast to the desired "
+                f"output type {kernel_checks.spelled(target.dtype)}"
             )
 
 
@@ -285,9 +285,15 @@ def _source_like_self(name: str, named: Arguments) -> None:
     for argument in ("source", "values"):
         source = named.get(argument)
         if isinstance(source, torch.Tensor) and source.dtype != target.dtype:
+            mine, given = kernel_checks.spelled(target.dtype), kernel_checks.spelled(source.dtype)
+            if argument == "values":
+                raise RuntimeError(
+                    "Index put requires the source and destination dtypes match, got "
+                    f"{mine} for the destination and {given} for the source."
+                )
             raise RuntimeError(
-                f"{name}: self ({target.dtype}) and {argument} ({source.dtype}) must have the same "
-                "dtype"
+                f"{name}_(): self ({mine}) and source ({given}) must have the same scalar type; "
+                "expected to have the same dtype"
             )
 
 
@@ -337,15 +343,6 @@ def _probability(name: str, named: Arguments) -> None:
         raise RuntimeError(f"{name}_ expects p to be in [0, 1], but got p={p}")
 
 
-def _enough_to_draw_from(name: str, named: Arguments) -> None:
-    count, categories = named["num_samples"], named["self"].shape[-1]
-    if not named.get("replacement", False) and count > categories:
-        raise RuntimeError(
-            f"cannot sample n_sample > prob_dist.size(-1) samples without replacement: {count} of "
-            f"{categories}"
-        )
-
-
 _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), (_floats_only, _distinct_axes)),
     "nansum": (_distinct_axes,),
@@ -375,7 +372,14 @@ _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     "pow": (_power_of_integers,),
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot"), (_same_dtypes,)),
     **dict.fromkeys(("addmm", "addmv", "baddbmm", "addbmm"), (_same_dtypes, _number_fits)),
-    **dict.fromkeys(("sub", "rsub"), (_no_bool,)),
+    **dict.fromkeys(("sub", "rsub"), (_no_bool, kernel_checks.alpha_fits)),
+    "add": (kernel_checks.alpha_fits,),
+    "where": (kernel_checks.truth,),
+    **dict.fromkeys(("complex", "polar"), (kernel_checks.two_halves,)),
+    **dict.fromkeys(("upsample_linear1d", "upsample_trilinear3d"), (kernel_checks.pixels,)),
+    **dict.fromkeys(("upsample_bilinear2d", "upsample_bicubic2d"), (kernel_checks.pixels,)),
+    **dict.fromkeys([f"upsample_nearest{n}d" for n in (1, 2, 3)], (kernel_checks.pixels,)),
+    **dict.fromkeys([f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)], (kernel_checks.pixels,)),
     **dict.fromkeys(("sign", "signbit", "maximum", "minimum", "fmax", "fmin"), (_not_complex,)),
     "index_add": (list_of_places, _source_like_self, source_fits, _number_fits),
     "index_reduce": (source_fits,),
@@ -397,7 +401,7 @@ _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     **dict.fromkeys(("normal_functional", "exponential", "cauchy"), (_draws_floats,)),
     "uniform": (_draws_floats, _uniform),
     "bernoulli": (_probability, kernel_checks.float_probabilities),
-    "multinomial": (kernel_checks.places_to_draw, _enough_to_draw_from),
+    "multinomial": (kernel_checks.places_to_draw,),
     **dict.fromkeys(("norm", "linalg_vector_norm"), (_distinct_axes,)),
     **dict.fromkeys(("_softmax", "_log_softmax"), (_axis,)),
     "sort": (_not_complex, _axis),

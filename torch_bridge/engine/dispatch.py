@@ -25,10 +25,11 @@ from isoshard.core.bounded import CALLS, Interned
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.lowerings import registry
 
-from . import base, checks, decompose, generators, kernels, layouts
+from . import base, checks, decompose, generators, kernels, layouts, overlaps
 from .call import build_call, infer
 from .capture.symbolic import present
 from .flatten import Flattener
+from .kernel_checks import spelled
 from .recipes import Recipe
 from .recorder import Recorder, recorder
 from .twins import functional_twin, lost_defaults, written
@@ -221,6 +222,7 @@ def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
     returns = bool(schema_of(func).returns)
     defaults = lost_defaults(func, functional)
     idempotent = functional.name() in _IDEMPOTENT
+    alone = overlaps.rule(func) if len(writes) == 1 else None
 
     def handler(args, kwargs):
         for place, name, default in defaults:
@@ -233,6 +235,8 @@ def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
             for tensor in targets:
                 check_writable(func, tensor)
         key, tensors, scalars = flattener(args, kwargs)
+        if alone is not None and not many and len(tensors) > 1:
+            overlaps.refuse(target, tensors[:position] + tensors[position + 1 :], alone)
         signature = signatures.get(key)
         if signature is None:
             signature = signatures.again(key)
@@ -243,10 +247,10 @@ def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
             outs = tuple(tensor._aval.meta for tensor in targets)
             if checks.may_grow(outs, metas):  # before the next check, which would let it grow
                 checks.check_size(infer(functional, positional, named, metas, numbers), outs)
-            if not many:
-                infer(func, positional, named, metas, numbers)  # torch's own checks
             if checks.may_widen(outs[0].dtype, metas, positional):
                 checks.check_cast(infer(functional, positional, named, metas, numbers), outs)
+            if not many:
+                infer(func, positional, named, metas, numbers)  # torch's own checks
             signature = prepare(
                 func, functional, flattener, args, kwargs, tensors, scalars, outs=outs
             )
@@ -299,6 +303,7 @@ def _out_handler(func: OpOverload, outs: list[str]) -> Handler:
     takes_dtype = "dtype" not in ours and any(
         argument.name == "dtype" for argument in schema_of(functional).arguments
     )
+    alone = overlaps.rule(functional)
 
     def handler(args, kwargs):
         given = [kwargs[name] for name in outs]
@@ -306,6 +311,15 @@ def _out_handler(func: OpOverload, outs: list[str]) -> Handler:
         rest = {name: value for name, value in kwargs.items() if name not in outs}
         if takes_dtype:
             rest["dtype"] = targets[0].dtype
+        elif func.name() in _DTYPE_OF_OUT and rest.get("dtype") is None:
+            rest["dtype"] = targets[0].dtype
+        if alone is not None:
+            read = [*args, *rest.values()]
+            read += [leaf for arg in read if isinstance(arg, list | tuple) for leaf in arg]
+            ours_read = [leaf for leaf in read if isinstance(leaf, base.LazyTensor)]
+            for target in targets:
+                if isinstance(target, base.LazyTensor):
+                    overlaps.refuse(target, ours_read, alone)
         got = handle(functional, args, rest)
         results = [got] if isinstance(got, torch.Tensor) else list(got)
         if any(one.dtype != other.dtype for one, other in zip(targets, results, strict=True)):
@@ -328,11 +342,21 @@ def _check_out(func: OpOverload, args: Any, kwargs: Any, results: list[Any], out
     """Refuse `out=` of a dtype that torch's kernel does not write to."""
     if func.name() in _ANY_OUT:
         return
+    if func.name() in ("aten::complex.out", "aten::polar.out"):
+        raise RuntimeError(
+            f"Expected object of scalar type {spelled(results[0].dtype)} but got scalar type "
+            f"{spelled(outs[0].dtype)} for argument 'out'"
+        )
+    if func.name() in _SAME_OUT:
+        raise RuntimeError(
+            f"{func}: Found dtype {outs[0].dtype} but expected {results[0].dtype}: expected "
+            f"scalar_type {spelled(results[0].dtype)} but found {spelled(outs[0].dtype)}"
+        )
     for target, result in zip(outs, results, strict=True):
         if not torch.can_cast(result.dtype, target.dtype):
             raise RuntimeError(
-                f"{func}: result type {result.dtype} can't be cast to the desired output type "
-                f"{target.dtype}"
+                f"{func}: result type {spelled(result.dtype)} can't be cast to the desired output "
+                f"type {spelled(target.dtype)}"
             )
     if func.name() not in SPECIAL:
         flattener = Flattener(func)
@@ -354,6 +378,18 @@ def _check_out(func: OpOverload, args: Any, kwargs: Any, results: list[Any], out
 
 _ANY_OUT = frozenset({"aten::bernoulli.out"})
 """Operators that draw numbers of whatever dtype `out=` has."""
+
+_DTYPE_OF_OUT = frozenset({"aten::cumsum.out", "aten::cumprod.out", "aten::prod.int_out"})
+"""Operators that compute in the dtype of `out=`."""
+
+_SAME_OUT = frozenset(
+    f"aten::{name}.out"
+    for name in (
+        *("neg", "sign", "sgn", "ceil", "floor", "trunc", "frac", "bitwise_not"),
+        *("index_select", "take", "masked_select", "multinomial", "logcumsumexp"),
+    )
+) | {"aten::bucketize.Tensor_out", "aten::searchsorted.Tensor_out"}
+"""Operators that write to `out=` of their own dtype alone."""
 
 
 def warn_of_resizing(target: Any, result: Any) -> None:

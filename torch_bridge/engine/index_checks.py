@@ -18,6 +18,7 @@ import torch
 
 Arguments = dict[str, Any]
 _INTEGERS = (torch.int64, torch.int32)
+_LONG_ONLY = ("index_copy", "index_fill")
 _MASKS = (torch.bool, torch.uint8)
 
 
@@ -132,3 +133,54 @@ def source_fits(name: str, named: Arguments) -> None:
             "source tensor shape must match self tensor shape, excluding the specified dimension. "
             f"Got self.shape = {want} source.shape = {have}"
         )
+
+
+def list_of_places(name: str, named: Arguments) -> None:
+    """Refuse places along an axis that are no list of integers, or not as many as slices."""
+    tensor, index, dim = named["self"], named["index"], named["dim"]
+    rank = max(tensor.dim(), 1)
+    if not -rank <= dim < rank:
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got "
+            f"{dim})"
+        )
+    wanted = (torch.int64,) if name in _LONG_ONLY else _INTEGERS
+    if index.dtype not in wanted:
+        kind = IndexError if name == "index_fill" else RuntimeError
+        names = "/".join(str(dtype).removeprefix("torch.") for dtype in reversed(wanted))
+        raise kind(f"{name}(): Expected dtype {names} for index but got: {index.dtype}")
+    if index.dim() > 1:
+        kind = RuntimeError if name == "index_fill" else IndexError
+        raise kind(
+            f"{name}(): Index is supposed to be a vector, but got dim: {index.dim()} and size: "
+            f"{list(index.shape)}"
+        )
+    if name == "index_select" and not tensor.dim() and index.numel() != 1:
+        raise RuntimeError(
+            f"index_select(): Index to scalar can have only 1 value, got {index.numel()} value(s)"
+        )
+    source = named.get("source")
+    if isinstance(source, torch.Tensor):
+        have = source.shape[dim] if source.dim() else 1
+        if source.dim() <= max(dim, -dim - 1) and source.dim():
+            return
+        if index.numel() != have:
+            kind = IndexError if name == "index_copy" else RuntimeError
+            raise kind(
+                f"{name}(): Number of indices ({index.numel()}) should be equal to "
+                f"source.size(dim) ({have})"
+            )
+
+
+def elements_to_put(name: str, named: Arguments) -> None:
+    """Refuse places in a tensor that are no integers, or not as many as there are values."""
+    tensor, index, source = named["self"], named["index"], named["source"]
+    if index.dtype != torch.int64:
+        raise RuntimeError(f"put_(): Expected a long tensor for index, but got {index.dtype}")
+    if source.numel() != index.numel():
+        raise IndexError(
+            "put_(): Expected source and index to have the same number of elements, but got "
+            f"source.numel() = {source.numel()}, index.numel() = {index.numel()}"
+        )
+    if index.numel() and not tensor.numel():
+        raise IndexError("put_(): Tried to put elements into an empty tensor")

@@ -12,6 +12,7 @@ RuntimeError: zero-dimensional tensor (at position 0) cannot be concatenated
 from __future__ import annotations
 
 import ast
+import math
 from typing import Any
 
 import torch
@@ -83,6 +84,11 @@ def no_numbers(name: str, named: Arguments) -> None:
 def step_goes_on(name: str, named: Arguments) -> None:
     """Refuse integers in steps of less than one."""
     step, dtype = named.get("step", 1), named.get("dtype")
+    start, end = named.get("start", 0), named["end"]
+    if any(isinstance(bound, float) and not math.isfinite(bound) for bound in (start, end)):
+        raise RuntimeError(f"unsupported range: {start} -> {end}")
+    if step and (end - start) / step >= 2**63:
+        raise RuntimeError(f"invalid size, possible overflow? {start} -> {end} by {step}")
     if dtype is not None and not dtype.is_floating_point and step and not int(step):
         raise ValueError("step must be nonzero")
 

@@ -21,7 +21,7 @@ from isoshard.core.uneven import UnevenArray
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import OpOverload
 
-from . import base, dispatch, expanded, reading
+from . import base, dispatch, expanded, overlaps, reading
 from .capture import step as capture
 from .flatten import import_tensor
 from .metas import Meta
@@ -82,6 +82,7 @@ def _copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     if not isinstance(source, torch.Tensor):
         return aten.fill_.Scalar(target, source)
     if isinstance(source, base.LazyTensor):
+        overlaps.refuse(target, (source,), nothing=False)
         same = source._aval.token == target._aval.token and source.dtype == target.dtype
         if same:
             base.write(target, base.read(source))
@@ -240,8 +241,28 @@ def _positions(indices: list[Any]) -> list[Any]:
 
 
 def _set(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    base.adopt(args[0], args[1])
-    return args[0]
+    tensor = args[0]
+    if len(args) == 1:
+        base.adopt(tensor, aten.new_empty.default(tensor, [0]))
+        return tensor
+    source, *place = args[1:]
+    if source.dtype != tensor.dtype:
+        raise RuntimeError(
+            f"Could not set tensor of type {source.dtype} to a tensor of type {tensor.dtype}"
+        )
+    if place:  # within the memory of the source, wherever the source begins
+        offset, size = place[0], tuple(place[1])
+        stride = tuple(place[2]) if len(place) > 2 and place[2] else contiguous_stride(size)
+        source = aten.as_strided.default(source, size, stride, offset)
+    base.adopt(tensor, source)
+    return tensor
+
+
+def _is_set_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether two tensors are the same elements of the same memory."""
+    one, other = args
+    places = [(x.storage_offset(), x.shape, x.stride(), x.dtype) for x in args]
+    return one._storage is other._storage and places[0] == places[1]
 
 
 def _resize(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -297,7 +318,10 @@ def register() -> None:
             "aten::index.Tensor": _index,
             "aten::index_put_": _index_put,
             "aten::_index_put_impl_": lambda args, kwargs: _index_put(args[:4], kwargs),
+            "aten::set_": _set,
             "aten::set_.source_Tensor": _set,
+            "aten::set_.source_Tensor_storage_offset": _set,
+            "aten::is_set_to": _is_set_to,
             "aten::resize_": _resize,
             "aten::resize_as_": _resize_as,
             "aten::is_pinned": lambda args, kwargs: False,

@@ -155,7 +155,9 @@ def _real(dtype):
 def linspace(start, end, steps, *, dtype=None):
     """`steps` evenly spaced numbers from `start` to `end`, counted from the nearer end."""
     real = _real(dtype)
-    start, end = (jnp.asarray(value).astype(real) for value in (start, end))
+    start, end = jnp.asarray(start), jnp.asarray(end)
+    if not (jnp.iscomplexobj(start) or jnp.iscomplexobj(end)):
+        start, end = start.astype(real), end.astype(real)
     if dtype is not None and jnp.issubdtype(dtype, jnp.integer):
         start, end = jnp.trunc(start), jnp.trunc(end)
     place = jax.lax.iota(real, steps)

@@ -249,7 +249,7 @@ def cumprod(x, dim, *, dtype=None):
 
 def _scan(function, x, dim, dtype):
     if dtype is None and not jnp.issubdtype(x.dtype, jnp.inexact):
-        dtype = np.dtype(np.int64)  # as torch promises
+        dtype = jax.dtypes.canonicalize_dtype(np.int64)  # as torch promises, unless in place
     line = at_least_1d(wide(x if dtype is None else cast(x, dtype)))
     along = axis(dim, line.ndim)
     return function(whole(line, [along]), along).reshape(x.shape)
