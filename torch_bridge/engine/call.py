@@ -36,6 +36,7 @@ from isoshard.torch_bridge.lowerings import channels_last, registry
 from isoshard.torch_bridge.lowerings.arguments import cast, number, wide_dtype
 
 from . import checks
+from .integer_range import check_range
 from .metas import Lift, Meta, Slot, map_leaves
 from .shape_checks import as_kernels_say
 
@@ -140,6 +141,7 @@ def build_call(
     plain = not kwargs and all(isinstance(arg, Slot) for arg in args)
     args, kwargs = _steer(op, args, kwargs)
     _check_integers(op, args, kwargs, outs)
+    check_range(op, _named(op, args, kwargs), outs)
     written = _written(op, lowering, args, kwargs)
     if lowering.strided:
         kwargs["contiguous"] = metas[0].is_contiguous

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from isoshard.torch_bridge.dtypes import NARROW
+
 
 def axes(dim: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
     """The axes an aten reduction means by `dim`: None and `[]` are all, 0-d arrays have none."""
@@ -72,16 +74,16 @@ def lengths(shape: Sequence[int], along: Sequence[int]) -> int:
 def number(value: Any, dtype: np.dtype) -> jax.Array:
     """`value` as a 0-d array of `dtype`.
 
-    An integer out of range of 32 or 64 bits becomes the nearest bound: torch code writes
-    `torch.iinfo(int64).max` for "no bound". In narrower integers it wraps, as in torch: `-1` is 255
-    to a uint8 tensor.
+    An integer out of range wraps, as in torch: `-1` is 255 to a uint8 tensor. But where 64 bits are
+    kept in 32 the bounds of int64 become those of int32: torch code writes them for "no bound".
     """
     if type(value) is int and jnp.issubdtype(dtype, jnp.integer):
         low, high = int(jnp.iinfo(dtype).min), int(jnp.iinfo(dtype).max)
-        if dtype.itemsize < 4:
-            value = (value - low) % (high - low + 1) + low
-        else:
+        if NARROW and dtype.itemsize == 4 and value in (2**63 - 1, -(2**63)):
             value = min(max(value, low), high)
+        value = (value - low) % (high - low + 1) + low
+    elif type(value) is int and jnp.issubdtype(dtype, jnp.inexact):
+        value = float(value)  # of any size: JAX takes an int for one of 32 or 64 bits
     return cast(jnp.asarray(value), dtype)
 
 
