@@ -54,6 +54,7 @@ def _of_module(info: ModuleInfo) -> OpInfo:
         sample_inputs_func=samples,
         error_inputs_func=errors if info.module_error_inputs_func else None,
         supports_gradgrad=info.supports_gradgrad,
+        supports_forward_ad=True,
         supports_out=False,
     )
 
