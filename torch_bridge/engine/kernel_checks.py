@@ -159,9 +159,8 @@ def numbers_fit(name: str, named: Arguments) -> None:
 
 def counted(name: str, named: Arguments) -> None:
     """Refuse evenly spaced numbers of a dtype that has only two."""
-    dtype = asked(named)
-    if dtype == torch.bool:
-        _refuse(name, dtype)
+    if asked(named) == torch.bool:
+        _refuse(name, torch.bool)
 
 
 def alpha_fits(name: str, named: Arguments) -> None:
