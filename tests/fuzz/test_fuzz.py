@@ -445,3 +445,17 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert "24 programs, 0 differ" in out
     assert out.endswith("fuzz: 24 passed, 0 failed\n")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("number", range(24))
+def test_random_layouts_of_results_agree(number):
+    program = Search(2026, layouts=True).program(number)
+    assert program is None or not check(program), program
+
+
+def test_layouts_are_drawn_for_results_too():
+    made = "".join(str(Search(1, layouts=True).program(n)) for n in range(30))
+    assert re.search(r"^mark\(\w+, \(2, 2, 2\), ", made, re.MULTILINE)
+    assert "order=(" in made
+    assert re.search(r"\('[xyz]', '[xyz]'\)", made)
