@@ -35,19 +35,21 @@ RECORD = sources.ROOT / "conformance" / "record.json"
 ONE_IN = 6
 """Of the entries that a change does not reach, one of so many is run."""
 
+FIRST = "forward"
+MANY = 200
+"""Where a change reaches more entries, which one of the engine does, one in `ONE_IN` of their cells
+runs, and the first column of each."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; 0 if the outcome is good enough."""
     options = _options(arguments)
     columns = tuple(options.columns.split(",")) if options.columns else tuple(COLUMNS)
     names = _entries(options.op)
+    cells = {name: columns_of(entries()[name], columns) for name in names}
     if not (options.op or options.all):
-        names = _chosen(names)
-    tasks = [
-        Task(name, tuple(cells))
-        for name in names
-        if (cells := columns_of(entries()[name], columns))
-    ]
+        cells = _chosen(cells)
+    tasks = [Task(name, tuple(some)) for name, some in cells.items() if some]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # for the workers: XLA's remarks on layouts
     started = time.monotonic()
     seen = {key: reason for key, reason in EXPECTED.items() if key[1] in columns}
@@ -126,12 +128,23 @@ def harness() -> list[str]:
     return sorted({*sources.python_files(["conformance"])} - around)
 
 
-def _chosen(names: list[str]) -> list[str]:
+def _chosen(cells: dict[str, list[str]]) -> dict[str, list[str]]:
     """Of all entries those that a change reaches, and a sample."""
     kept = record.read(RECORD, harness())
-    drawn = choice.choose(names, kept, one_in=ONE_IN, seed=choice.seed_of())
+    drawn = choice.choose(cells, kept, one_in=ONE_IN, seed=choice.seed_of())
     print(f"conformance: {drawn}; --all runs everything", flush=True)
-    return list(drawn.units)
+    found = {name: cells[name] for name in drawn.units}
+    if len(drawn.reached) <= MANY:
+        return found
+    others = {(name, column) for name, some in found.items() for column in some if column != FIRST}
+    some = choice.drawn(
+        (f"{name}, {column}" for name, column in others), seed=drawn.seed, one_in=ONE_IN
+    )
+    print(f"more than {MANY} entries are reached: beside forward, {len(some)} cells of them run")
+    return {
+        name: [column for column in columns if column == FIRST or f"{name}, {column}" in some]
+        for name, columns in found.items()
+    }
 
 
 def note(

@@ -212,10 +212,19 @@ def _flash(q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=Non
     return _forward(q, k, v, attn_mask, is_causal, scale)
 
 
-@lower("aten::_scaled_dot_product_flash_attention_for_cpu_backward")
+def _flash_gradient_shapes(grad, query, key, value, *args, **kwargs):
+    return tuple(None if grad is None else x.new_empty(x.shape) for x in (query, key, value))
+
+
+@lower(
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward", meta=_flash_gradient_shapes
+)
 def _flash_backward(
     grad, q, k, v, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None
 ):
+    """Without a gradient of the result, torch gives none of the operands either."""
+    if grad is None:
+        return None, None, None
     return _backward(grad, q, k, v, attn_mask, out, logsumexp, is_causal, scale, False)[:3]
 
 
@@ -259,6 +268,7 @@ def _efficient(
 def _efficient_gradient_shapes(grad, query, key, value, attn_bias, *args, **kwargs):
     wanted = kwargs["grad_input_mask"] if "grad_input_mask" in kwargs else args[5]
     given = (query, key, value, attn_bias)
+    wanted = [want and grad is not None for want in wanted]
     return tuple(
         x.new_empty(x.shape) if want else None for x, want in zip(given, wanted, strict=True)
     )
@@ -282,6 +292,8 @@ def _efficient_backward(
     scale=None,
 ):
     words = None
+    if grad is None:
+        return (None,) * 4
     if dropout_p:
         words = jax.lax.bitcast_convert_type(philox_seed, jnp.uint32)
     given = (grad, q, k, v, attn_bias, out, logsumexp, is_causal, scale)
