@@ -36,9 +36,12 @@ def places(x, indices):
     """aten's list of indices of `x` for JAX: None is a whole axis; the rule of shapes is one."""
     found, axis = [], 0
     for index in indices:
-        mask = index is not None and index.dtype in (bool, jnp.uint8)
-        found.append(slice(None) if index is None else index if mask else along(index, x, axis))
-        axis += index.ndim if mask else 1
+        if index is not None and index.dtype in (bool, jnp.uint8):  # a mask
+            found.append(index)
+            axis += index.ndim
+            continue
+        found.append(slice(None) if index is None else along(index, x, axis))
+        axis += 1
     return tuple(found)
 
 

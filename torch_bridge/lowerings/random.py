@@ -44,7 +44,8 @@ def _whole(key, shape, low, high, dtype=None):
     if high - low == 2**64:
         return jax.random.bits(key, shape, jnp.uint64).astype(dtype or jnp.int64)
     span = jnp.uint64 if high - low > 2**63 - 1 else jnp.int64
-    found = jax.random.randint(key, shape, *(jnp.asarray(n, span) for n in (0, high - low)), span)
+    first, end = (jnp.asarray(n, span) for n in (0, high - low))
+    found = jax.random.randint(key, shape, first, end, span)
     start = jnp.asarray(low, jnp.int64 if low < 2**63 else jnp.uint64).astype(span)
     return (found + start).astype(dtype or jnp.int64)
 

@@ -216,9 +216,7 @@ def _flash_gradient_shapes(grad, query, key, value, *args, **kwargs):
     return tuple(None if grad is None else x.new_empty(x.shape) for x in (query, key, value))
 
 
-@lower(
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward", meta=_flash_gradient_shapes
-)
+@lower("aten::_scaled_dot_product_flash_attention_for_cpu_backward", meta=_flash_gradient_shapes)
 def _flash_backward(
     grad, q, k, v, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None
 ):

@@ -154,7 +154,8 @@ def test_out_arguments():
     values, indices = torch.empty(0, device="jax"), torch.empty(0, dtype=torch.int64, device="jax")
     torch.max(base, 1, out=(values, indices))
     assert values.tolist() == [5, 4] and indices.tolist() == [0, 2]
-    torch.cat([a, a], out=out)
+    with pytest.warns(UserWarning, match=r"resized since it had shape \[3\]"):
+        torch.cat([a, a], out=out)
     assert out.tolist() == [0, 1, 2, 0, 1, 2]
     with pytest.raises(RuntimeError, match=r"can't be cast|dtype"):
         torch.add(a, 0.5, out=torch.empty(3, dtype=torch.int64, device="jax"))
