@@ -235,8 +235,12 @@ def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
             for tensor in targets:
                 check_writable(func, tensor)
         key, tensors, scalars = flattener(args, kwargs)
-        if alone is not None and not many and len(tensors) > 1:
-            overlaps.refuse(target, tensors[:position] + tensors[position + 1 :], alone)
+        if alone is not None and not many:
+            storage, others = target._storage, -1
+            for tensor in tensors:
+                others += tensor._storage is storage
+            if others:
+                overlaps.refuse(target, tensors[:position] + tensors[position + 1 :], alone)
         signature = signatures.get(key)
         if signature is None:
             signature = signatures.again(key)
