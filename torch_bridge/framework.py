@@ -274,14 +274,16 @@ class Torch(Framework):
     def array(
         self, x: Any, sharding: Any = None, *, copy: bool | None = None, name: str = "tensor"
     ) -> Any:
-        """The array of a plain or `jax` tensor, with all its bits.
+        """The array of a plain or `jax` tensor, with all its bits; of a DTensor as `to_jax`.
 
         Args:
-            x: no DTensor.
+            x: a tensor.
             sharding: as for `to_jax`.
             copy: likewise.
             name: likewise.
         """
+        if dtensors.is_dtensor(x):
+            return dtensors.to_jax(x, sharding, copy=copy, name=name)
         if x.grad_fn is not None:
             raise CopyError(
                 f"{name} was computed from tensors that require grad, and JAX would not see the "

@@ -308,6 +308,7 @@ def _out_handler(func: OpOverload, outs: list[str]) -> Handler:
         argument.name == "dtype" for argument in schema_of(functional).arguments
     )
     alone = overlaps.rule(functional)
+    quiet = schema_of(func).name in _GROW_QUIETLY
 
     def handler(args, kwargs):
         given = [kwargs[name] for name in outs]
@@ -331,7 +332,8 @@ def _out_handler(func: OpOverload, outs: list[str]) -> Handler:
         for target, result in zip(targets, results, strict=True):
             check_writable(func, target)
             if target.shape != result.shape:
-                warn_of_resizing(target, result)
+                if not quiet:
+                    warn_of_resizing(target, result)
                 _resize(target, result)
             else:
                 torch.ops.aten.copy_.default(target, result)
@@ -395,6 +397,13 @@ _SAME_OUT = frozenset(
     )
 ) | {"aten::bucketize.Tensor_out", "aten::searchsorted.Tensor_out"}
 """Operators that write to `out=` of their own dtype alone."""
+
+
+_GROW_QUIETLY = frozenset(
+    f"aten::{name}"
+    for name in "linspace logspace range narrow_copy full eye zeros ones rand randn".split()
+)
+"""Operators that write to an `out=` of another size without a warning."""
 
 
 def warn_of_resizing(target: Any, result: Any) -> None:

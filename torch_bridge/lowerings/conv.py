@@ -12,7 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 from jax import lax
+from torch._prims_common import suggest_memory_format
 
 from isoshard.core import domain
 from isoshard.core.domain.interpreting import recording
@@ -150,7 +152,18 @@ def _transpose_kernel(weight, groups):
     return jnp.flip(swapped, axis=tuple(range(2, swapped.ndim)))
 
 
-@lower("aten::convolution")
+def _as_kernels_lie(x, weight, *options):
+    """The shape of a convolution, with channels last where torch's CPU kernels write them so."""
+    out = torch.ops.aten.convolution.default(x, weight, *options)
+    format = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    double = torch.float64 in (x.dtype, weight.dtype)
+    one = x.dim() == 5 and x.shape[0] == options[-1] == 1  # a volume without groups
+    if double or one or format not in map(suggest_memory_format, (x, weight)):
+        return out
+    return out.contiguous(memory_format=format)
+
+
+@lower("aten::convolution", meta=_as_kernels_lie)
 def _convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
     given = (stride, padding, dilation, transposed, output_padding, groups)
     return biased(x, weight, bias, *given)
