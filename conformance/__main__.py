@@ -35,10 +35,9 @@ RECORD = sources.ROOT / "conformance" / "record.json"
 ONE_IN = 6
 """Of the entries that a change does not reach, one of so many is run."""
 
-FIRST = "forward"
 MANY = 200
-"""Where a change reaches more entries, which one of the engine does, one in `ONE_IN` of their cells
-runs, and the first column of each."""
+CELLS = 10
+"""Where a change reaches more entries than `MANY`, one of so many of their cells is run."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -136,13 +135,11 @@ def _chosen(cells: dict[str, list[str]]) -> dict[str, list[str]]:
     found = {name: cells[name] for name in drawn.units}
     if len(drawn.reached) <= MANY:
         return found
-    others = {(name, column) for name, some in found.items() for column in some if column != FIRST}
-    some = choice.drawn(
-        (f"{name}, {column}" for name, column in others), seed=drawn.seed, one_in=ONE_IN
-    )
-    print(f"more than {MANY} entries are reached: beside forward, {len(some)} cells of them run")
+    every = [f"{name}, {column}" for name, columns in found.items() for column in columns]
+    some = choice.drawn(every, seed=drawn.seed, one_in=CELLS)
+    print(f"more than {MANY} entries are reached: {len(some)} of their {len(every)} cells run")
     return {
-        name: [column for column in columns if column == FIRST or f"{name}, {column}" in some]
+        name: [column for column in columns if f"{name}, {column}" in some]
         for name, columns in found.items()
     }
 
