@@ -337,6 +337,12 @@ def _draws_floats(name: str, named: Arguments) -> None:
         raise NotImplementedError(f'"{name}_" is not implemented for {dtype}')
 
 
+def _spread(name: str, named: Arguments) -> None:
+    std = named.get("std", 1.0)
+    if isinstance(std, int | float) and std <= 0:
+        raise RuntimeError(f"{name}_ expects std > 0.0, but found std={std}")
+
+
 def _probability(name: str, named: Arguments) -> None:
     p = named.get("p")
     if isinstance(p, int | float) and not 0 <= p <= 1:
@@ -399,6 +405,7 @@ _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     **dict.fromkeys(("logaddexp", "logaddexp2"), (kernel_checks.some_floats,)),
     **dict.fromkeys(("linspace", "logspace"), (kernel_checks.counted,)),
     **dict.fromkeys(("normal_functional", "exponential", "cauchy"), (_draws_floats,)),
+    "log_normal": (_draws_floats, _spread),
     "uniform": (_draws_floats, _uniform),
     "bernoulli": (_probability, kernel_checks.float_probabilities),
     "multinomial": (kernel_checks.places_to_draw,),

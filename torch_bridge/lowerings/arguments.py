@@ -94,13 +94,21 @@ def cast(x: jax.Array, dtype: np.dtype) -> jax.Array:
     if x.dtype == bool and jnp.issubdtype(dtype, jnp.inexact):
         # XLA takes a converted bool times x for a choice between x and 0, also where x is infinite.
         return jnp.where(x, jnp.ones((), dtype), jnp.zeros((), dtype))
-    if jnp.issubdtype(x.dtype, jnp.floating) and _narrow_integer(dtype):
-        x = x.astype(np.int32)  # so that it wraps, as on torch's CPU; XLA takes the nearest bound
+    if jnp.issubdtype(x.dtype, jnp.floating) and jnp.issubdtype(dtype, jnp.signedinteger):
+        return _truncated(x, np.int32 if np.dtype(dtype).itemsize < 4 else dtype).astype(dtype)
+    if jnp.issubdtype(x.dtype, jnp.floating) and dtype == jnp.uint8:
+        return _truncated(x, np.int32).astype(dtype)
     return x.astype(dtype)
 
 
-def _narrow_integer(dtype: np.dtype) -> bool:
-    return jnp.issubdtype(dtype, jnp.integer) and np.dtype(dtype).itemsize < 4
+def _truncated(x: jax.Array, dtype: Any) -> jax.Array:
+    """Floats as integers; what does not fit is the least one, as CPUs have it.
+
+    XLA takes the nearest bound, and 0 for NaN.
+    """
+    least = float(jnp.iinfo(dtype).min)
+    fits = (x >= least) & (x < -least)
+    return jnp.where(fits, x, least).astype(dtype)
 
 
 def wide_dtype(dtype: np.dtype) -> np.dtype:

@@ -22,6 +22,8 @@ from .registry import lower
 
 _FARTHEST = 10_000  # terms that are added one by one; further left the result is NaN
 
+_STEEPEST = 10_000  # an exponent with which the next term is always 0
+
 
 def _left_terms(x, q):
     """The terms of the series whose base is negative, and the first base that is not."""
@@ -44,10 +46,13 @@ def zeta(x, other):
     """The sum of `(other + k) ** -x` over k; infinite at its poles."""
     x, q = jnp.broadcast_arrays(x, other)
     left, start = _left_terms(x, q)
-    pole = (x == 1) | ((x > 1) & (q <= 0) & (q == jnp.floor(q)))
+    pole = (x == 1) | (~(x < 1) & (q <= 0) & (q == jnp.floor(q)))
     undefined = (x < 1) | ((q < 0) & (x != jnp.floor(x))) | (start < 0)
     undefined |= jnp.isnan(x) | jnp.isnan(q)
-    value = left + jss.zeta(jnp.maximum(x, 1), jnp.maximum(start, 0))
+    steep = x > _STEEPEST  # one term is left, or none
+    start = jnp.maximum(start, 0)
+    last = jnp.where(start > 1, jnp.nan, start ** (-x))  # torch divides 0 by 0 there
+    value = left + jnp.where(steep, last, jss.zeta(jnp.clip(x, 1, _STEEPEST), start))
     return jnp.where(pole, jnp.inf, jnp.where(undefined, jnp.nan, value))
 
 
@@ -83,6 +88,10 @@ def polygamma(n, x):
     slope = jnp.polyval(jnp.asarray(powers[::-1], x.dtype), _cotangent(fraction))
     reflected = -sign * value - math.pi ** (n + 1) * slope
     pole = left & (fraction == 0)
+    if n == 1:
+        value = jnp.where(x == jnp.inf, 0, value)
+    else:
+        pole |= x == -jnp.inf
     return jnp.where(pole, sign * jnp.inf, jnp.where(left, reflected, value))
 
 

@@ -54,6 +54,7 @@ CALLS = {
     "out= of another dtype: topk": lambda: torch.topk(ones(3), 2, out=(ones(2), ones(2))),
     "out= of another dtype: nonzero": lambda: torch.nonzero(ones(3), out=ones(3, 1).byte()),
     "out= of another kind": lambda: torch.add(ones(3), 1, out=ones(3).int()),
+    "a spread of nothing": lambda: ones(3).log_normal_(0.0, 0.0),
     "an axis twice, before one out of range": lambda: ones(3, 2, 2).std((-2, 1, 4)),
     "an axis out of range, before one twice": lambda: ones(3, 2, 2).nansum((4, -2, 1)),
     "a half of an element": lambda: ones(8, dtype=torch.bfloat16)[1:5].view(torch.float32),

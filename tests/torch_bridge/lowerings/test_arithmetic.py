@@ -311,3 +311,21 @@ def test_whole_powers_overflow_as_on_the_cpu(dtype):
     for exponent in (3, 64, 100, 127):
         wanted = torch.pow(numbers.to(dtype), exponent)
         assert torch.equal(torch.pow(numbers.to(dtype).to("jax"), exponent).cpu(), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
+@pytest.mark.parametrize("source", [torch.float32, torch.float64, torch.bfloat16])
+def test_floats_that_no_integer_holds_are_as_on_the_cpu(source, dtype):
+    x = torch.tensor([INF, -INF, torch.nan, 3e9, -3e9, 300.7, -1.5, 1e19, -1e19, 2.0**31, 2.0**63])
+    x = x.to(source)
+    assert torch.equal(x.to("jax").to(dtype).cpu(), x.to(dtype))
+
+
+def test_zeta_and_polygamma_at_their_ends():
+    ends = torch.tensor([0.0, -0.0, 1, 2.5, INF, -INF, torch.nan, -2.5, 1e20, 0.5])
+    x, q = (t.reshape(-1) for t in torch.meshgrid(ends, ends, indexing="ij"))
+    got = torch.special.zeta(x.to("jax"), q.to("jax")).cpu()
+    torch.testing.assert_close(got, torch.special.zeta(x, q), equal_nan=True)
+    for n in (1, 2, 3):
+        got = torch.polygamma(n, ends.to("jax")).cpu()
+        torch.testing.assert_close(got, torch.polygamma(n, ends), equal_nan=True)

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.domain.attention.ring import ring_attention
@@ -15,7 +15,7 @@ HEADS, WIDTH = 4, 32
 
 def temporaries(devices, length, attend):
     """Bytes per device that the result and the gradients of an attention take meanwhile."""
-    mesh = make_mesh((devices,), ("s",))
+    mesh = make_mesh((devices,), ("s",), axis_types=(AxisType.Auto,))
     laid = NamedSharding(mesh, P(None, "s"))
     like = jax.ShapeDtypeStruct((1, length, HEADS, WIDTH), jnp.float32, sharding=laid)
 
