@@ -15,7 +15,6 @@ _VALUES = (
 )
 _INTERNAL = "torch raises the error of an internal check; here it is that of an axis out of range"
 _EMPTY = "the fault is in a dtype that torch's kernel alone looks at"
-_SEEDED = "torch's own wrapper of the entry asks for its lazy backend, which is not imported"
 _POOL = "torch's own shape function indexes an axis that is not there before it looks at the shape"
 
 
@@ -35,7 +34,6 @@ EXPECTED: dict[tuple[str, str], str] = {
     **_cells("scatter_add", ("errors",), _VALUES),
     **_cells("sparse.mm.reduce", (*_FORWARD, "backward"), _SPARSE),
     **_cells("sparse.sampled_addmm", ("forward", "backward"), _SPARSE),
-    **_cells("nn.functional.scaled_dot_product_attention", ("vmap",), _SEEDED),
     **_cells("module.nn.Embedding", ("errors",), _VALUES),
     **_cells("module.nn.MaxPool2d", ("errors",), _POOL),
     **_cells("module.nn.NLLLoss", ("errors",), _EMPTY),

@@ -7,6 +7,7 @@ Each is a function `(info, sample) -> result`, as those of `columns`, and does o
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.autograd import forward_ad
@@ -72,7 +73,10 @@ def batched(info: OpInfo, sample: SampleInput) -> Any:
         return info.op(source, *args, **kwargs)
 
     both = [torch.stack([leaves[place], leaves[place]]) for place in places]
-    return torch.func.vmap(one)(*both)
+    # Under vmap our tensors look to torch's wrapper of random entries as if of its lazy backend,
+    # which it then steps.
+    with mock.patch.object(torch, "_lazy", create=True):
+        return torch.func.vmap(one)(*both)
 
 
 def through_views(sample: SampleInput) -> tuple[list[torch.Tensor], SampleInput]:

@@ -360,7 +360,8 @@ def _check_out(func: OpOverload, args: Any, kwargs: Any, results: list[Any], out
         )
     for target, result in zip(outs, results, strict=True):
         if not torch.can_cast(result.dtype, target.dtype):
-            raise RuntimeError(
+            joins = func.name() in ("aten::cat.out", "aten::stack.out")
+            raise (TypeError if joins else RuntimeError)(
                 f"{func}: result type {spelled(result.dtype)} can't be cast to the desired output "
                 f"type {spelled(target.dtype)}"
             )

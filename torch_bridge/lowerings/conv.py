@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
-from torch._prims_common import suggest_memory_format
 
 from isoshard.core import domain
 from isoshard.core.domain.interpreting import recording
 
 from .arguments import wide, wide_dtype
 from .conv_split import batch_split, kernel_whole, weight_gradient
+from .memory_order import format_of
 from .partition import partition
 from .registry import lower
 from .spatial import over_space
@@ -155,12 +155,10 @@ def _transpose_kernel(weight, groups):
 def _as_kernels_lie(x, weight, *options):
     """The shape of a convolution, with channels last where torch's CPU kernels write them so."""
     out = torch.ops.aten.convolution.default(x, weight, *options)
-    format = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    format = format_of(x) or format_of(weight)
     double = torch.float64 in (x.dtype, weight.dtype)
     one = x.dim() == 5 and x.shape[0] == options[-1] == 1  # a volume without groups
-    if double or one or format not in map(suggest_memory_format, (x, weight)):
-        return out
-    return out.contiguous(memory_format=format)
+    return out if format is None or double or one else out.contiguous(memory_format=format)
 
 
 @lower("aten::convolution", meta=_as_kernels_lie)

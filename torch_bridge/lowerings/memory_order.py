@@ -71,6 +71,13 @@ def as_contiguous(name: str) -> Shape:
     return shape
 
 
+def format_of(x: torch.Tensor) -> torch.memory_format | None:
+    """The channels-last format that a tensor of images lies in; None if it is none alone."""
+    format = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    fits = format is not None and x.is_contiguous(memory_format=format)
+    return format if fits and not x.is_contiguous() else None
+
+
 def _overload(name: str) -> OpOverload:
     packet, _, overload = name.removeprefix("aten::").partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")

@@ -18,7 +18,7 @@ import torch
 from isoshard.core import domain
 
 from .arguments import axis, cast, number
-from .memory_order import lower_cloned, lower_contiguous
+from .memory_order import format_of, lower_cloned, lower_contiguous
 from .registry import lower
 from .whole import whole
 
@@ -137,7 +137,12 @@ def pixel_unshuffle(x, downscale_factor):
     )
 
 
-@lower("aten::channel_shuffle", "aten::native_channel_shuffle")
+def _shuffled(x, groups):
+    format = format_of(x) or torch.contiguous_format
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=format)
+
+
+@lower("aten::channel_shuffle", "aten::native_channel_shuffle", meta=_shuffled)
 def channel_shuffle(x, groups):
     """The channels of (N, C, ..) dealt round robin from `groups` groups."""
     count, channels, *rest = x.shape
