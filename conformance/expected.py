@@ -26,7 +26,9 @@ _FORWARD = ("forward", "bfloat16")
 _EVERY_TYPE = (*_FORWARD, "sharded", "int64", "bool")
 
 EXPECTED: dict[tuple[str, str], str] = {
-    **_cells("chalf", (*_EVERY_TYPE, "backward", "float64", "complex128"), _COMPLEX32),
+    **_cells(
+        "chalf", (*_EVERY_TYPE, "backward", "float64", "complex128", "channels last"), _COMPLEX32
+    ),
     **_cells("gather", ("errors",), _VALUES),
     **_cells("multinomial", ("errors",), _VALUES),
     **_cells("narrow_copy", ("errors",), _INTERNAL),

@@ -150,9 +150,9 @@ def _axes(operator: Operator, shape: tuple[int, ...]) -> tuple[str, str, dict[st
         outputs = reaches[axis].outputs(rows) if axis in reaches else rows
         own, more = f"a{axis}", f"m{axis}"
         read = make = own
-        if outputs < rows and rows % outputs == 0:
+        if 1 < outputs < rows and rows % outputs == 0:
             read, sizes[more] = f"({own} {more})", rows // outputs
-        elif rows < outputs and outputs % rows == 0:
+        elif 1 < rows < outputs and outputs % rows == 0:
             make, sizes[more] = f"({own} {more})", outputs // rows
         elif rows != outputs:
             make = f"{own}made"

@@ -353,6 +353,11 @@ def _check_out(func: OpOverload, args: Any, kwargs: Any, results: list[Any], out
             f"Expected object of scalar type {spelled(results[0].dtype)} but got scalar type "
             f"{spelled(outs[0].dtype)} for argument 'out'"
         )
+    if schema_of(func).name in ("aten::any", "aten::all") and outs[0].dtype != torch.uint8:
+        name = schema_of(func).name.removeprefix("aten::")
+        raise RuntimeError(
+            f"{name} only supports bool tensor for result, got: {spelled(outs[0].dtype)}"
+        )
     if func.name() in _SAME_OUT:
         raise RuntimeError(
             f"{func}: Found dtype {outs[0].dtype} but expected {results[0].dtype}: expected "

@@ -24,7 +24,7 @@ _NO_SHARING = frozenset(
     {
         *("gather", "index_add", "index_copy", "index_fill", "index_put", "_index_put_impl"),
         *("index_select", "masked_select", "put", "scatter", "scatter_add"),
-        *("scatter_reduce", "take", "cat", "stack"),
+        *("scatter_reduce", "take", "cat", "stack", "kthvalue"),
     }
 )
 """Operators that read at other places than they write to, so may not even read what they write."""

@@ -10,6 +10,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import torch
 
 from .arguments import wide
 from .numerics import widely
@@ -250,6 +251,21 @@ def _glu_backward(grad, x, dim):
     a, b = jnp.split(x, 2, axis=dim)
     s = jax.nn.sigmoid(b)
     return jnp.concatenate([grad * s, grad * a * s * (1 - s)], axis=dim)
+
+
+@lower("aten::glu_jvp", meta=lambda glu, x, dx, dim: torch.empty_like(glu))
+def _glu_jvp(glu, x, dx, dim):
+    """The tangent of `glu(x)`."""
+    return jax.jvp(lambda x: _glu(x, dim), (x,), (dx.astype(x.dtype),))[1]
+
+
+@lower(
+    "aten::glu_backward_jvp", meta=lambda grad_x, grad, x, dgrad, dx, dim: torch.empty_like(grad_x)
+)
+def _glu_backward_jvp(grad_x, grad, x, dgrad, dx, dim):
+    """The tangent of the gradient of `x`."""
+    steps = dgrad.astype(grad.dtype), dx.astype(x.dtype)
+    return jax.jvp(lambda grad, x: _glu_backward(grad, x, dim), (grad, x), steps)[1]
 
 
 @lower("aten::rrelu_with_noise", random=True, writes=("noise",))

@@ -176,3 +176,16 @@ def test_gradients_at_nan_and_at_the_ends():
     ones = torch.ones_like(x)
     check(aten._prelu_kernel_backward.default, ones, x, ones / 2)
     check(aten.logit_backward.default, ones, x)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_tangents_of_glu():
+    x, step = torch.randn(3, 4), torch.randn(3, 4)
+    found = [
+        torch.func.jvp(
+            torch.func.grad(lambda t: torch.nn.functional.glu(t).square().sum()), (t,), (d,)
+        )
+        for t, d in ((x, step), (x.to("jax"), step.to("jax")))
+    ]
+    for want, got in zip(*found, strict=True):
+        torch.testing.assert_close(got.cpu(), want)
