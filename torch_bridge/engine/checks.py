@@ -162,8 +162,15 @@ def _floats_only(name: str, named: Arguments) -> None:
 
 def _not_complex(name: str, named: Arguments) -> None:
     tensors = [value for value in named.values() if isinstance(value, torch.Tensor)]
-    if any(tensor.is_complex() for tensor in tensors):
+    if any(tensor.is_complex() for tensor in tensors) and not _out_of_range(named):
         raise NotImplementedError(f"{name} is not supported for complex inputs")
+
+
+def _out_of_range(named: Arguments) -> bool:
+    """Whether an axis is, which torch's kernels look at before the dtype, and refuse themselves."""
+    dims, rank = named.get("dim"), max(_first(named).dim(), 1)
+    dims = [dims] if isinstance(dims, int) else dims
+    return isinstance(dims, list | tuple) and any(not -rank <= dim < rank for dim in dims)
 
 
 def _no_complex_rows(name: str, named: Arguments) -> None:

@@ -70,7 +70,7 @@ def _overlap(target: Any, operand: Any, nothing: bool) -> bool:
     one, other = _range(target), _range(operand)
     if one is None or other is None:
         return False
-    if one == other and target.dtype == operand.dtype:
+    if one == other:
         return nothing or tuple(target.stride()) != tuple(operand.stride())
     return one[0] < other[1] and other[0] < one[1]
 

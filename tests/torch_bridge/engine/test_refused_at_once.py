@@ -54,6 +54,8 @@ CALLS = {
     "out= of another dtype: topk": lambda: torch.topk(ones(3), 2, out=(ones(2), ones(2))),
     "out= of another dtype: nonzero": lambda: torch.nonzero(ones(3), out=ones(3, 1).byte()),
     "out= of another kind": lambda: torch.add(ones(3), 1, out=ones(3).int()),
+    "complex numbers along no axis": lambda: ones(8, 8, dtype=torch.complex64).amax((0, 3)),
+    "complex numbers along an axis": lambda: ones(8, 8, dtype=torch.complex64).amax(0),
     "a spread of nothing": lambda: ones(3).log_normal_(0.0, 0.0),
     "an axis twice, before one out of range": lambda: ones(3, 2, 2).std((-2, 1, 4)),
     "an axis out of range, before one twice": lambda: ones(3, 2, 2).nansum((4, -2, 1)),
