@@ -19,6 +19,7 @@ BY_VALUES = {
     r"ZeroDivisionError": "nor for an integer divided by zero",
     r"not implemented for '|on CPU does not|on CPU$": "a gap of torch's CPU kernels, "
     "which JAX may not have",
+    r"unresolved conjugated": "a conjugate is computed on the device, where the CPU notes it",
     r"modified by an inplace operation": "each device keeps other tensors for backward; "
     "what is not kept may be written to",
     r"single memory location|overlap": "memory that overlaps itself is checked by each device in "
