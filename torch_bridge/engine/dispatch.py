@@ -309,14 +309,13 @@ def _out_handler(func: OpOverload, outs: list[str]) -> Handler:
     )
     alone = overlaps.rule(functional)
     quiet = schema_of(func).name in _GROW_QUIETLY
+    follows = func.name() in _DTYPE_OF_OUT
 
     def handler(args, kwargs):
         given = [kwargs[name] for name in outs]
         targets = [leaf for out in given for leaf in (out if isinstance(out, list) else [out])]
         rest = {name: value for name, value in kwargs.items() if name not in outs}
-        if takes_dtype:
-            rest["dtype"] = targets[0].dtype
-        elif func.name() in _DTYPE_OF_OUT and rest.get("dtype") is None:
+        if takes_dtype or (follows and rest.get("dtype") is None):
             rest["dtype"] = targets[0].dtype
         if alone is not None:
             read = [*args, *rest.values()]
