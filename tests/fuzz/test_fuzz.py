@@ -399,6 +399,7 @@ def test_every_exception_is_needed(pattern):
         "Zero": lambda: torch.ones(2, dtype=torch.int64) // 0,
         "not imp": lambda: torch.gcd(torch.ones(2), torch.ones(2)),
         "single": lambda: torch.ones(3).expand(2, 3).add_(1),
+        "unresolved": lambda: torch.view_as_real(torch.ones(2, dtype=torch.complex64).conj()),
         "modified": _backward_through_what_was_written,
     }
     call = next(call for start, call in calls.items() if pattern.startswith(start))
