@@ -152,8 +152,17 @@ def _transpose_kernel(weight, groups):
     return jnp.flip(swapped, axis=tuple(range(2, swapped.ndim)))
 
 
+def _refuse_negative(padding, dilation):
+    """torch's shape function takes them, its kernels do not."""
+    if min(padding, default=0) < 0:
+        raise RuntimeError(f"negative padding is not supported: {list(padding)}; slice the images")
+    if min(dilation, default=1) < 1:
+        raise RuntimeError(f"dilation should be greater than zero: {list(dilation)}")
+
+
 def _as_kernels_lie(x, weight, *options):
     """The shape of a convolution, with channels last where torch's CPU kernels write them so."""
+    _refuse_negative(*options[2:4])
     out = torch.ops.aten.convolution.default(x, weight, *options)
     format = format_of(x) or format_of(weight)
     double = torch.float64 in (x.dtype, weight.dtype)

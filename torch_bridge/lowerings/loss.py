@@ -182,11 +182,17 @@ def _hinge_sums(x, target, p, margin, weight):
     return jnp.sum(hinge, axis=1) / x.shape[1]
 
 
-@lower("aten::multi_margin_loss")
+def _margin_shape(x, target, p=1, margin=1, weight=None, reduction=_MEAN):
+    """One row with one class gives a number, not a row of one, as the CPU kernel does."""
+    out = torch.ops.aten.multi_margin_loss.default(x, target, p, margin, weight, reduction)
+    return out.reshape(()) if x.dim() <= 1 and target.dim() == 0 else out
+
+
+@lower("aten::multi_margin_loss", meta=_margin_shape)
 def _multi_margin(x, target, p=1, margin=1, weight=None, reduction=_MEAN):
     wide_x, weight = wide_all(x, weight)
-    loss = _hinge_sums(_rows(wide_x), target.reshape(-1), p, margin, weight)
-    return _reduce(loss, reduction)
+    loss = _reduce(_hinge_sums(_rows(wide_x), target.reshape(-1), p, margin, weight), reduction)
+    return loss.reshape(()) if x.ndim <= 1 and target.ndim == 0 else loss
 
 
 def _gradient_shape(grad, x, *_, **__):

@@ -71,6 +71,17 @@ def as_contiguous(name: str) -> Shape:
     return shape
 
 
+def as_images(name: str, place: int = 0) -> Shape:
+    """The operator on `meta` tensors; channels are last where they are in argument `place`."""
+
+    def shape(*args: Any, **kwargs: Any) -> torch.Tensor:
+        made = _overload(name)(*args, **kwargs)
+        format = format_of(args[place])
+        return made if format is None else made.contiguous(memory_format=format)
+
+    return shape
+
+
 def format_of(x: torch.Tensor) -> torch.memory_format | None:
     """The channels-last format that a tensor of images lies in; None if it is none alone."""
     format = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())

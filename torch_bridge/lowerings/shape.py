@@ -18,7 +18,7 @@ import torch
 from isoshard.core import domain
 
 from .arguments import axis, cast, number
-from .memory_order import format_of, lower_cloned, lower_contiguous
+from .memory_order import as_images, format_of, lower_cloned, lower_contiguous
 from .registry import lower
 from .whole import whole
 
@@ -202,5 +202,7 @@ def _pad_backward(pad):
 
 for _rank in (1, 2, 3):
     for _name, _pad in (("reflection", _pad_as("reflect")), ("replication", _pad_as("edge"))):
-        lower(f"aten::{_name}_pad{_rank}d")(_pad)
-        lower(f"aten::{_name}_pad{_rank}d_backward")(_pad_backward(_pad))
+        _padded = f"aten::{_name}_pad{_rank}d"
+        lower(_padded, meta=as_images(_padded))(_pad)
+        _slope = f"{_padded}_backward"
+        lower(_slope, meta=as_images(_slope, 1))(_pad_backward(_pad))
