@@ -21,7 +21,7 @@ import torch
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge._torch_internals.tensor_fields import current_node
 
-from . import kernel_checks
+from . import dtype_checks, kernel_checks
 from .index_checks import (
     elements_to_put,
     indexes_fit,
@@ -145,7 +145,8 @@ _NUMBERS = {"int": 1, "float": 2, "Lift": 2, "complex": 3}
 
 def _rules(name: str) -> tuple[Callable[[str, Arguments], None], ...]:
     plain = name.removeprefix("aten::")
-    return _RULES.get(plain) or _RULES.get(plain.removesuffix("_"), ())
+    found = _RULES.get(plain) or _RULES.get(plain.removesuffix("_"), ())
+    return (*found, *dtype_checks.rules_of(plain))
 
 
 def _first(named: Arguments) -> torch.Tensor:

@@ -111,9 +111,10 @@ def _adaptive_max_pool(x, output_size):
     sizes = x.shape[-rank:]
     parts, inside = _gather(x, output_size)
     lead = parts.shape[: parts.ndim - rank]
-    values = jnp.where(inside, parts, -jnp.inf).reshape(*lead, -1)
+    longest = int(np.prod(inside.shape[-rank:]))
+    values = jnp.where(inside, parts, -jnp.inf).reshape(*lead, longest)
     flat = jnp.arange(int(np.prod(sizes)), dtype="int32").reshape(sizes)
-    places = _gather(flat, output_size)[0].reshape(*output_size, -1)
+    places = _gather(flat, output_size)[0].reshape(*output_size, longest)
     best = first_place(jax.lax.argmax, values, -1)[..., None]
     places = jnp.broadcast_to(places, values.shape)
     take = functools.partial(jnp.take_along_axis, indices=best, axis=-1)
