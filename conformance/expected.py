@@ -14,8 +14,6 @@ _VALUES = (
     "the fault is in the values, which a recorded operation does not wait for: docs/pytorch.md"
 )
 _INTERNAL = "torch raises the error of an internal check; here it is that of an axis out of range"
-_EMPTY = "the fault is in a dtype that torch's kernel alone looks at"
-_POOL = "torch's own shape function indexes an axis that is not there before it looks at the shape"
 
 
 def _cells(entry: str, columns: Iterable[str], reason: str) -> dict[tuple[str, str], str]:
@@ -37,8 +35,6 @@ EXPECTED: dict[tuple[str, str], str] = {
     **_cells("sparse.mm.reduce", (*_FORWARD, "backward"), _SPARSE),
     **_cells("sparse.sampled_addmm", ("forward", "backward"), _SPARSE),
     **_cells("module.nn.Embedding", ("errors",), _VALUES),
-    **_cells("module.nn.MaxPool2d", ("errors",), _POOL),
-    **_cells("module.nn.NLLLoss", ("errors",), _EMPTY),
     **_cells("to_sparse", (*_EVERY_TYPE, "backward"), _SPARSE),
 }
 """(entry, column) -> reason."""
