@@ -18,10 +18,11 @@ import torch
 from isoshard.core.bounded import CALLS, Interned
 from isoshard.torch_bridge._torch_internals import OpOverload, device_slot, dispatcher
 from isoshard.torch_bridge._torch_internals.traced import TRACED_TYPES
-from isoshard.torch_bridge.engine import base, dispatch, generators, random
+from isoshard.torch_bridge.engine import base, dispatch, generators, random, uninitialized
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.aliases import check_strides
 from isoshard.torch_bridge.engine.metas import Meta
+from isoshard.torch_bridge.engine.shape_checks import strides_for_each
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval
 
@@ -188,7 +189,7 @@ def add_kernels(key: str) -> None:
     library = torch.library.Library("aten", "IMPL")
     library.impl("empty.memory_format", _empty, key)
     library.impl("empty_strided", _empty_strided, key)
-    library.impl("_efficientzerotensor", _empty, key)
+    library.impl("_efficientzerotensor", _zeros, key)
     library.impl("_copy_from", _copy_from, key)
     library.impl("_local_scalar_dense", _number, key)
     for factory in _FACTORIES:
@@ -229,17 +230,23 @@ _FACTORIES = (
 
 
 def _empty(size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
-    dtype = dtype or torch.get_default_dtype()
-    meta = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format)
-    return _zeros(Meta.of(meta))
+    return uninitialized.fill(_zeros(size, dtype, memory_format=memory_format))
 
 
 def _empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory=None):
+    strides_for_each(size, stride)
     check_strides("empty_strided", stride)
-    return _zeros(Meta(tuple(size), tuple(stride), dtype or torch.get_default_dtype()))
+    dtype = dtype or torch.get_default_dtype()
+    return uninitialized.fill(_memory(Meta(tuple(size), tuple(stride), dtype)))
 
 
-def _zeros(meta: Meta) -> torch.Tensor:
+def _zeros(size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
+    dtype = dtype or torch.get_default_dtype()
+    meta = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format)
+    return _memory(Meta.of(meta))
+
+
+def _memory(meta: Meta) -> torch.Tensor:
     """Uninitialised memory: zeros, as one entry of the tape that XLA removes when overwritten."""
     aval = Aval.of(meta)
     recipe = _EMPTY.lookup(aval.token)

@@ -17,6 +17,7 @@ from isoshard.torch_bridge.dtypes import physical_dtype
 
 from . import base, dispatch
 from .metas import Meta
+from .shape_checks import strides_for_each
 from .value import Aval
 from .views import Chain, ViewOp
 
@@ -197,6 +198,7 @@ def _as_strided(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
     if offset is None:
         offset = tensor.storage_offset()
+    strides_for_each(size, stride)
     check_strides("as_strided", stride, offset)
     base_aval = tensor._storage.aval
     aval = Aval.of(Meta(size, stride, tensor._aval.meta.dtype))

@@ -7,7 +7,7 @@ repeated here, so that the line at fault raises, with torch's words, and no numb
 >>> check(torch.ops.aten.var.correction, (torch.zeros(2, dtype=torch.int64, device="meta"),), {})
 Traceback (most recent call last):
 ...
-RuntimeError: var: std and var only support floating point and complex dtypes, got torch.int64
+RuntimeError: std and var only support floating point and complex dtypes; var got torch.int64
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge._torch_internals.tensor_fields import current_node
 
-from . import dtype_checks, kernel_checks
+from . import dtype_checks, kernel_checks, order_checks
 from .index_checks import (
     elements_to_put,
     indexes_fit,
@@ -156,8 +156,9 @@ def _first(named: Arguments) -> torch.Tensor:
 def _floats_only(name: str, named: Arguments) -> None:
     dtype = _first(named).dtype
     if not (dtype.is_floating_point or dtype.is_complex):
+        which = name if name.endswith("_mean") else "std and var"
         raise RuntimeError(
-            f"{name}: std and var only support floating point and complex dtypes, got {dtype}"
+            f"{which} only support floating point and complex dtypes; {name} got {dtype}"
         )
 
 
@@ -191,6 +192,7 @@ def _not_empty(name: str, named: Arguments) -> None:
     tensor, dim = _first(named), named.get("dim")
     if tensor.numel():
         return
+    name = "median" if name == "nanmedian" else name
     if isinstance(dim, list | tuple):
         for one in dim:
             _not_empty(name, {"self": tensor, "dim": one})
@@ -357,27 +359,41 @@ def _probability(name: str, named: Arguments) -> None:
         raise RuntimeError(f"{name}_ expects p to be in [0, 1], but got p={p}")
 
 
+_SHIFTS = ("bitwise_left_shift", "bitwise_right_shift", "__lshift__", "__rshift__")
+_SHIFTS += ("__ilshift__", "__irshift__")
 _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), (_floats_only, _distinct_axes)),
     "nansum": (_distinct_axes,),
     **dict.fromkeys(("floor", "ceil", "trunc"), (_not_complex,)),
-    **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), (_not_complex, _numbers_not_complex)),
+    **dict.fromkeys(
+        ("clamp", "clamp_min", "clamp_max"),
+        (_not_complex, _numbers_not_complex, order_checks.bounds_numbers),
+    ),
     **dict.fromkeys(("argmax", "argmin"), (_ordered, _not_empty)),
-    **dict.fromkeys(("max", "min", "aminmax"), (_not_complex, _not_empty)),
+    **dict.fromkeys(("max", "min", "aminmax"), (_not_empty, order_checks.orders_complex)),
     "mode": (_no_complex_rows, _not_empty),
-    **dict.fromkeys(("median", "nanmedian"), (_not_complex, _not_empty_axis)),
+    **dict.fromkeys(("median", "nanmedian"), (_not_empty_axis, order_checks.selects_numbers)),
     "arange": (step_goes_on,),
-    **dict.fromkeys(("amax", "amin"), (_not_complex, _not_empty)),
-    **dict.fromkeys(("topk", "kthvalue", "argsort", "msort"), (_not_complex,)),
-    **dict.fromkeys(("cummax", "cummin"), (_no_complex_rows,)),
+    **dict.fromkeys(("amax", "amin"), (_distinct_axes, _not_empty, _not_complex)),
+    "topk": (order_checks.enough_to_select, order_checks.orders_rows),
+    "kthvalue": (order_checks.enough_to_select, order_checks.selects_numbers),
+    **dict.fromkeys(("argsort", "msort"), (order_checks.orders_rows,)),
+    "searchsorted": (order_checks.sorts_into_buckets,),
+    "mean": (order_checks.means_of_floats, _distinct_axes),
+    "logsumexp": (_distinct_axes, order_checks.axes_to_sum),
+    **dict.fromkeys(("sum", "all", "any", "count_nonzero"), (_distinct_axes,)),
+    **dict.fromkeys(_SHIFTS, (order_checks.shifts_bits,)),
+    **dict.fromkeys(("floor_divide", "div"), (order_checks.divides_by_something,)),
+    **dict.fromkeys(("remainder", "fmod"), (order_checks.divides_by_something,)),
+    **dict.fromkeys(("cummax", "cummin"), (order_checks.axis_of_number, _no_complex_rows)),
     **dict.fromkeys(("fill", "full", "full_like", "new_full"), (_number_fits,)),
     "masked_fill": (bool_mask, _number_fits),
     "index_fill": (list_of_places, _number_fits),
     "scatter": (_number_fits, reads_something),
     "masked_scatter": (bool_mask,),
-    "as_strided_scatter": (inside_memory,),
+    **dict.fromkeys(("as_strided_scatter", "as_strided_copy"), (inside_memory,)),
     "multilabel_margin_loss_forward": (rows_of_targets,),
-    "bucketize": (one_row_of_boundaries,),
+    "bucketize": (one_row_of_boundaries, order_checks.sorts_into_buckets),
     "_histogramdd_from_bin_cts": (bins_for_each,),
     "_histogramdd_bin_edges": (bins_for_each,),
     "cat": (no_numbers,),
@@ -419,7 +435,7 @@ _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     "multinomial": (kernel_checks.places_to_draw,),
     **dict.fromkeys(("norm", "linalg_vector_norm"), (_distinct_axes,)),
     **dict.fromkeys(("_softmax", "_log_softmax"), (_axis,)),
-    "sort": (_not_complex, _axis),
+    "sort": (_axis, order_checks.orders_rows),
     "relu": (_not_complex, _not_bool),
     "heaviside": (_not_complex, _same_dtypes),
 }

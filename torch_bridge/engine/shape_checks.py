@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ def bool_mask(name: str, named: Arguments) -> None:
 def inside_memory(name: str, named: Arguments) -> None:
     """Refuse a view that reaches beyond the memory of what it is of."""
     size, stride, offset = named["size"], named["stride"], named.get("storage_offset") or 0
+    strides_for_each(size, stride)
     last = offset + sum(step * (extent - 1) for extent, step in zip(size, stride, strict=True))
     tensor = named["self"]
     have = 1 + sum(
@@ -39,6 +41,14 @@ def inside_memory(name: str, named: Arguments) -> None:
         raise RuntimeError(
             f"{name}: sizes {list(size)}, strides {list(stride)}, storage offset {offset} reach "
             f"element {last}, out of bounds for memory of {have} elements"
+        )
+
+
+def strides_for_each(size: Sequence[int], stride: Sequence[int]) -> None:
+    """Refuse another number of strides than there are axes."""
+    if len(size) != len(stride):
+        raise RuntimeError(
+            f"mismatch in length of strides and shape: sizes {list(size)}, strides {list(stride)}"
         )
 
 

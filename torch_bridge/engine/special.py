@@ -21,7 +21,7 @@ from isoshard.core.uneven import UnevenArray
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import OpOverload
 
-from . import base, dispatch, expanded, overlaps, reading
+from . import base, dispatch, expanded, overlaps, reading, uninitialized
 from .capture import step as capture
 from .flatten import import_tensor
 from .metas import Meta
@@ -279,7 +279,8 @@ def _resize(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     if need > have:
         count = have // tensor.dtype.itemsize
         flat = aten.as_strided.default(tensor, [count], [1], 0)
-        source = aten.constant_pad_nd.default(flat, [0, need // tensor.dtype.itemsize - count])
+        more = [0, need // tensor.dtype.itemsize - count]
+        source = aten.constant_pad_nd.default(flat, more, uninitialized.content(tensor.dtype))
     base.adopt(tensor, aten.as_strided.default(source, size, meta.stride(), offset))
     return tensor
 
@@ -327,6 +328,8 @@ def register() -> None:
             "aten::is_pinned": lambda args, kwargs: False,
         }
     )
+    for func in uninitialized.FACTORIES:
+        dispatch.SPECIAL[func.name()] = uninitialized.filled(dispatch.functional_handler(func))
     for name in _DATA_DEPENDENT:
         packet, _, overload = name.partition(".")
         func = getattr(getattr(aten, packet, None), overload or "default", None)

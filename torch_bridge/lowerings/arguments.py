@@ -84,6 +84,8 @@ def number(value: Any, dtype: np.dtype) -> jax.Array:
         value = (value - low) % (high - low + 1) + low
     elif type(value) is int and jnp.issubdtype(dtype, jnp.inexact):
         value = float(value)  # of any size: JAX takes an int for one of 32 or 64 bits
+    elif type(value) is int:
+        value = bool(value)
     return cast(jnp.asarray(value), dtype)
 
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import jax.scipy.special as jss
 import numpy as np
 import torch
 
+from . import incomplete_gamma
 from .arguments import cast, number, wide
 from .log_sum import log_add_exp
 from .memory_order import lower_cloned, lower_contiguous
@@ -96,8 +96,8 @@ _PROMOTED = {
     "nextafter": jnp.nextafter,
     "logaddexp": log_add_exp,
     "logaddexp2": jnp.logaddexp2,
-    "igamma": jss.gammainc,
-    "igammac": jss.gammaincc,
+    "igamma": incomplete_gamma.lower_part,
+    "igammac": incomplete_gamma.upper_part,
     "polar": lambda size, angle: jax.lax.complex(size * jnp.cos(angle), size * jnp.sin(angle)),
     "complex": lambda real, imag: jax.lax.complex(*jnp.broadcast_arrays(real, imag)),
     "clamp_min": jnp.maximum,
@@ -122,7 +122,8 @@ for _name, _function in _BITS.items():
         lower(f"aten::bitwise_{_name}.{_overload}", promote="inputs")(_function)
     _dunder = {"left_shift": "lshift", "right_shift": "rshift"}.get(_name, _name)
     for _overload in ("Tensor", "Scalar"):
-        lower(f"aten::__{_dunder}__.{_overload}", promote="inputs")(_function)
+        _like = getattr(torch.ops.aten, f"bitwise_{_name}")  # the shapes of shifts refuse bools
+        lower(f"aten::__{_dunder}__.{_overload}", promote="inputs", meta=_like)(_function)
 
 
 def _of_truths(function):

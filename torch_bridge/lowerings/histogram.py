@@ -7,6 +7,7 @@ and NaN are not counted.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +29,18 @@ def _outer(x, least, most, half):
     return jnp.where(flat, low - half, low), jnp.where(flat, high + half, high)
 
 
-@lower("aten::histc")
+def _as_many_as_bins(x, bins=100, min=0, max=0):
+    """One count for each bin. torch's own shape function warns of what is random on CUDA alone."""
+    if bins <= 0:
+        raise RuntimeError(f"torch.histc(): bins must be > 0, but got {bins} for dimension 0")
+    if not (math.isfinite(min) and math.isfinite(max)):
+        raise RuntimeError(f"torch.histc: range of [{min}, {max}] is not finite")
+    if min > max:
+        raise RuntimeError(f"torch.histc: max must be larger than min, but got [{min}, {max}]")
+    return x.new_empty((bins,))
+
+
+@lower("aten::histc", meta=_as_many_as_bins)
 def _histc(x, bins=100, min=0, max=0):
     given = (None, None) if min == max else (min, max)
     numbers = x.reshape(-1)

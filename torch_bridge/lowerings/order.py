@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import torch  # noqa: F401  (for the doctest)
+import torch
 
 from .arguments import at_least_1d, axis, first_place, number
 from .registry import lower
@@ -75,7 +75,7 @@ def kthvalue(x, k, dim=-1, keepdim=False):
     return values, places
 
 
-@lower("aten::median.dim")
+@lower("aten::median.dim", meta=torch.ops.aten.max.dim)
 def median_dim(x, dim, keepdim=False):
     """The lower median along an axis and its place; the first NaN if there is one."""
     line = at_least_1d(x)
@@ -107,7 +107,7 @@ def _of_none(dtype):
     return number(jnp.iinfo(dtype).min if dtype in (jnp.int32, jnp.int64) else 0, dtype)
 
 
-@lower("aten::nanmedian.dim")
+@lower("aten::nanmedian.dim", meta=torch.ops.aten.max.dim)
 def nanmedian_dim(x, dim, keepdim=False):
     """The lower median of the elements that are not NaN, and its place."""
     if not jnp.issubdtype(x.dtype, jnp.inexact):

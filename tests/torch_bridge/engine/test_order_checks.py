@@ -1,0 +1,92 @@
+"""Sorting, reducing, shifting, and dividing refuse at the call what CPU torch refuses."""
+
+import pytest
+import torch
+
+import isoshard.torch_bridge as xs  # noqa: F401
+
+
+def rows(dtype, device):
+    return torch.tensor([[3, 1, 2, 2], [0, 5, 5, 1]]).to(dtype).to(device)
+
+
+BOOL, INT, FLOAT, COMPLEX = torch.bool, torch.int32, torch.float32, torch.complex64
+REFUSED = {
+    "topk: too many": (FLOAT, lambda x: x.topk(9), "selected index k out of range"),
+    "topk: negative": (FLOAT, lambda x: x.topk(-1), "selected index k out of range"),
+    "topk: axis before bools": (BOOL, lambda x: x.topk(1, dim=4), "Dimension out of range"),
+    "topk: bools": (BOOL, lambda x: x.topk(2), "does not support bool dtypes"),
+    "topk: complex": (COMPLEX, lambda x: x.topk(2), "does not support complex dtypes"),
+    "kthvalue: too many": (COMPLEX, lambda x: x.kthvalue(9), "out of range for dimension 1"),
+    "kthvalue: bools": (BOOL, lambda x: x.kthvalue(2), "'Bool'"),
+    "sort: complex": (COMPLEX, lambda x: x.sort(), "does not support complex dtypes"),
+    "median: bools": (BOOL, lambda x: x.median(), "'Bool'"),
+    "median: axis before bools": (BOOL, lambda x: x.median(3), "Dimension out of range"),
+    "nanmedian: bools": (BOOL, lambda x: x.nanmedian(1), "'Bool'"),
+    "nanmedian: nothing": (FLOAT, lambda x: x[:, :0].nanmedian(1), r"^median\(\): Expected"),
+    "searchsorted: bools": (BOOL, lambda x: torch.searchsorted(x, x), "'Bool'"),
+    "bucketize: bools": (BOOL, lambda x: torch.bucketize(x, x[0]), "'Bool'"),
+    "max: complex": (COMPLEX, lambda x: x.max(), "not implemented for 'ComplexFloat'"),
+    "max along: complex": (COMPLEX, lambda x: x.max(1), "does not support complex input"),
+    "max: of no complex": (COMPLEX, lambda x: x[:, :0].max(1), "non-zero size"),
+    "amax: of no complex": (COMPLEX, lambda x: x[:, :0].amax(1), "non-zero size"),
+    "aminmax: complex": (COMPLEX, lambda x: x[0, 0].aminmax(), "ComplexFloat"),
+    "aminmax: of one": (COMPLEX, lambda x: x[0, 0].aminmax(dim=0), "aminmax not implemented"),
+    "var: integers": (INT, lambda x: x.var(), "^std and var only support floating"),
+    "std_mean: integers": (INT, lambda x: torch.std_mean(x), "^std_mean only support floating"),
+    "mean: integers": (INT, lambda x: x.mean(3), r"mean\(\): could not infer output dtype"),
+    "mean: asked for": (FLOAT, lambda x: x.mean(dtype=INT), "Optional dtype must be"),
+    "sum: an axis twice": (FLOAT, lambda x: x.sum((0, 0)), "dim 0 appears multiple times"),
+    "all: an axis twice": (BOOL, lambda x: x.all((1, -1)), "dim 1 appears multiple times"),
+    "logsumexp: no axis": (FLOAT, lambda x: x.logsumexp(()), "doesn't match the broadcast"),
+    "cummax: a number": (FLOAT, lambda x: x[0, 0].cummax(1), "Expected reduction dim -1 or 0"),
+    "shift: floats": (FLOAT, lambda x: x << 1, "not implemented for 'Float'"),
+    "shift: by a float": (INT, lambda x: x >> 1.0, "not implemented for 'Float'"),
+    "shift: in place": (FLOAT, lambda x: x.__ilshift__(1), "not implemented for 'Float'"),
+    "shift: bools": (BOOL, lambda x: torch.bitwise_left_shift(x, True), "'Bool'"),
+    "divide: by zero": (INT, lambda x: x // 0, "ZeroDivisionError"),
+    "divide: wraps to zero": (INT, lambda x: x // 2**32, "ZeroDivisionError"),
+    "divide: rounds": (INT, lambda x: x.div_(2**40, rounding_mode="trunc"), "ZeroDivisionError"),
+    "remainder: wraps to zero": (torch.uint8, lambda x: x % 256, "ZeroDivisionError"),
+    "remainder: bools": (BOOL, lambda x: x % True, "not implemented for 'Bool'"),
+    "clamp: bools": (BOOL, lambda x: x.clamp(min=True), "not implemented for 'Bool'"),
+    "as_strided: few strides": (FLOAT, lambda x: x.as_strided((2, 2), (1,)), "mismatch in length"),
+    "as_strided_copy": (FLOAT, lambda x: torch.as_strided_copy(x, (2,), (1, 2)), "mismatch in"),
+    "as_strided_scatter": (
+        FLOAT,
+        lambda x: torch.as_strided_scatter(x, x[:, :2], (2, 2), (1,)),
+        "mismatch in length",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_as_on_the_cpu(case):
+    dtype, call, words = REFUSED[case]
+    with pytest.raises(Exception, match=words) as wanted:
+        call(rows(dtype, "cpu"))
+    with pytest.raises(type(wanted.value), match=words) as got:
+        call(rows(dtype, "jax"))
+    assert type(got.value) is type(wanted.value)
+
+
+TAKEN = {
+    "buckets of bools and numbers": (BOOL, lambda x: torch.searchsorted(x[0].sort()[0], 2)),
+    "bools by bools": (BOOL, lambda x: torch.clamp_min(x, x[:1])),
+    "bools by numbers": (BOOL, lambda x: x.clamp(max=0)),
+    "nothing by zero": (INT, lambda x: x[:0] // 0),
+    "true division by zero": (INT, lambda x: x / 0),
+    "floats by zero": (FLOAT, lambda x: x // 0),
+    "wraps to one": (INT, lambda x: x // (2**32 + 1)),
+    "shift by bools": (INT, lambda x: x << (x > 1)),
+    "bools full of a large number": (BOOL, lambda x: torch.full_like(x, 2**40)),
+    "median of no complex": (COMPLEX, lambda x: x[:0].median()),
+}
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_taken_as_on_the_cpu(case):
+    dtype, call = TAKEN[case]
+    want, got = call(rows(dtype, "cpu")), call(rows(dtype, "jax"))
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    torch.testing.assert_close(got.cpu(), want, rtol=0, atol=0, equal_nan=True)

@@ -1,0 +1,144 @@
+"""What torch's kernels refuse of sorting, selecting, reducing, shifting, and dividing integers.
+
+Its shape functions let this pass, or raise another error. Only what no kernel of torch computes is
+refused. The dtypes that kernels of single operators do not know stand in `dtype_checks`.
+
+>>> enough_to_select("topk", {"self": torch.zeros(3, device="meta"), "k": 4})
+Traceback (most recent call last):
+...
+RuntimeError: selected index k out of range
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .kernel_checks import spelled
+
+Arguments = dict[str, Any]
+
+
+def _is_whole(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
+def _missing(name: str, dtype: torch.dtype) -> NotImplementedError:
+    return NotImplementedError(f"\"{name}\" not implemented for '{spelled(dtype)}'")
+
+
+def _is_beyond(named: Arguments) -> bool:
+    """Whether there is no such axis, which torch's shape functions look at before the dtype."""
+    dim, rank = named.get("dim", -1), max(named["self"].dim(), 1)
+    return type(dim) is int and not -rank <= dim < rank
+
+
+def enough_to_select(name: str, named: Arguments) -> None:
+    """Refuse to select more elements than an axis has."""
+    tensor, k, dim = named["self"], named["k"], named.get("dim", -1)
+    if _is_beyond(named):
+        return
+    extent = tensor.shape[dim] if tensor.dim() else 1
+    if name == "topk" and not 0 <= k <= extent:
+        raise RuntimeError("selected index k out of range")
+    if name == "kthvalue" and not 1 <= k <= extent:
+        place = dim % max(tensor.dim(), 1)
+        raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {place}")
+
+
+def orders_rows(name: str, named: Arguments) -> None:
+    """Refuse to sort complex numbers, and to select bools."""
+    dtype = named["self"].dtype
+    if dtype.is_complex and not _is_beyond(named):
+        raise RuntimeError(f"{name} does not support complex dtypes")
+    if name == "topk" and dtype == torch.bool and not _is_beyond(named):
+        raise RuntimeError("topk does not support bool dtypes")
+
+
+def selects_numbers(name: str, named: Arguments) -> None:
+    """Refuse medians and k-th values of bools and complex numbers."""
+    dtype = named["self"].dtype
+    unknown = dtype == torch.bool or dtype.is_complex
+    if unknown and named["self"].numel() and not _is_beyond(named):
+        raise _missing(name, dtype)
+
+
+def sorts_into_buckets(name: str, named: Arguments) -> None:
+    """Refuse buckets of bools and complex numbers."""
+    bounds = named["sorted_sequence" if name == "searchsorted" else "boundaries"]
+    dtype = torch.result_type(bounds, named["self"])
+    if dtype == torch.bool or dtype.is_complex:
+        raise _missing(name, dtype)
+
+
+def orders_complex(name: str, named: Arguments) -> None:
+    """Refuse the extremes of complex numbers, along an axis and at all."""
+    tensor = named["self"]
+    if not tensor.is_complex():
+        return
+    if name == "aminmax" and not tensor.dim() and named.get("dim") is not None:
+        raise RuntimeError(f"aminmax not implemented for {spelled(tensor.dtype)}")
+    if name != "aminmax" and "dim" in named:
+        raise RuntimeError(f"{name}(): does not support complex input")
+    raise _missing(name, tensor.dtype)
+
+
+def axes_to_sum(name: str, named: Arguments) -> None:
+    """Refuse `logsumexp` of no axes, for which torch has no place to write to."""
+    tensor = named["self"]
+    if not named["dim"] and tensor.dim() and not named.get("keepdim"):
+        raise RuntimeError(
+            "output with shape [] doesn't match the broadcast shape "
+            f"{[1] * tensor.dim()}: {name} needs dim="
+        )
+
+
+def means_of_floats(name: str, named: Arguments) -> None:
+    """Refuse the mean of integers, unless it is asked for in floats."""
+    given = named.get("dtype")
+    dtype = given if isinstance(given, torch.dtype) else named["self"].dtype
+    if _is_whole(dtype):
+        which = "Optional" if dtype is given else "Input"
+        raise RuntimeError(
+            f"{name}(): could not infer output dtype. {which} dtype must be either a floating "
+            f"point or complex dtype. Got: {spelled(dtype)}"
+        )
+
+
+def axis_of_number(name: str, named: Arguments) -> None:
+    """Refuse another axis of a number than its only one."""
+    dim = named["dim"]
+    if not named["self"].dim() and dim not in (0, -1):
+        raise IndexError(f"{name}(): Expected reduction dim -1 or 0 for scalar but got {dim}")
+
+
+def shifts_bits(name: str, named: Arguments) -> None:
+    """Refuse to shift what has no bits."""
+    dtype = torch.result_type(named["self"], named["other"])
+    if not _is_whole(dtype) or dtype == torch.bool:
+        raise _missing("lshift" if "left" in name or "lshift" in name else "rshift", dtype)
+
+
+def divides_by_something(name: str, named: Arguments) -> None:
+    """Refuse to divide bools, and integers by a number that is 0, or wraps to it."""
+    tensor, other = named["self"], named["other"]
+    if name == "div" and named.get("rounding_mode") is None:
+        return
+    dtype = torch.result_type(tensor, other)
+    if dtype == torch.bool:
+        raise _missing(name, dtype)
+    if not isinstance(tensor, torch.Tensor) or type(other) not in (int, bool):
+        return
+    if not _is_whole(dtype) or not tensor.numel():
+        return
+    if not other % 2 ** (8 * dtype.itemsize):
+        raise RuntimeError(f"ZeroDivisionError: {name} of {dtype} by {other}")
+
+
+def bounds_numbers(name: str, named: Arguments) -> None:
+    """Refuse to bound bools by Python's bools; tensors of them go."""
+    limits = [limit for key, limit in named.items() if key in ("min", "max") and limit is not None]
+    whole = limits and all(type(limit) is bool for limit in limits)
+    if whole and named["self"].dtype == torch.bool:
+        raise _missing(name, torch.bool)
