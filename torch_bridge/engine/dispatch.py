@@ -25,7 +25,7 @@ from isoshard.core.bounded import CALLS, Interned
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.lowerings import registry
 
-from . import base, checks, decompose, generators, kernels, layouts, overlaps
+from . import base, checks, decompose, generators, kernels, layouts, number_checks, overlaps
 from .call import build_call, infer
 from .capture.symbolic import present
 from .flatten import Flattener
@@ -48,23 +48,10 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one aten overload on `jax` tensors."""
     handler = _HANDLERS.get(id(func))
     if handler is None:
-        handler = _checked(func, generators.honour(func, make_handler(func)))
+        handler = generators.honour(func, make_handler(func))
         _HANDLERS[id(func)] = handler
         _KNOWN.append(func)
     return handler(args, kwargs)
-
-
-def _checked(func: OpOverload, handler: Handler) -> Handler:
-    """The handler, after the checks of numbers that are inputs of a program, so not part of it."""
-    if not checks.ask_for_numbers(func):
-        return handler
-
-    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        values = tuple([present(arg) for arg in args])
-        checks.check(func, values, {name: present(value) for name, value in kwargs.items()})
-        return handler(args, kwargs)
-
-    return run
 
 
 def make_handler(func: OpOverload) -> Handler:
@@ -127,7 +114,10 @@ def prepare(func, functional, flattener, args, kwargs, tensors, scalars, *, outs
     """Build the signature of a call that was not seen before."""
     positional, named, lifts = flattener.template(args, kwargs)
     metas = tuple(tensor._aval.meta for tensor in tensors)
+    check = number_checks.find(functional, positional, named, metas) if scalars else None
     if outs is None:
+        if check is not None:
+            check(scalars)  # which torch does before it looks at dtypes
         outs = infer(func, positional, named, metas, [present(scalar) for scalar in scalars])
     call = build_call(functional, positional, named, metas, outs=outs, decompose=decompose.find)
 
@@ -136,6 +126,7 @@ def prepare(func, functional, flattener, args, kwargs, tensors, scalars, *, outs
 
     count = sum(out is not None for out in outs) + len(call.written)
     recipe = Recipe(functional.name(), run, count, random=call.random, lifted=lifts, detail=call)
+    recipe.check = check
     avals = tuple(None if out is None else Aval.of(out) for out in outs)
     returns = schema_of(functional).returns
     single = len(returns) == 1 and "List" not in str(returns[0].type)
@@ -187,6 +178,8 @@ def record(
     here: Recorder, signature: Signature, tensors: list[Any], scalars: list[Any]
 ) -> list[Value]:
     """Record a prepared call on `recorder()`, which the caller has asked for once."""
+    if scalars and signature.recipe.check is not None:
+        signature.recipe.check(scalars)
     if here.log is None:  # the common case of `base.read`, in place: this is the hottest line
         values = [
             base.read(tensor) if tensor._chain.ops else tensor._storage.value for tensor in tensors
@@ -248,6 +241,9 @@ def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
             positional, named, _ = flattener.template(args, kwargs)
             metas = tuple(tensor._aval.meta for tensor in tensors)
             numbers = [present(scalar) for scalar in scalars]
+            check = number_checks.find(functional, positional, named, metas) if scalars else None
+            if check is not None:
+                check(scalars)
             outs = tuple(tensor._aval.meta for tensor in targets)
             if checks.may_grow(outs, metas):  # before the next check, which would let it grow
                 checks.check_size(infer(functional, positional, named, metas, numbers), outs)
@@ -310,6 +306,7 @@ def _out_handler(func: OpOverload, outs: list[str]) -> Handler:
     alone = overlaps.rule(functional)
     quiet = schema_of(func).name in _GROW_QUIETLY
     follows = func.name() in _DTYPE_OF_OUT
+    as_shaped = schema_of(func).name in _AS_SHAPED
 
     def handler(args, kwargs):
         given = [kwargs[name] for name in outs]
@@ -330,6 +327,8 @@ def _out_handler(func: OpOverload, outs: list[str]) -> Handler:
             _check_out(func, args, kwargs, results, targets)
         for target, result in zip(targets, results, strict=True):
             check_writable(func, target)
+            if as_shaped and target.numel() == result.numel():
+                result = result.reshape(target.shape)
             if target.shape != result.shape:
                 if not quiet:
                     warn_of_resizing(target, result)
@@ -394,21 +393,30 @@ _ANY_OUT = frozenset({"aten::bernoulli.out"})
 _DTYPE_OF_OUT = frozenset({"aten::cumsum.out", "aten::cumprod.out", "aten::prod.int_out"})
 """Operators that compute in the dtype of `out=`."""
 
+_ISIN = ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
 _SAME_OUT = frozenset(
     f"aten::{name}.out"
     for name in (
         *("neg", "sign", "sgn", "ceil", "floor", "trunc", "frac", "bitwise_not"),
-        *("index_select", "take", "masked_select", "multinomial", "logcumsumexp"),
+        *("index_select", "take", "masked_select", "multinomial", "logcumsumexp", "aminmax"),
     )
-) | {"aten::bucketize.Tensor_out", "aten::searchsorted.Tensor_out"}
+)
+_SAME_OUT |= {"aten::bucketize.Tensor_out", "aten::searchsorted.Tensor_out"}
+_SAME_OUT |= {f"aten::isin.{kinds}_out" for kinds in _ISIN}
 """Operators that write to `out=` of their own dtype alone."""
 
 
 _GROW_QUIETLY = frozenset(
     f"aten::{name}"
-    for name in "linspace logspace range narrow_copy full eye zeros ones rand randn".split()
+    for name in (
+        *("linspace", "logspace", "range", "narrow_copy", "full", "eye", "zeros", "ones"),
+        *("rand", "randn", "randint", "addbmm", "log_sigmoid_forward"),
+    )
 )
 """Operators that write to an `out=` of another size without a warning."""
+
+_AS_SHAPED = frozenset(f"aten::{name}" for name in ("arange", "range", "linspace", "logspace"))
+"""Operators that fill an `out=` with as many elements, whatever its shape."""
 
 
 def warn_of_resizing(target: Any, result: Any) -> None:

@@ -30,6 +30,9 @@ from typing import Any
 
 from isoshard.core import metrics
 
+Check = Callable[[Sequence[Any]], None]
+"""Refuses some lifted floats."""
+
 
 class Recipe:
     """What one kind of tape entry computes.
@@ -43,11 +46,13 @@ class Recipe:
         lifted: how many lifted floats it takes.
         detail: what program optimisations may want to know (an operator, or a view chain).
         found_by: what leads to this recipe, kept alive by it; see `Interned`.
+        check: refuses lifted floats, at each call; None where any will do.
         line: of the user code that needed it first.
     """
 
     __slots__ = (
         "__weakref__",
+        "check",
         "count",
         "detail",
         "found_by",
@@ -77,6 +82,7 @@ class Recipe:
         self.lifted = lifted
         self.detail = detail
         self.found_by: Any = None
+        self.check: Check | None = None
         self.line = metrics.user_location()
         self.number = next(_NUMBERS)
         RECIPES[self.number] = self

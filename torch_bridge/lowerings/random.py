@@ -130,7 +130,8 @@ def random_from(key, x, low, high):
     dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.integer) else None
     if high is None:
         high = int(jnp.iinfo(dtype or jnp.int64).max) + 1
-    return _whole(key, x.shape, low, high, dtype).astype(x.dtype)
+    with jax.enable_x64(True):  # floats of 32 bits hold whole numbers beyond 32, roughly
+        return _whole(key, x.shape, low, high, dtype).astype(x.dtype)
 
 
 @lower("aten::random.to", random=True)

@@ -19,6 +19,8 @@ from ..blocks import padded
 from ..constrain import same
 from ..dropped import is_dropped
 from ..log import visible
+from ..recipes import RECIPES, Check
+from ..tape import Tape
 from ..value import Storage, Value
 from .places import Argument, Computed, Gradient, New, Operand, Part, View
 from .recording import Recording, makers
@@ -151,6 +153,7 @@ class Assembly:
             for value, source in zip(inputs, sources, strict=True)
         ]
         found = program.program_of(plan, padded(arrays), tape.scalars)
+        checks = _checks(tape)
         touched = set(recording.log.storages)
         cleared = {
             id(tensor)
@@ -179,6 +182,7 @@ class Assembly:
             pytree.tree_unflatten(outputs, recording.structure),
             recording.guard(touched, cleared),
             recording.numbers.written,
+            checks,
         )
 
     def _source(self, value: Any) -> Any:
@@ -241,6 +245,20 @@ class Assembly:
             differentiable = id(leaf) in self._recording.differentiable
             return View(place, leaf._aval, leaf._chain, offset, differentiable)
         return leaf  # it views memory that outlives the step, and shows each new value
+
+
+def _checks(tape: Tape) -> list[tuple[Check, list[Any]]]:
+    """What looks at floats that change between replays."""
+    found, taken = [], 0
+    for entry in tape.program:
+        if not isinstance(entry[0], int):
+            continue
+        recipe = RECIPES[entry[0]]
+        floats = tape.scalars[taken : taken + recipe.lifted]
+        taken += recipe.lifted
+        if recipe.check is not None and any(type(one) is torch.SymFloat for one in floats):
+            found.append((recipe.check, floats))
+    return found
 
 
 def line_of(step: Any) -> str:

@@ -16,6 +16,7 @@ from isoshard.torch_bridge._torch_internals import pytree
 from .. import base, program, random
 from ..dropped import held, stand_in
 from ..interrupts import Uninterrupted
+from ..recipes import Check
 from ..value import Storage, Value
 from .gathering import Gathering
 from .guards import Guard
@@ -47,6 +48,7 @@ class Replay:
         outputs: the step's result, with places, views and `New` for tensors.
         guards: what must be as it was when the step was captured.
         written: where Python keeps numbers that the step computes, and the expressions for them.
+        checks: what refuses lifted floats that change, and the floats it looks at.
     """
 
     plan: program.Plan
@@ -64,6 +66,7 @@ class Replay:
     outputs: Any
     guards: tuple[Guard, TensorGuard]
     written: list[tuple[Holder, torch.SymFloat]]
+    checks: list[tuple[Check, list[Any]]]
 
     def __post_init__(self) -> None:
         """Arrange what each run goes through."""
@@ -101,6 +104,8 @@ class Replay:
     def _run(self, arguments: list[base.LazyTensor]) -> Any:
         scene = Scene(arguments, self.owners)
         numbers = self.table.values()
+        for check, floats in self.checks:
+            check([filled(scalar, numbers) for scalar in floats])
         scalars = self._numbers.array(numbers)
         arrays = self._gathering.arrays(scene)
         values = _Values()
