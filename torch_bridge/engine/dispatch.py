@@ -307,6 +307,7 @@ def _out_handler(func: OpOverload, outs: list[str]) -> Handler:
     quiet = schema_of(func).name in _GROW_QUIETLY
     follows = func.name() in _DTYPE_OF_OUT
     as_shaped = schema_of(func).name in _AS_SHAPED
+    stays = schema_of(func).name in _STAYS
 
     def handler(args, kwargs):
         given = [kwargs[name] for name in outs]
@@ -327,6 +328,8 @@ def _out_handler(func: OpOverload, outs: list[str]) -> Handler:
             _check_out(func, args, kwargs, results, targets)
         for target, result in zip(targets, results, strict=True):
             check_writable(func, target)
+            if stays and not result.numel():
+                continue
             if as_shaped and target.numel() == result.numel():
                 result = result.reshape(target.shape)
             if target.shape != result.shape:
@@ -340,6 +343,10 @@ def _out_handler(func: OpOverload, outs: list[str]) -> Handler:
         return given[0] if len(given) == 1 else tuple(given)
 
     return handler
+
+
+_STAYS = frozenset({"aten::native_batch_norm", "aten::_native_batch_norm_legit"})
+"""Operators that leave an `out=` as it is where they have nothing for it."""
 
 
 def _check_out(func: OpOverload, args: Any, kwargs: Any, results: list[Any], outs: list[Any]):

@@ -70,6 +70,10 @@ _REFUSED: dict[str, frozenset[torch.dtype]] = {
     **dict.fromkeys(("addcmul", "linalg_cross", "trace"), _BOOL),
     "index_reduce": _BOOL | _COMPLEX,
     "lerp": _WHOLE,
+    "frac": _WHOLE | _COMPLEX,
+    "round": _BOOL | _COMPLEX,
+    **dict.fromkeys(("ceil", "floor", "trunc"), _BOOL),
+    **dict.fromkeys(("digamma", "erf", "erfc", "erfinv", "i0", "lgamma", "logit"), _COMPLEX),
     **dict.fromkeys(("cholesky", "cholesky_inverse", "cholesky_solve"), _WHOLE | _HALVES),
     **dict.fromkeys(("geqrf", "ormqr", "triangular_solve"), _WHOLE | _HALVES),
     **dict.fromkeys(("linalg_lu", "linalg_lu_factor_ex"), _WHOLE | _HALVES),
@@ -145,6 +149,16 @@ def weights_like_scores(name: str, named: Arguments) -> None:
         )
 
 
+def weights_like_rows(name: str, named: Arguments) -> None:
+    """Refuse weights of samples of another dtype than the rows they are of."""
+    rows, weights = named["weight"], named.get("per_sample_weights")
+    if weights is not None and weights.dtype != rows.dtype:
+        raise RuntimeError(
+            f"{name}: expected 'weight' to have the same type as 'per_sample_weights', but got "
+            f"{spelled(rows.dtype)} and {spelled(weights.dtype)}"
+        )
+
+
 def float_kernels(name: str, named: Arguments) -> None:
     """Refuse what is solved in float32 and float64 only."""
     dtype = named["self"].dtype
@@ -193,6 +207,7 @@ def pixels_expected(name: str, named: Arguments) -> None:
 
 _MORE: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), (weights_like_scores,)),
+    **dict.fromkeys(("embedding_bag", "embedding_bag_forward_only"), (weights_like_rows,)),
     **dict.fromkeys(("adaptive_avg_pool2d", "adaptive_avg_pool3d"), (pixels_expected,)),
     **dict.fromkeys(("linalg_eig", "linalg_eigvals"), (floats_of_whole_numbers,)),
     "linalg_lstsq": (float_kernels,),

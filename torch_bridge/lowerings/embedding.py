@@ -122,6 +122,10 @@ def _embedding_bag(
 
 def _bag_max(rows, indices, kept, bag, count):
     """The maximum over each bag and the table row it came from; 0 and -1 for an empty bag."""
+    if not indices.shape[0]:
+        return jnp.zeros((count, rows.shape[1]), rows.dtype), jnp.full(
+            (count, rows.shape[1]), -1, indices.dtype
+        )
     rows = jnp.where(kept[:, None], rows, jnp.full_like(rows, -jnp.inf))
     top = jax.ops.segment_max(rows, bag, count)
     position = jnp.arange(indices.shape[0], dtype=indices.dtype)[:, None]

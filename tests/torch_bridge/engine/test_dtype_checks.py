@@ -97,6 +97,12 @@ SHAPES = {
     "no pixels": lambda d: F.adaptive_avg_pool2d(torch.ones(2, 3, 9, 0, device=d), 3),
     "no pixels of a row": lambda d: F.adaptive_avg_pool1d(torch.ones(2, 3, 0, device=d), 3),
     "no channels": lambda d: F.adaptive_avg_pool3d(torch.ones(2, 0, 9, 9, 9, device=d), 3),
+    "samples weighed in another dtype": lambda d: F.embedding_bag(
+        torch.zeros(2, 2, dtype=torch.int64, device=d),
+        torch.ones(3, 4, device=d),
+        mode="sum",
+        per_sample_weights=torch.ones(2, 2, dtype=torch.float64, device=d),
+    ),
     "weights of another dtype": lambda d: torch.nn.NLLLoss(
         weight=torch.ones(0, dtype=torch.float16, device=d)
     )(torch.ones(0, 0, device=d), torch.ones(0, dtype=torch.int64, device=d)),

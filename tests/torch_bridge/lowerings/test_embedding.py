@@ -153,3 +153,19 @@ def test_gradient_of_sample_weights(padding_idx):
         grad, table(), BAG_INDICES, offsets, bags, SUM, padding_idx,
     )  # fmt: skip
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ("sum", "mean", "max"))
+def test_bags_of_no_indices(mode):
+    table = torch.randn(4, 3)
+    for offsets in ([0], [0, 0]):
+        outs = []
+        for device in ("cpu", "jax"):
+            weight = table.clone().to(device).requires_grad_()
+            indices = torch.tensor([], dtype=torch.int64, device=device)
+            out = torch.nn.functional.embedding_bag(
+                indices, weight, torch.tensor(offsets, device=device), mode=mode
+            )
+            out.sum().backward()
+            outs.append((out.detach().cpu(), weight.grad.cpu()))
+        assert torch.equal(outs[0][0], outs[1][0]) and torch.equal(outs[0][1], outs[1][1])

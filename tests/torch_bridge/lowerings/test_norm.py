@@ -232,3 +232,17 @@ def test_batch_norm_of_a_split_batch_needs_one_collective(mean, spec):
     torch.testing.assert_close(split.running_var.cpu(), module.running_var, rtol=1e-4, atol=1e-5)
     if spec != P(None, "x"):
         assert sum(count for count, _ in collectives.summarize(xs.program_text(step)).values()) == 1
+
+
+@pytest.mark.parametrize("train", (True, False))
+@pytest.mark.parametrize("length", (0, 3))
+def test_batch_norm_writes_what_it_saves_to_out(train, length):
+    x, got = torch.randn(4, 3, 5), {}
+    for device in ("cpu", "jax"):
+        weight, bias, mean, var = (torch.full((3,), k, device=device) for k in (1.5, 0.3, 0.2, 2.0))
+        outs = tuple(torch.full((n,), 7.0, device=device) for n in (0, length, length))
+        torch.native_batch_norm(x.to(device), weight, bias, mean, var, train, 0.1, 1e-5, out=outs)
+        got[device] = [each.cpu() for each in (*outs, mean, var)]
+    for one, other in zip(got["jax"], got["cpu"], strict=True):
+        assert one.shape == other.shape
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
