@@ -404,7 +404,8 @@ _ISIN = ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
 _SAME_OUT = frozenset(
     f"aten::{name}.out"
     for name in (
-        *("neg", "sign", "sgn", "ceil", "floor", "trunc", "frac", "bitwise_not"),
+        *("neg", "sign", "sgn", "ceil", "floor", "trunc", "round", "frac", "bitwise_not"),
+        *("conj_physical", "nan_to_num"),
         *("index_select", "take", "masked_select", "multinomial", "logcumsumexp", "aminmax"),
     )
 )

@@ -40,7 +40,7 @@ def content(dtype: torch.dtype) -> float | int | bool:
 
 
 def _is_to_fill() -> bool:
-    return deterministic.fill_uninitialized_memory  # pyright: ignore[reportReturnType]
+    return deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def fill(made: torch.Tensor) -> torch.Tensor:

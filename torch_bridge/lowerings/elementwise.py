@@ -13,7 +13,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import jax.scipy.special as jss
-import torch  # noqa: F401  (for the doctest)
+import torch
 
 from .arguments import number, wide
 from .registry import lower
@@ -136,7 +136,7 @@ def logit(x, eps=None):
     return jnp.log(x / (1 - x))
 
 
-@lower("aten::nan_to_num")
+@lower("aten::nan_to_num", "aten::nan_to_num_", meta=lambda x, *_, **__: torch.empty_like(x))
 def nan_to_num(x, nan=None, posinf=None, neginf=None):
     """Replace NaN by `nan` (0), infinities by the given or the largest finite numbers."""
     if not jnp.issubdtype(x.dtype, jnp.inexact):

@@ -49,6 +49,11 @@ REFUSED = {
     "divide: rounds": (INT, lambda x: x.div_(2**40, rounding_mode="trunc"), "ZeroDivisionError"),
     "remainder: wraps to zero": (torch.uint8, lambda x: x % 256, "ZeroDivisionError"),
     "remainder: bools": (BOOL, lambda x: x % True, "not implemented for 'Bool'"),
+    "erf: complex": (COMPLEX, lambda x: x.erf(), "not implemented for 'ComplexFloat'"),
+    "logit: complex": (COMPLEX, lambda x: x.logit(), "not implemented for 'ComplexFloat'"),
+    "round: bools": (BOOL, lambda x: x.round(), "not implemented for 'Bool'"),
+    "frac: integers": (INT, lambda x: x.frac_(), "not implemented for 'Int'"),
+    "round: into doubles": (FLOAT, lambda x: torch.round(x, out=x.double()), "Found dtype"),
     "clamp: bools": (BOOL, lambda x: x.clamp(min=True), "not implemented for 'Bool'"),
     "as_strided: few strides": (FLOAT, lambda x: x.as_strided((2, 2), (1,)), "mismatch in length"),
     "as_strided_copy": (FLOAT, lambda x: torch.as_strided_copy(x, (2,), (1, 2)), "mismatch in"),
@@ -72,6 +77,8 @@ def test_refused_as_on_the_cpu(case):
 
 TAKEN = {
     "buckets of bools and numbers": (BOOL, lambda x: torch.searchsorted(x[0].sort()[0], 2)),
+    "nan_to_num_ of complex": (COMPLEX, lambda x: (x + float("nan")).nan_to_num_(1)),
+    "floor of integers": (INT, lambda x: x.floor_()),
     "bools by bools": (BOOL, lambda x: torch.clamp_min(x, x[:1])),
     "bools by numbers": (BOOL, lambda x: x.clamp(max=0)),
     "nothing by zero": (INT, lambda x: x[:0] // 0),
