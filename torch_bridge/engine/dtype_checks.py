@@ -205,11 +205,59 @@ def pixels_expected(name: str, named: Arguments) -> None:
             )
 
 
+def channels_in_groups(name: str, named: Arguments) -> None:
+    """Refuse channels to shuffle that no groups of one size hold."""
+    shape, groups = list(named["self"].shape), named["groups"]
+    if len(shape) > 2 and groups > 0 and shape[1] % groups:
+        raise RuntimeError(
+            f"{name}: Number of channels must be divisible by groups. Got {shape[1]} channels and "
+            f"{groups} groups."
+        )
+
+
+def channels_expected(name: str, named: Arguments) -> None:
+    """Refuse images to resize that have no channels or no pixels."""
+    shape = list(named["self"].shape)
+    if len(shape) == 4 and 0 in shape[1:]:
+        raise RuntimeError(f"{name}: Non-empty 4D data tensor expected but got sizes {shape}")
+
+
+def slope_of_celu(name: str, named: Arguments) -> None:
+    """Refuse to divide by an alpha of zero."""
+    if named.get("alpha", 1.0) == 0:
+        raise RuntimeError("ZeroDivisionError: alpha cannot be 0 for CELU")
+
+
+def windows_fit(name: str, named: Arguments) -> None:
+    """Refuse strides of nothing, and what a transposed convolution does not take."""
+    stride, image, weight = named["stride"], named["input"], named["weight"]
+    if any(step <= 0 for step in stride):
+        raise RuntimeError(f"{name}: non-positive stride is not supported, got {list(stride)}")
+    if not named["transposed"] or image.dim() != weight.dim():
+        return
+    if image.shape[1] != weight.shape[0]:
+        raise RuntimeError(
+            f"Given transposed=1, weight of size {list(weight.shape)}, expected input"
+            f"{list(image.shape)} to have {weight.shape[0]} channels, but got {image.shape[1]} "
+            "channels instead"
+        )
+    padding, dilation = named["output_padding"], named["dilation"]
+    if any(p >= max(s, d) for p, s, d in zip(padding, stride, dilation, strict=False)):
+        raise RuntimeError(
+            "output padding must be smaller than either stride or dilation, but got output padding "
+            f"{list(padding)}, stride {list(stride)}, dilation {list(dilation)}"
+        )
+
+
 _MORE: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), (weights_like_scores,)),
     **dict.fromkeys(("embedding_bag", "embedding_bag_forward_only"), (weights_like_rows,)),
     **dict.fromkeys(("adaptive_avg_pool2d", "adaptive_avg_pool3d"), (pixels_expected,)),
     **dict.fromkeys(("linalg_eig", "linalg_eigvals"), (floats_of_whole_numbers,)),
+    "celu": (slope_of_celu,),
+    **dict.fromkeys(("channel_shuffle", "native_channel_shuffle"), (channels_in_groups,)),
+    "convolution": (windows_fit,),
+    "upsample_bicubic2d": (channels_expected,),
     "linalg_lstsq": (float_kernels,),
     "max_pool2d_with_indices": (images_expected,),
     "soft_margin_loss": (margins,),

@@ -103,6 +103,20 @@ SHAPES = {
         mode="sum",
         per_sample_weights=torch.ones(2, 2, dtype=torch.float64, device=d),
     ),
+    "channels in no groups": lambda d: F.channel_shuffle(torch.ones(1, 4, 3, 3, device=d), 3),
+    "no channels to resize": lambda d: F.interpolate(
+        torch.ones(1, 0, 4, 4, device=d), scale_factor=2, mode="bicubic"
+    ),
+    "celu of no slope": lambda d: F.celu(torch.ones(3, device=d), 0.0),
+    "strides of nothing": lambda d: F.conv1d(
+        torch.ones(1, 3, 5, device=d), torch.ones(4, 3, 2, device=d), stride=0
+    ),
+    "channels of a transposed convolution": lambda d: F.conv_transpose2d(
+        torch.ones(1, 2, 5, 5, device=d), torch.ones(3, 4, 2, 2, device=d)
+    ),
+    "too much output padding": lambda d: F.conv_transpose2d(
+        torch.ones(1, 3, 5, 5, device=d), torch.ones(3, 4, 2, 2, device=d), output_padding=1
+    ),
     "weights of another dtype": lambda d: torch.nn.NLLLoss(
         weight=torch.ones(0, dtype=torch.float16, device=d)
     )(torch.ones(0, 0, device=d), torch.ones(0, dtype=torch.int64, device=d)),
