@@ -102,7 +102,9 @@ def into(info: OpInfo, sample: SampleInput) -> list[Any]:
         found.append(_into(info, sample, wanted, lambda leaf: ((0,), leaf.dtype)))
         said.clear()
         larger = _into(info, sample, wanted, lambda leaf: (_larger(leaf), leaf.dtype))
-        found += [larger, any("resized" in str(warning.message) for warning in said)]
+        warned = any("resized" in str(warning.message) for warning in said)
+        numbers = any(leaf.dim() == 0 for leaf in tensors(wanted))  # some kernels do not warn then
+        found += [larger, None if numbers else warned]
     kernels_ask = not info.name.startswith(("fft.", "nan", "_chunk_cat"))  # each in its own way
     if kernels_ask and all(leaf.dtype != torch.int64 for leaf in tensors(wanted)):
         try:

@@ -22,19 +22,22 @@ def _cells(entry: str, columns: Iterable[str], reason: str) -> dict[tuple[str, s
 
 _FORWARD = ("forward", "bfloat16")
 _EVERY_TYPE = (*_FORWARD, "sharded", "int64", "bool")
+_MORE = (*("backward", "float64", "complex128", "channels last", "reference", "vmap", "views"),)
 
 EXPECTED: dict[tuple[str, str], str] = {
-    **_cells(
-        "chalf", (*_EVERY_TYPE, "backward", "float64", "complex128", "channels last"), _COMPLEX32
-    ),
+    **_cells("chalf", (*_EVERY_TYPE, *_MORE), _COMPLEX32),
     **_cells("gather", ("errors",), _VALUES),
     **_cells("multinomial", ("errors",), _VALUES),
     **_cells("narrow_copy", ("errors",), _INTERNAL),
     **_cells("scatter", ("errors",), _VALUES),
     **_cells("scatter_add", ("errors",), _VALUES),
-    **_cells("sparse.mm.reduce", (*_FORWARD, "backward"), _SPARSE),
-    **_cells("sparse.sampled_addmm", ("forward", "backward"), _SPARSE),
+    **_cells("sparse.mm.reduce", (*_FORWARD, "backward", "float64"), _SPARSE),
+    **_cells("sparse.sampled_addmm", ("forward", "backward", "float64", "complex128"), _SPARSE),
     **_cells("module.nn.Embedding", ("errors",), _VALUES),
-    **_cells("to_sparse", (*_EVERY_TYPE, "backward"), _SPARSE),
+    **_cells(
+        "to_sparse",
+        (*_EVERY_TYPE, "backward", "float64", "complex128", "gradcheck", "views"),
+        _SPARSE,
+    ),
 }
 """(entry, column) -> reason."""

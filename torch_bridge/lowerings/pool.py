@@ -23,6 +23,7 @@ from isoshard.core.domain.space_split import by_halos, slope_by_halos
 
 from .arguments import wide
 from .conv_split import batch_split
+from .memory_order import as_images
 from .registry import lower
 from .spatial import by_rows, over_space
 from .vjp import pull_back
@@ -225,7 +226,8 @@ def _unpool(x, indices, output_size, *_):
     return one(x, indices).reshape(shape)
 
 
-lower("aten::max_unpool2d", "aten::max_unpool3d")(_unpool)
+lower("aten::max_unpool2d", meta=as_images("aten::max_unpool2d"))(_unpool)
+lower("aten::max_unpool3d")(_unpool)
 
 
 # Average
