@@ -32,6 +32,7 @@ from .overrides import (
     composites,
     identity,
     loaded_state,
+    nested_layouts,
     pickling,
     scaling,
     turned,
@@ -149,6 +150,7 @@ def register() -> None:
     _let_loaders_pin()
     _LIBRARIES.extend(autocast.register())
     _LIBRARIES.extend(composites.register())
+    _LIBRARIES.extend(nested_layouts.register())
     as_tensor.register()
     identity.register()
     pickling.register()

@@ -336,6 +336,14 @@ def fields_of_modules():
     assert list(module_fields.forward_pre_hooks(model).values()) == [repr]
 
 
+@checks("torch.nested._internal.nested_tensor.NestedTensor")
+def class_of_jagged_tensors():
+    rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    assert type(rows) is tensor_fields.jagged_class
+    with pytest.raises(NotImplementedError, match="no nested tensors"):
+        rows.to("jax")
+
+
 @checks("torch.nn.Module._apply")
 def way_of_to():
     layer = torch.nn.Linear(1, 1)

@@ -52,6 +52,13 @@ is_view: Callable[[torch.Tensor], bool] = NAMES.bind(
     without="turning a tensor in place raises",
 )
 
+jagged_class: Any = NAMES.bind(
+    "torch.nested._internal.nested_tensor.NestedTensor",
+    otherwise=None,
+    why="is the class of jagged tensors, whose `to` refuses the device",
+    without="moving a jagged tensor to the device raises torch's or another error",
+)
+
 parse_to: Callable[..., Any] = NAMES.bind(
     "torch._C._nn._parse_to",
     why="reads the arguments of `Tensor.to`",

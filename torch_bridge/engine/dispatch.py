@@ -418,7 +418,8 @@ _GROW_QUIETLY = frozenset(
     f"aten::{name}"
     for name in (
         *("linspace", "logspace", "range", "narrow_copy", "full", "eye", "zeros", "ones"),
-        *("rand", "randn", "randint", "addbmm", "log_sigmoid_forward"),
+        *("rand", "randn", "randint", "randperm", "addbmm", "log_sigmoid_forward"),
+        *("bernoulli", "multinomial", "normal"),
     )
 )
 """Operators that write to an `out=` of another size without a warning."""
