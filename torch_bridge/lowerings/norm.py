@@ -123,7 +123,17 @@ def _group_norm(x, weight, bias, n, c, hxw, group, eps):
     return out.reshape(shape), mean.reshape(n, group), rstd.reshape(n, group)
 
 
-@lower("aten::native_group_norm_backward")
+def _group_norm_gradients(grad, x, mean, rstd, weight, n, c, hxw, group, output_mask):
+    """As torch infers, but its decomposition divides by the pixels of an image, which may be 0."""
+    if hxw:
+        infer = torch.ops.aten.native_group_norm_backward
+        return infer(grad, x, mean, rstd, weight, n, c, hxw, group, output_mask)
+    shapes = (x.shape, (c,), (c,))
+    wanted = zip(shapes, output_mask, strict=True)
+    return tuple(x.new_empty(shape) if asked else None for shape, asked in wanted)
+
+
+@lower("aten::native_group_norm_backward", meta=_group_norm_gradients)
 def _group_norm_backward(grad, x, mean, rstd, weight, n, c, hxw, group, output_mask):
     shape = x.shape
     grad, x, mean, rstd, weight = wide_all(grad, x, mean, rstd, weight)
@@ -132,9 +142,12 @@ def _group_norm_backward(grad, x, mean, rstd, weight, n, c, hxw, group, output_m
     y = (split - mean) * rstd
     axes, rest = tuple(range(2, split.ndim)), (0, *range(3, split.ndim))
     g = _affine(grad, _per_channel(weight, group, x.ndim), None)
+    of_weight = jnp.sum(grad * y, axis=rest).reshape(c)
+    if not hxw and n:  # the mean of nothing is NaN
+        of_weight = jnp.full_like(of_weight, jnp.nan)
     return (
         _input_gradient(g, y, rstd, axes).reshape(shape) if output_mask[0] else None,
-        jnp.sum(grad * y, axis=rest).reshape(c) if output_mask[1] else None,
+        of_weight if output_mask[1] else None,
         jnp.sum(grad, axis=rest).reshape(c) if output_mask[2] else None,
     )
 

@@ -246,3 +246,14 @@ def test_batch_norm_writes_what_it_saves_to_out(train, length):
     for one, other in zip(got["jax"], got["cpu"], strict=True):
         assert one.shape == other.shape
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_group_norm_of_images_of_nothing_has_gradients():
+    got = {}
+    for device in ("cpu", "jax"):
+        x = torch.ones(2, 6, 0, device=device, requires_grad=True)
+        weight, bias = (torch.ones(6, device=device, requires_grad=True) for _ in range(2))
+        torch.nn.functional.group_norm(x, 3, weight, bias).sum().backward()
+        got[device] = [leaf.grad.cpu() for leaf in (x, weight, bias)]
+    for one, other in zip(got["jax"], got["cpu"], strict=True):
+        torch.testing.assert_close(one, other, equal_nan=True, rtol=0, atol=0)
