@@ -121,12 +121,12 @@ def shifts_bits(name: str, named: Arguments) -> None:
 
 
 def divides_by_something(name: str, named: Arguments) -> None:
-    """Refuse to divide bools, and integers by a number that is 0, or wraps to it."""
+    """Refuse to divide bools and complex numbers, and integers by what is 0, or wraps to it."""
     tensor, other = named["self"], named["other"]
     if name == "div" and named.get("rounding_mode") is None:
         return
     dtype = torch.result_type(tensor, other)
-    if dtype == torch.bool:
+    if dtype == torch.bool or dtype.is_complex:
         raise _missing(name, dtype)
     if not isinstance(tensor, torch.Tensor) or type(other) not in (int, bool):
         return
@@ -142,3 +142,16 @@ def bounds_numbers(name: str, named: Arguments) -> None:
     whole = limits and all(type(limit) is bool for limit in limits)
     if whole and named["self"].dtype == torch.bool:
         raise _missing(name, torch.bool)
+
+
+def larger_of_two(name: str, named: Arguments) -> None:
+    """Refuse to compare complex numbers by size."""
+    if any(isinstance(each, torch.Tensor) and each.is_complex() for each in named.values()):
+        raise RuntimeError(f"{name} not implemented for complex tensors.")
+
+
+def real_pairs(name: str, named: Arguments) -> None:
+    """Refuse complex numbers, and whole ones where the result would be none of them."""
+    dtype = torch.result_type(named["self"], named["other"])
+    if dtype.is_complex or (name in ("hypot", "nextafter") and _is_whole(dtype)):
+        raise _missing(name, dtype)
