@@ -222,6 +222,18 @@ def channels_expected(name: str, named: Arguments) -> None:
         raise RuntimeError(f"{name}: Non-empty 4D data tensor expected but got sizes {shape}")
 
 
+def samples_of_images(name: str, named: Arguments) -> None:
+    """Refuse random numbers of windows that are not three for each channel of each image."""
+    shape, image = list(named["random_samples"].shape), named["self"]
+    if len(shape) != 3:
+        raise RuntimeError(f"Expect _random_samples to have 3 dimensions, got {len(shape)}")
+    images = 1 if image.dim() == 4 else image.shape[0]
+    if shape[0] < images or shape[1:] != [image.shape[-4], 3]:
+        raise RuntimeError(
+            f"{name}: Expect _random_samples of shape {[images, image.shape[-4], 3]}, got {shape}"
+        )
+
+
 def slope_of_celu(name: str, named: Arguments) -> None:
     """Refuse to divide by an alpha of zero."""
     if named.get("alpha", 1.0) == 0:
@@ -255,6 +267,7 @@ _MORE: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     **dict.fromkeys(("adaptive_avg_pool2d", "adaptive_avg_pool3d"), (pixels_expected,)),
     **dict.fromkeys(("linalg_eig", "linalg_eigvals"), (floats_of_whole_numbers,)),
     "celu": (slope_of_celu,),
+    "fractional_max_pool3d": (samples_of_images,),
     **dict.fromkeys(("channel_shuffle", "native_channel_shuffle"), (channels_in_groups,)),
     "convolution": (windows_fit,),
     "upsample_bicubic2d": (channels_expected,),

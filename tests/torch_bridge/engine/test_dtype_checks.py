@@ -117,6 +117,9 @@ SHAPES = {
     "too much output padding": lambda d: F.conv_transpose2d(
         torch.ones(1, 3, 5, 5, device=d), torch.ones(3, 4, 2, 2, device=d), output_padding=1
     ),
+    "samples of fewer images": lambda d: torch.nn.FractionalMaxPool3d(
+        2, output_size=1, _random_samples=torch.rand(0, 2, 3, device=d)
+    )(torch.ones(1, 2, 4, 4, 4, device=d)),
     "weights of another dtype": lambda d: torch.nn.NLLLoss(
         weight=torch.ones(0, dtype=torch.float16, device=d)
     )(torch.ones(0, 0, device=d), torch.ones(0, dtype=torch.int64, device=d)),
