@@ -25,11 +25,20 @@ from isoshard.core.bounded import CALLS, Interned
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.lowerings import registry
 
-from . import base, checks, decompose, generators, kernels, layouts, number_checks, overlaps
+from . import (
+    base,
+    checks,
+    decompose,
+    generators,
+    kernels,
+    layouts,
+    number_checks,
+    out_dtypes,
+    overlaps,
+)
 from .call import build_call, infer
 from .capture.symbolic import present
 from .flatten import Flattener
-from .kernel_checks import spelled
 from .recipes import Recipe
 from .recorder import Recorder, recorder
 from .twins import functional_twin, lost_defaults, written
@@ -325,7 +334,7 @@ def _out_handler(func: OpOverload, outs: list[str]) -> Handler:
         got = handle(functional, args, rest)
         results = [got] if isinstance(got, torch.Tensor) else list(got)
         if any(one.dtype != other.dtype for one, other in zip(targets, results, strict=True)):
-            _check_out(func, args, kwargs, results, targets)
+            out_dtypes.refuse(func, args, kwargs, results, targets, func.name() in SPECIAL)
         for target, result in zip(targets, results, strict=True):
             check_writable(func, target)
             if stays and not result.numel():
@@ -349,70 +358,8 @@ _STAYS = frozenset({"aten::native_batch_norm", "aten::_native_batch_norm_legit"}
 """Operators that leave an `out=` as it is where they have nothing for it."""
 
 
-def _check_out(func: OpOverload, args: Any, kwargs: Any, results: list[Any], outs: list[Any]):
-    """Refuse `out=` of a dtype that torch's kernel does not write to."""
-    if func.name() in _ANY_OUT:
-        return
-    if func.name() in ("aten::complex.out", "aten::polar.out"):
-        raise RuntimeError(
-            f"Expected object of scalar type {spelled(results[0].dtype)} but got scalar type "
-            f"{spelled(outs[0].dtype)} for argument 'out'"
-        )
-    if schema_of(func).name in ("aten::any", "aten::all") and outs[0].dtype != torch.uint8:
-        name = schema_of(func).name.removeprefix("aten::")
-        raise RuntimeError(
-            f"{name} only supports bool tensor for result, got: {spelled(outs[0].dtype)}"
-        )
-    if func.name() in _SAME_OUT:
-        raise RuntimeError(
-            f"{func}: Found dtype {outs[0].dtype} but expected {results[0].dtype}: expected "
-            f"scalar_type {spelled(results[0].dtype)} but found {spelled(outs[0].dtype)}"
-        )
-    for target, result in zip(outs, results, strict=True):
-        if not torch.can_cast(result.dtype, target.dtype):
-            joins = func.name() in ("aten::cat.out", "aten::stack.out")
-            raise (TypeError if joins else RuntimeError)(
-                f"{func}: result type {spelled(result.dtype)} can't be cast to the desired output "
-                f"type {spelled(target.dtype)}"
-            )
-    places = len(results) > 1 and any(result.dtype == torch.int64 for result in results)
-    if func.name() not in SPECIAL and not places:
-        flattener = Flattener(func)
-        _, tensors, scalars = flattener(args, kwargs)
-        positional, named, _ = flattener.template(args, kwargs)
-        metas = tuple(tensor._aval.meta for tensor in tensors)
-        try:
-            infer(func, positional, named, metas, [present(scalar) for scalar in scalars])
-            return
-        except NotImplementedError:  # without shape function; the result decides
-            pass
-    for target, result in zip(outs, results, strict=True):
-        if result.dtype != target.dtype and (places or result.dtype == torch.int64):
-            raise RuntimeError(
-                f"{func}: Expected out tensor to have dtype {result.dtype}, but got {target.dtype} "
-                "instead"
-            )
-
-
-_ANY_OUT = frozenset({"aten::bernoulli.out"})
-"""Operators that draw numbers of whatever dtype `out=` has."""
-
 _DTYPE_OF_OUT = frozenset({"aten::cumsum.out", "aten::cumprod.out", "aten::prod.int_out"})
 """Operators that compute in the dtype of `out=`."""
-
-_ISIN = ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
-_SAME_OUT = frozenset(
-    f"aten::{name}.out"
-    for name in (
-        *("neg", "sign", "sgn", "ceil", "floor", "trunc", "round", "frac", "bitwise_not"),
-        *("conj_physical", "nan_to_num"),
-        *("index_select", "take", "masked_select", "multinomial", "logcumsumexp", "aminmax"),
-    )
-)
-_SAME_OUT |= {"aten::bucketize.Tensor_out", "aten::searchsorted.Tensor_out"}
-_SAME_OUT |= {f"aten::isin.{kinds}_out" for kinds in _ISIN}
-"""Operators that write to `out=` of their own dtype alone."""
-
 
 _GROW_QUIETLY = frozenset(
     f"aten::{name}"
