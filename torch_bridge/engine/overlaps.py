@@ -58,7 +58,8 @@ def refuse(target: Any, operands: Iterable[Any], nothing: bool) -> None:
     for operand in operands:
         if operand._storage is not target._storage or (operand is target and not nothing):
             continue
-        if _overlap(target, operand, nothing):
+        same = operand is target  # which torch's operators see without a look at its memory
+        if same or _overlap(target, operand, nothing):
             raise RuntimeError(
                 "unsupported operation: some elements of the input tensor and the written-to "
                 "tensor refer to a single memory location. Please clone() the tensor before "

@@ -71,7 +71,13 @@ def is_in(*elements):
     return call
 
 
+def joined_into_its_first(device):
+    nothing = torch.zeros(0, device=device)
+    torch.cat((nothing, torch.zeros(2, 3, device=device)), out=nothing)
+
+
 REFUSED = {
+    "cat into nothing": (joined_into_its_first, "refer to a single memory location"),
     "dilation": (conv(1, dilation=-1), "dilation should be greater than zero"),
     "padding": (conv(3, padding=-1), "negative padding is not supported"),
     "aminmax into float64": (lowest_and_highest, "expected"),
