@@ -60,7 +60,8 @@ _REFUSED: dict[str, frozenset[torch.dtype]] = {
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _WHOLE | _COMPLEX),
     **dict.fromkeys(("multi_margin_loss", "multilabel_margin_loss_forward"), _WHOLE | _COMPLEX),
     **dict.fromkeys(("grid_sampler_2d", "grid_sampler_3d"), _WHOLE | _COMPLEX),
-    **dict.fromkeys(("histc", "histogram", "segment_reduce"), _WHOLE | _COMPLEX),
+    **dict.fromkeys(("histogram", "segment_reduce"), _WHOLE | _COMPLEX),
+    "histc": _BOOL | _COMPLEX,  # GPUs count integers, which models ask them to
     **dict.fromkeys(("histogramdd_bin_edges", "histogramdd_from_bin_cts"), _WHOLE | _COMPLEX),
     "logcumsumexp": _WHOLE,
     **dict.fromkeys([f"reflection_pad{n}d" for n in (1, 2, 3)], _BOOL),
