@@ -69,7 +69,6 @@ _REFUSED: dict[str, frozenset[torch.dtype]] = {
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot"), _BOOL),
     **dict.fromkeys(("addmm", "addmv", "addbmm", "baddbmm"), _BOOL),
     **dict.fromkeys(("addcmul", "linalg_cross", "trace"), _BOOL),
-    "index_reduce": _BOOL | _COMPLEX,
     "lerp": _WHOLE,
     "frac": _WHOLE | _COMPLEX,
     "round": _BOOL | _COMPLEX,
@@ -93,12 +92,12 @@ _ALSO_OF_NOTHING = frozenset(
         *("mm", "bmm", "mv", "addmm", "addmv", "addbmm", "baddbmm", "convolution"),
         *("softmax", "log_softmax", "grid_sampler_2d", "grid_sampler_3d", "index_reduce"),
         *("adaptive_avg_pool2d", "adaptive_avg_pool3d", "max_unpool2d", "max_unpool3d"),
-        "linalg_svd",
+        *("linalg_svd", "linalg_det"),
     }
 )
 """Operators that are done before a kernel is asked for, where there is nothing to compute."""
 
-_BY_ARGUMENT = ("convolution", "scatter_reduce")
+_BY_ARGUMENT = ("convolution", "scatter_reduce", "index_reduce")
 
 
 def rules_of(name: str) -> tuple[Callable[[str, Arguments], None], ...]:
@@ -136,7 +135,7 @@ def _of_nothing(named: Arguments) -> bool:
 def _refused(name: str, named: Arguments) -> frozenset[torch.dtype]:
     if name == "convolution":
         return _SHORT | _BOOL if named["transposed"] else _BOOL
-    if name == "scatter_reduce":
+    if name in ("scatter_reduce", "index_reduce"):
         return {"mean": _BOOL, "amin": _COMPLEX, "amax": _COMPLEX}.get(named["reduce"], frozenset())
     return _REFUSED.get(name, frozenset())
 

@@ -42,8 +42,10 @@ def enough_to_select(name: str, named: Arguments) -> None:
     extent = tensor.shape[dim] if tensor.dim() else 1
     if name == "topk" and not 0 <= k <= extent:
         raise RuntimeError("selected index k out of range")
+    place = dim % max(tensor.dim(), 1)
+    if name == "kthvalue" and not extent:
+        raise IndexError(f"kthvalue(): Expected reduction dim {place} to have non-zero size.")
     if name == "kthvalue" and not 1 <= k <= extent:
-        place = dim % max(tensor.dim(), 1)
         raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {place}")
 
 
@@ -67,8 +69,10 @@ def selects_numbers(name: str, named: Arguments) -> None:
 def sorts_into_buckets(name: str, named: Arguments) -> None:
     """Refuse buckets of bools and complex numbers."""
     bounds = named["sorted_sequence" if name == "searchsorted" else "boundaries"]
-    dtype = torch.result_type(bounds, named["self"])
-    if dtype == torch.bool or dtype.is_complex:
+    values = named["self"]
+    dtype = torch.result_type(bounds, values)
+    some = not isinstance(values, torch.Tensor) or values.numel() > 0
+    if some and (dtype == torch.bool or dtype.is_complex):
         raise _missing(name, dtype)
 
 

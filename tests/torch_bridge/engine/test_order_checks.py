@@ -105,3 +105,40 @@ def test_taken_as_on_the_cpu(case):
     want, got = call(rows(dtype, "cpu")), call(rows(dtype, "jax"))
     assert (got.dtype, got.shape) == (want.dtype, want.shape)
     torch.testing.assert_close(got.cpu(), want, rtol=0, atol=0, equal_nan=True)
+
+
+COMPUTED = {
+    "maxima of bools at places": lambda device: (
+        torch.ones(3, 2, device=device)
+        .bool()
+        .index_reduce(
+            0,
+            torch.zeros(1, dtype=torch.int64, device=device),
+            torch.ones(1, 2, device=device).bool(),
+            "amax",
+        )
+    ),
+    "products of complex numbers at places": lambda device: torch.ones(
+        3, 2, dtype=torch.complex64, device=device
+    ).index_reduce(
+        0,
+        torch.zeros(1, dtype=torch.int64, device=device),
+        torch.full((1, 2), 2j, device=device),
+        "prod",
+    ),
+    "no bools in buckets": lambda device: torch.searchsorted(
+        torch.ones(3, dtype=torch.bool, device=device),
+        torch.ones(0, dtype=torch.bool, device=device),
+    ),
+}
+
+
+@pytest.mark.parametrize("call", COMPUTED.values(), ids=COMPUTED)
+def test_what_looks_refused_and_is_computed(call):
+    torch.testing.assert_close(call("jax").cpu(), call("cpu"))
+
+
+def test_no_kth_value_of_nothing():
+    for device in ("cpu", "jax"):
+        with pytest.raises(IndexError, match="non-zero size"):
+            torch.zeros(0, device=device).kthvalue(1, 0)
