@@ -275,10 +275,18 @@ def _axis(name: str, named: Arguments) -> None:
         )
 
 
+_RANGE_FIRST = frozenset(
+    {"all", "any", "sum", "mean", "amax", "amin", "logsumexp", "count_nonzero"}
+)
+"""Operators that look whether each axis is there before they ask whether one is there twice."""
+
+
 def _distinct_axes(name: str, named: Arguments) -> None:
     rank, dims = max(_first(named).dim(), 1), named.get("dim")
     if isinstance(dims, list | tuple):
         seen: set[int] = set()
+        if name in _RANGE_FIRST and not all(-rank <= dim < rank for dim in dims):
+            return  # torch's shape function says so
         for dim in itertools.takewhile(lambda dim: -rank <= dim < rank, dims):
             if dim % rank in seen:
                 raise RuntimeError(f"dim {dim % rank} appears multiple times in the list of dims")

@@ -133,6 +133,7 @@ COMPUTED = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("call", COMPUTED.values(), ids=COMPUTED)
 def test_what_looks_refused_and_is_computed(call):
     torch.testing.assert_close(call("jax").cpu(), call("cpu"))
@@ -142,3 +143,17 @@ def test_no_kth_value_of_nothing():
     for device in ("cpu", "jax"):
         with pytest.raises(IndexError, match="non-zero size"):
             torch.zeros(0, device=device).kthvalue(1, 0)
+
+
+@pytest.mark.parametrize("dims", [(-1, 0, 2), (2, -1, 0), (-1, 0)])
+@pytest.mark.parametrize(
+    "name", ["all", "any", "sum", "mean", "amax", "logsumexp", "std", "nansum"]
+)
+def test_an_axis_twice_and_one_that_is_not_there(name, dims):
+    def kind(device):
+        try:
+            getattr(torch.ones(3, device=device), name)(dim=dims)
+        except Exception as error:
+            return type(error)
+
+    assert kind("jax") is kind("cpu") is not None
