@@ -147,7 +147,7 @@ def _disturb(value: Any, draw: _Signs, kind: _Kind) -> None:
             continue
         numbers = tensor.data
         signs = draw(numbers.shape)
-        steps = draw.steps(signs)
+        steps = draw.steps(signs).double()  # 1 + 2**-48 is 1 in float32
         moved = numbers * (1 + eps * steps)
         if kind.near:
             moved = moved + eps * steps

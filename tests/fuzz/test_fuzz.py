@@ -227,6 +227,16 @@ def test_a_line_that_names_a_coarse_dtype_is_rounded_as_coarsely(dtype, said):
     assert check(program) == []
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_rounding_is_disturbed_in_every_dtype(dtype):
+    lines = (
+        Line(f"a = data(0, (5, 5), torch.{dtype}).to(device)"),
+        Line("b = a.softmax(0)"),
+    )
+    runs = [facts["b"].tensor for facts in noise.disturbed(Program(lines))]
+    assert any(not torch.equal(runs[0], run) for run in runs[1:])
+
+
 def test_rounding_is_not_disturbed_by_steps_of_one_size_only():
     """A step of 2**-21 is five units in the last place of 1.253, up and down."""
     program = lines(
