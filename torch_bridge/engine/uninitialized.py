@@ -16,6 +16,7 @@ import torch
 from torch.utils import deterministic
 
 from . import dispatch
+from .capture.ambient import depends_on
 
 aten = torch.ops.aten
 
@@ -39,6 +40,7 @@ def content(dtype: torch.dtype) -> float | int | bool:
     return True if dtype == torch.bool else torch.iinfo(dtype).max
 
 
+@depends_on
 def _is_to_fill() -> bool:
     return deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils import deterministic
 
-import isoshard.torch_bridge as xs  # noqa: F401
+import isoshard.torch_bridge as xs
 
 
 @contextlib.contextmanager
@@ -66,3 +66,10 @@ def test_median_and_histogram_are_deterministic_here():
         assert places.tolist() == [2, 2]
         assert x.to("jax").nanmedian(1)[0].tolist() == [2, 5]
         assert torch.histc(x.to("jax"), 5).tolist() == torch.histc(x, 5).tolist()
+
+
+def test_a_captured_step_sees_whether_to_fill():
+    step = xs.compile(lambda: torch.empty(3, device="jax"))
+    for fill in (True, True, False, False, True):
+        with deterministically(fill):
+            assert bool(step().isnan().all()) is fill
