@@ -12,32 +12,42 @@ RuntimeError: std and var only support floating point and complex dtypes; var go
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
-from isoshard.torch_bridge._torch_internals.tensor_fields import current_node
 
-from . import dtype_checks, kernel_checks, order_checks
+from . import (
+    axis_checks,
+    dtype_checks,
+    kernel_checks,
+    layer_checks,
+    order_checks,
+    special_checks,
+)
 from .index_checks import (
     elements_to_put,
     indexes_fit,
     list_of_places,
     put_fits,
     reads_something,
+    real_fill,
     source_fits,
 )
+from .kernel_checks import first_tensor
 from .shape_checks import (
     bins_for_each,
     bool_mask,
+    fills_its_place,
     inside_memory,
     no_numbers,
     one_row_of_boundaries,
     rows_of_targets,
+    some_bins,
     step_goes_on,
+    written_once,
 )
 
 Arguments = dict[str, Any]
@@ -141,15 +151,16 @@ _NUMBERS = {"int": 1, "float": 2, "Lift": 2, "complex": 3}
 def _rules(name: str) -> tuple[Callable[[str, Arguments], None], ...]:
     plain = name.removeprefix("aten::")
     found = _RULES.get(plain) or _RULES.get(plain.removesuffix("_"), ())
-    return (*found, *dtype_checks.rules_of(plain))
-
-
-def _first(named: Arguments) -> torch.Tensor:
-    return next(value for value in named.values() if isinstance(value, torch.Tensor))
+    return (
+        *found,
+        *special_checks.rules_of(plain),
+        *layer_checks.rules_of(plain),
+        *dtype_checks.rules_of(plain),
+    )
 
 
 def _floats_only(name: str, named: Arguments) -> None:
-    dtype = _first(named).dtype
+    dtype = first_tensor(named).dtype
     if not (dtype.is_floating_point or dtype.is_complex):
         which = name if name.endswith("_mean") else "std and var"
         raise RuntimeError(
@@ -159,59 +170,25 @@ def _floats_only(name: str, named: Arguments) -> None:
 
 def _not_complex(name: str, named: Arguments) -> None:
     tensors = [value for value in named.values() if isinstance(value, torch.Tensor)]
-    if any(tensor.is_complex() for tensor in tensors) and not _out_of_range(named):
+    if any(tensor.is_complex() for tensor in tensors):
         raise NotImplementedError(f"{name} is not supported for complex inputs")
-
-
-def _out_of_range(named: Arguments) -> bool:
-    """Whether an axis is, which torch's kernels look at before the dtype, and refuse themselves."""
-    dims, rank = named.get("dim"), max(_first(named).dim(), 1)
-    dims = [dims] if isinstance(dims, int) else dims
-    return isinstance(dims, list | tuple) and any(not -rank <= dim < rank for dim in dims)
 
 
 def _no_complex_rows(name: str, named: Arguments) -> None:
     """A number alone need not be compared, nor what is empty, so torch takes both."""
-    if _first(named).dim() and _first(named).numel():
+    if first_tensor(named).dim() and first_tensor(named).numel():
         _not_complex(name, named)
 
 
 def _ordered(name: str, named: Arguments) -> None:
-    dtype = _first(named).dtype
+    dtype = first_tensor(named).dtype
     if dtype.is_complex or dtype == torch.bool:
         kind = "complex" if dtype.is_complex else "bool"
         raise RuntimeError(f"{name}(): does not support {kind} input")
 
 
-def _not_empty(name: str, named: Arguments) -> None:
-    tensor, dim = _first(named), named.get("dim")
-    if tensor.numel():
-        return
-    name = "median" if name == "nanmedian" else name
-    if isinstance(dim, list | tuple):
-        for one in dim:
-            _not_empty(name, {"self": tensor, "dim": one})
-        dim = dim or None
-    if isinstance(dim, list | tuple):
-        return
-    if dim is None:
-        kind = IndexError if name.startswith("arg") else RuntimeError
-        raise kind(
-            f"{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the "
-            "reduction dim with the 'dim' argument."
-        )
-    if tensor.dim() and -tensor.dim() <= dim < tensor.dim() and tensor.shape[dim] == 0:
-        place = dim % tensor.dim()
-        raise IndexError(f"{name}(): Expected reduction dim {place} to have non-zero size.")
-
-
-def _not_empty_axis(name: str, named: Arguments) -> None:
-    if named.get("dim") is not None:
-        _not_empty(name, named)
-
-
 def _numbers_not_complex(name: str, named: Arguments) -> None:
-    dtype = _first(named).dtype
+    dtype = first_tensor(named).dtype
     if any(type(value) is complex for value in named.values()):
         raise NotImplementedError(f"{name} is not supported for complex types, got {dtype}")
 
@@ -225,7 +202,7 @@ def _number_fits(name: str, named: Arguments) -> None:
     dtype, kinds = dtypes[0], {_kind(each) for each in dtypes}
     if 3 in kinds or dtype == torch.bool or _nowhere(name, named):
         return
-    for argument in ("value", "fill_value", "alpha", "beta", "weight", "lambd"):
+    for argument in ("value", "fill_value", "fill", "alpha", "beta", "weight", "lambd"):
         number = named.get(argument)
         lost = type(number) is complex and number.imag
         if lost or (type(number) is int and _too_wide(number, dtype)):
@@ -255,44 +232,6 @@ def _power_of_integers(name: str, named: Arguments) -> None:
         raise RuntimeError("Integers to negative integer powers are not allowed.")
 
 
-def _same_dtypes(name: str, named: Arguments) -> None:
-    dtypes = {value.dtype for value in named.values() if isinstance(value, torch.Tensor)}
-    # torch.func's autocast reaches only the operators themselves, so their gradients mix dtypes.
-    in_backward = current_node() is not None
-    if len(dtypes) > 1 and not in_backward:
-        raise RuntimeError(
-            f"{name}: expected all tensors to have the same dtype, but got "
-            f"{' and '.join(sorted(map(str, dtypes)))}"
-        )
-
-
-def _axis(name: str, named: Arguments) -> None:
-    rank, dim = max(_first(named).dim(), 1), named.get("dim", -1)
-    if not -rank <= dim < rank:
-        raise IndexError(
-            f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got "
-            f"{dim})"
-        )
-
-
-_RANGE_FIRST = frozenset(
-    {"all", "any", "sum", "mean", "amax", "amin", "logsumexp", "count_nonzero"}
-)
-"""Operators that look whether each axis is there before they ask whether one is there twice."""
-
-
-def _distinct_axes(name: str, named: Arguments) -> None:
-    rank, dims = max(_first(named).dim(), 1), named.get("dim")
-    if isinstance(dims, list | tuple):
-        seen: set[int] = set()
-        if name in _RANGE_FIRST and not all(-rank <= dim < rank for dim in dims):
-            return  # torch's shape function says so
-        for dim in itertools.takewhile(lambda dim: -rank <= dim < rank, dims):
-            if dim % rank in seen:
-                raise RuntimeError(f"dim {dim % rank} appears multiple times in the list of dims")
-            seen.add(dim % rank)
-
-
 def _source_like_self(name: str, named: Arguments) -> None:
     target = named["self"]
     for argument in ("source", "values"):
@@ -311,7 +250,7 @@ def _source_like_self(name: str, named: Arguments) -> None:
 
 
 def _not_bool(name: str, named: Arguments) -> None:
-    if _first(named).dtype == torch.bool:
+    if first_tensor(named).dtype == torch.bool:
         raise RuntimeError(f"Boolean inputs not supported for {name}")
 
 
@@ -337,54 +276,78 @@ def _range(name: str, named: Arguments) -> None:
 
 
 def _draws_floats(name: str, named: Arguments) -> None:
-    dtype = _first(named).dtype
+    dtype = first_tensor(named).dtype
     if not (dtype.is_floating_point or dtype.is_complex):
         raise NotImplementedError(f'"{name}_" is not implemented for {dtype}')
 
 
 _SHIFTS = ("bitwise_left_shift", "bitwise_right_shift", "__lshift__", "__rshift__")
 _SHIFTS += ("__ilshift__", "__irshift__")
+_PLACED = (axis_checks.axis_exists, list_of_places, _source_like_self, source_fits)
 _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
-    **dict.fromkeys(("var", "std", "var_mean", "std_mean"), (_floats_only, _distinct_axes)),
-    "nansum": (_distinct_axes,),
+    **dict.fromkeys(
+        ("var", "std", "var_mean", "std_mean"), (_floats_only, axis_checks.distinct_axes)
+    ),
+    "nansum": (axis_checks.distinct_axes,),
     **dict.fromkeys(("floor", "ceil", "trunc"), (_not_complex,)),
     **dict.fromkeys(
         ("clamp", "clamp_min", "clamp_max"),
         (_not_complex, _numbers_not_complex, order_checks.bounds_numbers),
     ),
-    **dict.fromkeys(("argmax", "argmin"), (_ordered, _not_empty)),
-    **dict.fromkeys(("max", "min", "aminmax"), (_not_empty, order_checks.orders_complex)),
-    "mode": (_no_complex_rows, _not_empty),
-    **dict.fromkeys(("median", "nanmedian"), (_not_empty_axis, order_checks.selects_numbers)),
+    **dict.fromkeys(("argmax", "argmin"), (_ordered, axis_checks.not_empty)),
+    **dict.fromkeys(
+        ("max", "min", "aminmax"), (axis_checks.not_empty, order_checks.orders_complex)
+    ),
+    "mode": (_no_complex_rows, axis_checks.not_empty),
+    **dict.fromkeys(
+        ("median", "nanmedian"), (axis_checks.not_empty_axis, order_checks.selects_numbers)
+    ),
     "arange": (step_goes_on,),
-    **dict.fromkeys(("amax", "amin"), (_distinct_axes, _not_empty, _not_complex)),
-    "topk": (order_checks.enough_to_select, order_checks.orders_rows),
-    "kthvalue": (order_checks.enough_to_select, order_checks.selects_numbers),
+    **dict.fromkeys(
+        ("amax", "amin"), (axis_checks.distinct_axes, axis_checks.not_empty, _not_complex)
+    ),
+    "topk": (axis_checks.axis_exists, order_checks.enough_to_select, order_checks.orders_rows),
+    "kthvalue": (
+        axis_checks.axis_exists,
+        order_checks.enough_to_select,
+        order_checks.selects_numbers,
+    ),
     **dict.fromkeys(("argsort", "msort"), (order_checks.orders_rows,)),
     "searchsorted": (order_checks.sorts_into_buckets,),
-    "mean": (order_checks.means_of_floats, _distinct_axes),
-    "logsumexp": (_distinct_axes, order_checks.axes_to_sum),
-    **dict.fromkeys(("sum", "all", "any", "count_nonzero"), (_distinct_axes,)),
+    "mean": (order_checks.means_of_floats, axis_checks.distinct_axes),
+    "logsumexp": (axis_checks.distinct_axes, order_checks.axes_to_sum),
+    **dict.fromkeys(("sum", "all", "any", "count_nonzero"), (axis_checks.distinct_axes,)),
     **dict.fromkeys(_SHIFTS, (order_checks.shifts_bits,)),
     **dict.fromkeys(("floor_divide", "div"), (order_checks.divides_by_something,)),
     **dict.fromkeys(("remainder", "fmod"), (order_checks.divides_by_something,)),
-    **dict.fromkeys(("cummax", "cummin"), (order_checks.axis_of_number, _no_complex_rows)),
+    **dict.fromkeys(("cummax", "cummin"), (axis_checks.axis_of_number, _no_complex_rows)),
     **dict.fromkeys(("fill", "full", "full_like", "new_full"), (_number_fits,)),
     "masked_fill": (bool_mask, _number_fits),
-    "index_fill": (list_of_places, _number_fits),
+    "index_fill": (
+        axis_checks.axis_exists,
+        list_of_places,
+        _number_fits,
+        real_fill,
+        reads_something,
+    ),
     "scatter": (_number_fits, reads_something),
     "masked_scatter": (bool_mask,),
-    **dict.fromkeys(("as_strided_scatter", "as_strided_copy"), (inside_memory,)),
+    "as_strided_copy": (inside_memory,),
+    "as_strided_scatter": (inside_memory, written_once),
+    **dict.fromkeys(("select_scatter", "slice_scatter", "diagonal_scatter"), (fills_its_place,)),
     "multilabel_margin_loss_forward": (rows_of_targets,),
     "bucketize": (one_row_of_boundaries, order_checks.sorts_into_buckets),
-    "_histogramdd_from_bin_cts": (bins_for_each,),
-    "_histogramdd_bin_edges": (bins_for_each,),
+    "histogram": (some_bins,),
+    "_histogramdd_from_bin_tensors": (bins_for_each, some_bins),
+    **dict.fromkeys(
+        ("_histogramdd_from_bin_cts", "_histogramdd_bin_edges"), (bins_for_each, some_bins)
+    ),
     "cat": (no_numbers,),
-    **dict.fromkeys(("constant_pad_nd", "addcmul", "addcdiv"), (_number_fits,)),
+    **dict.fromkeys(("constant_pad_nd", "addcmul", "_unsafe_masked_index"), (_number_fits,)),
+    "addcdiv": (kernel_checks.divides_by_floats, _number_fits),
     **dict.fromkeys(("lerp", "hardshrink"), (_number_fits,)),
     "pow": (_power_of_integers,),
-    **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot"), (_same_dtypes,)),
-    **dict.fromkeys(("addmm", "addmv", "baddbmm", "addbmm"), (_same_dtypes, _number_fits)),
+    **dict.fromkeys(("addmm", "addmv", "baddbmm", "addbmm"), (_number_fits,)),
     **dict.fromkeys(("sub", "rsub"), (_no_bool, kernel_checks.alpha_fits)),
     "add": (kernel_checks.alpha_fits,),
     "where": (kernel_checks.truth,),
@@ -397,14 +360,15 @@ _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     **dict.fromkeys(("maximum", "minimum", "fmax", "fmin"), (order_checks.larger_of_two,)),
     **dict.fromkeys(("atan2", "hypot", "copysign"), (order_checks.real_pairs,)),
     **dict.fromkeys(("nextafter", "xlogy"), (order_checks.real_pairs,)),
-    "index_add": (list_of_places, _source_like_self, source_fits, _number_fits),
-    "index_reduce": (source_fits,),
-    "index_copy": (list_of_places, _source_like_self),
+    "index_add": (*_PLACED, _number_fits),
+    "index_reduce": _PLACED,
+    "index_copy": (axis_checks.axis_exists, list_of_places, _source_like_self),
     "put": (elements_to_put, _source_like_self),
     **dict.fromkeys(("index_put", "_index_put_impl"), (_source_like_self, put_fits)),
+    "_unsafe_masked_index_put_accumulate": (_source_like_self,),
     "index": (indexes_fit,),
     **dict.fromkeys(("gather", "take"), (reads_something,)),
-    "index_select": (list_of_places, reads_something),
+    "index_select": (axis_checks.axis_exists, list_of_places, reads_something),
     **dict.fromkeys(("scatter_add", "scatter_reduce"), (reads_something,)),
     **dict.fromkeys(("randint", "randint_like", "random"), (_range, kernel_checks.bounds_fit)),
     "randperm": (kernel_checks.numbers_fit,),
@@ -413,14 +377,23 @@ _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor"), (kernel_checks.whole_numbers,)),
     **dict.fromkeys(("bitwise_not", "gcd", "lcm"), (kernel_checks.whole_numbers,)),
     **dict.fromkeys(("logaddexp", "logaddexp2"), (kernel_checks.some_floats,)),
-    **dict.fromkeys(("linspace", "logspace"), (kernel_checks.counted,)),
+    **dict.fromkeys(("linspace", "logspace"), (kernel_checks.real_ends, kernel_checks.counted)),
+    **dict.fromkeys(("cumsum", "cumprod"), (kernel_checks.sums_numbers,)),
+    "ldexp": (kernel_checks.whole_exponents,),
+    "round": (kernel_checks.real_decimals,),
+    "logit_": (kernel_checks.floats_held,),
+    "ldexp_": (kernel_checks.floats_held, kernel_checks.whole_exponents),
+    **dict.fromkeys(("igamma", "igammac"), (kernel_checks.some_floats,)),
+    "_safe_softmax": (kernel_checks.softmax_of_floats,),
+    "mvlgamma": (special_checks.order_of_gamma,),
+    "normal": (kernel_checks.real_spread,),
     **dict.fromkeys(("normal_functional", "exponential", "cauchy"), (_draws_floats,)),
     **dict.fromkeys(("log_normal", "uniform"), (_draws_floats,)),
     "bernoulli": (kernel_checks.float_probabilities,),
     "multinomial": (kernel_checks.places_to_draw,),
-    **dict.fromkeys(("norm", "linalg_vector_norm"), (_distinct_axes,)),
-    **dict.fromkeys(("_softmax", "_log_softmax"), (_axis,)),
-    "sort": (_axis, order_checks.orders_rows),
+    **dict.fromkeys(("norm", "linalg_vector_norm"), (axis_checks.distinct_axes,)),
+    **dict.fromkeys(("_softmax", "_log_softmax"), (axis_checks.axis_exists,)),
+    "sort": (axis_checks.axis_exists, order_checks.orders_rows),
     "relu": (_not_complex, _not_bool),
-    "heaviside": (_not_complex, _same_dtypes),
+    "heaviside": (_not_complex, layer_checks.one_dtype),
 }

@@ -138,12 +138,6 @@ def source_fits(name: str, named: Arguments) -> None:
 def list_of_places(name: str, named: Arguments) -> None:
     """Refuse places along an axis that are no list of integers, or not as many as slices."""
     tensor, index, dim = named["self"], named["index"], named["dim"]
-    rank = max(tensor.dim(), 1)
-    if not -rank <= dim < rank:
-        raise IndexError(
-            f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got "
-            f"{dim})"
-        )
     wanted = (torch.int64,) if name in _LONG_ONLY else _INTEGERS
     if index.dtype not in wanted:
         kind = IndexError if name == "index_fill" else RuntimeError
@@ -170,6 +164,17 @@ def list_of_places(name: str, named: Arguments) -> None:
                 f"{name}(): Number of indices ({index.numel()}) should be equal to "
                 f"source.size(dim) ({have})"
             )
+
+
+def real_fill(name: str, named: Arguments) -> None:
+    """Refuse a complex number to fill real ones with."""
+    tensor, value = named["self"], named["value"]
+    complex_ = isinstance(value, torch.Tensor) and value.is_complex()
+    if complex_ and not tensor.is_complex():
+        raise RuntimeError(
+            f"{name}_(): Converting complex Scalar to non-complex type is not supported: "
+            f"{value.dtype} to {tensor.dtype}"
+        )
 
 
 def elements_to_put(name: str, named: Arguments) -> None:

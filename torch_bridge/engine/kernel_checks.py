@@ -43,6 +43,21 @@ def spelled(dtype: torch.dtype) -> str:
     return _SPELLED.get(dtype, str(dtype))
 
 
+def is_whole(dtype: torch.dtype) -> bool:
+    """Whether a dtype holds integers or bools only."""
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
+def tensors_of(named: Arguments) -> list[torch.Tensor]:
+    """The arguments that are tensors; those in lists do not count."""
+    return [value for value in named.values() if isinstance(value, torch.Tensor)]
+
+
+def first_tensor(named: Arguments) -> torch.Tensor:
+    """The first argument that is a tensor."""
+    return tensors_of(named)[0]
+
+
 def asked(named: Arguments) -> torch.dtype | None:
     """The dtype that a call asks for; the default of a schema is a number, and asks for none."""
     given = named.get("dtype")
@@ -76,14 +91,14 @@ def whole_numbers(name: str, named: Arguments) -> None:
 def some_floats(name: str, named: Arguments) -> None:
     """Refuse whole numbers only, where the result is none."""
     dtype = torch.result_type(named["self"], named["other"])
-    if not (dtype.is_floating_point or dtype.is_complex):
+    if is_whole(dtype):
         _refuse(name, dtype)
 
 
 def float_model(name: str, named: Arguments) -> None:
     """Refuse to draw uniform and normal numbers as integers."""
     dtype = asked(named) or named["self"].dtype
-    if not (dtype.is_floating_point or dtype.is_complex):
+    if is_whole(dtype):
         _refuse(name, dtype)
 
 
@@ -96,6 +111,15 @@ def float_probabilities(name: str, named: Arguments) -> None:
         _refuse(name, given.dtype)
     if given is not named["self"]:
         given.expand(named["self"].shape)
+
+
+def real_spread(name: str, named: Arguments) -> None:
+    """Refuse normal numbers around whole ones, and of a spread that is whole or complex."""
+    spread, tensors = named["std"], tensors_of(named)
+    if isinstance(spread, torch.Tensor) and spread.is_complex():
+        raise RuntimeError(f"{name} expects standard deviation to be non-complex")
+    if tensors and tensors[0].numel() and is_whole(tensors[0].dtype):
+        _refuse(name, tensors[0].dtype)
 
 
 def places_to_draw(name: str, named: Arguments) -> None:
@@ -163,6 +187,64 @@ def counted(name: str, named: Arguments) -> None:
         _refuse(name, torch.bool)
 
 
+def sums_numbers(name: str, named: Arguments) -> None:
+    """Refuse running sums and products that are bools."""
+    tensor = named["self"]
+    if asked(named) == torch.bool and tensor.dim() and tensor.numel():
+        _refuse(name, torch.bool)
+
+
+def real_ends(name: str, named: Arguments) -> None:
+    """Refuse evenly spaced real numbers between complex ones."""
+    dtype = asked(named)
+    if dtype is None or dtype.is_complex:
+        return
+    for end in (named["start"], named["end"]):
+        if type(end) is complex or (isinstance(end, torch.Tensor) and end.is_complex()):
+            raise RuntimeError(
+                f"torch.{name}(): complex numbers can't be safely cast to dtype {dtype}; ask for a "
+                "complex one"
+            )
+
+
+def whole_exponents(name: str, named: Arguments) -> None:
+    """Refuse to scale floats by powers that are bools."""
+    if named["self"].dtype.is_floating_point and named["other"].dtype == torch.bool:
+        _refuse(name, torch.bool)
+
+
+def real_decimals(name: str, named: Arguments) -> None:
+    """Refuse to round whole numbers to places behind, or before, the point."""
+    if "decimals" in named and is_whole(named["self"].dtype):
+        _refuse(name, named["self"].dtype)
+
+
+def floats_held(name: str, named: Arguments) -> None:
+    """Refuse to write what is a float to whole numbers."""
+    if is_whole(named["self"].dtype):
+        raise RuntimeError(
+            f"{name}: result type Float can't be cast to the desired output type "
+            f"{spelled(named['self'].dtype)}"
+        )
+
+
+def softmax_of_floats(name: str, named: Arguments) -> None:
+    """Refuse a softmax of other numbers than real ones; of no integers it is nothing."""
+    dtype = asked(named) or named["self"].dtype
+    if named["self"].is_complex() or (named["self"].numel() and not dtype.is_floating_point):
+        _refuse(name, dtype)
+
+
+def divides_by_floats(name: str, named: Arguments) -> None:
+    """Refuse a quotient of whole numbers as a term."""
+    first, second = named["tensor1"].dtype, named["tensor2"].dtype
+    if is_whole(first) and is_whole(second):
+        raise RuntimeError(
+            f"Integer division with {name} is no longer supported: got {spelled(first)} and "
+            f"{spelled(second)}; give floats"
+        )
+
+
 def alpha_fits(name: str, named: Arguments) -> None:
     """Refuse a factor of another kind than what it multiplies."""
     alpha, operands = named.get("alpha", 1), (named["self"], named["other"])
@@ -183,7 +265,7 @@ def alpha_fits(name: str, named: Arguments) -> None:
 
 def two_halves(name: str, named: Arguments) -> None:
     """Refuse parts of a complex number that are no floats of one dtype."""
-    first, second = (value.dtype for value in named.values() if isinstance(value, torch.Tensor))
+    first, second = (tensor.dtype for tensor in tensors_of(named))
     if not (first.is_floating_point and second.is_floating_point):
         raise RuntimeError(
             "Expected both inputs to be Half, Float or Double tensors but got "
@@ -198,7 +280,7 @@ def two_halves(name: str, named: Arguments) -> None:
 
 def pixels(name: str, named: Arguments) -> None:
     """Refuse to resize images of whole numbers beyond bytes."""
-    tensor = next(value for value in named.values() if isinstance(value, torch.Tensor))
+    tensor = first_tensor(named)
     if not tensor.dtype.is_floating_point and tensor.dtype != torch.uint8:
         _refuse(name, tensor.dtype)
 

@@ -15,30 +15,18 @@ from typing import Any
 
 import torch
 
-from .kernel_checks import spelled
+from .kernel_checks import is_whole, spelled
 
 Arguments = dict[str, Any]
-
-
-def _is_whole(dtype: torch.dtype) -> bool:
-    return not (dtype.is_floating_point or dtype.is_complex)
 
 
 def _missing(name: str, dtype: torch.dtype) -> NotImplementedError:
     return NotImplementedError(f"\"{name}\" not implemented for '{spelled(dtype)}'")
 
 
-def _is_beyond(named: Arguments) -> bool:
-    """Whether there is no such axis, which torch's shape functions look at before the dtype."""
-    dim, rank = named.get("dim", -1), max(named["self"].dim(), 1)
-    return type(dim) is int and not -rank <= dim < rank
-
-
 def enough_to_select(name: str, named: Arguments) -> None:
     """Refuse to select more elements than an axis has."""
     tensor, k, dim = named["self"], named["k"], named.get("dim", -1)
-    if _is_beyond(named):
-        return
     extent = tensor.shape[dim] if tensor.dim() else 1
     if name == "topk" and not 0 <= k <= extent:
         raise RuntimeError("selected index k out of range")
@@ -52,9 +40,9 @@ def enough_to_select(name: str, named: Arguments) -> None:
 def orders_rows(name: str, named: Arguments) -> None:
     """Refuse to sort complex numbers, and to select bools."""
     dtype = named["self"].dtype
-    if dtype.is_complex and not _is_beyond(named):
+    if dtype.is_complex:
         raise RuntimeError(f"{name} does not support complex dtypes")
-    if name == "topk" and dtype == torch.bool and not _is_beyond(named):
+    if name == "topk" and dtype == torch.bool:
         raise RuntimeError("topk does not support bool dtypes")
 
 
@@ -62,12 +50,18 @@ def selects_numbers(name: str, named: Arguments) -> None:
     """Refuse medians and k-th values of bools and complex numbers."""
     dtype = named["self"].dtype
     unknown = dtype == torch.bool or dtype.is_complex
-    if unknown and named["self"].numel() and not _is_beyond(named):
+    if unknown and (named["self"].numel() or "dim" in named):
         raise _missing(name, dtype)
 
 
 def sorts_into_buckets(name: str, named: Arguments) -> None:
-    """Refuse buckets of bools and complex numbers."""
+    """Refuse buckets of bools and complex numbers, and an order that is not in int64."""
+    sorter = named.get("sorter")
+    if sorter is not None and sorter.dtype != torch.int64:
+        raise RuntimeError(
+            f"torch.{name}(): sorter must be a tensor of long dtype but got dtype "
+            f"{spelled(sorter.dtype)}"
+        )
     bounds = named["sorted_sequence" if name == "searchsorted" else "boundaries"]
     values = named["self"]
     dtype = torch.result_type(bounds, values)
@@ -102,7 +96,7 @@ def means_of_floats(name: str, named: Arguments) -> None:
     """Refuse the mean of integers, unless it is asked for in floats."""
     given = named.get("dtype")
     dtype = given if isinstance(given, torch.dtype) else named["self"].dtype
-    if _is_whole(dtype):
+    if is_whole(dtype):
         which = "Optional" if dtype is given else "Input"
         raise RuntimeError(
             f"{name}(): could not infer output dtype. {which} dtype must be either a floating "
@@ -110,17 +104,10 @@ def means_of_floats(name: str, named: Arguments) -> None:
         )
 
 
-def axis_of_number(name: str, named: Arguments) -> None:
-    """Refuse another axis of a number than its only one."""
-    dim = named["dim"]
-    if not named["self"].dim() and dim not in (0, -1):
-        raise IndexError(f"{name}(): Expected reduction dim -1 or 0 for scalar but got {dim}")
-
-
 def shifts_bits(name: str, named: Arguments) -> None:
     """Refuse to shift what has no bits."""
     dtype = torch.result_type(named["self"], named["other"])
-    if not _is_whole(dtype) or dtype == torch.bool:
+    if not is_whole(dtype) or dtype == torch.bool:
         raise _missing("lshift" if "left" in name or "lshift" in name else "rshift", dtype)
 
 
@@ -134,18 +121,23 @@ def divides_by_something(name: str, named: Arguments) -> None:
         raise _missing(name, dtype)
     if not isinstance(tensor, torch.Tensor) or type(other) not in (int, bool):
         return
-    if not _is_whole(dtype) or not tensor.numel():
+    if not is_whole(dtype) or not tensor.numel():
         return
     if not other % 2 ** (8 * dtype.itemsize):
         raise RuntimeError(f"ZeroDivisionError: {name} of {dtype} by {other}")
 
 
 def bounds_numbers(name: str, named: Arguments) -> None:
-    """Refuse to bound bools by Python's bools; tensors of them go."""
+    """Refuse to bound bools by Python's bools, and by tensors of them on both sides."""
     limits = [limit for key, limit in named.items() if key in ("min", "max") and limit is not None]
     whole = limits and all(type(limit) is bool for limit in limits)
-    if whole and named["self"].dtype == torch.bool:
+    tensors = name == "clamp" and len(limits) == 2 and {*map(_dtype, limits)} == {torch.bool}
+    if (whole or tensors) and named["self"].dtype == torch.bool:
         raise _missing(name, torch.bool)
+
+
+def _dtype(limit: Any) -> torch.dtype | None:
+    return limit.dtype if isinstance(limit, torch.Tensor) else None
 
 
 def larger_of_two(name: str, named: Arguments) -> None:
@@ -157,5 +149,5 @@ def larger_of_two(name: str, named: Arguments) -> None:
 def real_pairs(name: str, named: Arguments) -> None:
     """Refuse complex numbers, and whole ones where the result would be none of them."""
     dtype = torch.result_type(named["self"], named["other"])
-    if dtype.is_complex or (name in ("hypot", "nextafter") and _is_whole(dtype)):
+    if dtype.is_complex or (name in ("hypot", "nextafter") and is_whole(dtype)):
         raise _missing(name, dtype)

@@ -52,6 +52,34 @@ def strides_for_each(size: Sequence[int], stride: Sequence[int]) -> None:
         )
 
 
+def written_once(name: str, named: Arguments) -> None:
+    """Refuse to write to memory in steps of zero."""
+    for extent, step in zip(named["size"], named["stride"], strict=True):
+        if extent > 1 and not step:
+            raise RuntimeError(
+                f"unsupported operation: {name} writes more than one element to a single memory "
+                f"location: sizes {list(named['size'])}, strides {list(named['stride'])}"
+            )
+
+
+def fills_its_place(name: str, named: Arguments) -> None:
+    """Refuse values of another shape than the view that they are written to."""
+    tensor, source = named["self"], named["src"]
+    if name == "select_scatter":
+        place = tensor.select(named["dim"], named["index"])
+    elif name == "slice_scatter":
+        place = torch.ops.aten.slice(
+            tensor, named["dim"], named["start"], named["end"], named["step"]
+        )
+    else:
+        place = tensor.diagonal(named["offset"], named["dim1"], named["dim2"])
+    if source.shape != place.shape:
+        raise RuntimeError(
+            f"{name}: expected src to have a size equal to the slice of self. src size = "
+            f"{list(source.shape)}, slice size = {list(place.shape)}"
+        )
+
+
 def rows_of_targets(name: str, named: Arguments) -> None:
     """Refuse targets of another shape than the scores, and scores of no classes."""
     scores, target = named["self"], named["target"]
@@ -74,8 +102,26 @@ def one_row_of_boundaries(name: str, named: Arguments) -> None:
         )
 
 
+def some_bins(name: str, named: Arguments) -> None:
+    """Refuse no bins, and edges of bins of another dtype than what is counted."""
+    tensor, bins = named["self"], named["bins"]
+    for each in bins if isinstance(bins, list | tuple) else (bins,):
+        if isinstance(each, int) and each <= 0:
+            raise RuntimeError(f"{name}: bins must be > 0, but got {each}")
+        if isinstance(each, torch.Tensor) and each.dtype != tensor.dtype:
+            raise RuntimeError(
+                f"{name}: input tensor and bins tensors should have the same dtype, but got "
+                f"{tensor.dtype} and {each.dtype}"
+            )
+
+
 def bins_for_each(name: str, named: Arguments) -> None:
     """Refuse another number of bins than there are axes to count along."""
+    if named["self"].dim() < 2:
+        raise RuntimeError(
+            f"{name}: input tensor should have at least 2 dimensions, but got "
+            f"{list(named['self'].shape)}"
+        )
     if len(named["bins"]) != named["self"].shape[-1]:
         raise RuntimeError(
             "histogramdd: The size of bins must be equal to the innermost dimension of the input."
