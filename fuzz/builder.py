@@ -209,7 +209,7 @@ class Builder:
             return
         made = [self.scope[name] for name in self.tensors()]
         left_out = [refused.unfit(t, MAX_ELEMENTS) for t in made]
-        if any(left_out) or refused.undecided(text, made[-1]):
+        if any(left_out) or refused.undecided(text, made[-1]) or refused.bits_of_nan(made):
             self._replay()
         else:
             self.lines.append(Line(text))

@@ -11,7 +11,8 @@ left alone, unless the line that made them calls a function that devices round d
 The sign of a NaN is undefined, and torch's own vector and scalar kernels disagree about the sign of
 a zero that an activation, a minimum or a maximum gives. Both are set at random, so that nothing is
 said of what depends on them (`copysign`, `view(torch.int32)`, a division by that zero). Subnormal
-numbers are replaced by 0 at random: XLA computes with 0 instead.
+numbers are replaced by 0 at random: XLA computes with 0 instead. One more run is computed in 64
+bits: what the CPU itself rounds away is rounding too.
 
 A line that reads two float dtypes is disturbed as much as the coarser one rounds: torch composes
 `ldexp(x, y)` of `2 ** y`, which it rounds to y's dtype, and of a product, in whose program XLA may
@@ -20,6 +21,7 @@ leave that rounding out.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any, NamedTuple
 
@@ -55,13 +57,48 @@ _SIGNLESS = re.compile(r"relu|clamp|max|min|shrink|sum|matmul|mm\(|mv\(|dot|eins
 
 def disturbed(program: Program) -> list[dict[str, Fact]]:
     """What the program leaves in several runs with rounding errors of another kind."""
-    return [_run(program, number).facts for number in range(RUNS)]
+    exact = _in_64_bits(program)
+    return [_run(program, number).facts for number in range(RUNS)] + ([exact] if exact else [])
 
 
 def refuses(program: Program, fault: str) -> bool:
     """Whether a line raises in one of these runs as well: `x[lgamma(y) == 0]` has other rows."""
     runs = (_run(program, number) for number in range(RUNS))
     return any(run.fault is not None and run.fault.split("`")[1] in fault for run in runs)
+
+
+_WIDER = {"torch.float32": "torch.float64", "torch.complex64": "torch.complex128"}
+_NOT_IN_64 = re.compile(r"float64|double|complex128|view\(torch|dtype|finfo|bits")
+
+
+def _in_64_bits(program: Program) -> dict[str, Fact] | None:
+    """What the program leaves if it is computed in 64 bits; None for one that says how wide it is.
+
+    CPU torch's own error may be a cancellation inside one line: a batch of equal numbers does not
+    become 0 in its batch norm.
+    """
+    if any(_NOT_IN_64.search(line.text) for line in program.lines):
+        return None
+    lines = []
+    for line in program.lines:
+        text = re.sub(r"\.float\(\)", ".double()", line.text)
+        for narrow, wide in _WIDER.items():
+            text = text.replace(narrow, wide)
+        lines.append(dataclasses.replace(line, text=text))
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        run = Program(tuple(lines)).run("cpu")
+    finally:
+        torch.set_default_dtype(default)
+    return None if run.fault else {name: _narrow(fact) for name, fact in run.facts.items()}
+
+
+def _narrow(fact: Fact) -> Fact:
+    if fact.tensor is None or fact.tensor.dtype not in (torch.float64, torch.complex128):
+        return fact
+    dtype = torch.complex64 if fact.tensor.is_complex() else torch.float32
+    return dataclasses.replace(fact, tensor=fact.tensor.to(dtype))
 
 
 def _run(program: Program, number: int) -> Run:

@@ -6,6 +6,7 @@ Everything else is a fault.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,8 @@ BY_VALUES = {
     r"unresolved conjugated": "a conjugate is computed on the device, where the CPU notes it",
     r"modified by an inplace operation": "each device keeps other tensors for backward; "
     "what is not kept may be written to",
+    r"isFloatingType\(grad.scalar_type": "an assertion inside torch: a real number broadcast into "
+    "complex memory has its gradient here",
     r"single memory location|overlap": "memory that overlaps itself is checked by each device in "
     "its own way",
 }
@@ -64,6 +67,18 @@ def too_large(tensor: torch.Tensor) -> torch.Tensor:
         return torch.zeros(tensor.shape, dtype=torch.bool)
     size = tensor.abs()
     return (size > largest) & size.isfinite()
+
+
+def bits_of_nan(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether integers are read from the memory of a NaN: its bits are any of millions."""
+    seen = [tensor.detach() for tensor in tensors]
+    whole = {tensor.untyped_storage().data_ptr() for tensor in seen if not _may_be_nan(tensor)}
+    nan = [tensor for tensor in seen if _may_be_nan(tensor) and bool(tensor.isnan().any())]
+    return any(tensor.untyped_storage().data_ptr() in whole for tensor in nan)
+
+
+def _may_be_nan(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 _UNDECIDED = {

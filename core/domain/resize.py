@@ -104,7 +104,7 @@ class ResizeReach:
         else:
             place = (o + 0.5) * (rows / self.size if self.scale is None else 1 / self.scale) - 0.5
         if self.mode == "linear":
-            place = np.clip(place, 0, rows - 1)
+            place = np.maximum(place, 0)
         row = np.floor(place).astype(int)
         part = (place - row)[:, None]
         if self.mode == "linear":

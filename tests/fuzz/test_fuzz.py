@@ -387,6 +387,27 @@ def test_a_gradient_at_a_pole_of_digamma_is_left_out():
     assert at.grad.isfinite().all()  # torch today; where it is infinite, nothing need be left out
 
 
+def test_what_the_cpu_itself_rounds_away_is_rounding():
+    program = lines(
+        "a = data(0, (5, 7), torch.float32).to(device)",
+        "a.fill_(1.5)",
+        "b = F.batch_norm(a, None, None, training=True)",
+    )
+    want, exact = program.run("cpu").facts, program.run("cpu").facts
+    exact["b"].tensor.zero_()
+    assert not torch.equal(want["b"].tensor, exact["b"].tensor)
+    assert not compare.differences(program, want, exact)
+    exact["b"].tensor.fill_(1e-2)
+    assert compare.differences(program, want, exact)
+
+
+def test_the_bits_of_a_nan_are_left_out():
+    floats = torch.tensor([float("nan"), 1.0])
+    assert refused.bits_of_nan([floats, floats.view(torch.int32)])
+    assert not refused.bits_of_nan([floats, floats.clone().view(torch.int32)])
+    assert not refused.bits_of_nan([torch.ones(2), torch.ones(2).view(torch.int32)])
+
+
 def test_results_of_64_bits_are_compared():
     lowest = torch.iinfo(torch.int64).min
     assert not refused.unfit(torch.tensor([lowest]), 9)
@@ -401,6 +422,13 @@ def _backward_through_what_was_written():
     y.sum().backward()
 
 
+def _backward_of_a_real_number_in_complex_memory():
+    real = torch.ones((), requires_grad=True)
+    memory = torch.zeros(3, dtype=torch.complex64).requires_grad_() * 1
+    memory[:2] = real
+    memory.real.sum().backward()
+
+
 @pytest.mark.parametrize("pattern", refused.BY_VALUES)
 def test_every_exception_is_needed(pattern):
     """Each pattern belongs to a message that torch gives today."""
@@ -411,6 +439,7 @@ def test_every_exception_is_needed(pattern):
         "single": lambda: torch.ones(3).expand(2, 3).add_(1),
         "unresolved": lambda: torch.view_as_real(torch.ones(2, dtype=torch.complex64).conj()),
         "modified": _backward_through_what_was_written,
+        "isFloat": _backward_of_a_real_number_in_complex_memory,
     }
     call = next(call for start, call in calls.items() if pattern.startswith(start))
     with pytest.raises((RuntimeError, IndexError)) as raised:

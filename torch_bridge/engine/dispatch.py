@@ -28,6 +28,7 @@ from isoshard.torch_bridge.lowerings import registry
 from . import (
     base,
     checks,
+    cpu_errors,
     decompose,
     generators,
     kernels,
@@ -54,13 +55,23 @@ SPECIAL: dict[str, Handler] = {}
 
 
 def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run one aten overload on `jax` tensors."""
+    """Run one aten overload on `jax` tensors.
+
+    Raises:
+        Exception: of the class that the CPU's kernel raises, where it refuses the call as well.
+    """
     handler = _HANDLERS.get(id(func))
     if handler is None:
         handler = generators.honour(func, make_handler(func))
         _HANDLERS[id(func)] = handler
         _KNOWN.append(func)
-    return handler(args, kwargs)
+    try:
+        return handler(args, kwargs)
+    except Exception as error:
+        like = cpu_errors.like_cpu(func, args, kwargs, error)
+        if like is error:
+            raise
+        raise like from error
 
 
 def make_handler(func: OpOverload) -> Handler:

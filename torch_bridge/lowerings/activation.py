@@ -10,6 +10,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 from .arguments import wide
@@ -18,6 +19,7 @@ from .registry import lower
 from .vjp import by_vjp
 
 _SQRT_HALF = math.sqrt(0.5)
+_SIXTH = np.float32(1 / 6)  # torch's constant has 32 bits in float64 too
 _TANH_SCALE = math.sqrt(2 / math.pi)
 _TANH_CUBIC = 0.044715
 
@@ -92,7 +94,7 @@ def _hardsigmoid(x):
 @lower("aten::hardsigmoid_backward")
 @widely
 def _hardsigmoid_backward(grad, x):
-    return _keep((x > -3) & (x < 3), grad / 6)
+    return _keep((x > -3) & (x < 3), grad * _SIXTH.astype(grad.dtype))
 
 
 @lower("aten::hardswish")

@@ -21,6 +21,7 @@ from jax import lax
 from isoshard.core import domain
 
 from .arguments import first_place, wide
+from .numerics import averaged
 from .pool import scatter_add
 from .registry import lower
 from .spatial import over_space
@@ -73,7 +74,7 @@ def _whole_average(x: jax.Array, output_size: Sequence[int]) -> jax.Array:
     rank, y = len(output_size), wide(x)
     axes = tuple(range(-rank, 0))
     if all(n == 1 for n in output_size):
-        return jnp.mean(y, axis=axes, keepdims=True).astype(x.dtype)
+        return averaged(x, axes, keepdims=True)
     if _divides(x, output_size):
         return _average_plain(y, output_size).astype(x.dtype)
     parts, inside = _gather(y, output_size)

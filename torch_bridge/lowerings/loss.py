@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import torch
 
 from .arguments import wide
-from .numerics import wide_all
+from .numerics import averaged, wide_all
 from .registry import lower
 from .vjp import pull_back
 
@@ -23,7 +23,7 @@ _SLOPE_FLOOR = 1e-12  # and the denominator of its gradient here
 
 def _reduce(x, reduction):
     if reduction == _MEAN:
-        return jnp.mean(x)
+        return averaged(x)
     return jnp.sum(x) if reduction == _SUM else x
 
 

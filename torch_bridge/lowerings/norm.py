@@ -18,15 +18,15 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .arguments import lengths, wide
-from .numerics import wide_all
+from .numerics import averaged, wide_all
 from .partition import partition
 from .registry import lower
 
 
 def _statistics(x, axes, eps):
     """Mean and reciprocal standard deviation over `axes`, which stay as axes of size 1."""
-    mean = jnp.mean(x, axis=axes, keepdims=True)
-    variance = jnp.mean(jnp.square(x - mean), axis=axes, keepdims=True)
+    mean = averaged(x, axes, keepdims=True)
+    variance = averaged(jnp.square(x - mean), axes, keepdims=True)
     return mean, variance, lax.rsqrt(variance + eps)
 
 
@@ -81,7 +81,7 @@ def _rms_norm(x, normalized_shape, weight, eps):
         eps = float(jnp.finfo(wide(x).dtype).eps)
     x, weight = wide_all(x, weight)
     axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
-    rstd = lax.rsqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True) + eps)
+    rstd = lax.rsqrt(averaged(jnp.square(x), axes, keepdims=True) + eps)
     return _affine(x * rstd, weight, None), rstd
 
 
@@ -174,8 +174,8 @@ def _batch_statistics(x, axes, eps):
     everywhere = NamedSharding(mesh, P(None, None, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
     both = lax.with_sharding_constraint(jnp.stack([mean, variance]), everywhere)
     means, variances = both[0], both[1]
-    mean = jnp.mean(means, axis=0)
-    variance = jnp.mean(variances + jnp.square(means - mean), axis=0)
+    mean = averaged(means, (0,))
+    variance = averaged(variances + jnp.square(means - mean), (0,))
     return mean, variance, lax.rsqrt(variance + eps)
 
 

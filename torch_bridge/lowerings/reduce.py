@@ -26,6 +26,7 @@ from .arguments import (
 )
 from .extremes import largest, smallest
 from .log_sum import running
+from .numerics import averaged
 from .registry import lower
 from .whole import whole
 
@@ -55,7 +56,7 @@ def nansum(x, dim=None, keepdim=False, *, dtype=None):
 @lower("aten::mean", "aten::mean.dim")
 def mean(x, dim=None, keepdim=False, *, dtype=None):
     """Mean, of no element NaN."""
-    return jnp.mean(_as(x, dtype), axes(dim, x.ndim), dtype=dtype, keepdims=keepdim)
+    return averaged(_as(x, dtype), axes(dim, x.ndim), keepdims=keepdim)
 
 
 @lower("aten::prod", "aten::prod.dim_int")
@@ -69,7 +70,7 @@ def var_mean(x, dim=None, *, correction=None, keepdim=False):
     """Variance with divisor `n - correction` (1 unless given), and the mean."""
     along = axes(dim, x.ndim)
     x = wide(x)
-    center = jnp.mean(x, along, keepdims=True)
+    center = averaged(x, along, keepdims=True)
     count = max(0, lengths(x.shape, along) - (1 if correction is None else correction))
     off = x - center
     parts = (off.real, off.imag) if jnp.iscomplexobj(x) else (off,)

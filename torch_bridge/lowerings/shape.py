@@ -43,8 +43,8 @@ def copy(x, src):
 @lower("aten::cat", promote="inputs")
 def cat(tensors, dim=0):
     """Arrays joined along an axis; torch skips those of shape (0,)."""
-    kept = [t for t in tensors if t.shape != (0,)] or tensors[:1]
-    return jnp.concatenate(kept, axis=dim)
+    kept = [t for t in tensors if t.shape != (0,)]
+    return jnp.concatenate(kept, axis=dim) if kept else tensors[0]
 
 
 @lower("aten::stack", promote="inputs")

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 
 from isoshard.core import domain
 from isoshard.core.domain.resize import resize_operator
@@ -193,7 +194,17 @@ def _register(
             return pulled(grad)
         return pulled_over_space(pulled, operated, rank, shape)(grad)
 
-    lower(f"aten::{name}")(forward)
+    def shape(x, output_size, *options):
+        """torch's shape function for nearest neighbours does not take a batch of none."""
+        none = not x.shape[0] and all(x.shape[1:])
+        made = getattr(torch.ops.aten, name).default(
+            torch.empty((1, *x.shape[1:]), dtype=x.dtype, device="meta") if none else x,
+            output_size,
+            *options,
+        )
+        return made[:0] if none else made
+
+    lower(f"aten::{name}", meta=shape)(forward)
     lower(f"aten::{name}_backward")(backward)
 
 
