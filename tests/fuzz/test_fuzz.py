@@ -475,6 +475,14 @@ def test_a_new_seed_is_one_never_used_and_given_on(monkeypatch):
     assert {plan.minutes for plan in plans} == {2}
 
 
+def test_the_sources_have_a_seed_of_their_own(monkeypatch):
+    plans: list[Plan] = []
+    monkeypatch.setattr(command, "fuzz", lambda plan: plans.append(plan) or 0)
+    for _ in range(2):
+        assert main(["--seed", "sources"]) == 0
+    assert plans[0].seed == plans[1].seed != 1
+
+
 @pytest.mark.long
 def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
