@@ -71,11 +71,12 @@ class ConvReach:
 
 @dataclasses.dataclass(frozen=True)
 class ConvWindow:
-    """The convolution of a window."""
+    """The convolution of a window; `sums` is the dtype of the result, None for that of `x`."""
 
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
+    sums: Any = None
 
     def __call__(self, window: Any, views: tuple[View, ...], kernel: Any) -> Any:
         """Compute as many outputs as fit."""
@@ -87,6 +88,7 @@ class ConvWindow:
             rhs_dilation=self.dilation,
             dimension_numbers=dimension_numbers(len(views)),
             feature_group_count=self.groups,
+            preferred_element_type=self.sums,
         )
 
 
@@ -143,15 +145,36 @@ def conv(
     pads = _pads(faults, padding, spans, strides)
     check_channels(faults, x.shape[1], kernel.shape, groups, kernel.shape[1], kernel.shape[0])
     faults.raise_any()
-    reaches = tuple(
-        (axis + 2, ConvReach(k, s, d, *pad))
-        for axis, (k, s, d, pad) in enumerate(
-            zip(kernel.shape[2:], strides, dilations, pads, strict=True)
-        )
-    )
-    local = ConvWindow(strides, dilations, groups)
-    operator = Operator("conv", reaches, local, mode, method=method, free=(1,), made=0)
+    operator = conv_operator(kernel.shape, strides, pads, dilations, groups)
+    operator = dataclasses.replace(operator, mode=mode, method=method)
     return apply_here(operator, x, mesh, spec, kernel)
+
+
+def conv_operator(
+    kernel: Sequence[int],
+    stride: tuple[int, ...],
+    padding: Sequence[tuple[int, int]],
+    dilation: tuple[int, ...],
+    groups: int,
+    sums: Any = None,
+) -> Operator:
+    """A convolution as an operator.
+
+    Args:
+        kernel: the shape of its one operand, `[out, channels / groups, *space]`.
+        stride: rows from one output to the next, one number per axis of space.
+        padding: rows of zeros imagined before and after.
+        dilation: rows from one tap to the next.
+        groups: into how many separate convolutions the channels fall.
+        sums: dtype of the result; None for that of what is convolved.
+
+    Example:
+        >>> conv_operator((1, 1, 3), (1,), ((1, 1),), (1,), 1).reaches[0][1].outputs(8)
+        8
+    """
+    numbers = zip(kernel[2:], stride, dilation, padding, strict=True)
+    reaches = tuple((2 + at, ConvReach(k, s, d, *pad)) for at, (k, s, d, pad) in enumerate(numbers))
+    return Operator("conv", reaches, ConvWindow(stride, dilation, groups, sums), free=(1,), made=0)
 
 
 def dimension_numbers(axes: int) -> tuple[str, str, str]:

@@ -22,14 +22,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from isoshard.core.entries import entries_of
 from isoshard.core.partitioning import Rule, partitioned
@@ -40,59 +40,106 @@ from .operators import Operator, here, on_shards
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def by_halos(operator: Operator, x: Any) -> Any:
-    """What an operator without operands makes of an array.
+def by_halos(operator: Operator, x: Any, *operands: Any) -> Any:
+    """What an operator makes of an array.
 
     Args:
         operator: what to compute.
         x: traced, where `partitioning.possible`.
+        *operands: arrays that every device is to have whole (weights).
     """
-    return _outputs(operator, x)
+    return _outputs(operator, x, *operands)
 
 
 @by_halos.defjvp
-def _moved(operator: Operator, xs: tuple[Any], steps: tuple[Any]) -> tuple[Any, Any]:
+def _moved(operator: Operator, xs: tuple[Any, ...], steps: tuple[Any, ...]) -> tuple[Any, Any]:
     return jax.jvp(functools.partial(_whole, operator), xs, steps)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def slope_by_halos(operator: Operator, slope: Any, x: Any) -> Any:
+def slope_by_halos(operator: Operator, slope: Any, x: Any, *operands: Any) -> Any:
     """The gradient of what an operator reads.
 
     Args:
         operator: as for `by_halos`.
         slope: the gradient of its outputs.
         x: what it read.
+        *operands: as for `by_halos`.
     """
-    return _slopes(operator, slope, x)
+    return _slopes(operator, slope, x, *operands)
 
 
 @slope_by_halos.defjvp
-def _slope_moved(operator: Operator, xs: tuple[Any, Any], steps: tuple[Any, Any]) -> Any:
+def _slope_moved(operator: Operator, xs: tuple[Any, ...], steps: tuple[Any, ...]) -> Any:
     return jax.jvp(functools.partial(_whole_slope, operator), xs, steps)
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def operand_slope_by_halos(operator: Operator, slope: Any, x: Any, operand: Any) -> Any:
+    """The gradient of the one operand: every device has that of its outputs, and they are added up.
+
+    Args:
+        operator: as for `by_halos`.
+        slope: the gradient of its outputs.
+        x: what it read.
+        operand: as for `by_halos`.
+    """
+    return _operand_slopes(operator, slope, x, operand)
+
+
+@operand_slope_by_halos.defjvp
+def _operand_slope_moved(operator: Operator, xs: tuple[Any, ...], steps: tuple[Any, ...]) -> Any:
+    return jax.jvp(functools.partial(_whole_operand_slope, operator), xs, steps)
+
+
 @functools.partial(jax.jit, static_argnums=0)  # tables of numbers may not stand by themselves
-def _whole(operator: Operator, x: Any) -> Any:
-    return here(operator, whole_layout(x.shape), x)
+def _whole(operator: Operator, x: Any, *operands: Any) -> Any:
+    return here(operator, whole_layout(x.shape), x, *operands)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _whole_slope(operator: Operator, slope: Any, x: Any) -> Any:
-    return jax.vjp(functools.partial(_whole, operator), x)[1](slope)[0]
+def _whole_slope(operator: Operator, slope: Any, x: Any, *operands: Any) -> Any:
+    return jax.vjp(lambda x: _whole(operator, x, *operands), x)[1](slope)[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _whole_operand_slope(operator: Operator, slope: Any, x: Any, operand: Any) -> Any:
+    return jax.vjp(functools.partial(_whole, operator, x), operand)[1](slope)[0]
 
 
 def _split(operator: Operator, mesh: Mesh, operands: Any, result: Any) -> Any:
-    (x,) = operands
+    x, *others = operands
     layout = _layout(operator, mesh, x, result)
-    return mesh, _local(operator, layout), layout.sharding, (layout.sharding,)
+    lies, whole = layout.sharding, _whole_on(mesh)
+    return mesh, _local(operator, layout), lies, (lies, *[whole] * len(others))
 
 
 def _split_slope(operator: Operator, mesh: Mesh, operands: Any, result: Any) -> Any:
-    slope, x = operands
+    slope, x, *others = operands
     layout = _layout(operator, mesh, x, slope, result)
-    local, lies = _local(operator, layout), layout.sharding
-    return mesh, lambda slope, x: jax.vjp(local, x)[1](slope)[0], lies, (lies, lies)
+    local, lies, whole = _local(operator, layout), layout.sharding, _whole_on(mesh)
+
+    def run(slope: Any, x: Any, *others: Any) -> Any:
+        return jax.vjp(lambda x: local(x, *others), x)[1](slope)[0]
+
+    return mesh, run, lies, (lies, lies, *[whole] * len(others))
+
+
+def _split_operand_slope(operator: Operator, mesh: Mesh, operands: Any, result: Any) -> Any:
+    slope, x, _ = operands
+    layout = _layout(operator, mesh, x, slope)
+    local, lies, whole = _local(operator, layout), layout.sharding, _whole_on(mesh)
+    names = [name for own in layout.names for name in own]
+
+    def run(slope: Any, x: Any, operand: Any) -> Any:
+        (own,) = jax.vjp(functools.partial(local, x), operand)[1](slope)
+        return lax.psum(own, names) if names else own
+
+    return mesh, run, whole, (lies, lies, whole)
+
+
+def _whole_on(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
 
 
 def _layout(operator: Operator, mesh: Mesh, x: Any, *others: Any) -> Layout:
@@ -106,7 +153,9 @@ def _layout(operator: Operator, mesh: Mesh, x: Any, *others: Any) -> Layout:
             sizes = [x.shape[axis]]
             sizes += [reaches[axis].outputs(sizes[0])] if axis in reaches else []
             divides = all(size % count == 0 for size in sizes)
-            if own and not names[axis] and not used & {*own} and divides:
+            if axis in operator.free or not divides:
+                continue
+            if own and not names[axis] and not used & {*own}:
                 names[axis] = own
                 used |= {*own}
     counts = [math.prod(mesh.shape[name] for name in own) for own in names]
@@ -115,13 +164,13 @@ def _layout(operator: Operator, mesh: Mesh, x: Any, *others: Any) -> Layout:
     return Layout(mesh, tuple(names), sizes, blocks, False)
 
 
-def _local(operator: Operator, layout: Layout) -> Callable[[Any], Any]:
+def _local(operator: Operator, layout: Layout) -> Callable[..., Any]:
     """What a device makes of its shard."""
     tables, shard = on_shards(operator, layout)
 
-    def run(block: Any) -> Any:
+    def run(block: Any, *operands: Any) -> Any:
         numbers = [tuple(_own(array, names) for array in arrays) for names, arrays in tables]
-        return shard(block, numbers, ())
+        return shard(block, numbers, operands)
 
     return run
 
@@ -134,12 +183,27 @@ def _own(array: np.ndarray, names: tuple[str, ...]) -> Any:
 
 def _rule(operator: Operator, shapes: tuple[tuple[int, ...], ...]) -> Rule:
     reads, makes, sizes = _axes(operator, shapes[0])
-    return f"{reads} -> {makes}", sizes
+    return f"{', '.join([reads, *_whole_axes(shapes[1:])])} -> {makes}", sizes
 
 
 def _slope_rule(operator: Operator, shapes: tuple[tuple[int, ...], ...]) -> Rule:
     reads, makes, sizes = _axes(operator, shapes[1])
-    return f"{makes}, {reads} -> {reads}", sizes
+    return f"{', '.join([makes, reads, *_whole_axes(shapes[2:])])} -> {reads}", sizes
+
+
+def _operand_slope_rule(operator: Operator, shapes: tuple[tuple[int, ...], ...]) -> Rule:
+    reads, makes, sizes = _axes(operator, shapes[1])
+    (own,) = _whole_axes(shapes[2:])
+    (made,) = _whole_axes(shapes[2:], "w")
+    return f"{makes}, {reads}, {own} -> {made}", sizes
+
+
+def _whole_axes(shapes: Iterable[tuple[int, ...]], name: str = "o") -> list[str]:
+    """Axes of operands, which correspond to none."""
+    return [
+        " ".join(f"{name}{number}_{axis}" for axis in range(len(shape)))
+        for number, shape in enumerate(shapes)
+    ]
 
 
 def _axes(operator: Operator, shape: tuple[int, ...]) -> tuple[str, str, dict[str, int]]:
@@ -150,7 +214,9 @@ def _axes(operator: Operator, shape: tuple[int, ...]) -> tuple[str, str, dict[st
         outputs = reaches[axis].outputs(rows) if axis in reaches else rows
         own, more = f"a{axis}", f"m{axis}"
         read = make = own
-        if 1 < outputs < rows and rows % outputs == 0:
+        if axis in operator.free:
+            make = f"{own}made"
+        elif 1 < outputs < rows and rows % outputs == 0:
             read, sizes[more] = f"({own} {more})", rows // outputs
         elif 1 < rows < outputs and outputs % rows == 0:
             make, sizes[more] = f"({own} {more})", outputs // rows
@@ -163,3 +229,4 @@ def _axes(operator: Operator, shape: tuple[int, ...]) -> tuple[str, str, dict[st
 
 _outputs = partitioned(_whole, _split, _rule)
 _slopes = partitioned(_whole_slope, _split_slope, _slope_rule)
+_operand_slopes = partitioned(_whole_operand_slope, _split_operand_slope, _operand_slope_rule)

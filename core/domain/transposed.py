@@ -15,6 +15,7 @@ its own.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -70,6 +71,7 @@ class TransposedWindow:
     padding: tuple[int, ...]
     extra: tuple[int, ...]
     groups: int
+    sums: Any = None
 
     def __call__(self, window: Any, views: tuple[View, ...], kernel: Any) -> Any:
         """Compute the outputs; the kernel is that of the ordinary convolution."""
@@ -95,6 +97,7 @@ class TransposedWindow:
             rhs_dilation=self.dilation,
             dimension_numbers=dimension_numbers(len(views)),
             feature_group_count=self.groups,
+            preferred_element_type=self.sums,
         )
         for axis, (view, begin) in enumerate(zip(views, begins, strict=True)):
             if begin is not None:
@@ -171,8 +174,36 @@ def conv_transpose(
     each, out = shape[0] // max(groups, 1), shape[1] * groups
     check_channels(faults, x.shape[1], shape, groups, each, out)
     faults.raise_any()
-    numbers = zip(shape[2:], strides, dilations, pads, extra, strict=True)
-    reaches = tuple((axis + 2, TransposedReach(*each)) for axis, each in enumerate(numbers))
-    local = TransposedWindow(strides, dilations, pads, extra, groups)
-    operator = Operator("conv_transpose", reaches, local, method=method, free=(1,))
+    operator = transposed_operator(shape, strides, pads, extra, dilations, groups)
+    operator = dataclasses.replace(operator, method=method)
     return apply_here(operator, x, mesh, spec, turned(kernel, groups))
+
+
+def transposed_operator(
+    kernel: Sequence[int],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    extra: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+    sums: Any = None,
+) -> Operator:
+    """A transposed convolution as an operator, whose one operand is the `turned` kernel.
+
+    Args:
+        kernel: a shape that ends with the kernel's axes of space, after two others.
+        stride: outputs from one row's to the next one's, one number per axis of space.
+        padding: outputs left away on either side.
+        extra: outputs more at the end.
+        dilation: outputs from one tap to the next.
+        groups: into how many separate convolutions the channels fall.
+        sums: dtype of the result; None for that of what is convolved.
+
+    Example:
+        >>> transposed_operator((1, 1, 4), (2,), (1,), (0,), (1,), 1).reaches[0][1].outputs(8)
+        16
+    """
+    numbers = zip(kernel[2:], stride, dilation, padding, extra, strict=True)
+    reaches = tuple((axis + 2, TransposedReach(*each)) for axis, each in enumerate(numbers))
+    local = TransposedWindow(stride, dilation, padding, extra, groups, sums)
+    return Operator("conv_transpose", reaches, local, free=(1,))

@@ -23,7 +23,6 @@ from isoshard.core.domain.interpreting import recording
 
 from . import conv, registry
 from . import norm as norm  # registers what is looked up below
-from .vjp import pull_back
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +51,6 @@ def _variant(name: str, images: tuple[str, ...], results: tuple[int, ...] = (0,)
     return register
 
 
-_convolve = functools.partial(conv.convolve, channels_last=True)
-
-
 @_variant("convolution", images=("input",))
 def _convolution(x, weight, bias, *options):
     return conv.biased(x, weight, bias, *options, channels_last=True)
@@ -65,7 +61,7 @@ def _convolution_backward(grad, x, weight, bias_sizes, *options):
     *options, output_mask = options
     of_x, of_weight = None, None
     if output_mask[0]:
-        (of_x,) = pull_back(lambda a: _convolve(a, weight, *options), grad, x)
+        of_x = conv.gradient_of_images(grad, x, weight, *options, channels_last=True)
     if output_mask[1]:
         of_weight = conv.gradient_of_weight(grad, x, weight, *options, channels_last=True)
     of_bias = jnp.sum(grad, axis=tuple(range(grad.ndim - 1))) if output_mask[2] else None

@@ -16,14 +16,17 @@ import torch
 from jax import lax
 
 from isoshard.core import domain
+from isoshard.core.domain.conv import conv_operator
 from isoshard.core.domain.interpreting import recording
+from isoshard.core.domain.space_split import by_halos, operand_slope_by_halos, slope_by_halos
+from isoshard.core.domain.transposed import transposed_operator
 
 from .arguments import wide, wide_dtype
 from .conv_split import batch_split, kernel_whole, weight_gradient
 from .memory_order import format_of
 from .partition import partition
 from .registry import lower
-from .spatial import over_space
+from .spatial import by_rows, over_space
 from .vjp import pull_back
 
 
@@ -62,6 +65,10 @@ def convolve(
     rank = x.ndim - 2
     stride, padding, dilation = (_spread(v, rank) for v in (stride, padding, dilation))
     given = (stride, padding, dilation, transposed, _spread(output_padding, rank), groups)
+    rows = _of_rows(x, weight, *given, channels_last=channels_last, sums=sums)
+    if rows is not None:
+        operator, kernel = rows
+        return _last(by_halos(operator, _first(x, channels_last), kernel), channels_last)
     numbers: dict[str, Any] = {
         "stride": stride,
         "padding": padding,
@@ -77,6 +84,33 @@ def convolve(
         rank,
         channels_last=channels_last,
     )(x, weight)
+
+
+def _of_rows(
+    x, weight, stride, padding, dilation, transposed, output_padding, groups, *, channels_last, sums
+):
+    """The operator for which devices send each other rows, and its kernel.
+
+    None for a plain convolution: XLA's partitioner sends halos for it.
+    """
+    rank = x.ndim - 2
+    plain = groups == 1 and not transposed and all(d == 1 for d in dilation)
+    images = jax.eval_shape(lambda x: _first(x, channels_last), x)
+    if plain or not by_rows(images, rank) or 0 in weight.shape:
+        return None
+    if not transposed:
+        pads = tuple((p, p) for p in padding)
+        return conv_operator(weight.shape, stride, pads, dilation, groups, sums), weight
+    numbers = (stride, padding, output_padding, dilation, groups, sums)
+    return transposed_operator(weight.shape, *numbers), _transpose_kernel(weight, groups)
+
+
+def _first(images, channels_last):
+    return jnp.moveaxis(images, -1, 1) if channels_last else images
+
+
+def _last(images, channels_last):
+    return jnp.moveaxis(images, 1, -1) if channels_last else images
 
 
 def biased(x, weight, bias, *options, channels_last=False):
@@ -205,6 +239,33 @@ def _convolution_mode(x, weight, bias, stride, padding, dilation, groups):
     return out if bias is None else wide(out) + _along_channels(wide(bias), rank)
 
 
+def gradient_of_images(
+    grad,
+    x,
+    weight,
+    stride,
+    padding,
+    dilation,
+    transposed,
+    output_padding,
+    groups,
+    *,
+    channels_last=False,
+):
+    """The gradient of what `convolve` convolves."""
+    rank = x.ndim - 2
+    numbers = [_spread(v, rank) for v in (stride, padding, dilation)]
+    given = (*numbers, transposed, _spread(output_padding, rank), groups)
+    rows = _of_rows(x, weight, *given, channels_last=channels_last, sums=None)
+    if rows is None:
+        function = functools.partial(convolve, channels_last=channels_last)
+        return pull_back(lambda a: function(a, weight, *given), grad, x)[0]
+    operator, kernel = rows
+    images = [wide(_first(each, channels_last)) for each in (grad, x)]
+    slope = slope_by_halos(operator, *images, wide(kernel)).astype(x.dtype)
+    return _last(slope, channels_last)
+
+
 def gradient_of_weight(
     grad,
     x,
@@ -219,16 +280,24 @@ def gradient_of_weight(
     channels_last=False,
 ):
     """The gradient of the weight of `convolve`."""
+    rank = x.ndim - 2
+    numbers = [_spread(v, rank) for v in (stride, padding, dilation)]
+    given = (*numbers, transposed, _spread(output_padding, rank), groups)
+    rows = _of_rows(x, weight, *given, channels_last=channels_last, sums=None)
+    if rows is not None:
+        operator, kernel = rows
+        images = [wide(_first(each, channels_last)) for each in (grad, x)]
+        slope = operand_slope_by_halos(operator, *images, wide(kernel)).astype(weight.dtype)
+        if not transposed:
+            return slope
+        return pull_back(lambda w: _transpose_kernel(w, groups), slope, weight)[0]
     if partition().partly and not recording():
         if channels_last:
             grad, x = (jnp.moveaxis(images, -1, 1) for images in (grad, x))
         image, slopes = (grad, x) if transposed else (x, grad)
-        strides, edges, gaps = (_spread(v, x.ndim - 2) for v in (stride, padding, dilation))
-        kernel = weight.shape[2:]
-        return weight_gradient(image, slopes, kernel, strides, edges, gaps, groups)
-    options = (stride, padding, dilation, transposed, output_padding, groups)
+        return weight_gradient(image, slopes, weight.shape[2:], *numbers, groups)
     function = functools.partial(convolve, channels_last=channels_last)
-    return pull_back(lambda w: function(x, w, *options), grad, weight)[0]
+    return pull_back(lambda w: function(x, w, *given), grad, weight)[0]
 
 
 @lower("aten::convolution_backward")
@@ -248,7 +317,7 @@ def _convolution_backward(
     options = (stride, padding, dilation, transposed, output_padding, groups)
     of_x, of_weight = None, None
     if output_mask[0]:
-        (of_x,) = pull_back(lambda a: convolve(a, weight, *options), grad, x)
+        of_x = gradient_of_images(grad, x, weight, *options)
     if output_mask[1]:
         of_weight = gradient_of_weight(grad, x, weight, *options)
     of_bias = jnp.sum(grad, axis=(0, *range(2, grad.ndim))) if output_mask[2] else None

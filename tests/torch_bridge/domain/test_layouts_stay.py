@@ -285,6 +285,78 @@ def test_windows_of_an_even_split_send_rows(mesh, name):
         assert sent(text) <= 8 * ROW  # both sides: forward, and backward the field and the slopes
 
 
+CONVOLUTIONS = {
+    "dilated": ((6, 4, 3, 3), lambda x, w: F.conv2d(x, w, padding=2, dilation=2)),
+    "grouped": ((6, 2, 3, 3), lambda x, w: F.conv2d(x, w, padding=1, groups=2)),
+    "depthwise": ((4, 1, 7, 7), lambda x, w: F.conv2d(x, w, padding=3, groups=4)),
+    "grouped 2": ((8, 1, 3, 3), lambda x, w: F.conv2d(x, w, stride=2, padding=1, groups=4)),
+    "transposed": ((4, 6, 2, 2), lambda x, w: F.conv_transpose2d(x, w, stride=2)),
+    "transposed 3": (
+        (4, 3, 3, 3),
+        lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1, groups=2),
+    ),
+}
+
+
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_of_an_even_split_send_rows(mesh, name, format):
+    size, function = CONVOLUTIONS[name]
+    x, w = torch.randn(2, 4, 64, 16).contiguous(memory_format=format), torch.randn(size)
+
+    def step(x, w):
+        y = function(x, w)
+        return y, *torch.autograd.grad(y.square().sum(), (x, w))
+
+    want = step(x.double().requires_grad_(), w.double().requires_grad_())
+    field = laid(x, mesh, ROWS)
+    compiled = xs.compile(step)
+    for _ in range(2):
+        found = compiled(field, w.to("jax").detach().requires_grad_())
+    for one, other in zip(found, want, strict=True):
+        close(one, other)
+    lies_as(found[1], field)
+    text = xs.program_text(compiled)
+    assert gathered(text) == 0
+    assert summed(text) <= w.numel()
+    assert sent(text) <= 16 * 2 * 6 * 32  # rows on both sides of the field, its result and slopes
+
+
+@pytest.mark.parametrize("spec", [P("d", None, "x", "y"), P(None, None, "x"), P("y", "d", "x")])
+@pytest.mark.parametrize("name", ["dilated", "depthwise", "transposed 3"])
+def test_convolutions_over_several_mesh_axes(name, spec):
+    mesh = iso.make_mesh((2, 2, 2), ("d", "x", "y"))
+    size, function = CONVOLUTIONS[name]
+    x, w, c = torch.randn(2, 4, 16, 8), torch.randn(size), torch.randn(size)
+
+    def step(x, w, c):
+        y = function(x, w)
+        slopes = torch.autograd.grad(y.pow(3).sum(), (x, w), create_graph=True)
+        return y, *slopes, *torch.autograd.grad((slopes[1] * c).sum(), (x, w))
+
+    want = step(x.double().requires_grad_(), w.double().requires_grad_(), c.double())
+    field = laid(x, mesh, spec)
+    for one, other in zip(
+        step(field, w.to("jax").requires_grad_(), c.to("jax")), want, strict=True
+    ):
+        close(one, other, 1e-3)
+
+
+def test_halves_are_rounded_once_by_a_convolution_of_split_images(mesh):
+    x, w = torch.randn(1, 4, 16, 8).bfloat16(), torch.randn(4, 1, 3, 3).bfloat16()
+    bias = torch.randn(4).bfloat16()
+
+    def step(x, w, bias):
+        y = F.conv2d(x, w, bias, padding=1, groups=4)
+        return y, *torch.autograd.grad(y.sum(), (x, w, bias))
+
+    whole = step(*(t.to("jax").requires_grad_() for t in (x, w, bias)))
+    split = step(laid(x, mesh, ROWS), *(t.to("jax").requires_grad_() for t in (w, bias)))
+    for one, other in zip(split, whole, strict=True):
+        assert one.dtype == torch.bfloat16
+        assert torch.equal(one.cpu(), other.cpu())
+
+
 def test_windows_over_two_mesh_axes_and_a_split_batch():
     mesh = iso.make_mesh((2, 2, 2), ("d", "x", "y"))
     x = torch.randn(2, 3, 16, 8)

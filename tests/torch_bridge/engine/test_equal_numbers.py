@@ -32,7 +32,8 @@ def test_equal_numbers_do_not_deviate_from_their_mean(function, dtype, value):
 
 @pytest.mark.parametrize("spec", [("x", "y"), (None, ("x", "y")), (("x", "y"), None)])
 def test_equal_rows_that_lie_split_do_not_deviate_either(spec):
-    x = xs.mark_sharding(torch.full((8, 24), 1.5, device="jax"), iso.make_mesh((2, 4), ("x", "y")), spec)
+    mesh = iso.make_mesh((2, 4), ("x", "y"))
+    x = xs.mark_sharding(torch.full((8, 24), 1.5, device="jax"), mesh, spec)
     assert not F.layer_norm(x, (24,)).cpu().any()
 
 
