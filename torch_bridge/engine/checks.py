@@ -361,7 +361,7 @@ _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     **dict.fromkeys(("atan2", "hypot", "copysign"), (order_checks.real_pairs,)),
     **dict.fromkeys(("nextafter", "xlogy"), (order_checks.real_pairs,)),
     "index_add": (*_PLACED, _number_fits),
-    "index_reduce": _PLACED,
+    "index_reduce": (*_PLACED, reads_something),
     "index_copy": (axis_checks.axis_exists, list_of_places, _source_like_self),
     "put": (elements_to_put, _source_like_self),
     **dict.fromkeys(("index_put", "_index_put_impl"), (_source_like_self, put_fits)),

@@ -73,7 +73,7 @@ _REFUSED: dict[str, frozenset[torch.dtype]] = {
     **dict.fromkeys([f"replication_pad{n}d" for n in (1, 2, 3)], _BOOL),
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot"), _BOOL),
     **dict.fromkeys(("addmm", "addmv", "addbmm", "baddbmm"), _BOOL),
-    **dict.fromkeys(("addcmul", "linalg_cross", "trace"), _BOOL),
+    **dict.fromkeys(("linalg_cross", "trace"), _BOOL),
     "lerp": _WHOLE,
     "frac": _WHOLE | _COMPLEX,
     "round": _BOOL | _COMPLEX,
@@ -96,14 +96,13 @@ _ALSO_OF_NOTHING = frozenset(
     {
         *("mm", "bmm", "mv", "addmm", "addmv", "addbmm", "baddbmm", "convolution"),
         *("softmax", "log_softmax", "trilinear", "hash_tensor", "index_reduce"),
-        *("grid_sampler_2d", "grid_sampler_3d"),
-        *("adaptive_avg_pool2d", "adaptive_avg_pool3d", "max_unpool2d", "max_unpool3d"),
-        *("linalg_svd", "linalg_det"),
+        *("grid_sampler_2d", "grid_sampler_3d", "adaptive_avg_pool2d"),
+        *("max_unpool2d", "max_unpool3d", "linalg_svd", "linalg_det"),
     }
 )
 """Operators that are done before a kernel is asked for, where there is nothing to compute."""
 
-_BY_ARGUMENT = ("convolution", "scatter_reduce", "index_reduce")
+_BY_ARGUMENT = ("addcmul", "convolution", "scatter_reduce", "index_reduce")
 
 
 def rules_of(name: str) -> tuple[Callable[[str, Arguments], None], ...]:
@@ -138,8 +137,12 @@ def _refused(name: str, named: Arguments) -> frozenset[torch.dtype]:
     if name == "convolution":
         dilated = any(step > 1 for step in named["dilation"])
         return _SHORT | _BOOL if named["transposed"] or dilated else _BOOL
+    if name == "addcmul":
+        bools = all(tensor.dtype == torch.bool for tensor in tensors_of(named))
+        return _BOOL if bools else frozenset()
     if name == "index_reduce" and named["self"].dim() < 2:
         return _BOOL | _COMPLEX
     if name in ("scatter_reduce", "index_reduce"):
-        return {"mean": _BOOL, "amin": _COMPLEX, "amax": _COMPLEX}.get(named["reduce"], frozenset())
+        ordered = _COMPLEX if named["index"].numel() else frozenset()
+        return {"mean": _BOOL, "amin": ordered, "amax": ordered}.get(named["reduce"], frozenset())
     return _REFUSED.get(name, frozenset())

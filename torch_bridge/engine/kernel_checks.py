@@ -142,12 +142,14 @@ def places_to_draw(name: str, named: Arguments) -> None:
 
 
 def bounds_fit(name: str, named: Arguments) -> None:
-    """Refuse bounds of whole random numbers that their dtype cannot hold; warn of gaps."""
+    """Refuse whole random numbers, and bounds, that their dtype cannot hold; warn of gaps."""
     model = named.get("self")
     dtype = asked(named) or (model.dtype if isinstance(model, torch.Tensor) else torch.int64)
     low = named.get("low", named.get("from", 0))
     high = named.get("high", named.get("to"))
-    if dtype.is_complex or (high is None and "from" not in named):
+    if dtype.is_complex:
+        raise RuntimeError(f"{name} handles only real numbers, got {spelled(dtype)}")
+    if high is None and "from" not in named:
         return
     last = low if high is None else high - 1
     if dtype.is_floating_point:
@@ -279,7 +281,13 @@ def two_halves(name: str, named: Arguments) -> None:
 
 
 def pixels(name: str, named: Arguments) -> None:
-    """Refuse to resize images of whole numbers beyond bytes."""
+    """Refuse to resize images of whole numbers beyond bytes, and to images of no pixels."""
+    size = named.get("output_size") or ()
+    if any(extent <= 0 for extent in size):
+        raise RuntimeError(
+            f"{name}: Input and output sizes should be greater than 0, but got output size "
+            f"{list(size)}"
+        )
     tensor = first_tensor(named)
     if not tensor.dtype.is_floating_point and tensor.dtype != torch.uint8:
         _refuse(name, tensor.dtype)

@@ -35,12 +35,6 @@ def one_dtype(name: str, named: Arguments) -> None:
         )
 
 
-def one_dtype_of_pixels(name: str, named: Arguments) -> None:
-    """Refuse images and places of more than one dtype; of no pixels there is nothing to read."""
-    if all(tensor.numel() for tensor in tensors_of(named)):
-        one_dtype(name, named)
-
-
 def parameters_like_input(name: str, named: Arguments) -> None:
     """Refuse weights and statistics that have neither the dtype of the input nor float32."""
     dtype = named["input"].dtype
@@ -249,8 +243,9 @@ def _bias_fits(named: Arguments) -> None:
 def windows_of_one_dtype(name: str, named: Arguments) -> None:
     """Refuse images, weights and a bias of dtypes that are not computed together."""
     image, weight, bias = named["input"], named["weight"], named["bias"]
-    if image.numel() and weight.numel():
-        one_dtype(name, {"input": image, "weight": weight})
+    one_dtype(name, {"input": image, "weight": weight})
+    if named["transposed"] and weight.dim() == 5:
+        one_dtype(name, named)
     if bias is not None and named["transposed"] and not torch.can_cast(bias.dtype, image.dtype):
         raise RuntimeError(
             f"{name}: result type {spelled(bias.dtype)} can't be cast to the desired output type "
@@ -267,6 +262,12 @@ def targets_in_batch(name: str, named: Arguments) -> None:
             "argument #2 'targets'"
         )
     known = isinstance(lengths, list | tuple)
+    for argument in ("input_lengths", "target_lengths"):
+        least = min(named[argument], default=0) if isinstance(named[argument], list | tuple) else 0
+        if least < 0:
+            raise RuntimeError(
+                f"{name}: Expected {argument} to have value at least 0, but got value {least}"
+            )
     if len(shape) == 1 and known and shape[0] != sum(lengths):
         raise RuntimeError(
             f"{name}: Expected tensor to have size {sum(lengths)} at dimension 0, but got size "
@@ -348,8 +349,7 @@ _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     **dict.fromkeys(("channel_shuffle", "native_channel_shuffle"), (channels_in_groups,)),
     **dict.fromkeys(_NORMS, (parameters_like_input,)),
     **dict.fromkeys(("mse_loss", "smooth_l1_loss"), (real_differences,)),
-    **dict.fromkeys(("grid_sampler_2d", "grid_sampler_3d"), (one_dtype_of_pixels,)),
-    "linalg_cross": (one_dtype,),
+    **dict.fromkeys(("grid_sampler_2d", "grid_sampler_3d", "linalg_cross"), (one_dtype,)),
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot"), (one_dtype,)),
     **dict.fromkeys(("addmm", "baddbmm", "addbmm"), (one_dtype,)),
     "addmv": (vector_added, one_dtype),
@@ -365,7 +365,8 @@ _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     "huber_loss": (real_targets,),
     "binary_cross_entropy": (targets_like_scores, real_targets),
     "_ctc_loss": (targets_in_batch,),
-    "_softmax_backward_data": (gradient_fits,),
+    "_softmax_backward_data": (gradient_fits, one_dtype),
+    "_log_softmax_backward_data": (one_dtype,),
     "ormqr": (reflections_fit,),
     "pixel_unshuffle": (divisible_pixels,),
 }

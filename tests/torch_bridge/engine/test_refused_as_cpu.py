@@ -128,6 +128,12 @@ CALLS = {
         0, zeros(d, 2), ones(d, 3), "amin"
     ),
     "index_reduce by floats": lambda d: ones(d, 3).index_reduce(0, ones(d, 2), ones(d, 2), "amin"),
+    "index_reduce of nothing": lambda d: ones(d, 0, 2).index_reduce(
+        0, zeros(d, 2), ones(d, 2, 2), "amax"
+    ),
+    "complex random numbers": lambda d: torch.randint(3, (2,), dtype=torch.complex64, device=d),
+    "complex random numbers like others": lambda d: torch.randint_like(c64(d, 2), 3),
+    "complex random numbers in place": lambda d: c64(d, 2).random_(),
     "masked and accumulated": lambda d: torch.ops.aten._unsafe_masked_index_put_accumulate(
         long(d, 3), mask(d, 2), [zeros(d, 2)], ones(d, 2)
     ),
@@ -136,6 +142,12 @@ CALLS = {
     ),
     "softmax's gradient": lambda d: torch.ops.aten._softmax_backward_data(
         ones(d, 3), ones(d, 2, 3), 1, torch.float32
+    ),
+    "softmax's gradient of integers": lambda d: torch.ops.aten._softmax_backward_data(
+        ones(d, 3), long(d, 3), 0, torch.float32
+    ),
+    "log_softmax's gradient of integers": lambda d: torch.ops.aten._log_softmax_backward_data(
+        ones(d, 3), long(d, 3), 0, torch.float32
     ),
     "safe softmax of bools": lambda d: torch.ops.aten._safe_softmax(mask(d, 3), 0),
     "safe softmax of integers": lambda d: torch.ops.aten._safe_softmax(long(d, 3), 0),
@@ -150,7 +162,7 @@ CALLS = {
         zeros(d, 1, 2, 2),
     ),
     "adaptive pooling of integers": lambda d: F.adaptive_avg_pool3d(long(d, 1, 2, 2, 2), 1),
-    "adaptive pooling of no integers": lambda d: F.adaptive_avg_pool3d(long(d, 0, 1, 2, 2, 2), 1),
+    "adaptive pooling of no integers": lambda d: F.adaptive_avg_pool3d(long(d, 0, 1, 2, 2, 2), 2),
     "groups with integer weights": lambda d: F.group_norm(ones(d, 2, 4), 2, long(d, 4), ones(d, 4)),
     "groups with a bool bias": lambda d: F.group_norm(ones(d, 2, 4), 2, ones(d, 4), mask(d, 4)),
     "layers with an integer bias": lambda d: F.layer_norm(ones(d, 4), [4], ones(d, 4), long(d, 4)),
@@ -188,6 +200,12 @@ CALLS = {
     "transposed convolution, a complex bias": lambda d: F.conv_transpose2d(
         ones(d, 1, 3, 4, 4), ones(d, 3, 3, 3, 3), c64(d, 3)
     ),
+    "transposed convolution of volumes, an integer bias": lambda d: F.conv_transpose3d(
+        ones(d, 1, 3, 4, 4, 4), ones(d, 3, 3, 3, 3, 3), long(d, 3)
+    ),
+    "connectionist frames of less than none": lambda d: F.ctc_loss(
+        ones(d, 5, 2, 4), long(d, 2, 3), (-5, 5), (2, 2)
+    ),
     "connectionist targets with an axis more": lambda d: F.ctc_loss(
         ones(d, 5, 2, 4), long(d, 2, 3, 2), (5, 5), (2, 2)
     ),
@@ -210,7 +228,7 @@ CALLS = {
     "soft margins of more targets": lambda d: F.soft_margin_loss(ones(d), ones(d, 3)),
     **{
         f"{mode} pixels of nothing": lambda d, mode=mode, axes=axes: F.interpolate(
-            ones(d, 1, 2, *[4] * axes), [0] * axes, mode=mode
+            ones(d, 1, 2, *[4] * axes), [0, 3, 3][:axes], mode=mode
         )
         for mode, axes in (
             ("bicubic", 2),
@@ -255,3 +273,29 @@ def test_it_is_refused_with_the_cpus_error(name):
     with pytest.raises(cpu.type) as ours:
         CALLS[name]("jax")
     assert ours.type is cpu.type
+
+
+COMPUTED = {
+    "quotients of integers and floats": lambda d: ones(d, 2).addcdiv(long(d, 2), ones(d, 2)),
+    "products with bools": lambda d: mask(d, 2).addcmul(mask(d, 2), ones(d, 2)),
+    "mean squares of integers and floats": lambda d: F.mse_loss(long(d, 2), ones(d, 2) / 4),
+    "smooth loss of integers": lambda d: F.smooth_l1_loss(ones(d, 2) / 4, long(d, 2)),
+    "extremes of complex numbers at no places": lambda d: c64(d, 3).scatter_reduce(
+        0, zeros(d, 0), c64(d, 2), "amax"
+    ),
+    "float32 statistics of halves": lambda d: F.batch_norm(
+        ones(d, 2, 4, dtype=torch.bfloat16), ones(d, 4), ones(d, 4), ones(d, 4), ones(d, 4)
+    ),
+    "bools bounded on one side": lambda d: mask(d, 2).clamp(min=mask(d, 2)),
+    "targets that broadcast": lambda d: F.soft_margin_loss(ones(d, 3), ones(d)),
+    "values of another dtype": lambda d: torch.select_scatter(ones(d, 3, 3), long(d, 3), 0, 1),
+    "an own dtype of a softmax": lambda d: torch.ops.aten._safe_softmax(
+        long(d, 3), 0, torch.float32
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_the_cpu_takes_is_computed(name):
+    want, got = COMPUTED[name]("cpu"), COMPUTED[name]("jax").cpu()
+    torch.testing.assert_close(got, want)
