@@ -27,6 +27,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.domain.any_framework import any_framework
+from isoshard.core.entries import axis_names, entries_of
+from isoshard.core.partitioning import partitioned
 from isoshard.core.uneven import UnevenArray
 
 from .arguments import Faults, is_whole
@@ -154,14 +156,7 @@ def _totals(kind: Running, layout: Layout, axis: int, reverse: bool, array: Any)
     spec, manual = layout.manual()
 
     def shard(block: Any, number: Any) -> Any:
-        here = kind.along(block, axis, reverse)
-        last = 0 if reverse else block.shape[axis] - 1
-        totals = lax.all_gather(lax.index_in_dim(here, last, axis), names, axis=axis, tiled=True)
-        others = jnp.arange(shards)
-        counted = others > number if reverse else others < number
-        counted = counted.reshape((-1,) + (1,) * (block.ndim - axis - 1))
-        before = kind.total(jnp.where(counted, totals, kind.first(totals.dtype)), axis)
-        return kind.join(here, jnp.expand_dims(before, axis).astype(here.dtype))
+        return _of_shard(kind, axis, reverse, names, block, number)
 
     numbers = np.arange(shards, dtype=np.int32)
     return jax.shard_map(
@@ -171,3 +166,65 @@ def _totals(kind: Running, layout: Layout, axis: int, reverse: bool, array: Any)
         out_specs=spec,
         axis_names=manual,
     )(array, numbers)
+
+
+def _of_shard(
+    kind: Running, axis: int, reverse: bool, names: tuple[str, ...], block: Any, number: Any
+) -> Any:
+    """What runs over this device's shard, after the totals of the shards before it."""
+    here = kind.along(block, axis, reverse)
+    last = 0 if reverse else block.shape[axis] - 1
+    totals = lax.all_gather(lax.index_in_dim(here, last, axis), names, axis=axis, tiled=True)
+    others = jnp.arange(totals.shape[axis])
+    counted = others > number if reverse else others < number
+    counted = counted.reshape((-1,) + (1,) * (block.ndim - axis - 1))
+    before = kind.total(jnp.where(counted, totals, kind.first(totals.dtype)), axis)
+    return kind.join(here, jnp.expand_dims(before, axis).astype(here.dtype))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def run_where_split(verb: str, axis: int, x: Any) -> Any:
+    """One of the four from the first row on, wherever the compiler splits the axis.
+
+    Args:
+        verb: "cumsum", "cumprod", "cummax" or "cummin".
+        axis: along which axis; not negative.
+        x: traced, where `partitioning.possible`.
+
+    Example:
+        >>> run_where_split("cumsum", 0, jnp.arange(4.0)).tolist()
+        [0.0, 1.0, 3.0, 6.0]
+    """
+    return _wherever((verb, axis), x)
+
+
+@run_where_split.defjvp
+def _run_moved(verb: str, axis: int, xs: tuple[Any], steps: tuple[Any]) -> tuple[Any, Any]:
+    return jax.jvp(functools.partial(_KINDS[verb].along, axis=axis, reverse=False), xs, steps)
+
+
+def _anywhere(told: tuple[str, int], x: Any) -> Any:
+    verb, axis = told
+    return _KINDS[verb].along(x, axis, False)
+
+
+def _on_shards(told: tuple[str, int], mesh: Any, operands: Any, result: Any) -> Any:
+    verb, axis = told
+    (x,) = operands
+    names = axis_names((*entries_of(x.sharding.spec), *[None] * len(x.shape))[axis])
+    if not names:
+        return mesh, lambda x: _anywhere(told, x), x.sharding, (x.sharding,)
+
+    def run(x: Any) -> Any:
+        return _of_shard(_KINDS[verb], axis, False, names, x, lax.axis_index(names))
+
+    return mesh, run, x.sharding, (x.sharding,)
+
+
+def _same_axes(told: tuple[str, int], shapes: tuple[tuple[int, ...], ...]) -> Any:
+    axes = " ".join(f"a{axis}" for axis in range(len(shapes[0])))
+    return f"{axes} -> {axes}", {}
+
+
+_KINDS = {kind.verb: kind for kind in (SUM, PRODUCT, MAXIMUM, MINIMUM)}
+_wherever = partitioned(_anywhere, _on_shards, _same_axes)

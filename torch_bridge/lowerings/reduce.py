@@ -9,10 +9,14 @@ Array(7., dtype=float32)
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+
+from isoshard.core.domain.scan import run_where_split
 
 from .arguments import (
     at_least_1d,
@@ -28,6 +32,7 @@ from .extremes import largest, smallest
 from .log_sum import running
 from .numerics import averaged
 from .registry import lower
+from .spatial import by_shards
 from .whole import whole
 
 
@@ -239,13 +244,20 @@ def trace(x):
 @lower("aten::cumsum")
 def cumsum(x, dim, *, dtype=None):
     """Running sum; of integers and bools, in the widest integer."""
-    return _scan(jnp.cumsum, x, dim, dtype)
+    return _scan(functools.partial(_where_split, "cumsum", jnp.cumsum), x, dim, dtype)
 
 
 @lower("aten::cumprod")
 def cumprod(x, dim, *, dtype=None):
     """Running product; of integers and bools, in the widest integer."""
-    return _scan(jnp.cumprod, x, dim, dtype)
+    return _scan(functools.partial(_where_split, "cumprod", jnp.cumprod), x, dim, dtype)
+
+
+def _where_split(verb, function, line, along):
+    """Devices give each other totals, and no rows, where the axis may be split."""
+    if by_shards(line):
+        return run_where_split(verb, along, line)
+    return function(whole(line, [along]), along)
 
 
 def _scan(function, x, dim, dtype):
@@ -253,13 +265,13 @@ def _scan(function, x, dim, dtype):
         dtype = jax.dtypes.canonicalize_dtype(np.int64)  # as torch promises, unless in place
     line = at_least_1d(wide(x if dtype is None else cast(x, dtype)))
     along = axis(dim, line.ndim)
-    return function(whole(line, [along]), along).reshape(x.shape)
+    return function(line, along).reshape(x.shape)
 
 
 @lower("aten::logcumsumexp")
 def logcumsumexp(x, dim):
     """Running `log(sum(exp(x)))`."""
-    return _scan(running, floating(x), dim, None)
+    return _scan(lambda line, along: running(whole(line, [along]), along), floating(x), dim, None)
 
 
 @lower("aten::hash_tensor")

@@ -26,16 +26,25 @@ Function = Callable[..., Any]
 def by_rows(x: jax.Array, rank: int) -> bool:
     """Whether devices send each other the rows that are read, in a program of split images.
 
-    Not of 64 bits: JAX (0.10.2) lowers what such an operator does in a thread where it makes
-    constants of 32.
-
     Args:
         x: (batch, channels, *space); where it is split is known when the program is compiled.
         rank: the axes of space.
     """
-    if x.ndim != rank + 2 or 0 in x.shape or x.dtype.itemsize > 4 or recording():
+    return x.ndim == rank + 2 and partition().images and by_shards(x)
+
+
+def by_shards(x: jax.Array) -> bool:
+    """Whether an operator may say itself what each device computes, in a program of split arrays.
+
+    Not of 64 bits: JAX (0.10.2) lowers what such an operator does in a thread where it makes
+    constants of 32.
+
+    Args:
+        x: its operand.
+    """
+    if 0 in x.shape or x.dtype.itemsize > 4 or recording():
         return False
-    return partition().images and partitioning.possible()
+    return partition().mesh is not None and partitioning.possible()
 
 
 def over_space(
