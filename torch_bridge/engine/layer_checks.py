@@ -263,7 +263,10 @@ def targets_in_batch(name: str, named: Arguments) -> None:
         )
     known = isinstance(lengths, list | tuple)
     for argument in ("input_lengths", "target_lengths"):
-        least = min(named[argument], default=0) if isinstance(named[argument], list | tuple) else 0
+        given = named[argument]
+        if isinstance(given, torch.Tensor) and not is_whole(given.dtype):
+            raise RuntimeError(f"{name}: {argument} must be integral, but got {given.dtype}")
+        least = min(given, default=0) if isinstance(given, list | tuple) else 0
         if least < 0:
             raise RuntimeError(
                 f"{name}: Expected {argument} to have value at least 0, but got value {least}"

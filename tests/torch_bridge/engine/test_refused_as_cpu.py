@@ -203,6 +203,9 @@ CALLS = {
     "transposed convolution of volumes, an integer bias": lambda d: F.conv_transpose3d(
         ones(d, 1, 3, 4, 4, 4), ones(d, 3, 3, 3, 3, 3), long(d, 3)
     ),
+    "connectionist frames of a half": lambda d: F.ctc_loss(
+        ones(d, 5, 2, 4), long(d, 2, 3), ones(d, 2), long(d, 2)
+    ),
     "connectionist frames of less than none": lambda d: F.ctc_loss(
         ones(d, 5, 2, 4), long(d, 2, 3), (-5, 5), (2, 2)
     ),
