@@ -19,12 +19,14 @@ import numpy as np
 from jax import lax
 
 from isoshard.core import domain
+from isoshard.core.domain.resize import resize_operator
+from isoshard.core.domain.space_split import by_halos, slope_by_halos
 
 from .arguments import first_place, wide
 from .numerics import averaged
-from .pool import scatter_add
+from .pool import max_pool, max_pool_backward, scatter_add
 from .registry import lower
-from .spatial import over_space
+from .spatial import by_rows, over_space
 from .vjp import pull_back
 
 
@@ -62,6 +64,20 @@ def _divides(x, output_size):
     return all(n and size % n == 0 for size, n in zip(sizes, output_size, strict=True))
 
 
+def _of_all(output_size):
+    return all(n == 1 for n in output_size)
+
+
+def _kernel(x, output_size):
+    sizes = x.shape[x.ndim - len(output_size) :]
+    return tuple(size // n for size, n in zip(sizes, output_size, strict=True))
+
+
+def _area(shape, output_size):
+    rank = len(output_size)
+    return resize_operator(tuple(shape[2:]), tuple(output_size), (None,) * rank, "area", False)
+
+
 def _average(x: jax.Array, output_size: Sequence[int]) -> jax.Array:
     return over_space(
         lambda x: _whole_average(x, output_size),
@@ -73,19 +89,20 @@ def _average(x: jax.Array, output_size: Sequence[int]) -> jax.Array:
 def _whole_average(x: jax.Array, output_size: Sequence[int]) -> jax.Array:
     rank, y = len(output_size), wide(x)
     axes = tuple(range(-rank, 0))
-    if all(n == 1 for n in output_size):
+    if _of_all(output_size):
         return averaged(x, axes, keepdims=True)
     if _divides(x, output_size):
         return _average_plain(y, output_size).astype(x.dtype)
+    if by_rows(x, rank) and 0 not in output_size:
+        return by_halos(_area(x.shape, output_size), y).astype(x.dtype)
     parts, inside = _gather(y, output_size)
     total = jnp.sum(jnp.where(inside, parts, jnp.zeros_like(parts)), axis=axes)
     return (total / inside.sum(axes).astype(y.dtype)).astype(x.dtype)
 
 
 def _average_plain(y, output_size):
-    lead = y.ndim - len(output_size)
-    kernel = [size // n for size, n in zip(y.shape[lead:], output_size, strict=True)]
-    size = (1,) * lead + tuple(kernel)
+    kernel = _kernel(y, output_size)
+    size = (1,) * (y.ndim - len(output_size)) + kernel
     total = lax.reduce_window(y, np.array(0, y.dtype), lax.add, size, size, "VALID")
     return total / int(np.prod(kernel))
 
@@ -96,7 +113,11 @@ def _adaptive_avg_pool(x, output_size):
 
 
 def _adaptive_avg_pool_backward(rank, grad, x):
-    return pull_back(lambda a: _average(a, grad.shape[-rank:]), grad, x)[0]
+    output_size = grad.shape[-rank:]
+    if by_rows(x, rank) and 0 not in output_size and not _of_all(output_size):
+        slope = slope_by_halos(_area(x.shape, output_size), wide(grad), wide(x))
+        return slope.astype(x.dtype)
+    return pull_back(lambda a: _average(a, output_size), grad, x)[0]
 
 
 for _rank in (2, 3):
@@ -110,19 +131,27 @@ def _adaptive_max_pool(x, output_size):
     """The maxima and their positions in the flattened spatial axes."""
     rank = len(output_size)
     sizes = x.shape[-rank:]
+    if _divides(x, output_size) and not _of_all(output_size):
+        return max_pool(rank, x, _kernel(x, output_size))
     parts, inside = _gather(x, output_size)
     lead = parts.shape[: parts.ndim - rank]
     longest = int(np.prod(inside.shape[-rank:]))
     values = jnp.where(inside, parts, -jnp.inf).reshape(*lead, longest)
     flat = jnp.arange(int(np.prod(sizes)), dtype="int32").reshape(sizes)
     places = _gather(flat, output_size)[0].reshape(*output_size, longest)
-    best = first_place(jax.lax.argmax, values, -1)[..., None]
+    nan = jnp.where(jnp.isnan(values), np.arange(1, longest + 1), 0)
+    last = jnp.max(nan, -1)  # torch keeps the last NaN, and the first of equal maxima
+    best = jnp.where(last > 0, last - 1, first_place(jax.lax.argmax, values, -1))[..., None]
     places = jnp.broadcast_to(places, values.shape)
     take = functools.partial(jnp.take_along_axis, indices=best, axis=-1)
     return take(values)[..., 0], take(places)[..., 0]
 
 
 def _adaptive_max_pool_backward(rank, grad, x, indices):
+    output_size = grad.shape[-rank:]
+    if _divides(x, output_size) and not _of_all(output_size):
+        kernel = _kernel(x, output_size)
+        return max_pool_backward(rank, grad, x, kernel, kernel, 0, 1, False, indices)
     return scatter_add(grad, indices, x.shape, rank)
 
 

@@ -162,13 +162,14 @@ def _window_argmax(x, grid, rank):
     return lax.reduce_window((x, position), inits, _later_wins, **grid.plain)[1]
 
 
-def _max_pool(rank, x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):
+def max_pool(rank, x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):
+    """The maxima of windows, and their places in the flattened spatial axes."""
     grid = windows(x.shape, rank, kernel_size, stride, padding, dilation, ceil_mode)
     return _window_max(x, grid), _window_argmax(lax.stop_gradient(x), grid, rank)
 
 
-def _max_pool_backward(rank, grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
-    """JAX's own gradient of a window maximum; it knows no dilation, there `indices` serve.
+def max_pool_backward(rank, grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
+    """The gradient of `max_pool`: JAX's own, which knows no dilation; there `indices` serve.
 
     XLA's partitioner loses the share of windows that reach over two devices: where rows are not
     sent by hand images are whole, and so is the gradient, which may have to lie split afterwards.
@@ -206,9 +207,9 @@ def scatter_add(grad: jax.Array, indices: jax.Array, shape: Sequence[int], rank:
 
 
 for _rank in (2, 3):
-    lower(f"aten::max_pool{_rank}d_with_indices")(functools.partial(_max_pool, _rank))
+    lower(f"aten::max_pool{_rank}d_with_indices")(functools.partial(max_pool, _rank))
     lower(f"aten::max_pool{_rank}d_with_indices_backward")(
-        functools.partial(_max_pool_backward, _rank)
+        functools.partial(max_pool_backward, _rank)
     )
 
 

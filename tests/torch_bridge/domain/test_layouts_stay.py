@@ -263,6 +263,9 @@ WINDOWS = {
     "bilinear, corners": lambda x: F.interpolate(x, (32, 8), mode="bilinear", align_corners=True),
     "bicubic": lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"),
     "nearest": lambda x: F.interpolate(x, scale_factor=2, mode="nearest"),
+    "adaptive max": lambda x: F.adaptive_max_pool2d(x, (16, 4)),
+    "adaptive avg": lambda x: F.adaptive_avg_pool2d(x, (16, 4)),
+    "adaptive avg, overlapping": lambda x: F.adaptive_avg_pool2d(x, (16, 5)),
     "lp 2": lambda x: F.lp_pool2d(x.abs() + 0.1, 2, 2),
 }
 OUT_OF_STEP = {"max dilated"}  # 62 outputs

@@ -194,3 +194,12 @@ def test_a_gradient_that_has_to_lie_as_the_split_image(mesh, spec, dilation):
     xs.sync()
     assert got.partition_spec == spec
     torch.testing.assert_close(got.cpu(), gradient(x.clone().requires_grad_()))
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_adaptive_max_pool_finds_the_last_nan(size):
+    x = randn(1, 1, 8, 8)
+    x[0, 0, 0, 0] = x[0, 0, 1, 1] = float("nan")
+    pool = torch.nn.AdaptiveMaxPool2d(size, return_indices=True)
+    for one, other in zip(pool(x.to("jax")), pool(x), strict=True):
+        assert torch.equal(one.cpu().nan_to_num(9.0), other.nan_to_num(9.0))
