@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isoshard.torch_bridge.lowerings.single import put
+from isoshard.torch_bridge.lowerings.single import put, write_slice
 
 from . import bits
 from .value import Aval, contiguous_stride
@@ -249,14 +249,12 @@ def _backward(op: ViewOp, whole: jax.Array, part: jax.Array, base: Aval) -> jax.
         return part.transpose(np.argsort(op[1]))
     if kind == "slice":
         _, dim, start, stop, step = op
-        if step == 1 and part.shape == whole.shape:
-            return part
-        if step == 1 or part.shape[dim] == 1:
-            return _update(whole, part, start, dim)
-        where = (slice(None),) * dim + (slice(start, stop, step),)
-        return whole.at[where].set(part)
+        if part.shape[dim] == 1:
+            stop, step = start + 1, 1
+        return write_slice(whole, part, dim, start, stop, step)
     if kind == "index":
-        return _update(whole, jnp.expand_dims(part, op[1]), op[2], op[1])
+        dim, start = op[1:]
+        return write_slice(whole, jnp.expand_dims(part, dim), dim, start, start + 1)
     if kind == "bitcast":
         return bits.bitcast(part, whole.shape, whole.dtype)
     if kind in ("conj", "neg"):
@@ -308,11 +306,6 @@ def _write_elements(
         return put(whole.reshape(-1), places.ravel(), part.reshape(-1)).reshape(whole.shape)
     flat = put(bits.as_units(whole, unit), places.ravel(), bits.as_units(part, unit))
     return bits.of_units(flat, whole.shape, whole.dtype)
-
-
-def _update(whole: jax.Array, part: jax.Array, start: int, dim: int) -> jax.Array:
-    """`part` written at `start` along an axis, as a slice: see lowerings/single.py."""
-    return jax.lax.dynamic_update_slice_in_dim(whole, part.astype(whole.dtype), start, dim)
 
 
 def _windows(extent: int, size: int, step: int) -> np.ndarray:

@@ -19,31 +19,7 @@ import torch  # noqa: F401  (for the doctest)
 
 from .arguments import axis, number
 from .registry import lower
-from .single import put
-from .whole import on_a_mesh
-
-
-def _spread(part, size, dim, start, step):
-    """Zeros of length `size` along `dim` with `part` at `start`, `start + step`, .."""
-    if step > 1 and on_a_mesh():
-        part, step = _apart(part, dim, step), 1
-    used = start + (part.shape[dim] - 1) * step + 1 if part.shape[dim] else start
-    edges = [(0, 0, 0)] * part.ndim
-    edges[dim] = (start, size - used, step - 1)
-    return jax.lax.pad(part, number(0, part.dtype), edges)
-
-
-def _apart(part, dim, step):
-    """`part` with `step - 1` zeros between neighbours along an axis.
-
-    XLA's partitioner misplaces, or refuses, what a pad with such zeros puts on several devices.
-    """
-    count = max(0, (part.shape[dim] - 1) * step + 1)
-    edges = [(0, 0)] * (part.ndim + 1)
-    edges[dim + 1] = (0, step - 1)
-    wide = jnp.pad(jnp.expand_dims(part, dim + 1), edges)
-    wide = wide.reshape(*part.shape[:dim], part.shape[dim] * step, *part.shape[dim + 1 :])
-    return jax.lax.slice_in_dim(wide, 0, count, axis=dim)
+from .single import put, spread, write_slice
 
 
 def _window(start, end, size):
@@ -59,22 +35,15 @@ def slice_scatter(x, src, dim=0, start=None, end=None, step=1):
     start, end = _window(start, end, x.shape[dim])
     if end == start:
         return x
-    src = src.astype(x.dtype)
-    if src.shape == x.shape:
-        return src
-    place = jax.lax.broadcasted_iota(jnp.int32, x.shape, dim)
-    inside = (place >= start) & (place < end)
-    if step > 1:
-        inside = inside & ((place - start) % step == 0)
-    return jnp.where(inside, _spread(src, x.shape[dim], dim, start, step), x)
+    return write_slice(x, src, dim, start, end, step)
 
 
 @lower("aten::select_scatter")
 def select_scatter(x, src, dim, index):
     """`x` with the slice at `index` along an axis replaced by `src`."""
     dim = axis(dim, x.ndim)
-    place = jax.lax.broadcasted_iota(jnp.int32, x.shape, dim)
-    return jnp.where(place == index % x.shape[dim], jnp.expand_dims(src, dim).astype(x.dtype), x)
+    index = index % x.shape[dim]
+    return write_slice(x, jnp.expand_dims(src, dim), dim, index, index + 1)
 
 
 @lower("aten::diagonal_scatter")
@@ -84,9 +53,9 @@ def diagonal_scatter(x, src, offset=0, dim1=0, dim2=1):
     rows, columns = x.shape[dim1], x.shape[dim2]
     # Element k of the diagonal stands in row k (offset >= 0) or in column k (offset < 0).
     size, across = (rows, -1) if offset >= 0 else (columns, -2)
-    spread = jnp.expand_dims(_spread(src.astype(x.dtype), size, src.ndim - 1, 0, 1), across)
+    along = jnp.expand_dims(spread(src.astype(x.dtype), size, src.ndim - 1, 0, 1), across)
     plane = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
-    chosen = jnp.where(jnp.eye(rows, columns, offset, dtype=bool), spread, plane)
+    chosen = jnp.where(jnp.eye(rows, columns, offset, dtype=bool), along, plane)
     return jnp.moveaxis(chosen, (-2, -1), (dim1, dim2))
 
 
@@ -117,7 +86,7 @@ def slice_backward(grad_output, input_sizes, dim, start, end, step):
     """The gradient of a slice: zeros around it."""
     dim = axis(dim, len(input_sizes))
     start, _ = _window(start, end, input_sizes[dim])
-    return _spread(grad_output, input_sizes[dim], dim, start, step)
+    return spread(grad_output, input_sizes[dim], dim, start, step)
 
 
 @lower("aten::select_backward")
@@ -125,7 +94,7 @@ def select_backward(grad_output, input_sizes, dim, index):
     """The gradient of one index along an axis: zeros around it."""
     dim = axis(dim, len(input_sizes))
     index = index % input_sizes[dim]
-    return _spread(jnp.expand_dims(grad_output, dim), input_sizes[dim], dim, index, 1)
+    return spread(jnp.expand_dims(grad_output, dim), input_sizes[dim], dim, index, 1)
 
 
 @lower("aten::diagonal_backward")

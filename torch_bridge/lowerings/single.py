@@ -3,9 +3,11 @@
 XLA turns a scatter of a single index into a slice read at that index, a choice and a slice written.
 On the devices that the index does not belong to it lies outside, and where the array was itself
 sliced from one that every device had, XLA adds the two offsets without bringing the inner one
-inside: it reads another element and writes that. So a place known beforehand is written as a slice,
-which the partitioner guards itself, and one that is not gets company: a second index, of which
-nothing is written. Two indices are not turned into slices.
+inside: it reads another element and writes that. And a slice written to an axis that is split loses
+what lies behind it, or does not compile, where the slice itself was laid out otherwise (jax 0.10.2:
+one in twenty-five of random programs). So on a mesh a place or slice known beforehand is chosen by
+position, and a place that is not gets company: a second index, of which nothing is written. Two
+indices are not turned into slices.
 
 >>> put(jnp.zeros(3), np.array([1]), jnp.ones(1))
 Array([0., 1., 0.], dtype=float32)
@@ -22,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arguments import places
+from .arguments import number, places
 from .whole import on_a_mesh
 
 _SCATTERS: dict[str, Any] = {
@@ -37,8 +39,63 @@ _SCATTERS: dict[str, Any] = {
 def put(flat: jax.Array, places: np.ndarray | jax.Array, part: jax.Array) -> jax.Array:
     """`flat` (1-d) with `part` at `places`, an array of its shape; a single one is known."""
     if places.size == 1:
-        return lax.dynamic_update_slice_in_dim(flat, part.reshape(-1), places.item(), 0)
+        place = places.item()
+        return write_slice(flat, part.reshape(-1), 0, place, place + 1)
     return flat.at[places].set(part)
+
+
+def write_slice(
+    x: jax.Array, part: jax.Array, dim: int, start: int, stop: int, step: int = 1
+) -> jax.Array:
+    """`x` with `start:stop:step` along an axis replaced by `part`.
+
+    Args:
+        x: at least 1-d.
+        part: with as many places along the axis as the slice has.
+        dim: the axis.
+        start: the first place; at least 0, likewise `stop`, which is at most the size.
+        stop: behind the last place.
+        step: from one place to the next.
+
+    >>> write_slice(jnp.zeros(6), jnp.array([1.0, 2.0]), 0, 1, 5, 2)
+    Array([0., 1., 0., 2., 0., 0.], dtype=float32)
+    """
+    part = part.astype(x.dtype)
+    if step == 1 and part.shape == x.shape:
+        return part
+    if on_a_mesh():
+        place = lax.broadcasted_iota(jnp.int32, x.shape, dim)
+        inside = (place >= start) & (place < stop)
+        if step > 1:
+            inside = inside & ((place - start) % step == 0)
+        one = part.shape[dim] == 1
+        return jnp.where(inside, part if one else spread(part, x.shape[dim], dim, start, step), x)
+    if step == 1:
+        return lax.dynamic_update_slice_in_dim(x, part, start, dim)
+    return x.at[(slice(None),) * dim + (slice(start, stop, step),)].set(part)
+
+
+def spread(part: jax.Array, size: int, dim: int, start: int, step: int) -> jax.Array:
+    """Zeros of length `size` along `dim` with `part` at `start`, `start + step`, .."""
+    if step > 1 and on_a_mesh():
+        part, step = _apart(part, dim, step), 1
+    used = start + (part.shape[dim] - 1) * step + 1 if part.shape[dim] else start
+    edges = [(0, 0, 0)] * part.ndim
+    edges[dim] = (start, size - used, step - 1)
+    return lax.pad(part, number(0, part.dtype), edges)
+
+
+def _apart(part: jax.Array, dim: int, step: int) -> jax.Array:
+    """`part` with `step - 1` zeros between neighbours along an axis.
+
+    XLA's partitioner misplaces, or refuses, what a pad with such zeros puts on several devices.
+    """
+    count = max(0, (part.shape[dim] - 1) * step + 1)
+    edges = [(0, 0)] * (part.ndim + 1)
+    edges[dim + 1] = (0, step - 1)
+    wide = jnp.pad(jnp.expand_dims(part, dim + 1), edges)
+    wide = wide.reshape(*part.shape[:dim], part.shape[dim] * step, *part.shape[dim + 1 :])
+    return lax.slice_in_dim(wide, 0, count, axis=dim)
 
 
 def write(
