@@ -86,6 +86,7 @@ _UNDECIDED = {
     "and scalar kernels take another piece of the function; which of them runs depends on the "
     "strides",
     r"renorm": "where a row's norm is NaN, one of torch's formulas multiplies it by 0",
+    r"prod\(": "torch divides the product by each number, but for subclasses of tensors",
     r"digamma": "it has a pole there, at which torch's gradient is finite: its sine is rounded",
 }
 _AT_NAN = re.compile("|".join(_UNDECIDED))

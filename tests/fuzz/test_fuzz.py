@@ -401,6 +401,21 @@ def test_what_the_cpu_itself_rounds_away_is_rounding():
     assert compare.differences(program, want, exact)
 
 
+@pytest.mark.parametrize("makes", ["F.layer_norm(a, (3,))", "nn.LayerNorm(3).to(device)(a)"])
+def test_a_mean_of_equal_numbers_may_be_off(makes):
+    program = lines(
+        'b = data(3, (2, 1), torch.float32, "fine").to(device)',
+        "a = b.expand(2, 3)",
+        "m = nn.LayerNorm(3).to(device)",
+        "c = m(a)" if "nn." in makes else f"c = {makes}",
+    )
+    want, other = program.run("cpu").facts, program.run("cpu").facts
+    other["c"].tensor += 1e-4
+    assert not compare.differences(program, want, other)
+    other["c"].tensor += 1e-2
+    assert compare.differences(program, want, other)
+
+
 def test_the_bits_of_a_nan_are_left_out():
     floats = torch.tensor([float("nan"), 1.0])
     assert refused.bits_of_nan([floats, floats.view(torch.int32)])
