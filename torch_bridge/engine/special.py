@@ -65,7 +65,8 @@ def _to_copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     dtype = kwargs.get("dtype") or tensor.dtype
     if device is not None and torch.device(device).type not in naming.OURS:
         host = to_host(tensor)
-        return host.to(device=device, dtype=dtype)
+        format = kwargs.get("memory_format") or torch.preserve_format
+        return host.to(device=device, dtype=dtype, memory_format=format)
     rest = {name: value for name, value in kwargs.items() if name in ("dtype", "memory_format")}
     return _cast(args, rest)
 

@@ -31,7 +31,8 @@ def _quantile(
     _check(name, x, q, interpolation)
     if not isinstance(q, torch.Tensor):
         q = torch.full((), q, dtype=x.dtype, device=x.device)
-    if x.dim() == 0:
+    if x.dim() == 0 and dim is not None:
+        x.sum(dim)  # raises for an axis that is not there
         dim = None
     ordered = (x.flatten() if dim is None else x.movedim(dim, -1)).sort(-1)[0]
     missing = ordered.isnan()

@@ -69,3 +69,24 @@ def test_operands_that_share_memory_share_it_on_the_cpu():
     memory = torch.ones(4, device="jax")
     with pytest.raises(RuntimeError, match="memory"):
         memory[1:].add_(memory[:-1])
+
+
+@pytest.mark.parametrize("dim", [0, -1, 1, 99])
+def test_the_only_axis_of_a_number(dim):
+    for function in (torch.quantile, torch.nanquantile):
+        found = []
+        for device in ("cpu", "jax"):
+            try:
+                found.append(function(torch.tensor(2.0, device=device), 0.5, dim=dim).item())
+            except IndexError as error:
+                found.append(type(error))
+        assert found[0] == found[1]
+
+
+def test_a_memory_format_of_another_rank_is_refused_on_the_way_to_the_cpu():
+    x = torch.ones(2, 3, device="jax")
+    with pytest.raises(RuntimeError, match="rank 4"):
+        x.to("cpu", memory_format=torch.channels_last)
+    y = torch.randn(2, 3, 4, 5)
+    moved = y.to("jax").to("cpu", memory_format=torch.channels_last)
+    assert moved.is_contiguous(memory_format=torch.channels_last) and torch.equal(moved, y)
