@@ -302,7 +302,7 @@ _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     **dict.fromkeys(
         ("median", "nanmedian"), (axis_checks.not_empty_axis, order_checks.selects_numbers)
     ),
-    "arange": (step_goes_on,),
+    "arange": (step_goes_on, kernel_checks.counted),
     **dict.fromkeys(
         ("amax", "amin"), (axis_checks.distinct_axes, axis_checks.not_empty, _not_complex)
     ),
@@ -346,7 +346,7 @@ _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     **dict.fromkeys(("constant_pad_nd", "addcmul", "_unsafe_masked_index"), (_number_fits,)),
     "addcdiv": (kernel_checks.divides_by_floats, _number_fits),
     **dict.fromkeys(("lerp", "hardshrink"), (_number_fits,)),
-    "pow": (_power_of_integers,),
+    "pow": (_power_of_integers, kernel_checks.power_of_bools),
     **dict.fromkeys(("addmm", "addmv", "baddbmm", "addbmm"), (_number_fits,)),
     **dict.fromkeys(("sub", "rsub"), (_no_bool, kernel_checks.alpha_fits)),
     "add": (kernel_checks.alpha_fits,),

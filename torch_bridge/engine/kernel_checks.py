@@ -183,6 +183,13 @@ def numbers_fit(name: str, named: Arguments) -> None:
         raise RuntimeError(f"n {count} cannot be converted to type {dtype} without overflow")
 
 
+def power_of_bools(name: str, named: Arguments) -> None:
+    """Refuse bools to the power of a tensor of bools."""
+    base, exponent = named["self"], named["exponent"]
+    if isinstance(exponent, torch.Tensor) and torch.result_type(base, exponent) == torch.bool:
+        _refuse(name, torch.bool)
+
+
 def counted(name: str, named: Arguments) -> None:
     """Refuse evenly spaced numbers of a dtype that has only two."""
     if asked(named) == torch.bool:

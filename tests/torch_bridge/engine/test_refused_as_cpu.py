@@ -39,6 +39,9 @@ TWO += ("hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p
 TWO += ("gammainc", "gammaincc", "zeta")
 
 CALLS = {
+    "arange of bools": lambda d: torch.arange(3, dtype=torch.bool, device=d),
+    "bools to the power of bools": lambda d: ones(d).bool() ** ones(d).bool(),
+    "a bool to the power of bools": lambda d: True ** ones(d).bool(),
     **{f"{name} of complex numbers": lambda d, f=name: getattr(S, f)(c64(d, 2)) for name in ONE},
     **{f"{name} of complex": lambda d, f=name: getattr(S, f)(c64(d), ones(d)) for name in TWO},
     **{f"{name} at complex": lambda d, f=name: getattr(S, f)(ones(d), c64(d)) for name in TWO},
