@@ -9,7 +9,7 @@ from conformance import entry, samples
 from conformance.columns import COLUMNS
 from conformance.database import entries
 from conformance.transformed import through_views
-from isoshard.torch_bridge.engine import dispatch
+from isoshard.torch_bridge.engine import out_arguments
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 
@@ -39,7 +39,7 @@ def test_entries_of_the_databases(name, columns):
 
 
 def test_a_resize_without_its_warning_is_found(monkeypatch):
-    monkeypatch.setattr(dispatch, "warn_of_resizing", lambda target, result: None)
+    monkeypatch.setattr(out_arguments, "warn_of_resizing", lambda target, result: None)
     assert statuses("sin", ["out="], 1)["out="][0] == "wrong"
 
 

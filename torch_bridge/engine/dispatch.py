@@ -14,8 +14,6 @@ tensor([0., 2.], device='jax:0')
 from __future__ import annotations
 
 import functools
-import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +32,7 @@ from . import (
     kernels,
     layouts,
     number_checks,
-    out_dtypes,
+    out_arguments,
     overlaps,
 )
 from .call import build_call, infer
@@ -43,7 +41,7 @@ from .flatten import Flattener
 from .recipes import Recipe
 from .recorder import Recorder, recorder
 from .twins import functional_twin, lost_defaults, written
-from .value import Aval, Value, contiguous_stride
+from .value import Aval, Value
 
 Handler = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -83,7 +81,7 @@ def make_handler(func: OpOverload) -> Handler:
     outs = [argument.name for argument in schema.arguments if argument.is_out]
     writes = written(schema.arguments)
     if outs:
-        return _out_handler(func, outs)
+        return out_arguments.handler(func, outs, handle)
     if func.namespace == "aten" and writes:
         return in_place_handler(func, writes)
     if decompose.is_composite(func) and registry.find(func) is None:
@@ -246,7 +244,7 @@ def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
         targets = list(target) if many else [target]
         if not idempotent:
             for tensor in targets:
-                check_writable(func, tensor)
+                overlaps.check_writable(func, tensor)
         key, tensors, scalars = flattener(args, kwargs)
         if alone is not None and not many:
             storage, others = target._storage, -1
@@ -288,126 +286,6 @@ def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
 
 _IDEMPOTENT = frozenset({"aten::fill.Scalar", "aten::fill.Tensor", "aten::zero"})
 """Writes of one number everywhere: torch lets them write to an expanded tensor."""
-
-
-def check_writable(func: Any, tensor: torch.Tensor) -> None:
-    """Refuse what torch refuses: writing to a CPU tensor from here, or to a broadcast view."""
-    if not isinstance(tensor, base.LazyTensor):
-        raise RuntimeError(
-            f"{func} would write values of jax tensors into a tensor on {tensor.device}; move them "
-            "with .cpu() first"
-        )
-    if is_expanded(tensor):
-        raise RuntimeError(
-            f"unsupported operation: {func} writes to an expanded tensor, in which more than one "
-            "element refers to a single memory location. Please clone() the tensor first."
-        )
-
-
-def is_expanded(tensor: Any) -> bool:
-    """Whether some elements of a `jax` tensor share memory because it is a broadcast."""
-    meta = tensor._aval.meta
-    return (
-        0 in meta.stride
-        and 0 not in meta.size
-        and any(
-            step == 0 and extent > 1 for step, extent in zip(meta.stride, meta.size, strict=True)
-        )
-    )
-
-
-def _out_handler(func: OpOverload, outs: list[str]) -> Handler:
-    """A handler that runs the functional twin, and copies its results to the `out=` arguments."""
-    functional = functional_twin(func)
-    ours = {argument.name for argument in schema_of(func).arguments}
-    takes_dtype = "dtype" not in ours and any(
-        argument.name == "dtype" for argument in schema_of(functional).arguments
-    )
-    alone = overlaps.rule(functional)
-    quiet = schema_of(func).name in _GROW_QUIETLY
-    follows = func.name() in _DTYPE_OF_OUT
-    as_shaped = schema_of(func).name in _AS_SHAPED
-    stays = schema_of(func).name in _STAYS
-
-    def handler(args, kwargs):
-        given = [kwargs[name] for name in outs]
-        targets = [leaf for out in given for leaf in (out if isinstance(out, list) else [out])]
-        rest = {name: value for name, value in kwargs.items() if name not in outs}
-        if takes_dtype or (follows and rest.get("dtype") is None):
-            rest["dtype"] = targets[0].dtype
-        if alone is not None:
-            read = [*args, *rest.values()]
-            read += [leaf for arg in read if isinstance(arg, list | tuple) for leaf in arg]
-            ours_read = [leaf for leaf in read if isinstance(leaf, base.LazyTensor)]
-            for target in targets:
-                if isinstance(target, base.LazyTensor):
-                    overlaps.refuse(target, ours_read, alone)
-        got = handle(functional, args, rest)
-        results = [got] if isinstance(got, torch.Tensor) else list(got)
-        if any(one.dtype != other.dtype for one, other in zip(targets, results, strict=True)):
-            out_dtypes.refuse(func, args, kwargs, results, targets, func.name() in SPECIAL)
-        for target, result in zip(targets, results, strict=True):
-            check_writable(func, target)
-            if stays and not result.numel():
-                continue
-            if as_shaped and target.numel() == result.numel():
-                result = result.reshape(target.shape)
-            if target.shape != result.shape:
-                if not quiet:
-                    warn_of_resizing(target, result)
-                _resize(target, result)
-            else:
-                torch.ops.aten.copy_.default(target, result)
-        if not schema_of(func).returns:
-            return None
-        return given[0] if len(given) == 1 else tuple(given)
-
-    return handler
-
-
-_STAYS = frozenset({"aten::native_batch_norm", "aten::_native_batch_norm_legit"})
-"""Operators that leave an `out=` as it is where they have nothing for it."""
-
-
-_DTYPE_OF_OUT = frozenset({"aten::cumsum.out", "aten::cumprod.out", "aten::prod.int_out"})
-"""Operators that compute in the dtype of `out=`."""
-
-_GROW_QUIETLY = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("linspace", "logspace", "range", "narrow_copy", "full", "eye", "zeros", "ones"),
-        *("rand", "randn", "randint", "randperm", "addbmm", "log_sigmoid_forward"),
-        *("bernoulli", "multinomial", "normal"),
-    )
-)
-"""Operators that write to an `out=` of another size without a warning."""
-
-_AS_SHAPED = frozenset(f"aten::{name}" for name in ("arange", "range", "linspace", "logspace"))
-"""Operators that fill an `out=` with as many elements, whatever its shape."""
-
-
-def warn_of_resizing(target: Any, result: Any) -> None:
-    """Say that an `out=` with elements gets another size, as torch does."""
-    if target.numel():
-        warnings.warn(
-            f"An output with one or more elements was resized since it had shape "
-            f"{list(target.shape)}, which does not match the required output shape "
-            f"{list(result.shape)}; resize it to no elements first, with t.resize_(0), to have it "
-            "written anew",
-            stacklevel=2,
-        )
-
-
-def _resize(target: Any, result: Any) -> None:
-    """Give `target` another size; a view grows within the memory that it views, as in torch."""
-    size, offset = tuple(result.shape), target.storage_offset()
-    extent = math.prod(target._storage.aval.meta.size)
-    if target._chain.ops and offset + result.numel() <= extent:
-        view = torch.ops.aten.as_strided.default(target, size, contiguous_stride(size), offset)
-        torch.ops.aten.copy_.default(view, result)
-        base.adopt(target, view)
-    else:
-        base.adopt(target, result if target.dtype == result.dtype else result.to(target.dtype))
 
 
 base.use_handler(handle)

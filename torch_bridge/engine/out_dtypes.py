@@ -23,14 +23,7 @@ from .flatten import Flattener
 from .kernel_checks import spelled
 
 
-def refuse(
-    func: OpOverload,
-    args: Any,
-    kwargs: Any,
-    results: list[Any],
-    outs: list[Any],
-    special: bool = False,
-) -> None:
+def refuse(func: OpOverload, args: Any, kwargs: Any, results: list[Any], outs: list[Any]) -> None:
     """Refuse `out=` of a dtype that torch's kernel does not write to.
 
     Args:
@@ -39,7 +32,6 @@ def refuse(
         kwargs: of the call, with those for `out=`.
         results: what the functional operator gave; some dtype is not that of its `out=`.
         outs: where they would go.
-        special: the operator is more than a computation; its shape function says nothing.
 
     Raises:
         RuntimeError: the kernel writes its own dtype alone, or cannot cast.
@@ -70,7 +62,7 @@ def refuse(
                 f"type {spelled(target.dtype)}"
             )
     places = len(results) > 1 and any(result.dtype == torch.int64 for result in results)
-    if not special and not places:
+    if not places:
         flattener = Flattener(func)
         _, tensors, scalars = flattener(args, kwargs)
         positional, named, _ = flattener.template(args, kwargs)

@@ -1,4 +1,4 @@
-"""Writes that torch refuses because what is read and what is written to share memory.
+"""Writes that torch refuses because of the memory: what is read and written to share it.
 
 On the device a write gives a memory a new value, so it could not go wrong. It is refused all the
 same: what runs here must also run, and give the same, on other devices. As in torch, only tensors
@@ -19,6 +19,8 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
+
+from . import base
 
 _NO_SHARING = frozenset(
     {
@@ -87,3 +89,29 @@ def _range(tensor: Any) -> tuple[int, int] | None:
             extent *= size
     width, start = meta.dtype.itemsize, tensor.storage_offset()
     return (start * width, (start + extent) * width) if extent else None
+
+
+def check_writable(func: Any, tensor: torch.Tensor) -> None:
+    """Refuse what torch refuses: writing to a CPU tensor from here, or to a broadcast view."""
+    if not isinstance(tensor, base.LazyTensor):
+        raise RuntimeError(
+            f"{func} would write values of jax tensors into a tensor on {tensor.device}; move them "
+            "with .cpu() first"
+        )
+    if is_expanded(tensor):
+        raise RuntimeError(
+            f"unsupported operation: {func} writes to an expanded tensor, in which more than one "
+            "element refers to a single memory location. Please clone() the tensor first."
+        )
+
+
+def is_expanded(tensor: Any) -> bool:
+    """Whether some elements of a `jax` tensor share memory because it is a broadcast."""
+    meta = tensor._aval.meta
+    return (
+        0 in meta.stride
+        and 0 not in meta.size
+        and any(
+            step == 0 and extent > 1 for step, extent in zip(meta.stride, meta.size, strict=True)
+        )
+    )

@@ -79,7 +79,7 @@ def _copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     target, source = args[0], args[1]
     if not isinstance(target, base.LazyTensor):
         return target.copy_(to_host(source))
-    dispatch.check_writable(aten.copy_.default, target)
+    overlaps.check_writable(aten.copy_.default, target)
     if not isinstance(source, torch.Tensor):
         return aten.fill_.Scalar(target, source)
     if isinstance(source, base.LazyTensor):
@@ -219,7 +219,7 @@ def _index_put(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if any(masks) and sum(index is not None for index in indices) > 1:
         indices = _positions(indices)
     once = values.numel() == 1 and not any(args[3:4])
-    if once and isinstance(tensor, base.LazyTensor) and dispatch.is_expanded(tensor):
+    if once and isinstance(tensor, base.LazyTensor) and overlaps.is_expanded(tensor):
         return expanded.put(tensor, indices, values)
     return _put((tensor, indices, values, *args[3:]), kwargs)
 

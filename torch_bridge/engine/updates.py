@@ -21,7 +21,7 @@ import torch
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.lowerings import registry
 
-from . import base, dispatch
+from . import base, dispatch, overlaps
 from .call import infer
 from .capture.symbolic import present
 from .flatten import Flattener
@@ -49,7 +49,7 @@ def updating_handler(func: OpOverload) -> dispatch.Handler:
         if signature is None:
             signature = signatures[key] = prepare(args, kwargs, tensors, scalars)
         for number in signature.written:
-            dispatch.check_writable(func, tensors[number])
+            overlaps.check_writable(func, tensors[number])
         values = dispatch.record(recorder(), signature, tensors, scalars)
         written = values[len(values) - len(signature.written) :]
         for number, value in zip(signature.written, written, strict=True):

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge.engine import dispatch
+from isoshard.torch_bridge.engine import dispatch, out_arguments
 from isoshard.torch_bridge.kernels import attention
 
 from .quantile import nanquantile, quantile
@@ -111,7 +111,7 @@ def _into(function: Any) -> Any:
                 f"result type {got.dtype} can't be cast to the desired output type {out.dtype}"
             )
         if out.shape != got.shape:
-            dispatch.warn_of_resizing(out, got)
+            out_arguments.warn_of_resizing(out, got)
         return out.resize_(got.shape).copy_(got)
 
     return run
