@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from . import byte_images
 from .arguments import wide
 from .registry import lower
 from .upsample import _ratio
@@ -81,6 +82,9 @@ def _apply(equation: str, x: jax.Array, rows: np.ndarray, columns: np.ndarray) -
 def _forward(name, x, output_size, align_corners, scales_h=None, scales_w=None):
     scales = (scales_h, scales_w)
     pair = _matrices(name, x.shape[-2:], output_size, align_corners, scales)
+    if x.dtype == jnp.uint8:
+        sizes = zip(pair, x.shape[-2:], output_size, strict=True)
+        return byte_images.resize(x, [None if n == m else matrix for matrix, n, m in sizes])
     return _apply("hi,...ij,wj->...hw", x, *pair)
 
 

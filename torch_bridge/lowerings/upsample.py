@@ -20,6 +20,7 @@ from isoshard.core import domain
 from isoshard.core.domain.resize import resize_operator
 from isoshard.core.domain.space_split import by_halos, slope_by_halos
 
+from . import byte_images
 from .arguments import wide
 from .registry import lower
 from .spatial import by_rows, over_space, pulled_over_space
@@ -114,6 +115,14 @@ def _resize(x: jax.Array, taps: Sequence[Taps]) -> jax.Array:
     return y.astype(x.dtype)
 
 
+def _matrices(sizes, taps):
+    """Of axes whose size changes: torch lets the others be."""
+    return [
+        None if size == one.places.shape[1] else byte_images.matrix_of(*one, size)
+        for size, one in zip(sizes, taps, strict=True)
+    ]
+
+
 def _spread(scales, rank):
     return scales if scales else (None,) * rank
 
@@ -172,6 +181,8 @@ def _register(
 
     def forward(x, output_size, *options):
         taps = all_taps(x.shape[-rank:], output_size, options)
+        if x.dtype == jnp.uint8 and taps[0].weights is not None:
+            return byte_images.resize(x, _matrices(x.shape[-rank:], taps))
         rows = of_rows(x, taps, x.shape, output_size, options)
         if rows is not None:
             return by_halos(rows, wide(x)).astype(x.dtype)
