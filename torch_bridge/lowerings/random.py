@@ -152,24 +152,42 @@ def bernoulli_p(key, x, p):
     return cast(jax.random.bernoulli(key, floating(wide(jnp.asarray(p))), x.shape), x.dtype)
 
 
+def _normal_shape(mean, std=1.0, **_):
+    """torch's shape function compares a deviation that it made complex."""
+    model = mean if isinstance(mean, torch.Tensor) else std
+    if not isinstance(std, torch.Tensor) and std < 0:
+        raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
+    shapes = [each.shape for each in (mean, std) if isinstance(each, torch.Tensor)]
+    return torch.empty(torch.broadcast_shapes(*shapes), dtype=model.dtype, device="meta")
+
+
 @lower(
     "aten::normal.Tensor_float",
     "aten::normal.float_Tensor",
     "aten::normal.Tensor_Tensor",
     random=True,
     lift=("mean", "std"),
+    meta=_normal_shape,
 )
 def normal(key, mean, std=1.0):
     """Normal with the mean and deviation in each place."""
     mean, std = floating(wide(jnp.asarray(mean))), floating(wide(jnp.asarray(std)))
-    dtype = _drawn(jnp.result_type(mean, std))
-    return mean + std * jax.random.normal(key, jnp.broadcast_shapes(mean.shape, std.shape), dtype)
+    shape = jnp.broadcast_shapes(mean.shape, std.shape)
+    return mean + std * _normal(key, shape, jnp.result_type(mean, std))
+
+
+def _normal(key, shape, dtype):
+    """Standard normal; each part of a complex number has half of the variance, as in torch."""
+    dtype = _drawn(dtype) if not jnp.issubdtype(dtype, jnp.complexfloating) else dtype
+    return jax.random.normal(key, shape, dtype)
 
 
 @lower("aten::normal.float_float", random=True, lift=("mean", "std"))
 def normal_float(key, mean, std, size, *, dtype=None):
     """Normal with one mean and deviation."""
-    return mean + std * jax.random.normal(key, tuple(size), _drawn(dtype))
+    dtype = jnp.dtype(dtype or jnp.float32)
+    drawn = std * _normal(key, tuple(size), dtype)
+    return drawn + (jax.lax.complex(mean, mean) if jnp.iscomplexobj(drawn) else mean)
 
 
 @lower("aten::normal_functional", random=True, lift=("mean", "std"))

@@ -124,3 +124,30 @@ def test_random_slopes():
     assert (slopes[~negative] == 1).all()
     np.testing.assert_allclose(values, x.numpy() * slopes)
     check(aten.rrelu_with_noise_functional.default, x, x, 0.1, 0.3, False)
+
+
+COMPLEX = {
+    "randn": lambda dtype, device: torch.randn(20_000, dtype=dtype, device=device),
+    "randn_like": lambda dtype, device: torch.randn_like(_empty(dtype, device)),
+    "normal_": lambda dtype, device: _empty(dtype, device).normal_(2.0, 3.0),
+    "normal": lambda dtype, device: torch.normal(_empty(dtype, device).fill_(2 - 1j), 3.0),
+    "rand": lambda dtype, device: torch.rand(20_000, dtype=dtype, device=device),
+    "uniform_": lambda dtype, device: _empty(dtype, device).uniform_(-1, 3),
+}
+
+
+def _empty(dtype, device):
+    return torch.empty(20_000, dtype=dtype, device=device)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("draw", COMPLEX.values(), ids=COMPLEX)
+def test_both_parts_of_complex_numbers_are_drawn(draw, dtype):
+    torch.manual_seed(0)
+    want, got = draw(dtype, "cpu"), draw(dtype, "jax").cpu()
+    assert got.dtype == dtype
+    for one, other in ((want.real, got.real), (want.imag, got.imag)):
+        assert abs(one.mean() - other.mean()) < 0.1
+        assert abs(one.std() - other.std()) < 0.1
+    parts = torch.stack([got.real, got.imag])
+    assert abs(torch.corrcoef(parts)[0, 1]) < 0.05
