@@ -85,7 +85,8 @@ def orders_complex(name: str, named: Arguments) -> None:
 def axes_to_sum(name: str, named: Arguments) -> None:
     """Refuse `logsumexp` of no axes, for which torch has no place to write to."""
     tensor = named["self"]
-    if not named["dim"] and tensor.dim() and not named.get("keepdim"):
+    no_place = tensor.dim() and tensor.numel() and not named.get("keepdim")
+    if not named["dim"] and no_place:
         raise RuntimeError(
             "output with shape [] doesn't match the broadcast shape "
             f"{[1] * tensor.dim()}: {name} needs dim="

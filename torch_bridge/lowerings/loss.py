@@ -66,7 +66,13 @@ def _smooth_l1_backward(grad, x, target, reduction, beta):
     return _spread(grad, slope, reduction)
 
 
-@lower("aten::huber_loss")
+def _like_scores(x, target, reduction=_MEAN, *_):
+    """Two losses have the dtype of their first argument in torch's kernels."""
+    shape = () if reduction else torch.broadcast_shapes(x.shape, target.shape)
+    return torch.empty(shape, dtype=x.dtype, device="meta")
+
+
+@lower("aten::huber_loss", meta=_like_scores)
 def _huber(x, target, reduction=_MEAN, delta=1.0):
     x, target = wide_all(x, target)
     gap = jnp.abs(x - target)
@@ -106,7 +112,7 @@ def _bce_with_logits(x, target, weight=None, pos_weight=None, reduction=_MEAN):
     return _reduce(loss if weight is None else loss * weight, reduction)
 
 
-@lower("aten::soft_margin_loss")
+@lower("aten::soft_margin_loss", meta=_like_scores)
 def _soft_margin(x, target, reduction=_MEAN):
     x, target = wide_all(x, target)
     return _reduce(jnp.log1p(jnp.exp(-target * x)), reduction)

@@ -163,3 +163,15 @@ def test_invalid_class_is_seen():
     function = registry.find(aten.nll_loss_forward.default).function
     loss, _ = function(jnp.zeros((1, 3)), jnp.array([7]), None, 1, -100)
     assert jnp.isnan(loss)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("name", ["huber_loss", "soft_margin_loss", "smooth_l1_loss", "l1_loss"])
+def test_the_dtype_of_a_loss_of_two_dtypes(name, reduction):
+    loss = getattr(torch.nn.functional, name)
+    x, y = torch.randn(3, 4), torch.rand(3, 4)
+    for one, other in ((x, y.double()), (x.double(), y), (x.bfloat16(), y)):
+        want = loss(one, other, reduction=reduction)
+        got = loss(one.to("jax"), other.to("jax"), reduction=reduction)
+        assert got.dtype == want.dtype
+        torch.testing.assert_close(got.cpu(), want, rtol=2e-2, atol=1e-2)
