@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,18 +42,22 @@ class Taps(NamedTuple):
     weights: np.ndarray | None
 
 
-def _ratio(size: int, count: int, align_corners: bool, scale: float | None) -> np.float32:
+def _ratio(
+    size: int, count: int, align_corners: bool, scale: float | None, float_type: type = _FLOAT
+) -> Any:
     """Input elements per output element."""
     if align_corners:
-        return _FLOAT((size - 1) / (count - 1)) if count > 1 else _FLOAT(0)
-    return _FLOAT(1 / scale) if scale else _FLOAT(size / count)
+        return float_type((size - 1) / (count - 1)) if count > 1 else float_type(0)
+    return float_type(1 / scale) if scale else float_type(size / count)
 
 
-def _source(size: int, count: int, align_corners: bool, scale: float | None) -> np.ndarray:
+def _source(
+    size: int, count: int, align_corners: bool, scale: float | None, float_type: type
+) -> np.ndarray:
     """Where the centre of each output element lies in the input."""
-    ratio = _ratio(size, count, align_corners, scale)
-    index = np.arange(count, dtype=_FLOAT)
-    return ratio * index if align_corners else ratio * (index + _FLOAT(0.5)) - _FLOAT(0.5)
+    ratio = _ratio(size, count, align_corners, scale, float_type)
+    index, half = np.arange(count, dtype=float_type), float_type(0.5)
+    return ratio * index if align_corners else ratio * (index + half) - half
 
 
 def _nearest(size: int, count: int, scale: float | None, exact: bool) -> Taps:
@@ -62,19 +66,23 @@ def _nearest(size: int, count: int, scale: float | None, exact: bool) -> Taps:
     return Taps(np.minimum(places, size - 1)[None], None)
 
 
-def _linear(size: int, count: int, align_corners: bool, scale: float | None) -> Taps:
-    source = np.maximum(_source(size, count, align_corners, scale), 0)
+def _linear(
+    size: int, count: int, align_corners: bool, scale: float | None, float_type: type = _FLOAT
+) -> Taps:
+    source = np.maximum(_source(size, count, align_corners, scale, float_type), 0)
     low = np.minimum(np.floor(source).astype(np.int32), size - 1)
     high = np.minimum(low + 1, size - 1)
-    part = np.clip(source - low, 0, 1).astype(_FLOAT)
+    part = np.clip(source - low, 0, 1).astype(float_type)
     return Taps(np.stack([low, high]), np.stack([1 - part, part]))
 
 
-def _cubic(size: int, count: int, align_corners: bool, scale: float | None) -> Taps:
-    source = _source(size, count, align_corners, scale)
+def _cubic(
+    size: int, count: int, align_corners: bool, scale: float | None, float_type: type = _FLOAT
+) -> Taps:
+    source = _source(size, count, align_corners, scale, float_type)
     low = np.floor(source).astype(np.int32)
     places = np.clip(low + np.arange(-1, 3, dtype=np.int32)[:, None], 0, size - 1)
-    return Taps(places, np.stack(cubic_weights(source - low)).astype(_FLOAT))
+    return Taps(places, np.stack(cubic_weights(source - low)).astype(float_type))
 
 
 def cubic_weights(part):
@@ -141,11 +149,11 @@ def _register(
         aligns: whether the operator takes `align_corners`.
     """
 
-    def all_taps(sizes, output_size, options):
+    def all_taps(sizes, output_size, options, **wider):
         flags = options[:1] if aligns else ()
         scales = _spread(options[len(flags) :], rank)
         return [
-            taps_of(size, count, *flags, scale)
+            taps_of(size, count, *flags, scale, **wider)
             for size, count, scale in zip(sizes, output_size, scales, strict=True)
         ]
 
@@ -182,6 +190,7 @@ def _register(
     def forward(x, output_size, *options):
         taps = all_taps(x.shape[-rank:], output_size, options)
         if x.dtype == jnp.uint8 and taps[0].weights is not None:
+            taps = all_taps(x.shape[-rank:], output_size, options, float_type=np.float64)
             return byte_images.resize(x, _matrices(x.shape[-rank:], taps))
         rows = of_rows(x, taps, x.shape, output_size, options)
         if rows is not None:
