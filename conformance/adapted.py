@@ -156,6 +156,8 @@ def _steps(
 
     for _ in range(_STEPS):
         optimizer.step(distance)
+    if build is torch.optim.LBFGS:  # it divides gradients that are rounding by such gradients
+        return leaves
     state = pytree.tree_leaves(optimizer.state_dict()["state"])
     kept = [leaf for leaf in state if isinstance(leaf, torch.Tensor) and leaf.dim()]
     return [*leaves, *kept]

@@ -67,6 +67,14 @@ def _eigen(sample: SampleInput, out: Any) -> Any:
     return values, (vectors * values.unsqueeze(-2)) @ vectors.mH
 
 
+def _eigen_of_any(sample: SampleInput, out: Any) -> Any:
+    """`(values, vectors)` of a matrix: vectors have any phase, so the matrix in their place."""
+    values, vectors = out
+    if not vectors.numel():
+        return out
+    return values, vectors @ torch.diag_embed(values) @ torch.linalg.inv(vectors)
+
+
 def _lower_triangle(sample: SampleInput, out: Any) -> Any:
     """A packed factor, of which only the lower triangle means something."""
     packed, *rest = out
@@ -115,6 +123,7 @@ _SETTLED: dict[str, Callable[[SampleInput, Any], Any]] = {
     "svd_lowrank": _low_rank,
     "pca_lowrank": _low_rank,
     "linalg.eigh": _eigen,
+    "linalg.eig": _eigen_of_any,
     "linalg.ldl_factor": _lower_triangle,
     "linalg.ldl_factor_ex": _lower_triangle,
     "kthvalue": _places(1),

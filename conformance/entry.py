@@ -26,6 +26,7 @@ from .compare import first_difference
 from .samples import (
     DEVICE,
     ON_CPU,
+    VALUES,
     choose,
     copied,
     even_sizes,
@@ -96,7 +97,10 @@ def attempts_of(info: OpInfo, column: Column, limit: int | None) -> list[Attempt
         return _with_reference(info, column, refused_by(info)[:limit], to_device)
     if not column.sharded:
         options = {"reference": column.reference, "takes": column.takes}
-        samples = choose(info, column.dtype, limit, requires_grad=column.gradient, **options)
+        try:
+            samples = choose(info, column.dtype, limit, requires_grad=column.gradient, **options)
+        except Exception as error:  # torch's own, of a dtype that it cannot make
+            return f"torch: {type(error).__name__}: {error}"
         return _with_reference(info, column, samples, to_device)
     with even_sizes():
         try:
@@ -146,7 +150,7 @@ def _reference(info: OpInfo, column: Column, sample: SampleInput, seed: int = 0)
     if column.refused:
         if out == ["nothing"]:
             raise NothingToCompare("torch takes it")
-        return out
+        return ["nothing"] if sample.name == VALUES else out
     return _settled(info, column, sample, out)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -66,8 +67,15 @@ def choose(
 
 
 def refused_by(info: OpInfo) -> list[SampleInput]:
-    """The samples that the database knows to be refused, of tensors that the device may have."""
-    made = [error.sample_input for error in info.error_inputs("cpu")]
+    """The samples that the database knows to be refused, of tensors that the device may have.
+
+    Those whose fault is in the values are called `VALUES`: the device must not refuse them.
+    """
+    made = []
+    for error in info.error_inputs("cpu"):
+        sample = error.sample_input
+        sample.name = VALUES if _BY_VALUES.search(error.error_regex) else ""
+        made.append(sample)
     return [
         sample
         for sample in made
@@ -77,6 +85,14 @@ def refused_by(info: OpInfo) -> list[SampleInput]:
         )
     ]
 
+
+VALUES = "a fault in the values"
+_BY_VALUES = re.compile(
+    r"is out of bounds for dimension|index out of range in self|invalid multinomial distribution"
+    r"|probability tensor contains"
+)
+"""What torch says of indices and probabilities: a recorded operation does not wait for values, and
+an index out of range gives NaN or is dropped (docs/pytorch.md)."""
 
 _MOST_AXES = 64
 """Of NumPy's arrays, by which data comes from the host."""

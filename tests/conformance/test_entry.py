@@ -1,10 +1,13 @@
 """One entry of the database: what is right passes, what is wrong is found and named."""
 
+import re
+
 import pytest
 import torch
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 from conformance import entry
+from conformance import samples as samples_module
 from conformance.database import entries
 from isoshard.torch_bridge import register_lowering
 
@@ -116,3 +119,19 @@ def test_entries_of_the_database(name, columns):
     )
     assert all(cell.samples for cell in cells.values())
     assert cells["forward"].host == (name == "nonzero")
+
+
+def test_what_the_device_refuses_for_its_values_is_found(monkeypatch):
+    """A sample whose fault is in the values must not be refused, as docs/pytorch.md promises."""
+    assert entry.run(entries()["gather"], ["errors"])["errors"].status == "pass"
+    monkeypatch.setattr(samples_module, "_BY_VALUES", re.compile("Index tensor must have"))
+    assert entry.run(entries()["gather"], ["errors"])["errors"].status == "error"
+
+
+def test_a_dtype_that_torch_cannot_make_is_no_sample():
+    def fails(info, device, dtype, requires_grad, **_):
+        yield SampleInput(torch.ones(2, dtype=dtype, requires_grad=not dtype.is_floating_point))
+
+    info = an_entry(lambda x: x * 2, lambda x: x * 2, sample_inputs_func=fails)
+    cell = entry.run(info, ["int64"])["int64"]
+    assert (cell.status, cell.reason[:18]) == ("none", "torch: RuntimeErro")

@@ -61,3 +61,9 @@ def test_the_first_axis_that_can_be_divided_is():
     assert spec_of(torch.ones(5, 0)) is None
     assert spec_of(torch.ones(())) is None
     assert len(spread(torch.ones(8, 2)).named_sharding.device_set) == 8
+
+
+def test_faults_in_values_are_told():
+    names = [sample.name for sample in samples.refused_by(entries()["gather"])]
+    assert names.count(samples.VALUES) == 1
+    assert names.count("") == len(names) - 1 > 2

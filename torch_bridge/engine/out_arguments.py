@@ -36,7 +36,7 @@ def handler(func: OpOverload, outs: list[str], handle: Callable[..., Any]) -> Ca
         argument.name == "dtype" for argument in schema_of(functional).arguments
     )
     alone = overlaps.rule(functional)
-    quiet = schema_of(func).name in _GROW_QUIETLY
+    quiet = schema_of(func).name in _GROW_QUIETLY or func.name() == "aten::normal.float_float_out"
     follows = func.name() in _DTYPE_OF_OUT
     as_shaped = schema_of(func).name in _AS_SHAPED
     stays = schema_of(func).name in _STAYS
@@ -89,7 +89,7 @@ _GROW_QUIETLY = frozenset(
     for name in (
         *("linspace", "logspace", "range", "narrow_copy", "full", "eye", "zeros", "ones"),
         *("rand", "randn", "randint", "randperm", "addbmm", "log_sigmoid_forward"),
-        *("bernoulli", "multinomial", "normal"),
+        *("bernoulli", "multinomial"),
     )
 )
 """Operators that write to an `out=` of another size without a warning."""

@@ -54,7 +54,8 @@ def _shifted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _limited(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(x, n):
-        return jnp.where(n >= _HERMITE_LIMIT[x.dtype.itemsize] + 1, jnp.nan, function(x, n))
+        beyond = (n >= _HERMITE_LIMIT[x.dtype.itemsize] + 1) & jnp.isfinite(n)
+        return jnp.where(beyond, jnp.nan, function(x, n))
 
     return run
 

@@ -280,5 +280,6 @@ def hash_tensor(x, dim=(), *, keepdim=False, mode=0):
     kind = jnp.float64 if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.int64
     bits = jax.lax.bitcast_convert_type(x.astype(kind), jnp.uint64)
     along = axes(dim, x.ndim)
+    bits = whole(bits, along)  # XLA's CPU devices cannot combine what each of them finds
     found = jax.lax.reduce(bits, np.uint64(0), jax.lax.bitwise_xor, along)
     return jnp.expand_dims(found, along) if keepdim else found

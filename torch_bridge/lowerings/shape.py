@@ -115,7 +115,13 @@ def triu(x, diagonal=0):
     return jnp.triu(x, diagonal)
 
 
-@lower("aten::pixel_shuffle")
+def _pixels_shuffled(x, upscale_factor):
+    made = torch.ops.aten.pixel_shuffle.default(x, upscale_factor)
+    format = format_of(x)
+    return made if format is None else made.contiguous(memory_format=format)
+
+
+@lower("aten::pixel_shuffle", meta=_pixels_shuffled)
 def pixel_shuffle(x, upscale_factor):
     """Channels become blocks of pixels: (.., C r r, H, W) to (.., C, H r, W r)."""
     r = upscale_factor

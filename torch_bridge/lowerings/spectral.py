@@ -14,7 +14,19 @@ from jax import lax
 from .registry import lower
 
 
-@lower("aten::linalg_eig")
+def _columns(x, shape, **options):
+    """A new tensor in whose memory columns lie one after the other, as LAPACK has it."""
+    *lead, rows, columns = shape
+    return x.new_empty((*lead, columns, rows), **options).mT
+
+
+def _eig_shapes(a):
+    torch.ops.aten.linalg_eig.default(a)  # raises where a is no square matrix
+    dtype = a.dtype.to_complex()
+    return a.new_empty(a.shape[:-1], dtype=dtype), _columns(a, a.shape, dtype=dtype)
+
+
+@lower("aten::linalg_eig", meta=_eig_shapes)
 def _eig(a):
     """Eigenvalues and right eigenvectors, complex, of length 1."""
     dtype = jnp.result_type(a, jnp.complex64)
@@ -75,7 +87,7 @@ def _lstsq_shapes(a, b, rcond=None, *, driver=None):
     width = columns.shape[-1:]
     real = a.real if a.is_complex() else a
     return (
-        a.new_empty((*lead, a.shape[-1], *(() if vector else width))),
+        a.new_empty((*lead, a.shape[-1])) if vector else _columns(a, (*lead, a.shape[-1], *width)),
         real.new_empty((*lead, *width) if _wants_residuals(a, driver) else (0,)),
         a.new_empty(a.shape[:-2] if driver in _RANKED else (0,), dtype=torch.int64),
         real.new_empty((*a.shape[:-2], min(a.shape[-2:])) if driver in _VALUED else (0,)),

@@ -32,3 +32,10 @@ def test_values(name):
 def test_hermite_polynomials_of_huge_degree_are_nan(name):
     packet = getattr(torch.ops.aten, f"special_hermite_polynomial_{name}")
     check(packet.n_scalar, POINTS, 200)
+
+
+@pytest.mark.parametrize("name", ["h", "he"])
+def test_hermite_polynomials_of_no_degree_are_0(name):
+    packet = getattr(torch.ops.aten, f"special_hermite_polynomial_{name}")
+    degrees = torch.tensor([float("inf"), float("-inf"), float("nan"), -1.0, 2.0])
+    check(packet.default, torch.full((5,), 0.5), degrees)

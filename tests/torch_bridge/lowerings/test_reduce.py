@@ -200,3 +200,10 @@ def test_complex_logcumsumexp_of_what_is_not_finite():
     x = torch.tensor([low, low, 1j, 2 + 3j, complex("nan+0j"), 1])
     check(aten.logcumsumexp.default, x, 0)
     check(aten.logcumsumexp.default, x[:0], 0)
+
+
+def test_a_hash_of_what_lies_on_several_devices():
+    x = torch.randn(8, 3)
+    split = iso.shard(x, iso.make_mesh((8,), ("x",)), P("x"))
+    for dim in ((), 0, 1):
+        assert torch.equal(torch.hash_tensor(split, dim).cpu(), torch.hash_tensor(x, dim))

@@ -143,3 +143,10 @@ def test_pads_of_a_split_axis(pad, part):
 
 def test_nothing_is_rolled_along_any_axis():
     assert torch.zeros(0, device="jax").roll(1, 2).shape == torch.zeros(0).roll(1, 2).shape
+
+
+def test_shuffled_pixels_keep_their_memory_format():
+    x = torch.randn(2, 8, 3, 5).contiguous(memory_format=torch.channels_last)
+    want, got = (torch.nn.functional.pixel_shuffle(each, 2) for each in (x, x.to("jax")))
+    assert got.stride() == want.stride()
+    assert torch.equal(got.cpu(), want)

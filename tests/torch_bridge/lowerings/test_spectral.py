@@ -64,3 +64,13 @@ def test_least_squares_refusals():
         aten.linalg_lstsq(a, a, driver="qr")
     with pytest.raises(RuntimeError, match=r"input.size.-2. should match other.size.-2."):
         torch.linalg.lstsq(a, a[:2])
+
+
+@pytest.mark.parametrize("lead", [(), (2,)])
+def test_columns_lie_one_after_the_other(lead):
+    a, b = matrix(*lead, 5, 3), matrix(*lead, 5, 2)
+    square = matrix(*lead, 4, 4)
+    for function, given in ((torch.linalg.lstsq, (a, b)), (torch.linalg.eig, (square,))):
+        got = function(*(each.to("jax") for each in given))
+        for one, other in zip(got, function(*given), strict=True):
+            assert one.stride() == other.stride()
