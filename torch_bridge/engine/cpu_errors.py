@@ -19,11 +19,11 @@ import warnings
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from isoshard.torch_bridge._torch_internals import OpOverload
 
 from . import base
+from .metas import map_leaves
 
 _UNSAFE = frozenset(
     {
@@ -50,40 +50,51 @@ def like_cpu(
         kwargs: likewise.
         error: what it was refused with; errors of isoshard's own classes stay.
     """
-    own = type(error).__module__ not in (builtins.__name__, torch.__name__, "torch._C")
     name = func.name().removeprefix("aten::").split(".")[0]
-    if own or func.namespace != "aten" or name in _UNSAFE:
+    own = type(error).__module__ != builtins.__name__
+    if own or func.namespace != "aten" or name in _UNSAFE or "nested" in name:
         return error
-    leaves, tree = pytree.tree_flatten((args, kwargs))
+    leaves = _leaves((args, tuple(kwargs.values())))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if any(not isinstance(tensor, base.LazyTensor) for tensor in tensors):
         return error
-    if not _cheap(func, leaves, tree):
+    if not _cheap(func, args, kwargs):
         return error
-    args, kwargs = pytree.tree_unflatten(_on_cpu(leaves), tree)
+    memory = _memory(tensors)
     try:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=()):
             warnings.simplefilter("ignore")
-            func(*args, **kwargs)
+            _call(func, args, kwargs, lambda leaf: _on_cpu(leaf, memory))
     except Exception as theirs:
-        return error if type(theirs) is type(error) else theirs
+        same = type(theirs) is type(error) or "Could not run" in str(theirs)  # no kernel for CPUs
+        return error if same else theirs
     return error
 
 
-def _cheap(func: OpOverload, leaves: list[Any], tree: Any) -> bool:
+def _leaves(value: Any) -> list[Any]:
+    found: list[Any] = []
+    map_leaves(found.append, value)
+    return found
+
+
+def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Any) -> Any:
+    """Call an overload with each argument placed elsewhere."""
+    named = {name: map_leaves(place, value) for name, value in kwargs.items()}
+    return func(*(map_leaves(place, arg) for arg in args), **named)
+
+
+def _cheap(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call neither reads nor makes many elements; sizes may stand in its numbers."""
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if sum(map(_extent, tensors)) > _MOST:
+    leaves = _leaves((args, tuple(kwargs.values())))
+    if sum(_extent(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)) > _MOST:
         return False
-    args, kwargs = pytree.tree_unflatten([_on_meta(leaf) for leaf in leaves], tree)
     try:
-        made = func(*args, **kwargs)
+        made = _call(func, args, kwargs, _on_meta)
     except NotImplementedError:  # no shape is known
         return math.prod(abs(leaf) or 1 for leaf in leaves if type(leaf) is int) < _MOST
     except Exception:
         return True
-    made = [leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor)]
-    return sum(tensor.numel() for tensor in made) <= _MOST
+    return sum(leaf.numel() for leaf in _leaves(made) if isinstance(leaf, torch.Tensor)) <= _MOST
 
 
 def _on_meta(leaf: Any) -> Any:
@@ -94,18 +105,17 @@ def _on_meta(leaf: Any) -> Any:
     return torch.device("meta") if isinstance(leaf, torch.device) else leaf
 
 
-def _on_cpu(leaves: list[Any]) -> list[Any]:
-    """The arguments with zeros for what lies on the device; views of one memory stay so."""
+def _memory(tensors: list[Any]) -> dict[int, torch.Tensor]:
+    """Zeros for each memory of the device; views of one memory stay so."""
     memory: dict[int, torch.Tensor] = {}
-    for leaf in leaves:
-        if isinstance(leaf, base.LazyTensor):
-            storage, extent = id(leaf._storage), _extent(leaf)
-            if storage not in memory or memory[storage].nbytes < extent:
-                memory[storage] = torch.zeros(extent, dtype=torch.uint8)
-    return [_of(leaf, memory) for leaf in leaves]
+    for tensor in tensors:
+        storage, extent = id(tensor._storage), _extent(tensor)
+        if storage not in memory or memory[storage].nbytes < extent:
+            memory[storage] = torch.zeros(extent, dtype=torch.uint8)
+    return memory
 
 
-def _of(leaf: Any, memory: dict[int, torch.Tensor]) -> Any:
+def _on_cpu(leaf: Any, memory: dict[int, torch.Tensor]) -> Any:
     if isinstance(leaf, base.LazyTensor):
         whole = memory[id(leaf._storage)].view(leaf.dtype)
         return whole.as_strided(leaf.size(), leaf.stride(), leaf.storage_offset())

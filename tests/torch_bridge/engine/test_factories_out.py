@@ -76,11 +76,10 @@ def test_random_out_has_the_size_on_the_cpu(make):
         assert (got[0], *got[3:]) == (expected[0], *expected[3:]), kind
 
 
-@pytest.mark.parametrize("device", ["cpu", "jax"])
-def test_drawing_into_another_size_warns_where_torch_does(device):
-    out = torch.empty(3, 2, device=device)
+def test_drawing_into_another_size_warns_where_torch_does():
+    out = torch.empty(3, 2, device="jax")
     with pytest.warns(UserWarning, match="resized"):
-        torch.normal(torch.zeros(2, device=device), 1.0, out=out)
+        torch.normal(torch.zeros(2, device="jax"), 1.0, out=out)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        torch.normal(0.0, 1.0, (3,), out=torch.empty(5, device=device))
+        torch.normal(0.0, 1.0, (3,), out=torch.empty(5, device="jax"))

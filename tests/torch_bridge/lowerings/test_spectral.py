@@ -68,7 +68,7 @@ def test_least_squares_refusals():
 
 @pytest.mark.parametrize("lead", [(), (2,)])
 def test_columns_lie_one_after_the_other(lead):
-    a, b = matrix(*lead, 5, 3), matrix(*lead, 5, 2)
+    a, b = matrix(*lead, 3, 5), matrix(*lead, 3, 2)
     square = matrix(*lead, 4, 4)
     for function, given in ((torch.linalg.lstsq, (a, b)), (torch.linalg.eig, (square,))):
         got = function(*(each.to("jax") for each in given))
