@@ -35,6 +35,14 @@ def _spread(values, rank):
     return tuple(values) if len(values) == rank else tuple(values) * rank
 
 
+def _options(
+    rank, stride, padding, dilation, transposed, output_padding, groups
+) -> tuple[Any, Any, Any, Any, Any, Any]:
+    """The options of a convolution, with a number for every spatial axis."""
+    stride, padding, dilation = (_spread(v, rank) for v in (stride, padding, dilation))
+    return stride, padding, dilation, transposed, _spread(output_padding, rank), groups
+
+
 def convolve(
     x,
     weight,
@@ -63,8 +71,8 @@ def convolve(
         sums: dtype of the result; by default that of `x`.
     """
     rank = x.ndim - 2
-    stride, padding, dilation = (_spread(v, rank) for v in (stride, padding, dilation))
-    given = (stride, padding, dilation, transposed, _spread(output_padding, rank), groups)
+    given = _options(rank, stride, padding, dilation, transposed, output_padding, groups)
+    stride, padding, dilation, *_ = given
     rows = _of_rows(x, weight, *given, channels_last=channels_last, sums=sums)
     if rows is not None:
         operator, kernel = rows
@@ -254,8 +262,7 @@ def gradient_of_images(
 ):
     """The gradient of what `convolve` convolves."""
     rank = x.ndim - 2
-    numbers = [_spread(v, rank) for v in (stride, padding, dilation)]
-    given = (*numbers, transposed, _spread(output_padding, rank), groups)
+    given = _options(rank, stride, padding, dilation, transposed, output_padding, groups)
     rows = _of_rows(x, weight, *given, channels_last=channels_last, sums=None)
     if rows is None:
         function = functools.partial(convolve, channels_last=channels_last)
@@ -281,8 +288,7 @@ def gradient_of_weight(
 ):
     """The gradient of the weight of `convolve`."""
     rank = x.ndim - 2
-    numbers = [_spread(v, rank) for v in (stride, padding, dilation)]
-    given = (*numbers, transposed, _spread(output_padding, rank), groups)
+    given = _options(rank, stride, padding, dilation, transposed, output_padding, groups)
     rows = _of_rows(x, weight, *given, channels_last=channels_last, sums=None)
     if rows is not None:
         operator, kernel = rows
@@ -295,7 +301,8 @@ def gradient_of_weight(
         if channels_last:
             grad, x = (jnp.moveaxis(images, -1, 1) for images in (grad, x))
         image, slopes = (grad, x) if transposed else (x, grad)
-        return weight_gradient(image, slopes, weight.shape[2:], *numbers, groups)
+        stride, padding, dilation, *_ = given
+        return weight_gradient(image, slopes, weight.shape[2:], stride, padding, dilation, groups)
     function = functools.partial(convolve, channels_last=channels_last)
     return pull_back(lambda w: function(x, w, *given), grad, weight)[0]
 

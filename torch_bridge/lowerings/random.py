@@ -154,7 +154,7 @@ def bernoulli_p(key, x, p):
 
 def _normal_shape(mean, std=1.0, **_):
     """torch's shape function compares a deviation that it made complex."""
-    model = mean if isinstance(mean, torch.Tensor) else std
+    model: Any = mean if isinstance(mean, torch.Tensor) else std
     if not isinstance(std, torch.Tensor) and std < 0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
     shapes = [each.shape for each in (mean, std) if isinstance(each, torch.Tensor)]

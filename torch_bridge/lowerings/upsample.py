@@ -126,7 +126,9 @@ def _resize(x: jax.Array, taps: Sequence[Taps]) -> jax.Array:
 def _matrices(sizes, taps):
     """Of axes whose size changes: torch lets the others be."""
     return [
-        None if size == one.places.shape[1] else byte_images.matrix_of(*one, size)
+        None
+        if size == one.places.shape[1]
+        else byte_images.matrix_of(one.places, one.weights, size)
         for size, one in zip(sizes, taps, strict=True)
     ]
 
