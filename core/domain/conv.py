@@ -27,7 +27,8 @@ from jax import lax
 from isoshard.core.domain.any_framework import any_framework
 
 from .arguments import Faults
-from .operators import METHODS, Operator, View, apply_here
+from .operators import apply_here
+from .reach import METHODS, Operator, View
 from .windows import MODES
 
 Numbers = int | Sequence[int]

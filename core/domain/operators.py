@@ -1,8 +1,8 @@
 """The frame of every operator that reads neighbours: which rows, how they come, where results go.
 
-An operator says along each axis what its outputs read (a `Reach`), and how to compute outputs from
-a window of rows (a function of local arrays). The frame decides where each output lives: with the
-row it is nearest to, so that `[5, 2, 7, 4]` stay `[5, 2, 7, 4]` under a convolution that keeps the
+An operator says along each axis what its outputs read, and how to compute outputs from a window of
+rows (a function of local arrays): `reach`. The frame decides where each output lives: with the row
+it is nearest to, so that `[5, 2, 7, 4]` stay `[5, 2, 7, 4]` under a convolution that keeps the
 size. Each device then reads the window that its outputs need (`windows`), and computes.
 
 Where all shards are alike, before and after, the compiler's own halos do the same; `method="auto"`
@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,82 +30,9 @@ from isoshard.core.uneven import UnevenArray
 
 from .in_blocks import in_blocks
 from .layouts import Layout, layout_of, lifted, whole_layout
+from .reach import Operator, Reach, View
 from .shardings import lies, sharding_of
 from .windows import plan_windows, read_window, reflected
-
-METHODS = ("auto", "windows", "xla")
-
-Local = Callable[..., Any]  # (window, views, *operands) -> outputs; hashable
-
-
-class Reach(Protocol):
-    """What the outputs of an operator read along one axis. Hashable.
-
-    Its methods take `rows`, the true size of the axis, and `o`, an array of output numbers.
-    """
-
-    @property
-    def native(self) -> bool:
-        """Whether the compiler derives halos from what the local function does."""
-        ...
-
-    def outputs(self, rows: int) -> int:
-        """How many outputs there are."""
-        ...
-
-    def reads(self, o: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """The first row that each output reads, and the one after the last."""
-        ...
-
-    def home(self, o: np.ndarray, rows: int) -> np.ndarray:
-        """The row each output is nearest to; ascending."""
-        ...
-
-    def tables(self, o: np.ndarray, rows: int) -> tuple[np.ndarray, ...]:
-        """Arrays of numbers, one entry per output, for the local function."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class View:
-    """One axis of a window, for the local function.
-
-    Attributes:
-        start: the row of the whole array that is the window's first; may be traced.
-        outputs: how many outputs to compute.
-        pads: fill values to imagine before and after the window.
-        tables: those of the Reach, for these outputs.
-    """
-
-    start: Any
-    outputs: int
-    pads: tuple[int, int]
-    tables: tuple[Any, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Operator:
-    """An operator over some axes of an array.
-
-    Attributes:
-        verb: its name, for messages.
-        reaches: the axes, and what outputs read along them.
-        local: computes outputs from a window.
-        mode: what stands where no row is; one of `windows.MODES`.
-        fill: the value, for mode "zero".
-        method: one of `METHODS`.
-        free: axes whose layout is not that of the input (channels).
-        made: which axis of the first operand the one free axis of outputs is; None for none.
-    """
-
-    verb: str
-    reaches: tuple[tuple[int, Reach], ...]
-    local: Local
-    mode: str = "zero"
-    fill: float = 0
-    method: str = "auto"
-    free: tuple[int, ...] = ()
-    made: int | None = None
 
 
 def apply(operator: Operator, x: Any, layout: Layout, *operands: Any) -> Any:

@@ -25,7 +25,8 @@ from isoshard.core.domain.any_framework import any_framework
 
 from .arguments import Faults, is_whole
 from .layouts import layout_of, lifted
-from .operators import Operator, View, apply_here
+from .operators import apply_here
+from .reach import Operator, View
 from .windows import MODES
 
 Widths = Mapping[int, tuple[int, int]] | Sequence[tuple[int, int]]

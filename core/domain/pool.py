@@ -26,7 +26,8 @@ from isoshard.core.domain.any_framework import any_framework
 
 from .arguments import Faults
 from .conv import ConvReach, Numbers
-from .operators import METHODS, Operator, View, apply_here
+from .operators import apply_here
+from .reach import METHODS, Operator, View
 
 Grid = tuple[tuple[int, ...], ...]
 """The window, stride, padding and dilation of each axis of space."""

@@ -26,7 +26,8 @@ import numpy as np
 from isoshard.core.domain.any_framework import any_framework
 
 from .arguments import Faults, is_whole
-from .operators import Operator, View, apply_here
+from .operators import apply_here
+from .reach import Operator, View
 
 RESIZE_MODES = ("nearest", "nearest-exact", "linear", "cubic", "area")
 _CORNERS = ("linear", "cubic")

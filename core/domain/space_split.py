@@ -36,7 +36,8 @@ from isoshard.core.partitioning import Rule, partitioned
 from isoshard.core.spec import axis_names
 
 from .layouts import Layout, whole_layout
-from .operators import Operator, here, on_shards
+from .operators import here, on_shards
+from .reach import Operator
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

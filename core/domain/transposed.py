@@ -26,7 +26,8 @@ from isoshard.core.domain.any_framework import any_framework
 
 from .arguments import Faults
 from .conv import Numbers, check_channels, dimension_numbers, space_axes
-from .operators import METHODS, Operator, View, apply_here
+from .operators import apply_here
+from .reach import METHODS, Operator, View
 from .windows import settled
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import builtins
 import math
-import warnings
 from typing import Any
 
 import torch
@@ -58,13 +57,15 @@ def like_cpu(
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if any(not isinstance(tensor, base.LazyTensor) for tensor in tensors):
         return error
-    if not _cheap(func, args, kwargs):
+    if sum(map(_extent, tensors)) > _MOST or not _makes_little(func, args, kwargs, leaves):
         return error
     memory = _memory(tensors)
+    draws = torch.Tag.nondeterministic_seeded in func.tags
     try:
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=()):
-            warnings.simplefilter("ignore")
+        with torch.random.fork_rng(devices=(), enabled=draws):
             _call(func, args, kwargs, lambda leaf: _on_cpu(leaf, memory))
+    except Warning:  # where warnings are errors
+        return error
     except Exception as theirs:
         same = type(theirs) is type(error) or "Could not run" in str(theirs)  # no kernel for CPUs
         return error if same else theirs
@@ -83,11 +84,10 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Any) 
     return func(*(map_leaves(place, arg) for arg in args), **named)
 
 
-def _cheap(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call neither reads nor makes many elements; sizes may stand in its numbers."""
-    leaves = _leaves((args, tuple(kwargs.values())))
-    if sum(_extent(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)) > _MOST:
-        return False
+def _makes_little(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
+) -> bool:
+    """Whether a call makes few elements; sizes may stand in its numbers."""
     try:
         made = _call(func, args, kwargs, _on_meta)
     except NotImplementedError:  # no shape is known

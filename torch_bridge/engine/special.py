@@ -66,9 +66,20 @@ def _to_copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     if device is not None and torch.device(device).type not in naming.OURS:
         host = to_host(tensor)
         format = kwargs.get("memory_format") or torch.preserve_format
+        if format is torch.preserve_format:
+            host = _lying_as(tensor, host)
         return host.to(device=device, dtype=dtype, memory_format=format)
     rest = {name: value for name, value in kwargs.items() if name in ("dtype", "memory_format")}
     return _cast(args, rest)
+
+
+def _lying_as(tensor: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
+    """A packed CPU tensor with the axes in memory in the order that those of another have."""
+    meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    lies = torch.empty_like(meta).stride()
+    if host.stride() == lies:
+        return host
+    return torch.empty_strided(host.shape, lies, dtype=host.dtype).copy_(host)
 
 
 _cast: Any = None

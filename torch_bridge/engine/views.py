@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isoshard.torch_bridge.lowerings.single import put, write_slice
+from isoshard.torch_bridge.lowerings.single import put, read_slice, write_slice
 
 from . import bits
 from .value import Aval, contiguous_stride
@@ -213,9 +213,9 @@ def forward(op: ViewOp, x: jax.Array, base: Aval) -> jax.Array:
         _, dim, start, stop, step = op
         if stop - start <= step:  # one element: XLA's partitioner fails where it is said with steps
             stop, step = min(stop, start + 1), 1
-        return jax.lax.slice_in_dim(x, start, max(start, stop), step, dim)
+        return read_slice(x, dim, start, max(start, stop), step)
     if kind == "index":
-        return jax.lax.index_in_dim(x, op[2], op[1], keepdims=False)
+        return jnp.squeeze(read_slice(x, op[1], op[2], op[2] + 1), op[1])
     if kind == "diagonal":
         return jnp.diagonal(x, *op[1:])
     if kind == "unfold":

@@ -19,7 +19,7 @@ import torch
 from . import incomplete_gamma
 from .arguments import cast, number, wide
 from .log_sum import log_add_exp
-from .memory_order import lower_cloned, lower_contiguous
+from .memory_order import lower_cloned, lower_contiguous, lower_elementwise
 from .numerics import widely
 from .registry import lower
 
@@ -54,7 +54,9 @@ def div(x, other):
     return x / other
 
 
-@lower("aten::div.Tensor_mode", "aten::div.Scalar_mode", promote="math", lift=("other",))
+@lower_elementwise(
+    "aten::div.Tensor_mode", "aten::div.Scalar_mode", promote="math", lift=("other",)
+)
 def div_mode(x, other, *, rounding_mode=None):
     """Division, true (None), rounded to zero (`"trunc"`) or down (`"floor"`)."""
     if rounding_mode is None:
@@ -64,7 +66,9 @@ def div_mode(x, other, *, rounding_mode=None):
     return jax.lax.div(*jnp.broadcast_arrays(x, other)) if _integer(x) else jnp.trunc(x / other)
 
 
-@lower("aten::floor_divide", "aten::floor_divide.Scalar", promote="math", lift=("other",))
+@lower_elementwise(
+    "aten::floor_divide", "aten::floor_divide.Scalar", promote="math", lift=("other",)
+)
 def floor_divide(x, other):
     """Division rounded down; a float divided by 0 is infinite or NaN."""
     if _integer(x):
@@ -112,9 +116,11 @@ _BITS = {
     "left_shift": jnp.left_shift,
     "right_shift": jnp.right_shift,
 }
+_BY_REFERENCES = ("gcd", "lcm", "logaddexp", "logaddexp2")  # torch's shapes of these
 _WIDE = ("remainder", "fmod", "hypot", "logaddexp", "igamma")
 for _name, _function in _PROMOTED.items():
-    lower(f"aten::{_name}", promote="inputs")(
+    _lower = lower_elementwise if _name in _BY_REFERENCES else lower
+    _lower(f"aten::{_name}", promote="inputs")(
         widely(_function) if _name.startswith(_WIDE) else _function
     )
 for _name, _function in _BITS.items():
@@ -132,10 +138,10 @@ def _of_truths(function):
 
 
 for _name in ("and", "or", "xor"):
-    lower(f"aten::logical_{_name}")(_of_truths(_BITS[_name]))
+    lower_elementwise(f"aten::logical_{_name}")(_of_truths(_BITS[_name]))
 
 lower("aten::atan2", promote="float")(jnp.arctan2)
-lower("aten::copysign.Tensor", "aten::copysign.Scalar", promote="float")(jnp.copysign)
+lower_elementwise("aten::copysign.Tensor", "aten::copysign.Scalar", promote="float")(jnp.copysign)
 
 
 def _power_shape(x, exponent):
@@ -237,7 +243,7 @@ def xlog1py(x, other):
     return jnp.where(zero, jnp.zeros_like(x), x * jnp.log1p(jnp.where(zero, 0, other)))
 
 
-@lower("aten::heaviside", promote="inputs")
+@lower_elementwise("aten::heaviside", promote="inputs")
 def heaviside(x, values):
     """0 below 0 (and for NaN), 1 above, `values` at 0."""
     return jnp.where(x == 0, values, cast(x > 0, x.dtype))

@@ -247,53 +247,22 @@ def _convolution_mode(x, weight, bias, stride, padding, dilation, groups):
     return out if bias is None else wide(out) + _along_channels(wide(bias), rank)
 
 
-def gradient_of_images(
-    grad,
-    x,
-    weight,
-    stride,
-    padding,
-    dilation,
-    transposed,
-    output_padding,
-    groups,
-    *,
-    channels_last=False,
-):
-    """The gradient of what `convolve` convolves."""
-    rank = x.ndim - 2
-    given = _options(rank, stride, padding, dilation, transposed, output_padding, groups)
-    rows = _of_rows(x, weight, *given, channels_last=channels_last, sums=None)
+def gradient_of_images(grad, x, weight, *options, channels_last=False):
+    """The gradient of what `convolve` convolves; `options` as there."""
+    given = _options(x.ndim - 2, *options)
+    rows = _slope_operands(grad, x, weight, *given, channels_last=channels_last)
     if rows is None:
         function = functools.partial(convolve, channels_last=channels_last)
         return pull_back(lambda a: function(a, weight, *given), grad, x)[0]
-    operator, kernel = rows
-    images = [wide(_first(each, channels_last)) for each in (grad, x)]
-    slope = slope_by_halos(operator, *images, wide(kernel)).astype(x.dtype)
-    return _last(slope, channels_last)
+    return _last(slope_by_halos(*rows).astype(x.dtype), channels_last)
 
 
-def gradient_of_weight(
-    grad,
-    x,
-    weight,
-    stride,
-    padding,
-    dilation,
-    transposed,
-    output_padding,
-    groups,
-    *,
-    channels_last=False,
-):
-    """The gradient of the weight of `convolve`."""
-    rank = x.ndim - 2
-    given = _options(rank, stride, padding, dilation, transposed, output_padding, groups)
-    rows = _of_rows(x, weight, *given, channels_last=channels_last, sums=None)
+def gradient_of_weight(grad, x, weight, *options, channels_last=False):
+    """The gradient of the weight of `convolve`; `options` as there."""
+    stride, padding, dilation, transposed, _, groups = given = _options(x.ndim - 2, *options)
+    rows = _slope_operands(grad, x, weight, *given, channels_last=channels_last)
     if rows is not None:
-        operator, kernel = rows
-        images = [wide(_first(each, channels_last)) for each in (grad, x)]
-        slope = operand_slope_by_halos(operator, *images, wide(kernel)).astype(weight.dtype)
+        slope = operand_slope_by_halos(*rows).astype(weight.dtype)
         if not transposed:
             return slope
         return pull_back(lambda w: _transpose_kernel(w, groups), slope, weight)[0]
@@ -301,10 +270,18 @@ def gradient_of_weight(
         if channels_last:
             grad, x = (jnp.moveaxis(images, -1, 1) for images in (grad, x))
         image, slopes = (grad, x) if transposed else (x, grad)
-        stride, padding, dilation, *_ = given
         return weight_gradient(image, slopes, weight.shape[2:], stride, padding, dilation, groups)
     function = functools.partial(convolve, channels_last=channels_last)
     return pull_back(lambda w: function(x, w, *given), grad, weight)[0]
+
+
+def _slope_operands(grad, x, weight, *given, channels_last):
+    """What the slopes of `_of_rows` take: the operator, both images, the kernel; or None."""
+    rows = _of_rows(x, weight, *given, channels_last=channels_last, sums=None)
+    if rows is None:
+        return None
+    operator, kernel = rows
+    return operator, *(wide(_first(each, channels_last)) for each in (grad, x)), wide(kernel)
 
 
 @lower("aten::convolution_backward")

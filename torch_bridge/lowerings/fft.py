@@ -53,12 +53,40 @@ def _transform(x, dims, forward):
     return x
 
 
-@lower("aten::_fft_c2c")
+def _in_order(x, sizes, dims):
+    """The result on `meta`: signals lie together, and one behind the other as those of `x` do."""
+    dims = [*sorted(dims[:-1], key=lambda axis: -x.stride(axis)), *dims[-1:]]
+    others = [axis for axis in range(x.dim()) if axis not in dims]
+    order = [*sorted(others, key=lambda axis: -x.stride(axis)), *dims]
+    packed = x.new_empty([sizes[axis] for axis in order])
+    return packed.permute([order.index(axis) for axis in range(x.dim())])
+
+
+def _complex_shape(x, dim, *_):
+    dims = sorted(dim, key=lambda axis: -x.stride(axis))
+    return _in_order(x, x.shape, dims) if dim else x.clone()
+
+
+def _half_shape(x, dim, _normalization, onesided):
+    sizes = list(x.shape)
+    if onesided:
+        sizes[dim[-1]] = sizes[dim[-1]] // 2 + 1
+    return _in_order(x, sizes, dim).to(x.dtype.to_complex())
+
+
+def _real_shape(x, dim, _normalization, last_dim_size):
+    sizes = list(x.shape)
+    sizes[dim[-1]] = last_dim_size
+    x = _complex_shape(x, dim[:-1]) if len(dim) > 1 else x
+    return _in_order(x, sizes, dim[-1:]).to(x.dtype.to_real())
+
+
+@lower("aten::_fft_c2c", meta=_complex_shape)
 def _complex_to_complex(x, dim, normalization, forward):
     return _scaled(_transform(x, dim, forward), lengths(x.shape, dim), normalization)
 
 
-@lower("aten::_fft_r2c")
+@lower("aten::_fft_r2c", meta=_half_shape)
 def _real_to_complex(x, dim, normalization, onesided):
     count = lengths(x.shape, dim)
     if onesided and _looks():
@@ -71,7 +99,7 @@ def _real_to_complex(x, dim, normalization, onesided):
     return _scaled(got, count, normalization)
 
 
-@lower("aten::_fft_c2r")
+@lower("aten::_fft_c2r", meta=_real_shape)
 def _complex_to_real(x, dim, normalization, last_dim_size):
     if _looks():
         got = transform("irfft", x, dim, last_dim_size)

@@ -22,6 +22,7 @@ from .arguments import at_least_1d, axis, number, whole_dtype
 from .arguments import places as narrowed
 from .partition import partition
 from .registry import lower
+from .single import leading
 from .whole import whole
 
 _COMPARE_ALL = 128  # boundaries up to which comparing with each is cheaper than a search
@@ -77,7 +78,7 @@ def gather(x, dim, index, *, sparse_grad=False):
     if at.size == 0:
         return jnp.zeros(index.shape, x.dtype)
     limits = [n if d == lead else at.shape[d] for d, n in enumerate(array.shape)]
-    part = jax.lax.slice(array, [0] * array.ndim, limits)
+    part = leading(array, limits)
     return jnp.take_along_axis(part, at, axis=lead).reshape(index.shape)
 
 

@@ -13,6 +13,7 @@ strides than its CPU kernels do. So these operators are registered by the rule o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,13 @@ Shape = Callable[..., torch.Tensor]
 def lower_cloned(*names: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """`lower` for operators whose result has the strides of a clone of the first tensor."""
     return _lower(as_cloned, names, options)
+
+
+def lower_elementwise(
+    *names: str, **options: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`lower` for operators whose result has the strides of a sum of the tensors."""
+    return _lower(as_elementwise, names, options)
 
 
 def lower_contiguous(
@@ -71,13 +79,25 @@ def as_contiguous(name: str) -> Shape:
     return shape
 
 
-def as_images(name: str, place: int = 0) -> Shape:
-    """The operator on `meta` tensors; channels are last where they are in argument `place`."""
+def as_elementwise(name: str) -> Shape:
+    """The operator on `meta` tensors, with the strides that torch's loop over elements chooses."""
 
     def shape(*args: Any, **kwargs: Any) -> torch.Tensor:
         made = _overload(name)(*args, **kwargs)
-        format = format_of(args[place])
-        return made if format is None else made.contiguous(memory_format=format)
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        total = functools.reduce(torch.add, tensors) if len(tensors) > 1 else tensors[0] + 0
+        return made.new_empty_strided(made.shape, total.stride())
+
+    return shape
+
+
+def as_images(name: str, place: int = 0) -> Shape:
+    """The operator on `meta` tensors, contiguous, or channels last as argument `place`."""
+
+    def shape(*args: Any, **kwargs: Any) -> torch.Tensor:
+        made = _overload(name)(*args, **kwargs)
+        format = format_of(args[place]) or torch.contiguous_format
+        return made.contiguous(memory_format=format)
 
     return shape
 

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .arguments import lengths, wide
+from .memory_order import format_of
 from .numerics import averaged, wide_all
 from .partition import partition
 from .registry import lower
@@ -214,7 +215,9 @@ def _meta(op):
 
     def meta(x, weight, bias, running_mean, running_var, *options):
         results = list(op(x, weight, bias, running_mean, running_var, *options))
-        if not (len(options) == 3 and options[0]):
+        results[0] = results[0].contiguous(memory_format=format_of(x) or torch.contiguous_format)
+        trains = options[0] if len(options) == 3 else "with_update" in op.name()
+        if not trains:
             results[1:3] = [saved.new_empty((0,)) for saved in results[1:3]]
         return tuple(results)
 
@@ -263,13 +266,13 @@ def _batch_norm_no_update(x, weight, bias, running_mean, running_var, momentum, 
     return (*got[:3], _reserve())
 
 
-@lower("aten::_batch_norm_with_update", writes=("running_mean", "running_var"), lift=("momentum",))
+@_lower_batch_norm("_batch_norm_with_update", **_UPDATES)
 def _batch_norm_with_update(x, weight, bias, running_mean, running_var, momentum, eps):
     got = _batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)
     return (*got[:3], _reserve(), *got[3:])
 
 
-@lower("aten::_batch_norm_with_update_functional", lift=("momentum",))
+@_lower_batch_norm("_batch_norm_with_update_functional", lift=("momentum",))
 def _batch_norm_with_update_functional(x, weight, bias, running_mean, running_var, momentum, eps):
     return _batch_norm_with_update(x, weight, bias, running_mean, running_var, momentum, eps)
 

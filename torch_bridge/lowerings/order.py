@@ -17,6 +17,7 @@ import torch
 
 from .arguments import at_least_1d, axis, first_place, number
 from .registry import lower
+from .single import read_slice
 from .whole import whole
 
 
@@ -64,8 +65,7 @@ def topk(x, k, dim=-1, largest=True, sorted=True):
     if x.ndim == 0:
         return jnp.resize(values, ()), jnp.resize(places, ())
     along = axis(dim, x.ndim)
-    first = (jax.lax.slice_in_dim(a, 0, k, axis=along) for a in (values, places))
-    return tuple(first)
+    return tuple(read_slice(a, along, 0, k) for a in (values, places))
 
 
 @lower("aten::kthvalue")

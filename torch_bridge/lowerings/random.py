@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import torch
 
 from .arguments import cast, floating, number, whole_dtype, wide
-from .memory_order import lower_cloned
+from .memory_order import lower_cloned, lower_elementwise
 from .registry import lower
 
 
@@ -287,7 +287,7 @@ def native_dropout(key, x, p, train=True):
     return jnp.where(mask, wide(x) / (1 - p), 0), mask
 
 
-@lower("aten::native_dropout_backward", lift=("scale",))
+@lower_elementwise("aten::native_dropout_backward", lift=("scale",))
 def native_dropout_backward(grad_output, mask, scale):
     """The gradient of dropout: the kept places, scaled."""
     return jnp.where(mask, wide(grad_output) * scale, 0)

@@ -21,7 +21,7 @@ from .extremes import written
 from .index import order, places
 from .memory_order import lower_cloned, lower_contiguous
 from .registry import lower
-from .single import write
+from .single import leading, write
 from .whole import whole
 
 _ADD, _MULTIPLY = "add", "multiply"
@@ -108,7 +108,7 @@ def scatter_add(x, dim, index, src):
         operand_batching_dims=beside,
         scatter_indices_batching_dims=beside,
     )
-    base, src = wide(x), jax.lax.slice(src, [0] * src.ndim, index.shape)
+    base, src = wide(x), leading(src, index.shape)
     added = jax.lax.scatter_add(
         base, index[..., None], src.astype(base.dtype), numbers, mode="drop"
     )
@@ -146,7 +146,7 @@ def _scatter(x, dim, index, src, reduce, include_self=True):
         at if d == along else jax.lax.broadcasted_iota(at.dtype, at.shape, d)
         for d in range(at.ndim)
     )
-    src = jax.lax.slice(src, [0] * src.ndim, at.shape).astype(base.dtype)
+    src = leading(src, at.shape).astype(base.dtype)
     return _write(base, where, src, reduce, include_self).reshape(x.shape).astype(x.dtype)
 
 

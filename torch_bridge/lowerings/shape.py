@@ -20,7 +20,7 @@ from isoshard.core import domain
 from .arguments import axis, cast, number
 from .memory_order import as_images, format_of, lower_cloned, lower_contiguous
 from .registry import lower
-from .whole import whole
+from .whole import named, whole
 
 for _name in ("clone", "lift_fresh_copy", "alias_copy", "detach_copy"):
     lower(f"aten::{_name}")(lambda x: x)
@@ -173,7 +173,8 @@ def _cut(x, pairs):
     """
     starts = [max(0, -low) for low, _ in pairs]
     stops = [size + min(0, high) for size, (_, high) in zip(x.shape, pairs, strict=True)]
-    return jax.lax.slice(x, starts, stops), [(max(0, low), max(0, high)) for low, high in pairs]
+    part = named(jax.lax.slice(x, starts, stops))
+    return part, [(max(0, low), max(0, high)) for low, high in pairs]
 
 
 def _pairs(pad, ndim):

@@ -1,4 +1,4 @@
-"""Writes at one place, said so that XLA does not confuse two offsets on a mesh.
+"""Slices and writes at one place, said so that XLA's partitioner does not confuse two of them.
 
 XLA turns a scatter of a single index into a slice read at that index, a choice and a slice written.
 On the devices that the index does not belong to it lies outside, and where the array was itself
@@ -7,7 +7,9 @@ inside: it reads another element and writes that. And a slice written to an axis
 what lies behind it, or does not compile, where the slice itself was laid out otherwise (jax 0.10.2:
 one in twenty-five of random programs). So on a mesh a place or slice known beforehand is chosen by
 position, and a place that is not gets company: a second index, of which nothing is written. Two
-indices are not turned into slices.
+indices are not turned into slices. A slice that begins at 0 may be the same array as its whole on
+every device, and where both are laid out anew XLA takes one for the other ("Expected instruction to
+have shape equal to f32[5], actual shape is f32[8]"); so it gets a name of its own.
 
 >>> put(jnp.zeros(3), np.array([1]), jnp.ones(1))
 Array([0., 1., 0.], dtype=float32)
@@ -17,6 +19,7 @@ Array([0., 0., 5.], dtype=float32)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -25,7 +28,7 @@ import numpy as np
 from jax import lax
 
 from .arguments import number, places
-from .whole import on_a_mesh
+from .whole import named, on_a_mesh
 
 _SCATTERS: dict[str, Any] = {
     "set": lax.scatter,
@@ -42,6 +45,31 @@ def put(flat: jax.Array, places: np.ndarray | jax.Array, part: jax.Array) -> jax
         place = places.item()
         return write_slice(flat, part.reshape(-1), 0, place, place + 1)
     return flat.at[places].set(part)
+
+
+def read_slice(
+    x: jax.Array, dim: int, start: int, stop: int | None = None, step: int = 1
+) -> jax.Array:
+    """`x[start:stop:step]` along an axis.
+
+    Args:
+        x: at least 1-d.
+        dim: the axis.
+        start: the first place; at least 0, likewise `stop`, which is at most the size.
+        stop: behind the last place; None for the end.
+        step: from one place to the next.
+
+    >>> read_slice(jnp.arange(6), 0, 1, 6, 2)
+    Array([1, 3, 5], dtype=int32)
+    """
+    part = lax.slice_in_dim(x, start, stop, step, dim)
+    return named(part) if start == 0 and step == 1 and part.shape != x.shape else part
+
+
+def leading(x: jax.Array, sizes: Sequence[int]) -> jax.Array:
+    """The first `sizes[d]` places along each axis `d`; at most as many as there are."""
+    part = lax.slice(x, [0] * x.ndim, sizes)
+    return part if part.shape == x.shape else named(part)
 
 
 def write_slice(

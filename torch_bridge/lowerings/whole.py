@@ -44,6 +44,18 @@ def whole(x: jax.Array, axes: Sequence[int]) -> jax.Array:
     return constrained(x, NamedSharding(mesh, PartitionSpec(*spec)))
 
 
+def named(x: jax.Array) -> jax.Array:
+    """The array as one that XLA's partitioner does not take for what it was made of.
+
+    Says nothing of its layout; nothing of it is left in the compiled program.
+    """
+    mesh = partition().mesh
+    if mesh is None or mesh.size == 1:
+        return x
+    free = [PartitionSpec.UNCONSTRAINED] * x.ndim
+    return constrained(x, NamedSharding(mesh, PartitionSpec(*free)))
+
+
 def constrained(x: jax.Array, sharding: NamedSharding) -> jax.Array:
     """The array so laid out, but for axes in blocks of unequal sizes: these are not XLA's to split.
 

@@ -20,8 +20,9 @@ from ..crossing import operand_of, placed, value_of
 from ..hints import Even
 from ..interpreting import bind, pack_like, rule, run_whole
 from ..layouts import layout_of
-from ..operators import Operator, View, apply
+from ..operators import apply
 from ..pool import PoolReach
+from ..reach import Operator, View
 from ..scan import MAXIMUM, MINIMUM, PRODUCT, SUM, run_along
 from ..splits import Split
 from ..transposed import TransposedReach, TransposedWindow

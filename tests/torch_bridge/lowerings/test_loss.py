@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from isoshard.torch_bridge.lowerings import registry
 from tests.torch_bridge.lowerings.harness import check, evaluate, to_array
@@ -175,3 +176,12 @@ def test_the_dtype_of_a_loss_of_two_dtypes(name, reduction):
         got = loss(one.to("jax"), other.to("jax"), reduction=reduction)
         assert got.dtype == want.dtype
         torch.testing.assert_close(got.cpu(), want, rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["huber_loss", "soft_margin_loss", "mse_loss", "smooth_l1_loss"])
+def test_each_loss_lies_as_the_scores_do(name):
+    x, target = torch.randn(4, 3, 2).permute(2, 0, 1), torch.randn(2, 4, 3)
+    want = getattr(F, name)(x, target, reduction="none")
+    got = getattr(F, name)(x.to("jax"), target.to("jax"), reduction="none")
+    assert got.stride() == want.stride()
+    torch.testing.assert_close(got.cpu(), want)

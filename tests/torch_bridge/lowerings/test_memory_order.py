@@ -82,3 +82,61 @@ def test_bools_filled_at_an_index_keep_their_columns_first():
     ]
     assert made[1].stride() == made[0].stride() == (1, 2)
     assert made[1].tolist() == made[0].tolist()
+
+
+_OF_TWO = {
+    "copysign": torch.copysign,
+    "floor_divide": torch.floor_divide,
+    "rounded": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "heaviside": torch.heaviside,
+    "logaddexp": torch.logaddexp,
+    "logaddexp2": torch.logaddexp2,
+    "gcd": lambda x, y: torch.gcd(x.int(), y.int()),
+    "lcm": lambda x, y: torch.lcm(x.int(), y.int()),
+    "logical_and": torch.logical_and,
+    "logical_or": torch.logical_or,
+    "logical_xor": torch.logical_xor,
+}
+
+
+@pytest.mark.parametrize("name", _OF_TWO)
+def test_strides_of_two_operands(name):
+    columns = torch.ones(5, 10).t()
+    for other in (torch.tensor(2.0), torch.ones(10, 5, 1).transpose(1, 2), torch.ones(5)):
+        want = _OF_TWO[name](columns, other)
+        got = _OF_TWO[name](columns.to("jax"), other.to("jax"))
+        assert got.stride() == want.stride()
+        torch.testing.assert_close(got.cpu(), want)
+
+
+_SIGNALS = {
+    "fft": lambda x: torch.fft.fft(x, dim=1),
+    "fftn": torch.fft.fftn,
+    "rfft": lambda x: torch.fft.rfft(x, dim=1),
+    "rfft2": lambda x: torch.fft.rfft2(x, dim=(0, 2)),
+    "irfft": lambda x: torch.fft.irfft(x, dim=1),
+    "irfftn": torch.fft.irfftn,
+    "hfft": lambda x: torch.fft.hfft(x, dim=0),
+    "ihfft2": lambda x: torch.fft.ihfft2(x, dim=(2, 1)),
+    "batch_norm": lambda x: torch.nn.functional.batch_norm(x, None, None, training=True),
+    "max_unpool": lambda x: torch.nn.functional.max_unpool2d(x[None], x[None].long() * 0, 2),
+}
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 1, 0), (1, 2, 0)])
+@pytest.mark.parametrize("name", _SIGNALS)
+def test_strides_of_transforms_and_norms(name, order):
+    x = torch.randn(5, 6, 7).permute(order)
+    want, got = _SIGNALS[name](x), _SIGNALS[name](x.to("jax"))
+    assert got.stride() == want.stride()
+    torch.testing.assert_close(got.cpu(), want, atol=1e-4, rtol=1e-4)
+
+
+def test_a_copy_on_the_cpu_lies_as_the_tensor():
+    for x in (torch.randn(3, 4).t(), torch.randn(2, 3, 4)[:, ::2].permute(2, 0, 1)):
+        there = torch.empty_strided(x.shape, x.stride(), device="jax").copy_(x)
+        assert there.cpu().stride() == x.clone().stride()
+        assert there.to("cpu", torch.float64).stride() == x.double().stride()
+        format = torch.contiguous_format
+        assert there.to("cpu", memory_format=format).is_contiguous()
+        torch.testing.assert_close(there.cpu(), x)

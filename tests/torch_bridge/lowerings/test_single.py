@@ -7,9 +7,13 @@ import pytest
 import torch
 
 import isoshard as iso
+import isoshard.torch_bridge as xs
 from isoshard import P
+from isoshard.torch_bridge.lowerings.index import gather
+from isoshard.torch_bridge.lowerings.order import topk
 from isoshard.torch_bridge.lowerings.partition import compiling_for
-from isoshard.torch_bridge.lowerings.single import put, write
+from isoshard.torch_bridge.lowerings.shape import constant_pad_nd
+from isoshard.torch_bridge.lowerings.single import leading, put, read_slice, write
 
 X = torch.randn(2, 8, 3, 8, generator=torch.Generator().manual_seed(0))
 MASK = X[:, 0] > 0
@@ -42,6 +46,43 @@ def test_a_write_at_one_place_of_an_axis_that_is_split(mesh, name):
         return x
 
     torch.testing.assert_close(program("jax").cpu(), program("cpu"))
+
+
+CUTS = {
+    "a slice": lambda x: read_slice(x, 0, 0, 5),
+    "a place": lambda x: read_slice(x, 0, 0, 1),
+    "leading": lambda x: leading(x, (7,)),
+    "topk": lambda x: topk(x, 5, largest=False)[0],
+    "pad": lambda x: constant_pad_nd(x, (0, -3), 0.0),
+    "gather": lambda x: gather(x, 0, jnp.arange(5)),
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_a_beginning_and_its_whole_are_laid_out_anew(mesh, name):
+    """XLA took one for the other, and stopped: both lie alike on every device."""
+    split, everywhere = (jax.NamedSharding(mesh, spec) for spec in (P(("x", "y")), P()))
+
+    def both(x):
+        parts = CUTS[name](x), x
+        return [jax.lax.with_sharding_constraint(part, everywhere) for part in parts]
+
+    x = jnp.arange(8.0)
+    want = CUTS[name](x)
+    with compiling_for([split]):
+        part, whole = jax.jit(both)(jax.device_put(x, split))
+    np.testing.assert_array_equal(part, want)
+    np.testing.assert_array_equal(whole, x)
+
+
+def test_marks_on_a_beginning_and_on_its_whole(mesh):
+    a = iso.shard(torch.arange(16.0, device="jax").reshape(2, 8), mesh, P(None, ("x", "y")))
+    c = a.split(2, -1)[0]
+    for tensor in (c, a):
+        xs.clear_sharding(tensor)
+        xs.mark_sharding(tensor, mesh, (None, None))
+    assert c.tolist() == [[0, 1], [8, 9]]
+    assert a.flatten().tolist() == list(range(16))
 
 
 @pytest.mark.parametrize("method", ["set", "add", "multiply", "max", "min"])
