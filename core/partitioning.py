@@ -181,7 +181,8 @@ def _stamp_of(whole: Callable[..., Any], known: _Known) -> np.ndarray:
 
 
 def compiled(
-    lower: Callable[[], jax.stages.Lowered], options: dict[str, Any] | None = None
+    lower: Callable[[], jax.stages.Lowered],
+    options: Callable[[], dict[str, Any]] = dict[str, Any],
 ) -> jax.stages.Compiled:
     """Compile a program so that later processes find it in the persistent cache.
 
@@ -190,7 +191,7 @@ def compiled(
 
     Args:
         lower: traces and lowers the program.
-        options: what XLA is told, by its names.
+        options: what XLA is told, by its names; called when the program is lowered.
 
     Returns:
         The program.
@@ -206,9 +207,9 @@ def compiled(
     finally:
         _lowered.reset(token)
     if not ours or program.as_text().count(f"@{_TARGET}(") != ours:
-        return program.compile(options)
+        return program.compile(options())
     with _jax_internals.cached_without_addresses():
-        return program.compile(options)
+        return program.compile(options())
 
 
 @contextlib.contextmanager

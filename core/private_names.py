@@ -38,6 +38,7 @@ import dataclasses
 import functools
 import importlib
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -238,12 +239,16 @@ def _has(row: PrivateName, example: Callable[[], Any] | None) -> bool:
 
 
 def _resolved(path: str) -> Any:
-    """The object of a dotted name: as many modules as there are, then attributes."""
+    """The object of a dotted name: as many modules as there are, then attributes.
+
+    A function may have the name of its module, and hide it: what was imported comes first.
+    """
     parts = path.split(".")
-    found = importlib.import_module(parts[0])
+    found: Any = importlib.import_module(parts[0])
     for number, part in enumerate(parts[1:], 2):
+        name = ".".join(parts[:number])
         try:
-            found = getattr(found, part)
+            found = sys.modules.get(name) or getattr(found, part)
         except AttributeError:
-            found = importlib.import_module(".".join(parts[:number]))
+            found = importlib.import_module(name)
     return found

@@ -26,6 +26,7 @@ from isoshard.torch_bridge.engine.shape_checks import strides_for_each
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval
 
+from . import accelerator
 from .overrides import (
     as_tensor,
     autocast,
@@ -37,6 +38,8 @@ from .overrides import (
     scaling,
     turned,
 )
+from .runtime import sync
+from .session.memory import get_memory_info
 
 _KEYS = ("PrivateUse1", "Lazy")
 _LIBRARIES: list[torch.library.Library] = []
@@ -85,9 +88,40 @@ class DeviceModule:
     @staticmethod
     def synchronize(device: Any = None) -> None:
         """Execute what is recorded and wait for it."""
-        from .runtime import sync
-
         sync(wait=True)
+
+    @staticmethod
+    def set_device(device: Any) -> None:
+        """Nothing: there is one logical device."""
+
+    @staticmethod
+    def empty_cache() -> None:
+        """Nothing: JAX gives back what nobody holds."""
+
+    @staticmethod
+    def memory_stats(device: Any = None) -> dict[str, int]:
+        """As `torch.accelerator.memory_stats`."""
+        return torch.accelerator.memory_stats(0)
+
+    @staticmethod
+    def memory_allocated(device: Any = None) -> int:
+        """Bytes that arrays hold."""
+        return get_memory_info()["bytes_used"]
+
+    @staticmethod
+    def max_memory_allocated(device: Any = None) -> int:
+        """The most bytes that were held since the process began."""
+        return get_memory_info()["peak_bytes_used"]
+
+    @staticmethod
+    def mem_get_info(device: Any = None) -> tuple[int, int]:
+        """Bytes that are free, and that there are."""
+        return accelerator.free_and_total()
+
+    @staticmethod
+    def reset_peak_memory_stats(device: Any = None) -> None:
+        """Warns: JAX keeps the peak for the life of the process."""
+        accelerator.keep_peaks()
 
     @staticmethod
     def current_stream(device: Any = None) -> type[DeviceModule]:
@@ -145,6 +179,7 @@ def register() -> None:
         )
     device_slot.set_up_device("jax", DeviceModule)
     device_slot.set_device_module("lazy", DeviceModule)
+    accelerator.register(DeviceModule)
     for key in _KEYS:
         add_kernels(key)
     _let_loaders_pin()
@@ -172,6 +207,8 @@ def _let_loaders_pin() -> None:
     def pin(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
         if device is None or torch.device(device).type in ("jax", "cpu"):
             device = "cuda" if torch.cuda.is_available() else None
+        if device is None and not base.used():
+            raise RuntimeError(accelerator.NONE)
         if device is None or key_set is None:
             return tensor.clone()
         keys = key_set(torch.DispatchKey.CPU)

@@ -47,6 +47,11 @@ _NAMES = {
 _TORCH = {name: dtype for dtype, name in _NAMES.items()}
 
 
+def supported() -> set[torch.dtype]:
+    """The dtypes that tensors on the device can have."""
+    return set(_NAMES)
+
+
 @functools.cache
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
     """The NumPy (or ml_dtypes) dtype with exactly the bits of `dtype`.

@@ -13,6 +13,7 @@ import isoshard.torch_bridge
 from isoshard.core.mesh import make_mesh
 from isoshard.torch_bridge import _torch_internals as internals
 from isoshard.torch_bridge._torch_internals import (
+    accelerators,
     device_slot,
     dict_versions,
     dispatcher,
@@ -474,6 +475,34 @@ def dynamo():
     assert torch._dynamo.trace_rules.check(make_mesh)  # skipped
     graph = ours.Graph(torch.fx.symbolic_trace(torch.nn.Identity()), [tensor])
     assert traced.BOXED.of(graph) is True
+
+
+@checks(
+    "torch._C._accelerator_getAccelerator",
+    "torch._C._get_accelerator",
+    "torch.nn.parallel.data_parallel._get_available_device_type",
+    "torch.autograd._supported_activities",
+    *(row.path for row in accelerators.QUESTIONS.values()),
+)
+def the_accelerator():
+    """More of it: test_accelerator.py."""
+    torch.ones(1, device="jax")
+    assert accelerators.ACCELERATOR.found()() == torch.device("jax")
+    assert accelerators.ACCELERATOR_OR_CPU.found()() == torch.device("cpu")
+    assert accelerators.REPLICATED_OVER.found()() is None
+    assert {str(a) for a in accelerators.PROFILED.found()()} == {"ProfilerActivity.CPU"}
+    arguments = {
+        **dict.fromkeys(("exchangeDevice", "maybeExchangeDevice", "setDeviceIndex"), (0,)),
+        **dict.fromkeys(("getDeviceCapability", "getDeviceStats", "getMemoryInfo"), (0,)),
+        "setStream": (None,),
+        "synchronizeDevice": (0,),
+    }
+    for name, question in accelerators.QUESTIONS.items():
+        if not name.startswith("reset"):
+            question.found()(*arguments.get(name, ()))
+    for name in ("resetAccumulatedStats", "resetPeakStats"):
+        with pytest.warns(UserWarning, match="it is not reset"):
+            accelerators.QUESTIONS[name].found()(0)
 
 
 @checks("torch.distributed.tensor.DTensor._local_tensor")

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
-from isoshard.core import metrics
+from isoshard.core import cpu_compiler, metrics
 from isoshard.core.errors import ShardingError, UnevenError, UnrepresentableError
 from isoshard.core.processes.agreement import agree
 from isoshard.core.spec import named_sharding
@@ -164,9 +164,11 @@ class Program:
     ) -> Any:
         start = time.perf_counter()
         with _current(self._jax_mesh):
-            lowered = jax.jit(function, out_shardings=outs).lower(*arguments)
+            traced = jax.jit(function, out_shardings=outs).trace(*arguments)
+            lowered = traced.lower()
             self._agree(what, arguments, lowered.as_text())
-            compiled = lowered.compile()
+            platform = self._jax_mesh.devices.flat[0].platform
+            compiled = lowered.compile(cpu_compiler.options(traced.jaxpr, platform))
         metrics.record_compilation(
             what, "first call", metrics.user_location(), time.perf_counter() - start
         )

@@ -69,8 +69,24 @@ def use_handler(handle: Any) -> None:
     _handle = handle
 
 
+_used = False
+
+
+def used() -> bool:
+    """Whether there has been a tensor on the device in this process, or `choose` was called."""
+    return _used
+
+
+def choose() -> None:
+    """Let the device count as used."""
+    global _used
+    _used = True
+
+
 def new_tensor(aval: Aval, storage: Storage, chain: Chain, offset: int = 0) -> LazyTensor:
     """A tensor that views `storage` through `chain`."""
+    global _used
+    _used = True
     meta = aval.meta
     tensor = make_wrapper_subclass(
         _CLASS,

@@ -38,6 +38,7 @@ class Plan:
         recipes: what the numbers of recipes in the entries stand for.
         blocks: as of `Program`; known once the plan has been traced.
         calls_host: it calls Python while it runs, which may raise; likewise.
+        options: what the compiler is told; likewise.
     """
 
     program: tuple[Any, ...]
@@ -52,6 +53,7 @@ class Plan:
     settings: settings.Settings = dataclasses.field(default_factory=settings.current)
     blocks: Blocks = ()
     calls_host: bool = False
+    options: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
     def whole(self) -> jax.sharding.Sharding | None:
         """The layout of lifted floats and random words: a copy on each device of the program."""

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from isoshard.core import cache, metrics, partitioning, samples, virtual
+from isoshard.core import cache, cpu_compiler, metrics, partitioning, samples, virtual
 from isoshard.core.domain import lay_in_blocks
 from isoshard.core.offload import bring_in, put_back
 from isoshard.torch_bridge.lowerings.partition import compiling_for
@@ -245,7 +245,7 @@ def build(plan: Plan, arrays: Sequence[jax.Array]) -> Program:
         found = cache.hits()
         # An unused input stays: without any on a mesh, it would be compiled for one device.
         compiled = partitioning.compiled(
-            lambda: lowered(plan, arrays, keep_unused=True), plan.settings.compiler_options
+            lambda: lowered(plan, arrays, keep_unused=True), lambda: plan.options
         )
     metrics.count("cache_hits", cache.hits() - found)
     analysis = compiled.memory_analysis()
@@ -282,10 +282,18 @@ def lowered(plan: Plan, arrays: Sequence[Any], *, keep_unused: bool) -> jax.stag
     with wide, dtypes, alone, marks, meshes, refining(named), _sequences(plan, arrays):
         traced = function.trace(*arrays, *extra_inputs(plan))
         plan.calls_host = calls_host(traced.jaxpr)
+        special = cpu_compiler.options(traced.jaxpr, _platform(named))
+        plan.options = {**plan.settings.compiler_options, **special}
         if plan.calls_host and plan.donated:  # what it raises must not take its inputs along
             function = jax.jit(traceable(plan), keep_unused=keep_unused)
             traced = function.trace(*arrays, *extra_inputs(plan))
         return traced.lower()
+
+
+def _platform(named: Sequence[int]) -> str:
+    """Of the devices that a program with these layouts runs on."""
+    devices = layouts.sharding(named[0]).device_set if named else {jax.devices()[0]}
+    return next(iter(devices)).platform
 
 
 def extra_inputs(plan: Plan) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:

@@ -178,9 +178,21 @@ def copy_mark(source: base.LazyTensor, target: base.LazyTensor) -> None:
 
 def keep_gradient_layout(tensor: base.LazyTensor) -> None:
     """Lay the gradients of a leaf out as the leaf, and with them what optimizers make of them."""
-    if tensor.requires_grad and tensor.is_leaf:
+    if tensor.requires_grad and _is_leaf(tensor):
         if _lay_out_gradient not in (gradient_hooks(tensor) or {}).values():
             tensor.register_post_accumulate_grad_hook(_lay_out_gradient)
+
+
+def _is_leaf(tensor: base.LazyTensor) -> bool:
+    """Whether no operation made it; of some views torch no longer says so, as of no leaf.
+
+    It refuses for one of several views of memory that was written to since. To lay out memory asks
+    nothing of autograd, so this is for the operation to say that reads the view.
+    """
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
 
 
 def _lay_out_gradient(leaf: Any) -> None:

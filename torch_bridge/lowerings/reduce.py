@@ -27,6 +27,7 @@ from .arguments import (
     floating,
     lengths,
     wide,
+    wide_dtype,
 )
 from .extremes import largest, smallest
 from .log_sum import running
@@ -39,11 +40,21 @@ from .whole import whole
 @lower("aten::sum", "aten::sum.dim_IntList")
 def sum_(x, dim=None, keepdim=False, *, dtype=None):
     """Sum; of integers and bools, in the widest integer."""
-    return jnp.sum(_as(x, dtype), axes(dim, x.ndim), dtype=dtype, keepdims=keepdim)
+    return _in(dtype, jnp.sum, x, axes(dim, x.ndim), keepdims=keepdim)
+
+
+def _in(dtype, reduced, x, *args, **kwargs):
+    """`reduced` of `x` in a dtype (None: its own, or torch's for it); halves are added as floats.
+
+    JAX adds and multiplies them so where no dtype is named, and in 16 bits where one is.
+    """
+    if dtype is None:
+        return reduced(x, *args, **kwargs)
+    return reduced(wide(cast(x, dtype)), *args, **kwargs, dtype=wide_dtype(dtype)).astype(dtype)
 
 
 def _as(x, dtype):
-    """What a reduction in another dtype begins with; JAX itself adds halves as floats."""
+    """What a mean in another dtype begins with."""
     return x if dtype is None else cast(x, dtype)
 
 
@@ -67,7 +78,7 @@ def mean(x, dim=None, keepdim=False, *, dtype=None):
 @lower("aten::prod", "aten::prod.dim_int")
 def prod(x, dim=None, keepdim=False, *, dtype=None):
     """Product; of integers and bools, in the widest integer."""
-    return jnp.prod(_as(x, dtype), axes(dim, x.ndim), dtype=dtype, keepdims=keepdim)
+    return _in(dtype, jnp.prod, x, axes(dim, x.ndim), keepdims=keepdim)
 
 
 @lower("aten::var_mean.correction")

@@ -20,6 +20,7 @@ import torch
 
 from isoshard.core.devices import Device
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.engine import base
 
 _KINDS = {"gpu": "CUDA", "cuda": "CUDA", "rocm": "ROCM"}
 
@@ -42,6 +43,7 @@ def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device
             "spreads its tensors over the chips. Call runtime.use_spmd() first to have every "
             "number mean it."
         )
+    base.choose()
     return naming.current()
 
 

@@ -32,11 +32,12 @@ def _is_float(dtype):
 
 
 def _sum(x, **along):
-    return library(x).sum(x, dtype=x.dtype, **along)
+    """In the dtype of `x`; halves are added up as floats, which JAX does if no dtype is named."""
+    return library(x).sum(x, dtype=None if _is_float(x.dtype) else x.dtype, **along)
 
 
 def _mean(x, **along):
-    total = jnp.sum(x, dtype=x.dtype, **along)
+    total = _sum(x, **along)
     count = np.asarray(x.size // max(total.size, 1), x.dtype)
     return total / count if _is_float(x.dtype) else lax.div(total, jnp.full_like(total, count))
 

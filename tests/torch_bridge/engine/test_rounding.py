@@ -124,3 +124,22 @@ def test_freedom_by_name_is_another_program():
             assert torch.equal(run(x), rounded)
     assert torch.equal(run(x), rounded)
     torch.testing.assert_close(free, rounded, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("size", [(8, 9), (64, 65), (5, 1001)])
+@pytest.mark.parametrize("dim", [0, 1, None])
+def test_what_is_reduced_was_rounded(size, dim):
+    """XLA's library for reductions on CPUs leaves such roundings out, and makes NaN of some."""
+    x = draw(*size, dtype=torch.float32).bfloat16()
+    for before in (
+        lambda x: (x * 0.01).exp(),
+        lambda x: x * x,
+        lambda x: (x.float() / 3).bfloat16(),
+    ):
+        there = x.to("jax")
+        together = before(there).float().sum(dim)
+        apart = before(there)
+        xs.sync()
+        apart = apart.float().sum(dim).cpu()
+        torch.testing.assert_close(together.cpu(), apart, rtol=2e-6, atol=2e-6)
+        torch.testing.assert_close(apart, before(x).float().sum(dim), rtol=1e-5, atol=1e-4)

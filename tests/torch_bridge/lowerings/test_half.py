@@ -52,3 +52,17 @@ def test_numbers_that_torch_rounds(name, dtype):
     function, x = AS_ON_THE_CPU[name], X.to(dtype)
     want, got = function(x), function(x.to("jax")).cpu()
     torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["sum", "prod", "mean", "nansum"])
+def test_halves_named_as_dtype_are_reduced_as_floats(name, dtype):
+    """JAX adds and multiplies them in 16 bits where the dtype is named."""
+    x = torch.randn(64, 65, generator=torch.Generator().manual_seed(0)) / 8 + 1
+    x[:, -1] = -x[:, :-1].sum(1) + 1 if name != "prod" else 1
+    want = getattr(x.to(dtype).double(), name)(1)
+    for given in (x, x.to(dtype)):
+        got = getattr(given.to("jax"), name)(1, dtype=dtype)
+        assert got.dtype == dtype
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(got.cpu().double(), want, rtol=0.51 * eps, atol=1e-5)

@@ -93,3 +93,10 @@ def test_axes_must_be_known():
 def test_an_axis_named_twice_is_refused():
     with pytest.raises(ModelError, match=r"axes \[1, -2\] of rank 3 name an axis twice"):
         jitted(Case("ReduceSum", (X, ints(1, -2)), known=(1,)))
+
+
+@pytest.mark.parametrize("op", ["ReduceSum", "ReduceMean"])
+def test_halves_are_added_as_floats(op):
+    x = np.array([2048, *[1] * 8, -2048], np.float16)
+    (got,) = jitted(Case(op, (x,), {"keepdims": 0}))
+    np.testing.assert_allclose(np.float64(got), 8 if op == "ReduceSum" else 0.8, rtol=2**-11)

@@ -1,0 +1,113 @@
+"""`torch.accelerator` is the `jax` device, in all that torch asks of it."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def tensor():
+    return torch.ones(4, 256, device="jax")
+
+
+def test_which_it_is():
+    asked = torch.accelerator
+    assert asked.current_accelerator(check_available=True) == torch.device("jax")
+    assert asked.is_available() and asked.device_count() == 1
+    assert asked.current_device_index() == 0
+    assert torch.get_device_module() is torch.get_device_module("jax")
+    assert torch.ones(2).to(asked.current_accelerator()).device == torch.device("jax", 0)
+
+
+def test_synchronize_executes_what_is_recorded(tensor):
+    made = tensor + 1
+    torch.accelerator.synchronize()
+    torch.accelerator.synchronize("jax")
+    assert made._storage.value.array is not None
+
+
+def test_memory(tensor):
+    torch.accelerator.synchronize()
+    used = torch.accelerator.memory_allocated()
+    more = torch.ones(1024, 256, device="jax")
+    torch.accelerator.synchronize()
+    assert torch.accelerator.memory_allocated() >= used + more.nbytes
+    assert torch.accelerator.max_memory_allocated() >= torch.accelerator.memory_allocated()
+    stats = torch.accelerator.memory_stats()
+    assert stats["allocated_bytes.all.current"] == torch.jax.memory_allocated()
+    assert torch.jax.memory_stats() == stats
+    free, total = torch.accelerator.get_memory_info()
+    assert 0 < free < total
+    assert torch.jax.mem_get_info()[1] == total
+    assert torch.accelerator.memory_reserved() == torch.accelerator.memory_allocated()
+    torch.accelerator.empty_cache()
+    for reset in (torch.accelerator.reset_peak_memory_stats, torch.jax.reset_peak_memory_stats):
+        with pytest.warns(UserWarning, match="for the life of the process: it is not reset"):
+            reset()
+
+
+def test_there_is_one_device():
+    torch.accelerator.set_device_index(0)
+    torch.jax.set_device(0)
+    with torch.accelerator.device_index(0):
+        assert torch.accelerator.current_device_index() == 0
+    with pytest.raises(RuntimeError, match="there is one logical device, jax:0, and 1 was asked"):
+        torch.accelerator.set_device_index(1)
+
+
+def test_streams_run_in_order_and_events_say_what_they_cannot(tensor):
+    stream = torch.accelerator.current_stream()
+    torch.accelerator.set_stream(stream)
+    with stream:
+        event = stream.record_event()
+    assert stream.query() and event.query()
+    stream.synchronize()
+    event.wait()
+    with pytest.raises(RuntimeError, match="doesn't support synchronizing events"):
+        event.synchronize()
+
+
+def test_what_it_can_hold():
+    dtypes = torch.accelerator.get_device_capability()["supported_dtypes"]
+    assert {torch.float64, torch.bfloat16, torch.int64, torch.float8_e5m2} < dtypes
+    assert torch.quint8 not in dtypes
+
+
+def test_data_parallel_runs_the_module_itself(tensor):
+    module = torch.nn.Linear(256, 2).to("jax")
+    torch.testing.assert_close(torch.nn.DataParallel(module)(tensor), module(tensor))
+
+
+def test_a_process_group_without_a_backend_is_gloo():
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group(store=store, rank=0, world_size=1)
+    try:
+        x = torch.ones(2)
+        torch.distributed.all_reduce(x)
+        torch.distributed.barrier()
+        assert str(torch.distributed.get_backend_config()) == "cpu:gloo"
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+_FROM_WHEN_ON = """
+import torch, isoshard.torch_bridge as xs
+def which():
+    return str(torch.accelerator.current_accelerator())
+torch.manual_seed(0)
+said = [which()]
+{use}
+print(*said, which())
+"""
+
+
+@pytest.mark.parametrize(
+    "use", ["torch.ones(2, device='jax')", "torch.ones(2).to('jax')", "xs.xla_device()"]
+)
+def test_it_is_the_accelerator_once_it_is_used(use):
+    script = _FROM_WHEN_ON.format(use=use)
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["None", "jax"]

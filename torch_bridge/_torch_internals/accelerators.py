@@ -1,0 +1,57 @@
+"""What `torch.accelerator` asks of C++, and who else asks which accelerator there is.
+
+>>> len(QUESTIONS), QUESTIONS["synchronizeDevice"].attribute
+(14, '_accelerator_synchronizeDevice')
+"""
+
+from __future__ import annotations
+
+from .declared import NAMES
+
+ACCELERATOR = NAMES.state(
+    "torch._C._accelerator_getAccelerator",
+    why="says which accelerator `torch.accelerator` speaks of",
+    without="it is the `jax` device from the import on",
+)
+
+ACCELERATOR_OR_CPU = NAMES.state(
+    "torch._C._get_accelerator",
+    why="says for which device process groups and `fully_shard` are made by default",
+    without="they must be told",
+)
+
+REPLICATED_OVER = NAMES.state(
+    "torch.nn.parallel.data_parallel._get_available_device_type",
+    why="says over which devices `DataParallel` copies a module",
+    without="`DataParallel` raises",
+)
+
+PROFILED = NAMES.state(
+    "torch.autograd._supported_activities",
+    why="lists what `torch.profiler.profile()` records by default",
+    without="tables of programs on the CPU have empty columns of the `jax` device",
+)
+
+QUESTIONS = {
+    path.rpartition("_")[2]: NAMES.state(
+        path,
+        why="is asked by a function of `torch.accelerator`",
+        without="that function raises",
+    )
+    for path in (
+        "torch._C._accelerator_emptyCache",
+        "torch._C._accelerator_emptyHostCache",
+        "torch._C._accelerator_exchangeDevice",
+        "torch._C._accelerator_getDeviceCapability",
+        "torch._C._accelerator_getDeviceIndex",
+        "torch._C._accelerator_getDeviceStats",
+        "torch._C._accelerator_getMemoryInfo",
+        "torch._C._accelerator_isAllocatorInitialized",
+        "torch._C._accelerator_maybeExchangeDevice",
+        "torch._C._accelerator_resetAccumulatedStats",
+        "torch._C._accelerator_resetPeakStats",
+        "torch._C._accelerator_setDeviceIndex",
+        "torch._C._accelerator_setStream",
+        "torch._C._accelerator_synchronizeDevice",
+    )
+}

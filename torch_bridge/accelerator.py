@@ -1,0 +1,159 @@
+"""`torch.accelerator`: the `jax` device, from its first tensor on.
+
+torch takes the one device that lives outside its tree for the machine's accelerator as soon as it
+is registered. Then programs that never use it change: `DataLoader` pins memory, process groups and
+`DataParallel` look for backends. So until there is a tensor on the device, or somebody asked for it
+(`xs.xla_device()`), torch is told what it would be without isoshard.
+
+>>> x = torch.ones(2, device="jax")
+>>> torch.accelerator.current_accelerator(), torch.accelerator.device_count()
+(device(type='jax'), 1)
+>>> torch.accelerator.synchronize()
+>>> sorted(torch.accelerator.memory_stats())[:2]
+['allocated_bytes.all.current', 'allocated_bytes.all.peak']
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ._torch_internals import accelerators
+from .dtypes import supported
+from .engine import base
+from .runtime import sync
+from .session.memory import get_memory_info
+
+_OTHERS: dict[str, Callable[[], bool]] = {
+    "cuda": torch.backends.cuda.is_built,
+    "xpu": lambda: torch.version.xpu is not None,
+    "mps": torch.backends.mps.is_built,
+}
+"""The accelerators in torch's tree, and whether this torch was built for them."""
+
+NONE = "Cannot access accelerator device when none is available."  # as torch says it
+
+
+def register(module: Any) -> None:
+    """Answer for the device where it is the accelerator.
+
+    Args:
+        module: `torch.jax`.
+    """
+    instead: list[tuple[Any, Callable[[Any], Any]]] = [
+        (accelerators.ACCELERATOR, lambda _: _accelerator),
+        (accelerators.ACCELERATOR_OR_CPU, lambda _: _of_process_groups),
+        (accelerators.REPLICATED_OVER, lambda _: _replicated_over),
+        (accelerators.PROFILED, _but_ours),
+    ]
+    for name, question in accelerators.QUESTIONS.items():
+        instead.append((question, functools.partial(_answering, _ANSWERS[name])))
+    for question, make in instead:
+        if question.found(None) is not None:
+            question.wrap(make)
+    torch.get_device_module = _with_ours(torch.get_device_module, module)
+
+
+def _accelerator(*_: Any) -> torch.device | None:
+    """The accelerator, as `torch.device` without an index; None for none."""
+    if base.used():
+        return torch.device("jax")
+    return next((torch.device(kind) for kind, built in _OTHERS.items() if built()), None)
+
+
+def _of_process_groups(*_: Any) -> torch.device:
+    """The device of process groups: no backend of theirs speaks `jax`, whose ranks meet in JAX."""
+    found = _accelerator()
+    return torch.device("cpu") if found is None or found.type == "jax" else found
+
+
+def _replicated_over() -> str | None:
+    """The device type over which `DataParallel` copies: a mesh is one device, and has no copies."""
+    return "cuda" if torch.cuda.is_available() else None
+
+
+def _but_ours(activities: Callable[[], set[Any]]) -> Callable[[], set[Any]]:
+    """What torch's profiler records: nothing of JAX's, which has a profiler of its own."""
+    return lambda: activities() - {torch.profiler.ProfilerActivity.PrivateUse1}
+
+
+def _answering(answer: Callable[..., Any], torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of C++ that answers for the `jax` device where that is the accelerator."""
+
+    def asked(*args: Any) -> Any:
+        if base.used():
+            return answer(*args)
+        if _accelerator() is None:
+            raise RuntimeError(NONE)
+        return torchs(*args)
+
+    return asked
+
+
+def _with_ours(torchs: Any, module: Any) -> Any:
+    """`torch.get_device_module`, which caches what it once said."""
+
+    @functools.wraps(torchs)
+    def get_device_module(device: torch.device | str | None = None) -> Any:
+        return module if device is None and base.used() else torchs(device)
+
+    return get_device_module
+
+
+def stats() -> dict[str, Any]:
+    """Memory of the process's devices as torch's allocators nest it, in bytes.
+
+    As far as JAX tells: `torch_xla.core.xla_model.get_memory_info` says what the figures are.
+    """
+    info = get_memory_info()
+    used = {"all": {"current": info["bytes_used"], "peak": info["peak_bytes_used"]}}
+    return {"allocated_bytes": used, "reserved_bytes": used}
+
+
+def free_and_total() -> tuple[int, int]:
+    """Bytes that are free, and that there are."""
+    info = get_memory_info()
+    return info["bytes_limit"] - info["bytes_used"], info["bytes_limit"]
+
+
+def keep_peaks(*_: Any) -> None:
+    """Say that peaks cannot be reset: they are JAX's own, which keeps them for a process's life."""
+    warnings.warn(
+        "JAX keeps the peak of memory for the life of the process: it is not reset", stacklevel=3
+    )
+
+
+def _capability(_: int) -> dict[str, Any]:
+    return {"supported_dtypes": supported()}
+
+
+def _one_device(index: int) -> None:
+    if index not in (0, -1):
+        raise RuntimeError(f"there is one logical device, jax:0, and {index} was asked for")
+
+
+def _exchanged(index: int) -> int:
+    _one_device(index)
+    return 0
+
+
+_ANSWERS: dict[str, Callable[..., Any]] = {
+    "emptyCache": lambda: None,  # JAX gives back what nobody holds
+    "emptyHostCache": lambda: None,
+    "exchangeDevice": _exchanged,
+    "getDeviceCapability": _capability,
+    "getDeviceIndex": lambda: 0,
+    "getDeviceStats": lambda _: stats(),
+    "getMemoryInfo": lambda _: free_and_total(),
+    "isAllocatorInitialized": lambda: True,
+    "maybeExchangeDevice": _exchanged,
+    "resetAccumulatedStats": keep_peaks,
+    "resetPeakStats": keep_peaks,
+    "setDeviceIndex": _one_device,
+    "setStream": lambda _: None,
+    "synchronizeDevice": lambda _: sync(wait=True),
+}
