@@ -93,9 +93,11 @@ _AT_NAN = re.compile("|".join(_UNDECIDED))
 
 
 def undecided(text: str, tensor: torch.Tensor) -> bool:
-    """Whether torch's gradient of a line that gave NaN is not what the function says."""
-    made = tensor.requires_grad and _AT_NAN.search(text) is not None
-    return made and bool(tensor.detach().isnan().any())
+    """Whether torch's gradient of a line that gave NaN, or infinity, is not the function's."""
+    if not tensor.requires_grad or _AT_NAN.search(text) is None:
+        return False
+    made = tensor.detach()
+    return bool(made.isnan().any()) or ("prod(" in text and bool(made.isinf().any()))
 
 
 _SPREADS = re.compile(r"(max|min|median|nanmedian)\(\)")
@@ -110,7 +112,7 @@ def spreads_nan(program: Program) -> bool:
 
 
 _STRIDES = re.compile(
-    r"//|floor_divide|copysign|xlogy|ldexp|one_hot|_scatter\(|sort|topk|kthvalue|\[.*torch\.tensor"
+    r"ldexp|one_hot|_scatter\(|sort|topk|kthvalue|\[.*torch\.tensor"
     r"|\w\[.*\["
 )
 """Results whose strides torch's CPU kernels and its shape functions give differently."""

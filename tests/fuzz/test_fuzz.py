@@ -382,6 +382,9 @@ def test_a_gradient_at_a_pole_of_digamma_is_left_out():
     assert refused.undecided("b = torch.digamma(a)", torch.digamma(at))
     assert not refused.undecided("b = torch.digamma(a)", torch.digamma(at[1:]))
     assert not refused.undecided("b = torch.exp(a)", torch.digamma(at))
+    infinite = torch.tensor([torch.inf, 2.0], requires_grad=True)
+    assert refused.undecided("b = a.prod(0)", infinite.prod(0))
+    assert not refused.undecided("b = a.sum(0)", infinite.sum(0))
     at.sum().backward()
     torch.digamma(at).sum().backward()
     assert at.grad.isfinite().all()  # torch today; where it is infinite, nothing need be left out

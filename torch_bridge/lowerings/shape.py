@@ -20,6 +20,7 @@ from isoshard.core import domain
 from .arguments import axis, cast, number
 from .memory_order import as_images, format_of, lower_cloned, lower_contiguous
 from .registry import lower
+from .single import read_slice
 from .whole import named, whole
 
 for _name in ("clone", "lift_fresh_copy", "alias_copy", "detach_copy"):
@@ -173,7 +174,7 @@ def _cut(x, pairs):
     """
     starts = [max(0, -low) for low, _ in pairs]
     stops = [size + min(0, high) for size, (_, high) in zip(x.shape, pairs, strict=True)]
-    part = named(jax.lax.slice(x, starts, stops))
+    part = jax.lax.slice(named(x), starts, stops)
     return part, [(max(0, low), max(0, high)) for low, high in pairs]
 
 
@@ -188,7 +189,8 @@ def _pad_as(mode):
 
     def pad(x, padding):
         def whole_array(x):
-            grown = jnp.pad(x, _pairs([max(p, 0) for p in padding], x.ndim), mode=mode)
+            pairs = _pairs([max(p, 0) for p in padding], x.ndim)
+            grown = _edged(x, pairs) if mode == "edge" else jnp.pad(x, pairs, mode=mode)
             cuts = _pairs([min(p, 0) for p in padding], x.ndim)
             return _cut(grown, cuts)[0]
 
@@ -198,6 +200,21 @@ def _pad_as(mode):
         return domain.in_blocks(whole_array, by_halos)(x)
 
     return pad
+
+
+def _edged(x, pairs):
+    """`jnp.pad(x, pairs, mode="edge")`, whose first rows XLA's partitioner takes for all of `x`."""
+    for dim, (low, high) in enumerate(pairs):
+        size, shape = x.shape[dim], list(x.shape)
+        parts = [x]
+        if low:
+            shape[dim] = low
+            parts.insert(0, jnp.broadcast_to(read_slice(x, dim, 0, 1), shape))
+        if high:
+            shape[dim] = high
+            parts.append(jnp.broadcast_to(read_slice(x, dim, size - 1, size), shape))
+        x = jnp.concatenate(parts, dim)
+    return x
 
 
 def _pad_backward(pad):

@@ -9,7 +9,7 @@ one in twenty-five of random programs). So on a mesh a place or slice known befo
 position, and a place that is not gets company: a second index, of which nothing is written. Two
 indices are not turned into slices. A slice that begins at 0 may be the same array as its whole on
 every device, and where both are laid out anew XLA takes one for the other ("Expected instruction to
-have shape equal to f32[5], actual shape is f32[8]"); so it gets a name of its own.
+have shape equal to f32[5], actual shape is f32[8]"); so it is cut from a copy in name only.
 
 >>> put(jnp.zeros(3), np.array([1]), jnp.ones(1))
 Array([0., 1., 0.], dtype=float32)
@@ -62,14 +62,14 @@ def read_slice(
     >>> read_slice(jnp.arange(6), 0, 1, 6, 2)
     Array([1, 3, 5], dtype=int32)
     """
-    part = lax.slice_in_dim(x, start, stop, step, dim)
-    return named(part) if start == 0 and step == 1 and part.shape != x.shape else part
+    if start == 0 and step == 1 and stop not in (None, x.shape[dim]):
+        x = named(x)
+    return lax.slice_in_dim(x, start, stop, step, dim)
 
 
 def leading(x: jax.Array, sizes: Sequence[int]) -> jax.Array:
     """The first `sizes[d]` places along each axis `d`; at most as many as there are."""
-    part = lax.slice(x, [0] * x.ndim, sizes)
-    return part if part.shape == x.shape else named(part)
+    return x if x.shape == tuple(sizes) else lax.slice(named(x), [0] * x.ndim, sizes)
 
 
 def write_slice(

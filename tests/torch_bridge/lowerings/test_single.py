@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
+from isoshard.torch_bridge.lowerings import registry
 from isoshard.torch_bridge.lowerings.index import gather
 from isoshard.torch_bridge.lowerings.order import topk
 from isoshard.torch_bridge.lowerings.partition import compiling_for
@@ -54,6 +56,9 @@ CUTS = {
     "leading": lambda x: leading(x, (7,)),
     "topk": lambda x: topk(x, 5, largest=False)[0],
     "pad": lambda x: constant_pad_nd(x, (0, -3), 0.0),
+    "pad with its edge": lambda x: registry.named("aten::replication_pad1d").function(
+        x.reshape(1, 8), (3, 0)
+    ),
     "gather": lambda x: gather(x, 0, jnp.arange(5)),
 }
 
@@ -83,6 +88,15 @@ def test_marks_on_a_beginning_and_on_its_whole(mesh):
         xs.mark_sharding(tensor, mesh, (None, None))
     assert c.tolist() == [[0, 1], [8, 9]]
     assert a.flatten().tolist() == list(range(16))
+
+
+def test_marks_on_what_repeats_a_beginning():
+    mesh = iso.make_mesh((2, 2, 2), ("x", "y", "z"))
+    x = torch.arange(32.0).reshape(1, 8, 4)
+    there = iso.shard(x.to("jax"), mesh, P(None, "z", ("y", "x")))
+    padded = F.pad(there, (2, 0), mode="replicate")
+    xs.mark_sharding(padded, mesh, (None, ("z", "y"), None))
+    torch.testing.assert_close(padded.cpu(), F.pad(x, (2, 0), mode="replicate"))
 
 
 @pytest.mark.parametrize("method", ["set", "add", "multiply", "max", "min"])
