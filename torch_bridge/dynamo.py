@@ -212,10 +212,10 @@ _AOT = dynamo_hooks.aot_autograd(fw_compiler=Graph, bw_compiler=Graph, inference
 def _untyped_storage(tensor: XLAShardedTensor) -> Any:
     if dynamo_hooks.current_compilation() is not None:  # dynamo asks for its size only
         return torch.Tensor.untyped_storage(tensor)
-    return _refuse_storage(tensor)
+    return _handle(tensor)
 
 
-_refuse_storage = XLAShardedTensor.untyped_storage
+_handle = XLAShardedTensor.untyped_storage
 
 
 def _as_tangent(tensor: XLAShardedTensor, expected: Any, kind: Any = None) -> XLAShardedTensor:

@@ -36,7 +36,7 @@ from isoshard.torch_bridge._torch_internals.tensor_fields import parse_to
 from isoshard.torch_bridge.engine import base, dropped, placement
 from isoshard.torch_bridge.engine.special import to_host
 
-from . import naming
+from . import addresses, naming
 from .layout import marks
 from .layout.laid_out import LaidOut
 from .overrides import pickling
@@ -202,26 +202,24 @@ class XLAShardedTensor(LaidOut):
         return to_host(self).tolist()
 
     def data_ptr(self) -> int:
-        """Refused: a sharded tensor has one buffer per device.
+        """An address that tells memories apart; there is nothing to read. See `addresses`.
 
-        Raises:
-            RuntimeError: always.
+        The buffers, one on each device, are those of
+        `isoshard.local_shards(tensor, framework="torch")`.
         """
-        raise RuntimeError(
-            "a tensor on the jax device has no single data pointer; its buffers are [s.data for s "
-            "in isoshard.local_shards(tensor, framework='torch')]"
-        )
+        return addresses.address_of(self)
 
     def untyped_storage(self) -> Any:
-        """Refused: its memory belongs to JAX.
+        """Which memory it is, and how large: see `addresses.MemoryHandle`."""
+        return addresses.MemoryHandle(self._storage)
+
+    def storage(self) -> Any:
+        """Refused: a storage with a dtype is there to be read.
 
         Raises:
             RuntimeError: always.
         """
-        raise RuntimeError(
-            "the memory of a tensor on the jax device belongs to JAX; use isoshard.to_jax(tensor), "
-            "or tensor.cpu() for a CPU tensor with a torch storage"
-        )
+        raise RuntimeError(addresses.refusal("storage()"))
 
     def __dlpack_device__(self) -> tuple[Any, int]:
         """The DLPack device of the only buffer."""

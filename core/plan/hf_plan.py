@@ -92,7 +92,7 @@ class HfStyle(LayoutRule):
         """Give the spec of the parameter `name` of rank `ndim`, or raise PlanError."""
         where = STYLES[self.style]
         is_vector_of_rows = where == _INTO and ndim == 1
-        if where == _WHOLE or is_vector_of_rows:
+        if where == _WHOLE or is_vector_of_rows or ndim == 0:  # Gemma's factor of embeddings
             return P()
         split = {_OUT: max(ndim - 2, 0), _INTO: ndim - 1, _FIRST: 0, _SECOND: 1}[where]
         if not split < ndim:

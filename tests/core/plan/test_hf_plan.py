@@ -76,8 +76,12 @@ def test_an_embedding_by_feature(mesh):
     assert plan.spec_for("tok.weight", (3, 16), mesh) == P(None, ("data", "model"))
     with pytest.raises(PlanError, match=r"m\.scale: the style 'embedding_colwise' splits axis 1"):
         HfStyle("embedding_colwise", "model").spec("m.scale", 1)
-    with pytest.raises(PlanError, match="rank 0; give it another style, such as 'replicate'"):
-        HfStyle("colwise", "model").spec("m.scale", 0)
+
+
+def test_a_number_beside_the_weights_is_whole():
+    """Gemma's embeddings have their scale as a buffer."""
+    for style in STYLES:
+        assert HfStyle(style, "model").spec("embed_tokens.embed_scale", 0) == P()
 
 
 def test_a_parameters_name_goes_before_its_modules(mesh):
