@@ -7,6 +7,7 @@ import safetensors.torch
 import torch
 
 import isoshard as iso
+import isoshard.torch_bridge  # noqa: F401  (the device)
 from isoshard import P
 
 
