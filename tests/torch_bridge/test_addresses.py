@@ -7,7 +7,7 @@ import safetensors.torch
 import torch
 
 import isoshard as iso
-import isoshard.torch_bridge  # noqa: F401  (the device)
+import isoshard.torch_bridge
 from isoshard import P
 
 
