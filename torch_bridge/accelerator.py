@@ -47,7 +47,7 @@ def register(module: Any) -> None:
     instead: list[tuple[Any, Callable[[Any], Any]]] = [
         (accelerators.ACCELERATOR, lambda _: _accelerator),
         (accelerators.ACCELERATOR_OR_CPU, lambda _: _of_process_groups),
-        (accelerators.REPLICATED_OVER, lambda _: _replicated_over),
+        (accelerators.REPLICATED_OVER, _without_copies),
         (accelerators.PROFILED, _but_ours),
     ]
     for name, question in accelerators.QUESTIONS.items():
@@ -71,9 +71,14 @@ def _of_process_groups(*_: Any) -> torch.device:
     return torch.device("cpu") if found is None or found.type == "jax" else found
 
 
-def _replicated_over() -> str | None:
+def _without_copies(torchs: Callable[[], str | None]) -> Callable[[], str | None]:
     """The device type over which `DataParallel` copies: a mesh is one device, and has no copies."""
-    return "cuda" if torch.cuda.is_available() else None
+
+    def device_type() -> str | None:
+        found = torchs()
+        return None if found == "jax" else found
+
+    return device_type
 
 
 def _but_ours(activities: Callable[[], set[Any]]) -> Callable[[], set[Any]]:
