@@ -133,7 +133,7 @@ def test_dtypes_and_strides_are_compared():
 def test_strides_that_torch_gives_in_two_ways_are_not_compared(name, dtype):
     operands = torch.ones(4, 4, dtype=dtype).t(), torch.ones(4, 4)
     strides = set()
-    for device in ("cpu", "meta"):
+    for device in ("cpu", "jax"):
         try:
             strides.add(getattr(torch, name)(*(x.to(device) for x in operands)).stride())
         except RuntimeError:

@@ -294,6 +294,7 @@ def test_gradients_and_ties_move_with_a_module(line):
 
 
 def test_tensors_are_pinned_for_cuda_where_there_is_cuda(monkeypatch):
+    torch.ones(1, device="jax")  # from here on the device is torch's accelerator
     numbers = torch.arange(6.0).reshape(2, 3).t()
     assert torch.equal(numbers.pin_memory(), numbers)
     with pytest.raises(RuntimeError, match=r"CUDA|NVIDIA"):  # torch's own kernel: there is none

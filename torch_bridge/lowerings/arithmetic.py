@@ -224,7 +224,9 @@ def _complex_power(x, exponent):
     return jnp.where(jnp.isnan(x), jnp.full_like(power, complex("nan+nanj")), power)
 
 
-@lower("aten::xlogy.Tensor", "aten::xlogy.Scalar_Self", "aten::xlogy.Scalar_Other", promote="float")
+@lower_elementwise(
+    "aten::xlogy.Tensor", "aten::xlogy.Scalar_Self", "aten::xlogy.Scalar_Other", promote="float"
+)
 def xlogy(x, other):
     """`x log(other)`, 0 where `x` is 0 and `other` is not NaN."""
     zero = (x == 0) & ~jnp.isnan(other)
