@@ -262,7 +262,7 @@ def test_a_convolution_on_a_split_image_equals_the_whole(spec, mesh):
     x, w = draw(2, 3, 8, 16), draw(4, 3, 3, 3, seed=1)
     want = program(x.clone().requires_grad_(), w.clone().requires_grad_())
     laid = iso.shard(x, mesh, spec).requires_grad_()
-    same(program(laid, iso.shard(w, mesh, P()).requires_grad_()), want)
+    same(program(laid, iso.shard(w, mesh, P()).requires_grad_()), want, atol=1e-4)
 
 
 def test_reductions_over_a_split_axis_are_whole(mesh):

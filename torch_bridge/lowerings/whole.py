@@ -50,8 +50,8 @@ def named(x: jax.Array) -> jax.Array:
     Says nothing of its layout; nothing of it is left in the compiled program.
     """
     mesh = partition().mesh
-    if mesh is None or mesh.size == 1:
-        return x
+    if mesh is None or mesh.size == 1 or jax.sharding.get_abstract_mesh().manual_axes:
+        return x  # inside `jax.shard_map` arrays are shards already
     free = [PartitionSpec.UNCONSTRAINED] * x.ndim
     return constrained(x, NamedSharding(mesh, PartitionSpec(*free)))
 

@@ -231,7 +231,9 @@ def test_training_follows_the_cpus_autocast(name):
     torch.manual_seed(0)
     want = build()
     got = copy.deepcopy(want).to("jax")
-    losses = train(got, x.to("jax"), "jax"), train(want, x, "cpu")
+    losses = [train(got, x.to("jax"), "jax")]
+    with torch.backends.mkldnn.flags(enabled=name != "lstm"):  # some CPUs have none in bfloat16
+        losses.append(train(want, x, "cpu"))
     torch.testing.assert_close(*map(torch.tensor, losses), rtol=3e-2, atol=3e-2)
     assert losses[0][-1] < losses[0][0] - 0.05
 
