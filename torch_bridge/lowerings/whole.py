@@ -47,7 +47,8 @@ def whole(x: jax.Array, axes: Sequence[int]) -> jax.Array:
 def named(x: jax.Array) -> jax.Array:
     """The array as one that XLA's partitioner does not take for what it was made of.
 
-    Says nothing of its layout; nothing of it is left in the compiled program.
+    Says nothing of its layout; nothing of it is left in the compiled program. It has to stand
+    before what is cut from it: what comes after the cut is laid out anew as the cut is.
     """
     mesh = partition().mesh
     if mesh is None or mesh.size == 1 or jax.sharding.get_abstract_mesh().manual_axes:
