@@ -19,7 +19,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxprs_in_params
+
+from .jaxprs import equations
 
 _FUSED = "xla_cpu_experimental_ynn_fusion_type"
 _PRODUCTS = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
@@ -35,21 +36,12 @@ def options(program: Any, platform: str) -> dict[str, Any]:
     Returns:
         Names and values for `jax.stages.Lowered.compile`.
     """
-    return without_fused_reductions(platform) if has_bfloat16(program) else {}
+    reduces_wrongly = platform == "cpu" and _is_known() and _has_bfloat16(program)
+    return {_FUSED: _PRODUCTS} if reduces_wrongly else {}
 
 
-def without_fused_reductions(platform: str) -> dict[str, Any]:
-    """What to compile a program with that has bfloat16; nothing where XLA knows no such option."""
-    return {_FUSED: _PRODUCTS} if platform == "cpu" and _is_known() else {}
-
-
-def has_bfloat16(program: Any) -> bool:
-    """Whether anything in a jaxpr is in bfloat16."""
-    return any(
-        any(_is_bfloat16(var) for var in (*eqn.invars, *eqn.outvars))
-        or any(map(has_bfloat16, jaxprs_in_params(eqn.params)))
-        for eqn in program.eqns
-    )
+def _has_bfloat16(program: Any) -> bool:
+    return any(any(map(_is_bfloat16, (*step.invars, *step.outvars))) for step in equations(program))
 
 
 def _is_bfloat16(var: Any) -> bool:
@@ -58,6 +50,7 @@ def _is_bfloat16(var: Any) -> bool:
 
 @functools.cache
 def _is_known() -> bool:
+    """Whether this XLA has such an option."""
     try:
         jax.jit(lambda: 0).lower().compile({_FUSED: _PRODUCTS})
     except jax.errors.JaxRuntimeError:

@@ -33,7 +33,8 @@ def test_memory(tensor):
     used = torch.accelerator.memory_allocated()
     more = torch.ones(1024, 256, device="jax")
     torch.accelerator.synchronize()
-    assert torch.accelerator.memory_allocated() >= used + more.nbytes
+    grown = torch.accelerator.memory_allocated() - used  # what other tests left may go meanwhile
+    assert grown == pytest.approx(more.nbytes, rel=0.1)
     assert torch.accelerator.max_memory_allocated() >= torch.accelerator.memory_allocated()
     stats = torch.accelerator.memory_stats()
     assert stats["allocated_bytes.all.current"] == torch.jax.memory_allocated()

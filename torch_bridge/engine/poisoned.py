@@ -30,7 +30,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import jaxprs_in_params
+
+from isoshard.core.jaxprs import equations
 
 from .execution_plan import Plan
 from .interpreting import needed, place_of
@@ -78,10 +79,7 @@ def calls_host(program: Any) -> bool:
     Args:
         program: a jaxpr.
     """
-    return any(
-        "callback" in eqn.primitive.name or any(map(calls_host, jaxprs_in_params(eqn.params)))
-        for eqn in program.eqns
-    )
+    return any("callback" in step.primitive.name for step in equations(program))
 
 
 def poison(tape: Tape, plan: Plan, error: Exception, fails: Callable[[Plan], bool]) -> bool:

@@ -302,11 +302,21 @@ def test_one_saved_tensors_hooks_and_forbidden_hooks():
     raises_on_both(forbidden, match=r"not here")
 
 
-def test_changing_saved_tensors_is_refused_where_torch_needs_a_pointer():
-    x = draw(3, 4).to("jax").requires_grad_()
-    with graph.allow_mutation_on_saved_tensors():
-        with pytest.raises(RuntimeError, match=r"no single data pointer"):
-            x.exp()
+def test_saved_tensors_that_change_are_copied_before():
+    def program(x: torch.Tensor) -> Any:
+        with graph.allow_mutation_on_saved_tensors() as copies:
+            a = x * 1
+            view = a[1:]
+            y = a.exp()
+            loss = (a * y).sum() + (view**2).sum() + view.sin().sum()
+            a.mul_(3)
+            y.zero_()
+            copied = len(copies.cloned)
+            view.add_(1)
+            loss.backward()
+        return a, y, x.grad, copied
+
+    on_both(program)
 
 
 def test_gradient_edges_and_backward_to_chosen_inputs():

@@ -157,8 +157,8 @@ def test_a_written_function_in_torch_in_jax(typed):
     assert (type_of(of_x), type_of(of_w)) == ("f32[8@x,4]", "f32[4,8@y]")
     a, b = data(8, 4).requires_grad_(), data(4, 8, seed=1).requires_grad_()
     (plain(a, b) * 2).sum().backward()
-    close(of_x, a.grad)
-    close(of_w, b.grad)
+    close(of_x, a.grad, rtol=1e-4)  # CPUs add in orders of their own
+    close(of_w, b.grad, rtol=1e-4)
 
 
 class Dense(nnx.Module):

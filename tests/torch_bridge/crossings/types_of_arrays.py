@@ -35,8 +35,8 @@ def data(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def close(got: Any, want: Any) -> None:
-    np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-4, atol=1e-5)
+def close(got: Any, want: Any, *, rtol: float = 1e-5) -> None:
+    np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=rtol, atol=rtol / 10)
 
 
 def type_of(x: Any) -> str:
