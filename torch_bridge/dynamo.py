@@ -37,7 +37,7 @@ from isoshard.torch_bridge._torch_internals import dynamo_hooks
 from isoshard.torch_bridge._torch_internals.traced import BOXED
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.flatten import import_tensor
+from isoshard.torch_bridge.engine.flatten import brought, import_tensor
 from isoshard.torch_bridge.engine.log import noted_in
 from isoshard.torch_bridge.engine.metas import Meta
 from isoshard.torch_bridge.engine.tape import Recipe
@@ -64,22 +64,11 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
         A function with the same inputs and results.
 
     Raises:
-        RuntimeError: an input is on another device.
+        RuntimeError: an input is on another device, and the graph does not move it to this one.
         TypeError: there are options.
     """
     if options:
         raise TypeError(f"the isoshard backend has no options, but was given {sorted(options)}")
-    for place, example in enumerate(example_inputs):
-        if (
-            isinstance(example, torch.Tensor)
-            and example.dim()
-            and example.device.type not in naming.OURS
-        ):
-            raise RuntimeError(
-                f'torch.compile(backend="isoshard") got input {place} of the traced graph (shape '
-                f"{tuple(example.shape)}, {example.dtype}) on {example.device}; move the model and "
-                "its inputs with .to('jax'), or isoshard.shard(.., mesh, spec)"
-            )
     compiled = _AOT(graph, example_inputs)
     functions = {function for node in graph.graph.nodes if (function := _called(node)) is not None}
 
@@ -108,6 +97,7 @@ class Graph:
     def __init__(self, module: torch.fx.GraphModule, example_inputs: Sequence[Any]):
         """Called by AOTAutograd as a compiler."""
         self.module = module
+        _check_devices(module, example_inputs)
         self._prelude = Prelude(module, list(map(is_number, example_inputs)))
         targets = [node.target for node in module.graph.nodes if node.op == "call_function"]
         self.random = any(
@@ -133,8 +123,8 @@ class Graph:
         return [_filled(mark, raw, results) for mark in signature.outputs]
 
     def _import(self, leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return import_tensor(torch.ops.aten.copy.default, leaf)
+        if isinstance(leaf, torch.Tensor) and not isinstance(leaf, base.LazyTensor):
+            return brought(leaf)
         return leaf
 
     def _prepare(self, key: tuple[Any, ...]) -> _Signature:
@@ -172,6 +162,31 @@ class Graph:
             found = jax.eval_shape(lambda arrays, draw: run(arrays, (), draw), shapes, draw)
         recipe = Recipe(self.name, run, len(found), random=self.random, detail=self)
         return _Signature(recipe, tuple(outputs))
+
+
+def _check_devices(module: torch.fx.GraphModule, examples: Sequence[Any]) -> None:
+    """Refuse inputs on other devices that the graph does more with than move them to this one.
+
+    Raises:
+        RuntimeError: there is one.
+    """
+    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    for place, (node, example) in enumerate(zip(inputs, examples, strict=True)):
+        if not isinstance(example, torch.Tensor) or not example.dim():
+            continue
+        if example.device.type not in naming.OURS and not all(map(_moves_here, node.users)):
+            raise RuntimeError(
+                f'torch.compile(backend="isoshard") got input {place} of the traced graph (shape '
+                f"{tuple(example.shape)}, {example.dtype}) on {example.device}; move the model and "
+                "its inputs with .to('jax'), or isoshard.shard(.., mesh, spec)"
+            )
+
+
+def _moves_here(node: torch.fx.Node) -> bool:
+    """Whether a node of the graph moves a tensor to this device."""
+    device = node.kwargs.get("device")
+    moves = node.target is torch.ops.aten._to_copy.default
+    return moves and isinstance(device, torch.device) and device.type in naming.OURS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,13 +8,14 @@ then on tensors say that they are on `xla:0`.
 A few functions of torch ask C++ which of several xla devices is meant, and C++ refuses where
 torch_xla is not linked. They are wrapped: `torch.Tensor.to`, `torch.tensor`, `torch.as_tensor`,
 `torch.asarray`, and `FakeTensor`, with which dynamo traces. `torch.autocast` and what tells of it
-take `xla` for `jax`, and `torch.compile` takes `backend="openxla"` for ours. Nothing here happens
-before `drop_in.install` asks for it.
+take `xla` for `jax`, and bfloat16 where no dtype is named, as torch_xla does; `torch.compile` takes
+`backend="openxla"` for ours. Nothing here happens before `drop_in.install` asks for it.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -78,8 +79,9 @@ def _is_bare(value: Any) -> bool:
 
 def _rename_autocast() -> None:
     """Autocast goes by the dispatch key that our tensors carry, which is named `jax`."""
+    threads = _Threads(torch.set_autocast_dtype)
     for owner, name in _BY_AUTOCAST:
-        setattr(owner, name, _renamed(getattr(owner, name)))
+        setattr(owner, name, _renamed(getattr(owner, name), threads))
 
 
 # Checkpointing asks the last four what to restore when it computes again.
@@ -92,7 +94,22 @@ _BY_AUTOCAST = (
 )
 
 
-def _renamed(function: Callable[..., Any]) -> Callable[..., Any]:
+class _Threads(threading.local):
+    """Lets autocast start with bfloat16 in each thread, as torch_xla does; torch's is float16.
+
+    Args:
+        set_dtype: torch's own, which is of one thread.
+    """
+
+    def __init__(self, set_dtype: Callable[..., Any]):
+        """See the class; it is called anew by the first use in a thread."""
+        set_dtype("jax", torch.bfloat16)
+
+    def begin(self) -> None:
+        """Say that this thread uses autocast."""
+
+
+def _renamed(function: Callable[..., Any], threads: _Threads) -> Callable[..., Any]:
     """The function, with the device type `xla` among its arguments replaced by `jax`."""
 
     def jax_for_xla(arg: Any) -> Any:
@@ -100,6 +117,7 @@ def _renamed(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
+        threads.begin()
         named = {name: jax_for_xla(arg) for name, arg in kwargs.items()}
         return function(*map(jax_for_xla, args), **named)
 

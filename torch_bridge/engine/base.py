@@ -41,15 +41,7 @@ class LazyTensor(ToldTensor):
 
     __torch_function__ = no_torch_function
 
-    @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Record one operation."""
-        return _handle(func, args, kwargs or {})
 
-
-_handle: Any = None
 _CLASS: type[LazyTensor] = LazyTensor
 _LAZY = torch.device("lazy", 0)
 AUTOCAST_KEY: Any = getattr(torch.DispatchKey, "AutocastPrivateUse1")  # noqa: B009 (no stub)
@@ -63,10 +55,9 @@ def use_class(cls: type[LazyTensor]) -> None:
     _CLASS = cls
 
 
-def use_handler(handle: Any) -> None:
-    """Send operations to `handle(func, args, kwargs)`."""
-    global _handle
-    _handle = handle
+def use_dispatch(dispatch: Callable[..., Any]) -> None:
+    """Send operations to `dispatch(cls, func, types, args, kwargs)`, without a frame between."""
+    setattr(LazyTensor, "__torch_dispatch__", classmethod(dispatch))  # noqa: B010  (typed as final)
 
 
 _used = False

@@ -58,11 +58,20 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     Raises:
         Exception: of the class that the CPU's kernel raises, where it refuses the call as well.
     """
+    return dispatch(None, func, (), args, kwargs)
+
+
+def dispatch(
+    _cls: Any, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+) -> Any:
+    """`__torch_dispatch__` of tensors on the device: `handle`."""
     handler = _HANDLERS.get(id(func))
     if handler is None:
         handler = generators.honour(func, make_handler(func))
         _HANDLERS[id(func)] = handler
         _KNOWN.append(func)
+    if kwargs is None:
+        kwargs = {}
     try:
         return handler(args, kwargs)
     except Exception as error:
@@ -160,10 +169,11 @@ _LIKE = frozenset(
 def functional_handler(func: OpOverload) -> Handler:
     """A handler that records an operator which writes nothing that its schema tells of."""
     flattener = Flattener(func)
+    flatten = flattener.__call__  # looked up once: this runs for every operation
     signatures: Interned[Any, Signature] = Interned(CALLS)
 
     def handler(args, kwargs):
-        key, tensors, scalars = flattener(args, kwargs)
+        key, tensors, scalars = flatten(args, kwargs)
         signature = signatures.get(key)
         if signature is None:
             signature = signatures.again(key)
@@ -227,6 +237,7 @@ def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
     """
     functional = functional_twin(func)
     flattener = Flattener(functional)
+    flatten = flattener.__call__
     signatures: Interned[Any, Signature] = Interned(CALLS)
     names = [argument.name for argument in schema_of(func).arguments]
     position = names.index(writes[0])
@@ -244,13 +255,12 @@ def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
         targets = list(target) if many else [target]
         if not idempotent:
             for tensor in targets:
-                overlaps.check_writable(func, tensor)
-        key, tensors, scalars = flattener(args, kwargs)
-        if alone is not None and not many:
-            storage, others = target._storage, -1
-            for tensor in tensors:
-                others += tensor._storage is storage
-            if others:
+                if type(tensor) is not base._CLASS or tensor._aval.expanded:
+                    overlaps.check_writable(func, tensor)
+        key, tensors, scalars = flatten(args, kwargs)
+        if alone is not None and len(tensors) > 1 and not many:
+            storage = target._storage
+            if [tensor._storage for tensor in tensors].count(storage) > 1:
                 overlaps.refuse(target, tensors[:position] + tensors[position + 1 :], alone)
         signature = signatures.get(key)
         if signature is None:
@@ -288,4 +298,4 @@ _IDEMPOTENT = frozenset({"aten::fill.Scalar", "aten::fill.Tensor", "aten::zero"}
 """Writes of one number everywhere: torch lets them write to an expanded tensor."""
 
 
-base.use_handler(handle)
+base.use_dispatch(dispatch)

@@ -23,7 +23,7 @@ import torch
 
 from isoshard.torch_bridge._torch_internals import OpOverload
 
-from . import base, dispatch, overlaps
+from . import base, dispatch
 
 aten = torch.ops.aten
 
@@ -88,7 +88,7 @@ def _handler(func: OpOverload, on_expanded: Any) -> dispatch.Handler:
     plain = dispatch.in_place_handler(func, ["self"])
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if isinstance(args[0], base.LazyTensor) and overlaps.is_expanded(args[0]):
+        if isinstance(args[0], base.LazyTensor) and args[0]._aval.expanded:
             return on_expanded(*args, **kwargs)
         return plain(args, kwargs)
 

@@ -150,15 +150,19 @@ def import_tensor(func: Any, tensor: torch.Tensor) -> base.LazyTensor:
         return tensor
     welcome = tensor.dim() == 0 or func.name() in _CPU_INDICES
     if tensor.device.type == "cpu" and (welcome or tapes.takes_constants()):
-        aval = Aval.contiguous(tuple(tensor.shape), tensor.dtype)
-        value = base.host_value(tensor)
-        base.note_operand(value, tensor, lambda now: now)
-        return base.fresh(aval, value)
+        return brought(tensor)
     raise RuntimeError(
         f"{func} got tensors on two devices: one on jax:0 and one on {tensor.device} (shape "
         f"{tuple(tensor.shape)}, {tensor.dtype}). Move it with .to('jax'), or place it with "
         "isoshard.shard(tensor, mesh, spec)."
     )
+
+
+def brought(tensor: torch.Tensor) -> base.LazyTensor:
+    """A CPU tensor on the device; a captured step takes its elements anew in each replay."""
+    value = base.host_value(tensor)
+    base.note_operand(value, tensor, lambda now: now)
+    return base.fresh(Aval.contiguous(tuple(tensor.shape), tensor.dtype), value)
 
 
 _CPU_INDICES = frozenset({"aten::index.Tensor", "aten::index_put"})

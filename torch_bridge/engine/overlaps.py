@@ -98,20 +98,8 @@ def check_writable(func: Any, tensor: torch.Tensor) -> None:
             f"{func} would write values of jax tensors into a tensor on {tensor.device}; move them "
             "with .cpu() first"
         )
-    if is_expanded(tensor):
+    if tensor._aval.expanded:
         raise RuntimeError(
             f"unsupported operation: {func} writes to an expanded tensor, in which more than one "
             "element refers to a single memory location. Please clone() the tensor first."
         )
-
-
-def is_expanded(tensor: Any) -> bool:
-    """Whether some elements of a `jax` tensor share memory because it is a broadcast."""
-    meta = tensor._aval.meta
-    return (
-        0 in meta.stride
-        and 0 not in meta.size
-        and any(
-            step == 0 and extent > 1 for step, extent in zip(meta.stride, meta.size, strict=True)
-        )
-    )

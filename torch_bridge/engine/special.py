@@ -230,7 +230,7 @@ def _index_put(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if any(masks) and sum(index is not None for index in indices) > 1:
         indices = _positions(indices)
     once = values.numel() == 1 and not any(args[3:4])
-    if once and isinstance(tensor, base.LazyTensor) and overlaps.is_expanded(tensor):
+    if once and isinstance(tensor, base.LazyTensor) and tensor._aval.expanded:
         return expanded.put(tensor, indices, values)
     return _put((tensor, indices, values, *args[3:]), kwargs)
 

@@ -42,9 +42,10 @@ class Aval:
         physical: the dtype of the JAX buffer.
         token: shape and physical dtype; equal in avals that differ in stride only.
         root: the view chain of a storage of this aval, once it was asked for.
+        expanded: some elements are one in memory, as in a broadcast view.
     """
 
-    __slots__ = ("__weakref__", "meta", "physical", "root", "token")
+    __slots__ = ("__weakref__", "expanded", "meta", "physical", "root", "token")
     _known: ClassVar[weakref.WeakValueDictionary[Any, Aval]] = weakref.WeakValueDictionary()
 
     def __init__(self, meta: Meta):
@@ -53,6 +54,10 @@ class Aval:
         self.physical = physical_dtype(meta.dtype)
         self.token = (meta.size, self.physical)
         self.root: Any = None
+        pairs = zip(meta.stride, meta.size, strict=True)
+        self.expanded = 0 not in meta.size and any(
+            step == 0 and extent > 1 for step, extent in pairs
+        )
 
     @staticmethod
     def of(meta: Meta) -> Aval:

@@ -106,7 +106,10 @@ class LaidOut(base.LazyTensor):
 
     @property
     def local_shards(self) -> list[XLAShard] | None:
-        """Copies of the pieces on this process's devices; None before the value is computed."""
+        """Copies of the pieces on this process's devices; a marked value is computed for it.
+
+        None for a value that is not computed yet and that nobody has marked.
+        """
         return shards.local_shards(self)
 
     def load_local_shards_(self, shards_: Sequence[XLAShard]) -> None:

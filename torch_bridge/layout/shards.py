@@ -84,9 +84,10 @@ def local_shards(tensor: base.LazyTensor) -> list[XLAShard] | None:
         tensor: on the `jax` device.
 
     Returns:
-        One piece per device of this process, or None if the value is not computed yet.
+        One piece per device of this process; None for a value that is not computed yet and that
+        nobody has marked. A marked one is computed now.
     """
-    if marks.is_recorded(tensor):
+    if marks.is_recorded(tensor) and marks.marked(tensor) is None:
         return None
     capture.refuse_if_capturing("the value of a tensor")
     array = reading.held(tensor)

@@ -63,6 +63,9 @@ def scan(
         ys.append(y)
     ```
 
+    but that a step has a carry of its own, to write to as it likes (`carry += x`): neither `init`
+    nor a `y` from before changes.
+
     Args:
         fn: `(carry, x) -> (carry, y)`; all of them tensors, or nestings of tensors and None.
         init: the first carry; every carry has its shapes and dtypes.
@@ -76,15 +79,14 @@ def scan(
 
     Raises:
         ValueError: `fn` cannot be called, `xs` has no tensor, or lengths differ; or `fn` writes to
-            its arguments.
+            a slice of `xs`.
         TypeError: a leaf is no tensor on the `jax` device, or a carry changes its shape or dtype.
     """
     if not callable(fn):
         raise ValueError(f"scan takes a function fn(carry, x), not {fn!r}")
     carried, sliced = _Leaves(init, "init"), _Leaves(xs, "xs")
-    return _iterated(
-        fn, carried, sliced, _length(sliced), recompute, pure, "the function of a scan"
-    )
+    step = _Step(fn, carried, sliced, "the function of a scan", may_write=True)
+    return _iterated(step, _length(sliced), recompute, pure)
 
 
 def iterated(
@@ -106,19 +108,12 @@ def iterated(
         recompute: see `scan`.
         what: what `fn` is, for messages.
     """
-    carried, sliced = _Leaves(init, "init"), _Leaves(xs, "xs")
-    return _iterated(fn, carried, sliced, length, recompute, False, what)
+    step = _Step(fn, _Leaves(init, "init"), _Leaves(xs, "xs"), what)
+    return _iterated(step, length, recompute, pure=False)
 
 
-def _iterated(
-    fn: Any,
-    carried: _Leaves,
-    sliced: _Leaves,
-    length: int,
-    recompute: bool,
-    pure: bool,
-    what: str,
-) -> tuple[Any, Any]:
+def _iterated(step: _Step, length: int, recompute: bool, pure: bool) -> tuple[Any, Any]:
+    carried, sliced = step.carried, step.sliced
     wants = torch.is_grad_enabled()
     inputs = [
         Input(aval_of(leaf), wants and _floats(leaf), carried=True) for leaf in carried.tensors
@@ -128,13 +123,12 @@ def _iterated(
         for leaf in sliced.tensors
     ]
     if is_traced():
-        code = _Code(fn, carried, sliced, what)
-        traced = Traced(code, inputs)
+        traced = Traced(step, inputs)
         if traced.is_apart:
             every = [*carried.tensors, *sliced.tensors]
             results = traced.scan(every, length, recompute=recompute)
             count = len(carried.tensors)
-            return carried.tree(results[:count]), _unflatten(code.ys, results[count:])
+            return carried.tree(results[:count]), _unflatten(step.ys, results[count:])
     given = aside.inside([*carried.tensors, *sliced.tensors])
     wants = wants and any(tensor.requires_grad for tensor in given)
     key = (carried.structure, sliced.structure, tuple(inputs), length, wants, recompute)
@@ -142,12 +136,12 @@ def _iterated(
     key = (*key, tapes.takes_constants())
     known: dict[Any, _Body] = {}
     if pure:
-        modules, known = _pure_ones(fn)
+        modules, known = _pure_ones(step.fn)
         alive = [module for one in modules if (module := one()) is not None]
         key = (*key, tuple([module.training for module in alive]))
     body = known.get(key)
     if body is None or not body.is_current():
-        body = _body(fn, carried, sliced, inputs, length, wants, recompute, what)
+        body = _body(step, inputs, length, wants, recompute)
         if all(original.grad_fn is None for original in body.originals) and not any(
             isinstance(number, torch.SymFloat) for number in body.scalars
         ):
@@ -249,25 +243,15 @@ class _Body:
         )
 
 
-def _body(
-    fn: Any,
-    carried: _Leaves,
-    sliced: _Leaves,
-    inputs: list[Input],
-    length: int,
-    wants: bool,
-    recompute: bool,
-    what: str,
-) -> _Body:
-    code = _Code(fn, carried, sliced, what)
-    run = Run(code, inputs, what)
-    widths = (len(carried.tensors), len(sliced.tensors))
+def _body(step: _Step, inputs: list[Input], length: int, wants: bool, recompute: bool) -> _Body:
+    run = Run(step, inputs, step.what)
+    widths = (len(step.carried.tensors), len(step.sliced.tensors))
     loop = loop_of(run, *widths, length, wants=wants, recompute=recompute)
     recorded = run.aside
     body = _Body(
         loop,
-        carried.structure,
-        code.ys,
+        step.carried.structure,
+        step.ys,
         [original for original, _ in recorded.aliases],
         recorded.frozen,
         recorded.outside,
@@ -279,8 +263,15 @@ def _body(
     return body
 
 
-class _Code:
+class _Step:
     """A step of the loop on flat lists of tensors.
+
+    Args:
+        fn: `(carry, x) -> (carry, y)`.
+        carried: the first carry.
+        sliced: what the loop goes along.
+        what: what `fn` is, for messages.
+        may_write: whether it may write to its carry, which is a copy then (in name: XLA drops it).
 
     Attributes:
         ys: how the results of the last step are nested.
@@ -288,21 +279,27 @@ class _Code:
 
     ys: Any
 
-    def __init__(self, fn: Any, carried: _Leaves, sliced: _Leaves, what: str):
-        self._fn, self._carried, self._sliced, self._what = fn, carried, sliced, what
+    def __init__(
+        self, fn: Any, carried: _Leaves, sliced: _Leaves, what: str, *, may_write: bool = False
+    ):
+        """See the class."""
+        self.fn, self.carried, self.sliced, self.what = fn, carried, sliced, what
+        self._may_write = may_write
 
     def __call__(self, tensors: list[Any]) -> Sequence[Any]:
-        count = len(self._carried.tensors)
-        result = self._fn(self._carried.tree(tensors[:count]), self._sliced.tree(tensors[count:]))
+        """The new carry, and the results."""
+        count = len(self.carried.tensors)
+        carry = [t.clone() for t in tensors[:count]] if self._may_write else tensors[:count]
+        result = self.fn(self.carried.tree(carry), self.sliced.tree(tensors[count:]))
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise TypeError(
-                f"{self._what} must return (carry, y), and returned {type(result).__name__}; y may "
+                f"{self.what} must return (carry, y), and returned {type(result).__name__}; y may "
                 "be None"
             )
-        carry, ys = _Leaves(result[0], "the new carry"), _Leaves(result[1], "y")
-        _check_carry(self._carried, carry)
+        new, ys = _Leaves(result[0], "the new carry"), _Leaves(result[1], "y")
+        _check_carry(self.carried, new)
         self.ys = ys.structure
-        return [*carry.tensors, *ys.tensors]
+        return [*new.tensors, *ys.tensors]
 
 
 def _check_carry(before: _Leaves, after: _Leaves) -> None:

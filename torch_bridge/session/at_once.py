@@ -28,7 +28,7 @@ def use(enable: bool) -> None:
     """Switch eager mode on or off, for all threads."""
     global _enabled
     _enabled = bool(enable)
-    base.use_handler(_handle if _enabled else dispatch.handle)
+    base.use_dispatch(_dispatch if _enabled else dispatch.dispatch)
 
 
 def is_used() -> bool:
@@ -54,9 +54,11 @@ def context(enable: bool) -> Iterator[bool]:
         use(before)
 
 
-def _handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _dispatch(
+    cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+) -> Any:
     """Record an operation and execute it, unless it belongs to a step that is one program."""
-    result = dispatch.handle(func, args, kwargs)
+    result = dispatch.dispatch(cls, func, types, args, kwargs)
     if recorder().capture is None and regions.name() is None:
         program.sync()
     return result

@@ -1,5 +1,6 @@
 """The device string `"xla"`, wherever torch takes a device; run under `run-torch-xla`."""
 
+import concurrent.futures
 import copy
 import io
 import pickle
@@ -76,6 +77,21 @@ with torch.autocast("xla", dtype=torch.bfloat16):
     assert (x @ x).dtype == torch.bfloat16
 with torch.amp.autocast("xla", dtype=torch.bfloat16, enabled=False):
     assert (x @ x).dtype == torch.float32
+
+
+def in_autocast():
+    with torch.autocast("xla"):
+        large = torch.full((2, 2), 300.0, device="xla")
+        return (large @ large).dtype, torch.get_autocast_dtype("xla")
+
+
+with concurrent.futures.ThreadPoolExecutor(1) as threads:  # torch keeps the dtype by thread
+    for found in (in_autocast(), threads.submit(in_autocast).result(), in_autocast()):
+        assert found == (torch.bfloat16, torch.bfloat16), found
+    torch.set_autocast_dtype("xla", torch.float16)
+    assert in_autocast() == (torch.float16, torch.float16)
+    assert threads.submit(in_autocast).result() == (torch.bfloat16, torch.bfloat16)
+    torch.set_autocast_dtype("xla", torch.bfloat16)
 y = torch.utils.checkpoint.checkpoint(lambda t: (t @ t).sin(), x, use_reentrant=False)
 y.sum().backward()
 assert x.grad.device == XLA

@@ -331,3 +331,42 @@ def test_no_steps():
     )
     assert last.item() == 1
     assert ys.shape == (0, 3)
+
+
+@pytest.mark.parametrize("wants", [False, True])
+@pytest.mark.parametrize("pure", [False, True])
+def test_a_step_may_write_to_its_carry(wants, pure):
+    def fn(carry, one):
+        total, count = carry
+        total += one * one
+        count.add_(1)
+        return (total, count), total * count
+
+    def copying(carry, one):
+        return fn([t.clone() for t in carry], one)
+
+    def run(loop, device):
+        x = data(5, 3).to(device).requires_grad_(wants)
+        start, count = data(3, seed=1).to(device), torch.zeros((), device=device).double()
+        options = {"is_fn_pure": pure} if loop is scan else {}
+        for _ in range(2):
+            (total, count), seen = loop(
+                fn if loop is scan else copying, (start, count), x, **options
+            )
+        found = [total, seen, count, start]
+        if wants:
+            (total.sum() * 3 + seen.square().sum()).backward()
+            found.append(x.grad)
+        return found
+
+    compare(run)
+
+
+def test_the_carry_that_is_returned_as_a_result_is_that_of_its_step():
+    def add(total, x):
+        total += x
+        return total, total
+
+    start = torch.zeros(1, device="jax")
+    total, seen = scan(add, start, torch.tensor([1.0, 2.0, 3.0], device="jax"))
+    assert (start.tolist(), total.tolist(), seen.tolist()) == ([0.0], [6.0], [[1.0], [3.0], [6.0]])

@@ -54,6 +54,14 @@ def test_data_have_pieces_at_once_and_values_after_execution(mesh, counted):
     assert u.local_shards is None
     bridge.sync()
     assert u.local_shards[1].data.tolist() == [3, 4]
+    drawn = torch.randn(16, 3, device="jax")
+    made = marked(drawn * 2, mesh, ("y", None))
+    assert counted("executions") == 1
+    assert [s.data.shape for s in made.local_shards] == [(4, 3)] * 8
+    assert counted("executions") == 2
+    whole = made.cpu()
+    for shard in made.local_shards:
+        assert torch.equal(shard.data, whole[tuple(shard.indices)])
 
 
 def test_a_view_has_pieces(mesh):

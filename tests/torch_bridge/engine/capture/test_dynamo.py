@@ -242,6 +242,23 @@ def test_cpu_tensors_and_options_are_refused():
         torch.compile(model.to("jax"), backend="isoshard", options={"mode": 1})(x.to("jax"))
 
 
+def test_cpu_inputs_may_be_moved_inside():
+    weight = torch.randn(3, 2)
+    on_device = weight.to("jax").requires_grad_()
+
+    def forward(a, b):
+        return (a.to("jax") + b.to("jax")).sin() @ on_device
+
+    fast = compiled(forward)
+    for _ in range(3):
+        a, b = torch.randn(4, 3), torch.randn(4, 3)
+        want = (a + b).sin() @ weight
+        torch.testing.assert_close(fast(a, b).detach().cpu(), want, rtol=1e-5, atol=1e-5)
+    fast(a, b).sum().backward()
+    (grad,) = torch.autograd.grad(((a + b).sin() @ weight.requires_grad_()).sum(), weight)
+    torch.testing.assert_close(on_device.grad.cpu(), grad, rtol=1e-5, atol=1e-5)
+
+
 def test_an_operator_without_a_lowering_is_named():
     with torch.library._scoped_library("isoshard_test", "DEF") as library:
         library.define("unknown(Tensor x) -> Tensor")
