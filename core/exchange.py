@@ -108,13 +108,16 @@ def to_jax(
     return _map_container(convert, x, "to_jax")
 
 
-def to_torch(a: Any, *, copy: bool | None = None) -> Any:
+def to_torch(a: Any, *, copy: bool | None = None, device: Any = "jax") -> Any:
     """Give the same values as torch tensors.
 
     Args:
         a: a jax.Array on any number of devices, an UnevenArray, a NumPy array, or a container of
             those.
-        copy: None may share memory or copy, False shares or raises, True copies.
+        copy: None may share memory or copy, False shares or raises, True copies. On the CPU None
+            copies: torch would write to what JAX takes for immutable.
+        device: `"jax"`, or `"cpu"` for plain CPU tensors of the whole, such as the gradients that
+            an optimizer of CPU parameters takes.
 
     Returns:
         Tensors with the layout of `a`, on the torch device `jax`, or the container of them. For
@@ -124,15 +127,28 @@ def to_torch(a: Any, *, copy: bool | None = None) -> Any:
         ImportError: torch is not installed.
         CopyError: memory cannot be shared under copy=False.
         TypeError: `a` is none of the above.
+        ValueError: it is another device.
+
+    Example:
+        >>> to_torch({"w": jax.numpy.ones(2)}, device="cpu")
+        {'w': tensor([1., 1.])}
     """
     torch = require("torch")
+    kind = str(device).partition(":")[0]
+    if kind not in ("jax", "xla", "cpu"):
+        raise ValueError(f"to_torch gives tensors on 'jax' or on 'cpu', and {device!r} was asked")
     if isinstance(a, np.ndarray):
-        a = host_to_jax(a, None, copy=copy)
+        with jax.enable_x64(kind == "cpu" or jax.config.jax_enable_x64):  # pyright: ignore[reportAttributeAccessIssue]
+            a = host_to_jax(a, None, copy=copy)
     if isinstance(a, jax.Array | UnevenArray):
-        return torch.from_jax(a, copy=copy)
+        return torch.on_cpu(a, copy=copy) if kind == "cpu" else torch.from_jax(a, copy=copy)
     if torch.owns(a):
+        if kind == "cpu":
+            return torch.on_cpu(a, copy=copy)
         return torch.from_jax(torch.array(a, copy=copy)) if copy else a
-    return _map_container(lambda path, leaf: to_torch(leaf, copy=copy), a, "to_torch")
+    return _map_container(
+        lambda path, leaf: to_torch(leaf, copy=copy, device=device), a, "to_torch"
+    )
 
 
 def check_shareable(

@@ -188,6 +188,10 @@ class Framework:
         """
         self._lacks("from_jax", array)
 
+    def on_cpu(self, x: Any, *, copy: bool | None = None) -> Any:
+        """An array of JAX or of this framework as a plain one of the whole on the CPU."""
+        self._lacks("on_cpu", x)
+
     def shard_from_jax(self, array: jax.Array, *, copy: bool | None = None) -> Any:
         """A `jax.Array` on one device (a shard's data) as a plain array of this framework."""
         self._lacks("shard_from_jax", array)

@@ -12,6 +12,7 @@ import torch
 
 from isoshard.core import metrics
 from isoshard.core.errors import CopyError
+from isoshard.core.uneven import UnevenArray
 
 from .dtypes import logical_dtype, numpy_dtype
 
@@ -92,6 +93,21 @@ def shard_to_torch(array: jax.Array, *, copy: bool | None = None) -> torch.Tenso
         metrics.count("copied_bytes", array.nbytes)
         return torch.from_dlpack(bits).view(logical_dtype(array.dtype))
     return tensor.clone() if copy else tensor
+
+
+def share_with_cpu(array: jax.Array | UnevenArray) -> torch.Tensor:
+    """An array on one CPU device as a plain CPU tensor over the same memory.
+
+    Raises:
+        CopyError: it lies on several devices, on another one, or in blocks of unequal sizes.
+    """
+    if not isinstance(array, jax.Array) or len(array.devices()) > 1 or not _is_on_cpu(array):
+        raise CopyError(
+            f"an array of shape {tuple(array.shape)} that does not lie on one CPU device cannot "
+            "share memory with one CPU tensor; pass copy=None for a copy, or take "
+            'isoshard.local_shards(array, framework="torch"), which shares each device\'s part'
+        )
+    return shard_to_torch(array, copy=False)
 
 
 def _is_on_cpu(array: jax.Array) -> bool:

@@ -39,7 +39,7 @@ from .dtensor import exchange as dtensors
 from .dtensor import modules as dtensor_modules
 from .dtensor import resharding, spelling, starting
 from .dtypes import logical_dtype, physical_dtype
-from .exchange import shard_to_torch, to_numpy
+from .exchange import shard_to_torch, share_with_cpu, to_numpy
 from .layout.array_behind import annotated, array_behind, in_layout, users_sharding
 from .layout.optimizer_state import says_memory, shard_state
 from .layout.widths import for_jax, jax_dtype
@@ -328,6 +328,14 @@ class Torch(Framework):
         dtype = logical_dtype(array.dtype if like is None else like.dtype)
         aval = Aval.contiguous(tuple(array.shape), dtype)
         return base.fresh(aval, Value.of(array, shared=not copy))
+
+    def on_cpu(self, x: Any, *, copy: bool | None = None) -> torch.Tensor:
+        """A plain CPU tensor of the whole: of JAX's arrays a copy, unless they shall be shared."""
+        if isinstance(x, torch.Tensor) and not isinstance(x, base.LazyTensor):
+            return x.to("cpu", copy=bool(copy))
+        if copy is False:
+            return share_with_cpu(self.array(x) if isinstance(x, torch.Tensor) else x)
+        return (x if isinstance(x, torch.Tensor) else self.from_jax(x)).cpu()
 
     def shard_from_jax(self, array: jax.Array, *, copy: bool | None = None) -> torch.Tensor:
         """One device's buffer as a plain CPU or CUDA tensor."""

@@ -9,7 +9,8 @@ A few functions of torch ask C++ which of several xla devices is meant, and C++ 
 torch_xla is not linked. They are wrapped: `torch.Tensor.to`, `torch.tensor`, `torch.as_tensor`,
 `torch.asarray`, and `FakeTensor`, with which dynamo traces. `torch.autocast` and what tells of it
 take `xla` for `jax`, and bfloat16 where no dtype is named, as torch_xla does; `torch.compile` takes
-`backend="openxla"` for ours. Nothing here happens before `drop_in.install` asks for it.
+`backend="openxla"` for ours. Arithmetic with a CPU tensor beside ours moves that, as torch_xla's
+does. Nothing here happens before `drop_in.install` asks for it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from isoshard.torch_bridge._torch_internals import device_slot
 from isoshard.torch_bridge._torch_internals.traced import NEW_FAKE
 
 from . import device, naming
+from .engine.flatten import WELCOMING
 
 _DEVICE = torch.device("xla", 0)
 _done = False
@@ -45,6 +47,7 @@ def register() -> None:
         setattr(owner, name, _indexed(getattr(owner, name)))
     _rename_autocast()
     _rename_backend()
+    WELCOMING.update(f"aten::{name}.Tensor" for name in ("add", "sub", "mul", "div"))
     NEW_FAKE.wrap(_on_jax)
     naming.use("xla")
 

@@ -268,6 +268,32 @@ def test_to_torch_of_other_things(line):
         iso.to_torch("text")
 
 
+def test_to_torch_on_the_cpu(line, counted):
+    a = iso.shard(aligned(64, 16), line, P("x", None))
+    got = iso.to_torch({"a": a, "i": np.array([2**40])}, device="cpu")
+    assert type(got["a"]) is torch.Tensor and got["a"].device == torch.device("cpu")
+    np.testing.assert_array_equal(got["a"], np.asarray(a))
+    assert got["i"].tolist() == [2**40] and got["i"].dtype == torch.int64
+    one = jnp.arange(6.0)
+    copied, shared = iso.to_torch(one, device="cpu"), iso.to_torch(one, device="cpu", copy=False)
+    assert shared.data_ptr() == one.unsafe_buffer_pointer() != copied.data_ptr()
+    assert iso.to_torch(iso.to_torch(one), device="cpu").tolist() == list(range(6))
+    half = jnp.ones(3, "bfloat16")
+    assert iso.to_torch(half, device="cpu").dtype == torch.bfloat16
+    uneven = iso.shard(np.arange(10.0, dtype=np.float32), line, P("x"), uneven="pad")
+    assert iso.to_torch(uneven, device="cpu").tolist() == list(range(10))
+    with pytest.raises(iso.CopyError, match=r"does not lie on one CPU device .*; pass copy=None"):
+        iso.to_torch(a, device="cpu", copy=False)
+    with pytest.raises(ValueError, match="on 'jax' or on 'cpu', and 'cuda:0' was asked"):
+        iso.to_torch(one, device="cuda:0")
+
+    weight = torch.nn.Parameter(torch.ones(3))
+    gradient = jax.grad(lambda w: (w**2).sum())(iso.to_jax(weight.detach()))
+    weight.grad = iso.to_torch(gradient, device="cpu")
+    torch.optim.SGD([weight], 0.25).step()
+    assert weight.tolist() == [0.5] * 3
+
+
 def test_reshard_full_and_sharding_of(line, counted):
     t = iso.shard(aligned(64, 16), line, P("x", None))
     assert iso.sharding_of(t).spec == P("x")

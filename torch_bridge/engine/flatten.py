@@ -148,7 +148,7 @@ def import_tensor(func: Any, tensor: torch.Tensor) -> base.LazyTensor:
     """
     if isinstance(tensor, base.LazyTensor):
         return tensor
-    welcome = tensor.dim() == 0 or func.name() in _CPU_INDICES
+    welcome = tensor.dim() == 0 or func.name() in WELCOMING
     if tensor.device.type == "cpu" and (welcome or tapes.takes_constants()):
         return brought(tensor)
     raise RuntimeError(
@@ -165,4 +165,5 @@ def brought(tensor: torch.Tensor) -> base.LazyTensor:
     return base.fresh(Aval.contiguous(tuple(tensor.shape), tensor.dtype), value)
 
 
-_CPU_INDICES = frozenset({"aten::index.Tensor", "aten::index_put"})
+WELCOMING = {"aten::index.Tensor", "aten::index_put"}
+"""Operators that take CPU tensors of any rank beside ours: indices, as on every device."""

@@ -22,6 +22,7 @@ from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import OpOverload
 
 from . import base, dispatch, expanded, overlaps, reading, uninitialized
+from . import tape as tapes
 from .capture import step as capture
 from .flatten import import_tensor
 from .metas import Meta
@@ -214,6 +215,11 @@ _DATA_DEPENDENT = (
 def _index(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """`index.Tensor`: boolean masks have a data-dependent result; integer indices do not."""
     tensor, indices = args[0], list(args[1])
+    if not isinstance(tensor, base.LazyTensor) and not tapes.takes_constants():
+        raise RuntimeError(
+            "indices should be either on cpu or on the same device as the indexed tensor "
+            f"({tensor.device}); move the tensor with .to('jax'), or the indices with .cpu()"
+        )
     if any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices):
         return _index_on_host((tensor, indices), kwargs)
     return _index_static((tensor, indices), kwargs)

@@ -47,8 +47,14 @@ class LaidOut(base.LazyTensor):
         return found.axis_sizes if found else None
 
     @property
-    def partition_spec(self) -> jax.sharding.PartitionSpec | None:
-        """How each axis is split over the mesh, or None if it is on no mesh."""
+    def partition_spec(self) -> Any:
+        """How each axis is split over the mesh, or None if it is on no mesh.
+
+        A PartitionSpec; of a mark in a script of torch_xla (`drop_in`) the tuple that is there.
+        """
+        written = marks.written(self)
+        if written is not None:
+            return written
         found = view_layouts.sharding_of_view(self)
         return found.spec if found else None
 

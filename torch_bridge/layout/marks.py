@@ -54,6 +54,9 @@ class ShardingType(enum.IntEnum):
 # What was asked for memory that lies otherwise: uneven layouts, and None after `clear`.
 _ASKED: weakref.WeakKeyDictionary[Storage, Sharding | None] = weakref.WeakKeyDictionary()
 
+# The spec of a mark as torch_xla's scripts wrote it: axes by number, an entry for every axis.
+_WRITTEN: weakref.WeakKeyDictionary[Storage, Any] = weakref.WeakKeyDictionary()
+
 
 def placed(tensor: base.LazyTensor) -> Sharding | None:
     """The layout that the buffers of a tensor have or will get, None if it is on no mesh."""
@@ -83,6 +86,17 @@ def marked(tensor: base.LazyTensor) -> Sharding | None:
     if tensor._chain.ops:
         return None
     return _ASKED.get(tensor._storage) or tensor._storage.annotation
+
+
+def written(tensor: base.LazyTensor) -> Any:
+    """The spec that a mark was written with, where it was noted; else None."""
+    return _WRITTEN.get(tensor._storage) if _WRITTEN and not tensor._chain.ops else None
+
+
+def note_written(tensor: base.LazyTensor, spec: Any) -> None:
+    """Let `written` tell the spec of a mark that the tensor has."""
+    if not tensor._chain.ops:
+        _WRITTEN[tensor._storage] = spec
 
 
 def is_recorded(tensor: base.LazyTensor) -> bool:
@@ -140,6 +154,7 @@ def keep(tensor: base.LazyTensor, sharding: Layout, ask: Sharding | None) -> Non
     """Note a mark in a tensor's memory, and let gradients follow it."""
     blocks = isinstance(sharding, BlockLayout)
     tensor._storage.annotation = sharding.sharding if blocks else sharding
+    _WRITTEN.pop(tensor._storage, None)
     if ask is not None:
         _ASKED[tensor._storage] = ask
     else:
@@ -167,6 +182,7 @@ def clear(tensor: base.LazyTensor) -> None:
         return
     annotate(tensor, Sharding(present.mesh, jax.sharding.PartitionSpec()))
     tensor._storage.annotation = None
+    _WRITTEN.pop(tensor._storage, None)
     _ASKED[tensor._storage] = None
 
 

@@ -69,11 +69,12 @@ def mark_sharding(
         marks.annotate(t, layout)
         return t
     present = marks.marked(t)
-    if present is not None and _same(present, sharding, t.dim()):
-        return t
-    _check_free(t, sharding)
-    even, ask = even_part(sharding, t.shape)
-    marks.annotate(t, even, ask=ask)
+    if present is None or not _same(present, sharding, t.dim()):
+        _check_free(t, sharding)
+        even, ask = even_part(sharding, t.shape)
+        marks.annotate(t, even, ask=ask)
+    if naming.current().type == "xla" and isinstance(partition_spec, tuple):
+        marks.note_written(t, partition_spec)
     return t
 
 

@@ -6,9 +6,12 @@ import io
 import pickle
 import sys
 
+import jax
 import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
+import torch_xla.distributed.spmd as xs
+import torch_xla.runtime as xr
 
 import isoshard.torch_bridge.torch_xla.core.xla_model
 
@@ -95,6 +98,24 @@ with concurrent.futures.ThreadPoolExecutor(1) as threads:  # torch keeps the dty
 y = torch.utils.checkpoint.checkpoint(lambda t: (t @ t).sin(), x, use_reentrant=False)
 y.sum().backward()
 assert x.grad.device == XLA
+
+mesh = xs.Mesh(range(xr.global_runtime_device_count()), (1, 1), ("x", "y"))
+t = torch.ones(4, 2, device="xla")
+assert xs.mark_sharding(t, mesh, (0, None)).partition_spec == (0, None)
+assert xs.mark_sharding(t, mesh, ("x", None)).partition_spec == ("x", None)
+assert t.t().partition_spec == jax.sharding.PartitionSpec(None, "x")
+assert (t + 1).partition_spec is None
+xs.clear_sharding(t)
+assert t.partition_spec is None
+
+for name in ("add", "sub", "mul", "div"):  # torch_xla moves a CPU operand
+    operation, ours, theirs = (
+        getattr(torch, name),
+        torch.tensor([6.0, 8.0]),
+        torch.tensor([2.0, 3.0]),
+    )
+    for mixed in (operation(ours.to("xla"), theirs), operation(ours, theirs.to("xla"))):
+        assert mixed.device == XLA and torch.equal(mixed.cpu(), operation(ours, theirs)), name
 
 torch.manual_seed(7)
 first = torch.rand(3, device="xla")

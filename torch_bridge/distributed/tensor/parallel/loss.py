@@ -24,6 +24,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from isoshard.core.spec import axis_names
+from isoshard.torch_bridge.layout.view_layouts import sharding_of_view
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 
@@ -51,9 +52,10 @@ class _Checking(TorchFunctionMode):
 
 
 def _check(logits: XLAShardedTensor) -> None:
-    spec = logits.partition_spec
-    if spec is None:  # recorded: XLA decides
+    found = sharding_of_view(logits)
+    if found is None:  # recorded: XLA decides
         return
+    spec = found.spec
     axis = 1 if logits.dim() > 1 else 0
     if not axis_names((*spec, *[None] * logits.dim())[axis]):
         raise ValueError(
