@@ -154,6 +154,12 @@ class _Signs:
             return signs
         return signs * torch.rand(signs.shape, generator=self.random)
 
+    def flushed(self, shape: torch.Size) -> torch.Tensor:
+        """Which elements become 0 if they are subnormal: all, none, or some."""
+        if self.number < 4:
+            return torch.full(shape, self.number in (0, 3))
+        return torch.randint(0, 2, shape, generator=self.random) == 1
+
 
 class _Kind(NamedTuple):
     """How a value is disturbed."""
@@ -205,17 +211,20 @@ def _disturb(value: Any, draw: _Signs, kind: _Kind) -> None:
             told = parts.abs() * torch.finfo(numbers.dtype).eps < 1 / 64
             exact = (told & (parts * 64 % 1 == 0)).all(-1)
             moved = torch.where(exact, numbers, moved)
-        numbers.copy_(_with_signs(moved.to(numbers.dtype), signs, zeros=kind.zeros))
+        moved = moved.to(numbers.dtype)
+        numbers.copy_(_with_signs(moved, signs, draw.flushed(numbers.shape), zeros=kind.zeros))
 
 
-def _with_signs(numbers: torch.Tensor, signs: torch.Tensor, *, zeros: bool) -> torch.Tensor:
-    """Another sign for each NaN, and for each zero where asked for."""
+def _with_signs(
+    numbers: torch.Tensor, signs: torch.Tensor, flushed: torch.Tensor, *, zeros: bool
+) -> torch.Tensor:
+    """Another sign for each NaN, and for each zero where asked for; subnormals may become 0."""
     if numbers.is_complex():
         parts = torch.view_as_real(numbers.resolve_conj())
-        parts = _with_signs(parts, signs[..., None], zeros=zeros)
+        parts = _with_signs(parts, signs[..., None], flushed[..., None], zeros=zeros)
         return torch.view_as_complex(parts.contiguous())
     free = numbers.isnan() | ((numbers == 0) & zeros)
-    subnormal = (numbers.abs() < torch.finfo(numbers.dtype).tiny) & (signs > 0)
+    subnormal = (numbers.abs() < torch.finfo(numbers.dtype).tiny) & flushed
     numbers = torch.where(subnormal, torch.zeros_like(numbers), numbers)
     return torch.where(free, torch.copysign(numbers, signs), numbers)
 

@@ -138,6 +138,7 @@ class MemoryHandle:
 def refusal(what: str) -> str:
     """Why `what` cannot be done with memory, and what to do instead."""
     return (
-        f"the memory of a tensor on the jax device belongs to JAX, and {what} would read or change "
+        f"the memory of a tensor on the {naming.current().type} device belongs to JAX, and "
+        f"{what} would read or change "
         "it; use isoshard.to_jax(tensor), or tensor.cpu() for a CPU tensor with a torch storage"
     )

@@ -178,7 +178,7 @@ def _check_devices(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Non
             raise RuntimeError(
                 f'torch.compile(backend="isoshard") got input {place} of the traced graph (shape '
                 f"{tuple(example.shape)}, {example.dtype}) on {example.device}; move the model and "
-                "its inputs with .to('jax'), or isoshard.shard(.., mesh, spec)"
+                f"its inputs with {naming.moving()}, or isoshard.shard(.., mesh, spec)"
             )
 
 

@@ -22,6 +22,15 @@ def current() -> torch.device:
     return _device
 
 
+def moving() -> str:
+    """How a tensor or module is moved to the device, as messages say it.
+
+    >>> moving()
+    ".to('jax')"
+    """
+    return f".to({current().type!r})"
+
+
 def use(name: str) -> None:
     """Report another name from now on.
 

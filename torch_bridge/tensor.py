@@ -180,7 +180,8 @@ class XLAShardedTensor(LaidOut):
         """
         if not isinstance(self._storage.value.array, Tracer):
             raise AttributeError(
-                "a tensor on the jax device has .jax() only while JAX traces it; use "
+                f"a tensor on the {naming.current().type} device has .jax() only while JAX "
+                "traces it; use "
                 "isoshard.to_jax(tensor) for its array"
             )
         return lambda: base.read(self).array

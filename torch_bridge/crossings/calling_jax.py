@@ -39,6 +39,7 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.core.paths import path_name
+from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.dtensor.exchange import is_dtensor
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine import aside, base
@@ -184,7 +185,7 @@ class TorchFunction:
         if len(found) > 1:
             raise TypeError(
                 f"{self.name} got tensors on several devices: {where}; move them to one, such as "
-                "with .to('jax')"
+                f"with {naming.moving()}"
             )
         if "meta" in where:
             raise TypeError(

@@ -33,6 +33,7 @@ from jax.core import Tracer
 from isoshard.core import metrics
 from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.core.exchange import host_to_jax, lay_out
+from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.capture import step as capture
 from isoshard.torch_bridge.exchange import shard_to_torch, to_numpy
@@ -223,7 +224,7 @@ def to_array(tensor: torch.Tensor, copy: bool | None, name: str) -> jax.Array:
     except (RuntimeError, ValueError) as error:
         raise TypeError(
             f"{name} is on {tensor.device}, which JAX cannot use here ({error}); install JAX for "
-            "that device, or move the tensor with .cpu() or .to('jax')"
+            f"that device, or move the tensor with .cpu() or {naming.moving()}"
         ) from None
     return lay_out(array, None, copy=copy, name=name)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from isoshard.core.bounded import CALLS, Recent
+from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.dtypes import physical_dtype
 
@@ -207,7 +208,8 @@ def _as_strided(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not alike and not _as_wide(base_aval, aval):
         raise RuntimeError(
             f"as_strided of a {tensor.dtype} view of {base_aval.meta.dtype} memory is not possible "
-            "on the jax device: its buffers have elements of another width. Call it on a .clone()."
+            f"on the {naming.current().type} device: its buffers have elements of another "
+            "width. Call it on a .clone()."
         )
     extent = 1 + sum(
         step * (length - 1)

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.lowerings import registry
 
@@ -152,8 +153,9 @@ def import_tensor(func: Any, tensor: torch.Tensor) -> base.LazyTensor:
     if tensor.device.type == "cpu" and (welcome or tapes.takes_constants()):
         return brought(tensor)
     raise RuntimeError(
-        f"{func} got tensors on two devices: one on jax:0 and one on {tensor.device} (shape "
-        f"{tuple(tensor.shape)}, {tensor.dtype}). Move it with .to('jax'), or place it with "
+        f"{func} got tensors on two devices: one on {naming.current()} and one on "
+        f"{tensor.device} (shape "
+        f"{tuple(tensor.shape)}, {tensor.dtype}). Move it with {naming.moving()}, or place it with "
         "isoshard.shard(tensor, mesh, spec)."
     )
 

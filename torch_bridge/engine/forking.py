@@ -10,6 +10,7 @@ import os
 from typing import Any, NoReturn
 
 from isoshard.core.processes.coordination import backend_runs
+from isoshard.torch_bridge import naming
 
 from .recorder import Recorder, wire_new
 
@@ -52,7 +53,8 @@ class Forked(Recorder):
 
 def _refuse() -> NoReturn:
     raise RuntimeError(
-        "a tensor on the jax device is used in a process that was forked after JAX had started, "
+        f"a tensor on the {naming.current().type} device is used in a process that was forked "
+        "after JAX had started, "
         "whose threads it does not have. Keep to CPU tensors here, and move them to the device in "
         "the process that forked (as a DataLoader's user does with each batch); or start processes "
         'anew: DataLoader(.., multiprocessing_context="spawn"), '

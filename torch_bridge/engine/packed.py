@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge import naming
+
 from . import base, dispatch
 
 _PACK = torch.ops.aten._pack_padded_sequence.default
@@ -25,7 +27,8 @@ def _pack(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, 
     rows, lengths, batch_first = args
     if isinstance(lengths, base.LazyTensor):
         raise RuntimeError(
-            "'lengths' argument should be a 1D CPU int64 tensor, but it is on jax:0; give "
+            "'lengths' argument should be a 1D CPU int64 tensor, but it is on "
+            f"{naming.current()}; give "
             "lengths.cpu()"
         )
     sizes = [int(length) for length in lengths]

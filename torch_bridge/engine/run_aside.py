@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge import naming
+
 from . import base
 from .aside import Aside
 from .graph_leaves import leaves_of
@@ -112,7 +114,8 @@ class Run:
             if not isinstance(result, base.LazyTensor):
                 kind = f"on {result.device}" if isinstance(result, torch.Tensor) else repr(result)
                 raise TypeError(
-                    f"{self._what} must return tensors on the jax device, and returned one {kind}"
+                    f"{self._what} must return tensors on the {naming.current().type} device, "
+                    f"and returned one {kind}"
                 )
         results[:] = [self.aside.alias(result) for result in results]
         collected = [one for one in self._leaves() if one.grad is not None]

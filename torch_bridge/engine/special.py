@@ -107,7 +107,7 @@ def _copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     if isinstance(source, _UNINITIALIZED):
         raise RuntimeError(
             "a lazy module has no shapes before it has run once, and cannot be moved to the jax "
-            "device yet: run it once on the CPU, then move it with .to('jax')"
+            f"device yet: run it once on the CPU, then move it with {naming.moving()}"
         )
     capture.note_upload(source)
     shape, dtype = target.shape, target.dtype
@@ -218,7 +218,7 @@ def _index(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     if not isinstance(tensor, base.LazyTensor) and not tapes.takes_constants():
         raise RuntimeError(
             "indices should be either on cpu or on the same device as the indexed tensor "
-            f"({tensor.device}); move the tensor with .to('jax'), or the indices with .cpu()"
+            f"({tensor.device}); move the tensor with {naming.moving()}, or the indices with .cpu()"
         )
     if any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices):
         return _index_on_host((tensor, indices), kwargs)

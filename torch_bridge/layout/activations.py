@@ -32,6 +32,7 @@ from isoshard.core.mesh import as_mesh
 from isoshard.core.plan import Plan
 from isoshard.core.plan.activations import ModuleActivations, Side
 from isoshard.core.plan.rules import PlanError
+from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine import base, layouts
 from isoshard.torch_bridge.engine import tape as tapes
@@ -152,7 +153,7 @@ def _laid_out(tree: Any, side: Side, said: ModuleActivations, mesh: Mesh) -> Any
             raise ShardingError(
                 f"the {f'{side} {path}'.rstrip()} of module {said.module!r} is to lie as "
                 f"{sharding.spec}, and it is on {tensor.device}; move the model and its inputs "
-                "with .to('jax')"
+                f"with {naming.moving()}"
             )
         leaves[at[path]] = _constrained(tensor, sharding)
     return pytree.tree_unflatten(leaves, structure)

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import torch
 
 from isoshard.core.bounded import PROGRAMS, Interned
+from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.piece import Piece, cut
@@ -230,8 +231,9 @@ def _check(batches: Sequence[Any], carried: Sequence[Any]) -> int:
             if not isinstance(one, base.LazyTensor):
                 kind = f"on {one.device}" if isinstance(one, torch.Tensor) else repr(one)
                 raise ValueError(
-                    f"gradient accumulation takes tensors on the jax device, and {what}[{number}] "
-                    f"is {kind}; move it with .to('jax')"
+                    f"gradient accumulation takes tensors on the {naming.current().type} "
+                    f"device, and {what}[{number}] "
+                    f"is {kind}; move it with {naming.moving()}"
                 )
     return counts[0]
 

@@ -15,6 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import torch
 
+from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine import aside, base
 from isoshard.torch_bridge.engine.recipes import Recipe
@@ -200,8 +201,10 @@ def _check_tensors(carried: list[Any], shared: list[Any], own: list[Any]) -> Non
             if not isinstance(tensor, base.LazyTensor):
                 kind = f"on {tensor.device}" if isinstance(tensor, torch.Tensor) else repr(tensor)
                 raise TypeError(
-                    f"scan_layers takes tensors on the jax device, but {what} is {kind}; move the "
-                    "layers and their inputs with .to('jax'), and pass other things as arguments"
+                    f"scan_layers takes tensors on the {naming.current().type} device, but "
+                    f"{what} is {kind}; move the "
+                    f"layers and their inputs with {naming.moving()}, and pass other things as "
+                    "arguments"
                 )
 
 

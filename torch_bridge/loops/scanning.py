@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from isoshard.core.bounded import PROGRAMS, Bounded
+from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine import aside, base
 from isoshard.torch_bridge.engine import tape as tapes
@@ -162,8 +163,9 @@ class _Leaves:
             if not isinstance(leaf, base.LazyTensor):
                 kind = f"on {leaf.device}" if isinstance(leaf, torch.Tensor) else repr(leaf)
                 raise TypeError(
-                    f"scan takes tensors on the jax device, and {what}{path} is {kind}; move it "
-                    "with .to('jax'), or let fn take it from around it"
+                    f"scan takes tensors on the {naming.current().type} device, and "
+                    f"{what}{path} is {kind}; move it "
+                    f"with {naming.moving()}, or let fn take it from around it"
                 )
 
     def tree(self, tensors: Sequence[Any]) -> Any:

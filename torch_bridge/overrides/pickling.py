@@ -94,8 +94,9 @@ def _set_storage(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     target, storage, *place = args
     if not isinstance(storage, _Arriving):
         raise RuntimeError(
-            "a tensor on the jax device cannot take a torch storage as its memory; make a CPU "
-            "tensor of it and move that with .to('jax')"
+            f"a tensor on the {naming.current().type} device cannot take a torch storage as "
+            "its memory; make a CPU "
+            f"tensor of it and move that with {naming.moving()}"
         )
     key = (target.dtype, str(place))
     made: Any = storage.tensors.get(key)

@@ -20,6 +20,7 @@ import jax
 import torch
 
 from isoshard.core.errors import ShardingError
+from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
@@ -53,7 +54,8 @@ def auto_policy(mod_name: str, mod: torch.nn.Module, mesh: Any = None) -> None:
     for name, tensor in own:
         if not isinstance(tensor, XLAShardedTensor):
             raise ShardingError(
-                f"{mod_name}.{name} is on {tensor.device}; move the module with .to('jax') first"
+                f"{mod_name}.{name} is on {tensor.device}; move the module with "
+                f"{naming.moving()} first"
             )
         if not marks.marked(tensor) or not tensor.sharding_type:
             mark_sharding(tensor, mesh, auto_spec(tuple(tensor.shape), mesh.mesh_shape))

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.tape import Recipe
@@ -125,7 +126,8 @@ def _check(input: Any, weight: Any, bias: Any) -> None:
     for name, tensor in (("input", input), ("weight", weight), ("bias", bias)):
         if tensor is not None and not isinstance(tensor, XLAShardedTensor):
             raise RuntimeError(
-                f"XLAPatchedLinear takes tensors on the jax device, and {name} is on "
+                f"XLAPatchedLinear takes tensors on the {naming.current().type} device, and "
+                f"{name} is on "
                 f"{tensor.device}; use torch.nn.functional.linear there"
             )
     wrong = []

@@ -8,6 +8,7 @@ import torch
 from jax.experimental.shard_alike import shard_alike
 
 from isoshard.core.errors import ShardingError
+from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine import tape as tapes
@@ -57,7 +58,8 @@ def _pair(x: Any, y: Any) -> tuple[Any, Any]:
         return None, None
     if not isinstance(x, XLAShardedTensor) or not isinstance(y, XLAShardedTensor):
         raise ShardingError(
-            "shard_as takes tensors on the jax device, or None in both places; corresponding are "
+            f"shard_as takes tensors on the {naming.current().type} device, or None in both "
+            "places; corresponding are "
             f"{_kind(x)} and {_kind(y)}"
         )
     if x.shape != y.shape:

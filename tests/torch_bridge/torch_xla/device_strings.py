@@ -117,6 +117,13 @@ for name in ("add", "sub", "mul", "div"):  # torch_xla moves a CPU operand
     for mixed in (operation(ours.to("xla"), theirs), operation(ours, theirs.to("xla"))):
         assert mixed.device == XLA and torch.equal(mixed.cpu(), operation(ours, theirs)), name
 
+try:
+    torch.ones(2, device="xla") @ torch.ones(2)
+except RuntimeError as error:
+    assert "one on xla:0 and one on cpu" in str(error) and ".to('xla')" in str(error), error
+else:
+    raise AssertionError("a product with a CPU tensor was computed")
+
 torch.manual_seed(7)
 first = torch.rand(3, device="xla")
 torch.manual_seed(7)

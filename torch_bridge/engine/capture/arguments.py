@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from isoshard.core.exact import exact
+from isoshard.torch_bridge import naming
 
 from .. import base
 from ..dropped import held
@@ -53,7 +54,7 @@ def _described(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         raise CaptureError(
             f"a compiled step got a CPU tensor of shape {tuple(leaf.shape)} as an argument; move "
-            "it with .to('jax') or isoshard.shard(tensor, mesh, spec) before the call"
+            f"it with {naming.moving()} or isoshard.shard(tensor, mesh, spec) before the call"
         )
     try:
         hash(leaf)

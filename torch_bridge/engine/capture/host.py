@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from isoshard.core import metrics
+from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import TorchDispatchMode, pytree, schema_of
 
 from .evaluating import Listed
@@ -101,7 +102,8 @@ class HostOps(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags and not _elsewhere(kwargs):
             raise CaptureError(
                 f"{metrics.user_location()}: a compiled step draws random numbers on the CPU "
-                f"({func}), which a replay would not draw anew; draw them on the jax device "
+                f"({func}), which a replay would not draw anew; draw them on the "
+                f"{naming.current().type} device "
                 "(device='jax'), or pass them as an argument"
             )
         result = func(*args, **kwargs)

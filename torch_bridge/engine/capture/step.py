@@ -30,6 +30,7 @@ import torch
 
 from isoshard.core import metrics
 from isoshard.core.errors import RecompilationWarning
+from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
 
 from .. import base, program
@@ -250,7 +251,7 @@ class CompiledStep:
             reason.partition(", which was ")[0],
             f"{PATIENCE} calls of a compiled step ran as they would without compile, since a "
             f"replay would not do what the step does: {reason}. Move it out of the step, keep it "
-            "in a tensor on the jax device, or pass it as an argument",
+            f"in a tensor on the {naming.current().type} device, or pass it as an argument",
         )
 
     def _warn(self, reason: str, text: str) -> None:
