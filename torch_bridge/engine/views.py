@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from isoshard.torch_bridge.lowerings.single import put, read_slice, write_slice
+from isoshard.torch_bridge.lowerings.whole import diagonal
 
 from . import bits
 from .value import Aval, contiguous_stride
@@ -217,7 +218,7 @@ def forward(op: ViewOp, x: jax.Array, base: Aval) -> jax.Array:
     if kind == "index":
         return jnp.squeeze(read_slice(x, op[1], op[2], op[2] + 1), op[1])
     if kind == "diagonal":
-        return jnp.diagonal(x, *op[1:])
+        return diagonal(x, *op[1:])
     if kind == "unfold":
         _, dim, size, step = op
         index = _windows(x.shape[dim], size, step)

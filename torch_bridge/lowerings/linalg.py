@@ -12,6 +12,7 @@ from jax import lax
 
 from .arguments import wide
 from .registry import lower
+from .whole import diagonal
 
 
 def _transpose(a):
@@ -23,7 +24,7 @@ def _adjoint(a):
 
 
 def _diagonal(a):
-    return jnp.diagonal(a, axis1=-2, axis2=-1)
+    return diagonal(a, 0, -2, -1)
 
 
 def _first(bad):
@@ -145,9 +146,9 @@ def _det(a, *, contiguous=True):
 @lower("aten::_linalg_slogdet", strided=True)
 def _slogdet(a, *, contiguous=True):
     packed, pivots, _, _ = _lu(_transpose(a) if _turns(a, contiguous) else a)
-    diagonal = _diagonal(packed)
-    sign = _parity(pivots) * jnp.prod(jnp.sign(diagonal), axis=-1)
-    return sign, jnp.sum(jnp.log(jnp.abs(diagonal)), axis=-1), packed, pivots
+    along = _diagonal(packed)
+    sign = _parity(pivots) * jnp.prod(jnp.sign(along), axis=-1)
+    return sign, jnp.sum(jnp.log(jnp.abs(along)), axis=-1), packed, pivots
 
 
 @lower("aten::_linalg_solve_ex")

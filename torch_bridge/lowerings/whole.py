@@ -44,6 +44,15 @@ def whole(x: jax.Array, axes: Sequence[int]) -> jax.Array:
     return constrained(x, NamedSharding(mesh, PartitionSpec(*spec)))
 
 
+def diagonal(x: jax.Array, offset: int, axis1: int, axis2: int) -> jax.Array:
+    """`jnp.diagonal` of two whole axes.
+
+    XLA's partitioner takes wrong elements of an axis that is split, where the diagonal is laid out
+    over more mesh axes than `x` (jax 0.10.2).
+    """
+    return jax.numpy.diagonal(whole(x, [axis1, axis2]), offset, axis1, axis2)
+
+
 def named(x: jax.Array) -> jax.Array:
     """The array as one that XLA's partitioner does not take for what it was made of.
 

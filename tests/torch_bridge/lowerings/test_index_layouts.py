@@ -86,3 +86,22 @@ def test_any_layouts(name, seed, mesh):
     draw = random.Random(seed)
     layouts = tuple(draw.choice(SPECS) for _ in range(3))
     check(OPERATIONS[name], draw.choice((1, 2)), layouts, mesh)
+
+
+@pytest.mark.parametrize("marked", ["copy", "view"])
+@pytest.mark.parametrize("last", [(None, None, "x"), (None, "y", "x"), (None, "y", None)], ids=str)
+def test_diagonals_of_axes_that_are_split(last, marked):
+    grid = iso.make_mesh((2, 4), ("x", "y"))
+    found = []
+    for device in ("cpu", "jax"):
+        x = torch.arange(5 * 8 * 6.0).reshape(5, 8, 6).to(device)
+        if device == "jax":
+            xs.mark_sharding(x, grid, last)
+        diagonal = x.diagonal(-1, 0, 2)
+        diagonal = diagonal if marked == "view" else diagonal + 0
+        if device == "jax":
+            xs.mark_sharding(diagonal, grid, ("x", "y"))
+        diagonal.mul_(2)
+        found.append((x.cpu(), diagonal.cpu()))
+    for want, got in zip(*found, strict=True):
+        assert torch.equal(want, got)
