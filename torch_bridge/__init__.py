@@ -66,6 +66,7 @@ if TYPE_CHECKING or _old_torch.has_device():
     from isoshard.torch_bridge.engine.settings import excess_precision
     from isoshard.torch_bridge.lowerings.registry import register_lowering
 
+    from . import control_flow as _control_flow
     from . import device as _device
     from . import framework as _framework  # noqa: F401  (isoshard.shard and the other verbs)
     from .crossings.calling_jax import TorchFunction, torch_function
@@ -99,6 +100,7 @@ if TYPE_CHECKING or _old_torch.has_device():
     from .tensor import XLAShardedTensor
 
     _device.register()
+    _control_flow.register()
     _torch_hook.install()
 else:
     _old_torch.register_refusals()

@@ -104,6 +104,10 @@ class MemoryHandle:
         """Never."""
         return False
 
+    def _fix_weakref(self) -> MemoryHandle:
+        """Itself, as torch's: fake tensors keep storages weakly."""
+        return self
+
     def __eq__(self, other: object) -> bool:
         """Whether it is the same memory."""
         return isinstance(other, MemoryHandle) and other._memory is self._memory

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 import isoshard.torch_bridge
+import isoshard.torch_bridge as xs
 from isoshard.core.mesh import make_mesh
 from isoshard.torch_bridge import _torch_internals as internals
 from isoshard.torch_bridge._torch_internals import (
     accelerators,
+    control_flow,
     device_slot,
     dict_versions,
     dispatcher,
@@ -115,6 +117,29 @@ def dispatch_mode():
     with Mode():
         one + one
     assert seen == [add()]
+
+
+@checks(
+    "torch._higher_order_ops.cond.cond_op",
+    "torch._higher_order_ops.while_loop.while_loop_op",
+    "torch._higher_order_ops.while_loop.while_loop_stack_output_op",
+    "torch._higher_order_ops.scan.scan_op",
+    "torch._higher_order_ops.map.map_impl",
+)
+def operators_over_functions():
+    rows = ("COND", "WHILE", "STACKED_WHILE", "SCAN", "MAP")
+    for operator in (getattr(control_flow, row).found() for row in rows):
+        assert callable(operator.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd])
+        assert xs.XLAShardedTensor in operator.python_key_table  # ours
+
+
+@checks("torch._higher_order_ops.while_loop.while_loop", "torch._dynamo.dont_skip_tracing")
+def loops_of_values():
+    follow = control_flow.FOLLOWED.found()
+    start = (torch.tensor(3), torch.tensor(1))
+    step = follow(lambda n, x: (n - 1, x * 2))
+    assert control_flow.while_loop(follow(lambda n, x: n > 0), step, start)[1].item() == 8
+    torch.compiler.reset()
 
 
 @checks("torch._C._dispatch_has_kernel_for_dispatch_key")

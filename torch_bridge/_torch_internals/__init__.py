@@ -12,6 +12,7 @@ happens in a torch without it. `docs/compatibility.md` is made of the rows, and
 | `module_fields` | modules, gradient scalers |
 | `device_slot` | the device, and lists of devices |
 | `traced` | nested arguments, tracers |
+| `control_flow` | `torch.cond`, `while_loop`, `scan`, `map` |
 | `dynamo_hooks` | dynamo; imported by `isoshard.torch_bridge.dynamo` only |
 | `dtensor_fields` | `torch.distributed` |
 

@@ -38,6 +38,8 @@ class HostOps(TorchDispatchMode):
         reasons: why repeating the operations would not do what the step did.
     """
 
+    supports_higher_order_operators = True  # `torch.cond` and others, which pass as all do
+
     def __init__(self, table: Table, known: Mapping[int, tuple[torch.Tensor, str]]):
         """See the class."""
         super().__init__()
@@ -99,7 +101,9 @@ class HostOps(TorchDispatchMode):
                 "a number that changes from step to step; keep such arithmetic on Python numbers "
                 "or on jax tensors (an optimizer does with capturable=True)"
             )
-        if torch.Tag.nondeterministic_seeded in func.tags and not _elsewhere(kwargs):
+        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and not _elsewhere(
+            kwargs
+        ):
             raise CaptureError(
                 f"{metrics.user_location()}: a compiled step draws random numbers on the CPU "
                 f"({func}), which a replay would not draw anew; draw them on the "

@@ -1,0 +1,160 @@
+"""`torch.cond`, `while_loop`, `scan` and `map`: on the device as on the CPU, as one program."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from torch._higher_order_ops import map as torch_map
+from torch._higher_order_ops import scan, while_loop
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+from isoshard import P
+from isoshard.torch_bridge.torch_xla.experimental.fori_loop import fori_loop
+from isoshard.torch_bridge.torch_xla.experimental.fori_loop import while_loop as their_while_loop
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # dynamo's own
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    yield
+    torch.compiler.reset()
+
+
+def data(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) + 0.1
+
+
+PROGRAMS = {
+    "cond, true": lambda x: torch.cond(x.sum() > 1, lambda x: (x.sin(),), lambda x: (x * 3,), (x,)),
+    "cond, false": lambda x: torch.cond(
+        x.sum() > 99, lambda x: (x.sin(),), lambda x: (x * 3,), (x,)
+    ),
+    "while": lambda x: while_loop(
+        lambda n, x: n < 4, lambda n, x: (n + 1, x.sin() * 2), (n_of(x), x)
+    ),
+    "scan": lambda x: scan(lambda c, y: (c + y, c * y), x[0].clone(), x),
+    "map": lambda x: (torch_map(lambda y, z: y * z.sum(), x, x * 2),),
+    "nested": lambda x: while_loop(
+        lambda n, x: n < 3,
+        lambda n, x: (
+            n + 1,
+            torch.cond(x.sum() > 3, lambda x: (x * 0.5,), lambda x: (x * 2,), (x,))[0],
+        ),
+        (n_of(x), x),
+    ),
+}
+
+
+def n_of(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros((), dtype=torch.int64, device=x.device)
+
+
+# torch's own gradient of a loop with a branch in it raises on the CPU.
+CASES = [(name, wants) for name in PROGRAMS for wants in (False, True)][:-1]
+
+
+@pytest.mark.parametrize(("name", "wants"), CASES)
+def test_as_on_the_cpu(name, wants):
+    found = []
+    for device in ("cpu", "jax"):
+        x = data(4, 3).to(device).requires_grad_(wants)
+        results = torch.utils._pytree.tree_leaves(PROGRAMS[name](x))
+        if wants:
+            sum(one.square().sum() for one in results if one.requires_grad).backward()
+            results.append(x.grad)
+        found.append([one.detach().cpu() for one in results])
+    for want, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_it_is_one_program_that_is_soon_known(counted):
+    def run(scale: float) -> torch.Tensor:
+        start = (torch.tensor(0, device="jax"), torch.ones(3, device="jax") * scale)
+        return while_loop(lambda n, x: x.sum() < 1000, lambda n, x: (n + 1, x * 2), start)
+
+    compiled = []
+    for number, (scale, want) in enumerate(((1.0, 9), (3.0, 7), (100.0, 2), (1e3, 0))):
+        steps, _ = run(scale)
+        assert counted("executions") == number
+        assert steps.item() == want and counted("executions") == number + 1
+        compiled.append(counted("compilations"))
+    assert compiled[1] == compiled[-1] <= 2
+
+
+def test_in_compiled_steps_and_in_jax():
+    def choose(x):
+        return torch.cond(x.sum() > 0, lambda x: (x * 2,), lambda x: (x * 3,), (x,))[0]
+
+    step = xs.compile(choose)
+    for value, want in ((1.0, 2.0), (-1.0, -3.0), (2.0, 4.0)):
+        assert step(torch.full((2,), value, device="jax")).tolist() == [want] * 2
+    function = iso.jax_function(choose)
+    assert jax.jit(function)(jnp.ones(2)).tolist() == [2, 2]
+    assert jax.grad(lambda x: function(x).sum())(-jnp.ones(2)).tolist() == [3, 3]
+
+
+def test_on_a_mesh():
+    mesh = iso.make_mesh((2, 4), ("x", "y"))
+    x = data(8, 4) / 4
+    laid = iso.shard(x, mesh, P("x", "y"))
+    steps, got = while_loop(
+        lambda n, x: n < 3, lambda n, x: (n + 1, x @ x.t() @ x), (n_of(laid), laid)
+    )
+    for _ in range(3):
+        x = x @ x.t() @ x
+    assert steps.item() == 3
+    torch.testing.assert_close(got.cpu(), x)
+
+
+def test_random_numbers_of_each_step_are_their_own():
+    x = torch.zeros(50, 2, device="jax")
+
+    def draw() -> torch.Tensor:
+        return torch_map(lambda y: y + torch.rand(2, device="jax"), x)
+
+    torch.manual_seed(0)
+    first = draw()
+    torch.manual_seed(0)
+    assert torch.equal(first.cpu(), draw().cpu())
+    assert first.cpu().unique().numel() == 100
+    assert not torch.equal(first.cpu(), draw().cpu())
+
+
+def test_python_integers_and_modules():
+    assert (
+        while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, x * 2), (0, x := data(2).to("jax")))[
+            1
+        ].tolist()
+        == (x * 8).tolist()
+    )
+    model = torch.nn.Linear(3, 3)
+    ours = torch.nn.Linear(3, 3).to("jax")
+    ours.load_state_dict(model.state_dict())
+    for net, rows in ((model, data(4, 3)), (ours, data(4, 3).to("jax"))):
+        torch_map(lambda row, net=net: net(row), rows).square().sum().backward()
+    torch.testing.assert_close(ours.weight.grad.cpu(), model.weight.grad)
+
+
+def test_mistakes():
+    x = torch.ones(2, device="jax")
+    with pytest.raises(Exception, match=r"(?s)shape|dtype|metadata"):
+        while_loop(lambda x: x.sum() < 9, lambda x: (x.repeat(2),), (x,))
+    with pytest.raises(Exception, match=r"(?s)two devices|same device|device"):
+        torch.cond(x.sum() > 0, lambda x, y: x + y, lambda x, y: x - y, (x, torch.ones(2)))
+
+
+def test_torch_xlas_names():
+    zero, ten = torch.tensor(0, device="jax"), torch.tensor(10, device="jax")
+    left, value = fori_loop(zero, ten, lambda x: x + 1, torch.tensor(3, device="jax"))
+    assert (left.item(), value.item()) == (0, 13)
+    assert fori_loop(ten, zero, lambda x: x + 1, zero)[1].item() == 0
+    left, a, b = fori_loop(zero, ten, lambda a, b: (b, a + b), zero, zero + 1)
+    assert (a.item(), b.item()) == (55, 89)
+    _, got = their_while_loop(
+        lambda n, x, step: n > 0, lambda n, x, step: (n - 1, x + step), (ten, zero), (ten,)
+    )
+    assert got.item() == 100

@@ -1,0 +1,333 @@
+"""torch's control flow on the device: `torch.cond`, and `while_loop`, `scan` and `map`.
+
+torch traces what they are given with dynamo, and hands graphs over with the tensors that these
+take. Each of them becomes JAX's operation of that name, as one entry of the tape: nothing is read
+on the host, also where the number of steps depends on values.
+
+>>> import torch, isoshard.torch_bridge
+>>> from torch._higher_order_ops import while_loop
+>>> start = (torch.tensor(0, device="jax"), torch.tensor(1.0, device="jax"))
+>>> while_loop(lambda n, x: x < 1000, lambda n, x: (n + 1, x * 3), start)
+(tensor(7, device='jax:0'), tensor(2187., device='jax:0'))
+
+Where a carry is one of Python's integers, a graph writes to tensors from around, or reads a value
+(as the gradient of `while_loop` does), torch's own code runs the graphs one after the other, and
+reads the condition in each step.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.abc
+import importlib.util
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from isoshard.core.bounded import PROGRAMS, Bounded
+from isoshard.torch_bridge._torch_internals import control_flow, pytree
+from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.flatten import import_tensor
+from isoshard.torch_bridge.engine.log import noted_in
+from isoshard.torch_bridge.engine.recipes import Recipe
+from isoshard.torch_bridge.engine.value import Aval, Value
+
+from .tensor import XLAShardedTensor
+
+Arrays = list[Any]
+
+
+def register() -> None:
+    """Tell torch what these operators are on the device, and dynamo what our tensors are."""
+    rules = {
+        control_flow.COND: _cond,
+        control_flow.WHILE: _while,
+        control_flow.STACKED_WHILE: None,
+        control_flow.SCAN: _scan,
+        control_flow.MAP: _map,
+    }
+    for row, rule in rules.items():
+        operator = row.found(None)
+        if operator is not None:
+            in_python = operator.py_kernels[torch.DispatchKey.CompositeExplicitAutograd]
+            here = in_python if rule is None else functools.partial(_either, rule, in_python)
+            operator.py_impl(XLAShardedTensor)(here)
+    _teach_dynamo()
+
+
+def _either(rule: Any, in_python: Any, *args: Any, **kwargs: Any) -> Any:
+    """The operator by its rule, or in Python; dynamo, in whose program it runs, looks away."""
+    unseen: Any = torch.compiler.disable(_chosen)
+    return unseen(rule, in_python, *args, **kwargs)
+
+
+def _chosen(rule: Any, in_python: Any, *args: Any, **kwargs: Any) -> Any:
+    """The operator by its rule, or in Python where the rule does not hold."""
+    leaves = pytree.tree_leaves([arg for arg in args if isinstance(arg, tuple | list)])
+    if kwargs.get("mutated_arg_indices") or not all(isinstance(x, torch.Tensor) for x in leaves):
+        return in_python(*args, **kwargs)
+    try:
+        return rule(*args)
+    except jax.errors.ConcretizationTypeError:
+        return in_python(*args, **kwargs)
+
+
+# The rules
+
+
+def _cond(predicate: Any, if_true: Any, if_false: Any, operands: Any) -> tuple[Any, ...]:
+    if isinstance(predicate, bool):
+        return (if_true if predicate else if_false)(*operands)
+    given = _ours([predicate, *operands])
+
+    def build(graphs: list[_Graph], arrays: Arrays, key: Any) -> Arrays:
+        chosen, *rest = arrays
+        branches = [functools.partial(graph.run, key=key) for graph in graphs]
+        return jax.lax.cond(chosen.reshape(()), *branches, rest)
+
+    avals = [tensor._aval for tensor in given[1:]]
+    return tuple(_recorded("cond", [(if_true, avals), (if_false, avals)], given, build))
+
+
+def _while(condition: Any, body: Any, carried: Any, additional: Any, *_: Any) -> tuple[Any, ...]:
+    given, count = _ours([*carried, *additional]), len(carried)
+
+    def build(graphs: list[_Graph], arrays: Arrays, key: Any) -> Arrays:
+        rest = arrays[count:]
+
+        def goes_on(state: Any) -> Any:
+            number, now = state
+            return graphs[0].run([*now, *rest], _folded(key, number, 0))[0].reshape(())
+
+        def step(state: Any) -> Any:
+            number, now = state
+            return number + 1, graphs[1].run([*now, *rest], _folded(key, number, 1))
+
+        return jax.lax.while_loop(goes_on, step, (jnp.uint32(0), arrays[:count]))[1]
+
+    avals = [tensor._aval for tensor in given]
+    graphs = [(condition, avals), (body, avals)]
+    return tuple(_recorded("while_loop", graphs, given, build, like=avals[:count]))
+
+
+def _scan(step: Any, init: Any, xs: Any, additional: Any = ()) -> tuple[Any, ...]:
+    return _stepped("scan", step, init, xs, additional)
+
+
+def _map(step: Any, xs: Any, additional: Any = ()) -> tuple[Any, ...]:
+    return _stepped("map", step, (), xs, additional)
+
+
+def _stepped(name: str, step: Any, init: Any, xs: Any, additional: Any) -> tuple[Any, ...]:
+    given = _ours([*init, *xs, *additional])
+    carries, slices = len(init), len(xs)
+    length = xs[0].shape[0]
+    avals = [tensor._aval for tensor in given]
+    for place in range(carries, carries + slices):
+        meta = avals[place].meta
+        avals[place] = Aval.contiguous(tuple(meta.size[1:]), meta.dtype)
+
+    def build(graphs: list[_Graph], arrays: Arrays, key: Any) -> Arrays:
+        rest = arrays[carries + slices :]
+
+        def body(state: Any, now: Any) -> Any:
+            number, carry = state
+            out = graphs[0].run([*carry, *now, *rest], _folded(key, number, 0))
+            return (number + 1, out[:carries]), out[carries:]
+
+        along = arrays[carries : carries + slices]
+        (_, last), stacked = jax.lax.scan(body, (jnp.uint32(0), arrays[:carries]), along, length)
+        return [*last, *stacked]
+
+    return tuple(_recorded(name, [(step, avals)], given, build, stacks=(carries, length)))
+
+
+def _ours(tensors: Sequence[Any]) -> list[Any]:
+    return [import_tensor(torch.ops.aten.copy.default, tensor) for tensor in tensors]
+
+
+def _folded(key: Any, *numbers: Any) -> Any:
+    """Another key for each step and graph; None for None."""
+    return None if key is None else functools.reduce(jax.random.fold_in, numbers, key)
+
+
+# Graphs
+
+
+class _Graph:
+    """A function of tensors, as one of arrays.
+
+    Args:
+        function: usually a graph that dynamo traced.
+        avals: of the tensors that it takes.
+
+    Attributes:
+        results: the avals of what it returns, once it was traced.
+        draws: whether it draws random numbers, likewise.
+    """
+
+    def __init__(self, function: Any, avals: Sequence[Aval]):
+        """See the class."""
+        self._function, self._avals = function, avals
+        self.results: list[Aval] = []
+        self.draws = False
+
+    def run(self, arrays: Sequence[Any], key: Any) -> Arrays:
+        """What it returns for arrays."""
+        tensors = [
+            base.fresh(aval, Value.handed(array))
+            for aval, array in zip(self._avals, arrays, strict=True)
+        ]
+        with tapes.immediately(self._keys(key)), torch.no_grad():
+            got = pytree.tree_leaves(self._function(*tensors))
+            if any(one is None for one in got):
+                raise RuntimeError(f"{self._function} returned None where a tensor is needed")
+            found = _ours(got)
+            values = [base.read(one) for one in found]
+        tapes.materialize([value for value in values if value.array is None])  # from around
+        self.results = [Aval.contiguous(tuple(one.shape), one.dtype) for one in found]
+        arrays = [jnp.asarray(value.array) for value in values]
+        return [jax.lax.convert_element_type(one, one.dtype) for one in arrays]  # no weak types
+
+    def _keys(self, key: Any) -> Iterator[Any]:
+        for number in itertools.count():
+            self.draws = True
+            yield jax.random.key(0) if key is None else jax.random.fold_in(key, number)
+
+
+def _code(function: Any) -> str | None:
+    """What two graphs have in common that compute the same; None where it is not known."""
+    if not isinstance(function, torch.fx.GraphModule):
+        return None
+    inner = dict(function.named_modules())
+    parts: list[str | None] = [function.code]
+    for node in function.graph.nodes:
+        if node.op in ("get_attr", "call_module"):
+            parts.append(_code(inner.get(str(node.target))))
+    return None if None in parts else "\n".join(map(str, parts))
+
+
+_RECIPES: Bounded[Any, tuple[Recipe, list[Aval]]] = Bounded(PROGRAMS)
+
+
+def _recorded(
+    name: str,
+    graphs: Sequence[tuple[Any, list[Aval]]],
+    given: Sequence[base.LazyTensor],
+    build: Callable[[list[_Graph], Arrays, Any], Arrays],
+    *,
+    like: list[Aval] | None = None,
+    stacks: tuple[int, int] | None = None,
+) -> list[base.LazyTensor]:
+    """Record one entry for an operator over graphs.
+
+    Args:
+        name: of the operator.
+        graphs: functions, and the avals of the tensors that each takes.
+        given: the tensors that the operator takes.
+        build: the results, of the graphs, the arrays of `given`, and a key for random numbers.
+        like: the avals of the results, where they are not those of the last graph.
+        stacks: how many of the results are carries, and the length of the others' new first axis.
+    """
+    codes = tuple([_code(function) for function, _ in graphs])
+    key = (name, codes, tuple([tensor._aval for tensor in given]), stacks)
+    found = None if None in codes else _RECIPES.get(key)
+    if found is None:
+        found = _recipe(name, [_Graph(*one) for one in graphs], given, build, like, stacks)
+        if None not in codes:
+            _RECIPES[key] = found
+    recipe, outs = found
+    values = tapes.recorder().record(recipe, [base.read(tensor) for tensor in given])
+    return [base.fresh(aval, value) for aval, value in zip(outs, values, strict=True)]
+
+
+def _recipe(
+    name: str,
+    graphs: list[_Graph],
+    given: Sequence[base.LazyTensor],
+    build: Callable[[list[_Graph], Arrays, Any], Arrays],
+    like: list[Aval] | None,
+    stacks: tuple[int, int] | None,
+) -> tuple[Recipe, list[Aval]]:
+    run: Any = torch.compiler.disable(lambda arrays, _, key: build(graphs, arrays, key))
+    shapes = [jax.ShapeDtypeStruct(*tensor._aval.token) for tensor in given]
+    with noted_in(None), jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        jax.eval_shape(lambda arrays: run(arrays, (), None), shapes)
+    outs = graphs[-1].results
+    if like is not None:
+        _check_carries(name, like, outs)
+        outs = [Aval.contiguous(tuple(one.meta.size), one.meta.dtype) for one in like]
+    if stacks is not None:
+        carries, length = stacks
+        outs = [
+            one if place < carries else Aval.contiguous((length, *one.meta.size), one.meta.dtype)
+            for place, one in enumerate(outs)
+        ]
+    draws = any(graph.draws for graph in graphs)
+    return Recipe(f"torch.{name}", run, len(outs), random=draws), outs
+
+
+def _check_carries(name: str, want: list[Aval], got: list[Aval]) -> None:
+    for place, (one, other) in enumerate(zip(want, got, strict=True)):
+        if one.token != other.token or one.meta.dtype != other.meta.dtype:
+            raise RuntimeError(
+                f"{name} keeps the shapes and dtypes of what it carries, and number {place} is "
+                f"{tuple(one.meta.size)} {one.meta.dtype} before a step and "
+                f"{tuple(other.meta.size)} {other.meta.dtype} after it"
+            )
+
+
+# dynamo, which torch imports when it first traces something
+
+
+_OURS = "isoshard.torch_bridge.dynamo"
+_HOOKS = "isoshard.torch_bridge._torch_internals.dynamo_hooks"
+
+
+def _teach_dynamo() -> None:
+    """Import our part of dynamo as soon as torch has imported its own."""
+    if control_flow.DYNAMO in sys.modules:
+        importlib.import_module(_OURS)
+    elif not any(isinstance(finder, _WithDynamo) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _WithDynamo())
+
+
+class _WithDynamo(importlib.abc.MetaPathFinder):
+    """Finds dynamo as everybody does, and has ours imported after it."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        """The spec that others find, for that module alone."""
+        if fullname != control_flow.DYNAMO:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _AndOurs(spec.loader)
+        return spec
+
+
+class _AndOurs(importlib.abc.Loader):
+    """Loads a module, and then our part of dynamo."""
+
+    def __init__(self, loader: Any):
+        """`loader`: of the module."""
+        self._loader = loader
+
+    def create_module(self, spec: Any) -> Any:
+        """As the other does."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        """As the other does; then ours is imported."""
+        if module.__spec__ is not None:
+            module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        if _HOOKS not in sys.modules:  # else it is ours that imports dynamo
+            importlib.import_module(_OURS)
