@@ -23,6 +23,7 @@ import importlib.abc
 import importlib.util
 import itertools
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -287,16 +288,23 @@ def _check_carries(name: str, want: list[Aval], got: list[Aval]) -> None:
 # dynamo, which torch imports when it first traces something
 
 
-_OURS = "isoshard.torch_bridge.dynamo"
-_HOOKS = "isoshard.torch_bridge._torch_internals.dynamo_hooks"
-
-
 def _teach_dynamo() -> None:
     """Import our part of dynamo as soon as torch has imported its own."""
     if control_flow.DYNAMO in sys.modules:
-        importlib.import_module(_OURS)
+        _teach_now()
     elif not any(isinstance(finder, _WithDynamo) for finder in sys.meta_path):
         sys.meta_path.insert(0, _WithDynamo())
+
+
+def _teach_now() -> None:
+    """Teach it; what goes wrong here must not break a program that only imports dynamo."""
+    try:
+        importlib.import_module("isoshard.torch_bridge.dynamo_tensors").teach()
+    except Exception as error:
+        warnings.warn(
+            f"torch.compile and torch.cond do not know tensors on the jax device: {error}",
+            stacklevel=2,
+        )
 
 
 class _WithDynamo(importlib.abc.MetaPathFinder):
@@ -329,5 +337,4 @@ class _AndOurs(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        if _HOOKS not in sys.modules:  # else it is ours that imports dynamo
-            importlib.import_module(_OURS)
+        _teach_now()

@@ -18,12 +18,13 @@ device's stream, but one key a graph: the numbers differ from those of the uncom
 the graph computes of Python's floats alone is computed on the CPU, in 64 bits (`prelude`).
 
 torch finds the backend by an entry point, so `isoshard.torch_bridge` need not be imported first.
-What dynamo has to learn of tensors on the device is in `_teach_dynamo`.
+What dynamo has to learn of tensors on the device is in `dynamo_tensors`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -43,13 +44,9 @@ from isoshard.torch_bridge.engine.metas import Meta
 from isoshard.torch_bridge.engine.tape import Recipe
 from isoshard.torch_bridge.engine.value import Aval, Value
 
-from . import naming
-from .generator import Generator
+from . import dynamo_tensors, naming
 from .handlers.registry import any_handled
 from .prelude import Prelude, is_number
-from .tensor import XLAShardedTensor
-
-_LEFT_ALONE = ("isoshard.core", "isoshard.torch_bridge", "jax")
 
 
 def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
@@ -69,7 +66,7 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
     """
     if options:
         raise TypeError(f"the isoshard backend has no options, but was given {sorted(options)}")
-    compiled = _AOT(graph, example_inputs)
+    compiled = _aot()(graph, example_inputs)
     functions = {function for node in graph.graph.nodes if (function := _called(node)) is not None}
 
     def run(*args: Any) -> Any:
@@ -221,39 +218,11 @@ def _keys(draw: Any) -> Any:
     return (jax.random.fold_in(draw, number) for number in itertools.count())
 
 
-_AOT = dynamo_hooks.aot_autograd(fw_compiler=Graph, bw_compiler=Graph, inference_compiler=Graph)
+@functools.cache
+def _aot() -> Any:
+    """AOTAutograd with our compilers; torch imports much for it."""
+    make = dynamo_hooks.AOT_AUTOGRAD.found()
+    return make(fw_compiler=Graph, bw_compiler=Graph, inference_compiler=Graph)
 
 
-def _untyped_storage(tensor: XLAShardedTensor) -> Any:
-    if dynamo_hooks.current_compilation() is not None:  # dynamo asks for its size only
-        return torch.Tensor.untyped_storage(tensor)
-    return _handle(tensor)
-
-
-_handle = XLAShardedTensor.untyped_storage
-
-
-def _as_tangent(tensor: XLAShardedTensor, expected: Any, kind: Any = None) -> XLAShardedTensor:
-    """AOTAutograd was traced with plain fake tensors, and gets ours: that is as it should be."""
-    return tensor
-
-
-def _subclass_to_follow(infer: Any) -> Any:
-    """Our methods differ from torch's only on real tensors: trace torch's own."""
-    return lambda value: None if type(value) is XLAShardedTensor else infer(value)
-
-
-def _teach_dynamo() -> None:
-    tracers = dynamo_hooks.TRACERS.found()()
-    tracers[XLAShardedTensor] = dynamo_hooks.TRACE_TENSOR.found()
-    # Of torch's generators dynamo knows the class itself; a subclass it hands to C++ as a fake.
-    tracers[Generator] = dynamo_hooks.TRACE_OBJECT.found()
-    dynamo_hooks.SUBCLASS.wrap(_subclass_to_follow)
-    for package in _LEFT_ALONE:
-        dynamo_hooks.leave_alone(package)
-    own: Any = XLAShardedTensor
-    own.untyped_storage = _untyped_storage
-    dynamo_hooks.AS_TANGENT.put(own, _as_tangent)
-
-
-_teach_dynamo()
+dynamo_tensors.teach()

@@ -484,7 +484,7 @@ def dynamo():
 
     torch.compiler.reset()  # dynamo compiles one function a limited number of times
     seen = []
-    compile = dynamo_hooks.aot_autograd(
+    compile = dynamo_hooks.AOT_AUTOGRAD.found()(
         fw_compiler=lambda graph, inputs: seen.append(dynamo_hooks.current_compilation()) or graph
     )
     function = torch.compile(lambda x: x + 1, backend=compile)
@@ -496,7 +496,7 @@ def dynamo():
     tensor = torch.ones(1, device="jax")
     assert dynamo_hooks.SUBCLASS.found()(tensor) is None
     assert dynamo_hooks.AS_TANGENT.of(tensor)(None, None) is tensor
-    dynamo_hooks.leave_alone("isoshard.core")
+    dynamo_hooks.LEAVE_ALONE.found()("isoshard.core")
     assert torch._dynamo.trace_rules.check(make_mesh)  # skipped
     graph = ours.Graph(torch.fx.symbolic_trace(torch.nn.Identity()), [tensor])
     assert traced.BOXED.of(graph) is True

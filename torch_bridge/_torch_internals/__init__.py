@@ -13,7 +13,7 @@ happens in a torch without it. `docs/compatibility.md` is made of the rows, and
 | `device_slot` | the device, and lists of devices |
 | `traced` | nested arguments, tracers |
 | `control_flow` | `torch.cond`, `while_loop`, `scan`, `map` |
-| `dynamo_hooks` | dynamo; imported by `isoshard.torch_bridge.dynamo` only |
+| `dynamo_hooks` | dynamo, which is not imported for it |
 | `dtensor_fields` | `torch.distributed` |
 
 >>> len({row.path for row in NAMES}) == len(list(NAMES)) > 30

@@ -1,4 +1,4 @@
-"""What `torch.compile(backend="isoshard")` uses of dynamo; imported by that backend only.
+"""What is used of dynamo, which is not imported for it.
 
 >>> current_compilation() is None
 True
@@ -13,15 +13,14 @@ from .declared import NAMES
 
 _WITHOUT = '`torch.compile(backend="isoshard")` raises'
 
-aot_autograd: Callable[..., Any] = NAMES.bind(
+AOT_AUTOGRAD = NAMES.state(
     "torch._dynamo.backends.common.aot_autograd",
     why="splits a traced graph into a forward and a backward graph",
     without=_WITHOUT,
 )
 
-leave_alone: Callable[[str], None] = NAMES.bind(
+LEAVE_ALONE = NAMES.state(
     "torch._dynamo.trace_rules.add",
-    otherwise=lambda _package: None,
     why="lists code that dynamo does not follow",
     without="dynamo traces into isoshard, and breaks the graph there",
 )
