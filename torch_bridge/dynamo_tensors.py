@@ -51,8 +51,8 @@ def teach() -> None:
     # Of torch's generators dynamo knows the class itself; a subclass it hands to C++ as a fake.
     tracers[Generator] = dynamo_hooks.TRACE_OBJECT.found()
     dynamo_hooks.SUBCLASS.wrap(_subclass_to_follow)
-    leave_alone: Any = dynamo_hooks.LEAVE_ALONE.found(None)
-    for package in _LEFT_ALONE if leave_alone is not None else ():
+    leave_alone = dynamo_hooks.LEAVE_ALONE.found(lambda _package: None)
+    for package in _LEFT_ALONE:
         leave_alone(package)
     own: Any = XLAShardedTensor
     own.untyped_storage = _untyped_storage
