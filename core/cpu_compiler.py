@@ -36,7 +36,7 @@ def options(program: Any, platform: str) -> dict[str, Any]:
     Returns:
         Names and values for `jax.stages.Lowered.compile`.
     """
-    reduces_wrongly = platform == "cpu" and _is_known() and _has_bfloat16(program)
+    reduces_wrongly = platform == "cpu" and _has_bfloat16(program) and _is_known()
     return {_FUSED: _PRODUCTS} if reduces_wrongly else {}
 
 
@@ -50,7 +50,7 @@ def _is_bfloat16(var: Any) -> bool:
 
 @functools.cache
 def _is_known() -> bool:
-    """Whether this XLA has such an option."""
+    """Whether this XLA has such an option; a program is compiled to find out."""
     try:
         jax.jit(lambda: 0).lower().compile({_FUSED: _PRODUCTS})
     except jax.errors.JaxRuntimeError:
