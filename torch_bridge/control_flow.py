@@ -17,6 +17,7 @@ reads the condition in each step.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.abc
@@ -177,6 +178,7 @@ class _Graph:
     def __init__(self, function: Any, avals: Sequence[Aval]):
         """See the class."""
         self._function, self._avals = function, avals
+        self._default = torch.get_default_dtype()  # as it is now, whenever the program is compiled
         self.results: list[Aval] = []
         self.draws = False
 
@@ -186,7 +188,7 @@ class _Graph:
             base.fresh(aval, Value.handed(array))
             for aval, array in zip(self._avals, arrays, strict=True)
         ]
-        with tapes.immediately(self._keys(key)), torch.no_grad():
+        with tapes.immediately(self._keys(key)), torch.no_grad(), _default_dtype(self._default):
             got = pytree.tree_leaves(self._function(*tensors))
             if any(one is None for one in got):
                 raise RuntimeError(f"{self._function} returned None where a tensor is needed")
@@ -201,6 +203,16 @@ class _Graph:
         for number in itertools.count():
             self.draws = True
             yield jax.random.key(0) if key is None else jax.random.fold_in(key, number)
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _code(function: Any) -> str | None:
@@ -239,6 +251,7 @@ def _recorded(
     """
     codes = tuple([_code(function) for function, _ in graphs])
     key = (name, codes, tuple([tensor._aval for tensor in given]), stacks)
+    key = (*key, torch.get_default_dtype())  # which the dtype of `i / 2` is, for integers i
     found = None if None in codes else _RECIPES.get(key)
     if found is None:
         found = _recipe(name, [_Graph(*one) for one in graphs], given, build, like, stacks)

@@ -139,6 +139,21 @@ def test_python_integers_and_modules():
     torch.testing.assert_close(ours.weight.grad.cpu(), model.weight.grad)
 
 
+def test_the_default_dtype_is_that_of_the_call():
+    def divide(x):
+        return torch.cond(x.sum() > 0, lambda x: (x / 2,), lambda x: (x / 3,), (x,))[0]
+
+    x = torch.ones(3, dtype=torch.int64, device="jax")
+    assert divide(x).cpu().dtype == torch.float32
+    torch.set_default_dtype(torch.float64)
+    try:
+        wide = divide(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert wide.dtype == wide.cpu().dtype == torch.float64  # computed later
+    assert divide(x).cpu().dtype == torch.float32
+
+
 def test_mistakes():
     x = torch.ones(2, device="jax")
     with pytest.raises(Exception, match=r"(?s)shape|dtype|metadata"):
