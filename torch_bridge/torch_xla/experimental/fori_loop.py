@@ -71,7 +71,6 @@ def fori_loop(
     >>> fori_loop(zero, five, lambda x: x * 2, torch.tensor(1.0, device="jax"))
     (tensor(0, device='jax:0'), tensor(32., device='jax:0'))
     """
-
     followed = FOLLOWED.found()
 
     @followed
