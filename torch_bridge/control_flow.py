@@ -12,7 +12,7 @@ on the host, also where the number of steps depends on values.
 
 Where a carry is one of Python's integers, a graph writes to tensors from around, or reads a value
 (as the gradient of `while_loop` does), torch's own code runs the graphs one after the other, and
-reads the condition in each step.
+reads the condition in each step: a call that is counted as one of `fallbacks`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from isoshard.core import metrics
 from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge._torch_internals import control_flow, pytree
 from isoshard.torch_bridge.engine import base
@@ -58,10 +59,18 @@ def register() -> None:
     for row, rule in rules.items():
         operator = row.found(None)
         if operator is not None:
-            in_python = operator.py_kernels[torch.DispatchKey.CompositeExplicitAutograd]
+            own = operator.py_kernels[torch.DispatchKey.CompositeExplicitAutograd]
+            in_python = functools.partial(_counted, operator.name(), own)
             here = in_python if rule is None else functools.partial(_either, rule, in_python)
             operator.py_impl(XLAShardedTensor)(here)
     _teach_dynamo()
+
+
+def _counted(name: str, in_python: Any, *args: Any, **kwargs: Any) -> Any:
+    """The operator in Python, which waits for values; that is counted."""
+    metrics.count("fallbacks")
+    metrics.count(f"fallbacks.higher_order::{name}")
+    return in_python(*args, **kwargs)
 
 
 def _either(rule: Any, in_python: Any, *args: Any, **kwargs: Any) -> Any:

@@ -111,7 +111,10 @@ class XLAShardedTensor(LaidOut):
         elif self.requires_grad:
             details.append("requires_grad=True")
         title = "Parameter containing:\n" if isinstance(self, torch.nn.Parameter) else ""
-        return f"{title}{text[:-1]}, {', '.join(details)})"
+        text = f"{text[:-1]}, {', '.join(details)})"
+        if details[0] == "device='xla:0'" and self.mesh is not None:
+            text = f"XLAShardedTensor({text})"  # as torch_xla's class prints itself
+        return title + text
 
     __str__ = __repr__
 

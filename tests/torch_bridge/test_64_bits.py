@@ -13,6 +13,7 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
+from isoshard.torch_bridge.spmd import annotate_custom_sharding
 
 LARGE = 2**40 + 3
 THIRD = 1 / 3
@@ -243,6 +244,28 @@ def test_random_numbers_of_the_whole_range():
     assert (fine != fine.float().double()).any() and torch.randn(
         3, device="jax"
     ).dtype.itemsize == 4
+
+
+def test_one_program_over_two_meshes_of_the_same_devices():
+    grid, row = xs.Mesh(range(8), (2, 4), ("x", "y")), xs.Mesh(range(8), (8,), ("z",))
+    whole = torch.arange(64).reshape(8, 8) << 33
+    first = xs.mark_sharding(whole.to("jax"), grid, ("x", "y"))
+    xs.sync()
+    second = xs.mark_sharding(whole.to("jax"), row, ("z", None))
+    xs.sync()
+    sum_of_both = annotate_custom_sharding(first + 2 * second, row, (None, "z"))
+    assert torch.equal(sum_of_both.cpu(), 3 * whole)
+
+
+def test_pieces_of_unequal_size_are_loaded_back():
+    row = xs.Mesh(range(8), (8,), ("z",))
+    whole = torch.arange(9) << 33
+    laid = xs.mark_sharding(whole.to("jax"), row, ("z",), sizes="chunk")
+    shards = laid.local_shards
+    for shard in shards:
+        shard.data *= -1
+    laid.load_local_shards_(shards)
+    assert torch.equal(laid.cpu(), -whole)
 
 
 def test_32_bits_for_integers_on_request():

@@ -82,7 +82,14 @@ def test_it_is_one_program_that_is_soon_known(counted):
         assert counted("executions") == number
         assert steps.item() == want and counted("executions") == number + 1
         compiled.append(counted("compilations"))
-    assert compiled[1] == compiled[-1] <= 2
+    assert compiled[1] == compiled[-1] <= 2 and counted("fallbacks") == 0
+
+
+def test_what_runs_in_python_is_counted(counted):
+    x = data(2).to("jax")
+    _, got = while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, x * 2), (0, x))
+    assert counted("fallbacks") == counted("fallbacks.higher_order::while_loop") == 1
+    torch.testing.assert_close(got.cpu(), data(2) * 8)
 
 
 def test_in_compiled_steps_and_in_jax():

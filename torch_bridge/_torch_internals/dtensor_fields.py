@@ -37,3 +37,15 @@ APPLY_STYLE = NAMES.state(
     why="is what a parallel style does to a module, by the name that torch calls it",
     without="`parallelize_module` raises for styles that a user wrote after torch's newer ones",
 )
+
+DTENSOR_SPEC = NAMES.state(
+    "torch.distributed.tensor._dtensor_spec.DTensorSpec",
+    why="is a DTensor's layout with its mesh, which scripts of torch_xla read as `tensor._spec`",
+    without="`tensor._spec` raises; `placements` and `device_mesh` tell the same",
+)
+
+TENSOR_META = NAMES.state(
+    "torch.distributed.tensor._dtensor_spec.TensorMeta",
+    why="is the shape and dtype in such a layout",
+    without="`tensor._spec` raises; `placements` and `device_mesh` tell the same",
+)

@@ -10,9 +10,9 @@ other operators, that kernel is run on the `jax` tensors, and what it calls is r
 tensor([ 8., 27.], device='jax:0')
 
 A kernel made for this device alone is given with `cubed.register_kernel("jax")`, and a JAX function
-instead of a kernel with `isoshard.torch_bridge.register_lowering`. A kernel that goes through NumPy
-or the CPU waits for its inputs; its results return to the device, and the call is counted as one of
-`fallbacks`.
+instead of a kernel with `isoshard.torch_bridge.register_lowering`. A kernel that a script of
+torch_xla registers for the key `XLA` serves too. One that goes through NumPy or the CPU waits for
+its inputs; its results return to the device, and the call is counted as one of `fallbacks`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from isoshard.torch_bridge.lowerings import registry
 from . import base, decompose
 
 _SETS = {
+    "XLA": torch.DispatchKeySet(torch.DispatchKey.XLA),
     "PrivateUse1": torch.DispatchKeySet(torch.DispatchKey.PrivateUse1),
     "CompositeExplicitAutograd": torch.DispatchKeySet(torch.DispatchKey.Lazy),
 }
@@ -43,7 +44,10 @@ def find(op: OpOverload) -> Callable[..., Any] | None:
     """
     if registry.find(op) is not None or decompose.find(op) is not None:
         return None
-    keys = next((keys for name, keys in _SETS.items() if has_kernel(op.name(), name)), None)
+    sets = {name: keys for name, keys in _SETS.items() if has_kernel(op.name(), name)}
+    if op.namespace == "aten":
+        sets.pop("XLA", None)  # what makes tensors there (`xla_alias`) is no operator's own
+    keys = next(iter(sets.values()), None)
     if keys is None:
         return None
 

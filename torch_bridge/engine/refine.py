@@ -144,6 +144,7 @@ def rewrap(array: jax.Array | UnevenArray, number: int) -> jax.Array | UnevenArr
 
 def _rewrapped(array: jax.Array, number: int) -> jax.Array:
     pieces = [shard.data for shard in array.addressable_shards]
-    return jax.make_array_from_single_device_arrays(
-        array.shape, layouts.sharding(number), pieces, dtype=array.dtype
-    )
+    with jax.enable_x64(True):
+        return jax.make_array_from_single_device_arrays(
+            array.shape, layouts.sharding(number), pieces, dtype=array.dtype
+        )

@@ -49,6 +49,8 @@ def to_host(tensor: base.LazyTensor) -> torch.Tensor:
     host = np.array(array, copy=True) if uneven is None else without_padding(uneven)
     seconds = time.perf_counter() - started
     metrics.record_transfer("device_to_host", host.nbytes, metrics.user_location(), seconds)
+    if naming.current().type == "xla" and not array.is_fully_replicated:
+        metrics.count("reads_of_shards")
     return from_numpy(host, tensor._aval.meta.dtype)
 
 

@@ -103,7 +103,8 @@ def tape_text(tensors: Sequence[torch.Tensor] | None = None) -> str:
             line = f"{what}({arguments}){_mark(recipe)}"
         else:
             count, struct = 1, next(inputs)
-            line = f"{_short(struct)} input(){_layout(struct.sharding, len(struct.shape))}"
+            layout = _layout(struct.sharding, len(struct.shape))
+            line = f"{short(struct.dtype, struct.shape)} input(){layout}"
         if needed:
             number = len(lines) - 1
             several = count > 1
@@ -171,11 +172,16 @@ def _lower(plan: program.Plan, structs: list[Any]) -> jax.stages.Lowered:
     return program.lowered(plan, structs, keep_unused=False)
 
 
-def _short(struct: Any) -> str:
-    name = struct.dtype.name
+def short(dtype: Any, shape: Sequence[int]) -> str:
+    """A dtype and a shape as XLA writes them.
+
+    >>> short(np.dtype("float32"), (2, 3))
+    'f32[2,3]'
+    """
+    name = dtype.name
     kind = name.rstrip("0123456789")
-    short = name.replace(kind, _SHORT[kind], 1) if kind in _SHORT else name
-    return f"{short}[{','.join(map(str, struct.shape))}]"
+    written = name.replace(kind, _SHORT[kind], 1) if kind in _SHORT else name
+    return f"{written}[{','.join(map(str, shape))}]"
 
 
 def _layout(sharding: Any, rank: int) -> str:

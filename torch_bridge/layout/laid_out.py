@@ -9,6 +9,7 @@ import jax
 
 from isoshard.core.mesh import mesh_of
 from isoshard.core.uneven import Sizes
+from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.engine import base, layouts
 from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.tensor_changes import namespace
@@ -93,13 +94,16 @@ class LaidOut(base.LazyTensor):
     def placements(self) -> tuple[Any, ...] | None:
         """The layout as DTensor placements, one per dimension of `device_mesh`.
 
-        None without a layout, and before a value is computed whose layout the partitioner chooses.
-        Where several mesh axes split one tensor axis in another order than from the left, one of
-        them is a `_StridedShard`.
+        None without a layout, and before a value is computed whose layout the partitioner chooses;
+        a ValueError then in scripts of torch_xla (`drop_in`), whose class raises one. Where several
+        mesh axes split one tensor axis in another order than from the left, one of them is a
+        `_StridedShard`.
         """
         from isoshard.torch_bridge.distributed.tensor import laying
 
         found = laying.found(self)
+        if found is None and naming.current().type == "xla":
+            raise ValueError(f"placements: {laying.unknown(self)}")
         return found.placements if found else None
 
     @property
@@ -109,6 +113,20 @@ class LaidOut(base.LazyTensor):
 
         found = laying.found(self)
         return found.mesh if found else None
+
+    _cached_spec: Any = None
+
+    @property
+    def _spec(self) -> Any:
+        """The layout as torch's `DTensorSpec`, kept until the tensor is laid out otherwise.
+
+        Raises:
+            ValueError: it is on no mesh, or its value is not computed yet and nobody marked it.
+        """
+        from isoshard.torch_bridge.distributed.tensor import laying
+
+        self._cached_spec = laying.dtensor_spec(self, self._cached_spec)
+        return self._cached_spec
 
     @property
     def local_shards(self) -> list[XLAShard] | None:
@@ -271,4 +289,5 @@ class LaidOut(base.LazyTensor):
         return laying.moved(self, laying.layout(tuple(self.shape), mesh, None), back)
 
     def invalidate_spec_cache(self) -> None:
-        """Do nothing: the layout is never cached."""
+        """Forget `_spec`. Nobody needs to: it is made anew when the layout is another."""
+        self._cached_spec = None

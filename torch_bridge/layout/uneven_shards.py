@@ -76,7 +76,8 @@ def put(
         filled = [(0, full - part) for full, part in zip(size, data.shape, strict=True)]
         with jax.enable_x64(True):
             arrays.append(jax.device_put(np.pad(data, filled), shard.device))
-    made = jax.make_array_from_single_device_arrays(
-        layout.padded, layout.sharding, arrays, dtype=u.dtype
-    )
+    with jax.enable_x64(True):
+        made = jax.make_array_from_single_device_arrays(
+            layout.padded, layout.sharding, arrays, dtype=u.dtype
+        )
     return layout.wrap(made)

@@ -28,6 +28,7 @@ from isoshard.core.errors import UnevenError
 from isoshard.core.mesh import mesh_of
 from isoshard.core.spec import check_even, named_sharding
 from isoshard.core.tiles import Tiles
+from isoshard.torch_bridge.spmd.mark_errors import MinibatchError
 
 
 @dataclasses.dataclass
@@ -111,7 +112,7 @@ class Split:
     def _whole(self, part: Sequence[int], name: str) -> tuple[int, ...]:
         for axis, (size, mine) in enumerate(zip(part, self._mine, strict=True)):
             if size % mine:
-                raise UnevenError(
+                raise MinibatchError(
                     f"{name}: axis {axis} has size {size} in this process, which its {mine} shards "
                     f"of that axis (spec {self.spec}) do not divide"
                 )

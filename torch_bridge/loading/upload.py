@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from isoshard.core import metrics
-from isoshard.core.errors import UnevenError
 from isoshard.core.exchange import aligned_empty
 from isoshard.torch_bridge.engine import base
 from isoshard.torch_bridge.engine.value import Aval, Value
@@ -24,6 +23,7 @@ from isoshard.torch_bridge.exchange import to_numpy
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.nested import rewrite, with_items
 from isoshard.torch_bridge.spmd import ShardingSpec
+from isoshard.torch_bridge.spmd.mark_errors import MinibatchError
 
 from .splitting import Split, Where
 
@@ -144,7 +144,7 @@ class Uploader:
             if self._last_batch == "drop":
                 return Batch(None, notes, uneven)
             if self._last_batch == "keep" and any(split.minibatch for split in splits):
-                raise UnevenError(uneven)
+                raise MinibatchError(uneven)
         target = {n: -(-n // shards) * shards for n in rows} if self._last_batch == "pad" else {}
 
         def change(part: _Part) -> Any:

@@ -21,14 +21,17 @@ from typing import Any
 import jax
 import torch
 
+from isoshard.core import metrics
 from isoshard.core.domain import BlockLayout
-from isoshard.core.errors import ShardingError, SpecError
+from isoshard.core.errors import SpecError
 from isoshard.core.mesh import as_mesh
 from isoshard.core.spec import named_sharding, same_layout
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
+from .mark_errors import MarkSpecError, UnmarkableError
+from .mesh import Mesh
 from .uneven import even_part
 
 
@@ -73,15 +76,24 @@ def mark_sharding(
         _check_free(t, sharding)
         even, ask = even_part(sharding, t.shape)
         marks.annotate(t, even, ask=ask)
-    if naming.current().type == "xla" and isinstance(partition_spec, tuple):
-        marks.note_written(t, partition_spec)
+    if naming.current().type == "xla":
+        _note_for_torch_xla(t, mesh, partition_spec)
     return t
+
+
+def _note_for_torch_xla(t: XLAShardedTensor, mesh: Any, partition_spec: Any) -> None:
+    """Keep and count what a script of torch_xla reads back."""
+    metrics.count("marks")
+    if isinstance(partition_spec, tuple):
+        marks.note_written(t, partition_spec)
+        if isinstance(mesh, Mesh):
+            mesh.get_op_sharding(partition_spec)
 
 
 def _check_free(t: XLAShardedTensor, sharding: jax.sharding.NamedSharding) -> None:
     present = marks.marked(t)
     if present is not None and _splits(present, t.dim()) and not marks.is_recorded(t):
-        raise ShardingError(
+        raise UnmarkableError(
             f"a tensor of shape {tuple(t.shape)} is marked {present.spec} already and cannot be "
             f"marked {sharding.spec} as well; call clear_sharding(t) first, or isoshard.reshard"
         )
@@ -142,7 +154,7 @@ def checked(
     """
     if not isinstance(t, XLAShardedTensor):
         name = naming.current().type
-        raise ShardingError(
+        raise UnmarkableError(
             f"{verb} takes a tensor on the {name} device, and this one of shape "
             f"{tuple(t.shape)} is on {t.device}. Move it with t.to({name!r}) (a module with "
             f"module.to({name!r})), or use isoshard.shard(t, mesh, spec), which does both."
@@ -167,12 +179,15 @@ def layout_for(
         partition_spec, str | jax.sharding.PartitionSpec
     ):
         if len(partition_spec) != len(shape):
-            raise SpecError(
+            raise MarkSpecError(
                 f"spec {tuple(partition_spec)} has {len(partition_spec)} entries for a tensor of "
                 f"rank {len(shape)} (shape {shape}); give one entry per axis, None for an "
                 "axis that stays whole"
             )
-    return named_sharding(partition_spec, as_mesh(mesh), len(shape))
+    try:
+        return named_sharding(partition_spec, as_mesh(mesh), len(shape))
+    except SpecError as error:
+        raise MarkSpecError(*error.args) from None
 
 
 def _splits(sharding: jax.sharding.NamedSharding, ndim: int) -> bool:

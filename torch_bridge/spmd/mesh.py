@@ -18,11 +18,13 @@ import jax
 import numpy as np
 import torch
 
-from isoshard.core.errors import DeviceError, ShardingError
+from isoshard.core import metrics
+from isoshard.core.errors import ShardingError, SpecError
 from isoshard.core.mesh import as_mesh
 from isoshard.torch_bridge.engine.capture.ambient import depends_on
 from isoshard.torch_bridge.layout import marks
 
+from .mark_errors import MarkSpecError, MeshDeviceError, MeshShapeError
 from .op_sharding import OpSharding
 
 
@@ -81,14 +83,14 @@ class Mesh:
         if names is not None and len(set(names)) < len(names):
             wrong.append(f"an axis name is given twice in {names}")
         if wrong:
-            raise ShardingError(
+            raise MeshShapeError(
                 f"no mesh of shape {self.mesh_shape} with axis names {names}: {'; '.join(wrong)}. "
                 "Give every device once, one extent and one name per axis: "
                 "Mesh(range(8), (2, 4), ('x', 'y'))."
             )
         have = len(jax.devices())
         if len(ids) and (ids.max() >= have or ids.min() < 0):
-            raise DeviceError(
+            raise MeshDeviceError(
                 f"a mesh over device ids {ids.tolist()} needs {ids.max() + 1} devices, there are "
                 f"{have} ({jax.default_backend()}). Make it smaller, or try it on virtual devices: "
                 f"call isoshard.simulate_devices({ids.max() + 1}) before anything else."
@@ -140,7 +142,12 @@ class Mesh:
         key = (partition_spec, str(partition_spec))  # (0,) equals (False,), but is not alike
         found = self._op_shardings.get(key)
         if found is None:
-            found = self._op_shardings[key] = OpSharding.of(self._jax_mesh, partition_spec)
+            try:
+                found = OpSharding.of(self._jax_mesh, partition_spec)
+            except SpecError as error:
+                raise MarkSpecError(*error.args) from None
+            self._op_shardings[key] = found
+            metrics.count("op_shardings")
         return found
 
     @classmethod

@@ -13,8 +13,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from isoshard.core.errors import UnrepresentableError
 from isoshard.core.spec import named_sharding
-from isoshard.torch_bridge.layout.marks import ShardingType, groups, sharding_type
+from isoshard.core.tiles import Tiles
+from isoshard.torch_bridge.layout.marks import ShardingType, groups, ordinal, sharding_type
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -62,6 +64,58 @@ class OpSharding:
         blocks = grid.shape[:-1]
         members = grid.reshape(-1, grid.shape[-1]).tolist()
         return cls(grid.tolist(), np.arange(len(members)).reshape(blocks).tolist(), members, kind)
+
+    def grid(self, ndim: int) -> np.ndarray:
+        """The devices of each block.
+
+        Args:
+            ndim: rank of the tensor.
+
+        Returns:
+            Integers of shape (blocks along each tensor axis .., copies).
+
+        Raises:
+            UnrepresentableError: it is no layout of whole blocks, or for another rank.
+
+        >>> OpSharding([[0, 1], [2, 3]], [], [], 3).grid(2).shape
+        (2, 2, 1)
+        """
+        kind = self.sharding_type
+        if kind == ShardingType.REPLICATED:
+            return np.arange(len(jax.devices())).reshape((1,) * ndim + (-1,))
+        numbers = np.array(self.tile_assignment)
+        found = numbers[..., None] if kind == ShardingType.TILED else numbers
+        tiled = kind in (ShardingType.TILED, ShardingType.PARTIAL)
+        if not tiled or found.ndim != ndim + 1:
+            raise UnrepresentableError(
+                f"{self!r} does not say how a tensor of rank {ndim} lies in blocks; pass a layout "
+                "of mesh.get_op_sharding(spec) with an entry for each of its axes"
+            )
+        return found
+
+    def spec_over(self, mesh: jax.sharding.Mesh, ndim: int) -> jax.sharding.PartitionSpec:
+        """The spec that means this layout over a mesh.
+
+        Args:
+            mesh: of the same devices.
+            ndim: rank of the tensor.
+
+        Raises:
+            UnrepresentableError: no spec over the mesh does.
+
+        >>> from isoshard.core.mesh import make_mesh
+        >>> mesh = make_mesh((2, 4), ("x", "y"))
+        >>> OpSharding.of(mesh, (None, "y")).spec_over(mesh, 2)
+        P(None, 'y')
+        """
+        if self.sharding_type == ShardingType.REPLICATED:
+            return jax.sharding.PartitionSpec()
+        place = {ordinal(device): at for at, device in enumerate(mesh.devices.flat)}
+        grid = self.grid(ndim)
+        if set(grid.flat) != set(place):
+            raise UnrepresentableError(f"{self!r} is over other devices than the mesh {mesh}")
+        places = np.vectorize(place.__getitem__, otypes=[int])(grid)
+        return Tiles(places).to_spec(mesh)
 
     @property
     def text(self) -> str:

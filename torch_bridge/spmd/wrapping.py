@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from isoshard.core.errors import ShardingError
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
-from .marking import mark_sharding
+from .mark_errors import UnmarkableError
+from .marking import clear_sharding, layout_for, mark_sharding
 from .mesh import Mesh
 
 
@@ -23,7 +23,7 @@ def wrap_if_sharded(x: Any) -> Any:
 def wrap_as_sharded_tensor(
     t: torch.Tensor, mesh_shape: Any = None, partition_spec: Any = None
 ) -> XLAShardedTensor:
-    """A tensor on the device, as it is; marked, if a mesh shape and a spec are given.
+    """A tensor on the device, as it is; laid out anew, if a mesh shape and a spec are given.
 
     Args:
         t: on the `jax` device.
@@ -34,18 +34,21 @@ def wrap_as_sharded_tensor(
         `t` itself.
 
     Raises:
-        ShardingError: `t` is on another device, or is marked differently already.
+        ShardingError: `t` is on another device.
+        SpecError: the spec does not fit.
     """
     if not isinstance(t, XLAShardedTensor):
         name = naming.current().type
-        raise ShardingError(
+        raise UnmarkableError(
             f"a tensor of shape {tuple(t.shape)} on {t.device} cannot be an XLAShardedTensor; move "
             f"it with t.to({name!r}) first"
         )
     if mesh_shape is None or partition_spec is None:
         return t
-    mesh_shape = tuple(mesh_shape)
-    return mark_sharding(t, Mesh(range(math.prod(mesh_shape)), mesh_shape), partition_spec)
+    shape = tuple(mesh_shape)
+    mesh = Mesh(range(math.prod(shape)), shape)
+    layout_for(tuple(t.shape), mesh, partition_spec)  # a fault is told before anything changes
+    return mark_sharding(clear_sharding(t), mesh, partition_spec)
 
 
 def unwrap_sharded_tensor(t: torch.Tensor) -> torch.Tensor:

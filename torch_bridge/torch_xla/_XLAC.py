@@ -6,13 +6,18 @@ There is no extension here: this module has the few names that are in use, in Py
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import jax as _jax
 import torch
 
+from isoshard.core.errors import DistributedError as _DistributedError
 from isoshard.torch_bridge import naming, runtime
-from isoshard.torch_bridge.export import lowered
-from isoshard.torch_bridge.session import hardware
-from isoshard.torch_bridge.spmd import strings
+from isoshard.torch_bridge.addresses import address_of as _address_of
+from isoshard.torch_bridge.crossings.calling_jax import TorchFunction as _TorchFunction
+from isoshard.torch_bridge.export import described, lowered
+from isoshard.torch_bridge.session import hardware, modes
+from isoshard.torch_bridge.spmd import OpSharding, from_shards, marking, shard_shapes, strings
 
 from .core import xla_model as _xla_model
 from .debug import metrics as _metrics
@@ -37,6 +42,76 @@ def _get_xla_sharding_type(tensor: torch.Tensor) -> int | None:
 def _get_xla_sharding_types(tensors: Sequence[torch.Tensor]) -> list[int | None]:
     """How each tensor is divided."""
     return [strings.sharding_type_of(tensor) for tensor in tensors]
+
+
+def _xla_mark_sharding(tensor: torch.Tensor, sharding: OpSharding) -> None:
+    """Mark a tensor with a layout that has no mesh."""
+    mesh, spec = from_shards.mesh_and_spec(sharding, tensor.dim())
+    marking.mark_sharding(tensor, mesh, spec)
+
+
+def _xla_annotate_custom_sharding(tensor: torch.Tensor, sharding: OpSharding) -> None:
+    """Lay a tensor out from here on, whatever mark it has."""
+    mesh, spec = from_shards.mesh_and_spec(sharding, tensor.dim())
+    marking.annotate_custom_sharding(tensor, mesh, spec)
+
+
+def _xla_clear_sharding(tensor: torch.Tensor) -> None:
+    """Forget a tensor's mark."""
+    marking.clear_sharding(tensor)
+
+
+def _global_tensor_from_cpu_shards(
+    shards: Sequence[torch.Tensor], sharding: OpSharding, global_shape: Any = None
+) -> torch.Tensor:
+    """The tensor that pieces, one for each device of this process, make."""
+    return from_shards.tensor_from_shards(shards, sharding, global_shape)
+
+
+def _spmd_full_to_shard_shape(tensor: torch.Tensor) -> torch.Tensor:
+    """What each device holds of a marked tensor, as a manual one."""
+    return shard_shapes.full_to_shard_shape(tensor)
+
+
+def _spmd_shard_to_full_shape(
+    tensor: torch.Tensor, sharding: OpSharding, shape: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """The whole that the pieces of a manual tensor make."""
+    return shard_shapes.shard_to_full_shape(tensor, sharding, shape, dtype)
+
+
+def _get_xla_tensor_debug_info(tensor: torch.Tensor) -> str:
+    """What is behind a tensor: recorded operations, or buffers and their layout."""
+    return described.debug_info(tensor)
+
+
+def _get_graph_hash(tensors: Sequence[torch.Tensor]) -> bytes:
+    """A number of the program that would compute tensors."""
+    return described.graph_hash(tensors)
+
+
+def _xla_get_tensor_id(tensor: torch.Tensor) -> int:
+    """A number of a tensor's memory."""
+    return _address_of(tensor)
+
+
+def _xla_tensors_from_aten(
+    tensors: Sequence[torch.Tensor], devices: Sequence[str], shardings: Any = None
+) -> list[torch.Tensor]:
+    """CPU tensors on the device, marked where a layout is given."""
+    found = [tensor.to(device) for tensor, device in zip(tensors, devices, strict=True)]
+    for tensor, one in zip(found, shardings or (), strict=bool(shardings)):
+        if one is not None:
+            _xla_mark_sharding(tensor, one.sharding)
+    return found
+
+
+def _xla_user_computation(
+    name: str, tensors: Sequence[torch.Tensor], computation: Any
+) -> list[torch.Tensor]:
+    """The results of a computation of `torch_xla.core.xla_builder` on tensors."""
+    found = _TorchFunction(computation, name, wide=True)(*tensors)
+    return list(found) if isinstance(found, tuple) else [found]
 
 
 def _get_xla_tensors_text(tensors: Sequence[torch.Tensor]) -> str:
@@ -129,3 +204,41 @@ def _xla_counter_value(name: str) -> int | None:
 def _xla_metrics_report() -> str:
     """Every metric and counter, as text."""
     return _metrics.metrics_report()
+
+
+def _xla_get_auto_sharding() -> bool:
+    """Whether `use_spmd(auto=True)` was called."""
+    return modes.auto_spmd()
+
+
+def _xla_num_runtime_devices() -> int:
+    """How many chips the job has."""
+    return len(hardware.chip_names())
+
+
+def _init_computation_client() -> None:
+    """Nothing: JAX starts its devices when they are asked for."""
+
+
+def _ensure_xla_coordinator_initialized(
+    global_rank: int, world_size: int, master_addr: str, port: str = ""
+) -> None:
+    """Nothing, where JAX knows all processes of the job already.
+
+    Raises:
+        DistributedError: a `RuntimeError`; it does not.
+    """
+    if world_size > _jax.process_count():
+        raise _DistributedError(
+            f"process {global_rank} is one of {world_size}, and JAX knows of "
+            f"{_jax.process_count()}; call isoshard.init_distributed() before any tensor is made"
+        )
+
+
+def _xla_set_enable_alias_with_buffer_donor_config(should_alias: bool) -> None:
+    """Nothing: memory that nobody else uses is given to results anyway."""
+
+
+def _xla_get_enable_alias_with_buffer_donor_config() -> bool:
+    """True: memory that nobody else uses is given to results."""
+    return True

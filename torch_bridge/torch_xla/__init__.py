@@ -7,6 +7,7 @@
 if __name__ != "isoshard.torch_bridge.torch_xla":
     raise ImportError(f"import isoshard.torch_bridge.torch_xla, not {__name__}")
 
+from isoshard.torch_bridge.kernels import xla_operators as _operators
 from isoshard.torch_bridge.session.on_demand import submodules
 
 from .distributed import xla_backend as _xla_backend  # noqa: F401  (the `xla://` method of torch)
@@ -36,10 +37,13 @@ __all__ = [
     "sync",
 ]
 
-__getattr__ = submodules(
+_operators.define()  # torch.ops.xla
+
+_submodule = submodules(
     __name__,
     (
         "_XLAC",
+        "_dynamo",
         "_internal",
         "amp",
         "backends",
@@ -58,3 +62,8 @@ __getattr__ = submodules(
         "tpu": "_internal",
     },
 )
+
+
+def __getattr__(name: str) -> object:
+    """A submodule, when it is asked for; `xm` is that of `core`."""
+    return _submodule("core").xla_model if name == "xm" else _submodule(name)

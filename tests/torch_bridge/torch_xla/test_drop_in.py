@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -73,3 +74,13 @@ def test_a_wrong_number_of_devices_is_refused():
         "except ValueError as error:\n    print(error)\n"
     )
     assert done.stdout == "CPU_NUM_DEVICES is a positive number of devices, and it is 'many'\n"
+
+
+@pytest.mark.long
+def test_what_a_script_marks_it_reads_back():
+    command = [sys.executable, "-m", "isoshard", "run-torch-xla", str(HERE / "spmd_reads.py")]
+    variables = {**os.environ, "CPU_NUM_DEVICES": "8", "PJRT_DEVICE": "CPU"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=False, env=variables
+    )
+    assert done.stdout == "all is read as it was written\n", done.stdout + done.stderr

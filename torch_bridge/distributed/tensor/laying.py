@@ -24,6 +24,8 @@ from isoshard.core.errors import UnevenError
 from isoshard.core.mesh import mesh_of
 from isoshard.core.spec import axis_names, check_even
 from isoshard.core.uneven import Sizes
+from isoshard.torch_bridge import naming
+from isoshard.torch_bridge._torch_internals.dtensor_fields import DTENSOR_SPEC, TENSOR_META
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
 from isoshard.torch_bridge.dtensor.translation import placements_of, spec_of
 from isoshard.torch_bridge.engine import layouts
@@ -136,7 +138,45 @@ def remember(tensor: Any, laid: Laid) -> Any:
     """Note what a tensor was laid out by, so that it says the same; returns the tensor."""
     if not tensor._chain.ops:
         _GIVEN[tensor._storage] = laid
+        if naming.current().type == "xla":  # scripts of torch_xla read mesh axes by number
+            written = spec_of(laid.placements, tensor.dim(), laid.mesh.shape)
+            marks.note_written(tensor, written)
     return tensor
+
+
+def unknown(tensor: Any) -> str:
+    """The message for a layout that nobody can tell yet."""
+    return (
+        f"a tensor of shape {tuple(tensor.shape)} has no mesh_shape and no partition_spec: it is "
+        "on no mesh, or its value is not computed yet and nobody marked it. Mark it with "
+        "xs.mark_sharding(t, mesh, spec), or execute it with sync()"
+    )
+
+
+def dtensor_spec(tensor: Any, cached: Any = None) -> Any:
+    """The layout of a tensor as torch's `DTensorSpec`.
+
+    Args:
+        tensor: on the `jax` device.
+        cached: one made before; it is the result if it still says how the tensor lies.
+
+    Raises:
+        ValueError: the layout is not known.
+
+    >>> from isoshard.torch_bridge.distributed.tensor import Shard, distribute_tensor
+    >>> from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
+    >>> t = distribute_tensor(torch.ones(8, 2), init_device_mesh("jax", (8,)), [Shard(0)])
+    >>> t._spec.placements, t._spec is t._spec
+    ((Shard(dim=0),), True)
+    """
+    laid = found(tensor)
+    if laid is None:
+        raise ValueError(unknown(tensor))
+    meta = TENSOR_META.found()(tensor.shape, tensor.stride(), tensor.dtype)
+    if cached is not None and cached.mesh == laid.mesh and cached.tensor_meta == meta:
+        if cached.placements == laid.placements:
+            return cached
+    return DTENSOR_SPEC.found()(laid.mesh, laid.placements, tensor_meta=meta)
 
 
 def found(tensor: Any) -> Laid | None:

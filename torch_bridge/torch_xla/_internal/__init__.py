@@ -5,4 +5,4 @@ if __name__ != "isoshard.torch_bridge.torch_xla._internal":
 
 from isoshard.torch_bridge.session.on_demand import submodules
 
-__getattr__ = submodules(__name__, ("tpu",))
+__getattr__ = submodules(__name__, ("jax_workarounds", "tpu"))

@@ -5,4 +5,4 @@ if __name__ != "isoshard.torch_bridge.torch_xla.core":
 
 from isoshard.torch_bridge.session.on_demand import submodules
 
-__getattr__ = submodules(__name__, ("xla_builder", "xla_env_vars", "xla_model"))
+__getattr__ = submodules(__name__, ("xla_builder", "xla_env_vars", "xla_model", "xla_op_registry"))

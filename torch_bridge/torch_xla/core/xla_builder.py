@@ -7,18 +7,42 @@
 >>> call_jax(shifted, (torch.ones(2, device="jax"), torch.zeros(2, device="jax")))
 tensor([1., 1.], device='jax:0')
 
-torch_xla's builder of XLA operations (`Op`, `create_builder`, ..) is not here: write JAX instead.
+torch_xla's builder is here too: what it builds, JAX traces. A function in JAX is shorter.
+
+>>> shape = mkshape(Type.F32, (2,))
+>>> get_computation_hlo(create_computation("twice", lambda a: a + a, (shape,))).splitlines()[0]
+'HloModule jit_twice, entry_computation_layout={(f32[2]{0})->f32[2]{0}}'
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
+
+import torch
 
 from isoshard.torch_bridge.crossings.calling_jax import TorchFunction, torch_function
 from isoshard.torch_bridge.crossings.same_function import identity
 
-__all__ = ["call_jax"]
+from ._computations import Computation, hlo
+from ._op import Op, create_computation, mkleaf, mkop, mkparam
+from ._operations import DTYPES
+from ._shapes import Builder, Shape
+
+__all__ = [
+    "Op",
+    "Shape",
+    "Type",
+    "call_jax",
+    "create_builder",
+    "create_computation",
+    "get_computation_hlo",
+    "mkleaf",
+    "mkop",
+    "mkparam",
+    "mkshape",
+    "tensor_shape",
+]
 
 _KEPT = 1024
 _KNOWN: dict[Hashable, TorchFunction] = {}
@@ -70,3 +94,67 @@ def call_jax(
     if len(_KNOWN) > _KEPT:
         del _KNOWN[next(iter(_KNOWN))]
     return found(*args, **(kwargs or {}))
+
+
+class Type:
+    """XLA's names of dtypes."""
+
+    F32 = "f32"
+    F64 = "f64"
+    BF16 = "bf16"
+    F16 = "f16"
+    U8 = "u8"
+    S8 = "s8"
+    U16 = "u16"
+    S16 = "s16"
+    U32 = "u32"
+    S32 = "s32"
+    U64 = "u64"
+    S64 = "s64"
+    C64 = "c64"
+    C128 = "c128"
+    PRED = "pred"
+
+
+def create_builder(name: str) -> Builder:
+    """A builder, for the functions that ask for one.
+
+    Args:
+        name: of the computation.
+    """
+    return Builder(name)
+
+
+def mkshape(dtype: str, sizes: Sequence[int], dynamic_dimensions: Any = None) -> Shape:
+    """The shape of an array.
+
+    Args:
+        dtype: XLA's name, of `Type`.
+        sizes: of its axes.
+        dynamic_dimensions: must be None.
+    """
+    return Shape.create(dtype, sizes, dynamic_dimensions)
+
+
+def tensor_shape(tensor: Any, device: str = "") -> Any:
+    """The shape of a tensor as a computation's argument; of several, a list.
+
+    Args:
+        tensor: a tensor, or a sequence of them.
+        device: not used.
+    """
+    if isinstance(tensor, list | tuple):
+        return [tensor_shape(one) for one in tensor]
+    return Shape.create(_NAMES[tensor.dtype], tuple(tensor.shape))
+
+
+_NAMES = {getattr(torch, dtype): name for name, dtype in DTYPES.items()}
+
+
+def get_computation_hlo(computation: Computation) -> str:
+    """A computation as HLO text, before any optimisation.
+
+    Args:
+        computation: of `create_computation` or `Op.build`, all of whose arguments are used.
+    """
+    return hlo(computation)

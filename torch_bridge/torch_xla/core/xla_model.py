@@ -19,6 +19,7 @@ import torch
 from isoshard.torch_bridge import naming, runtime
 from isoshard.torch_bridge.engine import base, random, reading
 from isoshard.torch_bridge.export import lowered
+from isoshard.torch_bridge.kernels.xla_operators import XLA_LIB
 from isoshard.torch_bridge.session import hardware, leaving
 from isoshard.torch_bridge.session.buckets import (
     CoalescingBuckets,
@@ -73,6 +74,7 @@ __all__ = [
     "REDUCE_MUL",
     "REDUCE_OR",
     "REDUCE_SUM",
+    "XLA_LIB",
     "CoalescingBuckets",
     "DeviceContext",
     "MemoryInfo",

@@ -5,4 +5,4 @@ if __name__ != "isoshard.torch_bridge.torch_xla.debug":
 
 from isoshard.torch_bridge.session.on_demand import submodules
 
-__getattr__ = submodules(__name__, ("metrics", "profiler"))
+__getattr__ = submodules(__name__, ("metrics", "model_comparator", "profiler"))

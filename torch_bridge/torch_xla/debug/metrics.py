@@ -12,6 +12,10 @@
 | `UncachedCompile`, `CachedCompile` | programs compiled, and runs of programs compiled before |
 | `ExecuteComputation`, in SPMD mode `ExecuteReplicated` | programs run |
 | `MarkStep` | calls of `sync` |
+| `CompileWithAutoSharding` | programs compiled, after `use_spmd(auto=True)` |
+| `ReplicateShardedData` | sharded tensors read by the host, by a script of the drop-in |
+| `CreateOpSharding` | layouts that a mesh was asked for, each once |
+| `VirtualDeviceUsage` | tensors marked by a script of the drop-in |
 | `aten::nonzero`, .. | operators that ran on the CPU: their results' shapes depend on values |
 | `isoshard::copies`, .. | the counters of `isoshard.metrics` that torch_xla has no name for |
 
@@ -23,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from isoshard.core import metrics, samples
-from isoshard.torch_bridge.session.modes import is_spmd
+from isoshard.torch_bridge.session.modes import auto_spmd, is_spmd
 
 _TIMES = {
     "CompileTime": "compile_seconds",
@@ -33,7 +37,13 @@ _TIMES = {
     "TransferFromDeviceTime": "device_to_host_seconds",
 }
 _SIZES = {"OutboundData": "host_to_device_bytes", "InboundData": "device_to_host_bytes"}
-_NAMED = ("executions", "compilations", "syncs", "fallbacks")
+_COUNTS = {
+    "MarkStep": "syncs",
+    "ReplicateShardedData": "reads_of_shards",
+    "CreateOpSharding": "op_shardings",
+    "VirtualDeviceUsage": "marks",
+}
+_NAMED = ("executions", "compilations", "fallbacks", *_COUNTS.values())
 _PERCENTILES = (1, 5, 10, 20, 50, 80, 90, 95, 99)
 
 
@@ -45,8 +55,9 @@ def _counters() -> dict[str, int]:
         "CachedCompile": max(runs - compiled, 0),
         "UncachedCompile": compiled,
         "ExecuteReplicated" if is_spmd() else "ExecuteComputation": runs,
-        "MarkStep": found.get("syncs", 0),
+        "CompileWithAutoSharding": compiled if auto_spmd() else 0,
     }
+    named |= {name: found.get(own, 0) for name, own in _COUNTS.items()}
     named |= _fallbacks()
     for name, amount in found.items():
         if name.partition(".")[0] not in _NAMED:

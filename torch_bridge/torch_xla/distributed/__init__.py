@@ -6,5 +6,6 @@ if __name__ != "isoshard.torch_bridge.torch_xla.distributed":
 from isoshard.torch_bridge.session.on_demand import submodules
 
 __getattr__ = submodules(
-    __name__, ("fsdp", "parallel_loader", "spmd", "xla_backend", "xla_multiprocessing")
+    __name__,
+    ("data_parallel", "fsdp", "parallel_loader", "spmd", "xla_backend", "xla_multiprocessing"),
 )

@@ -15,9 +15,12 @@ __getattr__ = submodules(
         "assume_pure",
         "custom_kernel",
         "distributed_checkpoint",
+        "dynamo_mark_sharding",
+        "fori_loop",
         "gradient_accumulation",
         "scan",
         "scan_layers",
         "spmd_fully_sharded_data_parallel",
+        "xla_quantized_matmul",
     ),
 )

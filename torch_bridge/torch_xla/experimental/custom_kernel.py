@@ -28,10 +28,12 @@ from isoshard.torch_bridge.kernels.paged import (
     paged_attention,
     ragged_paged_attention,
 )
+from isoshard.torch_bridge.kernels.xla_operators import XLA_LIB
 from isoshard.torch_bridge.layout.widths import jax_dtype
 
 __all__ = [
     "DEFAULT_MASK_VALUE",
+    "XLA_LIB",
     "FlashAttention",
     "convert_torch_dtype_to_jax",
     "flash_attention",

@@ -114,6 +114,23 @@ def visualize_tensor_sharding(t: torch.Tensor, **kwargs: Any) -> Any:
     return visualize_sharding(text, **kwargs)
 
 
+def construct_v1_sharding_str(t: torch.Tensor) -> str:
+    """The layout of a tensor as an OpSharding string that lists every device.
+
+    Args:
+        t: marked, or a result that was executed.
+
+    Returns:
+        The string; empty without a layout.
+
+    >>> import isoshard.torch_bridge as xs
+    >>> mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
+    >>> construct_v1_sharding_str(xs.mark_sharding(torch.ones(8, 4).to("jax"), mesh, ("x", "y")))
+    '{devices=[2,4]0,1,2,3,4,5,6,7}'
+    """
+    return sharding_spec_of(t)
+
+
 def _boxes(sharding: str) -> list[list[str]]:
     """A label for each block, in rows."""
     kind = jax.default_backend().upper()

@@ -1,0 +1,37 @@
+"""Errors of marks and meshes that scripts of torch_xla catch by its classes as well.
+
+torch_xla asserts that a mesh and a spec fit, and raises RuntimeError for a tensor that cannot take
+a mark. Each class here is one of isoshard's and the class that torch_xla raises.
+
+>>> import torch, isoshard.torch_bridge as xs
+>>> mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
+>>> try:
+...     xs.mark_sharding(torch.ones(8, device="jax"), mesh, ("x", None))
+... except AssertionError as error:
+...     print(isinstance(error, ValueError), type(error).__mro__[1].__name__)
+True SpecError
+"""
+
+from __future__ import annotations
+
+from isoshard.core.errors import DeviceError, ShardingError, SpecError, UnevenError
+
+
+class MarkSpecError(SpecError, AssertionError):
+    """A spec does not fit the mesh or the tensor it is to mark."""
+
+
+class MeshShapeError(ShardingError, AssertionError):
+    """Device ids, shape and names of a mesh do not belong together."""
+
+
+class MeshDeviceError(DeviceError, AssertionError):
+    """A mesh names devices that are not there."""
+
+
+class UnmarkableError(ShardingError, RuntimeError):
+    """A tensor is on another device, or is marked already."""
+
+
+class MinibatchError(UnevenError, RuntimeError):
+    """A process's part of a batch cannot be divided over its devices."""

@@ -1,0 +1,12 @@
+"""Products with matrices of int8, by torch_xla's names.
+
+Importing it defines `torch.ops.xla.quantized_matmul` as well.
+"""
+
+from isoshard.torch_bridge.kernels import xla_operators
+from isoshard.torch_bridge.kernels.quantized import QuantizedLinear as XlaQuantizedLinear
+from isoshard.torch_bridge.kernels.quantized import quantized_matmul
+
+__all__ = ["XlaQuantizedLinear", "quantized_matmul"]
+
+xla_operators.define()
