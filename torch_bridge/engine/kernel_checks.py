@@ -139,6 +139,8 @@ def places_to_draw(name: str, named: Arguments) -> None:
             "cannot sample n_sample > prob_dist.size(-1) samples without replacement: "
             f"{count} of {weights.shape[-1]}"
         )
+    if weights.shape[-1] > 2**24:
+        raise RuntimeError("number of categories cannot exceed 2^24")
 
 
 def bounds_fit(name: str, named: Arguments) -> None:

@@ -332,6 +332,12 @@ def reflections_fit(name: str, named: Arguments) -> None:
         )
 
 
+def positive_delta(name: str, named: Arguments) -> None:
+    """Refuse a loss that turns from squares to lines at no distance."""
+    if named.get("delta", 1.0) <= 0:
+        raise RuntimeError(f"{name} does not support non-positive values for delta.")
+
+
 def divisible_pixels(name: str, named: Arguments) -> None:
     """Refuse images that are not made of whole blocks."""
     shape, factor = list(named["self"].shape), named["downscale_factor"]
@@ -365,7 +371,7 @@ _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     "_linalg_eigh": (symmetric_floats,),
     "max_pool2d_with_indices": (images_expected,),
     "soft_margin_loss": (margins, real_targets),
-    "huber_loss": (real_targets,),
+    "huber_loss": (positive_delta, real_targets),
     "binary_cross_entropy": (targets_like_scores, real_targets),
     "_ctc_loss": (targets_in_batch,),
     "_softmax_backward_data": (gradient_fits, one_dtype),
