@@ -69,6 +69,7 @@ if TYPE_CHECKING or _old_torch.has_device():
     from . import control_flow as _control_flow
     from . import device as _device
     from . import framework as _framework  # noqa: F401  (isoshard.shard and the other verbs)
+    from . import trainers as _trainers
     from .crossings.calling_jax import TorchFunction, torch_function
     from .crossings.function import JaxFunction, jax_function
     from .crossings.module import TorchModule, torch_module
@@ -101,6 +102,7 @@ if TYPE_CHECKING or _old_torch.has_device():
 
     _device.register()
     _control_flow.register()
+    _trainers.register()
     _torch_hook.install()
 else:
     _old_torch.register_refusals()

@@ -20,10 +20,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import importlib.abc
-import importlib.util
 import itertools
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -42,6 +39,7 @@ from isoshard.torch_bridge.engine.log import noted_in
 from isoshard.torch_bridge.engine.recipes import Recipe
 from isoshard.torch_bridge.engine.value import Aval, Value
 
+from .after_import import after_import
 from .tensor import XLAShardedTensor
 
 Arrays = list[Any]
@@ -63,7 +61,7 @@ def register() -> None:
             in_python = functools.partial(_counted, operator.name(), own)
             here = in_python if rule is None else functools.partial(_either, rule, in_python)
             operator.py_impl(XLAShardedTensor)(here)
-    _teach_dynamo()
+    after_import(control_flow.DYNAMO, _teach_dynamo)
 
 
 def _counted(name: str, in_python: Any, *args: Any, **kwargs: Any) -> Any:
@@ -311,14 +309,6 @@ def _check_carries(name: str, want: list[Aval], got: list[Aval]) -> None:
 
 
 def _teach_dynamo() -> None:
-    """Import our part of dynamo as soon as torch has imported its own."""
-    if control_flow.DYNAMO in sys.modules:
-        _teach_now()
-    elif not any(isinstance(finder, _WithDynamo) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _WithDynamo())
-
-
-def _teach_now() -> None:
     """Teach it; what goes wrong here must not break a program that only imports dynamo."""
     try:
         importlib.import_module("isoshard.torch_bridge.dynamo_tensors").teach()
@@ -327,36 +317,3 @@ def _teach_now() -> None:
             f"torch.compile and torch.cond do not know tensors on the jax device: {error}",
             stacklevel=2,
         )
-
-
-class _WithDynamo(importlib.abc.MetaPathFinder):
-    """Finds dynamo as everybody does, and has ours imported after it."""
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        """The spec that others find, for that module alone."""
-        if fullname != control_flow.DYNAMO:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _AndOurs(spec.loader)
-        return spec
-
-
-class _AndOurs(importlib.abc.Loader):
-    """Loads a module, and then our part of dynamo."""
-
-    def __init__(self, loader: Any):
-        """`loader`: of the module."""
-        self._loader = loader
-
-    def create_module(self, spec: Any) -> Any:
-        """As the other does."""
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: Any) -> None:
-        """As the other does; then ours is imported."""
-        if module.__spec__ is not None:
-            module.__spec__.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        _teach_now()

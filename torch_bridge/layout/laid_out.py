@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -267,14 +268,18 @@ class LaidOut(base.LazyTensor):
         laid = laying.layout(tuple(self.shape), device_mesh, placements)
         return laying.moved(self, laid, None, forward_dtype, backward_dtype)
 
-    def full_tensor(self, *, grad_placements: Sequence[Any] | None = None) -> Any:
-        """The same elements whole on every device, as a new tensor; differentiable.
+    @property
+    def full_tensor(self) -> Callable[..., Any]:
+        """`full_tensor(grad_placements=None)`: a new tensor, whole on every device; differentiable.
+
+        Only a tensor on a mesh has it: libraries look for the name to know a DTensor.
 
         Args:
             grad_placements: the layout of the gradient as it comes back; that of this tensor if
                 not given.
 
         Raises:
+            AttributeError: the tensor is on no mesh.
             NotImplementedError: a placement is `Partial`: the gradient of a whole is one.
             ValueError: there are more or fewer placements than mesh dimensions.
         """
@@ -282,11 +287,11 @@ class LaidOut(base.LazyTensor):
 
         mesh = self.device_mesh or laying.mesh_of_program(self)
         if mesh is None:
-            return self
-        back = None
-        if grad_placements is not None:
-            back = laying.layout(tuple(self.shape), mesh, grad_placements).sharding
-        return laying.moved(self, laying.layout(tuple(self.shape), mesh, None), back)
+            raise AttributeError(
+                f"a tensor of shape {tuple(self.shape)} on no mesh has no full_tensor(): it is "
+                "whole. Lay it out with isoshard.shard(t, mesh, spec) or xs.mark_sharding"
+            )
+        return functools.partial(laying.gathered, self, mesh)
 
     def invalidate_spec_cache(self) -> None:
         """Forget `_spec`. Nobody needs to: it is made anew when the layout is another."""

@@ -243,6 +243,20 @@ def moved(
     return remember(result, laid)
 
 
+def gathered(tensor: Any, mesh: DeviceMesh, *, grad_placements: Sequence[Any] | None = None) -> Any:
+    """The same elements whole on every device of a mesh, as a new tensor; twice differentiable.
+
+    Args:
+        tensor: on the `jax` device.
+        mesh: the mesh.
+        grad_placements: the layout of the gradient as it comes back; that of `tensor` if not given.
+    """
+    shape, back = tuple(tensor.shape), None
+    if grad_placements is not None:
+        back = layout(shape, mesh, grad_placements).sharding
+    return moved(tensor, layout(shape, mesh, None), back)
+
+
 def _kept_blocks(tensor: Any, laid: Laid) -> Sizes | None:
     """The blocks of the axes that a layout splits as before; None without any."""
     sizes, have = tensor.block_sizes, marks.asked(tensor)

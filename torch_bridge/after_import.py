@@ -1,0 +1,67 @@
+"""What is done once somebody has imported a module, now or later.
+
+>>> done = []
+>>> after_import("json", lambda: done.append("json is there"))
+>>> done
+['json is there']
+
+Nothing is imported for it: a library that a program does not use costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Callable
+from typing import Any
+
+Action = Callable[[], object]
+
+
+def after_import(name: str, action: Action) -> None:
+    """Call a function as soon as a module has been imported.
+
+    Args:
+        name: of the module, in full.
+        action: called once; at once if the module is there already.
+    """
+    if name in sys.modules:
+        action()
+    else:
+        sys.meta_path.insert(0, _Finder(name, action))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds one module as everybody does, and acts after it was loaded."""
+
+    def __init__(self, name: str, action: Action):
+        self._name, self._action = name, action
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        """The spec that others find, for that module alone."""
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._action)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """Loads a module as another does, and then acts."""
+
+    def __init__(self, loader: Any, action: Action):
+        self._loader, self._action = loader, action
+
+    def create_module(self, spec: Any) -> Any:
+        """As the other does."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        """As the other does; then the action."""
+        if module.__spec__ is not None:
+            module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._action()

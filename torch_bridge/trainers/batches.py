@@ -1,0 +1,69 @@
+"""Batches of a training library, split over a mesh.
+
+>>> import isoshard as iso, isoshard.torch_bridge
+>>> mesh = iso.make_mesh((2, 4), ("data", "model"))
+>>> batch = {"x": torch.ones(4, 3, device="jax"), "length": 4}
+>>> split_batch(batch, mesh, "data")["x"].partition_spec
+P('data',)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from isoshard.core.mesh import as_mesh
+from isoshard.core.spec import axis_names
+from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.spmd import mark_sharding
+from isoshard.torch_bridge.tensor import XLAShardedTensor
+
+
+def split_batch(batch: Any, mesh: Any, axes: Any) -> Any:
+    """Split the rows of a batch's tensors over mesh axes.
+
+    Args:
+        batch: any nesting, with tensors on the `jax` device. Those that are marked already, have no
+            axes, or have a number of rows that does not divide stay as they are.
+        mesh: the mesh.
+        axes: the mesh axis, or several, outermost first; None splits nothing.
+
+    Returns:
+        The batch, whose tensors are marked.
+    """
+    names = axis_names(axes)
+    if names:
+        known = as_mesh(mesh)
+        parts = math.prod(known.shape[name] for name in names)
+        for leaf in pytree.tree_leaves(batch):
+            if _can_split(leaf, parts):
+                mark_sharding(leaf, known, (tuple(names), *(None,) * (leaf.dim() - 1)))
+    return batch
+
+
+def split_inputs(module: torch.nn.Module, mesh: Any, axes: Any) -> Any:
+    """Split the rows of what a module is called with.
+
+    Args:
+        module: the module.
+        mesh: see `split_batch`.
+        axes: see `split_batch`.
+
+    Returns:
+        The hook; `.remove()` ends it.
+    """
+
+    def split(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        split_batch((args, kwargs), mesh, axes)
+        return args, kwargs
+
+    return module.register_forward_pre_hook(split, with_kwargs=True)
+
+
+def _can_split(leaf: Any, parts: int) -> bool:
+    if not isinstance(leaf, XLAShardedTensor) or isinstance(leaf, torch.nn.Parameter):
+        return False
+    return bool(leaf.dim()) and leaf.shape[0] % parts == 0 and marks.marked(leaf) is None

@@ -1,0 +1,92 @@
+"""How libraries that choose a device come to ours, or say that they did not.
+
+Nothing is imported for it: what is here happens when a program imports the library.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from typing import Any
+
+from isoshard.torch_bridge.after_import import after_import
+
+_LIGHTNINGS = (
+    ("lightning.pytorch", "lightning.fabric"),
+    ("pytorch_lightning", "lightning_fabric"),
+)
+
+
+class DeviceChoiceWarning(UserWarning):
+    """A library has chosen the CPU although the `jax` device is there."""
+
+
+def register() -> None:
+    """Tell accelerate and Lightning of the device, once they are imported."""
+    after_import("accelerate.state", _accelerate)
+    for trainer, fabric in _LIGHTNINGS:
+        connectors = (
+            (
+                f"{trainer}.trainer.connectors.accelerator_connector",
+                "_AcceleratorConnector",
+                trainer,
+            ),
+            (f"{fabric}.connector", "_Connector", fabric),
+        )
+        for module, connector, package in connectors:
+            after_import(module, _Lightning(module, connector, package))
+
+
+def say(library: str, way: str) -> None:
+    """Warn that a library has chosen the CPU.
+
+    Args:
+        library: its name.
+        way: how the device is chosen in it.
+    """
+    warnings.warn(
+        f"{library} has chosen the CPU, although the jax device is there: {way}",
+        DeviceChoiceWarning,
+        stacklevel=4,
+    )
+
+
+def _accelerate() -> None:
+    state: Any = sys.modules["accelerate.state"].PartialState
+    choose = state.default_device.fget
+
+    def default_device(self: Any) -> Any:
+        found = choose(self)
+        if found.type == "cpu":
+            say(
+                "accelerate",
+                "set ACCELERATE_TORCH_DEVICE=jax in the environment, or say that you mean the CPU "
+                "by Accelerator(cpu=True), TrainingArguments(use_cpu=True) or "
+                "ACCELERATE_TORCH_DEVICE=cpu",
+            )
+        return found
+
+    state.default_device = property(default_device, doc=state.default_device.__doc__)
+
+
+class _Lightning:
+    """Teaches one of Lightning's packages the accelerator "jax".
+
+    Args:
+        module: that has its connector.
+        connector: the connector's name.
+        package: the package.
+    """
+
+    def __init__(self, module: str, connector: str, package: str):
+        """See the class."""
+        self._module, self._connector, self._package = module, connector, package
+
+    def __call__(self) -> None:
+        """Teach it; called after the import of its connector."""
+        lightning_device = importlib.import_module(
+            "isoshard.torch_bridge.trainers.lightning_device"
+        )
+        connector = getattr(sys.modules[self._module], self._connector)
+        lightning_device.teach(connector, importlib.import_module(f"{self._package}.accelerators"))

@@ -1,0 +1,66 @@
+"""`transformers.Trainer` on a mesh: a callback that lays the model out by a `Plan`.
+
+    import isoshard as iso
+    from isoshard.torch_bridge.trainers.hugging_face import PlanCallback
+
+    mesh = iso.make_mesh((2, 4), ("data", "model"))
+    plan = iso.Plan.from_hf_tp_plan(model)           # or Plan.fsdp(..), or rules of your own
+    trainer = Trainer(model, args, train_dataset=.., callbacks=[PlanCallback(mesh, plan)])
+    trainer.train()                                  # with ACCELERATE_TORCH_DEVICE=jax
+
+Everything else of the Trainer stays: evaluation, checkpoints, resuming, `save_pretrained`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+import isoshard
+from isoshard.core.errors import DeviceError
+from isoshard.core.mesh import as_mesh
+
+from .batches import split_inputs
+
+
+class PlanCallback(TrainerCallback):
+    """Lays a Trainer's model out over a mesh, and splits each batch.
+
+    Args:
+        mesh: a `jax.sharding.Mesh`, or what stands for one.
+        plan: the layout of the parameters.
+        data: the mesh axis, or several, that split the rows of a batch; None for none. By default
+            "data", if the mesh has such an axis.
+
+    Raises:
+        DeviceError: when training or evaluation begins; the Trainer runs on another device.
+        PlanError: then, too; the plan does not fit the model.
+    """
+
+    def __init__(self, mesh: Any, plan: Any, data: Any = "data"):
+        """See the class."""
+        self.mesh, self.plan = as_mesh(mesh), plan
+        self.data = None if data == "data" and "data" not in self.mesh.axis_names else data
+        self._hook: Any = None
+
+    def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any):
+        """Lay the model out, as soon as the Trainer has put it on its device."""
+        if model is not None:
+            self._lay_out(args, model)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any):
+        """Lay out a model that was not there before (`model_init`)."""
+        self._lay_out(args, model)
+
+    def _lay_out(self, args: Any, model: torch.nn.Module) -> None:
+        if args.device.type not in ("jax", "xla"):
+            raise DeviceError(
+                f"the Trainer runs on {args.device}, and a mesh is laid out on the jax device; set "
+                "ACCELERATE_TORCH_DEVICE=jax in the environment before it is made"
+            )
+        isoshard.shard(model, self.mesh, self.plan)
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = split_inputs(model, self.mesh, self.data)

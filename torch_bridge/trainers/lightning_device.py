@@ -1,0 +1,106 @@
+"""Lightning's accelerator "jax", for `Trainer` and `Fabric`: one device, whatever its chips."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .choosing import say
+
+
+def teach(connector: Any, accelerators: Any) -> None:
+    """Register the accelerator, and let a connector that has chosen it put tensors there.
+
+    Args:
+        connector: Lightning's class that turns arguments into a strategy.
+        accelerators: Lightning's package of accelerators that goes with it.
+    """
+    made = accelerator_of(accelerators.Accelerator)
+    registry: Any = getattr(accelerators, "AcceleratorRegistry", None)
+    if registry is None:
+        registry = accelerators.ACCELERATOR_REGISTRY
+    registry.register("jax", made, description="isoshard's device", override=True)
+    choose, auto = connector._choose_strategy, connector._choose_auto_accelerator
+    precision = connector._check_and_init_precision
+
+    def _choose_strategy(self: Any) -> Any:
+        found = choose(self)
+        if isinstance(self.accelerator, made) and hasattr(found, "_root_device"):
+            found._root_device = torch.device("jax", 0)
+        return found
+
+    def _check_and_init_precision(self: Any) -> Any:
+        found = precision(self)
+        if isinstance(self.accelerator, made) and getattr(found, "device", None) == "cuda":
+            found.device = "jax"
+            if getattr(found, "scaler", None) is not None:
+                found.scaler = torch.amp.GradScaler("jax")
+        return found
+
+    def _choose_auto_accelerator() -> str:
+        found = auto()
+        if found == "cpu":
+            way = 'pass accelerator="jax", or "cpu" to say that you mean the CPU'
+            say("Lightning", way)
+        return found
+
+    connector._choose_strategy = _choose_strategy
+    connector._check_and_init_precision = _check_and_init_precision
+    connector._choose_auto_accelerator = staticmethod(_choose_auto_accelerator)
+
+
+def accelerator_of(parent: Any) -> Any:
+    """The accelerator as a subclass of one of Lightning's.
+
+    Args:
+        parent: Lightning's `Accelerator`, of `Trainer` or of `Fabric`.
+    """
+
+    class JaxAccelerator(parent):
+        """The `jax` device."""
+
+        def setup_device(self, device: torch.device) -> None:
+            """Check that it is this device."""
+            if device.type != "jax":
+                raise ValueError(f'accelerator="jax" trains on the jax device, not on {device}')
+
+        def teardown(self) -> None:
+            """Nothing is to be cleaned up."""
+
+        def get_device_stats(self, device: Any) -> dict[str, Any]:
+            """The bytes in use, by JAX's count."""
+            return dict(torch.accelerator.memory_stats())
+
+        @staticmethod
+        def parse_devices(devices: Any) -> int:
+            """How many devices: one, which a mesh spreads over the chips."""
+            if devices not in (1, "1", "auto", -1, "-1", [0]):
+                raise ValueError(
+                    f"devices={devices!r}: the jax device is one, whatever number of chips it has. "
+                    "Leave it out, and lay the model out over a mesh: isoshard.torch_bridge."
+                    "trainers.lightning_plan.plan_strategy(mesh, plan)"
+                )
+            return 1
+
+        @staticmethod
+        def get_parallel_devices(devices: Any) -> list[torch.device]:
+            """The device, in a list."""
+            return [torch.device("jax", 0)]
+
+        @staticmethod
+        def auto_device_count() -> int:
+            """One."""
+            return 1
+
+        @staticmethod
+        def is_available() -> bool:
+            """True: importing isoshard's bridge registers it."""
+            return True
+
+        @staticmethod
+        def name() -> str:
+            """What `accelerator=` calls it."""
+            return "jax"
+
+    return JaxAccelerator

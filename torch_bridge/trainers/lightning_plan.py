@@ -1,0 +1,63 @@
+"""Lightning on a mesh: a strategy that lays the model out by a `Plan`.
+
+import isoshard as iso
+from isoshard.torch_bridge.trainers.lightning_plan import plan_strategy
+
+mesh = iso.make_mesh((2, 4), ("data", "model"))
+strategy = plan_strategy(mesh, iso.Plan.fsdp("model"))
+Trainer(accelerator="jax", strategy=strategy).fit(module, loader)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+import isoshard
+from isoshard.core.mesh import as_mesh
+
+from .batches import split_batch, split_inputs
+
+
+def plan_strategy(
+    mesh: Any, plan: Any, data: Any = "data", *, package: str = "lightning.pytorch"
+) -> Any:
+    """A strategy of Lightning's that lays a module out over a mesh, and splits each batch.
+
+    Args:
+        mesh: a `jax.sharding.Mesh`, or what stands for one.
+        plan: the layout of the parameters.
+        data: the mesh axis, or several, that split the rows of a batch; None for none. By default
+            "data", if the mesh has such an axis.
+        package: `lightning.pytorch`, `lightning.fabric`, or either's name as a package of its own.
+
+    Returns:
+        What `Trainer(strategy=..)` or `Fabric(strategy=..)` takes.
+    """
+    strategies = importlib.import_module(f"{package}.strategies")
+    known = as_mesh(mesh)
+    rows = None if data == "data" and "data" not in known.axis_names else data
+    return _strategy_of(strategies.SingleDeviceStrategy, known, plan, rows)
+
+
+def _strategy_of(parent: Any, mesh: Any, plan: Any, data: Any) -> Any:
+    class PlanStrategy(parent):
+        """One device, over whose chips a mesh spreads the module."""
+
+        def model_to_device(self) -> None:
+            """Move the module, and lay it out."""
+            isoshard.shard(self.model, mesh, plan)
+
+        def module_to_device(self, module: torch.nn.Module) -> None:
+            """Move a module of Fabric's, lay it out, and split what it is called with."""
+            isoshard.shard(module, mesh, plan)
+            split_inputs(module, mesh, data)
+
+        def batch_to_device(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            """Move a batch, and split its rows."""
+            moved = parent.batch_to_device(self, batch, *args, **kwargs)
+            return split_batch(moved, mesh, data)
+
+    return PlanStrategy(device=torch.device("jax", 0))
