@@ -29,7 +29,7 @@ EVERYONE = ("jax", "numpy", "rich")
 ROOMS = [
     Room("core", (), EVERYONE),
     Room("jax_bridge", ("isoshard.core",), (*EVERYONE, "flax", "optax", "orbax", "tensorstore")),
-    Room("torch_bridge", ("isoshard.core",), (*EVERYONE, "torch", "fsspec")),
+    Room("torch_bridge", ("isoshard.core",), (*EVERYONE, "torch", "fsspec", "transformers")),
     Room(
         "onnx_bridge",
         ("isoshard.core",),

@@ -90,7 +90,7 @@ def _get_graph_hash(tensors: Sequence[torch.Tensor]) -> bytes:
     return described.graph_hash(tensors)
 
 
-def _xla_get_tensor_id(tensor: torch.Tensor) -> int:
+def _xla_get_tensor_id(tensor: Any) -> int:
     """A number of a tensor's memory."""
     return _address_of(tensor)
 

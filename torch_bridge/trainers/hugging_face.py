@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-import isoshard
+from isoshard import core
 from isoshard.core.errors import DeviceError
 from isoshard.core.mesh import as_mesh
 
@@ -60,7 +60,7 @@ class PlanCallback(TrainerCallback):
                 f"the Trainer runs on {args.device}, and a mesh is laid out on the jax device; set "
                 "ACCELERATE_TORCH_DEVICE=jax in the environment before it is made"
             )
-        isoshard.shard(model, self.mesh, self.plan)
+        core.shard(model, self.mesh, self.plan)
         if self._hook is not None:
             self._hook.remove()
         self._hook = split_inputs(model, self.mesh, self.data)

@@ -26,8 +26,8 @@ def teach(connector: Any, accelerators: Any) -> None:
 
     def _choose_strategy(self: Any) -> Any:
         found = choose(self)
-        if isinstance(self.accelerator, made) and hasattr(found, "_root_device"):
-            found._root_device = torch.device("jax", 0)
+        if isinstance(self.accelerator, made) and hasattr(found, "root_device"):
+            return type(found)(device=torch.device("jax", 0))
         return found
 
     def _check_and_init_precision(self: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-import isoshard
+from isoshard import core
 from isoshard.core.mesh import as_mesh
 
 from .batches import split_batch, split_inputs
@@ -48,11 +48,11 @@ def _strategy_of(parent: Any, mesh: Any, plan: Any, data: Any) -> Any:
 
         def model_to_device(self) -> None:
             """Move the module, and lay it out."""
-            isoshard.shard(self.model, mesh, plan)
+            core.shard(self.model, mesh, plan)
 
         def module_to_device(self, module: torch.nn.Module) -> None:
             """Move a module of Fabric's, lay it out, and split what it is called with."""
-            isoshard.shard(module, mesh, plan)
+            core.shard(module, mesh, plan)
             split_inputs(module, mesh, data)
 
         def batch_to_device(self, batch: Any, *args: Any, **kwargs: Any) -> Any:

@@ -82,7 +82,7 @@ def _sort(*arrays: Any, comparator: Any, dimension: int | None = None, is_stable
     earlier = jnp.arange(size)[None, :] < jnp.arange(size)[:, None]
     rank = jnp.sum(before | (~after & earlier), -1)
     order = jnp.argsort(rank, axis=-1)
-    done = tuple(jnp.moveaxis(jnp.take_along_axis(a, order, -1), -1, axis) for a in moved)
+    done: Any = tuple(jnp.moveaxis(jnp.take_along_axis(a, order, -1), -1, axis) for a in moved)
     return done if len(done) > 1 else done[0]
 
 
