@@ -45,6 +45,7 @@ _ABOUT = {
     "torch_bridge/lowerings": (_LOWERINGS,),  # of tests that no lowering file has the name of
     "examples/domain": ("core/domain",),
     "fuzz": ("fuzz",),
+    "ecosystem": ("torch_bridge/trainers", "torch_bridge/overrides"),
     "jax_pages": ("torch_bridge/crossings",),
     "torch_bridge/engine/capture/changes": ("torch_bridge/engine/capture", "torch_bridge/loops"),
 }

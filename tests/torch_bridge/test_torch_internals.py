@@ -545,6 +545,19 @@ def unfinished(mesh):
     assert kind(torch.ones(2)).wait().tolist() == [1.0, 1.0]
 
 
+@checks(
+    "torch.distributed.tensor._dtensor_spec.DTensorSpec",
+    "torch.distributed.tensor._dtensor_spec.TensorMeta",
+)
+def a_layout_as_torch_keeps_it():
+    mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
+    t = xs.mark_sharding(torch.ones(4, 8, device="jax"), mesh, ("x", None))
+    spec = t._spec
+    assert isinstance(spec, dtensor_fields.DTENSOR_SPEC.found())
+    assert isinstance(spec.tensor_meta, dtensor_fields.TENSOR_META.found())
+    assert spec.placements == t.placements and spec.tensor_meta.shape == t.shape
+
+
 @checks("torch.distributed.tensor.placement_types._StridedShard")
 def strided():
     placement = dtensor_fields.STRIDED_SHARD.found()(1, split_factor=2)
