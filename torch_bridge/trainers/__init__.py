@@ -8,6 +8,6 @@ the `jax` device is there and one of them chooses the CPU, it is said once.
 if __name__ != "isoshard.torch_bridge.trainers":
     raise ImportError(f"import isoshard.torch_bridge.trainers, not {__name__}")
 
-from .choosing import DeviceChoiceWarning, register
+from .device_choice import DeviceChoiceWarning, register
 
 __all__ = ["DeviceChoiceWarning", "register"]

@@ -15,11 +15,29 @@ from typing import Any
 import torch
 
 from isoshard.core.mesh import as_mesh
-from isoshard.core.spec import axis_names
+from isoshard.core.spec import axis_names, named_sharding
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.spmd import mark_sharding
 from isoshard.torch_bridge.tensor import XLAShardedTensor
+
+
+def batch_axes(mesh: Any, axes: Any) -> tuple[str, ...]:
+    """The mesh axes that split the rows of batches, checked.
+
+    Args:
+        mesh: the mesh.
+        axes: an axis, or several, outermost first; None for none. "data" of a mesh without such an
+            axis is none, as it is the default of who calls this.
+
+    Raises:
+        SpecError: the mesh has no such axis.
+    """
+    known = as_mesh(mesh)
+    if axes is None or (axes == "data" and "data" not in known.axis_names):
+        return ()
+    named_sharding((axes,), known, 1, name="batches")
+    return tuple(axis_names(axes))
 
 
 def split_batch(batch: Any, mesh: Any, axes: Any) -> Any:

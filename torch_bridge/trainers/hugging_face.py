@@ -22,7 +22,7 @@ from isoshard import core
 from isoshard.core.errors import DeviceError
 from isoshard.core.mesh import as_mesh
 
-from .batches import split_inputs
+from .batches import batch_axes, split_inputs
 
 
 class PlanCallback(TrainerCallback):
@@ -35,14 +35,15 @@ class PlanCallback(TrainerCallback):
             "data", if the mesh has such an axis.
 
     Raises:
-        DeviceError: when training or evaluation begins; the Trainer runs on another device.
+        SpecError: the mesh has no axis `data`.
+        DeviceError: when the Trainer is made; it runs on another device.
         PlanError: then, too; the plan does not fit the model.
     """
 
     def __init__(self, mesh: Any, plan: Any, data: Any = "data"):
         """See the class."""
         self.mesh, self.plan = as_mesh(mesh), plan
-        self.data = None if data == "data" and "data" not in self.mesh.axis_names else data
+        self.data = batch_axes(self.mesh, data)
         self._hook: Any = None
 
     def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any):

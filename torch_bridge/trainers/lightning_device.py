@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .choosing import say
+from .device_choice import say
 
 
 def teach(connector: Any, accelerators: Any) -> None:

@@ -1,11 +1,13 @@
 """Lightning on a mesh: a strategy that lays the model out by a `Plan`.
 
-import isoshard as iso
-from isoshard.torch_bridge.trainers.lightning_plan import plan_strategy
+    import isoshard as iso
+    from isoshard.torch_bridge.trainers.lightning_plan import plan_strategy
 
-mesh = iso.make_mesh((2, 4), ("data", "model"))
-strategy = plan_strategy(mesh, iso.Plan.fsdp("model"))
-Trainer(accelerator="jax", strategy=strategy).fit(module, loader)
+    mesh = iso.make_mesh((2, 4), ("data", "model"))
+    strategy = plan_strategy(mesh, iso.Plan.fsdp("model"))
+    Trainer(accelerator="jax", strategy=strategy).fit(module, loader)
+
+Fabric takes the same with `package="lightning.fabric"`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import torch
 from isoshard import core
 from isoshard.core.mesh import as_mesh
 
-from .batches import split_batch, split_inputs
+from .batches import batch_axes, split_batch, split_inputs
 
 
 def plan_strategy(
@@ -33,13 +35,15 @@ def plan_strategy(
             "data", if the mesh has such an axis.
         package: `lightning.pytorch`, `lightning.fabric`, or either's name as a package of its own.
 
+    Raises:
+        SpecError: the mesh has no axis `data`.
+
     Returns:
         What `Trainer(strategy=..)` or `Fabric(strategy=..)` takes.
     """
     strategies = importlib.import_module(f"{package}.strategies")
     known = as_mesh(mesh)
-    rows = None if data == "data" and "data" not in known.axis_names else data
-    return _strategy_of(strategies.SingleDeviceStrategy, known, plan, rows)
+    return _strategy_of(strategies.SingleDeviceStrategy, known, plan, batch_axes(known, data))
 
 
 def _strategy_of(parent: Any, mesh: Any, plan: Any, data: Any) -> Any:

@@ -11,7 +11,7 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
 from isoshard.torch_bridge.after_import import after_import
-from isoshard.torch_bridge.trainers.batches import split_batch, split_inputs
+from isoshard.torch_bridge.trainers.batches import batch_axes, split_batch, split_inputs
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +37,14 @@ def test_rows_are_split_where_they_divide(mesh):
     assert wide.partition_spec == P(("data", "model"))
     whole = torch.ones(8, device="jax")
     assert split_batch(whole, mesh, None).partition_spec is None
+
+
+def test_axes_of_batches_are_checked_where_they_are_named(mesh):
+    assert batch_axes(mesh, "data") == ("data",) and batch_axes(mesh, None) == ()
+    assert batch_axes(mesh, ("data", "model")) == ("data", "model")
+    assert batch_axes(iso.make_mesh((8,), ("model",)), "data") == ()
+    with pytest.raises(iso.SpecError, match="no mesh axis is called 'dta'"):
+        batch_axes(mesh, "dta")
 
 
 def test_what_a_module_is_called_with_is_split(mesh):
