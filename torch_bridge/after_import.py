@@ -5,7 +5,8 @@
 >>> done
 ['json is there']
 
-Nothing is imported for it: a library that a program does not use costs nothing.
+Nothing is imported for it: a library that a program does not use costs nothing. An import that
+fails leaves the action for the next one.
 """
 
 from __future__ import annotations
@@ -43,17 +44,26 @@ class _Finder(importlib.abc.MetaPathFinder):
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            sys.meta_path.insert(0, self)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._action)
+            spec.loader = _Loader(spec.loader, self)
         return spec
+
+    def loaded(self) -> None:
+        """The module is there: act, once."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._action()
 
 
 class _Loader(importlib.abc.Loader):
     """Loads a module as another does, and then acts."""
 
-    def __init__(self, loader: Any, action: Action):
-        self._loader, self._action = loader, action
+    def __init__(self, loader: Any, finder: _Finder):
+        self._loader, self._finder = loader, finder
 
     def create_module(self, spec: Any) -> Any:
         """As the other does."""
@@ -64,4 +74,4 @@ class _Loader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        self._action()
+        self._finder.loaded()

@@ -136,8 +136,8 @@ def _plan_of(source: Any) -> Mapping[str, str]:
             return plan
     raise PlanError(
         f"{type(source).__name__} carries no tensor-parallel plan (tp_plan, _tp_plan and "
-        "base_model_tp_plan are missing or empty); pass a dictionary of names and styles, or "
-        "write a Plan({..})"
+        "base_model_tp_plan are missing or empty); Plan.tensor_parallel(axis) splits a transformer "
+        "by the names of its layers, and a dictionary of names and styles is taken here too"
     )
 
 

@@ -1,14 +1,13 @@
 """torch_xla's own operators, `torch.ops.xla.*`: what its documentation has scripts call.
 
 >>> import torch, isoshard.torch_bridge as xs
->>> define()
 >>> q = torch.ones(1, 2, 4, 8, device="jax")
 >>> torch.ops.xla.flash_attention(q, q, q).shape
 torch.Size([1, 2, 4, 8])
 
-They are operators of `torch.library`, so `torch.compile` keeps them in its graphs, and others may
-be added to `XLA_LIB`, with a kernel for the dispatch key `XLA`. As torch_xla's they have no
-gradients; the functions of the same names have.
+Importing this module defines them. They are operators of `torch.library`, so `torch.compile` keeps
+them in its graphs, and others may be added to `XLA_LIB`, with a kernel for the dispatch key `XLA`.
+As torch_xla's they have no gradients; the functions of the same names have.
 """
 
 from __future__ import annotations
@@ -26,21 +25,6 @@ from .quantized import quantized_matmul
 
 XLA_LIB = torch.library.Library("xla", "DEF")  # for the life of the process
 """The library of the operators; scripts define their own in it."""
-
-_defined = False
-
-
-def define() -> None:
-    """Define the operators. A second call does nothing."""
-    global _defined
-    if _defined:
-        return
-    _defined = True
-    for schema, function, alike in _OPERATORS:
-        name = schema.partition("(")[0]
-        XLA_LIB.define(schema)
-        XLA_LIB.impl(name, function, "XLA")
-        XLA_LIB.impl(name, alike, "CompositeExplicitAutograd")
 
 
 def _mark(
@@ -145,3 +129,9 @@ _OPERATORS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
         _linear,
     ),
 )
+
+for _schema, _function, _alike in _OPERATORS:
+    _name = _schema.partition("(")[0]
+    XLA_LIB.define(_schema)
+    XLA_LIB.impl(_name, _function, "XLA")
+    XLA_LIB.impl(_name, _alike, "CompositeExplicitAutograd")

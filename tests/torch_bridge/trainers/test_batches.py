@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 import pytest
@@ -76,3 +77,18 @@ def test_an_action_after_an_import(tmp_path, monkeypatch):
     assert type(imported_later.__spec__.loader).__module__ == "_frozen_importlib_external"
     after_import("imported_later", lambda: seen.append("again"))
     assert seen == [3, "again"]
+
+
+def test_an_action_after_an_import_that_failed_at_first(tmp_path, monkeypatch):
+    (tmp_path / "mended_later.py").write_text("import nowhere_at_all\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen = []
+    before = list(sys.meta_path)
+    after_import("mended_later", lambda: seen.append("there"))
+    with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
+        importlib.import_module("mended_later")
+    assert seen == []
+    (tmp_path / "mended_later.py").write_text("value = 'longer than before'\n")
+    importlib.invalidate_caches()
+    importlib.import_module("mended_later")
+    assert seen == ["there"] and sys.meta_path == before

@@ -5,6 +5,4 @@
 Importing this module, or `torch_xla.distributed.spmd` in a script of the drop-in, defines it.
 """
 
-from isoshard.torch_bridge.kernels import xla_operators
-
-xla_operators.define()
+from isoshard.torch_bridge.kernels import xla_operators as _operators  # noqa: F401  (defines it)
