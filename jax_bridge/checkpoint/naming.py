@@ -148,6 +148,28 @@ def _refused_blocks(u: UnevenArray) -> str:
     return _refused(Part(u.array))
 
 
+def nested(group: Group, leaves: Mapping[str, Any]) -> Any:
+    """What stands for a leaf of the tree: of a module or optimizer dictionaries of its parts.
+
+    Args:
+        group: the leaf.
+        leaves: what stands for each part, by its full name.
+
+    Returns:
+        The tree of the leaf; a name `blocks.0.weight` becomes three dictionaries.
+    """
+    if not group.whole:
+        return leaves[group.name]
+    found: dict[str, Any] = {}
+    for inner in group.parts:
+        *above, last = inner.split(".")
+        here = found
+        for word in above:
+            here = here.setdefault(word, {})
+        here[last] = leaves[group.called(inner)]
+    return found
+
+
 def is_value(value: Any) -> bool:
     """Whether something is written as itself: numbers, strings, None, and sequences of those.
 

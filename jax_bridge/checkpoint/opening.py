@@ -1,8 +1,8 @@
 """Finding a checkpoint behind a path, and checking its files before anything is read.
 
 A path may be the folder that `iso.save` was given, the folder of one step in it, a file or folder
-of safetensors, or what a framework's bridge can open: folders of `torch.distributed.checkpoint` and
-of a `CheckpointManager`.
+of safetensors, a folder that Orbax wrote, or what a framework's bridge can open: folders of
+`torch.distributed.checkpoint` and of a `CheckpointManager`.
 
 >>> opened("nowhere")
 Traceback (most recent call last):
@@ -22,7 +22,7 @@ from isoshard.core.checkpoints.storage import LocalStorage
 from isoshard.core.errors import CheckpointError
 from isoshard.core.frameworks import require
 
-from . import safetensors
+from . import orbax, safetensors
 from .folder import TREE, Folder
 
 _BRIDGES = ("torch",)
@@ -92,6 +92,8 @@ def opened(path: str | os.PathLike[str], step: int | None = None) -> Source:
         if found is None:
             return _one(str(here.parent), here.name)
         step = found
+    elif step not in steps.all() and (found_by_orbax := orbax.opened(here, step)):
+        return found_by_orbax
     return _one(text, steps.folder(step))
 
 
@@ -113,7 +115,8 @@ def _one(parent: str, name: str) -> Source:
                 f"{manifests.NAME}, which is written last. {_others(steps, name)}"
             )
         return Folder(storage, name)
-    files = safetensors.opened(Path(storage.where(name)))
+    here = Path(storage.where(name))
+    files = safetensors.opened(here) or orbax.opened(here)
     if files is not None:
         return files
     refusals = []
@@ -128,7 +131,7 @@ def _one(parent: str, name: str) -> Source:
     also = f" (not asked: {'; '.join(refusals)})" if refusals else ""
     raise CheckpointError(
         f"there is no checkpoint at {storage.where(name)}: neither one that iso.save wrote, nor "
-        f"safetensors, nor a folder of torch.distributed.checkpoint{also}"
+        f"safetensors, nor a folder of Orbax or of torch.distributed.checkpoint{also}"
     )
 
 

@@ -15,6 +15,7 @@ valid elements of each block.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -98,6 +99,12 @@ class Content:
             pairs = zip(shard, array.sizes, strict=True)
             shard = tuple(n if sizes is None else file_size(sizes) for n, sizes in pairs)
         return cls(entry, array, shard, _is_small(entry, first_has))
+
+    def logical(self) -> Any:
+        """The array as its owner knows it: random keys as keys."""
+        if not self.entry.impl:
+            return self.array
+        return jax.random.wrap_key_data(self.array, impl=self.entry.impl)
 
     def grid(self) -> Grid:
         """How it is cut into files and chunks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
@@ -23,18 +24,17 @@ from isoshard.core.checkpoints.storage import LocalStorage
 from isoshard.core.errors import CheckpointError, ShardingError, raise_collected
 from isoshard.core.frameworks import framework_of, require
 from isoshard.core.processes import agree
-from isoshard.core.uneven import padded_of
+from isoshard.core.uneven import UnevenArray, padded_of
 
 from . import folder as folders
-from . import zarr
-from .naming import is_value, named_groups
+from . import orbax, zarr
+from .naming import Group, is_value, named_groups, nested
 from .opening import local
 from .pieces import Content
 from .slots import wanted_of
 from .team import Team
 
 _LOG = logging.getLogger(__name__)
-_FORMATS = ("zarr", "torch")
 
 _worker = concurrent.futures.ThreadPoolExecutor(1, "isoshard-checkpoint")
 _pending: dict[str, list[Saving]] = {}
@@ -94,7 +94,8 @@ def save(
         keep: how many checkpoints stay, those saved last; 0 keeps all.
         asynchronous: copy everything to the host, and return while it is being written. Arrays may
             then be overwritten and donated.
-        format: "zarr"; or "torch", a folder that `torch.distributed.checkpoint` reads.
+        format: "zarr"; "torch", a folder that `torch.distributed.checkpoint` reads; or "orbax", one
+            that Orbax and its `CheckpointManager` read.
 
     Returns:
         A handle with `wait()` and `done`. What goes wrong in the background is raised by `wait`, at
@@ -122,12 +123,14 @@ def save(
         raise ValueError(f"{root} is a checkpoint itself; give the folder that it stands in")
     if format == "zarr":
         zarr.imported()
-    contents, values, same = _contents(tree)
-    described = [(name, content.entry, content.shard) for name, content in contents.items()]
-    agree("the checkpoint", (root, step, described, list(values), same))
+    leaves = _leaves(tree)
+    described = [(name, content.entry, content.shard) for name, content in leaves.contents.items()]
+    agree("the checkpoint", (root, step, described, list(leaves.values), leaves.same))
+    if format == "orbax":
+        _check_orbax(leaves)
     if asynchronous:
-        contents = {name: content.copied() for name, content in contents.items()}
-    write = functools.partial(_write, root, step, keep, contents, values, same, format)
+        leaves = leaves.copied()
+    write = functools.partial(_write, root, step, keep, _FORMATS[format], leaves)
     return _start(root, step, functools.partial(write, Team.gathered()), asynchronous)
 
 
@@ -164,50 +167,77 @@ def _telling(work: Callable[[], None], root: str, step: int) -> None:
         raise
 
 
-def _write(
-    root: str,
-    step: int,
-    keep: int,
-    contents: dict[str, Content],
-    values: dict[str, Entry],
-    same: dict[str, str],
-    format: str,
-    team: Team,
-) -> None:
+@dataclasses.dataclass(frozen=True)
+class _Leaves:
+    """What is saved.
+
+    Attributes:
+        contents: the arrays by name.
+        values: numbers, strings and the like by name.
+        same: names of arrays that have another name already, and that.
+        groups: the leaves of the tree.
+        structure: the tree.
+    """
+
+    contents: dict[str, Content]
+    values: dict[str, Entry]
+    same: dict[str, str]
+    groups: list[Group]
+    structure: Any
+
+    def copied(self) -> _Leaves:
+        """The same with memory of its own; the tree is let go."""
+        contents = {name: content.copied() for name, content in self.contents.items()}
+        return dataclasses.replace(self, contents=contents, groups=[])
+
+
+_Format = Callable[[LocalStorage, str, _Leaves, Team], dict[str, Sum]]
+
+
+def _write(root: str, step: int, keep: int, form: _Format, leaves: _Leaves, team: Team) -> None:
     """Write and commit one checkpoint; all processes do this together."""
     storage = LocalStorage(root)
     steps = Steps(storage)
     with contextlib.ExitStack() as stack:
         folder = team.first(lambda: stack.enter_context(steps.saving(step)))
-        if format == "zarr":
-            files = folders.write(storage, folder, contents, values, same, team)
-        else:
-            files = _write_torch(storage, folder, contents, values, same)
+        files = form(storage, folder, leaves, team)
         team.first(lambda: steps.commit(folder, step, files))
     team.first(lambda: steps.prune(step, keep))
 
 
-def _write_torch(
-    storage: LocalStorage,
-    folder: str,
-    contents: dict[str, Content],
-    values: dict[str, Entry],
-    same: dict[str, str],
-) -> dict[str, Sum]:
-    leaves: dict[str, Any] = {name: (c.array, c.entry.dtype) for name, c in contents.items()}
-    leaves |= {name: leaves[other] for name, other in same.items()}
-    leaves |= {name: (entry.value, "") for name, entry in values.items()}
+def _write_zarr(storage: LocalStorage, folder: str, all_: _Leaves, team: Team) -> dict[str, Sum]:
+    return folders.write(storage, folder, all_.contents, all_.values, all_.same, team)
+
+
+def _write_torch(storage: LocalStorage, folder: str, all_: _Leaves, team: Team) -> dict[str, Sum]:
+    leaves: dict[str, Any] = {name: (c.array, c.entry.dtype) for name, c in all_.contents.items()}
+    leaves |= {name: leaves[other] for name, other in all_.same.items()}
+    leaves |= {name: (entry.value, "") for name, entry in all_.values.items()}
     return require("torch").write_checkpoint(storage.root, folder, leaves)
 
 
-def _contents(tree: Any) -> tuple[dict[str, Content], dict[str, Entry], dict[str, str]]:
-    """The arrays, the other values, and the names of arrays that have another name already."""
+def _write_orbax(storage: LocalStorage, folder: str, all_: _Leaves, team: Team) -> dict[str, Sum]:
+    leaves: dict[str, Any] = {name: entry.value for name, entry in all_.values.items()}
+    leaves |= {name: content.logical() for name, content in all_.contents.items()}
+    leaves |= {name: leaves[other] for name, other in all_.same.items()}
+    tree = all_.structure.unflatten([nested(group, leaves) for group in all_.groups])
+    root = Path(storage.where(folder))
+    orbax.write(root / orbax.ITEM, tree)
+    files = [file.relative_to(root).as_posix() for file in root.rglob("*") if file.is_file()]
+    return {name: Sum(storage.size(f"{folder}/{name}"), None) for name in sorted(files)}
+
+
+_FORMATS: dict[str, _Format] = {"zarr": _write_zarr, "torch": _write_torch, "orbax": _write_orbax}
+
+
+def _leaves(tree: Any) -> _Leaves:
+    """The leaves of a tree, looked at and not copied."""
     contents: dict[str, Content] = {}
     values: dict[str, Entry] = {}
     same: dict[str, str] = {}
     seen: dict[int, str] = {}
     faults = []
-    groups, _ = named_groups(tree)
+    groups, structure = named_groups(tree)
     for name, part in (pair for group in groups for pair in group.named()):
         value = part.value
         if is_value(value):
@@ -221,7 +251,7 @@ def _contents(tree: Any) -> tuple[dict[str, Content], dict[str, Entry], dict[str
             except ShardingError as error:
                 faults.append(error)
     raise_collected(faults)
-    return contents, values, same
+    return _Leaves(contents, values, same, groups, structure)
 
 
 def _content(name: str, value: Any) -> Content:
@@ -245,9 +275,38 @@ def _check(step: Any, keep: Any, asynchronous: bool, format: str) -> None:
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise ValueError(f"{name} is an integer of at least 0, not {number!r}")
     if format not in _FORMATS:
-        raise ValueError(f"format is 'zarr' or 'torch', not {format!r}")
-    if format == "torch" and (asynchronous or jax.process_count() > 1):
+        raise ValueError(f"format is 'zarr', 'torch' or 'orbax', not {format!r}")
+    if format != "zarr" and (asynchronous or jax.process_count() > 1):
+        manager = {
+            "torch": "isoshard.torch_bridge.checkpoints.CheckpointManager",
+            "orbax": "Orbax's own CheckpointManager, which takes our arrays,",
+        }
         raise ValueError(
-            "in torch's format iso.save writes at once and from one process; "
-            "isoshard.torch_bridge.checkpoints.CheckpointManager does the rest"
+            f"in the format {format!r} iso.save writes at once and from one process; "
+            f"{manager[format]} does the rest"
+        )
+
+
+def _check_orbax(leaves: _Leaves) -> None:
+    """Refuse what Orbax has no place for."""
+    wrong = [
+        f"{name}: {type(entry.value).__name__}"
+        for name, entry in leaves.values.items()
+        if not isinstance(entry.value, bool | int | float | str)
+    ]
+    wrong += [
+        f"{name}: blocks of unequal sizes"
+        for name, content in leaves.contents.items()
+        if isinstance(content.array, UnevenArray)
+    ]
+    wrong += [
+        f"{name}: no elements, shape {content.entry.shape}"
+        for name, content in leaves.contents.items()
+        if content.entry.nbytes == 0
+    ]
+    if wrong:
+        lines = "".join(f"\n  {one}" for one in wrong)
+        raise TypeError(
+            f"Orbax's format holds arrays, numbers and strings, and not:{lines}\n"
+            "Save without format='orbax', or leave them out."
         )

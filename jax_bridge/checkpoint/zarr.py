@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -94,24 +94,38 @@ def read(
     Raises:
         CheckpointError: a chunk is missing or was altered.
     """
-    tensorstore = imported()
     mode = {"open": True, "assume_metadata": True}
+
+    def opened(key: str) -> Any:
+        return imported().open(_spec(f"{folder}/{key}", entries[key], grids[key]), **mode)
+
+    fill(opened, folder, blocks)
+
+
+def fill(opened: Callable[[str], Any], where: str, blocks: Sequence[Block]) -> None:
+    """Fill blocks of memory from stores of TensorStore.
+
+    Args:
+        opened: opens the store of an array by its name; gives what is to come.
+        where: the checkpoint, for messages.
+        blocks: what is wanted.
+
+    Raises:
+        CheckpointError: a chunk is missing or was altered.
+    """
     for batch in _batches(blocks, lambda block: block.out.nbytes):
-        wanted = {block.name for block in batch}
-        stores = {
-            key: tensorstore.open(_spec(f"{folder}/{key}", entries[key], grids[key]), **mode)
-            for key in wanted
-        }
+        stores = {name: opened(name) for name in {block.name for block in batch}}
         reading = []
         for block in batch:
-            out = tensorstore.array(_as_stored(block.out))
-            reading.append(out.write(stores[block.name].result()[block.index]))
+            store = stores[block.name].result()
+            bits = block.out.view(store.dtype.numpy_dtype)  # what Zarr has no name for is bits
+            reading.append(imported().array(bits).write(store[block.index]))
         for block, one in zip(batch, reading, strict=True):
             try:
                 one.result()
             except ValueError as error:
                 raise CheckpointError(
-                    f"{folder}/{block.name} was altered after it was written: {error}"
+                    f"{where}/{block.name} was altered after it was written: {error}"
                 ) from None
 
 
