@@ -28,6 +28,7 @@ from . import (
     checks,
     cpu_errors,
     decompose,
+    first_state,
     generators,
     kernels,
     layouts,
@@ -171,6 +172,7 @@ def functional_handler(func: OpOverload) -> Handler:
     flattener = Flattener(func)
     flatten = flattener.__call__  # looked up once: this runs for every operation
     signatures: Interned[Any, Signature] = Interned(CALLS)
+    zeros = first_state.zeros if func.name() == first_state.NAME else None
 
     def handler(args, kwargs):
         key, tensors, scalars = flatten(args, kwargs)
@@ -181,8 +183,9 @@ def functional_handler(func: OpOverload) -> Handler:
             signature = prepare(func, func, flattener, args, kwargs, tensors, scalars)
             signature = signatures.intern(key, signature)
         here = recorder()
-        values = record(here, signature, tensors, scalars)
         outs = signature.outs
+        made = None if zeros is None else zeros(here, tensors[0], outs[0])
+        values = record(here, signature, tensors, scalars) if made is None else [made]
         if signature.single:
             tensor = base.fresh(outs[0], values[0], here)
             if signature.like >= 0:

@@ -14,7 +14,8 @@ import jax
 from isoshard.core.domain import BlockLayout
 
 from . import layouts, settings
-from .recipes import Recipe
+from .interpreting import needed
+from .recipes import RECIPES, Recipe
 from .tape import Tape
 from .value import Taken
 
@@ -61,6 +62,36 @@ class Plan:
         if home == layouts.UNPLACED:
             return None
         return layouts.sharding(layouts.replicated_like(home))
+
+    def lean(self) -> Plan:
+        """The same without entries that no result depends on.
+
+        Inputs stay, and what draws random numbers or takes floats, whose order they would change.
+        """
+        slots, slot, fixed = [], 0, set[int]()
+        for entry in self.program:
+            recipe = RECIPES[entry[0]] if isinstance(entry[0], int) else None
+            slots.append(range(slot, slot + (1 if recipe is None else recipe.count)))
+            if recipe is None or recipe.random or recipe.lifted:
+                fixed.add(slot)
+            slot = slots[-1].stop
+        used = needed(self.program, [*self.live, *fixed])
+        if all(used):
+            return self
+        kept = [slot for its, is_used in zip(slots, used, strict=True) if is_used for slot in its]
+        numbers = {slot: number for number, slot in enumerate(kept)}
+        return dataclasses.replace(
+            self,
+            program=tuple(
+                (entry[0], *[numbers[slot] for slot in entry[1:]])
+                if isinstance(entry[0], int)
+                else entry
+                for entry, is_used in zip(self.program, used, strict=True)
+                if is_used
+            ),
+            leaves=tuple([numbers[slot] for slot in self.leaves]),
+            live=tuple([numbers[slot] for slot in self.live]),
+        )
 
     def key(self) -> Any:
         """Two plans with one key are the same program."""

@@ -12,6 +12,7 @@ import dataclasses
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -107,6 +108,8 @@ KEPT = 1024
 """Compiled programs kept in memory; beyond, the one not used for longest goes."""
 
 _PROGRAMS: dict[Any, Program] = {}
+_LEAN: weakref.WeakValueDictionary[Any, Program] = weakref.WeakValueDictionary()
+"""The same by what of their entries is of use."""
 
 WATCHING: list[Callable[[Program, Plan], None]] = []
 """Called after each execution, with what was executed."""
@@ -211,14 +214,20 @@ def _fails(part: Plan, arrays: Sequence[jax.Array], tape: Tape) -> bool:
 
 
 def program_of(plan: Plan, arrays: Sequence[jax.Array], scalars: Sequence[Any]) -> Program:
-    """Find the program of a plan, compiling it the first time."""
+    """Find the program of a plan, compiling it the first time.
+
+    A plan that another one differs from in nothing but entries of no use has its program.
+    """
     key = plan.key()
     with _EXECUTING:
         program = _PROGRAMS.pop(key, None)
         if program is None:
-            started = time.perf_counter()
-            program = build(plan, arrays)
-            causes.report(plan, time.perf_counter() - started)
+            lean = plan.lean().key()
+            program = _LEAN.get(lean)
+            if program is None:
+                started = time.perf_counter()
+                program = _LEAN[lean] = build(plan, arrays)
+                causes.report(plan, time.perf_counter() - started)
             _make_room()
         _PROGRAMS[key] = program  # last again: the first is the one not used for longest
     return program
@@ -226,7 +235,7 @@ def program_of(plan: Plan, arrays: Sequence[jax.Array], scalars: Sequence[Any]) 
 
 def compiled_count() -> int:
     """How many compiled programs are kept in memory."""
-    return len(_PROGRAMS)
+    return len(set(map(id, _PROGRAMS.values())))
 
 
 def _make_room() -> None:
@@ -386,10 +395,10 @@ def run(
     samples.observe("execute_seconds", time.perf_counter() - started)
     metrics.count("executions")
     metrics.count("donated_bytes", program.donated_bytes)
-    for watch in WATCHING:
-        watch(program, plan)
     if program.layouts is None:
         program.layouts = result_layouts(plan, [placed_layout(array) for array in results])
+    for watch in WATCHING:
+        watch(program, plan)
     return results
 
 

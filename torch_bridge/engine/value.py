@@ -134,12 +134,7 @@ class Taken:
     @property
     def is_free(self) -> bool:
         """Whether the only tape that needs the array may overwrite its memory."""
-        return (
-            self.value() is None
-            and not self.shared
-            and len(self.tapes) == 1
-            and not isinstance(self.array, np.ndarray)
-        )
+        return self.value() is None and not self.shared and len(self.tapes) == 1
 
     def revived(self) -> Value:
         """The value, made again if it is dead."""

@@ -1,0 +1,61 @@
+"""Zeros in the shape of a parameter: the state that an optimizer's first step makes.
+
+As an entry of the tape they would be part of the program, which in the second step has an input in
+their place: one more program to compile. So they are an input from the first step on, brought from
+the host as the parameters were.
+
+>>> import torch, isoshard as iso, isoshard.torch_bridge as xs
+>>> weight = torch.nn.Parameter(torch.ones(4, device="jax"))
+>>> optimizer = torch.optim.Adam([weight])
+>>> before = len(iso.metrics.compilations())
+>>> for _ in range(3):
+...     optimizer.zero_grad()
+...     weight.square().sum().backward()
+...     optimizer.step()
+...     xs.sync()
+>>> len(iso.metrics.compilations()) - before
+1
+
+In a step that is captured or traced they are entries: each replay makes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from isoshard.core import metrics
+from isoshard.core.domain import BlockLayout
+from isoshard.core.offload import is_offloaded
+
+from . import layouts
+from .recorder import Recorder
+from .tape import Tape
+from .value import Aval, Value
+
+NAME = "aten::zeros_like"
+
+
+def zeros(here: Recorder, like: Any, aval: Aval) -> Value | None:
+    """Zeros on the host, to be placed as a parameter is.
+
+    Args:
+        here: where operations go.
+        like: what they are in the shape of.
+        aval: of the result.
+
+    Returns:
+        The value; None where an entry is to make it.
+    """
+    if type(here) is not Tape or here.log is not None or not isinstance(like, torch.nn.Parameter):
+        return None
+    number = like._storage.value.layout
+    if number != layouts.UNPLACED:
+        layout = layouts.layout(number)
+        if isinstance(layout, BlockLayout) or is_offloaded(layout):
+            return None
+    value = Value(np.zeros(aval.meta.size, aval.physical), number)
+    value.origin = metrics.user_location()
+    return value
