@@ -61,7 +61,7 @@ KNOWN = {
     "file_bytes_read": "bytes read from files of weights",
     "uneven_marks": "marks with a split that does not divide, so buffers are not split",
     "donated_bytes": "bytes of inputs reused for outputs",
-    "reads_of_shards": "arrays in shards that scripts of torch_xla read",
+    "reads_of_shards": "arrays on several devices that scripts of torch_xla read",
     "marks": "tensors marked by scripts of torch_xla",
     "op_shardings": "layouts that meshes were asked for in XLA's words, each once",
     "data.batches": "batches that loaders gave",

@@ -25,6 +25,9 @@ from types import ModuleType
 from isoshard.core.devices import simulate_devices
 
 from . import xla_alias
+from .distributed import parallel_hook
+from .export import saved_graphs
+from .overrides import autocast
 
 _OURS = "isoshard.torch_bridge."
 
@@ -37,7 +40,7 @@ def install() -> None:
 
     Raises:
         RuntimeError: the real torch_xla is loaded already.
-        ValueError: `CPU_NUM_DEVICES` is no positive number.
+        ValueError: `CPU_NUM_DEVICES` is no positive number, or `XLA_SAVE_TENSORS_FMT` no format.
         DeviceError: `CPU_NUM_DEVICES` asks for more devices than JAX has started with.
     """
     loaded = sys.modules.get("torch_xla")
@@ -50,7 +53,10 @@ def install() -> None:
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         _simulate_devices()
         sys.meta_path.insert(0, _Finder())
+        saved_graphs.begin()
     xla_alias.register()
+    autocast.register_xla()
+    parallel_hook.install()
 
 
 def _simulate_devices() -> None:

@@ -46,20 +46,21 @@ class XLAShardedTensor(LaidOut):
     """A tensor on the `jax` device; see the module's description.
 
     `XLAShardedTensor(t, mesh_shape, partition_spec)` is `t` itself, marked if both are given: every
-    tensor on the device is of this class.
+    tensor on the device is of this class. In a script of torch_xla `t` may be on the CPU, and is
+    copied; and a mesh and placements may stand for the shape and the spec.
     """
 
     def __new__(
         cls,
         elem: torch.Tensor,
-        mesh_shape: tuple[int, ...] | None = None,
+        mesh_shape: Any = None,
         partition_spec: Any = None,
         **options: Any,
     ) -> XLAShardedTensor:
         """See the class."""
-        from .spmd.wrapping import wrap_as_sharded_tensor
+        from .spmd.wrapping import wrapped_for_script
 
-        wrapped: Any = wrap_as_sharded_tensor(elem, mesh_shape, partition_spec)
+        wrapped: Any = wrapped_for_script(elem, mesh_shape, partition_spec)
         return wrapped.requires_grad_() if options.get("requires_grad") else wrapped
 
     @property

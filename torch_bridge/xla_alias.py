@@ -9,8 +9,9 @@ A few functions of torch ask C++ which of several xla devices is meant, and C++ 
 torch_xla is not linked. They are wrapped: `torch.Tensor.to`, `torch.tensor`, `torch.as_tensor`,
 `torch.asarray`, and `FakeTensor`, with which dynamo traces. `torch.autocast` and what tells of it
 take `xla` for `jax`, and bfloat16 where no dtype is named, as torch_xla does; `torch.compile` takes
-`backend="openxla"` for ours. Arithmetic with a CPU tensor beside ours moves that, as torch_xla's
-does. Nothing here happens before `drop_in.install` asks for it.
+`backend="openxla"` for ours. Arithmetic and comparisons with a CPU tensor beside ours move that, as
+torch_xla does, and class numbers may be floats. Nothing here happens before `drop_in.install` asks
+for it.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge._torch_internals import device_slot
+from isoshard.torch_bridge._torch_internals import OpOverload, device_slot
 from isoshard.torch_bridge._torch_internals.traced import NEW_FAKE
 
 from . import device, naming
+from .after_import import after_import
+from .engine import dispatch, gathered
 from .engine.flatten import WELCOMING
 
 _DEVICE = torch.device("xla", 0)
@@ -47,11 +50,15 @@ def register() -> None:
         setattr(owner, name, _indexed(getattr(owner, name)))
     _rename_autocast()
     _rename_backend()
-    WELCOMING.update(f"aten::{name}.Tensor" for name in ("add", "sub", "mul", "div"))
+    WELCOMING.update(f"aten::{name}.Tensor" for name in _BESIDE_CPU)
+    _take_float_classes()
+    gathered.install()
+    after_import("torch.distributed.tensor", _from_local)
     NEW_FAKE.wrap(_on_jax)
     naming.use("xla")
 
 
+_BESIDE_CPU = ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge")
 _WITH_DEVICE = (
     (torch.Tensor, "to"),
     (torch, "tensor"),
@@ -138,6 +145,58 @@ def _rename_backend() -> None:
         return original(*args, **kwargs)
 
     torch.compile = compile
+
+
+def _take_float_classes() -> None:
+    """`nll_loss` and `cross_entropy` take whole numbers of any dtype for classes."""
+    aten = torch.ops.aten
+    for func, position in (
+        (aten.nll_loss_forward.default, 1),
+        (aten.nll_loss_backward.default, 2),
+        (aten.nll_loss2d_forward.default, 1),
+        (aten.nll_loss2d_backward.default, 2),
+    ):
+        dispatch.SPECIAL[func.name()] = _with_classes(func, position)
+
+
+def _with_classes(func: OpOverload, position: int) -> dispatch.Handler:
+    """The handler of an operator, with integers in the place of floats for its classes."""
+    handle = dispatch.functional_handler(func)
+
+    def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        classes = args[position]
+        if classes.is_floating_point():
+            args = (*args[:position], classes.to(torch.int64), *args[position + 1 :])
+        return handle(args, kwargs)
+
+    return handler
+
+
+def _from_local() -> None:
+    """`DTensor.from_local` over a mesh of device type `xla` lays its tensor out, as torch_xla's.
+
+    The tensor is the whole, as `to_local` gives it. Pieces of a manual region make a whole.
+    """
+    from torch.distributed.tensor import DTensor
+
+    from .layout.marks import ShardingType
+    from .tensor import XLAShardedTensor
+
+    original = DTensor.from_local
+
+    @functools.wraps(original)
+    def from_local(
+        local_tensor: torch.Tensor, device_mesh: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        if getattr(device_mesh, "device_type", None) not in naming.OURS:
+            return original(local_tensor, device_mesh, *args, **kwargs)
+        is_whole = isinstance(local_tensor, torch.Tensor)
+        if not is_whole or getattr(local_tensor, "sharding_type", None) == ShardingType.MANUAL:
+            return XLAShardedTensor.from_local(local_tensor, device_mesh, *args, **kwargs)
+        placements = args[0] if args else kwargs.get("placements")
+        return XLAShardedTensor(local_tensor.to("jax"), device_mesh, placements)
+
+    DTensor.from_local = staticmethod(from_local)
 
 
 def _with_xla(devices: Callable[[], list[str]]) -> Callable[[], list[str]]:

@@ -102,9 +102,8 @@ class Content:
 
     def logical(self) -> Any:
         """The array as its owner knows it: random keys as keys."""
-        if not self.entry.impl:
-            return self.array
-        return jax.random.wrap_key_data(self.array, impl=self.entry.impl)
+        array: Any = self.array
+        return jax.random.wrap_key_data(array, impl=self.entry.impl) if self.entry.impl else array
 
     def grid(self) -> Grid:
         """How it is cut into files and chunks."""

@@ -212,10 +212,10 @@ def test_too_few_devices():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((range(8), (2, 3), ("x", "y")), r"8 device ids for a grid of 6"),
-        ((range(8), (2, 4), ("x",)), r"1 axis names for 2 axes"),
-        ((range(8), (2, 4), ("x", "x")), r"an axis name is given twice"),
-        (([0, 0, 1, 2], (2, 2), ("x", "y")), r"a device id is given twice"),
+        ((range(8), (2, 3), ("x", "y")), r"Number of device IDs \(8\) must match mesh size \(6\)"),
+        ((range(8), (2, 4), ("x",)), r"axis names \(1\) must match mesh dimensions \(2\)"),
+        ((range(8), (2, 4), ("x", "x")), "Axis names must be unique"),
+        (([0, 0, 1, 2], (2, 2), ("x", "y")), "Device IDs must be unique"),
     ],
 )
 def test_a_mesh_that_does_not_fit_together(arguments, message):

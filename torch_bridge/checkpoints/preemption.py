@@ -20,6 +20,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import jax
+
+from isoshard.core.errors import DistributedError
+
 
 class Watch:
     """Notes a SIGTERM from `start` until `stop`.
@@ -65,7 +69,41 @@ class Watch:
         self.stop()
 
 
+def activate() -> None:
+    """Watch for SIGTERM until `deactivate`, for scripts that ask `sync_point_reached`.
+
+    Raises:
+        RuntimeError: as `Watch.start`.
+    """
+    _of_scripts.start()
+
+
+def deactivate() -> None:
+    """Watch no longer, and forget whether SIGTERM arrived."""
+    _of_scripts.stop()
+    _of_scripts.reached = False
+
+
+def sync_point_reached(step: int) -> bool:
+    """Whether SIGTERM arrived since `activate`.
+
+    Args:
+        step: of training; it makes no difference.
+
+    Raises:
+        DistributedError: several processes run, which have to agree; ask
+            `CheckpointManager.reached_preemption`.
+    """
+    if jax.process_count() > 1:
+        raise DistributedError(
+            "several processes have to agree where they stop, and this asks one of them; call "
+            "CheckpointManager.reached_preemption(step) in each"
+        )
+    return _of_scripts.reached
+
+
 _WATCHING: weakref.WeakSet[Watch] = weakref.WeakSet()
+_of_scripts = Watch()
 _Handler = Callable[[int, FrameType | None], Any] | int | None
 _before: _Handler = None
 _installed = False

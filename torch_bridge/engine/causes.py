@@ -11,7 +11,7 @@ import dataclasses
 import warnings
 from typing import Any
 
-from isoshard.core import metrics
+from isoshard.core import metrics, samples
 from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.core.errors import RecompilationWarning
 
@@ -55,6 +55,8 @@ def report(plan: Any, seconds: float) -> None:
     region = regions.name()
     what = f"{operations} operations" + (f" of {region}" if region else "")
     metrics.record_compilation(what, cause, where, seconds)
+    if plan.donated:
+        samples.observe("donated_inputs", len(plan.donated))
     short = family.seconds < LONG or family.programs < MANY
     family.programs += grows
     family.seconds += seconds * grows

@@ -7,6 +7,7 @@ the host as the parameters were.
 >>> import torch, isoshard as iso, isoshard.torch_bridge as xs
 >>> weight = torch.nn.Parameter(torch.ones(4, device="jax"))
 >>> optimizer = torch.optim.Adam([weight])
+>>> xs.sync()
 >>> before = len(iso.metrics.compilations())
 >>> for _ in range(3):
 ...     optimizer.zero_grad()
@@ -21,8 +22,6 @@ In a step that is captured or traced they are entries: each replay makes them.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -31,6 +30,7 @@ from isoshard.core.domain import BlockLayout
 from isoshard.core.offload import is_offloaded
 
 from . import layouts
+from .base import LazyTensor
 from .recorder import Recorder
 from .tape import Tape
 from .value import Aval, Value
@@ -38,7 +38,7 @@ from .value import Aval, Value
 NAME = "aten::zeros_like"
 
 
-def zeros(here: Recorder, like: Any, aval: Aval) -> Value | None:
+def zeros(here: Recorder, like: LazyTensor, aval: Aval) -> Value | None:
     """Zeros on the host, to be placed as a parameter is.
 
     Args:
@@ -49,7 +49,8 @@ def zeros(here: Recorder, like: Any, aval: Aval) -> Value | None:
     Returns:
         The value; None where an entry is to make it.
     """
-    if type(here) is not Tape or here.log is not None or not isinstance(like, torch.nn.Parameter):
+    is_parameter = isinstance(like, torch.nn.Parameter)
+    if type(here) is not Tape or here.log is not None or not is_parameter:
         return None
     number = like._storage.value.layout
     if number != layouts.UNPLACED:

@@ -21,7 +21,7 @@ from isoshard.core.uneven import UnevenArray
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import OpOverload
 
-from . import base, dispatch, expanded, overlaps, reading, uninitialized
+from . import base, dispatch, expanded, gathered, overlaps, reading, uninitialized
 from . import tape as tapes
 from .capture import step as capture
 from .flatten import import_tensor
@@ -49,7 +49,7 @@ def to_host(tensor: base.LazyTensor) -> torch.Tensor:
     host = np.array(array, copy=True) if uneven is None else without_padding(uneven)
     seconds = time.perf_counter() - started
     metrics.record_transfer("device_to_host", host.nbytes, metrics.user_location(), seconds)
-    if naming.current().type == "xla" and not array.is_fully_replicated:
+    if naming.current().type == "xla" and len(array.sharding.device_set) > 1:
         metrics.count("reads_of_shards")
     return from_numpy(host, tensor._aval.meta.dtype)
 
@@ -71,7 +71,10 @@ def _to_copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         format = kwargs.get("memory_format") or torch.preserve_format
         if format is torch.preserve_format:
             host = _lying_as(tensor, host)
-        return host.to(device=device, dtype=dtype, memory_format=format)
+        found = host.to(device=device, dtype=dtype, memory_format=format)
+        if naming.current().type == "xla" and getattr(tensor, "mesh", None) is not None:
+            gathered.note(found)
+        return found
     rest = {name: value for name, value in kwargs.items() if name in ("dtype", "memory_format")}
     return _cast(args, rest)
 

@@ -38,7 +38,8 @@ def debug_info(tensor: torch.Tensor) -> str:
         tensor: on the `jax` device.
 
     Returns:
-        The operations that are still to be executed, or the shape and the layout of its buffers.
+        The operations that are still to be executed, the shape and the layout of its buffers, or
+        the size of what the host holds until a program needs it.
 
     Raises:
         RuntimeError: it is on another device.
@@ -49,12 +50,16 @@ def debug_info(tensor: torch.Tensor) -> str:
             "with .to(torch_xla.device())"
         )
     lines = ["Device: SPMD:0"]
-    if marks.is_recorded(tensor):
+    host = "None"
+    if marks.is_on_host(tensor):
+        host = f"with size {list(tensor.shape)}"
+        lines += ["IR: None", "XLAData: None"]
+    elif marks.is_recorded(tensor):
         text = lowered.tape_text([tensor]).splitlines()
         lines += [f"IR: {text[0]}", *text[1:], "XLAData: None"]
     else:
         lines += ["IR: xla::device_data", *_data(tensor)]
-    lines.append("Tensor on host: None")
+    lines.append(f"Tensor on host: {host}")
     return "\n".join(["XLATensor {", *(f"  {line}" for line in lines), "}"])
 
 

@@ -34,6 +34,7 @@ from isoshard.core.op_sharding import to_op_sharding
 from isoshard.core.tiles import Tiles
 from isoshard.torch_bridge.engine import base, interpreting, layouts, placement, program
 from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.session.modes import is_set
 
 _SHORT = {"float": "f", "int": "s", "uint": "u", "complex": "c", "bfloat": "bf"}
 
@@ -54,11 +55,38 @@ def stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
 def hlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
     """The same as HLO, before any optimisation; layouts list every device.
 
+    While the environment variable `XLA_DUMP_POST_OPTIMIZATIONS` is set to 1 or true it is what
+    XLA makes of the program, which is compiled for it: with the collectives, and the shapes of one
+    device's part.
+
     Args:
-        tensors: see `stablehlo`.
+        tensors: see `stablehlo`. Of tensors that all have values, it is the program that takes them
+            in and gives them back; of manual ones, that of their pieces.
     """
+    tensors = None if tensors is None else [_pieces(tensor) for tensor in tensors]
     found = _plan(tensors)
-    return "" if found is None else _listed(_lower(*found).as_text(dialect="hlo"))
+    if found is not None:
+        lowered = _lower(*found)
+    elif tensors:
+        lowered = _identity(tensors)
+    else:
+        return ""
+    if is_set("XLA_DUMP_POST_OPTIMIZATIONS"):
+        return listed(lowered.compile().as_text() or "")
+    return listed(lowered.as_text(dialect="hlo"))
+
+
+def _pieces(tensor: torch.Tensor) -> torch.Tensor:
+    """The pieces of a manual tensor, one above the other; another tensor as it is."""
+    return getattr(tensor, "stacked", tensor)
+
+
+def _identity(tensors: Sequence[torch.Tensor]) -> jax.stages.Lowered:
+    """The program that gives back what devices hold, or will."""
+    leaves = [base.read(_checked(tensor)) for tensor in tensors]
+    structs = _structs(leaves, [leaf.layout for leaf in leaves])
+    with jax.enable_x64(True):
+        return jax.jit(lambda *given: given).lower(*structs)
 
 
 def bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:
@@ -123,6 +151,21 @@ NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
 
 def _plan(tensors: Sequence[torch.Tensor] | None) -> tuple[program.Plan, list[Any]] | None:
     """What would be executed, and its inputs' shapes and layouts; None if nothing would be."""
+    found = planned(tensors)
+    return None if found is None else found[:2]
+
+
+def planned(
+    tensors: Sequence[torch.Tensor] | None,
+) -> tuple[program.Plan, list[Any], list[Any]] | None:
+    """What would be executed.
+
+    Args:
+        tensors: see `stablehlo`.
+
+    Returns:
+        The plan, its inputs' shapes and layouts, and the inputs; None if nothing would be executed.
+    """
     if tensors:
         values = [base.read(_checked(tensor)) for tensor in tensors]
         waiting = [value for value in values if value.array is None]
@@ -148,15 +191,19 @@ def _plan(tensors: Sequence[torch.Tensor] | None) -> tuple[program.Plan, list[An
     leaves = tape.inputs()
     also = {*tape.marks, *plan.wanted} - {layouts.UNPLACED}
     plan.placed = tuple(placement.planned(leaves, also))
-    structs = [
+    return plan, _structs(leaves, plan.placed), leaves
+
+
+def _structs(leaves: Sequence[Any], placed: Sequence[int]) -> list[jax.ShapeDtypeStruct]:
+    """Shapes and layouts of what a program takes in."""
+    return [
         jax.ShapeDtypeStruct(
             leaf.array.shape,
             leaf.array.dtype,
             sharding=None if number == layouts.UNPLACED else layouts.sharding(number),
         )
-        for leaf, number in zip(leaves, plan.placed, strict=True)
+        for leaf, number in zip(leaves, placed, strict=True)
     ]
-    return plan, structs
 
 
 def _checked(tensor: torch.Tensor) -> base.LazyTensor:
@@ -200,8 +247,12 @@ def _mark(recipe: tapes.Recipe) -> str:
 _COUNTED = re.compile(r"devices=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 
 
-def _listed(text: str) -> str:
-    """Layouts with their devices one by one, in the place of XLA's short form."""
+def listed(text: str) -> str:
+    """Layouts with their devices one by one, in the place of XLA's short form.
+
+    Args:
+        text: HLO.
+    """
 
     def devices(match: re.Match[str]) -> str:
         grid, counts, turn = match.groups()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.fx.node import has_side_effect
 
 from isoshard.torch_bridge.spmd import Mesh, mark_sharding
 
@@ -135,3 +136,6 @@ for _schema, _function, _alike in _OPERATORS:
     XLA_LIB.define(_schema)
     XLA_LIB.impl(_name, _function, "XLA")
     XLA_LIB.impl(_name, _alike, "CompositeExplicitAutograd")
+
+# Scripts mark a tensor and do not use the result; the mark stays in the graph for all that.
+has_side_effect(torch.ops.xla.dynamo_mark_sharding.default)

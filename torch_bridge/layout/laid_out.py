@@ -105,6 +105,8 @@ class LaidOut(base.LazyTensor):
         found = laying.found(self)
         if found is None and naming.current().type == "xla":
             raise ValueError(f"placements: {laying.unknown(self)}")
+        if found is not None and naming.current().type == "xla":
+            return self._spec.placements  # which keeps the layout, as torch_xla's does
         return found.placements if found else None
 
     @property
@@ -198,7 +200,7 @@ class LaidOut(base.LazyTensor):
         """Each device's piece, as one tensor whose operations act on every device by itself.
 
         Where the partitioner chooses the layout of a value that is not computed yet, it is
-        computed now.
+        computed now. In a script of torch_xla (`drop_in`) it is the whole tensor, as there.
 
         Args:
             grad_placements: the layout of the gradient that the pieces will have; that of the
@@ -215,6 +217,8 @@ class LaidOut(base.LazyTensor):
         """
         from isoshard.torch_bridge.distributed.tensor import local
 
+        if naming.current().type == "xla":
+            return self
         if marks.asked(self) is None and marks.is_recorded(self):
             tapes.materialize([base.read(self)])
         return local.to_local(self, grad_placements)

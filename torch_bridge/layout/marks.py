@@ -186,6 +186,16 @@ def clear(tensor: base.LazyTensor) -> None:
     _ASKED[tensor._storage] = None
 
 
+def is_cleared(tensor: base.LazyTensor) -> bool:
+    """Whether `clear` was the last that was said of the layout of a tensor's memory."""
+    return _ASKED.get(tensor._storage, ...) is None
+
+
+def is_on_host(tensor: base.LazyTensor) -> bool:
+    """Whether no device has seen the tensor's memory yet."""
+    return isinstance(tensor._storage.value.array, np.ndarray)
+
+
 def copy_mark(source: base.LazyTensor, target: base.LazyTensor) -> None:
     """Let `target`, a copy of `source`, be marked as that."""
     if source._storage in _ASKED:

@@ -144,7 +144,7 @@ class Uploader:
             if self._last_batch == "drop":
                 return Batch(None, notes, uneven)
             if self._last_batch == "keep" and any(split.minibatch for split in splits):
-                raise MinibatchError(uneven)
+                raise MinibatchError(_uneven_minibatch(sorted(rows), leaves) + uneven)
         target = {n: -(-n // shards) * shards for n in rows} if self._last_batch == "pad" else {}
 
         def change(part: _Part) -> Any:
@@ -238,6 +238,14 @@ def _uneven(rows: list[int], shards: int) -> str:
     return (
         f"a batch of {' and '.join(map(str, rows))} rows does not split evenly over {shards} "
         "shards; choose a batch size that does, and last_batch='drop' or 'pad' for the last."
+    )
+
+
+def _uneven_minibatch(rows: list[int], leaves: list[tuple[torch.Tensor, Split | None]]) -> str:
+    shapes = [tuple(tensor.shape) for tensor, _ in leaves if {*tensor.shape} & {*rows}]
+    return (
+        "When minibatch is configured, the per-host batch size must be divisible by local runtime "
+        f"device count. Per host input data shape: {', '.join(map(str, shapes))}; "
     )
 
 

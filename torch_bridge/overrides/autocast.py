@@ -75,6 +75,23 @@ PROMOTE = """
 
 BANNED = "binary_cross_entropy"
 
+XLA_LOWER_PRECISION = "relu max_pool2d".split()
+
+XLA_FLOAT32 = """
+    batch_norm cross_entropy_loss ctc_loss.IntList ctc_loss.Tensor trace polar view_as_complex
+    quantile quantile.scalar nanquantile nanquantile.scalar stft stft.center reflection_pad1d
+    reflection_pad2d replication_pad1d replication_pad2d replication_pad3d
+    fake_quantize_per_tensor_affine fft_fft fft_ifft fft_fft2 fft_ifft2 fft_fftn fft_ifftn fft_rfft
+    fft_irfft fft_rfft2 fft_irfft2 fft_rfftn fft_irfftn fft_hfft fft_ihfft cholesky cholesky_inverse
+    cholesky_solve inverse orgqr ormqr pinverse geqrf qr svd triangular_solve linalg_cond
+    linalg_cond.p_str linalg_matrix_rank linalg_matrix_rank.tol_tensor
+    linalg_matrix_rank.atol_rtol_tensor linalg_matrix_rank.atol_rtol_float linalg_solve
+    linalg_cholesky linalg_cholesky_ex linalg_svd linalg_svdvals linalg_eig linalg_eigh
+    linalg_eigvals linalg_eigvalsh linalg_inv linalg_inv_ex linalg_householder_product
+    linalg_tensorinv linalg_tensorsolve linalg_lstsq linalg_qr
+""".split()
+"""What torch_xla's lists have besides, from its page on AMP and `csrc/autocast_mode.cpp`."""
+
 _KEY = base.AUTOCAST_KEY
 
 _ELIGIBLE = frozenset({torch.float32, *DTYPES})
@@ -89,17 +106,34 @@ def register() -> list[torch.library.Library]:
         (FLOAT32_DTYPE, _float32_dtype),
         (FLOAT32_APPEND, _float32_append),
         (PROMOTE, _promote),
-        ([BANNED], lambda _func: _refuse),
+        ([BANNED], _banned),
     ]
+    _implement(library, policies)
+    rest = torch.library.Library("_", "IMPL")
+    if not has_fallback(_KEY):
+        rest.fallback(torch.library.fallthrough_kernel, _KEY.name)
+    return [library, rest]
+
+
+def register_xla() -> None:
+    """Give torch the kernels for operators that only torch_xla casts, the first time."""
+    if not _XLA:
+        _XLA.append(torch.library.Library("aten", "IMPL"))
+        _implement(_XLA[0], [(XLA_LOWER_PRECISION, _lower_precision), (XLA_FLOAT32, _float32)])
+
+
+_XLA: list[torch.library.Library] = []  # as long as the process lasts
+
+
+def _implement(
+    library: torch.library.Library,
+    policies: list[tuple[Iterable[str], Callable[[Any], Any]]],
+) -> None:
     for names, policy in policies:
         for name in names:
             func = _overload(name)
             if func is not None:
                 library.impl(name, _below_autocast(policy(func)), _KEY.name)
-    rest = torch.library.Library("_", "IMPL")
-    if not has_fallback(_KEY):
-        rest.fallback(torch.library.fallthrough_kernel, _KEY.name)
-    return [library, rest]
 
 
 def _overload(name: str) -> Any:
@@ -182,10 +216,18 @@ def _promote(func: Any) -> Any:
     return run
 
 
-def _refuse(*args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError(
-        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: a "
-        "sigmoid in low precision before them loses the gradient. Use "
-        "binary_cross_entropy_with_logits or torch.nn.BCEWithLogitsLoss, which are safe, or run "
-        "this loss on float32 inputs inside torch.autocast('jax', enabled=False)."
-    )
+def _banned(func: Any) -> Any:
+    """Refused as everywhere in torch; torch_xla runs it in float32."""
+    in_float32 = _float32(func)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if naming.current().type == "xla":
+            return in_float32(*args, **kwargs)
+        raise RuntimeError(
+            "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: "
+            "a sigmoid in low precision before them loses the gradient. Use "
+            "binary_cross_entropy_with_logits or torch.nn.BCEWithLogitsLoss, which are safe, or "
+            "run this loss on float32 inputs inside torch.autocast('jax', enabled=False)."
+        )
+
+    return run

@@ -47,15 +47,18 @@ def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device
     return naming.current()
 
 
-def get_xla_supported_devices(max_devices: int | None = None) -> list[str]:
+def get_xla_supported_devices(max_devices: int | str | None = None) -> list[str]:
     """The logical devices: a list of one.
 
     The chips are counted by `runtime.global_runtime_device_count()`, and named by
     `torch_xla.real_devices()`.
 
     Args:
-        max_devices: stop after so many.
+        max_devices: stop after so many. As in older versions of torch_xla also the kind of the
+            chips, such as "CPU"; of another kind there are none.
     """
+    if isinstance(max_devices, str):
+        return [str(naming.current())] if kind(jax.devices()[0]) == max_devices else []
     return [str(naming.current())][: max_devices or None]
 
 

@@ -25,14 +25,19 @@ def use_spmd(auto: bool | None = False) -> None:
 
 def is_spmd() -> bool:
     """Whether `use_spmd` was called, or `XLA_USE_SPMD` is set."""
-    return _is_set("XLA_USE_SPMD")
+    return is_set("XLA_USE_SPMD")
 
 
 def auto_spmd() -> bool:
     """Whether `use_spmd(auto=True)` was called, or `XLA_AUTO_SPMD` is set."""
-    return _is_set("XLA_AUTO_SPMD")
+    return is_set("XLA_AUTO_SPMD")
 
 
-def _is_set(name: str) -> bool:
+def is_set(name: str) -> bool:
+    """Whether an environment variable is `true` or a number above 0.
+
+    Args:
+        name: of the variable.
+    """
     flag = os.environ.get(name, "")
     return flag == "true" or (flag.isdigit() and int(flag) > 0)

@@ -18,14 +18,17 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import torch
 
 from isoshard.core.errors import ShardingError
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.dtensor.translation import check_count, spec_of
+from isoshard.torch_bridge.session import modes
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 from .auto import auto_mesh, auto_policy
+from .mark_errors import MeshDeviceError
 from .marking import mark_sharding
 from .mesh import Mesh, mesh_from
 
@@ -39,12 +42,20 @@ def convert_to_xla_mesh(dt_mesh: Any) -> Mesh:
 
     Raises:
         ShardingError, DeviceError: it has a device twice, or one that is not there.
+        DeviceError: in a script of torch_xla, which asserts it: a `DeviceMesh` has some of the
+            devices only.
 
     >>> from torch.distributed.device_mesh import DeviceMesh
     >>> convert_to_xla_mesh(DeviceMesh("xla", torch.arange(8).reshape(2, 4)))
     Mesh([0, 1, 2, 3, 4, 5, 6, 7], (2, 4), None)
     """
-    return mesh_from(dt_mesh)
+    mesh, count = mesh_from(dt_mesh), len(jax.devices())
+    if naming.current().type == "xla" and mesh is not dt_mesh and mesh.size() != count:
+        raise MeshDeviceError(
+            f"convert_to_xla_mesh takes a mesh of all {count} devices, and this one has "
+            f"{mesh.size()}; write xs.Mesh(device_ids, mesh_shape, axis_names) for some of them"
+        )
+    return mesh
 
 
 def convert_to_xla_partition_spec(
@@ -139,6 +150,8 @@ def xla_distribute_module(
     for what, function in (("input_fn", input_fn), ("output_fn", output_fn)):
         _check_arguments(what, function)
     if partition_fn is auto_policy:
+        if naming.current().type == "xla":
+            modes.use_spmd(auto=True)  # as torch_xla's policy does
         module = module.to("jax")
         mesh = auto_mesh(device_mesh)
         for name, child in module.named_modules():

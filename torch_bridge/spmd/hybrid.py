@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import jax
+from jax.experimental import mesh_utils
 
 from isoshard.core.errors import DeviceError, ShardingError
 from isoshard.core.mesh import hybrid_mesh
@@ -17,7 +22,9 @@ class HybridMesh(Mesh):
     """A mesh whose axes are split over slices first, and over the devices of a slice then.
 
     Devices that know no slices (CPUs, the GPUs of one host) are divided in order into equal groups,
-    which stand for them; torch_xla refuses those.
+    which stand for them; torch_xla refuses those. Where
+    `torch_xla.runtime.global_runtime_device_attributes` tells of slices that the devices do not
+    know, as in a test that replaces it, the mesh is that of the chips it names.
 
     Args:
         ici_mesh_shape: devices along each axis within one slice (the fast interconnect).
@@ -52,20 +59,41 @@ class HybridMesh(Mesh):
         ici = tuple(map(int, ici_mesh_shape))
         dcn = (1,) * len(ici) if dcn_mesh_shape is None else tuple(map(int, dcn_mesh_shape))
         names = tuple(map(str, range(len(ici)))) if axis_names is None else tuple(axis_names)
-        _check_slices(dcn)
-        try:
-            grid = hybrid_mesh(ici, dcn, names).devices
-        except DeviceError as error:
-            raise ShardingError(str(error)) from None
+        told = _told()
+        _check_slices(dcn, told)
+        if told:
+            grid = mesh_utils.create_hybrid_device_mesh(ici, dcn, told)
+        else:
+            try:
+                grid = hybrid_mesh(ici, dcn, names).devices
+            except DeviceError as error:
+                raise ShardingError(str(error)) from None
         self.ici_mesh_shape = ici
         self.dcn_mesh_shape = dcn
-        ids = [marks.ordinal(device) for device in grid.flat]
+        ids = [one.id if told else marks.ordinal(one) for one in grid.flat]
         super().__init__(ids, grid.shape, None if axis_names is None else names)
 
 
-def _check_slices(dcn: tuple[int, ...]) -> None:
+def _told() -> list[Any]:
+    """The chips in slices that the script's runtime tells of, and the devices do not."""
+    runtime: Any = sys.modules.get("isoshard.torch_bridge.torch_xla.runtime")
+    if runtime is None or len(_slices(jax.devices())) > 1:
+        return []
+    kind = {"platform": "tpu", "device_kind": "", "process_index": 0, "slice_index": None}
+    told = [
+        SimpleNamespace(**{**kind, **chip, "id": int(chip["name"].rpartition(":")[2])})
+        for chip in runtime.global_runtime_device_attributes()
+    ]
+    return told if len(_slices(told)) > 1 else []
+
+
+def _slices(devices: Sequence[Any]) -> set[Any]:
+    return {getattr(device, "slice_index", None) for device in devices}
+
+
+def _check_slices(dcn: tuple[int, ...], told: Sequence[Any]) -> None:
     """Compare the slices asked for with those that devices tell of."""
-    slices = {getattr(device, "slice_index", None) for device in jax.devices()}
+    slices = _slices(told or jax.devices())
     if len(slices) > 1 and math.prod(dcn) != len(slices):
         raise ShardingError(
             f"the devices are in {len(slices)} slices, and dcn_mesh_shape {dcn} arranges "

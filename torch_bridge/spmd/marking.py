@@ -27,6 +27,8 @@ from isoshard.core.errors import SpecError
 from isoshard.core.mesh import as_mesh
 from isoshard.core.spec import named_sharding, same_layout
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.engine import placement
+from isoshard.torch_bridge.engine.recorder import recorder
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
@@ -82,8 +84,10 @@ def mark_sharding(
 
 
 def _note_for_torch_xla(t: XLAShardedTensor, mesh: Any, partition_spec: Any) -> None:
-    """Keep and count what a script of torch_xla reads back."""
+    """Keep and count what a script of torch_xla reads back; send what the host holds."""
     metrics.count("marks")
+    if marks.is_on_host(t) and recorder().capture is None:
+        placement.settle([t._storage.value])
     if isinstance(partition_spec, tuple):
         marks.note_written(t, partition_spec)
         if isinstance(mesh, Mesh):

@@ -74,14 +74,15 @@ class Mesh:
         ids, size = self.device_ids, int(np.prod(self.mesh_shape))
         wrong = []
         if len(ids) != size:
-            wrong.append(f"{len(ids)} device ids for a grid of {size}")
+            wrong.append(f"Number of device IDs ({len(ids)}) must match mesh size ({size})")
         if len(set(ids.tolist())) < len(ids):
-            wrong.append(f"a device id is given twice in {ids.tolist()}")
+            wrong.append(f"Device IDs must be unique, and are {ids.tolist()}")
         names = self.axis_names
         if names is not None and len(names) != len(self.mesh_shape):
-            wrong.append(f"{len(names)} axis names for {len(self.mesh_shape)} axes")
+            axes = len(self.mesh_shape)
+            wrong.append(f"Number of axis names ({len(names)}) must match mesh dimensions ({axes})")
         if names is not None and len(set(names)) < len(names):
-            wrong.append(f"an axis name is given twice in {names}")
+            wrong.append(f"Axis names must be unique, and are {names}")
         if wrong:
             raise MeshShapeError(
                 f"no mesh of shape {self.mesh_shape} with axis names {names}: {'; '.join(wrong)}. "
@@ -91,9 +92,10 @@ class Mesh:
         have = len(jax.devices())
         if len(ids) and (ids.max() >= have or ids.min() < 0):
             raise MeshDeviceError(
-                f"a mesh over device ids {ids.tolist()} needs {ids.max() + 1} devices, there are "
-                f"{have} ({jax.default_backend()}). Make it smaller, or try it on virtual devices: "
-                f"call isoshard.simulate_devices({ids.max() + 1}) before anything else."
+                f"Device IDs has to be subset of addressable_devices; got: {ids.tolist()}, which "
+                f"needs {ids.max() + 1} devices, there are {have} ({jax.default_backend()}). Make "
+                "it smaller, or try it on virtual devices: call isoshard.simulate_devices"
+                f"({ids.max() + 1}) before anything else."
             )
 
     @property

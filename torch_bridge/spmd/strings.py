@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.layout.marks import ShardingType
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
@@ -24,3 +26,28 @@ def sharding_spec_of(t: torch.Tensor) -> str:
 def sharding_type_of(t: torch.Tensor) -> ShardingType | None:
     """How the layout divides the tensor; None if it is not marked, or not on the device."""
     return t.sharding_type if isinstance(t, XLAShardedTensor) else None
+
+
+def buffers_spec_of(t: torch.Tensor) -> str:
+    """As `sharding_spec_of`; in a script of torch_xla also of buffers that nobody has marked.
+
+    A tensor that devices hold and nobody has marked is whole: `{replicated}`, as XLA writes the
+    layout of an array on one device as well. The host's memory, and a value that is still to be
+    computed, have none.
+    """
+    return sharding_spec_of(t) or ("{replicated}" if _is_whole(t) else "")
+
+
+def buffers_type_of(t: torch.Tensor) -> ShardingType | None:
+    """As `sharding_type_of`, of the layouts that `buffers_spec_of` tells."""
+    found = sharding_type_of(t)
+    return ShardingType.REPLICATED if found is None and _is_whole(t) else found
+
+
+def _is_whole(t: torch.Tensor) -> bool:
+    """Whether devices hold a tensor of a script of torch_xla, and nobody has laid it out."""
+    if not isinstance(t, XLAShardedTensor) or naming.current().type != "xla":
+        return False
+    if t.named_sharding is not None or marks.is_recorded(t) or marks.is_cleared(t):
+        return False
+    return not marks.is_on_host(t)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
+from .distribute import xla_distribute_tensor
 from .mark_errors import UnmarkableError
 from .marking import clear_sharding, layout_for, mark_sharding
 from .mesh import Mesh
@@ -49,6 +51,27 @@ def wrap_as_sharded_tensor(
     mesh = Mesh(range(math.prod(shape)), shape)
     layout_for(tuple(t.shape), mesh, partition_spec)  # a fault is told before anything changes
     return mark_sharding(clear_sharding(t), mesh, partition_spec)
+
+
+def wrapped_for_script(
+    t: torch.Tensor, mesh: Any = None, partition_spec: Any = None
+) -> XLAShardedTensor:
+    """What `XLAShardedTensor(t, ..)` gives: as `wrap_as_sharded_tensor`, and in a script more.
+
+    Args:
+        t: on the `jax` device; in a script of torch_xla also on the CPU, and then it is copied to a
+            leaf of its own, which requires a gradient if `t` does.
+        mesh: the shape of a mesh; or a mesh, in any form.
+        partition_spec: as for `mark_sharding`; placements, where `mesh` is a mesh.
+
+    Raises:
+        ShardingError, SpecError: as `wrap_as_sharded_tensor`.
+    """
+    if not isinstance(t, XLAShardedTensor) and naming.current().type == "xla":
+        t = t.detach().to("jax").requires_grad_(t.requires_grad)
+    if mesh is None or isinstance(mesh, Sequence):
+        return wrap_as_sharded_tensor(t, mesh, partition_spec)
+    return xla_distribute_tensor(wrap_as_sharded_tensor(t), mesh, partition_spec)
 
 
 def unwrap_sharded_tensor(t: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,10 @@ import torch
 from isoshard.core.errors import DistributedError as _DistributedError
 from isoshard.torch_bridge import naming, runtime
 from isoshard.torch_bridge.addresses import address_of as _address_of
+from isoshard.torch_bridge.checkpoints import preemption as _preemption
 from isoshard.torch_bridge.crossings.calling_jax import TorchFunction as _TorchFunction
 from isoshard.torch_bridge.export import described, lowered
+from isoshard.torch_bridge.export import lowering_context as lowering  # noqa: F401
 from isoshard.torch_bridge.session import hardware, modes
 from isoshard.torch_bridge.spmd import OpSharding, from_shards, marking, shard_shapes, strings
 
@@ -26,22 +28,22 @@ from .torch_xla import real_devices as _real_devices
 
 def _get_xla_sharding_spec(tensor: torch.Tensor) -> str:
     """The layout of a tensor as an OpSharding string; empty if it has none."""
-    return strings.sharding_spec_of(tensor)
+    return strings.buffers_spec_of(tensor)
 
 
 def _get_xla_sharding_specs(tensors: Sequence[torch.Tensor]) -> list[str]:
     """The layout of each tensor."""
-    return [strings.sharding_spec_of(tensor) for tensor in tensors]
+    return [strings.buffers_spec_of(tensor) for tensor in tensors]
 
 
 def _get_xla_sharding_type(tensor: torch.Tensor) -> int | None:
     """How a tensor is divided, as a number of `ShardingType`; None if it has no layout."""
-    return strings.sharding_type_of(tensor)
+    return strings.buffers_type_of(tensor)
 
 
 def _get_xla_sharding_types(tensors: Sequence[torch.Tensor]) -> list[int | None]:
     """How each tensor is divided."""
-    return [strings.sharding_type_of(tensor) for tensor in tensors]
+    return [strings.buffers_type_of(tensor) for tensor in tensors]
 
 
 def _xla_mark_sharding(tensor: torch.Tensor, sharding: OpSharding) -> None:
@@ -93,6 +95,11 @@ def _get_graph_hash(tensors: Sequence[torch.Tensor]) -> bytes:
 def _xla_get_tensor_id(tensor: Any) -> int:
     """A number of a tensor's memory."""
     return _address_of(tensor)
+
+
+def _get_xla_tensor_dimension_size(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """The size of one axis, as an int32 tensor; shapes are static, so it is the true one."""
+    return torch.tensor(tensor.shape[dim], dtype=torch.int32, device=tensor.device)
 
 
 def _xla_tensors_from_aten(
@@ -233,6 +240,21 @@ def _ensure_xla_coordinator_initialized(
             f"process {global_rank} is one of {world_size}, and JAX knows of "
             f"{_jax.process_count()}; call isoshard.init_distributed() before any tensor is made"
         )
+
+
+def _activate_preemption_sync_manager() -> None:
+    """Watch for SIGTERM."""
+    _preemption.activate()
+
+
+def _deactivate_preemption_sync_manager() -> None:
+    """Watch no longer."""
+    _preemption.deactivate()
+
+
+def _sync_point_reached(step: int) -> bool:
+    """Whether SIGTERM arrived."""
+    return _preemption.sync_point_reached(step)
 
 
 def _xla_set_enable_alias_with_buffer_donor_config(should_alias: bool) -> None:

@@ -113,7 +113,7 @@ def test_no_such_mesh(arguments, error, message):
 
 
 def test_a_device_twice_and_backends():
-    with pytest.raises(ShardingError, match="given twice"):
+    with pytest.raises(ShardingError, match="Device IDs must be unique"):
         DeviceMesh("jax", [0, 0])
     with pytest.raises(ShardingError, match="how processes talk"):
         init_device_mesh("jax", (8,), backend_override={"x": "gloo"})

@@ -47,7 +47,8 @@ def test_counters_and_times():
     assert count == 1 and total == pytest.approx(compilation.seconds * 1e9)
     assert latest[0][1] == total and latest[0][0] > 1.6e9
     names = {"CompileTime", "ExecuteTime", "TransferToDeviceTime", "TransferFromDeviceTime"}
-    assert set(met.metric_names()) == names | {"InboundData", "OutboundData"}
+    others = {"InboundData", "OutboundData", "InputOutputAliasCount"}
+    assert set(met.metric_names()) == names | others
     for name in names - {"CompileTime"}:
         count, total, latest = met.metric_data(name)
         assert count >= 3 and total == pytest.approx(sum(value for _, value in latest))

@@ -78,9 +78,41 @@ def test_a_wrong_number_of_devices_is_refused():
 
 @pytest.mark.long
 def test_what_a_script_marks_it_reads_back():
-    command = [sys.executable, "-m", "isoshard", "run-torch-xla", str(HERE / "spmd_reads.py")]
-    variables = {**os.environ, "CPU_NUM_DEVICES": "8", "PJRT_DEVICE": "CPU"}
-    done = subprocess.run(
+    done = as_script("spmd_reads.py")
+    assert done.stdout == "all is read as it was written\n", done.stdout + done.stderr
+
+
+def as_script(name: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """A script of torch_xla on 8 virtual devices."""
+    command = [sys.executable, "-m", "isoshard", "run-torch-xla", str(HERE / name)]
+    variables = {**os.environ, "CPU_NUM_DEVICES": "8", "PJRT_DEVICE": "CPU", **more}
+    return subprocess.run(
         command, capture_output=True, text=True, timeout=240, check=False, env=variables
     )
-    assert done.stdout == "all is read as it was written\n", done.stdout + done.stderr
+
+
+@pytest.mark.long
+def test_what_only_torch_xla_allows(tmp_path):
+    saved = {"XLA_SAVE_TENSORS_FILE": str(tmp_path / "graphs"), "XLA_SAVE_TENSORS_FMT": "hlo"}
+    done = as_script("spmd_words.py", **saved)
+    assert done.stdout == "all is as torch_xla has it\n", done.stdout + done.stderr
+
+
+def test_programs_are_saved_as_they_were_recorded(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, torch_xla\nx = torch.ones(2, device='xla') + 1\ntorch_xla.sync()\n"
+    )
+    done = as_script(str(script), XLA_SAVE_TENSORS_FILE=str(tmp_path / "graphs"))
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "graphs.0").read_text().splitlines()
+    assert "aten::add.Tensor" in " ".join(lines) and lines[-2] == "## END_GRAPH"
+    assert "script.py:3" in lines[1]
+
+
+def test_an_unknown_format_of_programs_is_refused(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import torch_xla\n")
+    saved = {"XLA_SAVE_TENSORS_FILE": str(tmp_path / "graphs"), "XLA_SAVE_TENSORS_FMT": "dot"}
+    done = as_script(str(script), **saved)
+    assert "XLA_SAVE_TENSORS_FMT is 'dot', and isoshard writes text and hlo" in done.stderr

@@ -125,6 +125,19 @@ def test_a_mark_in_a_compiled_function():
     assert torch.equal(ops.dynamo_mark_sharding(weight, [0], [1], "('x',)", "(0, None)"), weight)
 
 
+def test_a_mark_whose_result_is_not_used_stays_in_the_graph():
+    def f(x):
+        doubled = x * 2
+        names = "('x', 'y')"
+        ops.dynamo_mark_sharding(doubled, list(range(8)), [2, 4], names, names)
+        return doubled
+
+    got = torch.compile(f, backend="isoshard")(data(4, 8).to("jax"))
+    xs.sync()
+    assert [piece.data.shape for piece in got.local_shards] == [(2, 2)] * 8
+    torch.testing.assert_close(got.cpu(), data(4, 8) * 2)
+
+
 def test_operators_in_a_compiled_function():
     q = data(1, 2, 8, 4)
     f = torch.compile(lambda q: ops.flash_attention(q * 2, q, q).sum(), backend="isoshard")

@@ -266,6 +266,8 @@ def _takes_a_dict(code: types.CodeType) -> bool:
     ...     return thing.__dict__["scale"] if "scale" in thing.__dict__ else None
     >>> _takes_a_dict(named.__code__), _takes_a_dict((lambda x: dict(x.__dict__)).__code__)
     (False, True)
+    >>> _takes_a_dict((lambda x: x.__dict__).__code__)
+    True
     """
     if "__dict__" not in code.co_names:
         return False
@@ -276,8 +278,9 @@ def _takes_a_dict(code: types.CodeType) -> bool:
             if after[0].opname == "CONTAINS_OP":
                 is_named = before[-1].opname.startswith("LOAD_FAST") and _is_a_name(before[-2])
             else:
-                item = after[1].opname == "BINARY_SUBSCR" or after[1].argrepr == "[]"
-                is_named = item and _is_a_name(after[0])
+                is_named = _is_a_name(after[0]) and (
+                    after[1].opname == "BINARY_SUBSCR" or after[1].argrepr == "[]"
+                )
             if not is_named:
                 return True
     return False

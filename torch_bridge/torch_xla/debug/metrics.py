@@ -9,11 +9,12 @@
 | `TransferToDeviceTime` | seconds to send an array |
 | `TransferFromDeviceTime` | seconds to read one, and to wait until it is computed |
 | `OutboundData`, `InboundData` | bytes sent to, and read from, the devices |
+| `InputOutputAliasCount` | inputs whose memory results may take, of each program with any |
 | `UncachedCompile`, `CachedCompile` | programs compiled, and runs of programs compiled before |
 | `ExecuteComputation`, in SPMD mode `ExecuteReplicated` | programs run |
 | `MarkStep` | calls of `sync` |
 | `CompileWithAutoSharding` | programs compiled, after `use_spmd(auto=True)` |
-| `ReplicateShardedData` | sharded tensors read by the host, by a script of the drop-in |
+| `ReplicateShardedData` | reads of tensors on several devices, by a script of the drop-in |
 | `CreateOpSharding` | layouts that a mesh was asked for, each once |
 | `VirtualDeviceUsage` | tensors marked by a script of the drop-in |
 | `aten::nonzero`, .. | operators that ran on the CPU: their results' shapes depend on values |
@@ -37,6 +38,7 @@ _TIMES = {
     "TransferFromDeviceTime": "device_to_host_seconds",
 }
 _SIZES = {"OutboundData": "host_to_device_bytes", "InboundData": "device_to_host_bytes"}
+_NUMBERS = {"InputOutputAliasCount": "donated_inputs"}
 _COUNTS = {
     "MarkStep": "syncs",
     "ReplicateShardedData": "reads_of_shards",
@@ -77,7 +79,7 @@ def _fallbacks() -> dict[str, int]:
 
 
 def _metrics() -> dict[str, samples.Series]:
-    """Every metric with a sample: times in nanoseconds, sizes in bytes."""
+    """Every metric with a sample: times in nanoseconds, sizes in bytes, and numbers."""
     series = samples.series()
     other = "ExecuteTime" if is_spmd() else "ExecuteReplicatedTime"
     times = {
@@ -85,7 +87,8 @@ def _metrics() -> dict[str, samples.Series]:
         for name, own in _TIMES.items()
         if own in series and name != other
     }
-    return times | {name: series[own] for name, own in _SIZES.items() if own in series}
+    others = _SIZES | _NUMBERS
+    return times | {name: series[own] for name, own in others.items() if own in series}
 
 
 def _scaled(one: samples.Series, factor: float) -> samples.Series:
@@ -174,7 +177,7 @@ def executed_fallback_ops() -> list[str]:
 def _report(found: dict[str, samples.Series], counters: dict[str, int]) -> str:
     lines = []
     for name, one in found.items():
-        write = _size if name in _SIZES else _time
+        write = _size if name in _SIZES else _number if name in _NUMBERS else _time
         values = sorted(value for _, value in one.latest)
         ranks = {p: values[min(len(values) * p // 100, len(values) - 1)] for p in _PERCENTILES}
         lines += [
@@ -212,6 +215,11 @@ def _time(nanoseconds: float) -> str:
         if count or text:
             text += f"{int(count):0{3 if unit == 'ms' else 2}d}{unit}"
     return f"{text}{rest / 1e3:07.3f}us"
+
+
+def _number(amount: float) -> str:
+    """Such as `3.00`."""
+    return f"{amount:.2f}"
 
 
 def _size(size: float) -> str:

@@ -23,8 +23,12 @@ _PORT = 12355  # torch_xla's default
 _untyped: Any = dist  # its type stubs do not name the stores
 
 
+class _NoGroupError(RuntimeError, AssertionError):
+    """There is no process group `xla`; torch_xla asserts it in SPMD mode."""
+
+
 def _refuse(*_: Any) -> NoReturn:
-    raise RuntimeError(
+    raise _NoGroupError(
         "isoshard has no process group 'xla': an SPMD script is one replica, and XLA moves data "
         "between the chips. Make a group for CPU tensors instead: "
         "torch.distributed.init_process_group('gloo', init_method='xla://')"

@@ -5,9 +5,9 @@ if __name__ != "isoshard.torch_bridge.torch_xla.experimental":
 
 from isoshard.torch_bridge.session.on_demand import submodules
 
-from .eager import eager_mode, eager_mode_context, is_eager_mode
+from .eager import compile, eager_mode, eager_mode_context, is_eager_mode
 
-__all__ = ["eager_mode", "eager_mode_context", "is_eager_mode"]
+__all__ = ["compile", "eager_mode", "eager_mode_context", "is_eager_mode"]
 
 __getattr__ = submodules(
     __name__,
@@ -18,6 +18,7 @@ __getattr__ = submodules(
         "dynamo_mark_sharding",
         "fori_loop",
         "gradient_accumulation",
+        "gru",
         "scan",
         "scan_layers",
         "spmd_fully_sharded_data_parallel",

@@ -4,4 +4,6 @@ from isoshard.torch_bridge.session.at_once import context as eager_mode_context
 from isoshard.torch_bridge.session.at_once import is_used as is_eager_mode
 from isoshard.torch_bridge.session.at_once import use as eager_mode
 
-__all__ = ["eager_mode", "eager_mode_context", "is_eager_mode"]
+from ..torch_xla import compile
+
+__all__ = ["compile", "eager_mode", "eager_mode_context", "is_eager_mode"]

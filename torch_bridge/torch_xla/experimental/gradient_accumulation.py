@@ -16,7 +16,7 @@ def gradient_accumulation(
     train_step: Callable[..., Any],
     iterable_tensors: Sequence[torch.Tensor],
     model: torch.nn.Module,
-    *carried_tensors: torch.Tensor,
+    *carried_tensors: Any,
 ) -> Any:
     """Run a training step for each batch as one loop, and add the gradients up.
 
@@ -24,7 +24,8 @@ def gradient_accumulation(
         train_step: `(*batch, *carried) -> loss`, or `-> (loss, *carried)` if anything is carried.
         iterable_tensors: the leading axis of each goes over the batches.
         model: its parameters get the gradients of the mean loss, in addition to those they have.
-        *carried_tensors: tensors that go from one batch to the next.
+        *carried_tensors: tensors that go from one batch to the next; or one tuple of them, or None,
+            as in torch_xla after 2.9.
 
     Returns:
         The mean loss; with carried tensors a tuple of it and them.
@@ -34,4 +35,6 @@ def gradient_accumulation(
             does not depend on the model's parameters.
         TypeError: a carried tensor changes its shape or dtype.
     """
+    if len(carried_tensors) == 1 and not isinstance(carried_tensors[0], torch.Tensor):
+        carried_tensors = tuple(carried_tensors[0] or ())
     return accumulate(train_step, iterable_tensors, model, *carried_tensors)

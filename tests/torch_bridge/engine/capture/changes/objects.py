@@ -88,6 +88,13 @@ def namespace_replaced(device: str) -> World:
     return World(lambda x: x * a.warmth, edit, back)
 
 
+@reads("an item of the namespace that a function returns", "warmth")
+def namespace_returned(device: str) -> World:
+    a = Box(warmth=2.0)
+    whole = lambda holder: holder.__dict__  # noqa: E731
+    return World(lambda x: x * whole(a)["warmth"], *both(_sets(a), 2.0, 5.0))
+
+
 @reads("an attribute that a tensor is given", "heated")
 def attribute_of_a_tensor(device: str) -> World:
     scale = torch.tensor(2.0, device=device)

@@ -1,0 +1,158 @@
+"""The models of the example programs, made small, and what they learn on the CPU.
+
+`run-torch-xla guide/decoder.py` puts this folder on the path, so `from _models import Decoder`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+WORDS, WIDTH = 64, 32
+
+
+def softmax_attention(query, key, value):
+    """Attention of every token to every other, written out."""
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    return scores.softmax(-1) @ value
+
+
+class Attention(nn.Module):
+    """Four heads of queries to two of keys and values."""
+
+    def __init__(self, heads=4, shared=2):
+        super().__init__()
+        self.size, self.repeat = WIDTH // heads, heads // shared
+        self.query = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.key = nn.Linear(WIDTH, shared * self.size, bias=False)
+        self.value = nn.Linear(WIDTH, shared * self.size, bias=False)
+        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.attend = softmax_attention
+
+    def forward(self, x):
+        query, key, value = (
+            project(x).unflatten(-1, (-1, self.size)).transpose(1, 2)
+            for project in (self.query, self.key, self.value)
+        )
+        key, value = (t.repeat_interleave(self.repeat, dim=1) for t in (key, value))
+        return self.out(self.attend(query, key, value).transpose(1, 2).flatten(2))
+
+
+class GatedMLP(nn.Module):
+    """Up, gate and down."""
+
+    def __init__(self, hidden=64):
+        super().__init__()
+        self.up = nn.Linear(WIDTH, hidden, bias=False)
+        self.gate = nn.Linear(WIDTH, hidden, bias=False)
+        self.down = nn.Linear(hidden, WIDTH, bias=False)
+
+    def forward(self, x):
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    """One layer of the decoder."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.mlp = Attention(), GatedMLP()
+        self.before, self.between = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+
+    def forward(self, x):
+        x = x + self.attention(self.before(x))
+        return x + self.mlp(self.between(x))
+
+
+class Decoder(nn.Module):
+    """Tokens in, scores of every word out."""
+
+    def __init__(self, depth=2):
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.layers = nn.ModuleList(Block() for _ in range(depth))
+        self.last = nn.RMSNorm(WIDTH)
+        self.scores = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def through_layers(self, x):
+        """What a subclass may do another way."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def forward(self, ids):
+        return self.scores(self.last(self.through_layers(self.embedding(ids))))
+
+
+def token_loss(model, ids, wanted):
+    """Cross entropy over all tokens."""
+    return functional.cross_entropy(model(ids).flatten(0, 1), wanted.flatten())
+
+
+def tokens(count, length=16):
+    """Sequences, and the tokens that are wanted for them."""
+    generator = torch.Generator().manual_seed(7)
+    return tuple(torch.randint(0, WORDS, (count, length), generator=generator) for _ in "ab")
+
+
+class Residual(nn.Module):
+    """Two convolutions and a way around them."""
+
+    def __init__(self, into, out, stride):
+        super().__init__()
+        self.first = nn.Conv2d(into, out, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(out, out, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(out) for _ in range(2))
+        self.around = nn.Conv2d(into, out, 1, stride, bias=False)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        y = self.relu(self.norms[0](self.first(x)))
+        return self.relu(self.norms[1](self.second(y)) + self.around(x))
+
+
+def resnet(classes=10):
+    """A ResNet of two blocks."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        Residual(8, 8, 1),
+        Residual(8, 16, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, classes),
+    )
+
+
+def images(count, size=16):
+    """Pictures and their classes."""
+    generator = torch.Generator().manual_seed(8)
+    pictures = torch.randn(count, 3, size, size, generator=generator)
+    return pictures, torch.randint(0, 10, (count,), generator=generator)
+
+
+def image_loss(model, pictures, classes):
+    """Cross entropy of the classes."""
+    return functional.cross_entropy(model(pictures), classes)
+
+
+def started(make, device="cpu"):
+    """A model on a device, with the same numbers whatever the device."""
+    torch.manual_seed(0)
+    return make().to(device)
+
+
+def on_cpu(make, loss_of, optimizer_of, batch, steps):
+    """The losses of torch's own training, on the CPU, of one batch again and again."""
+    model = started(make)
+    optimizer, losses = optimizer_of(model.parameters()), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(model, *batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
