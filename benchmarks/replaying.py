@@ -31,7 +31,7 @@ from rich.table import Table
 
 import isoshard.torch_bridge as xs
 from benchmarks import timing
-from isoshard.torch_bridge.engine import program
+from isoshard.torch_bridge.engine import plan_lowering
 
 COUNTS = (10, 150, 1000)
 QUICK = (10, 30)
@@ -166,7 +166,7 @@ def jitted_program(replay: Any) -> tuple[Callable[[], Any], int]:
         call are replaced by results, as a training loop does.
     """
     plan, compiled = replay.plan, replay.program.compiled
-    function = jax.jit(program.traceable(plan), donate_argnums=plan.donated, keep_unused=True)
+    function = jax.jit(plan_lowering.traceable(plan), donate_argnums=plan.donated, keep_unused=True)
     avals = jax.tree.leaves(compiled.in_avals)
     count = len(plan.leaves)
     arrays: list[Any] = [jnp.full(aval.shape, 0.5, aval.dtype) for aval in avals[:count]]

@@ -19,22 +19,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from isoshard.core import cache, cpu_compiler, metrics, partitioning, samples, virtual
-from isoshard.core.domain import lay_in_blocks
-from isoshard.core.offload import bring_in, put_back
-from isoshard.torch_bridge.lowerings.partition import compiling_for
-from isoshard.torch_bridge.lowerings.sequences import splitting
+from isoshard.core import cache, metrics, partitioning, samples, virtual
 
 from . import causes, layouts, mappings, random, regions
-from .blocks import has_blocks, in_blocks, padded, wrapped
+from .blocks import padded, wrapped
 from .execution_plan import Blocks, Plan, plan_of
-from .interpreting import interpret, needed
 from .interrupts import Uninterrupted
 from .placement import place
-from .poisoned import calls_host, is_of_an_operation, poison
-from .recipes import RECIPES, Recipe
+from .plan_lowering import lowered
+from .poisoned import is_of_an_operation, poison
+from .recipes import Recipe
 from .recorder import recorder, replace, wire_execute
-from .refine import refined, refining
 from .result_meshes import result_layouts
 from .tape import Tape
 from .value import Value, placed_layout
@@ -273,66 +268,6 @@ def build(plan: Plan, arrays: Sequence[jax.Array]) -> Program:
     )
 
 
-def lowered(plan: Plan, arrays: Sequence[Any], *, keep_unused: bool) -> jax.stages.Lowered:
-    """A plan as StableHLO, not compiled yet.
-
-    Args:
-        plan: what to lower.
-        arrays: its inputs, or a `jax.ShapeDtypeStruct` for each.
-        keep_unused: whether inputs that no result depends on stay arguments.
-    """
-    function = jax.jit(traceable(plan), donate_argnums=plan.donated, keep_unused=keep_unused)
-    named = layouts_in(plan)
-    even = [layouts.sharding(number) for number in named if layouts.blocks(number) is None]
-    marks, meshes = compiling_for(even), partitioning.laid_out(map(layouts.sharding, named))
-    dtypes = jax.numpy_dtype_promotion("standard")
-    alone = jax.sharding.use_abstract_mesh(_NO_MESH)  # whatever mesh the caller has set
-    wide = jax.enable_x64(True)
-    with wide, dtypes, alone, marks, meshes, refining(named), _sequences(plan, arrays):
-        traced = function.trace(*arrays, *extra_inputs(plan))
-        plan.calls_host = calls_host(traced.jaxpr)
-        special = cpu_compiler.options(traced.jaxpr, _platform(named))
-        plan.options = {**plan.settings.compiler_options, **special}
-        if plan.calls_host and plan.donated:  # what it raises must not take its inputs along
-            function = jax.jit(traceable(plan), keep_unused=keep_unused)
-            traced = function.trace(*arrays, *extra_inputs(plan))
-        return traced.lower()
-
-
-def _platform(named: Sequence[int]) -> str:
-    """Of the devices that a program with these layouts runs on."""
-    devices = layouts.sharding(named[0]).device_set if named else {jax.devices()[0]}
-    return next(iter(devices)).platform
-
-
-def extra_inputs(plan: Plan) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    """The inputs of a plan's program after its leaves: lifted floats and random words."""
-    whole = plan.whole()  # said, or XLA may choose another layout than they come in
-    return (
-        jax.ShapeDtypeStruct((plan.lifted,), np.float64, sharding=whole),
-        jax.ShapeDtypeStruct((plan.draws, 3), np.uint32, sharding=whole),
-    )
-
-
-def layouts_in(plan: Plan) -> list[int]:
-    """The layouts that a plan names: of inputs, results and constraints."""
-    numbers = {*plan.placed, *plan.wanted, *_marks(plan)} - {layouts.UNPLACED}
-    return sorted(numbers)
-
-
-def _marks(plan: Plan) -> set[int]:
-    """The layouts of a plan's constraints."""
-    recipes = [RECIPES[entry[0]] for entry in plan.program if isinstance(entry[0], int)]
-    return {recipe.detail for recipe in recipes if recipe.name == "mark_sharding"}
-
-
-def _sequences(plan: Plan, arrays: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
-    """Says to the lowerings of attention how the program is laid out."""
-    placed = zip(arrays, plan.placed, strict=True)
-    inputs = [(tuple(x.shape), layouts.sharding(n)) for x, n in placed if n != layouts.UNPLACED]
-    return splitting(inputs, map(layouts.sharding, _marks(plan)))
-
-
 def peak_bytes(analysis: Any) -> int:
     """What a program needs on each device: inputs, results that replace none, temporaries.
 
@@ -343,30 +278,6 @@ def peak_bytes(analysis: Any) -> int:
         return 0
     results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     return analysis.argument_size_in_bytes + results + analysis.temp_size_in_bytes
-
-
-def traceable(plan: Plan) -> Any:
-    """The plan as a pure function of its leaves, the lifted floats and the random state."""
-    entries = plan.program
-    inputs = len(plan.leaves)
-    used = needed(entries, plan.live)
-
-    def isoshard_step(*arguments):
-        scalars, words = arguments[inputs:]
-        env = interpret(entries, used, arguments[:inputs], scalars, random.keys(words))
-        results = [bring_in(env[slot]) for slot in plan.live]
-        return [
-            result if number == layouts.UNPLACED else _laid_out(result, refined(number))
-            for result, number in zip(results, plan.wanted, strict=True)
-        ]
-
-    return in_blocks(isoshard_step, plan) if has_blocks(layouts_in(plan)) else isoshard_step
-
-
-def _laid_out(result: Any, number: int) -> Any:
-    """A result in its layout, and in the memory where it rests."""
-    found = lay_in_blocks(result, layouts.computed(number))
-    return put_back(found, layouts.layout(number))
 
 
 def run(
@@ -401,8 +312,6 @@ def run(
         watch(program, plan)
     return results
 
-
-_NO_MESH = jax.sharding.AbstractMesh((), ())
 
 _ALONE = contextlib.nullcontext(lambda results: None)
 

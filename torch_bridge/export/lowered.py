@@ -32,8 +32,9 @@ from jax import export
 
 from isoshard.core.op_sharding import to_op_sharding
 from isoshard.core.tiles import Tiles
-from isoshard.torch_bridge.engine import base, interpreting, layouts, placement, program
+from isoshard.torch_bridge.engine import base, interpreting, layouts, placement, plan_lowering
 from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.execution_plan import Plan, plan_of
 from isoshard.torch_bridge.session.modes import is_set
 
 _SHORT = {"float": "f", "int": "s", "uint": "u", "complex": "c", "bfloat": "bf"}
@@ -101,10 +102,10 @@ def bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:
     plan, structs = found
     custom = set(re.findall(r"stablehlo\.custom_call @([\w.]+)", _lower(plan, structs).as_text()))
     checks = [export.DisabledSafetyCheck.custom_call(name) for name in sorted(custom)]
-    arguments = (*structs, *program.extra_inputs(plan))
+    arguments = (*structs, *plan_lowering.extra_inputs(plan))
     alone = jax.set_mesh(NO_MESH)
     with jax.numpy_dtype_promotion("standard"), alone:
-        function = jax.jit(program.traceable(plan))
+        function = jax.jit(plan_lowering.traceable(plan))
         return export.export(function, disabled_checks=checks)(*arguments).mlir_module_serialized
 
 
@@ -149,7 +150,7 @@ NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
 """Entered where a program is exported, whatever mesh its caller has set."""
 
 
-def _plan(tensors: Sequence[torch.Tensor] | None) -> tuple[program.Plan, list[Any]] | None:
+def _plan(tensors: Sequence[torch.Tensor] | None) -> tuple[Plan, list[Any]] | None:
     """What would be executed, and its inputs' shapes and layouts; None if nothing would be."""
     found = planned(tensors)
     return None if found is None else found[:2]
@@ -157,7 +158,7 @@ def _plan(tensors: Sequence[torch.Tensor] | None) -> tuple[program.Plan, list[An
 
 def planned(
     tensors: Sequence[torch.Tensor] | None,
-) -> tuple[program.Plan, list[Any], list[Any]] | None:
+) -> tuple[Plan, list[Any], list[Any]] | None:
     """What would be executed.
 
     Args:
@@ -177,14 +178,14 @@ def planned(
                 "these tensors were recorded by several threads, and are no one program; call "
                 "torch_xla.sync() in each thread, or ask for the tensors of one"
             )
-        plan = program.plan_of(tape)
+        plan = plan_of(tape)
         slots = {value.slot: value for value in waiting}
         plan.live, plan.wanted = tuple(slots), tuple(value.layout for value in slots.values())
     else:
         tape = tapes.recorder()
         if not isinstance(tape, tapes.Tape) or not tape.program:
             return None
-        plan = program.plan_of(tape)
+        plan = plan_of(tape)
         if not plan.live:
             return None
     plan.donated = ()
@@ -215,8 +216,8 @@ def _checked(tensor: torch.Tensor) -> base.LazyTensor:
     return tensor
 
 
-def _lower(plan: program.Plan, structs: list[Any]) -> jax.stages.Lowered:
-    return program.lowered(plan, structs, keep_unused=False)
+def _lower(plan: Plan, structs: list[Any]) -> jax.stages.Lowered:
+    return plan_lowering.lowered(plan, structs, keep_unused=False)
 
 
 def short(dtype: Any, shape: Sequence[int]) -> str:

@@ -21,7 +21,7 @@ import jax
 import torch
 
 from isoshard.torch_bridge.dtypes import logical_dtype
-from isoshard.torch_bridge.engine import base, interpreting, program
+from isoshard.torch_bridge.engine import base, interpreting, plan_lowering
 from isoshard.torch_bridge.engine.value import Aval, Taken, Value
 
 from . import lowered
@@ -58,7 +58,7 @@ class LoweringContext:
         plan, structs, leaves = found
         entries = zip(plan.program, interpreting.needed(plan.program, plan.live), strict=True)
         used = [needed for entry, needed in entries if not isinstance(entry[0], int)]
-        self._lowered = program.lowered(plan, structs, keep_unused=True)
+        self._lowered = plan_lowering.lowered(plan, structs, keep_unused=True)
         self._parameters = {
             number: leaf.revived() if isinstance(leaf, Taken) else leaf
             for number, (leaf, needed) in enumerate(zip(leaves, used, strict=True))

@@ -124,6 +124,16 @@ def reduce_gradients(
     collectives.check_groups("reduce_gradients", groups)
 
 
+def gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The gradients of an optimizer's parameters, of those that have one.
+
+    Args:
+        optimizer: it.
+    """
+    parameters = (one for group in optimizer.param_groups for one in group["params"])
+    return [one.grad for one in parameters if one.grad is not None]
+
+
 def optimizer_step(
     optimizer: torch.optim.Optimizer,
     barrier: bool = False,

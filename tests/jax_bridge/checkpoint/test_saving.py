@@ -122,7 +122,10 @@ def test_what_cannot_be_saved_is_all_named(tmp_path):
         ({"step": True}, "step is an integer"),
         ({"keep": 1.5}, "keep is an integer of at least 0, not 1.5"),
         ({"format": "hdf5"}, "format is 'zarr', 'torch' or 'orbax', not 'hdf5'"),
-        ({"format": "torch", "asynchronous": True}, "in the format 'torch' iso.save writes at once"),
+        (
+            {"format": "torch", "asynchronous": True},
+            "in the format 'torch' iso.save writes at once",
+        ),
     ],
 )
 def test_wrong_arguments(tmp_path, arguments, message):

@@ -35,6 +35,23 @@ def test_models_and_functions_pass_through():
     assert xmp.MpSerialExecutor().run(lambda: 7) == 7
 
 
+def test_gradients_that_amp_recipes_fetch():
+    import isoshard.torch_bridge.torch_xla.core.xla_model as xm
+
+    a, b = (torch.nn.Parameter(torch.ones(2, device="jax")) for _ in range(2))
+    optimizer = torch.optim.SGD([a, b], lr=0.1)
+    (a * 3).sum().backward()
+    assert [one.tolist() for one in xm._fetch_gradients(optimizer)] == [[3.0, 3.0]]
+
+
+def test_several_replicas_are_refused_with_the_argument_of_each(monkeypatch):
+    import isoshard.torch_bridge.torch_xla as torch_xla
+
+    monkeypatch.delenv("XLA_USE_SPMD", raising=False)
+    with pytest.raises(NotImplementedError, match="debug_single_process=True of launch"):
+        torch_xla.launch(print)
+
+
 @pytest.fixture
 def no_group():
     yield

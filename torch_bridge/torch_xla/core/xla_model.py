@@ -64,6 +64,7 @@ from isoshard.torch_bridge.session.one_replica import (
     xla_rendezvous,
     xla_replication_devices,
 )
+from isoshard.torch_bridge.session.one_replica import gradients_of as _fetch_gradients  # noqa: F401
 from isoshard.torch_bridge.session.rates import RateTracker
 from isoshard.torch_bridge.spmd.optimization_barrier import optimization_barrier_
 

@@ -30,7 +30,8 @@ class _NoGroupError(RuntimeError, AssertionError):
 def _refuse(*_: Any) -> NoReturn:
     raise _NoGroupError(
         "isoshard has no process group 'xla': an SPMD script is one replica, and XLA moves data "
-        "between the chips. Make a group for CPU tensors instead: "
+        "between the chips. For DistributedDataParallel mark the batch with mark_sharding; for "
+        "CPU tensors make another group: "
         "torch.distributed.init_process_group('gloo', init_method='xla://')"
     )
 

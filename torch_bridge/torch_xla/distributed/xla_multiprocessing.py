@@ -52,7 +52,7 @@ def spawn(
 _ADVICE = (
     "isoshard runs SPMD scripts, which are one replica: call torch_xla.runtime.use_spmd(), mark "
     "the batch (and what else is to be split) with mark_sharding, and call the function once, or "
-    "pass nprocs=1."
+    "ask for one replica: nprocs=1 of spawn, debug_single_process=True of launch."
 )
 
 

@@ -40,7 +40,7 @@ from jax.sharding import Mesh, NamedSharding
 from isoshard.core import metrics
 from isoshard.core.mesh import mesh_of
 from isoshard.torch_bridge.distributed.device_mesh import device_mesh_of
-from isoshard.torch_bridge.engine import layouts, program
+from isoshard.torch_bridge.engine import layouts, plan_lowering, program
 
 from .hlo import Collective, axes_of, collectives
 from .modules import Modules
@@ -237,7 +237,7 @@ def _moves() -> int:
 
 def _meshes(plan: program.Plan) -> list[Mesh]:
     """The meshes of a program's tensors; those that a user named first."""
-    named = [layouts.sharding(number) for number in program.layouts_in(plan)]
+    named = [layouts.sharding(number) for number in plan_lowering.layouts_in(plan)]
     meshes = {mesh_of(one): None for one in named if isinstance(one, NamedSharding)}
     most = max((mesh.size for mesh in meshes), default=0)
     return sorted((mesh for mesh in meshes if mesh.size == most), key=lambda mesh: len(mesh.shape))
