@@ -130,6 +130,9 @@ $(VENV)/.notebooks-installed: $(VENV)/.demo-installed
 	$(INSTALL) --editable '.[notebooks]'
 	@touch $@
 
+# Apart, for tests/ecosystem: torchvision does not load beside torch's CPU build, and transformers
+# and others import it wherever they find it.
 $(VENV)/.dev-installed: $(VENV)/.demo-installed
 	$(INSTALL) --editable '.[dev]'
+	$(INSTALL) --no-deps --upgrade --target $(VENV)/vision timm torchvision vit-pytorch
 	@touch $@

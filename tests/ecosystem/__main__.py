@@ -8,12 +8,9 @@ from __future__ import annotations
 import sys
 import warnings
 
-import isoshard as iso
-
-iso.simulate_devices(8)
-
-from tests.ecosystem.cases import CASES  # noqa: E402
-from tests.ecosystem.table import PAGE, measured, written  # noqa: E402
+import tests.conftest  # noqa: F401  (its devices and options of the compiler, before JAX starts)
+from tests.ecosystem.cases import CASES
+from tests.ecosystem.table import PAGE, measured, written
 
 
 def main(libraries: list[str]) -> int:
@@ -24,7 +21,7 @@ def main(libraries: list[str]) -> int:
     for case in chosen:
         row = measured(case)
         found.append(row)
-        print(f"{case.library:<18} {case.what:<52} {row.fault or 'equal'}", flush=True)
+        print(f"{case.library:<18} {case.what:<58} {row.fault or 'equal'}", flush=True)
     if not libraries:
         PAGE.write_text(written(PAGE.read_text(), found))
     return int(any(row.fault for row in found))
