@@ -134,3 +134,15 @@ def test_zeros_like_a_parameter(mesh):
     grown = torch.zeros_like(turned)
     grown[1, 2] = 5
     assert grown.cpu().sum() == 5 and grown.cpu()[1, 2] == 5
+
+
+def test_zeros_in_every_step_are_part_of_the_program(counted):
+    weight = torch.nn.Parameter(torch.ones(8, device="jax"))
+    xs.sync()
+    sent = []
+    for number in range(7):
+        before = counted("transfers.host_to_device_bytes")
+        found = torch.zeros_like(weight) + weight.detach() * number
+        assert found.tolist() == [float(number)] * 8
+        sent.append(counted("transfers.host_to_device_bytes") - before >= weight.nbytes)
+    assert sent == [True] * 4 + [False] * 3
