@@ -6,6 +6,7 @@ so they execute the tape; factories make storages out of nothing.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from typing import Any
@@ -319,6 +320,22 @@ def _resize_as(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     return _resize((tensor, other.shape), {"memory_format": form})
 
 
+def _ldexp(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """Powers of the number 2, in their own dtype; torch's decomposition has them in that of `x`."""
+    x, powers = args
+    are_whole = not (powers.is_floating_point() or powers.is_complex())
+    if not isinstance(powers, base.LazyTensor) or (x.is_floating_point() and are_whole):
+        return _scaled_floats()(args, kwargs)
+    return dispatch.handle(
+        aten.mul.Tensor, (x, dispatch.handle(aten.pow.Scalar, (2.0, powers), {})), {}
+    )
+
+
+@functools.cache
+def _scaled_floats() -> dispatch.Handler:
+    return dispatch.functional_handler(aten.ldexp.Tensor)
+
+
 def register() -> None:
     """Put the special operations into the dispatcher."""
     global _cast, _copy_cast, _index_on_host, _index_static, _put
@@ -349,6 +366,7 @@ def register() -> None:
             "aten::resize_": _resize,
             "aten::resize_as_": _resize_as,
             "aten::is_pinned": lambda args, kwargs: False,
+            "aten::ldexp.Tensor": _ldexp,
         }
     )
     for func in uninitialized.FACTORIES:

@@ -329,3 +329,14 @@ def test_zeta_and_polygamma_at_their_ends():
     for n in (1, 2, 3):
         got = torch.polygamma(n, ends.to("jax")).cpu()
         torch.testing.assert_close(got, torch.polygamma(n, ends), equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64, torch.int32])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.float32, torch.bfloat16])
+def test_powers_of_two_are_in_their_own_dtype(dtype, kind):
+    for x in (torch.tensor(3).to(dtype), torch.tensor([3, 5]).to(dtype)):
+        for powers in (torch.tensor(1.5).to(kind), torch.tensor([2.5, 1]).to(kind)):
+            got = torch.ldexp(x.to("jax"), powers.to("jax")).cpu()
+            if x.shape == powers.shape or x.shape:  # else torch.ldexp of the CPU warns
+                wanted = torch.ldexp(x, powers)
+                assert got.dtype == wanted.dtype and torch.equal(got, wanted)
