@@ -131,7 +131,9 @@ def test_what_is_refused():
         PlanError, match=r"(?s)  up: 'colwize'\n.*known ones are colwise, .*rowwise"
     ):
         Plan.from_hf_tp_plan({"up": "colwize", "down": "rowwise"})
-    with pytest.raises(PlanError, match=r"Model carries no tensor-parallel plan .*Plan.tensor_parallel"):
+    with pytest.raises(
+        PlanError, match=r"Model carries no tensor-parallel plan .*Plan.tensor_parallel"
+    ):
         Plan.from_hf_tp_plan(Model(tp_plan={}))
     with pytest.raises(
         PlanError, match=r"no name of the plan fits a parameter of Model.*model\.up"
