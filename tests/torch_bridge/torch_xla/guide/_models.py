@@ -145,14 +145,21 @@ def started(make, device="cpu"):
     return make().to(device)
 
 
-def on_cpu(make, loss_of, optimizer_of, batch, steps):
-    """The losses of torch's own training, on the CPU, of one batch again and again."""
-    model = started(make)
-    optimizer, losses = optimizer_of(model.parameters()), []
+def losses_of(model, optimizer, loss_of, batch, steps, end_step=None):
+    """The losses of a training loop, of one batch again and again."""
+    losses = []
     for _ in range(steps):
         optimizer.zero_grad()
         loss = loss_of(model, *batch)
         loss.backward()
         optimizer.step()
+        if end_step is not None:
+            end_step()
         losses.append(loss.item())
     return losses
+
+
+def on_cpu(make, loss_of, optimizer_of, batch, steps):
+    """The losses of torch's own training, on the CPU."""
+    model = started(make)
+    return losses_of(model, optimizer_of(model.parameters()), loss_of, batch, steps)

@@ -5,14 +5,14 @@ import functools
 import numpy as np
 import torch
 import torch_xla
-from _models import Decoder, on_cpu, started, token_loss, tokens
+from _models import Decoder, losses_of, on_cpu, started, token_loss, tokens
 from torch.nn import functional
 from torch_xla.experimental.custom_kernel import flash_attention
 
 STEPS = 4
 batch = tokens(4)
 adam = functools.partial(torch.optim.Adam, lr=0.01)
-ids, wanted = (t.to(torch_xla.device()) for t in batch)
+here = [t.to(torch_xla.device()) for t in batch]
 
 
 def with_attention(attend):
@@ -30,14 +30,8 @@ torchs = functional.scaled_dot_product_attention
 for causal in (False, True):
     model = started(functools.partial(with_attention, functools.partial(flash, causal=causal)))
     model = model.to(torch_xla.device())
-    optimizer, losses = adam(model.parameters()), []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss = token_loss(model, ids, wanted)
-        loss.backward()
-        optimizer.step()
-        torch_xla.sync()
-        losses.append(loss.item())
+    optimizer = adam(model.parameters())
+    losses = losses_of(model, optimizer, token_loss, here, STEPS, torch_xla.sync)
     plain = functools.partial(with_attention, functools.partial(torchs, is_causal=causal))
     assert np.allclose(losses, on_cpu(plain, token_loss, adam, batch, STEPS), rtol=1e-4)
     assert losses[-1] < losses[0]

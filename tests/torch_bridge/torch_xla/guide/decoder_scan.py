@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import torch
 import torch_xla
-from _models import Decoder, on_cpu, started, token_loss, tokens
+from _models import Decoder, losses_of, on_cpu, started, token_loss, tokens
 from torch_xla.experimental.scan_layers import scan_layers
 
 STEPS = 4
@@ -24,18 +24,11 @@ batch = tokens(4)
 adam = functools.partial(torch.optim.Adam, lr=0.01)
 model = started(make, torch_xla.device())
 optimizer = adam(model.parameters())
-ids, wanted = (t.to("xla") for t in batch)
-losses = []
-for _ in range(STEPS):
-    optimizer.zero_grad()
-    loss = token_loss(model, ids, wanted)
-    loss.backward()
-    optimizer.step()
-    torch_xla.sync()
-    losses.append(loss.item())
+here = [t.to("xla") for t in batch]
+losses = losses_of(model, optimizer, token_loss, here, STEPS, torch_xla.sync)
 
 plain = functools.partial(make, Decoder)
 assert np.allclose(losses, on_cpu(plain, token_loss, adam, batch, STEPS), rtol=1e-4)
-text = torch_xla._XLAC._get_xla_tensors_hlo([model(ids)])
+text = torch_xla._XLAC._get_xla_tensors_hlo([model(here[0])])
 assert " while(" in text  # four layers are one loop
-assert " while(" not in torch_xla._XLAC._get_xla_tensors_hlo([started(plain, "xla")(ids)])
+assert " while(" not in torch_xla._XLAC._get_xla_tensors_hlo([started(plain, "xla")(here[0])])

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import torch_xla
 import torch_xla.runtime as xr
-from _models import Decoder, on_cpu, started, token_loss, tokens
+from _models import Decoder, losses_of, on_cpu, started, token_loss, tokens
 from torch.distributed.tensor import init_device_mesh
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -30,15 +30,9 @@ for layer in model.layers:
 assert model.layers[1].mlp.up.weight.sharding_spec == "{devices=[8,1]0,1,2,3,4,5,6,7}"
 assert model.layers[1].mlp.down.weight.sharding_spec == "{devices=[1,8]0,1,2,3,4,5,6,7}"
 
-optimizer, losses = adam(model.parameters()), []
-ids, wanted = (t.to("xla") for t in batch)
-for _ in range(STEPS):
-    optimizer.zero_grad()
-    loss = token_loss(model, ids, wanted)
-    loss.backward()
-    optimizer.step()
-    torch_xla.sync()
-    losses.append(loss.item())
+optimizer = adam(model.parameters())
+here = [t.to("xla") for t in batch]
+losses = losses_of(model, optimizer, token_loss, here, STEPS, torch_xla.sync)
 assert np.allclose(losses, on_cpu(Decoder, token_loss, adam, batch, STEPS), rtol=1e-4)
 assert losses[-1] < losses[0]
 mlp = model.layers[0].mlp  # and the pieces stay where they are
