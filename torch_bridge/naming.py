@@ -22,6 +22,11 @@ def current() -> torch.device:
     return _device
 
 
+def is_torch_xla() -> bool:
+    """Whether the script was written for torch_xla: its device is `xla`."""
+    return current().type == "xla"
+
+
 def moving() -> str:
     """How a tensor or module is moved to the device, as messages say it.
 

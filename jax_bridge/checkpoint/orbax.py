@@ -55,7 +55,8 @@ def opened(path: Path, step: int | None = None) -> OrbaxFolder | None:
         return OrbaxFolder(path)
     if step is None and ((path / _STEP).exists() or (path / ITEM / _METADATA).exists()):
         return OrbaxFolder(_item(path))
-    steps = {int(one.parent.name): one.parent for one in path.glob(f"[0-9]*/{_STEP}")}
+    folders = [one.parent for one in path.glob(f"[0-9]*/{_STEP}")]
+    steps = {int(one.name): one for one in folders if one.name.isdecimal()}  # others are unfinished
     if not steps or (step is not None and step not in steps):
         return None
     return OrbaxFolder(_item(steps[max(steps) if step is None else step]))

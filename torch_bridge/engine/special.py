@@ -50,7 +50,7 @@ def to_host(tensor: base.LazyTensor) -> torch.Tensor:
     host = np.array(array, copy=True) if uneven is None else without_padding(uneven)
     seconds = time.perf_counter() - started
     metrics.record_transfer("device_to_host", host.nbytes, metrics.user_location(), seconds)
-    if naming.current().type == "xla" and len(array.sharding.device_set) > 1:
+    if naming.is_torch_xla() and len(array.sharding.device_set) > 1:
         metrics.count("reads_of_shards")
     return from_numpy(host, tensor._aval.meta.dtype)
 
@@ -73,7 +73,7 @@ def _to_copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         if format is torch.preserve_format:
             host = _lying_as(tensor, host)
         found = host.to(device=device, dtype=dtype, memory_format=format)
-        if naming.current().type == "xla" and getattr(tensor, "mesh", None) is not None:
+        if naming.is_torch_xla() and getattr(tensor, "mesh", None) is not None:
             gathered.note(found)
         return found
     rest = {name: value for name, value in kwargs.items() if name in ("dtype", "memory_format")}

@@ -103,9 +103,9 @@ class LaidOut(base.LazyTensor):
         from isoshard.torch_bridge.distributed.tensor import laying
 
         found = laying.found(self)
-        if found is None and naming.current().type == "xla":
+        if found is None and naming.is_torch_xla():
             raise ValueError(f"placements: {laying.unknown(self)}")
-        if found is not None and naming.current().type == "xla":
+        if found is not None and naming.is_torch_xla():
             return self._spec.placements  # which keeps the layout, as torch_xla's does
         return found.placements if found else None
 
@@ -217,7 +217,7 @@ class LaidOut(base.LazyTensor):
         """
         from isoshard.torch_bridge.distributed.tensor import local
 
-        if naming.current().type == "xla":
+        if naming.is_torch_xla():
             return self
         if marks.asked(self) is None and marks.is_recorded(self):
             tapes.materialize([base.read(self)])

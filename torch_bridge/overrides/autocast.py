@@ -221,7 +221,7 @@ def _banned(func: Any) -> Any:
     in_float32 = _float32(func)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if naming.current().type == "xla":
+        if naming.is_torch_xla():
             return in_float32(*args, **kwargs)
         raise RuntimeError(
             "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: "

@@ -50,7 +50,7 @@ def convert_to_xla_mesh(dt_mesh: Any) -> Mesh:
     Mesh([0, 1, 2, 3, 4, 5, 6, 7], (2, 4), None)
     """
     mesh, count = mesh_from(dt_mesh), len(jax.devices())
-    if naming.current().type == "xla" and mesh is not dt_mesh and mesh.size() != count:
+    if naming.is_torch_xla() and mesh is not dt_mesh and mesh.size() != count:
         raise MeshDeviceError(
             f"convert_to_xla_mesh takes a mesh of all {count} devices, and this one has "
             f"{mesh.size()}; write xs.Mesh(device_ids, mesh_shape, axis_names) for some of them"
@@ -150,7 +150,7 @@ def xla_distribute_module(
     for what, function in (("input_fn", input_fn), ("output_fn", output_fn)):
         _check_arguments(what, function)
     if partition_fn is auto_policy:
-        if naming.current().type == "xla":
+        if naming.is_torch_xla():
             modes.use_spmd(auto=True)  # as torch_xla's policy does
         module = module.to("jax")
         mesh = auto_mesh(device_mesh)

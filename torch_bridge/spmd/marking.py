@@ -78,7 +78,7 @@ def mark_sharding(
         _check_free(t, sharding)
         even, ask = even_part(sharding, t.shape)
         marks.annotate(t, even, ask=ask)
-    if naming.current().type == "xla":
+    if naming.is_torch_xla():
         _note_for_torch_xla(t, mesh, partition_spec)
     return t
 

@@ -46,7 +46,7 @@ def buffers_type_of(t: torch.Tensor) -> ShardingType | None:
 
 def _is_whole(t: torch.Tensor) -> bool:
     """Whether devices hold a tensor of a script of torch_xla, and nobody has laid it out."""
-    if not isinstance(t, XLAShardedTensor) or naming.current().type != "xla":
+    if not isinstance(t, XLAShardedTensor) or not naming.is_torch_xla():
         return False
     if t.named_sharding is not None or marks.is_recorded(t) or marks.is_cleared(t):
         return False

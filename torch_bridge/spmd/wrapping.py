@@ -67,7 +67,7 @@ def wrapped_for_script(
     Raises:
         ShardingError, SpecError: as `wrap_as_sharded_tensor`.
     """
-    if not isinstance(t, XLAShardedTensor) and naming.current().type == "xla":
+    if not isinstance(t, XLAShardedTensor) and naming.is_torch_xla():
         t = t.detach().to("jax").requires_grad_(t.requires_grad)
     if mesh is None or isinstance(mesh, Sequence):
         return wrap_as_sharded_tensor(t, mesh, partition_spec)

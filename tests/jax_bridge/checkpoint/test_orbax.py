@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 
@@ -74,6 +75,9 @@ def test_a_manager_s_steps_and_items(tree, tmp_path):
     for step, path in ((12, "one"), (12, "one/12"), (3, "one/3"), (3, "one/3/default")):
         assert (iso.restore(tmp_path / path, like)["w"] == tree["host"] + step).all()
     assert (iso.restore(tmp_path / "one", like, step=3)["w"] == tree["host"] + 3).all()
+    unfinished = tmp_path / "one" / "20.orbax-checkpoint-tmp"  # a process ended while it wrote
+    shutil.copytree(tmp_path / "one" / "12", unfinished)
+    assert (iso.restore(tmp_path / "one", like)["w"] == tree["host"] + 12).all()
     with pytest.raises(CheckpointError, match="there is no checkpoint of step 4"):
         iso.restore(tmp_path / "one", like, step=4)
 

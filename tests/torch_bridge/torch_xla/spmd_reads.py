@@ -7,6 +7,7 @@ import torch_xla.core.xla_model as xm
 import torch_xla.debug.metrics as met
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
+from raising import raises
 from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_tensor
 from torch_xla.distributed.spmd import XLAShardedTensor
 from torch_xla.distributed.spmd.debugging import construct_v1_sharding_str
@@ -14,14 +15,6 @@ from torch_xla.distributed.spmd.xla_sharding import wrap_as_sharded_tensor
 
 xr.use_spmd()
 mesh = xs.Mesh(np.arange(8), (2, 4))
-
-
-def raises(kind, function, *args):
-    try:
-        function(*args)
-    except kind as error:
-        return str(error)
-    raise AssertionError(f"no {kind.__name__}")
 
 
 # --- Specs as they were written, after redistribute too.

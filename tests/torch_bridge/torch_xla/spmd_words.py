@@ -9,6 +9,7 @@ import torch_xla
 import torch_xla.debug.metrics as met
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
+from raising import raises
 from torch.distributed.tensor import DeviceMesh, DTensor, Replicate, Shard, distribute_module
 from torch_xla.distributed.spmd import XLAShardedTensor, auto_policy
 from torch_xla.distributed.spmd.api import convert_to_xla_mesh
@@ -17,14 +18,6 @@ _XLAC = torch_xla._XLAC
 xr.use_spmd()
 mesh = xs.get_1d_mesh("x")
 flat = DeviceMesh("xla", torch.arange(8))
-
-
-def raises(kind, function, *args):
-    try:
-        function(*args)
-    except kind as error:
-        return str(error)
-    raise AssertionError(f"no {kind.__name__}")
 
 
 # --- Classes that are floats.

@@ -138,7 +138,7 @@ def remember(tensor: Any, laid: Laid) -> Any:
     """Note what a tensor was laid out by, so that it says the same; returns the tensor."""
     if not tensor._chain.ops:
         _GIVEN[tensor._storage] = laid
-        if naming.current().type == "xla":  # scripts of torch_xla read mesh axes by number
+        if naming.is_torch_xla():  # scripts of torch_xla read mesh axes by number
             written = spec_of(laid.placements, tensor.dim(), laid.mesh.shape)
             marks.note_written(tensor, written)
     return tensor
