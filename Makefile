@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 WORKERS ?= 2
 
 # The tests that run on meshes with Explicit axes as well: docs/testing.md.
-TYPED := tests/core tests/jax_bridge tests/onnx_bridge $(addprefix tests/torch_bridge/,crossings \
+TYPED := tests/core tests/jax_bridge tests/onnx_bridge $(addprefix tests/torch_bridge/,interop \
 	checkpoints models domain handlers spmd distributed dtensor)
 
 VENV := .venv
@@ -40,7 +40,7 @@ domain: $(VENV)/.demo-installed  ## a U-Net and a transformer on split fields (A
 	$(BIN)/python -m examples.domain $(ARGS)
 
 notebooks: $(VENV)/.notebooks-installed  ## tutorials against what they keep: a sample (ARGS=--all)
-	$(BIN)/python -m notebooks $(ARGS)
+	$(BIN)/python -m examples.notebooks $(ARGS)
 
 test: lint types  ## format, lint, types of the wheel, the tests and a sample of sweeps (PYTEST_ARGS=-x)
 	$(BIN)/pytest --sweeps sample -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
@@ -51,17 +51,17 @@ test-all: lint types  ## everything there is, and note what passed (2 hours on t
 	$(BIN)/pytest --sweeps note -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 	AXIS_TYPES=Explicit $(BIN)/pytest -n $(WORKERS) --dist worksteal $(TYPED)
 	$(BIN)/pytest tests/multi_process
-	$(BIN)/python -m notebooks --all --note
-	$(BIN)/python -m conformance --write
-	$(BIN)/python -m fuzz
+	$(BIN)/python -m examples.notebooks --all --note
+	$(BIN)/python -m tests.conformance --write
+	$(BIN)/python -m tests.fuzz
 	$(BIN)/python -m benchmarks.environments torch-xla --test
-	$(BIN)/python -m tiers.rooms torch-xla --note
+	$(BIN)/python -m tools.tiers.rooms torch-xla --note
 
 conformance: $(VENV)/.dev-installed  ## torch's operator database: a sample (ARGS=--all, ARGS="--op add")
-	$(BIN)/python -m conformance $(ARGS)
+	$(BIN)/python -m tests.conformance $(ARGS)
 
 fuzz: $(VENV)/.dev-installed  ## 20,000 random programs against CPU torch (ARGS="--seed new --minutes 2")
-	$(BIN)/python -m fuzz $(ARGS)
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 bench: $(VENV)/.dev-installed  ## measure against hand-written JAX in the same run (ARGS=..)
 	$(BIN)/python -m benchmarks.training $(ARGS)
@@ -93,7 +93,7 @@ test-torch-xla: $(VENV)/.dev-installed  ## over the real torch_xla 2.9, and the 
 	$(BIN)/python -m benchmarks.environments torch-xla --test
 
 test-torch-xla-if-changed: $(VENV)/.dev-installed  ## the same, where its rooms changed since it passed
-	$(BIN)/python -m tiers.rooms torch-xla || $(BIN)/python -m benchmarks.environments torch-xla --test
+	$(BIN)/python -m tools.tiers.rooms torch-xla || $(BIN)/python -m benchmarks.environments torch-xla --test
 
 lint: $(VENV)/.dev-installed  ## ruff: format and lint
 	$(BIN)/ruff format --check .

@@ -26,9 +26,9 @@ from jax import lax
 
 import isoshard as iso
 from benchmarks import timing
-from isoshard.core.domain.conv import conv
-from isoshard.core.domain.pool import max_pool
-from isoshard.core.domain.resize import interpolate
+from isoshard.core.domain.windows.conv import conv
+from isoshard.core.domain.windows.pool import max_pool
+from isoshard.core.domain.windows.resize import interpolate
 
 DEVICES = 4
 SPEC = (None, None, "x", None)

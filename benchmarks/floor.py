@@ -23,8 +23,8 @@ from torch.optim.optimizer import _foreach_supported_types as _optimizer_types
 from torch.utils._foreach_utils import _foreach_supported_types as _clipping_types
 
 from benchmarks import phases
-from isoshard.torch_bridge.engine import base
-from isoshard.torch_bridge.kernels import attention
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.kernels import attention_choice
 
 Result = Any
 """What to return: the position of an argument, (size, stride, dtype), a list of these, or None."""
@@ -53,7 +53,7 @@ class Stream:
         def note(func: Any, args: Any, out: Any) -> None:
             stream.items.append((func.name(), _result(out, args)))
 
-        with phases.observed(base.LazyTensor, note):
+        with phases.observed(lazy_tensor.LazyTensor, note):
             step()
         return stream
 
@@ -136,18 +136,18 @@ def replaying(stream: Stream) -> Iterator[None]:
         RuntimeError: at the end, if another number of operations ran.
     """
     Floor._results = iter([result for _, result in stream.items])
-    before = base._CLASS
+    before = lazy_tensor._CLASS
     for kinds in _KINDS:
         kinds.append(Floor)
-    base.use_class(Floor)  # pyright: ignore[reportArgumentType]  (`empty` has no tensor to go by)
+    lazy_tensor.use_class(Floor)  # pyright: ignore[reportArgumentType]  (`empty` has no tensor to go by)
     # Attention is one operation on the `jax` device, and so it is here.
-    ours = mock.patch.object(attention, "_are_ours", lambda *_: True)
-    fused = mock.patch.object(attention, "_choice", lambda *_: (True, True))
+    ours = mock.patch.object(attention_choice, "_are_ours", lambda *_: True)
+    fused = mock.patch.object(attention_choice, "_choice", lambda *_: (True, True))
     try:
         with ours, fused:
             yield
     finally:
-        base.use_class(before)
+        lazy_tensor.use_class(before)
         for kinds in _KINDS:
             kinds.remove(Floor)
     left = len(list(Floor._results))

@@ -30,8 +30,8 @@ from benchmarks.models import gpt2
 from benchmarks.models.problem import Problem
 from benchmarks.peers import launch
 from benchmarks.phases import PHASES, Stepper
-from isoshard.torch_bridge.engine import base
-from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording import tape as tapes
 
 
 def main() -> None:
@@ -91,7 +91,7 @@ def measure(problem: Problem, *, rounds: int) -> dict[str, Any]:
         steps["isoshard"].append(engine.step())
         engine.drop()
         xs.sync(wait=True)
-        medians["isoshard"].append(_median(base.LazyTensor, engine.step))
+        medians["isoshard"].append(_median(lazy_tensor.LazyTensor, engine.step))
         engine.drop()
         xs.sync(wait=True)
         with floor.replaying(whole):

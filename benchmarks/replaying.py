@@ -31,7 +31,7 @@ from rich.table import Table
 
 import isoshard.torch_bridge as xs
 from benchmarks import timing
-from isoshard.torch_bridge.engine import plan_lowering
+from isoshard.torch_bridge.engine.compiling import plan_lowering
 
 COUNTS = (10, 150, 1000)
 QUICK = (10, 30)

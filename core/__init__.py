@@ -13,10 +13,6 @@ if not __name__.startswith("isoshard."):
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from . import metrics as metrics
-from .axis_types import typeof
-from .cache import compilation_cache
-from .devices import simulate_devices
 from .errors import (
     CheckpointError,
     CopyError,
@@ -28,22 +24,26 @@ from .errors import (
     UnevenError,
     UnrepresentableError,
 )
-from .exchange import to_jax, to_torch
-from .local import from_local
-from .mesh import as_mesh as as_mesh
-from .mesh import hybrid_mesh, make_mesh
-from .op_sharding import parse_op_sharding, to_op_sharding
-from .place import full, reshard, shard, sharding_of
+from .layout.axis_types import typeof
+from .layout.mesh import as_mesh as as_mesh
+from .layout.mesh import hybrid_mesh, make_mesh
+from .layout.op_sharding import parse_op_sharding, to_op_sharding
+from .layout.shards import Shard, local_shards
+from .layout.spec import named_sharding as named_sharding
+from .layout.spec import normalize_spec
+from .layout.spec import register_spelling as register_spelling
+from .layout.spec import same_layout as same_layout
+from .layout.tiles import Tiles
+from .layout.uneven import UnevenArray
+from .layout.virtual_devices import simulate_devices
+from .pictures.visualize import visualize
 from .plan import Activation, Conv, Experts, Heads, Largest, Linear, Plan, PlanError
 from .processes import Processes, init_distributed
-from .shards import Shard, local_shards
-from .spec import named_sharding as named_sharding
-from .spec import normalize_spec
-from .spec import register_spelling as register_spelling
-from .spec import same_layout as same_layout
-from .tiles import Tiles
-from .uneven import UnevenArray
-from .visualize import visualize
+from .runtime import metrics as metrics
+from .runtime.compilation_cache import compilation_cache
+from .transfer.exchange import to_jax, to_torch
+from .transfer.place import full, reshard, shard, sharding_of
+from .transfer.process_local import from_local
 
 __all__ = [
     "Activation",

@@ -18,31 +18,96 @@ from collections.abc import Sequence
 
 
 class ShardingError(ValueError):
-    """A layout, or an argument that asks for one, is not possible as given."""
+    """A layout, or an argument that asks for one, is not possible as given.
+
+    Example:
+        >>> from isoshard.core.layout.mesh import make_mesh
+        >>> from isoshard.core.transfer.place import shard
+        >>> try:
+        ...     shard([1.0, 2.0], make_mesh((8,), ("x",)), ("x",))
+        ... except ShardingError as error:
+        ...     print(type(error).__name__)
+        UnevenError
+    """
 
 
 class SpecError(ShardingError):
-    """A spec names no axis of the mesh, names one twice, or does not fit the rank."""
+    """A spec names no axis of the mesh, names one twice, or does not fit the rank.
+
+    Example:
+        >>> from isoshard.core.layout.mesh import make_mesh
+        >>> from isoshard.core.layout.spec import normalize_spec
+        >>> normalize_spec(("x", "x"), make_mesh((8,), ("x",)), 2, name="w")
+        Traceback (most recent call last):
+            ...
+        isoshard.core.errors.SpecError: w: spec ('x', 'x') does not fit: mesh axis 'x' is used 2 times. The mesh axes are 'x' (8): name them, or give their indices 0..0.
+    """  # noqa: E501
 
 
 class RecompilationWarning(UserWarning):
-    """Programs that differ only in a shape or a constant are compiled again and again."""
+    """Programs that differ only in a shape or a constant are compiled again and again.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings():                  # a test may take it for an error
+        ...     warnings.simplefilter("error", RecompilationWarning)
+        ...     warnings.warn("train.py:31: 9 programs were compiled", RecompilationWarning)
+        Traceback (most recent call last):
+            ...
+        isoshard.core.errors.RecompilationWarning: train.py:31: 9 programs were compiled
+    """
 
 
 class UnevenError(ShardingError):
-    """A tensor axis cannot be split into equal shards."""
+    """A tensor axis cannot be split into equal shards.
+
+    Example:
+        >>> from isoshard.core.layout.mesh import make_mesh
+        >>> from isoshard.core.transfer.place import shard
+        >>> shard([1.0, 2.0, 3.0], make_mesh((2,), ("x",)), ("x",), name="rows")
+        Traceback (most recent call last):
+            ...
+        isoshard.core.errors.UnevenError: rows: shape (3,) does not split evenly by P('x',): axis 0 has size 3, which is no multiple of its 2 shards. Pad it to 4, or split another axis.
+    """  # noqa: E501
 
 
 class UnrepresentableError(ShardingError):
-    """The layout exists, but the requested notation has no words for it."""
+    """The layout exists, but the requested notation has no words for it.
+
+    Example:
+        >>> from isoshard.core.layout.mesh import make_mesh
+        >>> from isoshard.core.layout.tiles import Tiles
+        >>> Tiles([[1], [0]]).to_spec(make_mesh((2,), ("x",)))
+        Traceback (most recent call last):
+            ...
+        isoshard.core.errors.UnrepresentableError: blocks (2,) on devices [1, 0] follow no order of the mesh axes 'x' (2); reorder the mesh's devices, or reshard first
+    """  # noqa: E501
 
 
 class CopyError(ShardingError):
-    """A conversion would copy or change values where that was forbidden."""
+    """A conversion would copy or change values where that was forbidden.
+
+    Example:
+        >>> import numpy as np
+        >>> from isoshard.core.layout.mesh import make_mesh
+        >>> from isoshard.core.transfer.place import shard
+        >>> shard(np.ones(8), make_mesh((8,), ("x",)), ("x",), copy=False, name="w")
+        Traceback (most recent call last):
+            ...
+        isoshard.core.errors.CopyError: w: cannot share memory under copy=False: float64 is stored as float32 while jax_enable_x64 is off. Pass copy=None or copy=True.
+    """  # noqa: E501
 
 
 class DeviceError(RuntimeError):
-    """There are too few devices, or the backend has started already."""
+    """There are too few devices, or the backend has started already.
+
+    Example:
+        >>> from isoshard.core.layout.mesh import make_mesh
+        >>> make_mesh((16,), ("x",))
+        Traceback (most recent call last):
+            ...
+        isoshard.core.errors.DeviceError: a mesh of (16,) needs 16 devices, there are 8 (cpu). Make it smaller, or try it on virtual devices: call iso.simulate_devices(16) before anything else.
+    """  # noqa: E501
 
 
 class PrivateNameError(RuntimeError):
@@ -50,11 +115,28 @@ class PrivateNameError(RuntimeError):
 
 
 class DistributedError(RuntimeError):
-    """The processes of a run cannot be started together, do not agree, or one of them failed."""
+    """The processes of a run cannot be started together, do not agree, or one of them failed.
+
+    Example:
+        >>> from isoshard.core.processes.launchers import launch_from
+        >>> try:
+        ...     launch_from({"RANK": "0", "WORLD_SIZE": "4"})
+        ... except DistributedError as error:
+        ...     print(str(error).splitlines()[:2])
+        ['the environment of torchrun is not complete:', '  MASTER_ADDR is not set']
+    """
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written, lacks something, or was altered after it was written."""
+    """A checkpoint could not be written, lacks something, or was altered after it was written.
+
+    Example:
+        >>> from isoshard.core.checkpoint import restore
+        >>> restore("nowhere", {})
+        Traceback (most recent call last):
+            ...
+        isoshard.core.errors.CheckpointError: there is no checkpoint at nowhere: it does not exist
+    """
 
 
 def no_sharing(name: str, why: str) -> CopyError:
@@ -74,6 +156,21 @@ def no_sharing(name: str, why: str) -> CopyError:
     return CopyError(
         f"{name}: cannot share memory under copy=False: {why}. Pass copy=None or copy=True."
     )
+
+
+class CaptureError(RuntimeError):
+    """A compiled step does something that a replay would not repeat.
+
+    The message names the line and the way out.
+
+    Example:
+        >>> import torch, isoshard.torch_bridge as xs
+        >>> step = xs.compile(lambda x: x.item())
+        >>> step(torch.ones((), device="jax"))          # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        isoshard.core.errors.CaptureError: ...: a compiled step needs the value of a tensor in ...
+    """
 
 
 def raise_collected(faults: Sequence[ShardingError]) -> None:

@@ -44,9 +44,9 @@ from jax.sharding import Mesh, NamedSharding
 from .errors import ShardingError
 
 if TYPE_CHECKING:
-    from .checkpoints.manifest import Sum
-    from .checkpoints.source import Entry, Part, Source, Wanted
-    from .uneven import Sizes, UnevenArray
+    from .checkpoint.manifest import Sum
+    from .checkpoint.source import Entry, NamedState, Source, Wanted
+    from .layout.uneven import Sizes, UnevenArray
 
 Loader = Callable[[], object]
 
@@ -196,7 +196,9 @@ class Framework:
         """A `jax.Array` on one device (a shard's data) as a plain array of this framework."""
         self._lacks("shard_from_jax", array)
 
-    def parts(self, x: Any, saved: Mapping[str, Entry] | None = None) -> dict[str, Part] | None:
+    def parts(
+        self, x: Any, saved: Mapping[str, Entry] | None = None
+    ) -> dict[str, NamedState] | None:
         """What a checkpoint keeps of a module or optimizer, by name; None: `x` is one array.
 
         `saved` is what a checkpoint has below the name of `x`: parts that `x` has not made yet,

@@ -1,7 +1,7 @@
 """The JAX world: Flax modules laid out by a `Plan`, created sharded, and trained.
 
 >>> import jax.numpy as jnp
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.plan import Plan
 >>> mesh = make_mesh((2, 4), ("data", "model"))
 >>> plan = Plan({"*.kernel": (None, "model")})

@@ -28,8 +28,8 @@ import jax
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core.axis_types import beside, constrain
-from isoshard.core.paths import path_name
+from isoshard.core.layout.axis_types import beside, constrain
+from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.plan import Plan, PlanError
 
 from .graphs import is_nnx
@@ -43,6 +43,15 @@ class Constrained:
     Attributes:
         modules: for each module it spoke of, the patterns that decided.
         others: modules that were met and of which it says nothing.
+
+    Example:
+        >>> from flax import nnx
+        >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
+        >>> model = nnx.Sequential(nnx.Linear(8, 8, rngs=nnx.Rngs(0)))
+        >>> with constrain_activations(mesh, {"layers.*": ("data", None)}, model) as seen:
+        ...     _ = model(jax.numpy.ones((4, 8)))
+        >>> seen
+        Constrained(modules={'layers.0': 'layers.*'}, others={'': None})
     """
 
     modules: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -71,7 +80,7 @@ def constrain_activations(
 
     Example:
         >>> from flax import nnx
-        >>> from isoshard.core.mesh import make_mesh
+        >>> from isoshard.core.layout.mesh import make_mesh
         >>> mesh = make_mesh((2, 4), ("data", "model"))
         >>> model = nnx.Sequential(nnx.Linear(8, 8, rngs=nnx.Rngs(0)))
         >>> with constrain_activations(mesh, {"layers.0": ("data", "model")}, model) as seen:

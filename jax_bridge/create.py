@@ -1,7 +1,7 @@
 """Create a model already sharded: no device ever holds a whole parameter.
 
 >>> import jax.numpy as jnp
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.plan import Plan
 >>> mesh = make_mesh((2, 4), ("data", "model"))
 >>> init = lambda key: {"w": jax.random.normal(key, (64, 256)), "b": jnp.zeros(256)}
@@ -29,14 +29,14 @@ import jax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding
 
-from isoshard.core import metrics
-from isoshard.core.axis_types import auto
-from isoshard.core.mesh import as_mesh
+from isoshard.core.layout.axis_types import auto
+from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.layout.on_auto_axes import axes_of, on_auto_axes
+from isoshard.core.runtime import metrics
 
 from .graphs import join, split
 from .layout import LEFT_OUT, mesh_first, plan_state
 from .random_bits import write_out
-from .tracing import axes_of, on_auto_axes
 
 _GROUPS = 16
 """Into how many programs the creation of a large model is divided, about."""
@@ -69,7 +69,7 @@ def create_sharded(
 
     Example:
         >>> from flax import nnx
-        >>> from isoshard.core.mesh import make_mesh
+        >>> from isoshard.core.layout.mesh import make_mesh
         >>> from isoshard.core.plan import Plan
         >>> make = lambda: nnx.Linear(16, 64, rngs=nnx.Rngs(0))
         >>> model = create_sharded(make, make_mesh((8,), ("x",)), Plan({"kernel": (None, "x")}))
@@ -102,8 +102,8 @@ def born(fn: Callable[..., Any], layouts_of: Callable[[Any], Any], *args: Any) -
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from isoshard.core.mesh import make_mesh
-        >>> from isoshard.core.spec import named_sharding
+        >>> from isoshard.core.layout.mesh import make_mesh
+        >>> from isoshard.core.layout.spec import named_sharding
         >>> rows = named_sharding(("x",), make_mesh((8,), ("x",)), 1)
         >>> born(lambda: [jnp.arange(8)], lambda shapes: [rows])[0].sharding.spec
         P('x',)

@@ -17,12 +17,12 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core import exchange, place
-from isoshard.core.checkpoints.source import Entry, Part
+from isoshard.core.checkpoint.source import Entry, NamedState
 from isoshard.core.frameworks import Framework, register
-from isoshard.core.paths import named_leaves
+from isoshard.core.layout.leaf_paths import named_leaves
+from isoshard.core.transfer import exchange, place
 
-from .checkpoint import graph_parts
+from . import module_state
 from .graphs import is_equinox, join, split
 
 
@@ -68,13 +68,13 @@ class Equinox(Framework):
         """The arrays by name."""
         return exchange.to_jax(_arrays(x), sharding, copy=copy)
 
-    def parts(self, x: Any, saved: Mapping[str, Entry] | None = None) -> dict[str, Part]:
+    def parts(self, x: Any, saved: Mapping[str, Entry] | None = None) -> dict[str, NamedState]:
         """See `graph_parts.parts_of`."""
-        return graph_parts.parts_of(x)
+        return module_state.parts_of(x)
 
     def filled(self, x: Any, values: dict[str, Any]) -> Any:
         """See `graph_parts.filled`."""
-        return graph_parts.filled(x, values)
+        return module_state.filled(x, values)
 
 
 def _arrays(module: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A plan applied to a state: one sharding for each array, all checked before any moves.
 
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> mesh = make_mesh((2, 4), ("data", "model"))
 >>> state = {"kernel": jax.ShapeDtypeStruct((8, 16), "float32")}
 >>> plan_state(state, mesh, ("data", "model"))["kernel"].spec
@@ -15,11 +15,11 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.axis_types import AnyMesh
-from isoshard.core.mesh import ambient_mesh, as_mesh
-from isoshard.core.paths import path_name
+from isoshard.core.layout.axis_types import AnyMesh
+from isoshard.core.layout.leaf_paths import path_name
+from isoshard.core.layout.mesh import ambient_mesh, as_mesh
 from isoshard.core.plan import Plan
-from isoshard.core.plan.leaves import names_of
+from isoshard.core.plan.model_leaves import names_of
 
 from .graphs import is_random_state, is_variable
 

@@ -5,7 +5,7 @@ computed:
 
 >>> import jax.numpy as jnp
 >>> from flax import linen
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.plan import Plan
 >>> model = linen.Sequential([linen.Dense(16), linen.relu, linen.Dense(4)])
 >>> plan = Plan({"*kernel": (None, "model")}, activations={"layers_0": ("data", "model")})
@@ -32,7 +32,7 @@ from typing import Any
 import jax
 
 from isoshard.core.frameworks import Framework, register
-from isoshard.core.plan.leaves import boxed_leaves
+from isoshard.core.plan.model_leaves import boxed_leaves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +42,12 @@ class LinenModel:
     Attributes:
         variables: what `init` returns, as shapes; boxes with axis names stay.
         modules: the names of the modules whose `__call__` runs, in this order; "" is the model.
+
+    Example:
+        >>> from flax import linen
+        >>> model = linen.Sequential([linen.Dense(16), linen.Dense(4)])
+        >>> linen_model(model, jax.random.key(0), jax.ShapeDtypeStruct((2, 8), "float32")).modules
+        ('', 'layers_0', 'layers_1')
     """
 
     variables: Any
@@ -62,6 +68,12 @@ def linen_model(model: Any, *args: Any, **kwargs: Any) -> LinenModel:
 
     Raises:
         TypeError: the model is no Linen module.
+
+    Example:
+        >>> from flax import linen
+        >>> found = linen_model(linen.Dense(16), jax.random.key(0), jax.numpy.ones((2, 8)))
+        >>> found.variables["params"]["kernel"].shape
+        (8, 16)
     """
     from flax import linen
 

@@ -1,7 +1,7 @@
 """Flax NNX objects under the verbs of isoshard: `shard`, `reshard`, `full`, `sharding_of`.
 
 >>> from flax import nnx
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.plan import Plan
 >>> mesh = make_mesh((2, 4), ("data", "model"))
 >>> model = nnx.Linear(16, 64, rngs=nnx.Rngs(0))
@@ -24,14 +24,14 @@ from flax import nnx
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core import exchange, place
-from isoshard.core.axis_types import AnyMesh
-from isoshard.core.checkpoints.source import Entry, Part
+from isoshard.core.checkpoint.source import Entry, NamedState
 from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.frameworks import Framework, register
-from isoshard.core.mesh import ambient_mesh, mesh_of
+from isoshard.core.layout.axis_types import AnyMesh
+from isoshard.core.layout.mesh import ambient_mesh, mesh_of
+from isoshard.core.transfer import exchange, place
 
-from .checkpoint import graph_parts
+from . import module_state
 from .graphs import join, split
 from .layout import leaf_names, named_boxes, plan_state
 
@@ -193,13 +193,13 @@ class Flax(Framework):
         """See `to_jax`."""
         return to_jax(x, sharding, copy=copy)
 
-    def parts(self, x: Any, saved: Mapping[str, Entry] | None = None) -> dict[str, Part]:
+    def parts(self, x: Any, saved: Mapping[str, Entry] | None = None) -> dict[str, NamedState]:
         """See `graph_parts.parts_of`."""
-        return graph_parts.parts_of(x)
+        return module_state.parts_of(x)
 
     def filled(self, x: Any, values: dict[str, Any]) -> Any:
         """See `graph_parts.filled`."""
-        return graph_parts.filled(x, values)
+        return module_state.filled(x, values)
 
 
 def _flat(state: Any) -> tuple[list[str], list[Any], Any]:

@@ -1,8 +1,8 @@
 """Optimizer state laid out after its parameters, and created so.
 
 >>> import jax.numpy as jnp, optax
->>> from isoshard.core.mesh import make_mesh
->>> from isoshard.core.place import shard
+>>> from isoshard.core.layout.mesh import make_mesh
+>>> from isoshard.core.transfer.place import shard
 >>> from isoshard.core.plan import Plan
 >>> mesh, plan = make_mesh((2, 4), ("data", "model")), Plan({"w": (None, "model")})
 >>> params = shard({"w": jnp.ones((8, 16))}, mesh, plan)
@@ -25,9 +25,9 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.mesh import as_mesh
-from isoshard.core.offload import in_memory
-from isoshard.core.paths import named_leaves
+from isoshard.core.layout.leaf_paths import named_leaves
+from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.layout.offload import in_memory
 from isoshard.core.plan import Plan
 from isoshard.core.plan.memory_rules import check_used
 
@@ -52,6 +52,13 @@ def create_opt_state(tx: Any, params: Any, mesh: Any = LEFT_OUT, plan: Any = LEF
     Raises:
         PlanError: the plan does not fit, or leaves an array without a rule that is too large to
             be replicated.
+
+    Example:
+        >>> import optax
+        >>> params, mesh = {"w": jax.numpy.ones((8, 16))}, jax.make_mesh((8,), ("x",))
+        >>> state = create_opt_state(optax.adam(1e-3), params, mesh, Plan({"w": ("x",)}))
+        >>> state[0].nu["w"].sharding.spec
+        P('x',)
     """
     mesh, plan = mesh_first("create_opt_state(tx, params, mesh, plan)", mesh, plan)
     mesh = as_mesh(mesh)
@@ -81,7 +88,7 @@ def create_optimizer(
     Example:
         >>> import optax
         >>> from flax import nnx
-        >>> from isoshard.core.mesh import make_mesh
+        >>> from isoshard.core.layout.mesh import make_mesh
         >>> mesh = make_mesh((8,), ("x",))
         >>> optimizer = create_optimizer(
         ...     nnx.Linear(8, 16, rngs=nnx.Rngs(0)), optax.adam(1e-3), mesh, Plan({"*": ("x",)}))

@@ -1,11 +1,9 @@
 """Training steps that keep a model's layout: one compiled program, state donated.
 
 >>> import jax.numpy as jnp, optax
->>> from isoshard.core.mesh import make_mesh
 >>> from isoshard.core.plan import Plan
->>> mesh = make_mesh((2, 4), ("data", "model"))
->>> def loss(params, x):
-...     return ((x @ params["w"]) ** 2).mean()
+>>> mesh = jax.make_mesh((2, 4), ("data", "model"))
+>>> loss = lambda params, x: ((x @ params["w"]) ** 2).mean()
 >>> step = train_step(loss, optax.sgd(0.1), mesh, Plan({"w": (None, "model")}))
 >>> state = step.init(lambda: {"w": jnp.ones((4, 8))})
 >>> state, value = step(state, jnp.ones((2, 4)))
@@ -43,22 +41,23 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core import exchange, metrics, virtual
-from isoshard.core.axis_types import auto, constrain, is_typed, on_mesh, retyped, same_grid
-from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.core.errors import ShardingError
-from isoshard.core.mesh import as_mesh, describe_mesh
-from isoshard.core.offload import bring_in, brought_in_after, on_device
-from isoshard.core.paths import named_leaves
+from isoshard.core.layout.axis_types import auto, constrain, is_typed, on_mesh, retyped, same_grid
+from isoshard.core.layout.leaf_paths import named_leaves
+from isoshard.core.layout.mesh import as_mesh, describe_mesh
+from isoshard.core.layout.offload import bring_in, brought_in_after, on_device
+from isoshard.core.layout.on_auto_axes import axes_of, hint, on_auto, on_auto_axes
+from isoshard.core.layout.spec import same_layout
 from isoshard.core.plan import Plan
-from isoshard.core.spec import same_layout
+from isoshard.core.runtime import metrics, serialize_virtual
+from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.transfer import exchange
 
 from .activations import Constrained, constrain_activations
 from .create import born
 from .layout import LEFT_OUT, mesh_first, plan_state
 from .optimizers import opt_state_layouts
-from .parts import Parts, join_parts, split_parts
-from .tracing import axes_of, hint, on_auto, on_auto_axes
+from .trained_and_rest import ModelParts, join_parts, split_parts
 
 if TYPE_CHECKING:
     import optax
@@ -75,13 +74,19 @@ class TrainState:
         rest: the other arrays of the model: batch statistics, random state.
         opt_state: the state of the optimizer.
         parts: how the model is put together.
+
+    Example:
+        >>> import optax
+        >>> step = train_step(jnp.sum, optax.sgd(0.1), jax.make_mesh((8,), ("x",)), P("x"))
+        >>> step.start(jnp.ones(8)).model.sharding.spec
+        P('x',)
     """
 
     step: jax.Array
     params: Any
     rest: Any
     opt_state: Any
-    parts: Parts = dataclasses.field(metadata={"static": True})
+    parts: ModelParts = dataclasses.field(metadata={"static": True})
 
     @property
     def model(self) -> Any:
@@ -132,11 +137,10 @@ def train_step(
     Example:
         >>> import optax
         >>> from flax import nnx
-        >>> from isoshard.core.mesh import make_mesh
         >>> from isoshard.core.plan import Plan
         >>> step = train_step(
         ...     lambda model, x: (model(x) ** 2).mean(), optax.adam(1e-3),
-        ...     make_mesh((8,), ("x",)), Plan({"kernel": (None, "x")}))
+        ...     jax.make_mesh((8,), ("x",)), Plan({"kernel": (None, "x")}))
         >>> state = step.init(lambda: nnx.Linear(4, 16, rngs=nnx.Rngs(0)))
         >>> state, loss = step(state, jnp.ones((2, 4)))
         >>> state.model.kernel.sharding.spec, state.opt_state[0].mu["kernel"].sharding.spec
@@ -158,6 +162,13 @@ class TrainStep:
 
     Attributes:
         constrained: the modules whose activations the plan speaks of, since the last tracing.
+
+    Example:
+        >>> import optax
+        >>> step = train_step(jnp.sum, optax.sgd(0.1), jax.make_mesh((8,), ("x",)), P("x"))
+        >>> state, loss = step(step.start(jnp.ones(8)))
+        >>> float(loss), int(state.step)
+        (8.0, 1)
     """
 
     def __init__(
@@ -244,11 +255,11 @@ class TrainStep:
                 changed the structure of the model.
         """
         program = self._program(state)
-        virtual.wait()
+        serialize_virtual.wait()
         traced, start = self._traced, time.perf_counter()
         with axes_of(self._mesh):
             result = self._typed(program(state, batch))
-        virtual.note(result[1:2])
+        serialize_virtual.note(result[1:2])
         if self._traced > traced:
             cause = "first call" if not traced else "another state or batch: shapes, dtypes, layout"
             seconds = time.perf_counter() - start
@@ -273,7 +284,7 @@ class TrainStep:
             state.parts,
         )
 
-    def _first(self, parts: Parts, params: Any, rest: Any) -> TrainState:
+    def _first(self, parts: ModelParts, params: Any, rest: Any) -> TrainState:
         def layouts(shapes: Any) -> Any:
             return opt_state_layouts(shapes, params, self._mesh, self._plan)
 
@@ -281,7 +292,7 @@ class TrainStep:
         count = jax.device_put(jnp.zeros((), jnp.int32), NamedSharding(self._mesh, P()))
         return TrainState(count, params, rest, opt_state, parts)
 
-    def _split(self, model: Any) -> tuple[Parts, Any, Any]:
+    def _split(self, model: Any) -> tuple[ModelParts, Any, Any]:
         return split_parts(model, self._options["wrt"])
 
     def _program(self, state: TrainState) -> Any:

@@ -4,7 +4,7 @@ ONNX can say how each tensor of a node is split over devices since IR version 11
 annotation is a `NamedSharding` on one side and a file on the other.
 
 >>> from onnx import helper
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> w = helper.make_tensor("w", 1, [8, 4], [0.0] * 32)
 >>> x = helper.make_tensor_value_info("x", 1, ["batch", 8])
 >>> y = helper.make_tensor_value_info("y", 1, ["batch", 4])

@@ -22,6 +22,16 @@ class AnnotationError(ShardingError):
         node: name of the node that carries it, if it is known.
         tensor: name of the tensor.
         axis: of the tensor, if the fault lies with one.
+
+    Example:
+        >>> import jax
+        >>> from isoshard.onnx_bridge import to_sharding_spec
+        >>> rows = jax.NamedSharding(jax.make_mesh((2,), ("x",)), jax.P("x"))
+        >>> try:
+        ...     to_sharding_spec(rows, "w", (3, 4))
+        ... except AnnotationError as error:
+        ...     print(f"{error.tensor}, axis {error.axis}: {error.reason}")
+        w, axis 0: its size 3 is no multiple of its 2 shards. Pad it to 4, or split another axis.
     """
 
     def __init__(
@@ -61,11 +71,31 @@ class AnnotationError(ShardingError):
 
 
 class AnnotationWarning(UserWarning):
-    """Annotations of a model point at nothing, or other tools will not read them."""
+    """Annotations of a model point at nothing, or other tools will not read them.
+
+    Example:
+        >>> from onnx import parser
+        >>> from isoshard.onnx_bridge import load
+        >>> model = parser.parse_model(
+        ...     '<ir_version: 11, opset_import: ["":20]> g (float[8] x) => (float[8] y) {y=Abs(x)}')
+        >>> _ = model.graph.node[0].device_configurations.add(configuration_id="gone")
+        >>> load(model)
+        Traceback (most recent call last):
+            ...
+        isoshard.onnx_bridge.errors.AnnotationWarning: this model: annotations point at nothing: the Abs that makes 'y' is annotated for configuration 'gone', which the model does not have: it has none. A tool renamed or dropped what they name; annotate as the last step
+    """  # noqa: E501
 
 
 class ModelError(ValueError):
-    """A file, or a graph in it, cannot be read or run."""
+    """A file, or a graph in it, cannot be read or run.
+
+    Example:
+        >>> from isoshard.onnx_bridge import load
+        >>> load(b"")
+        Traceback (most recent call last):
+            ...
+        isoshard.onnx_bridge.errors.ModelError: 0 bytes: not a model that can be read: it has no IR version; it has no graph
+    """  # noqa: E501
 
 
 def raise_annotations(faults: Sequence[AnnotationError]) -> None:

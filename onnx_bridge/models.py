@@ -1,8 +1,8 @@
 """What core's verbs do with a model: `isoshard.shard` annotates it, `sharding_of` reads it.
 
 >>> from onnx import helper
->>> from isoshard.core.mesh import make_mesh
->>> from isoshard.core.place import shard, sharding_of
+>>> from isoshard.core.layout.mesh import make_mesh
+>>> from isoshard.core.transfer.place import shard, sharding_of
 >>> from isoshard.core.plan import Plan
 >>> w = helper.make_tensor("w", 1, [8, 4], [0.0] * 32)
 >>> x = helper.make_tensor_value_info("x", 1, ["batch", 8])
@@ -28,8 +28,8 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import no_sharing
 from isoshard.core.frameworks import Framework
-from isoshard.core.mesh import mesh_of
-from isoshard.core.spec import named_sharding
+from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.layout.spec import named_sharding
 
 from .annotating import annotate
 from .reading.graph import Graph

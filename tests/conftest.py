@@ -13,8 +13,8 @@ import jax
 import pytest
 from jax.sharding import AxisType
 
-from isoshard.core.mesh import hybrid_mesh, make_mesh
-from tiers.sweeps import (  # noqa: F401  (the hooks of a plugin)
+from isoshard.core.layout.mesh import hybrid_mesh, make_mesh
+from tools.tiers.sweeps import (  # noqa: F401  (the hooks of a plugin)
     pytest_addoption,
     pytest_collection_modifyitems,
     pytest_configure,
@@ -66,7 +66,7 @@ def mesh():
 @pytest.fixture
 def counted():
     """Metrics counted from zero; call it to read one counter."""
-    from isoshard.core import metrics
+    from isoshard.core.runtime import metrics
 
     metrics.reset()
     yield lambda name: metrics.counters()[name]

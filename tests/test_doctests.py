@@ -25,8 +25,10 @@ def test_examples(name, tmp_path, monkeypatch):
 
 
 def test_the_rooms_are_found():
-    assert {"isoshard.core.spec", "isoshard.core.tiles", "isoshard.metrics"} <= set(MODULES)
-    assert doctest.testmod(importlib.import_module("isoshard.core.spec")).attempted > 10
+    assert {"isoshard.core.layout.spec", "isoshard.core.layout.tiles", "isoshard.metrics"} <= set(
+        MODULES
+    )
+    assert doctest.testmod(importlib.import_module("isoshard.core.layout.spec")).attempted > 10
 
 
 def test_a_wrong_example_is_found(capsys):

@@ -21,10 +21,6 @@ NOT_ROOMS = {
     "tests",
     "examples",
     "benchmarks",
-    "conformance",
-    "fuzz",
-    "notebooks",
-    "tiers",
     "docs",
     "tools",
     "build",
@@ -43,7 +39,7 @@ def _package_of(folder: Path) -> str:
 
 
 def _modules_on_disk() -> set[str]:
-    """Paths the wheel must hold, such as isoshard/core/mesh.py."""
+    """Paths the wheel must hold, such as isoshard/core/layout/mesh.py."""
     return {
         f"{_package_of(folder).replace('.', '/')}/{path.name}"
         for folder in ROOMS

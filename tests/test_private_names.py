@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import pytest
 import torch
 
-from isoshard.core import _jax_internals
+from isoshard.core.runtime import _jax_internals
 from isoshard.torch_bridge import _torch_internals
 
 from . import private_names
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("core", "torch_bridge", "jax_bridge", "onnx_bridge", "cli", "src/isoshard")
-TABLES = ("core/_jax_internals.py", "torch_bridge/_torch_internals/")
+ROOMS = ("core", "torch_bridge", "jax_bridge", "onnx_bridge", "src/isoshard")
+TABLES = ("core/runtime/_jax_internals.py", "torch_bridge/_torch_internals/")
 SOURCES = {
     str(path.relative_to(ROOT)): ast.parse(path.read_text())
     for room in ROOMS
@@ -77,7 +77,7 @@ def test_no_module_but_the_tables_uses_one(search):
     ]
     assert not wrong, (
         "private names of torch belong in torch_bridge/_torch_internals/, JAX's in "
-        "core/_jax_internals.py:\n" + "\n".join(wrong)
+        "core/runtime/_jax_internals.py:\n" + "\n".join(wrong)
     )
 
 
@@ -123,7 +123,7 @@ def test_the_tables_use_what_they_state(rows):
         ("import torch\ntorch.ops.aten._to_copy", []),
         ("import os\nos._exit(1)", []),
         ("x._ours, x.__dict__", []),
-        ("from isoshard.core import _jax_internals", []),
+        ("from isoshard.core.runtime import _jax_internals", []),
         ('"""Like `torch._C` and so on."""', []),
     ],
 )  # fmt: skip

@@ -2,6 +2,11 @@
 
 `import isoshard.torch_bridge as xs` registers the `jax` device with torch. A torch before 2.10
 cannot have it: there only `isoshard.torch_bridge.torch_xla_backend` works, and other names say so.
+
+>>> import torch, isoshard as iso
+>>> weight = iso.shard(torch.ones(8, 4), iso.make_mesh((8,), ("x",)), ("x",))
+>>> (weight + 1).sum().item(), weight.partition_spec
+(64.0, P('x',))
 """
 
 if __name__ != "isoshard.torch_bridge":
@@ -55,30 +60,30 @@ __all__ = [
 ]
 
 if TYPE_CHECKING or _old_torch.has_device():
-    from isoshard.torch_bridge.engine import aliases as _aliases  # noqa: F401  (views, in dispatch)
-    from isoshard.torch_bridge.engine import failures as _failures  # noqa: F401  (of factorisations)
-    from isoshard.torch_bridge.engine import forking as _forking  # noqa: F401  (refused in children)
-    from isoshard.torch_bridge.engine import packed as _packed  # noqa: F401  (sequences)
-    from isoshard.torch_bridge.engine import special as _special  # noqa: F401  (crossings, likewise)
-    from isoshard.torch_bridge.engine import updates as _updates  # noqa: F401  (several at once)
+    from isoshard.core.errors import CaptureError
     from isoshard.torch_bridge.engine.capture.step import CompiledStep
-    from isoshard.torch_bridge.engine.capture.symbolic import CaptureError
-    from isoshard.torch_bridge.engine.settings import excess_precision
+    from isoshard.torch_bridge.engine.operators import host_ops as _special  # noqa: F401  (crossings, likewise)
+    from isoshard.torch_bridge.engine.operators import multi_writes as _updates  # noqa: F401  (several at once)
+    from isoshard.torch_bridge.engine.operators import packed_sequences as _packed  # noqa: F401  (sequences)
+    from isoshard.torch_bridge.engine.operators import view_operators as _aliases  # noqa: F401  (views, in dispatch)
+    from isoshard.torch_bridge.engine.recording import forking as _forking  # noqa: F401  (refused in children)
+    from isoshard.torch_bridge.engine.recording.compile_settings import excess_precision
+    from isoshard.torch_bridge.engine.subprograms import factorisation_checks as _failures  # noqa: F401  (of factorisations)
     from isoshard.torch_bridge.lowerings.registry import register_lowering
 
     from . import control_flow as _control_flow
     from . import device as _device
     from . import framework as _framework  # noqa: F401  (isoshard.shard and the other verbs)
     from . import trainers as _trainers
-    from .crossings.calling_jax import TorchFunction, torch_function
-    from .crossings.function import JaxFunction, jax_function
-    from .crossings.module import TorchModule, torch_module
     from .distributed import torch_hook as _torch_hook
     from .generator import Generator
     from .handlers import register_function_handler
+    from .interop.calling_jax import TorchFunction, torch_function
+    from .interop.flax_module import TorchModule, torch_module
+    from .interop.torch_to_jax import JaxFunction, jax_function
     from .layout.activations import ActivationConstraints, constrain_activations
     from .layout.marks import ShardingType
-    from .layout.shards import XLAShard
+    from .layout.shard_snapshots import XLAShard
     from .loops.scan import ScanLayers, StackedLayers, scan_layers
     from .runtime import compile, memory_analysis, program_text, sync
     from .session.hardware import get_xla_supported_devices, xla_device

@@ -24,7 +24,7 @@ import torch
 
 from ._torch_internals import accelerators
 from .dtypes import supported
-from .engine import base
+from .engine.recording import lazy_tensor
 from .runtime import sync
 from .session.memory import get_memory_info
 
@@ -60,7 +60,7 @@ def register(module: Any) -> None:
 
 def _accelerator(*_: Any) -> torch.device | None:
     """The accelerator, as `torch.device` without an index; None for none."""
-    if base.used():
+    if lazy_tensor.used():
         return torch.device("jax")
     return next((torch.device(kind) for kind, built in _OTHERS.items() if built()), None)
 
@@ -90,7 +90,7 @@ def _answering(answer: Callable[..., Any], torchs: Callable[..., Any]) -> Callab
     """A function of C++ that answers for the `jax` device where that is the accelerator."""
 
     def asked(*args: Any) -> Any:
-        if base.used():
+        if lazy_tensor.used():
             return answer(*args)
         if _accelerator() is None:
             raise RuntimeError(NONE)
@@ -104,7 +104,7 @@ def _with_ours(torchs: Any, module: Any) -> Any:
 
     @functools.wraps(torchs)
     def get_device_module(device: torch.device | str | None = None) -> Any:
-        return module if device is None and base.used() else torchs(device)
+        return module if device is None and lazy_tensor.used() else torchs(device)
 
     return get_device_module
 

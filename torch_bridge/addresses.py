@@ -25,8 +25,8 @@ from typing import Any, NoReturn
 import torch
 
 from . import naming
-from .engine import base
-from .engine.value import Storage
+from .engine.recording import lazy_tensor
+from .engine.values.value import Storage
 
 _FIRST = 1 << 60  # beyond what any process has mapped: who reads there is stopped
 _ALIGNED = 512
@@ -36,7 +36,7 @@ _next = _FIRST
 _addresses: weakref.WeakKeyDictionary[Storage, int] = weakref.WeakKeyDictionary()
 
 
-def address_of(tensor: base.LazyTensor) -> int:
+def address_of(tensor: lazy_tensor.LazyTensor) -> int:
     """Where a tensor begins; 0 for one without elements, as in torch."""
     if not tensor.numel():
         return 0

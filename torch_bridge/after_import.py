@@ -30,10 +30,10 @@ def after_import(name: str, action: Action) -> None:
     if name in sys.modules:
         action()
     else:
-        sys.meta_path.insert(0, _Finder(name, action))
+        sys.meta_path.insert(0, _WaitingFinder(name, action))
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _WaitingFinder(importlib.abc.MetaPathFinder):
     """Finds one module as everybody does, and acts after it was loaded."""
 
     def __init__(self, name: str, action: Action):
@@ -49,7 +49,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         finally:
             sys.meta_path.insert(0, self)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self)
+            spec.loader = _WaitingLoader(spec.loader, self)
         return spec
 
     def loaded(self) -> None:
@@ -59,10 +59,10 @@ class _Finder(importlib.abc.MetaPathFinder):
             self._action()
 
 
-class _Loader(importlib.abc.Loader):
+class _WaitingLoader(importlib.abc.Loader):
     """Loads a module as another does, and then acts."""
 
-    def __init__(self, loader: Any, finder: _Finder):
+    def __init__(self, loader: Any, finder: _WaitingFinder):
         self._loader, self._finder = loader, finder
 
     def create_module(self, spec: Any) -> Any:

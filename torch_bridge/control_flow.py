@@ -29,15 +29,15 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from isoshard.core import metrics
-from isoshard.core.bounded import PROGRAMS, Bounded
-from isoshard.torch_bridge._torch_internals import control_flow, pytree
-from isoshard.torch_bridge.engine import base
-from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.flatten import import_tensor
-from isoshard.torch_bridge.engine.log import noted_in
-from isoshard.torch_bridge.engine.recipes import Recipe
-from isoshard.torch_bridge.engine.value import Aval, Value
+from isoshard.core.runtime import metrics
+from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.torch_bridge._torch_internals import higher_order_ops, pytree
+from isoshard.torch_bridge.engine.operators.call_template import import_tensor
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.engine.recording.memory_log import noted_in
+from isoshard.torch_bridge.engine.recording.recipes import Recipe
+from isoshard.torch_bridge.engine.values.value import Aval, Value
 
 from .after_import import after_import
 from .tensor import XLAShardedTensor
@@ -48,11 +48,11 @@ Arrays = list[Any]
 def register() -> None:
     """Tell torch what these operators are on the device, and dynamo what our tensors are."""
     rules = {
-        control_flow.COND: _cond,
-        control_flow.WHILE: _while,
-        control_flow.STACKED_WHILE: None,
-        control_flow.SCAN: _scan,
-        control_flow.MAP: _map,
+        higher_order_ops.COND: _cond,
+        higher_order_ops.WHILE: _while,
+        higher_order_ops.STACKED_WHILE: None,
+        higher_order_ops.SCAN: _scan,
+        higher_order_ops.MAP: _map,
     }
     for row, rule in rules.items():
         operator = row.found(None)
@@ -61,7 +61,7 @@ def register() -> None:
             in_python = functools.partial(_counted, operator.name(), own)
             here = in_python if rule is None else functools.partial(_either, rule, in_python)
             operator.py_impl(XLAShardedTensor)(here)
-    after_import(control_flow.DYNAMO, _teach_dynamo)
+    after_import(higher_order_ops.DYNAMO, _teach_dynamo)
 
 
 def _counted(name: str, in_python: Any, *args: Any, **kwargs: Any) -> Any:
@@ -192,7 +192,7 @@ class _Graph:
     def run(self, arrays: Sequence[Any], key: Any) -> Arrays:
         """What it returns for arrays."""
         tensors = [
-            base.fresh(aval, Value.handed(array))
+            lazy_tensor.fresh(aval, Value.handed(array))
             for aval, array in zip(self._avals, arrays, strict=True)
         ]
         with tapes.immediately(self._keys(key)), torch.no_grad(), _default_dtype(self._default):
@@ -200,7 +200,7 @@ class _Graph:
             if any(one is None for one in got):
                 raise RuntimeError(f"{self._function} returned None where a tensor is needed")
             found = _ours(got)
-            values = [base.read(one) for one in found]
+            values = [lazy_tensor.read(one) for one in found]
         tapes.materialize([value for value in values if value.array is None])  # from around
         self.results = [Aval.contiguous(tuple(one.shape), one.dtype) for one in found]
         arrays = [jnp.asarray(value.array) for value in values]
@@ -240,12 +240,12 @@ _RECIPES: Bounded[Any, tuple[Recipe, list[Aval]]] = Bounded(PROGRAMS)
 def _recorded(
     name: str,
     graphs: Sequence[tuple[Any, list[Aval]]],
-    given: Sequence[base.LazyTensor],
+    given: Sequence[lazy_tensor.LazyTensor],
     build: Callable[[list[_Graph], Arrays, Any], Arrays],
     *,
     like: list[Aval] | None = None,
     stacks: tuple[int, int] | None = None,
-) -> list[base.LazyTensor]:
+) -> list[lazy_tensor.LazyTensor]:
     """Record one entry for an operator over graphs.
 
     Args:
@@ -265,14 +265,14 @@ def _recorded(
         if None not in codes:
             _RECIPES[key] = found
     recipe, outs = found
-    values = tapes.recorder().record(recipe, [base.read(tensor) for tensor in given])
-    return [base.fresh(aval, value) for aval, value in zip(outs, values, strict=True)]
+    values = tapes.recorder().record(recipe, [lazy_tensor.read(tensor) for tensor in given])
+    return [lazy_tensor.fresh(aval, value) for aval, value in zip(outs, values, strict=True)]
 
 
 def _recipe(
     name: str,
     graphs: list[_Graph],
-    given: Sequence[base.LazyTensor],
+    given: Sequence[lazy_tensor.LazyTensor],
     build: Callable[[list[_Graph], Arrays, Any], Arrays],
     like: list[Aval] | None,
     stacks: tuple[int, int] | None,

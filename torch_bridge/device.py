@@ -10,33 +10,35 @@ give to a backend written in Python.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import torch
 
-from isoshard.core.bounded import CALLS, Interned
+from isoshard.core.runtime.bounded import CALLS, Interned
 from isoshard.torch_bridge._torch_internals import OpOverload, device_slot, dispatcher
 from isoshard.torch_bridge._torch_internals.traced import TRACED_TYPES
-from isoshard.torch_bridge.engine import base, dispatch, generators, random, uninitialized
-from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.aliases import check_strides
-from isoshard.torch_bridge.engine.metas import Meta
-from isoshard.torch_bridge.engine.shape_checks import strides_for_each
-from isoshard.torch_bridge.engine.tape import Recipe
-from isoshard.torch_bridge.engine.value import Aval
+from isoshard.torch_bridge.engine.operators import dispatch, generator_argument, uninitialized
+from isoshard.torch_bridge.engine.operators.view_operators import check_strides
+from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
+from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.engine.recording.tape import Recipe
+from isoshard.torch_bridge.engine.signatures.shape_checks import strides_for_each
+from isoshard.torch_bridge.engine.values.metas import Meta
+from isoshard.torch_bridge.engine.values.value import Aval
 
 from . import accelerator
 from .overrides import (
     as_tensor,
     autocast,
     composites,
-    identity,
+    grad_scaler,
+    inplace_views,
     loaded_state,
     nested_layouts,
     pickling,
-    scaling,
-    turned,
+    swap_parameters,
 )
 from .runtime import sync
 from .session.memory import get_memory_info
@@ -136,22 +138,22 @@ class DeviceModule:
     @staticmethod
     def manual_seed(seed: int) -> None:
         """Seed the device's random numbers."""
-        random.STATE.manual_seed(seed)
+        random_state.STATE.manual_seed(seed)
 
     @staticmethod
     def manual_seed_all(seed: int) -> None:
         """Seed the device's random numbers (called by `torch.manual_seed`)."""
-        random.STATE.manual_seed(seed)
+        random_state.STATE.manual_seed(seed)
 
     @staticmethod
     def get_rng_state(device: Any = None) -> torch.Tensor:
         """Seed and counter as 16 bytes."""
-        return torch.frombuffer(bytearray(random.STATE.to_bytes()), dtype=torch.uint8)
+        return torch.frombuffer(bytearray(random_state.STATE.to_bytes()), dtype=torch.uint8)
 
     @staticmethod
     def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
         """Restore what `get_rng_state` gave."""
-        random.STATE.from_bytes(bytes(state.tolist()))
+        random_state.STATE.from_bytes(bytes(state.tolist()))
 
     @staticmethod
     def _is_in_bad_fork() -> bool:
@@ -187,11 +189,11 @@ def register() -> None:
     _LIBRARIES.extend(composites.register())
     _LIBRARIES.extend(nested_layouts.register())
     as_tensor.register()
-    identity.register()
+    swap_parameters.register()
     pickling.register()
-    scaling.register()
+    grad_scaler.register()
     loaded_state.register()
-    turned.register(base.LazyTensor)
+    inplace_views.register(lazy_tensor.LazyTensor)
     _join_lists()
 
 
@@ -207,7 +209,7 @@ def _let_loaders_pin() -> None:
     def pin(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
         if device is None or torch.device(device).type in ("jax", "cpu"):
             device = "cuda" if torch.cuda.is_available() else None
-        if device is None and not base.used():
+        if device is None and not lazy_tensor.used():
             raise RuntimeError(accelerator.NONE)
         if device is None or key_set is None:
             return tensor.clone()
@@ -242,11 +244,13 @@ def add_kernels(key: str) -> None:
 def _join_lists() -> None:
     """Put our class and device on the lists of those that torch treats as its own."""
     for known in (device_slot.OPTIMIZED_TYPES, device_slot.CLIPPED_TYPES):
-        known.append(base._CLASS)  # as torch's DTensor does: one operation for all parameters
+        known.append(
+            lazy_tensor._CLASS
+        )  # as torch's DTensor does: one operation for all parameters
     # `clip_grad_norm_` and its kin ask with the C++ device.
     device_slot.FOREACH_DEVICES.wrap(lambda devices: lambda: [*devices(), "lazy"])
     # `make_fx`, and with it `torch.func.linearize`, takes other tensors for constants.
-    TRACED_TYPES.wrap(lambda types: (*types, base._CLASS))
+    TRACED_TYPES.wrap(lambda types: (*types, lazy_tensor._CLASS))
 
 
 # Factories that torch would otherwise build by resizing an empty tensor.
@@ -268,18 +272,39 @@ _FACTORIES = (
 )
 
 
-def _empty(size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
+def _empty(
+    size: Sequence[int],
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
     return uninitialized.fill(_zeros(size, dtype, memory_format=memory_format))
 
 
-def _empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory=None):
+def _empty_strided(
+    size: Sequence[int],
+    stride: Any,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
     strides_for_each(size, stride)
     check_strides("empty_strided", stride)
     dtype = dtype or torch.get_default_dtype()
     return uninitialized.fill(_memory(Meta(tuple(size), tuple(stride), dtype)))
 
 
-def _zeros(size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
+def _zeros(
+    size: Sequence[int],
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
     dtype = dtype or torch.get_default_dtype()
     meta = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format)
     return _memory(Meta.of(meta))
@@ -293,30 +318,32 @@ def _memory(meta: Meta) -> torch.Tensor:
         shape, dtype = aval.token
         made = Recipe("empty", lambda _inputs, _scalars, _key: [jax.numpy.zeros(shape, dtype)], 1)
         recipe = _EMPTY.intern(aval.token, made)
-    return base.fresh(aval, tapes.recorder().record(recipe, ())[0])
+    return lazy_tensor.fresh(aval, tapes.recorder().record(recipe, ())[0])
 
 
 _EMPTY: Interned[Any, Recipe] = Interned(CALLS)
 
 
-def _copy_from(source, target, non_blocking=False):
+def _copy_from(
+    source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False
+) -> torch.Tensor:
     # torch calls this for data that it made from Python numbers: a constant, for a captured step.
-    if isinstance(source, base.LazyTensor) or not isinstance(target, base.LazyTensor):
+    if isinstance(source, lazy_tensor.LazyTensor) or not isinstance(target, lazy_tensor.LazyTensor):
         return dispatch.handle(torch.ops.aten.copy_.default, (target, source), {})
-    base.write(target, base.host_value(source.to(target.dtype)))
+    lazy_tensor.write(target, lazy_tensor.host_value(source.to(target.dtype)))
     return target
 
 
-def _number(tensor):
+def _number(tensor: torch.Tensor):
     # torch.tensor([..]) asks for each of its 0-d tensors, below the class of tensors.
     return dispatch.handle(torch.ops.aten._local_scalar_dense.default, (tensor,), {})
 
 
 def _factory(func: OpOverload) -> Any:
     """A factory as one entry of the tape."""
-    handler = generators.honour(func, dispatch.functional_handler(func))
+    handler = generator_argument.honour(func, dispatch.functional_handler(func))
 
-    def make(*args, **kwargs):
+    def make(*args: Any, **kwargs: Any) -> Any:
         kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "layout", "pin_memory")}
         return handler(args, {k: v for k, v in kwargs.items() if v is not None} | {"device": _JAX})
 

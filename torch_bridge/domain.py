@@ -25,20 +25,20 @@ import torch
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core.axis_types import auto, is_typed, on_mesh
-from isoshard.core.bounded import PROGRAMS, Bounded
 from isoshard.core.domain import BlockLayout, in_blocks, lay_in_blocks, pack, unpack
-from isoshard.core.domain.any_mesh import any_mesh
-from isoshard.core.domain.interpreting import trace
-from isoshard.core.domain.layouts import Layout
-from isoshard.core.domain.shardings import known_sharding_of, telling
+from isoshard.core.domain.blocks.any_mesh import any_mesh
+from isoshard.core.domain.blocks.array_layout import ArrayLayout
+from isoshard.core.domain.blocks.interpreting import trace
+from isoshard.core.domain.blocks.known_shardings import known_sharding_of, telling
 from isoshard.core.errors import ShardingError
-from isoshard.core.exchange import to_torch
-from isoshard.core.uneven import is_uneven, padded_of
+from isoshard.core.layout.axis_types import auto, is_typed, on_mesh
+from isoshard.core.layout.uneven import is_uneven, padded_of
+from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.transfer.exchange import to_torch
 
-from .crossings.calling_jax import TorchFunction
 from .dtypes import physical_dtype
-from .handlers.layouts import read_layouts, said_on, typed_mesh
+from .handlers.operand_layouts import read_layouts, said_on, typed_mesh
+from .interop.calling_jax import TorchFunction
 from .layout import marks
 
 _KNOWN: Bounded[Any, tuple[TorchFunction, Any]] = Bounded(PROGRAMS)
@@ -103,7 +103,7 @@ class _Calling:
     verb: Callable[..., Any]
     structure: Any
     at: tuple[int, ...]
-    laid: tuple[Layout, ...]
+    laid: tuple[ArrayLayout, ...]
     leaves: Sequence[Any]
 
     def function(self, tensors: Sequence[torch.Tensor]) -> tuple[TorchFunction, list[Any]]:
@@ -185,11 +185,11 @@ def _under_auto(leaf: Any) -> Any:
     return auto(leaf) if isinstance(leaf, Mesh) else leaf
 
 
-def _packed(array: Any, layout: Layout) -> Any:
+def _packed(array: Any, layout: ArrayLayout) -> Any:
     return pack(array, layout.mesh, layout.sharding, _valid(layout)) if layout.uneven else array
 
 
-def _lies_so(operand: Any, layout: Layout) -> bool:
+def _lies_so(operand: Any, layout: ArrayLayout) -> bool:
     if not is_uneven(operand):
         return not layout.uneven
     sizes = zip(operand.sizes, layout.sizes, strict=True)
@@ -197,11 +197,11 @@ def _lies_so(operand: Any, layout: Layout) -> bool:
     return padded and all(have is None or have == said for have, said in sizes)
 
 
-def _valid(layout: Layout) -> tuple[tuple[int, ...] | None, ...]:
+def _valid(layout: ArrayLayout) -> tuple[tuple[int, ...] | None, ...]:
     return tuple(size if layout.padded(axis) else None for axis, size in enumerate(layout.sizes))
 
 
-def _blocks(layout: Layout) -> BlockLayout | None:
+def _blocks(layout: ArrayLayout) -> BlockLayout | None:
     """Equal blocks as a layout with sizes, so that a program keeps them; None for a whole array."""
     if not _on_mesh(layout) or not any(len(size) > 1 for size in layout.sizes):
         return None
@@ -209,7 +209,7 @@ def _blocks(layout: Layout) -> BlockLayout | None:
     return BlockLayout(layout.sharding, layout.shape, layout.buffer, sizes)
 
 
-def _on_mesh(layout: Layout) -> bool:
+def _on_mesh(layout: ArrayLayout) -> bool:
     return layout.mesh is not None and layout.mesh.size > 1
 
 

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from isoshard.core.devices import simulate_devices
+from isoshard.core.layout.virtual_devices import simulate_devices
 
 from . import xla_alias
 from .distributed import parallel_hook
@@ -42,6 +42,13 @@ def install() -> None:
         RuntimeError: the real torch_xla is loaded already.
         ValueError: `CPU_NUM_DEVICES` is no positive number, or `XLA_SAVE_TENSORS_FMT` no format.
         DeviceError: `CPU_NUM_DEVICES` asks for more devices than JAX has started with.
+
+    Example:
+        >>> import subprocess, sys              # it holds for a whole process: here, a second one
+        >>> script = "from isoshard.torch_bridge import drop_in; drop_in.install()"
+        >>> script += "; import torch_xla; print(torch_xla.__name__)"
+        >>> subprocess.check_output([sys.executable, "-c", script], text=True).strip()
+        'isoshard.torch_bridge.torch_xla'
     """
     loaded = sys.modules.get("torch_xla")
     if loaded is not None and not loaded.__name__.startswith(_OURS):
@@ -50,9 +57,9 @@ def install() -> None:
             "place only in a process that has not imported it. Call drop_in.install() first, or "
             "drive the real one with isoshard.torch_bridge.torch_xla_backend."
         )
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if not any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
         _simulate_devices()
-        sys.meta_path.insert(0, _Finder())
+        sys.meta_path.insert(0, _AliasFinder())
         saved_graphs.begin()
     xla_alias.register()
     autocast.register_xla()
@@ -68,7 +75,7 @@ def _simulate_devices() -> None:
     simulate_devices(int(asked))
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _AliasFinder(importlib.abc.MetaPathFinder):
     """Finds `torch_xla.*` as the module of the same name in isoshard."""
 
     def find_spec(
@@ -86,11 +93,11 @@ class _Finder(importlib.abc.MetaPathFinder):
             )
         package = real.submodule_search_locations is not None
         return importlib.machinery.ModuleSpec(
-            fullname, _Loader(), origin=real.origin, is_package=package
+            fullname, _AliasLoader(), origin=real.origin, is_package=package
         )
 
 
-class _Loader(importlib.abc.Loader):
+class _AliasLoader(importlib.abc.Loader):
     """Gives the very module of isoshard, so that each class exists once."""
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
@@ -102,5 +109,5 @@ class _Loader(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         """It was executed when it was imported; what the import system wrote over it goes back."""
         spec = module.__spec__
-        if spec is not None and isinstance(spec.loader, _Loader):
+        if spec is not None and isinstance(spec.loader, _AliasLoader):
             module.__spec__ = spec.loader_state

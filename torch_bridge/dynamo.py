@@ -33,19 +33,19 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from isoshard.core.bounded import PROGRAMS, Bounded
+from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge._torch_internals import dynamo_hooks
 from isoshard.torch_bridge._torch_internals.traced import BOXED
-from isoshard.torch_bridge.engine import base
-from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.flatten import brought, import_tensor
-from isoshard.torch_bridge.engine.log import noted_in
-from isoshard.torch_bridge.engine.metas import Meta
-from isoshard.torch_bridge.engine.tape import Recipe
-from isoshard.torch_bridge.engine.value import Aval, Value
+from isoshard.torch_bridge.engine.operators.call_template import brought, import_tensor
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.engine.recording.memory_log import noted_in
+from isoshard.torch_bridge.engine.recording.tape import Recipe
+from isoshard.torch_bridge.engine.values.metas import Meta
+from isoshard.torch_bridge.engine.values.value import Aval, Value
 
 from . import dynamo_tensors, naming
-from .handlers.registry import any_handled
+from .handlers.handler_registry import any_handled
 from .prelude import Prelude, is_number
 
 
@@ -111,16 +111,20 @@ class Graph:
             raw = self._prelude(arguments)
         given = [self._import(argument) for argument in raw]
         arguments.clear()
-        key = tuple([leaf._aval if isinstance(leaf, base.LazyTensor) else leaf for leaf in given])
+        key = tuple(
+            [leaf._aval if isinstance(leaf, lazy_tensor.LazyTensor) else leaf for leaf in given]
+        )
         signature = self._signatures.get(key)
         if signature is None:
             signature = self._signatures[key] = self._prepare(key)
-        values = [base.read(leaf) for leaf in given if isinstance(leaf, base.LazyTensor)]
+        values = [
+            lazy_tensor.read(leaf) for leaf in given if isinstance(leaf, lazy_tensor.LazyTensor)
+        ]
         results = iter(tapes.recorder().record(signature.recipe, values))
         return [_filled(mark, raw, results) for mark in signature.outputs]
 
     def _import(self, leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and not isinstance(leaf, base.LazyTensor):
+        if isinstance(leaf, torch.Tensor) and not isinstance(leaf, lazy_tensor.LazyTensor):
             return brought(leaf)
         return leaf
 
@@ -133,7 +137,9 @@ class Graph:
         def compute(arrays: Sequence[Any], _scalars: Any, draw: Any) -> list[Any]:
             given = iter(arrays)
             leaves = [
-                base.fresh(leaf, Value.handed(next(given))) if isinstance(leaf, Aval) else leaf
+                lazy_tensor.fresh(leaf, Value.handed(next(given)))
+                if isinstance(leaf, Aval)
+                else leaf
                 for leaf in key
             ]
             with tapes.immediately(_keys(draw)), torch.no_grad():
@@ -146,7 +152,7 @@ class Graph:
                         tensor = import_tensor(torch.ops.aten.copy.default, leaf)
                         outputs[place] = _dense(tensor)
                         with jax.enable_x64(True):
-                            computed.append(jnp.asarray(base.read(tensor).array))
+                            computed.append(jnp.asarray(lazy_tensor.read(tensor).array))
                     else:
                         outputs[place] = leaf
             return computed
@@ -202,10 +208,10 @@ class _Signature:
 def _filled(mark: Any, given: Sequence[Any], results: Iterator[Value]) -> Any:
     if isinstance(mark, _Same):
         return given[mark.number]
-    return base.fresh(mark, next(results)) if isinstance(mark, Aval) else mark
+    return lazy_tensor.fresh(mark, next(results)) if isinstance(mark, Aval) else mark
 
 
-def _dense(tensor: base.LazyTensor) -> Aval:
+def _dense(tensor: lazy_tensor.LazyTensor) -> Aval:
     """The aval of a tensor with memory of its own: strides that leave no gaps and no overlap."""
     meta = tensor._aval.meta
     return Aval.of(Meta.of(torch.empty_like(meta.tensor())))

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import torch
 
-from isoshard.core import metrics
 from isoshard.core.errors import CopyError
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.runtime import metrics
 
 from .dtypes import logical_dtype, numpy_dtype
 

@@ -12,31 +12,33 @@ import torch
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core import metrics
-from isoshard.core.checkpoints.manifest import Sum
-from isoshard.core.checkpoints.source import Entry, Part, Source, Wanted
+from isoshard.core.checkpoint.manifest import Sum
+from isoshard.core.checkpoint.source import Entry, NamedState, Source, Wanted
 from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import CopyError, ShardingError
-from isoshard.core.exchange import host_to_jax, lay_out
 from isoshard.core.frameworks import Framework, register
-from isoshard.core.host import check_host
-from isoshard.core.local import from_local
-from isoshard.core.memory_kinds import in_kind, kind_of
-from isoshard.core.mesh import ambient_mesh
-from isoshard.core.place import sharding_of
+from isoshard.core.layout.mesh import ambient_mesh
+from isoshard.core.layout.shards import Shard
+from isoshard.core.layout.shards import local_shards as jax_shards
+from isoshard.core.layout.spec import named_sharding
+from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.plan import Plan
-from isoshard.core.shards import Shard
-from isoshard.core.shards import local_shards as jax_shards
-from isoshard.core.spec import named_sharding
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.runtime import metrics
+from isoshard.core.transfer.exchange import host_to_jax, lay_out
+from isoshard.core.transfer.host_memory import check_host
+from isoshard.core.transfer.memory_kinds import in_kind, kind_of
+from isoshard.core.transfer.place import sharding_of
+from isoshard.core.transfer.process_local import from_local
 from isoshard.torch_bridge._torch_internals.module_fields import forward_hooks, forward_pre_hooks
-from isoshard.torch_bridge.engine import base, layouts, placement
-from isoshard.torch_bridge.engine.constrain import constrain
-from isoshard.torch_bridge.engine.value import Aval, Value
+from isoshard.torch_bridge.engine.compiling import input_placement
+from isoshard.torch_bridge.engine.compiling.layout_constraints import constrain
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values.value import Aval, Value
 
 from . import modules
-from .dtensor import exchange as dtensors
-from .dtensor import modules as dtensor_modules
+from .dtensor import dtensor_exchange as dtensors
+from .dtensor import dtensor_modules as dtensor_modules
 from .dtensor import resharding, spelling, starting
 from .dtypes import logical_dtype, physical_dtype
 from .exchange import shard_to_torch, share_with_cpu, to_numpy
@@ -106,19 +108,21 @@ class Torch(Framework):
             with jax.enable_x64(True):
                 check_host(to_numpy(x.detach()), sharding, copy=copy, name=name or "tensor")
 
-    def _place(self, x: Any, layout: layouts.Layout, copy: bool | None, name: str) -> torch.Tensor:
+    def _place(
+        self, x: Any, layout: layout_numbers.Layout, copy: bool | None, name: str
+    ) -> torch.Tensor:
         """One tensor on the mesh; gradients and being a parameter are kept."""
         if x.grad_fn is not None:
             raise ShardingError(_CUT.format(name))
         if isinstance(x, XLAShardedTensor):
-            value = base.read(x)
+            value = lazy_tensor.read(x)
             if value.array is None:
-                value = constrain(value, layouts.intern(layout))
+                value = constrain(value, layout_numbers.intern(layout))
             else:
-                old, array = value, placement.held(value)
+                old, array = value, input_placement.held(value)
                 with jax.enable_x64(True):
                     value = Value.of(in_layout(array, layout, copy, name), shared=True)
-                old.shared |= placement.may_alias(array, value.array)
+                old.shared |= input_placement.may_alias(array, value.array)
         elif isinstance(layout, BlockLayout):
             with jax.enable_x64(True):
                 value = Value.of(in_layout(self.array(x.detach()), layout, copy, name))
@@ -161,8 +165,8 @@ class Torch(Framework):
             mesh = _mesh_of(x)
         if isinstance(x, XLAShardedTensor) and not isinstance(spec, NamedSharding | Plan):
             spec = in_kind(spec, mesh, x.dim(), kind_of(x.named_sharding), "tensor")
-        if isinstance(x, XLAShardedTensor) and isinstance(base.read(x).array, UnevenArray):
-            blocks = BlockLayout.of(placement.held(base.read(x)))
+        if isinstance(x, XLAShardedTensor) and isinstance(lazy_tensor.read(x).array, UnevenArray):
+            blocks = BlockLayout.of(input_placement.held(lazy_tensor.read(x)))
             return self._place(x, blocks.resharded(spec, mesh), None, "tensor")
         return self.shard(x, mesh, spec)
 
@@ -172,7 +176,7 @@ class Torch(Framework):
             raise TypeError("full takes a tensor; for a module use reshard(module, P())")
         if dtensors.is_dtensor(x):
             return resharding.full(x)
-        if not isinstance(x, XLAShardedTensor) or isinstance(base.read(x).array, Tracer):
+        if not isinstance(x, XLAShardedTensor) or isinstance(lazy_tensor.read(x).array, Tracer):
             return x
         found = self.sharding_of(x)  # the compiler has chosen it, if nobody else has
         if not any(found.spec):
@@ -210,8 +214,8 @@ class Torch(Framework):
                 "isoshard.shard(tensor, mesh, spec)"
             )
         if x.named_sharding is None:
-            value = base.read(x)
-            return users_sharding(value, sharding_of(placement.held(value)))
+            value = lazy_tensor.read(x)
+            return users_sharding(value, sharding_of(input_placement.held(value)))
         return x.named_sharding
 
     def typeof(self, x: Any) -> Any:
@@ -233,7 +237,7 @@ class Torch(Framework):
         """Those of a tensor on the `jax` device, computing it if need be."""
         if not isinstance(x, XLAShardedTensor):
             return None
-        array = placement.held(base.read(x))
+        array = input_placement.held(lazy_tensor.read(x))
         return array.sizes if isinstance(array, UnevenArray) else None
 
     def local_shards(self, x: Any) -> list[Shard]:
@@ -327,11 +331,11 @@ class Torch(Framework):
                 array = jax.tree.map(jnp.copy, array)
         dtype = logical_dtype(array.dtype if like is None else like.dtype)
         aval = Aval.contiguous(tuple(array.shape), dtype)
-        return base.fresh(aval, Value.of(array, shared=not copy))
+        return lazy_tensor.fresh(aval, Value.of(array, shared=not copy))
 
     def on_cpu(self, x: Any, *, copy: bool | None = None) -> torch.Tensor:
         """A plain CPU tensor of the whole: of JAX's arrays a copy, unless they shall be shared."""
-        if isinstance(x, torch.Tensor) and not isinstance(x, base.LazyTensor):
+        if isinstance(x, torch.Tensor) and not isinstance(x, lazy_tensor.LazyTensor):
             return x.to("cpu", copy=bool(copy))
         if copy is False:
             return share_with_cpu(self.array(x) if isinstance(x, torch.Tensor) else x)
@@ -341,21 +345,29 @@ class Torch(Framework):
         """One device's buffer as a plain CPU or CUDA tensor."""
         return shard_to_torch(array, copy=copy)
 
-    def parts(self, x: Any, saved: Mapping[str, Entry] | None = None) -> dict[str, Part] | None:
+    def parts(
+        self, x: Any, saved: Mapping[str, Entry] | None = None
+    ) -> dict[str, NamedState] | None:
         """See `checkpoints.parts.parts_of`."""
-        from .checkpoints import parts as checkpoint_parts  # it imports torch's own checkpoints
+        from .checkpoints import (
+            torch_state as checkpoint_parts,
+        )  # it imports torch's own checkpoints
 
         return checkpoint_parts.parts_of(x, saved)
 
     def wanted(self, x: Any) -> Wanted:
         """See `checkpoints.parts.wanted`."""
-        from .checkpoints import parts as checkpoint_parts  # it imports torch's own checkpoints
+        from .checkpoints import (
+            torch_state as checkpoint_parts,
+        )  # it imports torch's own checkpoints
 
         return checkpoint_parts.wanted(x)
 
     def stored(self, x: Any) -> jax.Array | UnevenArray | np.ndarray:
         """See `checkpoints.parts.stored`."""
-        from .checkpoints import parts as checkpoint_parts  # it imports torch's own checkpoints
+        from .checkpoints import (
+            torch_state as checkpoint_parts,
+        )  # it imports torch's own checkpoints
 
         return checkpoint_parts.stored(x)
 

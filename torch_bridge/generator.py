@@ -28,7 +28,8 @@ import torch
 from isoshard.torch_bridge._torch_internals import TorchDispatchMode
 
 from . import naming
-from .engine import generators, random
+from .engine.operators import generator_argument
+from .engine.recording import random_state
 
 
 class Generator(torch.Generator):
@@ -39,9 +40,15 @@ class Generator(torch.Generator):
 
     Raises:
         ValueError: it is another device.
+
+    Example:
+        >>> generator = Generator("jax").manual_seed(7)
+        >>> sample = torch.rand(3, device="jax", generator=generator)
+        >>> generator.initial_seed(), generator.get_offset()
+        (7, 1)
     """
 
-    _state: random.State
+    _state: random_state.RandomState
 
     def __new__(cls, device: str | torch.device = "jax") -> Generator:
         """See the class."""
@@ -54,9 +61,9 @@ class Generator(torch.Generator):
 
     def __init__(self, device: str | torch.device = "jax"):
         """Start with the seed that torch's generators start with."""
-        self._state = random.State(seed=super().initial_seed())
+        self._state = random_state.RandomState(seed=super().initial_seed())
         self._passed = _as_passed_to_operators(self)
-        generators.introduce(self._passed, self._state)
+        generator_argument.introduce(self._passed, self._state)
 
     @property
     def device(self) -> torch.device:

@@ -9,11 +9,11 @@ import torch
 from jax.sharding import Mesh, NamedSharding
 
 from isoshard.core.errors import ShardingError, raise_collected
+from isoshard.core.layout.spec import named_sharding
 from isoshard.core.plan import Plan
-from isoshard.core.spec import named_sharding
 
 from .loops.by_layer import ByLayer
-from .overrides import identity
+from .overrides import swap_parameters
 
 Place = Callable[[torch.Tensor, NamedSharding, bool | None, str], torch.Tensor]
 
@@ -93,7 +93,7 @@ def shard_module(
 
     Returns:
         `module`. Its parameters stay the same objects, see
-        `isoshard.torch_bridge.overrides.identity`.
+        `isoshard.torch_bridge.overrides.swap_parameters`.
     """
     shardings = layout(module, mesh, spec, name)
     moved: dict[int, Any] = {}
@@ -102,7 +102,9 @@ def shard_module(
         if tensor.grad is not None:
             new.grad = place(tensor.grad, shardings[key], copy, f"{key}.grad")
         moved[id(tensor)] = new
-    identity.replace([(place, moved[id(place[2])]) for place in identity.parameters(module)])
+    swap_parameters.replace(
+        [(place, moved[id(place[2])]) for place in swap_parameters.parameters(module)]
+    )
     for child in module.modules():
         for key, buffer in list(child.named_buffers(recurse=False, remove_duplicate=False)):
             setattr(child, key, moved[id(buffer)])

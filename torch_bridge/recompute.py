@@ -23,7 +23,7 @@ import torch
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.spmd import optimization_barrier_
 
 
@@ -82,7 +82,7 @@ def checkpoint(
 
     result = torch_checkpoint(run, anchor, *leaves, use_reentrant=False)
     for leaf in pytree.tree_leaves(result):
-        if isinstance(leaf, base.LazyTensor) and leaf.requires_grad:
+        if isinstance(leaf, lazy_tensor.LazyTensor) and leaf.requires_grad:
             leaf.register_hook(gradients.append)
     return result
 
@@ -96,7 +96,7 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _after(gradients: list[torch.Tensor], leaves: tuple[Any, ...]) -> tuple[Any, ...]:
     """`leaves`, their tensors such that they are computed after `gradients`."""
-    places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, base.LazyTensor)]
+    places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, lazy_tensor.LazyTensor)]
     if not places:
         return leaves
     late = _After.apply(len(gradients), *gradients, *(leaves[n] for n in places))

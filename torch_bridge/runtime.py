@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 
-from isoshard.core import metrics
-from isoshard.torch_bridge.engine import placement, program
+from isoshard.core.runtime import metrics
 from isoshard.torch_bridge.engine.capture.step import CompiledStep
-from isoshard.torch_bridge.engine.value import Storage
+from isoshard.torch_bridge.engine.compiling import input_placement, program
+from isoshard.torch_bridge.engine.values.value import Storage
 
 from .session import closures
 
@@ -23,16 +23,19 @@ def sync(*, wait: bool = False) -> None:
     Args:
         wait: also wait until the devices have finished.
 
-    >>> import torch, isoshard.torch_bridge as xs
-    >>> x = torch.ones(2, device="jax") + 1
-    >>> xs.sync()
-    >>> x
-    tensor([2., 2.], device='jax:0')
+    Example:
+        >>> import torch, isoshard.torch_bridge as xs
+        >>> x = torch.ones(2, device="jax") + 1
+        >>> xs.sync()
+        >>> x
+        tensor([2., 2.], device='jax:0')
     """
     program.sync()
     pending = PENDING[:]
     PENDING.clear()
-    placement.settle([storage.value for storage in pending if storage.value.array is not None])
+    input_placement.settle(
+        [storage.value for storage in pending if storage.value.array is not None]
+    )
     metrics.count("syncs")
     if wait:
         jax.block_until_ready(jax.live_arrays())
@@ -74,20 +77,21 @@ def compile(step: Callable[..., Any]) -> CompiledStep:
         CaptureError: when called, if `step` does something that a replay would not repeat. It names
             the line; parameters, gradients, optimizers and random state are then as before.
 
-    >>> import torch, isoshard.torch_bridge as xs
-    >>> model = torch.nn.Linear(3, 1).to("jax")
-    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> @xs.compile
-    ... def step(x):
-    ...     optimizer.zero_grad()
-    ...     loss = model(x).square().mean()
-    ...     loss.backward()
-    ...     optimizer.step()
-    ...     return loss.detach()
-    >>> x = torch.ones(4, 3, device="jax")
-    >>> first, second = step(x).item(), step(x).item()
-    >>> second < first
-    True
+    Example:
+        >>> import torch, isoshard.torch_bridge as xs
+        >>> model = torch.nn.Linear(3, 1).to("jax")
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> @xs.compile
+        ... def step(x):
+        ...     optimizer.zero_grad()
+        ...     loss = model(x).square().mean()
+        ...     loss.backward()
+        ...     optimizer.step()
+        ...     return loss.detach()
+        >>> x = torch.ones(4, 3, device="jax")
+        >>> first, second = step(x).item(), step(x).item()
+        >>> second < first
+        True
     """
     return CompiledStep(step)
 
@@ -95,14 +99,46 @@ def compile(step: Callable[..., Any]) -> CompiledStep:
 def program_text(step: CompiledStep) -> str:
     """The optimised HLO of the program that a compiled step ran last.
 
+    Args:
+        step: made by `compile`.
+
+    Returns:
+        The text of one device's program.
+
     Raises:
         RuntimeError: the step was not captured yet.
+
+    Example:
+        >>> import torch, isoshard.torch_bridge as xs
+        >>> x = xs.mark_sharding(torch.ones(8, device="jax"), xs.get_1d_mesh("x"), ("x",))
+        >>> step = xs.compile(lambda x: x.sum())
+        >>> _ = step(x)
+        >>> "all-reduce(" in xs.program_text(step)
+        True
     """
     return _last(step).program.text()
 
 
 def memory_analysis(step: CompiledStep) -> Any:
-    """XLA's account of the memory of the program that a compiled step ran last, per device."""
+    """XLA's account of the memory of the program that a compiled step ran last, per device.
+
+    Args:
+        step: made by `compile`.
+
+    Returns:
+        JAX's `CompiledMemoryStats`: bytes of arguments, results, temporaries and code.
+
+    Raises:
+        RuntimeError: the step was not captured yet.
+
+    Example:
+        >>> import torch, isoshard.torch_bridge as xs
+        >>> x = xs.mark_sharding(torch.ones(8, device="jax"), xs.get_1d_mesh("x"), ("x",))
+        >>> step = xs.compile(lambda x: x.sum())
+        >>> _ = step(x)
+        >>> xs.memory_analysis(step).argument_size_in_bytes      # one of the eight float32
+        4
+    """
     return _last(step).program.compiled.memory_analysis()
 
 

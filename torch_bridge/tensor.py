@@ -33,21 +33,40 @@ from jax.core import Tracer
 
 from isoshard.core.errors import CopyError
 from isoshard.torch_bridge._torch_internals.tensor_fields import parse_to
-from isoshard.torch_bridge.engine import base, dropped, placement
-from isoshard.torch_bridge.engine.special import to_host
+from isoshard.torch_bridge.engine.capture import dropped_gradients
+from isoshard.torch_bridge.engine.compiling import input_placement
+from isoshard.torch_bridge.engine.operators.host_ops import to_host
+from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 from . import addresses, naming
 from .layout import marks
-from .layout.laid_out import LaidOut
+from .layout.layout_methods import LayoutMethods
 from .overrides import pickling
 
 
-class XLAShardedTensor(LaidOut):
+class XLAShardedTensor(LayoutMethods):
     """A tensor on the `jax` device; see the module's description.
 
     `XLAShardedTensor(t, mesh_shape, partition_spec)` is `t` itself, marked if both are given: every
     tensor on the device is of this class. In a script of torch_xla `t` may be on the CPU, and is
     copied; and a mesh and placements may stand for the shape and the spec.
+
+    Args:
+        elem: a tensor on the `jax` device.
+        mesh_shape: devices along each axis of a mesh of the first devices.
+        partition_spec: as for `isoshard.torch_bridge.mark_sharding`.
+        **options: `requires_grad`; others make no difference.
+
+    Raises:
+        ShardingError: `elem` is on another device.
+        SpecError: the spec does not fit.
+
+    Example:
+        >>> t = torch.arange(8.0, device="jax")
+        >>> isinstance(t, XLAShardedTensor), t.partition_spec
+        (True, None)
+        >>> XLAShardedTensor(t, (2, 4), (1,)) is t, t.sharding_spec
+        (True, '{devices=[4,2]0,4,1,5,2,6,3,7 last_tile_dim_replicate}')
     """
 
     def __new__(
@@ -80,28 +99,28 @@ class XLAShardedTensor(LaidOut):
                 f"a tensor on {self.device} cannot take the data of one on {new.device}; move it "
                 f"with .to({self.device.type!r}) first"
             )
-        base.adopt(self, new)
+        lazy_tensor.adopt(self, new)
 
     @property
     def grad(self) -> torch.Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The gradient; None for one that a compiled step left out, which is then cleared."""
-        found = dropped.held(self)
-        if found is not None and dropped.is_dropped(found):
+        found = dropped_gradients.held(self)
+        if found is not None and dropped_gradients.is_dropped(found):
             del self.grad
             return None
         return found
 
     @grad.setter
     def grad(self, new: torch.Tensor | None) -> None:
-        dropped.FIELD.__set__(self, new)
+        dropped_gradients.FIELD.__set__(self, new)
 
     @grad.deleter
     def grad(self) -> None:
-        dropped.FIELD.__delete__(self)
+        dropped_gradients.FIELD.__delete__(self)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """The whole tensor, as torch prints one."""
-        if isinstance(base.read(self).array, Tracer):
+        if isinstance(lazy_tensor.read(self).array, Tracer):
             return f"tensor(<traced by JAX>, size={tuple(self.shape)}, dtype={self.dtype})"
         text = repr(to_host(self))
         details = [f"device={str(self.device)!r}"]
@@ -188,7 +207,7 @@ class XLAShardedTensor(LaidOut):
                 "traces it; use "
                 "isoshard.to_jax(tensor) for its array"
             )
-        return lambda: base.read(self).array
+        return lambda: lazy_tensor.read(self).array
 
     def resolve_conj(self) -> torch.Tensor:
         """As torch: a lazy conjugate in memory of its own."""
@@ -242,8 +261,8 @@ class XLAShardedTensor(LaidOut):
         return self._one_buffer().__dlpack__(**options)
 
     def _one_buffer(self) -> jax.Array:
-        value = base.read(self)
-        array = placement.array_of(value)
+        value = lazy_tensor.read(self)
+        array = input_placement.array_of(value)
         if len(array.sharding.device_set) > 1:
             raise BufferError(
                 f"DLPack knows one buffer on one device, and this tensor of shape "
@@ -278,4 +297,4 @@ class XLAShardedTensor(LaidOut):
         return pickling.reduced(self)
 
 
-base.use_class(XLAShardedTensor)
+lazy_tensor.use_class(XLAShardedTensor)

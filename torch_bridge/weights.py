@@ -18,15 +18,15 @@ import jax
 import numpy as np
 import torch
 
-from isoshard.core.exchange import to_jax
-from isoshard.core.weights.errors import WeightError, raise_listed
+from isoshard.core.transfer.exchange import to_jax
+from isoshard.core.weights.weight_errors import WeightError, raise_listed
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge._torch_internals.module_fields import own_buffers, own_parameters
 
 from .dtypes import physical_dtype
 from .framework import Torch
 from .layout.widths import jax_dtype
-from .overrides import identity
+from .overrides import swap_parameters
 
 
 def load_weights(module: torch.nn.Module, weights: Mapping[str, Any]) -> None:
@@ -44,6 +44,12 @@ def load_weights(module: torch.nn.Module, weights: Mapping[str, Any]) -> None:
     Raises:
         WeightError: listing each weight that is missing, not of the module, or has another shape or
             dtype, and each other tensor that is still on `meta`.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> load_weights(model, {"weight": jax.numpy.ones((1, 2)), "bias": np.zeros(1, np.float32)})
+        >>> model(torch.ones(1, 2, device="jax")).item()
+        2.0
     """
     places = _places(module)
     own = {name: tensor for name, (_, _, tensor) in places.items()}
@@ -72,8 +78,8 @@ def load_weights(module: torch.nn.Module, weights: Mapping[str, Any]) -> None:
             faults.append(f"{called[0]} {tuple(tensor.shape)}: is no weight, and still on meta")
     raise_listed(f"the weights do not fit {type(module).__name__}", faults)
     moved = {key: _tensor(array, own[names[key][0]]) for key, array in chosen.items()}
-    found = [place for place in identity.parameters(module) if id(place[2]) in moved]
-    identity.replace([(place, moved[id(place[2])]) for place in found])
+    found = [place for place in swap_parameters.parameters(module) if id(place[2]) in moved]
+    swap_parameters.replace([(place, moved[id(place[2])]) for place in found])
     for holder, key, tensor in places.values():
         if not isinstance(tensor, torch.nn.Parameter):
             if id(tensor) not in moved:
@@ -92,6 +98,13 @@ def on_arrays(module: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
         A function of NumPy or JAX arrays, which go where the module's parameters are. Its result is
         what the module returns with NumPy arrays for tensors; of an output object of
         `transformers`, the logits (or the last hidden state) alone.
+
+    Raises:
+        CopyError: when called, if a result is float64 while `jax_enable_x64` is off.
+
+    Example:
+        >>> on_arrays(torch.nn.functional.relu)(np.float32([-1.0, 2.0]))
+        array([0., 2.], dtype=float32)
     """
 
     def call(*arrays: Any) -> Any:

@@ -28,8 +28,10 @@ from isoshard.torch_bridge._torch_internals.traced import NEW_FAKE
 
 from . import device, naming
 from .after_import import after_import
-from .engine import dispatch, gathered
-from .engine.flatten import WELCOMING
+from .engine.operators import dispatch, global_tensors
+from .engine.operators.call_template import WELCOMING
+from .layout.marks import ShardingType
+from .tensor import XLAShardedTensor
 
 _DEVICE = torch.device("xla", 0)
 _done = False
@@ -52,7 +54,7 @@ def register() -> None:
     _rename_backend()
     WELCOMING.update(f"aten::{name}.Tensor" for name in _BESIDE_CPU)
     _take_float_classes()
-    gathered.install()
+    global_tensors.install()
     after_import("torch.distributed.tensor", _from_local)
     NEW_FAKE.wrap(_on_jax)
     naming.use("xla")
@@ -178,9 +180,6 @@ def _from_local() -> None:
     The tensor is the whole, as `to_local` gives it. Pieces of a manual region make a whole.
     """
     from torch.distributed.tensor import DTensor
-
-    from .layout.marks import ShardingType
-    from .tensor import XLAShardedTensor
 
     original = DTensor.from_local
 

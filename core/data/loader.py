@@ -2,7 +2,7 @@
 
 >>> import numpy as np
 >>> from jax.sharding import PartitionSpec as P
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> mesh = make_mesh((2, 4), ("data", "model"))
 >>> source = [{"x": np.ones((8, 4), np.float32), "y": np.arange(8)} for _ in range(3)]
 >>> for batch in loader(source, mesh, P("data")):
@@ -31,16 +31,16 @@ from typing import Any, Literal
 
 from jax.sharding import Mesh
 
-from isoshard.core import metrics, samples
 from isoshard.core.errors import ShardingError
 from isoshard.core.frameworks import require
-from isoshard.core.mesh import as_mesh
+from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.layout.spec import is_spec
 from isoshard.core.plan import Plan
 from isoshard.core.plan.freezing import UNSAID
-from isoshard.core.spec import is_spec
+from isoshard.core.runtime import metrics, samples
 
+from .batch_transfer import DeviceBatch, Placer
 from .feed import END, Feed
-from .placing import Placed, Placer
 
 Last = Literal["error", "drop", "pad"]
 _LASTS = ("error", "drop", "pad")
@@ -94,7 +94,7 @@ def loader(
     Example:
         >>> import numpy as np
         >>> from jax.sharding import PartitionSpec as P
-        >>> from isoshard.core.mesh import make_mesh
+        >>> from isoshard.core.layout.mesh import make_mesh
         >>> mesh = make_mesh((8,), ("data",))
         >>> source = [{"x": np.arange(8)}, {"x": np.arange(3)}]
         >>> for batch in loader(source, mesh, P("data"), last="pad", mask="real"):
@@ -129,6 +129,12 @@ class Loader:
 
     Attributes:
         source: what it reads.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> batches = loader([np.ones(8)] * 3, jax.make_mesh((8,), ("data",)), ("data",))
+        >>> batches, len(batches)
+        (<loader of a list by ('data',), prefetch=2>, 3)
     """
 
     def __init__(
@@ -172,6 +178,13 @@ class Batches(Iterator[Any]):
         placer: places them.
         prefetch: how many may be ready; 0 for no thread.
         framework: of the arrays.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> batches = loader([np.ones(8)] * 3, jax.make_mesh((8,), ("data",)), ("data",))
+        >>> with iter(batches) as epoch:                 # closed at the end: no thread stays
+        ...     print(next(epoch).sharding.spec)
+        P('data',)
     """
 
     def __init__(self, source: Iterator[Any], placer: Placer, prefetch: int, framework: str):
@@ -180,7 +193,7 @@ class Batches(Iterator[Any]):
         self._torch = require("torch") if framework == "torch" else None
         self._count = 0
         self._feed: Feed | None = None
-        self._items: Iterator[Placed] | None = None
+        self._items: Iterator[DeviceBatch] | None = None
         items = placer.run(source)
         if prefetch:
             self._feed = Feed(items, prefetch)

@@ -1,21 +1,26 @@
 """Domain parallelism: one sample over many devices, in shards of any size.
 
 Users say `iso.domain`. Arrays are `jax.Array`s whose axes divide, or `UnevenArray`s.
+
+>>> import jax.numpy as jnp
+>>> from isoshard.core.layout.mesh import make_mesh
+>>> rows = pack(jnp.arange(6.0), make_mesh((4,), ("x",)), ("x",), (1, 2, 0, 3))
+>>> cumsum(rows, 0)
+UnevenArray(float32[6] in float32[12], axis 0 in blocks of 3: 1, 2, 0, 3 valid; P('x',))
 """
 
 if __name__ != "isoshard.core.domain":
     raise ImportError(f"import isoshard.core.domain, not {__name__}: pip install -e . first")
 
 from .attention import ring_attention, ulysses_attention, unzigzag, zigzag
-from .conv import conv
-from .fft import fft, ifft, irfft, rfft
-from .halo import halo, halo_exchange
+from .blocks.block_layout import BlockLayout, lay_in_blocks, lay_out_in_blocks, without_padding
+from .blocks.packing import pack, repack, unpack
+from .blocks.ring import ring
+from .blocks.scattering import scatter_tensor
+from .fourier.fft import fft, ifft, irfft, rfft
 from .handlers import Shards, register_function_handler
-from .in_blocks import in_blocks
-from .laying import BlockLayout, lay_in_blocks, lay_out_in_blocks, without_padding
-from .lifting import lift
-from .packing import pack, repack, unpack
-from .pad import pad, roll
+from .lifting.in_blocks import in_blocks
+from .lifting.lifting import lift
 from .points import (
     GraphHalo,
     Neighbors,
@@ -25,12 +30,13 @@ from .points import (
     radius_search,
     segment_sum,
 )
-from .pool import avg_pool, max_pool
-from .resize import interpolate
-from .ring import ring
-from .scan import cummax, cummin, cumprod, cumsum
-from .scattering import scatter_tensor
-from .transposed import conv_transpose
+from .windows.conv import conv
+from .windows.halo import halo, halo_exchange
+from .windows.pad import pad, roll
+from .windows.pool import avg_pool, max_pool
+from .windows.resize import interpolate
+from .windows.running_scan import cummax, cummin, cumprod, cumsum
+from .windows.transposed_conv import conv_transpose
 
 __all__ = [
     "BlockLayout",

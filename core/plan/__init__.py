@@ -5,10 +5,10 @@ if __name__ != "isoshard.core.plan":
 
 from .activations import Activation, ModuleActivations
 from .difference import LeafChange, PlanDiff
+from .layout_rules import Conv, Experts, Heads, LayoutRule, Linear, PlanError
 from .plan import Plan
 from .resolved import ResolvedActivation, ResolvedLeaf, ResolvedPlan
-from .rules import Conv, Experts, Heads, LayoutRule, Linear, PlanError
-from .sizes import REPLICATE_BELOW, Largest
+from .size_rules import REPLICATE_BELOW, Largest
 
 __all__ = [
     "REPLICATE_BELOW",

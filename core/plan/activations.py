@@ -1,6 +1,6 @@
 """Activations: what a plan says of the values around a module, by the module's name.
 
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.plan import Plan
 >>> mesh = make_mesh((2, 4), ("dp", "tp"))
 >>> plan = Plan(activations={
@@ -33,16 +33,17 @@ from typing import Any, Literal
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ..axis_types import auto
-from ..entries import entries_of
+from isoshard.core.layout.axis_types import auto
+from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.layout.spec import check_even
+from isoshard.core.layout.spec_entries import entries_of
+
 from ..errors import ShardingError
-from ..mesh import as_mesh
-from ..spec import check_even
 from .freezing import UNSAID, Pairs, Unsaid, frozen, frozen_pairs
+from .layout_rules import LayoutRule, PlanError
 from .logical import AxisTable
 from .merging import merged
-from .patterns import check_patterns, label, matches
-from .rules import LayoutRule, PlanError
+from .rule_patterns import check_patterns, label, matches
 
 Side = Literal["input", "output"]
 

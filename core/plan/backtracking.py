@@ -31,7 +31,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from .rules import PlanError
+from .layout_rules import PlanError
 
 MOST_WAYS = 10**9
 """What is tried for one name at most: some seconds."""

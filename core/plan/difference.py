@@ -1,6 +1,6 @@
 """Differences of two layouts of one model: which leaves, how many bytes, by which rules.
 
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.plan import Plan
 >>> mesh = make_mesh((2, 4), ("fsdp", "tp"))
 >>> shapes = {"up.weight": (64, 32), "norm.weight": (32,)}
@@ -13,10 +13,15 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
-from ..metrics import human_bytes
-from .resolved import ResolvedLeaf, ResolvedPlan
-from .tables import table
+from isoshard.core.runtime.metrics import human_bytes
+
+from .resolved_leaves import ResolvedLeaf
+from .text_tables import table
+
+if TYPE_CHECKING:
+    from .resolved import ResolvedPlan
 
 
 @dataclasses.dataclass(frozen=True)

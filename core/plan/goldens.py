@@ -1,6 +1,6 @@
 """Golden files: a layout as JSON, one leaf a line, so that a change shows as a diff of lines.
 
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.plan import Plan
 >>> resolved = Plan({"w": P(None, ("x", "y"))}).resolve({"w": (4, 8)}, make_mesh((2, 4), ("x", "y")))
 >>> print(to_json(resolved), end="")
@@ -12,7 +12,7 @@
   "activations": [],
   "unused": []
 }
->>> from_json(to_json(resolved)).specs
+>>> type(resolved).from_json(to_json(resolved)).specs
 {'w': P(None, ('x', 'y'))}
 """  # noqa: E501
 
@@ -20,14 +20,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ..offload import is_offloaded
-from .resolved import ResolvedActivation, ResolvedLeaf, ResolvedPlan
-from .rules import PlanError
+from isoshard.core.layout.offload import is_offloaded
+
+from .layout_rules import PlanError
+from .resolved_leaves import ResolvedActivation, ResolvedLeaf
+
+if TYPE_CHECKING:
+    from .resolved import ResolvedPlan
 
 
 def to_json(resolved: ResolvedPlan) -> str:
@@ -42,12 +46,12 @@ def to_json(resolved: ResolvedPlan) -> str:
     return f"{{\n{body}\n}}\n"
 
 
-def from_json(text: str) -> ResolvedPlan:
-    """Read a layout; see `ResolvedPlan.from_json`."""
+def fields_of(text: str) -> tuple[Any, ...]:
+    """Read the fields of a `ResolvedPlan`; see `ResolvedPlan.from_json`."""
     try:
         read = json.loads(text)
         mesh = AbstractMesh(tuple(read["mesh"].values()), tuple(read["mesh"]))
-        return ResolvedPlan(
+        return (
             tuple(_leaf(entry, mesh) for entry in read["leaves"]),
             mesh,
             tuple(read["unused"]),
@@ -59,13 +63,24 @@ def from_json(text: str) -> ResolvedPlan:
         ) from None
 
 
-def check_golden(resolved: ResolvedPlan, golden: Any) -> None:
-    """Compare a layout with a golden file; see `ResolvedPlan.check_golden`."""
-    is_text = isinstance(golden, str) and golden.lstrip().startswith("{")
-    where = "the golden" if is_text else str(golden)
-    if not is_text and not Path(golden).is_file():
-        raise PlanError(f"there is no golden file {where}; {_HOW}")
-    kept = from_json(golden if is_text else Path(golden).read_text())
+def text_of(golden: Any) -> tuple[str, str]:
+    """The JSON of a golden file, and what messages call it.
+
+    Args:
+        golden: a path, or the JSON itself as text that starts with "{".
+
+    Raises:
+        PlanError: there is no such file.
+    """
+    if isinstance(golden, str) and golden.lstrip().startswith("{"):
+        return golden, "the golden"
+    if not Path(golden).is_file():
+        raise PlanError(f"there is no golden file {golden}; {_HOW}")
+    return Path(golden).read_text(), str(golden)
+
+
+def check(kept: ResolvedPlan, resolved: ResolvedPlan, where: str) -> None:
+    """Compare a layout with the one that was kept; see `ResolvedPlan.check_golden`."""
     diff = kept.diff(resolved)
     lines = [f"  {change}" for change in (*diff.changed, *diff.renamed_rules)]
     for what, a, b in (

@@ -28,7 +28,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec as P
 
-from .rules import Axes, LayoutRule, PlanError
+from .layout_rules import Axes, LayoutRule, PlanError
 
 _OUT, _INTO, _FIRST, _SECOND, _WHOLE = "out", "into", "first", "second", "whole"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .hf_plan import rules_of
-from .rules import Axes
+from .layout_rules import Axes
 
 if TYPE_CHECKING:
     from typing import Self
@@ -44,7 +44,7 @@ class Imports:
                 model.
 
         Example:
-            >>> from isoshard.core.mesh import make_mesh
+            >>> from isoshard.core.layout.mesh import make_mesh
             >>> from isoshard.core.plan import Plan
             >>> styles = {"layers.*.q_proj": "colwise", "layers.*.o_proj": "rowwise"}
             >>> plan = Plan.from_hf_tp_plan(styles, axis="model")
@@ -83,7 +83,7 @@ class Imports:
             PlanError: listing the pairs that are malformed.
 
         Example:
-            >>> from isoshard.core.mesh import make_mesh
+            >>> from isoshard.core.layout.mesh import make_mesh
             >>> from isoshard.core.plan import Plan
             >>> rules = [("batch", ("dp", "fsdp")), ("embed", "fsdp"), ("mlp", "tp")]
             >>> plan = Plan.from_logical_axis_rules(rules, inputs=("batch",))

@@ -4,7 +4,7 @@ A table is ordered pairs of a logical name and the mesh axis, axes (all of them)
 that it goes to. A name that stands in several pairs has several choices. The pairs are tried in
 order, and the first that fits decides, as in Flax, T5X and MaxText:
 
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> mesh = make_mesh((2, 4), ("fsdp", "tp"))
 >>> table = AxisTable([("batch", ("dp", "fsdp")), ("mlp", "tp"), ("embed", "tp"), ("embed", "fsdp")])
 >>> notes = []
@@ -13,7 +13,7 @@ P('fsdp', 'tp')
 >>> table.fit(("embed", "heads"), (32, 8), mesh, "w", notes)
 Traceback (most recent call last):
     ...
-isoshard.core.plan.rules.PlanError: w: 'heads' is neither a logical axis of the plan ('batch', 'embed', 'mlp') nor a mesh axis ('fsdp', 'tp'); add it to axes, with None if it is not split
+isoshard.core.plan.layout_rules.PlanError: w: 'heads' is neither a logical axis of the plan ('batch', 'embed', 'mlp') nor a mesh axis ('fsdp', 'tp'); add it to axes, with None if it is not split
 
 What fits: the axis is on the mesh (of several, those that are there; of size 1 counts, and keeps
 its name), and nothing else of the tensor uses it. Flax would then also take a choice that does not
@@ -36,11 +36,12 @@ from typing import Any
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from ..entries import entries_of
+from isoshard.core.layout.spec import axis_names, normalize_spec
+from isoshard.core.layout.spec_entries import entries_of
+
 from ..errors import UnevenError
-from ..spec import axis_names, normalize_spec
 from .freezing import frozen
-from .rules import PlanError
+from .layout_rules import PlanError
 
 
 @dataclasses.dataclass(frozen=True)

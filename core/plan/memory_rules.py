@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .freezing import Pairs
-from .patterns import check_patterns, label, matches
-from .rules import PlanError
+from .layout_rules import PlanError
+from .rule_patterns import check_patterns, label, matches
 
 
 def memory_rules(given: Any) -> Pairs:

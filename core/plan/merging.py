@@ -7,7 +7,7 @@ P(None, 'tp')
 >>> merged([P("tp"), P(None, "tp")], 2, "w")
 Traceback (most recent call last):
     ...
-isoshard.core.plan.rules.PlanError: w: the factors of the plan disagree: mesh axis 'tp' splits axis 0 in P('tp',) and axis 1 in P(None, 'tp'). Give each factor mesh axes of its own.
+isoshard.core.plan.layout_rules.PlanError: w: the factors of the plan disagree: mesh axis 'tp' splits axis 0 in P('tp',) and axis 1 in P(None, 'tp'). Give each factor mesh axes of its own.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any
 
 from jax.sharding import PartitionSpec as P
 
-from ..spec import axis_names
-from .rules import PlanError
+from isoshard.core.layout.spec import axis_names
+
+from .layout_rules import PlanError
 
 
 def merged(specs: Sequence[P], ndim: int, name: str) -> P:

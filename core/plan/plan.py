@@ -4,7 +4,7 @@ A plan is an ordered list of rules `name pattern -> spec`. The first pattern tha
 name decides. Names are paths joined by dots, as `nn.Module.named_parameters` writes them; pytrees
 and Flax modules are named alike.
 
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> mesh = make_mesh((2, 4), ("data", "model"))
 >>> plan = Plan({
 ...     "tok.*": P("model", None),             # the embedding: torch `weight`, Flax `embedding`
@@ -28,7 +28,7 @@ small, unless the plan gives a default.
 >>> plan.spec_for("head.weight", (4096, 512), mesh)
 Traceback (most recent call last):
     ...
-isoshard.core.plan.rules.PlanError: 1 leaf larger than 1.0 MiB matches no rule:
+isoshard.core.plan.layout_rules.PlanError: 1 leaf larger than 1.0 MiB matches no rule:
   head.weight: shape (4096, 512), 8.0 MiB if float32
 Add a rule for it (None replicates on purpose), or give the plan a default: Plan(.., default=P()).
 
@@ -56,21 +56,22 @@ from typing import Any
 
 from jax.sharding import PartitionSpec as P
 
-from ..axis_types import AnyMesh
+from isoshard.core.layout.axis_types import AnyMesh
+
 from .activations import ModuleActivations, activation_for, activation_rules
 from .difference import PlanDiff
 from .freezing import UNSAID, Pairs, frozen, frozen_pairs
 from .imports import Imports
-from .leaves import leaves_of
+from .layout_rules import Linear as Linear
+from .layout_rules import PlanError
 from .logical import AxisTable
 from .memory_rules import memory_for, memory_rules
-from .patterns import check_patterns
-from .presets import Presets
+from .model_leaves import leaves_of
 from .resolved import ResolvedPlan
 from .resolving import decide, resolve
-from .rules import Linear as Linear
-from .rules import PlanError
-from .sizes import REPLICATE_BELOW, Largest
+from .rule_patterns import check_patterns
+from .size_rules import REPLICATE_BELOW, Largest
+from .standard_plans import Presets
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -177,7 +178,7 @@ class Plan(Presets, Imports):
             raises where one mesh axis would split two axes of a tensor.
 
         Example:
-            >>> from isoshard.core.mesh import make_mesh
+            >>> from isoshard.core.layout.mesh import make_mesh
             >>> plan = Plan({"w": P("tp")}) * Plan({"*": P(None, "fsdp")})
             >>> plan.spec_for("w", (8, 8), make_mesh((2, 4), ("fsdp", "tp")))
             P('tp', 'fsdp')
@@ -278,7 +279,7 @@ class Plan(Presets, Imports):
             What to do with its inputs and its output, or None if no pattern matches.
 
         Example:
-            >>> from isoshard.core.mesh import make_mesh
+            >>> from isoshard.core.layout.mesh import make_mesh
             >>> said = Plan(activations={"*.mlp": P("x")}).activation_for("layers.0.mlp")
             >>> said.resolve("output", {"": (8, 4)}, make_mesh((8,), ("x",)))[""].spec
             P('x',)
@@ -296,7 +297,7 @@ class Plan(Presets, Imports):
 
         Example:
             >>> plan = Plan.data_parallel("dp") * Plan.fsdp("fsdp")
-            >>> from isoshard.core.mesh import make_mesh
+            >>> from isoshard.core.layout.mesh import make_mesh
             >>> mesh = make_mesh((2, 4), ("dp", "fsdp"))
             >>> plan.for_inputs().resolve({"tokens": (16, 128)}, mesh).specs
             {'tokens': P(('dp', 'fsdp'),)}
@@ -354,7 +355,7 @@ class Plan(Presets, Imports):
             PlanError: one of the plans does not fit the model.
 
         Example:
-            >>> from isoshard.core.mesh import make_mesh
+            >>> from isoshard.core.layout.mesh import make_mesh
             >>> before, after = Plan({"w": None}), Plan({"w": P("x")})
             >>> print(before.diff(after, {"w": (8, 4), "b": (4,)}, make_mesh((8,), ("x",))))
             name  spec            bytes/device   rule

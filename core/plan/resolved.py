@@ -1,6 +1,6 @@
 """Resolved plans: the layout of every leaf by name, and a table of it to read.
 
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.plan import Plan
 >>> mesh = make_mesh((2, 4), ("data", "model"))
 >>> resolved = Plan({"*.kernel": (None, "model")}).resolve({"a.kernel": (4, 8)}, mesh)
@@ -15,68 +15,21 @@ Leaves are named by their path: dictionary keys, list positions and attribute na
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ..metrics import human_bytes
-from ..offload import is_offloaded
-from ..paths import path_name
-from .tables import table
+from isoshard.core.layout.leaf_paths import path_name
+from isoshard.core.runtime.metrics import human_bytes
 
-if TYPE_CHECKING:
-    from .difference import PlanDiff
+from . import goldens
+from .difference import PlanDiff
+from .resolved_leaves import ResolvedActivation, ResolvedLeaf
+from .text_tables import table
 
 BY_DEFAULT, BY_SIZE, BY_NAMES = "(default)", "(small)", "(its own axis names)"
-
-
-@dataclasses.dataclass(frozen=True)
-class ResolvedLeaf:
-    """What a plan says about one leaf.
-
-    Attributes:
-        name: its path, joined by dots.
-        shape: global shape.
-        dtype: name of its dtype, or None if only the shape is known.
-        sharding: its layout, canonical.
-        bytes_per_device: bytes of one shard; 4 an element if the dtype is unknown.
-        rule: the pattern that decided, "(default)", "(small)" or "(its own axis names)"; of a
-            product, those that decided, joined by " * ".
-        notes: axes that are whole because no choice of mesh axes was left for them.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str | None
-    sharding: NamedSharding
-    bytes_per_device: int
-    rule: str
-    notes: tuple[str, ...] = ()
-
-    @property
-    def layout(self) -> str:
-        """The spec, and the memory if it is another than the one computed in, as text."""
-        spec = repr(self.sharding.spec)
-        return f"{spec} in {self.sharding.memory_kind}" if is_offloaded(self.sharding) else spec
-
-
-@dataclasses.dataclass(frozen=True)
-class ResolvedActivation:
-    """What a plan says about the values around one module.
-
-    Attributes:
-        module: its name.
-        side: "input" or "output".
-        spec: what is asked for, as text; shapes are known when the module runs.
-        rule: the pattern that decided.
-    """
-
-    module: str
-    side: str
-    spec: str
-    rule: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,8 +89,6 @@ class ResolvedPlan:
         Returns:
             The leaves that differ, and the bytes of both; `str` of it is a table.
         """
-        from .difference import PlanDiff
-
         return PlanDiff(self, other)
 
     def to_json(self) -> str:
@@ -146,9 +97,7 @@ class ResolvedPlan:
         Returns:
             The text; `from_json` reads it, `check_golden` compares with it.
         """
-        from .goldens import to_json
-
-        return to_json(self)
+        return goldens.to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> ResolvedPlan:
@@ -163,9 +112,7 @@ class ResolvedPlan:
         Raises:
             PlanError: the text is no such JSON.
         """
-        from .goldens import from_json
-
-        return from_json(text)
+        return cls(*goldens.fields_of(text))
 
     def check_golden(self, golden: Any) -> None:
         """Compare with a golden file, and name every difference.
@@ -178,15 +125,14 @@ class ResolvedPlan:
                 it.
 
         Example:
-            >>> from isoshard.core.mesh import make_mesh
+            >>> from isoshard.core.layout.mesh import make_mesh
             >>> from isoshard.core.plan import Plan
             >>> mesh = make_mesh((8,), ("x",))
             >>> golden = Plan({"w": P("x")}).resolve({"w": (8, 4)}, mesh).to_json()
             >>> Plan({"w": P("x")}).resolve({"w": (8, 4)}, mesh).check_golden(golden)
         """
-        from .goldens import check_golden
-
-        check_golden(self, golden)
+        text, where = goldens.text_of(golden)
+        goldens.check(self.from_json(text), self, where)
 
     def __str__(self) -> str:
         """A table of the leaves, the bytes on each device, and what was left unmatched."""

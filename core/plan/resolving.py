@@ -5,7 +5,7 @@ For one leaf, in one plan: the first rule whose pattern matches; else what the l
 merged. If no factor has more than a default to say, every factor must have one; else a small leaf
 is replicated, and a large one is a fault.
 
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.plan import Plan
 >>> plan = Plan({"*.up.*": P("tp")}) * Plan.fsdp("fsdp", min_bytes=0)
 >>> found = resolve(plan, {"a.up.weight": (8, 4)}, make_mesh((2, 4), ("fsdp", "tp")))
@@ -23,19 +23,20 @@ from typing import TYPE_CHECKING, Any
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.layout.mesh import ambient_mesh, as_mesh
+from isoshard.core.layout.offload import in_memory
+from isoshard.core.layout.spec import axis_names, check_even
+from isoshard.core.runtime.metrics import human_bytes
+
 from ..errors import ShardingError
-from ..mesh import ambient_mesh, as_mesh
-from ..metrics import human_bytes
-from ..offload import in_memory
-from ..spec import axis_names, check_even
 from .freezing import UNSAID
-from .leaves import Leaf, leaves_of, modules_of
+from .layout_rules import LayoutRule, PlanError
 from .logical import AxisTable
 from .merging import merged
-from .patterns import label, matches
+from .model_leaves import ModelLeaf, leaves_of, modules_of
 from .resolved import BY_DEFAULT, BY_NAMES, BY_SIZE, ResolvedActivation, ResolvedLeaf, ResolvedPlan
-from .rules import LayoutRule, PlanError
-from .sizes import Largest
+from .rule_patterns import label, matches
+from .size_rules import Largest
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -77,7 +78,7 @@ def resolve(plan: Plan, tree: Any, mesh: Any, *, strict: bool = False) -> Resolv
     resolved: list[ResolvedLeaf] = []
     used: set[str] = set()
     faults: list[str] = []
-    large: list[Leaf] = []
+    large: list[ModelLeaf] = []
     for leaf in leaves_of(tree):
         decisions = decide(plan, leaf, mesh)
         if not decisions:
@@ -101,7 +102,7 @@ def resolve(plan: Plan, tree: Any, mesh: Any, *, strict: bool = False) -> Resolv
     return found
 
 
-def decide(plan: Plan, leaf: Leaf, mesh: Mesh | None) -> list[Decision]:
+def decide(plan: Plan, leaf: ModelLeaf, mesh: Mesh | None) -> list[Decision]:
     """Find what the factors of a plan say of one leaf.
 
     Args:
@@ -121,7 +122,7 @@ def decide(plan: Plan, leaf: Leaf, mesh: Mesh | None) -> list[Decision]:
     return []
 
 
-def _decide(factor: Plan, leaf: Leaf, mesh: Mesh | None) -> Decision | None:
+def _decide(factor: Plan, leaf: ModelLeaf, mesh: Mesh | None) -> Decision | None:
     for pattern, spec in factor.rules:
         if matches(pattern, leaf.name):
             return Decision(pattern, spec, factor.axes)
@@ -136,7 +137,7 @@ def _speaks(factor: Plan, names: Sequence[Any], mesh: Mesh | None) -> bool:
 
 
 def _lay_out(
-    leaf: Leaf, decisions: list[Decision], rule: str, mesh: Mesh, plan: Plan
+    leaf: ModelLeaf, decisions: list[Decision], rule: str, mesh: Mesh, plan: Plan
 ) -> ResolvedLeaf:
     limit, memory = plan.replicate_below, plan.memory_for(leaf.name)
     notes: list[str] = []
@@ -160,7 +161,7 @@ def _lay_out(
     return ResolvedLeaf(leaf.name, leaf.shape, leaf.dtype_name, sharding, size, rule, tuple(notes))
 
 
-def _spec(decision: Decision, leaf: Leaf, mesh: Mesh, notes: list[str]) -> P:
+def _spec(decision: Decision, leaf: ModelLeaf, mesh: Mesh, notes: list[str]) -> P:
     spec = decision.spec
     if isinstance(spec, LayoutRule):
         spec = spec.spec(leaf.name, len(leaf.shape))
@@ -198,7 +199,7 @@ def _activations(
     return tuple(rows), tuple(silent)
 
 
-def _complaint(faults: list[str], large: list[Leaf], limit: int) -> str:
+def _complaint(faults: list[str], large: list[ModelLeaf], limit: int) -> str:
     lines = []
     if faults:
         lines.append(f"the specs of {_leaves(len(faults))} do not fit:")
@@ -226,7 +227,7 @@ def _leaves(count: int) -> str:
     return f"{count} leaf" if count == 1 else f"{count} leaves"
 
 
-def _large_line(leaf: Leaf) -> str:
+def _large_line(leaf: ModelLeaf) -> str:
     size = human_bytes(leaf.size)
     of = f"{size} if float32" if leaf.dtype is None else f"{leaf.dtype_name}, {size}"
     names = "" if leaf.names is None else f"; it says of its axes {leaf.names}, and axes= is empty"

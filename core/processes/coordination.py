@@ -1,7 +1,7 @@
 """Words between the processes: a small store that JAX's coordination service keeps.
 
 `put` leaves a string under a key, `take` waits for one. This module is the only place that touches
-JAX's client of that service, which has no public name (`core/_jax_internals.py`).
+JAX's client of that service, which has no public name (`core/runtime/_jax_internals.py`).
 
 Without `iso.init_distributed`, or `jax.distributed.initialize`, there is nothing to talk to:
 
@@ -17,8 +17,8 @@ from typing import Any
 
 import jax
 
-from isoshard.core._jax_internals import devices_have_started, distributed_state
 from isoshard.core.errors import DistributedError
+from isoshard.core.runtime._jax_internals import devices_have_started, distributed_state
 
 _SPACE = "isoshard/"
 

@@ -103,6 +103,14 @@ def init_distributed(
     Raises:
         DistributedError: the environment is incomplete, JAX's devices have started already, a
             process has another number of devices, or not all processes came in time.
+
+    Example:
+        >>> init_distributed()                             # no launcher: a run of one process
+        Processes(rank=0, size=1, local_rank=0, launcher=None)
+        >>> import torch.distributed as dist
+        >>> dist.get_world_size()
+        1
+        >>> dist.destroy_process_group()
     """
     global _started
     if _started is not None:

@@ -32,7 +32,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from .watch_lines import Hub, Line, Spoke
+from .watch_connections import Connection, Hub, Spoke
 
 HEARD = 2.0
 ENDED = 5.0
@@ -50,7 +50,7 @@ class Watch:
     """
 
     def __init__(
-        self, rank: int, line: Line, before_leaving: Callable[[], None], patience: float
+        self, rank: int, line: Connection, before_leaving: Callable[[], None], patience: float
     ) -> None:
         """Begin: exceptions, exits and what the others say are looked after from here on."""
         self.rank = rank

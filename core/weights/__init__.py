@@ -3,16 +3,16 @@
 if __name__ != "isoshard.core.weights":
     raise ImportError(f"import isoshard.core.weights, not {__name__}")
 
-from .errors import FileFormatError, WeightError
 from .joining import Concat, Split
 from .loading import load_safetensors
 from .ops import Kernel, Op, Transpose
-from .presets import attention, flax_names, linen_names
 from .reshaping import MergeAxes, SplitAxis
-from .rules import Rule
-from .saving import save_safetensors
+from .safetensors_writing import save_safetensors
+from .standard_layers import attention, flax_names, linen_names
 from .verify import Agreement, verify
+from .weight_errors import FileFormatError, WeightError
 from .weight_map import WeightMap
+from .weight_rules import Rule
 
 __all__ = [
     "Agreement",

@@ -25,7 +25,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from .errors import FileFormatError, raise_listed
+from .weight_errors import FileFormatError, raise_listed
 
 LONGEST_HEADER = 100_000_000  # bytes; what the format's own reader takes
 _CODES = {

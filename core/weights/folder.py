@@ -11,8 +11,8 @@ import json
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from .errors import FileFormatError, raise_listed
 from .file_format import LONGEST_HEADER, Stored, read_header
+from .weight_errors import FileFormatError, raise_listed
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 

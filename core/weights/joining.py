@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from .ops import Entries, Op, OpError, Piece, Shape, Sizes, whole_sizes
+from .ops import Entries, Op, OpError, Shape, Sizes, WaitingMemory, whole_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Concat(Op):
         """See `Op`."""
         return [xp.concatenate(list(arrays), self.axis)]
 
-    def back(self, pieces: Sequence[Piece], shapes: Sequence[Shape]) -> list[Piece]:
+    def back(self, pieces: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
         """The parts that a rectangle reaches into."""
         found = []
         for piece in pieces:
@@ -122,14 +122,14 @@ class Split(Op):
         pairs = zip(ends, parts, strict=True)
         return [arrays[0][(*before, slice(end - part, end))] for end, part in pairs]
 
-    def back(self, pieces: Sequence[Piece], shapes: Sequence[Shape]) -> list[Piece]:
+    def back(self, pieces: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
         """The same rectangles, further in."""
         parts = self._parts(shapes[0])
         found = []
         for piece in pieces:
             start = list(piece.start)
             start[self.axis] += sum(parts[: piece.which])
-            found.append(Piece(0, tuple(start), piece.view))
+            found.append(WaitingMemory(0, tuple(start), piece.view))
         return found
 
     def _parts(self, shape: Shape) -> Shape:
@@ -149,8 +149,10 @@ def _moves(layouts: Sequence[Entries], axis: int) -> str:
     return f"axis {axis} is split over {', '.join(map(repr, layouts[0][axis]))}"
 
 
-def _part(piece: Piece, which: int, axis: int, begin: int, low: int, high: int, at: int) -> Piece:
+def _part(
+    piece: WaitingMemory, which: int, axis: int, begin: int, low: int, high: int, at: int
+) -> WaitingMemory:
     """What of a piece lies at `low` to `high` along an axis, and starts at `at` in its array."""
     index = (slice(None),) * axis + (slice(low - begin, high - begin),)
     start = (*piece.start[:axis], at, *piece.start[axis + 1 :])
-    return Piece(which, start, piece.view[index])
+    return WaitingMemory(which, start, piece.view[index])

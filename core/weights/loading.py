@@ -1,7 +1,7 @@
 """Weights from files straight to shards: every device's memory is filled from its own bytes.
 
->>> from isoshard.core.mesh import make_mesh
->>> from isoshard.core.weights.saving import save_safetensors
+>>> from isoshard.core.layout.mesh import make_mesh
+>>> from isoshard.core.weights.safetensors_writing import save_safetensors
 >>> files = save_safetensors("model", {"up.weight": np.ones((16, 4), np.float32)})
 >>> mesh = make_mesh((8,), ("x",))
 >>> load_safetensors("model", mesh, Plan({"*.weight": ("x", None)}))["up.weight"].sharding.spec
@@ -9,7 +9,7 @@ P('x',)
 
 Under the names and with the axes of another framework, by the rules of a `WeightMap`:
 
->>> from isoshard.core.weights.presets import flax_names
+>>> from isoshard.core.weights.standard_layers import flax_names
 >>> like = {"up": {"kernel": jax.ShapeDtypeStruct((4, 16), "float32")}}
 >>> params = load_safetensors("model", mesh, (None, "x"), weights=flax_names(), like=like)
 >>> params["up"]["kernel"].sharding.shard_shape((4, 16))
@@ -38,22 +38,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core.device_dtypes import device_dtype
 from isoshard.core.errors import ShardingError, raise_collected
-from isoshard.core.host import ALIGNMENT, aligned_empty, cuts_of
-from isoshard.core.mesh import as_mesh
+from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.layout.spec import named_sharding
 from isoshard.core.plan import Plan
-from isoshard.core.spec import named_sharding
+from isoshard.core.transfer.device_dtypes import device_dtype
+from isoshard.core.transfer.host_memory import ALIGNMENT, aligned_empty, cuts_of
 
-from .errors import WeightError, raise_listed
 from .file_format import Stored
 from .folder import open_weights
-from .matching import Group
-from .ops import Piece
+from .matching import RuleGroup
+from .ops import WaitingMemory
 from .progress import Progress, shown
 from .reading import Job, read_all
-from .rules import Rule
+from .weight_errors import WeightError, raise_listed
 from .weight_map import WeightMap, filled
+from .weight_rules import Rule
 
 CHUNK = 16 << 20  # bytes
 
@@ -97,6 +97,15 @@ def load_safetensors(
         WeightError: listing every weight that does not fit the rules or `like`.
         ShardingError: listing every weight that the plan does not fit, or that has no dtype on
             devices.
+        ValueError: `threads` or `chunk` is too small.
+        TypeError: `dtype` is no float dtype.
+
+    Example:
+        >>> from isoshard.core.layout.mesh import make_mesh
+        >>> from isoshard.core.weights.safetensors_writing import save_safetensors
+        >>> _ = save_safetensors("small", {"w": np.ones((8, 4), np.float32)})
+        >>> load_safetensors("small", make_mesh((8,), ("x",)), ("x",), dtype="bfloat16")["w"].dtype
+        dtype(bfloat16)
     """
     mesh = as_mesh(mesh)
     if threads < 1 or chunk < 1 << 12:
@@ -133,7 +142,7 @@ class _Target:
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype
-    pieces: Callable[[tuple[int, ...], np.ndarray], Sequence[tuple[str, Piece]]]
+    pieces: Callable[[tuple[int, ...], np.ndarray], Sequence[tuple[str, WaitingMemory]]]
     stored: Mapping[str, Stored]
     same: str = ""
 
@@ -213,7 +222,7 @@ def _aligned(count: int, shape: tuple[int, ...], dtype: np.dtype) -> list[np.nda
     return [part.view(dtype).reshape(shape) for part in parts]
 
 
-def _one_dtype(group: Group, stored: Mapping[str, Stored]) -> Stored:
+def _one_dtype(group: RuleGroup, stored: Mapping[str, Stored]) -> Stored:
     """A source of a group, all of which have one dtype."""
     sources = [stored[name] for names in group.sources for name in names]
     kinds = sorted({source.dtype.name for source in sources})

@@ -1,7 +1,7 @@
 """Matching: which leaves each rule takes, what it makes of them, and everything that does not fit.
 
 >>> from .ops import Kernel
->>> from .rules import Rule
+>>> from .weight_rules import Rule
 >>> found = Matching([Rule("{path*}.weight", "{path*}.kernel", Kernel())], {"up.weight": (8, 4)})
 >>> found.groups[0].shapes, found.faults
 ({'up.kernel': (4, 8)}, [])
@@ -16,14 +16,14 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .ops import OpError, Piece, Shape
-from .rules import Rule
+from .ops import OpError, Shape, WaitingMemory
+from .weight_rules import Rule
 
 Names = tuple[tuple[str, ...], ...]  # for each layer (one, if nothing is stacked) for each pattern
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class RuleGroup:
     """A rule with the leaves that it takes together.
 
     Attributes:
@@ -62,7 +62,7 @@ class Group:
             name: shape for names in self.targets for name, shape in zip(names, found, strict=True)
         }
 
-    def pieces(self, target: str, start: Shape, view: Any) -> list[tuple[str, Piece]]:
+    def pieces(self, target: str, start: Shape, view: Any) -> list[tuple[str, WaitingMemory]]:
         """What memory of a target waits for.
 
         Args:
@@ -74,17 +74,17 @@ class Group:
             The sources' names, with the rectangle of each that a part of the memory waits for.
         """
         layer = next(i for i, names in enumerate(self.targets) if target in names)
-        piece = Piece(self.targets[layer].index(target), start, view)
+        piece = WaitingMemory(self.targets[layer].index(target), start, view)
         if not self.rule.stacks:
             return self._back(layer, piece)
         at, found = self.rule.stack_axis, []
         for i in range(view.shape[at]):
             inner = view[(slice(None),) * at + (i,)]
-            one = Piece(piece.which, _without(start, at), inner)
+            one = WaitingMemory(piece.which, _without(start, at), inner)
             found += self._back(start[at] + i, one)
         return found
 
-    def _back(self, layer: int, piece: Piece) -> list[tuple[str, Piece]]:
+    def _back(self, layer: int, piece: WaitingMemory) -> list[tuple[str, WaitingMemory]]:
         pieces = [piece]
         for op, shapes in zip(self.rule.ops[::-1], self.steps[-2::-1], strict=True):
             pieces = op.back(pieces, shapes)
@@ -94,7 +94,7 @@ class Group:
         return [
             (
                 self.sources[0][found.which],
-                Piece(
+                WaitingMemory(
                     found.which,
                     (*found.start[:at], layer, *found.start[at:]),
                     found.view[(slice(None),) * at + (None,)],
@@ -131,7 +131,7 @@ class Matching:
         """See the class."""
         self._rules, self._given, self._wanted = rules, given, wanted
         self._by_target = by_target
-        self.groups: list[Group] = []
+        self.groups: list[RuleGroup] = []
         self.dropped: list[str] = []
         self.faults: list[str] = []
         self._takers: dict[tuple[int, tuple[Any, ...]], dict[tuple[int, int], str]] = {}
@@ -215,7 +215,7 @@ class Matching:
                 tuple(p.fill({**captures, rule.stack or "": str(i)}) for p in rule.targets)
                 for i in range(copies)
             )
-            group = Group(rule, sources, targets, inputs)
+            group = RuleGroup(rule, sources, targets, inputs)
             group.shapes  # noqa: B018  (raises what does not fit)
         except OpError as error:
             self.faults.append(f"{told}: {error} [{rule}]")
@@ -224,7 +224,7 @@ class Matching:
 
     def _check_twice(self) -> None:
         """Look for targets that several groups make."""
-        makers: dict[str, list[Group]] = {}
+        makers: dict[str, list[RuleGroup]] = {}
         for group in self.groups:
             for names in group.targets:
                 for name in names:
@@ -272,7 +272,7 @@ def _without(shape: Shape, axis: int) -> Shape:
     return (*shape[:axis], *shape[axis + 1 :])
 
 
-def _sources_told(group: Group, given: Mapping[str, Shape]) -> str:
+def _sources_told(group: RuleGroup, given: Mapping[str, Shape]) -> str:
     names = [name for layer in group.sources for name in layer]
     told = [f"{name} {given[name]}" for name in names[:3]]
     return ", ".join(told) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

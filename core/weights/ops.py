@@ -10,8 +10,8 @@ An operation takes a list of arrays to a list of arrays, and says besides what b
 shapes, and of their layout: a transpose takes the mesh axes along, so no data moves between
 devices. Where it would have to (a split through the middle of a device's block), that is an error.
 
-`back` is how files are loaded: a `Piece` is memory that waits for a rectangle of an output, and
-`back` says which rectangles of the inputs it waits for.
+`back` is how files are loaded: a `WaitingMemory` is memory that waits for a rectangle of an output,
+and `back` says which rectangles of the inputs it waits for.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class OpError(Exception):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Piece:
+class WaitingMemory:
     """Memory that waits for a rectangle of an array.
 
     Attributes:
@@ -48,7 +48,12 @@ class Piece:
 
 
 class Op:
-    """One operation on a list of arrays; subclasses are frozen, so equal ones are compiled once."""
+    """One operation on a list of arrays; subclasses are frozen, so equal ones are compiled once.
+
+    Example:
+        >>> isinstance(Transpose((2, 0, 1)), Op), Transpose((2, 0, 1)).inverse
+        (True, Transpose(axes=(1, 2, 0)))
+    """
 
     @property
     def inverse(self) -> Op:
@@ -69,7 +74,7 @@ class Op:
         """The outputs, by the functions of `xp`: numpy or jax.numpy."""
         raise TypeError(f"{type(self).__name__} does not run")
 
-    def back(self, pieces: Sequence[Piece], shapes: Sequence[Shape]) -> list[Piece]:
+    def back(self, pieces: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
         """Pieces of the inputs, given those of the outputs and the shapes of the inputs."""
         raise TypeError(f"{type(self).__name__} cannot load")
 
@@ -107,14 +112,14 @@ class Transpose(Op):
         """See `Op`."""
         return [xp.transpose(array, self._axes(array.ndim)) for array in arrays]
 
-    def back(self, pieces: Sequence[Piece], shapes: Sequence[Shape]) -> list[Piece]:
+    def back(self, pieces: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
         """See `Op`."""
         return [self._back(piece) for piece in pieces]
 
-    def _back(self, piece: Piece) -> Piece:
+    def _back(self, piece: WaitingMemory) -> WaitingMemory:
         order = np.argsort(self._axes(len(piece.start)))
         start = tuple(piece.start[axis] for axis in order)
-        return Piece(piece.which, start, piece.view.transpose(order))
+        return WaitingMemory(piece.which, start, piece.view.transpose(order))
 
     def _axes(self, rank: int) -> tuple[int, ...]:
         if sorted(self.axes) != list(range(rank)):

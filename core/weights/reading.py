@@ -16,13 +16,13 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from isoshard.core import metrics
 from isoshard.core.errors import CopyError
-from isoshard.core.host import aligned_empty, start_of
+from isoshard.core.runtime import metrics
+from isoshard.core.transfer.host_memory import aligned_empty, start_of
 
-from .errors import FileFormatError
 from .file_format import Stored
 from .reads import Read, Run, Wish, joined, reads_of
+from .weight_errors import FileFormatError
 
 Blocks = dict[tuple[int, ...], np.ndarray]
 

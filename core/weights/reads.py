@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from .errors import FileFormatError
+from .weight_errors import FileFormatError
 
 PAGE = 4096  # bytes; a disk reads no less
 SPREAD = 1 << 20  # bytes of a block that is spread over memory; larger ones leave the cache

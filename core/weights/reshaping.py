@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .ops import Entries, Op, OpError, Piece, Shape, Sizes, whole_sizes
+from .ops import Entries, Op, OpError, Shape, Sizes, WaitingMemory, whole_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +73,11 @@ class SplitAxis(Op):
             for a, s in zip(arrays, self.shapes([x.shape for x in arrays]), strict=True)
         ]
 
-    def back(self, pieces: Sequence[Piece], shapes: Sequence[Shape]) -> list[Piece]:
+    def back(self, pieces: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
         """Whole rows of the inner axes go together, others one by one."""
         return [p for piece in pieces for p in self._back(piece, shapes[piece.which])]
 
-    def _back(self, piece: Piece, shape: Shape) -> list[Piece]:
+    def _back(self, piece: WaitingMemory, shape: Shape) -> list[WaitingMemory]:
         into = self._sizes(shape)
         rank = len(into)
         sizes = piece.view.shape[self.axis : self.axis + rank]
@@ -88,7 +88,7 @@ class SplitAxis(Op):
                 break  # else the memory lies so that the inner axes make no run
         return found
 
-    def _run(self, piece: Piece, into: Shape, index: Shape) -> Piece:
+    def _run(self, piece: WaitingMemory, into: Shape, index: Shape) -> WaitingMemory:
         """The run along the merged axis at one index of the axes that are walked."""
         axis, last = self.axis, self.axis + len(into)
         view = piece.view[(slice(None),) * axis + index]
@@ -98,7 +98,7 @@ class SplitAxis(Op):
         steps = [math.prod(into[i + 1 :]) for i in range(len(into))]
         at = [s + i for s, i in zip(piece.start[axis:last], (*index, *(0,) * kept), strict=True)]
         start = sum(s * step for s, step in zip(at, steps, strict=True))
-        return Piece(piece.which, (*piece.start[:axis], start, *piece.start[last:]), view)
+        return WaitingMemory(piece.which, (*piece.start[:axis], start, *piece.start[last:]), view)
 
     def _sizes(self, shape: Shape) -> Shape:
         if self.axis >= len(shape):
@@ -160,11 +160,11 @@ class MergeAxes(Op):
         """See `Op`."""
         return [xp.reshape(a, self._shape(a.shape)) for a in arrays]
 
-    def back(self, pieces: Sequence[Piece], shapes: Sequence[Shape]) -> list[Piece]:
+    def back(self, pieces: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
         """A run along the merged axis is cut where an outer axis takes its next step."""
         return [p for piece in pieces for p in self._back(piece, shapes[piece.which])]
 
-    def _back(self, piece: Piece, shape: Shape) -> list[Piece]:
+    def _back(self, piece: WaitingMemory, shape: Shape) -> list[WaitingMemory]:
         last = self.axis + len(self.sizes)
         inner = shape[self.axis : last]
         at, count = piece.start[self.axis], piece.view.shape[self.axis]
@@ -174,7 +174,7 @@ class MergeAxes(Op):
             view = piece.view[index]
             shaped = (*view.shape[: self.axis], *sizes, *view.shape[self.axis + 1 :])
             start = (*piece.start[: self.axis], *starts, *piece.start[self.axis + 1 :])
-            found.append(Piece(piece.which, start, view.reshape(shaped)))
+            found.append(WaitingMemory(piece.which, start, view.reshape(shaped)))
         return found
 
 

@@ -18,14 +18,14 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.spec import axis_names, named_sharding
+from isoshard.core.layout.spec import axis_names, named_sharding
 
-from .matching import Group
+from .matching import RuleGroup
 from .ops import Entries, Op, OpError
-from .rules import Rule
+from .weight_rules import Rule
 
 
-def layouts_of(group: Group, arrays: Mapping[str, Any]) -> tuple[NamedSharding, ...] | None:
+def layouts_of(group: RuleGroup, arrays: Mapping[str, Any]) -> tuple[NamedSharding, ...] | None:
     """The layouts of a group's results, in the order of its targets.
 
     Args:
@@ -72,7 +72,7 @@ def layouts_of(group: Group, arrays: Mapping[str, Any]) -> tuple[NamedSharding, 
 
 
 def run_group(
-    group: Group, arrays: Mapping[str, Any], layouts: tuple[NamedSharding, ...] | None
+    group: RuleGroup, arrays: Mapping[str, Any], layouts: tuple[NamedSharding, ...] | None
 ) -> dict[str, Any]:
     """The targets of a group.
 

@@ -7,7 +7,7 @@ True
 >>> verify(lambda x: {"logits": x}, lambda x: {"logits": 2 * x}, np.ones((2, 3)))
 Traceback (most recent call last):
     ...
-isoshard.core.weights.errors.WeightError: the two models do not give the same results (1 fault):
+isoshard.core.weights.weight_errors.WeightError: the two models do not give the same results (1 fault):
   logits: 6 of 6 elements differ by more than rtol=1e-05, atol=1e-05; the largest difference is 1 at (0, 0): 1 and 2
 """  # noqa: E501
 
@@ -20,11 +20,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from isoshard.core.exchange import to_jax
 from isoshard.core.frameworks import framework_of
-from isoshard.core.paths import named_leaves
+from isoshard.core.layout.leaf_paths import named_leaves
+from isoshard.core.transfer.exchange import to_jax
 
-from .errors import raise_listed
+from .weight_errors import raise_listed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +33,10 @@ class Agreement:
 
     Attributes:
         differences: the largest absolute difference of each result, by name.
+
+    Example:
+        >>> Agreement({"logits": 2e-7, "loss": 1e-9}).largest
+        2e-07
     """
 
     differences: dict[str, float]
@@ -65,6 +69,10 @@ def verify(
 
     Raises:
         WeightError: naming every result that differs, in its shape or by more than the tolerance.
+
+    Example:
+        >>> verify(lambda x: {"logits": x}, lambda x: {"logits": x + 0.5}, np.ones(3), atol=1)
+        Agreement(differences={'logits': 0.5})
     """
     ours, theirs = _results(reference(*inputs)), _results(candidate(*inputs))
     faults = [f"{name}: only one of the two gives it" for name in sorted({*ours} ^ {*theirs})]

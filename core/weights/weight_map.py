@@ -17,7 +17,7 @@ All leaves are looked at before one is touched, and everything that does not fit
 >>> weights.apply({"h.0.fc.weight": np.ones(8), "h.0.norm": np.ones(4)})
 Traceback (most recent call last):
     ...
-isoshard.core.weights.errors.WeightError: the weights do not fit the rules (2 faults):
+isoshard.core.weights.weight_errors.WeightError: the weights do not fit the rules (2 faults):
   h.0.norm (4,): no rule takes it
   h.0.fc.weight (8,): Kernel() takes rank 2 to 5, not 1 [Rule('h.{i}.fc.weight', 'blocks.{i}.up.kernel', Kernel())]
 """  # noqa: E501
@@ -34,14 +34,14 @@ import numpy as np
 from jax.core import Tracer
 
 from isoshard.core.frameworks import framework_of
-from isoshard.core.paths import named_leaves
+from isoshard.core.layout.leaf_paths import named_leaves
 
-from .errors import WeightError, raise_listed
-from .matching import Group, Matching
+from .matching import Matching, RuleGroup
 from .ops import Kernel as Kernel
 from .ops import OpError
-from .rules import Rule
 from .running import describe, layouts_of, run_group
+from .weight_errors import WeightError, raise_listed
+from .weight_rules import Rule
 
 _HEAD = "the weights do not fit the rules"
 
@@ -55,6 +55,14 @@ class WeightMap:
         by_target: names alone do not say which rule is meant (a `weight` of rank 2 may become a
             kernel or an embedding): the first rule decides whose targets `like` has. Without `like`
             a leaf for which rules differ is an error.
+
+    Raises:
+        WeightError: an entry of `rules` is no `Rule`.
+
+    Example:
+        >>> weights = WeightMap([Rule("{layer}.weight", "{layer}.kernel", Kernel())])
+        >>> weights.apply({"up.weight": np.ones((8, 4))})["up.kernel"].shape
+        (4, 8)
     """
 
     rules: tuple[Rule, ...]
@@ -236,7 +244,7 @@ def _as_array(leaf: Any) -> Any:
 
 
 def _dtype_faults(
-    groups: Sequence[Group], given: Mapping[str, Any], wanted: Mapping[str, Any] | None
+    groups: Sequence[RuleGroup], given: Mapping[str, Any], wanted: Mapping[str, Any] | None
 ) -> list[str]:
     """Leaves whose sources differ in dtype, or are not of the dtype wanted."""
     faults = []
@@ -254,7 +262,9 @@ def _dtype_faults(
     return faults
 
 
-def _check_ties(checks: Sequence[tuple[Group, dict[str, Any]]], made: Mapping[str, Any]) -> None:
+def _check_ties(
+    checks: Sequence[tuple[RuleGroup, dict[str, Any]]], made: Mapping[str, Any]
+) -> None:
     """On the way back, tied weights must be what they are tied to."""
     faults = []
     for group, results in checks:
@@ -279,7 +289,7 @@ def _bits(array: Any) -> Any:
     return jax.lax.bitcast_convert_type(array, kind)
 
 
-def _told(group: Group, given: Mapping[str, Any]) -> str:
+def _told(group: RuleGroup, given: Mapping[str, Any]) -> str:
     names = [name for layer in group.sources for name in layer]
     told = ", ".join(f"{name} {tuple(given[name].shape)}" for name in names[:3])
     return told + (f" and {len(names) - 3} more" if len(names) > 3 else "")

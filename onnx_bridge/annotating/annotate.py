@@ -1,7 +1,7 @@
 """`annotate`: specs and pipeline stages, written onto the nodes of a model.
 
 >>> from onnx import helper
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> w = helper.make_tensor("w", 1, [8, 4], [0.0] * 32)
 >>> x = helper.make_tensor_value_info("x", 1, ["batch", 8])
 >>> y = helper.make_tensor_value_info("y", 1, ["batch", 4])
@@ -30,9 +30,9 @@ import onnx
 from jax.sharding import Mesh
 
 from isoshard.core.errors import ShardingError
-from isoshard.core.mesh import as_mesh
+from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.layout.spec import named_sharding
 from isoshard.core.plan import Plan
-from isoshard.core.spec import named_sharding
 
 from ..errors import AnnotationError, raise_annotations
 from ..layouts.meshes import NumberedMesh
@@ -82,6 +82,15 @@ def annotate(
             tensor, or stages run backwards; all faults of one kind in one message.
         PlanError: the plan does not fit.
         ModelError: the graph cannot be read.
+
+    Example:
+        >>> from onnx import parser
+        >>> from isoshard.core.layout.mesh import make_mesh
+        >>> model = parser.parse_model(
+        ...     '<ir_version: 11, opset_import: ["":20]> g (float[8] x) => (float[8] y) {y=Abs(x)}')
+        >>> done = annotate(model, make_mesh((4,), ("x",)), {"x": ("x",)}, config="quad")
+        >>> done.configuration[0].name, len(done.graph.node[0].device_configurations)
+        ('quad', 1)
     """
     mesh = as_mesh(mesh)
     copied = onnx.ModelProto()

@@ -4,7 +4,7 @@
 >>> x = helper.make_tensor_value_info("x", 1, [4])
 >>> node = helper.make_node("Relu", ["x"], ["up.y"], name="relu")
 >>> graph = Graph(helper.make_model(helper.make_graph([node], "g", [x], [])))
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> mesh = make_mesh((2,), ("data",))
 >>> specs_of(graph, {"up.*": ("data",), ("relu", "x"): None}, mesh)
 Specs(values={'up.y': ('data',)}, at_nodes={('relu', 'x'): None})
@@ -20,10 +20,10 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.plan import Plan
-from isoshard.core.plan.patterns import check_patterns, matches
+from isoshard.core.plan.rule_patterns import check_patterns, matches
+from isoshard.onnx_bridge.exporting import weight_layouts
 
 from ..errors import AnnotationError
-from ..exporting import placing
 from ..reading.graph import Graph, Node
 from ..reading.parameter_record import Origin
 from ..reading.parameters import parameters
@@ -82,8 +82,8 @@ def specs_of(graph: Graph, specs: Mapping[Any, Any] | Plan, mesh: Mesh) -> Specs
     if isinstance(specs, Plan):
         values = {
             **_of_parameters(graph, specs, mesh),
-            **placing.of_activations(specs, graph, mesh),
-            **placing.of_inputs(specs, graph, mesh),
+            **weight_layouts.of_activations(specs, graph, mesh),
+            **weight_layouts.of_inputs(specs, graph, mesh),
         }
         touched = set(_touched(graph))
         return Specs({name: spec for name, spec in values.items() if name in touched}, {})
@@ -99,7 +99,7 @@ def _of_parameters(graph: Graph, plan: Plan, mesh: Mesh) -> dict[str, P]:
         for leaf in plan.resolve(leaves, mesh).leaves:
             tensor = now[leaf.name]
             origin = waiting.pop(tensor).origin
-            if placing.is_spoken(leaf):
+            if weight_layouts.is_spoken(leaf):
                 found[tensor] = P(*origin.spec(tuple(leaf.sharding.spec)))
     return found
 

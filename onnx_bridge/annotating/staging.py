@@ -1,6 +1,6 @@
 """Staging: the pipeline stages a user names, and the devices of each.
 
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> parts, record = stage_parts(make_mesh((2, 2), ("data", "model")), [0, 1], "stage")
 >>> {stage: over.numbers for stage, over in parts.items()}
 {0: (0, 1, 2, 3), 1: (4, 5, 6, 7)}
@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from jax.sharding import Mesh
 
-from isoshard.core.mesh import describe_mesh
-from isoshard.core.plan.patterns import check_patterns, matches
+from isoshard.core.layout.mesh import describe_mesh
+from isoshard.core.plan.rule_patterns import check_patterns, matches
+from isoshard.onnx_bridge.exporting.weight_layouts import modules_around
 
 from ..errors import AnnotationError
-from ..exporting.placing import modules_around
 from ..layouts.meshes import NumberedMesh, part_of_mesh
 from ..reading.graph import Graph, Node
 from ..reading.mesh_record import MeshRecord

@@ -96,6 +96,10 @@ class Finding:
         tensor: name of the tensor.
         axis: of the tensor.
         configuration: name of the configuration it is about; None for the file.
+
+    Example:
+        >>> Finding("structure.uneven", "3 rows in 2 shards", tensor="w", axis=0).severity
+        'warning'
     """
 
     rule: str

@@ -21,7 +21,7 @@ from .validating import checked
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class DeviceTensor:
     """A tensor in a stage.
 
     Attributes:
@@ -64,7 +64,7 @@ class StageHoldings:
     number: int
     devices: tuple[int, ...]
     operators: tuple[str, ...]
-    tensors: tuple[Held, ...]
+    tensors: tuple[DeviceTensor, ...]
 
     def total(self, device: int, kind: str) -> tuple[int, bool]:
         """Bytes of one kind of tensor on a device.
@@ -111,7 +111,7 @@ def _stage(check: Check, number: int, sizes: Mapping[str, int]) -> StageHoldings
     graph = check.graph
     nodes = [node for node in graph.nodes if check.stages[node.index] == number]
     devices = sorted(check.devices_of(number))
-    found: dict[str, Held] = {}
+    found: dict[str, DeviceTensor] = {}
     for node in nodes:
         for name in filter(None, (*node.inputs, *node.captured)):
             kind = "parameter" if name in graph.initializers else "input"
@@ -141,7 +141,7 @@ def _held(
     said: bool,
     devices: list[int],
     sizes: Mapping[str, int],
-) -> Held:
+) -> DeviceTensor:
     shape, dtype = graph.shape(name), graph.dtype(name)
     if place is None and devices and shape is not None:
         place = Placement.whole(len(shape), devices)
@@ -150,7 +150,7 @@ def _held(
     if shape is not None and dtype is not None and place is not None and len(known) == len(shape):
         blocks = [-(-one // count) for one, count in zip(known, place.counts, strict=True)]
         size = math.prod(blocks) * dtype.itemsize
-    return Held(name, kind, shape, dtype.name if dtype else "?", place, size, said)
+    return DeviceTensor(name, kind, shape, dtype.name if dtype else "?", place, size, said)
 
 
 def _sizes(shape: tuple[int | str | None, ...], known: Mapping[str, int]) -> Iterator[int]:

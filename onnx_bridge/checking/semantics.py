@@ -2,8 +2,8 @@
 
 A tensor lies as the node's own spec says; without one as it left the node that made it; an input of
 the model or a weight without one is whole. A value that enters a later stage keeps its blocks, on
-that stage's devices. Where an operator has no rule nothing is inferred, and nothing that follows
-from it is held against anyone.
+that stage's devices. Where an operator has no rule nothing is inferred, and no fault is reported
+for what depends on it.
 
 Source: ONNX proposal 0007.
 """
@@ -18,7 +18,7 @@ from ..reading.stages import stages_of
 from .agreement import Outcome, agree
 from .factors import Factors, NoShape, Site, Unfit
 from .findings import Finding
-from .operators import rule_of
+from .operator_rules import rule_of
 from .placement import Placement, Pool
 
 

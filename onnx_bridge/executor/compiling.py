@@ -2,7 +2,7 @@
 
 >>> import numpy as np
 >>> from onnx import helper
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> from ..annotating.annotate import annotate
 >>> w = helper.make_tensor("w", 1, [4, 8], np.ones((4, 8), np.float32))
 >>> x = helper.make_tensor_value_info("x", 1, ["batch", 4])
@@ -31,17 +31,17 @@ import onnx
 from jax.sharding import Mesh, NamedSharding
 from onnx import helper, numpy_helper
 
-from isoshard.core.device_dtypes import device_dtype
-from isoshard.core.place import shard
+from isoshard.core.transfer.device_dtypes import device_dtype
+from isoshard.core.transfer.place import shard
 
 from ..errors import ModelError
 from ..layouts.shardings import Uneven
 from ..reading.layout import ModelLayout, layout
 from ..reading.opening import load
 from ..reading.parameter_record import Origin, parameters_of
-from .arguments import Inputs, placed
 from .evaluating import require_operators
 from .inferred import with_inferred
+from .model_inputs import Inputs, placed
 from .program import Program
 from .routes import Routes, Shapes, abstract
 from .tensors import Sorted, sort
@@ -62,6 +62,15 @@ class Compiled:
             weight that two stages use is in both: add its gradients.
         origins: which weight of the exported module each tensor is, if the file says so.
         layout: what the annotations say.
+
+    Example:
+        >>> from onnx import parser
+        >>> from isoshard.onnx_bridge.annotating import annotate
+        >>> model = parser.parse_model(
+        ...     '<ir_version: 11, opset_import: ["":20]> g (float[8] x) => (float[8] y) {y=Abs(x)}')
+        >>> run = compile(annotate(model, jax.make_mesh((8,), ("x",)), {"x": ("x",)}))
+        >>> run.input_shardings["x"].spec, "all-reduce" in run.hlo()[0]
+        (P('x',), False)
     """
 
     def __init__(self, found: ModelLayout, max_bytes: int) -> None:
@@ -199,6 +208,16 @@ def compile(
         ModelError: the model cannot be read, has operators that cannot run (all of them are
             listed), or a value is too large.
         AnnotationError: its annotations do not fit it, or the mesh.
+        ValueError: `unspecified` is neither of the two.
+
+    Example:
+        >>> from onnx import parser
+        >>> from isoshard.onnx_bridge.annotating import annotate
+        >>> model = parser.parse_model(
+        ...     '<ir_version: 11, opset_import: ["":20]> g (float[8] x) => (float[8] y) {y=Abs(x)}')
+        >>> run = compile(annotate(model, jax.make_mesh((8,), ("x",)), {"x": ("x",)}))
+        >>> run(-jax.numpy.arange(8.0)).tolist()
+        [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
     """
     if unspecified not in ("auto", "infer"):
         raise ValueError(f"unspecified is 'auto' or 'infer', not {unspecified!r}")

@@ -36,9 +36,9 @@ from onnx import numpy_helper
 
 from ..errors import ModelError
 from ..reading.graph import Node
-from .functions import Body, Functions, body_of, branch_of, lacking
+from .functions import FunctionBody, Functions, body_of, branch_of, lacking
 from .operators import Operator, find
-from .operators.arguments import number_of, on_device
+from .operators.operator_arguments import number_of, on_device
 from .operators.registry import HOST_LIMIT, largest
 
 Values = dict[str, Any]
@@ -182,7 +182,9 @@ def _argument(entry: Operator, node: Node, position: int, value: Any, constrain:
     return constrain(node, name, value)
 
 
-def _body(body: Body, node: Node, inputs: Sequence[Any], functions: Functions) -> Sequence[Any]:
+def _body(
+    body: FunctionBody, node: Node, inputs: Sequence[Any], functions: Functions
+) -> Sequence[Any]:
     """The results of a function that the node asks for."""
     values = dict.fromkeys(body.inputs) | dict(zip(body.inputs, inputs, strict=False))
     nodes = [_without(node, values) for node in body.nodes]

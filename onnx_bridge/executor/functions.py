@@ -31,7 +31,7 @@ _MOST_NODES = 20_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Body:
+class FunctionBody:
     """Nodes that stand for one.
 
     Attributes:
@@ -83,7 +83,7 @@ class Functions:
 
 def body_of(
     node: Node, inputs: Sequence[Any], opsets: Mapping[str, int], functions: Functions
-) -> Body:
+) -> FunctionBody:
     """The nodes that a node stands for.
 
     Args:
@@ -115,10 +115,10 @@ def body_of(
     given_values = [helper.make_empty_tensor_value_info(name) for name in function.input]
     graph = helper.make_graph(protos, function.name, given_values, [])
     found = {**opsets, **versions}
-    return Body(_nodes(graph, found), tuple(function.input), tuple(function.output), found)
+    return FunctionBody(_nodes(graph, found), tuple(function.input), tuple(function.output), found)
 
 
-def branch_of(node: Node, attribute: str, opsets: Mapping[str, int]) -> Body:
+def branch_of(node: Node, attribute: str, opsets: Mapping[str, int]) -> FunctionBody:
     """The graph in an attribute of a control-flow node.
 
     Args:
@@ -136,7 +136,7 @@ def branch_of(node: Node, attribute: str, opsets: Mapping[str, int]) -> Body:
     graph = onnx.GraphProto()
     graph.CopyFrom(inner)
     graph.input.extend(helper.make_empty_tensor_value_info(name) for name in outer)
-    return Body(
+    return FunctionBody(
         _nodes(graph, dict(opsets)),
         (),
         tuple(value.name for value in inner.output),

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from isoshard.core.spec import named_sharding
-from isoshard.core.tiles import Tiles
+from isoshard.core.layout.spec import named_sharding
+from isoshard.core.layout.tiles import Tiles
 
 from ..checking.placement import Placement
 from ..checking.semantics import Check

@@ -18,15 +18,22 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core.axis_types import auto, constrain, is_typed, retyped, same_grid, under_auto
-from isoshard.core.metrics import human_bytes
+from isoshard.core.layout.axis_types import (
+    auto,
+    constrain,
+    is_typed,
+    retyped,
+    same_grid,
+    under_auto,
+)
+from isoshard.core.runtime.metrics import human_bytes
 
 from ..errors import ModelError
 from ..reading.graph import Node
 from ..reading.layout import ModelLayout, Stage
 from .evaluating import evaluate
-from .operators.arguments import on_device
-from .operators.whole import on_mesh
+from .operators.operator_arguments import on_device
+from .operators.unsharded_axes import on_mesh
 
 Values = dict[str, Any]
 

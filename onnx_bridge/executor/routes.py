@@ -30,7 +30,7 @@ def carried(sharding: Any, mesh: Mesh) -> NamedSharding:
         The same spec if the mesh has the same axes, in their sizes; else replicated.
 
     Example:
-        >>> from isoshard.core.mesh import make_mesh
+        >>> from isoshard.core.layout.mesh import make_mesh
         >>> devices = jax.devices()
         >>> meshes = [make_mesh((4,), ("x",), devices=devices[at : at + 4]) for at in (0, 4)]
         >>> carried(NamedSharding(meshes[0], jax.P("x")), meshes[1]).spec

@@ -2,7 +2,7 @@
 
 >>> import jax.numpy as jnp
 >>> from jax.sharding import PartitionSpec as P
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> halves = NamedSharding(make_mesh((2,), ("data",)), P("data"))
 >>> @jax.jit
 ... def inner(x):
@@ -41,7 +41,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.sharding import AxisType, NamedSharding
 
-from isoshard.core.axis_types import (
+from isoshard.core.layout.axis_types import (
     along,
     auto,
     constrain,
@@ -50,8 +50,8 @@ from isoshard.core.axis_types import (
     same_grid,
     under_auto,
 )
-from isoshard.core.spec import named_sharding
-from isoshard.core.sums import stored, unreduced
+from isoshard.core.layout.partial_sums import stored, unreduced
+from isoshard.core.layout.spec import named_sharding
 
 from ..errors import ModelError
 

@@ -28,10 +28,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from onnx import numpy_helper
 
-from isoshard.core import metrics
-from isoshard.core.axis_types import auto, constrain, is_typed
+from isoshard.core.layout.axis_types import auto, constrain, is_typed
 from isoshard.core.plan import Plan, PlanError
-from isoshard.core.plan.patterns import check_patterns, matches
+from isoshard.core.plan.rule_patterns import check_patterns, matches
+from isoshard.core.runtime import metrics
 
 from ..annotating.annotate import annotate
 from ..annotating.staging import Stages
@@ -91,6 +91,14 @@ def export_jax(
         ModelError: the function cannot be exported: random numbers, `shard_map`, state that
             changes, operations that jax2onnx does not know.
         ModuleNotFoundError: jax2onnx is not installed.
+
+    Example:
+        >>> from isoshard.onnx_bridge import layout
+        >>> mesh = jax.make_mesh((8,), ("x",))
+        >>> x = jax.ShapeDtypeStruct((8, 4), "float32")
+        >>> model = export_jax(lambda x: 2 * x, (x,), mesh, Plan(inputs=P("x")))
+        >>> layout(model).inputs["x"].spec
+        P('x',)
     """
     if jax.config.read("jax_enable_x64"):
         raise ModelError(

@@ -5,7 +5,7 @@ says, else as the array itself does; an array on one device says nothing.
 
 >>> import jax
 >>> import jax.numpy as jnp
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> from .flat_programs import flat_program
 >>> from .jax_functions import take_apart
 >>> mesh = make_mesh((8,), ("data",))
@@ -28,14 +28,14 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.entries import entries_of
 from isoshard.core.errors import ShardingError
-from isoshard.core.mesh import as_mesh
+from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.plan import Plan
 
 from ..errors import AnnotationError, AnnotationWarning
 from ..reading.graph import Graph
-from . import placing
+from . import weight_layouts
 from .flat_programs import FlatProgram
 from .jax_functions import TakenApart
 
@@ -95,10 +95,10 @@ def specs_for(
     if plan is None:
         weights = _of_leaves(taken.weights, 0, program, mesh)
     else:
-        weights = placing.spoken(plan.resolve(taken.model, mesh)) if taken.weights else {}
+        weights = weight_layouts.spoken(plan.resolve(taken.model, mesh)) if taken.weights else {}
     inputs = _of_leaves(taken.inputs, len(taken.weights), program, mesh)
     if plan is not None:
-        inputs |= placing.of_inputs(plan, graph, mesh)
+        inputs |= weight_layouts.of_inputs(plan, graph, mesh)
     return {**weights, **inputs, **_of_values(program, names, mesh)}
 
 
@@ -147,6 +147,6 @@ def _said(name: str, layout: Any, ndim: int, mesh: Mesh) -> dict[str, P]:
         )
         return {}
     try:
-        return {name: placing.spec_over(layout, mesh, ndim)}
+        return {name: weight_layouts.spec_over(layout, mesh, ndim)}
     except ShardingError as error:
         raise AnnotationError(str(error), tensor=name) from None

@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError
-from isoshard.core.mesh import as_mesh
+from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.plan import Plan
 
 from ..annotating.annotate import annotate
@@ -33,7 +33,7 @@ from ..annotating.staging import Stages
 from ..errors import ModelError
 from ..reading.graph import Graph
 from ..reading.parameter_record import write_parameters
-from . import naming, placing, twins
+from . import naming, plain_copies, weight_layouts
 from .origins import Origins
 from .saving import save
 from .simplifying import simplify
@@ -81,16 +81,26 @@ def export_torch(
     Raises:
         ShardingError: the plan does not fit, or there is no layout.
         ModelError: the module is in training mode, or cannot be copied or exported.
+
+    Example:
+        >>> from isoshard.onnx_bridge import layout
+        >>> net = torch.nn.Linear(8, 4).eval()
+        >>> plan = Plan({"weight": (None, "x")}, default=P())
+        >>> model = export_torch(net, (torch.ones(2, 8),), jax.make_mesh((8,), ("x",)), plan)
+        >>> layout(model).parameters["weight"][0].spec
+        P(None, 'x')
     """
     if module.training:
         raise ModelError(
             f"{type(module).__name__} is in training mode, and a file has no dropout and no "
             "running statistics that change: call module.eval() first"
         )
-    mesh = twins.mesh_for(module) if mesh is None else as_mesh(mesh)
+    mesh = plain_copies.mesh_for(module) if mesh is None else as_mesh(mesh)
     layout = _layout(module, mesh, plan)
-    first = twins.first_names(module)
-    plain = twins.plain_twin(module) if twin is None else twins.filled_twin(module, twin)
+    first = plain_copies.first_names(module)
+    plain = (
+        plain_copies.plain_twin(module) if twin is None else plain_copies.filled_twin(module, twin)
+    )
     program = _trace(plain, args, kwargs, dynamic_shapes, opset)
     origins = Origins(Graph(program.model_proto))
     program.optimize()
@@ -100,10 +110,10 @@ def export_torch(
     parameters = naming.trace(model, origins, first)
     write_parameters(model, parameters)
     graph = Graph(model)
-    specs: dict[str, P] = placing.of_parameters(layout, parameters, graph, mesh)
+    specs: dict[str, P] = weight_layouts.of_parameters(layout, parameters, graph, mesh)
     if plan is not None:
-        specs |= placing.of_activations(plan, graph, mesh)
-        specs |= placing.of_inputs(plan, graph, mesh)
+        specs |= weight_layouts.of_activations(plan, graph, mesh)
+        specs |= weight_layouts.of_inputs(plan, graph, mesh)
     done = annotate(model, mesh, specs, stages, config, stage_axis=stage_axis)
     if path is not None:
         save(done, Path(path))
@@ -112,18 +122,18 @@ def export_torch(
 
 def _layout(module: torch.nn.Module, mesh: Mesh, plan: Plan | None) -> dict[str, P]:
     """The spec of every parameter and buffer."""
-    tensors = twins.named_tensors(module)
+    tensors = plain_copies.named_tensors(module)
     if plan is not None:
         shapes = {name: _abstract(tensor) for name, tensor in tensors.items()}
-        return placing.spoken(plan.resolve(shapes, mesh)) if shapes else {}
-    own = twins.layouts_of(module)
+        return weight_layouts.spoken(plan.resolve(shapes, mesh)) if shapes else {}
+    own = plain_copies.layouts_of(module)
     if not own:
         raise ShardingError(
             f"{type(module).__name__} lies whole on {next(iter(tensors.values())).device}, and no "
             "plan was given: pass one, export_torch(module, args, mesh, plan)"
         )
     return {
-        name: placing.spec_over(own[name], mesh, tensor.dim()) if name in own else P()
+        name: weight_layouts.spec_over(own[name], mesh, tensor.dim()) if name in own else P()
         for name, tensor in tensors.items()
     }
 

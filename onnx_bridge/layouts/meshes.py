@@ -20,11 +20,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from isoshard.core.devices import Device
 from isoshard.core.errors import DeviceError, UnrepresentableError
-from isoshard.core.mesh import describe_mesh, make_mesh
-from isoshard.core.op_sharding import digits
-from isoshard.core.tiles import Tiles
+from isoshard.core.layout.mesh import describe_mesh, make_mesh
+from isoshard.core.layout.op_sharding import digits
+from isoshard.core.layout.tiles import Tiles
+from isoshard.core.layout.virtual_devices import Device
 
 from ..errors import AnnotationError
 
@@ -105,7 +105,7 @@ def fits(tiles: Tiles, mesh: Mesh) -> bool:
     """Whether a spec over the mesh lays these tiles out.
 
     Example:
-        >>> from isoshard.core.mesh import make_mesh
+        >>> from isoshard.core.layout.mesh import make_mesh
         >>> fits(Tiles([[0], [2], [1], [3]]), make_mesh((4,), ("x",)))
         False
     """
@@ -131,7 +131,7 @@ def part_of_mesh(mesh: Mesh, numbers: Sequence[int]) -> NumberedMesh:
         AnnotationError: the devices are no such part.
 
     Example:
-        >>> from isoshard.core.mesh import make_mesh
+        >>> from isoshard.core.layout.mesh import make_mesh
         >>> part = part_of_mesh(make_mesh((2, 4), ("stage", "model")), [4, 5, 6, 7])
         >>> dict(part.mesh.shape), part.numbers
         ({'model': 4}, (4, 5, 6, 7))

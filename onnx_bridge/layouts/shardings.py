@@ -23,9 +23,9 @@ import onnx
 from jax.sharding import Mesh, NamedSharding
 
 from isoshard.core.errors import UnrepresentableError
-from isoshard.core.mesh import as_mesh
-from isoshard.core.spec import named_sharding
-from isoshard.core.tiles import Tiles
+from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.layout.spec import named_sharding
+from isoshard.core.layout.tiles import Tiles
 
 from ..errors import AnnotationError
 from .meshes import NumberedMesh, fitting_mesh, numbered_devices, part_of_mesh, renumbered
@@ -61,7 +61,7 @@ def from_sharding_spec(
         DeviceError: no mesh is given, and there are too few devices.
 
     Example:
-        >>> from isoshard.core.mesh import make_mesh
+        >>> from isoshard.core.layout.mesh import make_mesh
         >>> proto = onnx.ShardingSpecProto(tensor_name="w", device=[0, 2, 1, 3])
         >>> shards = [onnx.SimpleShardedDimProto(num_shards=4)]
         >>> _ = proto.sharded_dim.add(axis=0, simple_sharding=shards)

@@ -1,7 +1,7 @@
 """Writing: a NamedSharding as ONNX's ShardingSpecProto.
 
 >>> from jax.sharding import PartitionSpec as P
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> sharding = NamedSharding(make_mesh((2, 2), ("data", "model")), P("model"))
 >>> print(to_sharding_spec(sharding, "up.weight", (16, 8)))
 tensor_name: "up.weight"
@@ -40,10 +40,10 @@ from collections.abc import Sequence
 import onnx
 from jax.sharding import NamedSharding
 
-from isoshard.core.entries import canonical_spec
 from isoshard.core.errors import ShardingError
-from isoshard.core.mesh import mesh_of
-from isoshard.core.tiles import Tiles
+from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.layout.spec_entries import canonical_spec
+from isoshard.core.layout.tiles import Tiles
 
 from ..errors import AnnotationError
 
@@ -76,7 +76,7 @@ def to_sharding_spec(
 
     Example:
         >>> from jax.sharding import PartitionSpec as P
-        >>> from isoshard.core.mesh import make_mesh
+        >>> from isoshard.core.layout.mesh import make_mesh
         >>> sharding = NamedSharding(make_mesh((2,), ("x",)), P("x"))
         >>> to_sharding_spec(sharding, "w", (3,))
         Traceback (most recent call last):

@@ -26,7 +26,7 @@ from .contents import bytes_of, shape_fault, type_name
 from .walking import shown, tensors
 
 
-class Piece(NamedTuple):
+class ByteRange(NamedTuple):
     """Where the data of one tensor is.
 
     Attributes:
@@ -62,7 +62,7 @@ def read_external(model: onnx.ModelProto, folder: Path, most: int) -> list[str]:
     """
     base = Path(os.path.realpath(folder))
     faults: list[str] = []
-    pieces: list[Piece] = []
+    pieces: list[ByteRange] = []
     claimed: dict[tuple[int, int], int] = {}
     for where, tensor in tensors(model):
         if not is_external(tensor):
@@ -105,7 +105,7 @@ class _Refused(ValueError):
 
 def _plan(
     where: str, tensor: TensorProto, base: Path, claimed: dict[tuple[int, int], int]
-) -> Piece:
+) -> ByteRange:
     """Check one tensor's description against the file."""
     said = {entry.key: entry.value for entry in tensor.external_data}
     wrong = shape_fault(tensor)
@@ -137,7 +137,7 @@ def _plan(
             f"tensors up to this one ask {claimed[key]} bytes of {shown(location)}, which has "
             f"{about.st_size}: some share bytes, which is not read"
         )
-    return Piece(tensor, where, location, offset, length)
+    return ByteRange(tensor, where, location, offset, length)
 
 
 def _number(what: str, text: str) -> int:

@@ -51,6 +51,14 @@ class Node:
         captured: names of values of the main graph that graphs in its attributes read.
         attributes: by name: numbers, strings, lists of them; tensors and graphs stay protos.
         proto: the node itself, not copied.
+
+    Example:
+        >>> from onnx import parser
+        >>> model = parser.parse_model(
+        ...     '<ir_version: 11, opset_import: ["":20]> g (float[8] x) => (float[8] y) {y=Abs(x)}')
+        >>> node = Graph(model).nodes[0]
+        >>> node.index, node.name, node.op_type, node.inputs, node.outputs
+        (0, 'Abs_0', 'Abs', ('x',), ('y',))
     """
 
     index: int
@@ -81,7 +89,15 @@ class Graph:
     Raises:
         ModelError: a value is made twice, is read before or without being made, an attribute
             refers to a function's, or there are sparse initializers; all faults in one message.
-    """
+
+    Example:
+        >>> from onnx import parser
+        >>> graph = Graph(parser.parse_model(
+        ...     '<ir_version: 11, opset_import: ["": 20]> g (float[N] x) => (float y) {y = Det(z)}'))
+        Traceback (most recent call last):
+            ...
+        isoshard.onnx_bridge.errors.ModelError: graph 'g' cannot be read: node 'Det_0' reads 'z' and nothing makes it
+    """  # noqa: E501
 
     def __init__(self, model: onnx.ModelProto) -> None:
         """Read the graph, and check that it can run in order."""

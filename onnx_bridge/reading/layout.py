@@ -1,7 +1,7 @@
 """`layout`: what an annotated model asks of the devices, on a mesh.
 
 >>> from onnx import helper
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.onnx_bridge.annotating import annotate
 >>> w = helper.make_tensor("w", 1, [8, 4], [0.0] * 32)
 >>> x = helper.make_tensor_value_info("x", 1, ["batch", 8])
@@ -35,8 +35,8 @@ import onnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.spec import named_sharding, same_layout
-from isoshard.core.tiles import Tiles
+from isoshard.core.layout.spec import named_sharding, same_layout
+from isoshard.core.layout.tiles import Tiles
 
 from ..errors import AnnotationError, raise_annotations
 from ..layouts.meshes import NumberedMesh
@@ -44,6 +44,7 @@ from ..layouts.shardings import Uneven, even_tiles, sharding_over
 from ..layouts.tiling import read_tiles
 from .annotations import Configuration, NodeAnnotation, choose, node_annotations
 from .graph import Graph
+from .layout_table import layout_table
 from .stage_meshes import stage_meshes
 from .stages import stages_of
 
@@ -60,6 +61,18 @@ class Stage:
         nodes: indices of its nodes, in an order they can run in.
         inputs: names of the values it reads: the model's inputs and results of earlier stages.
         outputs: names of the values that later stages or the user read.
+
+    Example:
+        >>> import jax
+        >>> from onnx import parser
+        >>> from isoshard.onnx_bridge.annotating import annotate
+        >>> model = parser.parse_model(
+        ...     '<ir_version: 11, opset_import: ["": 20]> g (float[8] x) => (float[8] y) '
+        ...     '{h = Abs(x) y = Neg(h)}')
+        >>> mesh = jax.make_mesh((4,), ("x",))                  # of one stage
+        >>> found = layout(annotate(model, mesh, {"x": ("x",)}, {"Abs*": 0, "Neg*": 1}))
+        >>> [(stage.number, stage.inputs, stage.outputs) for stage in found.stages]
+        [(0, ('x',), ('h',)), (1, ('h',), ('y',))]
     """
 
     number: int
@@ -84,6 +97,16 @@ class ModelLayout:
         notes: what was decided where the file leaves it open.
         devices: what the file calls the devices of each stage, in the order of its mesh.
         shardings: what `sharding` looks up.
+
+    Example:
+        >>> import jax
+        >>> from onnx import parser
+        >>> from isoshard.onnx_bridge.annotating import annotate
+        >>> model = parser.parse_model(
+        ...     '<ir_version: 11, opset_import: ["":20]> g (float[8] x) => (float[8] y) {y=Abs(x)}')
+        >>> found = layout(annotate(model, jax.make_mesh((4,), ("x",)), {"x": ("x",)}))
+        >>> found.inputs["x"].spec, found.outputs, found.sharding(0, "x").spec
+        (P('x',), {}, P('x',))
     """
 
     graph: Graph
@@ -110,8 +133,6 @@ class ModelLayout:
 
     def __str__(self) -> str:
         """A table of the inputs, the parameters and all annotated values, by stage."""
-        from .layout_table import layout_table
-
         return layout_table(self)
 
 
@@ -139,6 +160,18 @@ def layout(
             no NamedSharding does: every such tensor, with its node, its axis and the reason.
         ModelError: the graph cannot be read.
         DeviceError: no mesh is given, and there are too few devices.
+
+    Example:
+        >>> import jax
+        >>> from onnx import parser
+        >>> from isoshard.onnx_bridge.annotating import annotate
+        >>> model = parser.parse_model(
+        ...     '<ir_version: 11, opset_import: ["":20]> g (float[8] x) => (float[8] y) {y=Abs(x)}')
+        >>> print(layout(annotate(model, jax.make_mesh((8,), ("x",)), {"x": ("x",)})))
+        configuration 'default' of 8 devices
+        stage 0: 1 node on devices 0-7, mesh (x=8)
+        tensor  kind   shape  dtype    spec     bytes/device  stage
+        x       input  (8,)   float32  P('x',)           4 B  0
     """
     graph = Graph(model)
     configuration = choose(model, config)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jax.sharding import NamedSharding
 
-from isoshard.core.metrics import human_bytes
-from isoshard.core.op_sharding import digits
-from isoshard.core.plan.tables import table
+from isoshard.core.layout.op_sharding import digits
+from isoshard.core.plan.text_tables import table
+from isoshard.core.runtime.metrics import human_bytes
 
 if TYPE_CHECKING:
     from .layout import ModelLayout, Stage

@@ -57,6 +57,14 @@ def load(
     Raises:
         ModelError: it cannot be read; every fault in one message.
         AnnotationError: annotations point at nothing, and `strict` is set.
+
+    Example:
+        >>> from onnx import parser
+        >>> model = parser.parse_model(
+        ...     '<ir_version: 11, opset_import: ["":20]> g (float[8] x) => (float[8] y) {y=Abs(x)}')
+        >>> onnx.save(model, "abs.onnx")
+        >>> load("abs.onnx").graph.node[0].op_type
+        'Abs'
     """
     if isinstance(source, onnx.ModelProto):
         name, model = "this model", source

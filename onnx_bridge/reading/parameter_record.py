@@ -78,6 +78,14 @@ def parameters_of(model: onnx.ModelProto) -> dict[str, Origin]:
 
     Raises:
         ModelError: what it says is malformed.
+
+    Example:
+        >>> model = onnx.ModelProto()
+        >>> parameters_of(model)
+        {}
+        >>> write_parameters(model, {"val_2": Origin("up.weight", (1, 0))})    # as an export does
+        >>> parameters_of(model)["val_2"].parameter
+        'up.weight'
     """
     entry = next((p for p in model.metadata_props if p.key == _KEY), None)
     if entry is None:

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import onnx
 from jax.sharding import Mesh
 
-from isoshard.core.mesh import as_mesh, describe_mesh, make_mesh
-from isoshard.core.tiles import Tiles
+from isoshard.core.layout.mesh import as_mesh, describe_mesh, make_mesh
+from isoshard.core.layout.tiles import Tiles
 
 from ..errors import AnnotationError
 from ..layouts.meshes import (

@@ -19,7 +19,7 @@ import onnx
 LONGEST = 80
 
 
-class Body(NamedTuple):
+class GraphBody(NamedTuple):
     """Something that has nodes.
 
     Attributes:
@@ -31,7 +31,7 @@ class Body(NamedTuple):
     proto: onnx.GraphProto | onnx.FunctionProto
 
 
-def bodies(model: onnx.ModelProto) -> Iterator[Body]:
+def bodies(model: onnx.ModelProto) -> Iterator[GraphBody]:
     """Everything in a model that has nodes.
 
     Args:
@@ -40,17 +40,19 @@ def bodies(model: onnx.ModelProto) -> Iterator[Body]:
     Yields:
         The main graph first; a graph inside a node after the graph of that node.
     """
-    waiting = [Body("the graph", model.graph)]
+    waiting = [GraphBody("the graph", model.graph)]
     for step in model.training_info:
-        waiting += [Body("a training graph", step.initialization)]
-        waiting += [Body("a training graph", step.algorithm)]
-    waiting += [Body(f"function {shown(function.name)}", function) for function in model.functions]
+        waiting += [GraphBody("a training graph", step.initialization)]
+        waiting += [GraphBody("a training graph", step.algorithm)]
+    waiting += [
+        GraphBody(f"function {shown(function.name)}", function) for function in model.functions
+    ]
     waiting.reverse()
     while waiting:
         body = waiting.pop()
         yield body
         for node in reversed(body.proto.node):
-            waiting += [Body(*inner) for inner in inner_graphs(node)][::-1]
+            waiting += [GraphBody(*inner) for inner in inner_graphs(node)][::-1]
 
 
 def inner_graphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:

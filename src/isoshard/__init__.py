@@ -23,17 +23,17 @@ from isoshard.core import *  # noqa: F403 (the one list is that of core)
 from isoshard.core import frameworks
 from isoshard.core.weights import load_safetensors, save_safetensors
 
-from . import data, metrics, weights
+from . import _renamed, data, metrics, weights
 
 if TYPE_CHECKING:
     from isoshard import jax_bridge, torch_bridge
     from isoshard import onnx_bridge as onnx
     from isoshard.core import domain
+    from isoshard.core.checkpoint import latest, restore, save
     from isoshard.jax_bridge import create_sharded
-    from isoshard.jax_bridge.checkpoint import latest, restore, save
     from isoshard.torch_bridge import jax_function, torch_function, torch_module
-    from isoshard.torch_bridge.dtensor.exchange import to_dtensor
-    from isoshard.torch_bridge.dtensor.loading import load_arrays
+    from isoshard.torch_bridge.dtensor.array_loading import load_arrays
+    from isoshard.torch_bridge.dtensor.dtensor_exchange import to_dtensor
 
 __all__ = ["create_sharded", "data", "domain", "jax_bridge", "jax_function", "load_arrays"]
 __all__ += ["metrics", "onnx", "to_dtensor", "torch_bridge", "torch_function", "torch_module"]
@@ -50,11 +50,11 @@ _BRIDGES = {
 _LAZY = {
     "create_sharded": "isoshard.jax_bridge",
     "jax_function": "isoshard.torch_bridge",
-    "latest": "isoshard.jax_bridge.checkpoint",
-    "load_arrays": "isoshard.torch_bridge.dtensor.loading",
-    "restore": "isoshard.jax_bridge.checkpoint",
-    "save": "isoshard.jax_bridge.checkpoint",
-    "to_dtensor": "isoshard.torch_bridge.dtensor.exchange",
+    "latest": "isoshard.core.checkpoint",
+    "load_arrays": "isoshard.torch_bridge.dtensor.array_loading",
+    "restore": "isoshard.core.checkpoint",
+    "save": "isoshard.core.checkpoint",
+    "to_dtensor": "isoshard.torch_bridge.dtensor.dtensor_exchange",
     "torch_function": "isoshard.torch_bridge",
     "torch_module": "isoshard.torch_bridge",
 }
@@ -84,3 +84,4 @@ def _install_loaders() -> None:
 
 
 _install_loaders()
+_renamed.install()

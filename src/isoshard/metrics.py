@@ -6,7 +6,7 @@
 'nothing was counted'
 """
 
-from isoshard.core.metrics import (
+from isoshard.core.runtime.metrics import (
     KNOWN,
     Compilation,
     Transfer,

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import floor, phases, recording
 from benchmarks.models import gpt2
-from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 
 def test_the_floor_runs_the_same_operations():
@@ -37,9 +37,9 @@ def test_the_stream_leaves_the_engine_as_it_was():
 
 def test_an_operation_takes_until_its_own_end():
     x = torch.ones(2, device="jax")
-    spans = phases.intervals(base.LazyTensor, lambda: (x + 1).sum().item())
+    spans = phases.intervals(lazy_tensor.LazyTensor, lambda: (x + 1).sum().item())
     assert len(spans) == 3  # add, sum, _local_scalar_dense
     assert spans[2] > spans[1]  # the last one compiled and ran the program
     with pytest.raises(RuntimeError):
-        phases.intervals(base.LazyTensor, lambda: x @ torch.ones(3, device="jax"))
+        phases.intervals(lazy_tensor.LazyTensor, lambda: x @ torch.ones(3, device="jax"))
     assert (x + 1).tolist() == [2.0, 2.0]

@@ -3,7 +3,7 @@
 import os
 import time
 
-from conformance.cells import Cell
+from tests.conformance.cells import Cell
 
 
 def start(passes="pass"):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from conformance.compare import difference, first_difference, is_as_good
+from tests.conformance.compare import difference, first_difference, is_as_good
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
-from conformance import entry
-from conformance import samples as samples_module
-from conformance.database import entries
 from isoshard.torch_bridge import register_lowering
+from tests.conformance import entry
+from tests.conformance import samples as samples_module
+from tests.conformance.database import entries
 
 LIBRARY = torch.library.Library("conformance_test", "DEF")
 COUNT = iter(range(1000))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from conformance.cells import Cell
-from conformance.judge import THRESHOLDS, faults, figure
+from tests.conformance.cells import Cell
+from tests.conformance.judge import THRESHOLDS, faults, figure
 
 GOOD = Cell("pass", 4, 4)
 BROKEN = Cell("error", 3, 4, "NotImplementedError: no")
@@ -48,7 +48,7 @@ def test_an_expected_failure_that_passes_fails_the_run(cell):
 def test_an_expected_failure_that_does_not_exist_fails_the_run():
     expected = {("gone", "forward"): "known"}
     assert faults(a_run(), expected) == [
-        "gone, forward: in conformance/expected.py, but there is no such cell"
+        "gone, forward: in tests/conformance/expected.py, but there is no such cell"
     ]
     assert faults(a_run(), expected, whole=False) == []
 

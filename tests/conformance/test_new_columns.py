@@ -5,11 +5,11 @@ import warnings
 import pytest
 import torch
 
-from conformance import entry, samples
-from conformance.columns import COLUMNS
-from conformance.database import entries
-from conformance.transformed import through_views
-from isoshard.torch_bridge.engine import out_arguments
+from isoshard.torch_bridge.engine.operators import out_arguments
+from tests.conformance import entry, samples
+from tests.conformance.columns import COLUMNS
+from tests.conformance.database import entries
+from tests.conformance.transformed import through_views
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 

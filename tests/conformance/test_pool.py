@@ -2,8 +2,8 @@
 
 import pytest
 
-from conformance.cells import Cell
-from conformance.pool import Task, run_all
+from tests.conformance.cells import Cell
+from tests.conformance.pool import Task, run_all
 
 STAND_IN = "tests.conformance.stand_ins:start"
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from conformance import __main__ as command
-from conformance.pool import Task, run_all
-from conformance.worker import traced
+from tests.conformance import __main__ as command
+from tests.conformance.pool import Task, run_all
+from tests.conformance.worker import traced
 
 RAN = {
-    "sin": {"torch_bridge/lowerings/elementwise.py", "torch_bridge/engine/tape.py"},
-    **{f"entry {number}": {"torch_bridge/engine/tape.py"} for number in range(11)},
+    "sin": {"torch_bridge/lowerings/elementwise.py", "torch_bridge/engine/recording/tape.py"},
+    **{f"entry {number}": {"torch_bridge/engine/recording/tape.py"} for number in range(11)},
 }
 CELLS = {name: ["forward", "backward"] for name in RAN}
 
@@ -46,8 +46,11 @@ def test_a_tenth_of_the_cells_runs_where_everything_changed(tmp_path, monkeypatc
 
 
 def test_what_decides_is_the_harness():
-    assert {"conformance/compare.py", "conformance/expected.py"} <= set(command.harness())
-    assert "conformance/report.py" not in command.harness()
+    assert {"tests/conformance/compare.py", "tests/conformance/expected.py"} <= set(
+        command.harness()
+    )
+    assert "tests/conformance/report.py" not in command.harness()
+    assert not [path for path in command.harness() if "test_" in path]
 
 
 @pytest.mark.long
@@ -55,10 +58,13 @@ def test_an_entry_depends_on_the_file_that_registers_its_lowering(tmp_path):
     """`sin` is a row of a table: no line of that file runs."""
     options = {"limit": 1, "trace": tmp_path}
     task = Task("sin", ("forward",))
-    cells = run_all([task], "conformance.worker:start", jobs=1, limit=240, options=options)
+    cells = run_all([task], "tests.conformance.worker:start", jobs=1, limit=240, options=options)
     assert cells["sin"]["forward"].status == "pass"
     files = traced(tmp_path)["sin"]
-    assert {"torch_bridge/lowerings/elementwise.py", "torch_bridge/engine/dispatch.py"} <= files
+    assert {
+        "torch_bridge/lowerings/elementwise.py",
+        "torch_bridge/engine/operators/dispatch.py",
+    } <= files
     assert traced(tmp_path, "own")["sin"] == {"torch_bridge/lowerings/elementwise.py"}
     assert not files & {"torch_bridge/lowerings/pool.py", "torch_bridge/lowerings/conv.py"}
 

@@ -5,9 +5,9 @@ from jax.sharding import PartitionSpec as P
 from torch.testing._internal.opinfo import core
 from torch.testing._internal.opinfo.core import SampleInput
 
-from conformance import samples
-from conformance.database import entries
-from conformance.layout import spec_of, spread
+from tests.conformance import samples
+from tests.conformance.database import entries
+from tests.conformance.layout import spec_of, spread
 
 
 def test_the_database_is_the_one_of_the_issue():

@@ -9,8 +9,8 @@ import onnx
 from onnx import TensorProto, helper
 
 import isoshard as iso
-from fuzz import onnx_files, onnx_seeds
 from isoshard.onnx_bridge import compile, validate
+from tests.fuzz import onnx_files, onnx_seeds
 
 N = helper.make_node
 

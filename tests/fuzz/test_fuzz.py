@@ -11,16 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzz import __main__ as command
-from fuzz import compare, noise, refused, snippet
-from fuzz import search as search_module
-from fuzz.__main__ import main
-from fuzz.operations.elementwise import BINARY
-from fuzz.pool import Plan
-from fuzz.program import Fact, Line, Program, Run
-from fuzz.search import BATCH, Fault, Search, check, run, verdict
-from isoshard.torch_bridge.engine import checks, dispatch
+from isoshard.torch_bridge.engine.operators import dispatch
+from isoshard.torch_bridge.engine.signatures import checks
 from isoshard.torch_bridge.lowerings import registry
+from tests.fuzz import __main__ as command
+from tests.fuzz import compare, noise, refused, snippet
+from tests.fuzz import search as search_module
+from tests.fuzz.__main__ import main
+from tests.fuzz.operations.elementwise import BINARY
+from tests.fuzz.pool import Plan
+from tests.fuzz.program import Fact, Line, Program, Run
+from tests.fuzz.search import BATCH, Fault, Search, check, run, verdict
 
 ROOT = Path(__file__).parents[2]
 
@@ -507,7 +508,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     options = ["--seed", "9", "--programs", "24", "--processes", "1", "--out", str(tmp_path)]
     assert main(options) == 0
     out = capsys.readouterr().out
-    assert "python -m fuzz --seed 9 --programs 24" in out
+    assert "python -m tests.fuzz --seed 9 --programs 24" in out
     assert "24 programs, 0 differ" in out
     assert out.endswith("fuzz: 24 passed, 0 failed\n")
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Hostile ONNX files: a few hundred here, more by `python -m fuzz.onnx_files`."""
+"""Hostile ONNX files: a few hundred here, more by `python -m tests.fuzz.onnx_files`."""
 
 import os
 import subprocess
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fuzz import onnx_files
-from fuzz.onnx_seeds import seeds
 from isoshard.onnx_bridge import ModelError, validate
+from tests.fuzz import onnx_files
+from tests.fuzz.onnx_seeds import seeds
 
 
 def test_every_file_is_read_or_refused():
@@ -77,7 +77,7 @@ class TestFaultsAreFound:
         limited = tmp_path / "limited.py"
         limited.write_text(
             "import isoshard.onnx_bridge\n"
-            "from fuzz import onnx_files\n"
+            "from tests.fuzz import onnx_files\n"
             "onnx_files.EXTRA = 1 << 28\n"
             "onnx_files._limit_memory()\n"
             "onnx_files._open = lambda folder, data: bytes(1 << 30)\n"

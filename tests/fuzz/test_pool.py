@@ -5,8 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from fuzz import pool
-from fuzz.pool import FATAL, PART, Plan, _alone, _parts
+from tests.fuzz import pool
+from tests.fuzz.pool import FATAL, PART, Plan, _alone, _parts
 
 
 def ends_with_seven(seed, numbers):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import doctest
 
-from fuzz import smaller
-from fuzz.program import Line, Program
-from fuzz.smaller import smallest
+from tests.fuzz import smaller
+from tests.fuzz.program import Line, Program
+from tests.fuzz.smaller import smallest
 
 
 def reduced(lines: str, wanted: float) -> str:

@@ -11,8 +11,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
-from isoshard.core import metrics
-from isoshard.core.paths import named_leaves
+from isoshard.core.layout.leaf_paths import named_leaves
+from isoshard.core.runtime import metrics
 from isoshard.jax_bridge import create
 
 PLAN = iso.Plan({"*kernel": P("data", "model"), "*bias": P("model")})

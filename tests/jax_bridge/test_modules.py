@@ -13,10 +13,10 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core import frameworks
 from isoshard.core.errors import CopyError, ShardingError
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.layout.on_auto_axes import on_auto_axes
 from isoshard.core.plan import Linear, Plan, PlanError
 from isoshard.jax_bridge import create, create_sharded, graphs, layout, modules
-from isoshard.jax_bridge.tracing import on_auto_axes
 
 PLAN = Plan(
     {

@@ -11,9 +11,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
-from isoshard.core import metrics
-from isoshard.core.paths import named_leaves
-from isoshard.core.spec import same_layout
+from isoshard.core.layout.leaf_paths import named_leaves
+from isoshard.core.layout.spec import same_layout
+from isoshard.core.runtime import metrics
 from isoshard.jax_bridge import create_opt_state, create_optimizer, train_step
 from tests.jax_bridge.compiling import counting
 

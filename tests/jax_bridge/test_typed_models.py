@@ -11,8 +11,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
-from isoshard.core.axis_types import auto
-from isoshard.core.paths import named_leaves
+from isoshard.core.layout.axis_types import auto
+from isoshard.core.layout.leaf_paths import named_leaves
 from isoshard.jax_bridge import constrain_activations, create_opt_state, create_optimizer
 from isoshard.jax_bridge.layout import mesh_first
 from tests.jax_bridge.compiling import counting

@@ -32,7 +32,7 @@ def meshes():
 
 def values(shape, dtype, seed=0):
     """Random bits of a dtype at a 64-byte boundary: NaNs with payloads and -0.0 among them."""
-    from isoshard.core.host import aligned_empty
+    from isoshard.core.transfer.host_memory import aligned_empty
 
     host = aligned_empty(shape, dtype)
     raw = np.random.default_rng(seed).integers(0, 256, host.nbytes, np.uint8)

@@ -54,7 +54,8 @@ def close(got, want):
 def test_the_big_tensor_is_the_same(kept):
     mesh = DeviceMesh("jax", [0, 1, 2, 3])
     here = distribute_tensor(rfc_model.big_tensor(), mesh, [Shard(dim=0)])
-    torch.testing.assert_close(kept("big"), weighted(here), rtol=1e-4, atol=30.0)
+    want = weighted(here)  # sums of thousands of terms in float32: their error goes by the largest
+    torch.testing.assert_close(kept("big"), want, rtol=1e-4, atol=1e-6 * want.abs().max().item())
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import tempfile
 import nbformat
 import pytest
 
-from notebooks import comparing
+from examples.notebooks import comparing
 
 
 def notebook(*outputs):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from notebooks import comparing, running
+from examples.notebooks import comparing, running
 
-FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "notebooks"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 import isoshard as iso
+from examples.notebooks import pictures
 from isoshard import P
-from notebooks import pictures
 
 
 @pytest.fixture(scope="module")

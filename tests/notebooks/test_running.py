@@ -1,8 +1,8 @@
 import nbformat
 import pytest
 
-from notebooks import __main__ as command
-from notebooks import running
+from examples.notebooks import __main__ as command
+from examples.notebooks import running
 
 
 def notebook(*sources):

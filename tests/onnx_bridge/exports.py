@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from isoshard import P
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.plan import Linear, Plan
 from isoshard.onnx_bridge import export_torch
 from tests.onnx_bridge import torch_models as models

@@ -10,7 +10,7 @@ from onnx import helper
 
 import isoshard as iso
 from isoshard import P
-from isoshard.core.axis_types import auto, same_grid
+from isoshard.core.layout.axis_types import auto, same_grid
 from isoshard.onnx_bridge import annotate, compile, export_jax, layout
 from isoshard.onnx_bridge.layouts.meshes import part_of_mesh
 

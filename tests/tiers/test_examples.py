@@ -4,7 +4,7 @@ import doctest
 
 import pytest
 
-from tiers import choice, sources, sweeps
+from tools.tiers import choice, sources, sweeps
 
 
 @pytest.mark.parametrize("module", [choice, sources, sweeps], ids=lambda module: module.__name__)

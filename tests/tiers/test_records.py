@@ -4,20 +4,20 @@ import json
 
 import pytest
 
-from tiers import choice, record, sources
+from tools.tiers import choice, record, sources
 
-HARNESS = ["conformance/judge.py"]
+HARNESS = ["tests/conformance/judge.py"]
 FILES = {
     "torch_bridge/lowerings/elementwise.py": "from .tables import SINES\n",
     "torch_bridge/lowerings/tables.py": "SINES = 1\n",
     "torch_bridge/lowerings/matmul.py": "",
-    "torch_bridge/engine/tape.py": "from isoshard.torch_bridge.lowerings import matmul\n",
-    "conformance/judge.py": "",
+    "torch_bridge/engine/recording/tape.py": "from isoshard.torch_bridge.lowerings import matmul\n",
+    "tests/conformance/judge.py": "",
 }
 RAN = {
-    **{f"unit {number}": {"torch_bridge/engine/tape.py"} for number in range(5)},
-    "sin": {"torch_bridge/lowerings/elementwise.py", "torch_bridge/engine/tape.py"},
-    "mm": {"torch_bridge/lowerings/matmul.py", "torch_bridge/engine/tape.py"},
+    **{f"unit {number}": {"torch_bridge/engine/recording/tape.py"} for number in range(5)},
+    "sin": {"torch_bridge/lowerings/elementwise.py", "torch_bridge/engine/recording/tape.py"},
+    "mm": {"torch_bridge/lowerings/matmul.py", "torch_bridge/engine/recording/tape.py"},
 }
 
 
@@ -51,8 +51,8 @@ def test_nothing_changed_and_nothing_is_reached(kept, root):
         ("torch_bridge/lowerings/elementwise.py", {"sin"}),
         ("torch_bridge/lowerings/matmul.py", {"mm"}),
         ("torch_bridge/lowerings/tables.py", {"sin"}),  # which elementwise imports
-        ("torch_bridge/engine/tape.py", set()),  # common
-        ("conformance/judge.py", set(RAN)),
+        ("torch_bridge/engine/recording/tape.py", set()),  # common
+        ("tests/conformance/judge.py", set(RAN)),
     ],
 )
 def test_a_changed_file_runs_its_units(kept, root, changed, runs):
@@ -61,7 +61,7 @@ def test_a_changed_file_runs_its_units(kept, root, changed, runs):
 
 
 def test_a_common_file_runs_the_units_whose_own_it_is(root):
-    tape = "torch_bridge/engine/tape.py"
+    tape = "torch_bridge/engine/recording/tape.py"
     made = record.new(RAN, HARNESS, root, own={"unit 3": [tape]})
     assert tape in made.common
     (root / tape).write_text("# another\n")
@@ -131,7 +131,10 @@ def test_a_choice_says_what_it_leaves():
 
 def test_imports_are_followed_to_the_files():
     found = sources.imported("torch_bridge/lowerings/elementwise.py")
-    assert {"torch_bridge/lowerings/registry.py", "torch_bridge/lowerings/arguments.py"} <= found
-    assert "core/metrics.py" in sources.imported("torch_bridge/engine/program.py")
-    assert "src/isoshard/__init__.py" in sources.imported("conformance/layout.py")
-    assert "conformance/samples.py" in sources.imported("conformance/layout.py")
+    assert {
+        "torch_bridge/lowerings/registry.py",
+        "torch_bridge/lowerings/argument_forms.py",
+    } <= found
+    assert "core/runtime/metrics.py" in sources.imported("torch_bridge/engine/compiling/program.py")
+    assert "src/isoshard/__init__.py" in sources.imported("tests/conformance/layout.py")
+    assert "tests/conformance/samples.py" in sources.imported("tests/conformance/layout.py")

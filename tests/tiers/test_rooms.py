@@ -2,8 +2,8 @@
 
 import pytest
 
-from notebooks.__main__ import FOLDER
-from tiers import record, rooms
+from examples.notebooks.__main__ import FOLDER
+from tools.tiers import record, rooms
 
 
 @pytest.fixture

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from tiers import record, sources, sweeps
+from tools.tiers import record, sources, sweeps
 
 ROOT = sources.ROOT
 FILES = {
     "tests/torch_bridge/lowerings/test_pool.py": "@pytest.mark.sweep\ndef test_a(): ...\n",
     "tests/torch_bridge/lowerings/harness.py": "",
     "tests/torch_bridge/training/test_modules.py": "    @pytest.mark.long\n",
-    "tests/core/test_mesh.py": "@pytest.mark.sweep\n",
-    "tests/core/test_spec.py": "",
+    "tests/core/layout/test_mesh.py": "@pytest.mark.sweep\n",
+    "tests/core/layout/test_spec.py": "",
     "torch_bridge/lowerings/pool.py": "",
     "torch_bridge/lowerings/norm.py": "",
-    "core/mesh.py": "",
-    "core/domain/halo.py": "",
+    "core/layout/mesh.py": "",
+    "core/domain/windows/halo.py": "",
 }
 MARKED = [name for name, text in FILES.items() if "pytest.mark" in text]
 POOL, MODULES, MESH = MARKED
@@ -46,9 +46,9 @@ def changed(root):
         ("tests/torch_bridge/lowerings/harness.py", {POOL}),
         ("torch_bridge/lowerings/pool.py", {POOL, MODULES}),
         ("torch_bridge/lowerings/norm.py", {MODULES}),
-        ("core/mesh.py", {MESH}),
-        ("core/domain/halo.py", set()),
-        ("tests/core/test_spec.py", set()),
+        ("core/layout/mesh.py", {MESH}),
+        ("core/domain/windows/halo.py", set()),
+        ("tests/core/layout/test_spec.py", set()),
     ],
 )
 def test_a_change_runs_the_files_that_are_about_it(root, file, whole):
@@ -123,8 +123,10 @@ def test_each_tier_runs_its_share_and_every_unmarked_test(tier, first, second, m
 
 def test_every_marked_file_is_about_some_file_of_ours():
     for path in sweeps.marked_files():
-        about = [name for name in sweeps.rooms_of(path) if not name.startswith("tests/")]
-        assert about, f"{path} has no room: add its folder to tiers.sweeps._ABOUT"
+        of_tests = path.startswith(("tests/fuzz/", "tests/conformance/"))  # these are beside them
+        rooms = sweeps.rooms_of(path)
+        about = [name for name in rooms if of_tests or not name.startswith("tests/")]
+        assert about, f"{path} has no room: add its folder to tools.tiers.sweeps._ABOUT"
 
 
 def commands(target):
@@ -143,7 +145,7 @@ def commands(target):
 
 
 TYPED = (
-    "tests/core tests/jax_bridge tests/onnx_bridge tests/torch_bridge/crossings "
+    "tests/core tests/jax_bridge tests/onnx_bridge tests/torch_bridge/interop "
     "tests/torch_bridge/checkpoints tests/torch_bridge/models tests/torch_bridge/domain "
     "tests/torch_bridge/handlers tests/torch_bridge/spmd tests/torch_bridge/distributed "
     "tests/torch_bridge/dtensor"
@@ -161,9 +163,9 @@ def test_test_all_leaves_nothing_out():
     ]
     for step in (
         "pytest tests/multi_process",
-        "-m notebooks --all",
-        "-m conformance --write",
-        "-m fuzz",
+        "-m examples.notebooks --all",
+        "-m tests.conformance --write",
+        "-m tests.fuzz",
         "-m benchmarks.environments torch-xla --test",
         "ruff format --check",
         "pyright",

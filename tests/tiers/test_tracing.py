@@ -6,15 +6,16 @@ import threading
 
 import pytest
 
-from isoshard.core import metrics, op_sharding
-from tiers import sources, tracing
-from tiers.lowerings import Lowerings
+from isoshard.core.layout import op_sharding
+from isoshard.core.runtime import metrics
+from tools.tiers import sources, tracing
+from tools.tiers.lowerings import Lowerings
 
 
 def test_files_that_run_are_noted_and_no_others():
     with tracing.executed() as files:
         metrics.counters()
-    assert "core/metrics.py" in files
+    assert "core/runtime/metrics.py" in files
     assert not any(name.startswith("torch_bridge/lowerings/") for name in files)
     assert all((sources.ROOT / name).is_file() for name in files)
 
@@ -26,7 +27,7 @@ def test_threads_are_seen():
         )
         thread.start()
         thread.join(60)
-    assert "core/op_sharding.py" in files
+    assert "core/layout/op_sharding.py" in files
 
 
 def test_the_tracer_before_is_there_again():
@@ -39,8 +40,8 @@ def test_the_tracer_before_is_there_again():
 PROGRAM = """
 import isoshard as iso
 iso.simulate_devices(2)
-from tiers.lowerings import Lowerings
-from tiers import tracing
+from tools.tiers.lowerings import Lowerings
+from tools.tiers import tracing
 watched = Lowerings()
 import torch
 x = torch.ones(3).to("jax")
@@ -61,7 +62,7 @@ def test_a_row_of_a_table_is_noted_by_its_file():
     ran, registered, executed = (line.split("'")[1::2] for line in first.split("] ["))
     assert ran == ["aten::sin"]
     assert registered == ["torch_bridge/lowerings/elementwise.py"]
-    assert "torch_bridge/engine/dispatch.py" in executed
+    assert "torch_bridge/engine/operators/dispatch.py" in executed
     folder = "torch_bridge/lowerings"
     assert rows == [
         f"special.zeta {folder}/zeta.py",

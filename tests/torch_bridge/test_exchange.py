@@ -13,7 +13,7 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import CopyError, P, make_mesh
-from isoshard.core.exchange import aligned_empty
+from isoshard.core.transfer.exchange import aligned_empty
 
 MB = 1 << 20
 

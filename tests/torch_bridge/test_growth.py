@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import isoshard as iso
-from isoshard.core.bounded import PROGRAMS, Bounded, Interned
+from isoshard.core.runtime.bounded import PROGRAMS, Bounded, Interned
 from isoshard.torch_bridge import device, domain, dynamo
-from isoshard.torch_bridge.crossings import calling_jax, plain, pure
-from isoshard.torch_bridge.dtensor import function, meshes, routes
-from isoshard.torch_bridge.kernels import attention
+from isoshard.torch_bridge.dtensor import dtensor_function, meshes, routes
+from isoshard.torch_bridge.interop import assume_pure, calling_jax, plain_tensors
+from isoshard.torch_bridge.kernels import attention_choice
 from isoshard.torch_bridge.loops import accumulating, scanning
 from isoshard.torch_bridge.torch_xla.experimental.gradient_accumulation import (
     gradient_accumulation,
@@ -21,7 +21,7 @@ from isoshard.torch_bridge.torch_xla.experimental.scan import scan
 
 TABLES = {
     "loops that accumulate gradients": accumulating._LOOPS,
-    "choices of attention's operator": attention._CHOICES,
+    "choices of attention's operator": attention_choice._CHOICES,
     "empty tensors": device._EMPTY,
     "verbs on tensors": domain._KNOWN,
     "meshes of DTensors": meshes._known,
@@ -34,13 +34,13 @@ def test_tables_by_shape_are_bounded(table):
 
 
 def test_functions_by_shape_are_bounded():
-    assert 0 < attention._gains.cache_info().maxsize <= PROGRAMS
+    assert 0 < attention_choice._gains.cache_info().maxsize <= PROGRAMS
 
 
 @pytest.fixture
 def few(monkeypatch):
     """The same, with a bound that a test can reach."""
-    for module in (calling_jax, plain, pure, function, dynamo):
+    for module in (calling_jax, plain_tensors, assume_pure, dtensor_function, dynamo):
         monkeypatch.setattr(module, "PROGRAMS", 3)
 
 
@@ -114,5 +114,5 @@ def test_routes_are_forgotten_by_those_who_agreed_on_them(monkeypatch):
 
 
 def test_a_transform_of_lengths_without_end():
-    lifted = importlib.import_module("isoshard.core.domain.fft")._lifted
+    lifted = importlib.import_module("isoshard.core.domain.fourier.fft")._lifted
     assert 0 < lifted.cache_info().maxsize <= PROGRAMS

@@ -9,7 +9,7 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, metrics
-from isoshard.torch_bridge.engine import causes, mappings, program
+from isoshard.torch_bridge.engine.compiling import mmap_pressure, program, recompile_reasons
 
 
 @pytest.fixture(autouse=True)
@@ -97,9 +97,9 @@ def test_a_compilation_tells_its_cause_and_line(change, cause):
 
 
 def test_a_family_of_programs_that_only_grows_is_warned_of(monkeypatch):
-    monkeypatch.setattr(causes, "MANY", 3)
-    monkeypatch.setattr(causes, "LONG", 0.0)
-    monkeypatch.setattr(causes, "_FAMILIES", {})
+    monkeypatch.setattr(recompile_reasons, "MANY", 3)
+    monkeypatch.setattr(recompile_reasons, "LONG", 0.0)
+    monkeypatch.setattr(recompile_reasons, "_FAMILIES", {})
     with pytest.warns(iso.RecompilationWarning, match=r"3 programs .* keep what grows on the CPU"):
         for size in range(2, 6):
             torch.ones(size).to("jax").erfinv().sum().item()
@@ -119,7 +119,7 @@ def test_programs_go_before_the_system_has_no_room_left(monkeypatch):
     for size in range(2, 6):
         torch.full((size,), 2.0).to("jax").exp2().sum().item()
     before = len(program._PROGRAMS)
-    monkeypatch.setattr(mappings, "SHARE", 0.0)
+    monkeypatch.setattr(mmap_pressure, "SHARE", 0.0)
     torch.full((7,), 2.0).to("jax").exp2().sum().item()
     assert len(program._PROGRAMS) == before // 2 + 1
     assert metrics.counters()["evictions"] == before - before // 2

@@ -11,16 +11,16 @@ import torch
 
 import isoshard.torch_bridge
 import isoshard.torch_bridge as xs
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
 from isoshard.torch_bridge import _torch_internals as internals
 from isoshard.torch_bridge._torch_internals import (
     accelerators,
-    control_flow,
     device_slot,
     dict_versions,
     dispatcher,
     dtensor_fields,
     dynamo_hooks,
+    higher_order_ops,
     module_fields,
     tensor_fields,
     traced,
@@ -128,17 +128,17 @@ def dispatch_mode():
 )
 def operators_over_functions():
     rows = ("COND", "WHILE", "STACKED_WHILE", "SCAN", "MAP")
-    for operator in (getattr(control_flow, row).found() for row in rows):
+    for operator in (getattr(higher_order_ops, row).found() for row in rows):
         assert callable(operator.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd])
         assert xs.XLAShardedTensor in operator.python_key_table  # ours
 
 
 @checks("torch._higher_order_ops.while_loop.while_loop", "torch._dynamo.dont_skip_tracing")
 def loops_of_values():
-    follow = control_flow.FOLLOWED.found()
+    follow = higher_order_ops.FOLLOWED.found()
     start = (torch.tensor(3), torch.tensor(1))
     step = follow(lambda n, x: (n - 1, x * 2))
-    assert control_flow.while_loop(follow(lambda n, x: n > 0), step, start)[1].item() == 8
+    assert higher_order_ops.while_loop(follow(lambda n, x: n > 0), step, start)[1].item() == 8
     torch.compiler.reset()
 
 
@@ -615,7 +615,7 @@ def test_what_is_said_of_a_name_makes_sentences(row):
 
 
 _WITHOUT = """
-from isoshard.core import private_names
+from isoshard.core.runtime import private_names
 
 def resolved(path, resolve=private_names._resolved):
     if path in {gone!r}:

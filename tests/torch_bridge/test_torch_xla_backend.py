@@ -12,11 +12,11 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.frameworks import require
-from isoshard.core.mesh import make_mesh
-from isoshard.core.spec import same_layout
-from isoshard.core.tiles import Tiles
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.layout.spec import same_layout
+from isoshard.core.layout.tiles import Tiles
 from isoshard.torch_bridge import old_torch, torch_xla_backend
-from isoshard.torch_bridge.torch_xla_backend import anonymous, framework, real
+from isoshard.torch_bridge.torch_xla_backend import anonymous, backend_framework, real
 
 OLD = """
 import torch, sys
@@ -70,7 +70,7 @@ def test_isoshards_own_torch_xla_is_not_taken_for_the_real_one():
 
 
 def test_the_bridge_keeps_serving_torch_here():
-    framework.register_if_old()
+    backend_framework.register_if_old()
     assert not isinstance(require("torch"), old_torch.OldTorch)
 
 

@@ -1,6 +1,6 @@
 """The table of torch's private names; the other modules of this folder fill it."""
 
-from isoshard.core.private_names import PrivateNames
+from isoshard.core.runtime.private_names import PrivateNames
 
 NAMES = PrivateNames("torch", known="2.10 to 2.15")
 """What every row without versions of its own is known to be in."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from isoshard.core.scattered import Scattered
+from isoshard.core.runtime.scattered import Scattered
 
 from .declared import NAMES
 

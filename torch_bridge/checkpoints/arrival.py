@@ -12,16 +12,16 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 
-from isoshard.core.checkpoints.held import parts_of
 from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import CheckpointError
-from isoshard.core.uneven import Sizes
-from isoshard.torch_bridge.engine import base
-from isoshard.torch_bridge.engine.value import Aval, Value
+from isoshard.core.layout.uneven import Sizes
+from isoshard.core.layout.valid_elements import parts_of
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.values.value import Aval, Value
 from isoshard.torch_bridge.exchange import to_numpy
 
-from .parts import layout_of
-from .pieces import chunk_at, chunk_of
+from .tensor_shards import chunk_at, chunk_of
+from .torch_state import layout_of
 
 
 @dataclasses.dataclass(eq=False)
@@ -51,7 +51,7 @@ class _Buffer:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Piece:
+class _ShardBuffer:
     """Elements that are read together, and where they go."""
 
     chunk: ChunkStorageMetadata
@@ -70,7 +70,7 @@ class Arrival:
         tensor: on the `jax` device.
     """
 
-    def __init__(self, name: str, tensor: base.LazyTensor):
+    def __init__(self, name: str, tensor: lazy_tensor.LazyTensor):
         """See the class."""
         self.name = name
         self._tensor = tensor
@@ -80,7 +80,7 @@ class Arrival:
         self._shape = layout.padded if isinstance(layout, BlockLayout) else tuple(tensor.shape)
         sizes: Sizes = (None,) * tensor.dim() if self._blocks is None else self._blocks.sizes
         self._buffers: dict[torch.Size, _Buffer] = {}
-        self._pieces: dict[torch.Size, _Piece] = {}
+        self._pieces: dict[torch.Size, _ShardBuffer] = {}
         self._missing: dict[torch.Size, int] = {}
         self._arrays: dict[Any, jax.Array] = {}
         if self._sharding is None:
@@ -144,7 +144,7 @@ class Arrival:
             buffer = self._buffers[start.offsets] = _Buffer(tuple(start.sizes), [])
             for part in parts_of(index, self._shape, sizes):
                 chunk = chunk_of(part)
-                self._pieces[chunk.offsets] = _Piece(chunk, part.inside, buffer)
+                self._pieces[chunk.offsets] = _ShardBuffer(chunk, part.inside, buffer)
                 self._missing[chunk.offsets] = math.prod(chunk.sizes)
                 buffer.valid += math.prod(chunk.sizes)
             buffer.waiting = buffer.valid
@@ -158,7 +158,7 @@ class Arrival:
         buffer.host = None
         physical = self._tensor._aval.physical
         if array.dtype != physical:
-            array = base.narrow(array, physical, self._tensor.dtype)
+            array = lazy_tensor.narrow(array, physical, self._tensor.dtype)
         for device in buffer.devices:
             with jax.enable_x64(True):
                 self._arrays[device] = jax.device_put(array, device, may_alias=True)
@@ -167,7 +167,7 @@ class Arrival:
         shape, dtype = tuple(self._tensor.shape), self._tensor.dtype
         if self._sharding is None:
             (buffer,) = self._buffers.values()
-            value = base.host_value(buffer.memory(dtype), snapshot=False)
+            value = lazy_tensor.host_value(buffer.memory(dtype), snapshot=False)
         else:
             for buffer in self._buffers.values():
                 if buffer.valid == 0:  # of an empty block nothing was read
@@ -181,7 +181,7 @@ class Arrival:
         self._pieces.clear()
         self._arrays.clear()
         with torch.no_grad():
-            self._tensor.copy_(base.fresh(Aval.contiguous(shape, dtype), value))
+            self._tensor.copy_(lazy_tensor.fresh(Aval.contiguous(shape, dtype), value))
 
 
 def _offsets(read: ReadItem) -> torch.Size:

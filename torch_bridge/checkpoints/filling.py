@@ -24,20 +24,20 @@ from jax.sharding import NamedSharding
 
 from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import ShardingError
-from isoshard.core.spec import same_layout
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.layout.spec import same_layout
+from isoshard.core.layout.uneven import UnevenArray
 from isoshard.torch_bridge import modules, runtime
-from isoshard.torch_bridge.dtensor import exchange as dtensors
-from isoshard.torch_bridge.dtensor import modules as dtensor_modules
-from isoshard.torch_bridge.dtensor.loading import load_arrays
+from isoshard.torch_bridge.dtensor import dtensor_exchange as dtensors
+from isoshard.torch_bridge.dtensor import dtensor_modules as dtensor_modules
+from isoshard.torch_bridge.dtensor.array_loading import load_arrays
 from isoshard.torch_bridge.dtypes import logical_dtype
-from isoshard.torch_bridge.engine import base
-from isoshard.torch_bridge.engine.value import Aval, Value
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.values.value import Aval, Value
 from isoshard.torch_bridge.exchange import from_numpy
 from isoshard.torch_bridge.loops.stacked import StackedLayers
-from isoshard.torch_bridge.overrides import identity
+from isoshard.torch_bridge.overrides import swap_parameters
 
-from .parts import layout_of
+from .torch_state import layout_of
 
 _ARRAYS = (jax.Array, np.ndarray, UnevenArray)
 _ELSEWHERE = ("jax", "meta")
@@ -177,7 +177,7 @@ def _stays(tensor: torch.Tensor, value: Any) -> bool:
     """Whether the array is where the tensor is, so that it can be written to."""
     if isinstance(value, np.ndarray):
         return tensor.device.type not in _ELSEWHERE
-    if not isinstance(tensor, base.LazyTensor):
+    if not isinstance(tensor, lazy_tensor.LazyTensor):
         return False
     have, come = layout_of(tensor), _layout(value)
     if have is None:
@@ -200,14 +200,18 @@ def _write(pairs: list[tuple[torch.Tensor, Any]]) -> None:
                 tensor.copy_(from_numpy(value, tensor.dtype))
             else:
                 aval = Aval.contiguous(tuple(value.shape), tensor.dtype)
-                tensor.copy_(base.fresh(aval, Value.of(value, shared=True)))  # tied names share it
-    if any(isinstance(tensor, base.LazyTensor) for tensor, _ in pairs):
+                tensor.copy_(
+                    lazy_tensor.fresh(aval, Value.of(value, shared=True))
+                )  # tied names share it
+    if any(isinstance(tensor, lazy_tensor.LazyTensor) for tensor, _ in pairs):
         runtime.sync()
 
 
 def _replace(module: torch.nn.Module, moved: dict[int, torch.Tensor]) -> None:
-    places = identity.parameters(module)
-    identity.replace([(place, moved[id(place[2])]) for place in places if id(place[2]) in moved])
+    places = swap_parameters.parameters(module)
+    swap_parameters.replace(
+        [(place, moved[id(place[2])]) for place in places if id(place[2]) in moved]
+    )
     for child in module.modules():
         for key, buffer in list(child.named_buffers(recurse=False, remove_duplicate=False)):
             if id(buffer) in moved:

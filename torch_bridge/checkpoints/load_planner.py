@@ -22,11 +22,11 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from isoshard.core.errors import CheckpointError
 from isoshard.torch_bridge import runtime
-from isoshard.torch_bridge.engine import base
-from isoshard.torch_bridge.engine.capture.step import refuse_if_capturing
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording.recorder import recorder
 
 from .arrival import Arrival
-from .pieces import is_sharded
+from .tensor_shards import is_sharded
 
 
 class SPMDLoadPlanner(DefaultLoadPlanner):
@@ -80,13 +80,13 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
             CaptureError: a step is being captured.
         """
         super().set_up_planner(state_dict, metadata, is_coordinator)
-        if any(isinstance(value, base.LazyTensor) for value in self.state_dict.values()):
-            refuse_if_capturing("a checkpoint")
+        if any(isinstance(value, lazy_tensor.LazyTensor) for value in self.state_dict.values()):
+            recorder().refuse("a checkpoint")
             runtime.sync()
         self.sharded_state_dict = {
             name: value
             for name, value in self.state_dict.items()
-            if isinstance(value, base.LazyTensor) and is_sharded(value)
+            if isinstance(value, lazy_tensor.LazyTensor) and is_sharded(value)
         }
         self.unsharded_state_dict = {
             name: value
@@ -116,7 +116,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
         self._arrivals = {
             name: Arrival(name, value)
             for name, value in self.state_dict.items()
-            if isinstance(value, base.LazyTensor)
+            if isinstance(value, lazy_tensor.LazyTensor)
             and isinstance(known.get(name), TensorStorageMetadata)
         }
         items = [item for item in plan.items if item.dest_index.fqn not in self._arrivals]

@@ -12,14 +12,14 @@ from typing import Any
 
 from torch.distributed.checkpoint.metadata import STATE_DICT_TYPE
 
-from isoshard.core.checkpoints.steps import Steps
+from isoshard.core.checkpoint.steps import Steps
 from isoshard.core.errors import CheckpointError
 
 from . import protocol
 from .preemption import Watch
 from .ranks import Ranks, groups_of
+from .remote_storage import LocalStorage, storage_at
 from .save_planner import snapshot
-from .storage import LocalStorage, storage_at
 
 _LOG = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from torch.distributed.checkpoint.metadata import STATE_DICT_TYPE
 from torch.distributed.checkpoint.stateful import Stateful
 
-from isoshard.core.checkpoints.manifest import Sum
+from isoshard.core.checkpoint.manifest import Sum
 
-from .files import Files, Reader, Writer
 from .load_planner import SPMDLoadPlanner
 from .ranks import Ranks
+from .remote_storage import Storage
 from .save_planner import SPMDSavePlanner
-from .storage import Storage
+from .torch_files import Files, Reader, Writer
 
 
 def expanded(state_dict: STATE_DICT_TYPE) -> STATE_DICT_TYPE:

@@ -31,13 +31,14 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
-from isoshard.core.checkpoints.held import Held
+from isoshard.core.layout.valid_elements import ShardElements
 from isoshard.torch_bridge import runtime
-from isoshard.torch_bridge.engine import base, reading
-from isoshard.torch_bridge.engine.capture.step import refuse_if_capturing
+from isoshard.torch_bridge.engine.operators import reading
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording.recorder import recorder
 
-from .nested import flatten, map_values
-from .pieces import HostShards, Piece, host, is_sharded, on_host, piece_at, pieces_of
+from .flat_state_dicts import flatten, map_values
+from .tensor_shards import HostShards, StoredShard, host, is_sharded, on_host, piece_at, pieces_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +93,7 @@ class SPMDSavePlanner(DefaultSavePlanner):
             name: value
             for name, value in flat.items()
             if isinstance(value, HostShards)
-            or (isinstance(value, base.LazyTensor) and is_sharded(value))
+            or (isinstance(value, lazy_tensor.LazyTensor) and is_sharded(value))
         }
         self.unsharded_state_dict = {
             name: value for name, value in flat.items() if name not in self.sharded_state_dict
@@ -120,7 +121,7 @@ class SPMDSavePlanner(DefaultSavePlanner):
             value = super().lookup_object(index)
         if isinstance(value, HostShards):
             return next(s.data for s in value.shards if s.chunk.offsets == index.offset)
-        if isinstance(value, base.LazyTensor):
+        if isinstance(value, lazy_tensor.LazyTensor):
             return host(self._held(value, index), value.dtype)
         return value
 
@@ -135,7 +136,7 @@ class SPMDSavePlanner(DefaultSavePlanner):
             return io.BytesIO(object.data)
         return super().transform_object(write_item, object)
 
-    def _held(self, tensor: base.LazyTensor, index: MetadataIndex) -> Held:
+    def _held(self, tensor: lazy_tensor.LazyTensor, index: MetadataIndex) -> ShardElements:
         """The buffer with a piece. Its array is kept until the last piece was asked for.
 
         The array of a view is computed; one that is kept for longer could not be donated.
@@ -183,13 +184,13 @@ def sharded_cpu_state_dict(state_dict: STATE_DICT_TYPE) -> STATE_DICT_TYPE:
 
 
 def _execute(flat: dict[str, Any]) -> None:
-    if any(isinstance(value, base.LazyTensor) for value in flat.values()):
-        refuse_if_capturing("a checkpoint")
+    if any(isinstance(value, lazy_tensor.LazyTensor) for value in flat.values()):
+        recorder().refuse("a checkpoint")
         runtime.sync()
 
 
 def _copied(value: Any) -> Any:
-    if isinstance(value, base.LazyTensor):
+    if isinstance(value, lazy_tensor.LazyTensor):
         return on_host(value)
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
@@ -202,7 +203,7 @@ def _copied(value: Any) -> Any:
 
 def _items(name: str, value: Any) -> list[WriteItem]:
     if isinstance(value, HostShards):
-        pieces = [Piece(shard.chunk, shard.number) for shard in value.shards]
+        pieces = [StoredShard(shard.chunk, shard.number) for shard in value.shards]
         properties = value.properties
     else:
         pieces = pieces_of(value)

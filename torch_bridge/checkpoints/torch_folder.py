@@ -30,14 +30,14 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from isoshard.core.checkpoints.manifest import Sum
-from isoshard.core.checkpoints.source import Block, Entry
-from isoshard.core.checkpoints.storage import LocalStorage
+from isoshard.core.checkpoint.manifest import Sum
+from isoshard.core.checkpoint.source import Block, Entry
+from isoshard.core.checkpoint.storage import LocalStorage
 from isoshard.core.errors import CheckpointError
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.layout.uneven import UnevenArray
 from isoshard.torch_bridge.dtypes import logical_dtype, numpy_dtype
-from isoshard.torch_bridge.engine import base
-from isoshard.torch_bridge.engine.value import Aval, Value
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.values.value import Aval, Value
 from isoshard.torch_bridge.exchange import from_numpy, to_numpy
 
 from . import protocol
@@ -189,5 +189,5 @@ def _tensor(value: Any, dtype: str) -> Any:
         return from_numpy(value, logical_dtype(jax.numpy.dtype(dtype)))
     if isinstance(value, jax.Array | UnevenArray):
         aval = Aval.contiguous(tuple(value.shape), logical_dtype(jax.numpy.dtype(dtype)))
-        return base.fresh(aval, Value.of(value, shared=True))
+        return lazy_tensor.fresh(aval, Value.of(value, shared=True))
     return value

@@ -52,9 +52,10 @@ class DeviceMesh(OneProcess):
         RuntimeError: names are given twice, or are too few or too many; there are too few devices.
         ShardingError: a device is given twice, or JAX has no devices of this type.
 
-    >>> mesh = DeviceMesh("jax", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
-    >>> mesh.shape, mesh.size(), mesh.size(1), mesh.mesh.tolist()
-    ((2, 2), 4, 2, [[0, 1], [2, 3]])
+    Example:
+        >>> mesh = DeviceMesh("jax", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
+        >>> mesh.shape, mesh.size(), mesh.size(1), mesh.mesh.tolist()
+        ((2, 2), 4, 2, [[0, 1], [2, 3]])
     """
 
     def __init__(
@@ -265,12 +266,16 @@ def init_device_mesh(
         mesh_dim_names: one name per dimension, if there are names.
         backend_override: must be None: there are no communication backends to choose.
 
+    Returns:
+        The mesh.
+
     Raises:
         RuntimeError: names are given twice, or are too few or too many; there are too few devices.
         ShardingError: JAX has no devices of this type, or a backend is given.
 
-    >>> init_device_mesh("jax", (8,))
-    DeviceMesh((8,), 'jax')
+    Example:
+        >>> init_device_mesh("jax", (8,))
+        DeviceMesh((8,), 'jax')
     """
     shape = tuple(int(extent) for extent in mesh_shape)
     grid = np.arange(math.prod(shape)).reshape(shape)

@@ -34,11 +34,11 @@ _FUNCTIONS = {
 
 def install() -> None:
     """Let torch's functions take meshes of isoshard."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())
+    if not any(isinstance(finder, _HookFinder) for finder in sys.meta_path):
+        sys.meta_path.append(_HookFinder())
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _HookFinder(importlib.abc.MetaPathFinder):
     """Finds `torch_xla.distributed.spmd` when torch's DTensor asks for it."""
 
     def find_spec(
@@ -48,11 +48,11 @@ class _Finder(importlib.abc.MetaPathFinder):
         if fullname not in _MODULES or _asking() != ASKING.path:
             return None
         return importlib.machinery.ModuleSpec(
-            fullname, _Loader(), is_package=fullname != _MODULES[-1]
+            fullname, _HookLoader(), is_package=fullname != _MODULES[-1]
         )
 
 
-class _Loader(importlib.abc.Loader):
+class _HookLoader(importlib.abc.Loader):
     """Makes modules that are forgotten once a function was taken from the last."""
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
 from isoshard.core.errors import ShardingError
-from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 from . import translation
 
@@ -47,7 +47,7 @@ def check(name: str, mesh: DeviceMesh, leaves: Iterable[Any], tree: Any) -> None
 
 def _fault(leaf: torch.Tensor, mesh: DeviceMesh) -> str:
     """What is wrong with a tensor, and what to do; empty if nothing is."""
-    if isinstance(leaf, base.LazyTensor):
+    if isinstance(leaf, lazy_tensor.LazyTensor):
         return (
             "is a tensor on the jax device of this process, and cannot be computed with together "
             "with DTensors of many; use one kind"

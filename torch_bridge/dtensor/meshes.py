@@ -21,9 +21,9 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from isoshard.core.bounded import Bounded
 from isoshard.core.errors import DeviceError
-from isoshard.core.mesh import as_mesh
+from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.runtime.bounded import Bounded
 
 
 @functools.lru_cache(maxsize=256)
@@ -82,7 +82,7 @@ def device_mesh_of(mesh: Mesh, device_type: str | None = None) -> Any:
         DeviceError: torch's process group is not there, or a process has several devices.
 
     Example:
-        >>> from isoshard.core.mesh import make_mesh
+        >>> from isoshard.core.layout.mesh import make_mesh
         >>> device_mesh_of(make_mesh((2, 4), ("dp", "tp")))
         DeviceMesh((dp=2, tp=4), 'xla', stride=(4, 1))
     """

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from jax.sharding import Mesh
 
-from isoshard.core import metrics
 from isoshard.core.errors import ShardingError
-from isoshard.core.spec import named_sharding
+from isoshard.core.layout.spec import named_sharding
+from isoshard.core.runtime import metrics
 
-from . import exchange, modules, translation
+from . import dtensor_exchange, dtensor_modules, translation
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -61,12 +61,12 @@ def refuse_shard(x: Any) -> None:
     Args:
         x: a tensor, module or optimizer.
     """
-    if exchange.is_dtensor(x):
+    if dtensor_exchange.is_dtensor(x):
         raise ShardingError(
             "a DTensor lies on a mesh of processes already; change its layout there with "
             "iso.reshard(x, spec), or hand its shards to JAX with iso.to_jax(x)"
         )
-    if isinstance(x, torch.nn.Module) and modules.has_dtensors(x):
+    if isinstance(x, torch.nn.Module) and dtensor_modules.has_dtensors(x):
         raise ShardingError(
             f"{type(x).__name__} is sharded over processes already, by torch; hand its tensors to "
             "JAX with iso.to_jax(module), or shard a module that is not"

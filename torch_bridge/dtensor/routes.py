@@ -16,15 +16,15 @@ import torch
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
-from isoshard.core.bounded import Bounded
 from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import ShardingError, UnrepresentableError, raise_collected
-from isoshard.core.mesh import mesh_of
+from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.processes.agreement import agree
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.runtime.bounded import Bounded
 
 from . import translation
-from .memory import local_of, strides_of
+from .shard_memory import local_of, strides_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -173,7 +173,7 @@ def route_of(mesh: DeviceMesh, placements: Sequence[Any], shape: Sequence[int]) 
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Held:
+class RankShard:
     """What this rank holds of a tensor that all ranks of a mesh hold together.
 
     Attributes:
@@ -191,7 +191,7 @@ class Held:
     shape: torch.Size
 
     @classmethod
-    def of(cls, x: DTensor, name: str) -> Held:
+    def of(cls, x: DTensor, name: str) -> RankShard:
         """What a DTensor says of itself."""
         return cls(name, local_of(x, name), x.device_mesh, x.placements, x.shape)
 
@@ -208,7 +208,7 @@ class Held:
         return route
 
 
-def outbound(held: Held) -> Question:
+def outbound(held: RankShard) -> Question:
     """How does this tensor lie in JAX? The answer is a `Route`.
 
     Args:

@@ -17,8 +17,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import SpecError
-from isoshard.core.spec import register_spelling
-from isoshard.core.tiles import Tiles
+from isoshard.core.layout.spec import register_spelling
+from isoshard.core.layout.tiles import Tiles
 
 from .translation import spec_of
 

@@ -36,21 +36,21 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.axis_types import same_grid
 from isoshard.core.domain import BlockLayout
-from isoshard.core.entries import entries_of
 from isoshard.core.errors import UnrepresentableError
-from isoshard.core.mesh import as_mesh, mesh_of
-from isoshard.core.spec import axis_names, named_sharding
-from isoshard.core.sums import stored, unreduced
-from isoshard.core.tiles import Tiles
+from isoshard.core.layout.axis_types import same_grid
+from isoshard.core.layout.mesh import as_mesh, mesh_of
+from isoshard.core.layout.partial_sums import stored, unreduced
+from isoshard.core.layout.spec import axis_names, named_sharding
+from isoshard.core.layout.spec_entries import entries_of
+from isoshard.core.layout.tiles import Tiles
 from isoshard.torch_bridge._torch_internals.dtensor_fields import STRIDED_SHARD
 
-from .blocks import block_sizes
-from .blocks import local_shape_and_offset as local_shape_and_offset
+from .chunked_axes import block_sizes
+from .chunked_axes import local_shape_and_offset as local_shape_and_offset
 from .meshes import device_mesh_of as device_mesh_of
 from .meshes import jax_mesh, of_type
-from .placing import check_sum, kind_of, orders_of
+from .placement_kinds import check_sum, kind_of, orders_of
 
 Entry = int | tuple[int, ...] | None
 
@@ -147,7 +147,7 @@ def placements_on(sharding: NamedSharding, device_mesh: Any, ndim: int) -> tuple
     Example:
         >>> import torch
         >>> from torch.distributed.device_mesh import DeviceMesh
-        >>> from isoshard.core.mesh import make_mesh
+        >>> from isoshard.core.layout.mesh import make_mesh
         >>> rows = NamedSharding(make_mesh((8,), ("x",)), P("x"))
         >>> placements_on(rows, DeviceMesh("xla", torch.arange(8).reshape(2, 4)), 1)
         (Shard(dim=0), Shard(dim=0))

@@ -26,11 +26,11 @@ import torch
 from jax import export
 
 from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge.crossings.function import jax_function
 from isoshard.torch_bridge.dtypes import logical_dtype
-from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.exchange import from_numpy, to_numpy
 from isoshard.torch_bridge.framework import Torch
+from isoshard.torch_bridge.interop.torch_to_jax import jax_function
 
 from . import stablehlo_bundle as bundles
 from .lowered import NO_MESH
@@ -84,7 +84,7 @@ class StableHLOGraphModule:
             if method_name not in self._exported:
                 self._exported[method_name] = _runnable(function)
             results = self._exported[method_name].call(*given)
-            on_jax = any(isinstance(leaf, base.LazyTensor) for leaf in leaves)
+            on_jax = any(isinstance(leaf, lazy_tensor.LazyTensor) for leaf in leaves)
             tensors = [Torch().from_jax(array) if on_jax else _on_host(array) for array in results]
         spec = function.meta.output_pytree_spec
         return (
@@ -318,7 +318,7 @@ def _on_host(array: jax.Array) -> torch.Tensor:
 
 
 def _array_of(leaf: Any) -> Any:
-    if isinstance(leaf, base.LazyTensor):
+    if isinstance(leaf, lazy_tensor.LazyTensor):
         return Torch().array(leaf.detach())
     if isinstance(leaf, torch.Tensor):
         return to_numpy(leaf.detach().cpu())

@@ -30,11 +30,13 @@ import numpy as np
 import torch
 from jax import export
 
-from isoshard.core.op_sharding import to_op_sharding
-from isoshard.core.tiles import Tiles
-from isoshard.torch_bridge.engine import base, interpreting, layouts, placement, plan_lowering
-from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.execution_plan import Plan, plan_of
+from isoshard.core.layout.op_sharding import to_op_sharding
+from isoshard.core.layout.tiles import Tiles
+from isoshard.torch_bridge.engine.compiling import input_placement, interpreting, plan_lowering
+from isoshard.torch_bridge.engine.compiling.execution_plan import CompileRequest, plan_of
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.session.modes import is_set
 
 _SHORT = {"float": "f", "int": "s", "uint": "u", "complex": "c", "bfloat": "bf"}
@@ -84,7 +86,7 @@ def _pieces(tensor: torch.Tensor) -> torch.Tensor:
 
 def _identity(tensors: Sequence[torch.Tensor]) -> jax.stages.Lowered:
     """The program that gives back what devices hold, or will."""
-    leaves = [base.read(_checked(tensor)) for tensor in tensors]
+    leaves = [lazy_tensor.read(_checked(tensor)) for tensor in tensors]
     structs = _structs(leaves, [leaf.layout for leaf in leaves])
     with jax.enable_x64(True):
         return jax.jit(lambda *given: given).lower(*structs)
@@ -150,7 +152,7 @@ NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
 """Entered where a program is exported, whatever mesh its caller has set."""
 
 
-def _plan(tensors: Sequence[torch.Tensor] | None) -> tuple[Plan, list[Any]] | None:
+def _plan(tensors: Sequence[torch.Tensor] | None) -> tuple[CompileRequest, list[Any]] | None:
     """What would be executed, and its inputs' shapes and layouts; None if nothing would be."""
     found = planned(tensors)
     return None if found is None else found[:2]
@@ -158,7 +160,7 @@ def _plan(tensors: Sequence[torch.Tensor] | None) -> tuple[Plan, list[Any]] | No
 
 def planned(
     tensors: Sequence[torch.Tensor] | None,
-) -> tuple[Plan, list[Any], list[Any]] | None:
+) -> tuple[CompileRequest, list[Any], list[Any]] | None:
     """What would be executed.
 
     Args:
@@ -168,7 +170,7 @@ def planned(
         The plan, its inputs' shapes and layouts, and the inputs; None if nothing would be executed.
     """
     if tensors:
-        values = [base.read(_checked(tensor)) for tensor in tensors]
+        values = [lazy_tensor.read(_checked(tensor)) for tensor in tensors]
         waiting = [value for value in values if value.array is None]
         if not waiting:
             return None
@@ -190,8 +192,8 @@ def planned(
             return None
     plan.donated = ()
     leaves = tape.inputs()
-    also = {*tape.marks, *plan.wanted} - {layouts.UNPLACED}
-    plan.placed = tuple(placement.planned(leaves, also))
+    also = {*tape.marks, *plan.wanted} - {layout_numbers.UNPLACED}
+    plan.placed = tuple(input_placement.planned(leaves, also))
     return plan, _structs(leaves, plan.placed), leaves
 
 
@@ -201,14 +203,14 @@ def _structs(leaves: Sequence[Any], placed: Sequence[int]) -> list[jax.ShapeDtyp
         jax.ShapeDtypeStruct(
             leaf.array.shape,
             leaf.array.dtype,
-            sharding=None if number == layouts.UNPLACED else layouts.sharding(number),
+            sharding=None if number == layout_numbers.UNPLACED else layout_numbers.sharding(number),
         )
         for leaf, number in zip(leaves, placed, strict=True)
     ]
 
 
-def _checked(tensor: torch.Tensor) -> base.LazyTensor:
-    if not isinstance(tensor, base.LazyTensor):
+def _checked(tensor: torch.Tensor) -> lazy_tensor.LazyTensor:
+    if not isinstance(tensor, lazy_tensor.LazyTensor):
         raise RuntimeError(
             f"a tensor on {getattr(tensor, 'device', type(tensor).__name__)} has no recorded "
             "operations; move it with .to(torch_xla.device())"
@@ -216,7 +218,7 @@ def _checked(tensor: torch.Tensor) -> base.LazyTensor:
     return tensor
 
 
-def _lower(plan: Plan, structs: list[Any]) -> jax.stages.Lowered:
+def _lower(plan: CompileRequest, structs: list[Any]) -> jax.stages.Lowered:
     return plan_lowering.lowered(plan, structs, keep_unused=False)
 
 
@@ -241,7 +243,7 @@ def _layout(sharding: Any, rank: int) -> str:
 def _mark(recipe: tapes.Recipe) -> str:
     if recipe.name != "mark_sharding":
         return ""
-    sharding: Any = layouts.sharding(recipe.detail)
+    sharding: Any = layout_numbers.sharding(recipe.detail)
     return _layout(sharding, max(len(sharding.spec), 1))
 
 

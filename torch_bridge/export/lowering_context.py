@@ -21,8 +21,9 @@ import jax
 import torch
 
 from isoshard.torch_bridge.dtypes import logical_dtype
-from isoshard.torch_bridge.engine import base, interpreting, plan_lowering
-from isoshard.torch_bridge.engine.value import Aval, Taken, Value
+from isoshard.torch_bridge.engine.compiling import interpreting, plan_lowering
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.values.value import Aval, Taken, Value
 
 from . import lowered
 
@@ -96,7 +97,7 @@ class LoweringContext:
         Returns:
             The number; -1 if the program does not take it.
         """
-        value = base.read(tensor) if isinstance(tensor, base.LazyTensor) else None
+        value = lazy_tensor.read(tensor) if isinstance(tensor, lazy_tensor.LazyTensor) else None
         for number, one in self._parameters.items():
             if one is value:
                 return number
@@ -110,4 +111,4 @@ class LoweringContext:
 
 def _tensor(value: Value) -> torch.Tensor:
     array = value.array
-    return base.fresh(Aval.contiguous(array.shape, logical_dtype(array.dtype)), value)
+    return lazy_tensor.fresh(Aval.contiguous(array.shape, logical_dtype(array.dtype)), value)

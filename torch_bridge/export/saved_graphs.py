@@ -12,9 +12,10 @@ from pathlib import Path
 
 import jax
 
-from isoshard.core import metrics
-from isoshard.torch_bridge.engine import layouts, program
-from isoshard.torch_bridge.engine.recipes import RECIPES
+from isoshard.core.runtime import metrics
+from isoshard.torch_bridge.engine.compiling import program
+from isoshard.torch_bridge.engine.recording.recipes import RECIPES
+from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.layout import marks
 
 from .lowered import short
@@ -35,14 +36,14 @@ def begin() -> None:
     if form not in _FORMATS:
         raise ValueError(f"XLA_SAVE_TENSORS_FMT is {form!r}, and isoshard writes text and hlo")
 
-    def save(done: program.Program, plan: program.Plan) -> None:
+    def save(done: program.Program, plan: program.CompileRequest) -> None:
         with Path(f"{path}.{jax.process_index()}").open("a") as file:
             file.write(_graph(done, plan) if form == "text" else _compiled(done))
 
     program.WATCHING.append(save)
 
 
-def _graph(done: program.Program, plan: program.Plan) -> str:
+def _graph(done: program.Program, plan: program.CompileRequest) -> str:
     """The recorded operations of a program."""
     names = [RECIPES[e[0]].name if isinstance(e[0], int) else "input" for e in plan.program]
     return _entry("\n".join(["IR {", *(f"  {name}" for name in names), "}"]))
@@ -65,7 +66,7 @@ def _entry(text: str) -> str:
 
 
 def _layout(number: int, ndim: int) -> str:
-    found = None if number == layouts.UNPLACED else layouts.told(number)
+    found = None if number == layout_numbers.UNPLACED else layout_numbers.told(number)
     if isinstance(found, jax.sharding.NamedSharding):
         return marks.spec_string(found, ndim)
     return "{replicated}"  # as XLA writes the layout of an array on one device

@@ -3,7 +3,7 @@
 if __name__ != "isoshard.torch_bridge.handlers":
     raise ImportError(f"import isoshard.torch_bridge.handlers, not {__name__}")
 
-from .local import TorchShards
-from .registry import Handle, register_function_handler
+from .handler_registry import Handle, register_function_handler
+from .torch_handler import TorchShards
 
 __all__ = ["Handle", "TorchShards", "register_function_handler"]

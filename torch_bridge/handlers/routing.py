@@ -1,8 +1,8 @@
 """A call of a torch function that has a handler, on tensors of the `jax` device.
 
 The handler's work is one JAX function (`core.domain.handlers`), recorded on the tape as any other
-that is called from torch. Where an argument lies in blocks with padding the program is interpreted
-on blocks; there the call is its handler, and the function itself only says the shapes.
+that is called from torch. Where an argument has a `BlockLayout` the program is interpreted on
+blocks; there the call is its handler, and the function itself only says the shapes.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding
 
 from isoshard.core.domain import BlockLayout, in_blocks
-from isoshard.core.domain.handlers.arguments import Arguments, Static, paths_of
-from isoshard.core.domain.handlers.calling import Handled, Plan, call, plan
+from isoshard.core.domain.blocks.array_layout import ArrayLayout
+from isoshard.core.domain.blocks.interpreting import trace
+from isoshard.core.domain.blocks.known_shardings import said
+from isoshard.core.domain.handlers.calling import Handled, HandlerCall, call, plan
+from isoshard.core.domain.handlers.handler_arguments import Arguments, Static, paths_of
 from isoshard.core.domain.handlers.results import Result
-from isoshard.core.domain.interpreting import trace
-from isoshard.core.domain.layouts import Layout
-from isoshard.core.domain.shardings import said
 from isoshard.core.errors import ShardingError
-from isoshard.core.exact import exact
-from isoshard.core.uneven import UnevenArray
-from isoshard.torch_bridge.crossings.calling_jax import TorchFunction
-from isoshard.torch_bridge.crossings.function import JaxFunction
+from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.runtime.exact_keys import exact
 from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.interop.calling_jax import TorchFunction
+from isoshard.torch_bridge.interop.torch_to_jax import JaxFunction
 from isoshard.torch_bridge.layout import marks
 
 from .expecting import Expected
-from .layouts import read_layouts, said_on, typed_mesh
-from .local import in_jax
+from .operand_layouts import read_layouts, said_on, typed_mesh
+from .torch_handler import in_jax
 
 
 @dataclasses.dataclass
@@ -54,7 +54,7 @@ class Entry:
     framework: str
     check: bool
     prove: bool
-    known: dict[Any, _Call] = dataclasses.field(default_factory=dict)
+    known: dict[Any, _HandlerCall] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -95,12 +95,12 @@ def routed(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     key = arguments, dtypes
     known = entry.known.get(key)
     if known is None:
-        known = entry.known[key] = _Call(entry, arguments, dtypes)
+        known = entry.known[key] = _HandlerCall(entry, arguments, dtypes)
     return known(tensors)
 
 
-class _Call:
-    """A handler for arguments that lie so."""
+class _HandlerCall:
+    """A handler for arguments of these layouts."""
 
     def __init__(self, entry: Entry, arguments: Arguments, dtypes: Sequence[torch.dtype]) -> None:
         self._expected = Expected(entry.function, entry.name, dtypes) if entry.check else None
@@ -122,7 +122,7 @@ class _Call:
         self._function = TorchFunction(run, entry.name, wide=True)
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Record the call; the results say how they lie."""
+        """Record the call; the results have their layouts."""
         found = self._function(*tensors)
         dtypes = (self._expected and self._expected.dtypes) or [one.dtype for one in found]
         mesh = self._arguments.mesh
@@ -138,7 +138,7 @@ class _Call:
     def _on_arrays(self, *arrays: jax.Array) -> list[Any]:
         return jax.tree.leaves(said(call(self._handled, self._arguments, arrays)))
 
-    def _on_blocks(self, entry: Entry, laid: Sequence[Layout], physical: Any) -> Any:
+    def _on_blocks(self, entry: Entry, laid: Sequence[ArrayLayout], physical: Any) -> Any:
         """The call as one primitive, which a program on blocks answers with the handler."""
         plain = JaxFunction(entry.function)
 
@@ -178,8 +178,8 @@ class _Call:
 
 
 def _planned(
-    handled: Handled, arguments: Arguments, laid: Sequence[Layout], physical: Sequence[Any]
-) -> Plan:
+    handled: Handled, arguments: Arguments, laid: Sequence[ArrayLayout], physical: Sequence[Any]
+) -> HandlerCall:
     shapes = [
         jax.ShapeDtypeStruct(layout.buffer, dtype)
         for layout, dtype in zip(laid, physical, strict=True)
@@ -188,7 +188,7 @@ def _planned(
 
 
 def _marked(tensor: Any, result: Result, mesh: Mesh, typed: Mesh | None) -> Any:
-    """A result that says how it lies, on the mesh with Explicit axes if arguments do."""
+    """A result with its layout, on the mesh with Explicit axes if arguments are."""
     sharding = NamedSharding(mesh, result.spec)
     layout: Any = sharding
     if any(size is not None for size in result.sizes):

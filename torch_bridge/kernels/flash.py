@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from isoshard.core.spec import named_sharding
-from isoshard.torch_bridge.crossings.calling_jax import TorchFunction
+from isoshard.core.layout.spec import named_sharding
+from isoshard.torch_bridge.interop.calling_jax import TorchFunction
 from isoshard.torch_bridge.spmd import get_global_mesh
 
 from . import jax_kernels

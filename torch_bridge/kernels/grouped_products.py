@@ -11,7 +11,7 @@ from __future__ import annotations
 import jax
 import torch
 
-from isoshard.torch_bridge.crossings.calling_jax import TorchFunction
+from isoshard.torch_bridge.interop.calling_jax import TorchFunction
 
 from . import jax_kernels
 

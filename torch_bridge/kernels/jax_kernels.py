@@ -11,7 +11,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from isoshard.core.axis_types import constrain
+from isoshard.core.layout.axis_types import constrain
 
 MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
 """The score of a key that is masked."""
@@ -53,7 +53,9 @@ def flash_attention(
     if bias is not None:
         bias = bias * scale
 
-    def one(q, k, v, bias, mask):
+    def one(
+        q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None, mask: jax.Array | None
+    ) -> jax.Array:
         if q.dtype == jnp.float64:  # whose softmax JAX's attention takes in float32
             return _in_full(q, k, v, bias, mask, causal=causal, scale=scale)
         q, k, v = (jnp.swapaxes(x, -3, -2) for x in (q, k, v))
@@ -67,7 +69,16 @@ def flash_attention(
     return out if sharding is None else constrain(out, sharding)
 
 
-def _in_full(q, k, v, bias, mask, *, causal, scale):
+def _in_full(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
+    *,
+    causal: bool,
+    scale: float,
+) -> jax.Array:
     scores = jnp.einsum("...qd,...kd->...qk", q, k) * scale
     if bias is not None:
         scores += bias
@@ -133,7 +144,7 @@ def multi_queries_paged_attention(
         (batch, queries, heads, width).
     """
 
-    def one(q, length, pages, queries):
+    def one(q: jax.Array, length: jax.Array, pages: jax.Array, queries: jax.Array) -> jax.Array:
         keys, values = (
             x[:, pages].reshape(x.shape[0], -1, x.shape[-1]) for x in (k_pages, v_pages)
         )
@@ -182,7 +193,7 @@ def ragged_paged_attention(
     width = kv_pages.shape[-1]
     token = jnp.arange(q.shape[0])
 
-    def one(number, out):
+    def one(number: jax.Array, out: jax.Array) -> jax.Array:
         both = kv_pages[page_indices[number]].reshape(-1, kv_pages.shape[2], width)
         keys, values = both[:, 0::2], both[:, 1::2]
         if k_scale is not None:
@@ -202,7 +213,16 @@ def ragged_paged_attention(
     return jax.lax.fori_loop(0, kv_lens.shape[0], one, jnp.zeros_like(q))
 
 
-def _attend(q, k, v, seen, scale, soft_cap, masked=None, exists=None):
+def _attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    seen: jax.Array,
+    scale: float,
+    soft_cap: float | None,
+    masked: float | None = None,
+    exists: jax.Array | None = None,
+) -> jax.Array:
     """Attention of (queries, heads, width) to (keys, fewer heads, width)."""
     groups = q.shape[1] // k.shape[1]
     k, v = jnp.repeat(k, groups, 1), jnp.repeat(v, groups, 1)

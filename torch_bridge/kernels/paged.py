@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from isoshard.torch_bridge.crossings.calling_jax import TorchFunction
+from isoshard.torch_bridge.interop.calling_jax import TorchFunction
 
 from . import jax_kernels
 

@@ -26,18 +26,19 @@ import torch
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core import axis_types
 from isoshard.core.errors import ShardingError
-from isoshard.core.mesh import as_mesh
+from isoshard.core.layout import axis_types
+from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.plan import Plan
 from isoshard.core.plan.activations import ModuleActivations, Side
-from isoshard.core.plan.rules import PlanError
+from isoshard.core.plan.layout_rules import PlanError
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge.engine import base, layouts
-from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.tape import Recipe
-from isoshard.torch_bridge.engine.value import Aval
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.engine.recording.tape import Recipe
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.spmd.gradients import mark_sharding_with_gradients
 
 _SHOWN = 20
@@ -48,8 +49,25 @@ class ActivationConstraints:
 
     A context manager: leaving it removes them.
 
+    Args:
+        module: as for `constrain_activations`.
+        mesh: a `jax.sharding.Mesh`.
+        plan: a `Plan` with activations.
+
     Attributes:
         modules: what the plan says of each module that it speaks of, by name.
+
+    Raises:
+        PlanError: no rule matches a module.
+
+    Example:
+        >>> from isoshard import P, make_mesh
+        >>> mesh = make_mesh((8,), ("tp",))
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+        >>> constraints = constrain_activations(model, mesh, {"0": P(None, "tp")})
+        >>> constraints
+        ActivationConstraints('0' by '0')
+        >>> constraints.remove()
     """
 
     def __init__(self, module: torch.nn.Module, mesh: Mesh, plan: Plan):
@@ -113,6 +131,13 @@ def constrain_activations(module: torch.nn.Module, mesh: Any, plan: Any) -> Acti
         PlanError: no rule matches a module. When a module is called: a spec does not fit the
             tensor, or there is no tensor at a path; the message lists all of them.
         ShardingError: when a module is called: a tensor is on another device.
+
+    Example:
+        >>> from isoshard import P, make_mesh
+        >>> linear = torch.nn.Linear(4, 8).to("jax")
+        >>> with constrain_activations(linear, make_mesh((8,), ("tp",)), {"": P(None, "tp")}):
+        ...     linear(torch.ones(2, 4, device="jax")).partition_spec
+        P(None, 'tp')
     """
     plan = plan if isinstance(plan, Plan) else Plan(activations=plan)
     return ActivationConstraints(module, as_mesh(mesh), plan)
@@ -149,7 +174,7 @@ def _laid_out(tree: Any, side: Side, said: ModuleActivations, mesh: Mesh) -> Any
     shapes = {path: tuple(leaves[number].shape) for path, number in at.items()}
     for path, sharding in said.resolve(side, shapes, mesh).items():
         tensor = leaves[at[path]]
-        if not isinstance(tensor, base.LazyTensor):
+        if not isinstance(tensor, lazy_tensor.LazyTensor):
             raise ShardingError(
                 f"the {f'{side} {path}'.rstrip()} of module {said.module!r} is to lie as "
                 f"{sharding.spec}, and it is on {tensor.device}; move the model and its inputs "
@@ -179,12 +204,12 @@ class _Open(torch.autograd.Function):
     def forward(ctx: Any, tensor: Any, sharding: NamedSharding) -> torch.Tensor:
         ctx.sharding = sharding
         tape = tapes.recorder()
-        home = layouts.intern(NamedSharding(sharding.mesh, P()))
-        value = base.read(tensor)
+        home = layout_numbers.intern(NamedSharding(sharding.mesh, P()))
+        value = lazy_tensor.read(tensor)
         if isinstance(tape, tapes.Tape) and tape.joins(home):
             tape.marks.add(home)
         (result,) = tape.record(_open(sharding), (value,))
-        return base.fresh(Aval.contiguous(tuple(tensor.shape), tensor.dtype), result)
+        return lazy_tensor.fresh(Aval.contiguous(tuple(tensor.shape), tensor.dtype), result)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:

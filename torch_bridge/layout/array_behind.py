@@ -9,20 +9,22 @@ import jax.numpy as jnp
 import torch
 from jax.core import Tracer
 
-from isoshard.core.axis_types import on_mesh, retyped
 from isoshard.core.domain import BlockLayout, lay_out_in_blocks
 from isoshard.core.errors import no_sharing
-from isoshard.core.exchange import lay_out
-from isoshard.core.uneven import UnevenArray
-from isoshard.torch_bridge.engine import base, layouts, placement
-from isoshard.torch_bridge.engine.value import Aval, Value, placed_layout
+from isoshard.core.layout.axis_types import on_mesh, retyped
+from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.transfer.exchange import lay_out
+from isoshard.torch_bridge.engine.compiling import input_placement
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values.value import Aval, Value, placed_layout
 
 from .marks import keep_gradient_layout
 
 
 def annotated(x: torch.Tensor, value: Value, layout: Any, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor of `value` in the place of `x`; being a parameter and `requires_grad` are kept."""
-    tensor: Any = base.fresh(Aval.contiguous(shape, x.dtype), value)
+    tensor: Any = lazy_tensor.fresh(Aval.contiguous(shape, x.dtype), value)
     tensor._storage.annotation = layout.sharding if isinstance(layout, BlockLayout) else layout
     tensor.requires_grad_(x.requires_grad)
     if isinstance(x, torch.nn.Parameter):
@@ -31,7 +33,7 @@ def annotated(x: torch.Tensor, value: Value, layout: Any, shape: tuple[int, ...]
     return tensor
 
 
-def array_behind(x: base.LazyTensor, sharding: Any, copy: bool | None, name: str) -> Any:
+def array_behind(x: lazy_tensor.LazyTensor, sharding: Any, copy: bool | None, name: str) -> Any:
     """The very array of a tensor, or where a copy or another layout is asked for, that.
 
     Args:
@@ -40,23 +42,23 @@ def array_behind(x: base.LazyTensor, sharding: Any, copy: bool | None, name: str
         copy: as of `iso.to_jax`.
         name: of the tensor, for messages.
     """
-    value = base.read(x)
-    array = placement.held(value)
+    value = lazy_tensor.read(x)
+    array = input_placement.held(value)
     if isinstance(array, Tracer):
         return lay_out(array, sharding)
-    if copy or (sharding is not None and placed_layout(array) != layouts.intern(sharding)):
+    if copy or (sharding is not None and placed_layout(array) != layout_numbers.intern(sharding)):
         found = in_layout(array, sharding, copy, name)
-        value.shared |= placement.may_alias(array, found)
+        value.shared |= input_placement.may_alias(array, found)
     else:
         found = array
         value.shared = True
-    mesh = layouts.typed_mesh(value.layout) if sharding is None else None
+    mesh = layout_numbers.typed_mesh(value.layout) if sharding is None else None
     return found if mesh is None else on_users_mesh(found, mesh)
 
 
 def users_sharding(value: Value, sharding: jax.sharding.NamedSharding) -> Any:
     """How the array of a value lies, said on the mesh that its user knows."""
-    mesh = layouts.typed_mesh(value.layout)
+    mesh = layout_numbers.typed_mesh(value.layout)
     return sharding if mesh is None else on_mesh(sharding, mesh)
 
 
@@ -77,7 +79,7 @@ def in_layout(array: Any, layout: Any, copy: bool | None, name: str) -> Any:
         return lay_out(array, layout, copy=copy, name=name)
     if copy:
         array = jax.tree.map(jnp.copy, array)
-    if layout is None or placed_layout(array) == layouts.intern(layout):
+    if layout is None or placed_layout(array) == layout_numbers.intern(layout):
         return array
     if copy is False:
         raise no_sharing(name, "blocks of other sizes are padded, which takes new memory")

@@ -26,21 +26,42 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from isoshard.core.devices import Device
 from isoshard.core.domain import BlockLayout
-from isoshard.core.mesh import mesh_of
-from isoshard.core.tiles import Tiles
+from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.layout.tiles import Tiles
+from isoshard.core.layout.virtual_devices import Device
 from isoshard.torch_bridge._torch_internals.tensor_fields import gradient_hooks
-from isoshard.torch_bridge.engine import base, layouts
-from isoshard.torch_bridge.engine.constrain import constrain
-from isoshard.torch_bridge.engine.value import Aval, Storage
+from isoshard.torch_bridge.engine.compiling.layout_constraints import constrain
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values.value import Aval, Storage
+from isoshard.torch_bridge.runtime import PENDING
 
 Sharding = jax.sharding.NamedSharding
 Layout = Sharding | BlockLayout
 
 
 class ShardingType(enum.IntEnum):
-    """How a layout divides a tensor, with torch_xla's numbers."""
+    """How a layout divides a tensor, with torch_xla's numbers.
+
+    The layouts of tensors here are replicated, tiled or partial.
+
+    Attributes:
+        REPLICATED: every device holds the whole.
+        MAXIMAL: one device holds the whole.
+        TUPLE: of several arrays.
+        TILED: every device holds a block of its own.
+        MANUAL: each device holds a value of its own.
+        PARTIAL: several devices hold each block.
+        UNKNOWN: nothing is known.
+
+    Example:
+        >>> import torch, isoshard.torch_bridge as xs
+        >>> mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
+        >>> t = xs.mark_sharding(torch.ones(8, 8, device="jax"), mesh, ("x", None))
+        >>> t.sharding_type
+        <ShardingType.PARTIAL: 5>
+    """
 
     REPLICATED = 0
     MAXIMAL = 1
@@ -58,7 +79,7 @@ _ASKED: weakref.WeakKeyDictionary[Storage, Sharding | None] = weakref.WeakKeyDic
 _WRITTEN: weakref.WeakKeyDictionary[Storage, Any] = weakref.WeakKeyDictionary()
 
 
-def placed(tensor: base.LazyTensor) -> Sharding | None:
+def placed(tensor: lazy_tensor.LazyTensor) -> Sharding | None:
     """The layout that the buffers of a tensor have or will get, None if it is on no mesh."""
     return None if tensor._chain.ops else sharding_of_memory(tensor._storage)
 
@@ -67,45 +88,47 @@ def sharding_of_memory(storage: Storage) -> Sharding | None:
     """The layout that the buffers of a tensor's memory have or will get; None on no mesh."""
     if storage.annotation is not None:
         return storage.annotation
-    if storage.value.layout == layouts.UNPLACED:
+    if storage.value.layout == layout_numbers.UNPLACED:
         return None
-    found = layouts.told(storage.value.layout)
+    found = layout_numbers.told(storage.value.layout)
     found = found.sharding if isinstance(found, BlockLayout) else found
     return found if isinstance(found, Sharding) else None
 
 
-def asked(tensor: base.LazyTensor) -> Sharding | None:
+def asked(tensor: lazy_tensor.LazyTensor) -> Sharding | None:
     """The layout that a tensor was marked with, else that of its buffers; None without one."""
     if _ASKED and not tensor._chain.ops and tensor._storage in _ASKED:
         return _ASKED[tensor._storage]
     return placed(tensor)
 
 
-def marked(tensor: base.LazyTensor) -> Sharding | None:
+def marked(tensor: lazy_tensor.LazyTensor) -> Sharding | None:
     """The layout that a tensor's memory was marked with, None if nobody has."""
     if tensor._chain.ops:
         return None
     return _ASKED.get(tensor._storage) or tensor._storage.annotation
 
 
-def written(tensor: base.LazyTensor) -> Any:
+def written(tensor: lazy_tensor.LazyTensor) -> Any:
     """The spec that a mark was written with, where it was noted; else None."""
     return _WRITTEN.get(tensor._storage) if _WRITTEN and not tensor._chain.ops else None
 
 
-def note_written(tensor: base.LazyTensor, spec: Any) -> None:
+def note_written(tensor: lazy_tensor.LazyTensor, spec: Any) -> None:
     """Let `written` tell the spec of a mark that the tensor has."""
     if not tensor._chain.ops:
         _WRITTEN[tensor._storage] = spec
 
 
-def is_recorded(tensor: base.LazyTensor) -> bool:
+def is_recorded(tensor: lazy_tensor.LazyTensor) -> bool:
     """Whether the memory's value is still to be computed."""
     array = tensor._storage.value.array
     return array is None or isinstance(array, Tracer)
 
 
-def annotate(tensor: base.LazyTensor, sharding: Layout, *, ask: Sharding | None = None) -> None:
+def annotate(
+    tensor: lazy_tensor.LazyTensor, sharding: Layout, *, ask: Sharding | None = None
+) -> None:
     """Ask for a layout; the data follows with the next execution.
 
     Args:
@@ -113,17 +136,17 @@ def annotate(tensor: base.LazyTensor, sharding: Layout, *, ask: Sharding | None 
         sharding: fits the tensor's rank, and splits its shape evenly; or blocks of given sizes.
         ask: the layout that was meant, where some axis does not divide.
     """
-    from isoshard.torch_bridge.runtime import PENDING
-
     if is_recorded(tensor) or tensor._chain.ops:
         constrain_in_place(tensor, sharding, ask)
         return
-    base.move(tensor, layouts.intern(sharding))
+    lazy_tensor.move(tensor, layout_numbers.intern(sharding))
     PENDING.append(tensor._storage)
     keep(tensor, sharding, ask)
 
 
-def constrain_in_place(tensor: base.LazyTensor, sharding: Layout, ask: Sharding | None) -> None:
+def constrain_in_place(
+    tensor: lazy_tensor.LazyTensor, sharding: Layout, ask: Sharding | None
+) -> None:
     """Lay a tensor's value out in the program being recorded, over whatever mark it has.
 
     Args:
@@ -131,12 +154,14 @@ def constrain_in_place(tensor: base.LazyTensor, sharding: Layout, ask: Sharding 
         sharding: as for `annotate`.
         ask: as for `annotate`.
     """
-    base.write(tensor, constrain(base.read(tensor), layouts.intern(sharding)))
+    lazy_tensor.write(tensor, constrain(lazy_tensor.read(tensor), layout_numbers.intern(sharding)))
     if not tensor._chain.ops:
         keep(tensor, sharding, ask)
 
 
-def laid_out(tensor: base.LazyTensor, sharding: Sharding, ask: Sharding | None = None) -> Any:
+def laid_out(
+    tensor: lazy_tensor.LazyTensor, sharding: Sharding, ask: Sharding | None = None
+) -> Any:
     """A new tensor with the same elements in another layout; `tensor` stays as it is.
 
     Args:
@@ -144,13 +169,13 @@ def laid_out(tensor: base.LazyTensor, sharding: Sharding, ask: Sharding | None =
         sharding: as for `annotate`.
         ask: as for `annotate`.
     """
-    value = constrain(base.read(tensor), layouts.intern(sharding))
-    result = base.fresh(Aval.contiguous(tuple(tensor.shape), tensor.dtype), value)
+    value = constrain(lazy_tensor.read(tensor), layout_numbers.intern(sharding))
+    result = lazy_tensor.fresh(Aval.contiguous(tuple(tensor.shape), tensor.dtype), value)
     keep(result, sharding, ask)
     return result
 
 
-def keep(tensor: base.LazyTensor, sharding: Layout, ask: Sharding | None) -> None:
+def keep(tensor: lazy_tensor.LazyTensor, sharding: Layout, ask: Sharding | None) -> None:
     """Note a mark in a tensor's memory, and let gradients follow it."""
     blocks = isinstance(sharding, BlockLayout)
     tensor._storage.annotation = sharding.sharding if blocks else sharding
@@ -162,20 +187,20 @@ def keep(tensor: base.LazyTensor, sharding: Layout, ask: Sharding | None) -> Non
     keep_gradient_layout(tensor)
 
 
-def lies(tensor: base.LazyTensor, layout: Layout) -> None:
+def lies(tensor: lazy_tensor.LazyTensor, layout: Layout) -> None:
     """Note how a new result lies: the program that will compute it lays it out so.
 
     Args:
         tensor: with memory of its own.
         layout: a sharding that divides, or blocks of given sizes.
     """
-    value = base.read(tensor)
+    value = lazy_tensor.read(tensor)
     if value.array is None:
-        value.layout = layouts.intern(layout)
+        value.layout = layout_numbers.intern(layout)
     keep(tensor, layout, None)
 
 
-def clear(tensor: base.LazyTensor) -> None:
+def clear(tensor: lazy_tensor.LazyTensor) -> None:
     """Forget a tensor's mark, and make it whole on every device of its mesh."""
     present = tensor._storage.annotation
     if present is None or tensor._chain.ops:
@@ -186,30 +211,30 @@ def clear(tensor: base.LazyTensor) -> None:
     _ASKED[tensor._storage] = None
 
 
-def is_cleared(tensor: base.LazyTensor) -> bool:
+def is_cleared(tensor: lazy_tensor.LazyTensor) -> bool:
     """Whether `clear` was the last that was said of the layout of a tensor's memory."""
     return _ASKED.get(tensor._storage, ...) is None
 
 
-def is_on_host(tensor: base.LazyTensor) -> bool:
+def is_on_host(tensor: lazy_tensor.LazyTensor) -> bool:
     """Whether no device has seen the tensor's memory yet."""
     return isinstance(tensor._storage.value.array, np.ndarray)
 
 
-def copy_mark(source: base.LazyTensor, target: base.LazyTensor) -> None:
+def copy_mark(source: lazy_tensor.LazyTensor, target: lazy_tensor.LazyTensor) -> None:
     """Let `target`, a copy of `source`, be marked as that."""
     if source._storage in _ASKED:
         _ASKED[target._storage] = _ASKED[source._storage]
 
 
-def keep_gradient_layout(tensor: base.LazyTensor) -> None:
+def keep_gradient_layout(tensor: lazy_tensor.LazyTensor) -> None:
     """Lay the gradients of a leaf out as the leaf, and with them what optimizers make of them."""
     if tensor.requires_grad and _is_leaf(tensor):
         if _lay_out_gradient not in (gradient_hooks(tensor) or {}).values():
             tensor.register_post_accumulate_grad_hook(_lay_out_gradient)
 
 
-def _is_leaf(tensor: base.LazyTensor) -> bool:
+def _is_leaf(tensor: lazy_tensor.LazyTensor) -> bool:
     """Whether no operation made it; of some views torch no longer says so, as of no leaf.
 
     It refuses for one of several views of memory that was written to since. To lay out memory asks
@@ -223,7 +248,7 @@ def _is_leaf(tensor: base.LazyTensor) -> bool:
 
 def _lay_out_gradient(leaf: Any) -> None:
     gradient: Any = leaf.grad
-    if not isinstance(gradient, base.LazyTensor):
+    if not isinstance(gradient, lazy_tensor.LazyTensor):
         return
     layout = leaf._storage.value.layout
     if gradient._chain.ops:  # a view has no layout of its own
@@ -231,17 +256,19 @@ def _lay_out_gradient(leaf: Any) -> None:
             return
         leaf.grad = gradient = gradient.clone()
     value = gradient._storage.value
-    if value.array is not None or value.layout == layout or layout == layouts.UNPLACED:
+    if value.array is not None or value.layout == layout or layout == layout_numbers.UNPLACED:
         return
-    if value.layout == layouts.UNPLACED:
+    if value.layout == layout_numbers.UNPLACED:
         value.layout = layout
     elif gradient._storage.annotation is None and not gradient.requires_grad:
-        base.write(gradient, constrain(value, layout))  # another leaf has the same gradient
+        lazy_tensor.write(gradient, constrain(value, layout))  # another leaf has the same gradient
 
 
 def _is_split(number: int) -> bool:
     """Whether a layout splits an axis."""
-    return number != layouts.UNPLACED and any(getattr(layouts.sharding(number), "spec", ()))
+    return number != layout_numbers.UNPLACED and any(
+        getattr(layout_numbers.sharding(number), "spec", ())
+    )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -28,11 +28,11 @@ import jax
 import torch
 
 from isoshard.core.errors import ShardingError
-from isoshard.core.offload import check_memory, in_memory
+from isoshard.core.layout.offload import check_memory, in_memory
 from isoshard.core.plan import Plan
 from isoshard.core.plan.memory_rules import check_used
-from isoshard.torch_bridge.dtensor.modules import named_params
-from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.dtensor.dtensor_modules import named_params
+from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 from . import marks
 
@@ -108,13 +108,15 @@ _NOWHERE = (
 )
 
 
-def _slots(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor, base.LazyTensor]]:
+def _slots(
+    optimizer: torch.optim.Optimizer,
+) -> Iterator[tuple[str, torch.Tensor, lazy_tensor.LazyTensor]]:
     """The slots that can rest: no numbers, unless the parameter is one."""
     for name, param in named_params(optimizer).items():
         for kind, slot in optimizer.state.get(param, {}).items():
-            if isinstance(slot, base.LazyTensor) and (slot.ndim or not param.ndim):
+            if isinstance(slot, lazy_tensor.LazyTensor) and (slot.ndim or not param.ndim):
                 yield f"state.{name}.{kind}", param, slot
 
 
 def _layout(tensor: torch.Tensor) -> jax.sharding.NamedSharding | None:
-    return marks.placed(tensor) if isinstance(tensor, base.LazyTensor) else None
+    return marks.placed(tensor) if isinstance(tensor, lazy_tensor.LazyTensor) else None

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from isoshard.core.domain import BlockLayout
-from isoshard.core.shards import Shard
-from isoshard.core.shards import local_shards as core_shards
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.layout.shards import Shard
+from isoshard.core.layout.shards import local_shards as core_shards
+from isoshard.core.layout.uneven import UnevenArray
 
 from . import marks
 

@@ -16,17 +16,17 @@ from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
 
-from isoshard.core.spec import axis_names
-from isoshard.core.uneven import Sizes
-from isoshard.torch_bridge.engine import base
-from isoshard.torch_bridge.engine.views import Chain
+from isoshard.core.layout.spec import axis_names
+from isoshard.core.layout.uneven import Sizes
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.values.views import Chain
 
 from . import marks
 
 Origins = tuple[int | None, ...]
 
 
-def sharding_of_view(tensor: base.LazyTensor) -> NamedSharding | None:
+def sharding_of_view(tensor: lazy_tensor.LazyTensor) -> NamedSharding | None:
     """The layout of a tensor, or of the view that it is; None where it is not known."""
     chain = tensor._chain
     if not chain.ops:
@@ -46,7 +46,7 @@ def sharding_of_view(tensor: base.LazyTensor) -> NamedSharding | None:
     return NamedSharding(found.mesh, PartitionSpec(*seen))
 
 
-def sizes_of_view(tensor: base.LazyTensor, sizes: Sizes) -> Sizes | None:
+def sizes_of_view(tensor: lazy_tensor.LazyTensor, sizes: Sizes) -> Sizes | None:
     """The blocks of a view of memory that lies in blocks of these sizes; None if not known."""
     axes = axes_shown(tensor._chain)
     split = {axis for axis, own in enumerate(sizes) if own is not None}

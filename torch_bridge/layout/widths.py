@@ -25,15 +25,16 @@ import numpy as np
 import torch
 from jax.core import Tracer
 
-from isoshard.core import metrics
 from isoshard.core.errors import CopyError, no_sharing
-from isoshard.core.uneven import UnevenArray
-from isoshard.torch_bridge.engine import base, placement
+from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.runtime import metrics
+from isoshard.torch_bridge.engine.compiling import input_placement
+from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 
 def array(tensor: torch.Tensor) -> Any:
     """The very array of a tensor on the `jax` device."""
-    return placement.held(base.read(tensor))  # pyright: ignore[reportArgumentType]
+    return input_placement.held(lazy_tensor.read(tensor))  # pyright: ignore[reportArgumentType]
 
 
 def jax_dtype(dtype: Any) -> np.dtype:

@@ -34,13 +34,13 @@ from typing import Any
 
 import torch
 
-from isoshard.core import metrics
 from isoshard.core.errors import DeviceError, UnevenError
+from isoshard.core.runtime import metrics
 from isoshard.torch_bridge import naming, runtime
 from isoshard.torch_bridge.spmd import UnevenWarning
 
-from .feed import Feed
-from .lines import END, Line
+from .ordered_queue import END, OrderedQueue
+from .staged_feed import Feed
 from .upload import Batch, Uploader
 
 
@@ -60,8 +60,8 @@ class PerDeviceQueue:
     def __init__(self, device: Any, loader_prefetch_size: int, device_prefetch_size: int):
         """See the class."""
         self.device = device
-        self.cpu_loader_queue = Line(loader_prefetch_size)
-        self.queue = Line(device_prefetch_size)
+        self.cpu_loader_queue = OrderedQueue(loader_prefetch_size)
+        self.queue = OrderedQueue(device_prefetch_size)
 
 
 class PerDeviceLoader:

@@ -25,9 +25,9 @@ import torch
 from jax.sharding import NamedSharding
 
 from isoshard.core.errors import UnevenError
-from isoshard.core.mesh import mesh_of
-from isoshard.core.spec import check_even, named_sharding
-from isoshard.core.tiles import Tiles
+from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.layout.spec import check_even, named_sharding
+from isoshard.core.layout.tiles import Tiles
 from isoshard.torch_bridge.spmd.mark_errors import MinibatchError
 
 

@@ -15,10 +15,10 @@ import jax
 import numpy as np
 import torch
 
-from isoshard.core import metrics
-from isoshard.core.exchange import aligned_empty
-from isoshard.torch_bridge.engine import base
-from isoshard.torch_bridge.engine.value import Aval, Value
+from isoshard.core.runtime import metrics
+from isoshard.core.transfer.exchange import aligned_empty
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.values.value import Aval, Value
 from isoshard.torch_bridge.exchange import to_numpy
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.nested import rewrite, with_items
@@ -35,7 +35,7 @@ LAST_BATCH = ("keep", "drop", "pad")
 
 
 @dataclasses.dataclass
-class Placed:
+class UploadedTensor:
     """A tensor of a batch on its way: on the devices already, and no torch tensor yet."""
 
     array: jax.Array
@@ -50,7 +50,7 @@ class Batch:
     """A batch on its way, or one that is to be dropped.
 
     Attributes:
-        tree: with a `Placed` in the place of each tensor.
+        tree: with a `UploadedTensor` in the place of each tensor.
         notes: what its user should be warned of, by kind.
         uneven: why it cannot be split; it is dropped if it is the last one.
     """
@@ -61,7 +61,7 @@ class Batch:
 
 
 @dataclasses.dataclass
-class _Part:
+class _SpecTarget:
     """What one spec is for: a whole batch, or what it has under one key."""
 
     key: Any
@@ -147,7 +147,7 @@ class Uploader:
                 raise MinibatchError(_uneven_minibatch(sorted(rows), leaves) + uneven)
         target = {n: -(-n // shards) * shards for n in rows} if self._last_batch == "pad" else {}
 
-        def change(part: _Part) -> Any:
+        def change(part: _SpecTarget) -> Any:
             def place(tensor: torch.Tensor, path: str) -> Any:
                 if tensor.device.type != "cpu":
                     return tensor
@@ -165,20 +165,20 @@ class Uploader:
 
     def tensors(self, batch: Batch) -> Any:
         """The batch with tensors of the `jax` device, in the thread that will use them."""
-        return _rewritten(batch.tree, Placed, lambda placed, _: self._tensor(placed))
+        return _rewritten(batch.tree, UploadedTensor, lambda placed, _: self._tensor(placed))
 
-    def _tensor(self, placed: Placed) -> torch.Tensor:
+    def _tensor(self, placed: UploadedTensor) -> torch.Tensor:
         metrics.record_transfer("host_to_device", placed.host_bytes, self._where)
-        tensor = base.fresh(placed.aval, Value.of(placed.array))
+        tensor = lazy_tensor.fresh(placed.aval, Value.of(placed.array))
         tensor.requires_grad_(placed.requires_grad)
         if placed.where is not None:
             marks.keep(tensor, placed.where.sharding, placed.where.asked)
         return tensor
 
-    def _parts(self, batch: Any) -> list[_Part]:
+    def _parts(self, batch: Any) -> list[_SpecTarget]:
         """The batch, or what it has under each key, with the spec for it."""
         if not isinstance(self._sharding, Mapping):
-            return [_Part(None, "", batch, self._sharding)]
+            return [_SpecTarget(None, "", batch, self._sharding)]
         if not isinstance(batch, Mapping):
             raise ValueError(
                 f"input_sharding has specs for the keys {', '.join(map(repr, self._sharding))}, "
@@ -186,7 +186,8 @@ class Uploader:
                 "dictionaries, or give one ShardingSpec"
             )
         parts = [
-            _Part(key, f"[{key!r}]", part, self._sharding.get(key)) for key, part in batch.items()
+            _SpecTarget(key, f"[{key!r}]", part, self._sharding.get(key))
+            for key, part in batch.items()
         ]
         absent = [p.key for p in parts if p.key not in self._sharding and self._leaves(p)]
         if absent:
@@ -197,7 +198,7 @@ class Uploader:
             )
         return parts
 
-    def _leaves(self, part: _Part) -> list[tuple[torch.Tensor, Split | None]]:
+    def _leaves(self, part: _SpecTarget) -> list[tuple[torch.Tensor, Split | None]]:
         found: list[tuple[torch.Tensor, Split | None]] = []
 
         def note(tensor: torch.Tensor, _: str) -> torch.Tensor:
@@ -257,7 +258,7 @@ def _check_spec(spec: Any) -> None:
         )
 
 
-def _place(tensor: torch.Tensor, split: Split | None, name: str) -> Placed:
+def _place(tensor: torch.Tensor, split: Split | None, name: str) -> UploadedTensor:
     """Copy a tensor and send the copy."""
     host = _snapshot(tensor)
     where = None if split is None else split.over(host.shape, name)
@@ -270,7 +271,7 @@ def _place(tensor: torch.Tensor, split: Split | None, name: str) -> Placed:
             array = jax.make_array_from_process_local_data(where.sharding, host, where.shape)
     array.block_until_ready()
     aval = Aval.contiguous(tuple(array.shape), tensor.dtype)
-    return Placed(array, aval, where, tensor.requires_grad, host.nbytes)
+    return UploadedTensor(array, aval, where, tensor.requires_grad, host.nbytes)
 
 
 def _snapshot(tensor: torch.Tensor) -> np.ndarray:
@@ -283,7 +284,7 @@ def _snapshot(tensor: torch.Tensor) -> np.ndarray:
     host = to_numpy(tensor.detach())
     physical = Aval.contiguous(tuple(tensor.shape), tensor.dtype).physical
     if host.dtype != physical:
-        return base.narrow(host, physical, tensor.dtype)
+        return lazy_tensor.narrow(host, physical, tensor.dtype)
     mine = aligned_empty(host.shape, physical)
     np.copyto(mine, host)
     return mine

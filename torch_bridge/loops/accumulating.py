@@ -26,14 +26,19 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from isoshard.core.bounded import PROGRAMS, Interned
+from isoshard.core.runtime.bounded import PROGRAMS, Interned
 from isoshard.torch_bridge import naming
-from isoshard.torch_bridge.engine import base
-from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.piece import Piece, cut
-from isoshard.torch_bridge.engine.run_aside import Input, Run, aval_of, whole
-from isoshard.torch_bridge.engine.tape import Recipe
-from isoshard.torch_bridge.engine.value import Aval
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.engine.recording.tape import Recipe
+from isoshard.torch_bridge.engine.subprograms.subprogram import Subprogram, cut
+from isoshard.torch_bridge.engine.subprograms.traced_vjp import (
+    CapturedInput,
+    TracedVjp,
+    aval_of,
+    whole,
+)
+from isoshard.torch_bridge.engine.values.value import Aval
 
 
 def accumulate(
@@ -65,8 +70,10 @@ def accumulate(
     count = _check(batches, carried)
     parameters = [one for one in model.parameters() if one.requires_grad]
     width = len(batches)
-    inputs = [Input(Aval.contiguous(tuple(one.shape[1:]), one.dtype), False) for one in batches]
-    inputs += [Input(aval_of(one), False) for one in carried]
+    inputs = [
+        CapturedInput(Aval.contiguous(tuple(one.shape[1:]), one.dtype), False) for one in batches
+    ]
+    inputs += [CapturedInput(aval_of(one), False) for one in carried]
 
     def code(tensors: list[Any]) -> Sequence[Any]:
         result = train_step(*tensors[:width], *tensors[width:])
@@ -75,7 +82,7 @@ def accumulate(
         return [loss / count, *[one.detach() for one in rest]]
 
     with torch.enable_grad():
-        run = Run(code, inputs, "the training step", may_collect=True)
+        run = TracedVjp(code, inputs, "the training step", may_collect=True)
     originals = [original for original, _ in run.aside.aliases]
     places = {id(original): number for number, original in enumerate(originals)}
     mine = [one for one in parameters if id(one) in places]
@@ -87,17 +94,17 @@ def accumulate(
     loop = _loop_of(run, width, count, tuple([places[id(one)] for one in mine]))
     around = [*map(whole, run.aside.outside), *run.aside.constant_tensors()]
     given: list[Any] = [one.detach() for one in (*batches, *carried, *around)]
-    values = [base.read(one) for one in given]
+    values = [lazy_tensor.read(one) for one in given]
     floats = [run.aside.scalars[number] for number in loop.shape.body.scalars]
     run.aside.forget()
     del around, given
     found = iter(tapes.recorder().record(loop.recipe, values, floats))
     del values
-    made = [base.fresh(aval, next(found)) for aval in loop.results]
-    gradients = [base.fresh(aval_of(one), next(found)) for one in mine]
+    made = [lazy_tensor.fresh(aval, next(found)) for aval in loop.results]
+    gradients = [lazy_tensor.fresh(aval_of(one), next(found)) for one in mine]
     with torch.no_grad():
         for storage, _ in run.written:
-            base.write(whole(storage), next(found))
+            lazy_tensor.write(whole(storage), next(found))
     with torch.enable_grad():
         _Gradients.apply(gradients, *mine).backward()
     return made[0] if not carried else tuple(made)
@@ -117,7 +124,7 @@ class _Gradients(torch.autograd.Function):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Shape:
+class _LoopKey:
     """What makes two loops the same; see `_Loop`.
 
     Attributes:
@@ -133,7 +140,7 @@ class _Shape:
     count: int
     widths: tuple[int, int]
     written: tuple[int, ...]
-    body: Piece
+    body: Subprogram
     results: tuple[Aval, ...]
     gradients: tuple[Aval, ...]
 
@@ -141,7 +148,7 @@ class _Shape:
 class _Loop:
     """The loop over the batches as a recipe."""
 
-    def __init__(self, shape: _Shape):
+    def __init__(self, shape: _LoopKey):
         self.shape = shape
         self.results = shape.results
         self.recipe = Recipe(
@@ -183,10 +190,10 @@ class _Loop:
         return [sums[0], *last, *sums[1:], *written]
 
 
-def _loop_of(run: Run, batches: int, count: int, mine: Sequence[int]) -> _Loop:
-    aside = run.aside
-    around = [*aside.outside_slots(), *aside.constant_slots()]
-    places = {id(storage): number for number, storage in enumerate(aside.outside)}
+def _loop_of(run: TracedVjp, batches: int, count: int, mine: Sequence[int]) -> _Loop:
+    subtrace = run.aside
+    around = [*subtrace.outside_slots(), *subtrace.constant_slots()]
+    places = {id(storage): number for number, storage in enumerate(subtrace.outside)}
     written = tuple([places[id(storage)] for storage, _ in run.written])
     rest = [slot for number, slot in enumerate(around) if number not in written]
     given = [*run.inputs, *(around[number] for number in written), *rest]
@@ -196,13 +203,13 @@ def _loop_of(run: Run, batches: int, count: int, mine: Sequence[int]) -> _Loop:
         assert slot is not None
         gradients.append(slot)
     ends = [*run.results, *gradients, *(slot for _, slot in run.written)]
-    shape = _Shape(
+    shape = _LoopKey(
         count,
         (batches, len(run.inputs) - batches),
         written,
-        cut(aside, [*given, *run.given], ends),
+        cut(subtrace, [*given, *run.given], ends),
         tuple(run.avals),
-        tuple([aval_of(aside.aliases[number][0]) for number in mine]),
+        tuple([aval_of(subtrace.aliases[number][0]) for number in mine]),
     )
     loop = _LOOPS.lookup(shape)
     if loop is None:
@@ -210,7 +217,7 @@ def _loop_of(run: Run, batches: int, count: int, mine: Sequence[int]) -> _Loop:
     return loop
 
 
-_LOOPS: Interned[_Shape, _Loop] = Interned(PROGRAMS)
+_LOOPS: Interned[_LoopKey, _Loop] = Interned(PROGRAMS)
 
 
 def _check(batches: Sequence[Any], carried: Sequence[Any]) -> int:
@@ -228,7 +235,7 @@ def _check(batches: Sequence[Any], carried: Sequence[Any]) -> int:
         raise ValueError(f"the leading axes of the batches have different lengths: {counts}")
     for what, group in (("batches", batches), ("carried", carried)):
         for number, one in enumerate(group):
-            if not isinstance(one, base.LazyTensor):
+            if not isinstance(one, lazy_tensor.LazyTensor):
                 kind = f"on {one.device}" if isinstance(one, torch.Tensor) else repr(one)
                 raise ValueError(
                     f"gradient accumulation takes tensors on the {naming.current().type} "

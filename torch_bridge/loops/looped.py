@@ -17,12 +17,13 @@ import torch
 
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge.engine import aside, base
-from isoshard.torch_bridge.engine.recipes import Recipe
-from isoshard.torch_bridge.engine.recorder import recorder
-from isoshard.torch_bridge.engine.value import Aval
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording.recipes import Recipe
+from isoshard.torch_bridge.engine.recording.recorder import recorder
+from isoshard.torch_bridge.engine.subprograms import subtrace
+from isoshard.torch_bridge.engine.values.value import Aval
 
-from .alike import Stack
+from .layer_match import Stack
 from .scanning import iterated
 
 
@@ -56,7 +57,7 @@ class Looped(torch.nn.Module):
             ValueError: the layers are not alike any more.
         """
         carried = pytree.tree_leaves(x)
-        if not any(isinstance(leaf, base.LazyTensor) for leaf in carried):
+        if not any(isinstance(leaf, lazy_tensor.LazyTensor) for leaf in carried):
             return self._in_turn(x, *args, **kwargs)
         held = self._held()
         if not self._stack.is_current(held):
@@ -133,10 +134,12 @@ class _Together(torch.autograd.Function):
         depth = len(own) // width
         ctx.set_materialize_grads(False)
         ctx.width, ctx.avals = width, [one._aval for one in own]
-        found = recorder().record(_together_recipe(width, depth), [base.read(one) for one in own])
+        found = recorder().record(
+            _together_recipe(width, depth), [lazy_tensor.read(one) for one in own]
+        )
         stacks = tuple(
             [
-                base.fresh(Aval.contiguous((depth, *one.shape), one.dtype), value)
+                lazy_tensor.fresh(Aval.contiguous((depth, *one.shape), one.dtype), value)
                 for one, value in zip(own[:width], found, strict=True)
             ]
         )
@@ -148,21 +151,21 @@ class _Together(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         places = [n for n, grad in enumerate(grads) if grad is not None]
         depth = len(ctx.avals) // ctx.width
-        given = [base.read(grads[n]) for n in places]
+        given = [lazy_tensor.read(grads[n]) for n in places]
         result: list[Any] = [None] * len(ctx.avals)
         found = recorder().record(_apart_recipe(len(places), depth), given) if places else []
         numbers = [n + ctx.width * layer for layer in range(depth) for n in places]
         for number, value in zip(numbers, found, strict=True):
             if ctx.needs_input_grad[1 + number]:
                 aval = ctx.avals[number]
-                result[number] = base.fresh(
+                result[number] = lazy_tensor.fresh(
                     Aval.contiguous(tuple(aval.meta.size), aval.meta.dtype), value
                 )
         return (None, *result)
 
 
 def _together(own: Sequence[Any], width: int) -> tuple[Any, ...]:
-    return _Together.apply(width, *aside.inside(own)) if own else ()
+    return _Together.apply(width, *subtrace.inside(own)) if own else ()
 
 
 @functools.lru_cache(256)
@@ -192,13 +195,13 @@ def _apart(tensor: torch.Tensor) -> torch.Tensor:
 
 def _memory(tensor: Any) -> Any:
     """What is written to a tensor's memory so far."""
-    return tensor._storage.value if isinstance(tensor, base.LazyTensor) else None
+    return tensor._storage.value if isinstance(tensor, lazy_tensor.LazyTensor) else None
 
 
 def _check_tensors(carried: list[Any], shared: list[Any], own: list[Any]) -> None:
     for what, group in (("x", carried), ("an argument", shared), ("a parameter or buffer", own)):
         for tensor in group:
-            if not isinstance(tensor, base.LazyTensor):
+            if not isinstance(tensor, lazy_tensor.LazyTensor):
                 kind = f"on {tensor.device}" if isinstance(tensor, torch.Tensor) else repr(tensor)
                 raise TypeError(
                     f"scan_layers takes tensors on the {naming.current().type} device, but "
@@ -211,7 +214,7 @@ def _check_tensors(carried: list[Any], shared: list[Any], own: list[Any]) -> Non
 def _check_result(result: Any, given: Any) -> None:
     leaves, found = pytree.tree_flatten(result)
     wanted, structure = pytree.tree_flatten(given)
-    if found != structure or not all(isinstance(leaf, base.LazyTensor) for leaf in leaves):
+    if found != structure or not all(isinstance(leaf, lazy_tensor.LazyTensor) for leaf in leaves):
         told = _brief(structure), _brief(found)
     elif [(one.shape, one.dtype) for one in leaves] != [(one.shape, one.dtype) for one in wanted]:
         told = _text(wanted), _text(leaves)

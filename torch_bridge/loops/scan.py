@@ -74,6 +74,14 @@ def scan_layers(
         ValueError: listing every difference between the layers; or, unless `stacked=False`, layers
             share a parameter, are frozen in part, or have gradients, layouts, or state outside
             their tensors that one stack cannot hold.
+
+    Example:
+        >>> layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(8)).to("jax")
+        >>> blocks = scan_layers(layers)
+        >>> blocks(torch.ones(2, 4, device="jax")).shape
+        torch.Size([2, 4])
+        >>> [tuple(parameter.shape) for parameter in blocks.parameters()]
+        [(8, 4, 4), (8, 4)]
     """
     layers = list(layers)
     if not layers:
@@ -88,11 +96,21 @@ class ScanLayers(Looped, torch.nn.ModuleList):
     It is a `ModuleList` of the layers it was given: parameters, their names, optimizers and
     checkpoints stay as they are, and some layers may be frozen.
 
-    >>> layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(8)).to("jax")
-    >>> blocks = scan_layers(layers, stacked=False)
-    >>> blocks(torch.ones(2, 4, device="jax")).sum().backward()
-    >>> layers[3].weight.grad.shape
-    torch.Size([4, 4])
+    Args:
+        layers: as for `scan_layers`, and so are the others.
+        checkpoint: likewise.
+        call: likewise.
+        ignore: likewise.
+
+    Raises:
+        ValueError: listing every difference between the layers.
+
+    Example:
+        >>> layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(8)).to("jax")
+        >>> blocks = scan_layers(layers, stacked=False)
+        >>> blocks(torch.ones(2, 4, device="jax")).sum().backward()
+        >>> layers[3].weight.grad.shape
+        torch.Size([4, 4])
     """
 
     _holds_stacks = False

@@ -26,22 +26,23 @@ from typing import Any
 
 import torch
 
-from isoshard.core.bounded import PROGRAMS, Bounded
+from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge.engine import aside, base
-from isoshard.torch_bridge.engine import tape as tapes
 from isoshard.torch_bridge.engine.capture.reachable import modules_of
-from isoshard.torch_bridge.engine.run_aside import (
-    Input,
-    Run,
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.engine.subprograms import subtrace
+from isoshard.torch_bridge.engine.subprograms.scan_loop import ScanLoop, loop_of
+from isoshard.torch_bridge.engine.subprograms.traced_vjp import (
+    CapturedInput,
+    TracedVjp,
     aval_of,
     snapshots,
     wants_as_before,
     whole,
 )
-from isoshard.torch_bridge.engine.scan_loop import ScanLoop, loop_of
-from isoshard.torch_bridge.engine.value import Aval, Storage
+from isoshard.torch_bridge.engine.values.value import Aval, Storage
 
 from .under_jax import Traced, is_traced
 
@@ -117,10 +118,13 @@ def _iterated(step: _Step, length: int, recompute: bool, pure: bool) -> tuple[An
     carried, sliced = step.carried, step.sliced
     wants = torch.is_grad_enabled()
     inputs = [
-        Input(aval_of(leaf), wants and _floats(leaf), carried=True) for leaf in carried.tensors
+        CapturedInput(aval_of(leaf), wants and _floats(leaf), carried=True)
+        for leaf in carried.tensors
     ]
     inputs += [
-        Input(Aval.contiguous(tuple(leaf.shape[1:]), leaf.dtype), wants and leaf.requires_grad)
+        CapturedInput(
+            Aval.contiguous(tuple(leaf.shape[1:]), leaf.dtype), wants and leaf.requires_grad
+        )
         for leaf in sliced.tensors
     ]
     if is_traced():
@@ -130,7 +134,7 @@ def _iterated(step: _Step, length: int, recompute: bool, pure: bool) -> tuple[An
             results = traced.scan(every, length, recompute=recompute)
             count = len(carried.tensors)
             return carried.tree(results[:count]), _unflatten(step.ys, results[count:])
-    given = aside.inside([*carried.tensors, *sliced.tensors])
+    given = subtrace.inside([*carried.tensors, *sliced.tensors])
     wants = wants and any(tensor.requires_grad for tensor in given)
     key = (carried.structure, sliced.structure, tuple(inputs), length, wants, recompute)
     key = (*key, torch.is_autocast_enabled("jax") and torch.get_autocast_dtype("jax"))
@@ -160,7 +164,7 @@ class _Leaves:
         self.tensors: list[Any] = [leaf for _, leaf in pairs if leaf is not None]
         self.structure: Any = (spec, tuple([leaf is None for _, leaf in pairs]))
         for path, leaf in zip(self.paths, self.tensors, strict=True):
-            if not isinstance(leaf, base.LazyTensor):
+            if not isinstance(leaf, lazy_tensor.LazyTensor):
                 kind = f"on {leaf.device}" if isinstance(leaf, torch.Tensor) else repr(leaf)
                 raise TypeError(
                     f"scan takes tensors on the {naming.current().type} device, and "
@@ -235,18 +239,20 @@ class _Body:
     def call(self, given: Sequence[Any]) -> tuple[Any, Any]:
         """Record the loop."""
         around = [*map(whole, self.outside), *self.constants]
-        results = _Scan.apply(self, *given, *aside.inside(self.originals), *around)
+        results = _Scan.apply(self, *given, *subtrace.inside(self.originals), *around)
         count, carries = len(self.loop.results), self.loop.shape.widths[0]
         for storage, new in zip(self.written, results[count:], strict=True):
-            base.write(whole(storage), base.read(new))
+            lazy_tensor.write(whole(storage), lazy_tensor.read(new))
         return (
             _unflatten(self.carry, results[:carries]),
             _unflatten(self.ys, results[carries:count]),
         )
 
 
-def _body(step: _Step, inputs: list[Input], length: int, wants: bool, recompute: bool) -> _Body:
-    run = Run(step, inputs, step.what)
+def _body(
+    step: _Step, inputs: list[CapturedInput], length: int, wants: bool, recompute: bool
+) -> _Body:
+    run = TracedVjp(step, inputs, step.what)
     widths = (len(step.carried.tensors), len(step.sliced.tensors))
     loop = loop_of(run, *widths, length, wants=wants, recompute=recompute)
     recorded = run.aside
@@ -271,7 +277,7 @@ class _Step:
     Args:
         fn: `(carry, x) -> (carry, y)`.
         carried: the first carry.
-        sliced: what the loop goes along.
+        sliced: what the loop scans over.
         what: what `fn` is, for messages.
         may_write: whether it may write to its carry, which is a copy then (in name: XLA drops it).
 
@@ -350,13 +356,13 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, body: _Body, *tensors: Any) -> tuple[Any, ...]:
         loop = body.loop
-        values = [base.read(tensor) for tensor in tensors]
+        values = [lazy_tensor.read(tensor) for tensor in tensors]
         carries, slices, aliases, _ = loop.shape.widths
         arrays = [*values[: carries + slices], *values[carries + slices + aliases :]]
         floats = body.floats(loop.shape.forward)
         outputs = tapes.recorder().record(loop.forward, arrays, floats)
         avals = [*loop.results, *loop.shape.written, *loop.residuals]
-        made = [base.fresh(aval, value) for aval, value in zip(avals, outputs, strict=True)]
+        made = [lazy_tensor.fresh(aval, value) for aval, value in zip(avals, outputs, strict=True)]
         count = len(avals) - len(loop.residuals)
         ctx.loop, ctx.width = loop, len(tensors)
         if loop.shape.backward is not None:
@@ -377,9 +383,9 @@ class _Scan(torch.autograd.Function):
         loop: ScanLoop = ctx.loop
         shape = loop.shape
         given = [*(grads[number] for number in shape.differentiable), *ctx.saved_tensors]
-        values = [base.read(tensor) for tensor in given]
+        values = [lazy_tensor.read(tensor) for tensor in given]
         found = tapes.recorder().record(loop.backward, values, ctx.floats)
         result: list[Any] = [None] * ctx.width
         for number, aval, value in zip(shape.wanted, shape.wanted_avals, found, strict=True):
-            result[number] = base.fresh(aval, value)
+            result[number] = lazy_tensor.fresh(aval, value)
         return (None, *result)

@@ -24,14 +24,14 @@ import torch
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.spec import same_layout
+from isoshard.core.layout.spec import same_layout
 from isoshard.torch_bridge._torch_internals.module_fields import LOAD, state_versions
-from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.layout.marks import annotate
 
-from .alike import Stack
+from .layer_match import Stack
 from .looped import Looped, OneLayer
-from .retired import retire
+from .stale_parameters import retire
 
 _KEEP = "; keep a parameter for each layer: scan_layers(layers, stacked=False)"
 
@@ -56,6 +56,22 @@ class StackedLayers(Looped):
 
     A parameter that a module outside `layers` has as well (tied weights) is copied too, and from
     then on no longer tied.
+
+    Args:
+        layers: as for `scan_layers`, and so are the others.
+        checkpoint: likewise.
+        call: likewise.
+        ignore: likewise.
+
+    Raises:
+        ValueError: the layers differ, or one stack cannot hold them; see `scan_layers`.
+
+    Example:
+        >>> blocks = StackedLayers([torch.nn.Linear(4, 4) for _ in range(8)])
+        >>> len(blocks), blocks.layers.weight.shape
+        (8, torch.Size([8, 4, 4]))
+        >>> list(blocks.state_dict())[:2]
+        ['0.weight', '0.bias']
     """
 
     _holds_stacks = True
@@ -195,7 +211,7 @@ def behind(layout: NamedSharding, axes: int = 1) -> NamedSharding:
 def _layout(name: str, column: Sequence[Any]) -> NamedSharding | None:
     """The layout that was asked for the tensors of all layers, or None."""
     marks = [
-        tensor._storage.annotation if isinstance(tensor, base.LazyTensor) else None
+        tensor._storage.annotation if isinstance(tensor, lazy_tensor.LazyTensor) else None
         for tensor in column
     ]
     first = marks[0]

@@ -12,12 +12,12 @@ from typing import Any
 
 import jax
 
-from isoshard.torch_bridge.engine import base
-from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.log import Log, noted_in
-from isoshard.torch_bridge.engine.recorder import recorder
-from isoshard.torch_bridge.engine.run_aside import Input, aval_of
-from isoshard.torch_bridge.engine.value import Aval, Value
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.engine.recording.memory_log import MemoryLog, noted_in
+from isoshard.torch_bridge.engine.recording.recorder import recorder
+from isoshard.torch_bridge.engine.subprograms.traced_vjp import CapturedInput, aval_of
+from isoshard.torch_bridge.engine.values.value import Aval, Value
 
 Code = Callable[[list[Any]], Sequence[Any]]
 
@@ -30,7 +30,7 @@ class Traced:
         inputs: what stands for each of those it takes.
     """
 
-    def __init__(self, code: Code, inputs: Sequence[Input]):
+    def __init__(self, code: Code, inputs: Sequence[CapturedInput]):
         """Run it once, on shapes."""
         self._code, self._inputs = code, inputs
         self._draws = self._is_apart = False
@@ -42,16 +42,18 @@ class Traced:
         """Whether it writes to nothing from before, and nothing wants torch's autograd."""
         return self._is_apart
 
-    def scan(self, given: Sequence[Any], length: int, *, recompute: bool) -> list[base.LazyTensor]:
+    def scan(
+        self, given: Sequence[Any], length: int, *, recompute: bool
+    ) -> list[lazy_tensor.LazyTensor]:
         """The last carries, and the results of all steps, stacked.
 
         Args:
-            given: the first carries, and what the loop goes along.
+            given: the first carries, and what the loop scans over.
             length: how many steps there are.
-            recompute: compute again for the gradient what a step does.
+            recompute: recompute for the gradient what a step does.
         """
         carries = sum(one.carried for one in self._inputs)
-        arrays = [base.read(tensor).array for tensor in given]
+        arrays = [lazy_tensor.read(tensor).array for tensor in given]
         keys = jax.random.split(next(_keys_here()), length) if self._draws else None
         results: list[Any] = []
 
@@ -61,7 +63,7 @@ class Traced:
                 None if key is None else (jax.random.fold_in(key, n) for n in itertools.count())
             )
             results[:] = self._run([*carry, *slices], folded)
-            found = [base.read(one).array for one in results]
+            found = [lazy_tensor.read(one).array for one in results]
             strong = [jax.lax.convert_element_type(one, one.dtype) for one in found[:carries]]
             return strong, found[carries:]
 
@@ -72,20 +74,20 @@ class Traced:
             Aval.contiguous((length, *one.meta.size), one.meta.dtype) for one in avals[carries:]
         ]
         return [
-            base.fresh(aval, Value.handed(array))
+            lazy_tensor.fresh(aval, Value.handed(array))
             for aval, array in zip(avals, [*last, *stacks], strict=True)
         ]
 
     def _run(self, arrays: Sequence[Any], keys: Any) -> list[Any]:
         tensors = [
-            base.fresh(one.aval, Value.handed(array))
+            lazy_tensor.fresh(one.aval, Value.handed(array))
             for one, array in zip(self._inputs, arrays, strict=True)
         ]
         with tapes.immediately(keys, imports=tapes.takes_constants()):
             return list(self._code(tensors))
 
     def _attempt(self, arrays: Sequence[Any]) -> list[Any]:
-        log = Log(tapes.Tape())
+        log = MemoryLog(tapes.Tape())
         drawn: list[bool] = []
 
         def probe() -> Iterator[jax.Array]:
@@ -104,7 +106,7 @@ class Traced:
             storage.value = first
         self._draws = bool(drawn)
         self._is_apart = not written and not any(one.requires_grad for one in results)
-        return [base.read(one).array for one in results]
+        return [lazy_tensor.read(one).array for one in results]
 
 
 def is_traced() -> bool:

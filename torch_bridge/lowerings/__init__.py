@@ -27,7 +27,7 @@ _FAMILIES = (
     "index",
     "scatter",
     "create",
-    "random",
+    "random_numbers",
     "dirichlet",
     "matmul",
     "grouped",
@@ -40,7 +40,7 @@ _FAMILIES = (
     "activation",
     "softmax",
     "norm",
-    "attention",
+    "transformer_layers",
     "sdpa",
     "conv",
     "pool",
@@ -55,7 +55,7 @@ _FAMILIES = (
     "embedding",
     "foreach",
     "fused",
-    "amp",
+    "unscale",
 )
 
 for _family in _FAMILIES:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from .arguments import wide
+from .argument_forms import wide
 from .numerics import widely
 from .registry import lower
 from .vjp import by_vjp
@@ -24,7 +24,7 @@ _TANH_SCALE = math.sqrt(2 / math.pi)
 _TANH_CUBIC = 0.044715
 
 
-def _keep(condition, x):
+def _keep(condition: jax.Array, x: jax.Array) -> jax.Array:
     """`x` where the condition holds, else 0."""
     return jnp.where(condition, x, jnp.zeros_like(x))
 
@@ -33,98 +33,102 @@ def _keep(condition, x):
 
 
 @lower("aten::relu")
-def _relu(x):
+def _relu(x: jax.Array) -> jax.Array:
     return jnp.maximum(x, 0)
 
 
 @lower("aten::relu6")
-def _relu6(x):
+def _relu6(x: jax.Array) -> jax.Array:
     return jnp.clip(x, 0, 6)
 
 
 @lower("aten::threshold")
-def _threshold(x, threshold, value):
+def _threshold(x: jax.Array, threshold: float, value: float) -> jax.Array:
     return jnp.where(wide(x) <= threshold, jnp.asarray(value, x.dtype), x)
 
 
 @lower("aten::threshold_backward")
-def _threshold_backward(grad, x, threshold):
+def _threshold_backward(grad: jax.Array, x: jax.Array, threshold: float) -> jax.Array:
     return jnp.where(wide(x) <= threshold, jnp.zeros_like(grad), grad)
 
 
 @lower("aten::leaky_relu")
 @widely
-def _leaky_relu(x, negative_slope=0.01):
+def _leaky_relu(x: jax.Array, negative_slope: float = 0.01) -> jax.Array:
     return jnp.where(x > 0, x, x * negative_slope)
 
 
 @lower("aten::leaky_relu_backward")
 @widely
-def _leaky_relu_backward(grad, x, negative_slope, self_is_result):
+def _leaky_relu_backward(
+    grad: jax.Array, x: jax.Array, negative_slope: float, self_is_result: bool
+) -> jax.Array:
     return jnp.where(x > 0, grad, grad * negative_slope)
 
 
 @lower("aten::_prelu_kernel")
-def _prelu(x, weight):
+def _prelu(x: jax.Array, weight: jax.Array) -> jax.Array:
     return jnp.where(x > 0, x, weight * x)
 
 
 @lower("aten::_prelu_kernel_backward")
-def _prelu_backward(grad, x, weight):
+def _prelu_backward(
+    grad: jax.Array, x: jax.Array, weight: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     return jnp.where(x > 0, grad, weight * grad), jnp.where(x > 0, jnp.zeros_like(grad), x * grad)
 
 
 @lower("aten::hardtanh")
-def _hardtanh(x, min_val=-1, max_val=1):
+def _hardtanh(x: jax.Array, min_val: float = -1, max_val: float = 1) -> jax.Array:
     return jnp.clip(x, jnp.asarray(min_val, x.dtype), jnp.asarray(max_val, x.dtype))
 
 
 @lower("aten::hardtanh_backward")
 @widely
-def _hardtanh_backward(grad, x, min_val, max_val):
+def _hardtanh_backward(grad: jax.Array, x: jax.Array, min_val: float, max_val: float) -> jax.Array:
     return jnp.where((x <= min_val) | (x >= max_val), jnp.zeros_like(grad), grad)
 
 
 @lower("aten::hardsigmoid")
 @widely
-def _hardsigmoid(x):
+def _hardsigmoid(x: jax.Array) -> jax.Array:
     return jnp.clip(x + 3, 0, 6) / 6
 
 
 @lower("aten::hardsigmoid_backward")
 @widely
-def _hardsigmoid_backward(grad, x):
+def _hardsigmoid_backward(grad: jax.Array, x: jax.Array) -> jax.Array:
     return _keep((x > -3) & (x < 3), grad * _SIXTH.astype(grad.dtype))
 
 
 @lower("aten::hardswish")
 @widely
-def _hardswish(x):
+def _hardswish(x: jax.Array) -> jax.Array:
     return x * jnp.clip(x + 3, 0, 6) / 6
 
 
 @lower("aten::hardswish_backward")
 @widely
-def _hardswish_backward(grad, x):
+def _hardswish_backward(grad: jax.Array, x: jax.Array) -> jax.Array:
     middle = jnp.where(x < 3, grad * (x / 3 + 0.5), grad)
     return jnp.where(x <= -3, jnp.zeros_like(grad), middle)
 
 
 @lower("aten::hardshrink")
 @widely
-def _hardshrink(x, lambd=0.5):
+def _hardshrink(x: jax.Array, lambd: float = 0.5) -> jax.Array:
     return jnp.where((x >= -lambd) & (x <= lambd), jnp.zeros_like(x), x)
 
 
 @lower("aten::softshrink")
 @widely
-def _softshrink(x, lambd=0.5):
+def _softshrink(x: jax.Array, lambd: float = 0.5) -> jax.Array:
     return jnp.where(jnp.abs(x) > lambd, x - jnp.sign(x) * lambd, x * 0)
 
 
 @lower("aten::hardshrink_backward", "aten::softshrink_backward")
 @widely
-def _shrink_backward(grad, x, lambd):
+def _shrink_backward(grad: jax.Array, x: jax.Array, lambd: float) -> jax.Array:
     return jnp.where((x >= -lambd) & (x <= lambd), jnp.zeros_like(grad), grad)
 
 
@@ -133,19 +137,19 @@ def _shrink_backward(grad, x, lambd):
 
 @lower("aten::sigmoid_backward")
 @widely
-def _sigmoid_backward(grad, y):
+def _sigmoid_backward(grad: jax.Array, y: jax.Array) -> jax.Array:
     return grad * jnp.conj(y * (1 - y))
 
 
 @lower("aten::tanh_backward")
 @widely
-def _tanh_backward(grad, y):
+def _tanh_backward(grad: jax.Array, y: jax.Array) -> jax.Array:
     return grad * jnp.conj(1 - y * y)
 
 
 @lower("aten::logit_backward")
 @widely
-def _logit_backward(grad, x, eps=None):
+def _logit_backward(grad: jax.Array, x: jax.Array, eps: float | None = None) -> jax.Array:
     low, outside = (0.0, jnp.nan) if eps is None or eps < 0 else (eps, 0.0)
     inside = (x >= low) & (x <= 1 - low)
     slope = x * (1 - x)
@@ -154,13 +158,13 @@ def _logit_backward(grad, x, eps=None):
 
 @lower("aten::gelu")
 @widely
-def _gelu(x, *, approximate="none"):
+def _gelu(x: jax.Array, *, approximate: str = "none") -> jax.Array:
     return jax.nn.gelu(x, approximate=approximate == "tanh")
 
 
 @lower("aten::gelu_backward")
 @widely
-def _gelu_backward(grad, x, *, approximate="none"):
+def _gelu_backward(grad: jax.Array, x: jax.Array, *, approximate: str = "none") -> jax.Array:
     if approximate == "tanh":
         t = jnp.tanh(_TANH_SCALE * (x + _TANH_CUBIC * x**3))
         slope = _TANH_SCALE * (1 + 3 * _TANH_CUBIC * x * x)
@@ -169,27 +173,27 @@ def _gelu_backward(grad, x, *, approximate="none"):
     return grad * (_normal_cdf(x) + x * density)
 
 
-def _normal_cdf(x):
+def _normal_cdf(x: jax.Array) -> jax.Array:
     """One expression for forward and backward, so that the compiler computes it once."""
     return 0.5 * (1 + jax.lax.erf(x * _SQRT_HALF))
 
 
 @lower("aten::silu")
 @widely
-def _silu(x):
+def _silu(x: jax.Array) -> jax.Array:
     return x * jax.nn.sigmoid(x)
 
 
 @lower("aten::silu_backward")
 @widely
-def _silu_backward(grad, x):
+def _silu_backward(grad: jax.Array, x: jax.Array) -> jax.Array:
     s = jax.nn.sigmoid(x)
     return grad * s * (1 + x * (1 - s))
 
 
 @lower("aten::mish")
 @widely
-def _mish(x):
+def _mish(x: jax.Array) -> jax.Array:
     return x * jnp.tanh(jax.nn.softplus(x))
 
 
@@ -198,65 +202,69 @@ lower("aten::mish_backward")(widely(by_vjp(_mish)))
 
 @lower("aten::softplus")
 @widely
-def _softplus(x, beta=1, threshold=20):
+def _softplus(x: jax.Array, beta: float = 1, threshold: float = 20) -> jax.Array:
     scaled = x * beta
     return jnp.where(scaled > threshold, x, jax.nn.softplus(scaled) / beta)
 
 
 @lower("aten::softplus_backward")
 @widely
-def _softplus_backward(grad, x, beta, threshold):
+def _softplus_backward(grad: jax.Array, x: jax.Array, beta: float, threshold: float) -> jax.Array:
     return jnp.where(x * beta > threshold, grad, grad * jax.nn.sigmoid(x * beta))
 
 
 @lower("aten::elu")
 @widely
-def _elu(x, alpha=1.0, scale=1.0, input_scale=1.0):
+def _elu(
+    x: jax.Array, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
+) -> jax.Array:
     return jnp.where(x > 0, x * scale, jnp.expm1(x * input_scale) * (alpha * scale))
 
 
 @lower("aten::elu_backward")
 @widely
-def _elu_backward(grad, alpha, scale, input_scale, is_result, x):
+def _elu_backward(
+    grad: jax.Array, alpha: float, scale: float, input_scale: float, is_result: bool, x: jax.Array
+) -> jax.Array:
     low = x + alpha * scale if is_result else alpha * scale * jnp.exp(x * input_scale)
     return jnp.where(x <= 0, grad * input_scale * low, grad * scale)
 
 
 @lower("aten::celu")
-def _celu(x, alpha=1.0):
+def _celu(x: jax.Array, alpha: float = 1.0) -> jax.Array:
     return _elu(x, alpha, 1.0, 1 / alpha)
 
 
 @lower("aten::log_sigmoid_forward", meta=lambda x: (x.new_empty(x.shape), x.new_empty(x.shape)))
 @widely
-def _log_sigmoid(x):
+def _log_sigmoid(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The result and `exp(-|x|)`, which torch keeps for the backward."""
     return jax.nn.log_sigmoid(x), jnp.exp(-jnp.abs(x))
 
 
 @lower("aten::log_sigmoid_backward")
 @widely
-def _log_sigmoid_backward(grad, x, buffer):
+def _log_sigmoid_backward(grad: jax.Array, x: jax.Array, buffer: jax.Array) -> jax.Array:
     return grad * jax.nn.sigmoid(-x)
 
 
 @lower("aten::glu")
 @widely
-def _glu(x, dim=-1):
+def _glu(x: jax.Array, dim: int = -1) -> jax.Array:
     a, b = jnp.split(x, 2, axis=dim)
     return a * jax.nn.sigmoid(b)
 
 
 @lower("aten::glu_backward")
 @widely
-def _glu_backward(grad, x, dim):
+def _glu_backward(grad: jax.Array, x: jax.Array, dim: int) -> jax.Array:
     a, b = jnp.split(x, 2, axis=dim)
     s = jax.nn.sigmoid(b)
     return jnp.concatenate([grad * s, grad * a * s * (1 - s)], axis=dim)
 
 
 @lower("aten::glu_jvp", meta=lambda glu, x, dx, dim: torch.empty_like(glu))
-def _glu_jvp(glu, x, dx, dim):
+def _glu_jvp(glu: jax.Array, x: jax.Array, dx: jax.Array, dim: int) -> jax.Array:
     """The tangent of `glu(x)`."""
     return jax.jvp(lambda x: _glu(x, dim), (x,), (dx.astype(x.dtype),))[1]
 
@@ -264,16 +272,9 @@ def _glu_jvp(glu, x, dx, dim):
 @lower(
     "aten::glu_backward_jvp", meta=lambda grad_x, grad, x, dgrad, dx, dim: torch.empty_like(grad_x)
 )
-def _glu_backward_jvp(grad_x, grad, x, dgrad, dx, dim):
+def _glu_backward_jvp(
+    grad_x: jax.Array, grad: jax.Array, x: jax.Array, dgrad: jax.Array, dx: jax.Array, dim: int
+) -> jax.Array:
     """The tangent of the gradient of `x`."""
     steps = dgrad.astype(grad.dtype), dx.astype(x.dtype)
     return jax.jvp(lambda grad, x: _glu_backward(grad, x, dim), (grad, x), steps)[1]
-
-
-@lower("aten::rrelu_with_noise", random=True, writes=("noise",))
-def _rrelu(key, x, noise, lower=0.125, upper=1 / 3, training=False):
-    if not training:
-        return _leaky_relu(x, (lower + upper) / 2), noise
-    slope = jax.random.uniform(key, x.shape, x.dtype, lower, upper)
-    fresh = jnp.where(x <= 0, slope, jnp.ones_like(x))
-    return x * fresh, fresh

@@ -19,14 +19,14 @@ import numpy as np
 from jax import lax
 
 from isoshard.core import domain
-from isoshard.core.domain.resize import resize_operator
-from isoshard.core.domain.space_split import by_halos, slope_by_halos
+from isoshard.core.domain.windows.resize import resize_operator
+from isoshard.core.domain.windows.space_split import by_halos, slope_by_halos
 
-from .arguments import first_place, wide
+from .argument_forms import first_place, wide
+from .block_operators import by_rows, over_space
 from .numerics import averaged
 from .pool import max_pool, max_pool_backward, scatter_add
 from .registry import lower
-from .spatial import by_rows, over_space
 from .vjp import pull_back
 
 
@@ -59,21 +59,21 @@ def _gather(x: jax.Array, output_size: Sequence[int]) -> tuple[jax.Array, np.nda
     return x.transpose(*front, *(lead + i for i in order)), inside.transpose(order)
 
 
-def _divides(x, output_size):
+def _divides(x: jax.Array, output_size: Sequence[int]) -> bool:
     sizes = x.shape[x.ndim - len(output_size) :]
     return all(n and size % n == 0 for size, n in zip(sizes, output_size, strict=True))
 
 
-def _of_all(output_size):
+def _of_all(output_size: Sequence[int]) -> bool:
     return all(n == 1 for n in output_size)
 
 
-def _kernel(x, output_size):
+def _kernel(x: jax.Array, output_size: Sequence[int]) -> tuple[int, ...]:
     sizes = x.shape[x.ndim - len(output_size) :]
     return tuple(size // n for size, n in zip(sizes, output_size, strict=True))
 
 
-def _area(shape, output_size):
+def _area(shape: Sequence[int], output_size: Sequence[int]):
     rank = len(output_size)
     return resize_operator(tuple(shape[2:]), tuple(output_size), (None,) * rank, "area", False)
 
@@ -100,7 +100,7 @@ def _whole_average(x: jax.Array, output_size: Sequence[int]) -> jax.Array:
     return (total / inside.sum(axes).astype(y.dtype)).astype(x.dtype)
 
 
-def _average_plain(y, output_size):
+def _average_plain(y: jax.Array, output_size: Sequence[int]) -> jax.Array:
     kernel = _kernel(y, output_size)
     size = (1,) * (y.ndim - len(output_size)) + kernel
     total = lax.reduce_window(y, np.array(0, y.dtype), lax.add, size, size, "VALID")
@@ -108,11 +108,11 @@ def _average_plain(y, output_size):
 
 
 @lower("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d")
-def _adaptive_avg_pool(x, output_size):
+def _adaptive_avg_pool(x: jax.Array, output_size: Sequence[int]) -> jax.Array:
     return _average(x, output_size)
 
 
-def _adaptive_avg_pool_backward(rank, grad, x):
+def _adaptive_avg_pool_backward(rank: int, grad: jax.Array, x: jax.Array) -> jax.Array:
     output_size = grad.shape[-rank:]
     if by_rows(x, rank) and 0 not in output_size and not _of_all(output_size):
         slope = slope_by_halos(_area(x.shape, output_size), wide(grad), wide(x))
@@ -127,7 +127,7 @@ for _rank in (2, 3):
 
 
 @lower("aten::adaptive_max_pool2d", "aten::adaptive_max_pool3d")
-def _adaptive_max_pool(x, output_size):
+def _adaptive_max_pool(x: jax.Array, output_size: Sequence[int]) -> tuple[jax.Array, jax.Array]:
     """The maxima and their positions in the flattened spatial axes."""
     rank = len(output_size)
     sizes = x.shape[-rank:]
@@ -147,7 +147,9 @@ def _adaptive_max_pool(x, output_size):
     return take(values)[..., 0], take(places)[..., 0]
 
 
-def _adaptive_max_pool_backward(rank, grad, x, indices):
+def _adaptive_max_pool_backward(
+    rank: int, grad: jax.Array, x: jax.Array, indices: jax.Array
+) -> jax.Array:
     output_size = grad.shape[-rank:]
     if _divides(x, output_size) and not _of_all(output_size):
         kernel = _kernel(x, output_size)

@@ -11,32 +11,32 @@ is resized by two products.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from . import byte_images
-from .arguments import wide
+from .argument_forms import wide
 from .registry import lower
 from .upsample import _ratio
 
 _CUBIC = -0.5  # the free parameter of cubic convolution, as Pillow chooses it
 
 
-def _linear(x):
+def _linear(x: np.ndarray) -> np.ndarray:
     return np.maximum(1 - np.abs(x), 0)
 
 
-def _cubic(x):
+def _cubic(x: np.ndarray) -> np.ndarray:
     x = np.abs(x)
     near = ((_CUBIC + 2) * x - (_CUBIC + 3)) * x * x + 1
     far = (((x - 5) * x + 8) * x - 4) * _CUBIC
     return np.where(x < 1, near, np.where(x < 2, far, 0))
 
 
-def _lanczos(x):
+def _lanczos(x: np.ndarray) -> np.ndarray:
     return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0)
 
 
@@ -66,7 +66,13 @@ def _weights(
     return weights / weights.sum(1, keepdims=True)
 
 
-def _matrices(name, input_size, output_size, align_corners, scales):
+def _matrices(
+    name: str,
+    input_size: Sequence[int],
+    output_size: Sequence[int],
+    align_corners: bool,
+    scales: Sequence[float | None],
+) -> list[np.ndarray]:
     return [
         _weights(size, count, float(_ratio(size, count, align_corners, scale)), *_FILTERS[name])
         for size, count, scale in zip(input_size, output_size, scales, strict=True)
@@ -79,7 +85,14 @@ def _apply(equation: str, x: jax.Array, rows: np.ndarray, columns: np.ndarray) -
     return jnp.einsum(equation, down, y, across, precision="highest").astype(x.dtype)
 
 
-def _forward(name, x, output_size, align_corners, scales_h=None, scales_w=None):
+def _forward(
+    name: str,
+    x: jax.Array,
+    output_size: Sequence[int],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> jax.Array:
     scales = (scales_h, scales_w)
     pair = _matrices(name, x.shape[-2:], output_size, align_corners, scales)
     if x.dtype == jnp.uint8:
@@ -88,7 +101,15 @@ def _forward(name, x, output_size, align_corners, scales_h=None, scales_w=None):
     return _apply("hi,...ij,wj->...hw", x, *pair)
 
 
-def _backward(name, grad, output_size, input_size, align_corners, scales_h=None, scales_w=None):
+def _backward(
+    name: str,
+    grad: jax.Array,
+    output_size: Sequence[int],
+    input_size: Sequence[int],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> jax.Array:
     scales = (scales_h, scales_w)
     pair = _matrices(name, input_size[-2:], output_size, align_corners, scales)
     return _apply("hi,...hw,wj->...ij", grad, *pair)

@@ -11,13 +11,15 @@ stand for a tensor are lifted: a new learning rate is a new input, not a new pro
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 
 from . import incomplete_gamma
-from .arguments import cast, number, wide
+from .argument_forms import cast, number, wide
 from .log_sum import log_add_exp
 from .memory_order import lower_cloned, lower_contiguous, lower_elementwise
 from .numerics import widely
@@ -25,31 +27,31 @@ from .registry import lower
 
 
 @lower("aten::add.Tensor", "aten::add.Scalar", promote="math", lift=("other", "alpha"))
-def add(x, other, alpha=None):
+def add(x: jax.Array, other: jax.Array, alpha: jax.Array | None = None) -> jax.Array:
     """`x + alpha other`."""
     return x + (other if alpha is None else alpha * other)
 
 
 @lower("aten::sub.Tensor", "aten::sub.Scalar", promote="math", lift=("other", "alpha"))
-def sub(x, other, alpha=None):
+def sub(x: jax.Array, other: jax.Array, alpha: jax.Array | None = None) -> jax.Array:
     """`x - alpha other`."""
     return x - (other if alpha is None else alpha * other)
 
 
 @lower("aten::rsub.Tensor", "aten::rsub.Scalar", promote="math", lift=("other", "alpha"))
-def rsub(x, other, alpha=None):
+def rsub(x: jax.Array, other: jax.Array, alpha: jax.Array | None = None) -> jax.Array:
     """`other - alpha x`."""
     return other - (x if alpha is None else alpha * x)
 
 
 @lower("aten::mul.Tensor", "aten::mul.Scalar", promote="math", lift=("other",))
-def mul(x, other):
+def mul(x: jax.Array, other: jax.Array) -> jax.Array:
     """`x other`; of bools, their conjunction."""
     return x * other
 
 
 @lower("aten::div.Tensor", "aten::div.Scalar", promote="float", lift=("other",))
-def div(x, other):
+def div(x: jax.Array, other: jax.Array) -> jax.Array:
     """True division."""
     return x / other
 
@@ -57,7 +59,7 @@ def div(x, other):
 @lower_elementwise(
     "aten::div.Tensor_mode", "aten::div.Scalar_mode", promote="math", lift=("other",)
 )
-def div_mode(x, other, *, rounding_mode=None):
+def div_mode(x: jax.Array, other: jax.Array, *, rounding_mode: str | None = None) -> jax.Array:
     """Division, true (None), rounded to zero (`"trunc"`) or down (`"floor"`)."""
     if rounding_mode is None:
         return jnp.true_divide(x, other)
@@ -69,7 +71,7 @@ def div_mode(x, other, *, rounding_mode=None):
 @lower_elementwise(
     "aten::floor_divide", "aten::floor_divide.Scalar", promote="math", lift=("other",)
 )
-def floor_divide(x, other):
+def floor_divide(x: jax.Array, other: jax.Array) -> jax.Array:
     """Division rounded down; a float divided by 0 is infinite or NaN."""
     if _integer(x):
         return jnp.floor_divide(x, other)
@@ -132,7 +134,7 @@ for _name, _function in _BITS.items():
         lower(f"aten::__{_dunder}__.{_overload}", promote="inputs", meta=_like)(_function)
 
 
-def _of_truths(function):
+def _of_truths(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """`function` of whether each operand is not 0; they may differ in dtype."""
     return lambda x, other: function(x != 0, other != 0)
 
@@ -144,7 +146,7 @@ lower("aten::atan2", promote="float")(jnp.arctan2)
 lower_elementwise("aten::copysign.Tensor", "aten::copysign.Scalar", promote="float")(jnp.copysign)
 
 
-def _power_shape(x, exponent):
+def _power_shape(x: torch.Tensor, exponent: complex) -> torch.Tensor:
     """torch's `meta` kernel makes integers of bools to the power of a bool; others keep bool."""
     if x.dtype == torch.bool and type(exponent) is bool:
         return torch.empty_like(x)
@@ -152,7 +154,7 @@ def _power_shape(x, exponent):
 
 
 @lower("aten::pow.Tensor_Scalar", "aten::pow_.Scalar", meta=_power_shape)
-def pow_scalar(x, exponent):
+def pow_scalar(x: jax.Array, exponent: complex) -> jax.Array:
     """A power known when compiling: small whole ones become products."""
     if isinstance(exponent, complex):
         x = x.astype(jnp.result_type(x, jnp.complex64))
@@ -171,21 +173,21 @@ def pow_scalar(x, exponent):
     return jnp.power(base, exponent).astype(jnp.result_type(x, exponent))
 
 
-def _power_of_number_shape(x, exponent):
+def _power_of_number_shape(x: complex, exponent: torch.Tensor) -> torch.Tensor:
     """torch's `meta` kernel keeps the order in memory; the others give row-major order."""
     made = torch.ops.aten.pow.Scalar(x, exponent)
     return torch.empty(made.shape, dtype=made.dtype, device="meta")
 
 
 @lower("aten::pow.Scalar", promote="inputs", meta=_power_of_number_shape)
-def pow_number(x, exponent):
+def pow_number(x: jax.Array, exponent: jax.Array) -> jax.Array:
     """A number to a power."""
     return pow_tensor(x, exponent)
 
 
 @lower("aten::pow.Tensor_Tensor", promote="inputs")
 @widely
-def pow_tensor(x, exponent):
+def pow_tensor(x: jax.Array, exponent: jax.Array) -> jax.Array:
     """A power; whole numbers to a negative power are 0 unless the base is 1 or -1."""
     if jnp.iscomplexobj(x):
         return _complex_power(x, exponent)
@@ -196,7 +198,7 @@ def pow_tensor(x, exponent):
     return jnp.where(exponent < 0, unit, power)
 
 
-def _whole_power(x, exponent):
+def _whole_power(x: jax.Array, exponent: jax.Array) -> jax.Array:
     """A whole number to a power that is not negative, as it overflows; `jnp.power` looks at 6 bits.
 
     >>> int(_whole_power(jnp.int32(3), jnp.int32(100))) % 2**32 == 3**100 % 2**32
@@ -204,7 +206,9 @@ def _whole_power(x, exponent):
     """
     digits = jnp.iinfo(exponent.dtype)
 
-    def digit(_, state):
+    def digit(
+        _: jax.Array, state: tuple[jax.Array, jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         power, square, exponent = state
         power = jnp.where(exponent & 1 == 1, power * square, power)
         return power, square * square, exponent >> 1
@@ -215,7 +219,7 @@ def _whole_power(x, exponent):
     return jax.lax.fori_loop(0, digits.bits - (digits.min < 0), digit, start)[0]
 
 
-def _complex_power(x, exponent):
+def _complex_power(x: jax.Array, exponent: jax.Array) -> jax.Array:
     """`exp(exponent log(x))`, also at 0, where XLA's product with an infinite logarithm is NaN."""
     power = jnp.power(jnp.where(x == 0, 1, x), exponent)
     up = jnp.real(exponent)
@@ -227,7 +231,7 @@ def _complex_power(x, exponent):
 @lower_elementwise(
     "aten::xlogy.Tensor", "aten::xlogy.Scalar_Self", "aten::xlogy.Scalar_Other", promote="float"
 )
-def xlogy(x, other):
+def xlogy(x: jax.Array, other: jax.Array) -> jax.Array:
     """`x log(other)`, 0 where `x` is 0 and `other` is not NaN."""
     zero = (x == 0) & ~jnp.isnan(other)
     return jnp.where(zero, jnp.zeros_like(x), x * jnp.log(jnp.where(zero, 1, other)))
@@ -239,33 +243,37 @@ def xlogy(x, other):
     "aten::special_xlog1py.other_scalar",
     promote="float",
 )
-def xlog1py(x, other):
+def xlog1py(x: jax.Array, other: jax.Array) -> jax.Array:
     """`x log(1 + other)`, 0 where `x` is 0 and `other` is not NaN."""
     zero = (x == 0) & ~jnp.isnan(other)
     return jnp.where(zero, jnp.zeros_like(x), x * jnp.log1p(jnp.where(zero, 0, other)))
 
 
 @lower_elementwise("aten::heaviside", promote="inputs")
-def heaviside(x, values):
+def heaviside(x: jax.Array, values: jax.Array) -> jax.Array:
     """0 below 0 (and for NaN), 1 above, `values` at 0."""
     return jnp.where(x == 0, values, cast(x > 0, x.dtype))
 
 
 @lower("aten::addcmul", promote="math", lift=("value",))
-def addcmul(x, tensor1, tensor2, *, value=None):
+def addcmul(
+    x: jax.Array, tensor1: jax.Array, tensor2: jax.Array, *, value: jax.Array | None = None
+) -> jax.Array:
     """`x + value tensor1 tensor2`."""
     product = tensor1 * tensor2
     return x + (product if value is None else value * product)
 
 
 @lower("aten::addcdiv", promote="float", lift=("value",))
-def addcdiv(x, tensor1, tensor2, *, value=None):
+def addcdiv(
+    x: jax.Array, tensor1: jax.Array, tensor2: jax.Array, *, value: jax.Array | None = None
+) -> jax.Array:
     """`x + value tensor1 / tensor2`."""
     return x + (tensor1 if value is None else value * tensor1) / tensor2
 
 
 @lower("aten::lerp.Scalar", "aten::lerp.Tensor", promote="math", lift=("weight",))
-def lerp(x, end, weight):
+def lerp(x: jax.Array, end: jax.Array, weight: jax.Array) -> jax.Array:
     """From `x` to `end` by `weight`, exact at both ends."""
     step = end - x
     near = jnp.abs(weight) < 0.5
@@ -273,7 +281,7 @@ def lerp(x, end, weight):
 
 
 @lower("aten::clamp", "aten::clamp.Tensor", promote="inputs")
-def clamp(x, min=None, max=None):
+def clamp(x: jax.Array, min: jax.Array | None = None, max: jax.Array | None = None) -> jax.Array:
     """`x` held between the bounds; the upper one wins, NaN stays."""
     x = x if min is None else jnp.maximum(x, min)
     return x if max is None else jnp.minimum(x, max)
@@ -287,22 +295,22 @@ def clamp(x, min=None, max=None):
     promote="inputs",
     lift=("self", "other"),
 )
-def where(condition, x, other):
+def where(condition: jax.Array, x: jax.Array, other: jax.Array) -> jax.Array:
     """`x` where the condition is not 0, else `other`."""
     return jnp.where(condition.astype(bool), x, other)
 
 
 @lower_contiguous("aten::masked_fill.Scalar", "aten::masked_fill.Tensor", lift=("value",))
-def masked_fill(x, mask, value):
+def masked_fill(x: jax.Array, mask: jax.Array, value: jax.Array | complex) -> jax.Array:
     """`value` where the mask is set, else `x`."""
     return jnp.where(mask.astype(bool), number(value, x.dtype), x)
 
 
 @lower_cloned("aten::fill.Scalar", "aten::fill.Tensor", lift=("value",))
-def fill(x, value):
+def fill(x: jax.Array, value: jax.Array | complex) -> jax.Array:
     """An array like `x` that holds only `value`."""
     return jnp.broadcast_to(number(value, x.dtype), x.shape)
 
 
-def _integer(x) -> bool:
+def _integer(x: jax.Array) -> bool:
     return not jnp.issubdtype(x.dtype, jnp.inexact)

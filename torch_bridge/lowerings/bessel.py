@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import jax.scipy.special as jss
 
@@ -20,12 +22,12 @@ _J0_ZEROS = (5.78318596294678452118, 30.4712623436620863991)  # squares of the f
 _J1_ZEROS = (14.6819706421238932572, 49.2184563216946036703)
 
 
-def _polynomial(x, coefficients):
+def _polynomial(x: jax.Array, coefficients: Sequence[float]) -> jax.Array:
     """A polynomial in `x`, highest power first."""
     return jnp.polyval(jnp.asarray(coefficients, x.dtype), x)
 
 
-def _chebyshev(x, coefficients):
+def _chebyshev(x: jax.Array, coefficients: Sequence[float]) -> jax.Array:
     """A Chebyshev series in `x / 2`, by Clenshaw's recurrence."""
     before = last = jnp.zeros_like(x)
     value = jnp.full_like(x, coefficients[0])
@@ -35,11 +37,11 @@ def _chebyshev(x, coefficients):
     return 0.5 * (value - before)
 
 
-def _ratio(x, top, bottom):
+def _ratio(x: jax.Array, top: Sequence[float], bottom: Sequence[float]) -> jax.Array:
     return _polynomial(x, top) / _polynomial(x, bottom)
 
 
-def _asymptotic(order, x):
+def _asymptotic(order: int, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Amplitudes of the cosine and sine in Hankel's expansion, and the angle, for `x > 5`."""
     t = 25 / (x * x)
     p = _ratio(
@@ -52,18 +54,18 @@ def _asymptotic(order, x):
     return p * scale, 5 / x * q * scale, x - _QUARTER * (1 + 2 * order)
 
 
-def _first_kind(order, x):
+def _first_kind(order: int, x: jax.Array) -> jax.Array:
     cosine, sine, angle = _asymptotic(order, jnp.maximum(x, 5))
     return cosine * jnp.cos(angle) - sine * jnp.sin(angle)
 
 
-def _second_kind(order, x):
+def _second_kind(order: int, x: jax.Array) -> jax.Array:
     cosine, sine, angle = _asymptotic(order, jnp.maximum(x, 5))
     return cosine * jnp.sin(angle) + sine * jnp.cos(angle)
 
 
 @lower("aten::special_bessel_j0", promote="float")
-def _bessel_j0(x):
+def _bessel_j0(x: jax.Array) -> jax.Array:
     x = jnp.abs(x)
     s = x * x
     near = (s - _J0_ZEROS[0]) * (s - _J0_ZEROS[1]) * _ratio(s, tables.J0_TOP, tables.J0_BOTTOM)
@@ -72,7 +74,7 @@ def _bessel_j0(x):
 
 
 @lower("aten::special_bessel_j1", promote="float")
-def _bessel_j1(x):
+def _bessel_j1(x: jax.Array) -> jax.Array:
     size = jnp.abs(x)
     s = x * x
     near = _ratio(s, tables.J1_TOP, tables.J1_BOTTOM) * size
@@ -80,20 +82,20 @@ def _bessel_j1(x):
     return jnp.where(x < 0, -1.0, 1.0) * jnp.where(size <= 5, near, _first_kind(1, size))
 
 
-def _from_zero(x, value, pole):
+def _from_zero(x: jax.Array, value: jax.Array, pole: float) -> jax.Array:
     """`value` for positive `x`, `pole` at 0, NaN for negative `x`."""
     return jnp.where(x == 0, pole, jnp.where(x < 0, jnp.nan, value))
 
 
 @lower("aten::special_bessel_y0", promote="float")
-def _bessel_y0(x):
+def _bessel_y0(x: jax.Array) -> jax.Array:
     s = x * x
     near = _ratio(s, tables.Y0_TOP, tables.Y0_BOTTOM) + 2 / math.pi * jnp.log(x) * _bessel_j0(x)
     return _from_zero(x, jnp.where(x <= 5, near, _second_kind(0, x)), -jnp.inf)
 
 
 @lower("aten::special_bessel_y1", promote="float")
-def _bessel_y1(x):
+def _bessel_y1(x: jax.Array) -> jax.Array:
     near = x * _ratio(x * x, tables.Y1_TOP, tables.Y1_BOTTOM)
     near = near + 2 / math.pi * (_bessel_j1(x) * jnp.log(x) - 1 / x)
     return _from_zero(x, jnp.where(x <= 5, near, _second_kind(1, x)), -jnp.inf)
@@ -103,14 +105,14 @@ lower("aten::special_modified_bessel_i0", promote="float")(jss.i0)
 lower("aten::special_modified_bessel_i1", promote="float")(jss.i1)
 
 
-def _scaled_k0(x):
+def _scaled_k0(x: jax.Array) -> jax.Array:
     """`exp(x) K0(x)`."""
     near = _chebyshev(x * x - 2, tables.K0_NEAR) - jnp.log(0.5 * x) * jss.i0(x)
     far = _chebyshev(8 / jnp.maximum(x, 2) - 2, tables.K0_FAR) / jnp.sqrt(x)
     return _from_zero(x, jnp.where(x <= 2, near * jnp.exp(jnp.minimum(x, 2)), far), jnp.inf)
 
 
-def _scaled_k1(x):
+def _scaled_k1(x: jax.Array) -> jax.Array:
     """`exp(x) K1(x)`."""
     near = _chebyshev(x * x - 2, tables.K1_NEAR) / x + jnp.log(0.5 * x) * jss.i1(x)
     far = _chebyshev(8 / jnp.maximum(x, 2) - 2, tables.K1_FAR) / jnp.sqrt(x)
@@ -125,7 +127,7 @@ for _order, _scaled in enumerate((_scaled_k0, _scaled_k1)):
 
 
 @lower("aten::special_spherical_bessel_j0", promote="float")
-def _spherical_j0(x):
+def _spherical_j0(x: jax.Array) -> jax.Array:
     s = x * x
     series = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(6, -1, -1)]
     far = jnp.where(jnp.isinf(x), 0.0, jnp.sin(x) / x)
@@ -136,7 +138,7 @@ _AI_AT_0, _SLOPE_AT_0 = 0.355028053887817239260, 0.258819403792806798405
 
 
 @lower("aten::special_airy_ai", promote="float")
-def _airy_ai(x):
+def _airy_ai(x: jax.Array) -> jax.Array:
     """Waves left of -2.09, a Taylor series about 0, decay beyond 2.09; NaN at infinity."""
     left = jnp.minimum(x, -2.09)
     phase = -2 * left * jnp.sqrt(-left) / 3
@@ -155,7 +157,7 @@ def _airy_ai(x):
     return jnp.where(jnp.isinf(x), jnp.nan, got)
 
 
-def _airy_series(x):
+def _airy_series(x: jax.Array) -> jax.Array:
     cube = jnp.clip(x, -2.09, 2.09) ** 3
     f = even = jnp.ones_like(x)
     g = odd = jnp.clip(x, -2.09, 2.09)

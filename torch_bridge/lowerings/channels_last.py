@@ -3,8 +3,8 @@
 torch keeps images as `(batch, channels, *space)`. XLA computes convolutions fastest with channels
 last, and on CPUs it pays a transpose on each side of every convolution for the other order. The
 engine keeps images in that order from one operator to the next, wherever it finds a variant here
-(`engine/channels.py`). A variant takes what its operator takes, with channels last in the arguments
-named `images`, and returns the results numbered `results` in that order too.
+(`engine/compiling/image_layout.py`). A variant takes what its operator takes, with channels last
+in the arguments named `images`, and returns the results numbered `results` in that order too.
 
 >>> sorted(VARIANTS["aten::convolution"].images), VARIANTS["aten::convolution"].results
 (['input'], frozenset({0}))
@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from isoshard.core.domain.interpreting import recording
+from isoshard.core.domain.blocks.interpreting import recording
 
 from . import conv, registry
 from . import norm as norm  # registers what is looked up below
@@ -52,12 +53,20 @@ def _variant(name: str, images: tuple[str, ...], results: tuple[int, ...] = (0,)
 
 
 @_variant("convolution", images=("input",))
-def _convolution(x, weight, bias, *options):
+def _convolution(
+    x: jax.Array, weight: jax.Array, bias: jax.Array | None, *options: Any
+) -> jax.Array:
     return conv.biased(x, weight, bias, *options, channels_last=True)
 
 
 @_variant("convolution_backward", images=("grad_output", "input"))
-def _convolution_backward(grad, x, weight, bias_sizes, *options):
+def _convolution_backward(
+    grad: jax.Array,
+    x: jax.Array,
+    weight: jax.Array,
+    bias_sizes: Sequence[int] | None,
+    *options,
+) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None]:
     *options, output_mask = options
     of_x, of_weight = None, None
     if output_mask[0]:

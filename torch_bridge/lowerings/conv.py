@@ -8,35 +8,47 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax import lax
 
 from isoshard.core import domain
-from isoshard.core.domain.conv import conv_operator
-from isoshard.core.domain.interpreting import recording
-from isoshard.core.domain.space_split import by_halos, operand_slope_by_halos, slope_by_halos
-from isoshard.core.domain.transposed import transposed_operator
+from isoshard.core.domain.blocks.interpreting import recording
+from isoshard.core.domain.windows.conv import conv_operator
+from isoshard.core.domain.windows.space_split import (
+    by_halos,
+    operand_slope_by_halos,
+    slope_by_halos,
+)
+from isoshard.core.domain.windows.transposed_conv import transposed_operator
 
-from .arguments import wide, wide_dtype
+from .argument_forms import wide, wide_dtype
+from .block_operators import by_rows, over_space
 from .conv_split import batch_split, kernel_whole, weight_gradient
 from .memory_order import format_of
-from .partition import partition
+from .program_partition import partition
 from .registry import lower
-from .spatial import by_rows, over_space
 from .vjp import pull_back
 
 
-def _spread(values, rank):
+def _spread(values: Sequence[int], rank: int) -> tuple[int, ...]:
     """torch lets one number stand for every spatial axis."""
     return tuple(values) if len(values) == rank else tuple(values) * rank
 
 
 def _options(
-    rank, stride, padding, dilation, transposed, output_padding, groups
+    rank: int,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
 ) -> tuple[Any, Any, Any, Any, Any, Any]:
     """The options of a convolution, with a number for every spatial axis."""
     stride, padding, dilation = (_spread(v, rank) for v in (stride, padding, dilation))
@@ -44,18 +56,18 @@ def _options(
 
 
 def convolve(
-    x,
-    weight,
-    stride,
-    padding,
-    dilation,
-    transposed,
-    output_padding,
-    groups,
+    x: jax.Array,
+    weight: jax.Array,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
     *,
-    channels_last=False,
-    sums=None,
-):
+    channels_last: bool = False,
+    sums: np.dtype | None = None,
+) -> jax.Array:
     """A convolution, plain or transposed.
 
     Args:
@@ -95,7 +107,17 @@ def convolve(
 
 
 def _of_rows(
-    x, weight, stride, padding, dilation, transposed, output_padding, groups, *, channels_last, sums
+    x: jax.Array,
+    weight: jax.Array,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    transposed: bool,
+    output_padding: tuple[int, ...],
+    groups: int,
+    *,
+    channels_last: bool,
+    sums: np.dtype | None,
 ):
     """The operator for which devices send each other rows, and its kernel.
 
@@ -113,15 +135,21 @@ def _of_rows(
     return transposed_operator(weight.shape, *numbers), _transpose_kernel(weight, groups)
 
 
-def _first(images, channels_last):
+def _first(images: jax.Array, channels_last: bool) -> jax.Array:
     return jnp.moveaxis(images, -1, 1) if channels_last else images
 
 
-def _last(images, channels_last):
+def _last(images: jax.Array, channels_last: bool) -> jax.Array:
     return jnp.moveaxis(images, 1, -1) if channels_last else images
 
 
-def biased(x, weight, bias, *options, channels_last=False):
+def biased(
+    x: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    *options: Any,
+    channels_last: bool = False,
+) -> jax.Array:
     """`convolve` and a bias (or None), which is added before the one rounding."""
     if bias is None:
         return convolve(x, weight, *options, channels_last=channels_last)
@@ -130,13 +158,22 @@ def biased(x, weight, bias, *options, channels_last=False):
     return out + _along_channels(wide(bias), x.ndim - 2, channels_last)
 
 
-def _along_channels(bias, rank, channels_last=False):
+def _along_channels(bias: jax.Array, rank: int, channels_last: bool = False) -> jax.Array:
     return bias if channels_last else bias.reshape(-1, *(1,) * rank)
 
 
 def _whole_convolve(
-    x, weight, stride, padding, dilation, transposed, output_padding, groups, channels_last, sums
-):
+    x: jax.Array,
+    weight: jax.Array,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    transposed: bool,
+    output_padding: tuple[int, ...],
+    groups: int,
+    channels_last: bool,
+    sums: np.dtype | None,
+) -> jax.Array:
     rank = x.ndim - 2
     options = {"window_strides": stride, "padding": [(p, p) for p in padding]}
     if sums not in (None, x.dtype):
@@ -153,7 +190,9 @@ def _whole_convolve(
     return _grouped(x, weight, groups, channels_last, rhs_dilation=dilation, **options)
 
 
-def _grouped(x, weight, groups, channels_last, **options):
+def _grouped(
+    x: jax.Array, weight: jax.Array, groups: int, channels_last: bool, **options: Any
+) -> jax.Array:
     rank = x.ndim - 2
     channels = x.ndim - 1 if channels_last else 1
     spread = any(d > 1 for d in options["rhs_dilation"]) or "lhs_dilation" in options
@@ -169,7 +208,7 @@ def _grouped(x, weight, groups, channels_last, **options):
         numbers, order = None, tuple(range(rank + 2))
     inputs = order.index(1)
 
-    def one(x, weight, groups):
+    def one(x: jax.Array, weight: jax.Array, groups: int) -> jax.Array:
         out = lax.conv_general_dilated(
             x,
             kernel_whole(weight.transpose(order), None if whole else inputs),
@@ -186,7 +225,7 @@ def _grouped(x, weight, groups, channels_last, **options):
     return jnp.concatenate([one(*piece, 1) for piece in pieces], channels)
 
 
-def _transpose_kernel(weight, groups):
+def _transpose_kernel(weight: jax.Array, groups: int) -> jax.Array:
     """From (in, out / groups, *kernel) to the flipped (out, in / groups, *kernel)."""
     inputs, outputs, *kernel = weight.shape
     split = weight.reshape(groups, inputs // groups, outputs, *kernel)
@@ -194,7 +233,7 @@ def _transpose_kernel(weight, groups):
     return jnp.flip(swapped, axis=tuple(range(2, swapped.ndim)))
 
 
-def _refuse_negative(padding, dilation):
+def _refuse_negative(padding: Sequence[int], dilation: Sequence[int]) -> None:
     """torch's shape function takes them, its kernels do not."""
     if min(padding, default=0) < 0:
         raise RuntimeError(f"negative padding is not supported: {list(padding)}; slice the images")
@@ -202,7 +241,7 @@ def _refuse_negative(padding, dilation):
         raise RuntimeError(f"dilation should be greater than zero: {list(dilation)}")
 
 
-def _as_kernels_lie(x, weight, *options):
+def _as_kernels_lie(x: torch.Tensor, weight: torch.Tensor, *options: Any) -> torch.Tensor:
     """The shape of a convolution, with channels last where torch's CPU kernels write them so."""
     _refuse_negative(*options[2:4])
     out = torch.ops.aten.convolution.default(x, weight, *options)
@@ -213,22 +252,49 @@ def _as_kernels_lie(x, weight, *options):
 
 
 @lower("aten::convolution", meta=_as_kernels_lie)
-def _convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
+def _convolution(
+    x: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> jax.Array:
     given = (stride, padding, dilation, transposed, output_padding, groups)
     return biased(x, weight, bias, *given)
 
 
 @lower("aten::_convolution")
 def _convolution_with_flags(
-    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *flags
-):
+    x: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    *flags: bool,
+) -> jax.Array:
     return _convolution(
         x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
     )
 
 
 @lower("aten::_convolution_mode")
-def _convolution_mode(x, weight, bias, stride, padding, dilation, groups):
+def _convolution_mode(
+    x: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    stride: Sequence[int],
+    padding: str,
+    dilation: Sequence[int],
+    groups: int,
+) -> jax.Array:
     rank = x.ndim - 2
     stride, dilation = _spread(stride, rank), _spread(dilation, rank)
     total = [0] * rank
@@ -247,7 +313,9 @@ def _convolution_mode(x, weight, bias, stride, padding, dilation, groups):
     return out if bias is None else wide(out) + _along_channels(wide(bias), rank)
 
 
-def gradient_of_images(grad, x, weight, *options, channels_last=False):
+def gradient_of_images(
+    grad: jax.Array, x: jax.Array, weight: jax.Array, *options: Any, channels_last: bool = False
+) -> jax.Array:
     """The gradient of what `convolve` convolves; `options` as there."""
     given = _options(x.ndim - 2, *options)
     rows = _slope_operands(grad, x, weight, *given, channels_last=channels_last)
@@ -257,7 +325,9 @@ def gradient_of_images(grad, x, weight, *options, channels_last=False):
     return _last(slope_by_halos(*rows).astype(x.dtype), channels_last)
 
 
-def gradient_of_weight(grad, x, weight, *options, channels_last=False):
+def gradient_of_weight(
+    grad: jax.Array, x: jax.Array, weight: jax.Array, *options: Any, channels_last: bool = False
+) -> jax.Array:
     """The gradient of the weight of `convolve`; `options` as there."""
     stride, padding, dilation, transposed, _, groups = given = _options(x.ndim - 2, *options)
     rows = _slope_operands(grad, x, weight, *given, channels_last=channels_last)
@@ -275,7 +345,9 @@ def gradient_of_weight(grad, x, weight, *options, channels_last=False):
     return pull_back(lambda w: function(x, w, *given), grad, weight)[0]
 
 
-def _slope_operands(grad, x, weight, *given, channels_last):
+def _slope_operands(
+    grad: jax.Array, x: jax.Array, weight: jax.Array, *given: Any, channels_last: bool
+):
     """What the slopes of `_of_rows` take: the operator, both images, the kernel; or None."""
     rows = _of_rows(x, weight, *given, channels_last=channels_last, sums=None)
     if rows is None:
@@ -286,18 +358,18 @@ def _slope_operands(grad, x, weight, *given, channels_last):
 
 @lower("aten::convolution_backward")
 def _convolution_backward(
-    grad,
-    x,
-    weight,
-    bias_sizes,
-    stride,
-    padding,
-    dilation,
-    transposed,
-    output_padding,
-    groups,
-    output_mask,
-):
+    grad: jax.Array,
+    x: jax.Array,
+    weight: jax.Array,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[jax.Array | None, ...]:
     options = (stride, padding, dilation, transposed, output_padding, groups)
     of_x, of_weight = None, None
     if output_mask[0]:
@@ -309,7 +381,7 @@ def _convolution_backward(
 
 
 @lower("aten::conv_tbc")
-def _conv_tbc(x, weight, bias, pad=0):
+def _conv_tbc(x: jax.Array, weight: jax.Array, bias: jax.Array, pad: int = 0) -> jax.Array:
     """1-d convolution of (time, batch, channel) with a kernel (width, in, out)."""
     numbers = ("HNC", "HIO", "HNC")
     sums = wide_dtype(x.dtype)
@@ -322,7 +394,13 @@ def _conv_tbc(x, weight, bias, pad=0):
 # Unfold and fold
 
 
-def _windows(x, kernel_size, dilation, padding, stride):
+def _windows(
+    x: jax.Array,
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> jax.Array:
     """Columns (N, C * kernel positions, window positions) of images (N, C, H, W)."""
     x = jnp.pad(x, [(0, 0), (0, 0), *((p, p) for p in padding)])
     counts = [
@@ -345,13 +423,26 @@ def _windows(x, kernel_size, dilation, padding, stride):
 
 
 @lower("aten::im2col")
-def _im2col(x, kernel_size, dilation, padding, stride):
+def _im2col(
+    x: jax.Array,
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> jax.Array:
     options = [_spread(v, 2) for v in (kernel_size, dilation, padding, stride)]
     return _windows(x, *options) if x.ndim == 4 else _windows(x[None], *options)[0]
 
 
 @lower("aten::col2im")
-def _col2im(columns, output_size, kernel_size, dilation, padding, stride):
+def _col2im(
+    columns: jax.Array,
+    output_size: Sequence[int],
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> jax.Array:
     """Sum overlapping columns into images: the transpose of `im2col`."""
     lead, kernel = columns.shape[:-2], _spread(kernel_size, 2)
     channels = columns.shape[-2] // (kernel[0] * kernel[1])

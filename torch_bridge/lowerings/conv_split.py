@@ -21,8 +21,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .partition import partition
-from .whole import constrained
+from .program_partition import partition
+from .unsharded_axes import constrained
 
 
 def kernel_whole(kernel: jax.Array, inputs: int | None) -> jax.Array:
@@ -50,7 +50,7 @@ def batch_split(x: jax.Array) -> jax.Array:
     return _constrain(x, (PartitionSpec.UNCONSTRAINED, *(None,) * (x.ndim - 1)))
 
 
-def _constrain(x, spec):
+def _constrain(x: jax.Array, spec: Sequence[object]) -> jax.Array:
     mesh = partition().mesh
     assert mesh is not None  # images are split
     return constrained(x, NamedSharding(mesh, PartitionSpec(*spec)))
@@ -88,7 +88,7 @@ def weight_gradient(
     space = "xyz"[: len(size)]
     equation = f"ngi{space},ngo{space}->goi"
 
-    def at(place):
+    def at(place: tuple[int, ...]) -> jax.Array:
         first = [k * d for k, d in zip(place, dilation, strict=True)]
         last = [f + (n - 1) * s + 1 for f, n, s in zip(first, size, stride, strict=True)]
         lead = image.shape[:3]

@@ -11,6 +11,7 @@ uninitialised memory.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,108 +19,129 @@ import jax.scipy.special as jss
 import numpy as np
 import torch  # noqa: F401  (for the doctest)
 
-from .arguments import cast, number, whole_dtype
+from .argument_forms import cast, number, whole_dtype
 from .memory_order import lower_cloned
 from .registry import lower
 
 
 @lower("aten::zeros", "aten::empty.memory_format", "aten::_efficientzerotensor")
-def zeros(size, *, dtype=None):
+def zeros(size: Sequence[int], *, dtype: np.dtype | None = None) -> jax.Array:
     """Zeros of a shape."""
     return jnp.zeros(tuple(size), dtype or jnp.float32)
 
 
 @lower("aten::ones")
-def ones(size, *, dtype=None):
+def ones(size: Sequence[int], *, dtype: np.dtype | None = None) -> jax.Array:
     """Ones of a shape."""
     return jnp.ones(tuple(size), dtype or jnp.float32)
 
 
 @lower("aten::full", lift=("fill_value",))
-def full(size, fill_value, *, dtype=None):
+def full(
+    size: Sequence[int], fill_value: jax.Array | complex, *, dtype: np.dtype | None = None
+) -> jax.Array:
     """One number in every place of a shape."""
     return jnp.broadcast_to(_number(fill_value, dtype), tuple(size))
 
 
 @lower("aten::scalar_tensor", lift=("s",))
-def scalar_tensor(s, *, dtype=None):
+def scalar_tensor(s: jax.Array | complex, *, dtype: np.dtype | None = None) -> jax.Array:
     """A number as a 0-d array."""
     return _number(s, dtype)
 
 
-def _number(value, dtype):
+def _number(value: jax.Array | complex, dtype: np.dtype | None) -> jax.Array:
     own = value.dtype if isinstance(value, jax.Array) else jnp.result_type(type(value))
     return number(value, dtype or own)
 
 
 @lower("aten::empty_strided", "aten::empty_permuted")
-def empty_strided(size, layout, *, dtype=None):
+def empty_strided(
+    size: Sequence[int], layout: Sequence[int], *, dtype: np.dtype | None = None
+) -> jax.Array:
     """Zeros of a shape; strides are the engine's concern."""
     return zeros(size, dtype=dtype)
 
 
 @lower_cloned("aten::zeros_like", "aten::empty_like")
-def zeros_like(x, *, dtype=None):
+def zeros_like(x: jax.Array, *, dtype: np.dtype | None = None) -> jax.Array:
     """Zeros in the shape of `x`."""
     return jnp.zeros_like(x, dtype=dtype)
 
 
 @lower("aten::zero")
-def zero(x):
+def zero(x: jax.Array) -> jax.Array:
     """Zeros in the shape and dtype of `x`."""
     return jnp.zeros_like(x)
 
 
 @lower_cloned("aten::ones_like")
-def ones_like(x, *, dtype=None):
+def ones_like(x: jax.Array, *, dtype: np.dtype | None = None) -> jax.Array:
     """Ones in the shape of `x`."""
     return jnp.ones_like(x, dtype=dtype)
 
 
 @lower_cloned("aten::full_like", lift=("fill_value",))
-def full_like(x, fill_value, *, dtype=None):
+def full_like(
+    x: jax.Array, fill_value: jax.Array | complex, *, dtype: np.dtype | None = None
+) -> jax.Array:
     """One number in every place of the shape of `x`."""
     return jnp.broadcast_to(number(fill_value, dtype or x.dtype), x.shape)
 
 
 @lower("aten::new_zeros", "aten::new_empty")
-def new_zeros(x, size, *, dtype=None):
+def new_zeros(x: jax.Array, size: Sequence[int], *, dtype: np.dtype | None = None) -> jax.Array:
     """Zeros of a shape in the dtype of `x`."""
     return jnp.zeros(tuple(size), dtype or x.dtype)
 
 
 @lower("aten::new_empty_strided")
-def new_empty_strided(x, size, stride, *, dtype=None):
+def new_empty_strided(
+    x: jax.Array, size: Sequence[int], stride: Sequence[int], *, dtype: np.dtype | None = None
+) -> jax.Array:
     """Zeros of a shape in the dtype of `x`."""
     return new_zeros(x, size, dtype=dtype)
 
 
 @lower("aten::new_ones")
-def new_ones(x, size, *, dtype=None):
+def new_ones(x: jax.Array, size: Sequence[int], *, dtype: np.dtype | None = None) -> jax.Array:
     """Ones of a shape in the dtype of `x`."""
     return jnp.ones(tuple(size), dtype or x.dtype)
 
 
 @lower("aten::new_full", lift=("fill_value",))
-def new_full(x, size, fill_value, *, dtype=None):
+def new_full(
+    x: jax.Array,
+    size: Sequence[int],
+    fill_value: jax.Array | complex,
+    *,
+    dtype: np.dtype | None = None,
+) -> jax.Array:
     """One number in every place of a shape, in the dtype of `x`."""
     return jnp.broadcast_to(number(fill_value, dtype or x.dtype), tuple(size))
 
 
 @lower("aten::eye", "aten::eye.m")
-def eye(n, m=None, *, dtype=None):
+def eye(n: int, m: int | None = None, *, dtype: np.dtype | None = None) -> jax.Array:
     """The identity matrix of n rows and m columns."""
     return cast(jnp.eye(n, m, dtype=bool), dtype or jnp.float32)
 
 
 @lower("aten::arange", sized=True)
-def arange(end, *, shape, dtype=None):
+def arange(end: float, *, shape: Sequence[int], dtype: np.dtype | None = None) -> jax.Array:
     """0, 1, .. below `end`."""
     return arange_step(0, end, shape=shape, dtype=dtype)
 
 
 @lower("aten::arange.start", "aten::arange.start_step", sized=True)
-def arange_step(start, end, step=1, *, shape, dtype=None):
+def arange_step(
+    start: float,
+    end: float,
+    step: float = 1,
+    *,
+    shape: Sequence[int],
+    dtype: np.dtype | None = None,
+) -> jax.Array:
     """`start`, `start + step`, .. before `end`; releases of torch differ in how many integers."""
     if dtype is not None and jnp.issubdtype(dtype, jnp.integer):
         start, step = int(start), int(step)
@@ -127,19 +149,21 @@ def arange_step(start, end, step=1, *, shape, dtype=None):
 
 
 @lower("aten::range", "aten::range.step")
-def range_step(start, end, step=1, *, dtype=None):
+def range_step(
+    start: float, end: float, step: float = 1, *, dtype: np.dtype | None = None
+) -> jax.Array:
     """`start`, `start + step`, .. up to and with `end`."""
     return _steps(start, step, math.floor((end - start) / step) + 1, dtype)
 
 
-def _steps(start, step, count, dtype):
+def _steps(start: float, step: float, count: int, dtype: np.dtype | None) -> jax.Array:
     if isinstance(start, int) and isinstance(step, int):
         ends = (start, start + step * count, count)
         return start + jax.lax.iota(whole_dtype(*ends), count) * step
     return start + jax.lax.iota(_real(dtype), count) * step
 
 
-def _real(dtype):
+def _real(dtype: np.dtype | None) -> np.dtype:
     """The float dtype that numbers of a dtype are computed in."""
     exact = dtype is not None and dtype in (jnp.float64, jnp.complex128, jnp.int64, jnp.uint64)
     return np.dtype(np.float64 if exact else np.float32)
@@ -152,7 +176,13 @@ def _real(dtype):
     "aten::linspace.Scalar_Tensor",
     lift=("start", "end"),
 )
-def linspace(start, end, steps, *, dtype=None):
+def linspace(
+    start: jax.Array | complex,
+    end: jax.Array | complex,
+    steps: int,
+    *,
+    dtype: np.dtype | None = None,
+) -> jax.Array:
     """`steps` evenly spaced numbers from `start` to `end`, counted from the nearer end."""
     real = _real(dtype)
     start, end = jnp.asarray(start), jnp.asarray(end)
@@ -173,13 +203,22 @@ def linspace(start, end, steps, *, dtype=None):
     "aten::logspace.Scalar_Tensor",
     lift=("start", "end"),
 )
-def logspace(start, end, steps, base=10.0, *, dtype=None):
+def logspace(
+    start: jax.Array | complex,
+    end: jax.Array | complex,
+    steps: int,
+    base: float = 10.0,
+    *,
+    dtype: np.dtype | None = None,
+) -> jax.Array:
     """`base` to the power of `steps` evenly spaced numbers."""
     return jnp.power(base, linspace(start, end, steps, dtype=dtype))
 
 
 @lower("aten::kaiser_window", "aten::kaiser_window.periodic", "aten::kaiser_window.beta")
-def kaiser_window(window_length, periodic=True, beta=12.0, *, dtype=None):
+def kaiser_window(
+    window_length: int, periodic: bool = True, beta: float = 12.0, *, dtype: np.dtype | None = None
+) -> jax.Array:
     """The Kaiser window: Bessel's I0 over a half circle."""
     if window_length <= 1:
         return jnp.ones((window_length,), dtype or jnp.float32)
@@ -189,12 +228,16 @@ def kaiser_window(window_length, periodic=True, beta=12.0, *, dtype=None):
 
 
 @lower("aten::tril_indices")
-def tril_indices(row, col, offset=0, *, dtype=None):
+def tril_indices(
+    row: int, col: int, offset: int = 0, *, dtype: np.dtype | None = None
+) -> jax.Array:
     """Rows and columns of the lower triangle of a (row, col) matrix."""
     return jnp.asarray(np.stack(np.tril_indices(row, offset, col)).astype(np.int32))
 
 
 @lower("aten::triu_indices")
-def triu_indices(row, col, offset=0, *, dtype=None):
+def triu_indices(
+    row: int, col: int, offset: int = 0, *, dtype: np.dtype | None = None
+) -> jax.Array:
     """Rows and columns of the upper triangle of a (row, col) matrix."""
     return jnp.asarray(np.stack(np.triu_indices(row, offset, col)).astype(np.int32))

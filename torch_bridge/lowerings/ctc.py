@@ -10,18 +10,26 @@ The lengths of the sequences are lists or arrays; an array's values may be unkno
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import torch
 
-from .arguments import wide
+from .argument_forms import wide
 from .registry import lower
 from .vjp import pull_back
 
 _IMPOSSIBLE = -1e30
 
 
-def _likelihoods(log_probs, targets, input_lengths, target_lengths, blank):
+def _likelihoods(
+    log_probs: jax.Array,
+    targets: jax.Array,
+    input_lengths: Sequence[int] | jax.Array,
+    target_lengths: Sequence[int] | jax.Array,
+    blank: int,
+) -> tuple[jax.Array, jax.Array]:
     """Negative log-likelihoods (N,), and the logarithms of all prefixes (N, T, 2 S + 1)."""
     steps, batch, _ = log_probs.shape
     sizes, spans = (jnp.asarray(x, jnp.int32).reshape(-1) for x in (target_lengths, input_lengths))
@@ -36,7 +44,7 @@ def _likelihoods(log_probs, targets, input_lengths, target_lengths, blank):
     inside = jnp.arange(states) < (2 * sizes + 1)[:, None]
     first = jnp.where((jnp.arange(states) < 2) & inside, emitted[:, 0], _IMPOSSIBLE)
 
-    def step(alpha, time):
+    def step(alpha: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array]:
         stay = alpha
         move = jnp.pad(alpha[:, :-1], ((0, 0), (1, 0)), constant_values=_IMPOSSIBLE)
         jump = jnp.pad(alpha[:, :-2], ((0, 0), (2, 0)), constant_values=_IMPOSSIBLE)[:, :states]
@@ -56,19 +64,21 @@ def _likelihoods(log_probs, targets, input_lengths, target_lengths, blank):
     return loss, jnp.concatenate([first[:, None], jnp.swapaxes(rest, 0, 1)], axis=1)
 
 
-def _count(lengths):
+def _count(lengths: Sequence[int] | torch.Tensor) -> int:
     """How many sequences there are; one, without a batch, has a length without an axis."""
     return lengths.numel() if isinstance(lengths, torch.Tensor) else len(lengths)
 
 
-def _longest(targets, target_lengths):
+def _longest(
+    targets: jax.Array | torch.Tensor, target_lengths: Sequence[int] | jax.Array | torch.Tensor
+) -> int:
     """How many labels a sequence has at most."""
     if isinstance(target_lengths, list | tuple):
         return max(target_lengths, default=0)
     return targets.shape[-1]
 
 
-def _rows(targets, sizes, longest):
+def _rows(targets: jax.Array, sizes: jax.Array, longest: int) -> jax.Array:
     """Labels as (N, longest), from a padded matrix or from sequences one after the other."""
     if targets.ndim == 2:
         return targets[:, :longest]
@@ -79,7 +89,14 @@ def _rows(targets, sizes, longest):
     return jnp.take(targets, jnp.minimum(places, targets.shape[0] - 1))
 
 
-def _shapes(log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
+def _shapes(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Sequence[int] | torch.Tensor,
+    target_lengths: Sequence[int] | torch.Tensor,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """torch's `meta` kernel does not serve lengths in tensors."""
     batched = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
     steps, batch, classes = batched.shape
@@ -101,32 +118,41 @@ def _shapes(log_probs, targets, input_lengths, target_lengths, blank=0, zero_inf
 
 
 @lower("aten::_ctc_loss", "aten::_ctc_loss.Tensor", meta=_shapes)
-def _ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
+def _ctc_loss(
+    log_probs: jax.Array,
+    targets: jax.Array,
+    input_lengths: Sequence[int] | jax.Array,
+    target_lengths: Sequence[int] | jax.Array,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[jax.Array, jax.Array]:
     loss, alpha = _likelihoods(wide(log_probs), targets, input_lengths, target_lengths, blank)
     loss = jnp.where(loss > -_IMPOSSIBLE / 2, jnp.inf, loss)
     return loss, jnp.where(alpha < _IMPOSSIBLE / 2, -jnp.inf, alpha)
 
 
-def _gradient_shape(grad, log_probs, *_):
+def _gradient_shape(
+    grad: torch.Tensor, log_probs: torch.Tensor, *_: Sequence[int] | torch.Tensor | int
+) -> torch.Tensor:
     return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
 
 
 @lower("aten::_ctc_loss_backward", "aten::_ctc_loss_backward.Tensor", meta=_gradient_shape)
 def _ctc_loss_backward(
-    grad,
-    log_probs,
-    targets,
-    input_lengths,
-    target_lengths,
-    neg_log_likelihood,
-    log_alpha,
-    blank,
-    zero_infinity=False,
-):
+    grad: jax.Array,
+    log_probs: jax.Array,
+    targets: jax.Array,
+    input_lengths: Sequence[int] | jax.Array,
+    target_lengths: Sequence[int] | jax.Array,
+    neg_log_likelihood: jax.Array,
+    log_alpha: jax.Array,
+    blank: int,
+    zero_infinity: bool = False,
+) -> jax.Array:
     """The gradient that torch gives: that of the scores before their log-softmax."""
     scores, grad, loss = (wide(x) for x in (log_probs, grad, neg_log_likelihood))
 
-    def forward(x):
+    def forward(x: jax.Array) -> jax.Array:
         return _likelihoods(x, targets, input_lengths, target_lengths, blank)[0]
 
     (posterior,) = pull_back(forward, jnp.where(jnp.isinf(loss), 0.0, grad), scores)

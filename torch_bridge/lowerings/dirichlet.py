@@ -13,10 +13,11 @@ function between. Source: ATen/native/Distributions.h, also of the coefficients.
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import torch
 
-from .arguments import wide
+from .argument_forms import wide
 from .elementwise import digamma
 from .registry import lower
 
@@ -60,7 +61,7 @@ _COEFFICIENTS = (
 
 
 @lower("aten::_dirichlet_grad", meta=lambda x, alpha, total: torch.empty_like(x))
-def dirichlet_grad(x, alpha, total):
+def dirichlet_grad(x: jax.Array, alpha: jax.Array, total: jax.Array) -> jax.Array:
     """The slope of `x` with `alpha`, over 1 - x; all of one shape."""
     x, alpha, total = wide(x), wide(alpha), wide(total)
     beta = total - alpha
@@ -71,7 +72,7 @@ def dirichlet_grad(x, alpha, total):
     return jnp.where((x <= 0.5) & (edge < 2.5), _slope_in_alpha_at_0(x, alpha, beta), got)
 
 
-def _slope_in_alpha_at_0(x, alpha, beta):
+def _slope_in_alpha_at_0(x: jax.Array, alpha: jax.Array, beta: jax.Array) -> jax.Array:
     factor = digamma(alpha) - digamma(alpha + beta) - jnp.log(x)
     power, series = 1.0, 1 / alpha * (factor + 1 / alpha)
     for i in range(1, 11):
@@ -81,7 +82,7 @@ def _slope_in_alpha_at_0(x, alpha, beta):
     return jnp.where(jnp.isnan(got), 0, got)
 
 
-def _slope_in_beta_at_0(x, alpha, beta):
+def _slope_in_beta_at_0(x: jax.Array, alpha: jax.Array, beta: jax.Array) -> jax.Array:
     factor = digamma(alpha + beta) - digamma(beta)
     power, product, slope, series = 1.0, 1.0, 0.0, factor / alpha
     for i in range(1, 9):
@@ -93,7 +94,7 @@ def _slope_in_beta_at_0(x, alpha, beta):
     return jnp.where(jnp.isnan(got), 0, got)
 
 
-def _of_large(x, alpha, beta):
+def _of_large(x: jax.Array, alpha: jax.Array, beta: jax.Array) -> jax.Array:
     """The saddle point expansion; its terms grow towards the mean and cancel.
 
     torch computes it in float64. Here every term is written in the distance from the mean, which
@@ -114,7 +115,7 @@ def _of_large(x, alpha, beta):
     return jnp.where(jnp.abs(away) <= 0.1 * deviation, _at_mean(x, alpha, beta), far)
 
 
-def _at_mean(x, alpha, beta):
+def _at_mean(x: jax.Array, alpha: jax.Array, beta: jax.Array) -> jax.Array:
     """As `_of_large`, within a tenth of the deviation; of parts of degree 0, or none overflows."""
     total = alpha + beta
     a, b, s = alpha / total, beta / total, 1 / total
@@ -126,7 +127,7 @@ def _at_mean(x, alpha, beta):
     return shape / (1 - x) * poly * s
 
 
-def _log1p_less(x):
+def _log1p_less(x: jax.Array) -> jax.Array:
     """The logarithm of 1 + x, less x."""
     near = jnp.abs(x) < 0.25
     small = jnp.where(near, x, 0)
@@ -134,11 +135,11 @@ def _log1p_less(x):
     return jnp.where(near, series, jnp.log1p(x) - x)
 
 
-def _stirling(x):
+def _stirling(x: jax.Array) -> jax.Array:
     return 1 + 1 / (12 * x) + 1 / (288 * x**2)
 
 
-def _between(x, alpha, beta):
+def _between(x: jax.Array, alpha: jax.Array, beta: jax.Array) -> jax.Array:
     total = alpha + beta
     u = jnp.log(x)
     a = jnp.log(alpha) - u

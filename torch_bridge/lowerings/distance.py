@@ -5,10 +5,11 @@ The gradient of a p-norm |d| is `sign(d) * (|d| / norm) ** (p - 1)`, and 0 betwe
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .arguments import cast
+from .argument_forms import cast
 from .extremes import largest
 from .registry import lower
 
@@ -16,7 +17,7 @@ _ALWAYS_MATMUL, _NEVER_MATMUL = 1, 2
 _MATMUL_FROM = 25  # rows from which torch computes Euclidean distances by a matrix product
 
 
-def _norm(gap, p):
+def _norm(gap: jax.Array, p: float) -> jax.Array:
     size = jnp.abs(gap)
     if p == 0:
         return jnp.sum(cast(gap != 0, gap.dtype), axis=-1)
@@ -29,7 +30,7 @@ def _norm(gap, p):
     return jnp.sum(size**p, axis=-1) ** (1 / p)
 
 
-def _slope(gap, norm, p):
+def _slope(gap: jax.Array, norm: jax.Array, p: float) -> jax.Array:
     """The derivative of the norm (..., 1) by each difference (..., d)."""
     if p == 0:
         return jnp.zeros_like(gap)
@@ -46,19 +47,19 @@ def _slope(gap, norm, p):
     return jnp.where(apart & moved, jnp.sign(gap) * share ** (p - 1), jnp.zeros_like(gap))
 
 
-def _euclidean(a, b):
+def _euclidean(a: jax.Array, b: jax.Array) -> jax.Array:
     """By |a|^2 - 2ab + |b|^2: one matrix product instead of all differences."""
     squares = jnp.sum(jnp.square(a), -1)[..., :, None] + jnp.sum(jnp.square(b), -1)[..., None, :]
     return jnp.sqrt(jnp.maximum(squares - 2 * a @ jnp.swapaxes(b, -1, -2), 0))
 
 
 @lower("aten::_euclidean_dist")
-def _euclidean_dist(a, b):
+def _euclidean_dist(a: jax.Array, b: jax.Array) -> jax.Array:
     return _euclidean(a, b)
 
 
 @lower("aten::_cdist_forward")
-def _cdist(a, b, p, compute_mode):
+def _cdist(a: jax.Array, b: jax.Array, p: float, compute_mode: int | None) -> jax.Array:
     if 0 in (a.shape[-1], a.size, b.size):
         lead = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         return jnp.zeros((*lead, a.shape[-2], b.shape[-2]), a.dtype)
@@ -70,7 +71,9 @@ def _cdist(a, b, p, compute_mode):
 
 
 @lower("aten::_cdist_backward")
-def _cdist_backward(grad, a, b, p, cdist):
+def _cdist_backward(
+    grad: jax.Array, a: jax.Array, b: jax.Array, p: float, cdist: jax.Array
+) -> jax.Array:
     """The gradient of the first operand; torch asks for the second by exchanging the two."""
     gap = a[..., :, None, :] - b[..., None, :, :]
     if not gap.size:
@@ -78,20 +81,20 @@ def _cdist_backward(grad, a, b, p, cdist):
     return jnp.sum(grad[..., None] * _slope(gap, cdist[..., None], p), axis=-2)
 
 
-def _pairs(x):
+def _pairs(x: jax.Array) -> tuple[np.ndarray, np.ndarray, jax.Array]:
     first, second = np.triu_indices(x.shape[0], 1)
     return first, second, x[first] - x[second]
 
 
 @lower("aten::_pdist_forward")
-def _pdist(x, p=2.0):
+def _pdist(x: jax.Array, p: float = 2.0) -> jax.Array:
     if x.shape[0] < 2 or x.shape[1] == 0:
         return jnp.zeros((x.shape[0] * (x.shape[0] - 1) // 2,), x.dtype)
     return _norm(_pairs(x)[2], p)
 
 
 @lower("aten::_pdist_backward")
-def _pdist_backward(grad, x, p, pdist):
+def _pdist_backward(grad: jax.Array, x: jax.Array, p: float, pdist: jax.Array) -> jax.Array:
     first, second, gap = _pairs(x)
     each = grad[:, None] * _slope(gap, pdist[:, None], p)
     return jnp.zeros_like(x).at[first].add(each).at[second].add(-each)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import jax.scipy.special as jss
 import torch
 
-from .arguments import number, wide
+from .argument_forms import number, wide
 from .registry import lower
 
 _OWN_DTYPE = {
@@ -85,7 +85,7 @@ for _name, _function in _FLOAT.items():
 
 
 @lower("aten::sign", "aten::sgn")
-def sign(x):
+def sign(x: jax.Array) -> jax.Array:
     """-1, 0 or 1; 0 for NaN, and for 0 of either sign."""
     if jnp.issubdtype(x.dtype, jnp.bool_):
         return x
@@ -93,13 +93,13 @@ def sign(x):
 
 
 @lower("aten::signbit")
-def signbit(x):
+def signbit(x: jax.Array) -> jax.Array:
     """Whether the number is negative, or -0."""
     return jnp.signbit(x) if jnp.issubdtype(x.dtype, jnp.floating) else x < 0
 
 
 @lower("aten::round.decimals")
-def round_decimals(x, *, decimals):
+def round_decimals(x: jax.Array, *, decimals: int) -> jax.Array:
     """Round half to even after `decimals` digits behind (or, negative, before) the point."""
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return x
@@ -108,19 +108,19 @@ def round_decimals(x, *, decimals):
 
 
 @lower("aten::frexp.Tensor")
-def frexp(x):
+def frexp(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Mantissa in [0.5, 1) and power of 2."""
     return jnp.frexp(x)
 
 
 @lower("aten::frac")
-def frac(x):
+def frac(x: jax.Array) -> jax.Array:
     """The part behind the point, with the sign of `x`."""
     return x - jnp.trunc(x)
 
 
 @lower("aten::angle", promote="float")
-def angle(x):
+def angle(x: jax.Array) -> jax.Array:
     """The argument of complex numbers; 0 or pi for real ones."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return jnp.angle(x)
@@ -128,7 +128,7 @@ def angle(x):
 
 
 @lower("aten::logit", promote="float")
-def logit(x, eps=None):
+def logit(x: jax.Array, eps: float | None = None) -> jax.Array:
     """Inverse of the sigmoid, of `x` clamped to `[eps, 1 - eps]`."""
     x = wide(x)
     if eps is not None:
@@ -137,7 +137,9 @@ def logit(x, eps=None):
 
 
 @lower("aten::nan_to_num", "aten::nan_to_num_", meta=lambda x, *_, **__: torch.empty_like(x))
-def nan_to_num(x, nan=None, posinf=None, neginf=None):
+def nan_to_num(
+    x: jax.Array, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> jax.Array:
     """Replace NaN by `nan` (0), infinities by the given or the largest finite numbers."""
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return x
@@ -145,13 +147,13 @@ def nan_to_num(x, nan=None, posinf=None, neginf=None):
 
 
 @lower("aten::digamma", promote="float")
-def digamma(x):
+def digamma(x: jax.Array) -> jax.Array:
     """Logarithmic derivative of gamma; a signed infinity at 0."""
     return jnp.where(x == 0, jnp.copysign(number(jnp.inf, x.dtype), -x), jax.lax.digamma(x))
 
 
 @lower("aten::special_erfcx", promote="float")
-def erfcx(x):
+def erfcx(x: jax.Array) -> jax.Array:
     """`exp(x^2) erfc(x)`, by a continued fraction where the product would be 0 times infinity."""
     near = jnp.exp(jnp.where(x < 3, x * x, 0)) * jax.lax.erfc(x)
     far = jnp.maximum(x, 3)

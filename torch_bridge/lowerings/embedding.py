@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.lax import GatherScatterMode
 
-from .arguments import places, whole_dtype, wide
+from .argument_forms import places, whole_dtype, wide
+from .cse import shared
 from .registry import lower
-from .sharing import shared
 
 _SUM, _MEAN, _MAX = 0, 1, 2
 
 
 @lower("aten::embedding")
-def _embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
+def _embedding(
+    weight: jax.Array,
+    indices: jax.Array,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> jax.Array:
     axes = jax.lax.GatherDimensionNumbers(
         offset_dims=(indices.ndim,), collapsed_slice_dims=(0,), start_index_map=(0,)
     )
@@ -30,26 +37,32 @@ def _embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse
     )
 
 
-def _starts(indices, rows):
+def _starts(indices: jax.Array, rows: int) -> jax.Array:
     """Where the rows begin, as a gather wants it: an axis of one coordinate."""
     return shared(_rows if whole_dtype(rows) == jnp.int32 else _many_rows, indices)
 
 
-def _rows(indices):
+def _rows(indices: jax.Array) -> jax.Array:
     return jnp.expand_dims(places(indices, 1), -1)
 
 
-def _many_rows(indices):
+def _many_rows(indices: jax.Array) -> jax.Array:
     return jnp.expand_dims(indices, -1)
 
 
-def _counts(indices, rows, dtype):
+def _counts(indices: jax.Array, rows: int, dtype: np.dtype) -> jax.Array:
     """How often each row is used."""
     return jnp.zeros((rows,), dtype).at[indices].add(1)
 
 
 @lower("aten::embedding_dense_backward")
-def _embedding_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq):
+def _embedding_backward(
+    grad: jax.Array,
+    indices: jax.Array,
+    num_weights: int,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+) -> jax.Array:
     if scale_grad_by_freq:
         count = jnp.take(_counts(indices, num_weights, grad.dtype), indices, axis=0)
         grad = grad / count[..., None]
@@ -70,7 +83,9 @@ def _embedding_backward(grad, indices, num_weights, padding_idx, scale_grad_by_f
 
 
 @lower("aten::embedding_renorm")
-def _embedding_renorm(weight, indices, max_norm, norm_type):
+def _embedding_renorm(
+    weight: jax.Array, indices: jax.Array, max_norm: float, norm_type: float
+) -> jax.Array:
     """Shrink the rows that `indices` names to `max_norm`; other rows stay."""
     norm = jnp.linalg.norm(wide(weight), ord=norm_type, axis=1)
     used = jnp.zeros((weight.shape[0],), bool).at[indices.reshape(-1)].set(True)
@@ -81,7 +96,9 @@ def _embedding_renorm(weight, indices, max_norm, norm_type):
 # Bags. Bag b holds the indices from offsets[b] up to the next offset.
 
 
-def _bags(indices, offsets, include_last_offset):
+def _bags(
+    indices: jax.Array, offsets: jax.Array, include_last_offset: bool
+) -> tuple[jax.Array, int]:
     """The bag of each index, and the number of bags."""
     if include_last_offset:
         offsets = offsets[:-1]
@@ -91,16 +108,16 @@ def _bags(indices, offsets, include_last_offset):
 
 @lower("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 def _embedding_bag(
-    weight,
-    indices,
-    offsets,
-    scale_grad_by_freq=False,
-    mode=_SUM,
-    sparse=False,
-    per_sample_weights=None,
-    include_last_offset=False,
-    padding_idx=-1,
-):
+    weight: jax.Array,
+    indices: jax.Array,
+    offsets: jax.Array,
+    scale_grad_by_freq: bool = False,
+    mode: int = _SUM,
+    sparse: bool = False,
+    per_sample_weights: jax.Array | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Reduce the rows of each bag; returns also each index's bag, bag sizes and arg maxima.
 
     The sizes are as many as the offsets, so the last is 0 where the last offset opens no bag.
@@ -120,7 +137,9 @@ def _embedding_bag(
     return out, bag, size, jnp.zeros((0,), offsets.dtype)
 
 
-def _bag_max(rows, indices, kept, bag, count):
+def _bag_max(
+    rows: jax.Array, indices: jax.Array, kept: jax.Array, bag: jax.Array, count: int
+) -> tuple[jax.Array, jax.Array]:
     """The maximum over each bag and the table row it came from; 0 and -1 for an empty bag."""
     if not indices.shape[0]:
         return jnp.zeros((count, rows.shape[1]), rows.dtype), jnp.full(
@@ -139,17 +158,17 @@ def _bag_max(rows, indices, kept, bag, count):
 
 @lower("aten::_embedding_bag_dense_backward")
 def _embedding_bag_dense_backward(
-    grad,
-    indices,
-    offset2bag,
-    bag_size,
-    maximum_indices,
-    num_weights,
-    scale_grad_by_freq,
-    mode,
-    per_sample_weights,
-    padding_idx=-1,
-):
+    grad: jax.Array,
+    indices: jax.Array,
+    offset2bag: jax.Array,
+    bag_size: jax.Array,
+    maximum_indices: jax.Array,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: jax.Array | None,
+    padding_idx: int = -1,
+) -> jax.Array:
     if mode == _MAX:
         return _bag_max_backward(grad, maximum_indices, num_weights)
     rows = jnp.take(grad, offset2bag, axis=0)
@@ -160,7 +179,7 @@ def _embedding_bag_dense_backward(
     return _embedding_backward(rows, indices, num_weights, padding_idx, scale_grad_by_freq)
 
 
-def _bag_max_backward(grad, maximum_indices, num_weights):
+def _bag_max_backward(grad: jax.Array, maximum_indices: jax.Array, num_weights: int) -> jax.Array:
     """Each column of each bag sends its gradient to the row that was largest there."""
     zeros = jnp.zeros((num_weights, grad.shape[1]), grad.dtype)
     outside = jnp.where(maximum_indices < 0, num_weights, maximum_indices)
@@ -170,19 +189,19 @@ def _bag_max_backward(grad, maximum_indices, num_weights):
 
 @lower("aten::_embedding_bag_backward")
 def _embedding_bag_backward(
-    grad,
-    indices,
-    offsets,
-    offset2bag,
-    bag_size,
-    maximum_indices,
-    num_weights,
-    scale_grad_by_freq,
-    mode,
-    sparse,
-    per_sample_weights,
-    padding_idx=-1,
-):
+    grad: jax.Array,
+    indices: jax.Array,
+    offsets: jax.Array,
+    offset2bag: jax.Array,
+    bag_size: jax.Array,
+    maximum_indices: jax.Array,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: jax.Array | None,
+    padding_idx: int = -1,
+) -> jax.Array:
     return _embedding_bag_dense_backward(
         grad,
         indices,
@@ -198,7 +217,15 @@ def _embedding_bag_backward(
 
 
 @lower("aten::_embedding_bag_per_sample_weights_backward")
-def _per_sample_weights_backward(grad, weight, indices, offsets, offset2bag, mode, padding_idx=-1):
+def _per_sample_weights_backward(
+    grad: jax.Array,
+    weight: jax.Array,
+    indices: jax.Array,
+    offsets: jax.Array,
+    offset2bag: jax.Array,
+    mode: int,
+    padding_idx: int = -1,
+) -> jax.Array:
     products = jnp.take(grad, offset2bag, axis=0) * jnp.take(weight, indices, axis=0)
     got = jnp.sum(wide(products), axis=1)
     return got if padding_idx < 0 else jnp.where(indices == padding_idx, 0, got)

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .whole import on_a_mesh
+from .unsharded_axes import on_a_mesh
 
 
 def largest(x: jax.Array, axis: Any = None, *, keepdims: bool = False, **initial: Any) -> jax.Array:

@@ -8,28 +8,31 @@ done three at a time; and it cannot transform an axis that is split over devices
 [0.5 0.5 0.5 0.5]
 
 In a program on a mesh a transform is an operator that sees how its operand lies when it is compiled
-(`isoshard.core.domain.fourier`): along whole axes nothing is sent, and along split ones lines are
-exchanged. JAX compiles such an operator where all layouts are on one mesh; where they are on
-several, XLA gathers all that a transform reads.
+(`isoshard.core.domain.fourier.fourier_primitive`): along whole axes nothing is sent, and along
+split ones lines are exchanged. JAX compiles such an operator where all layouts are on one mesh;
+where they are on several, XLA gathers all that a transform reads.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
+import torch
 
-from isoshard.core import partitioning
-from isoshard.core.domain.fourier import transform
+from isoshard.core.domain.fourier.fourier_primitive import transform
+from isoshard.core.layout import custom_partitioning
 
-from .arguments import lengths
+from .argument_forms import lengths
 from .registry import lower
-from .whole import on_a_mesh, whole
+from .unsharded_axes import on_a_mesh, whole
 
 _AT_ONCE = 3
 
 
-def _scaled(x, count, normalization):
+def _scaled(x: jax.Array, count: int, normalization: int) -> jax.Array:
     """`x` divided by 1, the root of `count`, or `count`."""
     divisor = (1, math.sqrt(count), count)[normalization]
     return x if divisor == 1 else x / divisor
@@ -37,10 +40,10 @@ def _scaled(x, count, normalization):
 
 def _looks():
     """Whether a transform sees how its operand lies; in blocks of unequal sizes it always does."""
-    return partitioning.possible() and on_a_mesh()
+    return custom_partitioning.possible() and on_a_mesh()
 
 
-def _transform(x, dims, forward):
+def _transform(x: jax.Array, dims: Sequence[int], forward: bool) -> jax.Array:
     """The unscaled transform of a complex array along `dims`."""
     along = list(dims)
     if along and _looks():
@@ -53,7 +56,7 @@ def _transform(x, dims, forward):
     return x
 
 
-def _in_order(x, sizes, dims):
+def _in_order(x: torch.Tensor, sizes: Sequence[int], dims: Sequence[int]) -> torch.Tensor:
     """The result on `meta`: signals lie together, and one behind the other as those of `x` do."""
     dims = [*sorted(dims[:-1], key=lambda axis: -x.stride(axis)), *dims[-1:]]
     others = [axis for axis in range(x.dim()) if axis not in dims]
@@ -62,19 +65,23 @@ def _in_order(x, sizes, dims):
     return packed.permute([order.index(axis) for axis in range(x.dim())])
 
 
-def _complex_shape(x, dim, *_):
+def _complex_shape(x: torch.Tensor, dim: Sequence[int], *_: int | bool) -> torch.Tensor:
     dims = sorted(dim, key=lambda axis: -x.stride(axis))
     return _in_order(x, x.shape, dims) if dim else x.clone()
 
 
-def _half_shape(x, dim, _normalization, onesided):
+def _half_shape(
+    x: torch.Tensor, dim: Sequence[int], _normalization: int, onesided: bool
+) -> torch.Tensor:
     sizes = list(x.shape)
     if onesided:
         sizes[dim[-1]] = sizes[dim[-1]] // 2 + 1
     return _in_order(x, sizes, dim).to(x.dtype.to_complex())
 
 
-def _real_shape(x, dim, _normalization, last_dim_size):
+def _real_shape(
+    x: torch.Tensor, dim: Sequence[int], _normalization: int, last_dim_size: int
+) -> torch.Tensor:
     sizes = list(x.shape)
     sizes[dim[-1]] = last_dim_size
     x = _complex_shape(x, dim[:-1]) if len(dim) > 1 else x
@@ -82,12 +89,16 @@ def _real_shape(x, dim, _normalization, last_dim_size):
 
 
 @lower("aten::_fft_c2c", meta=_complex_shape)
-def _complex_to_complex(x, dim, normalization, forward):
+def _complex_to_complex(
+    x: jax.Array, dim: Sequence[int], normalization: int, forward: bool
+) -> jax.Array:
     return _scaled(_transform(x, dim, forward), lengths(x.shape, dim), normalization)
 
 
 @lower("aten::_fft_r2c", meta=_half_shape)
-def _real_to_complex(x, dim, normalization, onesided):
+def _real_to_complex(
+    x: jax.Array, dim: Sequence[int], normalization: int, onesided: bool
+) -> jax.Array:
     count = lengths(x.shape, dim)
     if onesided and _looks():
         got = transform("rfft", x, dim)
@@ -100,7 +111,9 @@ def _real_to_complex(x, dim, normalization, onesided):
 
 
 @lower("aten::_fft_c2r", meta=_real_shape)
-def _complex_to_real(x, dim, normalization, last_dim_size):
+def _complex_to_real(
+    x: jax.Array, dim: Sequence[int], normalization: int, last_dim_size: int
+) -> jax.Array:
     if _looks():
         got = transform("irfft", x, dim, last_dim_size)
         return _scaled(got, lengths(got.shape, dim), normalization)

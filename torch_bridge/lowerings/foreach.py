@@ -11,13 +11,14 @@ otherwise a bfloat16 average times 0.999 would never decay.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from .arguments import cast, floating, wide
+from .argument_forms import cast, floating, wide
 from .elementwise import sign
 from .extremes import largest, smallest
 from .numerics import wide_all
@@ -49,7 +50,7 @@ def _together(x: jax.Array, other: Any) -> tuple[jax.Array, jax.Array]:
     return cast(x, dtype), cast(other, dtype)
 
 
-def _power(x, exponent):
+def _power(x: jax.Array, exponent: jax.Array | complex) -> jax.Array:
     if type(exponent) is int:
         return jnp.power(wide(x), exponent)
     return jnp.power(*_together(x, exponent))
@@ -116,7 +117,9 @@ def _each(function: Callable) -> Callable:
 def _each_with_one(function: Callable) -> Callable:
     """Each element with the same number or tensor, whatever the schema calls it."""
 
-    def run(tensors, *other, **named):
+    def run(
+        tensors: Sequence[jax.Array], *other: jax.Array | complex, **named: jax.Array | complex
+    ) -> list[jax.Array]:
         (value,) = other or named.values()
         return [function(x, value) for x in tensors]
 
@@ -124,7 +127,11 @@ def _each_with_one(function: Callable) -> Callable:
 
 
 def _each_with_its_own(function: Callable) -> Callable:
-    def run(tensors, *others, **named):
+    def run(
+        tensors: Sequence[jax.Array],
+        *others: Sequence[jax.Array | complex],
+        **named: Sequence[jax.Array | complex],
+    ) -> list[jax.Array]:
         (values,) = others or named.values()
         return [function(x, value) for x, value in zip(tensors, values, strict=True)]
 
@@ -142,35 +149,42 @@ for _name in _BINARY:
     _numbers = ("exponent",) if _name == "pow" else ("scalar", "scalars")
     lower(f"aten::_foreach_{_name}.Scalar", lift=_numbers)(_BY_ONE[_name])
     lower(f"aten::_foreach_{_name}.ScalarList", lift=_numbers)(_BY_LIST[_name])
-    lower(f"aten::_foreach_{_name}.List")(_BY_LIST[_name])
+    if _name not in ("add", "sub"):  # these have an alpha: below
+        lower(f"aten::_foreach_{_name}.List")(_BY_LIST[_name])
 
 
 for _name in ("mul", "div"):
     lower(f"aten::_foreach_{_name}.Tensor")(_BY_ONE[_name])
 
 
-def _scaled(y, alpha):
+def _scaled(y: jax.Array, alpha: jax.Array | complex) -> jax.Array:
     """`alpha * y`; nothing to do for the integer 1 that torch passes by default."""
     return y if type(alpha) is int and alpha == 1 else _BINARY["mul"](y, alpha)
 
 
 @lower("aten::_foreach_add.List", lift=("alpha",))
-def _add_list(tensors, others, *, alpha=1):
+def _add_list(
+    tensors: Sequence[jax.Array], others: Sequence[jax.Array], *, alpha: jax.Array | complex = 1
+) -> list[jax.Array]:
     return _BY_LIST["add"](tensors, [_scaled(y, alpha) for y in others])
 
 
 @lower("aten::_foreach_sub.List", lift=("alpha",))
-def _sub_list(tensors, others, *, alpha=1):
+def _sub_list(
+    tensors: Sequence[jax.Array], others: Sequence[jax.Array], *, alpha: jax.Array | complex = 1
+) -> list[jax.Array]:
     return _BY_LIST["sub"](tensors, [_scaled(y, alpha) for y in others])
 
 
 @lower("aten::_foreach_add.Tensor", lift=("alpha",))
-def _add_tensor(tensors, other, *, alpha=1):
+def _add_tensor(
+    tensors: Sequence[jax.Array], other: jax.Array, *, alpha: jax.Array | complex = 1
+) -> list[jax.Array]:
     return _BY_ONE["add"](tensors, _scaled(other, alpha))
 
 
 @lower("aten::_foreach_pow.ScalarAndTensor", lift=("self",))
-def _number_to_powers(base, exponents):
+def _number_to_powers(base: jax.Array | complex, exponents: Sequence[jax.Array]) -> list[jax.Array]:
     return [jnp.power(*reversed(_together(x, base))) for x in exponents]
 
 
@@ -180,13 +194,23 @@ def _number_to_powers(base, exponents):
 def _added(inner: Callable) -> tuple[Callable, Callable]:
     """The list operators with one number for all, and with one for each element."""
 
-    def one(x, a, b, value):
+    def one(x: jax.Array, a: jax.Array, b: jax.Array, value: jax.Array | complex) -> jax.Array:
         return _BINARY["add"](x, _scaled(inner(a, b), value))
 
-    def by_one(tensors, firsts, seconds, value=1):
+    def by_one(
+        tensors: Sequence[jax.Array],
+        firsts: Sequence[jax.Array],
+        seconds: Sequence[jax.Array],
+        value: jax.Array | complex = 1,
+    ) -> list[jax.Array]:
         return [one(*each, value) for each in zip(tensors, firsts, seconds, strict=True)]
 
-    def by_list(tensors, firsts, seconds, scalars):
+    def by_list(
+        tensors: Sequence[jax.Array],
+        firsts: Sequence[jax.Array],
+        seconds: Sequence[jax.Array],
+        scalars: jax.Array | Sequence[jax.Array | complex],
+    ) -> list[jax.Array]:
         return [one(*each) for each in zip(tensors, firsts, seconds, scalars, strict=True)]
 
     return by_one, by_list
@@ -199,7 +223,7 @@ for _name, _inner in {"addcmul": "mul", "addcdiv": "div"}.items():
     lower(f"aten::_foreach_{_name}.Tensor")(_by_list)
 
 
-def _lerp(x, end, weight):
+def _lerp(x: jax.Array, end: jax.Array, weight: Any) -> jax.Array:
     """`x + weight * (end - x)`, measured from the nearer end as torch does."""
     x, end = wide_all(x, end)
     gap = end - x
@@ -210,12 +234,16 @@ def _lerp(x, end, weight):
 
 
 @lower("aten::_foreach_lerp.Scalar", lift=("weight",))
-def _lerp_by_one(tensors, ends, weight):
+def _lerp_by_one(
+    tensors: Sequence[jax.Array], ends: Sequence[jax.Array], weight: jax.Array | complex
+) -> list[jax.Array]:
     return [_lerp(x, end, weight) for x, end in zip(tensors, ends, strict=True)]
 
 
 @lower("aten::_foreach_lerp.List", "aten::_foreach_lerp.ScalarList", lift=("weight",))
-def _lerp_by_list(tensors, ends, weight):
+def _lerp_by_list(
+    tensors: Sequence[jax.Array], ends: Sequence[jax.Array], weight: Sequence[jax.Array | complex]
+) -> list[jax.Array]:
     return [_lerp(*each) for each in zip(tensors, ends, weight, strict=True)]
 
 
@@ -223,28 +251,34 @@ def _lerp_by_list(tensors, ends, weight):
 
 
 @lower("aten::_foreach_copy")
-def _copy(tensors, sources, non_blocking=False):
+def _copy(
+    tensors: Sequence[jax.Array], sources: Sequence[jax.Array], non_blocking: bool = False
+) -> list[jax.Array]:
     pairs = zip(tensors, sources, strict=True)
     return [cast(jnp.broadcast_to(source, x.shape), x.dtype) for x, source in pairs]
 
 
 @lower("aten::_foreach_mm")
-def _mm(tensors, others):
+def _mm(tensors: Sequence[jax.Array], others: Sequence[jax.Array]) -> list[jax.Array]:
     return [jnp.matmul(x, y) for x, y in zip(tensors, others, strict=True)]
 
 
 @lower("aten::_foreach_norm.Scalar")
-def _norm(tensors, ord=2, dtype=None):
+def _norm(
+    tensors: Sequence[jax.Array], ord: float = 2, dtype: np.dtype | None = None
+) -> list[jax.Array]:
     return [_vector_norm(wide(x if dtype is None else x.astype(dtype)), ord) for x in tensors]
 
 
 @lower("aten::_foreach_powsum.Scalar")
-def _powsum(tensors, ord=2, dtype=None):
+def _powsum(
+    tensors: Sequence[jax.Array], ord: float = 2, dtype: np.dtype | None = None
+) -> list[jax.Array]:
     widened = [wide(x if dtype is None else x.astype(dtype)) for x in tensors]
     return [jnp.sum(jnp.abs(x) ** ord) for x in widened]
 
 
-def _vector_norm(x, ord):
+def _vector_norm(x: jax.Array, ord: float) -> jax.Array:
     """The norm of all elements, without the flattening that would undo a sharding."""
     size = jnp.abs(x)
     if ord == 2:

@@ -8,17 +8,18 @@ order of the axes in three.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import torch
 
-from .arguments import first_place, lengths
+from .argument_forms import first_place, lengths
 from .pool import scatter_add
 from .registry import lower
 
 
-def _starts(sample, size, count, kernel):
+def _starts(sample: jax.Array, size: int, count: int, kernel: int) -> jax.Array:
     """Where the `count` windows on an axis of `size` begin, (.., count), for samples (..)."""
     last = size - kernel
     if count == 1:
@@ -30,7 +31,13 @@ def _starts(sample, size, count, kernel):
     return jnp.where(jnp.arange(count) == count - 1, last, moved)
 
 
-def _fractional_max_pool(rank, x, kernel_size, output_size, random_samples):
+def _fractional_max_pool(
+    rank: int,
+    x: jax.Array,
+    kernel_size: Sequence[int],
+    output_size: Sequence[int],
+    random_samples: jax.Array,
+) -> tuple[jax.Array, ...]:
     """The maxima, and their places in the flattened spatial axes."""
     sizes = x.shape[-rank:]
     planes = x if x.ndim == rank + 2 else x[None]
@@ -56,11 +63,20 @@ def _fractional_max_pool(rank, x, kernel_size, output_size, random_samples):
     return tuple(picked)
 
 
-def _backward(rank, grad, x, kernel_size, output_size, indices):
+def _backward(
+    rank: int,
+    grad: jax.Array,
+    x: jax.Array,
+    kernel_size: Sequence[int],
+    output_size: Sequence[int],
+    indices: jax.Array,
+) -> jax.Array:
     return scatter_add(grad, indices, x.shape, rank)
 
 
-def _gradient_shape(grad, x, *_):
+def _gradient_shape(
+    grad: torch.Tensor, x: torch.Tensor, *_: Sequence[int] | torch.Tensor
+) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 

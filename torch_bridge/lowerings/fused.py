@@ -11,9 +11,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from .arguments import wide
+from .argument_forms import wide
 from .registry import lower
 
 _ADAM = ("self", "grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs")
@@ -46,7 +47,7 @@ def _each(
     return tuple(new)
 
 
-def _correction(beta, step):
+def _correction(beta: float, step: jax.Array) -> jax.Array:
     """`1 - beta ** step`, without the cancellation that float32 suffers early in training."""
     return -jnp.expm1(step * math.log(beta)) if beta > 0 else jnp.ones_like(step)
 
@@ -55,24 +56,31 @@ def _adam(decoupled: bool) -> Callable[..., Any]:
     """Adam, with weight decay in the gradient, or decoupled from it (AdamW)."""
 
     def run(
-        params,
-        grads,
-        exp_avgs,
-        exp_avg_sqs,
-        max_exp_avg_sqs,
-        state_steps,
+        params: list[jax.Array],
+        grads: list[jax.Array],
+        exp_avgs: list[jax.Array],
+        exp_avg_sqs: list[jax.Array],
+        max_exp_avg_sqs: list[jax.Array],
+        state_steps: list[jax.Array],
         *,
-        lr,
-        beta1,
-        beta2,
-        weight_decay,
-        eps,
-        amsgrad,
-        maximize,
-        grad_scale=None,
-        found_inf=None,
-    ):
-        def one(param, grad, average, square, largest, count):
+        lr: jax.Array | float,
+        beta1: float,
+        beta2: float,
+        weight_decay: float,
+        eps: float,
+        amsgrad: bool,
+        maximize: bool,
+        grad_scale: jax.Array | None = None,
+        found_inf: jax.Array | None = None,
+    ) -> tuple[list[Any], ...]:
+        def one(
+            param: jax.Array,
+            grad: jax.Array,
+            average: jax.Array,
+            square: jax.Array,
+            largest: Any,
+            count: jax.Array,
+        ) -> tuple[Any, ...]:
             grad = -grad if maximize else grad
             if weight_decay:
                 if decoupled:
@@ -95,21 +103,21 @@ def _adam(decoupled: bool) -> Callable[..., Any]:
 
 
 def _sgd(
-    params,
-    grads,
-    momentum_buffers,
+    params: list[jax.Array],
+    grads: list[jax.Array],
+    momentum_buffers: list[jax.Array],
     *,
-    weight_decay,
-    momentum,
-    lr,
-    dampening,
-    nesterov,
-    maximize,
-    is_first_step,
-    grad_scale=None,
-    found_inf=None,
-):
-    def one(param, grad, velocity):
+    weight_decay: float,
+    momentum: float,
+    lr: jax.Array | float,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+    grad_scale: jax.Array | None = None,
+    found_inf: jax.Array | None = None,
+) -> tuple[list[Any], ...]:
+    def one(param: jax.Array, grad: jax.Array, velocity: Any) -> tuple[Any, ...]:
         grad = -grad if maximize else grad
         if weight_decay:
             grad = grad + weight_decay * param
@@ -122,20 +130,22 @@ def _sgd(
 
 
 def _adagrad(
-    params,
-    grads,
-    state_sums,
-    state_steps,
+    params: list[jax.Array],
+    grads: list[jax.Array],
+    state_sums: list[jax.Array],
+    state_steps: list[jax.Array],
     *,
-    lr,
-    lr_decay,
-    weight_decay,
-    eps,
-    maximize,
-    grad_scale=None,
-    found_inf=None,
-):
-    def one(param, grad, total, count):
+    lr: jax.Array | float,
+    lr_decay: float,
+    weight_decay: float,
+    eps: float,
+    maximize: bool,
+    grad_scale: jax.Array | None = None,
+    found_inf: jax.Array | None = None,
+) -> tuple[list[Any], ...]:
+    def one(
+        param: jax.Array, grad: jax.Array, total: jax.Array, count: jax.Array
+    ) -> tuple[Any, ...]:
         grad = -grad if maximize else grad
         if weight_decay:
             grad = grad + weight_decay * param

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,18 +22,18 @@ _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2
 _ZEROS, _BORDER, _REFLECTION = 0, 1, 2
 
 
-def _to_pixels(point, size, align_corners):
+def _to_pixels(point: jax.Array, size: int, align_corners: bool) -> jax.Array:
     """From [-1, 1] to [0, size - 1], or to pixel edges when corners are not aligned."""
     return (point + 1) / 2 * (size - 1) if align_corners else ((point + 1) * size - 1) / 2
 
 
-def _clip(at, size):
+def _clip(at: jax.Array, size: int) -> jax.Array:
     """Clip to the image; on its border the gradient is 0, as torch has it."""
     low, high = jnp.zeros_like(at), jnp.full_like(at, size - 1)
     return jnp.where(at > 0, jnp.where(at < size - 1, at, high), low)
 
 
-def _reflect(at, size, align_corners):
+def _reflect(at: jax.Array, size: int, align_corners: bool) -> jax.Array:
     low, span = (0.0, size - 1.0) if align_corners else (-0.5, float(size))
     if span == 0:
         return jnp.zeros_like(at)
@@ -42,13 +43,13 @@ def _reflect(at, size, align_corners):
     return jnp.where(even, extra + low, span - extra + low)
 
 
-def _bring_inside(at, size, padding_mode, align_corners):
+def _bring_inside(at: jax.Array, size: int, padding_mode: int, align_corners: bool) -> jax.Array:
     if padding_mode == _REFLECTION:
         return _clip(_reflect(at, size, align_corners), size)
     return _clip(at, size) if padding_mode == _BORDER else at
 
 
-def _pick(image, places):
+def _pick(image: jax.Array, places: Sequence[jax.Array]) -> jax.Array:
     """The pixels of (C, *spatial) at integer places, one array per axis; 0 outside."""
     inside = functools.reduce(
         jnp.logical_and,
@@ -62,18 +63,20 @@ def _pick(image, places):
     return jnp.where(inside, pixels, jnp.zeros_like(pixels))
 
 
-def _linear_taps(at):
+def _linear_taps(at: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
     low = jnp.floor(at)
     part = at - low
     return [(low, 1 - part), (low + 1, part)]
 
 
-def _cubic_taps(at):
+def _cubic_taps(at: jax.Array):
     low = jnp.floor(at)
     return [(low + k - 1, w) for k, w in enumerate(cubic_weights(at - low))]
 
 
-def _sample(image, grid, mode, padding_mode, align_corners):
+def _sample(
+    image: jax.Array, grid: jax.Array, mode: int, padding_mode: int, align_corners: bool
+) -> jax.Array:
     """One image (C, *spatial) at the points of one grid (*out, rank); x comes first in a point."""
     sizes = image.shape[1:]
     inside = functools.partial(
@@ -100,7 +103,13 @@ def _sample(image, grid, mode, padding_mode, align_corners):
 
 
 @lower("aten::grid_sampler_2d", "aten::grid_sampler_3d", "aten::_grid_sampler_2d_cpu_fallback")
-def _grid_sampler(image, grid, interpolation_mode, padding_mode, align_corners):
+def _grid_sampler(
+    image: jax.Array,
+    grid: jax.Array,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+) -> jax.Array:
     image, grid = wide_all(image, grid)
     one = functools.partial(
         _sample, mode=interpolation_mode, padding_mode=padding_mode, align_corners=align_corners
@@ -110,8 +119,14 @@ def _grid_sampler(image, grid, interpolation_mode, padding_mode, align_corners):
 
 @lower("aten::grid_sampler_2d_backward", "aten::grid_sampler_3d_backward")
 def _grid_sampler_backward(
-    grad, image, grid, interpolation_mode, padding_mode, align_corners, output_mask
-):
+    grad: jax.Array,
+    image: jax.Array,
+    grid: jax.Array,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+    output_mask: Sequence[bool],
+) -> tuple[jax.Array | None, jax.Array]:
     options = (interpolation_mode, padding_mode, align_corners)
     of_image, of_grid = pull_back(lambda a, g: _grid_sampler(a, g, *options), grad, image, grid)
     return of_image if output_mask[0] else None, of_grid

@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import torch
 
 from .registry import lower
 
 
-def _shape(self, mat2, offs=None, bias=None, out_dtype=None):
+def _shape(
+    self: torch.Tensor,
+    mat2: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
     """The result's shape: torch's own `meta` kernel takes bfloat16 only."""
     if offs is None:
         size = (self.shape[0], self.shape[1], mat2.shape[-1])
@@ -24,7 +32,13 @@ def _shape(self, mat2, offs=None, bias=None, out_dtype=None):
 
 
 @lower("aten::_grouped_mm", meta=_shape)
-def _grouped_mm(self, mat2, offs=None, bias=None, out_dtype=None):
+def _grouped_mm(
+    self: jax.Array,
+    mat2: jax.Array,
+    offs: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    out_dtype: np.dtype | None = None,
+) -> jax.Array:
     if bias is not None:
         raise NotImplementedError(
             "aten::_grouped_mm with a bias has no lowering; add the bias of each row afterwards"
@@ -47,12 +61,14 @@ def _grouped_mm(self, mat2, offs=None, bias=None, out_dtype=None):
 
 # What transformers takes for experts while `torch.compiler.is_compiling()`, in place of torch's.
 @lower("transformers::grouped_mm_fallback")
-def _grouped_mm_fallback(input, weight, offs):
+def _grouped_mm_fallback(input: jax.Array, weight: jax.Array, offs: jax.Array) -> jax.Array:
     return _grouped_mm(input, weight, offs)
 
 
 @lower("transformers::grouped_mm_fallback_backward")
-def _grouped_mm_fallback_backward(input, weight, offs, grad_output):
+def _grouped_mm_fallback_backward(
+    input: jax.Array, weight: jax.Array, offs: jax.Array, grad_output: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     return (
         _grouped_mm(grad_output, weight.swapaxes(1, 2), offs),
         _grouped_mm(input.T, grad_output, offs),

@@ -13,11 +13,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 
 from .registry import lower
 
 
-def _outer(x, least, most, half):
+def _outer(
+    x: jax.Array, least: float | None, most: float | None, half: float
+) -> tuple[jax.Array, jax.Array]:
     """The outer edges: the given ones, or of the data where they are equal; never an empty span."""
     if least is None and x.size:
         low, high = jnp.min(x), jnp.max(x)
@@ -29,7 +32,9 @@ def _outer(x, least, most, half):
     return jnp.where(flat, low - half, low), jnp.where(flat, high + half, high)
 
 
-def _as_many_as_bins(x, bins=100, min=0, max=0):
+def _as_many_as_bins(
+    x: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0
+) -> torch.Tensor:
     """One count for each bin. torch's own shape function warns of what is random on CUDA alone."""
     if bins <= 0:
         raise RuntimeError(f"torch.histc(): bins must be > 0, but got {bins} for dimension 0")
@@ -41,7 +46,7 @@ def _as_many_as_bins(x, bins=100, min=0, max=0):
 
 
 @lower("aten::histc", meta=_as_many_as_bins)
-def _histc(x, bins=100, min=0, max=0):
+def _histc(x: jax.Array, bins: int = 100, min: float = 0, max: float = 0) -> jax.Array:
     given = (None, None) if min == max else (min, max)
     numbers = x.reshape(-1)
     low, high = _outer(numbers, *given, 1)
@@ -51,13 +56,15 @@ def _histc(x, bins=100, min=0, max=0):
     return jnp.zeros((bins,), x.dtype).at[place].add(jnp.ones_like(numbers), mode="drop")
 
 
-def _edges(x, bins, span):
+def _edges(x: jax.Array, bins: int, span: Sequence[float] | None) -> jax.Array:
     least, most = span or (None, None)
     low, high = _outer(x, least, most, 0.5)
     return jnp.linspace(low, high, bins + 1, dtype=x.dtype)
 
 
-def _count(points, edges: Sequence[jax.Array], weight, density):
+def _count(
+    points: jax.Array, edges: Sequence[jax.Array], weight: jax.Array | None, density: bool
+) -> jax.Array:
     """The histogram of points (M, D) over a grid with these edges along each axis."""
     place = jnp.zeros(points.shape[:1], jnp.int32)
     inside = jnp.ones(points.shape[:1], bool)
@@ -82,7 +89,14 @@ def _count(points, edges: Sequence[jax.Array], weight, density):
     "aten::histogram.bin_ct",
     meta=lambda x, bins=100, **_: (x.new_empty((bins,)), x.new_empty((bins + 1,))),
 )
-def _histogram(x, bins=100, *, range=None, weight=None, density=False):
+def _histogram(
+    x: jax.Array,
+    bins: int = 100,
+    *,
+    range: Sequence[float] | None = None,
+    weight: jax.Array | None = None,
+    density: bool = False,
+) -> tuple[jax.Array, jax.Array]:
     edges = _edges(x.reshape(-1), bins, range)
     return _count(x.reshape(-1, 1), [edges], weight, density), edges
 
@@ -91,11 +105,15 @@ def _histogram(x, bins=100, *, range=None, weight=None, density=False):
     "aten::histogram.bins_tensor",
     meta=lambda x, bins, **_: (x.new_empty((bins.numel() - 1,)), x.new_empty((bins.numel(),))),
 )
-def _histogram_between(x, bins, *, weight=None, density=False):
+def _histogram_between(
+    x: jax.Array, bins: jax.Array, *, weight: jax.Array | None = None, density: bool = False
+) -> tuple[jax.Array, jax.Array]:
     return _count(x.reshape(-1, 1), [bins], weight, density), bins
 
 
-def _grid(x, bins, span):
+def _grid(
+    x: jax.Array, bins: Sequence[int], span: Sequence[float] | None
+) -> tuple[jax.Array, list[jax.Array]]:
     points = x.reshape(-1, x.shape[-1])
     spans = [None] * len(bins) if span is None else list(zip(span[::2], span[1::2], strict=True))
     return points, [
@@ -104,17 +122,31 @@ def _grid(x, bins, span):
     ]
 
 
-def _edge_shapes(x, bins, **_: Any):
+def _edge_shapes(x: torch.Tensor, bins: Sequence[int], **_: Any) -> list[torch.Tensor]:
     return [x.new_empty((count + 1,)) for count in bins]
 
 
 @lower("aten::_histogramdd_bin_edges", meta=_edge_shapes)
-def _bin_edges(x, bins, *, range=None, weight=None, density=False):
+def _bin_edges(
+    x: jax.Array,
+    bins: Sequence[int],
+    *,
+    range: Sequence[float] | None = None,
+    weight: jax.Array | None = None,
+    density: bool = False,
+) -> list[jax.Array]:
     return _grid(x, bins, range)[1]
 
 
 @lower("aten::_histogramdd_from_bin_cts", meta=lambda x, bins, **_: x.new_empty(tuple(bins)))
-def _histogramdd(x, bins, *, range=None, weight=None, density=False):
+def _histogramdd(
+    x: jax.Array,
+    bins: Sequence[int],
+    *,
+    range: Sequence[float] | None = None,
+    weight: jax.Array | None = None,
+    density: bool = False,
+) -> jax.Array:
     return _count(*_grid(x, bins, range), weight, density)
 
 
@@ -122,5 +154,11 @@ def _histogramdd(x, bins, *, range=None, weight=None, density=False):
     "aten::_histogramdd_from_bin_tensors",
     meta=lambda x, bins, **_: x.new_empty(tuple(edge.numel() - 1 for edge in bins)),
 )
-def _histogramdd_between(x, bins, *, weight=None, density=False):
+def _histogramdd_between(
+    x: jax.Array,
+    bins: Sequence[jax.Array],
+    *,
+    weight: jax.Array | None = None,
+    density: bool = False,
+) -> jax.Array:
     return _count(x.reshape(-1, x.shape[-1]), bins, weight, density)

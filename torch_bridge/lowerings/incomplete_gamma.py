@@ -14,6 +14,7 @@ x**a * exp(-x) / gamma(a). There, the uniform expansion of Temme (DLMF 8.12) tak
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import jax
@@ -41,7 +42,9 @@ def upper_part(a: jax.Array, x: jax.Array) -> jax.Array:
     return _either(jss.gammaincc, 1, a, x)
 
 
-def _either(sums, sign, a, x):
+def _either(
+    sums: Callable[[jax.Array, jax.Array], jax.Array], sign: int, a: jax.Array, x: jax.Array
+) -> jax.Array:
     a, x = jnp.broadcast_arrays(a, x)
     large = 1000 if a.dtype == jnp.float64 else 20
     near = (a > large) & (jnp.abs(x - a) < 0.3 * a) & jnp.isfinite(a)
@@ -56,7 +59,7 @@ def _either(sums, sign, a, x):
     return out
 
 
-def _ends(a, x, empty):
+def _ends(a: jax.Array, x: jax.Array, empty: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
     """Where there is nothing to sum, and what torch gives there; the first that holds counts."""
     full, nan = 1 - empty, jnp.asarray(jnp.nan, a.dtype)
     return [
@@ -69,7 +72,7 @@ def _ends(a, x, empty):
     ]
 
 
-def _temme(a, x, sign):
+def _temme(a: jax.Array, x: jax.Array, sign: int) -> jax.Array:
     mu = (x - a) / a
     half_square = _without_log(mu)
     eta = jnp.copysign(jnp.sqrt(2 * half_square), mu)
@@ -80,12 +83,12 @@ def _temme(a, x, sign):
     return jss.erfc(sign * eta * jnp.sqrt(a / 2)) / 2 + sign * rest
 
 
-def _without_log(mu):
+def _without_log(mu: jax.Array) -> jax.Array:
     """mu - log(1 + mu) for |mu| < 0.32, without the digits that the difference would lose."""
     return mu * mu * _polynomial([(-1) ** k / (k + 2) for k in range(16)], mu)
 
 
-def _polynomial(coefficients, x):
+def _polynomial(coefficients: Sequence[float], x: jax.Array) -> jax.Array:
     total = jnp.zeros_like(x)
     for coefficient in reversed(coefficients):
         total = total * x + float(coefficient)

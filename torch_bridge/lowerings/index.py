@@ -14,26 +14,28 @@ engine turns it into places first, except where a mask only chooses what to over
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import torch  # noqa: F401  (for the doctest)
 
-from .arguments import at_least_1d, axis, number, whole_dtype
-from .arguments import places as narrowed
-from .partition import partition
+from .argument_forms import at_least_1d, axis, number, whole_dtype
+from .argument_forms import places as narrowed
+from .one_index_scatter import leading
+from .program_partition import partition
 from .registry import lower
-from .single import leading
-from .whole import whole
+from .unsharded_axes import whole
 
 _COMPARE_ALL = 128  # boundaries up to which comparing with each is cheaper than a search
 
 
-def along(index, x, axis):
+def along(index: jax.Array, x: jax.Array, axis: int) -> jax.Array:
     """Places along an axis of `x`, in 32 bits where it is no longer."""
     return narrowed(index, x.shape[axis])
 
 
-def places(x, indices):
+def places(x: jax.Array, indices: Sequence[jax.Array | None]) -> tuple[jax.Array | slice, ...]:
     """aten's list of indices of `x` for JAX: None is a whole axis; the rule of shapes is one."""
     found, axis = [], 0
     for index in indices:
@@ -52,7 +54,7 @@ def places(x, indices):
     "aten::index.Tensor_hacked_twin",
     "aten::_unsafe_index.Tensor_hacked_twin",
 )
-def index(x, indices):
+def index(x: jax.Array, indices: Sequence[jax.Array | None]) -> jax.Array:
     """`x[indices]`."""
     at = places(x, indices)
     mesh = partition().mesh
@@ -63,14 +65,16 @@ def index(x, indices):
 
 
 @lower("aten::_unsafe_masked_index")
-def masked_index(x, mask, indices, fill):
+def masked_index(
+    x: jax.Array, mask: jax.Array, indices: Sequence[jax.Array | None], fill: complex
+) -> jax.Array:
     """`x[indices]` where the mask is set, else `fill`."""
     got = x.at[places(x, indices)].get(mode="clip")
     return jnp.where(mask.astype(bool), got, number(fill, x.dtype))
 
 
 @lower("aten::gather")
-def gather(x, dim, index, *, sparse_grad=False):
+def gather(x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = False) -> jax.Array:
     """For each place of `index`, the element of `x` at that place but for the axis `dim`."""
     array = at_least_1d(x)
     lead = axis(dim, array.ndim)
@@ -83,7 +87,7 @@ def gather(x, dim, index, *, sparse_grad=False):
 
 
 @lower("aten::index_select")
-def index_select(x, dim, index):
+def index_select(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
     """The slices of `x` along an axis that a list of places names."""
     if x.ndim == 0:
         return x
@@ -91,13 +95,13 @@ def index_select(x, dim, index):
 
 
 @lower("aten::take")
-def take(x, index):
+def take(x: jax.Array, index: jax.Array) -> jax.Array:
     """Elements of the flat form of `x`."""
     return x.reshape(-1).at[narrowed(index, x.size)].get(mode="fill")
 
 
 @lower("aten::masked_scatter")
-def masked_scatter(x, mask, source):
+def masked_scatter(x: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Array:
     """`x` with the masked elements replaced by those of `source`, in order."""
     mask = mask.astype(bool)
     mask = jnp.broadcast_to(mask, jnp.broadcast_shapes(mask.shape, x.shape))
@@ -108,7 +112,9 @@ def masked_scatter(x, mask, source):
 
 
 @lower("aten::masked_scatter_backward")
-def masked_scatter_backward(grad_output, mask, sizes):
+def masked_scatter_backward(
+    grad_output: jax.Array, mask: jax.Array, sizes: Sequence[int]
+) -> jax.Array:
     """The gradient of the source: the masked gradients in order, then zeros."""
     mask = jnp.broadcast_to(mask.astype(bool), grad_output.shape)
     kept = jnp.where(mask, grad_output, number(0, grad_output.dtype))
@@ -116,13 +122,13 @@ def masked_scatter_backward(grad_output, mask, sizes):
     return flat[: _count(sizes)].reshape(tuple(sizes))
 
 
-def order(mask):
+def order(mask: jax.Array) -> jax.Array:
     """For each element of a mask, how many masked ones stand before it."""
     count = jnp.cumsum(mask.reshape(-1), dtype=whole_dtype(mask.size))
     return jnp.maximum(count - 1, 0).reshape(mask.shape)
 
 
-def _count(sizes):
+def _count(sizes: Sequence[int]) -> int:
     count = 1
     for size in sizes:
         count *= size
@@ -130,7 +136,15 @@ def _count(sizes):
 
 
 @lower("aten::searchsorted.Tensor")
-def searchsorted(sorted_sequence, values, *, out_int32=False, right=False, side=None, sorter=None):
+def searchsorted(
+    sorted_sequence: jax.Array,
+    values: jax.Array,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: jax.Array | None = None,
+) -> jax.Array:
     """Where each value would stand in a sorted sequence, one per row or one for all."""
     if sorter is not None:
         sorted_sequence = jnp.take_along_axis(sorted_sequence, sorter, axis=-1)
@@ -139,7 +153,7 @@ def searchsorted(sorted_sequence, values, *, out_int32=False, right=False, side=
         common = jnp.promote_types(sorted_sequence.dtype, values.dtype)
     rows, values = sorted_sequence.astype(common), values.astype(common)
 
-    def one(row, value):
+    def one(row: jax.Array, value: jax.Array) -> jax.Array:
         method = "compare_all" if row.shape[-1] <= _COMPARE_ALL else "scan"
         return jnp.searchsorted(row, value, side=side, method=method)
 
@@ -150,20 +164,28 @@ def searchsorted(sorted_sequence, values, *, out_int32=False, right=False, side=
 
 @lower("aten::searchsorted.Scalar")
 def searchsorted_scalar(
-    sorted_sequence, value, *, out_int32=False, right=False, side=None, sorter=None
-):
+    sorted_sequence: jax.Array,
+    value: jax.Array | float,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: jax.Array | None = None,
+) -> jax.Array:
     """Where a number would stand in a sorted sequence."""
     value = jnp.asarray(value)
     return searchsorted(sorted_sequence, value, right=right, side=side, sorter=sorter)
 
 
 @lower("aten::bucketize.Tensor", "aten::bucketize.Scalar")
-def bucketize(x, boundaries, *, out_int32=False, right=False):
+def bucketize(
+    x: jax.Array | float, boundaries: jax.Array, *, out_int32: bool = False, right: bool = False
+) -> jax.Array:
     """The bucket between sorted boundaries that each value falls in."""
     return searchsorted(boundaries, jnp.asarray(x), right=right)
 
 
 @lower("aten::nonzero_static")
-def nonzero_static(x, *, size, fill_value=-1):
+def nonzero_static(x: jax.Array, *, size: int, fill_value: int = -1) -> jax.Array:
     """The first `size` places that are not 0, one row each; rows of `fill_value` when fewer."""
     return jnp.argwhere(x, size=size, fill_value=fill_value)

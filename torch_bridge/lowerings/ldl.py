@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,18 +32,18 @@ class _State(NamedTuple):
     info: jax.Array
 
 
-def _size(x):
+def _size(x: jax.Array) -> jax.Array:
     """The cheap absolute value that LAPACK compares pivots by."""
     return jnp.abs(x.real) + jnp.abs(x.imag) if jnp.iscomplexobj(x) else jnp.abs(x)
 
 
-def _exchanged(n, i, j):
+def _exchanged(n: int, i: jax.Array, j: jax.Array) -> jax.Array:
     """The order of `n` rows after rows i and j changed places."""
     places = jnp.arange(n)
     return jnp.where(places == i, j, jnp.where(places == j, i, places))
 
 
-def _choose(rest, k):
+def _choose(rest: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The row to bring to the pivot, whether the pivot has size 2, and whether there is none."""
     n = rest.shape[-1]
     places = jnp.arange(n)
@@ -85,7 +86,7 @@ def _step(hermitian: bool, state: _State) -> _State:
     return _State(last + 1, rest, packed, pivots, info)
 
 
-def _factor_one(hermitian, a):
+def _factor_one(hermitian: bool, a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     n = a.shape[-1]
     low = jnp.tril(a)
     turned = jnp.swapaxes(jnp.tril(a, -1), 0, 1)
@@ -104,7 +105,7 @@ def _factor_one(hermitian, a):
     return end.packed, end.pivots, end.info
 
 
-def _batched(function, rank_of_first, *arrays):
+def _batched(function: Callable[..., Any], rank_of_first: int, *arrays: jax.Array) -> Any:
     lead = arrays[0].shape[: arrays[0].ndim - rank_of_first]
     for _ in lead:
         function = jax.vmap(function)
@@ -112,20 +113,22 @@ def _batched(function, rank_of_first, *arrays):
 
 
 @lower("aten::linalg_ldl_factor_ex")
-def _ldl_factor(a, *, hermitian=False, check_errors=False):
+def _ldl_factor(
+    a: jax.Array, *, hermitian: bool = False, check_errors: bool = False
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     if a.size == 0:
         return a, jnp.zeros(a.shape[:-1], "int32"), jnp.zeros(a.shape[:-2], "int32")
     return _batched(functools.partial(_factor_one, hermitian), 2, a)
 
 
-def _solve_one(hermitian, packed, pivots, b):
+def _solve_one(hermitian: bool, packed: jax.Array, pivots: jax.Array, b: jax.Array) -> jax.Array:
     """`F' inv(D) F b` with `F = inv(P L)`, which the elimination of the identity gives."""
     n = packed.shape[-1]
     places = jnp.arange(n)
     paired = pivots < 0
     opens = paired & (jnp.cumsum(paired) % 2 == 1)
 
-    def eliminate(k, x):
+    def eliminate(k: jax.Array, x: jax.Array) -> jax.Array:
         swaps = (pivots[k] > 0) | opens[k]
         here = k + opens[k]
         order = _exchanged(n, here, jnp.abs(pivots[k]) - 1)
@@ -141,7 +144,9 @@ def _solve_one(hermitian, packed, pivots, b):
 
 
 @lower("aten::linalg_ldl_solve")
-def _ldl_solve(packed, pivots, b, *, hermitian=False):
+def _ldl_solve(
+    packed: jax.Array, pivots: jax.Array, b: jax.Array, *, hermitian: bool = False
+) -> jax.Array:
     if b.size == 0:
         return jnp.zeros(_solution_shape(packed, b), b.dtype)
     lead = jnp.broadcast_shapes(packed.shape[:-2], b.shape[:-2])
@@ -150,5 +155,5 @@ def _ldl_solve(packed, pivots, b, *, hermitian=False):
     return _batched(functools.partial(_solve_one, hermitian), 2, packed, pivots, b)
 
 
-def _solution_shape(packed, b):
+def _solution_shape(packed: jax.Array, b: jax.Array) -> tuple[int, ...]:
     return (*jnp.broadcast_shapes(packed.shape[:-2], b.shape[:-2]), *b.shape[-2:])

@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from .arguments import wide
+from .argument_forms import wide
 from .registry import lower
-from .whole import diagonal
+from .unsharded_axes import diagonal
 
 
-def _transpose(a):
+def _transpose(a: jax.Array) -> jax.Array:
     return jnp.swapaxes(a, -1, -2)
 
 
-def _adjoint(a):
+def _adjoint(a: jax.Array) -> jax.Array:
     return jnp.conj(_transpose(a))
 
 
-def _diagonal(a):
+def _diagonal(a: jax.Array) -> jax.Array:
     return diagonal(a, 0, -2, -1)
 
 
-def _first(bad):
+def _first(bad: jax.Array) -> jax.Array:
     """The number, from 1, of the first True along the last axis; 0 if there is none."""
     if bad.shape[-1] == 0:
         return jnp.zeros(bad.shape[:-1], "int32")
@@ -37,29 +38,31 @@ def _first(bad):
 # LU and what follows from it
 
 
-def _lu(a):
+def _lu(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Packed factors, pivots from 1, the row permutation, and info."""
     packed, pivots, permutation = lax.linalg.lu(a)
     return packed, pivots + 1, permutation, _first(_diagonal(packed) == 0)
 
 
-def _parity(pivots):
+def _parity(pivots: jax.Array) -> jax.Array:
     """The sign of the row permutation that pivots (from 1) stand for."""
     places = jnp.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype)
     swaps = jnp.sum(pivots != places, axis=-1)
     return 1 - 2 * (swaps % 2)
 
 
-def _permutation(pivots, rows):
+def _permutation(pivots: jax.Array, rows: int) -> jax.Array:
     """The order of rows after the exchanges that pivots (from 1) stand for."""
     return lax.linalg.lu_pivots_to_permutation(pivots - 1, rows)
 
 
-def _permute_rows(b, order):
+def _permute_rows(b: jax.Array, order: jax.Array) -> jax.Array:
     return jnp.take_along_axis(b, order[..., None], axis=-2)
 
 
-def _solve_packed(packed, order, b, *, adjoint=False):
+def _solve_packed(
+    packed: jax.Array, order: jax.Array, b: jax.Array, *, adjoint: bool = False
+) -> jax.Array:
     """Solve A x = b (or its adjoint) from packed LU factors and a row order."""
     lead = jnp.broadcast_shapes(packed.shape[:-2], b.shape[:-2])
     packed = jnp.broadcast_to(packed, (*lead, *packed.shape[-2:]))
@@ -76,18 +79,18 @@ def _solve_packed(packed, order, b, *, adjoint=False):
     return _permute_rows(solve(packed, half, **lower_part, **turned), jnp.argsort(order, axis=-1))
 
 
-def _unpack(packed):
+def _unpack(packed: jax.Array) -> tuple[jax.Array, jax.Array]:
     rows, columns = packed.shape[-2:]
     k = min(rows, columns)
     low = jnp.tril(packed[..., :, :k], -1) + jnp.eye(rows, k, dtype=packed.dtype)
     return low, jnp.triu(packed[..., :k, :])
 
 
-def _permutation_matrix(order, dtype):
+def _permutation_matrix(order: jax.Array, dtype: np.dtype) -> jax.Array:
     return _transpose(jax.nn.one_hot(order, order.shape[-1], dtype=dtype))
 
 
-def _demand_pivoting(pivot):
+def _demand_pivoting(pivot: bool) -> None:
     if not pivot:
         raise NotImplementedError(
             "LU factorisation with pivot=False is not available in JAX. Use pivot=True."
@@ -95,21 +98,25 @@ def _demand_pivoting(pivot):
 
 
 @lower("aten::linalg_lu_factor_ex")
-def _lu_factor(a, *, pivot=True, check_errors=False):
+def _lu_factor(
+    a: jax.Array, *, pivot: bool = True, check_errors: bool = False
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     _demand_pivoting(pivot)
     packed, pivots, _, info = _lu(a)
     return packed, pivots, info
 
 
 @lower("aten::linalg_lu")
-def _linalg_lu(a, *, pivot=True):
+def _linalg_lu(a: jax.Array, *, pivot: bool = True) -> tuple[jax.Array, jax.Array, jax.Array]:
     _demand_pivoting(pivot)
     packed, _, order, _ = _lu(a)
     return _permutation_matrix(order, a.dtype), *_unpack(packed)
 
 
 @lower("aten::lu_unpack")
-def _lu_unpack(packed, pivots, unpack_data=True, unpack_pivots=True):
+def _lu_unpack(
+    packed: jax.Array, pivots: jax.Array, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     empty = jnp.zeros((0,), packed.dtype)
     order = _permutation(pivots, packed.shape[-2]) if unpack_pivots else None
     p = empty if order is None else _permutation_matrix(order, packed.dtype)
@@ -117,7 +124,9 @@ def _lu_unpack(packed, pivots, unpack_data=True, unpack_pivots=True):
 
 
 @lower("aten::linalg_lu_solve")
-def _lu_solve(packed, pivots, b, *, left=True, adjoint=False):
+def _lu_solve(
+    packed: jax.Array, pivots: jax.Array, b: jax.Array, *, left: bool = True, adjoint: bool = False
+) -> jax.Array:
     order = _permutation(pivots, packed.shape[-2])
     if left:
         return _solve_packed(packed, order, b, adjoint=adjoint)
@@ -125,11 +134,11 @@ def _lu_solve(packed, pivots, b, *, left=True, adjoint=False):
 
 
 @lower("aten::lu_solve")
-def _lu_solve_old(b, packed, pivots):
+def _lu_solve_old(b: jax.Array, packed: jax.Array, pivots: jax.Array) -> jax.Array:
     return _lu_solve(packed, pivots, b)
 
 
-def _turns(a, contiguous):
+def _turns(a: jax.Array, contiguous: bool) -> bool:
     """Whether torch's gradients of det and slogdet take the factors for those of the transpose.
 
     They do where the matrix is real and lies row by row in memory.
@@ -138,13 +147,15 @@ def _turns(a, contiguous):
 
 
 @lower("aten::_linalg_det", strided=True)
-def _det(a, *, contiguous=True):
+def _det(a: jax.Array, *, contiguous: bool = True) -> tuple[jax.Array, jax.Array, jax.Array]:
     packed, pivots, _, _ = _lu(_transpose(a) if _turns(a, contiguous) else a)
     return _parity(pivots) * jnp.prod(_diagonal(packed), axis=-1), packed, pivots
 
 
 @lower("aten::_linalg_slogdet", strided=True)
-def _slogdet(a, *, contiguous=True):
+def _slogdet(
+    a: jax.Array, *, contiguous: bool = True
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     packed, pivots, _, _ = _lu(_transpose(a) if _turns(a, contiguous) else a)
     along = _diagonal(packed)
     sign = _parity(pivots) * jnp.prod(jnp.sign(along), axis=-1)
@@ -152,7 +163,9 @@ def _slogdet(a, *, contiguous=True):
 
 
 @lower("aten::_linalg_solve_ex")
-def _solve(a, b, *, left=True, check_errors=False):
+def _solve(
+    a: jax.Array, b: jax.Array, *, left: bool = True, check_errors: bool = False
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     packed, pivots, order, info = _lu(a)
     vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
     columns = b[..., None] if vector else b
@@ -164,7 +177,7 @@ def _solve(a, b, *, left=True, check_errors=False):
 
 
 @lower("aten::linalg_inv_ex")
-def _inverse(a, *, check_errors=False):
+def _inverse(a: jax.Array, *, check_errors: bool = False) -> tuple[jax.Array, jax.Array]:
     packed, _, order, info = _lu(a)
     return _solve_packed(packed, order, jnp.eye(a.shape[-1], dtype=a.dtype)), info
 
@@ -173,7 +186,9 @@ def _inverse(a, *, check_errors=False):
 
 
 @lower("aten::linalg_solve_triangular")
-def _solve_triangular(a, b, *, upper, left=True, unitriangular=False):
+def _solve_triangular(
+    a: jax.Array, b: jax.Array, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> jax.Array:
     lead = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = (jnp.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (a, b))
     return lax.linalg.triangular_solve(
@@ -182,7 +197,13 @@ def _solve_triangular(a, b, *, upper, left=True, unitriangular=False):
 
 
 @lower("aten::triangular_solve")
-def _triangular_solve(b, a, upper=True, transpose=False, unitriangular=False):
+def _triangular_solve(
+    b: jax.Array,
+    a: jax.Array,
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
+) -> tuple[jax.Array, jax.Array]:
     lead = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = (jnp.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (a, b))
     x = lax.linalg.triangular_solve(
@@ -196,25 +217,27 @@ def _triangular_solve(b, a, upper=True, transpose=False, unitriangular=False):
     return x, a
 
 
-def _half(a, upper):
+def _half(a: jax.Array, upper: bool) -> jax.Array:
     """The Cholesky factor of the matrix whose lower (or upper) triangle is in `a`."""
     low = lax.linalg.cholesky(_adjoint(a) if upper else a, symmetrize_input=False)
     return _adjoint(low) if upper else low
 
 
 @lower("aten::linalg_cholesky_ex")
-def _cholesky_ex(a, *, upper=False, check_errors=False):
+def _cholesky_ex(
+    a: jax.Array, *, upper: bool = False, check_errors: bool = False
+) -> tuple[jax.Array, jax.Array]:
     factor = _half(a, upper)
     return factor, _first(jnp.isnan(_diagonal(factor)))
 
 
 @lower("aten::cholesky")
-def _cholesky(a, upper=False):
+def _cholesky(a: jax.Array, upper: bool = False) -> jax.Array:
     return _half(a, upper)
 
 
 @lower("aten::_cholesky_solve_helper")
-def _cholesky_solve(b, factor, upper):
+def _cholesky_solve(b: jax.Array, factor: jax.Array, upper: bool) -> jax.Array:
     solve = lax.linalg.triangular_solve
     turned = {"transpose_a": True, "conjugate_a": True}
     first, second = (turned, {}) if upper else ({}, turned)
@@ -223,14 +246,14 @@ def _cholesky_solve(b, factor, upper):
 
 
 @lower("aten::cholesky_solve")
-def _cholesky_solve_broadcast(b, factor, upper=False):
+def _cholesky_solve_broadcast(b: jax.Array, factor: jax.Array, upper: bool = False) -> jax.Array:
     lead = jnp.broadcast_shapes(b.shape[:-2], factor.shape[:-2])
     b, factor = (jnp.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (b, factor))
     return _cholesky_solve(b, factor, upper)
 
 
 @lower("aten::cholesky_inverse")
-def _cholesky_inverse(factor, upper=False):
+def _cholesky_inverse(factor: jax.Array, upper: bool = False) -> jax.Array:
     eye = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
     return _cholesky_solve(eye, factor, upper)
 
@@ -239,7 +262,9 @@ def _cholesky_inverse(factor, upper=False):
 
 
 @lower("aten::_linalg_svd")
-def _svd(a, full_matrices=False, compute_uv=True, *, driver=None):
+def _svd(
+    a: jax.Array, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
+) -> tuple[jax.Array, ...]:
     if not compute_uv:
         empty = jnp.zeros((0,), a.dtype)
         return empty, jnp.linalg.svd(a, compute_uv=False), empty
@@ -247,13 +272,19 @@ def _svd(a, full_matrices=False, compute_uv=True, *, driver=None):
 
 
 @lower("aten::_linalg_eigh")
-def _eigh(a, UPLO="L", compute_v=True):
+def _eigh(a: jax.Array, UPLO: str = "L", compute_v: bool = True) -> tuple[jax.Array, jax.Array]:
     vectors, values = lax.linalg.eigh(a, lower=UPLO.upper() == "L", symmetrize_input=False)
     return values, vectors if compute_v else jnp.zeros((0,), a.dtype)
 
 
 @lower("aten::linalg_pinv.atol_rtol_tensor")
-def _pinv(a, *, atol=None, rtol=None, hermitian=False):
+def _pinv(
+    a: jax.Array,
+    *,
+    atol: jax.Array | None = None,
+    rtol: jax.Array | None = None,
+    hermitian: bool = False,
+) -> jax.Array:
     """The pseudo-inverse; singular values up to max(atol, rtol * largest) count as 0."""
     if 0 in a.shape[-2:]:
         return jnp.zeros(_transpose(a).shape, a.dtype)
@@ -272,5 +303,5 @@ def _pinv(a, *, atol=None, rtol=None, hermitian=False):
 
 
 @lower("aten::linalg_matrix_exp")
-def _matrix_exp(a):
+def _matrix_exp(a: jax.Array) -> jax.Array:
     return a if a.size == 0 else jax.scipy.linalg.expm(wide(a))

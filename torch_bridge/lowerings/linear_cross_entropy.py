@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from .arguments import wide
+from .argument_forms import wide
 from .registry import lower
 
 
-def _losses(x, matrix, bias, target, weight, ignore_index, smoothing):
+def _losses(
+    x: jax.Array,
+    matrix: jax.Array,
+    bias: jax.Array | None,
+    target: jax.Array,
+    weight: jax.Array | None,
+    ignore_index: int,
+    smoothing: float,
+) -> tuple[jax.Array, jax.Array]:
     """The loss of each sample, and the weight of each."""
     scores = wide(x) @ wide(matrix).T
     scores = scores if bias is None else scores + wide(bias)
@@ -32,25 +41,25 @@ def _losses(x, matrix, bias, target, weight, ignore_index, smoothing):
 
 @lower("torch_nn::_linear_cross_entropy_batch_chunked")
 def _reduced(
-    x,
-    matrix,
-    target,
-    bias,
-    weight,
-    reduction,
-    ignore_index,
-    label_smoothing,
-    batch_chunk_size,
-    acc_policy,
-    acc_dtype,
-    allow_retain_graph,
-    compute_input_grad,
-    compute_linear_weight_grad,
-    compute_linear_bias_grad,
-):
+    x: jax.Array,
+    matrix: jax.Array,
+    target: jax.Array,
+    bias: jax.Array | None,
+    weight: jax.Array | None,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+    batch_chunk_size: int,
+    acc_policy: str,
+    acc_dtype: np.dtype,
+    allow_retain_graph: bool,
+    compute_input_grad: bool,
+    compute_linear_weight_grad: bool,
+    compute_linear_bias_grad: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """The mean or sum, and the gradients that autograd will ask for."""
 
-    def forward(x, matrix, bias):
+    def forward(x: jax.Array, matrix: jax.Array, bias: jax.Array | None) -> jax.Array:
         loss, factor = _losses(x, matrix, bias, target, weight, ignore_index, label_smoothing)
         total = jnp.sum(loss)
         return total / jnp.sum(factor) if reduction == "mean" else total
@@ -67,6 +76,16 @@ def _reduced(
 
 
 @lower("torch_nn::_linear_cross_entropy_batch_chunked_no_reduction")
-def _each(x, matrix, target, bias, weight, ignore_index, batch_chunk_size, acc_policy, acc_dtype):
+def _each(
+    x: jax.Array,
+    matrix: jax.Array,
+    target: jax.Array,
+    bias: jax.Array | None,
+    weight: jax.Array | None,
+    ignore_index: int,
+    batch_chunk_size: int,
+    acc_policy: str,
+    acc_dtype: np.dtype,
+) -> jax.Array:
     """The loss of each sample; torch composes its gradient of ordinary operators."""
     return _losses(x, matrix, bias, target, weight, ignore_index, 0.0)[0]

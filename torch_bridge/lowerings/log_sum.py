@@ -38,7 +38,7 @@ def running(x: jax.Array, along: int) -> jax.Array:
         return jax.lax.cumlogsumexp(x, along)
     line = jnp.moveaxis(x, along, 0)
 
-    def step(total, each):
+    def step(total: jax.Array, each: jax.Array) -> tuple[jax.Array, jax.Array]:
         total = log_add_exp(each, total)
         return total, total
 

@@ -7,24 +7,29 @@ added before the one rounding, so in float32 where the operands have fewer bits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from .arguments import wide, wide_dtype
+from .argument_forms import wide, wide_dtype
 from .numerics import wide_all
 from .registry import lower
 
 
-def _is(number, value: int) -> bool:
+def _is(number: jax.Array | complex, value: int) -> bool:
     """Whether a number that may be lifted to an array is statically `value`."""
     return isinstance(number, int | float) and number == value
 
 
-def _scale(number, x):
+def _scale(number: jax.Array | complex, x: jax.Array) -> jax.Array:
     return x if _is(number, 1) else jnp.asarray(number).astype(x.dtype) * x
 
 
-def _combine(x, product, beta, alpha):
+def _combine(
+    x: jax.Array, product: jax.Array, beta: jax.Array | complex, alpha: jax.Array | complex
+) -> jax.Array:
     """`beta * x + alpha * product`; as in torch, `x` is not read when beta is 0."""
     x, product = wide(x), wide(product)
     product = _scale(alpha, product)
@@ -36,62 +41,91 @@ def _combine(x, product, beta, alpha):
     return product + term
 
 
-def _sums(a):
+def _sums(a: jax.Array) -> np.dtype:
     """The dtype in which products of a dtype are summed."""
     return wide_dtype(a.dtype)
 
 
 @lower("aten::mm", "aten::bmm", "aten::mv")
-def _matmul(a, b):
+def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.matmul(a, b)
 
 
 @lower("aten::dot")
-def _dot(a, b):
+def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.dot(a, b)
 
 
 @lower("aten::vdot")
-def _vdot(a, b):
+def _vdot(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.vdot(a, b)
 
 
 @lower("aten::mm.dtype", "aten::bmm.dtype")
-def _matmul_as(a, b, out_dtype):
+def _matmul_as(a: jax.Array, b: jax.Array, out_dtype: np.dtype) -> jax.Array:
     return jnp.matmul(a, b, preferred_element_type=out_dtype)
 
 
 @lower("aten::_int_mm")
-def _int_mm(a, b):
+def _int_mm(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.matmul(a, b, preferred_element_type="int32")
 
 
 @lower("aten::addmm", "aten::baddbmm", "aten::addmv", lift=("beta", "alpha"))
-def _addmm(x, a, b, *, beta=1, alpha=1):
+def _addmm(
+    x: jax.Array,
+    a: jax.Array,
+    b: jax.Array,
+    *,
+    beta: jax.Array | complex = 1,
+    alpha: jax.Array | complex = 1,
+) -> jax.Array:
     product = jnp.matmul(a, b, preferred_element_type=_sums(a))
     return _combine(x, product, beta, alpha)
 
 
 @lower("aten::addmm.dtype", "aten::baddbmm.dtype", lift=("beta", "alpha"))
-def _addmm_as(x, a, b, out_dtype, *, beta=1, alpha=1):
+def _addmm_as(
+    x: jax.Array,
+    a: jax.Array,
+    b: jax.Array,
+    out_dtype: np.dtype,
+    *,
+    beta: jax.Array | complex = 1,
+    alpha: jax.Array | complex = 1,
+) -> jax.Array:
     return _combine(x, _matmul_as(a, b, out_dtype), beta, alpha)
 
 
 @lower("aten::addbmm", lift=("beta", "alpha"))
-def _addbmm(x, a, b, *, beta=1, alpha=1):
+def _addbmm(
+    x: jax.Array,
+    a: jax.Array,
+    b: jax.Array,
+    *,
+    beta: jax.Array | complex = 1,
+    alpha: jax.Array | complex = 1,
+) -> jax.Array:
     product = jnp.einsum("bij,bjk->ik", a, b, preferred_element_type=_sums(a))
     return _combine(x, product, beta, alpha)
 
 
 @lower("aten::addr", lift=("beta", "alpha"))
-def _addr(x, a, b, *, beta=1, alpha=1):
+def _addr(
+    x: jax.Array,
+    a: jax.Array,
+    b: jax.Array,
+    *,
+    beta: jax.Array | complex = 1,
+    alpha: jax.Array | complex = 1,
+) -> jax.Array:
     dtype = jnp.result_type(x, a, b)
     x, a, b = (array.astype(dtype) for array in (x, a, b))
     return _combine(x, jnp.outer(wide(a), wide(b)), beta, alpha)
 
 
 @lower("aten::linear")
-def linear(x, weight, bias=None):
+def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """`x @ weight.T`, and a bias added before the one rounding to the dtype of `x`."""
     axes = (((x.ndim - 1,), (weight.ndim - 1,)), ((), ()))
     if bias is None:
@@ -101,7 +135,16 @@ def linear(x, weight, bias=None):
 
 
 @lower("aten::_trilinear")
-def _trilinear(i1, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim=1):
+def _trilinear(
+    i1: jax.Array,
+    i2: jax.Array,
+    i3: jax.Array,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> jax.Array:
     """Sum over `sumdim` of the product of three tensors, each unsqueezed at its `expand` axes."""
     rank = i1.ndim + len(expand1)
     axes = [

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .arguments import lengths, wide
+from .argument_forms import lengths, wide
 
 
 def wide_all(*arrays: Any) -> tuple[Any, ...]:

@@ -11,18 +11,21 @@ over the other axes, but gathers the whole array for `lax.top_k`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
-from .arguments import at_least_1d, axis, first_place, number
+from .argument_forms import at_least_1d, axis, first_place, number
+from .one_index_scatter import read_slice
 from .registry import lower
-from .single import read_slice
-from .whole import whole
+from .unsharded_axes import whole
 
 
 @lower("aten::sort")
-def sort(x, dim=-1, descending=False):
+def sort(x: jax.Array, dim: int = -1, descending: bool = False) -> tuple[jax.Array, jax.Array]:
     """The elements in order along an axis, and where each was."""
     line = at_least_1d(x)
     along = axis(dim, line.ndim)
@@ -35,31 +38,37 @@ def sort(x, dim=-1, descending=False):
 
 
 @lower("aten::sort.stable")
-def sort_stable(x, *, stable=None, dim=-1, descending=False):
+def sort_stable(
+    x: jax.Array, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> tuple[jax.Array, jax.Array]:
     """Sort that keeps the order of equal elements."""
     return sort(x, dim, descending)
 
 
 @lower("aten::argsort")
-def argsort(x, dim=-1, descending=False):
+def argsort(x: jax.Array, dim: int = -1, descending: bool = False) -> jax.Array:
     """Where the elements in order are."""
     return sort(x, dim, descending)[1]
 
 
 @lower("aten::argsort.stable")
-def argsort_stable(x, *, stable, dim=-1, descending=False):
+def argsort_stable(
+    x: jax.Array, *, stable: bool, dim: int = -1, descending: bool = False
+) -> jax.Array:
     """Where the elements in order are, equal ones in the order given."""
     return sort(x, dim, descending)[1]
 
 
 @lower("aten::msort")
-def msort(x):
+def msort(x: jax.Array) -> jax.Array:
     """The elements in order along the first axis."""
     return sort(x, 0)[0]
 
 
 @lower("aten::topk")
-def topk(x, k, dim=-1, largest=True, sorted=True):
+def topk(
+    x: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[jax.Array, ...]:
     """The k largest (smallest) elements along an axis in order, and their places."""
     values, places = sort(x, dim, largest)
     if x.ndim == 0:
@@ -69,14 +78,16 @@ def topk(x, k, dim=-1, largest=True, sorted=True):
 
 
 @lower("aten::kthvalue")
-def kthvalue(x, k, dim=-1, keepdim=False):
+def kthvalue(
+    x: jax.Array, k: int, dim: int = -1, keepdim: bool = False
+) -> tuple[jax.Array, jax.Array]:
     """The k-th smallest element along an axis (k from 1), and its place."""
     values, places = (_pick(a, k - 1, dim, keepdim) for a in sort(x, dim))
     return values, places
 
 
 @lower("aten::median.dim", meta=torch.ops.aten.max.dim)
-def median_dim(x, dim, keepdim=False):
+def median_dim(x: jax.Array, dim: int, keepdim: bool = False) -> tuple[jax.Array, ...]:
     """The lower median along an axis and its place; the first NaN if there is one."""
     line = at_least_1d(x)
     middle = (line.shape[dim] - 1) // 2
@@ -93,13 +104,13 @@ def median_dim(x, dim, keepdim=False):
 
 
 @lower("aten::median")
-def median(x):
+def median(x: jax.Array) -> jax.Array:
     """The lower median of all elements; NaN of none, as torch's C++ casts it to `x.dtype`."""
     flat = x.reshape(-1)
     return median_dim(flat, 0)[0] if flat.size else jnp.full((), _of_none(x.dtype))
 
 
-def _of_none(dtype):
+def _of_none(dtype: np.dtype) -> jax.Array:
     if jnp.issubdtype(dtype, jnp.inexact):
         return number(jnp.nan, dtype)
     if not jnp.issubdtype(dtype, jnp.integer):
@@ -108,7 +119,7 @@ def _of_none(dtype):
 
 
 @lower("aten::nanmedian.dim", meta=torch.ops.aten.max.dim)
-def nanmedian_dim(x, dim, keepdim=False):
+def nanmedian_dim(x: jax.Array, dim: int, keepdim: bool = False) -> tuple[jax.Array, ...]:
     """The lower median of the elements that are not NaN, and its place."""
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return median_dim(x, dim, keepdim)
@@ -121,14 +132,14 @@ def nanmedian_dim(x, dim, keepdim=False):
 
 
 @lower("aten::nanmedian")
-def nanmedian(x):
+def nanmedian(x: jax.Array) -> jax.Array:
     """The lower median of the elements that are not NaN."""
     flat = x.reshape(-1)
     return nanmedian_dim(flat, 0)[0] if flat.size else median(x)
 
 
 @lower("aten::mode")
-def mode(x, dim=-1, keepdim=False):
+def mode(x: jax.Array, dim: int = -1, keepdim: bool = False) -> tuple[jax.Array, ...]:
     """The most frequent element along an axis (the smallest of several), and its last place."""
     line = at_least_1d(x)
     along = axis(dim, line.ndim)
@@ -143,18 +154,20 @@ def mode(x, dim=-1, keepdim=False):
 
 
 @lower("aten::cummax")
-def cummax(x, dim):
+def cummax(x: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
     """Running maximum, and the last place it was met; NaN stays once met."""
     return _running(jax.lax.cummax, x, dim)
 
 
 @lower("aten::cummin")
-def cummin(x, dim):
+def cummin(x: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
     """Running minimum, and the last place it was met; NaN stays once met."""
     return _running(jax.lax.cummin, x, dim)
 
 
-def _running(extreme, x, dim):
+def _running(
+    extreme: Callable[..., jax.Array], x: jax.Array, dim: int
+) -> tuple[jax.Array, jax.Array]:
     if x.ndim == 0:
         return x, jnp.zeros((), jnp.int32)
     line = at_least_1d(x.astype(jnp.uint8) if x.dtype == bool else x)
@@ -169,7 +182,7 @@ def _running(extreme, x, dim):
     return values.reshape(x.shape), places.reshape(x.shape)
 
 
-def _pick(x, index, dim, keepdim):
+def _pick(x: jax.Array, index: int, dim: int, keepdim: bool) -> jax.Array:
     """The slice at `index` along an axis; a 0-d array is its own slice."""
     if x.ndim == 0:
         return x

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -24,7 +25,7 @@ _HERMITE_LIMIT = {4: 128, 8: 512}  # torch gives NaN beyond this degree, by byte
 def _evaluate(first: Callable[..., Any], step: Callable[..., Any]) -> Callable[..., Any]:
     """The polynomial with `P_0 = 1`, `P_1 = first(x)`, `P_(k+1) = step(k, x, P_k, P_(k-1))`."""
 
-    def run(x, n):
+    def run(x: jax.Array, n: jax.Array) -> jax.Array:
         x, n = jnp.broadcast_arrays(x, n)
         degree = jnp.where(jnp.isfinite(n), jnp.trunc(n), -1)
         largest = jnp.max(degree, initial=-1)
@@ -32,7 +33,9 @@ def _evaluate(first: Callable[..., Any], step: Callable[..., Any]) -> Callable[.
         start = first(x)
         low = jnp.where(degree == 0, one, jnp.where(degree == 1, start, zero))
 
-        def advance(state):
+        def advance(
+            state: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
+        ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
             k, before, last, kept = state
             fresh = step(k, x, last, before)
             return k + 1, last, fresh, jnp.where(degree == k + 1, fresh, kept)
@@ -43,7 +46,7 @@ def _evaluate(first: Callable[..., Any], step: Callable[..., Any]) -> Callable[.
     return run
 
 
-def _double(x):
+def _double(x: jax.Array) -> jax.Array:
     return x + x
 
 
@@ -53,14 +56,14 @@ def _shifted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _limited(function: Callable[..., Any]) -> Callable[..., Any]:
-    def run(x, n):
+    def run(x: jax.Array, n: jax.Array) -> jax.Array:
         beyond = (n >= _HERMITE_LIMIT[x.dtype.itemsize] + 1) & jnp.isfinite(n)
         return jnp.where(beyond, jnp.nan, function(x, n))
 
     return run
 
 
-def _chebyshev(k, x, last, before):
+def _chebyshev(k: jax.Array, x: jax.Array, last: jax.Array, before: jax.Array) -> jax.Array:
     return 2 * x * last - before
 
 

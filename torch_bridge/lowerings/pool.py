@@ -18,16 +18,16 @@ import numpy as np
 from jax import lax
 
 from isoshard.core import domain
-from isoshard.core.domain.pool import max_operator, mean_operator
-from isoshard.core.domain.space_split import by_halos, slope_by_halos
+from isoshard.core.domain.windows.pool import max_operator, mean_operator
+from isoshard.core.domain.windows.space_split import by_halos, slope_by_halos
 
-from .arguments import wide
+from .argument_forms import wide
+from .block_operators import by_rows, over_space
 from .conv_split import batch_split
 from .memory_order import as_images
 from .registry import lower
-from .spatial import by_rows, over_space
+from .unsharded_axes import on_a_mesh
 from .vjp import pull_back
-from .whole import on_a_mesh
 
 
 class Windows(NamedTuple):
@@ -129,11 +129,11 @@ def _by_rows(x: jax.Array, grid: Windows) -> bool:
 # Maximum
 
 
-def _lowest(dtype):
+def _lowest(dtype: np.dtype):
     return dtype.type(-np.inf) if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
 
 
-def _window_max(x, grid):
+def _window_max(x: jax.Array, grid: Windows) -> jax.Array:
     rank = len(grid.count)
     if _by_rows(x, grid):
         return by_halos(max_operator(x.dtype, grid.of_rows, grid.ceil), x)
@@ -144,7 +144,9 @@ def _window_max(x, grid):
     )(x)
 
 
-def _later_wins(a, b):
+def _later_wins(
+    a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
     """Which of two (value, position) pairs torch keeps: the first largest, or the last NaN."""
     (x, i), (y, j) = a, b
     x_nan, y_nan = x != x, y != y
@@ -153,7 +155,7 @@ def _later_wins(a, b):
     return jnp.where(keep, x, y), jnp.where(keep, i, j)
 
 
-def _window_argmax(x, grid, rank):
+def _window_argmax(x: jax.Array, grid: Windows, rank: int) -> jax.Array:
     """Positions of the maxima in the flattened spatial axes."""
     sizes = x.shape[-rank:]
     flat = jnp.arange(math.prod(sizes), dtype="int32").reshape(sizes)
@@ -162,13 +164,31 @@ def _window_argmax(x, grid, rank):
     return lax.reduce_window((x, position), inits, _later_wins, **grid.plain)[1]
 
 
-def max_pool(rank, x, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):
+def max_pool(
+    rank: int,
+    x: jax.Array,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = (),
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+) -> tuple[jax.Array, jax.Array]:
     """The maxima of windows, and their places in the flattened spatial axes."""
     grid = windows(x.shape, rank, kernel_size, stride, padding, dilation, ceil_mode)
     return _window_max(x, grid), _window_argmax(lax.stop_gradient(x), grid, rank)
 
 
-def max_pool_backward(rank, grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
+def max_pool_backward(
+    rank: int,
+    grad: jax.Array,
+    x: jax.Array,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    dilation: int | Sequence[int],
+    ceil_mode: bool,
+    indices: jax.Array,
+) -> jax.Array:
     """The gradient of `max_pool`: JAX's own, which knows no dilation; there `indices` serve.
 
     XLA's partitioner loses the share of windows that reach over two devices: where rows are not
@@ -197,7 +217,7 @@ def scatter_add(grad: jax.Array, indices: jax.Array, shape: Sequence[int], rank:
     """
     lead = len(shape) - rank
 
-    def one(values, places):
+    def one(values: jax.Array, places: jax.Array) -> jax.Array:
         zeros = jnp.zeros((math.prod(shape[lead:]),), values.dtype)
         return zeros.at[places.reshape(-1)].add(values.reshape(-1))
 
@@ -213,12 +233,12 @@ for _rank in (2, 3):
     )
 
 
-def _unpool(x, indices, output_size, *_):
+def _unpool(x: jax.Array, indices: jax.Array, output_size: Sequence[int], *_) -> jax.Array:
     """Put each value at its index and 0 elsewhere."""
     rank = len(output_size)
     shape = (*x.shape[:-rank], *output_size)
 
-    def one(values, places):
+    def one(values: jax.Array, places: jax.Array) -> jax.Array:
         zeros = jnp.zeros((math.prod(output_size),), values.dtype)
         return zeros.at[places.reshape(-1)].set(values.reshape(-1))
 
@@ -234,14 +254,16 @@ lower("aten::max_unpool3d")(_unpool)
 # Average
 
 
-def _lengths(size, n, k, s, p, include_pad):
+def _lengths(size: int, n: int, k: int, s: int, p: int, include_pad: bool) -> np.ndarray:
     """How many elements each window along one axis averages over."""
     begin = np.arange(n) * s - p
     end = np.minimum(begin + k, size + p)
     return end - begin if include_pad else np.minimum(end, size) - np.maximum(begin, 0)
 
 
-def _divisor(shape, rank, grid, include_pad):
+def _divisor(
+    shape: Sequence[int], rank: int, grid: Windows, include_pad: bool
+) -> float | np.ndarray:
     """What each window sum is divided by: a number where all agree, else an array."""
     parts = zip(
         shape[-rank:],
@@ -257,15 +279,15 @@ def _divisor(shape, rank, grid, include_pad):
 
 
 def _avg_pool(
-    rank,
-    x,
-    kernel_size,
-    stride=(),
-    padding=0,
-    ceil_mode=False,
-    count_include_pad=True,
-    divisor_override=None,
-):
+    rank: int,
+    x: jax.Array,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = (),
+    padding: int | Sequence[int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> jax.Array:
     grid = windows(x.shape, rank, kernel_size, stride, padding, 1, ceil_mode)
     options = {"count_include_pad": count_include_pad, "divisor_override": divisor_override}
     if _by_rows(x, grid):
@@ -277,7 +299,9 @@ def _avg_pool(
     )(x)
 
 
-def _whole_avg_pool(rank, x, grid, count_include_pad, divisor_override):
+def _whole_avg_pool(
+    rank: int, x: jax.Array, grid: Windows, count_include_pad: bool, divisor_override: int | None
+) -> jax.Array:
     y = wide(x)
     if on_a_mesh():
         # XLA would take the edges that it put around the parts of `x` for a maximum.
@@ -290,22 +314,22 @@ def _whole_avg_pool(rank, x, grid, count_include_pad, divisor_override):
     return (total / jnp.asarray(divisor, y.dtype)).astype(x.dtype)
 
 
-def _mean_operator(grid, count_include_pad, divisor_override):
+def _mean_operator(grid: Windows, count_include_pad: bool, divisor_override: int | None):
     counted = "padded" if count_include_pad else "real"
     return mean_operator(grid.of_rows, grid.ceil, counted, divisor_override)
 
 
 def _avg_pool_backward(
-    rank,
-    grad,
-    x,
-    kernel_size,
-    stride,
-    padding,
-    ceil_mode,
-    count_include_pad,
-    divisor_override,
-):
+    rank: int,
+    grad: jax.Array,
+    x: jax.Array,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> jax.Array:
     grid = windows(x.shape, rank, kernel_size, stride, padding, 1, ceil_mode)
     if _by_rows(x, grid):
         operator = _mean_operator(grid, count_include_pad, divisor_override)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
@@ -14,13 +15,13 @@ from .registry import lower
 
 
 @lower("aten::linalg_qr")
-def _qr(a, mode="reduced"):
+def _qr(a: jax.Array, mode: str = "reduced") -> tuple[jax.Array, ...]:
     if mode == "r":
         return jnp.zeros((0,), a.dtype), jnp.linalg.qr(a, mode="r")
     return tuple(jnp.linalg.qr(a, mode=mode))
 
 
-def _geqrf_shapes(a):
+def _geqrf_shapes(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if a.dim() < 2:
         raise RuntimeError(f"torch.geqrf: input must have at least 2 dimensions, but has {a.dim()}")
     packed = torch.empty_like(a.mT, memory_format=torch.contiguous_format).mT
@@ -28,7 +29,7 @@ def _geqrf_shapes(a):
 
 
 @lower("aten::geqrf", meta=_geqrf_shapes)
-def _geqrf(a):
+def _geqrf(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     if 0 in a.shape:
         return a, jnp.zeros((*a.shape[:-2], min(a.shape[-2:])), a.dtype)
     packed, tau = jnp.linalg.qr(a, mode="raw")
@@ -36,12 +37,14 @@ def _geqrf(a):
 
 
 @lower("aten::linalg_householder_product")
-def _householder_product(a, tau):
+def _householder_product(a: jax.Array, tau: jax.Array) -> jax.Array:
     return a if 0 in a.shape else lax.linalg.householder_product(a, tau)
 
 
 @lower("aten::ormqr")
-def _ormqr(a, tau, other, left=True, transpose=False):
+def _ormqr(
+    a: jax.Array, tau: jax.Array, other: jax.Array, left: bool = True, transpose: bool = False
+) -> jax.Array:
     """Q times `other` (or `other` times Q), or with the adjoint of Q."""
     if other.size == 0 or tau.size == 0:
         return other

@@ -92,10 +92,15 @@ def lower(
 
     Returns:
         A decorator that registers its function and returns it unchanged.
+
+    Raises:
+        ValueError: an operator has a lowering already.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
+            if name in _TABLE:
+                raise ValueError(f"{name} has a lowering already: {_TABLE[name].function}")
             _TABLE[name] = Lowering(
                 name, function, promote, lift, random, writes, strided, meta, sized
             )
@@ -117,13 +122,14 @@ def register_lowering(
     Returns:
         `function`.
 
-    >>> import torch
-    >>> with torch.library._scoped_library("doc", "DEF") as library:
-    ...     _ = library.define("twice(Tensor x) -> Tensor")
-    ...     library.impl("twice", lambda x: torch.empty_like(x), "Meta")
-    ...     _ = register_lowering("doc::twice", lambda x: 2 * x)
-    ...     torch.ops.doc.twice(torch.ones(2, device="jax"))
-    tensor([2., 2.], device='jax:0')
+    Example:
+        >>> import torch
+        >>> with torch.library._scoped_library("doc", "DEF") as library:
+        ...     _ = library.define("twice(Tensor x) -> Tensor")
+        ...     library.impl("twice", lambda x: torch.empty_like(x), "Meta")
+        ...     _ = register_lowering("doc::twice", lambda x: 2 * x)
+        ...     torch.ops.doc.twice(torch.ones(2, device="jax"))
+        tensor([2., 2.], device='jax:0')
     """
     return lower(name, promote=promote)(function)
 

@@ -11,18 +11,22 @@ one place wins is open in both.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch  # noqa: F401  (for the doctest)
 
-from .arguments import at_least_1d, axis, number, whole_dtype, wide
-from .arguments import places as narrowed
+from .argument_forms import at_least_1d, axis, number, whole_dtype, wide
+from .argument_forms import places as narrowed
 from .extremes import written
 from .index import order, places
 from .memory_order import lower_cloned, lower_contiguous
+from .one_index_scatter import leading, write
 from .registry import lower
-from .single import leading, write
-from .whole import whole
+from .unsharded_axes import whole
 
 _ADD, _MULTIPLY = "add", "multiply"
 _METHODS = {
@@ -43,7 +47,13 @@ _METHODS = {
     "aten::index_put.hacked_twin",
     "aten::_unsafe_index_put.hacked_twin",
 )
-def index_put(x, indices, values, accumulate=False, unsafe=False):
+def index_put(
+    x: jax.Array,
+    indices: Sequence[jax.Array | None],
+    values: jax.Array,
+    accumulate: bool = False,
+    unsafe: bool = False,
+) -> jax.Array:
     """`x` with `x[indices]` replaced by (or, accumulating, increased by) `values`."""
     values = values.astype(x.dtype)
     given = [(d, index) for d, index in enumerate(indices) if index is not None]
@@ -52,7 +62,9 @@ def index_put(x, indices, values, accumulate=False, unsafe=False):
     return _write(x, places(x, indices), values, "sum" if accumulate else None)
 
 
-def _mask_put(x, lead, mask, values, accumulate):
+def _mask_put(
+    x: jax.Array, lead: int, mask: jax.Array, values: jax.Array, accumulate: bool
+) -> jax.Array:
     """A write at one mask, behind `lead` whole axes: a choice, or an ordered read of `values`."""
     mask = mask.astype(bool)
     behind = x.ndim - lead - mask.ndim
@@ -72,26 +84,30 @@ def _mask_put(x, lead, mask, values, accumulate):
 
 
 @lower("aten::_unsafe_masked_index_put_accumulate")
-def masked_index_put(x, mask, indices, values):
+def masked_index_put(
+    x: jax.Array, mask: jax.Array, indices: Sequence[jax.Array | None], values: jax.Array
+) -> jax.Array:
     """`x` with `x[indices]` increased by `values` where the mask is set."""
     values = jnp.where(mask.astype(bool), values, number(0, values.dtype)).astype(x.dtype)
     return _write(x, places(x, indices), values, "sum", mode="clip")
 
 
 @lower("aten::scatter.src")
-def scatter(x, dim, index, src):
+def scatter(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
     """`x` with the places that `index` names along an axis replaced by `src`."""
     return _scatter(x, dim, index, src, None)
 
 
 @lower("aten::scatter.value", lift=("value",))
-def scatter_value(x, dim, index, value):
+def scatter_value(
+    x: jax.Array, dim: int, index: jax.Array, value: jax.Array | complex
+) -> jax.Array:
     """`x` with the places that `index` names along an axis replaced by a number."""
     return scatter(x, dim, index, jnp.broadcast_to(number(value, x.dtype), index.shape))
 
 
 @lower("aten::scatter_add")
-def scatter_add(x, dim, index, src):
+def scatter_add(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
     """`x` with `src` added at the places that `index` names along an axis."""
     along = axis(dim, x.ndim) if x.ndim else 0
     beside = tuple(d for d in range(x.ndim) if d != along)
@@ -116,25 +132,44 @@ def scatter_add(x, dim, index, src):
 
 
 @lower("aten::scatter.reduce")
-def scatter_with(x, dim, index, src, *, reduce):
+def scatter_with(
+    x: jax.Array, dim: int, index: jax.Array, src: jax.Array, *, reduce: str
+) -> jax.Array:
     """`x` with `src` added or multiplied in at the places that `index` names."""
     return _scatter(x, dim, index, src, reduce)
 
 
 @lower("aten::scatter.value_reduce", lift=("value",))
-def scatter_value_with(x, dim, index, value, *, reduce):
+def scatter_value_with(
+    x: jax.Array, dim: int, index: jax.Array, value: jax.Array | complex, *, reduce: str
+) -> jax.Array:
     """`x` with a number added or multiplied in at the places that `index` names."""
     src = jnp.broadcast_to(number(value, x.dtype), index.shape)
     return _scatter(x, dim, index, src, reduce)
 
 
 @lower("aten::scatter_reduce.two")
-def scatter_reduce(x, dim, index, src, reduce, *, include_self=True):
+def scatter_reduce(
+    x: jax.Array,
+    dim: int,
+    index: jax.Array,
+    src: jax.Array,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> jax.Array:
     """`x` with `src` reduced into the places that `index` names, with or without what was there."""
     return _scatter(x, dim, index, src, reduce, include_self)
 
 
-def _scatter(x, dim, index, src, reduce, include_self=True):
+def _scatter(
+    x: jax.Array,
+    dim: int,
+    index: jax.Array,
+    src: jax.Array,
+    reduce: str | None,
+    include_self: bool = True,
+) -> jax.Array:
     """As torch does, halves are reduced in float32 and rounded once."""
     base, at, src = at_least_1d(x), at_least_1d(index), at_least_1d(src)
     base = base if reduce is None else wide(base)
@@ -150,7 +185,14 @@ def _scatter(x, dim, index, src, reduce, include_self=True):
     return _write(base, where, src, reduce, include_self).reshape(x.shape).astype(x.dtype)
 
 
-def _write(x, where, src, reduce, include_self=True, mode=None):
+def _write(
+    x: jax.Array,
+    where: tuple[Any, ...],
+    src: jax.Array,
+    reduce: str | None,
+    include_self: bool = True,
+    mode: str | None = None,
+) -> jax.Array:
     """Set (reduce None) or reduce `src` into `x[where]`."""
     if reduce is None:
         return write(x, where, src, "set")
@@ -173,7 +215,7 @@ def _write(x, where, src, reduce, include_self=True, mode=None):
     return jnp.floor_divide(total, counts.astype(x.dtype))
 
 
-def _identity(reduce, dtype):
+def _identity(reduce: str, dtype: np.dtype) -> jax.Array:
     """What leaves other numbers unchanged under a reduction."""
     if _METHODS[reduce] in (_ADD, _MULTIPLY):
         return number(int(_METHODS[reduce] == _MULTIPLY), dtype)
@@ -183,38 +225,60 @@ def _identity(reduce, dtype):
     return number(jnp.iinfo(dtype).max if sign > 0 else jnp.iinfo(dtype).min, dtype)
 
 
-def _along(x, dim, index):
+def _along(x: jax.Array, dim: int, index: jax.Array) -> tuple[Any, ...]:
     """The slices along an axis that `index` names, as a JAX index of (at least 1-d) `x`."""
     lead = axis(dim, x.ndim)
     return (*[slice(None)] * lead, narrowed(at_least_1d(index), x.shape[lead]))
 
 
 @lower("aten::index_add", lift=("alpha",))
-def index_add(x, dim, index, source, *, alpha=None):
+def index_add(
+    x: jax.Array,
+    dim: int,
+    index: jax.Array,
+    source: jax.Array,
+    *,
+    alpha: jax.Array | complex | None = None,
+) -> jax.Array:
     """`x` with `alpha source` added to the slices along an axis that `index` names."""
     scaled = source if alpha is None else source * number(alpha, source.dtype)
     return _index_write(x, dim, index, scaled, "sum")
 
 
 @lower_contiguous("aten::index_copy")
-def index_copy(x, dim, index, source):
+def index_copy(x: jax.Array, dim: int, index: jax.Array, source: jax.Array) -> jax.Array:
     """`x` with the slices along an axis that `index` names replaced by `source`."""
     return _index_write(x, dim, index, source, None)
 
 
 @lower("aten::index_reduce")
-def index_reduce(x, dim, index, source, reduce, *, include_self=True):
+def index_reduce(
+    x: jax.Array,
+    dim: int,
+    index: jax.Array,
+    source: jax.Array,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> jax.Array:
     """`x` with `source` reduced into the slices along an axis that `index` names."""
     return _index_write(x, dim, index, source, reduce, include_self)
 
 
 @lower_cloned("aten::index_fill.int_Scalar", "aten::index_fill.int_Tensor", lift=("value",))
-def index_fill(x, dim, index, value):
+def index_fill(x: jax.Array, dim: int, index: jax.Array, value: jax.Array | complex) -> jax.Array:
     """`x` with the slices along an axis that `index` names replaced by a number."""
     return _index_write(x, dim, index, number(value, x.dtype), None)
 
 
-def _index_write(x, dim, index, source, reduce, include_self=True):
+def _index_write(
+    x: jax.Array,
+    dim: int,
+    index: jax.Array,
+    source: jax.Array,
+    reduce: str | None,
+    include_self: bool = True,
+) -> jax.Array:
     base = at_least_1d(x)
     where = _along(base, dim, index)
     source = source if x.ndim else jnp.reshape(source, -1)
@@ -222,7 +286,7 @@ def _index_write(x, dim, index, source, reduce, include_self=True):
 
 
 @lower("aten::put")
-def put(x, index, source, accumulate=False):
+def put(x: jax.Array, index: jax.Array, source: jax.Array, accumulate: bool = False) -> jax.Array:
     """`x` with elements of its flat form replaced by (or increased by) `source`."""
     source = source.reshape(index.shape).astype(x.dtype)
     index = narrowed(index, x.size)

@@ -12,24 +12,33 @@ Array([0., 1., 0., 2., 0., 0.], dtype=float32)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch  # noqa: F401  (for the doctest)
 
-from .arguments import axis, number
+from .argument_forms import axis, number
+from .one_index_scatter import put, spread, write_slice
 from .registry import lower
-from .single import put, spread, write_slice
 
 
-def _window(start, end, size):
+def _window(start: int | None, end: int | None, size: int) -> tuple[int, int]:
     """aten's slice bounds as 0 <= start <= end <= size."""
     bounds = slice(start, end).indices(size)
     return bounds[0], max(bounds[:2])
 
 
 @lower("aten::slice_scatter")
-def slice_scatter(x, src, dim=0, start=None, end=None, step=1):
+def slice_scatter(
+    x: jax.Array,
+    src: jax.Array,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> jax.Array:
     """`x` with the slice `start:end:step` along an axis replaced by `src`."""
     dim = axis(dim, x.ndim)
     start, end = _window(start, end, x.shape[dim])
@@ -39,7 +48,7 @@ def slice_scatter(x, src, dim=0, start=None, end=None, step=1):
 
 
 @lower("aten::select_scatter")
-def select_scatter(x, src, dim, index):
+def select_scatter(x: jax.Array, src: jax.Array, dim: int, index: int) -> jax.Array:
     """`x` with the slice at `index` along an axis replaced by `src`."""
     dim = axis(dim, x.ndim)
     index = index % x.shape[dim]
@@ -47,7 +56,9 @@ def select_scatter(x, src, dim, index):
 
 
 @lower("aten::diagonal_scatter")
-def diagonal_scatter(x, src, offset=0, dim1=0, dim2=1):
+def diagonal_scatter(
+    x: jax.Array, src: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> jax.Array:
     """`x` with the diagonal of the plane of two axes replaced by `src`."""
     dim1, dim2 = axis(dim1, x.ndim), axis(dim2, x.ndim)
     rows, columns = x.shape[dim1], x.shape[dim2]
@@ -60,7 +71,13 @@ def diagonal_scatter(x, src, offset=0, dim1=0, dim2=1):
 
 
 @lower("aten::as_strided_scatter")
-def as_strided_scatter(x, src, size, stride, storage_offset=None):
+def as_strided_scatter(
+    x: jax.Array,
+    src: jax.Array,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> jax.Array:
     """`x` with the elements of a strided window over its flat form replaced by `src`."""
     one = src.size == 1
     places = np.array([storage_offset or 0]) if one else _strided(size, stride, storage_offset)
@@ -68,12 +85,14 @@ def as_strided_scatter(x, src, size, stride, storage_offset=None):
 
 
 @lower("aten::as_strided_copy")
-def as_strided_copy(x, size, stride, storage_offset=None):
+def as_strided_copy(
+    x: jax.Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> jax.Array:
     """A strided window over the flat form of `x`."""
     return x.reshape(-1)[_strided(size, stride, storage_offset)]
 
 
-def _strided(size, stride, storage_offset):
+def _strided(size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> jax.Array:
     """The flat place of each element of a strided window."""
     places = jnp.full(tuple(size), storage_offset or 0, jnp.int32)
     for dim, step in enumerate(stride):
@@ -82,7 +101,9 @@ def _strided(size, stride, storage_offset):
 
 
 @lower("aten::slice_backward")
-def slice_backward(grad_output, input_sizes, dim, start, end, step):
+def slice_backward(
+    grad_output: jax.Array, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
+) -> jax.Array:
     """The gradient of a slice: zeros around it."""
     dim = axis(dim, len(input_sizes))
     start, _ = _window(start, end, input_sizes[dim])
@@ -90,7 +111,9 @@ def slice_backward(grad_output, input_sizes, dim, start, end, step):
 
 
 @lower("aten::select_backward")
-def select_backward(grad_output, input_sizes, dim, index):
+def select_backward(
+    grad_output: jax.Array, input_sizes: Sequence[int], dim: int, index: int
+) -> jax.Array:
     """The gradient of one index along an axis: zeros around it."""
     dim = axis(dim, len(input_sizes))
     index = index % input_sizes[dim]
@@ -98,14 +121,18 @@ def select_backward(grad_output, input_sizes, dim, index):
 
 
 @lower("aten::diagonal_backward")
-def diagonal_backward(grad_output, input_sizes, offset, dim1, dim2):
+def diagonal_backward(
+    grad_output: jax.Array, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int
+) -> jax.Array:
     """The gradient of a diagonal: zeros off it."""
     zeros = jnp.zeros(tuple(input_sizes), grad_output.dtype)
     return diagonal_scatter(zeros, grad_output, offset, dim1, dim2)
 
 
 @lower("aten::unfold_backward")
-def unfold_backward(grad_in, input_sizes, dim, size, step):
+def unfold_backward(
+    grad_in: jax.Array, input_sizes: Sequence[int], dim: int, size: int, step: int
+) -> jax.Array:
     """The gradient of windows of `size` every `step`: each element sums over its windows."""
     dim = axis(dim, len(input_sizes))
     if not input_sizes:
@@ -118,7 +145,9 @@ def unfold_backward(grad_in, input_sizes, dim, size, step):
 
 
 @lower("aten::fill_diagonal_", writes=("self",), lift=("fill_value",), meta=lambda x, *_: x)
-def fill_diagonal(x, fill_value, wrap=False):
+def fill_diagonal(
+    x: jax.Array, fill_value: jax.Array | complex, wrap: bool = False
+) -> tuple[jax.Array]:
     """`x` with one number on its main diagonal, which `wrap` lets begin anew in tall matrices."""
     columns = x.shape[-1]
     places = jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)

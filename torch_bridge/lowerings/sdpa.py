@@ -17,9 +17,10 @@ Where both stand in one program, XLA computes them once and keeps the weights; o
 large as the weights is kept.
 
 In a program that may split the sequence over devices, both are operators that see how their
-operands lie when it is compiled (`isoshard.core.domain.attention.partitioned`): split sequences go
-round a ring, and nothing is gathered. Whether a sequence is split is decided by marks, and by what
-comes before: XLA gathers tokens where one more is put before them, unless the result is marked.
+operands lie when it is compiled (`isoshard.core.domain.attention.partitioned_attention`): split
+sequences go round a ring, and nothing is gathered. Whether a sequence is split is decided by marks,
+and by what comes before: XLA gathers tokens where one more is put before them, unless the result is
+marked.
 
 Dropout is that of the *efficient* operator, which gives the two words that the weights were dropped
 by: what is dropped depends on them and on a weight's place, not on how anything lies, and the
@@ -30,53 +31,55 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 
 from isoshard.core.domain.attention.dropout import gains, words_of
-from isoshard.core.domain.attention.partitioned import Attention
+from isoshard.core.domain.attention.partitioned_attention import Attention
 from isoshard.core.domain.attention.tiled import products, summed_to
-from isoshard.core.domain.attention.uneven import attend_in_blocks, gradients_in_blocks
-from isoshard.core.domain.in_blocks import in_blocks
+from isoshard.core.domain.attention.uneven_attention import attend_in_blocks, gradients_in_blocks
+from isoshard.core.domain.lifting.in_blocks import in_blocks
 
-from .arguments import wide, wide_dtype
+from .argument_forms import wide, wide_dtype
 from .registry import lower
-from .sequences import may_split
+from .sequence_split import may_split
 
 
-def _is_grouped(q, k):
+def _is_grouped(q: jax.Array, k: jax.Array) -> bool:
     return q.ndim > 2 and q.shape[-3] != k.shape[-3]
 
 
-def _grouped(x, heads):
+def _grouped(x: jax.Array, heads: int) -> jax.Array:
     """(.., heads * group, rows, columns) as (.., heads, group, rows, columns)."""
     return x.reshape(*x.shape[:-3], heads, x.shape[-3] // heads, *x.shape[-2:])
 
 
-def _ungrouped(x):
+def _ungrouped(x: jax.Array) -> jax.Array:
     """(.., heads, group, rows, columns) as (.., heads * group, rows, columns)."""
     return x.reshape(*x.shape[:-4], x.shape[-4] * x.shape[-3], *x.shape[-2:])
 
 
-def _grouped_mask(mask, heads):
+def _grouped_mask(mask: jax.Array, heads: int) -> jax.Array:
     """A mask for the query's heads (or for all of them), in the axes of grouped scores."""
     if mask.ndim < 3:
         return mask
     return mask[..., None, :, :] if mask.shape[-3] == 1 else _grouped(mask, heads)
 
 
-def _factor(q, scale):
+def _factor(q: jax.Array, scale: float | None) -> float:
     return 1 / math.sqrt(q.shape[-1]) if scale is None else scale
 
 
-def _product(axes, x, y):
+def _product(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """An einsum that adds up halves in float32."""
     return jnp.einsum(axes, x, y, preferred_element_type=wide_dtype(x.dtype))
 
 
-def _weighted(axes, weights, x):
+def _weighted(axes: str, weights: jax.Array, x: jax.Array) -> jax.Array:
     """A product with float32 weights, which accelerators multiply in the dtype of `x`.
 
     A CPU would compute it in float32 anyway, and rounding the weights first costs it time.
@@ -91,7 +94,9 @@ def _weighted(axes, weights, x):
     )
 
 
-def _scores(q, k, mask, is_causal, scale):
+def _scores(
+    q: jax.Array, k: jax.Array, mask: jax.Array | None, is_causal: bool, scale: float | None
+) -> jax.Array:
     """Scaled products of queries and keys, minus infinity where masked; grouped if the heads are.
 
     The causal mask starts at the top left, as torch's does.
@@ -112,7 +117,7 @@ def _scores(q, k, mask, is_causal, scale):
     return scores + mask.astype(scores.dtype)
 
 
-def _softmax(scores):
+def _softmax(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Weights, and the logarithm of the sum that they were divided by.
 
     Where a query may attend to nothing they are zeros and minus infinity.
@@ -124,12 +129,20 @@ def _softmax(scores):
     return weights / jnp.where(total == 0, 1, total), (top + jnp.log(total))[..., 0]
 
 
-def _dropped(weights, gains):
+def _dropped(weights: jax.Array, gains: jax.Array | None) -> jax.Array:
     """Weights after dropout; the gains have one axis for all heads, weights may have two."""
     return weights if gains is None else weights * gains.reshape(weights.shape)
 
 
-def _attend(q, k, v, mask, is_causal, scale, gains=None):
+def _attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array | None,
+    is_causal: bool,
+    scale: float | None,
+    gains: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
     """What each query attends to, and the logarithm of its sum of weights."""
     weights, logsumexp = _softmax(_scores(q, k, mask, is_causal, scale))
     weights = _dropped(weights, gains)
@@ -139,7 +152,17 @@ def _attend(q, k, v, mask, is_causal, scale, gains=None):
     return _ungrouped(out), logsumexp.reshape(q.shape[:-1])
 
 
-def _gradients(grad, q, k, v, mask, is_causal, scale, gains=None, delta=None):
+def _gradients(
+    grad: jax.Array,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array | None,
+    is_causal: bool,
+    scale: float | None,
+    gains: jax.Array | None = None,
+    delta: jax.Array | None = None,
+) -> tuple[jax.Array, ...]:
     """Gradients of query, key and value, and of the scores that a mask was added to.
 
     `delta`, the products of result and its gradient, is computed from the weights if not given.
@@ -166,16 +189,27 @@ def _gradients(grad, q, k, v, mask, is_causal, scale, gains=None, delta=None):
     return of_q, of_k, of_v, slopes
 
 
-def _told(q, is_causal, scale, rate):
+def _told(q: jax.Array, is_causal: bool, scale: float | None, rate: float) -> Attention:
     factor = float(_factor(q, scale))
     return Attention(bool(is_causal), factor, _attend, _gradients, rate=float(rate))
 
 
-def _forward(q, k, v, mask, is_causal, scale, rate=0.0, words=None):
+def _forward(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array | None,
+    is_causal: bool,
+    scale: float | None,
+    rate: float = 0.0,
+    words: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
     """The result and the logarithm of its sums, round a ring if the sequence is split."""
     told = _told(q, is_causal, scale, rate)
 
-    def whole(q, k, v, mask, words):
+    def whole(
+        q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None, words: jax.Array | None
+    ):
         if may_split(q.shape, k.shape[-2]):
             return told(q, k, v, mask, words)
         each = gains(words, rate, (*q.shape[:-1], k.shape[-2]))
@@ -186,12 +220,32 @@ def _forward(q, k, v, mask, is_causal, scale, rate=0.0, words=None):
 
 
 def _backward(
-    grad, q, k, v, mask, out, logsumexp, is_causal, scale, wants_mask, rate=0.0, words=None
-):
+    grad: jax.Array,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array | None,
+    out: jax.Array,
+    logsumexp: jax.Array,
+    is_causal: bool,
+    scale: float | None,
+    wants_mask: bool,
+    rate: float = 0.0,
+    words: jax.Array | None = None,
+) -> tuple[jax.Array | None, ...]:
     """The gradients of query, key, value and mask; the last is None where it is not wanted."""
     told = _told(q, is_causal, scale, rate)
 
-    def whole(grad, q, k, v, mask, logsumexp, delta, words):
+    def whole(
+        grad: jax.Array,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        mask: jax.Array | Any,
+        logsumexp: jax.Array,
+        delta: jax.Array,
+        words: jax.Array | None,
+    ):
         if may_split(q.shape, k.shape[-2]):
             return told.gradients(grad, q, k, v, mask, logsumexp, delta, wants_mask, words)
         each = gains(words, rate, (*q.shape[:-1], k.shape[-2]))
@@ -203,7 +257,16 @@ def _backward(
 
 
 @lower("aten::_scaled_dot_product_flash_attention_for_cpu")
-def _flash(q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
+def _flash(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: jax.Array | None = None,
+    scale: float | None = None,
+) -> tuple[jax.Array, jax.Array]:
     if dropout_p:
         raise NotImplementedError(
             f"this attention operator drops no weights, but got dropout_p={dropout_p}; call "
@@ -212,21 +275,40 @@ def _flash(q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=Non
     return _forward(q, k, v, attn_mask, is_causal, scale)
 
 
-def _flash_gradient_shapes(grad, query, key, value, *args, **kwargs):
+def _flash_gradient_shapes(
+    grad: torch.Tensor | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[torch.Tensor | None, ...]:
     return tuple(None if grad is None else x.new_empty(x.shape) for x in (query, key, value))
 
 
 @lower("aten::_scaled_dot_product_flash_attention_for_cpu_backward", meta=_flash_gradient_shapes)
 def _flash_backward(
-    grad, q, k, v, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None
-):
+    grad: jax.Array | None,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    out: jax.Array,
+    logsumexp: jax.Array,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: jax.Array | None = None,
+    scale: float | None = None,
+) -> tuple[jax.Array | None, ...]:
     """Without a gradient of the result, torch gives none of the operands either."""
     if grad is None:
         return None, None, None
     return _backward(grad, q, k, v, attn_mask, out, logsumexp, is_causal, scale, False)[:3]
 
 
-def _efficient_shapes(query, key, value, *args, **kwargs):
+def _efficient_shapes(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor | None, ...]:
     """In row-major order, as the results of torch's products are."""
     out = query.new_empty((*query.shape[:-1], value.shape[-1]))
     wider = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -241,17 +323,17 @@ def _efficient_shapes(query, key, value, *args, **kwargs):
     random="dropout_p",
 )
 def _efficient(
-    key,
-    q,
-    k,
-    v,
-    attn_bias,
-    compute_log_sumexp,
-    dropout_p=0.0,
-    is_causal=False,
+    key: jax.Array | None,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    attn_bias: jax.Array | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
     *,
-    scale=None,
-):
+    scale: float | None = None,
+) -> tuple[jax.Array | None, ...]:
     """The same with a mask that may have a gradient, and with dropout.
 
     Where torch has a seed and an offset, this has the two words of dropout's key; None without it.
@@ -263,7 +345,15 @@ def _efficient(
     return *found, jax.lax.bitcast_convert_type(words, jnp.int32), None
 
 
-def _efficient_gradient_shapes(grad, query, key, value, attn_bias, *args, **kwargs):
+def _efficient_gradient_shapes(
+    grad: torch.Tensor | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: torch.Tensor | Any,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[torch.Tensor | None, ...]:
     wanted = kwargs["grad_input_mask"] if "grad_input_mask" in kwargs else args[5]
     given = (query, key, value, attn_bias)
     wanted = [want and grad is not None for want in wanted]
@@ -274,21 +364,21 @@ def _efficient_gradient_shapes(grad, query, key, value, attn_bias, *args, **kwar
 
 @lower("aten::_scaled_dot_product_efficient_attention_backward", meta=_efficient_gradient_shapes)
 def _efficient_backward(
-    grad,
-    q,
-    k,
-    v,
-    attn_bias,
-    out,
-    logsumexp,
-    philox_seed,
-    philox_offset,
-    dropout_p,
-    grad_input_mask,
-    is_causal=False,
+    grad: jax.Array | None,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    attn_bias: jax.Array | None,
+    out: jax.Array,
+    logsumexp: jax.Array,
+    philox_seed: jax.Array | Any,
+    philox_offset: jax.Array | None,
+    dropout_p: float,
+    grad_input_mask: Sequence[bool],
+    is_causal: bool = False,
     *,
-    scale=None,
-):
+    scale: float | None = None,
+) -> tuple[jax.Array | None, ...]:
     words = None
     if grad is None:
         return (None,) * 4

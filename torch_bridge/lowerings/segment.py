@@ -6,6 +6,8 @@ gives the initial value: 0 for a sum, NaN for a mean, the neutral element otherw
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import torch
@@ -22,7 +24,9 @@ _REDUCE = {
 }
 
 
-def _rows(data, lengths, offsets, axis):
+def _rows(
+    data: jax.Array, lengths: jax.Array | None, offsets: Any, axis: int
+) -> tuple[jax.Array, jax.Array, jax.Array, tuple[int, ...]]:
     """Data as (rows, elements, rest), and the ends and lengths of segments as (rows, segments)."""
     lead = data.shape[:axis]
     flat = data.reshape(-1, data.shape[axis], *data.shape[axis + 1 :])
@@ -35,7 +39,7 @@ def _rows(data, lengths, offsets, axis):
     return flat, starts, sizes, lead
 
 
-def _owners(starts, sizes, count):
+def _owners(starts: jax.Array, sizes: jax.Array, count: int) -> jax.Array:
     """The segment that each of `count` elements belongs to; the number of segments for none."""
     place = jnp.arange(count, dtype=starts.dtype)
     owner = jnp.searchsorted(starts + sizes, place, side="right")
@@ -43,7 +47,16 @@ def _owners(starts, sizes, count):
     return jnp.where((place >= first) & (owner < starts.shape[0]), owner, starts.shape[0])
 
 
-def _shape(data, reduce, *, lengths=None, indices=None, offsets=None, axis=0, **_):
+def _shape(
+    data: torch.Tensor,
+    reduce: str,
+    *,
+    lengths: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    axis: int = 0,
+    **_: bool | float | None,
+) -> torch.Tensor:
     if indices is not None:
         raise RuntimeError("segment_reduce(): indices based reduction is not supported yet.")
     if lengths is not None:
@@ -57,13 +70,21 @@ def _shape(data, reduce, *, lengths=None, indices=None, offsets=None, axis=0, **
 
 @lower("aten::segment_reduce", meta=_shape)
 def _segment_reduce(
-    data, reduce, *, lengths=None, indices=None, offsets=None, axis=0, unsafe=False, initial=None
-):
+    data: jax.Array,
+    reduce: str,
+    *,
+    lengths: jax.Array | None = None,
+    indices: jax.Array | None = None,
+    offsets: jax.Array | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: float | None = None,
+) -> jax.Array:
     flat, starts, sizes, lead = _rows(data, lengths, offsets, axis % data.ndim)
     count = starts.shape[1]
     start = jnp.asarray(_NEUTRAL[reduce] if initial is None else initial, data.dtype)
 
-    def one(row, starts, sizes):
+    def one(row: jax.Array, starts: jax.Array, sizes: jax.Array) -> jax.Array:
         owner = _owners(starts, sizes, row.shape[0])
         got = _REDUCE[reduce](row, owner, count + 1)[:count]
         size = sizes.reshape(-1, *(1,) * (row.ndim - 1))
@@ -87,14 +108,24 @@ def _segment_reduce(
     ),
 )
 def _segment_reduce_backward(
-    grad, output, data, reduce, *, lengths=None, offsets=None, axis=0, initial=None
-):
+    grad: jax.Array,
+    output: jax.Array,
+    data: jax.Array,
+    reduce: str,
+    *,
+    lengths: jax.Array | None = None,
+    offsets: jax.Array | None = None,
+    axis: int = 0,
+    initial: float | None = None,
+) -> jax.Array:
     """Ties share the gradient of an extreme; a product's leaves the element itself out."""
     flat, starts, sizes, _ = _rows(data, lengths, offsets, axis % data.ndim)
     count = starts.shape[1]
     grads, outputs = (x.reshape(flat.shape[0], count, *flat.shape[2:]) for x in (grad, output))
 
-    def one(row, starts, sizes, grad, output):
+    def one(
+        row: jax.Array, starts: jax.Array, sizes: jax.Array, grad: jax.Array, output: jax.Array
+    ) -> jax.Array:
         owner = _owners(starts, sizes, row.shape[0])
         inside = (owner < count).reshape(-1, *(1,) * (row.ndim - 1))
         safe = jnp.minimum(owner, count - 1)
@@ -107,7 +138,7 @@ def _segment_reduce_backward(
             return jnp.where(hit, slope / jnp.maximum(ties, 1), 0)
         return slope * _others(row, owner) if reduce == "prod" else slope
 
-    def _others(row, owner):
+    def _others(row: jax.Array, owner: jax.Array) -> jax.Array:
         start = 1.0 if initial is None else initial
         zero = row == 0
         zeros = jax.ops.segment_sum(zero.astype(row.dtype), owner, count + 1)[owner]

@@ -11,17 +11,21 @@ Array([7., 1., 1.], dtype=float32)
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 from isoshard.core import domain
 
-from .arguments import axis, cast, number
+from .argument_forms import axis, cast, number
 from .memory_order import as_images, format_of, lower_cloned, lower_contiguous
+from .one_index_scatter import read_slice
 from .registry import lower
-from .single import read_slice
-from .whole import named, whole
+from .unsharded_axes import named, whole
 
 for _name in ("clone", "lift_fresh_copy", "alias_copy", "detach_copy"):
     lower(f"aten::{_name}")(lambda x: x)
@@ -30,43 +34,45 @@ for _name in ("_unsafe_view", "_reshape_copy", "view_copy"):
 
 
 @lower("aten::_to_copy")
-def to_copy(x, *, dtype=None):
+def to_copy(x: jax.Array, *, dtype: np.dtype | None = None) -> jax.Array:
     """The array in another dtype."""
     return x if dtype is None or x.dtype == dtype else cast(x, dtype)
 
 
 @lower("aten::copy")
-def copy(x, src):
+def copy(x: jax.Array, src: jax.Array) -> jax.Array:
     """`src` in the shape and dtype of `x`."""
     return jnp.broadcast_to(to_copy(src, dtype=x.dtype), x.shape)
 
 
 @lower("aten::cat", promote="inputs")
-def cat(tensors, dim=0):
+def cat(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
     """Arrays joined along an axis; torch skips those of shape (0,)."""
     kept = [t for t in tensors if t.shape != (0,)]
     return jnp.concatenate(kept, axis=dim) if kept else tensors[0]
 
 
 @lower("aten::stack", promote="inputs")
-def stack(tensors, dim=0):
+def stack(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
     """Arrays joined along a new axis."""
     return jnp.stack(tensors, axis=dim)
 
 
 @lower_cloned("aten::flip")
-def flip(x, dims):
+def flip(x: jax.Array, dims: Sequence[int]) -> jax.Array:
     """The array backwards along the axes `dims`."""
     return jnp.flip(x, [axis(d, x.ndim) for d in dims]) if x.ndim else x
 
 
-def _rolled(x, shifts, dims=()):
+def _rolled(
+    x: torch.Tensor, shifts: int | Sequence[int], dims: int | list[int] | tuple[int, ...] = ()
+) -> torch.Tensor:
     """An empty tensor has no axis that torch would look at."""
     return torch.roll(x, shifts, dims) if x.numel() else torch.empty_like(x)
 
 
 @lower("aten::roll", meta=_rolled)
-def roll(x, shifts, dims=()):
+def roll(x: jax.Array, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> jax.Array:
     """The array turned by `shifts` along `dims`; along its flat form without `dims`."""
     shifts = [shifts] if isinstance(shifts, int) else shifts
     dims = [dims] if isinstance(dims, int) else dims
@@ -77,7 +83,7 @@ def roll(x, shifts, dims=()):
     return jnp.roll(x, shifts, dims)
 
 
-def _rot90_shape(x, k=1, dims=(0, 1)):
+def _rot90_shape(x: torch.Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> torch.Tensor:
     """torch's other kernels turn by a flip, which keeps strides, and a transposition."""
     made = torch.ops.aten.rot90(x, k, dims)
     if k % 4 == 0:
@@ -87,43 +93,45 @@ def _rot90_shape(x, k=1, dims=(0, 1)):
 
 
 @lower("aten::rot90", meta=_rot90_shape)
-def rot90(x, k=1, dims=(0, 1)):
+def rot90(x: jax.Array, k: int = 1, dims: Sequence[Any] = (0, 1)) -> jax.Array:
     """A quarter turn, `k` times, in the plane of two axes."""
     return jnp.rot90(x, k % 4, tuple(dims))
 
 
 @lower("aten::repeat", "aten::tile")
-def repeat(x, repeats):
+def repeat(x: jax.Array, repeats: Sequence[int]) -> jax.Array:
     """Copies of the array side by side along each axis, new axes in front."""
     return jnp.tile(x, tuple(repeats))
 
 
 @lower("aten::repeat_interleave.self_int")
-def repeat_interleave(x, repeats, dim=None, *, output_size=None):
+def repeat_interleave(
+    x: jax.Array, repeats: int, dim: int | None = None, *, output_size: int | None = None
+) -> jax.Array:
     """Each element `repeats` times in a row along an axis."""
     return jnp.repeat(x, repeats, axis=dim)
 
 
 @lower_contiguous("aten::tril")
-def tril(x, diagonal=0):
+def tril(x: jax.Array, diagonal: int = 0) -> jax.Array:
     """The lower triangle of each matrix, 0 above it."""
     return jnp.tril(x, diagonal)
 
 
 @lower_contiguous("aten::triu")
-def triu(x, diagonal=0):
+def triu(x: jax.Array, diagonal: int = 0) -> jax.Array:
     """The upper triangle of each matrix, 0 below it."""
     return jnp.triu(x, diagonal)
 
 
-def _pixels_shuffled(x, upscale_factor):
+def _pixels_shuffled(x: torch.Tensor, upscale_factor: int) -> torch.Tensor:
     made = torch.ops.aten.pixel_shuffle.default(x, upscale_factor)
     format = format_of(x)
     return made if format is None else made.contiguous(memory_format=format)
 
 
 @lower("aten::pixel_shuffle", meta=_pixels_shuffled)
-def pixel_shuffle(x, upscale_factor):
+def pixel_shuffle(x: jax.Array, upscale_factor: int) -> jax.Array:
     """Channels become blocks of pixels: (.., C r r, H, W) to (.., C, H r, W r)."""
     r = upscale_factor
     *batch, channels, height, width = x.shape
@@ -134,7 +142,7 @@ def pixel_shuffle(x, upscale_factor):
 
 
 @lower("aten::pixel_unshuffle")
-def pixel_unshuffle(x, downscale_factor):
+def pixel_unshuffle(x: jax.Array, downscale_factor: int) -> jax.Array:
     """Blocks of pixels become channels: (.., C, H r, W r) to (.., C r r, H, W)."""
     r = downscale_factor
     *batch, channels, height, width = x.shape
@@ -144,20 +152,20 @@ def pixel_unshuffle(x, downscale_factor):
     )
 
 
-def _shuffled(x, groups):
+def _shuffled(x: torch.Tensor, groups: int) -> torch.Tensor:
     format = format_of(x) or torch.contiguous_format
     return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=format)
 
 
 @lower("aten::channel_shuffle", "aten::native_channel_shuffle", meta=_shuffled)
-def channel_shuffle(x, groups):
+def channel_shuffle(x: jax.Array, groups: int) -> jax.Array:
     """The channels of (N, C, ..) dealt round robin from `groups` groups."""
     count, channels, *rest = x.shape
     return jnp.swapaxes(x.reshape(count, groups, channels // groups, *rest), 1, 2).reshape(x.shape)
 
 
 @lower("aten::constant_pad_nd")
-def constant_pad_nd(x, pad, value=0):
+def constant_pad_nd(x: jax.Array, pad: Sequence[int], value: complex = 0) -> jax.Array:
     """`value` around the array; pairs (before, after) from the last axis on, negative ones cut."""
     pairs = _pairs(pad, x.ndim)
     if min(pad, default=0) < 0:
@@ -167,7 +175,7 @@ def constant_pad_nd(x, pad, value=0):
     return jax.lax.pad(x, number(value, x.dtype), [(lo, hi, 0) for lo, hi in pairs])
 
 
-def _cut(x, pairs):
+def _cut(x: jax.Array, pairs: Sequence[tuple[int, int]]) -> tuple[jax.Array, list[tuple[int, int]]]:
     """The array without what negative pairs cut, and the pairs that are left.
 
     XLA's partitioner is wrong about a pad that cuts at one end and grows at the other.
@@ -178,23 +186,23 @@ def _cut(x, pairs):
     return part, [(max(0, low), max(0, high)) for low, high in pairs]
 
 
-def _pairs(pad, ndim):
+def _pairs(pad: Sequence[int], ndim: int) -> list[tuple[int, int]]:
     """aten's flat padding list, last axis first, as one (before, after) per axis."""
     pairs = list(zip(pad[::2], pad[1::2], strict=True))[::-1]
     return [(0, 0)] * (ndim - len(pairs)) + pairs
 
 
-def _pad_as(mode):
+def _pad_as(mode: str) -> Callable[..., jax.Array]:
     """A pad by the array's own elements; negative padding cuts the padded array."""
 
-    def pad(x, padding):
-        def whole_array(x):
+    def pad(x: jax.Array, padding: Sequence[int]) -> jax.Array:
+        def whole_array(x: jax.Array) -> jax.Array:
             pairs = _pairs([max(p, 0) for p in padding], x.ndim)
             grown = _edged(x, pairs) if mode == "edge" else jnp.pad(x, pairs, mode=mode)
             cuts = _pairs([min(p, 0) for p in padding], x.ndim)
             return _cut(grown, cuts)[0]
 
-        def by_halos(u):
+        def by_halos(u: Any) -> Any:
             return domain.pad(u, _pairs(padding, u.ndim), mode)
 
         return domain.in_blocks(whole_array, by_halos)(x)
@@ -202,7 +210,7 @@ def _pad_as(mode):
     return pad
 
 
-def _edged(x, pairs):
+def _edged(x: jax.Array, pairs: Sequence[tuple[int, int]]) -> jax.Array:
     """`jnp.pad(x, pairs, mode="edge")`, whose first rows XLA's partitioner takes for all of `x`."""
     for dim, (low, high) in enumerate(pairs):
         size, shape = x.shape[dim], list(x.shape)
@@ -217,8 +225,8 @@ def _edged(x, pairs):
     return x
 
 
-def _pad_backward(pad):
-    def backward(grad_output, x, padding):
+def _pad_backward(pad: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    def backward(grad_output: jax.Array, x: jax.Array, padding: Sequence[int]) -> jax.Array:
         return jax.vjp(lambda x: pad(x, padding), x)[1](grad_output)[0]
 
     return backward

@@ -7,6 +7,10 @@ driver torch names; the drivers differ in what they return beside the solution.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
@@ -14,20 +18,20 @@ from jax import lax
 from .registry import lower
 
 
-def _columns(x, shape, **options):
+def _columns(x: torch.Tensor, shape: Sequence[int], **options: Any) -> torch.Tensor:
     """A new tensor in whose memory columns lie one after the other, as LAPACK has it."""
     *lead, rows, columns = shape
     return x.new_empty((*lead, columns, rows), **options).mT
 
 
-def _eig_shapes(a):
+def _eig_shapes(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     torch.ops.aten.linalg_eig.default(a)  # raises where a is no square matrix
     dtype = a.dtype.to_complex()
     return a.new_empty(a.shape[:-1], dtype=dtype), _columns(a, a.shape, dtype=dtype)
 
 
 @lower("aten::linalg_eig", meta=_eig_shapes)
-def _eig(a):
+def _eig(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Eigenvalues and right eigenvectors, complex, of length 1."""
     dtype = jnp.result_type(a, jnp.complex64)
     if a.size == 0:
@@ -37,7 +41,7 @@ def _eig(a):
 
 
 @lower("aten::_linalg_eigvals", "aten::linalg_eigvals")
-def _eigvals(a):
+def _eigvals(a: jax.Array) -> jax.Array:
     if a.size == 0:
         return jnp.zeros(a.shape[:-1], jnp.result_type(a, jnp.complex64))
     (values,) = lax.linalg.eig(a, compute_left_eigenvectors=False, compute_right_eigenvectors=False)
@@ -50,15 +54,17 @@ _RANKED = ("gelsy", "gelsd", "gelss")
 _VALUED = ("gelsd", "gelss")
 
 
-def _is_vector(a, b):
+def _is_vector(a: jax.Array | torch.Tensor, b: jax.Array | torch.Tensor) -> bool:
     return b.ndim == 1 or (a.ndim - 1 == b.ndim and a.shape[:-1] == b.shape)
 
 
-def _wants_residuals(a, driver):
+def _wants_residuals(a: jax.Array | torch.Tensor, driver: str) -> bool:
     return a.shape[-2] > a.shape[-1] and driver != "gelsy"
 
 
-def _lstsq_shapes(a, b, rcond=None, *, driver=None):
+def _lstsq_shapes(
+    a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """torch has no `meta` kernel for it."""
     driver = driver or "gelsy"
     if driver not in ("gels", *_RANKED):
@@ -95,7 +101,9 @@ def _lstsq_shapes(a, b, rcond=None, *, driver=None):
 
 
 @lower("aten::linalg_lstsq", meta=_lstsq_shapes)
-def _lstsq(a, b, rcond=None, *, driver=None):
+def _lstsq(
+    a: jax.Array, b: jax.Array, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Solution, residuals, rank and singular values.
 
     torch leaves residuals out where `gelsd` or `gelss` find a rank that is not full, which is known

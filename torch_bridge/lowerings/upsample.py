@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from isoshard.core import domain
-from isoshard.core.domain.resize import resize_operator
-from isoshard.core.domain.space_split import by_halos, slope_by_halos
+from isoshard.core.domain.windows.resize import resize_operator
+from isoshard.core.domain.windows.space_split import by_halos, slope_by_halos
 
 from . import byte_images
-from .arguments import wide
+from .argument_forms import wide
+from .block_operators import by_rows, over_space, pulled_over_space
 from .registry import lower
-from .spatial import by_rows, over_space, pulled_over_space
 from .vjp import pull_back
 
 _CUBIC = -0.75  # the free parameter of cubic convolution, as torch and OpenCV choose it
@@ -85,13 +85,13 @@ def _cubic(
     return Taps(places, np.stack(cubic_weights(source - low)).astype(float_type))
 
 
-def cubic_weights(part):
+def cubic_weights(part: jax.Array | np.ndarray):
     """Weights of the four neighbours of a point `part` of the way from the second to the third."""
 
-    def near(t):
+    def near(t: jax.Array | np.ndarray):
         return ((_CUBIC + 2) * t - (_CUBIC + 3)) * t * t + 1
 
-    def far(t):
+    def far(t: jax.Array | np.ndarray):
         return ((_CUBIC * t - 5 * _CUBIC) * t + 8 * _CUBIC) * t - 4 * _CUBIC
 
     return far(part + 1), near(part), near(1 - part), far(2 - part)
@@ -123,7 +123,7 @@ def _resize(x: jax.Array, taps: Sequence[Taps]) -> jax.Array:
     return y.astype(x.dtype)
 
 
-def _matrices(sizes, taps):
+def _matrices(sizes: Sequence[int], taps: Sequence[Any]) -> list[np.ndarray | None]:
     """Of axes whose size changes: torch lets the others be."""
     return [
         None
@@ -133,7 +133,7 @@ def _matrices(sizes, taps):
     ]
 
 
-def _spread(scales, rank):
+def _spread(scales: Sequence[float | None], rank: int) -> Sequence[float | None]:
     return scales if scales else (None,) * rank
 
 
@@ -151,7 +151,12 @@ def _register(
         aligns: whether the operator takes `align_corners`.
     """
 
-    def all_taps(sizes, output_size, options, **wider):
+    def all_taps(
+        sizes: Sequence[int],
+        output_size: Sequence[int],
+        options: Sequence[bool | float | None],
+        **wider: type,
+    ) -> list[Taps]:
         flags = options[:1] if aligns else ()
         scales = _spread(options[len(flags) :], rank)
         return [
@@ -159,7 +164,9 @@ def _register(
             for size, count, scale in zip(sizes, output_size, scales, strict=True)
         ]
 
-    def ratios(shape, output_size, options):
+    def ratios(
+        shape: Sequence[int], output_size: Sequence[int], options: Sequence[bool | float | None]
+    ):
         """The ratios, and whether corners are aligned; None where sizes say something else."""
         flags = options[:1] if aligns else ()
         scales = [scale for scale in options[len(flags) :] if scale]
@@ -173,7 +180,9 @@ def _register(
             return None
         return tuple(map(float, scales)), corners
 
-    def operator(shape, output_size, options):
+    def operator(
+        shape: Sequence[int], output_size: Sequence[int], options: Sequence[bool | float | None]
+    ):
         """The same in `iso.domain`, which takes sizes or ratios; None where they say two things."""
         chosen = ratios(shape, output_size, options)
         if chosen is None:
@@ -182,14 +191,22 @@ def _register(
         either = {"size": tuple(output_size)} if None in scales else {"scale": scales}
         return functools.partial(domain.interpolate, **either, mode=mode, align_corners=corners)
 
-    def of_rows(x, taps, shape, output_size, options):
+    def of_rows(
+        x: jax.Array,
+        taps: Sequence[Taps],
+        shape: Sequence[int],
+        output_size: Sequence[int],
+        options: Sequence[bool | float | None],
+    ):
         """The operator for which devices send each other rows; None where they do not."""
         chosen = ratios(shape, output_size, options)
         if taps[0].weights is None or chosen is None or not by_rows(x, rank):
             return None
         return resize_operator(tuple(shape[2:]), tuple(output_size), chosen[0], mode, chosen[1])
 
-    def forward(x, output_size, *options):
+    def forward(
+        x: jax.Array, output_size: Sequence[int], *options: bool | float | None
+    ) -> jax.Array:
         taps = all_taps(x.shape[-rank:], output_size, options)
         if x.dtype == jnp.uint8 and taps[0].weights is not None:
             taps = all_taps(x.shape[-rank:], output_size, options, float_type=np.float64)
@@ -201,7 +218,12 @@ def _register(
         resize = functools.partial(_resize, taps=taps)
         return resize(x) if operated is None else over_space(resize, operated, rank)(x)
 
-    def backward(grad, output_size, input_size, *options):
+    def backward(
+        grad: jax.Array,
+        output_size: Sequence[int],
+        input_size: Sequence[int],
+        *options: bool | float | None,
+    ) -> jax.Array:
         taps, shape = all_taps(input_size[-rank:], output_size, options), tuple(input_size)
         rows = of_rows(grad, taps, shape, output_size, options)
         if rows is not None:
@@ -209,14 +231,16 @@ def _register(
             return slope_by_halos(rows, slope, jnp.zeros(shape, slope.dtype)).astype(grad.dtype)
         operated = operator(shape, output_size, options)
 
-        def pulled(grad):
+        def pulled(grad: jax.Array) -> jax.Array:
             return pull_back(lambda x: _resize(x, taps), grad, jnp.zeros(shape, grad.dtype))[0]
 
         if operated is None:
             return pulled(grad)
         return pulled_over_space(pulled, operated, rank, shape)(grad)
 
-    def shape(x, output_size, *options):
+    def shape(
+        x: torch.Tensor, output_size: Sequence[int], *options: bool | float | None
+    ) -> torch.Tensor:
         """torch's shape function for nearest neighbours does not take a batch of none."""
         none = not x.shape[0] and all(x.shape[1:])
         made = getattr(torch.ops.aten, name).default(

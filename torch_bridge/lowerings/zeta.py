@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import jax.scipy.special as jss
 from jax import lax
 
-from .arguments import floating, wide
+from .argument_forms import floating, wide
 from .elementwise import digamma
 from .registry import lower
 
@@ -25,11 +26,11 @@ _FARTHEST = 10_000  # terms that are added one by one; further left the result i
 _STEEPEST = 10_000  # an exponent with which the next term is always 0
 
 
-def _left_terms(x, q):
+def _left_terms(x: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The terms of the series whose base is negative, and the first base that is not."""
     count = jnp.where(jnp.isnan(q), 0, jnp.clip(jnp.ceil(-q), 0, _FARTHEST))
 
-    def add(k, total):
+    def add(k: jax.Array, total: jax.Array) -> jax.Array:
         return total + jnp.where(k < count, (q + k) ** (-x), 0)
 
     last = jnp.max(count, initial=0).astype(jnp.int32)
@@ -42,7 +43,7 @@ def _left_terms(x, q):
     "aten::special_zeta.other_scalar",
     promote="float",
 )
-def zeta(x, other):
+def zeta(x: jax.Array, other: jax.Array) -> jax.Array:
     """The sum of `(other + k) ** -x` over k; infinite at its poles."""
     x, q = jnp.broadcast_arrays(x, other)
     left, start = _left_terms(x, q)
@@ -67,14 +68,14 @@ def _cotangent_derivative(n: int) -> list[int]:
     return powers
 
 
-def _cotangent(turns):
+def _cotangent(turns: jax.Array) -> jax.Array:
     """The cotangent of pi times a number up to 1/2; exactly 0 there."""
     steep = jnp.sign(turns) * jnp.tan(math.pi * (0.5 - jnp.abs(turns)))
     return jnp.where(jnp.abs(turns) > 0.25, steep, 1 / jnp.tan(math.pi * turns))
 
 
 @lower("aten::polygamma")
-def polygamma(n, x):
+def polygamma(n: int, x: jax.Array) -> jax.Array:
     """The n-th derivative of digamma."""
     x = wide(floating(x))
     if n == 0:
@@ -96,6 +97,6 @@ def polygamma(n, x):
 
 
 @lower("aten::polygamma_", writes=("self",))
-def polygamma_in_place(x, n):
+def polygamma_in_place(x: jax.Array, n: int) -> tuple[jax.Array]:
     """The in-place operator takes its arguments the other way round."""
     return (polygamma(n, x).astype(x.dtype),)

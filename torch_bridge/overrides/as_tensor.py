@@ -19,7 +19,7 @@ import torch
 
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.device_slot import device_functions
-from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 
 def register() -> None:
@@ -35,7 +35,7 @@ def _sharing(theirs: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(theirs)
     def share(data: Any, *args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
-        if not isinstance(data, base.LazyTensor) or (
+        if not isinstance(data, lazy_tensor.LazyTensor) or (
             device is not None and torch.device(device).type not in naming.OURS
         ):
             return theirs(data, *args, **kwargs)

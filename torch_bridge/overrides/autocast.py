@@ -22,7 +22,7 @@ weight used twice is cast twice on the tape, and XLA does it once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ import torch
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import schema_of
 from isoshard.torch_bridge._torch_internals.dispatcher import excluding, has_fallback
-from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 DTYPES = (torch.bfloat16, torch.float16)
 """What autocast may cast to."""
@@ -92,7 +92,7 @@ XLA_FLOAT32 = """
 """.split()
 """What torch_xla's lists have besides, from its page on AMP and `csrc/autocast_mode.cpp`."""
 
-_KEY = base.AUTOCAST_KEY
+_KEY = lazy_tensor.AUTOCAST_KEY
 
 _ELIGIBLE = frozenset({torch.float32, *DTYPES})
 
@@ -143,7 +143,7 @@ def _overload(name: str) -> Any:
 
 def _below_autocast(kernel: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        with excluding(base.AUTOCAST):
+        with excluding(lazy_tensor.AUTOCAST):
             return kernel(*args, **kwargs)
 
     return run
@@ -179,7 +179,7 @@ def _float32(func: Any) -> Any:
 def _float32_dtype(func: Any) -> Any:
     place = [argument.name for argument in schema_of(func).arguments].index("dtype")
 
-    def run(*args, **kwargs):
+    def run(*args: Any, **kwargs: Any) -> Any:
         given = len(args) > place or kwargs.get("dtype") is not None
         if given or not _is_eligible(args[0]):
             return func(*args, **kwargs)
@@ -191,7 +191,7 @@ def _float32_dtype(func: Any) -> Any:
 def _float32_append(func: Any) -> Any:
     with_dtype = _overload(FLOAT32_APPEND[func.name().removeprefix("aten::")])
 
-    def run(tensor, p, *args):
+    def run(tensor: torch.Tensor, p: float | None, *args: Sequence[int] | bool) -> torch.Tensor:
         dtype = torch.float32 if _is_eligible(tensor) else tensor.dtype
         return with_dtype(tensor, p, *args, dtype=dtype)
 
@@ -199,7 +199,7 @@ def _float32_append(func: Any) -> Any:
 
 
 def _promote(func: Any) -> Any:
-    def run(*args, **kwargs):
+    def run(*args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype("jax")
         leaves = [leaf for arg in args for leaf in (arg if isinstance(arg, list) else [arg])]
         found = {leaf.dtype for leaf in leaves if _is_eligible(leaf)}

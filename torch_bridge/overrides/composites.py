@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge.engine import dispatch, out_arguments
-from isoshard.torch_bridge.kernels import attention
+from isoshard.torch_bridge.engine.operators import dispatch, out_arguments
+from isoshard.torch_bridge.kernels import attention_choice
 
 from .quantile import nanquantile, quantile
 
@@ -118,7 +118,7 @@ def _into(function: Any) -> Any:
 
 
 _COMPOSITES = {
-    "scaled_dot_product_attention": attention.attend,
+    "scaled_dot_product_attention": attention_choice.attend,
     "ctc_loss.Tensor": _ctc_loss,
     "linalg_pinv.atol_rtol_float": _pinv,
     "linalg_pinv": _old_pinv,
@@ -162,7 +162,7 @@ def register() -> list[torch.library.Library]:
             library.impl(name, function, "AutogradLazy")
             # Inference mode goes by autograd, and comes to our dispatcher at once.
             dispatch.SPECIAL[f"aten::{name}"] = _handler(function)
-    for name, function in attention.GRADIENTS.items():
+    for name, function in attention_choice.GRADIENTS.items():
         if hasattr(torch.ops.aten, name):
             library.impl(name, function, "AutogradLazy")
     return [library]

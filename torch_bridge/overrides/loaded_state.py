@@ -24,7 +24,8 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge.engine import base, layouts
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.layout import marks
 
 
@@ -39,10 +40,10 @@ def _load_state_dict(theirs: Any) -> Any:
     def load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
         theirs(self, state_dict)
         for param, state in self.state.items():
-            if not isinstance(param, base.LazyTensor) or not isinstance(state, dict):
+            if not isinstance(param, lazy_tensor.LazyTensor) or not isinstance(state, dict):
                 continue
             for kind, slot in state.items():
-                if isinstance(slot, base.LazyTensor) and slot.shape == param.shape:
+                if isinstance(slot, lazy_tensor.LazyTensor) and slot.shape == param.shape:
                     state[kind] = _as_laid(slot, param)
 
     return load_state_dict
@@ -53,13 +54,13 @@ def _as_laid(slot: Any, param: Any) -> Any:
     if slot._chain.ops or param._chain.ops:
         return slot
     have, want = (x._storage.value.layout for x in (slot, param))
-    in_blocks = any(layouts.blocks(number) is not None for number in (have, want))
-    if have == want or want == layouts.UNPLACED or not in_blocks:
+    in_blocks = any(layout_numbers.blocks(number) is not None for number in (have, want))
+    if have == want or want == layout_numbers.UNPLACED or not in_blocks:
         return slot
-    if layouts.is_resting(have) or layouts.is_resting(want):
+    if layout_numbers.is_resting(have) or layout_numbers.is_resting(want):
         return slot
     with torch.no_grad():
         moved: Any = slot.detach().clone()
-    layout: Any = layouts.told(want)
+    layout: Any = layout_numbers.told(want)
     marks.annotate(moved, layout)
     return moved

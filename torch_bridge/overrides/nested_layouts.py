@@ -20,7 +20,8 @@ import torch
 
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.tensor_fields import jagged_class
-from isoshard.torch_bridge.engine import base, dispatch
+from isoshard.torch_bridge.engine.operators import dispatch
+from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 
 def refuse(what: str) -> NoReturn:
@@ -82,7 +83,7 @@ def _is_ours(value: Any) -> bool:
         return value.partition(":")[0] in naming.OURS
     if isinstance(value, torch.device):
         return value.type in naming.OURS
-    return isinstance(value, base.LazyTensor)
+    return isinstance(value, lazy_tensor.LazyTensor)
 
 
 def _refusing(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:

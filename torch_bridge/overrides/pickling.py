@@ -26,18 +26,19 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from isoshard.core import metrics
+from isoshard.core.runtime import metrics
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.tensor_fields import rebuild_from_cpu, rebuild_parameter
-from isoshard.torch_bridge.engine import base, dispatch
-from isoshard.torch_bridge.engine.special import to_host
+from isoshard.torch_bridge.engine.operators import dispatch
+from isoshard.torch_bridge.engine.operators.host_ops import to_host
+from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 # Gathered tensors that a pickler still holds, by the value they were gathered from, and the view.
 _GATHERED: weakref.WeakValueDictionary[Any, torch.Tensor] = weakref.WeakValueDictionary()
 _VALUES: Any = WeakIdKeyDictionary()
 
 
-def reduced(tensor: base.LazyTensor) -> tuple[Any, tuple[Any, ...]]:
+def reduced(tensor: lazy_tensor.LazyTensor) -> tuple[Any, tuple[Any, ...]]:
     """What `tensor.__reduce_ex__` returns.
 
     Args:
@@ -50,7 +51,7 @@ def reduced(tensor: base.LazyTensor) -> tuple[Any, tuple[Any, ...]]:
     return rebuild_from_cpu, arguments
 
 
-def _gathered(tensor: base.LazyTensor) -> torch.Tensor:
+def _gathered(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
     """The elements on the CPU; the same tensor as before while somebody holds that."""
     value = tensor._storage.value
     key = (id(value), tensor._chain)
@@ -103,7 +104,7 @@ def _set_storage(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     if made is None:
         host = torch.empty(0, dtype=target.dtype).set_(storage, *place)
         made = storage.tensors[key] = host.to("jax")
-    base.adopt(target, made)
+    lazy_tensor.adopt(target, made)
     return target
 
 

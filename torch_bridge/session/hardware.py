@@ -18,9 +18,11 @@ from collections.abc import Sequence
 import jax
 import torch
 
-from isoshard.core.devices import Device
+from isoshard.core.layout.virtual_devices import Device
 from isoshard.torch_bridge import naming
-from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+
+from .modes import is_spmd
 
 _KINDS = {"gpu": "CUDA", "cuda": "CUDA", "rocm": "ROCM"}
 
@@ -32,18 +34,23 @@ def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device
         n: 0 or None. After `runtime.use_spmd()` any number, as in torch_xla.
         devkind: not used; torch_xla has it for older scripts.
 
+    Returns:
+        The device.
+
     Raises:
         IndexError: another number was asked for, and SPMD mode was not.
-    """
-    from .modes import is_spmd
 
+    Example:
+        >>> torch.ones(2, device=xla_device()).device
+        device(type='jax', index=0)
+    """
     if n not in (None, 0) and not is_spmd():
         raise IndexError(
             f"there is one logical device, {naming.current()}, and {n} was asked for; a mesh "
             "spreads its tensors over the chips. Call runtime.use_spmd() first to have every "
             "number mean it."
         )
-    base.choose()
+    lazy_tensor.choose()
     return naming.current()
 
 
@@ -56,6 +63,13 @@ def get_xla_supported_devices(max_devices: int | str | None = None) -> list[str]
     Args:
         max_devices: stop after so many. As in older versions of torch_xla also the kind of the
             chips, such as "CPU"; of another kind there are none.
+
+    Returns:
+        The name of the device, or nothing.
+
+    Example:
+        >>> get_xla_supported_devices(), get_xla_supported_devices("TPU")
+        (['jax:0'], [])
     """
     if isinstance(max_devices, str):
         return [str(naming.current())] if kind(jax.devices()[0]) == max_devices else []

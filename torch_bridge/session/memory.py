@@ -12,7 +12,7 @@ from typing import TypedDict
 import jax
 import torch
 
-from isoshard.core.devices import Device
+from isoshard.core.layout.virtual_devices import Device
 
 from . import hardware
 

@@ -17,7 +17,7 @@ import torch
 
 from isoshard.torch_bridge import runtime
 
-from . import collectives, hardware, leaving
+from . import collectives, hardware, host_transfer
 
 Device = str | torch.device
 
@@ -175,7 +175,7 @@ def save(
         global_master: only process 0 is a master, not one process of each machine.
     """
     if not master_only or is_master_ordinal(local=not global_master):
-        leaving.save(data, file_or_path)
+        host_transfer.save(data, file_or_path)
 
 
 def xla_rendezvous(
@@ -229,7 +229,7 @@ def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], Any]) -> A
         What `reduce_fn` returns.
     """
     file = io.BytesIO()
-    torch.save(leaving.to_cpu(data), file)
+    torch.save(host_transfer.to_cpu(data), file)
     got = rendezvous(tag, file.getvalue())
     return reduce_fn([torch.load(io.BytesIO(one), weights_only=False) for one in got])
 
@@ -248,7 +248,7 @@ def do_on_ordinals(
         Its result; None if replica 0 is not among them.
     """
     asked = {ordinals} if isinstance(ordinals, int) else set(ordinals)
-    result = target(*leaving.to_cpu(data)) if 0 in asked else None
+    result = target(*host_transfer.to_cpu(data)) if 0 in asked else None
     rendezvous("do_on_ordinals")
     return result
 

@@ -97,6 +97,13 @@ def xla_distribute_tensor(
         ValueError: there are more or fewer placements than mesh axes.
         ShardingError: the mesh is for another device, `tensor` is a DTensor, or another mark splits
             it already.
+
+    Example:
+        >>> import isoshard.torch_bridge as xs
+        >>> from torch.distributed.tensor import Replicate, Shard
+        >>> mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
+        >>> xs.xla_distribute_tensor(torch.ones(8, 6), mesh, [Replicate(), Shard(0)]).partition_spec
+        P('y',)
     """
     kind = getattr(device_mesh, "device_type", "jax")
     if kind not in (*naming.OURS, "cpu"):
@@ -146,6 +153,15 @@ def xla_distribute_module(
 
     Raises:
         ValueError: a function takes another number of arguments.
+
+    Example:
+        >>> import isoshard.torch_bridge as xs
+        >>> def split(name, module, mesh):
+        ...     if isinstance(module, torch.nn.Linear):
+        ...         xs.mark_sharding(module.weight, mesh, ("x", None))
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8)).to("jax")
+        >>> xs.xla_distribute_module(model, xs.get_1d_mesh("x"), split)[0].weight.partition_spec
+        P('x',)
     """
     for what, function in (("input_fn", input_fn), ("output_fn", output_fn)):
         _check_arguments(what, function)

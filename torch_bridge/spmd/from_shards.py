@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from isoshard.core.errors import ShardingError
-from isoshard.core.op_sharding import digits
-from isoshard.torch_bridge.layout.shards import XLAShard, name_of
+from isoshard.core.layout.op_sharding import digits
+from isoshard.torch_bridge.layout.shard_snapshots import XLAShard, name_of
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 from .mark_errors import UnmarkableError

@@ -45,11 +45,12 @@ def mark_sharding_with_gradients(t: torch.Tensor, mesh: Any, partition_spec: Any
         SpecError: an entry is no axis of the mesh, an axis is used twice, or the ranks differ.
         ShardingError: `t` is on another device.
 
-    >>> import isoshard.torch_bridge as xs
-    >>> mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
-    >>> t = torch.ones(8, 8, device="jax")
-    >>> mark_sharding_with_gradients(t, mesh, ("x", "y")).sharding_spec, t.sharding_spec
-    ('{devices=[2,4]0,1,2,3,4,5,6,7}', '')
+    Example:
+        >>> import isoshard.torch_bridge as xs
+        >>> mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
+        >>> t = torch.ones(8, 8, device="jax")
+        >>> mark_sharding_with_gradients(t, mesh, ("x", "y")).sharding_spec, t.sharding_spec
+        ('{devices=[2,4]0,1,2,3,4,5,6,7}', '')
     """
     marked: Any = MarkShardingFunction.apply(t, mesh, partition_spec)
     return marked

@@ -12,7 +12,7 @@ import jax
 from jax.experimental import mesh_utils
 
 from isoshard.core.errors import DeviceError, ShardingError
-from isoshard.core.mesh import hybrid_mesh
+from isoshard.core.layout.mesh import hybrid_mesh
 from isoshard.torch_bridge.layout import marks
 
 from .mesh import Mesh
@@ -39,11 +39,12 @@ class HybridMesh(Mesh):
         ShardingError: a `ValueError`; the shapes and names do not belong together, or their
             products are not the numbers of slices and of devices.
 
-    >>> mesh = HybridMesh(
-    ...     ici_mesh_shape=(1, 4), dcn_mesh_shape=(2, 1), axis_names=("data", "model")
-    ... )
-    >>> mesh.shape()
-    OrderedDict([('data', 2), ('model', 4)])
+    Example:
+        >>> mesh = HybridMesh(
+        ...     ici_mesh_shape=(1, 4), dcn_mesh_shape=(2, 1), axis_names=("data", "model")
+        ... )
+        >>> mesh.shape()
+        OrderedDict([('data', 2), ('model', 4)])
     """
 
     ici_mesh_shape: tuple[int, ...]

@@ -24,10 +24,10 @@ import jax.numpy as jnp
 import torch
 
 from isoshard.torch_bridge import naming
-from isoshard.torch_bridge.engine import base
-from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.tape import Recipe
-from isoshard.torch_bridge.engine.value import Aval
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.engine.recording.tape import Recipe
+from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 from .manual_tensor import ManualTensor
@@ -50,22 +50,22 @@ class XLAPatchedLinear(torch.autograd.Function):
         tensors = [input, weight] if bias is None else [input, weight, bias]
         aval = Aval.contiguous((*input.shape[:-1], weight.shape[0]), dtype)
         recipe = _forward(str(aval.physical), len(tensors))
-        (value,) = tapes.recorder().record(recipe, [base.read(tensor) for tensor in tensors])
-        return base.fresh(aval, value)
+        (value,) = tapes.recorder().record(recipe, [lazy_tensor.read(tensor) for tensor in tensors])
+        return lazy_tensor.fresh(aval, value)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grad_output: Any) -> Any:
         """The gradients of input, weight and bias, in their dtypes."""
         input, weight = ctx.saved_tensors
-        given = [base.read(tensor) for tensor in (grad_output[0], input, weight)]
+        given = [lazy_tensor.read(tensor) for tensor in (grad_output[0], input, weight)]
         avals = [Aval.contiguous(tuple(t.shape), t.dtype) for t in (input, weight)]
         avals.append(Aval.contiguous((weight.shape[0],), weight.dtype))
         found: list[Any] = [None, None, None]
         for number in range(3):
             if ctx.needs_input_grad[number] and (number < 2 or ctx.has_bias):
                 (value,) = tapes.recorder().record(_BACKWARD[number], given)
-                found[number] = base.fresh(avals[number], value)
+                found[number] = lazy_tensor.fresh(avals[number], value)
         return tuple(found)
 
 

@@ -27,14 +27,15 @@ from typing import Any
 import jax
 import torch
 
-from isoshard.core.axis_types import auto
 from isoshard.core.errors import ShardingError
-from isoshard.core.mesh import mesh_of
-from isoshard.core.spec import axis_names, check_even
-from isoshard.torch_bridge.engine import base, layouts
-from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.tape import Recipe
-from isoshard.torch_bridge.engine.value import Aval
+from isoshard.core.layout.axis_types import auto
+from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.layout.spec import axis_names, check_even
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.engine.recording.tape import Recipe
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
@@ -62,12 +63,18 @@ def enable_manual_sharding(
         ShardingError: there is no mesh, `t` is on another device, or is manual already.
         SpecError: the spec does not fit.
         UnevenError: an axis does not divide; pieces must be equal here.
+
+    Example:
+        >>> import isoshard.torch_bridge as xs
+        >>> t = torch.ones(8, 6, device="jax")
+        >>> xs.enable_manual_sharding(t, ("x", None), mesh=xs.get_1d_mesh("x"))
+        ManualTensor(shape=(1, 6), dtype=torch.float32, one on each of 8 devices)
     """
     if isinstance(t, ManualTensor):
         raise ShardingError("this tensor is in a manual region already; disable that first")
     t, sharding = checked(t, default_mesh(mesh), partition_spec, "enable_manual_sharding")
     check_even(sharding.spec, mesh_of(sharding), tuple(t.shape))
-    result: Any = _ToPieces.apply(t, sharding, "copy")
+    result: Any = _ToShards.apply(t, sharding, "copy")
     return result
 
 
@@ -88,6 +95,14 @@ def disable_manual_sharding(
     Raises:
         ShardingError: there is no mesh, `t` is not manual, or its pieces do not make the whole.
         SpecError: the spec does not fit.
+        UnevenError: an axis does not divide.
+
+    Example:
+        >>> import isoshard.torch_bridge as xs
+        >>> mesh = xs.get_1d_mesh("x")
+        >>> shard = xs.enable_manual_sharding(torch.arange(8.0, device="jax"), ("x",), mesh=mesh)
+        >>> xs.disable_manual_sharding(shard * 2, ("x",), (8,), mesh=mesh)
+        tensor([ 0.,  2.,  4.,  6.,  8., 10., 12., 14.], device='jax:0', sharding=P('x',))
     """
     if not isinstance(t, ManualTensor):
         raise ShardingError(
@@ -128,11 +143,11 @@ def mark_manual_sharding(t: torch.Tensor) -> ManualTensor:
 
 def copied(t: XLAShardedTensor, mesh: jax.sharding.Mesh) -> ManualTensor:
     """A tensor whole on every device, as a manual one; its gradient is the sum of theirs."""
-    result: Any = _ToPieces.apply(t, jax.sharding.NamedSharding(mesh, P()), "copy")
+    result: Any = _ToShards.apply(t, jax.sharding.NamedSharding(mesh, P()), "copy")
     return result
 
 
-class _ToPieces(torch.autograd.Function):
+class _ToShards(torch.autograd.Function):
     """From a whole to pieces, "copy" or "first" (see `_cut`); the transpose of `_ToWhole`."""
 
     @staticmethod
@@ -146,7 +161,7 @@ class _ToPieces(torch.autograd.Function):
 
 
 class _ToWhole(torch.autograd.Function):
-    """From pieces to a whole, "sum" or "first" (see `_join`); the transpose of `_ToPieces`."""
+    """From pieces to a whole, "sum" or "first" (see `_join`); the transpose of `_ToShards`."""
 
     @staticmethod
     def forward(ctx: Any, pieces: Any, sharding: Any, how: str) -> Any:
@@ -155,7 +170,7 @@ class _ToWhole(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
-        return _ToPieces.apply(gradient[0], ctx.sharding, _TRANSPOSE[ctx.how]), None, None
+        return _ToShards.apply(gradient[0], ctx.sharding, _TRANSPOSE[ctx.how]), None, None
 
 
 _TRANSPOSE = {"copy": "sum", "sum": "copy", "first": "first"}
@@ -163,18 +178,18 @@ _TRANSPOSE = {"copy": "sum", "sum": "copy", "first": "first"}
 
 def _pieces_of(whole: Any, sharding: Any, how: str) -> ManualTensor:
     mesh = mesh_of(sharding)
-    (value,) = tapes.recorder().record(_cut(sharding, how), [base.read(whole)])
+    (value,) = tapes.recorder().record(_cut(sharding, how), [lazy_tensor.read(whole)])
     shape = (mesh.size, *sharding.shard_shape(tuple(whole.shape)))
-    return ManualTensor.of(base.fresh(Aval.contiguous(shape, whole.dtype), value), mesh)
+    return ManualTensor.of(lazy_tensor.fresh(Aval.contiguous(shape, whole.dtype), value), mesh)
 
 
 def _whole_of(pieces: ManualTensor, sharding: Any, how: str) -> Any:
     blocks = marks.groups(sharding, pieces.dim()).shape[:-1]
     shape = tuple(size * count for size, count in zip(pieces.shape, blocks, strict=True))
-    (value,) = tapes.recorder().record(_join(sharding, how), [base.read(pieces.stacked)])
+    (value,) = tapes.recorder().record(_join(sharding, how), [lazy_tensor.read(pieces.stacked)])
     if value.array is None:
-        value.layout = layouts.intern(sharding)
-    whole = base.fresh(Aval.contiguous(shape, pieces.dtype), value)
+        value.layout = layout_numbers.intern(sharding)
+    whole = lazy_tensor.fresh(Aval.contiguous(shape, pieces.dtype), value)
     marks.keep(whole, sharding, None)
     return whole
 

@@ -18,15 +18,15 @@ from typing import Any
 import jax
 import torch
 
-from isoshard.core.axis_types import same_grid
 from isoshard.core.errors import ShardingError
+from isoshard.core.layout.axis_types import same_grid
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree, schema_of
 from isoshard.torch_bridge._torch_internals.dispatcher import is_excluded, set_excluded
 from isoshard.torch_bridge._torch_internals.tensor_fields import make_wrapper_subclass
-from isoshard.torch_bridge.engine import base
+from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.layout.marks import ShardingType
-from isoshard.torch_bridge.layout.shards import XLAShard, name_of
+from isoshard.torch_bridge.layout.shard_snapshots import XLAShard, name_of
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 _KEYS = tuple(
@@ -73,7 +73,7 @@ class ManualTensor(XLAShardedTensor):
             strides=stacked.stride()[1:],
             dtype=stacked.dtype,
             device=torch.device("lazy", 0),
-            _extra_dispatch_keys=base.AUTOCAST,
+            _extra_dispatch_keys=lazy_tensor.AUTOCAST,
         )
         result.stacked, result.home = stacked, mesh
         return result

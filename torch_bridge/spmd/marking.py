@@ -21,14 +21,14 @@ from typing import Any
 import jax
 import torch
 
-from isoshard.core import metrics
 from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import SpecError
-from isoshard.core.mesh import as_mesh
-from isoshard.core.spec import named_sharding, same_layout
+from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.layout.spec import named_sharding, same_layout
+from isoshard.core.runtime import metrics
 from isoshard.torch_bridge import naming
-from isoshard.torch_bridge.engine import placement
-from isoshard.torch_bridge.engine.recorder import recorder
+from isoshard.torch_bridge.engine.compiling import input_placement
+from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
@@ -65,6 +65,13 @@ def mark_sharding(
         SpecError: an entry is no axis of the mesh, an axis is used twice, or the ranks differ.
         UnevenError: the sizes do not add up to the axis, or are not one for each block.
         ShardingError: `t` is on another device, or is data that another mark splits already.
+
+    Example:
+        >>> import isoshard.torch_bridge as xs
+        >>> mesh = xs.Mesh(range(8), (4, 2), ("x", "y"))
+        >>> w = xs.mark_sharding(torch.ones(8, 6, device="jax"), mesh, ("x", None))
+        >>> w.partition_spec, w.local_shards[0].data.shape
+        (P('x',), torch.Size([2, 6]))
     """
     t, sharding = checked(t, mesh, partition_spec, "mark_sharding")
     if sizes is not None:
@@ -87,7 +94,7 @@ def _note_for_torch_xla(t: XLAShardedTensor, mesh: Any, partition_spec: Any) -> 
     """Keep and count what a script of torch_xla reads back; send what the host holds."""
     metrics.count("marks")
     if marks.is_on_host(t) and recorder().capture is None:
-        placement.settle([t._storage.value])
+        input_placement.settle([t._storage.value])
     if isinstance(partition_spec, tuple):
         marks.note_written(t, partition_spec)
         if isinstance(mesh, Mesh):
@@ -132,10 +139,16 @@ def clear_sharding(t: torch.Tensor) -> torch.Tensor:
     """Forget a tensor's mark: it becomes whole on every device of its mesh.
 
     Args:
-        t: on the `jax` device.
+        t: on the `jax` device; a tensor on another stays as it is.
 
     Returns:
         `t` itself.
+
+    Example:
+        >>> import isoshard.torch_bridge as xs
+        >>> w = xs.mark_sharding(torch.ones(8, device="jax"), xs.get_1d_mesh("x"), ("x",))
+        >>> w.partition_spec, xs.clear_sharding(w).partition_spec
+        (P('x',), None)
     """
     if isinstance(t, XLAShardedTensor):
         marks.clear(t)

@@ -18,10 +18,10 @@ import jax
 import numpy as np
 import torch
 
-from isoshard.core import metrics
 from isoshard.core.errors import ShardingError, SpecError
-from isoshard.core.mesh import as_mesh
-from isoshard.torch_bridge.engine.capture.ambient import depends_on
+from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.runtime import metrics
+from isoshard.torch_bridge.engine.recording.ambient import depends_on
 from isoshard.torch_bridge.layout import marks
 
 from .mark_errors import MarkSpecError, MeshDeviceError, MeshShapeError
@@ -37,18 +37,24 @@ class Mesh:
         mesh_shape: devices along each axis.
         axis_names: one name per axis; by default the axes are called `"0"`, `"1"`, ..
 
+    Attributes:
+        device_ids: as given, in one row.
+        mesh_shape: as given.
+        axis_names: as given, or None.
+
     Raises:
         ShardingError: numbers, shape and names do not belong together.
         DeviceError: there are too few devices.
 
-    >>> mesh = Mesh(np.arange(8), (4, 2), ("x", "y"))
-    >>> mesh.get_logical_mesh()
-    array([[0, 1],
-           [2, 3],
-           [4, 5],
-           [6, 7]])
-    >>> mesh.shape()
-    OrderedDict([('x', 4), ('y', 2)])
+    Example:
+        >>> mesh = Mesh(np.arange(8), (4, 2), ("x", "y"))
+        >>> mesh.get_logical_mesh()
+        array([[0, 1],
+               [2, 3],
+               [4, 5],
+               [6, 7]])
+        >>> mesh.shape()
+        OrderedDict([('x', 4), ('y', 2)])
     """
 
     def __init__(
@@ -217,13 +223,30 @@ def set_global_mesh(mesh: Mesh | None) -> None:
 
     Args:
         mesh: the mesh; None for none.
+
+    Example:
+        >>> import isoshard.torch_bridge as xs
+        >>> xs.set_global_mesh(xs.Mesh(range(8), (2, 4), ("x", "y")))
+        >>> xs.enable_manual_sharding(torch.ones(2, 8, device="jax"), ("x", "y")).shape
+        torch.Size([1, 2])
+        >>> xs.set_global_mesh(None)
     """
     global _global
     _global = mesh
 
 
 def get_global_mesh() -> Mesh | None:
-    """The mesh set with `set_global_mesh`, or None."""
+    """The mesh set with `set_global_mesh`.
+
+    Returns:
+        The mesh; None if none is set.
+
+    Example:
+        >>> set_global_mesh(get_1d_mesh("x"))
+        >>> get_global_mesh()
+        Mesh([0, 1, 2, 3, 4, 5, 6, 7], (8,), ('x',))
+        >>> set_global_mesh(None)
+    """
     return _global
 
 
@@ -236,8 +259,12 @@ def get_1d_mesh(axis_name: str | None = None) -> Mesh:
     Args:
         axis_name: of its only axis.
 
-    >>> get_1d_mesh("data").shape()
-    OrderedDict([('data', 8)])
+    Returns:
+        The mesh.
+
+    Example:
+        >>> get_1d_mesh("data").shape()
+        OrderedDict([('data', 8)])
     """
     count = len(jax.devices())
     return Mesh(range(count), (count,), None if axis_name is None else (axis_name,))

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from isoshard.core.errors import UnrepresentableError
-from isoshard.core.spec import named_sharding
-from isoshard.core.tiles import Tiles
+from isoshard.core.layout.spec import named_sharding
+from isoshard.core.layout.tiles import Tiles
 from isoshard.torch_bridge.layout.marks import ShardingType, groups, ordinal, sharding_type
 
 
@@ -103,7 +103,7 @@ class OpSharding:
         Raises:
             UnrepresentableError: no spec over the mesh does.
 
-        >>> from isoshard.core.mesh import make_mesh
+        >>> from isoshard.core.layout.mesh import make_mesh
         >>> mesh = make_mesh((2, 4), ("x", "y"))
         >>> OpSharding.of(mesh, (None, "y")).spec_over(mesh, 2)
         P(None, 'y')

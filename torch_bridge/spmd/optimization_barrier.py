@@ -11,9 +11,9 @@ import torch
 
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge._torch_internals.tensor_fields import backward_hooks
-from isoshard.torch_bridge.engine import base
-from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.tape import Recipe
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.engine.recording.tape import Recipe
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 
@@ -26,10 +26,10 @@ def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:
     ours: list[Any] = [tensor for tensor in tensors if isinstance(tensor, XLAShardedTensor)]
     if not ours:
         return
-    values = [base.read(tensor) for tensor in ours]
+    values = [lazy_tensor.read(tensor) for tensor in ours]
     behind = tapes.recorder().record(_barrier(len(ours)), values)
     for tensor, value in zip(ours, behind, strict=True):
-        base.write(tensor, value)
+        lazy_tensor.write(tensor, value)
 
 
 def apply_backward_optimization_barrier(m: torch.nn.Module) -> None:

@@ -10,10 +10,10 @@ from jax.experimental.shard_alike import shard_alike
 from isoshard.core.errors import ShardingError
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge.engine import base
-from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.tape import Recipe
-from isoshard.torch_bridge.engine.value import Aval
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.engine.recording.tape import Recipe
+from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
@@ -36,11 +36,12 @@ def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
     Raises:
         ShardingError: they differ in structure or in shapes, or hold something else.
 
-    >>> import isoshard.torch_bridge as xs
-    >>> mesh = xs.Mesh(range(8), (8,), ("x",))
-    >>> known = xs.mark_sharding(torch.ones(8).to("jax"), mesh, ("x",))
-    >>> shard_as({"w": known}, {"w": torch.zeros(8).to("jax")})[1]["w"].sharding_spec
-    '{devices=[8]0,1,2,3,4,5,6,7}'
+    Example:
+        >>> import isoshard.torch_bridge as xs
+        >>> mesh = xs.Mesh(range(8), (8,), ("x",))
+        >>> known = xs.mark_sharding(torch.ones(8).to("jax"), mesh, ("x",))
+        >>> shard_as({"w": known}, {"w": torch.zeros(8).to("jax")})[1]["w"].sharding_spec
+        '{devices=[8]0,1,2,3,4,5,6,7}'
     """
     left, structure = pytree.tree_flatten(a)
     right, other = pytree.tree_flatten(b)
@@ -78,9 +79,9 @@ class _Alike(torch.autograd.Function):
         known = _known(pair)
         if known is not None:
             return tuple(marks.laid_out(tensor, known) for tensor in pair)
-        values = tapes.recorder().record(_ALIKE, [base.read(tensor) for tensor in pair])
+        values = tapes.recorder().record(_ALIKE, [lazy_tensor.read(tensor) for tensor in pair])
         avals = [Aval.contiguous(tuple(tensor.shape), tensor.dtype) for tensor in pair]
-        return tuple(map(base.fresh, avals, values))
+        return tuple(map(lazy_tensor.fresh, avals, values))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

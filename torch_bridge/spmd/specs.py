@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from isoshard.core.mesh import as_mesh
-from isoshard.core.spec import normalize_spec
+from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.layout.spec import normalize_spec
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 from .marking import mark_sharding
@@ -46,12 +46,13 @@ class ShardingSpec:
     Raises:
         SpecError: when made; an entry is no axis of the mesh, or an axis is used twice.
 
-    >>> from isoshard.torch_bridge.spmd import Mesh
-    >>> spec = ShardingSpec(Mesh(range(8), (2, 4), ("data", "model")), ("data", None))
-    >>> spec.can_apply(torch.ones(8)), spec.can_apply(torch.ones(8, 8))
-    (False, True)
-    >>> print(spec.xla_spec(torch.ones(8, 8)))
-    {devices=[2,1,4]0,1,2,3,4,5,6,7 last_tile_dim_replicate}
+    Example:
+        >>> from isoshard.torch_bridge.spmd import Mesh
+        >>> spec = ShardingSpec(Mesh(range(8), (2, 4), ("data", "model")), ("data", None))
+        >>> spec.can_apply(torch.ones(8)), spec.can_apply(torch.ones(8, 8))
+        (False, True)
+        >>> print(spec.xla_spec(torch.ones(8, 8)))
+        {devices=[2,1,4]0,1,2,3,4,5,6,7 last_tile_dim_replicate}
     """
 
     mesh: Any

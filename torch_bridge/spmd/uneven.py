@@ -27,10 +27,10 @@ from collections.abc import Sequence
 
 import jax
 
-from isoshard.core import metrics
 from isoshard.core.errors import UnevenError
-from isoshard.core.mesh import mesh_of
-from isoshard.core.spec import check_even, named_sharding
+from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.layout.spec import check_even, named_sharding
+from isoshard.core.runtime import metrics
 from isoshard.torch_bridge.layout.marks import Sharding
 
 

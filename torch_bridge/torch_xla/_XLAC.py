@@ -15,11 +15,17 @@ from isoshard.core.errors import DistributedError as _DistributedError
 from isoshard.torch_bridge import naming, runtime
 from isoshard.torch_bridge.addresses import address_of as _address_of
 from isoshard.torch_bridge.checkpoints import preemption as _preemption
-from isoshard.torch_bridge.crossings.calling_jax import TorchFunction as _TorchFunction
 from isoshard.torch_bridge.export import described, lowered
 from isoshard.torch_bridge.export import lowering_context as lowering  # noqa: F401
+from isoshard.torch_bridge.interop.calling_jax import TorchFunction as _TorchFunction
 from isoshard.torch_bridge.session import hardware, modes
-from isoshard.torch_bridge.spmd import OpSharding, from_shards, marking, shard_shapes, strings
+from isoshard.torch_bridge.spmd import (
+    OpSharding,
+    from_shards,
+    marking,
+    shard_shapes,
+    sharding_strings,
+)
 
 from .core import xla_model as _xla_model
 from .debug import metrics as _metrics
@@ -28,22 +34,22 @@ from .torch_xla import real_devices as _real_devices
 
 def _get_xla_sharding_spec(tensor: torch.Tensor) -> str:
     """The layout of a tensor as an OpSharding string; empty if it has none."""
-    return strings.buffers_spec_of(tensor)
+    return sharding_strings.buffers_spec_of(tensor)
 
 
 def _get_xla_sharding_specs(tensors: Sequence[torch.Tensor]) -> list[str]:
     """The layout of each tensor."""
-    return [strings.buffers_spec_of(tensor) for tensor in tensors]
+    return [sharding_strings.buffers_spec_of(tensor) for tensor in tensors]
 
 
 def _get_xla_sharding_type(tensor: torch.Tensor) -> int | None:
     """How a tensor is divided, as a number of `ShardingType`; None if it has no layout."""
-    return strings.buffers_type_of(tensor)
+    return sharding_strings.buffers_type_of(tensor)
 
 
 def _get_xla_sharding_types(tensors: Sequence[torch.Tensor]) -> list[int | None]:
     """How each tensor is divided."""
-    return [strings.buffers_type_of(tensor) for tensor in tensors]
+    return [sharding_strings.buffers_type_of(tensor) for tensor in tensors]
 
 
 def _xla_mark_sharding(tensor: torch.Tensor, sharding: OpSharding) -> None:

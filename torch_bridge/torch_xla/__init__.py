@@ -8,7 +8,7 @@ if __name__ != "isoshard.torch_bridge.torch_xla":
     raise ImportError(f"import isoshard.torch_bridge.torch_xla, not {__name__}")
 
 from isoshard.torch_bridge.kernels import xla_operators as _operators  # noqa: F401  (torch.ops.xla)
-from isoshard.torch_bridge.session.on_demand import submodules
+from isoshard.torch_bridge.session.lazy_submodules import submodules
 
 from .distributed import xla_backend as _xla_backend  # noqa: F401  (the `xla://` method of torch)
 from .torch_xla import (

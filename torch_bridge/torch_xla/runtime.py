@@ -17,10 +17,10 @@ from typing import Any
 import jax
 import torch
 
-from isoshard.core import cache
-from isoshard.core.devices import Device
+from isoshard.core.layout.virtual_devices import Device
+from isoshard.core.runtime import compilation_cache
 from isoshard.torch_bridge import naming
-from isoshard.torch_bridge.engine import program
+from isoshard.torch_bridge.engine.compiling import program
 from isoshard.torch_bridge.session import hardware
 from isoshard.torch_bridge.session.modes import auto_spmd, is_spmd, use_spmd
 
@@ -228,7 +228,7 @@ def initialize_cache(path: str, readonly: bool = False) -> None:
             f"before {naming.current().type} tensors are used, or isoshard.compilation_cache(path) "
             "at any time"
         )
-    cache.compilation_cache(path, readonly=readonly)
+    compilation_cache.compilation_cache(path, readonly=readonly)
     _cache_is_set = True
 
 

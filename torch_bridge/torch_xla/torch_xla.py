@@ -21,8 +21,9 @@ import jax
 import torch
 
 from isoshard.torch_bridge import naming, runtime
-from isoshard.torch_bridge.engine import regions
+from isoshard.torch_bridge.engine.recording import regions
 from isoshard.torch_bridge.session import hardware
+from isoshard.torch_bridge.session.modes import is_spmd
 
 from .core import xla_model as _xla_model
 
@@ -164,8 +165,6 @@ def launch(
         NotImplementedError: in SPMD mode, as in torch_xla, or if there are several chips and so
             several replicas would run.
     """
-    from isoshard.torch_bridge.session.modes import is_spmd
-
     if is_spmd():
         raise NotImplementedError(
             "torch_xla.launch starts replicas, and an SPMD script is one: call "

@@ -21,10 +21,10 @@ of torch_xla.
 if __name__ != "isoshard.torch_bridge.torch_xla_backend":
     raise ImportError(f"import isoshard.torch_bridge.torch_xla_backend, not {__name__}")
 
-from . import framework as _framework
-from .exchange import from_jax, to_jax
-from .marking import mark, sharding_of
-from .mesh import mesh_from_torch_xla, mesh_to_torch_xla
+from . import backend_framework as _framework
+from .backend_exchange import from_jax, to_jax
+from .backend_marks import mark, sharding_of
+from .backend_mesh import mesh_from_torch_xla, mesh_to_torch_xla
 
 __all__ = [
     "from_jax",

@@ -11,12 +11,12 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.mesh import make_mesh
-from isoshard.core.op_sharding import digits
-from isoshard.core.spec import named_sharding
-from isoshard.core.tiles import Tiles
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.layout.op_sharding import digits
+from isoshard.core.layout.spec import named_sharding
+from isoshard.core.layout.tiles import Tiles
 
-from .mesh import numbered
+from .backend_mesh import numbered
 
 
 def by_itself(tiles: Tiles) -> NamedSharding:

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from isoshard.core.mesh import as_mesh
-from isoshard.core.spec import axis_names, named_sharding
+from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.layout.spec import axis_names, named_sharding
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.spmd import mark_sharding

@@ -19,11 +19,26 @@ _LIGHTNINGS = (
 
 
 class DeviceChoiceWarning(UserWarning):
-    """A library has chosen the CPU although the `jax` device is there."""
+    """A library has chosen the CPU although the `jax` device is there.
+
+    Example:
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore", DeviceChoiceWarning)      # the CPU is meant
+        ...     say("Lightning", 'pass accelerator="jax"')
+    """
 
 
 def register() -> None:
-    """Tell accelerate and Lightning of the device, once they are imported."""
+    """Tell accelerate and Lightning of the device, once they are imported.
+
+    `import isoshard.torch_bridge` calls it.
+
+    Example:
+        >>> import isoshard.torch_bridge
+        >>> from accelerate.state import PartialState
+        >>> PartialState.default_device.fget.__module__
+        'isoshard.torch_bridge.trainers.device_choice'
+    """
     after_import("accelerate.state", _accelerate)
     for trainer, fabric in _LIGHTNINGS:
         connectors = (

@@ -20,7 +20,7 @@ from transformers import TrainerCallback
 
 from isoshard import core
 from isoshard.core.errors import DeviceError
-from isoshard.core.mesh import as_mesh
+from isoshard.core.layout.mesh import as_mesh
 
 from .batches import batch_axes, split_inputs
 
@@ -38,6 +38,13 @@ class PlanCallback(TrainerCallback):
         SpecError: the mesh has no axis `data`.
         DeviceError: when the Trainer is made; it runs on another device.
         PlanError: then, too; the plan does not fit the model.
+
+    Example:
+        >>> import isoshard as iso
+        >>> mesh = iso.make_mesh((2, 4), ("data", "model"))
+        >>> callback = PlanCallback(mesh, iso.Plan.fsdp("model"))       # Trainer(callbacks=[..])
+        >>> callback.data
+        ('data',)
     """
 
     def __init__(self, mesh: Any, plan: Any, data: Any = "data"):

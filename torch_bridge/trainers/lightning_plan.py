@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from isoshard import core
-from isoshard.core.mesh import as_mesh
+from isoshard.core.layout.mesh import as_mesh
 
 from .batches import batch_axes, split_batch, split_inputs
 

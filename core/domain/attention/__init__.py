@@ -1,9 +1,9 @@
-"""Attention over a sequence that lies on several devices: a ring, or all-to-all by heads."""
+"""Attention over a sequence that is split over devices: a ring, or all-to-all by heads."""
 
 if __name__ != "isoshard.core.domain.attention":
     raise ImportError(f"import isoshard.core.domain.attention, not {__name__}")
 
-from .ring import ring_attention
+from .ring_attention import ring_attention
 from .ulysses import ulysses_attention
 from .zigzag import unzigzag, zigzag
 

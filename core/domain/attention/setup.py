@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from .lines import Line
+from .positions import Positions
 
 Axes = tuple[str, ...]
 
@@ -33,15 +33,15 @@ class Setup:
         scale: of the scores.
         rate: the share of weights that is dropped.
         tile: queries and keys, at most, whose scores exist at once.
-        riding: the columns of the mask lie with their keys, and go where those go.
+        riding: the columns of the mask are split as their keys, and go where those go.
     """
 
     mesh: Mesh
     ring: Axes
     batch: Axes
     heads: Axes
-    queries: Line
-    keys: Line
+    queries: Positions
+    keys: Positions
     causal: bool
     scale: float
     rate: float
@@ -94,7 +94,7 @@ class Extras(NamedTuple):
         return self.mask is not None and jnp.issubdtype(self.mask.dtype, jnp.floating)
 
     def shared(self, setup: Setup) -> Axes:
-        """The mesh axes along which devices have the same part of the (whole) mask."""
+        """The mesh axes along which devices have the same shard of the (whole) mask."""
         named = {
             name
             for entry in self.specs(setup).mask or ()
@@ -103,7 +103,7 @@ class Extras(NamedTuple):
         return tuple(sorted(setup.manual - named))
 
     def specs(self, setup: Setup) -> Extras:
-        """The spec of each of them on the mesh; the rows of a mask lie with their queries."""
+        """The spec of each of them on the mesh; the rows of a mask are split as their queries."""
         mask = None
         if self.mask is not None:
             ring = setup.ring or None
@@ -125,7 +125,7 @@ class Extras(NamedTuple):
 def in_mesh_order(
     mesh: Mesh, axes: Axes, pairs: Iterable[tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """What `jax.lax.ppermute` over several mesh axes is to be told.
+    """The argument of a `jax.lax.ppermute` over several mesh axes.
 
     It counts devices in the order in which the mesh names the axes, blocks are counted in that of
     `axes`.
@@ -139,7 +139,7 @@ def in_mesh_order(
         The same pairs of devices.
 
     Example:
-        >>> from isoshard.core.mesh import make_mesh
+        >>> from isoshard.core.layout.mesh import make_mesh
         >>> mesh = make_mesh((2, 4), ("x", "y"))
         >>> in_mesh_order(mesh, ("x", "y"), [(0, 1)]), in_mesh_order(mesh, ("y", "x"), [(0, 1)])
         ([(0, 1)], [(0, 4)])

@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 
 from .dropout import dropped
-from .sight import Sight, Span, span, spans
+from .masking import Span, Visibility, span, spans
 
 
-class Running(NamedTuple):
+class RunningSoftmax(NamedTuple):
     """The rows of scores so far.
 
     Attributes:
@@ -57,19 +57,19 @@ def wide(dtype) -> jnp.dtype:
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def start(q: jax.Array, width: int) -> Running:
+def start(q: jax.Array, width: int) -> RunningSoftmax:
     """Rows of which nothing is known yet, for values of that width."""
     batch, queries, heads, group, _ = q.shape
     dtype = wide(q.dtype)
     rows = (batch, heads, group, queries)
-    return Running(
+    return RunningSoftmax(
         jnp.zeros((batch, queries, heads, group, width), dtype),
         jnp.full(rows, -jnp.inf, dtype),
         jnp.zeros(rows, dtype),
     )
 
 
-def finish(running: Running) -> tuple[jax.Array, jax.Array]:
+def finish(running: RunningSoftmax) -> tuple[jax.Array, jax.Array]:
     """The result, and the logarithms of the sums; 0 and minus infinity for rows that saw no key."""
     seen = running.total > 0
     total = jnp.where(seen, running.total, 1)
@@ -77,7 +77,9 @@ def finish(running: Running) -> tuple[jax.Array, jax.Array]:
     return running.weighted / columns_of(total), log
 
 
-def attend(running: Running, q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight) -> Running:
+def attend(
+    running: RunningSoftmax, q: jax.Array, k: jax.Array, v: jax.Array, sight: Visibility
+) -> RunningSoftmax:
     """Let a block of queries attend to one more block of keys.
 
     Args:
@@ -92,18 +94,18 @@ def attend(running: Running, q: jax.Array, k: jax.Array, v: jax.Array, sight: Si
     """
     tile, (queries, keys) = sight.setup.tile, sight.sizes
 
-    def by_rows(i, running: Running) -> Running:
+    def by_rows(i, running: RunningSoftmax) -> RunningSoftmax:
         rows = span(i, queries, tile)
         part_q = rows.cut(q, 1)
-        part = Running(
+        part = RunningSoftmax(
             rows.cut(running.weighted, 1), rows.cut(running.top, 3), rows.cut(running.total, 3)
         )
 
-        def by_columns(j, part: Running) -> Running:
+        def by_columns(j, part: RunningSoftmax) -> RunningSoftmax:
             columns = span(j, keys, tile)
             lines = sight.lines(rows, columns)
 
-            def more() -> Running:
+            def more() -> RunningSoftmax:
                 scores = _scores(part_q, columns.cut(k, 1), rows, columns, lines, sight)
                 kept = sight.kept(rows, columns)
                 return _more(part, scores, columns.cut(v, 1), kept, sight.setup.rate)
@@ -111,7 +113,7 @@ def attend(running: Running, q: jax.Array, k: jax.Array, v: jax.Array, sight: Si
             return _if_seen(lines, more, part)
 
         part = jax.lax.fori_loop(0, spans(keys, tile)[0], by_columns, part)
-        return Running(
+        return RunningSoftmax(
             rows.put(running.weighted, part.weighted, 1),
             rows.put(running.top, part.top, 3),
             rows.put(running.total, part.total, 3),
@@ -141,7 +143,7 @@ def gradients(
     given: Gradients,
     k: jax.Array,
     v: jax.Array,
-    sight: Sight,
+    sight: Visibility,
     part: tuple[int, int] = (0, 1),
 ) -> Slopes:
     """Gradients of a block of queries and one of keys.
@@ -152,7 +154,7 @@ def gradients(
         k: [batch, keys, key heads, width].
         v: [batch, keys, key heads, width of values].
         sight: what the one sees of the other.
-        part: which part of the tiles of keys, and of how many.
+        part: which share of the tiles of keys, and of how many.
 
     Returns:
         The sums.
@@ -206,7 +208,7 @@ def _if_seen(lines, more: Callable, else_):
     return jax.lax.cond(last.max() >= position.min(), more, lambda: else_)
 
 
-def _scores(q, k, rows: Span, columns: Span, lines, sight: Sight):
+def _scores(q, k, rows: Span, columns: Span, lines, sight: Visibility):
     """The scores of a tile, minus infinity where they do not count."""
     scores = jnp.einsum("bqhgw,bkhw->bhgqk", q, k, preferred_element_type=wide(q.dtype))
     scores = sight.setup.scale * scores
@@ -222,7 +224,7 @@ def finite(top: jax.Array) -> jax.Array:
     return jnp.where(top == -jnp.inf, 0, top)
 
 
-def _more(running: Running, scores, v, kept, rate: float) -> Running:
+def _more(running: RunningSoftmax, scores, v, kept, rate: float) -> RunningSoftmax:
     top = jnp.maximum(running.top, scores.max(-1))
     level = finite(top)
     weights = jnp.exp(scores - level[..., None])
@@ -230,10 +232,10 @@ def _more(running: Running, scores, v, kept, rate: float) -> Running:
     total = running.total * shrink + weights.sum(-1)
     weights = dropped(weights, kept, rate).astype(v.dtype)
     values = jnp.einsum("bhgqk,bkhw->bqhgw", weights, v, preferred_element_type=scores.dtype)
-    return Running(running.weighted * columns_of(shrink) + values, top, total)
+    return RunningSoftmax(running.weighted * columns_of(shrink) + values, top, total)
 
 
-def _tile_gradients(given: Gradients, k, v, scores, kept, sight: Sight):
+def _tile_gradients(given: Gradients, k, v, scores, kept, sight: Visibility):
     """Of queries, keys, values and scores."""
     setup, dtype = sight.setup, wide(given.q.dtype)
     weights = jnp.exp(scores - finite(given.log)[..., None])

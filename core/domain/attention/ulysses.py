@@ -1,13 +1,13 @@
 """Ulysses attention: all-to-all, so that each device has the whole sequence of a few heads.
 
->>> from isoshard.core.mesh import make_mesh
->>> from isoshard.core.place import shard
+>>> from isoshard.core.layout.mesh import make_mesh
+>>> from isoshard.core.transfer.place import shard
 >>> mesh = make_mesh((4,), ("seq",))
 >>> x = shard(jax.random.normal(jax.random.key(0), (1, 32, 8, 16)), mesh, (None, "seq"))
 >>> out = ulysses_attention(x, x, x, mesh=mesh, axis="seq", causal=True)
 >>> out.sharding.spec
 P(None, 'seq')
->>> from .ring import ring_attention
+>>> from .ring_attention import ring_attention
 >>> ring = ring_attention(x, x, x, mesh=mesh, axis="seq", causal=True)
 >>> float(abs(out - ring).max()) < 1e-5
 True
@@ -27,13 +27,13 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.domain.any_framework import any_framework
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.domain.blocks.any_framework import any_framework
+from isoshard.core.layout.uneven import UnevenArray
 
-from . import arguments
-from .arguments import AxisLike
-from .core import attention
-from .lines import Line
+from . import attention_arguments
+from .attention_arguments import AxisLike
+from .attention_vjp import attention
+from .positions import Positions
 from .setup import Axes, Extras, Setup
 
 
@@ -86,8 +86,14 @@ def ulysses_attention(
     Raises:
         SpecError, ShardingError, ValueError: as `ring_attention`.
         UnevenError: the sequence does not divide, or the heads do not over all these devices.
+
+    Example:
+        >>> mesh, x = jax.make_mesh((2,), ("seq",)), jax.numpy.ones((1, 8, 2, 4))
+        >>> out = ulysses_attention(x, x, x, mesh=mesh, axis="seq", causal=True)
+        >>> out.shape, out.sharding.spec
+        ((1, 8, 2, 4), P(None, 'seq'))
     """
-    given = arguments.check(
+    given = attention_arguments.check(
         "ulysses_attention",
         (q, k, v),
         mesh,
@@ -98,25 +104,25 @@ def ulysses_attention(
         (dropout, key),
         tile,
     )
-    devices = arguments.count(given.mesh, given.ring)
-    shards = devices * arguments.count(given.mesh, given.heads)
-    parts = arguments.divided(given, shards, "ulysses_attention: axis and heads")
+    devices = attention_arguments.count(given.mesh, given.ring)
+    shards = devices * attention_arguments.count(given.mesh, given.heads)
+    parts = attention_arguments.divided(given, shards, "ulysses_attention: axis and heads")
     setup = Setup(
         mesh=given.mesh,
         ring=(),
         batch=given.batch,
         heads=given.heads + given.ring,
-        queries=Line(parts[0].shape[1], devices, sizes=given.sizes[0]),
-        keys=Line(parts[1].shape[1], devices, sizes=given.sizes[1]),
+        queries=Positions(parts[0].shape[1], devices, sizes=given.sizes[0]),
+        keys=Positions(parts[1].shape[1], devices, sizes=given.sizes[1]),
         causal=causal,
         scale=given.scale,
         rate=given.rate,
         tile=tile,
         riding=False,
     )
-    arguments.check_mask("ulysses_attention", mask, setup, given.extras)
+    attention_arguments.check_mask("ulysses_attention", mask, setup, given.extras)
     out = _run(setup, given.ring, given.heads, *parts, given.extras)
-    return arguments.result(given, out, q)
+    return attention_arguments.result(given, out, q)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

@@ -1,10 +1,10 @@
 """Zigzag order: every device has as much to do under a causal mask as the next.
 
 In order, the last device's queries see all keys and the first's only their own. So the sequence is
-cut in 2n parts, and device `i` of n holds the parts `i` and `2n - 1 - i`: an early and a late one.
-Every step of the ring is then half a block of work for everyone.
+cut into 2n slices, and device `i` of n holds the slices `i` and `2n - 1 - i`: an early and a late
+one. Every step of the ring is then half a block of work for everyone.
 
->>> from isoshard.core.mesh import make_mesh
+>>> from isoshard.core.layout.mesh import make_mesh
 >>> mesh = make_mesh((4,), ("x",))
 >>> x = jnp.arange(8.0).reshape(1, 8)
 >>> zigzag(x, mesh=mesh, axis="x")
@@ -29,13 +29,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.domain.any_framework import any_framework
-from isoshard.core.domain.shardings import lies, sharding_of
-from isoshard.core.entries import axis_names, entries_of
+from isoshard.core.domain.blocks.any_framework import any_framework
+from isoshard.core.domain.blocks.known_shardings import lies, sharding_of
 from isoshard.core.errors import SpecError, UnevenError
-from isoshard.core.mesh import as_mesh
+from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.layout.spec_entries import axis_names, entries_of
 
-from .arguments import axes_of, count
+from .attention_arguments import axes_of, count
 from .setup import in_mesh_order
 
 
@@ -52,13 +52,18 @@ def zigzag(x: jax.Array, *, mesh: Mesh, axis: str | tuple[str, ...], dim: int = 
         dim: the axis of `x` that is the sequence.
 
     Returns:
-        The same elements, split over `axis`; device `i` of n holds parts `i` and `2n - 1 - i` of
+        The same elements, split over `axis`; device `i` of n holds slices `i` and `2n - 1 - i` of
         2n. How other mesh axes split `x` does not change.
 
     Raises:
         SpecError: the mesh has no such axis.
         UnevenError: twice the number of shards does not divide the sequence.
         ValueError: `x` has no axis `dim`.
+
+    Example:
+        >>> mesh = jax.make_mesh((2,), ("x",))
+        >>> zigzag(jnp.arange(8), mesh=mesh, axis="x", dim=0).tolist()     # parts 0, 3 and 1, 2
+        [0, 1, 6, 7, 2, 3, 4, 5]
     """
     return _moved(x, _checked(x, mesh, axis, dim), dim, False)
 
@@ -80,6 +85,12 @@ def unzigzag(x: jax.Array, *, mesh: Mesh, axis: str | tuple[str, ...], dim: int 
         SpecError: the mesh has no such axis.
         UnevenError: twice the number of shards does not divide the sequence.
         ValueError: `x` has no axis `dim`.
+
+    Example:
+        >>> mesh = jax.make_mesh((2,), ("x",))
+        >>> x = jnp.array([0, 1, 6, 7, 2, 3, 4, 5])
+        >>> unzigzag(x, mesh=mesh, axis="x", dim=0).tolist()
+        [0, 1, 2, 3, 4, 5, 6, 7]
     """
     return _moved(x, _checked(x, mesh, axis, dim), dim, True)
 
@@ -132,7 +143,7 @@ def _move(x, where: tuple[Mesh, tuple[str, ...]], dim: int, back: bool) -> jax.A
 
 
 def zigzagged(mesh: Mesh, ring: tuple[str, ...], dim: int, x: jax.Array) -> jax.Array:
-    """One device's part of `zigzag`, for use where its mesh axes are named.
+    """`zigzag` of one device's shard, for use where its mesh axes are named.
 
     Args:
         mesh: the devices.
@@ -152,7 +163,7 @@ def zigzagged(mesh: Mesh, ring: tuple[str, ...], dim: int, x: jax.Array) -> jax.
 
 
 def ordered(mesh: Mesh, ring: tuple[str, ...], dim: int, x: jax.Array) -> jax.Array:
-    """One device's part of `unzigzag`; what `zigzagged` does, undone."""
+    """`unzigzag` of one device's shard; what `zigzagged` does, undone."""
     even, odd = ([(to, at) for at, to in route] for route in _routes(count(mesh, ring)))
     straight = jax.lax.axis_index(ring) % 2 == 0
     first, second = _swap(straight, *jnp.split(x, 2, dim))
@@ -162,11 +173,11 @@ def ordered(mesh: Mesh, ring: tuple[str, ...], dim: int, x: jax.Array) -> jax.Ar
 
 
 def _routes(number: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Where the even and the odd parts go: each is a permutation of the devices."""
+    """Where the even and the odd slices go: each is a permutation of the devices."""
     home = [min(part, 2 * number - 1 - part) for part in range(2 * number)]
     return [(i, home[2 * i]) for i in range(number)], [(i, home[2 * i + 1]) for i in range(number)]
 
 
 def _swap(straight, first, second):
-    """An odd device's early part is an odd one, so it comes with the second message."""
+    """An odd device's early slice is an odd one, so it comes with the second message."""
     return jnp.where(straight, first, second), jnp.where(straight, second, first)

@@ -3,8 +3,8 @@
 if __name__ != "isoshard.core.domain.handlers":
     raise ImportError(f"import isoshard.core.domain.handlers, not {__name__}")
 
-from .results import Laid
+from .handler_shards import Shards
+from .results import ResultLayout
 from .routing import Routed, register_function_handler
-from .shards import Shards
 
-__all__ = ["Laid", "Routed", "Shards", "register_function_handler"]
+__all__ = ["ResultLayout", "Routed", "Shards", "register_function_handler"]

@@ -1,8 +1,8 @@
 """A call of a handler: `jax.shard_map` over blocks, results checked before anything runs.
 
 The handler is traced twice for each new combination of shapes, layouts and constants: once to learn
-how its results lie, and once for the program. Padding holds zeros when a handler gets it, and in
-results.
+the layouts of its results, and once for the program. Padding holds zeros when a handler gets it,
+and in results.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
-from isoshard.core.domain.layouts import Layout
+from isoshard.core.domain.blocks.array_layout import ArrayLayout
 from isoshard.core.errors import ShardingError
 
-from .arguments import Arguments
+from .handler_arguments import Arguments
+from .handler_shards import Shards
 from .results import Result, check_results, read_results
-from .shards import Shards
 
 Handler = Callable[..., tuple[Any, Any]]
 
@@ -45,8 +45,8 @@ class Handled:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """How the results of a call lie, known before it runs.
+class HandlerCall:
+    """The layouts of a call's results, known before it runs.
 
     Attributes:
         results: one per leaf.
@@ -57,7 +57,7 @@ class Plan:
     structure: Any
 
 
-def plan(handled: Handled, arguments: Arguments, arrays: Sequence[Any]) -> Plan:
+def plan(handled: Handled, arguments: Arguments, arrays: Sequence[Any]) -> HandlerCall:
     """Find out what a handler returns; nothing is computed.
 
     Args:
@@ -66,17 +66,17 @@ def plan(handled: Handled, arguments: Arguments, arrays: Sequence[Any]) -> Plan:
         arrays: the padded arrays, or their shapes and dtypes.
 
     Returns:
-        How the results lie.
+        The layouts of the results.
 
     Raises:
         ShardingError: what the handler returned does not fit.
     """
     laid = arguments.arrays()
-    found: list[Plan] = []
+    found: list[HandlerCall] = []
 
     def probe(*blocks: Any) -> tuple[()]:
         _, results, structure = _run(handled, arguments, blocks)
-        found[:] = [Plan(tuple(results), structure)]
+        found[:] = [HandlerCall(tuple(results), structure)]
         return ()
 
     jax.eval_shape(_mapped(probe, handled, arguments, ()), *arrays)
@@ -86,7 +86,7 @@ def plan(handled: Handled, arguments: Arguments, arrays: Sequence[Any]) -> Plan:
     args, kwargs = arguments.filled(_shapes(arrays, laid))
     expected = handled.expected(*args, **kwargs)
     structure = check_results(made.results, made.structure, expected, handled.name)
-    return Plan(made.results, structure)
+    return HandlerCall(made.results, structure)
 
 
 def call(handled: Handled, arguments: Arguments, arrays: Sequence[Any]) -> Any:
@@ -133,7 +133,7 @@ def mesh_of_call(arguments: Arguments) -> Mesh:
 def _run(
     handled: Handled, arguments: Arguments, blocks: Sequence[Any]
 ) -> tuple[list[Any], list[Result], Any]:
-    """The handler on one device: local results without padding, how they lie, and their tree."""
+    """The handler on one device: local results without padding, their layouts, and their tree."""
     mesh, laid = mesh_of_call(arguments), arguments.arrays()
     bare = Shards(mesh, dict(laid), {})
     clean = [
@@ -163,14 +163,14 @@ def _mapped(
     )
 
 
-def _shapes(arrays: Sequence[Any], laid: Sequence[tuple[Any, Layout]]) -> list[Any]:
+def _shapes(arrays: Sequence[Any], laid: Sequence[tuple[Any, ArrayLayout]]) -> list[Any]:
     return [
         jax.ShapeDtypeStruct(layout.shape, array.dtype)
         for array, (_, layout) in zip(arrays, laid, strict=True)
     ]
 
 
-def _zeroed(block: Any, shards: Shards, path: Any, layout: Layout) -> Any:
+def _zeroed(block: Any, shards: Shards, path: Any, layout: ArrayLayout) -> Any:
     """A block with zeros for padding; through them no gradient flows."""
     for axis in range(len(layout.sizes)):
         if layout.padded(axis):

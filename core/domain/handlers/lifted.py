@@ -1,6 +1,6 @@
 """Routed functions inside `iso.domain.lift`: traced at true shapes, answered on blocks.
 
-There an array in blocks is traced as a whole one, which does not tell how it lies. So the caller
+There an array in blocks is traced as a whole one, which does not tell its layout. So the caller
 says it (`Routed.over`), the call is recorded as one, and where the lifted function is computed on
 blocks the handler gets them.
 """
@@ -14,9 +14,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from isoshard.core.domain.in_blocks import in_blocks
+from isoshard.core.domain.lifting.in_blocks import in_blocks
 from isoshard.core.errors import UnevenError
-from isoshard.core.spec import named_sharding
+from isoshard.core.layout.spec import named_sharding
 
 
 def in_lift(
@@ -32,7 +32,7 @@ def in_lift(
     Args:
         call: of the arguments, arrays in equal blocks or `UnevenArray`s: by the handler.
         function: of whole arrays.
-        mesh: where arrays lie.
+        mesh: of the arrays.
         told: `(args, kwargs)` with a spec for each.
         args: of the call, arrays at their true shapes.
         kwargs: likewise.
@@ -61,7 +61,7 @@ def in_lift(
 
 
 def _divide(mesh: Mesh, told: Any, args: Any, kwargs: Any) -> bool:
-    """Whether all arrays can lie in equal blocks as was said."""
+    """Whether all arrays can be in equal blocks as was said."""
     pairs = [*zip(args, told[0], strict=False)]
     pairs += [(kwargs[key], spec) for key, spec in told[1].items() if key in kwargs]
     try:

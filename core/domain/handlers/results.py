@@ -1,10 +1,10 @@
-"""What a handler returns: local arrays, and how each lies in the whole.
+"""What a handler returns: local arrays, and the layout of each.
 
-A handler says a spec, or more: `Laid` tells the valid sizes of blocks as well, so the result is an
-`UnevenArray`.
+A handler says a spec, or more: `ResultLayout` tells the valid sizes of blocks as well, so the
+result is an `UnevenArray`.
 
->>> Laid(("x", None), sizes=((5, 2, 7, 4), None))
-Laid(spec=('x', None), sizes=((5, 2, 7, 4), None), blocks=())
+>>> ResultLayout(("x", None), sizes=((5, 2, 7, 4), None))
+ResultLayout(spec=('x', None), sizes=((5, 2, 7, 4), None), blocks=())
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.domain.shardings import WithLayout
-from isoshard.core.entries import entries_of
+from isoshard.core.domain.blocks.known_shardings import WithLayout
 from isoshard.core.errors import ShardingError, SpecError
-from isoshard.core.spec import axis_names, normalize_spec
-from isoshard.core.uneven import Sizes, UnevenArray
+from isoshard.core.layout.spec import axis_names, normalize_spec
+from isoshard.core.layout.spec_entries import entries_of
+from isoshard.core.layout.uneven import Sizes, UnevenArray
 
 
 @dataclasses.dataclass(frozen=True)
-class Laid:
+class ResultLayout:
     """How a handler's local arrays make one result.
 
     Attributes:
@@ -80,7 +80,7 @@ def read_results(made: Any, mesh: Mesh, name: str) -> tuple[list[Any], list[Resu
         name: of the function, for messages.
 
     Returns:
-        The local arrays, how each lies, and the tree they are leaves of.
+        The local arrays, the layout of each, and the tree they are leaves of.
 
     Raises:
         ShardingError: it is no such pair, or sizes do not fit; all faults in one message
@@ -106,7 +106,7 @@ def read_results(made: Any, mesh: Mesh, name: str) -> tuple[list[Any], list[Resu
     kind: type[ShardingError] = SpecError
     results = []
     for number, (array, spec) in enumerate(zip(arrays, specs, strict=True)):
-        laid = spec if isinstance(spec, Laid) else Laid(spec)
+        laid = spec if isinstance(spec, ResultLayout) else ResultLayout(spec)
         try:
             canonical = normalize_spec(
                 laid.spec, mesh, array.ndim, name=f"result {number} of the handler of {name}"
@@ -163,7 +163,7 @@ def check_results(found: Sequence[Result], structure: Any, expected: Any, name: 
     return tree
 
 
-def _faults(laid: Laid, spec: P, array: Any, mesh: Mesh) -> list[str]:
+def _faults(laid: ResultLayout, spec: P, array: Any, mesh: Mesh) -> list[str]:
     counts = _counts(spec, mesh, array.ndim)
     faults = []
     for what, given in (("sizes", laid.sizes), ("blocks", laid.blocks)):
@@ -189,7 +189,7 @@ def _faults(laid: Laid, spec: P, array: Any, mesh: Mesh) -> list[str]:
     return faults
 
 
-def _result(laid: Laid, spec: P, array: Any, mesh: Mesh) -> Result:
+def _result(laid: ResultLayout, spec: P, array: Any, mesh: Mesh) -> Result:
     counts = _counts(spec, mesh, array.ndim)
     sizes = laid.sizes or (None,) * array.ndim
     shape = [

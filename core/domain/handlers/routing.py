@@ -3,8 +3,8 @@
 >>> import jax.numpy as jnp
 >>> import numpy as np
 >>> from jax.sharding import PartitionSpec as P
->>> from isoshard.core.mesh import make_mesh
->>> from isoshard.core.place import shard
+>>> from isoshard.core.layout.mesh import make_mesh
+>>> from isoshard.core.transfer.place import shard
 >>> def handler(shards, a, b):                   # runs on every device, with its blocks
 ...     return shards.all_reduce(jnp.dot(a, b), shards.axes(a, 0)), P()
 >>> dot = register_function_handler(jnp.dot, handler)
@@ -28,14 +28,14 @@ from typing import Any
 
 import jax
 
-from isoshard.core.domain.any_mesh import any_mesh
-from isoshard.core.domain.interpreting import recording
-from isoshard.core.domain.shardings import said
+from isoshard.core.domain.blocks.any_mesh import any_mesh
+from isoshard.core.domain.blocks.interpreting import recording
+from isoshard.core.domain.blocks.known_shardings import said
 from isoshard.core.errors import ShardingError
-from isoshard.core.mesh import as_mesh
+from isoshard.core.layout.mesh import as_mesh
 
-from .arguments import Arguments, read
 from .calling import Handled, Handler, call
+from .handler_arguments import Arguments, read
 from .lifted import in_lift
 
 _PLAIN = contextvars.ContextVar(
@@ -86,7 +86,7 @@ class Routed:
             What the function gives: `UnevenArray`s where the handler says sizes.
 
         Raises:
-            ShardingError: the arrays lie on different meshes, `jax.jit` traces one and how it lies
+            ShardingError: the arrays are on different meshes, `jax.jit` traces one and its layout
                 is not said, or the handler's results do not fit.
             TypeError: an argument is neither an array nor hashable.
         """
@@ -96,21 +96,21 @@ class Routed:
         """The function for arrays whose layouts `jax.jit` and `iso.domain.lift` hide.
 
         Args:
-            mesh: where they lie.
+            mesh: of the arrays.
             *specs: for each argument the spec of its arrays, in any spelling, or None for what is
                 whole or no array.
             **named: likewise for arguments given by keyword.
 
         Returns:
             A function of the same arguments. A traced array is laid out as said, which moves it if
-            it lies otherwise; an array that is known to lie otherwise is refused.
+            it is not; an array that is known to have another layout is refused.
 
         Raises:
             ShardingError, TypeError: as the function itself, when called.
 
         Example:
             >>> import jax.numpy as jnp
-            >>> from isoshard.core.mesh import make_mesh
+            >>> from isoshard.core.layout.mesh import make_mesh
             >>> mesh = make_mesh((4,), ("x",))
             >>> def handler(shards, a, b):
             ...     return shards.all_reduce(a @ b, "x"), ()
@@ -150,9 +150,9 @@ def register_function_handler(
     Args:
         function: of arrays, `jnp.dot` or your own; traceable by `jax.jit`.
         handler: `handler(shards, *args, **kwargs)`, with this device's block for each array, under
-            `jax.shard_map` over the whole mesh. `shards` (`Shards`) tells how they lie, and has
-            the verbs to communicate. It returns `(local, spec)`, or a tuple of local arrays and a
-            tuple of specs; `shards.like` and `shards.uneven` say valid sizes as well.
+            `jax.shard_map` over the whole mesh. `shards` (`Shards`) has their layouts, and the
+            verbs to communicate. It returns `(local, spec)`, or a tuple of local arrays and a tuple
+            of specs; `shards.like` and `shards.uneven` say valid sizes as well.
         check: compare the shapes and dtypes of its results with those that `function` gives at the
             true shapes, for which that is traced, and never run.
         prove: let JAX prove that what a spec calls whole along a mesh axis is the same on its
@@ -165,6 +165,15 @@ def register_function_handler(
 
     Raises:
         TypeError: `function` or `handler` cannot be called.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from isoshard.core.transfer.place import shard
+        >>> def handler(shards, x):                     # each block alone, laid out as it was
+        ...     return jnp.square(x), shards.like(x, 0)
+        >>> square = register_function_handler(jnp.square, handler)
+        >>> square(shard(jnp.arange(4.0), jax.make_mesh((4,), ("x",)), ("x",))).sharding.spec
+        P('x',)
     """
     for what, one in (("function", function), ("handler", handler)):
         if not callable(one):

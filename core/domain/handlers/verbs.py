@@ -1,4 +1,4 @@
-"""What the devices of a handler say to each other; over JAX's collectives.
+"""Collectives of a handler's devices, over JAX's.
 
 Every verb takes mesh axes: a name, several, or none. Devices are counted in the order of the names
 given, as blocks are, and not in the mesh's order, in which `ppermute` counts.
@@ -17,10 +17,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from isoshard.core.domain.extremes import keeping_nan
-from isoshard.core.domain.ring import ring
+from isoshard.core.domain.blocks.extremes import keeping_nan
+from isoshard.core.domain.blocks.ring import ring
 from isoshard.core.errors import ShardingError
-from isoshard.core.mesh import describe_mesh
+from isoshard.core.layout.mesh import describe_mesh
 
 Axes = str | tuple[str, ...]
 

@@ -1,7 +1,7 @@
 """Clouds: points and queries, rows of coordinates in one space and on one mesh.
 
->>> from isoshard.core.mesh import make_mesh
->>> from isoshard.core.place import shard
+>>> from isoshard.core.layout.mesh import make_mesh
+>>> from isoshard.core.transfer.place import shard
 >>> points = shard(np.zeros((8, 3), np.float32), make_mesh((4,), ("x",)), P("x"))
 >>> rows = read_clouds({"points": points, "queries": points}, None, None)
 >>> rows["points"].axes, rows["queries"].sizes
@@ -18,19 +18,19 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.domain.shardings import known_sharding_of, sharding_of
+from isoshard.core.domain.blocks.known_shardings import known_sharding_of, sharding_of
 from isoshard.core.errors import ShardingError
-from isoshard.core.mesh import as_mesh
-from isoshard.core.uneven import UnevenArray, padded_of
+from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.layout.uneven import UnevenArray, padded_of
 
-from .rows import Rows, entries, read_rows
+from .row_splits import RowSplit, entries, read_rows
 
 ONE = "points"
 """The name of the only axis of the mesh that stands for one device."""
 
 
-def read_clouds(given: dict[str, Any], mesh: Any, axes: Any) -> dict[str, Rows]:
-    """Read arrays of points, and find the mesh on which all of them lie.
+def read_clouds(given: dict[str, Any], mesh: Any, axes: Any) -> dict[str, RowSplit]:
+    """Read arrays of points, and find the mesh that all of them are on.
 
     Args:
         given: float[rows, coordinates] by name: jax.Arrays or UnevenArrays.
@@ -39,7 +39,7 @@ def read_clouds(given: dict[str, Any], mesh: Any, axes: Any) -> dict[str, Rows]:
             or None to take those of the arrays.
 
     Returns:
-        How the rows of each lie, by name.
+        The split of the rows of each, by name.
 
     Raises:
         ShardingError: they are no points of one space on one mesh; all faults in one message.

@@ -1,11 +1,11 @@
 """Graphs over devices: rows of the neighbours' shards, and sums over edges.
 
-Nodes lie in shards. Each edge lies with the node that receives, so a sum over the edges of a node
-needs nothing from other devices; before it, each device fetches the rows of the senders that lie
-elsewhere, its ghosts, each of them once.
+Nodes are split. Each edge is in the shard of the node that receives, so a sum over the edges of a
+node needs nothing from other devices; before it, each device fetches the rows of the senders in
+other shards, its ghosts, each of them once.
 
->>> from isoshard.core.mesh import make_mesh
->>> from isoshard.core.place import shard
+>>> from isoshard.core.layout.mesh import make_mesh
+>>> from isoshard.core.transfer.place import shard
 >>> mesh = make_mesh((4,), ("x",))
 >>> nodes = shard(jnp.arange(8.0)[:, None], mesh, ("x",))
 >>> graph = partition_graph([0, 2, 7, 6], [1, 1, 0, 7], nodes)
@@ -15,7 +15,7 @@ GraphHalo(4 edges, 3, 0, 0, 1 per device; 8 nodes over ('x',); 2 ghost rows in 2
 [7.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 6.0]
 
 A hop sends rows from every device to the one so many places further; hops that no edge needs do
-not take place. Where nodes that are near each other lie in the same shard or the next, that is
+not take place. Where nodes that are near each other are in the same shard or the next, that is
 two. Everything is differentiable: gradients of ghosts go back the way their rows came.
 """
 
@@ -32,15 +32,15 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.domain.any_framework import any_framework
-from isoshard.core.domain.any_mesh import any_mesh
-from isoshard.core.domain.shardings import sharding_of
+from isoshard.core.domain.blocks.any_framework import any_framework
+from isoshard.core.domain.blocks.any_mesh import any_mesh
+from isoshard.core.domain.blocks.known_shardings import sharding_of
 from isoshard.core.errors import ShardingError
-from isoshard.core.place import shard
-from isoshard.core.uneven import UnevenArray, padded_of
+from isoshard.core.layout.uneven import UnevenArray, padded_of
+from isoshard.core.transfer.place import shard
 
 from .edges import SortedEdges, sort_edges
-from .rows import Rows, read_rows
+from .row_splits import RowSplit, read_rows
 
 
 @any_mesh
@@ -50,8 +50,8 @@ def partition_graph(senders: Any, receivers: Any, nodes: Any) -> GraphHalo:
     Args:
         senders: int[edges] on the host, the node where each edge starts, counted over all shards.
         receivers: likewise, where it ends.
-        nodes: a jax.Array or UnevenArray over a mesh with a row for each node, split by rows; how
-            it lies is noted, and no values are kept.
+        nodes: a jax.Array or UnevenArray over a mesh with a row for each node, split by rows; its
+            layout is noted, and no values are kept.
 
     Returns:
         The graph; a pytree, to be passed to compiled functions.
@@ -89,18 +89,24 @@ def partition_graph(senders: Any, receivers: Any, nodes: Any) -> GraphHalo:
 
 @jax.tree_util.register_pytree_node_class
 class GraphHalo:
-    """Edges that lie with their receivers, and how to fetch the senders.
+    """Edges in the shards of their receivers, and how to fetch the senders.
 
     `partition_graph` makes it. A pytree: the numbers of rows are its leaves.
 
     Attributes:
-        nodes: how the nodes lie.
+        nodes: the split of the nodes.
         sizes: edges on each device.
         ghosts: rows that are fetched, over all devices.
         edge_ids: an UnevenArray int32[edges]: which of the given edges stands where.
+
+    Example:
+        >>> nodes = shard(jnp.arange(8.0), jax.make_mesh((4,), ("x",)), ("x",))
+        >>> graph = partition_graph([0, 7], [1, 0], nodes)     # node 7 is sent to the first device
+        >>> graph.sizes, graph.ghosts
+        ((2, 0, 0, 0), 1)
     """
 
-    nodes: Rows
+    nodes: RowSplit
     sizes: tuple[int, ...]
     ghosts: int
     edge_ids: UnevenArray
@@ -109,7 +115,7 @@ class GraphHalo:
     _lists: tuple[Any, ...]
 
     @classmethod
-    def _of(cls, edges: SortedEdges, nodes: Rows, extent: int) -> GraphHalo:
+    def _of(cls, edges: SortedEdges, nodes: RowSplit, extent: int) -> GraphHalo:
         """Put the numbers of rows on the devices."""
 
         def place(numbers: np.ndarray) -> jax.Array:
@@ -259,7 +265,25 @@ class GraphHalo:
 
 @any_framework
 def segment_sum(messages: Any, graph: GraphHalo) -> Any:
-    """Sum messages for each node, as `graph.segment_sum(messages)`."""
+    """Sum messages for each node, as `graph.segment_sum(messages)`.
+
+    Args:
+        messages: [edges, ..], an UnevenArray as `graph.senders` gives it, or its padded array after
+            any function of each row; padding is not read.
+        graph: the graph, as `partition_graph` made it.
+
+    Returns:
+        [nodes, ..], laid out as the nodes were; 0 where no edge ends.
+
+    Raises:
+        ShardingError: the messages are not one row per edge.
+
+    Example:
+        >>> nodes = shard(jnp.arange(4.0), jax.make_mesh((4,), ("x",)), ("x",))
+        >>> graph = partition_graph([0, 2, 3], [1, 1, 0], nodes)
+        >>> segment_sum(graph.senders(nodes), graph).tolist()
+        [3.0, 2.0, 0.0, 0.0]
+    """
     return graph.segment_sum(messages)
 
 
@@ -267,7 +291,7 @@ _take = functools.partial(jnp.take, axis=0, mode="fill", fill_value=0)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _fetch(nodes: Rows, hops: Any, x: Any, rows: Any, sends: Any) -> jax.Array:
+def _fetch(nodes: RowSplit, hops: Any, x: Any, rows: Any, sends: Any) -> jax.Array:
     """Rows of one's own and of the ghosts."""
 
     def here(x: jax.Array, rows: jax.Array, sends: tuple[jax.Array, ...]) -> jax.Array:
@@ -281,7 +305,7 @@ def _fetch(nodes: Rows, hops: Any, x: Any, rows: Any, sends: Any) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _choose(nodes: Rows, block: int, ids: Any, rows: Any, values: Any) -> jax.Array:
+def _choose(nodes: RowSplit, block: int, ids: Any, rows: Any, values: Any) -> jax.Array:
     """The values of each device's edges, of all."""
 
     def here(ids: jax.Array, rows: jax.Array, values: jax.Array) -> jax.Array:
@@ -291,7 +315,7 @@ def _choose(nodes: Rows, block: int, ids: Any, rows: Any, values: Any) -> jax.Ar
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _add(nodes: Rows, block: int, messages: Any, rows: Any) -> jax.Array:
+def _add(nodes: RowSplit, block: int, messages: Any, rows: Any) -> jax.Array:
     """The sums for each device's nodes."""
 
     def here(messages: jax.Array, rows: jax.Array) -> jax.Array:
@@ -301,7 +325,7 @@ def _add(nodes: Rows, block: int, messages: Any, rows: Any) -> jax.Array:
     return _split(nodes, here, nodes.spec, nodes.spec)(messages, rows)
 
 
-def _split(nodes: Rows, function: Callable[..., Any], *specs: Any) -> Callable[..., Any]:
+def _split(nodes: RowSplit, function: Callable[..., Any], *specs: Any) -> Callable[..., Any]:
     """The function on every device's rows; mesh axes that do not split nodes stay as they are."""
     return jax.shard_map(
         function,

@@ -1,7 +1,7 @@
 """Neighbours in a cloud of points: the nearest, or those within a radius.
 
->>> from isoshard.core.mesh import make_mesh
->>> from isoshard.core.place import shard
+>>> from isoshard.core.layout.mesh import make_mesh
+>>> from isoshard.core.transfer.place import shard
 >>> mesh = make_mesh((4,), ("x",))
 >>> points = shard(jnp.arange(8.0)[:, None] ** 2, mesh, ("x",))      # 0, 1, 4, 9, .. 49
 >>> queries = shard(jnp.array([[3.0], [10.0], [20.0], [48.0]]), mesh, ("x",))
@@ -14,8 +14,8 @@ P('x',)
 Both search by brute force, in tiles: the matrix of distances is never made, and what a device needs
 beside a few copies of its blocks and results is set by the tile. Split points go round a ring of
 devices (`search.py` says what is sent). Indices count over the whole cloud, whatever the shards;
-they, and ties, are the same on any mesh. Distances and points have gradients, which lie as the
-inputs do; indices and counts have none.
+they, and ties, are the same on any mesh. Distances and points have gradients, in the inputs'
+layouts; indices and counts have none.
 
 A point whose distance is no finite number (NaN coordinates) is nobody's neighbour.
 """
@@ -30,13 +30,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from isoshard.core.domain.any_framework import any_framework
+from isoshard.core.domain.blocks.any_framework import any_framework
 from isoshard.core.errors import ShardingError
-from isoshard.core.uneven import padded_of
+from isoshard.core.layout.uneven import padded_of
 
 from .clouds import read_clouds
 from .nearest import Tile, distance_dtype
-from .rows import Rows
+from .row_splits import RowSplit
 from .search import Search, search
 
 TILE = (512, 32768)
@@ -50,6 +50,11 @@ class Neighbors(NamedTuple):
         indices: int32[queries, k], of the points.
         distances: float[queries, k].
         points: float[queries, k, coordinates], where they lie.
+
+    Example:
+        >>> found = knn(jnp.array([[0.0], [1.0], [5.0]]), jnp.array([[4.0]]), 2)
+        >>> found.indices.tolist(), found.distances.tolist(), found.points.tolist()
+        ([[2, 1]], [[1.0, 3.0]], [[[5.0], [1.0]]])
     """
 
     indices: Any
@@ -66,6 +71,11 @@ class Within(NamedTuple):
         points: float[queries, max_points, coordinates]; 0 there.
         counts: int32[queries], how many points lie within the radius; more than `max_points` where
             the farthest were left out.
+
+    Example:
+        >>> found = radius_search(jnp.array([[0.0], [1.0], [5.0]]), jnp.array([[4.0]]), 2.0, 2)
+        >>> found.indices.tolist(), found.distances.tolist(), found.counts.tolist()
+        ([[2, -1]], [[1.0, inf]], [1])
     """
 
     indices: Any
@@ -165,7 +175,7 @@ def radius_search(
     return Within(*map(clouds["queries"].like, found))
 
 
-def _search(clouds: dict[str, Rows], k: int, tile: Any, *, counted: bool) -> Search:
+def _search(clouds: dict[str, RowSplit], k: int, tile: Any, *, counted: bool) -> Search:
     if not isinstance(tile, tuple) or len(tile) != 2 or not all(map(_whole, tile)):
         raise ShardingError(
             f"tile={tile!r} is not how many queries meet how many points at a time: give two "

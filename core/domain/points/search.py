@@ -1,11 +1,11 @@
 """The search over devices: blocks of points go round a ring, what is found is merged.
 
-Points lie in blocks over some mesh axes, queries over some, each perhaps over none:
+Points are split over some mesh axes, queries over some, each perhaps over none:
 
 - Along an axis that splits both, the blocks of points travel from device to device, n - 1 hops,
   while each device searches the block it has. Queries stay where they are.
 - Along an axis that splits the points alone, every device searches its block for the same queries.
-  Each then merges the findings for its part of the queries (one all-to-all), and all gather the
+  Each then merges the findings for its slice of the queries (one all-to-all), and all gather the
   results.
 - Along an axis that splits the queries alone, or neither, nothing is sent.
 
@@ -30,10 +30,10 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.domain.ring import ring
+from isoshard.core.domain.blocks.ring import ring
 
 from .nearest import Found, Tile, merge, nearest, nothing
-from .rows import Rows
+from .row_splits import RowSplit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,15 +41,15 @@ class Search:
     """What is fixed about one search.
 
     Attributes:
-        points: how they lie.
+        points: their split.
         queries: likewise, on the same mesh.
         k: how many to find for each query.
         tile: see `nearest`.
         counted: whether points within the limit are counted.
     """
 
-    points: Rows
-    queries: Rows
+    points: RowSplit
+    queries: RowSplit
     k: int
     tile: Tile
     counted: bool
@@ -191,7 +191,7 @@ def _share(found: Found, how: Search) -> Found:
     def exchange(x: jax.Array) -> jax.Array:
         x = jnp.pad(x, ((0, part * devices - rows), *[(0, 0)] * (x.ndim - 1)))
         x = x.reshape(devices, part, *x.shape[1:])
-        return lax.all_to_all(x, how.across, 0, 0)  # from each device, for my part of the queries
+        return lax.all_to_all(x, how.across, 0, 0)  # from each device, for my slice of the queries
 
     theirs = jax.tree.map(exchange, found)
     mine = jax.tree.map(lambda x: x[0], theirs)
@@ -200,7 +200,7 @@ def _share(found: Found, how: Search) -> Found:
     return jax.tree.map(lambda x: lax.all_gather(x, how.across, tiled=True)[:rows], mine)
 
 
-def _table(rows: Rows) -> tuple[jax.Array, jax.Array]:
+def _table(rows: RowSplit) -> tuple[jax.Array, jax.Array]:
     """Where each block starts, and how many rows it has."""
     return jnp.array(rows.starts(), jnp.int32), jnp.array(rows.sizes, jnp.int32)
 

@@ -20,7 +20,7 @@ from . import (
     shape,
 )
 from .registry import Operator, entries, find, operator
-from .whole import on_mesh
+from .unsharded_axes import on_mesh
 
 __all__ = [
     "Operator",

@@ -7,7 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from .arguments import axis_of, choice
+from .operator_arguments import axis_of, choice
 from .registry import operator
 
 

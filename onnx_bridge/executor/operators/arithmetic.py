@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from ...errors import ModelError
-from .arguments import choice, library
+from .operator_arguments import choice, library
 from .registry import broadcast, largest, operator
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...errors import ModelError
-from .arguments import dtype_of, physical
+from .operator_arguments import dtype_of, physical
 from .registry import operator
 
 

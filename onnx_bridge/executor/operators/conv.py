@@ -13,7 +13,7 @@ from jax import lax
 
 from ...errors import ModelError
 from .registry import operator
-from .whole import whole
+from .unsharded_axes import whole
 from .windows import Windows
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from onnx import numpy_helper
 
 from ...errors import ModelError
-from .arguments import axis_of, dtype_of, library, number_of, on_device, physical, sizes_of
+from .operator_arguments import axis_of, dtype_of, library, number_of, on_device, physical, sizes_of
 from .registry import HOST_LIMIT, largest, operator
 
 _SATURATING = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from .arguments import library
+from .operator_arguments import library
 from .registry import largest, operator
 
 

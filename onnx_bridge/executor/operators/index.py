@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...errors import ModelError
-from .arguments import axis_of, choice, library, on_device
+from .operator_arguments import axis_of, choice, library, on_device
 from .registry import largest, operator, outer
 
 _REDUCTIONS = {"none": "set", "add": "add", "mul": "multiply", "max": "max", "min": "min"}

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from ...errors import ModelError
-from .arguments import axis_of, number_of, widened
+from .operator_arguments import axis_of, number_of, widened
 from .registry import operator
 
 

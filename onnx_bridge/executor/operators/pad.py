@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ...errors import ModelError
-from .arguments import axes_of, choice, sizes_of
+from .operator_arguments import axes_of, choice, sizes_of
 from .registry import operator
 
 _MOST_REPEATS = 1024

@@ -16,9 +16,9 @@ import numpy as np
 from jax import lax
 
 from ...errors import ModelError
-from .arguments import bounded, widened
+from .operator_arguments import bounded, widened
 from .registry import operator
-from .whole import whole
+from .unsharded_axes import whole
 from .windows import Windows
 
 _MOST_DILATED = 4096

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arguments import axes_of, axis_of, library, number_of, widened
+from .operator_arguments import axes_of, axis_of, library, number_of, widened
 from .registry import largest, operator
-from .whole import whole
+from .unsharded_axes import whole
 
 
 def _lowest(dtype):

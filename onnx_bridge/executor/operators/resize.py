@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...errors import ModelError
-from .arguments import axes_of, bounded, choice, widened
+from .operator_arguments import axes_of, bounded, choice, widened
 from .registry import operator
 
 _COORDINATES = (

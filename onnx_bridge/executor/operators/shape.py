@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...errors import ModelError
-from .arguments import axes_of, axis_of, choice, library, sizes_of
+from .operator_arguments import axes_of, axis_of, choice, library, sizes_of
 from .registry import largest, operator
 
 

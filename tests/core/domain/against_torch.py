@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from isoshard.core.place import shard
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.transfer.place import shard
 
 SPLITS = {
     "even": (4, 4, 4, 4),

@@ -10,8 +10,8 @@ from jax.sharding import AxisType, NamedSharding
 
 import isoshard as iso
 from isoshard import P
-from isoshard.core.axis_types import auto
-from isoshard.core.spec import same_layout
+from isoshard.core.layout.axis_types import auto
+from isoshard.core.layout.spec import same_layout
 
 from .blocks import in_blocks, out_of_blocks
 from .traffic import compiled, gathered, sent, summed

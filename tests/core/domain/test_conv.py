@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from isoshard.core.domain.conv import conv
+from isoshard.core.domain.windows.conv import conv
 from isoshard.core.errors import ShardingError
-from isoshard.core.mesh import make_mesh
-from isoshard.core.place import shard
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.transfer.place import shard
 
 from .against_torch import SPLITS, check, packed, whole
 

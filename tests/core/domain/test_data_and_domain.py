@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 
 import isoshard as iso
 from isoshard import P
-from isoshard.core.spec import same_layout
+from isoshard.core.layout.spec import same_layout
 
 from .blocks import dense, in_blocks, out_of_blocks, with_loss
 from .traffic import compiled, gathered, sent, summed

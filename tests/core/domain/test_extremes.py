@@ -7,7 +7,7 @@ import pytest
 
 import isoshard as iso
 from isoshard import P
-from isoshard.core.domain.extremes import keeping_nan
+from isoshard.core.domain.blocks.extremes import keeping_nan
 
 SIZES = ((2, 0, 3, 1),)
 REDUCE = {"max": jnp.max, "min": jnp.min}

@@ -9,7 +9,7 @@ from jax.sharding import AxisType, NamedSharding
 import isoshard as iso
 from benchmarks import collectives
 from isoshard import P, ShardingError
-from isoshard.core.axis_types import constrain
+from isoshard.core.layout.axis_types import constrain
 
 from .blocks import dense, in_blocks, out_of_blocks, with_loss
 

@@ -3,13 +3,13 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.axis_types import under_auto
-from isoshard.core.domain.halo import halo, halo_exchange
-from isoshard.core.domain.windows import MODES
+from isoshard.core.domain.blocks.row_windows import MODES
+from isoshard.core.domain.windows.halo import halo, halo_exchange
 from isoshard.core.errors import ShardingError, UnevenError
-from isoshard.core.mesh import make_mesh
-from isoshard.core.place import shard
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.layout.axis_types import under_auto
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.transfer.place import shard
 
 from .against_torch import SPLITS, packed, whole
 

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 
 import isoshard as iso
 from isoshard import CopyError, P, ShardingError, SpecError, UnevenArray, UnevenError
-from isoshard.core.spec import same_layout
+from isoshard.core.layout.spec import same_layout
 
 from .blocks import out_of_blocks
 

@@ -3,9 +3,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from isoshard.core.domain.pad import pad, roll
+from isoshard.core.domain.windows.pad import pad, roll
 from isoshard.core.errors import ShardingError
-from isoshard.core.place import shard
+from isoshard.core.transfer.place import shard
 
 from .against_torch import SPLITS, check, packed, whole
 

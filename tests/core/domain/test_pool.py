@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 from torch.nn import functional as F
 
-from isoshard.core.domain.pool import avg_pool, max_pool
+from isoshard.core.domain.windows.pool import avg_pool, max_pool
 from isoshard.core.errors import ShardingError
-from isoshard.core.place import shard
+from isoshard.core.transfer.place import shard
 
 from .against_torch import SPLITS, check, packed, whole
 

@@ -3,10 +3,10 @@ import numpy as np
 import pytest
 from torch.nn import functional as F
 
-from isoshard.core.domain.resize import interpolate
+from isoshard.core.domain.windows.resize import interpolate
 from isoshard.core.errors import ShardingError
-from isoshard.core.place import shard
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.transfer.place import shard
 
 from .against_torch import SPLITS, check, packed
 

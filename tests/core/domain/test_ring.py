@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.domain.ring import ring
+from isoshard.core.domain.blocks.ring import ring
 from isoshard.core.errors import ShardingError
-from isoshard.core.mesh import make_mesh
-from isoshard.core.place import shard
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.transfer.place import shard
 
 RNG = np.random.default_rng(0)
 

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from isoshard.core.domain.splits import Split, pack_axis, unpack_axis, valid_mask
+from isoshard.core.domain.blocks.splits import AxisSplit, pack_axis, unpack_axis, valid_mask
 
 
 @pytest.mark.parametrize(
@@ -12,7 +12,7 @@ from isoshard.core.domain.splits import Split, pack_axis, unpack_axis, valid_mas
     [((3, 3, 1, 0), True), ((1, 0, 3, 2), False), ((2, 2), True), ((0, 0), True), ((0, 2), False)],
 )
 def test_out_and_in_again(sizes, ends):
-    split = Split(sizes, max(sizes))
+    split = AxisSplit(sizes, max(sizes))
     x = np.arange(2.0 * split.extent, dtype=np.float32).reshape(2, split.extent)
     packed = pack_axis(x, 1, split)
     assert split.ends == ends and packed.shape == (2, split.padded)
@@ -26,5 +26,5 @@ def test_out_and_in_again(sizes, ends):
 
 
 def test_a_full_axis_needs_no_mask():
-    assert valid_mask([Split((2, 2), 2), None]) is None
-    assert valid_mask([Split((2, 1), 2), None]).tolist() == [[True], [True], [True], [False]]
+    assert valid_mask([AxisSplit((2, 2), 2), None]) is None
+    assert valid_mask([AxisSplit((2, 1), 2), None]).tolist() == [[True], [True], [True], [False]]

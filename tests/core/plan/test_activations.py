@@ -7,7 +7,7 @@ import torch
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.plan import Activation, Linear, Plan, PlanError
 
 U = P.UNCONSTRAINED

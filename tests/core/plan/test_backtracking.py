@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import isoshard as iso
 from isoshard.core.plan import PlanError
 from isoshard.core.plan.backtracking import MOST_WAYS, TooManyWays, ways
-from isoshard.core.plan.patterns import SHORTEST, check_patterns, matches
+from isoshard.core.plan.rule_patterns import SHORTEST, check_patterns, matches
 
 
 @pytest.mark.parametrize(

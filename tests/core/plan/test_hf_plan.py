@@ -3,7 +3,7 @@
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.plan import Plan, PlanError
 from isoshard.core.plan.hf_plan import STYLES, HfStyle
 

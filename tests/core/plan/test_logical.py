@@ -9,7 +9,7 @@ from flax.core import spmd as flax_spmd
 from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.plan import Linear, Plan, PlanError
 from isoshard.core.plan.logical import AxisTable
 

@@ -8,7 +8,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.plan import Experts, Heads, Largest, Linear, Plan, PlanError
 
 TP = Plan.tensor_parallel("tp")

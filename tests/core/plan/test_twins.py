@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.plan import Plan
 from isoshard.jax_bridge import train_step
 from isoshard.torch_bridge.distributed.tensor.debug.hlo import collectives

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from isoshard.core.errors import DistributedError
-from isoshard.core.processes.watch_lines import Hub, Spoke
+from isoshard.core.processes.watch_connections import Hub, Spoke
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.weights import FileFormatError, load_safetensors
 from isoshard.core.weights.file_format import LONGEST_HEADER, pack_header, read_header
 from isoshard.core.weights.folder import INDEX, open_weights

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isoshard.core.errors import CopyError, ShardingError, UnevenError
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.plan import Plan
 from isoshard.core.weights import (
     Concat,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isoshard.core.weights.joining import Concat, Split
-from isoshard.core.weights.ops import Kernel, OpError, Piece, Transpose
+from isoshard.core.weights.ops import Kernel, OpError, Transpose, WaitingMemory
 from isoshard.core.weights.reshaping import MergeAxes, SplitAxis
 
 CASES = [
@@ -82,7 +82,7 @@ def test_any_rectangle_is_loaded_as_it_is_computed(data):
         index.append(slice(low, data.draw(st.integers(low + 1, size))))
     expected = results[which][tuple(index)]
     memory = np.full(expected.shape, -1)
-    pieces = [Piece(which, tuple(part.start for part in index), memory)]
+    pieces = [WaitingMemory(which, tuple(part.start for part in index), memory)]
     for op, before in zip(reversed(ops), reversed(steps[:-1]), strict=True):
         pieces = op.back(pieces, before)
     for piece in pieces:

@@ -9,7 +9,7 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from isoshard.core.place import shard
+from isoshard.core.transfer.place import shard
 from isoshard.core.weights import FileFormatError, load_safetensors, save_safetensors
 
 
@@ -29,7 +29,7 @@ def test_the_library_reads_it(tmp_path, mesh, spec, counted):
 
 
 def test_blocks_of_rows(tmp_path, mesh, monkeypatch):
-    from isoshard.core.weights import saving
+    from isoshard.core.weights import safetensors_writing as saving
 
     monkeypatch.setattr(saving, "CHUNK", 100)
     w = random(16, 8)
@@ -74,7 +74,7 @@ def test_nothing_is_written_over(tmp_path):
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
-    from isoshard.core.weights import saving
+    from isoshard.core.weights import safetensors_writing as saving
 
     def fails(array):
         raise OSError("disk full")

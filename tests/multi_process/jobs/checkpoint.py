@@ -136,25 +136,25 @@ def check_fsdp(world):
 def check_faults(world):
     import numpy as np
 
-    from isoshard.jax_bridge.checkpoint import zarr
+    from isoshard.core.checkpoint import zarr_arrays
 
     folder = world.scratch / "faults"
     mesh = iso.make_mesh((world.size,), ("x",))
     w = iso.shard(np.ones((64, 64), np.float32), mesh, iso.P("x"))
     iso.save(folder, {"w": w, "n": 1})
-    real = zarr.write
+    real = zarr_arrays.write
 
     def refuse(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
     if world.rank == 1:
-        zarr.write = refuse
+        zarr_arrays.write = refuse
     try:
         kind = OSError if world.rank == 1 else iso.CheckpointError
         with raises(kind, "No space left"):
             iso.save(folder, {"w": w, "n": 2})
     finally:
-        zarr.write = real
+        zarr_arrays.write = real
     assert iso.restore(folder, {"n": 0}, partial=True)["n"] == 1
     with raises(iso.DistributedError, "the ranks do not agree"):
         iso.save(folder, {"w": w, "n": 2, **({"more": 1} if world.rank else {})})

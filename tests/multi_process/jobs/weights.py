@@ -8,8 +8,8 @@ from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
 from isoshard import weights
-from isoshard.core import metrics
 from isoshard.core.processes import agree
+from isoshard.core.runtime import metrics
 
 SHAPE = (64, 16384)
 KERNEL = weights.WeightMap(

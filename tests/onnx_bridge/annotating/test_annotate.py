@@ -5,7 +5,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
 from isoshard.onnx_bridge import AnnotationError, annotate, layout
 from isoshard.onnx_bridge.reading.annotations import node_annotations
 from isoshard.onnx_bridge.reading.parameter_record import Origin, write_parameters

@@ -3,7 +3,7 @@
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
 from isoshard.onnx_bridge import AnnotationError, annotate
 from isoshard.onnx_bridge.annotating.staging import stage_parts
 from isoshard.onnx_bridge.reading.mesh_record import MeshRecord, read_mesh

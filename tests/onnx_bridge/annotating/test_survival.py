@@ -5,7 +5,7 @@ import pytest
 from google.protobuf import json_format, text_format
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
 from isoshard.onnx_bridge import annotate, layout
 from tests.onnx_bridge.models import mlp
 

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from onnx import helper, numpy_helper
 
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
 from isoshard.onnx_bridge import Graph, to_sharding_spec, validate
 from isoshard.onnx_bridge.checking.placement import Placement
 from isoshard.onnx_bridge.checking.semantics import Check

@@ -5,7 +5,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from isoshard.onnx_bridge import Graph, validate
-from isoshard.onnx_bridge.checking.operators import elementwise, rule_of
+from isoshard.onnx_bridge.checking.operator_rules import elementwise_factors, rule_of
 from isoshard.onnx_bridge.checking.semantics import Check
 from tests.onnx_bridge.checking.broken import group, split, value
 from tests.onnx_bridge.checking.one_node import constant, inferred, model, placed, rules, t
@@ -211,9 +211,9 @@ LISTED = (
 
 def test_every_operator_that_the_proposal_lists_has_a_rule():
     assert [op for op in LISTED if rule_of(op, "") is None] == []
-    ours = {*elementwise.UNARY_OF_OURS, *elementwise.BROADCAST_OF_OURS}
+    ours = {*elementwise_factors.UNARY_OF_OURS, *elementwise_factors.BROADCAST_OF_OURS}
     assert not ours & set(LISTED)
-    assert {*elementwise.UNARY, *elementwise.BROADCAST} <= set(LISTED)
+    assert {*elementwise_factors.UNARY, *elementwise_factors.BROADCAST} <= set(LISTED)
 
 
 @pytest.mark.parametrize("op", ["If", "Loop", "Scan", "GRU", "LSTM", "DFT", "SequenceAt"])

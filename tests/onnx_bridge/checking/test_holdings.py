@@ -5,7 +5,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from onnx import helper, numpy_helper
 
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
 from isoshard.onnx_bridge import AnnotationError, ModelError, annotate, layout
 from isoshard.onnx_bridge.checking.holdings import holdings
 from isoshard.onnx_bridge.checking.placement import Placement, Pool

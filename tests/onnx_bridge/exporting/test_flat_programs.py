@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding
 
 import isoshard as iso
 from isoshard import P, make_mesh
-from isoshard.core.axis_types import is_typed
+from isoshard.core.layout.axis_types import is_typed
 from isoshard.onnx_bridge import ModelError
 from isoshard.onnx_bridge.exporting.flat_programs import flat_program
 from tests.onnx_bridge.exporting.jax_models import laid

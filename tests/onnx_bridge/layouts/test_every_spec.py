@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.mesh import make_mesh
-from isoshard.core.spec import same_layout
-from isoshard.core.tiles import Tiles
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.layout.spec import same_layout
+from isoshard.core.layout.tiles import Tiles
 from isoshard.onnx_bridge import AnnotationError, from_sharding_spec, to_sharding_spec
 from isoshard.onnx_bridge.layouts.tiling import read_tiles
 from isoshard.onnx_bridge.layouts.writing import write_tiles

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
 from isoshard.onnx_bridge import from_sharding_spec, to_sharding_spec
 from tests.onnx_bridge.models import spec
 

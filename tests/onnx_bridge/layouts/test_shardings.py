@@ -6,8 +6,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import DeviceError, ShardingError
-from isoshard.core.mesh import make_mesh
-from isoshard.core.tiles import Tiles
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.layout.tiles import Tiles
 from isoshard.onnx_bridge import AnnotationError, from_sharding_spec, to_sharding_spec
 from isoshard.onnx_bridge.layouts.meshes import fitting_mesh, part_of_mesh
 from tests.onnx_bridge.models import spec

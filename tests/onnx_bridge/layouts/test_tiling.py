@@ -2,7 +2,7 @@
 
 import pytest
 
-from isoshard.core.tiles import Tiles
+from isoshard.core.layout.tiles import Tiles
 from isoshard.onnx_bridge import AnnotationError
 from isoshard.onnx_bridge.layouts.tiling import read_tiles, replicate_axes, uneven_axes
 from tests.onnx_bridge.models import spec

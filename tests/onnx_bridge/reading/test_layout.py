@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import DeviceError
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
 from isoshard.onnx_bridge import AnnotationError, annotate, layout
 from tests.onnx_bridge.models import mlp
 

@@ -126,9 +126,13 @@ def test_recomputation_happens_once_and_stops_early():
         calls.append("end")
         return z.sum()
 
+    on_cpu = draw(3).requires_grad_()
+    checkpoint(layer, on_cpu, use_reentrant=False).backward()
+    wanted = calls.copy()
+    calls.clear()
     x = draw(3).to("jax").requires_grad_()
     checkpoint(layer, x, use_reentrant=False).backward()
-    assert calls == ["start", "end", "start"] or calls == ["start", "end"] * 2
+    assert calls == wanted and calls[:3] == ["start", "end", "start"]
     close(x.grad, draw(3).exp().cos() * draw(3).exp())
 
 

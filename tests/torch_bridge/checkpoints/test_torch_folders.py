@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 from torch.distributed import checkpoint as dcp
 
 import isoshard as iso
+from isoshard.core.checkpoint import opened
 from isoshard.core.errors import CheckpointError
-from isoshard.jax_bridge.checkpoint import opened
 from isoshard.torch_bridge.checkpoints import CheckpointManager, SPMDSavePlanner
 
 W = torch.arange(32 * 16, dtype=torch.float32).reshape(32, 16)

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard.core.errors import ShardingError
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.layout.uneven import UnevenArray
 from isoshard.torch_bridge.checkpoints import CheckpointManager, SPMDLoadPlanner, SPMDSavePlanner
 from isoshard.torch_bridge.checkpoints.arrival import Arrival
 from isoshard.torch_bridge.loops.stacked import StackedLayers

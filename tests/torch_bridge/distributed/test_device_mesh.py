@@ -11,7 +11,7 @@ import torch
 import isoshard.torch_bridge as xs
 from isoshard import P
 from isoshard.core.errors import DeviceError, ShardingError
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
 from isoshard.torch_bridge.distributed import DeviceMesh, init_device_mesh
 from isoshard.torch_bridge.distributed.device_mesh import current_mesh, device_mesh_of
 

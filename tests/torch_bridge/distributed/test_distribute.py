@@ -10,8 +10,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import isoshard.torch_bridge as xs
 from isoshard import P
-from isoshard.core import metrics
 from isoshard.core.errors import ShardingError, UnevenError
+from isoshard.core.runtime import metrics
 from isoshard.torch_bridge.distributed import init_device_mesh
 from isoshard.torch_bridge.distributed.tensor import (
     DTensor,

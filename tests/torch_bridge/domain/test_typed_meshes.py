@@ -8,7 +8,7 @@ from jax.sharding import AxisType, NamedSharding
 
 import isoshard as iso
 from isoshard import P
-from isoshard.core.uneven import padded_of
+from isoshard.core.layout.uneven import padded_of
 
 KINDS = {
     "explicit": (AxisType.Explicit, AxisType.Explicit),

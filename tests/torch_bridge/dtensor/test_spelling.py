@@ -8,7 +8,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 import isoshard as iso
 from isoshard import P
 from isoshard.core.errors import SpecError
-from isoshard.core.spec import normalize_spec
+from isoshard.core.layout.spec import normalize_spec
 from isoshard.torch_bridge.dtensor.spelling import is_placements
 
 

@@ -22,8 +22,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from isoshard import Tiles, UnrepresentableError
-from isoshard.core.spec import same_layout
-from isoshard.torch_bridge.dtensor.blocks import pieces
+from isoshard.core.layout.spec import same_layout
+from isoshard.torch_bridge.dtensor.chunked_axes import pieces
 from isoshard.torch_bridge.dtensor.translation import (
     device_mesh_of,
     jax_mesh,

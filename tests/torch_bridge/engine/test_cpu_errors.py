@@ -7,7 +7,7 @@ import torch
 
 import isoshard.torch_bridge as xs  # noqa: F401
 from isoshard.core.errors import DeviceError
-from isoshard.torch_bridge.engine import cpu_errors
+from isoshard.torch_bridge.engine.operators import cpu_errors
 
 TWO_FAULTS = {
     "an axis, then complex": lambda d: _ones(d, torch.complex64).max(2),

@@ -10,7 +10,7 @@ from jax.extend.core import Primitive
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
-from isoshard.torch_bridge.engine import tape
+from isoshard.torch_bridge.engine.recording import tape
 
 _NEVER_LOWERED = Primitive("never_lowered")
 _NEVER_LOWERED.def_abstract_eval(lambda x: x)
@@ -158,7 +158,7 @@ def test_random_numbers_and_constants_are_those_of_the_whole_program(failing):
 
 
 def test_memory_that_does_not_suffice_is_no_operations_fault(monkeypatch):
-    from isoshard.torch_bridge.engine import program
+    from isoshard.torch_bridge.engine.compiling import program
 
     x = torch.ones(4).to("jax")
     xs.sync()

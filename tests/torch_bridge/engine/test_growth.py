@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import isoshard.torch_bridge as xs
-from isoshard.core.bounded import CALLS
-from isoshard.torch_bridge.engine import base
-from isoshard.torch_bridge.engine.program import compiled_count
-from isoshard.torch_bridge.engine.recipes import RECIPES, Recipe
-from isoshard.torch_bridge.engine.value import Aval, Value
-from isoshard.torch_bridge.engine.views import Chain
+from isoshard.core.runtime.bounded import CALLS
+from isoshard.torch_bridge.engine.compiling.program import compiled_count
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
+from isoshard.torch_bridge.engine.values.value import Aval, Value
+from isoshard.torch_bridge.engine.values.views import Chain
 from tests.torch_bridge.engine.growth import instances, larger, resident, tables
 
 COUNT = 50_000
@@ -105,7 +105,7 @@ def test_what_is_alive_is_found_again_though_its_call_is_forgotten():
     x = torch.zeros(4 * CALLS, device="jax")
     view, same = x[5:9][1], Chain.root(x._aval)
     aval = weakref.ref(Aval.of(x[: CALLS + 7]._aval.meta))
-    chain, read = view._chain, base.read(view).tape
+    chain, read = view._chain, lazy_tensor.read(view).tape
     numbers = {entry[0] for entry in read.program if isinstance(entry[0], int)}
     dead_slices(x, 10, 10 + 2 * CALLS)
     gc.collect()
@@ -146,6 +146,6 @@ def test_the_number_of_a_recipe_is_never_given_again():
 def test_a_table_that_grows_is_found():
     before = tables(), instances()
     avals = [Aval.contiguous((3, number, 1, 5, 1), torch.float32) for number in range(9)]
-    kept = [base.fresh(aval, Value(None)) for aval in avals]
+    kept = [lazy_tensor.fresh(aval, Value(None)) for aval in avals]
     assert larger(before[0], tables(), len(kept) - 1)
     assert dict(larger(before[1], instances(), len(kept) - 1))["Storage"] == len(kept)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import isoshard.torch_bridge as xs
-from isoshard.torch_bridge.engine import program
+from isoshard.torch_bridge.engine.compiling import program
 
 
 @pytest.fixture(autouse=True)

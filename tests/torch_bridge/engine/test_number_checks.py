@@ -206,7 +206,7 @@ def test_every_lifted_number_is_known_to_be_checked_or_free():
         for name in registry.names()
         if name.startswith("aten::") and registry.named(name).lift
     }
-    from isoshard.torch_bridge.engine import number_checks
+    from isoshard.torch_bridge.engine.signatures import number_checks
 
     checked = {*number_checks._PARAMETERS, *number_checks._CONVERTED, "uniform"}
     # Rounded to infinity as a tensor of one number, or a float64 all along.

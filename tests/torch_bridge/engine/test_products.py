@@ -12,7 +12,7 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
 from isoshard.torch_bridge.distributed.tensor.debug.hlo import collectives
-from isoshard.torch_bridge.engine.products import Matrix, product
+from isoshard.torch_bridge.engine.compiling.products import Matrix, product
 
 SHAPES = [(3, 4), (2, 3, 4), (5, 4), (2, 2, 3, 4)]
 

@@ -11,9 +11,10 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import metrics
-from isoshard.torch_bridge.engine import layouts, program
 from isoshard.torch_bridge.engine.capture.resident import Resident, Residents
-from isoshard.torch_bridge.engine.value import Storage, placed_layout
+from isoshard.torch_bridge.engine.compiling import program
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values.value import Storage, placed_layout
 
 
 def trainer(device="jax"):
@@ -213,7 +214,7 @@ def test_memory_that_a_program_lays_out_anew_says_so():
         residents.put([value.array], [value.layout])
         assert type(storage) is Storage
         assert storage.value.layout == value.layout
-        assert layouts.untyped(value.layout) == placed_layout(storage.value.array)
+        assert layout_numbers.untyped(value.layout) == placed_layout(storage.value.array)
 
 
 @pytest.mark.parametrize("looked_at", [False, True])

@@ -10,7 +10,7 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from benchmarks import collectives
 from isoshard import P, Plan, metrics
-from isoshard.torch_bridge.engine import program
+from isoshard.torch_bridge.engine.compiling import program
 
 KINDS = {
     "auto": (AxisType.Auto, AxisType.Auto),

@@ -8,9 +8,9 @@ import torch
 
 import isoshard as iso
 from isoshard import P
-from isoshard.core import virtual
-from isoshard.core.axis_types import auto
-from isoshard.torch_bridge.engine import program
+from isoshard.core.layout.axis_types import auto
+from isoshard.core.runtime import serialize_virtual
+from isoshard.torch_bridge.engine.compiling import program
 
 
 def _reads_an_input(mesh):
@@ -41,8 +41,10 @@ def _stays_on_one(mesh):
     ],
 )
 def test_a_program_over_several_devices_takes_a_turn(compute, several, monkeypatch):
-    noted, ran, note = [], [], virtual.note
-    monkeypatch.setattr(virtual, "note", lambda results: (noted.append(results), note(results)))
+    noted, ran, note = [], [], serialize_virtual.note
+    monkeypatch.setattr(
+        serialize_virtual, "note", lambda results: (noted.append(results), note(results))
+    )
     monkeypatch.setattr(program, "WATCHING", [lambda one, plan: ran.append(one.several)])
     compute(iso.make_mesh((8,), ("x",))).item()
     assert ran and any(ran) == several

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import isoshard.torch_bridge as xs
-from isoshard.torch_bridge.engine.tensor_changes import changes
+from isoshard.torch_bridge.engine.recording.tensor_changes import changes
 from tests.torch_bridge.engine.on_both import around
 
 

@@ -16,11 +16,12 @@ from jax.sharding import NamedSharding
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, make_mesh
-from isoshard.torch_bridge.engine import layouts, regions
-from isoshard.torch_bridge.engine.immediate import Immediate, immediately
-from isoshard.torch_bridge.engine.recipes import RECIPES, Recipe
-from isoshard.torch_bridge.engine.recorder import recorder
-from isoshard.torch_bridge.engine.value import Aval
+from isoshard.torch_bridge.engine.recording import regions
+from isoshard.torch_bridge.engine.recording.immediate import Immediate, immediately
+from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
+from isoshard.torch_bridge.engine.recording.recorder import recorder
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.session.closures import _HANDLER, add_step_closure
 
 WAIT = 240.0
@@ -272,11 +273,11 @@ def test_layouts_interned_by_several_threads_have_one_number():
 
     def intern() -> list[int]:
         shardings = [NamedSharding(make_mesh((2, 4), pair), P(pair[0])) for pair in names]
-        return [layouts.intern(sharding) for sharding in shardings]
+        return [layout_numbers.intern(sharding) for sharding in shardings]
 
     first, *others = at_once(*[intern] * 4)
     assert others == [first] * 3
-    specs = [layouts.sharding(number).spec for number in first]  # pyright: ignore
+    specs = [layout_numbers.sharding(number).spec for number in first]  # pyright: ignore
     assert specs == [P(pair[0]) for pair in names]
 
 

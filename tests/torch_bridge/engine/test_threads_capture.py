@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import isoshard.torch_bridge as xs
-from isoshard.torch_bridge.engine.capture.symbolic import CaptureError
+from isoshard.core.errors import CaptureError
 
 WAIT = 60.0
 

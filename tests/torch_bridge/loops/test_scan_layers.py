@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, make_mesh, metrics
-from isoshard.torch_bridge.engine.recipes import RECIPES
+from isoshard.torch_bridge.engine.recording.recipes import RECIPES
 from tests.torch_bridge.loops.decoder_layers import WIDTH, batch, close, one_by_one, stack
 
 

@@ -8,8 +8,8 @@ import torch
 
 from isoshard.torch_bridge import lowerings  # noqa: F401  (fills the table)
 from isoshard.torch_bridge.dtypes import physical_dtype
-from isoshard.torch_bridge.engine.call import build_call, infer
-from isoshard.torch_bridge.engine.metas import Meta, Slot, map_leaves
+from isoshard.torch_bridge.engine.signatures.bound_op import build_call, infer
+from isoshard.torch_bridge.engine.values.metas import Meta, Slot, map_leaves
 
 
 def to_array(tensor: torch.Tensor) -> jax.Array:

@@ -29,8 +29,8 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from isoshard.torch_bridge import lowerings
-from isoshard.torch_bridge.engine.call import build_call, infer
-from isoshard.torch_bridge.engine.metas import Lift, Meta, Slot, map_leaves
+from isoshard.torch_bridge.engine.signatures.bound_op import build_call, infer
+from isoshard.torch_bridge.engine.values.metas import Lift, Meta, Slot, map_leaves
 from isoshard.torch_bridge.lowerings import registry
 
 # Results that torch leaves open: uninitialised memory, places among equal elements.

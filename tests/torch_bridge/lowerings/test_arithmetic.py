@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 import torch
 
-from isoshard.torch_bridge.engine.call import build_call, infer
-from isoshard.torch_bridge.engine.metas import Lift, Meta, Slot
+from isoshard.torch_bridge.engine.signatures.bound_op import build_call, infer
+from isoshard.torch_bridge.engine.values.metas import Lift, Meta, Slot
 from tests.torch_bridge.lowerings.harness import check, to_array
 from tests.torch_bridge.lowerings.samples import (
     BOOLS,

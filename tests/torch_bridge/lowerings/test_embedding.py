@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from isoshard.torch_bridge.lowerings import registry
-from isoshard.torch_bridge.lowerings.sharing import one_program
+from isoshard.torch_bridge.lowerings.cse import one_program
 from tests.torch_bridge.lowerings.harness import check, evaluate, to_array
 
 aten = torch.ops.aten

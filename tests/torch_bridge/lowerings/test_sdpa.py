@@ -12,7 +12,7 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from benchmarks import collectives
 from isoshard import P
-from isoshard.core import metrics
+from isoshard.core.runtime import metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 B, H, L, S, E = 2, 4, 5, 6, 8

@@ -16,7 +16,7 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, make_mesh
-from isoshard.core import metrics
+from isoshard.core.runtime import metrics
 from tests.torch_bridge.models.families import FAMILIES, Batch, build
 
 STEPS = 10

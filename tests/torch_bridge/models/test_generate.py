@@ -8,7 +8,7 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge
 from isoshard import P, make_mesh
-from isoshard.core import metrics
+from isoshard.core.runtime import metrics
 from tests.torch_bridge.models.families import FAMILIES, build, speech, tokens
 
 NEW = 8

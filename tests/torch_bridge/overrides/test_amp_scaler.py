@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import isoshard.torch_bridge as xs
-from isoshard.core import metrics
+from isoshard.core.runtime import metrics
 
 functional = torch.nn.functional
 SCALER = {"init_scale": 1024.0, "growth_interval": 2}

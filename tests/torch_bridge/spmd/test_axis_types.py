@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
-from isoshard.core.axis_types import auto
+from isoshard.core.layout.axis_types import auto
 from isoshard.torch_bridge.distributed.device_mesh import device_mesh_of
 from isoshard.torch_bridge.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from isoshard.torch_bridge.distributed.tensor.parallel import (

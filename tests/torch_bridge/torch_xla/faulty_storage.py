@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 
-from isoshard.torch_bridge.checkpoints.storage import LocalStorage, RemoteStorage
+from isoshard.torch_bridge.checkpoints.remote_storage import LocalStorage, RemoteStorage
 
 
 class Injected(OSError):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import isoshard.torch_bridge as xs
-from isoshard.core import metrics
+from isoshard.core.runtime import metrics
 from isoshard.torch_bridge.export import lowered
 from isoshard.torch_bridge.torch_xla import backends
 

@@ -139,7 +139,7 @@ def test_processes_that_die_at_any_operation(tmp_path):
             """
             import os, shutil, sys, torch
             from isoshard.torch_bridge.checkpoints import CheckpointManager, manager as managers
-            from isoshard.torch_bridge.checkpoints.storage import storage_at
+            from isoshard.torch_bridge.checkpoints.remote_storage import storage_at
             sys.path.insert(0, sys.argv[2])
             from tests.torch_bridge.torch_xla.faulty_storage import FaultyLocal, Faults
 

@@ -15,9 +15,9 @@ from torch import nn
 from torch.distributed import checkpoint as dcp
 
 import isoshard.torch_bridge as xs
-from isoshard.core.checkpoints.steps import Steps
+from isoshard.core.checkpoint.steps import Steps
 from isoshard.torch_bridge.checkpoints import CheckpointError, CheckpointManager, SPMDSavePlanner
-from isoshard.torch_bridge.checkpoints.storage import LocalStorage
+from isoshard.torch_bridge.checkpoints.remote_storage import LocalStorage
 from tests.torch_bridge.torch_xla.checkpoint_states import (
     LAYOUTS,
     empty_state,

@@ -7,7 +7,7 @@ import pytest
 
 from isoshard.torch_bridge.checkpoints import CheckpointError, CheckpointManager
 from isoshard.torch_bridge.checkpoints import manager as managers
-from isoshard.torch_bridge.checkpoints.storage import (
+from isoshard.torch_bridge.checkpoints.remote_storage import (
     LocalStorage,
     RemoteStorage,
     remove_tree,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import isoshard.torch_bridge.torch_xla as torch_xla
-from isoshard.core import metrics, samples
+from isoshard.core.runtime import metrics, samples
 from isoshard.torch_bridge.torch_xla.debug import metrics as met
 from isoshard.torch_bridge.torch_xla.debug import profiler as xp
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import isoshard.torch_bridge as xs
 from isoshard import P
-from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.spmd import Mesh, ShardingSpec, UnevenWarning, set_global_mesh
 from isoshard.torch_bridge.torch_xla.distributed.fsdp import checkpoint_module
 from isoshard.torch_bridge.torch_xla.distributed.fsdp.wrap import (

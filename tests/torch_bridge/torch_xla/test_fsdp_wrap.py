@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import isoshard.torch_bridge as xs
-from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.torch_xla.distributed import fsdp
 from isoshard.torch_bridge.torch_xla.distributed.fsdp import checkpoint_module, utils
 from isoshard.torch_bridge.torch_xla.distributed.fsdp.wrap import (

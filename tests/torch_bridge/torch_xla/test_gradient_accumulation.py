@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import isoshard.torch_bridge as xs
-from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.torch_xla.experimental.gradient_accumulation import (
     gradient_accumulation,
 )

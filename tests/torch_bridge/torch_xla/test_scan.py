@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
-from isoshard.torch_bridge.engine import program
-from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.compiling import program
+from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.torch_xla.experimental.scan import scan
 
 

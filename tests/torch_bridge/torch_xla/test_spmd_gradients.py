@@ -12,7 +12,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import isoshard as iso
 import isoshard.torch_bridge as bridge
 from isoshard import P, ShardingError, UnrepresentableError, make_mesh
-from isoshard.torch_bridge.engine import tape as tapes
+from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.spmd import optimization_barrier_
 from isoshard.torch_bridge.torch_xla.distributed import spmd as xs
 from isoshard.torch_bridge.torch_xla.distributed.spmd import xla_sharding

@@ -55,7 +55,7 @@ def test_a_region_that_does_nothing_gives_back_the_whole(spec):
         assert torch.equal(got.data, expected)
     whole = xs.disable_manual_sharding(piece, spec, t.shape)
     assert torch.equal(whole.cpu(), x) and t.sharding_spec == ""
-    assert whole.partition_spec == iso.core.spec.normalize_spec(spec, t_mesh(), 2)
+    assert whole.partition_spec == iso.core.layout.spec.normalize_spec(spec, t_mesh(), 2)
     assert whole.sharding_spec == xs.mark_sharding(x.to("jax"), t_mesh(xs), spec).sharding_spec
 
 
@@ -173,7 +173,7 @@ def test_gradients_of_gradients_go_through_a_region():
 
 
 def test_a_region_moves_nothing_between_devices():
-    from isoshard.torch_bridge.engine import program
+    from isoshard.torch_bridge.engine.compiling import program
 
     before = set(map(id, program._PROGRAMS.values()))
     t = xs.mark_sharding(data(8, 4).to("jax"), t_mesh(xs), ("x", "y"))

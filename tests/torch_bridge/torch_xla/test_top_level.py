@@ -10,14 +10,14 @@ import torch
 
 import isoshard.torch_bridge as xs
 import isoshard.torch_bridge.torch_xla as torch_xla
-from isoshard.core import metrics
-from isoshard.torch_bridge.engine import base
+from isoshard.core.runtime import metrics
+from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.torch_xla.core import xla_model as xm
 
 
 def is_executed(tensor: torch.Tensor) -> bool:
-    assert isinstance(tensor, base.LazyTensor)
-    return base.read(tensor).array is not None
+    assert isinstance(tensor, lazy_tensor.LazyTensor)
+    return lazy_tensor.read(tensor).array is not None
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import torch
 
 import isoshard.torch_bridge as xs
 import isoshard.torch_bridge.torch_xla as torch_xla
-from isoshard.core import metrics
 from isoshard.core.errors import CopyError
+from isoshard.core.runtime import metrics
 from isoshard.torch_bridge.torch_xla.core import xla_model as xm
 from isoshard.torch_bridge.torch_xla.utils import closures, dlpack, serialization
 from isoshard.torch_bridge.torch_xla.utils import utils as xu

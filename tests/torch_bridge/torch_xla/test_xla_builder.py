@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import isoshard.torch_bridge as xs
-from isoshard.torch_bridge.crossings.same_function import identity
+from isoshard.torch_bridge.interop.same_function import identity
 from isoshard.torch_bridge.torch_xla.core import xla_builder as xb
 
 

@@ -166,7 +166,7 @@ def test_clipping_sharded_gradients(mesh, foreach):
 
 
 def test_clipping_all_gradients_at_once_records_a_few_operations(counted):
-    from isoshard.torch_bridge.engine import tape
+    from isoshard.torch_bridge.engine.recording import tape
 
     parameters = [torch.nn.Parameter(torch.zeros(3, device="jax")) for _ in range(50)]
     for parameter in parameters:

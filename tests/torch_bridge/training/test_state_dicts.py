@@ -86,12 +86,11 @@ def test_loading_by_assignment_takes_the_tensors_themselves(mesh):
 
 def test_what_does_not_fit_is_refused_as_torch_does():
     model = torch.nn.Linear(4, 3).to("jax")
-    want = model.weight.tolist()
     with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: \"bias\""):
         model.load_state_dict({"weight": torch.zeros(3, 4)})
     with pytest.raises(RuntimeError, match=r"size mismatch for weight"):
         model.load_state_dict({"weight": torch.zeros(5, 4), "bias": torch.zeros(3)})
-    assert model.weight.tolist() == want or model.bias.count_nonzero() == 0
+    assert model.weight.count_nonzero() == model.bias.count_nonzero() == 0  # what fits is taken
     result = model.load_state_dict({"weight": torch.zeros(3, 4), "other": 1}, strict=False)
     assert result.missing_keys == ["bias"] and result.unexpected_keys == ["other"]
     assert model.weight.count_nonzero().item() == 0

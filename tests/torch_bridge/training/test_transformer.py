@@ -17,7 +17,7 @@ from benchmarks import collectives
 from benchmarks.by_hand import models
 from benchmarks.by_hand.step import Training, make_mesh
 from benchmarks.models import sizes
-from isoshard.core import metrics
+from isoshard.core.runtime import metrics
 
 STEPS = 20
 WORK = sizes.problem("gpt2", "cpu")

@@ -8,10 +8,10 @@ import torch_xla.distributed.spmd as xs
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core import exchange
 from isoshard.core.errors import CopyError, DeviceError, UnevenError
-from isoshard.core.mesh import make_mesh
-from isoshard.core.place import shard
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.transfer import exchange
+from isoshard.core.transfer.place import shard
 
 SPECS = [P(), P("x"), P(None, "y"), P("y", "x"), P(("x", "y")), P(None, ("y", "x"))]
 

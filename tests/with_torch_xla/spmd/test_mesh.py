@@ -4,7 +4,7 @@ import pytest
 import torch_xla.distributed.spmd as xs
 
 from isoshard.core.errors import DeviceError
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
 
 
 @pytest.mark.parametrize("shape", [(8,), (2, 4), (8, 1), (2, 2, 2)])

@@ -1,4 +1,17 @@
-"""torch.distributed.tensor's names, for tensors on the `jax` device."""
+"""torch.distributed.tensor's names, for tensors on the `jax` device.
+
+`DTensor` is the class of every tensor there, `XLAShardedTensor`; `Placement`, `Shard`, `Replicate`
+and `Partial` are torch's own.
+
+>>> import torch
+>>> from isoshard.torch_bridge.distributed import init_device_mesh
+>>> mesh = init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))
+>>> t = distribute_tensor(torch.ones(8, 6), mesh, [Shard(0), Replicate()])
+>>> isinstance(t, DTensor), t.placements, t.to_local().shape
+(True, (Shard(dim=0), Replicate()), torch.Size([4, 6]))
+>>> DTensor.from_local(t.to_local(), mesh, [Partial(), Replicate()]).shape    # summed over dp
+torch.Size([4, 6])
+"""
 
 if __name__ != "isoshard.torch_bridge.distributed.tensor":
     raise ImportError(f"import isoshard.torch_bridge.distributed.tensor, not {__name__}")

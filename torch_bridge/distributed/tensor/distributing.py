@@ -20,14 +20,14 @@ from typing import Any
 import torch
 
 from isoshard.core.errors import ShardingError
-from isoshard.core.mesh import mesh_of
-from isoshard.core.spec import same_layout
+from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.layout.spec import same_layout
 from isoshard.torch_bridge.distributed.device_mesh import device_mesh_of
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
-from . import laying
+from . import tensor_placements
 
 
 def distribute_tensor(
@@ -59,9 +59,16 @@ def distribute_tensor(
         IndexError: a `Shard` names an axis that the tensor does not have.
         NotImplementedError: a placement is `Partial`: a whole has no sums to be taken.
         ShardingError: `tensor` is a DTensor of several processes.
+
+    Example:
+        >>> from isoshard.torch_bridge.distributed import init_device_mesh
+        >>> from torch.distributed.tensor import Shard
+        >>> t = distribute_tensor(torch.ones(8, 6), init_device_mesh("jax", (4,)), [Shard(0)])
+        >>> t.placements, t.shape, t.to_local().shape
+        ((Shard(dim=0),), torch.Size([8, 6]), torch.Size([2, 6]))
     """
     _check_tensor(tensor)
-    laid = laying.layout(tuple(tensor.shape), device_mesh, placements)
+    laid = tensor_placements.layout(tuple(tensor.shape), device_mesh, placements)
     if isinstance(tensor, XLAShardedTensor) and (present := marks.marked(tensor)) is not None:
         if not _same(present, laid.sharding, tensor.dim()):
             raise ValueError(
@@ -69,12 +76,12 @@ def distribute_tensor(
                 f"{present.spec} over {mesh_of(present).shape}, and cannot be distributed as "
                 f"{laid.placements} over {laid.mesh}; use tensor.redistribute(mesh, placements)"
             )
-        return laying.remember(tensor, laid)
+        return tensor_placements.remember(tensor, laid)
     if tensor.is_meta:
         here = torch.empty(tensor.shape, dtype=tensor.dtype, device="jax")
     else:
         here = tensor.detach().to("jax")
-    result = laying.mark(here, laid).requires_grad_(tensor.requires_grad)
+    result = tensor_placements.mark(here, laid).requires_grad_(tensor.requires_grad)
     marks.keep_gradient_layout(result)
     return result
 
@@ -131,6 +138,16 @@ def distribute_module(
     Raises:
         RuntimeError: it was distributed before; no mesh is given or current.
         ValueError: `input_fn` or `output_fn` takes another number of arguments.
+
+    Example:
+        >>> from isoshard.torch_bridge.distributed import init_device_mesh
+        >>> from torch.distributed.tensor import Shard
+        >>> def rows(name, module, mesh):
+        ...     weight = distribute_tensor(module.weight, mesh, [Shard(0)])
+        ...     module.weight = torch.nn.Parameter(weight)
+        >>> linear = distribute_module(torch.nn.Linear(4, 8), init_device_mesh("jax", (8,)), rows)
+        >>> linear.weight.placements, linear.bias.placements
+        ((Shard(dim=0),), (Replicate(),))
     """
     if getattr(module, "_distribute_module_applied", False):
         raise RuntimeError(

@@ -22,7 +22,7 @@ import torch
 
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
-from . import laying
+from . import tensor_placements
 
 
 def _factory(make: Callable[..., torch.Tensor], what: str) -> Callable[..., XLAShardedTensor]:
@@ -56,6 +56,14 @@ def _factory(make: Callable[..., torch.Tensor], what: str) -> Callable[..., XLAS
         IndexError: a `Shard` names an axis that the tensor does not have.
         NotImplementedError: a placement is `Partial`.
         RuntimeError: no mesh is given or current.
+
+    Example:
+        >>> from isoshard.torch_bridge.distributed import init_device_mesh
+        >>> from torch.distributed.tensor import Shard
+        >>> mesh = init_device_mesh("jax", (4,))
+        >>> t = {make.__name__}(8, 3, device_mesh=mesh, placements=[Shard(0)])
+        >>> t.shape, t.placements
+        (torch.Size([8, 3]), (Shard(dim=0),))
     """
     return factory
 
@@ -97,6 +105,12 @@ def full(
         IndexError: a `Shard` names an axis that the tensor does not have.
         NotImplementedError: a placement is `Partial`.
         RuntimeError: no mesh is given or current.
+
+    Example:
+        >>> from isoshard.torch_bridge.distributed import init_device_mesh
+        >>> from torch.distributed.tensor import Shard
+        >>> full((4,), 7.0, device_mesh=init_device_mesh("jax", (4,)), placements=[Shard(0)])
+        tensor([7., 7., 7., 7.], device='jax:0', sharding=P('0',))
     """
 
     def make(shape: Any, **options: Any) -> torch.Tensor:
@@ -120,6 +134,6 @@ def _made(
 ) -> XLAShardedTensor:
     if layout != torch.strided:
         raise ValueError(f"layout={layout} is not possible here; only torch.strided is")
-    laid = laying.layout(shape, device_mesh, placements)
-    tensor = laying.mark(make(shape, dtype=dtype, device="jax"), laid)
+    laid = tensor_placements.layout(shape, device_mesh, placements)
+    tensor = tensor_placements.mark(make(shape, dtype=dtype, device="jax"), laid)
     return tensor.requires_grad_() if requires_grad else tensor

@@ -1,7 +1,7 @@
-"""Whole-step capture: run a step once, name its inputs and outputs, run its program again.
+"""Whole-step capture: run a step once, name its inputs and outputs, replay its program.
 
-`step` and `recording` run it, `assemble` and `places` name what comes in and goes out, `replay`
-runs the compiled program.
+`step` and `step_recording` run it, `assemble` and `bindings` name what comes in and goes out,
+`replay` runs the compiled program.
 """
 
 if __name__ != "isoshard.torch_bridge.engine.capture":

@@ -12,20 +12,22 @@ from typing import Any
 
 import torch
 
+from isoshard.core.errors import CaptureError
 from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge.engine.compiling import input_placement, program
+from isoshard.torch_bridge.engine.compiling.layout_constraints import same
+from isoshard.torch_bridge.engine.compiling.padded_blocks import padded
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording.memory_log import visible
+from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Check
+from isoshard.torch_bridge.engine.recording.tape import Tape
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values.value import Storage, Value
 
-from .. import base, layouts, placement, program
-from ..blocks import padded
-from ..constrain import same
-from ..dropped import is_dropped
-from ..log import visible
-from ..recipes import RECIPES, Check
-from ..tape import Tape
-from ..value import Storage, Value
-from .places import Argument, Computed, Gradient, New, Operand, Part, View
-from .recording import Recording, makers
+from .bindings import Argument, Computed, Gradient, HostOperand, New, SharedMemory, View
+from .dropped_gradients import is_dropped
 from .replay import Replay
-from .symbolic import CaptureError
+from .step_recording import Recording, makers
 
 
 class Assembly:
@@ -45,7 +47,7 @@ class Assembly:
         self._dropped: list[int] = []
         self._after = self._gradients_to_keep()
         self._leaves = recording.leaves
-        self._made: list[tuple[base.LazyTensor, Value, int]] = []
+        self._made: list[tuple[lazy_tensor.LazyTensor, Value, int]] = []
         self._numbers: dict[int, int] = {}
         with recording.on_tape():
             self._note_made()
@@ -60,7 +62,7 @@ class Assembly:
         kept = []
         for number, tensor in enumerate(self._recording.tensors):
             gradient = tensor.grad
-            inside = isinstance(gradient, base.LazyTensor) and not self._recording.is_outer(
+            inside = isinstance(gradient, lazy_tensor.LazyTensor) and not self._recording.is_outer(
                 gradient
             )
             if inside and tensor in self._recording.zeroing and self._recording.is_written(tensor):
@@ -71,16 +73,16 @@ class Assembly:
 
     def _note_made(self) -> None:
         """Number the tensors that each run makes anew."""
-        found: dict[int, base.LazyTensor] = {}
+        found: dict[int, lazy_tensor.LazyTensor] = {}
         for leaf in (*self._leaves, *self._after):
-            if isinstance(leaf, base.LazyTensor) and not self._recording.is_outer(leaf):
+            if isinstance(leaf, lazy_tensor.LazyTensor) and not self._recording.is_outer(leaf):
                 found[id(leaf)] = leaf
         storages = [id(tensor._storage) for tensor in found.values()]
         memories = {storage: number for number, storage in enumerate(dict.fromkeys(storages))}
         for tensor in found.values():
             storage = tensor._storage
             shared = storages.count(id(storage)) > 1
-            value = self._own_result(storage.value if shared else base.read(tensor))
+            value = self._own_result(storage.value if shared else lazy_tensor.read(tensor))
             self._numbers[id(tensor)] = len(self._made)
             self._made.append((tensor, value, memories[id(storage)] if shared else -1))
 
@@ -99,7 +101,7 @@ class Assembly:
                 found.append(storage)
         return found
 
-    def plan(self) -> tuple[program.Plan, set[int]]:
+    def plan(self) -> tuple[program.CompileRequest, set[int]]:
         """The program of the step, and the results in it that nothing accounts for."""
         tape = self._recording.tape
         kept = {storage.value.slot for storage in self._written}
@@ -126,7 +128,7 @@ class Assembly:
             "torch.utils._pytree.register_dataclass), or do not store them."
         )
 
-    def replay(self, plan: program.Plan) -> Replay:
+    def replay(self, plan: program.CompileRequest) -> Replay:
         """Compile the program and describe its surroundings."""
         recording, tape = self._recording, self._recording.tape
         wanted = {storage.value.slot: storage.value.layout for storage in self._written}
@@ -143,8 +145,8 @@ class Assembly:
         plan.donated = tuple(
             position for position, value in enumerate(inputs) if id(value) in firsts
         )
-        also = {*tape.marks, *plan.wanted} - {layouts.UNPLACED}
-        arrays = placement.place(inputs, also)
+        also = {*tape.marks, *plan.wanted} - {layout_numbers.UNPLACED}
+        arrays = input_placement.place(inputs, also)
         plan.placed = tuple(value.layout for value in inputs)
         constants = {id(upload) for upload in recording.log.uploads}
         constants -= recording.host.operands.keys()
@@ -191,7 +193,7 @@ class Assembly:
             if first is value:
                 return self._place(storage)
         if id(value) in self._recording.host.operands:
-            return Operand(self._recording.host.operands[id(value)][1])
+            return HostOperand(self._recording.host.operands[id(value)][1])
         if any(value is upload for upload in self._recording.log.uploads):
             return value.array
         raise CaptureError(
@@ -204,20 +206,22 @@ class Assembly:
             if tensor._storage is storage:
                 return Argument(number)
         for number, gradient in enumerate(self._before):
-            if isinstance(gradient, base.LazyTensor) and gradient._storage is storage:
+            if isinstance(gradient, lazy_tensor.LazyTensor) and gradient._storage is storage:
                 return Gradient(number)
         return storage
 
     def _made_mark(
-        self, tensor: base.LazyTensor, value: Value, memory: int, live: tuple[int, ...]
-    ) -> Computed | Part:
+        self, tensor: lazy_tensor.LazyTensor, value: Value, memory: int, live: tuple[int, ...]
+    ) -> Computed | SharedMemory:
         number = live.index(value.slot)
         differentiable = id(tensor) in self._recording.differentiable
         if memory < 0:
             return Computed(number, tensor._aval, differentiable)
         offset = int(tensor.storage_offset())
         whole = tensor._storage.aval
-        return Part(memory, number, whole, tensor._aval, tensor._chain, offset, differentiable)
+        return SharedMemory(
+            memory, number, whole, tensor._aval, tensor._chain, offset, differentiable
+        )
 
     def _gradient_marks(self) -> list[tuple[int, Any]]:
         """Whose `.grad` is another tensor after the step, and which."""
@@ -229,7 +233,7 @@ class Assembly:
 
     def _mark(self, leaf: Any) -> Any:
         """What stands for a tensor in a result."""
-        if not isinstance(leaf, base.LazyTensor):
+        if not isinstance(leaf, lazy_tensor.LazyTensor):
             return leaf
         if id(leaf) in self._numbers:
             return New(self._numbers[id(leaf)])

@@ -1,4 +1,4 @@
-"""Which Python code ran while a step was captured, and what it asked that nobody can watch.
+"""Which Python code ran while a step was captured, and what it asked that no guard can watch.
 
 An attribute, global or variable can only have been read by name if code that ran mentions the name.
 `Executed` notes every code object whose frame began inside its context (by `sys.setprofile`, which
@@ -324,7 +324,7 @@ _LIBRARIES = (
 
 
 def _folder(library: str) -> str | None:
-    """Where a library lies, which need not be where this package does."""
+    """Where a library is installed, which need not be where this package is."""
     spec = importlib.util.find_spec(library)
     places = None if spec is None else spec.submodule_search_locations
     return f"{places[0]}{os.sep}" if places else getattr(spec, "origin", None)

@@ -16,15 +16,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from isoshard.core import metrics
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.runtime import metrics
+from isoshard.torch_bridge.engine.compiling import input_placement, program
+from isoshard.torch_bridge.engine.compiling.padded_blocks import has_blocks, padded
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording.memory_log import visible
+from isoshard.torch_bridge.engine.recording.recorder import materialize
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values.value import Storage, Value
 
-from .. import base, layouts, placement, program
-from ..blocks import has_blocks, padded
-from ..log import visible
-from ..recorder import materialize
-from ..value import Storage, Value
-from .places import Operand, Scene
+from .bindings import HostOperand, Scene
 from .resident import Residents, held_value, present
 
 
@@ -40,7 +42,7 @@ class Gathering:
 
     def __init__(
         self,
-        plan: program.Plan,
+        plan: program.CompileRequest,
         sources: Sequence[Any],
         targets: Sequence[tuple[int, Any]],
         several: Container[int],
@@ -51,7 +53,7 @@ class Gathering:
         self._outside = [  # in order, to be inserted between the others
             (position, source)
             for position, source in enumerate(sources)
-            if isinstance(source, jax.Array | UnevenArray | Operand)
+            if isinstance(source, jax.Array | UnevenArray | HostOperand)
         ]
         outside = {position for position, _ in self._outside}
         written = {id(place): number for number, place in targets if number not in several}
@@ -75,7 +77,7 @@ class Gathering:
         self._placed = [plan.placed[position] for position in kept]
         self._donated = [n for n, position in enumerate(kept) if position in donated]
         self._found = [(sources[n], plan.placed[n], n in donated) for n in found]
-        self._free = [sources[n] for n in others if plan.placed[n] == layouts.UNPLACED]
+        self._free = [sources[n] for n in others if plan.placed[n] == layout_numbers.UNPLACED]
         self._gives = frozenset(id(sources[n]) for n in inside if n in donated)
         there = [*inside, *kept, *found]
         order = sorted(range(len(there)), key=there.__getitem__)
@@ -84,7 +86,7 @@ class Gathering:
     def fits(self, scene: Scene) -> bool:
         """Whether memory is laid out over a mesh only if the program takes it so.
 
-        What lies on a mesh can stay there, so a program for one device is no longer the one that
+        What is on a mesh can stay there, so a program for one device is no longer the one that
         another capture would make; the reverse is brought to the mesh (`_settle`).
 
         Args:
@@ -92,18 +94,18 @@ class Gathering:
         """
         there = [scene.storage(place) for place in self._free]
         if not self.residents.are_here():
-            there += self.residents.away(layouts.UNPLACED)
+            there += self.residents.away(layout_numbers.UNPLACED)
         fits = True
         recorded = []
         for storage in there:
             value = held_value(storage)
             if value.array is None and value.tape is not None:
                 recorded.append(visible(storage))
-            elif value.layout != layouts.UNPLACED:
+            elif value.layout != layout_numbers.UNPLACED:
                 fits = False
         if recorded:  # only once it is computed is its layout known
             materialize(recorded)
-            fits = fits and all(value.layout == layouts.UNPLACED for value in recorded)
+            fits = fits and all(value.layout == layout_numbers.UNPLACED for value in recorded)
         return fits
 
     def arrays(self, scene: Scene) -> Sequence[jax.Array]:
@@ -122,7 +124,7 @@ class Gathering:
         if self._outside:
             arrays = list(arrays)
         for position, source in self._outside:
-            array = self._from_host(position, source) if isinstance(source, Operand) else source
+            array = self._from_host(position, source) if isinstance(source, HostOperand) else source
             arrays.insert(position, array)
         return padded(arrays) if self._in_blocks else arrays
 
@@ -188,11 +190,11 @@ class Gathering:
         with jax.enable_x64(True):
             return jax.tree.map(jnp.copy, array)
 
-    def _from_host(self, position: int, source: Operand) -> Any:
+    def _from_host(self, position: int, source: HostOperand) -> Any:
         """An input of the program that a CPU tensor holds."""
-        value = base.host_value(source.read())
+        value = lazy_tensor.host_value(source.read())
         value.layout = self._plan.placed[position]
-        placement.place([value])
+        input_placement.place([value])
         return value.array
 
     def _settle(self, wanted: int, value: Value) -> None:
@@ -200,8 +202,8 @@ class Gathering:
         if value.array is None:
             materialize([value])
         if value.layout != wanted or not isinstance(value.array, jax.Array | UnevenArray):
-            value.layout = value.layout if wanted == layouts.UNPLACED else wanted
-            placement.place([value])
+            value.layout = value.layout if wanted == layout_numbers.UNPLACED else wanted
+            input_placement.place([value])
 
 
 def _seen_elsewhere(

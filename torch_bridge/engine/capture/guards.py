@@ -1,7 +1,7 @@
-"""Whether everything that a captured step has read is as it was.
+"""Guards: whether everything that a captured step has read is as it was.
 
 A `Guard` holds the values of many holders. `holds` looks at all of them on every call of a compiled
-step, so it does so in C (`arranged.py`), by identity. Where one is another object, `change`
+step, so it does so in C (`grouped_holders`), by identity. Where one is another object, `change`
 compares what the objects say: an equal number, string or tuple of such is no change.
 
 >>> from isoshard.torch_bridge.engine.capture.holders import Elements
@@ -29,9 +29,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from .arranged import Arranged, version
+from isoshard.torch_bridge.engine.values.symbolic_numbers import settled
+
+from .grouped_holders import Arranged, version
 from .holders import MISSING, Holder, Names
-from .symbolic import settled
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Numbers of Python that are inputs of a captured step: learning rates, and what changed before.
 
 While a step is captured, such a number is replaced where Python keeps it by a symbol
-(`symbolic`), which is put back to the number afterwards. What the step itself makes of it, an
-attribute that it multiplies by 0.99, is written there again after each replay.
+(`symbolic_numbers`), which is put back to the number afterwards. What the step itself makes of it,
+an attribute that it multiplies by 0.99, is written there again after each replay.
 
 >>> import types
 >>> from isoshard.torch_bridge.engine.capture.holders import Names
@@ -24,8 +24,9 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge.engine.values.symbolic_numbers import Table, settled
+
 from .holders import Holder
-from .symbolic import Table, settled
 
 
 class Numbers:

@@ -30,8 +30,8 @@ import numpy as np
 import torch
 
 from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks
+from isoshard.torch_bridge.engine.recording.tensor_changes import namespace
 
-from ..tensor_changes import namespace
 from .closed_kinds import CLOSED
 from .executed import Executed, described, is_internal, is_of_torch
 from .holders import (

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge._torch_internals import pytree, schema_of
+from isoshard.torch_bridge.engine.operators.functionalize import written
 
-from ..twins import written
 from .step_counts import StepCounts, is_count, is_increment
 
 

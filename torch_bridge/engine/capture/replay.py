@@ -12,19 +12,20 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge.engine.compiling import program
+from isoshard.torch_bridge.engine.compiling.interrupts import Uninterrupted
+from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
+from isoshard.torch_bridge.engine.recording.recipes import Check
+from isoshard.torch_bridge.engine.values.symbolic_numbers import Scalars, Table, filled
+from isoshard.torch_bridge.engine.values.value import Storage, Value
 
-from .. import base, program, random
-from ..dropped import held, stand_in
-from ..interrupts import Uninterrupted
-from ..recipes import Check
-from ..value import Storage, Value
+from .bindings import Argument, Computed, Gradient, New, Owner, Place, Scene, SharedMemory, View
+from .dropped_gradients import held, stand_in
 from .gathering import Gathering
 from .guards import Guard
 from .holders import Holder
-from .host import HostOps
-from .places import Argument, Computed, Gradient, New, Owner, Part, Place, Scene, View
-from .sealed import sealed
-from .symbolic import Scalars, Table, filled
+from .host_counters import HostOps
+from .no_backward import sealed
 from .tensor_guard import TensorGuard
 
 
@@ -51,17 +52,17 @@ class Replay:
         checks: what refuses lifted floats that change, and the floats it looks at.
     """
 
-    plan: program.Plan
+    plan: program.CompileRequest
     program: program.Program
     sources: list[Any]
     targets: list[tuple[int, Place]]
     owners: list[Owner]
     gradients: list[tuple[int, Any]]
     dropped: list[int]
-    made: list[Computed | Part]
+    made: list[Computed | SharedMemory]
     table: Table
     scalars: list[Any]
-    draws: random.Draws
+    draws: random_state.Draws
     host: HostOps
     outputs: Any
     guards: tuple[Guard, TensorGuard]
@@ -83,25 +84,25 @@ class Replay:
         self._leaves, self._structure = pytree.tree_flatten(self.outputs)
         self._is_leaf = len(self._leaves) == 1 and self._leaves[0] is self.outputs
 
-    def fits(self, arguments: list[base.LazyTensor]) -> bool:
+    def fits(self, arguments: list[lazy_tensor.LazyTensor]) -> bool:
         """Whether the step would do the same again, on the same tensors."""
         values, tensors = self.guards
         if not (values.holds() and tensors.holds()):
             return False
         return self._gathering.fits(Scene(arguments, self.owners))
 
-    def __call__(self, arguments: list[base.LazyTensor]) -> Any:
+    def __call__(self, arguments: list[lazy_tensor.LazyTensor]) -> Any:
         """Run the step on the present values."""
         with Uninterrupted():  # counters, weights and optimizer state move together
             self.host.repeat()
             return self._run(arguments)
 
-    def run(self, arguments: list[base.LazyTensor]) -> Any:
+    def run(self, arguments: list[lazy_tensor.LazyTensor]) -> Any:
         """Run the step without repeating its CPU operations."""
         with Uninterrupted():
             return self._run(arguments)
 
-    def _run(self, arguments: list[base.LazyTensor]) -> Any:
+    def _run(self, arguments: list[lazy_tensor.LazyTensor]) -> Any:
         scene = Scene(arguments, self.owners)
         numbers = self.table.values()
         for check, floats in self.checks:
@@ -136,19 +137,19 @@ class Replay:
                 if held(owner) is None:
                     owner.grad = stand_in(owner)
 
-    def _make(self, values: _Values) -> list[base.LazyTensor]:
+    def _make(self, values: _Values) -> list[lazy_tensor.LazyTensor]:
         """The tensors that are new in this run."""
         memories: dict[int, Storage] = {}
         made = []
         for mark in self.made:
             if isinstance(mark, Computed):
-                tensor = base.fresh(mark.aval, values[mark.number])
+                tensor = lazy_tensor.fresh(mark.aval, values[mark.number])
                 made.append(sealed(tensor) if mark.differentiable else tensor)
                 continue
             memory = memories.get(mark.memory)
             if memory is None:
                 memory = memories[mark.memory] = Storage(values[mark.number], mark.whole)
-            tensor = base.new_tensor(mark.aval, memory, mark.chain, mark.offset)
+            tensor = lazy_tensor.new_tensor(mark.aval, memory, mark.chain, mark.offset)
             made.append(sealed(tensor) if mark.differentiable else tensor)
         return made
 
@@ -182,7 +183,7 @@ class _Values:
             value.array, value.layout = results[number], layouts[number]
 
 
-def _filled(mark: Any, scene: Scene, made: Sequence[base.LazyTensor]) -> Any:
+def _filled(mark: Any, scene: Scene, made: Sequence[lazy_tensor.LazyTensor]) -> Any:
     """What stands for a mark in this run; anything else stands for itself."""
     if isinstance(mark, New):
         return made[mark.number]
@@ -190,6 +191,6 @@ def _filled(mark: Any, scene: Scene, made: Sequence[base.LazyTensor]) -> Any:
         return scene.tensor(mark)
     if isinstance(mark, View):
         storage = scene.storage(mark.place)
-        tensor = base.new_tensor(mark.aval, storage, mark.chain, mark.offset)
+        tensor = lazy_tensor.new_tensor(mark.aval, storage, mark.chain, mark.offset)
         return sealed(tensor) if mark.differentiable else tensor
     return mark

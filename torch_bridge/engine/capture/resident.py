@@ -18,9 +18,8 @@ from typing import Any
 
 import jax
 
-from isoshard.core.uneven import UnevenArray
-
-from ..value import Storage, Value
+from isoshard.core.layout.uneven import UnevenArray
+from isoshard.torch_bridge.engine.values.value import Storage, Value
 
 _MOVING = threading.RLock()
 """Held while memory goes to a step or away from it, never while a program runs."""
@@ -45,7 +44,7 @@ class Kept(Value):
 
 
 class _Shelf:
-    """The arrays that a step keeps. It knows no memory, so it is no circle with it.
+    """The arrays that a step keeps. It refers to no memory, so there is no reference cycle.
 
     Attributes:
         arrays: of each memory that is not away.

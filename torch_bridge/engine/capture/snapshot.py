@@ -9,7 +9,7 @@ import torch
 
 from isoshard.torch_bridge._torch_internals.module_fields import scaler_states
 
-from ..dropped import held
+from .dropped_gradients import held
 from .reachable import Reachable
 
 

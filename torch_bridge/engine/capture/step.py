@@ -7,15 +7,15 @@ call gathers those inputs, runs the one compiled program, and stores its outputs
 autograd and optimizer do not run again.
 
 ```
-step.CompiledStep -> recording.Recording -> assemble.Assembly -> replay.Replay
-   which program?         run it once            name inputs, outputs   run it again
+step.CompiledStep -> step_recording.Recording -> assemble.Assembly -> replay.Replay
+   which program?           run it once           name inputs, outputs   run it again
 ```
 
 The limits are those of any ahead-of-time capture: Python side effects other than tensor writes
-happen once. What would be frozen without a word is refused with `CaptureError`: reading a tensor's
-value, branching on a changing number, uploading a CPU tensor that is not an argument, random
-numbers of the CPU, a scheduler stepping inside, a tensor that outlives the step without being
-returned. A refused step leaves parameters and optimizer as they were.
+happen once. What would silently become a constant is refused with `CaptureError`: reading a
+tensor's value, branching on a changing number, uploading a CPU tensor that is not an argument,
+random numbers of the CPU, a scheduler stepping inside, a tensor that outlives the step without
+being returned. A refused step leaves parameters and optimizer as they were.
 """
 
 from __future__ import annotations
@@ -28,38 +28,22 @@ from typing import Any
 
 import torch
 
-from isoshard.core import metrics
-from isoshard.core.errors import RecompilationWarning
+from isoshard.core.errors import CaptureError, RecompilationWarning
+from isoshard.core.runtime import metrics
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge.engine.compiling import program
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording.ambient import ambient
+from isoshard.torch_bridge.engine.recording.immediate import is_tracing
+from isoshard.torch_bridge.engine.recording.recorder import recorder
 
-from .. import base, program
-from ..immediate import is_tracing
-from ..recorder import recorder
-from .ambient import ambient
-from .arguments import signature
 from .assemble import Assembly, line_of
 from .guards import Change, is_plain
 from .holders import Holder
-from .recording import Recording
 from .replay import Replay
-from .symbolic import CaptureError
-
-
-def refuse_if_capturing(what: str) -> None:
-    """Raise where a captured step asks for something that a replay could not give."""
-    recorder().refuse(what)
-
-
-def note_upload(tensor: torch.Tensor) -> None:
-    """Refuse a CPU tensor that comes from outside a captured step, but for a single number."""
-    capture = recorder().capture
-    if capture is not None and tensor.dim() and not capture.made_here(tensor):
-        raise CaptureError(
-            f"{metrics.user_location()}: a compiled step moves {capture.name_of(tensor)} to the "
-            "jax device, which is not one of its arguments; a replay would move all of it again in "
-            "every call. Move it before the step and pass it as an argument."
-        )
+from .step_arguments import signature
+from .step_recording import Recording
 
 
 class CompiledStep:
@@ -73,6 +57,21 @@ class CompiledStep:
 
     Args:
         step: a function of tensors on the `jax` device (in any nesting) and of hashable values.
+
+    Attributes:
+        step: as given.
+
+    Raises:
+        CaptureError: when called, if `step` does something that a replay would not repeat.
+        TypeError: it decorates a method, and the object has `__slots__` without a `__dict__`.
+
+    Example:
+        >>> import isoshard.torch_bridge as xs
+        >>> step = xs.compile(lambda x: x.square().sum())
+        >>> step(torch.ones(2, device="jax")).item(), step(torch.ones(3, device="jax")).item()
+        (2.0, 3.0)
+        >>> len(step.replays)                           # a program for each shape
+        2
     """
 
     def __init__(self, step: Callable[..., Any]):
@@ -105,7 +104,7 @@ class CompiledStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
         leaves, structure = _flattened(args, kwargs)
-        arguments = [leaf for leaf in leaves if isinstance(leaf, base.LazyTensor)]
+        arguments = [leaf for leaf in leaves if isinstance(leaf, lazy_tensor.LazyTensor)]
         key = (structure, signature(leaves, arguments), ambient())
         known = self._replays.setdefault(key, [])
         for place, replay in enumerate(known):
@@ -135,7 +134,7 @@ class CompiledStep:
         args: Any,
         kwargs: Any,
         objects: list[Any],
-        arguments: list[base.LazyTensor],
+        arguments: list[lazy_tensor.LazyTensor],
     ) -> Any:
         inside = recorder().capture is not None
         if inside or is_tracing():

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from isoshard.core.scattered import Scattered
+from isoshard.core.runtime.scattered import Scattered
 
 _NUMPY: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 

@@ -15,10 +15,10 @@ import torch
 from torch.nn import parameter
 
 from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording.tensor_changes import changes, namespace
 
-from .. import base
-from ..dropped import held, is_dropped
-from ..tensor_changes import changes, namespace
+from .dropped_gradients import held, is_dropped
 from .resident import Residents
 
 
@@ -40,8 +40,8 @@ class TensorGuard:
     ):
         """Remember memory, gradients and hooks."""
         every = list(tensors)
-        self._tensors = [tensor for tensor in every if isinstance(tensor, base.LazyTensor)]
-        self._others = [one for one in every if not isinstance(one, base.LazyTensor)]
+        self._tensors = [tensor for tensor in every if isinstance(tensor, lazy_tensor.LazyTensor)]
+        self._others = [one for one in every if not isinstance(one, lazy_tensor.LazyTensor)]
         self._metas = self._other_metas()
         self._storages = [tensor._storage for tensor in self._tensors]
         self._views = list(map(_VIEW, self._tensors))
@@ -53,7 +53,7 @@ class TensorGuard:
         pairs = zip(self._owners, self._wanted, strict=True)
         self._frozen = [owner for owner, wanted in pairs if not wanted]
         self._cleared = [id(owner) in cleared for owner in self._owners]
-        self._told = all(isinstance(owner, base.LazyTensor) for owner in owners)
+        self._told = all(isinstance(owner, lazy_tensor.LazyTensor) for owner in owners)
         self._last: Any = _OTHER
         self._tables: Any = changes.tables  # before the look: what is given later is another
         self._namespaces = list(map(namespace, self._tensors))
@@ -103,11 +103,11 @@ class TensorGuard:
 
     @property
     def _tells(self) -> bool:
-        """Whether nothing of it changes untold (`tensor_changes.py`)."""
+        """Whether every change of it is reported (`tensor_changes`)."""
         return self._told and self._tables is not _OTHER and not self._open
 
     def keep(self, residents: Residents) -> None:
-        """Let memory that stays with the step tell itself when it is annotated.
+        """Let resident memory report when it is annotated.
 
         Args:
             residents: looked at in each call before this guard is.
@@ -176,7 +176,7 @@ class TensorGuard:
 
 def gradient_state(gradient: Any) -> Any:
     """What a program depends on in a gradient that it finds."""
-    if not isinstance(gradient, base.LazyTensor):
+    if not isinstance(gradient, lazy_tensor.LazyTensor):
         return None
     if is_dropped(gradient):
         return "left out"
@@ -188,7 +188,7 @@ def _meta(tensor: torch.Tensor) -> tuple[Any, ...]:
     gradient = tensor.is_leaf and held(tensor) is None
     if parameter.is_lazy(tensor):
         return (*known, gradient)
-    if tensor.is_nested:  # its parts have shapes, it has none
+    if tensor.is_nested:  # its tensors have shapes, it has none
         return (*known, gradient, tensor.dim(), tensor.size(0))
     strides = tensor.stride() if tensor.layout is torch.strided else None
     return (*known, gradient, tensor.shape, strides, tensor.device)

@@ -3,6 +3,6 @@
 if __name__ != "isoshard.torch_bridge.torch_xla._dynamo":
     raise ImportError(f"import isoshard.torch_bridge.torch_xla._dynamo, not {__name__}")
 
-from isoshard.torch_bridge.session.on_demand import submodules
+from isoshard.torch_bridge.session.lazy_submodules import submodules
 
 __getattr__ = submodules(__name__, ("config",))

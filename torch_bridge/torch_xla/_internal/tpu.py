@@ -11,7 +11,7 @@ import re
 
 import jax
 
-from isoshard.core.devices import Device
+from isoshard.core.layout.virtual_devices import Device
 
 _NAMES = {"lite": "e"}
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge.crossings.calling_jax import TorchFunction, torch_function
-from isoshard.torch_bridge.crossings.same_function import identity
+from isoshard.torch_bridge.interop.calling_jax import TorchFunction, torch_function
+from isoshard.torch_bridge.interop.same_function import identity
 
 from ._computations import Computation, hlo
 from ._op import Op, create_computation, mkleaf, mkop, mkparam

@@ -17,10 +17,11 @@ import jax
 import torch
 
 from isoshard.torch_bridge import naming, runtime
-from isoshard.torch_bridge.engine import base, random, reading
+from isoshard.torch_bridge.engine.operators import reading
+from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
 from isoshard.torch_bridge.export import lowered
 from isoshard.torch_bridge.kernels.xla_operators import XLA_LIB
-from isoshard.torch_bridge.session import hardware, leaving
+from isoshard.torch_bridge.session import hardware, host_transfer
 from isoshard.torch_bridge.session.buckets import (
     CoalescingBuckets,
     all_gather_bucketized,
@@ -46,7 +47,7 @@ from isoshard.torch_bridge.session.collectives import (
 )
 from isoshard.torch_bridge.session.hardware import get_xla_supported_devices, xla_device
 from isoshard.torch_bridge.session.memory import MemoryInfo, get_memory_info
-from isoshard.torch_bridge.session.nested import ToXlaTensorArena, for_each_instance
+from isoshard.torch_bridge.session.nested_search import ToXlaTensorArena, for_each_instance
 from isoshard.torch_bridge.session.one_replica import (
     broadcast_master_param,
     do_on_ordinals,
@@ -194,7 +195,7 @@ def unlazy(tensors: Sequence[torch.Tensor]) -> None:
         tensors: on the logical device.
     """
     for tensor in tensors:
-        if isinstance(tensor, base.LazyTensor):
+        if isinstance(tensor, lazy_tensor.LazyTensor):
             reading.array_of(tensor).block_until_ready()
 
 
@@ -209,7 +210,7 @@ def send_cpu_data_to_device(datas: Any, device: Device, input_sharding: Any = No
     Raises:
         RuntimeError: `device` is another one, or a minibatch cannot be divided.
     """
-    return leaving.send(datas, device, input_sharding)
+    return host_transfer.send(datas, device, input_sharding)
 
 
 def set_rng_state(seed: int, device: Device | None = None) -> None:
@@ -221,9 +222,9 @@ def set_rng_state(seed: int, device: Device | None = None) -> None:
     """
     hardware.chips_of(device)
     if 0 <= seed < 2**128:
-        random.STATE.from_bytes(seed.to_bytes(16, "little"))
+        random_state.STATE.from_bytes(seed.to_bytes(16, "little"))
     else:
-        random.STATE.manual_seed(seed)
+        random_state.STATE.manual_seed(seed)
 
 
 def get_rng_state(device: Device | None = None) -> int:
@@ -235,7 +236,7 @@ def get_rng_state(device: Device | None = None) -> int:
         device: the logical device; None means it too.
     """
     hardware.chips_of(device)
-    return int.from_bytes(random.STATE.to_bytes(), "little")
+    return int.from_bytes(random_state.STATE.to_bytes(), "little")
 
 
 @contextlib.contextmanager
@@ -289,7 +290,7 @@ def check_view_sharing(obj: Any) -> None:
     known: dict[Any, torch.Tensor] = {}
 
     def check(tensor: Any) -> None:
-        ours = isinstance(tensor, base.LazyTensor)
+        ours = isinstance(tensor, lazy_tensor.LazyTensor)
         memory = id(tensor._storage) if ours else tensor.untyped_storage().data_ptr()
         other = known.setdefault((ours, memory), tensor)
         if other is not tensor and memory:

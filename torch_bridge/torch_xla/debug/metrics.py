@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isoshard.core import metrics, samples
+from isoshard.core.runtime import metrics, samples
 from isoshard.torch_bridge.session.modes import auto_spmd, is_spmd
 
 _TIMES = {

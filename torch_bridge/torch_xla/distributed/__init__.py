@@ -3,7 +3,7 @@
 if __name__ != "isoshard.torch_bridge.torch_xla.distributed":
     raise ImportError(f"import isoshard.torch_bridge.torch_xla.distributed, not {__name__}")
 
-from isoshard.torch_bridge.session.on_demand import submodules
+from isoshard.torch_bridge.session.lazy_submodules import submodules
 
 __getattr__ = submodules(
     __name__,

@@ -3,7 +3,7 @@
 if __name__ != "isoshard.torch_bridge.torch_xla.experimental":
     raise ImportError(f"import isoshard.torch_bridge.torch_xla.experimental, not {__name__}")
 
-from isoshard.torch_bridge.session.on_demand import submodules
+from isoshard.torch_bridge.session.lazy_submodules import submodules
 
 from .eager import compile, eager_mode, eager_mode_context, is_eager_mode
 

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import torch
 
-from isoshard.torch_bridge.crossings.calling_jax import torch_function
 from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.interop.calling_jax import torch_function
 from isoshard.torch_bridge.kernels.flash import FlashAttention, flash_attention
 from isoshard.torch_bridge.kernels.grouped_products import (
     gmm,

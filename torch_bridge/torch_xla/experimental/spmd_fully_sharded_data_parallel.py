@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from jax.sharding import NamedSharding
 
-from isoshard.core.spec import named_sharding
+from isoshard.core.layout.spec import named_sharding
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.loops.by_layer import ByLayer

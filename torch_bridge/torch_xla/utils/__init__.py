@@ -3,6 +3,6 @@
 if __name__ != "isoshard.torch_bridge.torch_xla.utils":
     raise ImportError(f"import isoshard.torch_bridge.torch_xla.utils, not {__name__}")
 
-from isoshard.torch_bridge.session.on_demand import submodules
+from isoshard.torch_bridge.session.lazy_submodules import submodules
 
 __getattr__ = submodules(__name__, ("checkpoint", "closures", "dlpack", "serialization", "utils"))

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils import dlpack
 
-from isoshard.core.exchange import to_jax, to_torch
-from isoshard.torch_bridge.engine import base, tape
+from isoshard.core.transfer.exchange import to_jax, to_torch
+from isoshard.torch_bridge.engine.recording import lazy_tensor, tape
 
 
 def to_dlpack(xla_tensor: torch.Tensor) -> Any:
@@ -30,12 +30,12 @@ def to_dlpack(xla_tensor: torch.Tensor) -> Any:
         BufferError: the tensor is on several chips, or requires a gradient.
         RuntimeError: it is on another device.
     """
-    if not isinstance(xla_tensor, base.LazyTensor):
+    if not isinstance(xla_tensor, lazy_tensor.LazyTensor):
         raise RuntimeError(
             f"to_dlpack takes a tensor on the logical device, and this one is on "
             f"{xla_tensor.device}; use torch.utils.dlpack.to_dlpack"
         )
-    tape.materialize([base.read(xla_tensor)])
+    tape.materialize([lazy_tensor.read(xla_tensor)])
     return xla_tensor.__dlpack__()
 
 

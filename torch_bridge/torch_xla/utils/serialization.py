@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge.engine import base
-from isoshard.torch_bridge.session import leaving
-from isoshard.torch_bridge.session.nested import ToXlaTensorArena
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.session import host_transfer
+from isoshard.torch_bridge.session.nested_search import ToXlaTensorArena
 from isoshard.torch_bridge.session.one_replica import is_master_ordinal
 
 
@@ -50,11 +50,11 @@ def save(
     try:
 
         def write(tensors: list[Any]) -> list[TensorReference]:
-            for number, tensor in enumerate(leaving.to_cpu(tensors)):
+            for number, tensor in enumerate(host_transfer.to_cpu(tensors)):
                 torch.save(tensor, new / _file(number))
             return [TensorReference(number) for number in range(len(tensors))]
 
-        arena = ToXlaTensorArena(write, lambda value: isinstance(value, base.LazyTensor))
+        arena = ToXlaTensorArena(write, lambda value: isinstance(value, lazy_tensor.LazyTensor))
         references = arena.transform(data)
         new.chmod(0o755)
         if folder.exists():
@@ -63,7 +63,7 @@ def save(
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
-    leaving.save(references, path)
+    host_transfer.save(references, path)
 
 
 def load(path: str | Path) -> Any:

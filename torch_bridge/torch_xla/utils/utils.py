@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from isoshard.torch_bridge.session.nested import (
+from isoshard.torch_bridge.session.nested_search import (
     DataWrapper,
     for_each_instance,
     for_each_instance_rewrite,

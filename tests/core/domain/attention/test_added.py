@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from isoshard.core.domain.attention import ring_attention, ulysses_attention
-from isoshard.core.mesh import make_mesh
-from isoshard.core.place import shard
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.transfer.place import shard
 from tests.core.domain.attention import dense
-from tests.core.domain.attention.test_uneven import packed, unpacked
+from tests.core.domain.attention.test_uneven_attention import packed, unpacked
 
 SPEC = ("data", "seq", "model")
 AXES = {"axis": "seq", "batch": "data", "heads": "model"}

@@ -8,14 +8,19 @@ import numpy as np
 import pytest
 
 from isoshard.core.domain import lift
-from isoshard.core.domain.attention.partitioned import Attention
-from isoshard.core.domain.attention.uneven import attend_in_blocks, gradients_in_blocks
-from isoshard.core.domain.in_blocks import in_blocks
-from isoshard.core.mesh import make_mesh
-from isoshard.core.place import shard
-from isoshard.core.uneven import UnevenArray
+from isoshard.core.domain.attention.partitioned_attention import Attention
+from isoshard.core.domain.attention.uneven_attention import attend_in_blocks, gradients_in_blocks
+from isoshard.core.domain.lifting.in_blocks import in_blocks
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.transfer.place import shard
 from tests.core.domain.attention import dense
-from tests.core.domain.attention.test_partitioned import arrays, wanted, whole, whole_gradients
+from tests.core.domain.attention.test_partitioned_attention import (
+    arrays,
+    wanted,
+    whole,
+    whole_gradients,
+)
 
 MESH = make_mesh((2, 4), ("data", "seq"))
 SPEC = ("data", None, "seq")

@@ -6,9 +6,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.domain.attention.ring import ring_attention
-from isoshard.core.domain.attention.sight import spans
-from isoshard.core.mesh import make_mesh
+from isoshard.core.domain.attention.masking import spans
+from isoshard.core.domain.attention.ring_attention import ring_attention
+from isoshard.core.layout.mesh import make_mesh
 
 HEADS, WIDTH = 4, 32
 

@@ -12,10 +12,10 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks import collectives
 from isoshard.core.domain.attention import ring_attention
-from isoshard.core.domain.attention.lines import Line
+from isoshard.core.domain.attention.masking import Visibility, span
+from isoshard.core.domain.attention.positions import Positions
 from isoshard.core.domain.attention.setup import Extras, Setup
-from isoshard.core.domain.attention.sight import Sight, span
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
 
 HEADER = re.compile(r"^(?:ENTRY )?%(?P<name>[\w.\-]+) \(.*\{$", re.MULTILINE)
 LOOP = re.compile(r"body=%(?P<body>[\w.\-]+).*\"known_trip_count\":\{\"n\":\"(?P<trips>\d+)\"\}")
@@ -126,7 +126,7 @@ def tiles(line, tile):
     number = line.block // tile
 
     def seen(block, other, i, j):
-        sight = Sight(
+        sight = Visibility(
             setup, Extras(None, None, None, None), (1, 1, 1), (block, other), (line.block,) * 2
         )
         last, position = sight.lines(span(i, line.block, tile), span(j, line.block, tile))
@@ -144,10 +144,10 @@ def test_zigzag_order_keeps_every_device_busy():
     length = devices * number * tile
     least = length * (length + 1) / 2 / devices
     spent = {
-        zigzag: tiles(Line(length, devices, zigzag), tile).max(0).sum() * tile**2
+        zigzag: tiles(Positions(length, devices, zigzag), tile).max(0).sum() * tile**2
         for zigzag in (True, False)
     }
     assert least / spent[True] > 0.95
     assert 0.5 < least / spent[False] < 0.6
-    every = tiles(Line(length, devices, True), tile)
+    every = tiles(Positions(length, devices, True), tile)
     assert (every == every[0]).all()

@@ -10,8 +10,8 @@ import pytest
 from benchmarks import collectives
 from isoshard.core.domain.attention import ulysses_attention
 from isoshard.core.errors import UnevenError
-from isoshard.core.mesh import make_mesh
-from isoshard.core.place import shard
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.transfer.place import shard
 from tests.core.domain.attention import dense
 
 SPEC = ("data", "seq", "model")

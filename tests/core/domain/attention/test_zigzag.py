@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks import collectives
 from isoshard.core.domain.attention import unzigzag, zigzag
-from isoshard.core.domain.attention.lines import Line
+from isoshard.core.domain.attention.positions import Positions
 from isoshard.core.errors import SpecError, UnevenError
-from isoshard.core.mesh import make_mesh
-from isoshard.core.place import shard
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.transfer.place import shard
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 5, 8])
@@ -24,7 +24,7 @@ def test_order(devices):
     parts = np.arange(length).reshape(2 * devices, 3)
     wanted = [[parts[i], parts[2 * devices - 1 - i]] for i in range(devices)]
     np.testing.assert_array_equal(found, np.ravel(wanted))
-    line = Line(length, devices, zigzag=True)
+    line = Positions(length, devices, zigzag=True)
     np.testing.assert_array_equal(found, line.positions(jnp.arange(length)))
     np.testing.assert_array_equal(unzigzag(found, mesh=mesh, axis="s", dim=-1), x)
 

@@ -7,10 +7,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
-from isoshard.core.axis_types import auto
-from isoshard.core.domain.handlers import Laid
+from isoshard.core.domain.handlers import ResultLayout
 from isoshard.core.errors import ShardingError, SpecError
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.axis_types import auto
+from isoshard.core.layout.mesh import make_mesh
 
 X = np.arange(8, dtype=np.float32)
 
@@ -39,7 +39,7 @@ def double(returned):
         (lambda s, x: (x[:1], s.like(x, 0)), ShardingError, r"local shape \(1,\) is wrong: axis 0"),
         (lambda s, x: (x, s.uneven(P("x"), [(2, 2, 4)])), ShardingError, "for 4 shards"),
         (lambda s, x: (x, s.uneven(P("x"), [(2, 2, 3, 1)])), ShardingError, "holds 0 to 2"),
-        (lambda s, x: (x, Laid(P("x"), (None, None))), ShardingError, "are for 2 axes"),
+        (lambda s, x: (x, ResultLayout(P("x"), (None, None))), ShardingError, "are for 2 axes"),
         (lambda s, x: (x, P()), ShardingError, "JAX cannot prove it .*reduce it with shards"),
     ],
 )

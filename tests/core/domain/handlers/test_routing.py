@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
 from isoshard import UnevenArray
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
 
 from ..blocks import in_blocks, out_of_blocks, padding_of
 

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
 from isoshard.core.errors import ShardingError
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
 
 SPEC = P(("y", "x"))
 

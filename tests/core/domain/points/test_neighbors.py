@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import isoshard as iso
-from isoshard.core.axis_types import auto
 from isoshard.core.domain.points import knn, radius_search
+from isoshard.core.layout.axis_types import auto
 
 from . import clouds
 

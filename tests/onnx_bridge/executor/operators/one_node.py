@@ -13,7 +13,7 @@ import onnxruntime
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from isoshard.core.mesh import make_mesh
+from isoshard.core.layout.mesh import make_mesh
 from isoshard.onnx_bridge.executor import evaluate
 from isoshard.onnx_bridge.executor.operators import find, on_mesh
 from isoshard.onnx_bridge.executor.operators.registry import HOST_LIMIT

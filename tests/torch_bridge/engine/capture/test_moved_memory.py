@@ -8,7 +8,7 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
-from isoshard.core import metrics
+from isoshard.core.runtime import metrics
 
 
 @pytest.fixture

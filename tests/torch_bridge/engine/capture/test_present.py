@@ -10,8 +10,8 @@ import torch
 
 import isoshard.torch_bridge as xs
 from isoshard import metrics
-from isoshard.torch_bridge.engine.capture.evaluating import Listed, Rows
 from isoshard.torch_bridge.engine.capture.repeated import Ref, Repeated
+from isoshard.torch_bridge.engine.values.expressions import Listed, Rows
 
 
 @pytest.mark.parametrize("other", [0.0, -0.0, 3, float("nan"), 4.0])

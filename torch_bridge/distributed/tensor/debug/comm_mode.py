@@ -37,13 +37,14 @@ from typing import Any, Self
 import torch
 from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core import metrics
-from isoshard.core.mesh import mesh_of
+from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.runtime import metrics
 from isoshard.torch_bridge.distributed.device_mesh import device_mesh_of
-from isoshard.torch_bridge.engine import layouts, plan_lowering, program
+from isoshard.torch_bridge.engine.compiling import plan_lowering, program
+from isoshard.torch_bridge.engine.values import layout_numbers
 
 from .hlo import Collective, axes_of, collectives
-from .modules import Modules
+from .module_names import Modules
 
 _TORCH_NAMES = {
     "all_gather_into_tensor": "all_gather",
@@ -71,7 +72,7 @@ class CommCounts(dict[str, int]):
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class CountedRun:
     """One execution of a program.
 
     Attributes:
@@ -96,11 +97,19 @@ class CommDebugMode:
 
     Attributes:
         runs: the executions, in order.
+
+    Example:
+        >>> import isoshard.torch_bridge as xs
+        >>> x = xs.mark_sharding(torch.ones(8, device="jax"), xs.get_1d_mesh("x"), ("x",))
+        >>> with CommDebugMode() as comm_mode:
+        ...     total = x.sum()
+        >>> comm_mode.get_comm_counts()
+        {'all_reduce': 1}
     """
 
     def __init__(self, device_mesh: Any = None):
         """See the class."""
-        self.runs: list[Run] = []
+        self.runs: list[CountedRun] = []
         self._mesh = device_mesh and device_mesh_of(device_mesh).get_jax_mesh()
         self._modules = Modules()
         self._moved = 0
@@ -210,13 +219,13 @@ class CommDebugMode:
         """The number of collectives."""
         return f"CommDebugMode(get_total_counts()={self.get_total_counts()})"
 
-    def _watch(self, executed: program.Program, plan: program.Plan) -> None:
+    def _watch(self, executed: program.Program, plan: program.CompileRequest) -> None:
         found = _FOUND.get(executed)
         if found is None:
             found = _FOUND[executed] = collectives(executed.text())
         meshes = [self._mesh] if self._mesh is not None else _meshes(plan)
         axes = tuple(_axes(one, meshes) for one in found)
-        self.runs.append(Run(metrics.user_location(), found, axes))
+        self.runs.append(CountedRun(metrics.user_location(), found, axes))
 
     def _sums(self, amount: Any) -> CommCounts:
         counts = CommCounts()
@@ -235,9 +244,9 @@ def _moves() -> int:
     return metrics.counters().get("transfers.between_devices", 0)
 
 
-def _meshes(plan: program.Plan) -> list[Mesh]:
+def _meshes(plan: program.CompileRequest) -> list[Mesh]:
     """The meshes of a program's tensors; those that a user named first."""
-    named = [layouts.sharding(number) for number in plan_lowering.layouts_in(plan)]
+    named = [layout_numbers.sharding(number) for number in plan_lowering.layouts_in(plan)]
     meshes = {mesh_of(one): None for one in named if isinstance(one, NamedSharding)}
     most = max((mesh.size for mesh in meshes), default=0)
     return sorted((mesh for mesh in meshes if mesh.size == most), key=lambda mesh: len(mesh.shape))
@@ -257,7 +266,7 @@ def _summary(counts: CommCounts, sizes: CommCounts, indent: str) -> list[str]:
     ] or [f"{indent}no collectives"]
 
 
-def _of_run(run: Run, *, every: bool) -> list[str]:
+def _of_run(run: CountedRun, *, every: bool) -> list[str]:
     counts, sizes = CommCounts(), CommCounts()
     for found in run.found:
         counts[found.kind] = counts[found.kind] + found.times

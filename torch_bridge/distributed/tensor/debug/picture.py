@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from isoshard.core.visualize import visualize
+from isoshard.core.pictures.visualize import visualize
 
 
 def visualize_sharding(dtensor: Any, header: str = "", use_rich: bool = False) -> None:
@@ -16,19 +16,20 @@ def visualize_sharding(dtensor: Any, header: str = "", use_rich: bool = False) -
         header: printed before it.
         use_rich: in colours.
 
-    >>> import torch, isoshard.torch_bridge as xs
-    >>> mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
-    >>> t = xs.mark_sharding(torch.ones(8, 16, device="jax"), mesh, ("x", None))
-    >>> visualize_sharding(t, header="weights")
-    weights
-    float32[8, 16]  P('x',)  mesh (x=2, y=4)
-    2 blocks of [4, 16], each on 4 devices
-          0:16
-        ┌───────┐
-    0:4 │  0-3  │
-        ├───────┤
-    4:8 │  4-7  │
-        └───────┘
+    Example:
+        >>> import torch, isoshard.torch_bridge as xs
+        >>> mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
+        >>> t = xs.mark_sharding(torch.ones(8, 16, device="jax"), mesh, ("x", None))
+        >>> visualize_sharding(t, header="weights")
+        weights
+        float32[8, 16]  P('x',)  mesh (x=2, y=4)
+        2 blocks of [4, 16], each on 4 devices
+              0:16
+            ┌───────┐
+        0:4 │  0-3  │
+            ├───────┤
+        4:8 │  4-7  │
+            └───────┘
     """
     if header:
         print(header)

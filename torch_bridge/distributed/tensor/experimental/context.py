@@ -11,7 +11,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 from isoshard.torch_bridge.distributed.tensor.parallel.along import lay_out_whole, one_dimension
 from isoshard.torch_bridge.layout import marks
-from isoshard.torch_bridge.layout.laid_out import LaidOut
+from isoshard.torch_bridge.layout.layout_methods import LayoutMethods
 
 
 @contextlib.contextmanager
@@ -39,13 +39,14 @@ def context_parallel(
         ValueError: there are not as many axes as buffers, or one that is to keep the layout is not
             among them.
 
-    >>> from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
-    >>> x = torch.ones(2, 16, device="jax")
-    >>> with context_parallel(init_device_mesh("jax", (8,)), buffers=[x], buffer_seq_dims=[1]):
-    ...     x.placements
-    (Shard(dim=1),)
-    >>> x.placements
-    (Replicate(),)
+    Example:
+        >>> from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
+        >>> x = torch.ones(2, 16, device="jax")
+        >>> with context_parallel(init_device_mesh("jax", (8,)), buffers=[x], buffer_seq_dims=[1]):
+        ...     x.placements
+        (Shard(dim=1),)
+        >>> x.placements
+        (Replicate(),)
     """
     dimension = one_dimension(mesh, "context_parallel")
     given, axes = list(buffers or ()), list(buffer_seq_dims or ())
@@ -57,7 +58,9 @@ def context_parallel(
     keep = {id(buffer) for buffer in no_restore_buffers or ()}
     if keep - {id(buffer) for buffer in given}:
         raise ValueError("no_restore_buffers must be among the buffers of context_parallel")
-    before = [marks.asked(buffer) if isinstance(buffer, LaidOut) else None for buffer in given]
+    before = [
+        marks.asked(buffer) if isinstance(buffer, LayoutMethods) else None for buffer in given
+    ]
     for buffer, axis in zip(given, axes, strict=True):
         lay_out_whole(buffer, dimension, Shard(axis))
     try:
@@ -66,5 +69,5 @@ def context_parallel(
         for buffer, sharding in zip(given, before, strict=True):
             if id(buffer) not in keep:
                 lay_out_whole(buffer, dimension, Replicate())
-                if sharding is not None and isinstance(buffer, LaidOut):
+                if sharding is not None and isinstance(buffer, LayoutMethods):
                     marks.annotate(buffer, sharding)

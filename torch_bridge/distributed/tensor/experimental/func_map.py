@@ -26,12 +26,12 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Placement
 
-from isoshard.core.axis_types import same_grid
-from isoshard.core.mesh import mesh_of
-from isoshard.core.spec import check_even
+from isoshard.core.layout.axis_types import same_grid
+from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.layout.spec import check_even
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
-from isoshard.torch_bridge.distributed.tensor import laying, local
+from isoshard.torch_bridge.distributed.tensor import local_checks, tensor_placements
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
@@ -69,6 +69,14 @@ def local_map(
         ValueError: when called, if an argument lies otherwise than `in_placements` says, or there
             are not as many placements as arguments or results.
         UnevenError: when called, if an argument does not divide; pieces must be equal here.
+
+    Example:
+        >>> from torch.distributed.tensor import Partial, Shard
+        >>> from isoshard.torch_bridge.distributed import init_device_mesh
+        >>> from isoshard.torch_bridge.distributed.tensor import distribute_tensor
+        >>> x = distribute_tensor(torch.arange(8.0), init_device_mesh("jax", (4,)), [Shard(0)])
+        >>> local_map(torch.sum, [Partial()])(x)                 # of each shard; then their sum
+        tensor(28., device='jax:0', sharding=P())
     """
     if func is None:
         return functools.partial(
@@ -145,25 +153,27 @@ def _is_whole(leaf: Any) -> bool:
 def _mesh(ours: list[Any], device_mesh: Any) -> DeviceMesh:
     if device_mesh is not None:
         return device_mesh_of(device_mesh)
-    known = [laid.mesh for leaf in ours if (laid := laying.found(leaf)) is not None]
-    known += [mesh for leaf in ours if (mesh := laying.mesh_of_program(leaf)) is not None]
+    known = [laid.mesh for leaf in ours if (laid := tensor_placements.found(leaf)) is not None]
+    known += [
+        mesh for leaf in ours if (mesh := tensor_placements.mesh_of_program(leaf)) is not None
+    ]
     return known[0] if known else device_mesh_of(None)
 
 
 def _piece(leaf: Any, number: int, mesh: DeviceMesh, wanted: Any, grads: Any, move: bool) -> Any:
     """What each device holds of an argument."""
-    laid = laying.found(leaf)
+    laid = tensor_placements.found(leaf)
     if wanted is None:
         if laid is None and grads is None:
-            wanted = laying.normalized(None, mesh, leaf.dim())
+            wanted = tensor_placements.normalized(None, mesh, leaf.dim())
         elif laid is not None:
-            return local.to_local(leaf, grads)
+            return local_checks.to_local(leaf, grads)
         else:
             raise ValueError(
                 f"argument {number} of local_map lies on no mesh, so in_grad_placements says "
                 "nothing for it; give in_placements too"
             )
-    asked = laying.layout(tuple(leaf.shape), mesh, wanted)
+    asked = tensor_placements.layout(tuple(leaf.shape), mesh, wanted)
     check_even(asked.sharding.spec, mesh_of(asked.sharding), tuple(leaf.shape))
     if laid is not None and laid.sharding != asked.sharding and not _alike(laid, asked, leaf):
         if not move:
@@ -172,10 +182,10 @@ def _piece(leaf: Any, number: int, mesh: DeviceMesh, wanted: Any, grads: Any, mo
                 f"in_placements asks for {asked.placements} on {mesh}; redistribute it first, or "
                 "pass redistribute_inputs=True"
             )
-        leaf = laying.moved(leaf, asked)
+        leaf = tensor_placements.moved(leaf, asked)
     elif laid is None or laid.placements != asked.placements:
-        leaf = laying.moved(leaf, asked, asked.sharding)
-    return local.to_local(leaf, grads)
+        leaf = tensor_placements.moved(leaf, asked, asked.sharding)
+    return local_checks.to_local(leaf, grads)
 
 
 def _alike(laid: Any, asked: Any, leaf: Any) -> bool:
@@ -199,9 +209,9 @@ def _whole(leaf: Any, number: int, mesh: DeviceMesh, placements: Any) -> Any:
                 f"give None instead of {placements}"
             )
         return leaf
-    if _is_whole(leaf) and laying.found(leaf) is not None:
+    if _is_whole(leaf) and tensor_placements.found(leaf) is not None:
         raise ValueError(
             f"result {number} of local_map is a whole tensor laid out on a mesh, and not what one "
             "device computed; use the arguments that the function is given"
         )
-    return local.from_local(leaf, mesh, placements, False, None, None, None)
+    return local_checks.from_local(leaf, mesh, placements, False, None, None, None)

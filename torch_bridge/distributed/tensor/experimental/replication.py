@@ -11,7 +11,15 @@ from isoshard.core.errors import ShardingError
 
 @contextlib.contextmanager
 def implicit_replication() -> Iterator[None]:
-    """Do nothing: tensors here are whole, so those on no mesh take part in every operation."""
+    """Do nothing: tensors here are whole, so those on no mesh take part in every operation.
+
+    Example:
+        >>> import torch, isoshard.torch_bridge as xs
+        >>> x = xs.mark_sharding(torch.ones(8, device="jax"), xs.get_1d_mesh("x"), ("x",))
+        >>> with implicit_replication():
+        ...     (x + torch.ones(8, device="jax")).sum().item()
+        16.0
+    """
     yield
 
 
@@ -23,6 +31,14 @@ def register_sharding(op: Any) -> NoReturn:
 
     Raises:
         ShardingError: always.
+
+    Example:
+        >>> import torch
+        >>> try:
+        ...     register_sharding(torch.ops.aten.relu.default)
+        ... except ShardingError as error:
+        ...     print(str(error).partition(":")[0])
+        register_sharding(aten.relu.default) is not needed here
     """
     raise ShardingError(
         f"register_sharding({op}) is not needed here: XLA partitions every operation, custom ones "

@@ -1,4 +1,14 @@
-"""torch.distributed.tensor.parallel's names, for modules on the `jax` device."""
+"""torch.distributed.tensor.parallel's names, for modules on the `jax` device.
+
+`ParallelStyle` is torch's own; a style of yours derives from it.
+
+>>> import torch
+>>> from isoshard.torch_bridge.distributed import init_device_mesh
+>>> mesh = init_device_mesh("jax", (8,), mesh_dim_names=("tp",))
+>>> linear = parallelize_module(torch.nn.Linear(4, 16), mesh, ColwiseParallel())
+>>> isinstance(ColwiseParallel(), ParallelStyle), linear.weight.partition_spec
+(True, P('tp',))
+"""
 
 if __name__ != "isoshard.torch_bridge.distributed.tensor.parallel":
     raise ImportError(f"import isoshard.torch_bridge.distributed.tensor.parallel, not {__name__}")

@@ -27,14 +27,15 @@ import torch
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.axis_types import auto, same_grid
 from isoshard.core.errors import ShardingError
-from isoshard.core.spec import axis_names, named_sharding, same_layout
+from isoshard.core.layout.axis_types import auto, same_grid
+from isoshard.core.layout.spec import axis_names, named_sharding, same_layout
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
-from isoshard.torch_bridge.engine import base, layouts
-from isoshard.torch_bridge.engine import tape as tapes
-from isoshard.torch_bridge.engine.tape import Recipe
-from isoshard.torch_bridge.engine.value import Aval
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.engine.recording.tape import Recipe
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.spmd.gradients import mark_sharding_with_gradients
 from isoshard.torch_bridge.spmd.marking import checked
@@ -153,13 +154,13 @@ class _Along(torch.autograd.Function):
         if axis is not None and t.shape[axis] % _count(mesh, names):
             axis = None  # whole, as everywhere
         recipe = _constraint(mesh, names, axis, t.dim())
-        home = layouts.intern(NamedSharding(mesh, P()))
+        home = layout_numbers.intern(NamedSharding(mesh, P()))
         tape = tapes.recorder()
-        value = base.read(t)
+        value = lazy_tensor.read(t)
         if isinstance(tape, tapes.Tape) and tape.joins(home):
             tape.marks.add(home)
         (result,) = tape.record(recipe, (value,))
-        return base.fresh(Aval.contiguous(tuple(t.shape), t.dtype), result)
+        return lazy_tensor.fresh(Aval.contiguous(tuple(t.shape), t.dtype), result)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:

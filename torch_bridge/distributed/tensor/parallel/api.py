@@ -53,6 +53,15 @@ def parallelize_module(
         ValueError: the mesh has more than one dimension.
         TypeError: the plan is something else.
         NotImplementedError: a style does not know what it is to split.
+
+    Example:
+        >>> from isoshard.torch_bridge.distributed import init_device_mesh
+        >>> from isoshard.torch_bridge.distributed.tensor.parallel import ColwiseParallel
+        >>> mesh = init_device_mesh("jax", (8,))
+        >>> blocks = torch.nn.ModuleDict({"up": torch.nn.Linear(4, 16)})
+        >>> blocks = parallelize_module(blocks, mesh, {"up": ColwiseParallel()})
+        >>> blocks["up"].weight.placements
+        (Shard(dim=0),)
     """
     if parallelize_plan is None:
         warnings.warn(

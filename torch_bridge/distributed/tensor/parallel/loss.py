@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from isoshard.core.spec import axis_names
+from isoshard.core.layout.spec import axis_names
 from isoshard.torch_bridge.layout.view_layouts import sharding_of_view
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
@@ -34,6 +34,16 @@ def loss_parallel() -> Iterator[None]:
 
     Raises:
         ValueError: inside, `cross_entropy` is given logits that are marked otherwise.
+
+    Example:
+        >>> import isoshard.torch_bridge as xs
+        >>> logits = torch.zeros(4, 16, device="jax", requires_grad=True)
+        >>> logits = xs.mark_sharding(logits, xs.get_1d_mesh("tp"), (None, "tp"))
+        >>> with loss_parallel():
+        ...     labels = torch.zeros(4, dtype=int, device="jax")
+        ...     torch.nn.functional.cross_entropy(logits, labels).backward()
+        >>> logits.grad[0, :2].cpu()
+        tensor([-0.2344,  0.0156])
     """
     with _Checking():
         yield

@@ -30,7 +30,16 @@ class PrepareModuleInput(ParallelStyle):
         use_local_output: makes no difference, the module gets whole tensors.
 
     Raises:
-        ValueError: there are not as many desired layouts as layouts.
+        ValueError: there are not as many desired layouts as layouts, or they name other inputs.
+
+    Example:
+        >>> from isoshard.torch_bridge.distributed import init_device_mesh
+        >>> from isoshard.torch_bridge.distributed.tensor.parallel import parallelize_module
+        >>> from torch.distributed.tensor import Replicate, Shard
+        >>> rows = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(0))
+        >>> module = parallelize_module(torch.nn.Identity(), init_device_mesh("jax", (8,)), rows)
+        >>> module(torch.ones(8, 4, device="jax")).placements
+        (Shard(dim=0),)
     """
 
     def __init__(
@@ -103,6 +112,15 @@ class PrepareModuleOutput(ParallelStyle):
 
     Raises:
         ValueError: there are not as many desired layouts as layouts.
+
+    Example:
+        >>> from isoshard.torch_bridge.distributed import init_device_mesh
+        >>> from isoshard.torch_bridge.distributed.tensor.parallel import parallelize_module
+        >>> from torch.distributed.tensor import Replicate, Shard
+        >>> last = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1))
+        >>> linear = parallelize_module(torch.nn.Linear(4, 8), init_device_mesh("jax", (8,)), last)
+        >>> linear(torch.ones(2, 4, device="jax")).placements
+        (Shard(dim=1),)
     """
 
     def __init__(
@@ -154,6 +172,20 @@ class PrepareModuleInputOutput(ParallelStyle):
         output_layouts: as for `PrepareModuleOutput`, and so for the last two.
         desired_output_layouts: likewise.
         use_local_output: likewise.
+
+    Raises:
+        ValueError: there are not as many desired layouts as layouts, or they name other inputs.
+
+    Example:
+        >>> from isoshard.torch_bridge.distributed import init_device_mesh
+        >>> from isoshard.torch_bridge.distributed.tensor.parallel import parallelize_module
+        >>> from torch.distributed.tensor import Shard
+        >>> inside = {"input_layouts": Shard(0), "desired_input_layouts": Shard(0)}
+        >>> after = {"output_layouts": Shard(0), "desired_output_layouts": Shard(1)}
+        >>> both = PrepareModuleInputOutput(**inside, **after)
+        >>> relu = parallelize_module(torch.nn.ReLU(), init_device_mesh("jax", (8,)), both)
+        >>> relu(torch.ones(8, 8, device="jax")).placements
+        (Shard(dim=1),)
     """
 
     def __init__(

@@ -89,15 +89,16 @@ class ColwiseParallel(LayerStyle):
         output_layouts: how the output leaves; split along the last axis by default.
         use_local_output: kept for torch's signature, see the module's description.
 
-    >>> import isoshard.torch_bridge as xs
-    >>> from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
-    >>> from isoshard.torch_bridge.distributed.tensor.parallel import parallelize_module
-    >>> mesh = init_device_mesh("jax", (8,))
-    >>> linear = parallelize_module(torch.nn.Linear(4, 16), mesh, ColwiseParallel())
-    >>> linear.weight.placements, linear.bias.placements
-    ((Shard(dim=0),), (Shard(dim=0),))
-    >>> linear(torch.ones(2, 4, device="jax")).placements
-    (Shard(dim=1),)
+    Example:
+        >>> import isoshard.torch_bridge as xs
+        >>> from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
+        >>> from isoshard.torch_bridge.distributed.tensor.parallel import parallelize_module
+        >>> mesh = init_device_mesh("jax", (8,))
+        >>> linear = parallelize_module(torch.nn.Linear(4, 16), mesh, ColwiseParallel())
+        >>> linear.weight.placements, linear.bias.placements
+        ((Shard(dim=0),), (Shard(dim=0),))
+        >>> linear(torch.ones(2, 4, device="jax")).placements
+        (Shard(dim=1),)
     """
 
     def __init__(
@@ -131,6 +132,14 @@ class RowwiseParallel(LayerStyle):
         output_layouts: how the output leaves; whole by default. `Shard(1)` splits a sequence, and
             the sum need not be whole on any device.
         use_local_output: kept for torch's signature, see the module's description.
+
+    Example:
+        >>> from isoshard.torch_bridge.distributed import init_device_mesh
+        >>> from isoshard.torch_bridge.distributed.tensor.parallel import parallelize_module
+        >>> mesh = init_device_mesh("jax", (8,))
+        >>> linear = parallelize_module(torch.nn.Linear(16, 4), mesh, RowwiseParallel())
+        >>> linear.weight.placements, linear.bias.placements
+        ((Shard(dim=1),), (Replicate(),))
     """
 
     def __init__(
@@ -160,6 +169,14 @@ class SequenceParallel(ParallelStyle):
     Args:
         sequence_dim: the axis of the input that is the sequence.
         use_local_output: kept for torch's signature, see the module's description.
+
+    Example:
+        >>> from isoshard.torch_bridge.distributed import init_device_mesh
+        >>> from isoshard.torch_bridge.distributed.tensor.parallel import parallelize_module
+        >>> mesh = init_device_mesh("jax", (8,))
+        >>> norm = parallelize_module(torch.nn.LayerNorm(4), mesh, SequenceParallel())
+        >>> norm(torch.ones(2, 16, 4, device="jax")).placements, norm.weight.placements
+        ((Shard(dim=1),), (Replicate(),))
     """
 
     def __init__(self, *, sequence_dim: int = 1, use_local_output: bool = False):

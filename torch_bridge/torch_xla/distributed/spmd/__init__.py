@@ -4,8 +4,8 @@ if __name__ != "isoshard.torch_bridge.torch_xla.distributed.spmd":
     raise ImportError(f"import isoshard.torch_bridge.torch_xla.distributed.spmd, not {__name__}")
 
 from isoshard.torch_bridge.layout.marks import ShardingType
-from isoshard.torch_bridge.layout.shards import XLAShard
-from isoshard.torch_bridge.session.on_demand import submodules
+from isoshard.torch_bridge.layout.shard_snapshots import XLAShard
+from isoshard.torch_bridge.session.lazy_submodules import submodules
 from isoshard.torch_bridge.spmd.auto import auto_policy
 from isoshard.torch_bridge.spmd.distribute import xla_distribute_module, xla_distribute_tensor
 from isoshard.torch_bridge.spmd.gradients import MarkShardingFunction, mark_sharding_with_gradients

@@ -17,6 +17,7 @@ from isoshard.torch_bridge.spmd.distribute import (
 from isoshard.torch_bridge.spmd.marking import mark_sharding
 from isoshard.torch_bridge.spmd.mesh import Mesh
 from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.torch_xla import runtime
 
 __all__ = [
     "Mesh",
@@ -44,8 +45,6 @@ def with_xla(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        from isoshard.torch_bridge.torch_xla import runtime
-
         runtime.use_spmd()
         return func(*args, **kwargs)
 

@@ -1,7 +1,7 @@
 """Meshes and marks, by torch_xla's names."""
 
 from isoshard.torch_bridge.layout.marks import ShardingType
-from isoshard.torch_bridge.layout.shards import XLAShard
+from isoshard.torch_bridge.layout.shard_snapshots import XLAShard
 from isoshard.torch_bridge.spmd.gradients import MarkShardingFunction, mark_sharding_with_gradients
 from isoshard.torch_bridge.spmd.hybrid import HybridMesh
 from isoshard.torch_bridge.spmd.linear import (

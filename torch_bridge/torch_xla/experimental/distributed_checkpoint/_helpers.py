@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.planner import SavePlan
 
-from isoshard.torch_bridge.checkpoints.nested import Path as OBJ_PATH
-from isoshard.torch_bridge.checkpoints.nested import flatten as flatten_state_dict
-from isoshard.torch_bridge.checkpoints.nested import set_element
-from isoshard.torch_bridge.checkpoints.pieces import HostShards as _CpuShards
-from isoshard.torch_bridge.checkpoints.pieces import is_sharded
+from isoshard.torch_bridge.checkpoints.flat_state_dicts import Path as OBJ_PATH
+from isoshard.torch_bridge.checkpoints.flat_state_dicts import flatten as flatten_state_dict
+from isoshard.torch_bridge.checkpoints.flat_state_dicts import set_element
 from isoshard.torch_bridge.checkpoints.save_planner import (
     sharded_cpu_state_dict as _sharded_cpu_state_dict,
 )
+from isoshard.torch_bridge.checkpoints.tensor_shards import HostShards as _CpuShards
+from isoshard.torch_bridge.checkpoints.tensor_shards import is_sharded
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 __all__ = [

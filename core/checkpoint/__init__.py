@@ -1,0 +1,21 @@
+"""One checkpoint for both frameworks: `iso.save` and `iso.restore`.
+
+>>> import tempfile, jax, numpy as np
+>>> with tempfile.TemporaryDirectory() as folder:
+...     saving = save(folder, {"params": {"w": np.ones((8, 4), np.float32)}, "epoch": 3}, step=100)
+...     restore(folder, {"params": {"w": np.zeros((8, 4), np.float32)}, "epoch": 0})["epoch"]
+3
+
+A checkpoint holds leaves by name; whose arrays they are, and how they are laid out, is not part of
+it. Trees of torch modules, Flax modules, optimizers and arrays go through the registry of core, so
+this package knows no framework but JAX.
+"""
+
+if __name__ != "isoshard.core.checkpoint":
+    raise ImportError(f"import isoshard.core.checkpoint, not {__name__}")
+
+from .opening import latest, opened
+from .restoring import restore
+from .saving import Saving, save
+
+__all__ = ["Saving", "latest", "opened", "restore", "save"]

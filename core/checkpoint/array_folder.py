@@ -1,0 +1,200 @@
+"""One checkpoint in its folder: the names in `tree.json`, large arrays in `arrays/`.
+
+>>> import tempfile
+>>> values = {"epoch": Entry.of_value(3), "betas": Entry.of_value((0.9, float("inf")))}
+>>> weight = Content.of("w", np.ones((64, 64), np.float32), "float32")
+>>> with tempfile.TemporaryDirectory() as root:
+...     storage = LocalStorage(root)
+...     files = write(storage, "new", {"w": weight}, values, {"tied": "w"}, Team(0, 1, ""))
+...     found = Folder(storage, "new")
+>>> sorted(files), found.entries["betas"].value, found.entries["tied"] == found.entries["w"]
+(['arrays/0-w/c.0.0', 'arrays/0-w/zarr.json', 'tree.json'], (0.9, inf), True)
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from isoshard.core.checkpoint.manifest import Sum, sum_of
+from isoshard.core.checkpoint.source import Block, Entry
+from isoshard.core.checkpoint.storage import LocalStorage
+from isoshard.core.errors import CheckpointError
+
+from . import zarr_arrays
+from .chunk_grid import Grid
+from .savers import Team
+from .stored_shards import Content
+
+TREE = "tree.json"
+_ARRAYS = "arrays"
+_FORMAT = 1
+
+
+def write(
+    storage: LocalStorage,
+    folder: str,
+    contents: Mapping[str, Content],
+    values: Mapping[str, Entry],
+    same: Mapping[str, str],
+    team: Team,
+) -> dict[str, Sum]:
+    """Write all that a checkpoint consists of but its manifest.
+
+    Args:
+        storage: where.
+        folder: of the new checkpoint.
+        contents: the arrays by name.
+        values: numbers and strings by name.
+        same: names of arrays that stand under another name already, and that.
+        team: the processes that write; all must have the same names.
+
+    Returns:
+        In the first process every file with its sum; nothing in the others.
+    """
+    large = [name for name, content in contents.items() if not content.is_small]
+    keys = {name: f"{number}-{_safe(name)}" for number, name in enumerate(large)}
+    arrays = {keys[name]: contents[name] for name in large}
+    root = storage.where(f"{folder}/{_ARRAYS}")
+    team.first(lambda: storage.make_folder(f"{folder}/{_ARRAYS}"))
+    files = team.each(lambda: zarr_arrays.write(root, arrays, create=team.rank == 0))
+
+    def finish() -> dict[str, Sum]:
+        leaves = {name: _described(content, keys.get(name)) for name, content in contents.items()}
+        leaves |= {name: {"value": encoded(entry.value)} for name, entry in values.items()}
+        leaves |= {name: {"same": other} for name, other in same.items()}
+        with storage.writing(f"{folder}/{TREE}") as file:
+            file.write(json.dumps({"format": _FORMAT, "leaves": leaves}).encode())
+        for name in keys.values():
+            storage.keep_names(f"{folder}/{_ARRAYS}/{name}")
+        storage.keep_names(f"{folder}/{_ARRAYS}")
+        sums = {f"{_ARRAYS}/{file}": _size(storage, f"{folder}/{_ARRAYS}/{file}") for file in files}
+        return {**sums, TREE: sum_of(storage, f"{folder}/{TREE}")}
+
+    found: dict[str, Sum] = {}
+    team.first(lambda: found.update(finish()))
+    return found
+
+
+class Folder:
+    """A checkpoint that `write` wrote; a `Source`.
+
+    Args:
+        storage: where.
+        folder: its folder.
+
+    Attributes:
+        where: the full path.
+        entries: all leaves by name.
+
+    Raises:
+        CheckpointError: a later version wrote it.
+    """
+
+    def __init__(self, storage: LocalStorage, folder: str):
+        """See the class."""
+        self.where = storage.where(folder)
+        self._root = storage.where(f"{folder}/{_ARRAYS}")
+        with storage.reading(f"{folder}/{TREE}") as file:
+            content = json.loads(file.read())
+        if content["format"] != _FORMAT:
+            raise CheckpointError(
+                f"{self.where} has format {content['format']}, and this version of isoshard reads "
+                f"format {_FORMAT}; read it with the version that wrote it"
+            )
+        leaves: dict[str, dict[str, Any]] = content["leaves"]
+        self._leaves = {name: leaves[leaf.get("same", name)] for name, leaf in leaves.items()}
+        self.entries: Mapping[str, Entry] = {
+            name: _entry(leaf) for name, leaf in self._leaves.items()
+        }
+
+    def read(self, blocks: Sequence[Block]) -> None:
+        """Fill the memory of all blocks; see `Source`."""
+        grids, entries, large = {}, {}, []
+        for block in blocks:
+            leaf, entry = self._leaves[block.name], self.entries[block.name]
+            if "data" in leaf:
+                block.out[...] = _unpacked(leaf["data"], entry)[block.index]
+                continue
+            key = leaf["folder"]
+            grids[key] = Grid(tuple(leaf["files"]), tuple(leaf["chunks"]))
+            entries[key] = entry
+            large.append(dataclasses.replace(block, name=key))
+        zarr_arrays.read(self._root, grids, entries, large)
+
+
+def encoded(value: Any) -> Any:
+    """A value as JSON has it; what JSON has not becomes a dictionary with one key.
+
+    Example:
+        >>> encoded((1, b"ab", 2j))
+        {'tuple': [1, {'bytes': 'YWI='}, {'complex': [0.0, 2.0]}]}
+    """
+    if isinstance(value, tuple):
+        return {"tuple": [encoded(item) for item in value]}
+    if isinstance(value, list):
+        return [encoded(item) for item in value]
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    return value
+
+
+def decoded(found: Any) -> Any:
+    """Undo `encoded`."""
+    if isinstance(found, list):
+        return [decoded(item) for item in found]
+    if not isinstance(found, dict):
+        return found
+    ((kind, inner),) = found.items()
+    if kind == "tuple":
+        return tuple(decoded(item) for item in inner)
+    return base64.b64decode(inner) if kind == "bytes" else complex(*inner)
+
+
+def _described(content: Content, folder: str | None) -> dict[str, Any]:
+    entry = content.entry
+    found: dict[str, Any] = {"shape": entry.shape, "dtype": entry.dtype, "stored": entry.stored}
+    if entry.spec is not None:
+        found["spec"] = entry.spec
+    if entry.impl:
+        found["impl"] = entry.impl
+    if folder is None:
+        return found | {"data": base64.b64encode(content.whole().tobytes()).decode()}
+    grid = content.grid()
+    return found | {"folder": folder, "files": grid.files, "chunks": grid.chunks}
+
+
+def _entry(leaf: dict[str, Any]) -> Entry:
+    if "value" in leaf:
+        return Entry.of_value(decoded(leaf["value"]))
+    spec = leaf.get("spec")
+    return Entry(
+        tuple(leaf["shape"]),
+        leaf["dtype"],
+        leaf["stored"],
+        None if spec is None else tuple(map(tuple, spec)),
+        impl=leaf.get("impl", ""),
+    )
+
+
+def _unpacked(data: str, entry: Entry) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(data), jax.numpy.dtype(entry.stored)).reshape(entry.shape)
+
+
+def _safe(name: str) -> str:
+    return urllib.parse.quote(name, safe="")[:100]
+
+
+def _size(storage: LocalStorage, path: str) -> Sum:
+    if not storage.exists(path):
+        raise CheckpointError(f"{storage.where(path)} was not written: no process had the piece")
+    return Sum(storage.size(path), None)

@@ -1,0 +1,184 @@
+"""The leaves of a tree of either framework, or both, by name.
+
+>>> groups, _ = named_groups({"params": {"w": np.zeros(2)}, "epoch": 3})
+>>> [(name, part.value) for group in groups for name, part in group.named()][0]
+('epoch', 3)
+
+Arrays, numbers and strings are leaves. A module or optimizer is a leaf of the tree as well, and
+has parts: its own names stand behind that of the leaf, as in `model.blocks.0.weight`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import NamedSharding
+
+from isoshard.core.checkpoint.source import Entry, NamedState
+from isoshard.core.frameworks import Framework, framework_of
+from isoshard.core.layout.leaf_paths import path_name
+from isoshard.core.layout.uneven import UnevenArray
+
+VALUES = (bool, int, float, complex, str, bytes)
+_SEQUENCES = (list, tuple)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Group:
+    """One leaf of the tree, with what it consists of.
+
+    Attributes:
+        name: its path, joined by dots.
+        value: the leaf.
+        framework: whose it is; None for JAX, NumPy and Python.
+        parts: by the name behind `name`; of an array one, called "".
+        whole: whether it is a module, an optimizer, .. rather than an array or number.
+    """
+
+    name: str
+    value: Any
+    framework: Framework | None
+    parts: dict[str, NamedState]
+    whole: bool
+
+    def called(self, inner: str) -> str:
+        """The full name of a part."""
+        return ".".join(word for word in (self.name, inner) if word)
+
+    def named(self) -> Iterator[tuple[str, NamedState]]:
+        """The parts with their full names."""
+        return ((self.called(inner), part) for inner, part in self.parts.items())
+
+
+def named_groups(tree: Any, saved: Mapping[str, Entry] | None = None) -> tuple[list[Group], Any]:
+    """Name every leaf of a tree.
+
+    Args:
+        tree: dictionaries, lists, pytrees of any kind, with modules and optimizers as leaves.
+        saved: what a checkpoint has: optimizers then have parts that they make at their first step.
+
+    Returns:
+        The leaves in JAX's order, and the structure to put results back into.
+
+    Raises:
+        ValueError: two leaves have one name, or the keys of a dictionary cannot be ordered.
+        TypeError: something is neither an array, a module or optimizer, nor a number or string.
+    """
+    try:
+        leaves, structure = jax.tree.flatten_with_path(tree, is_leaf=_is_whole)
+    except ValueError as error:
+        raise ValueError(
+            "JAX orders a tree by its keys, so the keys of a dictionary must be of one kind: "
+            f"{error.__cause__ or error}"
+        ) from error
+    groups = [_group(path_name(path), value, saved) for path, value in leaves]
+    names = [(name, part) for group in groups for name, part in group.named()]
+    wrong = [f"\n  {name or 'the tree'}: {why}" for name, part in names if (why := _refused(part))]
+    if wrong:
+        raise TypeError(
+            "a checkpoint holds arrays of any framework, modules, optimizers, numbers and strings, "
+            f"and not:{''.join(wrong)}\nOf an object with a state of its own give that: "
+            "obj.state_dict()."
+        )
+    twice = [name for name, count in Counter(name for name, _ in names).items() if count > 1]
+    if twice:
+        raise ValueError(
+            f"several leaves are called {', '.join(map(repr, twice))}: their paths are the same "
+            "once joined by dots; rename a key"
+        )
+    return groups, structure
+
+
+def _is_whole(node: Any) -> bool:
+    return isinstance(node, UnevenArray) or framework_of(node) is not None
+
+
+def _group(name: str, value: Any, saved: Mapping[str, Entry] | None) -> Group:
+    framework = framework_of(value)
+    parts = None
+    if framework is not None:
+        below = None if saved is None else _below(saved, name)
+        parts = framework.parts(value, below)
+    return Group(name, value, framework, parts or {"": NamedState(value)}, parts is not None)
+
+
+def _below(saved: Mapping[str, Entry], name: str) -> dict[str, Entry]:
+    start = f"{name}." if name else ""
+    return {key[len(start) :]: entry for key, entry in saved.items() if key.startswith(start)}
+
+
+def _refused(part: NamedState) -> str:
+    """Why something cannot be in a checkpoint; empty if it can."""
+    value = part.value
+    if isinstance(value, UnevenArray):
+        return _refused_blocks(value)
+    if isinstance(value, Tracer):
+        return "a traced value; save outside jit"
+    if isinstance(value, jax.Array) and value.is_deleted():
+        return "a jax.Array that was donated; save what the step returned"
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        return f"a NumPy array of dtype {value.dtype}"
+    known = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, Entry)
+    if isinstance(value, known) or is_value(value) or framework_of(value) is not None:
+        return ""
+    return type(value).__name__
+
+
+def _refused_blocks(u: UnevenArray) -> str:
+    """Why an array in blocks of unequal sizes cannot be in a checkpoint; empty if it can."""
+    if not isinstance(u.array, jax.Array | jax.ShapeDtypeStruct):
+        return f"an UnevenArray of {type(u.array).__name__}; it holds a jax.Array"
+    if jax.numpy.issubdtype(u.dtype, jax.dtypes.prng_key):
+        return "random keys in blocks of unequal sizes; give iso.full(keys)"
+    if len(u.array.shape) != u.ndim:
+        return (
+            f"an UnevenArray of shape {u.shape} that jax.vmap has made an array of {u.array.shape}"
+        )
+    if not isinstance(u.array, Tracer) and not isinstance(u.layout, NamedSharding):
+        return (
+            f"an UnevenArray of shape {u.shape} that lies on no mesh; lay it out: "
+            "iso.reshard(u, spec, mesh)"
+        )
+    return _refused(NamedState(u.array))
+
+
+def nested(group: Group, leaves: Mapping[str, Any]) -> Any:
+    """What stands for a leaf of the tree: of a module or optimizer dictionaries of its parts.
+
+    Args:
+        group: the leaf.
+        leaves: what stands for each part, by its full name.
+
+    Returns:
+        The tree of the leaf; a name `blocks.0.weight` becomes three dictionaries.
+    """
+    if not group.whole:
+        return leaves[group.name]
+    found: dict[str, Any] = {}
+    for inner in group.parts:
+        *above, last = inner.split(".")
+        here = found
+        for word in above:
+            here = here.setdefault(word, {})
+        here[last] = leaves[group.called(inner)]
+    return found
+
+
+def is_value(value: Any) -> bool:
+    """Whether something is written as itself: numbers, strings, None, and sequences of those.
+
+    Example:
+        >>> is_value((0.9, None)), is_value(object())
+        (True, False)
+    """
+    if isinstance(value, np.generic):
+        return False
+    if isinstance(value, _SEQUENCES):
+        return all(map(is_value, value))
+    return value is None or isinstance(value, VALUES)

@@ -1,0 +1,145 @@
+"""Finding a checkpoint behind a path, and checking its files before anything is read.
+
+A path may be the folder that `iso.save` was given, the folder of one step in it, a file or folder
+of safetensors, a folder that Orbax wrote, or what a framework's bridge can open: folders of
+`torch.distributed.checkpoint` and of a `CheckpointManager`.
+
+>>> opened("nowhere")
+Traceback (most recent call last):
+    ...
+isoshard.core.errors.CheckpointError: there is no checkpoint at nowhere: it does not exist
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from isoshard.core.checkpoint import manifest as manifests
+from isoshard.core.checkpoint.source import Source
+from isoshard.core.checkpoint.steps import Steps
+from isoshard.core.checkpoint.storage import LocalStorage
+from isoshard.core.errors import CheckpointError
+from isoshard.core.frameworks import require
+
+from . import orbax_format, safetensors_format
+from .array_folder import TREE, Folder
+
+_BRIDGES = ("torch",)
+"""Frameworks with checkpoint formats of their own."""
+
+
+def local(path: str | os.PathLike[str]) -> str:
+    """A path of this machine, or of a file system that is mounted on it.
+
+    Args:
+        path: as the user gave it.
+
+    Raises:
+        ValueError: it is a URL.
+    """
+    text = os.fspath(path)
+    if "://" in text:
+        raise ValueError(
+            f"{text} is a URL, and iso.save and iso.restore take a folder; mount the storage, or "
+            "use isoshard.torch_bridge.checkpoints.CheckpointManager, which takes URLs for fsspec"
+        )
+    return text
+
+
+def latest(path: str | os.PathLike[str]) -> int | None:
+    """The step of the newest checkpoint in a folder.
+
+    Args:
+        path: that `iso.save` was given.
+
+    Returns:
+        The step that was saved last; None if there is no whole checkpoint.
+
+    Raises:
+        ValueError: `path` is a URL.
+
+    Example:
+        >>> import tempfile, isoshard as iso
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = iso.save(folder, {"epoch": 1}, step=10)
+        ...     _ = iso.save(folder, {"epoch": 2}, step=20)
+        ...     latest(folder)
+        20
+    """
+    return Steps(LocalStorage(local(path))).latest()
+
+
+def opened(path: str | os.PathLike[str], step: int | None = None) -> Source:
+    """Open a checkpoint.
+
+    Args:
+        path: see the module.
+        step: which one, if `path` holds several; the newest unless given.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        CheckpointError: there is none, or a file of it is missing, truncated or altered.
+    """
+    text = local(path)
+    here = Path(text)
+    if not here.exists():
+        raise CheckpointError(f"there is no checkpoint at {text}: it does not exist")
+    steps = Steps(LocalStorage(text))
+    if step is None:
+        if here.is_file() or (here / TREE).exists():
+            return _one(str(here.parent), here.name)
+        found = None if (here / ".metadata").exists() else steps.latest()
+        if found is None:
+            return _one(str(here.parent), here.name)
+        step = found
+    elif step not in steps.all() and (found_by_orbax := orbax_format.opened(here, step)):
+        return found_by_orbax
+    return _one(text, steps.folder(step))
+
+
+def _one(parent: str, name: str) -> Source:
+    """The checkpoint in one folder, or file."""
+    storage = LocalStorage(parent)
+    steps = Steps(storage)
+    manifest = steps.manifest(name)
+    faults = steps.check(name, manifest.files) if manifest else []
+    if faults:
+        raise CheckpointError(
+            f"the checkpoint in {storage.where(name)} is damaged, and nothing was restored: "
+            f"{'; '.join(faults)}. {_others(steps, name)}"
+        )
+    if storage.exists(f"{name}/{TREE}"):
+        if manifest is None:
+            raise CheckpointError(
+                f"{storage.where(name)} is what is left of a checkpoint: it has no "
+                f"{manifests.NAME}, which is written last. {_others(steps, name)}"
+            )
+        return Folder(storage, name)
+    here = Path(storage.where(name))
+    files = safetensors_format.opened(here) or orbax_format.opened(here)
+    if files is not None:
+        return files
+    refusals = []
+    for bridge in _BRIDGES:
+        try:
+            source = require(bridge).open_checkpoint(storage.where(name))
+        except ImportError as error:
+            refusals.append(str(error))
+            continue
+        if source is not None:
+            return source
+    also = f" (not asked: {'; '.join(refusals)})" if refusals else ""
+    raise CheckpointError(
+        f"there is no checkpoint at {storage.where(name)}: neither one that iso.save wrote, nor "
+        f"safetensors, nor a folder of Orbax or of torch.distributed.checkpoint{also}"
+    )
+
+
+def _others(steps: Steps, name: str) -> str:
+    others = [str(step) for step in steps.all() if str(step) != name.partition(".")[0]]
+    if not others:
+        return "There is no other checkpoint beside it."
+    return f"Beside it are the checkpoints of other steps: {', '.join(others)}."

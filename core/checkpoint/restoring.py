@@ -1,0 +1,101 @@
+"""Restoring a tree from a checkpoint, in either framework and on any mesh."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from isoshard.core.layout.mesh import ambient_mesh, as_mesh
+
+from .leaf_groups import Group, named_groups
+from .mapped_restore import function_of, mapped_entries, read_mapped
+from .opening import opened
+from .restored_layouts import placed
+from .shard_reading import read_arrays
+from .slots import compare, slots_of
+
+
+def restore(
+    path: str | os.PathLike[str],
+    like: Any,
+    *,
+    mesh: Any = None,
+    plan: Any = None,
+    step: int | None = None,
+    weights: Any = None,
+    partial: bool = False,
+) -> Any:
+    """Restore a tree from a checkpoint.
+
+    Leaves go by name, so it does not matter which framework saved them, nor on which mesh. Each
+    process reads what its own devices hold. Names, shapes, dtypes and files are checked before
+    anything is read, and everything is read before anything is changed.
+
+    Args:
+        path: a folder that `iso.save` was given, a folder of `torch.distributed.checkpoint` or of a
+            `CheckpointManager`, or a file or folder of safetensors.
+        like: the tree that is wanted: arrays of either framework or `jax.ShapeDtypeStruct` (with a
+            sharding, or for JAX's default device), also in blocks of unequal sizes, modules and
+            optimizers, numbers and strings.
+            Modules and optimizers are filled in place; of the rest, new ones come back. Modules may
+            be abstract (`nnx.eval_shape`, torch's device "meta").
+        mesh: another mesh to lay everything out on, of any axis types. What `like` has in host
+            memory stays there unless there is a plan.
+        plan: a `Plan`, or one spec for all; the result is that of `iso.shard(.., mesh, plan)`, and
+            `mesh` may be left out where `jax.set_mesh` has set one. Without a plan leaves keep the
+            spec that they have in `like`, and abstract ones get that which they were saved by.
+        step: which checkpoint, if there are several; the newest unless given.
+        weights: a map from the names of the checkpoint to those of `like`: an
+            `iso.weights.WeightMap`, or a function of `{name: array}`; JAX traces it. Or a
+            dictionary of those by branch, as `{"model": names}`: the rest keeps its names.
+        partial: whether the checkpoint may have leaves that `like` does not have.
+
+    Returns:
+        The tree: the structure of `like`, values of the checkpoint, bit for bit.
+
+    Raises:
+        CheckpointError: there is no checkpoint, it was altered, or it does not fit: every leaf that
+            is missing, not wanted, or of another shape, dtype or kind is named.
+        ShardingError: a spec does not fit the mesh; every such leaf is named. Or there is a plan,
+            and no mesh.
+
+    Example:
+        >>> import tempfile, jax, isoshard as iso
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = iso.save(folder, {"w": np.ones((8, 4), np.float32), "epoch": 3})
+        ...     like = {"w": jax.ShapeDtypeStruct((8, 4), "float32"), "epoch": 0}
+        ...     mesh = iso.make_mesh((4, 2), ("x", "y"))
+        ...     found = iso.restore(folder, like, mesh=mesh, plan=iso.P("x", "y"))
+        >>> found["w"].sharding.spec, found["epoch"]
+        (P('x', 'y'), 3)
+    """
+    if mesh is None and plan is not None:
+        mesh = ambient_mesh("iso.restore(path, like, mesh=mesh, plan=plan)")
+    mesh = None if mesh is None else as_mesh(mesh)
+    source = opened(path, step)
+    apply, saved = None, source.entries
+    if weights is not None:
+        asked = {slot.name: slot.wanted for slot in slots_of(named_groups(like)[0]) if slot.wanted}
+        apply = function_of(weights, asked)
+        saved = mapped_entries(saved, apply)
+    groups, structure = named_groups(like, saved)
+    slots = slots_of(groups)
+    compare(slots, saved, partial=partial)
+    slots = placed(groups, slots, saved, mesh, plan)
+    compare(slots, saved, partial=partial)  # the places may want other dtypes
+    if apply is None:
+        values: dict[str, Any] = read_arrays(source, slots, saved)
+    else:
+        values = read_mapped(source, slots, saved, apply)
+    values |= {slot.name: saved[slot.name].value for slot in slots if slot.wanted is None}
+    return structure.unflatten([_filled(group, values) for group in groups])
+
+
+def _filled(group: Group, values: dict[str, Any]) -> Any:
+    found = {inner: values[group.called(inner)] for inner in group.parts}
+    if group.framework is not None:
+        return group.framework.filled(group.value, found)
+    value = found[""]
+    return value[()] if isinstance(group.value, np.generic) else value

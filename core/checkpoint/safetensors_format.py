@@ -1,0 +1,94 @@
+"""Files and folders of safetensors as a checkpoint: read by the byte ranges that are wanted.
+
+>>> import tempfile, isoshard as iso
+>>> with tempfile.TemporaryDirectory() as folder:
+...     _ = iso.save_safetensors(f"{folder}/model.safetensors", {"w": np.ones((4, 2), np.float32)})
+...     iso.restore(folder, {"w": np.zeros((4, 2), np.float32)})["w"].sum()
+np.float32(8.0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from isoshard.core.checkpoint.source import Block, Entry
+from isoshard.core.errors import CheckpointError
+from isoshard.core.weights.file_format import Stored
+from isoshard.core.weights.folder import open_weights
+from isoshard.core.weights.reads import Wish, reads_of
+from isoshard.core.weights.weight_errors import FileFormatError
+
+_CHUNK = 16 << 20
+_ENDS = (".safetensors", ".safetensors.index.json")
+
+
+def opened(path: Path) -> SafetensorsFiles | None:
+    """Open a file or folder.
+
+    Args:
+        path: of a file, an index, or a folder with one of them.
+
+    Returns:
+        Its contents; None if it is none of those.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    found = path.name.endswith(_ENDS) or (path.is_dir() and any(path.glob("*.safetensors")))
+    return SafetensorsFiles(path) if found else None
+
+
+class SafetensorsFiles:
+    """A file or folder of safetensors; a `Source`.
+
+    Args:
+        path: see `opened`.
+
+    Attributes:
+        where: the path.
+        entries: all tensors by name, tied ones under each name.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+
+    def __init__(self, path: Path):
+        """See the class."""
+        self.where = str(path)
+        try:
+            found = open_weights(path)
+        except FileFormatError as error:
+            raise CheckpointError(str(error)) from None
+        self._stored = dict(found.tensors)
+        self._stored |= {name: found.tensors[other] for name, other in found.tied.items()}
+        self.entries: Mapping[str, Entry] = {
+            name: Entry(one.shape, one.dtype.name, one.dtype.name)
+            for name, one in self._stored.items()
+        }
+
+    def read(self, blocks: Sequence[Block]) -> None:
+        """Fill the memory of all blocks; see `Source`."""
+        wanted: dict[Stored, list[Wish]] = {}
+        for block in blocks:
+            if block.out.size:
+                start = tuple(one.start for one in block.index)
+                wanted.setdefault(self._stored[block.name], []).append((start, block.out))
+        for file in dict.fromkeys(stored.file for stored in wanted):
+            with file.open("rb") as opened:
+                for stored, wishes in wanted.items():
+                    if stored.file == file:
+                        _fill(opened.fileno(), stored, wishes)
+
+
+def _fill(descriptor: int, stored: Stored, wishes: Sequence[Wish]) -> None:
+    scratch = np.empty(0, np.uint8)
+    for read in reads_of(stored.offset, stored.shape, stored.dtype, wishes, _CHUNK):
+        if read.buffer > scratch.nbytes:
+            scratch = np.empty(max(_CHUNK, read.buffer), np.uint8)
+        try:
+            read.run(descriptor, scratch)
+        except FileFormatError as error:
+            raise CheckpointError(f"{stored.file}: {stored.name}: {error}") from None

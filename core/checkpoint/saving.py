@@ -1,0 +1,312 @@
+"""Saving a tree as a checkpoint: whole or not at all, at once or beside what follows."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from isoshard.core.checkpoint import manifest as manifests
+from isoshard.core.checkpoint.manifest import Sum
+from isoshard.core.checkpoint.source import Entry
+from isoshard.core.checkpoint.steps import Steps
+from isoshard.core.checkpoint.storage import LocalStorage
+from isoshard.core.errors import CheckpointError, ShardingError, raise_collected
+from isoshard.core.frameworks import framework_of, require
+from isoshard.core.layout.uneven import UnevenArray, padded_of
+from isoshard.core.processes import agree
+
+from . import array_folder as folders
+from . import orbax_format, zarr_arrays
+from .leaf_groups import Group, is_value, named_groups, nested
+from .opening import local
+from .savers import Team
+from .slots import wanted_of
+from .stored_shards import Content
+
+_LOG = logging.getLogger(__name__)
+
+_worker = concurrent.futures.ThreadPoolExecutor(1, "isoshard-checkpoint")
+_pending: dict[str, list[Saving]] = {}
+_lock = threading.Lock()
+
+
+class Saving:
+    """A checkpoint that is being written, or is.
+
+    Attributes:
+        step: of the checkpoint.
+    """
+
+    def __init__(self, step: int, future: concurrent.futures.Future[None]):
+        """See `save`."""
+        self.step = step
+        self._future = future
+        self._told = False
+
+    def wait(self) -> None:
+        """Wait until the checkpoint is complete.
+
+        Raises:
+            OSError: the storage refused something; the checkpoint was not written.
+            CheckpointError: another process failed.
+        """
+        self._told = True
+        self._future.result()
+
+    @property
+    def done(self) -> bool:
+        """Whether it is complete, or has failed."""
+        return self._future.done()
+
+
+def save(
+    path: str | os.PathLike[str],
+    tree: Any,
+    *,
+    step: int = 0,
+    keep: int = 0,
+    asynchronous: bool = False,
+    format: str = "zarr",
+) -> Saving:
+    """Save a tree as a checkpoint.
+
+    It is written aside and becomes the checkpoint in one step once all is on the disk: whoever is
+    killed at whatever moment leaves the older one whole. Each device's shard is read from its own
+    buffer, and nothing is gathered. Where there are several processes, all call this with the same
+    tree, and `path` is a folder that all of them see.
+
+    Args:
+        path: a folder of checkpoints; it is made if need be.
+        tree: dictionaries, lists and pytrees of any kind, of either framework or both: arrays,
+            tensors, modules and optimizers (by their own names), numbers and strings.
+        step: at which it is taken; it names the checkpoint, and replaces the one of that name.
+        keep: how many checkpoints stay, those saved last; 0 keeps all.
+        asynchronous: copy everything to the host, and return while it is being written. Arrays may
+            then be overwritten and donated.
+        format: "zarr"; "torch", a folder that `torch.distributed.checkpoint` reads; or "orbax", one
+            that Orbax and its `CheckpointManager` read.
+
+    Returns:
+        A handle with `wait()` and `done`. What goes wrong in the background is raised by `wait`, at
+        the latest by the next `save` to that path.
+
+    Raises:
+        TypeError: leaves cannot be saved; all are named.
+        ValueError: two leaves have one name, or an argument is none of those above.
+        ShardingError: leaves have no elements to save; all are named.
+        CheckpointError: an earlier asynchronous save to `path` failed.
+        OSError: the storage refused something.
+
+    Example:
+        >>> import tempfile, isoshard as iso
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for step in (10, 20, 30):
+        ...         saving = iso.save(folder, {"w": np.ones(4)}, step=step, keep=2, asynchronous=True)
+        ...     saving.wait()
+        ...     iso.latest(folder), iso.restore(folder, {"w": np.zeros(4)}, step=20)["w"].sum()
+        (30, np.float64(4.0))
+    """  # noqa: E501
+    _check(step, keep, asynchronous, format)
+    root = os.path.abspath(local(path))  # noqa: PTH100 (links stay as they are)
+    if (Path(root) / manifests.NAME).exists():
+        raise ValueError(f"{root} is a checkpoint itself; give the folder that it stands in")
+    if format == "zarr":
+        zarr_arrays.imported()
+    leaves = _leaves(tree)
+    described = [(name, content.entry, content.shard) for name, content in leaves.contents.items()]
+    agree("the checkpoint", (root, step, described, list(leaves.values), leaves.same))
+    if format == "orbax":
+        _check_orbax(leaves)
+    if asynchronous:
+        leaves = leaves.copied()
+    write = functools.partial(_write, root, step, keep, _FORMATS[format], leaves)
+    return _start(root, step, functools.partial(write, Team.gathered()), asynchronous)
+
+
+def _start(root: str, step: int, work: Callable[[], None], asynchronous: bool) -> Saving:
+    """Run a save after those to the same path, here or beside what follows."""
+    with _lock:
+        earlier = _pending.pop(root, [])
+    if not asynchronous:
+        concurrent.futures.wait([saving._future for saving in earlier])
+    failed = [one for one in earlier if one.done and one._future.exception() and not one._told]
+    if failed:
+        told = "; ".join(f"step {one.step}: {one._future.exception()!r}" for one in failed)
+        raise CheckpointError(
+            f"earlier checkpoints in {root} were not written, and nobody had waited for them: "
+            f"{told}"
+        )
+    if not asynchronous:
+        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+        work()
+        done.set_result(None)
+        return Saving(step, done)
+    saving = Saving(step, _worker.submit(_telling, work, root, step))
+    with _lock:
+        _pending[root] = [*(one for one in earlier if not one.done), saving]
+    return saving
+
+
+def _telling(work: Callable[[], None], root: str, step: int) -> None:
+    """Log a failure before anybody who waits hears of it."""
+    try:
+        work()
+    except BaseException as error:
+        _LOG.error("the checkpoint of step %d in %s was not written: %r", step, root, error)
+        raise
+
+
+@dataclasses.dataclass(frozen=True)
+class _Leaves:
+    """What is saved.
+
+    Attributes:
+        contents: the arrays by name.
+        values: numbers, strings and the like by name.
+        same: names of arrays that have another name already, and that.
+        groups: the leaves of the tree.
+        structure: the tree.
+    """
+
+    contents: dict[str, Content]
+    values: dict[str, Entry]
+    same: dict[str, str]
+    groups: list[Group]
+    structure: Any
+
+    def copied(self) -> _Leaves:
+        """The same with memory of its own; the tree is let go."""
+        contents = {name: content.copied() for name, content in self.contents.items()}
+        return dataclasses.replace(self, contents=contents, groups=[])
+
+
+_Format = Callable[[LocalStorage, str, _Leaves, Team], dict[str, Sum]]
+
+
+def _write(root: str, step: int, keep: int, form: _Format, leaves: _Leaves, team: Team) -> None:
+    """Write and commit one checkpoint; all processes do this together."""
+    storage = LocalStorage(root)
+    steps = Steps(storage)
+    with contextlib.ExitStack() as stack:
+        folder = team.first(lambda: stack.enter_context(steps.saving(step)))
+        files = form(storage, folder, leaves, team)
+        team.first(lambda: steps.commit(folder, step, files))
+    team.first(lambda: steps.prune(step, keep))
+
+
+def _write_zarr(storage: LocalStorage, folder: str, all_: _Leaves, team: Team) -> dict[str, Sum]:
+    return folders.write(storage, folder, all_.contents, all_.values, all_.same, team)
+
+
+def _write_torch(storage: LocalStorage, folder: str, all_: _Leaves, team: Team) -> dict[str, Sum]:
+    leaves: dict[str, Any] = {name: (c.array, c.entry.dtype) for name, c in all_.contents.items()}
+    leaves |= {name: leaves[other] for name, other in all_.same.items()}
+    leaves |= {name: (entry.value, "") for name, entry in all_.values.items()}
+    return require("torch").write_checkpoint(storage.root, folder, leaves)
+
+
+def _write_orbax(storage: LocalStorage, folder: str, all_: _Leaves, team: Team) -> dict[str, Sum]:
+    leaves: dict[str, Any] = {name: entry.value for name, entry in all_.values.items()}
+    leaves |= {name: content.logical() for name, content in all_.contents.items()}
+    leaves |= {name: leaves[other] for name, other in all_.same.items()}
+    tree = all_.structure.unflatten([nested(group, leaves) for group in all_.groups])
+    root = Path(storage.where(folder))
+    orbax_format.write(root / orbax_format.ITEM, tree)
+    files = [file.relative_to(root).as_posix() for file in root.rglob("*") if file.is_file()]
+    return {name: Sum(storage.size(f"{folder}/{name}"), None) for name in sorted(files)}
+
+
+_FORMATS: dict[str, _Format] = {"zarr": _write_zarr, "torch": _write_torch, "orbax": _write_orbax}
+
+
+def _leaves(tree: Any) -> _Leaves:
+    """The leaves of a tree, looked at and not copied."""
+    contents: dict[str, Content] = {}
+    values: dict[str, Entry] = {}
+    same: dict[str, str] = {}
+    seen: dict[int, str] = {}
+    faults = []
+    groups, structure = named_groups(tree)
+    for name, part in (pair for group in groups for pair in group.named()):
+        value = part.value
+        if is_value(value):
+            values[name] = Entry.of_value(value)
+        elif id(value) in seen:
+            same[name] = seen[id(value)]
+        else:
+            seen[id(value)] = name
+            try:
+                contents[name] = _content(name, value)
+            except ShardingError as error:
+                faults.append(error)
+    raise_collected(faults)
+    return _Leaves(contents, values, same, groups, structure)
+
+
+def _content(name: str, value: Any) -> Content:
+    if isinstance(padded_of(value), jax.ShapeDtypeStruct):
+        raise ShardingError(f"{name} is only the shape of an array, and has no elements to save")
+    wanted = wanted_of(value)
+    assert wanted is not None
+    framework = framework_of(value)
+    impl = ""
+    if framework is not None:
+        value = framework.stored(value)
+    elif isinstance(value, np.generic):
+        value = np.asarray(value)
+    elif isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value, impl = jax.random.key_data(value), str(jax.random.key_impl(value))
+    return Content.of(name, value, wanted.dtype, impl)
+
+
+def _check(step: Any, keep: Any, asynchronous: bool, format: str) -> None:
+    for name, number in (("step", step), ("keep", keep)):
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise ValueError(f"{name} is an integer of at least 0, not {number!r}")
+    if format not in _FORMATS:
+        raise ValueError(f"format is 'zarr', 'torch' or 'orbax', not {format!r}")
+    if format != "zarr" and (asynchronous or jax.process_count() > 1):
+        manager = {
+            "torch": "isoshard.torch_bridge.checkpoints.CheckpointManager",
+            "orbax": "Orbax's own CheckpointManager, which takes our arrays,",
+        }
+        raise ValueError(
+            f"in the format {format!r} iso.save writes at once and from one process; "
+            f"{manager[format]} does the rest"
+        )
+
+
+def _check_orbax(leaves: _Leaves) -> None:
+    """Refuse what Orbax has no place for."""
+    wrong = [
+        f"{name}: {type(entry.value).__name__}"
+        for name, entry in leaves.values.items()
+        if not isinstance(entry.value, bool | int | float | str)
+    ]
+    wrong += [
+        f"{name}: blocks of unequal sizes"
+        for name, content in leaves.contents.items()
+        if isinstance(content.array, UnevenArray)
+    ]
+    wrong += [
+        f"{name}: no elements, shape {content.entry.shape}"
+        for name, content in leaves.contents.items()
+        if content.entry.nbytes == 0
+    ]
+    if wrong:
+        lines = "".join(f"\n  {one}" for one in wrong)
+        raise TypeError(
+            f"Orbax's format holds arrays, numbers and strings, and not:{lines}\n"
+            "Save without format='orbax', or leave them out."
+        )

@@ -1,0 +1,156 @@
+"""Reading arrays out of a checkpoint: each process reads what its own devices hold.
+
+A block that several devices hold is read once. On CPU devices the memory that is read into becomes
+the devices' own. Blocks of unequal sizes are read to where they belong, and padding is zero.
+
+>>> import tempfile, isoshard as iso
+>>> mesh = iso.make_mesh((2, 4), ("x", "y"))
+>>> with tempfile.TemporaryDirectory() as folder:
+...     _ = iso.save(folder, {"w": np.arange(8.0, dtype=np.float32)})
+...     like = jax.ShapeDtypeStruct((8,), "float32", sharding=iso.NamedSharding(mesh, iso.P("y")))
+...     [shard.data.tolist() for shard in iso.restore(folder, {"w": like})["w"].addressable_shards][:2]
+[[0.0, 1.0], [2.0, 3.0]]
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from isoshard.core.checkpoint.source import Block, Entry, Memory, Source
+from isoshard.core.domain import BlockLayout
+from isoshard.core.layout.uneven import Sizes, UnevenArray
+from isoshard.core.layout.valid_elements import parts_of
+from isoshard.core.transfer.device_dtypes import check_narrowing, device_dtype
+from isoshard.core.transfer.host_memory import aligned_empty
+
+from .slots import Slot, is_key
+from .stored_shards import bounded
+
+AT_ONCE = 1 << 30
+"""Bytes of host memory that wait for their devices at a time."""
+
+
+def read_arrays(
+    source: Source, slots: Sequence[Slot], saved: Mapping[str, Entry]
+) -> dict[str, jax.Array | UnevenArray | np.ndarray]:
+    """Read arrays to where they are wanted.
+
+    Args:
+        source: the checkpoint.
+        slots: what is wanted, checked; those that are no arrays are passed over.
+        saved: what the checkpoint has.
+
+    Returns:
+        The arrays by name: in host memory, or on devices.
+
+    Raises:
+        CheckpointError: something was altered or is missing.
+        CopyError: a 64-bit integer does not fit the 32 bits that it is to be stored in.
+    """
+    found: dict[str, jax.Array | UnevenArray | np.ndarray] = {}
+    for batch in _batches([_Arrival(slot, saved[slot.name]) for slot in slots if slot.wanted]):
+        source.read([block for arrival in batch for block in arrival.blocks])
+        for arrival in batch:
+            found[arrival.name] = arrival.array()
+    return found
+
+
+class _Arrival:
+    """An array that is being read: memory for each distinct buffer, and which devices want it.
+
+    Attributes:
+        name: of the array.
+        blocks: what is to be read, into parts of the memory.
+    """
+
+    def __init__(self, slot: Slot, entry: Entry):
+        assert slot.wanted is not None
+        self.name = slot.name
+        self._wanted, self._entry = slot.wanted, entry
+        self._buffers: list[np.ndarray] = []
+        self._devices: dict[tuple[int, ...], list[Any]] = {}
+        self.blocks: list[Block] = []
+        place = slot.wanted.place
+        self._shape: tuple[int, ...] = entry.shape
+        sizes: Sizes = (None,) * len(entry.shape)
+        if isinstance(place, BlockLayout):
+            self._shape, sizes, place = place.padded, place.sizes, place.sharding
+        self._sharding = place
+        if isinstance(place, Memory):
+            self._buffer(tuple(slice(0, extent) for extent in entry.shape), sizes)
+            return
+        for device, index in place.addressable_devices_indices_map(self._shape).items():
+            index = bounded(index or (), self._shape)
+            start = tuple(one.start for one in index)
+            if start not in self._devices:
+                self._buffer(index, sizes)
+            self._devices.setdefault(start, []).append(device)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self._buffers)
+
+    def array(self) -> jax.Array | UnevenArray | np.ndarray:
+        """Bring what was read to where it is wanted."""
+        if self._sharding is Memory.HOST:
+            return self._narrowed(jax.numpy.dtype(self._wanted.dtype), self._buffers[0])
+        if not self._wanted.wide:
+            return self._brought(device_dtype(jax.numpy.dtype(self._entry.stored), self.name))
+        with jax.enable_x64(True):
+            return self._brought(jax.numpy.dtype(self._wanted.dtype))
+
+    def _brought(self, dtype: np.dtype) -> jax.Array | UnevenArray:
+        place = self._sharding
+        made: Any
+        if isinstance(place, Memory):
+            made = jax.device_put(self._narrowed(dtype, self._buffers[0]), may_alias=True)
+        else:
+            pieces: dict[Any, jax.Array] = {}
+            for buffer, devices in zip(self._buffers, self._devices.values(), strict=True):
+                host = self._narrowed(dtype, buffer)
+                pieces |= {
+                    device: jax.device_put(host, device, may_alias=True) for device in devices
+                }
+            order = place.addressable_devices_indices_map(self._shape)
+            made = jax.make_array_from_single_device_arrays(
+                self._shape, place, [pieces[device] for device in order], dtype=dtype
+            )
+        if is_key(self._wanted.dtype):
+            return jax.random.wrap_key_data(made, impl=self._entry.impl)
+        layout = self._wanted.place
+        return layout.wrap(made) if isinstance(layout, BlockLayout) else made
+
+    def _buffer(self, index: tuple[slice, ...], sizes: Sizes) -> None:
+        """Memory for what stands at `index`, zero where no block is read into it."""
+        shape = tuple(one.stop - one.start for one in index)
+        buffer = aligned_empty(shape, jax.numpy.dtype(self._entry.stored))
+        self._buffers.append(buffer)
+        parts = parts_of(index, self._shape, sizes)
+        blocks = [Block(self.name, part.index, buffer[(*part.inside, ...)]) for part in parts]
+        if sum(block.out.size for block in blocks) < buffer.size:
+            buffer[...] = 0
+        self.blocks += blocks
+
+    def _narrowed(self, dtype: np.dtype, out: np.ndarray) -> np.ndarray:
+        """The same values in another integer type, if it has them all."""
+        if out.dtype == dtype:
+            return out
+        if dtype.itemsize < out.dtype.itemsize:
+            check_narrowing(out, dtype, None, self.name)
+        return out.astype(dtype)
+
+
+def _batches(arrivals: Sequence[_Arrival]) -> Iterator[list[_Arrival]]:
+    batch: list[_Arrival] = []
+    for arrival in arrivals:
+        if batch and math.fsum(one.nbytes for one in batch) + arrival.nbytes > AT_ONCE:
+            yield batch
+            batch = []
+        batch.append(arrival)
+    if batch:
+        yield batch

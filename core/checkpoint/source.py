@@ -1,0 +1,135 @@
+"""What a checkpoint offers, and what a module offers a checkpoint, whatever format and framework.
+
+A checkpoint is a `Source`: entries by name, and elements of them by the block. A module or
+optimizer is a dictionary of `NamedState`s by name. `iso.save` and `iso.restore` know only these.
+
+>>> Entry((4, 2), "int64", stored="int32").nbytes
+32
+>>> Entry.of_value(0.1).value
+0.1
+
+Dtypes are names. An entry has the dtype that its owner knows (`torch.int64`), and the one its
+elements are stored in, which may be narrower: `int32` while `jax_enable_x64` is off.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from isoshard.core.domain import BlockLayout
+
+
+class Memory(enum.Enum):
+    """Where an array lies that no layout speaks of."""
+
+    HOST = "host"
+    DEFAULT_DEVICE = "default device"
+
+
+Place = jax.sharding.Sharding | BlockLayout | Memory
+"""Where an array lies; in blocks of unequal sizes it is an `UnevenArray`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One leaf of a checkpoint.
+
+    Attributes:
+        shape: global; of random keys without the axis of their words.
+        dtype: name of the logical dtype, such as "int64" or "key<fry>"; "" for a value.
+        stored: name of the dtype of the elements.
+        spec: per axis the names of the mesh axes that it was split over, if it was on a mesh.
+        value: a number, string or the like, if it is no array.
+        is_value: whether it is one.
+        impl: how random keys are made, for `jax.random.wrap_key_data`; "" for other arrays.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    stored: str = ""
+    spec: tuple[tuple[str, ...], ...] | None = None
+    value: Any = None
+    is_value: bool = False
+    impl: str = ""
+
+    @classmethod
+    def of_value(cls, value: Any) -> Entry:
+        """An entry that is a number, a string, .."""
+        return cls((), "", value=value, is_value=True)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements as they are stored."""
+        return math.prod(self.shape) * jax.numpy.dtype(self.stored or self.dtype).itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A part of an entry that is wanted.
+
+    Attributes:
+        name: of the entry.
+        index: per axis a slice with start and stop.
+        out: memory for it, of the entry's stored dtype.
+    """
+
+    name: str
+    index: tuple[slice, ...]
+    out: np.ndarray
+
+
+class Source(Protocol):
+    """A checkpoint that can be read."""
+
+    where: str
+    entries: Mapping[str, Entry]
+
+    def read(self, blocks: Sequence[Block]) -> None:
+        """Fill the memory of all blocks.
+
+        Args:
+            blocks: of entries that are arrays.
+
+        Raises:
+            CheckpointError: something was altered or is missing; it is named.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedState:
+    """What a module or optimizer keeps under one name.
+
+    Attributes:
+        value: an array of any framework, a `jax.ShapeDtypeStruct` of one that is not made yet, or
+            a number, string, None, or tuples and lists of those.
+        follows: the array that this one is laid out like, if the two have one shape: of an
+            optimizer's state the parameter.
+    """
+
+    value: Any
+    follows: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What an array is to be.
+
+    Attributes:
+        shape: global.
+        dtype: name of the logical dtype.
+        place: where it lies.
+        wide: its owner has 64 bits, whatever JAX is set to.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    place: Place
+    wide: bool = False

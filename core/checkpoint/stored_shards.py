@@ -1,0 +1,184 @@
+"""The elements that this process writes: of each array its distinct pieces, in host memory.
+
+A sharded array is never gathered: a piece is read from the buffer of one device, on CPU devices
+without a copy. Of replicas the first is written, whichever process has it; of an `UnevenArray` the
+valid elements of each block.
+
+>>> from isoshard.core.layout.mesh import make_mesh
+>>> from isoshard.core.transfer.place import shard
+>>> a = shard(np.arange(8.0, dtype=np.float32), make_mesh((2, 4), ("x", "y")), ("y",))
+>>> content = Content.of("a", a, "float32")
+>>> [(piece.index[0].start, piece.host.tolist()) for piece in content.pieces()]
+[(0, [0.0, 1.0]), (2, [2.0, 3.0]), (4, [4.0, 5.0]), (6, [6.0, 7.0])]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from isoshard.core.checkpoint.source import Entry
+from isoshard.core.errors import ShardingError
+from isoshard.core.layout.spec_entries import entries_of
+from isoshard.core.layout.uneven import UnevenArray, padded_of
+from isoshard.core.layout.valid_elements import held_here
+from isoshard.core.runtime import metrics
+
+from .chunk_grid import Grid, cut, file_size
+
+SMALL = 256
+"""Bytes up to which an array that one process has whole stands among the names."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredShard:
+    """A block of an array.
+
+    Attributes:
+        index: per axis a slice with start and stop.
+        host: the elements.
+        joined: whether they were put together in memory of their own.
+    """
+
+    index: tuple[slice, ...]
+    host: np.ndarray
+    joined: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Content:
+    """An array on its way into a checkpoint.
+
+    Attributes:
+        entry: what the checkpoint says of it.
+        array: the elements: an array, or what `copied` took of one.
+        shard: shape of what a device holds; in blocks of unequal sizes, of a file.
+        is_small: whether it stands among the names, and has no files.
+    """
+
+    entry: Entry
+    array: jax.Array | UnevenArray | np.ndarray | list[StoredShard]
+    shard: tuple[int, ...]
+    is_small: bool
+
+    @classmethod
+    def of(
+        cls, name: str, array: jax.Array | UnevenArray | np.ndarray, dtype: str, impl: str = ""
+    ) -> Content:
+        """Look at an array.
+
+        Args:
+            name: of the array, for messages.
+            array: on any devices, or in host memory.
+            dtype: name of its logical dtype.
+            impl: of random keys, whose words `array` holds.
+
+        Returns:
+            The content, not copied.
+
+        Raises:
+            ShardingError: its elements are sums that are still to be taken.
+        """
+        shape = tuple(array.shape)
+        if isinstance(array, np.ndarray):
+            entry = Entry(shape, dtype, array.dtype.name, impl=impl)
+            return cls(entry, array, shape, _is_small(entry, True))
+        inner = padded_of(array)
+        layout = inner.sharding
+        spec = _axes(name, layout, len(shape)) if isinstance(layout, NamedSharding) else None
+        entry = Entry(shape, dtype, array.dtype.name, spec, impl=impl)
+        first_has = inner.is_fully_addressable or (
+            layout.is_fully_replicated and any(d.process_index == 0 for d in layout.device_set)
+        )
+        shard = layout.shard_shape(inner.shape) if entry.nbytes else shape
+        if isinstance(array, UnevenArray) and entry.nbytes:
+            pairs = zip(shard, array.sizes, strict=True)
+            shard = tuple(n if sizes is None else file_size(sizes) for n, sizes in pairs)
+        return cls(entry, array, shard, _is_small(entry, first_has))
+
+    def logical(self) -> Any:
+        """The array as its owner knows it: random keys as keys."""
+        array: Any = self.array
+        return jax.random.wrap_key_data(array, impl=self.entry.impl) if self.entry.impl else array
+
+    def grid(self) -> Grid:
+        """How it is cut into files and chunks."""
+        return cut(self.entry.shape, self.shard, jax.numpy.dtype(self.entry.stored).itemsize)
+
+    def pieces(self) -> list[StoredShard]:
+        """What this process writes. What each process has for itself, the first one writes."""
+        array, shape = self.array, self.entry.shape
+        if isinstance(array, list):
+            return array
+        inner = padded_of(array)
+        whole_here = isinstance(inner, np.ndarray) or inner.is_fully_addressable
+        if whole_here and jax.process_index() != 0:
+            return []
+        if isinstance(array, np.ndarray):
+            return [StoredShard(tuple(slice(0, extent) for extent in shape), array)]
+        held = held_here(array)
+        if self.is_small and not whole_here:  # each process has all of it
+            mine = [one for one in held if one.device == held[0].device]
+        else:
+            mine = [one for one in held if one.replica_id == 0]
+        return [
+            StoredShard(one.part.index, _on_host(one.buffer)[(*one.part.inside, ...)])
+            for one in mine
+        ]
+
+    def copied(self) -> Content:
+        """The same with memory of its own: later writes and donations are not seen."""
+        pieces = [StoredShard(piece.index, _copy(piece.host)) for piece in self.pieces()]
+        return dataclasses.replace(self, array=pieces)
+
+    def whole(self) -> np.ndarray:
+        """All elements, of an array whose pieces are all this process's."""
+        found = np.empty(self.entry.shape, jax.numpy.dtype(self.entry.stored))
+        for piece in self.pieces():
+            found[piece.index] = piece.host
+        return found
+
+
+def bounded(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """The same index with starts and stops.
+
+    Example:
+        >>> bounded((slice(None),), (4,))
+        (slice(0, 4, None),)
+    """
+    return tuple(slice(*one.indices(extent)[:2]) for one, extent in zip(index, shape, strict=True))
+
+
+def _is_small(entry: Entry, first_has: bool) -> bool:
+    return entry.nbytes == 0 or (entry.nbytes <= SMALL and first_has)
+
+
+def _axes(name: str, sharding: NamedSharding, rank: int) -> tuple[tuple[str, ...], ...]:
+    if getattr(sharding.spec, "unreduced", ()):
+        raise ShardingError(
+            f"{name}: a checkpoint holds elements, and these are sums still to be taken over "
+            f"{sharding.spec}; lay it out first: iso.reshard(x, spec)"
+        )
+    entries = tuple(entries_of(sharding.spec))
+    entries += (None,) * (rank - len(entries))
+    return tuple(
+        () if one is None else tuple(map(str, one)) if isinstance(one, tuple) else (str(one),)
+        for one in entries
+    )
+
+
+def _on_host(data: jax.Array) -> np.ndarray:
+    host = np.asarray(data)
+    if any(device.platform != "cpu" for device in data.devices()):
+        metrics.record_transfer("device_to_host", host.nbytes, metrics.user_location())
+    return host
+
+
+def _copy(host: np.ndarray) -> np.ndarray:
+    metrics.count("copies")
+    metrics.count("copied_bytes", host.nbytes)
+    return np.array(host, copy=True, order="C")

@@ -1,0 +1,152 @@
+"""Rows of a batch: whether they split evenly, and what is done when they do not.
+
+The rows are counted along axis 0 of the arrays that the spec splits there. A process that gives
+only its part of a batch splits it among the blocks of its own devices.
+
+>>> from jax.sharding import PartitionSpec as P
+>>> from isoshard.core.transfer.leaf_specs import named_arrays
+>>> from isoshard.core.layout.mesh import make_mesh
+>>> mesh = make_mesh((2, 4), ("data", "model"))
+>>> def batch(rows):
+...     leaves, _ = named_arrays({"x": np.arange(rows), "mean": np.float32(0)}, None)
+...     for leaf in leaves:
+...         leaf.spec = P("data") if leaf.path == "x" else None
+...     return leaves
+>>> rows = BatchRows(mesh, local=False)
+>>> rows.uneven(batch(4)), rows.uneven(batch(3))
+([], [('x', 3, 2)])
+
+Padding repeats the rows of the batch, from its first on, up to the number that the first batch had,
+so that one compiled step serves all:
+
+>>> full, short = batch(4), batch(3)
+>>> rows.pad(full), rows.pad(short)
+(4, 3)
+>>> [leaf.value.tolist() for leaf in short]
+[0.0, [0, 1, 2, 0]]
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.errors import ShardingError, UnevenError
+from isoshard.core.layout.spec import named_sharding
+from isoshard.core.runtime import metrics
+from isoshard.core.transfer.leaf_specs import NamedArray
+from isoshard.core.transfer.process_local import blocks_here
+
+
+class BatchRows:
+    """Counts and mends the rows of the batches of one epoch.
+
+    Args:
+        mesh: where the batches go.
+        local: whether this process gives only its part of each.
+    """
+
+    def __init__(self, mesh: Mesh, *, local: bool):
+        """See the class."""
+        self._mesh = mesh
+        self._local = local
+        self._first: int | None = None
+
+    def uneven(self, leaves: list[NamedArray]) -> list[tuple[str, int, int]]:
+        """List the arrays whose rows do not split evenly: name, rows, parts."""
+        return [
+            (leaf.name, rows, parts) for leaf, rows, parts in self._split(leaves) if rows % parts
+        ]
+
+    def pad(self, leaves: list[NamedArray]) -> int:
+        """Repeat rows until there are as many as in the first batch, and all split evenly.
+
+        Args:
+            leaves: of the batch, NumPy arrays; changed in place. Arrays that are not split along
+                axis 0 are padded with the others if they have as many rows.
+
+        Returns:
+            How many rows the batch had.
+
+        Raises:
+            ShardingError: the arrays have different numbers of rows, none, or are no NumPy arrays.
+        """
+        rows, parts = self._common(leaves)
+        target = -(-max(rows, self._first or 0) // parts) * parts
+        self._first = self._first or target
+        if target == rows:
+            return rows
+        if not rows:
+            raise UnevenError(f"a batch of no rows cannot be padded to {target}; leave it out")
+        index = np.arange(target) % rows
+        for leaf in leaves:
+            if np.ndim(leaf.value) and leaf.value.shape[0] == rows:
+                if not isinstance(leaf.value, np.ndarray):
+                    raise ShardingError(
+                        f"{leaf.name}: a {type(leaf.value).__name__} on devices cannot be padded; "
+                        "give batches in host memory"
+                    )
+                leaf.value = leaf.value[index]
+        metrics.count("data.padded_rows", target - rows)
+        return rows
+
+    def mask(self, leaves: list[NamedArray], rows: int, name: str) -> NamedArray:
+        """Make the leaf that says which rows are no padding.
+
+        Args:
+            leaves: of the batch, padded.
+            rows: how many rows it had.
+            name: of the mask.
+
+        Returns:
+            A leaf of booleans, one for each row, split as the rows are.
+        """
+        target, _ = self._common(leaves)
+        leaf = self._split(leaves)[0][0]
+        entry = named_sharding(leaf.spec, self._mesh, np.ndim(leaf.value)).spec[0]
+        return NamedArray(name, name, np.arange(target) < rows, None, P(entry))
+
+    def _common(self, leaves: list[NamedArray]) -> tuple[int, int]:
+        """The one number of rows, and the least common multiple of their parts."""
+        split = self._split(leaves)
+        if len({rows for _, rows, _ in split}) != 1:
+            told = ", ".join(f"{leaf.name} has {rows}" for leaf, rows, _ in split)
+            raise ShardingError(
+                "padding needs arrays that are split along axis 0, all with the same number of "
+                f"rows: {told or 'no array of the batch is split there'}. Use last='error' or "
+                "'drop', or give the arrays another spec."
+            )
+        return split[0][1], math.lcm(*(parts for _, _, parts in split))
+
+    def _split(self, leaves: list[NamedArray]) -> list[tuple[NamedArray, int, int]]:
+        """The leaves that are split along axis 0, with their rows and into how many parts."""
+        found = []
+        for leaf in leaves:
+            rank = np.ndim(leaf.value)
+            sharding = named_sharding(leaf.spec, self._mesh, rank, name=leaf.name)
+            if not rank or not sharding.spec or sharding.spec[0] is None:
+                continue
+            counts, held = blocks_here(sharding, rank)
+            parts = len(held[0]) if self._local else counts[0]
+            found.append((leaf, leaf.value.shape[0], parts))
+        return found
+
+
+def uneven_error(uneven: list[tuple[str, int, int]], why: str = "") -> UnevenError:
+    """The error of a batch whose rows do not split.
+
+    Args:
+        uneven: as `BatchRows.uneven` gives it.
+        why: what else is to be said.
+
+    Returns:
+        The error, to be raised.
+    """
+    told = "; ".join(f"{name} has {rows} rows for {parts} parts" for name, rows, parts in uneven)
+    return UnevenError(
+        f"a batch does not split evenly: {told}. {why}Choose a batch size that does, and for the "
+        "last batch last='drop' or last='pad'."
+    )

@@ -1,0 +1,284 @@
+"""One batch from host memory to the devices.
+
+>>> from jax.sharding import PartitionSpec as P
+>>> from isoshard.core.layout.mesh import make_mesh
+>>> placer = Placer(make_mesh((8,), ("data",)), P("data"))
+>>> [placed] = placer.run([{"x": np.ones((8, 2), np.float32)}])
+>>> placed.as_arrays()["x"].sharding.shard_shape((8, 2))
+(1, 2)
+
+`run` may be driven by another thread than the one that uses the batches: it places, and asks other
+processes nothing. `compare` and `compare_end` do ask, so they belong in the thread that runs the
+program, where the order of questions is the same in all processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from isoshard.core.errors import ShardingError, raise_collected
+from isoshard.core.frameworks import Framework, framework_of
+from isoshard.core.layout.leaf_paths import path_name
+from isoshard.core.layout.spec import named_sharding
+from isoshard.core.plan import Plan
+from isoshard.core.processes import agree
+from isoshard.core.runtime import metrics
+from isoshard.core.transfer.array_like import from_literal, is_literal
+from isoshard.core.transfer.device_dtypes import device_dtype
+from isoshard.core.transfer.leaf_specs import NamedArray, assign, named_arrays
+from isoshard.core.transfer.process_local import blocks_here, from_local
+
+from .batch_rows import BatchRows, uneven_error
+from .feed import END
+
+_PATIENCE = 600.0
+"""Seconds to wait for a process that is late at the end of the data."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DeviceBatch:
+    """A batch on the devices.
+
+    Attributes:
+        arrays: its arrays.
+        hosts: what each was in host memory, with its dtype there.
+        structure: of the batch.
+        mask: the key of the mask, if there is one, and the mask.
+    """
+
+    arrays: list[jax.Array]
+    hosts: list[Any]
+    structure: Any
+    mask: tuple[str, jax.Array] | None = None
+
+    def as_arrays(self) -> Any:
+        """The batch with its `jax.Array`s."""
+        return self._batch(self.arrays, lambda mask: mask)
+
+    def as_framework(self, framework: Framework) -> Any:
+        """The batch with arrays of a framework, of the dtype that they had on the host."""
+        arrays = [
+            framework.from_jax(array, like=host)
+            for array, host in zip(self.arrays, self.hosts, strict=True)
+        ]
+        return self._batch(arrays, framework.from_jax)
+
+    def _batch(self, arrays: list[Any], convert: Any) -> Any:
+        batch = jax.tree.unflatten(self.structure, arrays)
+        return batch if self.mask is None else {**batch, self.mask[0]: convert(self.mask[1])}
+
+
+class Placer:
+    """Places the batches of one epoch; see `loader` for the options.
+
+    Args:
+        mesh: where to.
+        spec: one for all, a tree of them, or a Plan.
+        last: "error", "drop" or "pad".
+        mask: the key of the mask of padded rows.
+        local: whether this process gives only its part of a batch.
+        copy: as for `shard`.
+        exact: whether floats of 64 bits are refused where JAX has none, rather than rounded.
+        name: of a batch, for messages.
+        where: the line of user code to note transfers for.
+
+    Attributes:
+        closed: set by the consumer; nothing is compared with other processes any more.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        spec: Any,
+        *,
+        last: str = "error",
+        mask: str | None = None,
+        local: bool = False,
+        copy: bool | None = True,
+        exact: bool = False,
+        name: str = "batch",
+        where: str = "unknown",
+    ):
+        """See the class."""
+        self.closed = False
+        self._mesh = mesh
+        self._spec = spec
+        self._last = last
+        self._mask = mask
+        self._local = local
+        self._copy = copy
+        self._exact = exact
+        self._name = name
+        self._where = where
+        owners = sorted({device.process_index for device in mesh.devices.flat})
+        together = len(owners) > 1 and jax.process_index() in owners
+        self._owners = owners if together else []
+        self._agreed: set[Any] = set()
+
+    def run(self, source: Iterable[Any]) -> Iterator[DeviceBatch]:
+        """Place each batch of a source.
+
+        Args:
+            source: the batches.
+
+        Yields:
+            They, on the devices.
+
+        Raises:
+            ShardingError: a batch cannot be laid out; all faults at once.
+            TypeError: a leaf of a batch is no array.
+        """
+        rows = BatchRows(self._mesh, local=self._local)
+        batches = iter(source)
+        while (batch := _next(batches)) is not END:
+            leaves, structure = self._leaves(batch)
+            uneven = [] if self._last == "pad" else rows.uneven(leaves)
+            if uneven and self._last == "drop":
+                if _next(batches) is not END:
+                    raise uneven_error(uneven, "It is not the last one. ")
+                metrics.count("data.dropped_rows", uneven[0][1])
+                return
+            if uneven:
+                raise uneven_error(uneven)
+            with jax.profiler.TraceAnnotation("isoshard.data.place"):
+                placed = self._placed(leaves, structure, rows, batch)
+            del batch, leaves  # or it would be kept for as long as the next one is waited for
+            yield placed
+            del placed
+
+    def compare(self, placed: DeviceBatch) -> None:
+        """Have the processes say which arrays they made parts of, if that is new.
+
+        Args:
+            placed: the batch.
+
+        Raises:
+            DistributedError: they differ.
+        """
+        told = [
+            (a.shape, str(a.dtype), str(cast(NamedSharding, a.sharding).spec)) for a in _all(placed)
+        ]
+        if self._owners and not self._agreed.issuperset(told):
+            agree(f"the arrays of a {self._name}", told, self._owners, timeout=_PATIENCE)
+            self._agreed.update(told)
+
+    def compare_end(self, count: int) -> None:
+        """Have the processes say how many batches they had.
+
+        Args:
+            count: how many this one had.
+
+        Raises:
+            DistributedError: they differ.
+        """
+        if self._owners and not self.closed:
+            agree("the number of batches", count, self._owners, timeout=_PATIENCE)
+
+    def _leaves(self, batch: Any) -> tuple[list[NamedArray], Any]:
+        """The leaves of a batch in host memory, each with its spec."""
+        leaves, structure = named_arrays(_in_memory(batch, self._name), self._name)
+        if self._mask is not None and not isinstance(batch, dict):
+            raise TypeError(
+                f"{self._name}: mask={self._mask!r} is a key of the batch, and the batch is a "
+                f"{type(batch).__name__}; let the source give dictionaries, or leave mask out"
+            )
+        if self._mask is not None and self._mask in batch:
+            raise ShardingError(
+                f"{self._name}: it has an entry {self._mask!r} of its own; give mask another name"
+            )
+        if isinstance(self._spec, Plan):  # it goes by shapes that divide; that is seen to below
+            for leaf in leaves:
+                leaf.whole = tuple(_up(size, self._mesh.size) for size in leaf.value.shape)
+        assign(leaves, structure, self._mesh, self._spec, self._name)
+        for leaf in leaves:
+            leaf.whole = None
+        return leaves, structure
+
+    def _placed(
+        self, leaves: list[NamedArray], structure: Any, rows: BatchRows, batch: Any
+    ) -> DeviceBatch:
+        real = rows.pad(leaves) if self._last == "pad" else 0
+        arrays = self._place(leaves)
+        if self._mask is None:
+            return DeviceBatch(arrays, [leaf.value for leaf in leaves], structure)
+        mask = self._place([rows.mask(leaves, real, self._mask)])[0]
+        return DeviceBatch(arrays, [leaf.value for leaf in leaves], structure, (self._mask, mask))
+
+    def _place(self, leaves: list[NamedArray]) -> list[jax.Array]:
+        arrays, faults, size = [], [], 0
+        for leaf in leaves:
+            try:
+                arrays.append(self._one(leaf))
+                size += leaf.value.nbytes if isinstance(leaf.value, np.ndarray) else 0
+            except ShardingError as error:
+                faults.append(error)
+        raise_collected(faults)
+        metrics.record_transfer("host_to_device", size, self._where)
+        return arrays
+
+    def _one(self, leaf: NamedArray) -> jax.Array:
+        if self._exact and isinstance(leaf.value, np.ndarray):
+            device_dtype(leaf.value.dtype, leaf.name)
+        if not self._local:
+            return leaf.place(self._mesh, self._copy)
+        rank = np.ndim(leaf.value)
+        sharding = named_sharding(leaf.spec, self._mesh, rank, name=leaf.name)
+        shape = _whole(leaf.value.shape, sharding)
+        return from_local(
+            leaf.value, self._mesh, leaf.spec, shape=shape, copy=self._copy, name=leaf.name
+        )
+
+
+def _next(batches: Iterator[Any]) -> Any:
+    with jax.profiler.TraceAnnotation("isoshard.data.read"):
+        return next(batches, END)
+
+
+def _in_memory(batch: Any, name: str) -> Any:
+    """The batch with NumPy and JAX arrays for leaves."""
+    batch = from_literal(batch) if is_literal(batch) else batch
+    wrong = []
+
+    def one(path: Any, leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray | jax.Array):
+            return leaf
+        if isinstance(leaf, bool | int | float | complex | np.generic):
+            return np.asarray(leaf)
+        framework = framework_of(leaf)
+        if framework is not None:
+            return framework.to_numpy(leaf)
+        if hasattr(leaf, "__array__"):
+            return np.asarray(leaf)
+        called = ".".join(part for part in (name, path_name(path)) if part)
+        wrong.append(f"{called} is {type(leaf).__name__}")
+        return leaf
+
+    found = jax.tree.map_with_path(one, batch)
+    if wrong:
+        raise TypeError(
+            f"a batch is a pytree of arrays and numbers: {'; '.join(wrong)}. Take such leaves out "
+            "of the batches, and turn mappings of other classes into dictionaries."
+        )
+    return found
+
+
+def _whole(local: tuple[int, ...], sharding: NamedSharding) -> tuple[int, ...]:
+    """The global shape, as every process that gives as much has it."""
+    counts, held = blocks_here(sharding, len(local))
+    return tuple(
+        size // len(mine) * count for size, count, mine in zip(local, counts, held, strict=True)
+    )
+
+
+def _up(size: int, parts: int) -> int:
+    return -(-size // parts) * parts
+
+
+def _all(placed: DeviceBatch) -> list[jax.Array]:
+    return placed.arrays if placed.mask is None else [*placed.arrays, placed.mask[1]]

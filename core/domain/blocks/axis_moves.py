@@ -1,0 +1,119 @@
+"""Moving rows of an axis in blocks into other blocks over the same devices; no axis is gathered.
+
+>>> import jax.numpy as jnp
+>>> from isoshard.core.layout.mesh import make_mesh
+>>> from isoshard.core.transfer.place import shard
+>>> mesh = make_mesh((4,), ("x",))
+>>> before = AxisSplit((2, 2, 1, 0), 2, ("x",), mesh)
+>>> rows = shard(jnp.array([1, 2, 3, 4, 5, 0, 0, 0]), mesh, ("x",))
+>>> after = AxisSplit((0, 3, 1, 1), 3, ("x",), mesh)
+>>> jax.jit(lambda x: move_axis(x, 0, before, after))(rows).reshape(4, 3).tolist()
+[[0, 0, 0], [1, 2, 3], [4, 0, 0], [5, 0, 0]]
+>>> jax.jit(lambda x: move_axis(x, 0, before, before, reverse=True))(rows).tolist()
+[5, 4, 3, 2, 1, 0, 0, 0]
+
+Each device receives the rows it is to have, in one `ppermute` for each distance they come from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from .row_windows import plan_windows, read_window
+from .splits import AxisSplit
+
+
+def movable(before: AxisSplit | None, after: AxisSplit | None) -> bool:
+    """Whether rows can go from these blocks to those: both over the same devices of a mesh."""
+    return (
+        before is not None
+        and after is not None
+        and bool(before.names)
+        and before.mesh is not None
+        and (before.names, before.mesh) == (after.names, after.mesh)
+        and before.extent > 0
+        and after.extent > 0
+    )
+
+
+def move_axis(
+    x: Any, axis: int, before: AxisSplit, after: AxisSplit, shift: int = 0, *, reverse: bool = False
+) -> Any:
+    """Move the rows of an axis.
+
+    Args:
+        x: traced, with `before.padded` rows along the axis.
+        axis: which.
+        before: the blocks it is in.
+        after: the blocks of the result, `movable` there.
+        shift: the row of the result that the first row becomes.
+        reverse: whether the last row is taken first.
+
+    Returns:
+        The array with `after.padded` rows along the axis; zeros in the padding, and where a row is
+        asked for that does not exist.
+    """
+    begins = np.cumsum((0, *after.sizes[:-1])) - shift
+    if reverse:
+        begins = before.extent - begins - np.array(after.sizes)
+    plan = plan_windows(
+        before.sizes, tuple(map(int, begins)), after.sizes, "zero", max(before.block, 1)
+    )
+    numbers = [plan.numbers]
+    if reverse:
+        order = np.array(after.sizes)[:, None] - 1 - np.arange(plan.width)
+        index = np.maximum(order, 0).astype(np.int32)
+        plan = dataclasses.replace(plan, index=index)
+        numbers.append(index)
+    spec = P(*(before.names if at == axis else None for at in range(x.ndim)))
+
+    def shard(block: Any, numbers: list[Any]) -> Any:
+        index = numbers[1] if reverse else None
+        window = read_window(block, plan, numbers[0], index, axis, before.names)
+        short = after.block - window.shape[axis]
+        widths = [(0, short if at == axis else 0, 0) for at in range(window.ndim)]
+        return lax.pad(window, jnp.zeros((), window.dtype), widths)
+
+    moved = jax.shard_map(
+        shard,
+        mesh=before.mesh,
+        in_specs=(spec, [P(before.names)] * len(numbers)),
+        out_specs=spec,
+        axis_names=set(before.names),
+    )(x, numbers)
+    return _cleared(moved, axis, after) if reverse else moved
+
+
+def _cleared(x: Any, axis: int, split: AxisSplit) -> Any:
+    if split.extent == split.padded:
+        return x
+    valid = split.valid().reshape((-1,) + (1,) * (x.ndim - axis - 1))
+    return jnp.where(valid, x, jnp.zeros((), x.dtype))
+
+
+def at_home(split: AxisSplit, before: int, count: int) -> AxisSplit:
+    """The blocks of `count` rows of which row `o` is, or is nearest to, row `o - before`.
+
+    Example:
+        >>> at_home(AxisSplit((2, 2, 1, 0), 2), 1, 6).sizes
+        (3, 2, 1, 0)
+    """
+    rows = np.clip(np.arange(count) - before, 0, split.extent - 1)
+    owners = np.searchsorted(np.cumsum(split.sizes), rows, side="right")
+    sizes = tuple(np.bincount(owners, minlength=len(split.sizes)).tolist())
+    return dataclasses.replace(split, sizes=sizes, block=max(sizes))
+
+
+def in_chunks(split: AxisSplit, count: int) -> AxisSplit:
+    """The blocks of `count` rows over the same devices, as `torch.chunk` makes them."""
+    parts = len(split.sizes)
+    block = -(-count // parts)
+    sizes = tuple(max(0, min(block, count - at * block)) for at in range(parts))
+    return dataclasses.replace(split, sizes=sizes, block=block)

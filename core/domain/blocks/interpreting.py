@@ -1,0 +1,200 @@
+"""Interpreting: a jaxpr traced at true shapes, run on padded arrays, primitive by primitive.
+
+Each primitive has a rule (`lifting.rules`), which takes the equation and its `Value`s. One without
+a rule runs at the true shapes: its operands are unpacked, so that nothing of padding reaches it,
+and its results are whole.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.sharding import NamedSharding
+
+from isoshard.core.layout.axis_types import is_typed, under_auto
+
+from .block_values import Value, as_value
+from .splits import AxisSplit
+
+Rule = Callable[[JaxprEqn, list[Value]], Sequence[Value]]
+RULES: dict[str, Rule] = {}
+_RECORDING = contextvars.ContextVar("recording", default=False)
+_ALWAYS: set[str] = set()
+
+
+def rule(*names: str, always: bool = False) -> Callable[[Rule], Rule]:
+    """Register the rule of some primitives, by their names.
+
+    Args:
+        names: as a jaxpr prints them; those that this JAX does not have do no harm.
+        always: whether it applies where no operand is in blocks, too.
+
+    Returns:
+        A decorator that returns the rule as it is.
+    """
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        if always:
+            _ALWAYS.update(names)
+        return function
+
+    return register
+
+
+def bind(eqn: JaxprEqn, arrays: Sequence[Any], **changed: Any) -> list[Any]:
+    """Run the primitive of an equation on other operands.
+
+    Args:
+        eqn: the equation.
+        arrays: the operands.
+        changed: parameters that differ from those of the equation.
+
+    Returns:
+        The results, one or many.
+    """
+    made = eqn.primitive.get_bind_params({**_under_auto(eqn.params), **changed})
+    functions, parameters = made if isinstance(made, tuple) else ((), made)  # JAX before 0.10
+    with eqn.ctx.manager:
+        found = eqn.primitive.bind(*functions, *arrays, **parameters)
+    return list(found) if eqn.primitive.multiple_results else [found]
+
+
+def _under_auto(params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters without the layouts of types: values here have none."""
+    return {
+        name: None if name in ("sharding", "out_sharding") and _is_typed(value) else value
+        for name, value in params.items()
+    }
+
+
+def _is_typed(sharding: Any) -> bool:
+    return isinstance(sharding, NamedSharding) and is_typed(sharding.mesh)
+
+
+def run_whole(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value]:
+    """Run an equation at the true shapes.
+
+    Args:
+        eqn: the equation.
+        values: its operands; those in blocks are unpacked.
+
+    Returns:
+        The results, whole.
+    """
+    return [as_value(x) for x in bind(eqn, [value.whole().array for value in values])]
+
+
+def pack_like(found: Sequence[Value], splits: Sequence[AxisSplit | None]) -> list[Value]:
+    """Put results back into blocks where an axis has the size it had.
+
+    Args:
+        found: the results.
+        splits: of the operand, one per axis of the results.
+
+    Returns:
+        The results; of another rank, as they are.
+    """
+    packed = []
+    for value in found:
+        if len(value.splits) == len(splits):
+            for axis, split in enumerate(splits):
+                if split is not None and value.shape[axis] == split.extent:
+                    value = value.packed(axis, split)
+        packed.append(value)
+    return packed
+
+
+def interpret(jaxpr: Jaxpr, consts: Sequence[Any], values: Sequence[Value]) -> list[Value]:
+    """Run a jaxpr.
+
+    Args:
+        jaxpr: traced at the true shapes.
+        consts: its constants, arrays of true shapes or values.
+        values: its arguments.
+
+    Returns:
+        Its results.
+    """
+    known: dict[Any, Value] = {}
+
+    def read(atom: Any) -> Value:
+        return as_value(atom.val, fixed=True) if isinstance(atom, Literal) else known[atom]
+
+    for variable, const in zip(jaxpr.constvars, consts, strict=True):
+        known[variable] = const if isinstance(const, Value) else _constant(const)
+    known.update(zip(jaxpr.invars, values, strict=True))
+    for eqn in jaxpr.eqns:
+        operands = [read(atom) for atom in eqn.invars]
+        named = RULES.get(eqn.primitive.name, run_whole)
+        touched = any(map(_told_of, operands)) or _asks(eqn)
+        found = named(eqn, operands) if touched else _plain(eqn, operands)
+        known.update(zip(eqn.outvars, found, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _told_of(value: Value) -> bool:
+    """Whether anything is known of a value's layout."""
+    return value.uneven or bool(value.cut_from) or any(value.hints)
+
+
+_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat2", "remat", "checkpoint"})
+
+
+def _asks(eqn: JaxprEqn) -> bool:
+    """Whether an equation, or one inside the call that it is, has a rule for whole operands.
+
+    So has a call of arrays on Explicit axes, which are under Auto axes here.
+    """
+    if eqn.primitive.name in _ALWAYS:
+        return True
+    if eqn.primitive.name not in _CALLS:
+        return False
+    inside: Any = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
+    typed = any(_is_typed(getattr(atom.aval, "sharding", None)) for atom in eqn.invars)
+    return typed or any(map(_asks, inside.eqns))
+
+
+def interpret_closed(closed: ClosedJaxpr, values: Sequence[Value]) -> list[Value]:
+    """Run a jaxpr with its constants."""
+    return interpret(closed.jaxpr, closed.consts, values)
+
+
+def _plain(eqn: JaxprEqn, operands: Sequence[Value]) -> list[Value]:
+    """Run an equation without operands in blocks as it is; what it makes of constants is one."""
+    found = bind(eqn, [value.array for value in operands])
+    fixed = all(value.fixed for value in operands)
+    return [as_value(x, fixed=fixed) for x in found]
+
+
+def _constant(const: Any) -> Value:
+    const = under_auto(const) if isinstance(const, jax.Array) else const
+    return as_value(const, fixed=not isinstance(const, Tracer))
+
+
+def trace(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[ClosedJaxpr, Any]:
+    """Trace a function at given shapes, to be interpreted.
+
+    Args:
+        function: of the arguments.
+        arguments: arrays, or their shapes and dtypes.
+
+    Returns:
+        The jaxpr, and the tree of the function's result.
+    """
+    before = _RECORDING.set(True)
+    try:
+        closed, out = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    finally:
+        _RECORDING.reset(before)
+    return closed, jax.tree.structure(out)
+
+
+def recording() -> bool:
+    """Whether a function is being traced to be interpreted on blocks."""
+    return _RECORDING.get()

@@ -1,0 +1,86 @@
+"""What an operator over rows says of itself: what its outputs read along each axis, and its kernel.
+
+`window_operators` moves the rows and calls the kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+METHODS = ("auto", "windows", "xla")
+
+Local = Callable[..., Any]  # (window, views, *operands) -> outputs; hashable
+
+
+class Reach(Protocol):
+    """What the outputs of an operator read along one axis. Hashable.
+
+    Its methods take `rows`, the true size of the axis, and `o`, an array of output numbers.
+    """
+
+    @property
+    def native(self) -> bool:
+        """Whether the compiler derives halos from what the local function does."""
+        ...
+
+    def outputs(self, rows: int) -> int:
+        """How many outputs there are."""
+        ...
+
+    def reads(self, o: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """The first row that each output reads, and the one after the last."""
+        ...
+
+    def home(self, o: np.ndarray, rows: int) -> np.ndarray:
+        """The row each output is nearest to; ascending."""
+        ...
+
+    def tables(self, o: np.ndarray, rows: int) -> tuple[np.ndarray, ...]:
+        """Arrays of numbers, one entry per output, for the local function."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """One axis of a window, for the local function.
+
+    Attributes:
+        start: the row of the whole array that is the window's first; may be traced.
+        outputs: how many outputs to compute.
+        pads: fill values to imagine before and after the window.
+        tables: those of the Reach, for these outputs.
+    """
+
+    start: Any
+    outputs: int
+    pads: tuple[int, int]
+    tables: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Operator:
+    """An operator over some axes of an array.
+
+    Attributes:
+        verb: its name, for messages.
+        reaches: the axes, and what outputs read along them.
+        local: computes outputs from a window.
+        mode: what stands where no row is; one of `row_windows.MODES`.
+        fill: the value, for mode "zero".
+        method: one of `METHODS`.
+        free: axes whose layout is not that of the input (channels).
+        made: which axis of the first operand the one free axis of outputs is; None for none.
+    """
+
+    verb: str
+    reaches: tuple[tuple[int, Reach], ...]
+    local: Local
+    mode: str = "zero"
+    fill: float = 0
+    method: str = "auto"
+    free: tuple[int, ...] = ()
+    made: int | None = None

@@ -1,0 +1,258 @@
+"""Meshes: the devices as a grid with named axes.
+
+A mesh is a plain `jax.sharding.Mesh`, of any axis types (`axis_types`): `jax.make_mesh` gives
+Explicit axes, `make_mesh` here Auto ones, under which the compiler completes layouts. What is laid
+out over a mesh stays on that mesh.
+
+>>> mesh = make_mesh((2, 4), ("x", "y"))
+>>> dict(mesh.shape)
+{'x': 2, 'y': 4}
+>>> make_mesh((2, 2), ("x", "y")).size                  # fewer than there are: takes the first
+4
+
+A device is known by its position in the flattened mesh, never by its id.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+
+from isoshard.core.errors import DeviceError, ShardingError
+
+from .virtual_devices import Device
+
+
+def make_mesh(
+    shape: Sequence[int],
+    names: Sequence[str],
+    *,
+    devices: Sequence[Device] | None = None,
+    axis_types: AxisType | Sequence[AxisType] = AxisType.Auto,
+) -> Mesh:
+    """Arrange devices as a grid.
+
+    Args:
+        shape: devices along each axis.
+        names: one name per axis, no two alike.
+        devices: which, in order, the last axis fastest; by default the first
+            `math.prod(shape)` of `jax.devices()`, placed along the interconnect if that is all
+            of them.
+        axis_types: of all axes, or one per axis, as `jax.make_mesh` takes them.
+
+    Returns:
+        A mesh.
+
+    Raises:
+        ShardingError: `shape`, `names` and `axis_types` do not make a grid.
+        DeviceError: there are too few devices.
+
+    Example:
+        >>> make_mesh((8,), ("x",), axis_types=AxisType.Explicit) == jax.make_mesh((8,), ("x",))
+        True
+        >>> make_mesh((4, 8), ("x", "y"))
+        Traceback (most recent call last):
+            ...
+        isoshard.core.errors.DeviceError: a mesh of (4, 8) needs 32 devices, there are 8 (cpu). Make it smaller, or try it on virtual devices: call iso.simulate_devices(32) before anything else.
+    """  # noqa: E501
+    shape, names = _check_grid(tuple(shape), tuple(names))
+    kinds = _check_types(axis_types, names)
+    given = list(jax.devices() if devices is None else devices)
+    need = math.prod(shape)
+    if len(given) < need:
+        raise DeviceError(
+            f"a mesh of {shape} needs {need} devices, there are {len(given)}{_platform(given)}. "
+            "Make it smaller, or try it on virtual devices: call "
+            f"iso.simulate_devices({need}) before anything else."
+        )
+    if devices is None and len(given) == need:
+        grid = mesh_utils.create_device_mesh(shape, given)
+    else:
+        grid = np.array(given[:need], object).reshape(shape)
+    return Mesh(grid, names, axis_types=kinds)
+
+
+def hybrid_mesh(
+    ici: Sequence[int],
+    dcn: Sequence[int],
+    names: Sequence[str],
+    *,
+    axis_types: AxisType | Sequence[AxisType] = AxisType.Auto,
+) -> Mesh:
+    """Arrange several slices of devices, so that axes over the slow network are known.
+
+    Along each axis the slices come first, the devices of a slice after: the size is
+    `dcn[i] * ici[i]`. Devices that know no slices (CPUs, one host's GPUs) are divided in order
+    into `math.prod(dcn)` equal groups, which stand for them.
+
+    Args:
+        ici: devices along each axis within one slice (the fast interconnect).
+        dcn: slices along each axis (the data centre network).
+        names: one name per axis, no two alike.
+        axis_types: as for `make_mesh`.
+
+    Returns:
+        A mesh of all devices.
+
+    Raises:
+        ShardingError: `ici`, `dcn`, `names` and `axis_types` do not belong together.
+        DeviceError: their product is not the number of devices.
+
+    Example:
+        >>> dict(hybrid_mesh((1, 4), (2, 1), ("data", "model")).shape)
+        {'data': 2, 'model': 4}
+    """
+    ici, names = _check_grid(tuple(ici), tuple(names), "ici")
+    dcn, names = _check_grid(tuple(dcn), names, "dcn")
+    kinds = _check_types(axis_types, names)
+    if math.prod(dcn) == 1 and math.prod(ici) == len(jax.devices()):
+        return make_mesh(ici, names, axis_types=kinds)
+    devices = jax.devices()
+    need = math.prod(ici) * math.prod(dcn)
+    if len(devices) != need:
+        raise DeviceError(
+            f"{math.prod(dcn)} slices of {math.prod(ici)} devices (dcn {dcn}, ici {ici}) are "
+            f"{need} devices, there are {len(devices)}{_platform(devices)}. Change ici or dcn, "
+            f"or try it on virtual devices: call iso.simulate_devices({need}) before anything else."
+        )
+    if len({getattr(device, "slice_index", None) for device in devices}) > 1:
+        grid = mesh_utils.create_hybrid_device_mesh(ici, dcn, devices)
+        return Mesh(grid, names, axis_types=kinds)
+    grid = np.array(devices, object).reshape(*dcn, *ici)
+    rank = len(names)
+    pairs = [axis for i in range(rank) for axis in (i, rank + i)]
+    sizes = [slices * inside for slices, inside in zip(dcn, ici, strict=True)]
+    return Mesh(grid.transpose(pairs).reshape(sizes), names, axis_types=kinds)
+
+
+@overload
+def as_mesh(obj: Any) -> Mesh: ...
+@overload
+def as_mesh(obj: Any, *, abstract: Literal[True]) -> Any: ...
+def as_mesh(obj: Any, *, abstract: bool = False) -> Any:
+    """Take a mesh in any form: a `jax.sharding.Mesh`, or an object that has one.
+
+    Args:
+        obj: the mesh, of any axis types, or an object with a `get_jax_mesh()` method.
+        abstract: whether one without devices will do.
+
+    Returns:
+        The mesh.
+
+    Raises:
+        ShardingError: the mesh has no devices.
+        TypeError: it is no mesh.
+
+    Example:
+        >>> as_mesh(jax.make_mesh((8,), ("x",))).axis_types
+        (Explicit,)
+    """
+    if isinstance(obj, Mesh):
+        return obj
+    if isinstance(obj, AbstractMesh):
+        if abstract:
+            return obj
+        raise ShardingError(
+            f"{obj} has no devices, and data needs some: make the mesh with "
+            f"iso.make_mesh({obj.axis_sizes}, {obj.axis_names})."
+        )
+    convert = getattr(obj, "get_jax_mesh", None)
+    if callable(convert):
+        return convert()
+    raise TypeError(
+        f"a mesh is a jax.sharding.Mesh, as iso.make_mesh(shape, names) makes it, or has a "
+        f"get_jax_mesh() method; given was {type(obj).__name__}: {obj!r}"
+    )
+
+
+def ambient_mesh(call: str = "iso.shard(x, mesh, P('x'))") -> Mesh | AbstractMesh:
+    """The mesh that `jax.set_mesh` has set; inside a JAX transformation an abstract one.
+
+    Args:
+        call: how a mesh would be given, for the message.
+
+    Raises:
+        ShardingError: there is none.
+
+    Example:
+        >>> with jax.set_mesh(jax.make_mesh((8,), ("x",))):
+        ...     dict(ambient_mesh().shape)
+        {'x': 8}
+    """
+    abstract = jax.sharding.get_abstract_mesh()
+    if abstract.empty:
+        raise ShardingError(
+            f"no mesh is given, and jax.set_mesh has set none; give one: {call}, or call it under "
+            "`with jax.set_mesh(mesh):`."
+        )
+    try:
+        mesh = jax.sharding.get_mesh()
+    except ValueError:  # JAX is tracing
+        return abstract
+    return abstract if mesh.empty else mesh
+
+
+def mesh_of(sharding: NamedSharding) -> Mesh:
+    """The mesh of a sharding, or ShardingError if it is abstract and has no devices."""
+    if isinstance(sharding.mesh, Mesh):
+        return sharding.mesh
+    raise ShardingError(
+        f"{sharding} is over an abstract mesh, which has no devices, and data needs some: pass its "
+        "spec together with a mesh that iso.make_mesh(shape, names) made."
+    )
+
+
+def describe_mesh(mesh: Mesh | AbstractMesh) -> str:
+    """Write the axes of a mesh in a few words, for messages.
+
+    Example:
+        >>> describe_mesh(make_mesh((2, 4), ("x", "y")))
+        "'x' (2), 'y' (4)"
+    """
+    return ", ".join(f"{name!r} ({size})" for name, size in mesh.shape.items()) or "none"
+
+
+def _check_types(kinds: Any, names: tuple[str, ...]) -> tuple[AxisType, ...]:
+    given = (kinds,) * len(names) if isinstance(kinds, AxisType) else tuple(kinds)
+    if len(given) != len(names) or not all(isinstance(kind, AxisType) for kind in given):
+        raise ShardingError(
+            f"axis_types {kinds!r} with names {names} makes no mesh: give one "
+            "jax.sharding.AxisType for all axes, or one per axis."
+        )
+    return given
+
+
+def _check_grid(
+    shape: tuple[int, ...], names: tuple[str, ...], what: str = "shape"
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Collect everything wrong with a shape and its names into one error."""
+    wrong = []
+    if len(shape) != len(names):
+        wrong.append(f"{what} has {len(shape)} entries for {len(names)} names")
+    wrong += [
+        f"size {size!r} is no whole number above 0"
+        for size in shape
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1
+    ]
+    wrong += [f"name {name!r} is no string" for name in names if not isinstance(name, str)]
+    wrong += [
+        f"name {name!r} is used {names.count(name)} times"
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
+    if wrong:
+        raise ShardingError(
+            f"{what} {shape} with names {names} makes no mesh: {'; '.join(wrong)}. "
+            "Give one size and one name per axis: make_mesh((2, 4), ('x', 'y'))."
+        )
+    return tuple(map(int, shape)), names
+
+
+def _platform(devices: Sequence[Device]) -> str:
+    return f" ({devices[0].platform})" if devices else ""

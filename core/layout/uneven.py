@@ -1,0 +1,279 @@
+"""Arrays whose axes do not divide: a padded JAX array, and what of it is data.
+
+JAX has buffers of equal blocks only. DTensor has blocks as `torch.chunk` makes them: 5 rows over 4
+devices are 2, 2, 1 and 0. Such a tensor is here an array of 8 rows, 2 per device, together
+with its true shape and the number of valid rows in each block:
+
+>>> import jax
+>>> import numpy as np
+>>> from isoshard.core.layout.mesh import make_mesh
+>>> from isoshard.core.transfer.place import shard
+>>> rows = np.array([0, 1, 2, 3, 4, -1, -1, -1], np.float32)
+>>> padded = shard(rows, make_mesh((4,), ("x",)), ("x",))
+>>> uneven = UnevenArray(padded, (5,), ((2, 2, 1, 0),))
+>>> uneven
+UnevenArray(float32[5] in float32[8], axis 0 in blocks of 2: 2, 2, 1, 0 valid; P('x',))
+>>> jax.jit(lambda u: u.array.sum(where=u.mask()))(uneven).item()
+10.0
+
+Valid elements stand first in their block, and block follows block. What the others hold is not
+said: mask them before anything that mixes elements.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.errors import ShardingError
+
+from .axis_types import constrain, is_typed
+from .partial_sums import stored
+
+Sizes = tuple[tuple[int, ...] | None, ...]
+
+
+@jax.tree_util.register_pytree_node_class
+class UnevenArray:
+    """A padded array, the true shape, and the valid sizes of its blocks. A pytree of one leaf.
+
+    Args:
+        array: of the padded shape: along an axis that does not divide, as many blocks of one size
+            as `sizes` has entries.
+        shape: the true global shape.
+        sizes: per axis None (nothing is padded), or how many elements of each block are valid.
+        layout: of the padded array, for where it is traced and tells none; by default its own.
+
+    Raises:
+        ShardingError: the three do not belong together; all faults in one message.
+
+    Example:
+        >>> UnevenArray(jnp.zeros(8), (6,), ((2, 2, 1, 0),))
+        Traceback (most recent call last):
+            ...
+        isoshard.core.errors.ShardingError: an array of shape (8,) is no padded form of shape (6,) with sizes ((2, 2, 1, 0),): axis 0 has 5 valid elements in its blocks, and 6 in the shape. Give the sizes that add up to the shape, each at most the size of a block.
+    """  # noqa: E501
+
+    __slots__ = ("array", "layout", "shape", "sizes")
+
+    array: Any
+    shape: tuple[int, ...]
+    sizes: Sizes
+    layout: NamedSharding | None
+
+    def __init__(
+        self,
+        array: Any,
+        shape: Sequence[int],
+        sizes: Sequence[Sequence[int] | None],
+        layout: NamedSharding | None = None,
+    ) -> None:
+        """Check that the three belong together."""
+        self.array = array
+        self.layout = layout or layout_of(array)
+        self.shape = tuple(map(int, shape))
+        self.sizes = tuple(None if size is None else tuple(map(int, size)) for size in sizes)
+        _check(tuple(array.shape), self.shape, self.sizes)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the elements."""
+        return self.array.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of valid elements."""
+        return math.prod(self.shape)
+
+    @property
+    def sharding(self) -> Any:
+        """The layout of the padded array; of a traced one that with which it was made, or None."""
+        return self.layout if isinstance(self.array, Tracer) else self.array.sharding
+
+    def mask(self) -> jax.Array:
+        """Which elements are valid.
+
+        Returns:
+            Booleans of the padded shape, laid out as the array; inside `jax.jit` a traced value.
+
+        Example:
+            >>> UnevenArray(jnp.zeros((2, 4)), (2, 3), (None, (2, 1))).mask()
+            Array([[ True,  True,  True, False],
+                   [ True,  True,  True, False]], dtype=bool)
+        """
+        padded = tuple(self.array.shape)
+        lines = [
+            _valid(extent, size).reshape((1,) * axis + (-1,) + (1,) * (self.ndim - axis - 1))
+            for axis, (extent, size) in enumerate(zip(padded, self.sizes, strict=True))
+            if size is not None
+        ]
+        array = self.array
+        held = array.to_concrete_value() if isinstance(array, Tracer) else array
+        if held is None:
+            mask = jnp.broadcast_to(functools.reduce(jnp.logical_and, lines, True), padded)
+            told = jax.typeof(array).sharding
+            return constrain(mask, stored(told)) if is_typed(told.mesh) else mask
+        whole = np.broadcast_to(functools.reduce(np.logical_and, lines, np.True_), padded)
+        layout = stored(held.sharding)
+        return jax.make_array_from_callback(padded, layout, lambda index: whole[index])
+
+    def tree_flatten(self) -> tuple[tuple[Any], tuple[Any, ...]]:
+        """The array, and the rest as static data."""
+        return (self.array,), (self.shape, self.sizes, self.layout)
+
+    @classmethod
+    def tree_unflatten(cls, static: tuple[Any, ...], leaves: Sequence[Any]) -> UnevenArray:
+        """The same around another leaf, of whatever kind."""
+        made = object.__new__(cls)
+        (made.array,) = leaves
+        made.shape, made.sizes, made.layout = static
+        own = layout_of(made.array)
+        if own is not None and made.layout is not None and _elsewhere(own, made.layout):
+            made.layout = own  # on the same devices trees of one kind stay alike
+        return made
+
+    def __repr__(self) -> str:
+        """Shapes, block sizes and layout; no elements."""
+        dtype = getattr(self.array, "dtype", None)
+        if dtype is None:  # a tree of something else
+            return f"UnevenArray({self.array!r}, {self.shape}, {self.sizes})"
+        padded = self.array.shape
+        parts = [f"{_type(dtype, self.shape)} in {_type(dtype, padded)}"]
+        parts += [
+            f"axis {axis} in blocks of {extent // len(size)}: {', '.join(map(str, size))} valid"
+            for axis, (extent, size) in enumerate(zip(padded, self.sizes, strict=True))
+            if size is not None
+        ]
+        sharding = None if isinstance(self.array, Tracer) else self.array.sharding
+        spec = f"; {sharding.spec}" if isinstance(sharding, NamedSharding) else ""
+        return f"UnevenArray({', '.join(parts)}{spec})"
+
+
+def is_uneven(x: Any) -> bool:
+    """Whether it is an array in blocks; as `is_leaf`, so that trees keep it."""
+    return isinstance(x, UnevenArray)
+
+
+def padded_of(x: Any) -> Any:
+    """The array of an UnevenArray, or the array itself."""
+    return x.array if isinstance(x, UnevenArray) else x
+
+
+def runs_of(place: slice, extent: int, sizes: tuple[int, ...] | None) -> list[tuple[slice, slice]]:
+    """Where the valid elements of a buffer are, along one axis.
+
+    Args:
+        place: the buffer's place in the padded axis.
+        extent: of the padded axis.
+        sizes: valid elements of each block; None where nothing is padded.
+
+    Returns:
+        Slices in the buffer and in the axis of the true size, as few as can be; an empty pair where
+        nothing is valid.
+
+    Example:
+        >>> runs_of(slice(0, 4), 8, (2, 1, 0, 1))                     # two blocks, side by side
+        [(slice(0, 3, None), slice(0, 3, None))]
+        >>> runs_of(slice(4, 8), 8, (2, 1, 0, 1))                     # nothing, and one
+        [(slice(2, 3, None), slice(3, 4, None))]
+        >>> runs_of(slice(4, 6), 8, (2, 1, 0, 1))
+        [(slice(0, 0, None), slice(3, 3, None))]
+    """
+    start, stop, _ = place.indices(extent)
+    if sizes is None:
+        return [(slice(0, stop - start), slice(start, stop))]
+    block = extent // len(sizes)
+    begins = [0, *itertools.accumulate(sizes)]
+    found: list[tuple[int, int, int]] = []  # in the buffer, in the axis, how many
+    for number in range(start // block, -(-stop // block)) if block else ():
+        low, high = max(start, number * block), min(stop, number * block + sizes[number])
+        if low >= high:
+            continue
+        at, first, count = low - start, begins[number] + low - number * block, high - low
+        if found and found[-1][0] + found[-1][2] == at:
+            at, first, count = *found[-1][:2], found.pop()[2] + count
+        found.append((at, first, count))
+    none = (0, begins[start // block] if block else 0, 0)
+    return [(slice(at, at + n), slice(first, first + n)) for at, first, n in found or [none]]
+
+
+def layout_of(array: Any) -> NamedSharding | None:
+    """The layout of a concrete array over a mesh, its spec in the one form; otherwise None.
+
+    Example:
+        >>> layout_of(jnp.zeros(3)) is None
+        True
+    """
+    if not isinstance(array, jax.Array) or isinstance(array, Tracer):
+        return None
+    if not isinstance(array.sharding, NamedSharding):
+        return None
+    sharding = stored(array.sharding)
+    entries = [e[0] if isinstance(e, tuple) and len(e) == 1 else e for e in sharding.spec]
+    while entries and not entries[-1]:
+        entries.pop()
+    return NamedSharding(sharding.mesh, P(*(entry or None for entry in entries)))
+
+
+def _elsewhere(own: NamedSharding, said: NamedSharding) -> bool:
+    """Whether an array has moved, or it was not known to which devices a mesh's axes belong."""
+    return isinstance(said.mesh, AbstractMesh) or own.device_set != said.device_set
+
+
+def _check(padded: tuple[int, ...], shape: tuple[int, ...], sizes: Sizes) -> None:
+    if not len(padded) == len(shape) == len(sizes):
+        faults = [f"they are of ranks {len(padded)}, {len(shape)} and {len(sizes)}"]
+    else:
+        faults = [
+            fault
+            for axis, (have, want, size) in enumerate(zip(padded, shape, sizes, strict=True))
+            for fault in _faults(axis, have, want, size)
+        ]
+    if faults:
+        raise ShardingError(
+            f"an array of shape {padded} is no padded form of shape {shape} with sizes {sizes}: "
+            f"{'; '.join(faults)}. Give the sizes that add up to the shape, each at most the size "
+            "of a block."
+        )
+
+
+def _faults(axis: int, have: int, want: int, size: tuple[int, ...] | None) -> list[str]:
+    if size is None:
+        same = have == want
+        return [] if same else [f"axis {axis} is not padded, and has {have} elements for {want}"]
+    if not size or have % len(size):
+        return [f"axis {axis} has {have} elements, which are no {len(size)} equal blocks"]
+    block = have // len(size)
+    faults = []
+    if sum(size) != want:
+        faults.append(
+            f"axis {axis} has {sum(size)} valid elements in its blocks, and {want} in the shape"
+        )
+    if wrong := [number for number in size if not 0 <= number <= block]:
+        faults.append(f"axis {axis} has blocks of {block} elements, of which {wrong} are valid")
+    return faults
+
+
+def _valid(extent: int, size: tuple[int, ...]) -> np.ndarray:
+    """Which places along one axis are valid."""
+    block = extent // len(size)
+    return (np.arange(block) < np.array(size)[:, None]).reshape(-1)
+
+
+def _type(dtype: Any, shape: Sequence[int]) -> str:
+    return f"{dtype}[{','.join(map(str, shape))}]"

@@ -1,0 +1,72 @@
+"""Device numbers in few characters, for the boxes of a picture.
+
+>>> numbers_text([3, 0, 1, 2, 9])
+'0-3,9'
+>>> from isoshard.core.layout.mesh import make_mesh
+>>> terms_text(range(8), terms_of(make_mesh((2, 4), ("x", "y")), ("y",)))
+'Σ0-3 Σ4-7'
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from isoshard.core.layout.axis_types import AnyMesh
+
+MAX_CHARACTERS = 18
+"""Of a text, where that is possible."""
+
+Terms = Sequence[int]
+"""By device number which sum its term belongs to."""
+
+
+def numbers_text(devices: Iterable[int]) -> str:
+    """List device numbers: runs as `0-3`, too many as `0,2,…,30`.
+
+    Args:
+        devices: their numbers, in any order.
+    """
+    runs: list[list[int]] = []
+    for device in sorted(devices):
+        if runs and device == runs[-1][-1] + 1:
+            runs[-1].append(device)
+        else:
+            runs.append([device])
+    parts = []
+    for run in runs:
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
+    text = ",".join(parts)
+    return text if len(text) <= MAX_CHARACTERS else f"{parts[0]},{parts[1]},…,{parts[-1]}"
+
+
+def terms_of(mesh: AnyMesh, names: Iterable[str]) -> Terms:
+    """Which devices of a mesh hold terms of the same sum.
+
+    Args:
+        mesh: the mesh.
+        names: the axes along which sums are still to be taken.
+
+    Returns:
+        By device number a number, alike along those axes.
+    """
+    shape = [1 if name in names else size for name, size in mesh.shape.items()]
+    numbers = np.arange(math.prod(shape)).reshape(shape)
+    return np.broadcast_to(numbers, tuple(mesh.shape.values())).ravel().tolist()
+
+
+def terms_text(devices: Iterable[int], terms: Terms) -> str:
+    """List device numbers, those of each sum behind a `Σ`; too many sums as `Σ0,1 … Σ6,7`.
+
+    Args:
+        devices: their numbers, in any order.
+        terms: which sum each belongs to.
+    """
+    sums: dict[int, list[int]] = {}
+    for device in sorted(devices):
+        sums.setdefault(terms[device], []).append(device)
+    parts = [f"Σ{numbers_text(held)}" for held in sums.values()]
+    text = " ".join(parts)
+    return text if len(text) <= MAX_CHARACTERS else f"{parts[0]} … {parts[-1]}"

@@ -1,0 +1,388 @@
+"""Visualize: which device holds which part, as a picture of boxes.
+
+>>> from isoshard.core.layout.mesh import make_mesh
+>>> mesh = make_mesh((2, 4), ("x", "y"))
+>>> print(visualize(P(None, "x"), shape=(8, 16), mesh=mesh))
+[8, 16]  P(None, 'x')  mesh (x=2, y=4)
+2 blocks of [8, 8], each on 4 devices
+       0:8    8:16
+    ┌───────┬───────┐
+0:8 │  0-3  │  4-7  │
+    └───────┴───────┘
+
+A box is a block of the tensor, labelled with its indices; the numbers in it are the devices that
+hold it, as positions in the flattened mesh (`mesh.devices.flat`), not `Device.id`.
+
+Of a tensor of rank 3 or more, the first two sharded axes are drawn, as rows (`↓`) and columns
+(`→`), once per block along the other sharded axes.
+
+>>> print(visualize(P("x", None, "y"), shape=(2, 3, 8), mesh=make_mesh((2, 2), ("x", "y"))))
+[2, 3, 8]  P('x', None, 'y')  mesh (x=2, y=2)
+4 blocks of [1, 3, 4], each on 1 device
+[↓, :, →]
+       0:4     4:8
+    ┌───────┬───────┐
+0:1 │   0   │   1   │
+    ├───────┼───────┤
+1:2 │   2   │   3   │
+    └───────┴───────┘
+
+The title names the type of each mesh axis that is not Auto. Where a sum over a mesh axis is still
+to be taken, the devices that hold its terms stand behind a `Σ`:
+
+>>> open_sum = P("x", None, unreduced={"y"})
+>>> print(visualize(open_sum, shape=(2, 3), mesh=jax.make_mesh((2, 4), ("x", "y"))))
+[2, 3]  P('x', unreduced={'y'})  mesh (x=2 Explicit, y=4 Explicit)
+2 blocks of [1, 3], each on 4 devices
+Σ: the sum over y is still to be taken, of a term each
+       0:3
+    ┌───────┐
+0:1 │ Σ0-3  │
+    ├───────┤
+1:2 │ Σ4-7  │
+    └───────┘
+
+Large pictures are abbreviated with `…`: to the width, 16 rows and 8 slices.
+
+Any process of many can draw the whole picture, without asking the others; a line above the boxes
+says which devices are its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.errors import SpecError
+from isoshard.core.frameworks import framework_of
+from isoshard.core.layout.axis_types import AnyMesh
+from isoshard.core.layout.leaf_paths import named_leaves
+from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.layout.op_sharding import parse_op_sharding
+from isoshard.core.layout.partial_sums import stored, unreduced
+from isoshard.core.layout.spec import named_sharding
+from isoshard.core.layout.tiles import Tiles
+from isoshard.core.layout.uneven import Sizes, UnevenArray
+from isoshard.core.layout.virtual_devices import Device
+from isoshard.core.transfer.place import sharding_of
+
+from .box_drawing import LABEL, Cell, Line, colored, grid_lines, plain
+from .device_numbers import Terms, numbers_text, terms_of, terms_text
+
+MAX_SLICES = 8
+Bounds = list[list[int]]  # per axis, where its blocks begin, and where the last one ends
+
+
+def visualize(
+    x: Any,
+    *,
+    shape: Sequence[int] | None = None,
+    mesh: Mesh | None = None,
+    use_rich: bool | None = None,
+    width: int = 80,
+) -> str:
+    """Draw a layout.
+
+    Args:
+        x: what to draw: an array or tensor, a tree of them or a module (one picture per leaf), a
+            NamedSharding, a `jax.ShapeDtypeStruct` that has one, an OpSharding string, or a spec in
+            any spelling together with `mesh`.
+        shape: global shape, where `x` has none. Without it the boxes bear no indices.
+        mesh: the mesh of a spec; it may be abstract.
+        use_rich: colour the blocks, with escape codes for a terminal; None: if standard output is
+            one and NO_COLOR is not set.
+        width: columns to fit into.
+
+    Returns:
+        The picture, lines joined by newlines.
+
+    Raises:
+        SpecError: a spec without `mesh`, or one that does not fit.
+        ShardingError: the layout does not fit `shape`, or is on no mesh.
+
+    Example:
+        >>> print(visualize("{devices=[2,1]0,1}", shape=(4, 2)))
+        [4, 2]  {devices=[2,1]0,1}  2 devices
+        2 blocks of [2, 2], each on 1 device
+               0:2
+            ┌───────┐
+        0:2 │   0   │
+            ├───────┤
+        2:4 │   1   │
+            └───────┘
+    """
+    shape = None if shape is None else tuple(shape)
+    mesh = None if mesh is None else as_mesh(mesh, abstract=True)
+    lines = list(_pictures(x, shape, mesh, width))
+    return colored(lines) if (_in_terminal() if use_rich is None else use_rich) else plain(lines)
+
+
+def _pictures(
+    x: Any, shape: tuple[int, ...] | None, mesh: Mesh | None, width: int
+) -> Iterator[Line]:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        yield from _sharding_picture(_promised(x), x.shape, width, x.dtype)
+    elif isinstance(x, str) and x.lstrip().startswith("{"):
+        yield from _picture(x, *_read_op_sharding(x, shape, mesh), shape, width)
+    elif isinstance(x, Sharding):
+        yield from _sharding_picture(x, shape, width)
+    elif isinstance(x, jax.Array):
+        layout = sharding_of(x) if isinstance(x, Tracer) else x.sharding
+        yield from _sharding_picture(layout, x.shape, width, x.dtype)
+    elif isinstance(x, UnevenArray):
+        yield from _sharding_picture(x.sharding, x.shape, width, x.dtype, x.sizes)
+    elif mesh is not None:
+        sharding = named_sharding(x, mesh, _rank(x, shape), shape=shape, sums=True)
+        yield from _sharding_picture(sharding, shape, width)
+    elif isinstance(x, P | str | None):
+        raise SpecError(
+            f"the spec {x!r} alone names no devices; give its mesh: visualize(.., mesh=..)"
+        )
+    else:
+        yield from _object_pictures(x, width)
+
+
+def _object_pictures(x: Any, width: int) -> Iterator[Line]:
+    """Pictures of a framework's tensor or module, or of the leaves of a tree."""
+    framework = framework_of(x)
+    layout = dict(_leaves(x)) if framework is None else framework.sharding_of(x)
+    if isinstance(layout, Sharding):
+        sizes = None if framework is None else framework.block_sizes(x)
+        yield from _sharding_picture(layout, tuple(x.shape), width, x.dtype, sizes)
+        return
+    for number, (name, leaf) in enumerate(layout.items()):
+        if number:
+            yield []
+        yield [(name, "bold")]
+        yield from _pictures(leaf, None, None, width)
+
+
+def _leaves(x: Any) -> list[tuple[str, Any]]:
+    leaves = named_leaves(x)
+    if any(leaf is x for _, leaf in leaves):
+        raise TypeError(
+            f"cannot draw a {type(x).__name__}; give an array, a tensor or a tree of them laid out "
+            "by isoshard.shard, a NamedSharding, an OpSharding string, or a spec and mesh=.."
+        )
+    return leaves
+
+
+def _sharding_picture(
+    sharding: Sharding,
+    shape: tuple[int, ...] | None,
+    width: int,
+    dtype: Any = None,
+    sizes: Sizes | None = None,
+) -> Iterator[Line]:
+    spec = getattr(sharding, "spec", P())
+    ndim = max(len(spec), 0 if shape is None else len(shape))
+    tiles = Tiles.from_sharding(stored(sharding), ndim)
+    if not isinstance(sharding, NamedSharding):
+        where = _one_device(next(iter(sharding.device_set)))
+        yield from _picture("", tiles, where, shape, width, dtype)
+        return
+    where, notes, terms = f"mesh ({_axes(sharding.mesh)})", _own_devices(sharding.mesh), None
+    if names := unreduced(sharding):
+        notes.append(f"Σ: the sum over {', '.join(names)} is still to be taken, of a term each")
+        terms = terms_of(sharding.mesh, names)
+    yield from _picture(repr(spec), tiles, where, shape, width, dtype, notes, sizes, terms)
+
+
+def _promised(x: jax.ShapeDtypeStruct) -> Sharding:
+    if x.sharding is None:
+        raise SpecError(
+            f"{x} says no layout; give it one: jax.ShapeDtypeStruct(shape, dtype, sharding=..)"
+        )
+    return x.sharding
+
+
+def _axes(mesh: AnyMesh) -> str:
+    """The axes of a mesh, and of what type they are, if that is not Auto."""
+    kinds = ["" if kind == AxisType.Auto else f" {kind.name}" for kind in mesh.axis_types]
+    axes = zip(mesh.shape.items(), kinds, strict=True)
+    return ", ".join(f"{name}={size}{kind}" for (name, size), kind in axes)
+
+
+def _one_device(device: Device) -> str:
+    here = device.process_index == jax.process_index()
+    return f"on {device}{'' if here else f' of process {device.process_index}'}"
+
+
+def _own_devices(mesh: AnyMesh) -> list[str]:
+    """Which of a mesh's devices this process has; nothing if all, or they are not known."""
+    if not isinstance(mesh, Mesh):
+        return []
+    owners = [device.process_index for device in mesh.devices.flat]
+    me = jax.process_index()
+    if set(owners) == {me}:
+        return []
+    mine = [number for number, owner in enumerate(owners) if owner == me]
+    return [
+        f"process {me} has {f'devices {numbers_text(mine)}' if mine else 'none of the devices'}"
+    ]
+
+
+def _read_op_sharding(
+    text: str, shape: tuple[int, ...] | None, mesh: Mesh | None
+) -> tuple[Tiles, str]:
+    names_devices = "devices=" in text
+    if not names_devices and (shape is None or mesh is None):
+        raise SpecError(
+            f"{text!r} names neither rank nor devices; give visualize(.., shape=.., mesh=..)"
+        )
+    ndim = None if shape is None else len(shape)
+    tiles = parse_op_sharding(text, ndim, num_devices=None if mesh is None else mesh.size)
+    return tiles, f"{tiles.num_devices} devices"
+
+
+def _picture(
+    spec: str,
+    tiles: Tiles,
+    where: str,
+    shape: tuple[int, ...] | None,
+    width: int,
+    dtype: Any = None,
+    notes: Sequence[str] = (),
+    sizes: Sizes | None = None,
+    terms: Terms | None = None,
+) -> Iterator[Line]:
+    bounds = None if shape is None else _bounds(tiles, shape, sizes)
+    yield from _title(spec, tiles, where, shape, width, dtype, sizes)
+    yield from ([(note, "")] for note in notes)
+    rows, columns = _drawn_axes(tiles)
+    others = [axis for axis in range(tiles.ndim) if axis not in (rows, columns)]
+    slices = list(itertools.product(*(range(tiles.blocks[axis]) for axis in others)))
+    for at in slices[:MAX_SLICES]:
+        fixed = dict(zip(others, at, strict=True))
+        if others:
+            yield [(_heading(tiles, bounds, fixed, rows, columns), "bold")]
+        yield from _grid(tiles, bounds, fixed, rows, columns, width, terms)
+    if len(slices) > MAX_SLICES:
+        yield [(f"… {len(slices) - MAX_SLICES} more slices", LABEL)]
+
+
+def _bounds(tiles: Tiles, shape: tuple[int, ...], sizes: Sizes | None) -> Bounds:
+    """Where the blocks of each axis begin and end.
+
+    Raises:
+        ShardingError: the shape is of another rank, or does not split.
+    """
+    if sizes is None:
+        tiles.slices(shape)
+        sizes = (None,) * len(shape)
+    blocks = [
+        (extent // count,) * count if size is None else size
+        for extent, count, size in zip(shape, tiles.blocks, sizes, strict=True)
+    ]
+    return [list(itertools.accumulate(size, initial=0)) for size in blocks]
+
+
+def _title(
+    spec: str,
+    tiles: Tiles,
+    where: str,
+    shape: tuple[int, ...] | None,
+    width: int,
+    dtype: Any,
+    sizes: Sizes | None,
+) -> Iterator[Line]:
+    name = "" if dtype is None else str(dtype).removeprefix("torch.")
+    whole = "" if shape is None else f"{name}{list(shape)}"
+    parts = [part for part in (whole, spec, where) if part]
+    text = "  ".join(parts)
+    for line in [text] if len(text) <= width else parts:
+        yield [(line if len(line) <= width else f"{line[: width - 1]}…", "bold")]
+    count, copies = math.prod(tiles.blocks), tiles.replicas
+    blocks = "1 block" if count == 1 else f"{count} blocks"
+    if shape is not None:
+        given = sizes or (None,) * len(shape)
+        parts_of = zip(shape, tiles.blocks, given, strict=True)
+        each = [extent // n if size is None else list(size) for extent, n, size in parts_of]
+        blocks += f" of {each}"
+    devices = "1 device" if copies == 1 else f"{copies} devices"
+    yield [(f"{blocks}, {'' if count == 1 else 'each '}on {devices}", "")]
+
+
+def _drawn_axes(tiles: Tiles) -> tuple[int | None, int | None]:
+    """The tensor axes shown as rows and columns: the first two sharded, else the first ones."""
+    if tiles.ndim < 2:
+        return None, (0 if tiles.ndim else None)
+    by_need = sorted(range(tiles.ndim), key=lambda axis: tiles.blocks[axis] == 1)
+    rows, columns = sorted(by_need[:2])
+    return rows, columns
+
+
+def _grid(
+    tiles: Tiles,
+    bounds: Bounds | None,
+    fixed: dict[int, int],
+    rows: int | None,
+    columns: int | None,
+    width: int,
+    terms: Terms | None,
+) -> list[Line]:
+    def cell(row: int, column: int) -> Cell:
+        place = {**fixed, rows: row, columns: column}
+        block = tuple(place[axis] for axis in range(tiles.ndim))
+        held = tiles.grid[block].tolist()
+        text = numbers_text(held) if terms is None else terms_text(held, terms)
+        return text, _count_to(block, tiles.blocks)
+
+    across = range(1 if columns is None else tiles.blocks[columns])
+    down = range(1 if rows is None else tiles.blocks[rows])
+    cells = [[cell(row, column) for column in across] for row in down]
+    row_labels = [_range(bounds, rows, row) for row in down]
+    return grid_lines(
+        cells, row_labels, [_range(bounds, columns, column) for column in across], width
+    )
+
+
+def _heading(
+    tiles: Tiles,
+    bounds: Bounds | None,
+    fixed: dict[int, int],
+    rows: int | None,
+    columns: int | None,
+) -> str:
+    def item(axis: int) -> str:
+        if axis in (rows, columns):
+            return "↓" if axis == rows else "→"
+        if tiles.blocks[axis] == 1:
+            return ":"
+        at = fixed[axis]
+        return _range(bounds, axis, at) or f"{at + 1} of {tiles.blocks[axis]}"
+
+    return f"[{', '.join(map(item, range(tiles.ndim)))}]"
+
+
+def _range(bounds: Bounds | None, axis: int | None, at: int) -> str:
+    """The indices of block number `at` along an axis, e.g. `4:8`."""
+    if bounds is None or axis is None:
+        return ""
+    return f"{bounds[axis][at]}:{bounds[axis][at + 1]}"
+
+
+def _count_to(block: tuple[int, ...], blocks: tuple[int, ...]) -> int:
+    number = 0
+    for at, count in zip(block, blocks, strict=True):
+        number = number * count + at
+    return number
+
+
+def _rank(spec: Any, shape: tuple[int, ...] | None) -> int:
+    if shape is not None:
+        return len(shape)
+    return len(spec) if isinstance(spec, tuple | list | P) else 0
+
+
+def _in_terminal() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -1,0 +1,152 @@
+"""What a plan reads of a model: names, shapes, dtypes, and what the leaves say of their axes.
+
+>>> leaves_of({"w": (8, 4)})
+[ModelLeaf(name='w', shape=(8, 4), dtype=None, names=None)]
+>>> leaves_of([jax.ShapeDtypeStruct((8,), "float32")])[0].size
+32
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.layout.leaf_paths import path_name
+
+from ..frameworks import framework_of
+from .freezing import frozen
+from .layout_rules import PlanError
+
+_BYTES_IF_UNKNOWN = 4
+_NAMES_OF_NNX = ("out_sharding", "sharding_names", "sharding")
+
+
+class ModelLeaf(NamedTuple):
+    """One array, as a plan sees it.
+
+    Attributes:
+        name: its path, joined by dots.
+        shape: global shape.
+        dtype: its dtype, or None if only the shape is known.
+        names: what the leaf itself says of its axes, or None.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    names: tuple[Any, ...] | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole leaf; 4 an element if the dtype is unknown."""
+        return self.bytes_of(self.shape)
+
+    @property
+    def dtype_name(self) -> str | None:
+        """The dtype's name, the same for every framework."""
+        return None if self.dtype is None else str(self.dtype).removeprefix("torch.")
+
+    def bytes_of(self, shape: tuple[int, ...]) -> int:
+        """Bytes of a shard of this shape."""
+        return math.prod(shape) * getattr(self.dtype, "itemsize", _BYTES_IF_UNKNOWN)
+
+
+def leaves_of(tree: Any) -> list[ModelLeaf]:
+    """List the leaves of a model.
+
+    Args:
+        tree: a mapping from names to shapes; a module of a framework with a bridge; or a pytree
+            whose leaves have a shape. Numbers count as rank 0.
+
+    Returns:
+        The leaves, in the order of the tree.
+
+    Raises:
+        PlanError: naming each leaf that is no array and no number.
+    """
+    if isinstance(tree, Mapping) and all(map(_is_shape, tree.values())):
+        return [ModelLeaf(name, tuple(shape), None) for name, shape in tree.items()]
+    named = _named(tree)
+    wrong = [f"  {n}: {type(x).__name__}" for n, x in named if not hasattr(x, "shape") and _odd(x)]
+    if wrong:
+        raise PlanError("\n".join(["a plan lays out arrays and numbers, not:", *wrong]))
+    return [
+        ModelLeaf(n, tuple(getattr(x, "shape", ())), getattr(x, "dtype", None), names)
+        for n, x, names in ((n, _array(x), names_of(x)) for n, x in named)
+    ]
+
+
+def boxed_leaves(tree: Any) -> list[tuple[str, Any]]:
+    """List the leaves of a pytree by name; one that says something of its axes stays in its box.
+
+    Args:
+        tree: any pytree.
+
+    Returns:
+        Pairs of name and array, or box or variable of Flax; what `Plan.resolve` takes as a mapping.
+
+    Example:
+        >>> boxed_leaves({"a": [1.0]})
+        [('a.0', 1.0)]
+    """
+    with_paths = jax.tree.leaves_with_path(tree, is_leaf=lambda x: names_of(x) is not None)
+    return [(path_name(path), leaf) for path, leaf in with_paths]
+
+
+def modules_of(tree: Any) -> list[str] | None:
+    """List the names of a model's modules; None for what is no module."""
+    framework = None if hasattr(tree, "shape") else framework_of(tree)
+    return None if framework is None else framework.named_modules(tree)
+
+
+def names_of(leaf: Any) -> tuple[Any, ...] | None:
+    """Read the axis names that a leaf carries: Flax boxes and variables do.
+
+    Linen's `Partitioned` and `LogicallyPartitioned` keep them as `names`; a variable of NNX in its
+    metadata, as `out_sharding` (`sharding_names` and `sharding` in older versions). Flax itself is
+    not needed, and rules that a leaf carries beside its names are not read: the plan's hold.
+
+    Args:
+        leaf: anything.
+
+    Returns:
+        One entry per axis, logical names or mesh axes; None if there are no names.
+
+    Example:
+        >>> names_of(1.0) is None
+        True
+    """
+    metadata = getattr(type(leaf), "get_metadata", None)
+    if metadata is not None:
+        held = metadata(leaf)
+        found = next((held[key] for key in _NAMES_OF_NNX if held.get(key)), None)
+    elif hasattr(type(leaf), "unbox"):
+        found = getattr(leaf, "names", None)
+    else:
+        return None
+    found = getattr(found, "spec", found)  # a NamedSharding
+    return tuple(map(frozen, found)) if isinstance(found, P | tuple | list) else None
+
+
+def _named(tree: Any) -> list[tuple[str, Any]]:
+    framework = None if hasattr(tree, "shape") else framework_of(tree)
+    if framework is not None:
+        return list(framework.named_arrays(tree).items())
+    return boxed_leaves(tree)
+
+
+def _array(leaf: Any) -> Any:
+    """What a box of Linen holds; anything else is its own array."""
+    return leaf if hasattr(leaf, "shape") else getattr(leaf, "value", leaf)
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(size, int) for size in value)
+
+
+def _odd(leaf: Any) -> bool:
+    return names_of(leaf) is None and not isinstance(leaf, int | float | complex)

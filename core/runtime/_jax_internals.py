@@ -1,0 +1,103 @@
+"""What isoshard uses of JAX that has no public name: all of it, and nowhere else.
+
+Each name is one row of a table (`private_names`), with why it is used and what happens in a JAX
+without it. `docs/compatibility.md` is made of the rows, and
+`tests/core/runtime/test_jax_internals.py` calls each as isoshard does.
+
+>>> devices_have_started() in (True, False)
+True
+>>> sorted(row.path.rpartition(".")[2] for row in NAMES)[:3]
+['_hlo_sharding', 'backends_are_initialized', 'global_state']
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from jax.extend.core import Primitive
+from jax.sharding import Mesh, Sharding
+
+from .private_names import PrivateNames
+
+NAMES = PrivateNames("jax", known="0.9.0 to 0.10.2")
+
+devices_have_started: Callable[[], bool] = NAMES.bind(
+    "jax._src.xla_bridge.backends_are_initialized",
+    why="tells whether JAX has started its devices, without starting them",
+    without="`iso.init_distributed` raises",
+)
+
+distributed_state: Any = NAMES.bind(
+    "jax._src.distributed.global_state",
+    why="has the client, the address and the ranks of JAX's coordination service",
+    without="runs of several processes raise when they talk to each other",
+)
+
+_parse: Callable[..., Any] = NAMES.bind(
+    "jax._src.sharding_impls.parse_flatten_op_sharding",
+    why="says a layout that XLA chose in the names of a mesh",
+    without="operators that split themselves (attention, Fourier transforms) raise on a mesh",
+)
+
+_tiles_of: Callable[[Any], Any] = NAMES.field(
+    "jax._src.sharding_impls.GSPMDSharding._hlo_sharding",
+    why="is the layout that XLA chose for an operand of such an operator",
+    without="as without parse_flatten_op_sharding",
+)
+
+_asking_for_devices: set[Any] = NAMES.bind(
+    "jax._src.dispatch.prim_requires_devices_during_lowering",
+    otherwise=set(),
+    why="lists the primitives whose lowering is told the devices",
+    without="Fourier transforms and programs in blocks raise where they are compiled on a mesh",
+)
+
+_lines_kept: Any = NAMES.bind(
+    "jax._src.config.traceback_in_locations_limit",
+    why="leaves the lines of source out of what is compiled in one thread",
+    without="XLA may compile for ever where such an operator is split",
+)
+
+_nameless_key: Any = NAMES.bind(
+    "jax._src.config.remove_custom_partitioning_ptr_from_cache_key",
+    otherwise=lambda _remove: contextlib.nullcontext(),
+    why="leaves an address out of the key of JAX's compilation cache",
+    without="programs with such operators are compiled anew in each process",
+)
+
+
+def layout_entries(layout: Sharding, mesh: Mesh) -> tuple[Any, ...]:
+    """The axes of a mesh in a layout that the compiler chose.
+
+    Args:
+        layout: of an operand, as XLA's partitioner hands it to `custom_partitioning`.
+        mesh: whose axes are wanted.
+
+    Returns:
+        The entries of a PartitionSpec; those at its end may be left out.
+
+    Raises:
+        ValueError, KeyError, AssertionError: JAX's three ways to say that the mesh has none.
+    """
+    return tuple(_parse(_tiles_of(layout), mesh)[0])
+
+
+def without_locations() -> None:
+    """Let what this thread traces from now on name no lines of source."""
+    _lines_kept.set_local(0)
+
+
+def cached_without_addresses() -> contextlib.AbstractContextManager[Any]:
+    """Context in which the address of an operator is no part of a compiled program's key."""
+    return _nameless_key(True)
+
+
+def ask_for_devices(primitive: Primitive) -> None:
+    """Have the lowering of a primitive told the devices of the program.
+
+    Args:
+        primitive: the primitive.
+    """
+    _asking_for_devices.add(primitive)

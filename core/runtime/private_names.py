@@ -1,0 +1,254 @@
+"""Private names of other packages: each stated once, with why it is used and what is without it.
+
+A package may rename what it calls private in any version. So isoshard touches such a name in one
+place only, a table like this one, whose rows are bound when the table is read:
+
+>>> import numpy as np
+>>> table = PrivateNames("numpy", known="1.26 to 2.4")
+>>> norm = table.bind("numpy.linalg.norm", why="gives lengths", without="no length is known")
+>>> float(norm([3.0, 4.0]))
+5.0
+
+A name that is not there breaks what needs it, and nothing before:
+
+>>> norm = table.bind("numpy.linalg._norm", why="gives lengths", without="no length is known")
+>>> norm([3.0, 4.0])    # doctest: +ELLIPSIS
+Traceback (most recent call last):
+    ...
+isoshard.core.errors.PrivateNameError: numpy ... has no numpy.linalg._norm, which gives lengths: \
+no length is known. numpy 1.26 to 2.4 are known to have it; install one of them.
+
+What an instance carries is read by a function, which looks for it on an example first:
+
+>>> size = table.field(
+...     "numpy.dtype.itemsize",
+...     example=lambda: np.dtype("int32"),
+...     why="counts bytes",
+...     without="none are counted",
+... )
+>>> size(np.dtype("int64"))
+8
+>>> [row.attribute for row in table]
+['norm', '_norm', 'itemsize']
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from isoshard.core.errors import PrivateNameError
+
+_RAISE: Any = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateName:
+    """A private name of another package.
+
+    Attributes:
+        path: the package, its modules, and what is in them: `"torch._C._nn._parse_to"`.
+        why: what isoshard does with it, as the end of "which ..".
+        without: what happens where it is missing.
+        known: the versions of the package that are known to have it.
+    """
+
+    path: str
+    why: str
+    without: str
+    known: str
+
+    @property
+    def attribute(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def owner(self) -> Any:
+        """What has it: a module or a class.
+
+        Raises:
+            PrivateNameError: it is not there itself.
+        """
+        try:
+            return _resolved(self.path.rpartition(".")[0])
+        except (ImportError, AttributeError):
+            raise self.error() from None
+
+    def found(self, otherwise: Any = _RAISE) -> Any:
+        """The object of that name.
+
+        Args:
+            otherwise: what to return where there is none.
+
+        Raises:
+            PrivateNameError: there is none, and nothing else was given.
+        """
+        try:
+            return _resolved(self.path)
+        except (ImportError, AttributeError):
+            if otherwise is _RAISE:
+                raise self.error() from None
+            return otherwise
+
+    def of(self, instance: Any, *otherwise: Any) -> Any:
+        """The attribute of that name.
+
+        Args:
+            instance: an object that should have it.
+            *otherwise: what to return if it does not.
+
+        Raises:
+            PrivateNameError: it does not, and nothing else was given.
+        """
+        try:
+            return getattr(instance, self.attribute, *otherwise)
+        except AttributeError:
+            raise self.error() from None
+
+    def put(self, instance: Any, value: Any) -> None:
+        """Give an object that attribute.
+
+        Args:
+            instance: changed in place.
+            value: of the attribute.
+        """
+        setattr(instance, self.attribute, value)
+
+    def wrap(self, make: Callable[[Any], Any]) -> None:
+        """Put `make(object)` in the place of the object.
+
+        Args:
+            make: is given what stands there now.
+
+        Raises:
+            PrivateNameError: nothing stands there.
+        """
+        setattr(self.owner, self.attribute, make(self.found()))
+
+    def error(self) -> PrivateNameError:
+        """What is raised where it is needed and missing."""
+        package = self.path.partition(".")[0]
+        version = getattr(importlib.import_module(package), "__version__", "(no version)")
+        return PrivateNameError(
+            f"{package} {version} has no {self.path}, which {self.why}: {self.without}. "
+            f"{package} {self.known} are known to have it; install one of them."
+        )
+
+
+class PrivateNames:
+    """The private names of one package that isoshard uses, in the order in which they were stated.
+
+    Args:
+        package: the top-level name.
+        known: the versions that are known to have all of them, where a row says nothing else.
+    """
+
+    def __init__(self, package: str, known: str):
+        """See the class."""
+        self.package, self.known = package, known
+        self._rows: dict[str, PrivateName] = {}
+
+    def __iter__(self) -> Iterator[PrivateName]:
+        """Every row."""
+        return iter(self._rows.values())
+
+    def state(self, path: str, *, why: str, without: str, known: str | None = None) -> PrivateName:
+        """Add a row, and look nothing up.
+
+        Args:
+            path: as in `PrivateName`, whose other arguments are the same too.
+            why: what isoshard does with it.
+            without: what happens where it is missing.
+            known: versions that have it.
+
+        Raises:
+            ValueError: the path is of another package, or was stated before.
+        """
+        if path.partition(".")[0] != self.package:
+            raise ValueError(f"{path} is no name of {self.package}")
+        if path in self._rows:
+            raise ValueError(f"{path} was stated before")
+        row = self._rows[path] = PrivateName(path, why, without, known or self.known)
+        return row
+
+    def bind(self, path: str, *, otherwise: Any = _RAISE, **words: str) -> Any:
+        """Add a row, and give its object.
+
+        Args:
+            path: as in `PrivateName`.
+            otherwise: what serves in its place.
+            **words: as for `state`.
+
+        Returns:
+            The object. Where it is missing, `otherwise`; without that, a thing that raises
+            PrivateNameError once it is called, entered, subclassed and made, or looked into.
+        """
+        row = self.state(path, **words)
+        return row.found(_Absent(row) if otherwise is _RAISE else otherwise)
+
+    def field(
+        self, path: str, *, example: Callable[[], Any] | None = None, **words: str
+    ) -> Callable[[Any], Any]:
+        """Add a row for an attribute of instances, and give the function that reads it.
+
+        Args:
+            path: of the class, with the attribute.
+            example: makes an object that has to have it; not needed where the class has it.
+            **words: as for `state`.
+
+        Returns:
+            A function of an instance, as fast as `operator.attrgetter`. Where the example has no
+            such attribute it raises PrivateNameError when it is called.
+        """
+        row = self.state(path, **words)
+        return operator.attrgetter(row.attribute) if _has(row, example) else _Absent(row)
+
+
+class _Absent:
+    """Stands for what is missing; every use of it says so."""
+
+    def __init__(self, row: PrivateName):
+        self._row = row
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise self._row.error()
+
+    __call__ = __enter__ = __exit__ = __instancecheck__ = __iter__ = __contains__ = _refuse
+    __getitem__ = __setitem__ = _refuse
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # doctest, inspect and copy look for these; they are no use of it
+            raise AttributeError(name)
+        raise self._row.error()
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return (type(self._row.attribute, (), {"__new__": functools.partial(self._refuse)}),)
+
+
+def _has(row: PrivateName, example: Callable[[], Any] | None) -> bool:
+    try:
+        return hasattr(row.owner if example is None else example(), row.attribute)
+    except (PrivateNameError, ImportError, AttributeError):
+        return False
+
+
+def _resolved(path: str) -> Any:
+    """The object of a dotted name: as many modules as there are, then attributes.
+
+    A function may have the name of its module, and hide it: what was imported comes first.
+    """
+    parts = path.split(".")
+    found: Any = importlib.import_module(parts[0])
+    for number, part in enumerate(parts[1:], 2):
+        name = ".".join(parts[:number])
+        try:
+            found = sys.modules.get(name) or getattr(found, part)
+        except AttributeError:
+            found = importlib.import_module(name)
+    return found

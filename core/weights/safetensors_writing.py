@@ -1,0 +1,216 @@
+"""Weights to safetensors files, from shards and without gathering them on a device.
+
+    iso.save_safetensors("out/", params)                        # a folder as Hugging Face's
+    iso.save_safetensors("out.safetensors", weights.inverse(flax_params))
+
+Each file is written block of rows by block of rows, so the host holds one block beside the arrays.
+Files appear under their names when they are complete, the index last.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from isoshard.core.layout.leaf_paths import path_name
+from isoshard.core.layout.uneven import UnevenArray, is_uneven, padded_of
+from isoshard.core.layout.valid_elements import ShardElements, held_here
+
+from .file_format import pack_header
+from .folder import FILE, INDEX
+from .weight_errors import WeightError, raise_listed
+from .weight_map import named_weights
+
+CHUNK = 16 << 20  # bytes
+LARGEST = 5_000_000_000  # bytes of a file, as Hugging Face's
+
+
+def save_safetensors(
+    path: str | Path,
+    tree: Any,
+    *,
+    max_file_bytes: int = LARGEST,
+    metadata: Mapping[str, str] | None = None,
+) -> list[Path]:
+    """Write weights as a safetensors file, or as a folder of them with an index.
+
+    Args:
+        path: a file, if it ends in `.safetensors`; else a folder, which is made. There must be no
+            weights yet.
+        tree: a pytree of NumPy or JAX arrays named by their paths, or a module of a framework with
+            a bridge. An array that stands in it twice (tied) is written once, under its first name;
+            the metadata notes the other. An `UnevenArray` is written without its padding.
+        max_file_bytes: of tensors in one file of a folder; a larger tensor gets a file of its own.
+        metadata: strings by name. `{"format": "pt"}` unless given, which `transformers` asks for.
+
+    Returns:
+        The files, the index last if there is one.
+
+    Raises:
+        FileExistsError: there are weights at `path`.
+        WeightError: arrays lie partly on devices of other processes, or are traced or only shapes.
+        FileFormatError: a dtype has no code in the format.
+
+    Example:
+        >>> import numpy as np
+        >>> [file.name for file in save_safetensors("out", {"w": np.ones((2, 3), np.float32)})]
+        ['model.safetensors']
+    """
+    path = Path(path)
+    weights = _weights(tree)
+    elsewhere = [
+        f"{name}: {tuple(x.shape)} by {getattr(x, 'sharding', None)}"
+        for name, x in weights.items()
+        if not (isinstance(x, np.ndarray) or _is_here(x))
+    ]
+    fix = "Gather them in every process (iso.full) and save in one, or save a checkpoint: iso.save."
+    raise_listed("this process does not have the weights", elsewhere, WeightError, fix)
+    tied = _ties(weights)
+    kept = {name: x for name, x in weights.items() if name not in tied}
+    notes = {"format": "pt", **tied} if metadata is None else {**tied, **metadata}
+    if path.suffix == ".safetensors":
+        _refuse(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return [_written(path, kept, notes)]
+    path.mkdir(parents=True, exist_ok=True)
+    for found in sorted(path.glob("*.safetensors*")):
+        _refuse(found)
+    return _folder(path, kept, notes, max_file_bytes)
+
+
+def _weights(tree: Any) -> dict[str, Any]:
+    """The weights by name; those in blocks of unequal sizes are leaves, and no trees."""
+    if is_uneven(tree):
+        raise WeightError(
+            "weights come as a tree of arrays or a module; given was an UnevenArray: give it a "
+            "name, {'w': u}"
+        )
+    found = jax.tree.leaves_with_path(tree, is_leaf=is_uneven)
+    blocks = {path_name(path): leaf for path, leaf in found if is_uneven(leaf)}
+    if not blocks:
+        return named_weights(tree)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_uneven(x) else x,
+        tree,
+        is_leaf=is_uneven,
+    )
+    return named_weights(shapes) | blocks
+
+
+def _nbytes(array: Any) -> int:
+    return math.prod(array.shape) * array.dtype.itemsize
+
+
+def _folder(
+    folder: Path, weights: Mapping[str, Any], notes: Mapping[str, str], largest: int
+) -> list[Path]:
+    parts: list[dict[str, Any]] = [{}]
+    size = 0
+    for name, array in weights.items():
+        if parts[-1] and size + _nbytes(array) > largest:
+            parts.append({})
+            size = 0
+        parts[-1][name] = array
+        size += _nbytes(array)
+    if len(parts) == 1:
+        return [_written(folder / FILE, parts[0], notes)]
+    names = [f"model-{i:05}-of-{len(parts):05}.safetensors" for i in range(1, len(parts) + 1)]
+    files = [_written(folder / name, part, notes) for name, part in zip(names, parts, strict=True)]
+    places = {key: name for name, part in zip(names, parts, strict=True) for key in part}
+    total = sum(map(_nbytes, weights.values()))
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    waiting = folder / f"{INDEX}.part"
+    waiting.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    return [*files, waiting.replace(folder / INDEX)]
+
+
+def _written(file: Path, weights: Mapping[str, Any], notes: Mapping[str, str]) -> Path:
+    """Write one file, beside its name until it is complete."""
+    header = pack_header(
+        {n: (np.dtype(x.dtype), tuple(x.shape)) for n, x in weights.items()}, notes
+    )
+    waiting = file.with_name(f"{file.name}.part")
+    try:
+        with waiting.open("wb") as out:
+            out.write(header)
+            for array in weights.values():
+                for block in _blocks(array):
+                    out.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
+            out.flush()
+            os.fsync(out.fileno())
+        return waiting.replace(file)
+    except BaseException:
+        waiting.unlink(missing_ok=True)
+        raise
+
+
+def _blocks(array: Any) -> Iterator[np.ndarray]:
+    """The rows of an array in order, a chunk at a time, put together from its shards."""
+    if isinstance(array, np.ndarray):
+        yield array.astype(array.dtype.newbyteorder("="), copy=False)
+        return
+    inner = padded_of(array)
+    if inner is array and (inner.is_fully_replicated or not inner.ndim):
+        yield np.asarray(inner.addressable_shards[0].data)
+        return
+    held = held_here(array)
+    once = [one for one in held if one.replica_id == 0]
+    shards = [o for o in held if o.device == held[0].device] if inner.is_fully_replicated else once
+    row = max(math.prod(array.shape[1:]) * array.dtype.itemsize, 1)
+    ends = {end for shard in shards for end in _rows(shard)}
+    for first in range(0, array.shape[0], max(CHUNK // row, 1)):
+        ends.add(first)
+    starts = sorted(ends)
+    on_host: dict[int, np.ndarray] = {}
+    for low, high in itertools.pairwise(starts):
+        block = np.empty((high - low, *array.shape[1:]), array.dtype)
+        for number, shard in enumerate(shards):
+            start, stop = _rows(shard)
+            if start <= low and high <= stop:
+                if number not in on_host:
+                    on_host[number] = np.asarray(shard.buffer)[shard.part.inside]
+                rows = on_host[number][low - start : high - start]
+                block[(slice(None), *shard.part.index[1:])] = rows
+            elif stop <= low:
+                on_host.pop(number, None)
+        yield block
+
+
+def _is_here(array: Any) -> bool:
+    """Whether this process has all of an array, and it is no traced value or shape."""
+    array = padded_of(array)
+    if not isinstance(array, jax.Array) or isinstance(array, Tracer):
+        return False
+    return array.is_fully_addressable or array.is_fully_replicated
+
+
+def _rows(held: ShardElements) -> tuple[int, int]:
+    return held.part.index[0].start, held.part.index[0].stop
+
+
+def _ties(weights: Mapping[str, Any]) -> dict[str, str]:
+    """Names of arrays that stand there before, and the first name of each."""
+    first: dict[int, str] = {}
+    tied = {}
+    for name, array in weights.items():
+        kept = first.setdefault(id(array), name)
+        if kept != name and isinstance(array, jax.Array | UnevenArray):
+            tied[name] = kept
+    return tied
+
+
+def _refuse(found: Path) -> None:
+    if found.exists():
+        raise FileExistsError(
+            f"{found} is there already; weights are not written over others. Remove it, or name "
+            "another place."
+        )

@@ -1,0 +1,96 @@
+"""Run them: `python -m examples.notebooks`, `python -m examples.notebooks both_at_once --write`.
+
+Without names: those whose rooms changed since they were noted to pass (`tools.tiers.rooms`), and
+two of the others, each change other ones. `--all` runs them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tools.tiers import choice, rooms
+
+from . import comparing, running
+
+FOLDER = Path(__file__).parent
+LIMIT = 180.0  # seconds for one notebook
+ONE_IN = 3
+
+
+def main(arguments: Sequence[str] | None = None, folder: Path = FOLDER) -> int:
+    """Run notebooks and compare them with what is kept.
+
+    Args:
+        arguments: the command line; None reads it from `sys.argv`.
+        folder: where the notebooks are.
+
+    Returns:
+        0; 1 if one failed or differs; 2 if there is none of a given name.
+    """
+    there = sorted(path.stem for path in folder.glob("*.ipynb"))
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.notebooks",
+        description="Run the notebooks; what is kept must agree with what is computed.",
+    )
+    parser.add_argument("names", nargs="*", help=f"which: {', '.join(there)}")
+    parser.add_argument("--all", action="store_true", help="every one")
+    parser.add_argument("--note", action="store_true", help="note that they pass")
+    parser.add_argument("--write", action="store_true", help="keep what is computed")
+    parser.add_argument("--seconds", type=float, default=LIMIT, help="limit for each (180)")
+    given = parser.parse_args(arguments)
+    unknown = sorted(set(given.names) - set(there))
+    if unknown:
+        print(f"there is no notebook {', '.join(unknown)}; there are {', '.join(there)}")
+        return 2
+    names = given.names or (there if given.all or given.write else _chosen(there))
+    good = {n: _one(folder / f"{n}.ipynb", given.seconds, given.write) for n in names}
+    if given.note:
+        for name in filter(good.get, names):
+            rooms.note(_step(name))
+    return 0 if all(good.values()) else 1
+
+
+def _chosen(there: Sequence[str]) -> list[str]:
+    """The notebooks whose rooms changed, and some others."""
+    known = [name for name in there if _step(name) in rooms.ROOMS]
+    reached = [name for name in there if name not in known or not rooms.unchanged(_step(name))]
+    seed = choice.seed_of()
+    sample = choice.drawn(set(there) - set(reached), seed=seed, one_in=ONE_IN)
+    names = [name for name in there if name in reached or name in sample]
+    print(f"notebooks: {', '.join(names)} (seed {seed}); --all runs the others too", flush=True)
+    return names
+
+
+def _step(name: str) -> str:
+    return f"notebook {name}"
+
+
+def _one(path: Path, seconds: float, write: bool) -> bool:
+    """Run one notebook, and say how it went."""
+    started = time.perf_counter()
+    kept = running.read(path)
+    try:
+        computed = running.run(kept, seconds=seconds)
+    except running.NotebookError as error:
+        print(f"{path.stem}: {error}")
+        return False
+    took = f"{len(computed.cells)} cells in {time.perf_counter() - started:.0f} s"
+    faults = comparing.private(computed)
+    if not write:
+        faults += comparing.differences(kept, computed)
+    elif not faults:
+        running.write(path, computed)
+    print(f"{path.stem}: {took}, {'kept' if write and not faults else _verdict(faults)}")
+    return not faults
+
+
+def _verdict(faults: list[str]) -> str:
+    return "\n  ".join([f"{len(faults)} faults:", *faults]) if faults else "as kept"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

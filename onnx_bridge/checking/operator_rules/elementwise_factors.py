@@ -1,0 +1,49 @@
+"""Operators that compute each element by itself, with broadcasting.
+
+The proposal lists Max and Min among the unary ones and BitwiseNot among the others; what they do
+decides here. ConstantOfShape, which it lists as unary, has a shape as its input: see `movement`.
+"""
+
+from __future__ import annotations
+
+from isoshard.onnx_bridge.checking.factors import (
+    EXTENSION,
+    FORMALISM,
+    Factors,
+    Site,
+    broadcast,
+    named,
+    rule,
+)
+
+UNARY = (
+    "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast Ceil Cos Cosh Dropout Erf Exp Floor "
+    "Identity IsInf IsNaN Log Neg Not Reciprocal Round Sigmoid Sign Sin Sinh Tan Tanh"
+).split()
+UNARY_OF_OURS = (
+    "Bernoulli CastLike Celu Clip Elu Gelu HardSigmoid HardSwish LeakyRelu Mish Relu Selu Shrink "
+    "Softplus Softsign Sqrt Swish ThresholdedRelu RandomNormalLike RandomUniformLike"
+).split()
+BROADCAST = (
+    "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Equal Greater Less Max Min Mod Mul Or Pow "
+    "Sub Sum Where Xor"
+).split()
+BROADCAST_OF_OURS = "Div GreaterOrEqual LessOrEqual Mean PRelu".split()
+
+
+@rule(*UNARY, *UNARY_OF_OURS)
+def unary(site: Site) -> Factors:
+    """All outputs lie as the first input; the others are small and lie as they like."""
+    axes = named("a", len(site.shape(0)))
+    others = (None,) * (len(site.node.inputs) - 1)
+    basis = FORMALISM if site.node.op_type in UNARY else EXTENSION
+    return Factors((axes, *others), (axes,) * len(site.node.outputs), basis)
+
+
+@rule(*BROADCAST, *BROADCAST_OF_OURS)
+def n_ary(site: Site) -> Factors:
+    """Axes are aligned from the right; one of size 1 goes with any split of the others."""
+    shapes = [site.shape(number) for number in range(len(site.inputs))]
+    inputs, output = broadcast(shapes)
+    basis = FORMALISM if site.node.op_type in BROADCAST else EXTENSION
+    return Factors(tuple(inputs), (output,), basis)

@@ -1,0 +1,144 @@
+"""The inputs of a compiled model: by position or name, checked, laid out.
+
+>>> from onnx import helper
+>>> x = helper.make_tensor_value_info("x", 1, ["batch", 8])
+>>> wanted = Inputs(Graph(helper.make_model(helper.make_graph([], "g", [x], []))))
+>>> wanted.bind((np.zeros((2, 8)),), {})
+Traceback (most recent call last):
+    ...
+isoshard.onnx_bridge.errors.ModelError: the inputs do not fit the model, which takes x: float32[batch, 8]:
+  x is float64, not float32; convert it: x.astype('float32')
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import NamedSharding
+
+from isoshard.core.layout.axis_types import auto, on_mesh, under_auto
+from isoshard.core.transfer.device_dtypes import device_dtype
+from isoshard.core.transfer.place import shard
+
+from ..errors import ModelError
+from ..reading.graph import Graph
+
+
+class Inputs:
+    """What a model takes.
+
+    Args:
+        graph: the model's.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        """Read names, shapes and dtypes."""
+        self.names = graph.inputs
+        self._shapes = {name: graph.shape(name) for name in self.names}
+        self._dtypes = {name: graph.dtype(name) for name in self.names}
+
+    @property
+    def known(self) -> dict[str, jax.ShapeDtypeStruct] | None:
+        """The inputs as shapes and dtypes, or None if the model leaves something open."""
+        found = {}
+        for name in self.names:
+            shape, dtype = self._shapes[name], self._dtypes[name]
+            if dtype is None or shape is None:
+                return None
+            sizes = tuple(size for size in shape if isinstance(size, int))
+            if len(sizes) != len(shape):
+                return None
+            found[name] = jax.ShapeDtypeStruct(sizes, device_dtype(dtype, name))
+        return found
+
+    def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        """Bring the arguments of a call in order.
+
+        Args:
+            args: by position.
+            named: by name.
+
+        Returns:
+            Every input by name: NumPy or JAX arrays, or traced or abstract ones.
+
+        Raises:
+            ModelError: one is missing, unknown, given twice, or of another rank, size or dtype; all
+                faults in one message.
+        """
+        faults = [f"there is no input {name!r}" for name in named if name not in self.names]
+        if len(args) > len(self.names):
+            faults.append(f"{len(args)} were given by position")
+        given = dict(zip(self.names, args, strict=False))
+        faults += [f"{name} is given twice" for name in named if name in given]
+        given = {**given, **named}
+        sizes: dict[str, tuple[int, str]] = {}
+        for name in self.names:
+            if name not in given:
+                faults.append(f"{name} is missing")
+                continue
+            if not hasattr(given[name], "dtype"):
+                given[name] = np.asarray(given[name], self._dtypes[name])
+            faults += self._faults(name, given[name], sizes)
+        if faults:
+            lines = "".join(f"\n  {fault}" for fault in faults)
+            raise ModelError(
+                f"the inputs do not fit the model, which takes {self._told()}:{lines}"
+            ) from None
+        return {name: given[name] for name in self.names}
+
+    def _faults(self, name: str, x: Any, sizes: dict[str, tuple[int, str]]) -> list[str]:
+        shape, dtype = self._shapes[name], self._dtypes[name]
+        faults = []
+        if dtype is not None and x.dtype not in (dtype, device_dtype(dtype, name)):
+            faults.append(f"{name} is {x.dtype}, not {dtype}; convert it: {name}.astype('{dtype}')")
+        if shape is None:
+            return faults
+        if len(x.shape) != len(shape):
+            return [
+                *faults,
+                f"{name} has shape {tuple(x.shape)}, which is not of rank {len(shape)}",
+            ]
+        for axis, (want, have) in enumerate(zip(shape, x.shape, strict=True)):
+            before, other = (
+                sizes.setdefault(want, (have, name)) if isinstance(want, str) else (want, "")
+            )
+            if before is not None and before != have:
+                since = f" as {other} says ({want})" if other else ""
+                faults.append(f"{name}: axis {axis} has size {have}, not {before}{since}")
+        return faults
+
+    def _told(self) -> str:
+        return ", ".join(
+            f"{name}: {self._dtypes[name]}"
+            + (
+                ""
+                if shape is None
+                else f"[{', '.join('?' if s is None else str(s) for s in shape)}]"
+            )
+            for name, shape in self._shapes.items()
+        )
+
+
+def placed(x: Any, sharding: NamedSharding, name: str) -> Any:
+    """Lay a value out where a stage wants it.
+
+    Args:
+        x: a NumPy or JAX array, on any devices, or a traced one, through which gradients flow.
+        sharding: the layout.
+        name: of the value, for messages.
+
+    Returns:
+        A JAX array. What lies right already is returned as it is.
+
+    Raises:
+        ShardingError: an axis does not split evenly.
+    """
+    if isinstance(x, Tracer):  # the program is computed under Auto axes
+        return jax.device_put(under_auto(x), on_mesh(sharding, auto(sharding.mesh)))
+    if isinstance(x, jax.Array) and x.sharding == sharding:
+        return x
+    return shard(x, sharding.mesh, sharding, name=name)  # pyright: ignore[reportArgumentType]

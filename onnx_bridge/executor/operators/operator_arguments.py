@@ -1,0 +1,194 @@
+"""What many operators ask of their arguments: dtypes, axes, NumPy or JAX.
+
+>>> axes_of(np.array([-1, 0]), 3)
+(2, 0)
+>>> dtype_of(1)                                          # TensorProto.FLOAT
+dtype('float32')
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+from onnx import helper
+
+from isoshard.core.transfer.device_dtypes import check_narrowing, device_dtype
+
+from ...errors import ModelError
+from .registry import TABLE_LIMIT
+
+
+def library(*arrays: Any) -> ModuleType:
+    """NumPy if all arrays are NumPy's, else `jax.numpy`."""
+    return np if all(isinstance(x, np.ndarray | np.generic) for x in arrays) else jnp
+
+
+def on_device(host: np.ndarray | np.generic, name: str) -> jax.Array:
+    """A JAX array of a value known while compiling.
+
+    Args:
+        host: the value.
+        name: of the value, for messages.
+
+    Returns:
+        The array; 64-bit integers become 32-bit ones while `jax_enable_x64` is off.
+
+    Raises:
+        CopyError: a value does not fit, or floats would lose precision.
+
+    Example:
+        >>> on_device(np.array([7]), "ids").dtype
+        dtype('int32')
+    """
+    host = np.asarray(host)
+    dtype = device_dtype(host.dtype, name)
+    if dtype != host.dtype:
+        check_narrowing(host, dtype, None, name)
+    return jnp.asarray(host, dtype)
+
+
+def dtype_of(code: int) -> np.dtype:
+    """The dtype of a `TensorProto.DataType`.
+
+    Args:
+        code: the number that ONNX gives the type.
+
+    Returns:
+        The dtype, int64 as int64.
+
+    Raises:
+        ModelError: it is no type of numbers that JAX has.
+    """
+    if code not in onnx.TensorProto.DataType.values():
+        raise ModelError(f"there is no tensor type {code}")
+    name = onnx.TensorProto.DataType.Name(code)
+    dtype = None if name in ("STRING", "UNDEFINED") else helper.tensor_dtype_to_np_dtype(code)
+    try:
+        return jnp.dtype(dtype) if dtype is not None else _none(name)
+    except TypeError:
+        _none(name)
+        raise
+
+
+def physical(dtype: np.dtype) -> np.dtype:
+    """The dtype in which a JAX array holds values of `dtype`.
+
+    Args:
+        dtype: as the model has it.
+
+    Returns:
+        The same; for 64-bit integers while `jax_enable_x64` is off, the 32-bit one.
+
+    Raises:
+        CopyError: floats would lose precision.
+    """
+    return device_dtype(dtype, f"a tensor of {dtype}")
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """An axis counted from the front.
+
+    Args:
+        axis: in `[-rank, rank)`.
+        rank: of the tensor.
+
+    Returns:
+        The axis in `[0, rank)`.
+
+    Raises:
+        ModelError: there is no such axis.
+    """
+    if not -rank <= axis < rank:
+        raise ModelError(f"axis {axis} of a tensor of rank {rank}: {-rank}..{rank - 1} are there")
+    return int(axis) % rank
+
+
+def axes_of(axes: Sequence[int] | np.ndarray, rank: int) -> tuple[int, ...]:
+    """Axes counted from the front, each once.
+
+    Args:
+        axes: each in `[-rank, rank)`.
+        rank: of the tensor.
+
+    Returns:
+        The axes in `[0, rank)`, in the given order.
+
+    Raises:
+        ModelError: there is no such axis, or one is named twice.
+    """
+    found = tuple(axis_of(int(axis), rank) for axis in np.asarray(axes).reshape(-1))
+    if len(set(found)) != len(found):
+        raise ModelError(f"axes {[int(a) for a in axes]} of rank {rank} name an axis twice")
+    return found
+
+
+def sizes_of(sizes: np.ndarray) -> tuple[int, ...]:
+    """A static input as a tuple of Python integers."""
+    return tuple(int(size) for size in np.asarray(sizes).reshape(-1))
+
+
+def number_of(value: np.ndarray, what: str) -> Any:
+    """The one element of a static input.
+
+    Args:
+        value: an array of one element.
+        what: name of the input, for messages.
+
+    Returns:
+        The element, a Python number.
+
+    Raises:
+        ModelError: it has none or several.
+    """
+    if value.size != 1:
+        raise ModelError(f"{what} has shape {value.shape}, and one element is wanted")
+    return value.reshape(()).item()
+
+
+def choice(value: str, what: str, possible: Sequence[str]) -> str:
+    """An attribute that is one of a few words.
+
+    Args:
+        value: as given.
+        what: name of the attribute.
+        possible: the words.
+
+    Returns:
+        `value`.
+
+    Raises:
+        ModelError: it is another word.
+    """
+    if value not in possible:
+        raise ModelError(f"{what} is {value!r}; possible are {', '.join(map(repr, possible))}")
+    return value
+
+
+def bounded(numbers: int, what: str) -> None:
+    """Refuse a table that is too large to be made while compiling.
+
+    Args:
+        numbers: in the table.
+        what: it would be, for messages.
+
+    Raises:
+        ModelError: there are more than 2^24.
+    """
+    if numbers > TABLE_LIMIT:
+        raise ModelError(f"{what} are {numbers} numbers, more than {TABLE_LIMIT}")
+
+
+def widened(x: jax.Array) -> jax.Array:
+    """Floats of fewer than 32 bits as float32, in which sums keep their digits."""
+    small = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
+    return x.astype(jnp.float32) if small else x
+
+
+def _none(name: str) -> np.dtype:
+    raise ModelError(f"tensors of type {name} have no counterpart in JAX")

@@ -1,0 +1,244 @@
+"""Plain twins: a module whose weights lie elsewhere, once more with plain tensors in host memory.
+
+torch's exporter knows plain tensors only. A module of DTensors, or one on the device `jax`, is
+copied with each such tensor replaced by a whole, plain one; what its class computes stays the same.
+
+>>> import torch
+>>> plain = torch.nn.Linear(4, 2)
+>>> plain_twin(plain) is plain
+True
+>>> layouts_of(plain)
+{}
+
+The layout is read off the tensors themselves: the placements of a DTensor, and for other tensors
+what core's registry says.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import Any
+
+import torch
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.errors import ShardingError, UnrepresentableError, raise_collected
+from isoshard.core.frameworks import framework_of
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.runtime import metrics
+
+from ..errors import ModelError
+
+# Hooks that lay values out; in a twin there is nothing to lay out.
+_LAYOUT_HOOKS = ("torch.distributed", "isoshard")
+
+
+def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """List a module's parameters and buffers, a tied one once under its first name.
+
+    Args:
+        module: any.
+
+    Returns:
+        The tensors by name.
+    """
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def first_names(module: torch.nn.Module) -> dict[str, str]:
+    """Find the name that each name of a tensor stands for.
+
+    Args:
+        module: any.
+
+    Returns:
+        For every name of a parameter or buffer the first name of the same tensor.
+
+    Example:
+        >>> tied = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, bias=False))
+        >>> tied[1].weight = tied[0].weight
+        >>> first_names(tied)
+        {'0.weight': '0.weight', '0.bias': '0.bias', '1.weight': '0.weight'}
+    """
+    every = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(tensor), name) for name, tensor in every}
+
+
+def plain_twin(module: torch.nn.Module) -> torch.nn.Module:
+    """Copy a module with plain tensors in host memory; one that has only such is returned itself.
+
+    Args:
+        module: of DTensors, on the device `jax`, or plain. Each tensor that is not plain is
+            gathered whole (counted as "gathers" in `isoshard.metrics`): the file needs all of it.
+            With DTensors over several processes, all of them must call this.
+
+    Returns:
+        The twin. Hooks that lay values out over devices are left out, all others are kept.
+
+    Raises:
+        ModelError: the module cannot be copied.
+
+    Example:
+        >>> plain_twin(torch.nn.Linear(4, 2)).weight.device
+        device(type='cpu')
+    """
+    tensors = named_tensors(module)
+    if all(map(_is_plain, tensors.values())):
+        return module
+    made: dict[int, Any] = {}
+    for name, tensor in tensors.items():
+        whole = _whole(tensor)
+        if isinstance(tensor, torch.nn.Parameter):
+            whole = torch.nn.Parameter(whole, requires_grad=tensor.requires_grad)
+        made[id(tensor)] = whole
+        if not _is_plain(whole.data):
+            raise ModelError(f"{name}: a {type(tensor).__name__} gave no plain tensor")
+    try:
+        twin = copy.deepcopy(module, dict(made))
+    except Exception as error:
+        raise ModelError(
+            f"{type(module).__name__} cannot be copied as a plain module ({error}). Build one that "
+            "is not sharded, and pass it: export_torch(module, .., twin=plain_module)"
+        ) from error
+    for child in twin.modules():
+        _drop_layout_hooks(child)
+    return twin
+
+
+def filled_twin(module: torch.nn.Module, twin: torch.nn.Module) -> torch.nn.Module:
+    """Put a module's weights, whole, into a plain module of the same names.
+
+    Args:
+        module: has the weights.
+        twin: a plain module, changed in place; may be on the device `meta`.
+
+    Returns:
+        `twin`.
+
+    Raises:
+        ModelError: the two do not have the same tensors.
+    """
+    state = {name: _whole(tensor) for name, tensor in module.state_dict().items()}
+    missing, unknown = twin.load_state_dict(state, strict=False, assign=True)
+    if missing or unknown:
+        raise ModelError(
+            f"the twin {type(twin).__name__} and {type(module).__name__} are not the same module: "
+            f"the twin alone has {missing}, the module alone {unknown}"
+        )
+    return twin
+
+
+def layouts_of(module: torch.nn.Module) -> dict[str, NamedSharding | P]:
+    """Read how a module's tensors lie over devices.
+
+    Args:
+        module: any.
+
+    Returns:
+        By name, for each tensor that is not plain: a NamedSharding, or for a DTensor, whose mesh is
+        one of processes, the spec over axes of the same names.
+
+    Raises:
+        ShardingError: a DTensor is partial, split unevenly inside, or its mesh has no names; all
+            faults are collected.
+    """
+    found, faults = {}, []
+    for name, tensor in named_tensors(module).items():
+        if _is_plain(tensor):
+            continue
+        try:
+            found[name] = _spec_of(tensor, name) if _is_dtensor(tensor) else _known(tensor)
+        except ShardingError as error:
+            faults.append(error)
+    raise_collected(faults)
+    return {name: layout for name, layout in found.items() if layout is not None}
+
+
+def mesh_for(module: torch.nn.Module) -> Mesh:
+    """The mesh that a module's tensors say they lie on.
+
+    Args:
+        module: of DTensors, or of tensors on the device `jax`.
+
+    Returns:
+        That of the tensors; for DTensors one of JAX's devices with the same names and shape.
+
+    Raises:
+        ShardingError: none of its tensors says a mesh.
+    """
+    for name, tensor in named_tensors(module).items():
+        if _is_dtensor(tensor):
+            mesh = tensor.device_mesh  # pyright: ignore[reportAttributeAccessIssue]
+            return make_mesh(tuple(mesh.shape), _axis_names(mesh, name))
+        known = None if _is_plain(tensor) else _known(tensor)
+        if known is not None and isinstance(known.mesh, Mesh):
+            return known.mesh
+    raise ShardingError(
+        f"{type(module).__name__} lies on no mesh of its own; pass one: export_torch(module, args, "
+        "iso.make_mesh(shape, names), plan)"
+    )
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    own = type(tensor).__module__
+    return own in ("torch", "torch.nn.parameter") and tensor.device.type != "jax"
+
+
+def _is_dtensor(tensor: torch.Tensor) -> bool:
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    return isinstance(tensor, kind)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    if _is_plain(tensor):
+        return tensor.detach()
+    if _is_dtensor(tensor):
+        metrics.count("gathers")
+        return tensor.detach().full_tensor().cpu()  # pyright: ignore[reportAttributeAccessIssue]
+    return tensor.detach().cpu()
+
+
+def _known(tensor: torch.Tensor) -> NamedSharding | None:
+    framework = framework_of(tensor)
+    found = None if framework is None else framework.sharding_of(tensor)
+    return found if isinstance(found, NamedSharding) else None
+
+
+def _spec_of(tensor: Any, name: str) -> P:
+    """The spec of a DTensor: mesh axes that split one tensor axis, the first outermost."""
+    names = _axis_names(tensor.device_mesh, name)
+    entries: list[list[str]] = [[] for _ in range(tensor.dim())]
+    for axis, placement in zip(names, tensor.placements, strict=True):
+        if placement.is_replicate():
+            continue
+        if type(placement).__name__ != "Shard":
+            raise UnrepresentableError(
+                f"{name}: {type(placement).__name__} over {axis!r} cannot be written into a file; "
+                "redistribute it to Shard or Replicate first, or give the export a plan"
+            )
+        entries[placement.dim % tensor.dim()].append(axis)
+    return P(*(tuple(axes) if len(axes) > 1 else axes[0] if axes else None for axes in entries))
+
+
+def _axis_names(mesh: Any, name: str) -> tuple[str, ...]:
+    if not mesh.mesh_dim_names:
+        raise ShardingError(
+            f"{name}: its DeviceMesh of shape {tuple(mesh.shape)} has no names, which the file's "
+            "mesh needs; make it with init_device_mesh(.., mesh_dim_names=('dp', 'tp'))"
+        )
+    return tuple(mesh.mesh_dim_names)
+
+
+def _drop_layout_hooks(module: torch.nn.Module) -> None:
+    framework = framework_of(module)
+    for hooks in framework.forward_hooks(module) if framework else ():
+        for key, hook in list(hooks.items()):
+            made_in = getattr(getattr(hook, "func", hook), "__module__", None) or ""
+            if made_in.startswith(_LAYOUT_HOOKS):
+                del hooks[key]

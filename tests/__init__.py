@@ -1,0 +1,1 @@
+"""The tests; `tests.fuzz`, `tests.conformance` and `tests.ecosystem` are commands, too."""

@@ -1,0 +1,269 @@
+"""Attention whose layout the compiler finds, against dense attention in float64."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import isoshard as iso
+from isoshard.core.domain.attention.dropout import gains, words_of
+from isoshard.core.domain.attention.partitioned_attention import Attention
+from isoshard.core.transfer.place import shard
+from tests.core.domain.attention import dense
+from tests.core.domain.attention.test_moves import moved
+
+# The compiler lays out such an operator, which programs of the engine have under Auto axes.
+make_mesh = functools.partial(iso.make_mesh, axis_types=AxisType.Auto)
+MESH = make_mesh((2, 2, 2), ("x", "y", "z"))
+
+
+def scores(q, k, mask, causal, scale):
+    k = jnp.repeat(k, q.shape[-3] // k.shape[-3], -3) if q.ndim > 2 else k
+    found = scale * jnp.einsum("...ld,...sd->...ls", q, k)
+    if mask is not None:
+        found = jnp.where(mask, found, -jnp.inf) if mask.dtype == bool else found + mask
+    if causal:
+        found = jnp.where(jnp.tri(*found.shape[-2:], dtype=bool), found, -jnp.inf)
+    return found
+
+
+def whole(q, k, v, mask, causal, scale, gains=None):
+    """What a device does with whole sequences; a row without a key has a result of 0."""
+    found = scores(q, k, mask, causal, scale)
+    log = jax.nn.logsumexp(found, axis=-1)
+    weights = jnp.exp(found - jnp.where(log == -jnp.inf, 0, log)[..., None])
+    weights = weights if gains is None else weights * gains
+    v = jnp.repeat(v, q.shape[-3] // v.shape[-3], -3) if q.ndim > 2 else v
+    return jnp.einsum("...ls,...se->...le", weights, v), log
+
+
+def whole_gradients(dout, q, k, v, mask, causal, scale, gains=None, delta=None):
+    added = jnp.zeros((*q.shape[:-1], k.shape[-2]), q.dtype)
+    seen = scores(q, k, mask, causal, scale) > -jnp.inf
+
+    def function(q, k, v, added):
+        masked = added if mask is None or mask.dtype == bool else added + mask
+        return whole(q, k, v, jnp.where(seen, masked, -jnp.inf), False, scale, gains)[0]
+
+    return jax.vjp(function, q, k, v, added)[1](dout)
+
+
+def run(x, specs, mask=None, causal=False, wants_mask=False, mesh=MESH):
+    """The result and the gradients, of operands [.., heads, length, width] laid out by `specs`."""
+    told = Attention(causal, x[0].shape[-1] ** -0.5, whole, whole_gradients, tile=4)
+    placed = [shard(a, mesh, s) for a, s in zip(x, (specs[0], *specs[1:3], specs[0]), strict=True)]
+    masks = [] if mask is None else [shard(mask, mesh, ())]
+
+    @jax.jit
+    def both(q, k, v, dout, *masks):
+        out, log = told(q, k, v, *masks)
+        given = masks[0] if masks else None
+        delta = jnp.einsum("...e,...e->...", out, dout)
+        found = told.gradients(dout, q, k, v, given, log, delta, wants_mask)
+        return out, *[x for x in found if x is not None]
+
+    compiled = both.lower(*placed, *masks).compile()
+    return compiled(*placed, *masks), compiled.as_text()
+
+
+def wanted(x, mask=None, causal=False):
+    """In float64, by the dense attention of the other tests: of four axes, sequence first."""
+    lead, (heads, queries, width) = x[0].shape[:-3], x[0].shape[-3:]
+    four = [a.reshape(-1, *a.shape[-3:]).swapaxes(1, 2) for a in x]
+    batch, keys = four[0].shape[0], four[1].shape[1]
+    seen, added = dense.visible(*four[:2], causal), None
+    if mask is not None:
+        mask = np.broadcast_to(mask, (*lead, heads, queries, keys)).reshape(
+            batch, heads, queries, -1
+        )
+        seen, added = (seen & mask, None) if mask.dtype == bool else (seen, mask)
+    found = dense.attention(*four, seen, width**-0.5, added=added)
+    pairs = zip(found[:4], (x[3], *x[:3]), strict=True)
+    back = [a.swapaxes(1, 2).reshape(like.shape) for a, like in pairs]
+    return back, None if added is None else found[4]
+
+
+def arrays(*lead, heads=4, key_heads=None, queries=16, keys=None, width=8, values=None):
+    x = dense.arrays(math.prod(lead), queries, keys, heads, key_heads, width, values)
+    return [a.swapaxes(1, 2).reshape(*lead, a.shape[2], a.shape[1], a.shape[3]) for a in x]
+
+
+SPLIT = {
+    "ring": (P("x", None, ("y", "z")),) * 3,
+    "ring in another order": (P(None, None, ("z", "x")),) * 3,
+    "heads as well": (P(None, "x", "y"),) * 3,
+    "queries only": (P(None, None, ("x", "y")), P(), P()),
+    "keys only": (P(), *(P(None, "x", ("y", "z")),) * 2),
+    "by different axes": (P(None, None, "x"), *(P(None, None, ("y", "z")),) * 2),
+    "by some axes in common": (P(None, None, ("x", "y")), *(P(None, None, "x"),) * 2),
+    "neither": (P("x", "y"),) * 3,
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("name", "causal"), [("ring", False), *((name, True) for name in SPLIT)])
+def test_wherever_the_operands_lie(name, causal):
+    x = arrays(2, key_heads=2, values=5)
+    found, text = run(x, SPLIT[name], causal=causal)
+    dense.check(found, wanted(x, causal=causal)[0])
+    if name in ("ring", "heads as well"):
+        assert "all-gather" not in text and "all-reduce" not in text
+        like = NamedSharding(MESH, SPLIT[name][0])
+        assert all(array.sharding.is_equivalent_to(like, 4) for array in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("ring", (2, 1, 1, 16)),
+        ("ring", (4, 16, 16)),
+        ("ring", (1, 1)),
+        ("by different axes", (2, 4, 16, 16)),
+        ("by different axes", (1, 16)),
+        ("by different axes", (4, 16, 1)),
+    ],
+)
+def test_masks_that_are_added(name, shape):
+    """Their gradient is the sum over what they were broadcast to, on all devices."""
+    x = arrays(2)
+    mask = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    found, _ = run(x, SPLIT[name], mask, causal=shape[-2] == 1, wants_mask=True)
+    expected, slopes = wanted(x, mask, shape[-2] == 1)
+    dense.check(found[:4], expected)
+    over = [n for n, m in enumerate((1,) * (4 - len(shape)) + shape) if m == 1]
+    slopes = slopes.sum(tuple(over), keepdims=True).reshape(shape)
+    np.testing.assert_allclose(found[4], slopes, **dense.CLOSE)
+
+
+@pytest.mark.parametrize("name", ["ring", "keys only"])
+def test_masks_that_hide(name):
+    """Some queries see nothing, on no device; their result and gradient are 0."""
+    x = arrays(2)
+    mask = np.random.default_rng(1).random((4, 16, 16)) < 0.5
+    mask[:, 3] = False
+    found, _ = run(x, SPLIT[name], mask)
+    dense.check(found, wanted(x, mask)[0])
+    assert not np.asarray(found[0])[:, :, 3].any()
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("name", "queries", "keys"),
+    [("ring", 17, 17), ("ring", 3, 18), ("by different axes", 17, 18), ("keys only", 1, 31)],
+)
+def test_lengths_that_do_not_divide(name, queries, keys):
+    """As with a class token among the patches: the compiler pads, and nothing of it is read."""
+    x = arrays(2, queries=queries, keys=keys)
+    told = Attention(True, 8**-0.5, whole, whole_gradients, tile=3)
+    layouts = [NamedSharding(MESH, s) for s in (*SPLIT[name], SPLIT[name][0])]
+
+    @jax.jit
+    def both(*x):
+        x = [jnp.pad(a * 2, [(0, 0)] * 2 + [(0, 1), (0, 0)])[..., :-1, :] / 2 for a in x]
+        q, k, v, dout = map(jax.lax.with_sharding_constraint, x, layouts)
+        (out, log), back = jax.vjp(lambda q, k, v: told(q, k, v), q, k, v)
+        return out, *back((dout, jnp.zeros_like(log)))
+
+    dense.check(both(*x), wanted(x, causal=True)[0])
+
+
+@pytest.mark.parametrize("lead", [(), (2, 2)])
+def test_other_numbers_of_axes(lead):
+    x = arrays(*lead, key_heads=1)
+    spec = P(*(("z", None) if lead else ()), None, ("x", "y"))
+    mask = np.random.default_rng(1).standard_normal((*lead[:1], *(1,) * len(lead), 16, 16))
+    mask = mask.astype(np.float32)
+    found, text = run(x, (spec,) * 3, mask, causal=True, wants_mask=True)
+    expected, slopes = wanted(x, mask, True)
+    dense.check(found[:4], expected)
+    slopes = slopes.reshape(*lead, 4, 16, 16)
+    over = tuple(n for n, m in enumerate((1,) * (slopes.ndim - mask.ndim) + mask.shape) if m == 1)
+    slopes = slopes.sum(over, keepdims=True).reshape(mask.shape)
+    np.testing.assert_allclose(found[4], slopes, **dense.CLOSE)
+    assert "collective-permute" in text and "all-gather" not in text
+
+
+def test_a_single_head_without_its_axis():
+    x = [a[0] for a in arrays(heads=1)]
+    found, _ = run(x, (P("x"),) * 3)
+    dense.check(found, [a[0] for a in wanted([a[None] for a in x])[0]])
+
+
+def test_more_devices_than_key_heads():
+    """Their gradients are summed over the devices that share one."""
+    x = arrays(heads=8, key_heads=2)
+    spec = P(("x", "y"), "z")
+    found, _ = run(x, (spec, P("x", "z"), P("x", "z")))
+    dense.check(found, wanted(x)[0])
+
+
+def test_in_double_precision(x64):
+    x = [a.astype(np.float64) for a in arrays(2)]
+    found, _ = run(x, SPLIT["ring"], causal=True)
+    dense.check(found, wanted(x, causal=True)[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_jax_differentiates_it_and_its_logarithms(rate):
+    """With dropout as without; no mask of dropout crosses the devices."""
+    x = arrays(2)
+    told = Attention(False, 8**-0.5, whole, whole_gradients, tile=4, rate=rate)
+    words = words_of(jax.random.key(3)) if rate else None
+    times = gains(words, rate, (2, 4, 16, 16)) if rate else None
+
+    def function(attend):
+        def loss(q, k, v, mask):
+            out, log = attend(q, k, v, mask)
+            return (out * x[3]).sum() + (log**2).sum()
+
+        return jax.jit(jax.grad(loss, (0, 1, 2, 3)))
+
+    mask = np.random.default_rng(1).standard_normal((16, 16)).astype(np.float32)
+    placed = [shard(a, MESH, SPLIT["ring"][0]) for a in x[:3]]
+    found = function(lambda *a: told(*a, words))(*placed, mask)
+    dense_ones = function(lambda *a: whole(*a, False, 8**-0.5, times))(*x[:3], mask)
+    for have, want in zip(found, dense_ones, strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_a_ring_moves_the_least(devices):
+    """Keys and values n - 1 times; in the gradient as often, and their gradients too."""
+    mesh = make_mesh((devices,), ("s",))
+    x = arrays(1, queries=24, heads=2)
+    _, text = run(x, (P(None, None, "s"),) * 3, mesh=mesh)
+    shard_of_both = 2 * x[1].nbytes // devices
+    hops = {2: 2, 4: 9}[devices]  # of two, both passes receive the same, and XLA moves it once
+    assert moved(text) == {"collective-permute": hops * shard_of_both}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_memory_is_that_of_a_shard(rate):
+    """Twice the sequence is twice the memory, and half of it over twice the devices."""
+
+    def held(devices, length):
+        mesh = make_mesh((devices,), ("s",))
+        told = Attention(False, 0.25, whole, whole_gradients, tile=32, rate=rate)
+        like = jax.ShapeDtypeStruct(
+            (1, 2, length, 16), jnp.float32, sharding=NamedSharding(mesh, P(None, None, "s"))
+        )
+
+        def both(q, k, v, dout):
+            words = words_of(jax.random.key(0)) if rate else None
+            (out, log), back = jax.vjp(lambda q, k, v: told(q, k, v, None, words), q, k, v)
+            return out, *back((dout, jnp.zeros_like(log)))
+
+        memory = jax.jit(both).lower(*[like] * 4).compile().memory_analysis()
+        return memory.temp_size_in_bytes + memory.argument_size_in_bytes
+
+    much = held(8, 4096)
+    assert much < 2.05 * held(8, 2048)
+    assert much < 0.55 * held(4, 4096)
+    assert much < 4096 * 4096  # a quarter of one head's scores

@@ -1,0 +1,226 @@
+"""Ring attention against dense attention in float64, forward and backward."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.domain.attention import ring_attention, unzigzag, zigzag
+from isoshard.core.errors import ShardingError, SpecError, UnevenError
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.transfer.place import shard
+from tests.core.domain.attention import dense
+
+SPEC = ("data", "seq", "model")
+
+
+def run(mesh, spec, x, dense_seen, factor=1.0, places=None, **given):
+    """Compare one call, and say how the result and the gradients lie."""
+    placed = [shard(a, mesh, places or spec) for a in x]
+    axes = dict(zip(("batch", "axis", "heads"), spec, strict=False))
+    found = dense.program(functools.partial(ring_attention, mesh=mesh, **axes, **given))(*placed)
+    wanted = dense.attention(*x, dense_seen, given.get("scale"), factor)
+    dense.check(found, wanted)
+    for array, like in zip(found, (placed[0], *placed[:3]), strict=True):
+        assert array.sharding.is_equivalent_to(like.sharding, 4)
+    return found
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("devices", "causal"), [(1, True), (2, False), (3, True), (8, True)])
+def test_one_ring(devices, causal):
+    x = dense.arrays(queries=48)
+    seen = dense.visible(*x[:2], causal)
+    run(make_mesh((devices,), ("s",)), (None, "s"), x, seen, causal=causal, tile=4)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "width", "values", "causal"),
+    [(4, 4, 8, 8, False), (4, 2, 5, 3, True), (4, 1, 7, 9, True)],
+)
+def test_batch_sequence_and_heads(heads, key_heads, width, values, causal):
+    """Also key heads that no device has whole: one for two devices."""
+    x = dense.arrays(heads=heads, key_heads=key_heads, width=width, values=values)
+    mesh = make_mesh((2, 2, 2), SPEC)
+    places = (*SPEC[:2], None) if key_heads == 1 else None
+    placed = [shard(a, mesh, SPEC if a.shape[2] > 1 else places) for a in x]
+    axes = {"axis": "seq", "batch": "data", "heads": "model"}
+    function = functools.partial(ring_attention, mesh=mesh, causal=causal, tile=8, **axes)
+    found = dense.program(function)(*placed)
+    dense.check(found, dense.attention(*x, dense.visible(*x[:2], causal)))
+    for array, like in zip(found, (placed[0], *placed[:3]), strict=True):
+        assert array.sharding.is_equivalent_to(like.sharding, 4)
+
+
+def test_axes_that_are_not_named_are_left_to_xla():
+    x = dense.arrays()
+    mesh = make_mesh((2, 2, 2), SPEC)
+    seen = dense.visible(*x[:2], True)
+    found = run(mesh, (None, "seq"), x, seen, places=SPEC, causal=True, tile=8)
+    assert {len(array.sharding.device_set) for array in found} == {8}
+
+
+def test_a_sequence_over_two_mesh_axes():
+    x = dense.arrays()
+    mesh = make_mesh((2, 4), ("x", "y"))
+    run(mesh, (None, ("x", "y")), x, dense.visible(*x[:2], True), causal=True)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("queries", [24, 40])
+def test_fewer_or_more_queries_than_keys(queries):
+    x = dense.arrays(queries=queries, keys=32)
+    run(make_mesh((4,), ("s",)), (None, "s"), x, dense.visible(*x[:2], True), causal=True, tile=3)
+
+
+@pytest.mark.parametrize("order", ["natural", "zigzag"])
+def test_causal_without_balance_and_in_zigzag_order(order):
+    x = dense.arrays()
+    mesh = make_mesh((4,), ("s",))
+    placed = [shard(a, mesh, (None, "s")) for a in x]
+    if order == "zigzag":
+        placed = [zigzag(a, mesh=mesh, axis="s") for a in placed]
+    function = functools.partial(
+        ring_attention, mesh=mesh, axis="s", causal=True, order=order, balance=False, tile=8
+    )
+    found = dense.program(function)(*placed)
+    if order == "zigzag":
+        found = [unzigzag(a, mesh=mesh, axis="s") for a in found]
+    dense.check(found, dense.attention(*x, dense.visible(*x[:2], True)))
+
+
+MASKS = {(2, 4, 32, 32): False, (1, 1, 32, 32): True, (2, 1, 1, 32): True, (1, 4, 32, 1): False}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("shape", "causal"), MASKS.items())
+def test_masks(shape, causal):
+    """One of them blinds a few rows, whose result and gradient are 0."""
+    x = dense.arrays()
+    mask = np.random.default_rng(1).random(shape) < 0.6
+    seen = dense.visible(*x[:2], causal, mask)
+    mesh = make_mesh((2, 4), ("data", "seq"))
+    found = run(mesh, ("data", "seq"), x, seen, mask=mask, causal=causal, tile=3)
+    blind = ~seen.any(-1).transpose(0, 2, 1)
+    assert not np.asarray(found[0])[blind].any() and not np.asarray(found[1])[blind].any()
+
+
+def test_lengths_of_samples():
+    x = dense.arrays(batch=4)
+    lengths = {
+        "query_seq_lengths": np.array([32, 20, 1, 0]),
+        "key_value_seq_lengths": np.array([31, 5, 0, 32]),
+    }
+    seen = dense.visible(*x[:2], True, None, *lengths.values())
+    run(make_mesh((2, 4), ("d", "s")), ("d", "s"), x, seen, causal=True, scale=0.3, **lengths)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("shape", [(1, 3, 1), (2, 2, 2)])
+def test_dropout_is_the_same_on_every_mesh(shape):
+    x = dense.arrays(queries=24)
+    key = jax.random.key(3)
+    factor = dense.factors(*x[:2], 0.3, key)
+    assert abs((factor > 0).mean() - 0.7) < 0.01
+    seen = dense.visible(*x[:2], True)
+    run(make_mesh(shape, SPEC), SPEC, x, seen, factor, causal=True, dropout=0.3, key=key, tile=8)
+
+
+def test_a_raw_key_drops_the_same_as_a_typed_one():
+    x = [jnp.asarray(a) for a in dense.arrays()[:3]]
+    function = functools.partial(ring_attention, mesh=make_mesh((1,), ("s",)), axis="s")
+    typed = function(*x, dropout=0.5, key=jax.random.key(7))
+    raw = function(*x, dropout=0.5, key=jax.random.PRNGKey(7))
+    np.testing.assert_array_equal(typed, raw)
+    np.testing.assert_array_equal(function(*x, key=jax.random.key(7)), function(*x))
+
+
+def test_other_dtypes(x64):
+    mesh = make_mesh((2,), ("s",))
+    function = functools.partial(ring_attention, mesh=mesh, axis="s", causal=True, tile=4)
+    x = dense.arrays(batch=1, queries=16)
+    wanted = dense.attention(*x, dense.visible(*x[:2], True))
+    for dtype, close in ((jnp.float64, 1e-12), (jnp.bfloat16, 5e-2)):
+        found = dense.program(function)(*[shard(a.astype(dtype), mesh, (None, "s")) for a in x])
+        assert {array.dtype for array in found} == {jnp.dtype(dtype)}
+        dense.check([a.astype(jnp.float64) for a in found], wanted, rtol=close, atol=close)
+
+
+def test_inside_vmap_and_twice_differentiated():
+    mesh = make_mesh((2,), ("s",))
+    function = functools.partial(ring_attention, mesh=mesh, axis="s", causal=True, balance=False)
+    given = dense.arrays(queries=8, heads=1, width=3)
+    wanted = dense.attention(*given, dense.visible(*given[:2], True))[0]
+    x = [jnp.asarray(a)[:, None] for a in given[:3]]
+    np.testing.assert_allclose(jax.vmap(function)(*x)[:, 0], wanted, **dense.CLOSE)
+
+    def curved(f, q):
+        slope = jax.grad(lambda q: (f(q, x[1][0], x[2][0]) ** 2).sum())
+        return jax.grad(lambda q: (slope(q) ** 2).sum())(q)
+
+    want = curved(functools.partial(jax.nn.dot_product_attention, is_causal=True), x[0][0])
+    with jax.set_mesh(mesh):
+        found = curved(function, x[0][0])
+    np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"axis": "z"}, SpecError, "no mesh axis is called 'z'.*'x' .2., 'y' .4."),
+        ({"axis": ()}, SpecError, "axis names the mesh axes that split the sequence"),
+        ({"axis": "x", "batch": "x"}, SpecError, "mesh axis 'x' is used twice"),
+        ({"q": (2, 32, 4)}, ValueError, "each is .batch, sequence, heads, width."),
+        ({"q": (2, 30, 4, 8)}, UnevenError, "q: a sequence of 30 .* over 4 devices. Pad it to 32"),
+        (dict.fromkeys("qkv", (3, 32, 4, 8)) | {"batch": "x"}, UnevenError, "batch of 3 .* over 2"),
+        ({"k": (2, 32, 3, 8), "v": (1, 32, 3, 8)}, ValueError, "batches; 4 heads .* multiple of 3"),
+        ({"k": (2, 32, 4, 7), "v": (2, 28, 4, 8)}, ValueError, "in width; .* in length or heads"),
+        ({"q": (2, 32, 6, 8), "heads": "x", "axis": "y"}, ValueError, "no multiple of 4 of keys"),
+        ({"q": (2, 0, 4, 8)}, ValueError, "none may be empty"),
+        ({"heads": "y", "axis": "x", "q": (2, 32, 2, 8), "k": (2, 32, 2, 8), "v": (2, 32, 2, 8)},
+         UnevenError, "2 heads of queries and 2 of keys do not split over 4"),
+        ({"mask": np.ones((1, 1, 32, 32), int)}, ValueError, "mask is int64, and needs bool"),
+        ({"mask": np.ones((1, 1, 32, 31), bool)}, ValueError, r"not \(2, 4, 32, 32\) or 1 in"),
+        ({"key_value_seq_lengths": np.ones(3)}, ValueError, r"one number per sample, \(2,\)"),
+        ({"dropout": 1.0}, ValueError, "dropout is 1.0, and a share is at least 0 and below 1"),
+        ({"dropout": 0.1}, ValueError, r"dropout needs key=jax.random.key"),
+        ({"order": "stripes"}, ValueError, "order is 'natural' or 'zigzag', not 'stripes'"),
+        ({"order": "zigzag", "k": (2, 28, 4, 8), "v": (2, 28, 4, 8)}, ShardingError,
+         r"zigzag order: length \[28\] is no multiple of 8"),
+        ({"causal": True, "balance": True, "mask": np.ones((1, 1, 32, 32), bool)}, ShardingError,
+         "cannot balance: a mask with rows"),
+        ({"tile": 0}, ValueError, "tile is 0, and needs at least 1"),
+    ],
+)  # fmt: skip
+def test_mistakes(mesh, change, error, message):
+    shapes = {name: change.pop(name, (2, 32, 4, 8)) for name in "qkv"}
+    q, k, v = (jnp.zeros(shape) for shape in shapes.values())
+    with pytest.raises(error, match=message):
+        ring_attention(q, k, v, **({"mesh": mesh, "axis": "y"} | change))
+
+
+def test_dtypes_that_do_not_fit(mesh):
+    x = jnp.zeros((2, 32, 4, 8))
+    with pytest.raises(ValueError, match="float32, int32 and float32, and need one floating"):
+        ring_attention(x, x.astype(int), x, mesh=mesh, axis="y")
+
+
+def test_nothing_is_gathered_unasked(mesh):
+    x = jnp.zeros((2, 32, 4, 8))
+    for spec, given in ((P(None, "x"), {}), (P("x", "y"), {"heads": "x"}), (P(None, None, "y"), {}),
+                        (P(None, None, None, "x"), {})):  # fmt: skip
+        placed = shard(x, mesh, spec)
+        with pytest.raises(ShardingError, match=r"q lies as .* would be gathered"):
+            ring_attention(placed, x, x, mesh=mesh, axis="y", **given)
+    mask = shard(jnp.ones((1, 1, 32, 32), bool), mesh, P(None, None, None, "y"))
+    with pytest.raises(ShardingError, match=r"mask lies as .* asked for as .*: axis 3 would be"):
+        ring_attention(x, x, x, mesh=mesh, axis="y", mask=mask)
+    other = shard(x, make_mesh((4,), ("z",)), P(None, "z"))
+    with pytest.raises(ShardingError, match=r"q lies as .* a mesh of 'z' .4., .* one of 'x' .2."):
+        ring_attention(other, x, x, mesh=mesh, axis="y")
+    same = shard(x, make_mesh((8,), ("z",)), P(None, "z"))
+    assert ring_attention(same, same, same, mesh=mesh, axis=("x", "y")).shape == x.shape

@@ -1,0 +1,269 @@
+"""Pictures of layouts: goldens for every rank, abbreviations, colours, wrong input."""
+
+import doctest
+import importlib
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.errors import ShardingError, SpecError, UnevenError
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.pictures import box_drawing
+from isoshard.core.pictures.visualize import visualize
+
+visualize_module = importlib.import_module("isoshard.core.pictures.visualize")  # not the function
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return make_mesh((2, 4), ("x", "y"), axis_types=AxisType.Auto)  # a picture names other types
+
+
+def _is(text, golden):
+    assert text.splitlines() == [line.rstrip() for line in golden.strip("\n").splitlines()]
+
+
+def test_rank_0(mesh):
+    _is(
+        visualize(P(), shape=(), mesh=mesh),
+        """
+[]  P()  mesh (x=2, y=4)
+1 block of [], on 8 devices
+┌───────┐
+│  0-7  │
+└───────┘
+""",
+    )
+
+
+def test_rank_1_of_an_array(mesh):
+    array = jax.device_put(jnp.ones(8, jnp.bfloat16), NamedSharding(mesh, P("y")))
+    _is(
+        visualize(array),
+        """
+bfloat16[8]  P('y',)  mesh (x=2, y=4)
+4 blocks of [2], each on 2 devices
+   0:2     2:4     4:6     6:8
+┌───────┬───────┬───────┬───────┐
+│  0,4  │  1,5  │  2,6  │  3,7  │
+└───────┴───────┴───────┴───────┘
+""",
+    )
+
+
+def test_rank_2_of_a_sharding_without_shape(mesh):
+    _is(
+        visualize(NamedSharding(mesh, P("y", "x"))),
+        """
+P('y', 'x')  mesh (x=2, y=4)
+8 blocks, each on 1 device
+┌───────┬───────┐
+│   0   │   4   │
+├───────┼───────┤
+│   1   │   5   │
+├───────┼───────┤
+│   2   │   6   │
+├───────┼───────┤
+│   3   │   7   │
+└───────┴───────┘
+""",
+    )
+
+
+def test_rank_4_draws_the_sharded_axes(mesh):
+    _is(
+        visualize((None, "x", None, 1), shape=(3, 2, 5, 8), mesh=mesh),
+        """
+[3, 2, 5, 8]  P(None, 'x', None, 'y')  mesh (x=2, y=4)
+8 blocks of [3, 1, 5, 2], each on 1 device
+[:, ↓, :, →]
+       0:2     2:4     4:6     6:8
+    ┌───────┬───────┬───────┬───────┐
+0:1 │   0   │   1   │   2   │   3   │
+    ├───────┼───────┼───────┼───────┤
+1:2 │   4   │   5   │   6   │   7   │
+    └───────┴───────┴───────┴───────┘
+""",
+    )
+
+
+def test_a_third_sharded_axis_becomes_slices():
+    _is(
+        visualize("{devices=[2,1,2,2]<=[8]}", shape=(4, 3, 2, 8)),
+        """
+[4, 3, 2, 8]  {devices=[2,1,2,2]<=[8]}  8 devices
+8 blocks of [2, 3, 1, 4], each on 1 device
+[↓, :, →, 0:4]
+       0:1     1:2
+    ┌───────┬───────┐
+0:2 │   0   │   2   │
+    ├───────┼───────┤
+2:4 │   4   │   6   │
+    └───────┴───────┘
+[↓, :, →, 4:8]
+       0:1     1:2
+    ┌───────┬───────┐
+0:2 │   1   │   3   │
+    ├───────┼───────┤
+2:4 │   5   │   7   │
+    └───────┴───────┘
+""",
+    )
+
+
+def test_slices_without_a_shape_are_counted():
+    lines = visualize("{devices=[2,2,16]<=[64]}").splitlines()
+    assert [line for line in lines if line.startswith("[")] == [
+        f"[↓, →, {at} of 16]" for at in range(1, 9)
+    ]
+    assert lines[-1] == "… 8 more slices"
+
+
+def test_an_array_on_one_device():
+    _is(
+        visualize(jnp.ones((2, 3))),
+        f"""
+float32[2, 3]  on {jax.devices()[0]}
+1 block of [2, 3], on 1 device
+       0:3
+    ┌───────┐
+0:2 │   0   │
+    └───────┘
+""",
+    )
+
+
+def test_a_tree_has_one_picture_per_leaf(mesh):
+    whole = NamedSharding(mesh, P())
+    tree = {"b": [jax.device_put(jnp.ones(8), whole)], "a": jnp.float32(1)}
+    text = visualize(tree)
+    assert [line for line in text.splitlines() if re.fullmatch(r"\w(\.\w)?", line)] == ["a", "b.0"]
+    assert visualize(tree["b"][0]) in text
+
+
+def test_large_grids_are_abbreviated():
+    lines = visualize("{devices=[32,32]<=[1024]}", shape=(1024, 1024), width=60).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert lines[2].split() == ["0:32", "32:64", "…", "992:1024"]
+    assert lines[4].split() == ["0:32", *"│0│1│…│", "31", "│"]
+    assert lines[-4].split()[0] == "…"
+    assert lines[-2].split()[-2] == "1023"
+    assert sum("│" in line for line in lines) == box_drawing.MAX_ROWS
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        ("{devices=[1,2]0,1 last_tile_dim_replicate}", "0,1"),
+        ("{devices=[1,3]0,1,2 last_tile_dim_replicate}", "0-2"),
+        ("{devices=[1,5]0,1,2,4,6 last_tile_dim_replicate}", None),
+        ("{devices=[1,8]<=[8] last_tile_dim_replicate}", "0-7"),
+        ("{devices=[2,16]<=[16,2]T(1,0) last_tile_dim_replicate}", "0,2,…,30"),
+    ],
+)
+def test_device_numbers_are_shortened(text, inside):
+    if inside is None:
+        with pytest.raises(ShardingError, match="device"):
+            visualize(text)
+    else:
+        assert f" {inside} " in visualize(text)
+
+
+def test_long_titles_are_broken_and_cut():
+    listed = ",".join(map(str, range(64)))
+    lines = visualize(f"{{devices=[64]{listed}}}", shape=(64,), width=50).splitlines()
+    assert lines[0] == "[64]"
+    assert len(lines[1]) == 50
+    assert lines[1].endswith("…")
+    assert lines[2] == "64 devices"
+
+
+def test_colours_change_no_character(mesh):
+    sharding = NamedSharding(mesh, P("x", "y"))
+    text = visualize(sharding, shape=(8, 8), use_rich=True)
+    assert "\x1b[" in text
+    bare = "\n".join(line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines())
+    assert bare == visualize(sharding, shape=(8, 8), use_rich=False)
+
+
+def test_each_block_has_its_colour(mesh):
+    text = visualize(P("y"), shape=(8,), mesh=mesh, use_rich=True)
+    assert len(set(re.findall(r"48;2;\d+;\d+;\d+", text))) == 4
+
+
+def test_colour_is_for_terminals(mesh, monkeypatch):
+    class Terminal:
+        isatty = staticmethod(lambda: True)
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[" not in visualize(P(), shape=(8,), mesh=mesh)
+    monkeypatch.setattr(visualize_module.sys, "stdout", Terminal)
+    assert "\x1b[" in visualize(P(), shape=(8,), mesh=mesh)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in visualize(P(), shape=(8,), mesh=mesh)
+
+
+def test_wrong_input(mesh):
+    with pytest.raises(SpecError, match=r"spec P\('x',\) alone names no devices; give its mesh"):
+        visualize(P("x"))
+    with pytest.raises(SpecError, match=r"'\{replicated\}' names neither rank nor devices"):
+        visualize("{replicated}", shape=(2, 2))
+    with pytest.raises(SpecError, match="no mesh axis is called 'z'"):
+        visualize(P("z"), mesh=mesh)
+    with pytest.raises(UnevenError, match="7"):
+        visualize(P("x"), shape=(7,), mesh=mesh)
+    with pytest.raises(ShardingError, match=r"shape \(7,\) does not split"):
+        visualize(NamedSharding(mesh, P("x")), shape=(7,))
+    with pytest.raises(ShardingError, match="it is for a tensor of rank 2, not 1"):
+        visualize("{devices=[2,1]0,1}", shape=(2,))
+    with pytest.raises(TypeError, match="cannot draw a object; give an array"):
+        visualize(object())
+
+
+class TestMeshes:
+    def test_axis_types_that_are_not_auto(self):
+        kinds = (AxisType.Explicit, AxisType.Auto)
+        mixed = make_mesh((2, 4), ("x", "y"), axis_types=kinds)
+        assert visualize(P("x"), shape=(8,), mesh=mixed).startswith(
+            "[8]  P('x',)  mesh (x=2 Explicit, y=4)\n"
+        )
+        array = jax.device_put(jnp.ones(8), NamedSharding(jax.make_mesh((8,), ("x",)), P("x")))
+        assert "mesh (x=8 Explicit)" in visualize(array)
+
+    def test_without_devices(self, mesh):
+        abstract = AbstractMesh((2, 4), ("x", "y"))
+        golden = visualize(P("y"), shape=(8,), mesh=mesh)
+        assert visualize(P("y"), shape=(8,), mesh=abstract) == golden
+        assert visualize(NamedSharding(abstract, P("y")), shape=(8,)) == golden
+
+    def test_what_is_only_promised(self, mesh):
+        sharding = NamedSharding(mesh, P("y"))
+        array = jax.device_put(jnp.ones(8), sharding)
+        promised = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding)
+        assert visualize(promised) == visualize(array)
+        assert visualize({"w": promised}) == visualize({"w": array})
+        with pytest.raises(SpecError, match=r"says no layout; give it one"):
+            visualize(jax.ShapeDtypeStruct((8,), jnp.float32))
+
+    def test_traced(self):
+        explicit = jax.make_mesh((2, 4), ("x", "y"))
+        array = jax.device_put(jnp.ones(8), NamedSharding(explicit, P("y")))
+        seen = []
+        jax.jit(lambda x: seen.append(visualize(x)))(array)
+        assert seen == [visualize(array)]
+        with pytest.raises(ShardingError, match="on Auto axes"):
+            jax.jit(visualize)(jnp.ones(8))
+
+
+def test_replicated_string_with_all_it_needs(mesh):
+    assert " 0-7 " in visualize("{replicated}", shape=(2, 2), mesh=mesh)
+
+
+@pytest.mark.parametrize("module", [visualize_module, box_drawing])
+def test_examples_in_docstrings(module, monkeypatch):
+    monkeypatch.setitem(make_mesh.__kwdefaults__, "axis_types", AxisType.Auto)
+    assert doctest.testmod(module).failed == 0

@@ -1,0 +1,1 @@
+"""What the repository is looked after with: not part of the package."""

@@ -1,0 +1,156 @@
+"""What `iso.save` takes of torch's objects, and how `iso.restore` fills them.
+
+A module is what its `state_dict` has, by the same names. An optimizer's parts are its state, called
+`state.<parameter>.<kind>`, and the settings of its groups, `param_groups.<number>.<setting>`;
+parameters go by name if the optimizer was made with `model.named_parameters()`, else by position.
+
+>>> import isoshard.torch_bridge
+>>> layer = torch.nn.Linear(2, 3)
+>>> sorted(parts_of(layer, None))
+['bias', 'weight']
+>>> sgd = torch.optim.SGD(layer.named_parameters(), lr=0.5, momentum=0.9)
+>>> parts = parts_of(sgd, {"state.bias.momentum_buffer": Entry((3,), "float32", "float32")})
+>>> parts["param_groups.0.lr"].value, parts["state.bias.momentum_buffer"].follows is layer.bias
+(0.5, True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax.core import Tracer
+
+from isoshard.core.checkpoint.source import Entry, Memory, NamedState, Place, Wanted
+from isoshard.core.domain import BlockLayout
+from isoshard.core.errors import ShardingError
+from isoshard.core.layout.uneven import UnevenArray
+from isoshard.torch_bridge import runtime
+from isoshard.torch_bridge.dtensor import dtensor_exchange as dtensors
+from isoshard.torch_bridge.dtensor import dtensor_modules as dtensor_modules
+from isoshard.torch_bridge.dtensor import routes
+from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.engine.operators import reading
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording.recorder import recorder
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.exchange import to_numpy
+
+_SKIPPED = ("params", "param_names")
+
+
+def parts_of(x: Any, saved: Mapping[str, Entry] | None) -> dict[str, NamedState] | None:
+    """List what a checkpoint keeps of a module or optimizer.
+
+    Args:
+        x: a module, an optimizer, or a tensor.
+        saved: what a checkpoint has of it: state that an optimizer makes at its first step is then
+            listed too.
+
+    Returns:
+        The parts by name; None of a tensor.
+    """
+    if isinstance(x, torch.nn.Module):
+        if dtensor_modules.has_dtensors(x):
+            return {name: NamedState(array) for name, array in dtensor_modules.to_jax(x).items()}
+        return {name: NamedState(value) for name, value in x.state_dict(keep_vars=True).items()}
+    return _optimizer_parts(x, saved or {}) if isinstance(x, torch.optim.Optimizer) else None
+
+
+def wanted(x: torch.Tensor) -> Wanted:
+    """What comes in the place of a tensor: shape, logical dtype and place.
+
+    Args:
+        x: on any device.
+
+    Returns:
+        The description. A tensor that no layout was chosen for may come to JAX's default device.
+    """
+    return Wanted(tuple(x.shape), physical_dtype(x.dtype).name, _place(x), wide=True)
+
+
+def stored(x: torch.Tensor) -> jax.Array | UnevenArray | np.ndarray:
+    """The elements of a tensor, for reading; executes what is recorded.
+
+    Args:
+        x: on any device.
+
+    Returns:
+        The very array of a tensor on `jax`, and the very memory of one on the CPU. Of a tensor or
+        DTensor whose shards differ in size an `UnevenArray`.
+
+    Raises:
+        ShardingError: it is on the device "meta", and has no elements; or it is traced.
+        CaptureError: a step is being captured.
+    """
+    if x.device.type == "meta":
+        raise ShardingError(f'a tensor of shape {tuple(x.shape)} on "meta" has no elements to save')
+    if dtensors.is_dtensor(x):
+        return dtensors.to_jax(x.detach())  # pyright: ignore[reportArgumentType]
+    if not isinstance(x, lazy_tensor.LazyTensor):
+        return to_numpy(x.detach().cpu())
+    recorder().refuse("a checkpoint")
+    if not isinstance(lazy_tensor.read(x).array, jax.Array | UnevenArray):
+        runtime.sync()
+    array = reading.held(x)
+    if isinstance(array, Tracer):
+        raise ShardingError("a traced tensor has no elements yet; save outside the function")
+    return array
+
+
+def _optimizer_parts(
+    optimizer: torch.optim.Optimizer, saved: Mapping[str, Entry]
+) -> dict[str, NamedState]:
+    params = dtensor_modules.named_params(optimizer)
+    arrays: dict[str, Any] = {}
+    if any(map(dtensors.is_dtensor, params.values())):
+        arrays = dtensor_modules.state_to_jax(optimizer)
+    found: dict[str, NamedState] = {}
+    for name, param in params.items():
+        for kind, value in optimizer.state.get(param, {}).items():
+            value = arrays.get(kind, {}).get(name, value)
+            found[f"state.{name}.{kind}"] = NamedState(value, param)
+    for number, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if key not in _SKIPPED:
+                found[f"param_groups.{number}.{key}"] = NamedState(value)
+    for name, entry in saved.items():  # made at the first step
+        start, _, kind = name.rpartition(".")
+        param = params.get(start.removeprefix("state."))
+        if name not in found and start.startswith("state.") and param is not None:
+            found[name] = NamedState(entry, param)
+    return found
+
+
+def _place(x: torch.Tensor) -> Place:
+    if dtensors.is_dtensor(x):
+        found = routes.route_of(x.device_mesh, x.placements, x.shape).layout  # pyright: ignore
+        return found.sharding if found.is_even else found
+    if not isinstance(x, lazy_tensor.LazyTensor):
+        return Memory.HOST
+    return layout_of(x) or Memory.DEFAULT_DEVICE
+
+
+def layout_of(tensor: lazy_tensor.LazyTensor) -> layout_numbers.Layout | None:
+    """Where a tensor lies, or None if a program may still place it as it likes.
+
+    Args:
+        tensor: on the `jax` device.
+
+    Returns:
+        Its layout. One that was computed lies where its array does.
+    """
+    if not tensor._chain.ops:
+        blocks = layout_numbers.blocks(tensor._storage.value.layout)
+        found = tensor._storage.annotation if blocks is None else blocks
+        if found is not None:
+            return found
+    array = reading.held(tensor)
+    if isinstance(array, UnevenArray):
+        return BlockLayout.of(array)
+    if isinstance(array.sharding, jax.sharding.SingleDeviceSharding) and not array.committed:
+        return None
+    return array.sharding

@@ -1,0 +1,268 @@
+"""What the methods `from_local` and `to_local` of a tensor check and do; see `pieces`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from isoshard.core.errors import ShardingError, UnevenError
+from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.layout.spec import axis_names, check_even
+from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
+from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
+from isoshard.torch_bridge.spmd.marking import mark_sharding
+from isoshard.torch_bridge.tensor import XLAShardedTensor
+
+from . import local_tensors, tensor_placements
+from .tensor_placements import MeshPlacements
+
+
+def to_local(tensor: Any, grad_placements: Sequence[Any] | None) -> Any:
+    """Each device's piece of a tensor.
+
+    Args:
+        tensor: on the `jax` device, laid out; its axes divide.
+        grad_placements: as for `XLAShardedTensor.to_local`.
+    """
+    laid = tensor_placements.found(tensor)
+    if laid is None:
+        raise RuntimeError(
+            f"a tensor of shape {tuple(tensor.shape)} that lies on no mesh has no local pieces; "
+            "lay it out first: distribute_tensor(t, mesh, placements), or t.redistribute(..)"
+        )
+    if tensor.block_sizes is not None:
+        raise UnevenError(
+            f"a tensor of shape {tuple(tensor.shape)} in blocks {tensor.block_sizes} has pieces of "
+            "several shapes, and to_local() is one tensor of one shape; take tensor.local_shards, "
+            "isoshard.local_shards(tensor), or write a handler: docs/own_operators.md"
+        )
+    check_even(laid.sharding.spec, mesh_of(laid.sharding), tuple(tensor.shape))
+    back: list[tuple[str, str]] = []
+    for dim, (here, there) in enumerate(_pairs(laid, grad_placements, tensor.dim())):
+        if there.is_partial() and here.is_replicate():
+            back += [(axis, _reduction(there)) for axis in laid.mesh.axis_names(dim)]
+        elif there != here:
+            _refuse_gradient(here, there)
+    return local_tensors.cut(tensor, laid.sharding, tuple(back))
+
+
+def from_local(
+    local: Any,
+    device_mesh: Any,
+    placements: Sequence[Any] | None,
+    run_check: bool,
+    shape: Sequence[int] | None,
+    stride: Sequence[int] | None,
+    grad_placements: Sequence[Any] | None,
+) -> Any:
+    """The whole that local tensors make.
+
+    Args:
+        local: as for `XLAShardedTensor.from_local`, and so all others.
+        device_mesh: the mesh.
+        placements: one per mesh dimension.
+        run_check: whether copies become those of the first device.
+        shape: of the whole.
+        stride: of the whole.
+        grad_placements: of the gradient.
+    """
+    mesh = device_mesh_of(device_mesh)
+    if (shape is None) != (stride is None):
+        raise RuntimeError(f"shape and stride go together; given are {shape} and {stride}")
+    whole, laid, partial = _whole(local, mesh, placements, run_check, grad_placements)
+    if shape is not None:
+        _check_shape(whole, tuple(shape), tuple(stride or ()))
+    return tensor_placements.remember(whole, laid._replace(placements=partial))
+
+
+def _whole(
+    local: Any, mesh: DeviceMesh, placements: Any, run_check: bool, grad_placements: Any
+) -> tuple[Any, MeshPlacements, tuple[Any, ...]]:
+    from torch.distributed.tensor import Replicate
+
+    several = isinstance(local, list | tuple)
+    _check_local(local, several, mesh)
+    ndim = local[0].dim() if several else local.dim()
+    given = tensor_placements.normalized(placements, mesh, ndim)
+    reductions = {dim: _reduction(p) for dim, p in enumerate(given) if p.is_partial()}
+    kept = tuple(Replicate() if p.is_partial() else p for p in given)
+    if isinstance(local, ManualTensor):
+        whole, laid = _joined(local, mesh, given, kept, run_check, grad_placements)
+        return whole, laid, kept
+    if grad_placements is not None:
+        raise ShardingError(
+            "grad_placements says how gradients of each device's own tensor become one, and these "
+            "are plain tensors, whose gradients are whole; leave it out, or give a tensor of "
+            "to_local()"
+        )
+    if several:
+        whole = _assembled(local, mesh, kept, reductions)
+    else:
+        whole = _repeated(local, mesh, kept, reductions)
+    laid = tensor_placements.layout(tuple(whole.shape), mesh, kept)
+    sizes = _unequal(local, mesh, kept) if several else {}
+    if sizes:
+        whole = whole if isinstance(whole, XLAShardedTensor) else whole.to("jax")
+        sharding = laid.sharding
+        return mark_sharding(whole, sharding.mesh, sharding.spec, sizes=sizes), laid, kept
+    if not isinstance(whole, XLAShardedTensor):
+        whole = tensor_placements.mark(whole.to("jax"), laid)
+        return (tensor_placements.moved(whole, laid) if whole.requires_grad else whole), laid, kept
+    return tensor_placements.moved(whole, laid, laid.sharding), laid, kept
+
+
+def _unequal(locals_: Sequence[Any], mesh: DeviceMesh, kept: Any) -> dict[int, tuple[int, ...]]:
+    """The sizes of the blocks, by tensor axis, where one mesh dimension makes pieces differ."""
+    grid = np.arange(mesh.size()).reshape(mesh.shape)
+    found = {}
+    for dim, placement in enumerate(kept):
+        line = np.moveaxis(grid, dim, 0).reshape(mesh.shape[dim], -1)[:, 0]
+        if not placement.is_replicate():
+            found[placement.dim] = tuple(locals_[n].shape[placement.dim] for n in line)
+    return {axis: sizes for axis, sizes in found.items() if len(set(sizes)) > 1}
+
+
+def _check_local(local: Any, several: bool, mesh: DeviceMesh) -> None:
+    tensors = list(local) if several else [local]
+    if several and len(tensors) != mesh.size():
+        raise ShardingError(
+            f"{len(tensors)} local tensors for {mesh} of {mesh.size()} devices; give one per device"
+        )
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"from_local takes tensors, and this is a {type(tensor).__name__}")
+        if isinstance(tensor, ManualTensor):
+            if several:
+                raise ShardingError(
+                    "a tensor of to_local() is one per device already; give it alone"
+                )
+            continue
+        if type(tensor).__name__ == "DTensor":
+            raise RuntimeError(
+                "from_local takes a local tensor, and this is a DTensor of another process mesh; "
+                "pass its .to_local()"
+            )
+        laid = marks.marked(tensor) if isinstance(tensor, XLAShardedTensor) else None
+        if laid is not None and any(axis_names(entry) for entry in laid.spec):
+            raise RuntimeError(
+                f"from_local takes what one device holds, and this tensor of shape "
+                f"{tuple(tensor.shape)} is a whole that lies as {laid.spec}; use "
+                "tensor.redistribute(mesh, placements), or tensor.to_local() first"
+            )
+
+
+def _joined(
+    local: ManualTensor, mesh: DeviceMesh, given: Any, kept: Any, check: bool, grads: Any
+) -> tuple[Any, MeshPlacements]:
+    if list(local.home.devices.flat) != list(mesh.get_jax_mesh().devices.flat):
+        raise ShardingError(f"these local tensors lie on {local.home}, and the mesh is {mesh}")
+    if mesh.is_part():
+        raise ShardingError(
+            f"{mesh} is one row of many, and each device has a tensor of its own, so rows may "
+            f"differ: give placements for the whole mesh, {mesh.root}, or for the part alone a "
+            "plain tensor or a list"
+        )
+    counts = [mesh.size(dim) if p.is_shard() else 1 for dim, p in enumerate(given)]
+    shape = list(local.shape)
+    for placement, count in zip(kept, counts, strict=True):
+        if not placement.is_replicate():
+            shape[placement.dim] *= count
+    laid = tensor_placements.layout(tuple(shape), mesh, kept)
+    how: list[tuple[str, str]] = []
+    parts = 1
+    for dim, (here, there) in enumerate(_pairs(laid, grads, local.dim())):
+        kind = "first" if check and here.is_replicate() else None
+        kind = _reduction(given[dim]) if given[dim].is_partial() else kind
+        how += [(axis, kind) for axis in mesh.axis_names(dim) if kind]
+        if there.is_partial() and here.is_replicate():
+            parts *= mesh.size(dim) if _reduction(there) == "sum" else 1
+        elif there != here:
+            _refuse_gradient(here, there)
+    return local_tensors.join(local, laid.sharding, tuple(how), parts), laid
+
+
+def _repeated(local: Any, mesh: DeviceMesh, kept: Any, reductions: dict[int, str]) -> Any:
+    """The whole if every device's own tensor is this one."""
+    local = local if isinstance(local, XLAShardedTensor) else local.to("jax")
+    times = [1] * local.dim()
+    for dim, placement in enumerate(kept):
+        if not placement.is_replicate():
+            times[placement.dim] *= mesh.size(dim)
+    sums = math.prod(mesh.size(dim) for dim, kind in reductions.items() if kind == "sum")
+    whole = local.repeat(times) if math.prod(times) > 1 else local
+    return whole * sums if sums > 1 else whole
+
+
+def _assembled(
+    locals_: Sequence[Any], mesh: DeviceMesh, kept: Any, reductions: dict[int, str]
+) -> Any:
+    """The whole of one tensor per device, in the order of the mesh."""
+    grid = np.empty(mesh.shape, object)
+    for place, tensor in zip(np.ndindex(*mesh.shape), locals_, strict=True):
+        grid[place] = tensor
+    entries = tensor_placements.spec_of(kept, locals_[0].dim(), mesh.shape)
+    inner = {
+        dim: at for entry in entries if isinstance(entry, tuple) for at, dim in enumerate(entry)
+    }
+    # Of the mesh dimensions that split one axis, the innermost is put together first.
+    for dim in sorted(range(mesh.ndim), key=lambda dim: -inner.get(dim, 0)):
+        result = np.empty([1 if n == dim else size for n, size in enumerate(grid.shape)], object)
+        for place in itertools.product(*map(range, result.shape)):
+            line = [grid[(*place[:dim], k, *place[dim + 1 :])] for k in range(grid.shape[dim])]
+            result[place] = _combined(line, kept[dim], reductions.get(dim))
+        grid = result
+    return grid.ravel()[0]
+
+
+def _combined(line: list[Any], placement: Any, reduction: str | None) -> Any:
+    if not placement.is_replicate():
+        return torch.cat(line, placement.dim)
+    if reduction is None:
+        return line[0]
+    stacked = torch.stack(line)
+    if reduction in ("sum", "avg"):
+        return stacked.sum(0) if reduction == "sum" else stacked.mean(0)
+    return stacked.amin(0) if reduction == "min" else stacked.amax(0)
+
+
+def _pairs(laid: MeshPlacements, grads: Sequence[Any] | None, ndim: int) -> list[tuple[Any, Any]]:
+    """Each mesh dimension's placement, and that of the gradient."""
+    there = (
+        laid.placements if grads is None else tensor_placements.normalized(grads, laid.mesh, ndim)
+    )
+    return list(zip(laid.placements, there, strict=True))
+
+
+def _reduction(placement: Any) -> str:
+    if placement.reduce_op not in local_tensors.REDUCTIONS:
+        raise NotImplementedError(
+            f"{placement!r} is not taken here; the reductions are "
+            + ", ".join(local_tensors.REDUCTIONS)
+        )
+    return placement.reduce_op
+
+
+def _refuse_gradient(here: Any, there: Any) -> None:
+    raise ValueError(
+        f"the gradient of a local tensor placed {here} has its shape, so {there} is not possible; "
+        "a Shard keeps its axis, and a Replicate may become Partial()"
+    )
+
+
+def _check_shape(whole: Any, shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
+    if tuple(whole.shape) != shape:
+        raise ShardingError(
+            f"the local tensors make a whole of shape {tuple(whole.shape)}, and shape={shape} was "
+            "given; for pieces of unequal size give a list with one tensor per device"
+        )
+    if tuple(whole.stride()) != stride:
+        raise ShardingError(
+            f"a whole of shape {shape} is in row-major order here, strides "
+            f"{tuple(whole.stride())}, and stride={stride} was given"
+        )

@@ -1,0 +1,304 @@
+"""Placements over a `DeviceMesh`, or a part of one, as layouts; and what a tensor was given.
+
+A placement per mesh dimension becomes a spec over the axes of the root's mesh: what a part of a
+mesh does not name stays whole.
+
+>>> from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
+>>> from torch.distributed.tensor import Replicate, Shard
+>>> mesh = init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))
+>>> layout((8, 8), mesh["tp"], [Shard(1)]).sharding.spec
+P(None, 'tp')
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import torch
+
+from isoshard.core.errors import UnevenError
+from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.layout.spec import axis_names, check_even
+from isoshard.core.layout.spec_entries import entries_of
+from isoshard.core.layout.uneven import Sizes
+from isoshard.torch_bridge import naming
+from isoshard.torch_bridge._torch_internals.dtensor_fields import DTENSOR_SPEC, TENSOR_META
+from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
+from isoshard.torch_bridge.dtensor.translation import placements_of, spec_of
+from isoshard.torch_bridge.engine.recording.tape import Tape
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values.value import Storage
+from isoshard.torch_bridge.layout import marks, view_layouts
+from isoshard.torch_bridge.spmd.marking import layout_for, mark_sharding
+from isoshard.torch_bridge.spmd.uneven import even_part
+
+Sharding = jax.sharding.NamedSharding
+
+
+class MeshPlacements(NamedTuple):
+    """A layout in both ways of saying it.
+
+    Args:
+        mesh: the mesh, or part of one, that the placements are for.
+        placements: one per mesh dimension, tensor axes counted from the left.
+        sharding: over the root's mesh.
+    """
+
+    mesh: DeviceMesh
+    placements: tuple[Any, ...]
+    sharding: Sharding
+
+
+def layout(
+    shape: Sequence[int], device_mesh: Any, placements: Sequence[Any] | None
+) -> MeshPlacements:
+    """The layout that placements mean for a shape; axes need not divide.
+
+    Args:
+        shape: of the whole tensor.
+        device_mesh: a mesh in any form; the current one for None.
+        placements: one per mesh dimension; whole on every device for None.
+
+    Raises:
+        ValueError: there are more or fewer placements than mesh dimensions.
+        IndexError: a `Shard` names an axis that the tensor does not have.
+        NotImplementedError: a placement is `Partial`.
+        UnevenError: several mesh dimensions split an axis that they do not divide.
+        RuntimeError: no mesh is given, and none is current.
+    """
+    mesh = device_mesh_of(device_mesh)
+    given = normalized(placements, mesh, len(shape))
+    entries = spec_of(given, len(shape), mesh.shape)
+    spec = tuple(_names(mesh, entry) for entry in entries)
+    sharding = layout_for(tuple(shape), mesh.get_jax_mesh(), spec)
+    for axis, entry in enumerate(entries):
+        if isinstance(entry, tuple):
+            _check_nested(tuple(shape), sharding, axis)
+    return MeshPlacements(mesh, given, sharding)
+
+
+def normalized(placements: Sequence[Any] | None, mesh: DeviceMesh, ndim: int) -> tuple[Any, ...]:
+    """Placements with tensor axes counted from the left; whole on every device for None.
+
+    Args:
+        placements: one per mesh dimension, or None.
+        mesh: the mesh.
+        ndim: rank of the tensor.
+
+    Raises:
+        ValueError: there are more or fewer placements than mesh dimensions.
+    """
+    from torch.distributed.tensor import Replicate
+
+    if placements is None:
+        return (Replicate(),) * mesh.ndim
+    if len(placements) != mesh.ndim:
+        raise ValueError(
+            f"{len(placements)} placements {tuple(placements)} for {mesh}, which has {mesh.ndim} "
+            "dimensions; give one Shard(dim) or Replicate() per dimension (for one dimension of a "
+            "mesh, pass mesh['name'])"
+        )
+    return tuple(_from_left(p, ndim) for p in placements)
+
+
+def _from_left(placement: Any, ndim: int) -> Any:
+    dim = getattr(placement, "dim", 0)
+    if not -ndim <= dim < 0:
+        return placement
+    strided = hasattr(placement, "split_factor")
+    extra = {"split_factor": placement.split_factor} if strided else {}
+    return type(placement)(dim + ndim, **extra)
+
+
+def _names(mesh: DeviceMesh, entry: Any) -> tuple[str, ...] | None:
+    if entry is None:
+        return None
+    dims = entry if isinstance(entry, tuple) else (entry,)
+    return tuple(name for dim in dims for name in mesh.axis_names(dim))
+
+
+def _check_nested(shape: tuple[int, ...], sharding: Sharding, axis: int) -> None:
+    entry = sharding.spec[axis] if axis < len(sharding.spec) else None
+    try:
+        check_even(jax.sharding.PartitionSpec(entry), mesh_of(sharding), shape[axis : axis + 1])
+    except UnevenError:
+        raise UnevenError(
+            f"axis {axis} of shape {shape} is split by the mesh axes {axis_names(entry)}, which do "
+            "not divide it: DTensor splits each part again into chunks, and XLA the whole at once, "
+            "so pieces would differ. Split it by one mesh dimension, or flatten the two: "
+            "mesh['a', 'b']._flatten()."
+        ) from None
+
+
+_GIVEN: weakref.WeakKeyDictionary[Storage, MeshPlacements] = weakref.WeakKeyDictionary()
+
+
+def remember(tensor: Any, laid: MeshPlacements) -> Any:
+    """Note what a tensor was laid out by, so that it says the same; returns the tensor."""
+    if not tensor._chain.ops:
+        _GIVEN[tensor._storage] = laid
+        if naming.is_torch_xla():  # scripts of torch_xla read mesh axes by number
+            written = spec_of(laid.placements, tensor.dim(), laid.mesh.shape)
+            marks.note_written(tensor, written)
+    return tensor
+
+
+def unknown(tensor: Any) -> str:
+    """The message for a layout that nobody can tell yet."""
+    return (
+        f"a tensor of shape {tuple(tensor.shape)} has no mesh_shape and no partition_spec: it is "
+        "on no mesh, or its value is not computed yet and nobody marked it. Mark it with "
+        "xs.mark_sharding(t, mesh, spec), or execute it with sync()"
+    )
+
+
+def dtensor_spec(tensor: Any, cached: Any = None) -> Any:
+    """The layout of a tensor as torch's `DTensorSpec`.
+
+    Args:
+        tensor: on the `jax` device.
+        cached: one made before; it is the result if it still says how the tensor lies.
+
+    Raises:
+        ValueError: the layout is not known.
+
+    >>> from isoshard.torch_bridge.distributed.tensor import Shard, distribute_tensor
+    >>> from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
+    >>> t = distribute_tensor(torch.ones(8, 2), init_device_mesh("jax", (8,)), [Shard(0)])
+    >>> t._spec.placements, t._spec is t._spec
+    ((Shard(dim=0),), True)
+    """
+    laid = found(tensor)
+    if laid is None:
+        raise ValueError(unknown(tensor))
+    meta = TENSOR_META.found()(tensor.shape, tensor.stride(), tensor.dtype)
+    if cached is not None and cached.mesh == laid.mesh and cached.tensor_meta == meta:
+        if cached.placements == laid.placements:
+            return cached
+    return DTENSOR_SPEC.found()(laid.mesh, laid.placements, tensor_meta=meta)
+
+
+def found(tensor: Any) -> MeshPlacements | None:
+    """The layout of a tensor by the mesh it was given, else by the whole mesh; None if unknown."""
+    asked = view_layouts.sharding_of_view(tensor)
+    if asked is None:
+        return None
+    laid = None if tensor._chain.ops else _GIVEN.get(tensor._storage)
+    if laid is not None and laid.sharding == asked:
+        return laid
+    return MeshPlacements(device_mesh_of(mesh_of(asked)), placements_of(asked), asked)
+
+
+def mesh_of_program(tensor: Any) -> DeviceMesh | None:
+    """The only mesh in the program that will compute a tensor; None if it is not one."""
+    tape = tensor._storage.value.tape
+    if not isinstance(tape, Tape):
+        return None
+    meshes = {
+        mesh_of(sharding)
+        for number in tape.layouts() - {layout_numbers.UNPLACED}
+        if isinstance(sharding := layout_numbers.sharding(number), Sharding)
+    }
+    return device_mesh_of(meshes.pop()) if len(meshes) == 1 else None
+
+
+def mark(tensor: Any, laid: MeshPlacements) -> Any:
+    """Lay a tensor's own memory out; returns the tensor."""
+    mark_sharding(tensor, mesh_of(laid.sharding), laid.sharding.spec)
+    return remember(tensor, laid)
+
+
+def moved(
+    tensor: Any,
+    laid: MeshPlacements,
+    back: Sharding | None = None,
+    dtype: torch.dtype | None = None,
+    gradient_dtype: torch.dtype | None = None,
+) -> Any:
+    """The same elements in another layout, as a new tensor; twice differentiable.
+
+    Args:
+        tensor: on the `jax` device; it stays as it is.
+        laid: the layout.
+        back: that of the gradient; if not given, the one `tensor` has, if over the same devices.
+        dtype: what to cast to before anything moves.
+        gradient_dtype: what the gradient is cast to before it moves.
+    """
+    sizes = _kept_blocks(tensor, laid)
+    if sizes is not None and back is None and gradient_dtype in (None, tensor.dtype):
+        cast = dtype not in (None, tensor.dtype)
+        if _is_laid(tensor, laid):
+            return tensor.to(dtype) if cast else tensor.view_as(tensor)
+        kept = tensor.to(dtype) if cast else tensor.clone()
+        mark_sharding(kept, mesh_of(laid.sharding), laid.sharding.spec, sizes=sizes)
+        return remember(kept, laid)
+    result: Any = _Moved.apply(
+        tensor,
+        laid.sharding,
+        back or _same_devices(marks.asked(tensor), laid.sharding),
+        dtype or tensor.dtype,
+        gradient_dtype or tensor.dtype,
+    )
+    return remember(result, laid)
+
+
+def gathered(tensor: Any, mesh: DeviceMesh, *, grad_placements: Sequence[Any] | None = None) -> Any:
+    """The same elements whole on every device of a mesh, as a new tensor; twice differentiable.
+
+    Args:
+        tensor: on the `jax` device.
+        mesh: the mesh.
+        grad_placements: the layout of the gradient as it comes back; that of `tensor` if not given.
+    """
+    shape, back = tuple(tensor.shape), None
+    if grad_placements is not None:
+        back = layout(shape, mesh, grad_placements).sharding
+    return moved(tensor, layout(shape, mesh, None), back)
+
+
+def _kept_blocks(tensor: Any, laid: MeshPlacements) -> Sizes | None:
+    """The blocks of the axes that a layout splits as before; None without any."""
+    sizes, have = tensor.block_sizes, marks.asked(tensor)
+    if sizes is None or have is None or mesh_of(have) != mesh_of(laid.sharding):
+        return None
+    before, after = _names_of(have, len(sizes)), _names_of(laid.sharding, len(sizes))
+    kept = zip(sizes, before, after, strict=True)
+    found = tuple(own if names and names == wanted else None for own, names, wanted in kept)
+    return found if any(found) else None
+
+
+def _is_laid(tensor: Any, laid: MeshPlacements) -> bool:
+    """Whether a tensor is split as a layout over its mesh says, in whatever blocks."""
+    count = tensor.dim()
+    return _names_of(marks.asked(tensor), count) == _names_of(laid.sharding, count)
+
+
+def _names_of(sharding: Any, count: int) -> list[tuple[str, ...]]:
+    """The mesh axes that split each axis."""
+    names = [axis_names(entry) for entry in entries_of(sharding.spec)]
+    return names + [()] * (count - len(names))
+
+
+def _same_devices(have: Sharding | None, want: Sharding) -> Sharding:
+    if have is None or list(mesh_of(have).devices.flat) != list(mesh_of(want).devices.flat):
+        return want
+    return have
+
+
+class _Moved(torch.autograd.Function):
+    """`apply(tensor, sharding, that of the gradient, dtype, dtype while the gradient moves)`."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Any, there: Any, back: Any, dtype: Any, gradient_dtype: Any) -> Any:
+        ctx.how = t.dtype, there, back, dtype, gradient_dtype
+        even, ask = even_part(there, t.shape)
+        return marks.laid_out(t.to(dtype), even, ask)
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Any) -> Any:
+        dtype, there, back, moved_in, gradient_dtype = ctx.how
+        moved: Any = _Moved.apply(gradient[0], back, there, gradient_dtype, moved_in)
+        return moved.to(dtype), None, None, None, None

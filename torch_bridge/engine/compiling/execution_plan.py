@@ -1,0 +1,125 @@
+"""What of a tape has to be computed, and what may be overwritten by it.
+
+Liveness decides both: a result that nobody can see is not computed, and the memory of an input that
+nobody can see is donated to a result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from isoshard.core.domain import BlockLayout
+from isoshard.torch_bridge.engine.recording import compile_settings as settings
+from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
+from isoshard.torch_bridge.engine.recording.tape import Tape
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values.value import Taken
+
+from .interpreting import needed
+
+Blocks = tuple[BlockLayout | None, ...]
+
+
+@dataclasses.dataclass
+class CompileRequest:
+    """A tape reduced to what compiling and running it need.
+
+    Attributes:
+        program: the entries.
+        leaves: slots of the inputs.
+        live: slots of the wanted results.
+        wanted: the layout each of them must have (`layout_numbers.UNPLACED`: as XLA likes).
+        donated: positions in `leaves` that may be overwritten.
+        placed: the layout of each leaf.
+        draws: number of random keys.
+        lifted: number of lifted floats.
+        settings: see `compile_settings.current`.
+        recipes: what the numbers of recipes in the entries stand for.
+        blocks: as of `Program`; known once the plan has been traced.
+        calls_host: it calls Python while it runs, which may raise; likewise.
+        options: those of the compiler; likewise.
+    """
+
+    program: tuple[Any, ...]
+    leaves: tuple[int, ...]
+    live: tuple[int, ...]
+    wanted: tuple[int, ...]
+    donated: tuple[int, ...]
+    placed: tuple[int, ...]
+    draws: int
+    lifted: int
+    recipes: frozenset[Recipe]
+    settings: settings.Settings = dataclasses.field(default_factory=settings.current)
+    blocks: Blocks = ()
+    calls_host: bool = False
+    options: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+
+    def whole(self) -> jax.sharding.Sharding | None:
+        """The layout of lifted floats and random words: replicated over the program's devices."""
+        home = max(self.placed, default=layout_numbers.UNPLACED)
+        if home == layout_numbers.UNPLACED:
+            return None
+        return layout_numbers.sharding(layout_numbers.replicated_like(home))
+
+    def lean(self) -> CompileRequest:
+        """The same without entries that no result depends on.
+
+        Inputs stay, and what draws random numbers or takes floats, whose order they would change.
+        """
+        slots, slot, fixed = [], 0, set[int]()
+        for entry in self.program:
+            recipe = RECIPES[entry[0]] if isinstance(entry[0], int) else None
+            slots.append(range(slot, slot + (1 if recipe is None else recipe.count)))
+            if recipe is None or recipe.random or recipe.lifted:
+                fixed.add(slot)
+            slot = slots[-1].stop
+        used = needed(self.program, [*self.live, *fixed])
+        if all(used):
+            return self
+        kept = [slot for its, is_used in zip(slots, used, strict=True) if is_used for slot in its]
+        numbers = {slot: number for number, slot in enumerate(kept)}
+        return dataclasses.replace(
+            self,
+            program=tuple(
+                (entry[0], *[numbers[slot] for slot in entry[1:]])
+                if isinstance(entry[0], int)
+                else entry
+                for entry, is_used in zip(self.program, used, strict=True)
+                if is_used
+            ),
+            leaves=tuple([numbers[slot] for slot in self.leaves]),
+            live=tuple([numbers[slot] for slot in self.live]),
+        )
+
+    def key(self) -> Any:
+        """Two plans with one key are the same program."""
+        made = (self.program, self.live, self.wanted, self.donated, self.placed)
+        return (*made, self.settings)
+
+
+def plan_of(tape: Tape) -> CompileRequest:
+    """Find the results that somebody can see, and the inputs that nobody can see any more."""
+    leaves = tape.leaves
+    taken = [tape.slots[slot] for slot in leaves]
+    place_of = {one.memory: position for position, one in enumerate(tape.inputs())}
+    seen = [one() for one in tape.slots if not isinstance(one, Taken)]
+    values = {value.slot: value for value in seen if value is not None and value.tape is tape}
+    # JAX pairs donated inputs with results in order: put each result where the input is whose
+    # memory it takes over, or XLA copies.
+    last = len(leaves)
+    live = sorted(values, key=lambda slot: place_of.get(values[slot].memory, last))
+    free = [n for n, one in enumerate(taken) if isinstance(one, Taken) and one.is_free]
+    return CompileRequest(
+        tuple(tape.program),
+        tuple(leaves),
+        tuple(live),
+        tuple([values[slot].layout for slot in live]),
+        tuple(free),
+        (),
+        len(tape.words),
+        len(tape.scalars),
+        frozenset(tape.recipes),
+    )

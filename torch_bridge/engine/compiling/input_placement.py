@@ -1,0 +1,203 @@
+"""Bringing arrays to the devices of a program, each in its layout."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from isoshard.core.domain import BlockLayout, lay_out_in_blocks, unpack
+from isoshard.core.errors import ShardingError
+from isoshard.core.layout.uneven import UnevenArray, padded_of
+from isoshard.core.runtime import metrics
+from isoshard.core.transfer.host_memory import host_to_jax
+from isoshard.core.transfer.relayout import lay_out
+from isoshard.torch_bridge.engine.recording.recorder import materialize
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values.common_mesh import refine, rewrap
+from isoshard.torch_bridge.engine.values.value import Taken, Value, placed_layout
+
+
+def place(values: Sequence[Value | Taken], also: Collection[int] = ()) -> list[jax.Array]:
+    """Bring inputs to the devices of one program, each in its layout.
+
+    A value that no layout was asked for is replicated over the devices of those that have one.
+
+    Args:
+        values: the inputs.
+        also: layouts of the program's constraints and results, which say how fine the mesh must be.
+    """
+    with _PLACING:
+        return _placed(values, also)
+
+
+_PLACING = threading.RLock()
+"""Held while values are moved, which several threads may want elsewhere."""
+
+
+def _placed(values: Sequence[Value | Taken], also: Collection[int]) -> list[jax.Array]:
+    home = _home(values)
+    if home is None:
+        for value in values:
+            if isinstance(value.array, np.ndarray):
+                _bring(value, None)
+        return [value.array for value in values]
+    asked, final = _layouts_on(home, values, also)
+    for value, number, finer in zip(values, asked, final, strict=True):
+        if value.layout == number:
+            _settle(value)
+        else:
+            value.layout = number
+            _bring(value, layout_numbers.layout(number))
+        if finer != number:
+            value.layout = finer
+            value.array = rewrap(value.array, finer)
+    return [value.array for value in values]
+
+
+def planned(values: Sequence[Value | Taken], also: Collection[int] = ()) -> list[int]:
+    """The layouts that `place` would give inputs, without moving anything."""
+    home = _home(values)
+    return (
+        [layout_numbers.UNPLACED] * len(values)
+        if home is None
+        else _layouts_on(home, values, also)[1]
+    )
+
+
+def _layouts_on(
+    home: int, values: Sequence[Value | Taken], also: Collection[int]
+) -> tuple[list[int], list[int]]:
+    """Each input's layout on the devices of `home`; and the same over the mesh that fits all."""
+    devices = layout_numbers.devices(home)
+    numbers = [
+        value.layout
+        if value.layout != layout_numbers.UNPLACED
+        and layout_numbers.devices(value.layout) == devices
+        else layout_numbers.replicated_like(home)
+        for value in values
+    ]
+    others = {number for number in also if layout_numbers.devices(number) == devices}
+    finer = refine(set(numbers) | others)
+    return numbers, [finer.get(number, number) for number in numbers]
+
+
+def settle(values: Sequence[Value]) -> None:
+    """Bring values that no program reads to the layout of their mark."""
+    with _PLACING:
+        for value in values:
+            if value.layout != layout_numbers.UNPLACED:
+                _settle(value)
+            elif isinstance(value.array, np.ndarray):
+                _bring(value, None)
+
+
+def _settle(value: Value | Taken) -> None:
+    array = value.array
+    if isinstance(array, np.ndarray) or (
+        array.sharding is not layout_numbers.layout(value.layout)
+        and placed_layout(array) != layout_numbers.untyped(value.layout)
+    ):
+        _bring(value, layout_numbers.layout(value.layout))
+        if value.shared and not may_alias(array, value.array):
+            value.shared = False
+
+
+def may_alias(old: Any, new: Any) -> bool:
+    """Whether JAX may have kept buffers of an array when it laid it out otherwise.
+
+    It does on a device that holds as much before as after: the first copy of a replicated array.
+    """
+    if isinstance(old, np.ndarray):
+        return False
+    old, new = padded_of(old), padded_of(new)
+    return old is new or (
+        old.shape == new.shape
+        and old.sharding.shard_shape(old.shape) == new.sharding.shard_shape(new.shape)
+        and not old.sharding.device_set.isdisjoint(new.sharding.device_set)
+    )
+
+
+def _home(values: Sequence[Value | Taken]) -> int | None:
+    """A layout on the devices that the program will run on, or None for the default device."""
+    numbers = {value.layout for value in values} - {layout_numbers.UNPLACED}
+    best: Any = None
+    for number in numbers:
+        if best is None or len(layout_numbers.devices(number)) > len(layout_numbers.devices(best)):
+            best = number
+    for number in numbers:
+        have, want = layout_numbers.devices(number), layout_numbers.devices(best)
+        if len(have) > 1 and have != want:
+            raise ShardingError(
+                "one program cannot use meshes that number the devices differently: one tensor is "
+                f"laid out over devices {[d.id for d in want]}, another over "
+                f"{[d.id for d in have]}; mark both with the same mesh, or move one with "
+                "isoshard.reshard(tensor, spec, mesh)"
+            )
+    return best
+
+
+def _bring(value: Value | Taken, layout: layout_numbers.Layout | None) -> None:
+    with jax.enable_x64(True):
+        _bring_as_it_is(value, layout)
+
+
+def _bring_as_it_is(value: Value | Taken, layout: layout_numbers.Layout | None) -> None:
+    array = value.array
+    if isinstance(array, np.ndarray):
+        started = time.perf_counter()
+        if isinstance(layout, BlockLayout):
+            value.array = lay_out_in_blocks(array, layout)
+        elif _is_here(layout):
+            value.array = jax.device_put(array, layout, may_alias=True)
+        else:  # every process has it whole; device_put would compare the values in a collective
+            value.array = host_to_jax(array, layout)
+        seconds = time.perf_counter() - started
+        metrics.record_transfer("host_to_device", array.nbytes, value.origin, seconds)
+    else:
+        metrics.count("transfers.between_devices")
+        if isinstance(layout, BlockLayout):
+            value.array = lay_out_in_blocks(array, layout)
+            return
+        if isinstance(array, UnevenArray):
+            value.array = array if layout is None else lay_out_in_blocks(array, layout)
+            return
+        move = jax.device_put if _is_here(layout) else lay_out
+        value.array = move(array, layout)
+
+
+def _is_here(sharding: jax.sharding.Sharding | None) -> bool:
+    """Whether no other process has a shard."""
+    return sharding is None or sharding.is_fully_addressable
+
+
+def array_of(value: Value) -> jax.Array:
+    """The placed array of a value, computing it if need be.
+
+    One in a `BlockLayout` is gathered along its padded axes, which is counted; see `held`.
+    """
+    array = held(value)
+    if isinstance(array, UnevenArray):
+        metrics.count("gathers")
+        with jax.enable_x64(True):
+            return unpack(array)
+    return array
+
+
+def held(value: Value) -> Any:
+    """The placed `jax.Array` or `UnevenArray` of a value, computing it if need be."""
+    if value.array is None:
+        materialize([value])
+    if not isinstance(value.array, Tracer):
+        settle([value])
+    array = value.array
+    if isinstance(array, jax.Array | UnevenArray):
+        return array
+    with jax.enable_x64(True):
+        return jnp.asarray(array)

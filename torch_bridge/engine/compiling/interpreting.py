@@ -1,0 +1,88 @@
+"""The entries of a program, computed one after the other while JAX traces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from isoshard.torch_bridge.engine.recording.recipes import RECIPES
+from isoshard.torch_bridge.lowerings.cse import one_program
+
+from .image_layout import Env, Images
+from .offloaded_inputs import OffloadedInputs
+from .peephole import Rewriter
+
+
+def interpret(
+    entries: Sequence[Any],
+    needed: Sequence[bool],
+    inputs: Sequence[Any],
+    scalars: Any,
+    keys: Iterator[Any],
+) -> Env:
+    """The value of each slot of a program.
+
+    Args:
+        entries: the program, as `Tape.program`.
+        needed: which of the entries are computed.
+        inputs: a value for each entry that is an input.
+        scalars: the lifted floats, in order of use.
+        keys: a PRNG key for each entry that draws.
+    """
+    with one_program():
+        return _computed(entries, needed, inputs, scalars, keys)
+
+
+def _computed(entries: Any, needed: Any, inputs: Any, scalars: Any, keys: Any) -> Env:
+    leaves = iter(inputs)
+    env = Env()
+    rewriter, images, resting = Rewriter(env), Images(env), OffloadedInputs(env)
+    taken = 0
+    for place, (entry, is_needed) in enumerate(zip(entries, needed, strict=True)):
+        if not isinstance(entry[0], int):
+            env.append(next(leaves))
+            rewriter.note(None, entry, 1)
+            resting.note(len(env) - 1)
+            continue
+        recipe = RECIPES[entry[0]]
+        floats = [scalars[taken + i] for i in range(recipe.lifted)]
+        taken += recipe.lifted
+        key = next(keys) if recipe.random else None
+        try:
+            if is_needed:
+                resting.wake(entry[1:])
+            got = rewriter.rewrite(recipe, entry) if is_needed else [None] * recipe.count
+            if got is None:
+                got = images.rewrite(recipe, entry, floats)
+            if got is None:
+                got = recipe.run([env[slot] for slot in entry[1:]], floats, key)
+        except Exception as error:
+            setattr(error, _PLACE, place)  # of the outermost program, which is the last to say so
+            raise
+        env += got
+        rewriter.note(recipe, entry, len(got))
+    return env
+
+
+def needed(entries: Sequence[Any], live: Sequence[int]) -> list[bool]:
+    """Which entries the results in the slots `live` depend on."""
+    counts = [RECIPES[e[0]].count if isinstance(e[0], int) else 1 for e in entries]
+    wanted = set(live)
+    found = [False] * len(entries)
+    slot = sum(counts)
+    for position in reversed(range(len(entries))):
+        slot -= counts[position]
+        entry = entries[position]
+        if not wanted.isdisjoint(range(slot, slot + counts[position])):
+            found[position] = True
+            if isinstance(entry[0], int):
+                wanted.update(entry[1:])
+    return found
+
+
+def place_of(error: Exception) -> int | None:
+    """The entry at which a program raised an error while it was traced; None of any other error."""
+    return getattr(error, _PLACE, None)
+
+
+_PLACE = "_isoshard_place"

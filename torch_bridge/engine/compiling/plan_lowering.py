@@ -1,0 +1,130 @@
+"""A plan as StableHLO, for the devices and layouts of its inputs.
+
+`traceable` is the plan as a pure function. `lowered` traces it in 64 bits, with torch's promotion
+of dtypes and none of the meshes that the caller has set, and gives the lowerings its layouts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from isoshard.core.domain import lay_in_blocks
+from isoshard.core.layout import custom_partitioning
+from isoshard.core.layout.offload import bring_in, put_back
+from isoshard.core.runtime import cpu_compiler
+from isoshard.torch_bridge.engine.recording import random_state
+from isoshard.torch_bridge.engine.recording.recipes import RECIPES
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values.common_mesh import refined, refining
+from isoshard.torch_bridge.lowerings.program_partition import compiling_for
+from isoshard.torch_bridge.lowerings.sequence_split import splitting
+
+from .execution_plan import CompileRequest
+from .interpreting import interpret, needed
+from .padded_blocks import has_blocks, in_blocks
+from .poisoned import calls_host
+
+
+def lowered(
+    plan: CompileRequest, arrays: Sequence[Any], *, keep_unused: bool
+) -> jax.stages.Lowered:
+    """A plan as StableHLO, not compiled yet.
+
+    Args:
+        plan: what to lower.
+        arrays: its inputs, or a `jax.ShapeDtypeStruct` for each.
+        keep_unused: whether inputs that no result depends on stay arguments.
+    """
+    function = jax.jit(traceable(plan), donate_argnums=plan.donated, keep_unused=keep_unused)
+    named = layouts_in(plan)
+    even = [
+        layout_numbers.sharding(number) for number in named if layout_numbers.blocks(number) is None
+    ]
+    marks, meshes = (
+        compiling_for(even),
+        custom_partitioning.laid_out(map(layout_numbers.sharding, named)),
+    )
+    dtypes = jax.numpy_dtype_promotion("standard")
+    alone = jax.sharding.use_abstract_mesh(_NO_MESH)  # whatever mesh the caller has set
+    wide = jax.enable_x64(True)
+    with wide, dtypes, alone, marks, meshes, refining(named), _sequences(plan, arrays):
+        traced = function.trace(*arrays, *extra_inputs(plan))
+        plan.calls_host = calls_host(traced.jaxpr)
+        special = cpu_compiler.options(traced.jaxpr, _platform(named))
+        plan.options = {**plan.settings.compiler_options, **special}
+        if plan.calls_host and plan.donated:  # what it raises must not take its inputs along
+            function = jax.jit(traceable(plan), keep_unused=keep_unused)
+            traced = function.trace(*arrays, *extra_inputs(plan))
+        return traced.lower()
+
+
+def _platform(named: Sequence[int]) -> str:
+    """Of the devices that a program with these layouts runs on."""
+    devices = layout_numbers.sharding(named[0]).device_set if named else {jax.devices()[0]}
+    return next(iter(devices)).platform
+
+
+def extra_inputs(plan: CompileRequest) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    """The inputs of a plan's program after its leaves: lifted floats and random words."""
+    whole = plan.whole()  # said, or XLA may choose another layout than they come in
+    return (
+        jax.ShapeDtypeStruct((plan.lifted,), np.float64, sharding=whole),
+        jax.ShapeDtypeStruct((plan.draws, 3), np.uint32, sharding=whole),
+    )
+
+
+def layouts_in(plan: CompileRequest) -> list[int]:
+    """The layouts that a plan names: of inputs, results and constraints."""
+    numbers = {*plan.placed, *plan.wanted, *_marks(plan)} - {layout_numbers.UNPLACED}
+    return sorted(numbers)
+
+
+def _marks(plan: CompileRequest) -> set[int]:
+    """The layouts of a plan's constraints."""
+    recipes = [RECIPES[entry[0]] for entry in plan.program if isinstance(entry[0], int)]
+    return {recipe.detail for recipe in recipes if recipe.name == "mark_sharding"}
+
+
+def _sequences(
+    plan: CompileRequest, arrays: Sequence[Any]
+) -> contextlib.AbstractContextManager[None]:
+    """Gives the lowerings of attention the layouts of the program."""
+    placed = zip(arrays, plan.placed, strict=True)
+    inputs = [
+        (tuple(x.shape), layout_numbers.sharding(n))
+        for x, n in placed
+        if n != layout_numbers.UNPLACED
+    ]
+    return splitting(inputs, map(layout_numbers.sharding, _marks(plan)))
+
+
+def traceable(plan: CompileRequest) -> Any:
+    """The plan as a pure function of its leaves, the lifted floats and the random state."""
+    entries = plan.program
+    inputs = len(plan.leaves)
+    used = needed(entries, plan.live)
+
+    def isoshard_step(*arguments: Any) -> list[Any]:
+        scalars, words = arguments[inputs:]
+        env = interpret(entries, used, arguments[:inputs], scalars, random_state.keys(words))
+        results = [bring_in(env[slot]) for slot in plan.live]
+        return [
+            result if number == layout_numbers.UNPLACED else _laid_out(result, refined(number))
+            for result, number in zip(results, plan.wanted, strict=True)
+        ]
+
+    return in_blocks(isoshard_step, plan) if has_blocks(layouts_in(plan)) else isoshard_step
+
+
+def _laid_out(result: Any, number: int) -> Any:
+    """A result in its layout, and in the memory where it rests."""
+    found = lay_in_blocks(result, layout_numbers.computed(number))
+    return put_back(found, layout_numbers.layout(number))
+
+
+_NO_MESH = jax.sharding.AbstractMesh((), ())

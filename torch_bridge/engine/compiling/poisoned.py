@@ -1,0 +1,170 @@
+"""An operation that fails poisons its results and what depends on them, and nothing else.
+
+A tape is one program, so one operation that cannot be lowered, compiled or executed would take with
+it whatever else was waiting. The operation at fault is looked for: an error while the program is
+traced tells it; for any other, the program is bisected. Its results and those that depend on them
+are poisoned: asking for one raises the error again. The rest is computed.
+
+>>> import torch, isoshard
+>>> def refuses(_):
+...     raise ValueError("not today")
+>>> refused = isoshard.torch_function(
+...     lambda x: jax.pure_callback(refuses, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+... )
+>>> x = torch.ones(2, device="jax")
+>>> good, bad = x + 1, refused(x) + 1
+>>> good
+tensor([2., 2.], device='jax:0')
+>>> try:
+...     bad.tolist()
+... except jax.errors.JaxRuntimeError as error:
+...     print("not today" in str(error), error.__notes__[0].partition(",")[0])
+True in the operation <lambda>
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from isoshard.core.runtime.jaxprs import equations
+from isoshard.torch_bridge.engine.recording.recipes import RECIPES
+from isoshard.torch_bridge.engine.recording.recorder import Recorder
+from isoshard.torch_bridge.engine.recording.tape import Tape
+from isoshard.torch_bridge.engine.values.value import Value
+
+from .execution_plan import CompileRequest
+from .interpreting import needed, place_of
+
+
+class Poisoned(Recorder):
+    """Stands where the tape of a value stood that was never computed.
+
+    Args:
+        error: why.
+    """
+
+    __slots__ = ("_error", "_trace")
+    failed = True
+
+    def __init__(self, error: Exception):
+        """See the class."""
+        super().__init__()
+        self._error = error
+        self._trace = error.__traceback__
+
+    def check_execution(self) -> None:
+        """Raise the error that the operation failed with."""
+        raise self._error.with_traceback(self._trace)
+
+
+def is_of_an_operation(error: Exception, arrays: Sequence[Any]) -> bool:
+    """Whether an error may be one operation's own, and the others can be tried.
+
+    Args:
+        error: raised by a program, while it was made or run.
+        arrays: its inputs; where they are gone, there is nothing to compute from.
+    """
+    exhausted = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+    return not exhausted and not any(isinstance(x, jax.Array) and x.is_deleted() for x in arrays)
+
+
+def calls_host(program: Any) -> bool:
+    """Whether a traced program calls Python while it runs.
+
+    Args:
+        program: a jaxpr.
+    """
+    return any("callback" in step.primitive.name for step in equations(program))
+
+
+def poison(
+    tape: Tape, plan: CompileRequest, error: Exception, fails: Callable[[CompileRequest], bool]
+) -> bool:
+    """Give up what an operation at fault makes, and all that depends on it.
+
+    Args:
+        tape: that could not be executed as a whole.
+        plan: of it.
+        error: what was raised.
+        fails: whether a part of the plan cannot be executed either.
+
+    Returns:
+        Whether the operation was found, and the rest of the tape can be tried.
+    """
+    place = place_of(error)
+    place = _searched(plan, fails) if place is None else place
+    if place is None:
+        return False
+    lost = _dependents(plan.program, place)
+    values = [tape.value(slot) for slot in plan.live if slot in lost]
+    _explain(error, plan.program[place])
+    held = Poisoned(error)
+    for value in values:
+        if value is not None:
+            value.tape = held
+    return any(isinstance(value, Value) for value in values)
+
+
+def _searched(plan: CompileRequest, fails: Callable[[CompileRequest], bool]) -> int | None:
+    """The first entry with which a program fails; None where it fails without any, or no more."""
+    used = needed(plan.program, plan.live)
+    slots = _slots(plan.program)
+    places = [
+        place
+        for place, entry in enumerate(plan.program)
+        if used[place] and isinstance(entry[0], int)
+    ]
+
+    def first(count: int) -> bool:
+        live = [slot for place in places[:count] for slot in slots[place]]
+        part = dataclasses.replace(
+            plan, live=tuple(live), wanted=(-1,) * len(live), donated=(), blocks=()
+        )
+        return fails(part)
+
+    low, high = 0, len(places)  # the first `low` entries do not fail, the first `high` do
+    if not high or not first(high):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if first(middle) else (middle, high)
+    return places[low]
+
+
+def _slots(entries: Sequence[Any]) -> list[range]:
+    """The slots of each entry's results."""
+    found: list[range] = []
+    slot = 0
+    for entry in entries:
+        count = RECIPES[entry[0]].count if isinstance(entry[0], int) else 1
+        found.append(range(slot, slot + count))
+        slot += count
+    return found
+
+
+def _dependents(entries: Sequence[Any], place: int) -> set[int]:
+    """The slots of an entry's results, and of whatever is computed from them."""
+    slots = _slots(entries)
+    lost = set(slots[place])
+    for entry, made in zip(entries[place + 1 :], slots[place + 1 :], strict=True):
+        if isinstance(entry[0], int) and not lost.isdisjoint(entry[1:]):
+            lost.update(made)
+    return lost
+
+
+def _explain(error: Exception, entry: Any) -> None:
+    """Name the operation, and let go of what the frames hold."""
+    recipe = RECIPES[entry[0]]
+    error.add_note(
+        f"in the operation {recipe.name}, first recorded at {recipe.line}; what does not depend "
+        "on it is computed"
+    )
+    trace = error.__traceback__
+    if trace is not None and trace.tb_next is not None:
+        error.__traceback__ = trace.tb_next  # without the frame that is running
+        traceback.clear_frames(trace.tb_next)

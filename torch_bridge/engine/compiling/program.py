@@ -1,0 +1,325 @@
+"""From a tape to one compiled XLA program, and back to values.
+
+`execute(tape)` finds which results are still wanted, places the inputs, looks the tape up among the
+programs compiled before, compiles on a miss, runs, and hands the arrays to their values. Inputs
+that nobody can see any more are donated: their memory becomes the outputs'.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from isoshard.core.layout import custom_partitioning
+from isoshard.core.runtime import compilation_cache, metrics, samples, serialize_virtual
+from isoshard.torch_bridge.engine.recording import random_state, regions
+from isoshard.torch_bridge.engine.recording.recipes import Recipe
+from isoshard.torch_bridge.engine.recording.recorder import recorder, replace, wire_execute
+from isoshard.torch_bridge.engine.recording.tape import Tape
+from isoshard.torch_bridge.engine.values import layout_numbers as layouts
+from isoshard.torch_bridge.engine.values.value import Value, placed_layout
+
+from . import mmap_pressure, recompile_reasons
+from .execution_plan import Blocks, CompileRequest, plan_of
+from .input_placement import place
+from .interrupts import Uninterrupted
+from .padded_blocks import padded, wrapped
+from .plan_lowering import lowered
+from .poisoned import is_of_an_operation, poison
+from .result_meshes import result_layouts
+
+
+@dataclasses.dataclass(eq=False)
+class Program:
+    """One compiled tape.
+
+    Attributes:
+        compiled: the XLA executable.
+        layouts: the layout of each output, known after the first run.
+        donated_bytes: per execution, over all devices.
+        blocks: the layout of each output that comes in blocks with padding; empty if none does.
+        recipes: what it was made of; held, so that the same code leads to this program again.
+        whole: the layout of lifted floats and random words, if an input says which.
+        several: whether it runs on several devices.
+        calls_host: whether it calls Python while it runs.
+    """
+
+    compiled: Any
+    layouts: list[int] | None = None
+    donated_bytes: int = 0
+    blocks: Blocks = ()
+    recipes: frozenset[Recipe] = frozenset()
+    whole: jax.sharding.Sharding | None = None
+    several: bool = False
+    calls_host: bool = False
+    _sent: dict[str, tuple[np.ndarray, jax.Array | np.ndarray]] = dataclasses.field(
+        default_factory=dict
+    )
+
+    def send(self, name: str, numbers: np.ndarray) -> jax.Array | np.ndarray:
+        """Bring lifted floats or random words to the devices, unless they are there already.
+
+        Numbers that changed since the last run may change again: for a single device, they are
+        left to the call, which brings them along at a tenth of the cost.
+
+        Args:
+            name: which of the two.
+            numbers: their present values; nobody writes to them any more.
+        """
+        sent = self._sent.get(name)
+        same = sent is not None and (
+            sent[0] is numbers or sent[0].tobytes() == numbers.tobytes()  # 0.0 is not -0.0
+        )
+        if sent is not None and same and isinstance(sent[1], jax.Array):
+            return sent[1]
+        started = time.perf_counter()
+        moves = sent is not None and not same and self.whole is None
+        with jax.enable_x64(True):
+            array = numbers if moves else jax.device_put(numbers, self.whole)
+        if numbers.size:
+            seconds = None if moves else time.perf_counter() - started
+            where = f"(changing {name})"
+            metrics.record_transfer("host_to_device", numbers.nbytes, where, seconds)
+        self._sent[name] = (numbers, array)
+        return array
+
+    def sent(self, name: str) -> jax.Array | np.ndarray | None:
+        """What is on the devices already, if anything is: of no numbers at all, all that is."""
+        found = self._sent.get(name)
+        return None if found is None or found[0].size else found[1]
+
+    def text(self) -> str:
+        """The optimised HLO."""
+        return self.compiled.as_text()
+
+
+KEPT = 1024
+"""Compiled programs kept in memory; beyond, the one not used for longest goes."""
+
+_PROGRAMS: dict[Any, Program] = {}
+_LEAN: weakref.WeakValueDictionary[Any, Program] = weakref.WeakValueDictionary()
+"""The same by what of their entries is of use."""
+
+WATCHING: list[Callable[[Program, CompileRequest], None]] = []
+"""Called after each execution, with what was executed."""
+
+
+def sync() -> None:
+    """Execute everything that this thread recorded.
+
+    Raises:
+        Exception: of the first operation that failed; what does not depend on it is computed.
+    """
+    tape = recorder()
+    if isinstance(tape, Tape) and tape.program:
+        execute(tape)
+        if tape.fault is not None:
+            raise tape.fault
+
+
+def execute(tape: Tape, only: Value | None = None) -> None:
+    """Run a tape; afterwards each value still in use has its array.
+
+    Values that depend on an operation which fails are poisoned, and the others computed; see
+    `poisoned`. Where no operation is found at fault, such as where memory does not suffice, the
+    error is raised and the tape is kept: values are then computed one at a time, when they are
+    asked for.
+
+    Args:
+        tape: recorded operations.
+        only: the one value wanted from a tape that failed before.
+
+    Raises:
+        CaptureError: a step is being captured on this tape.
+        RuntimeError: a region of the script allows no execution, or no other program.
+    """
+    tape.check_execution()
+    if tape is recorder():
+        regions.check(tape)
+    with _EXECUTING:
+        _execute(tape, only)
+
+
+_EXECUTING = threading.RLock()
+
+
+def _execute(tape: Tape, only: Value | None) -> None:
+    if recorder() is tape:
+        replace(tape.renewed())
+    if tape.done and not tape.slots:  # another thread needed a value of it and has executed it
+        return
+    while not _computed(tape, only):
+        pass
+
+
+def _computed(tape: Tape, only: Value | None) -> bool:
+    """Compute a tape; False if an operation failed, and what does not depend on it is left."""
+    with tape.lock:
+        tape.done = True
+        plan = plan_of(tape)
+    if only is not None:
+        plan.live, plan.wanted, plan.donated = (only.slot,), (only.layout,), ()
+    if not plan.live:
+        tape.forget()
+        return True
+    tape.failed = True
+    also = {*tape.marks, *plan.wanted} - {layouts.UNPLACED}
+    inputs = tape.inputs()
+    arrays = padded(place(inputs, also))
+    plan.placed = tuple(one.layout for one in inputs)
+    recorder().check_process()
+    try:
+        program = program_of(plan, arrays, tape.scalars)
+        with Uninterrupted():  # from here on, donated inputs are gone
+            results = run(program, plan, arrays, tape.scalars, tape.words)
+            _hand_out(tape, plan, results, program)
+    except Exception as error:
+        if only is not None or not is_of_an_operation(error, arrays):
+            raise
+        if not poison(tape, plan, error, lambda part: _fails(part, arrays, tape)):
+            raise
+        tape.fault = tape.fault or error
+        return False
+    if only is None:
+        tape.forget()
+    return True
+
+
+def _hand_out(
+    tape: Tape, plan: CompileRequest, results: Sequence[jax.Array], program: Program
+) -> None:
+    for slot, array, number in zip(plan.live, results, program.layouts or (), strict=True):
+        value = tape.value(slot)
+        if value is not None:
+            value.layout, value.array, value.tape = number, array, None  # in this order
+
+
+def _fails(part: CompileRequest, arrays: Sequence[jax.Array], tape: Tape) -> bool:
+    """Whether a part of a program cannot be executed."""
+    try:
+        program = build(part, arrays)
+        jax.block_until_ready(list(run(program, part, arrays, tape.scalars, tape.words)))
+    except Exception:
+        return True
+    return False
+
+
+def program_of(
+    plan: CompileRequest, arrays: Sequence[jax.Array], scalars: Sequence[Any]
+) -> Program:
+    """Find the program of a plan, compiling it the first time.
+
+    A plan that another one differs from in nothing but entries of no use has its program.
+    """
+    key = plan.key()
+    with _EXECUTING:
+        program = _PROGRAMS.pop(key, None)
+        if program is None:
+            lean = plan.lean().key()
+            program = _LEAN.get(lean)
+            if program is None:
+                started = time.perf_counter()
+                program = _LEAN[lean] = build(plan, arrays)
+                recompile_reasons.report(plan, time.perf_counter() - started)
+            _make_room()
+        _PROGRAMS[key] = program  # last again: the first is the one not used for longest
+    return program
+
+
+def compiled_count() -> int:
+    """How many compiled programs are kept in memory."""
+    return len(set(map(id, _PROGRAMS.values())))
+
+
+def _make_room() -> None:
+    """Drop the programs not used for longest, where there are too many for us or for the system."""
+    kept = len(_PROGRAMS) // 2 if mmap_pressure.crowded() else KEPT - 1
+    while len(_PROGRAMS) > kept:
+        del _PROGRAMS[next(iter(_PROGRAMS))]
+        metrics.count("evictions")
+
+
+def build(plan: CompileRequest, arrays: Sequence[jax.Array]) -> Program:
+    """Compile a plan for inputs placed as `arrays` are."""
+    with warnings.catch_warnings():
+        # An input that nobody needs any more is given up even where no result can take its memory.
+        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        found = compilation_cache.hits()
+        # An unused input stays: without any on a mesh, it would be compiled for one device.
+        compiled = custom_partitioning.compiled(
+            lambda: lowered(plan, arrays, keep_unused=True), lambda: plan.options
+        )
+    metrics.count("cache_hits", compilation_cache.hits() - found)
+    analysis = compiled.memory_analysis()
+    metrics.record_peak(peak_bytes(analysis))
+    devices = max((len(array.sharding.device_set) for array in arrays), default=1)
+    donated = getattr(analysis, "alias_size_in_bytes", 0) * devices
+    taken = jax.tree.leaves(compiled.input_shardings)  # a mark may name a mesh that no input has
+    return Program(
+        compiled,
+        donated_bytes=donated,
+        blocks=plan.blocks,
+        recipes=plan.recipes,
+        whole=plan.whole(),
+        several=any(len(one.device_set) > 1 for one in taken),
+        calls_host=plan.calls_host,
+    )
+
+
+def peak_bytes(analysis: Any) -> int:
+    """What a program needs on each device: inputs, results that replace none, temporaries.
+
+    Args:
+        analysis: XLA's memory analysis; None where the platform gives none.
+    """
+    if analysis is None:
+        return 0
+    results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    return analysis.argument_size_in_bytes + results + analysis.temp_size_in_bytes
+
+
+def run(
+    program: Program,
+    plan: CompileRequest,
+    arrays: Sequence[jax.Array],
+    scalars: Sequence[float] | np.ndarray,
+    words: list[random_state.Word],
+) -> Sequence[jax.Array]:
+    """Execute a program."""
+    recorder().check_process()
+    if not isinstance(scalars, np.ndarray):
+        scalars = np.asarray(scalars, np.float64)
+    floats = program.send("floats", scalars)
+    known = program.sent("words") if not words else None
+    seeds = program.send("words", random_state.as_input(words)) if known is None else known
+    # What runs on one device waits for no other device.
+    with serialize_virtual.turn if program.several else _ALONE as note:
+        started = time.perf_counter()
+        with jax.enable_x64(True):  # for floats that the call brings along
+            found = program.compiled(*arrays, floats, seeds)
+        if program.calls_host:  # what Python raises is to be known now
+            jax.block_until_ready(found)
+        note(found)
+    results = wrapped(found, program.blocks)
+    samples.observe("execute_seconds", time.perf_counter() - started)
+    metrics.count("executions")
+    metrics.count("donated_bytes", program.donated_bytes)
+    if program.layouts is None:
+        program.layouts = result_layouts(plan, [placed_layout(array) for array in results])
+    for watch in WATCHING:
+        watch(program, plan)
+    return results
+
+
+_ALONE = contextlib.nullcontext(lambda results: None)
+
+wire_execute(execute)

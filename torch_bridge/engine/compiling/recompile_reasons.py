@@ -1,0 +1,121 @@
+"""Why a program was compiled, in words a user can act on.
+
+Programs with the same operations in the same order are a family. A family that grows and grows,
+with another shape each time, is a mistake that costs more than the work itself, so a warning says
+so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+from isoshard.core.errors import RecompilationWarning
+from isoshard.core.runtime import metrics, samples
+from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.torch_bridge.engine.recording import regions
+from isoshard.torch_bridge.engine.recording.recipes import RECIPES
+
+_SEEN: list[tuple[Any, Family]] = []
+_KEPT = 64  # plans remembered for comparison
+MANY, LONG = 8, 30.0  # programs of one family, and the seconds they took, that are worth a warning
+
+
+@dataclasses.dataclass
+class Family:
+    """Programs with the same operations.
+
+    Attributes:
+        programs: how many were compiled because of another shape.
+        seconds: what that took.
+    """
+
+    programs: int = 0
+    seconds: float = 0.0
+
+
+_SHAPES = ("new input shape", "new shape")
+_FAMILIES: Bounded[int, Family] = Bounded(PROGRAMS)
+
+
+def report(plan: Any, seconds: float) -> None:
+    """Tell the metrics about a compilation, and the user if there are too many of its kind."""
+    names = hash(_names(plan))
+    family = _FAMILIES.get(names)
+    if family is None:
+        family = _FAMILIES[names] = Family()
+    cause = _cause(plan, family)
+    grows = cause.startswith(_SHAPES)
+    _SEEN.append((plan, family))
+    del _SEEN[:-_KEPT]
+    operations = sum(isinstance(entry[0], int) for entry in plan.program)
+    where = metrics.user_location()
+    region = regions.name()
+    what = f"{operations} operations" + (f" of {region}" if region else "")
+    metrics.record_compilation(what, cause, where, seconds)
+    if plan.donated:
+        samples.observe("donated_inputs", len(plan.donated))
+    short = family.seconds < LONG or family.programs < MANY
+    family.programs += grows
+    family.seconds += seconds * grows
+    if short and family.programs >= MANY and family.seconds >= LONG:
+        warnings.warn(
+            f"{where}: {family.programs} programs of the same {operations} operations were "
+            f"compiled in {family.seconds:.0f} s; the last because of: {cause}. Every new shape or "
+            "static argument is another program: pad to a few sizes, keep what grows on the CPU, "
+            "or give what changes as a tensor. isoshard.metrics.report() lists them all.",
+            RecompilationWarning,
+            stacklevel=2,
+        )
+
+
+def _cause(plan: Any, family: Family) -> str:
+    """Compare with the most similar plan compiled before."""
+    if not _SEEN:
+        return "first program"
+    alike = [earlier for earlier, its in reversed(_SEEN) if its is family]
+    if not alike:
+        return "new operations"
+    entries = _entries(plan)
+    same = [earlier for earlier in alike if _entries(earlier) == entries]
+    return _difference(plan, (same or alike)[0])
+
+
+def _names(plan: Any) -> tuple[str, ...]:
+    return tuple(_name(entry) for entry in _entries(plan))
+
+
+def _name(entry: Any) -> str:
+    return RECIPES[entry[0]].name if isinstance(entry[0], int) else "input"
+
+
+def _entries(plan: Any) -> list[Any]:
+    """The entries that say something: not the memory that `.to("jax")` overwrites."""
+    return [entry for entry in plan.program if _name(entry) != "empty"]
+
+
+def _difference(plan: Any, earlier: Any) -> str:
+    for new, old in zip(_entries(plan), _entries(earlier), strict=True):
+        if new != old:
+            if not isinstance(new[0], int):
+                return f"new input shape or dtype: {_shape(new)}, before {_shape(old)}"
+            if new[0] != old[0]:
+                return f"new shape or static argument in {_name(new)}"
+            return f"other operands of {_name(new)}"
+    if plan.placed != earlier.placed:
+        return "new sharding of an input"
+    if plan.wanted != earlier.wanted:
+        return "new sharding of a result"
+    if plan.settings != earlier.settings:
+        now, before = plan.settings, earlier.settings
+        if now.matmul != before.matmul:
+            return f"matmul precision {now.matmul}, before {before.matmul}"
+        return f"excess precision {now.excess}, before {before.excess}"
+    if plan.live != earlier.live:
+        return "other results are kept alive"
+    return "other inputs may be donated"
+
+
+def _shape(entry: Any) -> str:
+    return f"{entry[1].name}{list(entry[0])}"

@@ -1,0 +1,381 @@
+"""Operations that are more than a computation: transfers between host and device, and questions.
+
+`copy_` and `_to_copy` move values in and out; `item`, `equal` and boolean indexing need values now,
+so they execute the tape; factories make storages out of nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch.nn import parameter
+
+from isoshard.core.domain import without_padding
+from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.runtime import metrics
+from isoshard.torch_bridge import naming
+from isoshard.torch_bridge._torch_internals import OpOverload
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.engine.recording.recorder import recorder
+from isoshard.torch_bridge.engine.values.metas import Meta
+from isoshard.torch_bridge.engine.values.value import Aval, contiguous_stride
+from isoshard.torch_bridge.exchange import from_numpy
+
+from . import dispatch, expanded_writes, global_tensors, overlaps, reading, uninitialized
+from .call_template import import_tensor
+
+aten = torch.ops.aten
+
+
+def to_host(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
+    """Compute a tensor, gather it and copy it to the CPU."""
+    recorder().refuse("the value of a tensor")
+    array: Any = reading.held(tensor)
+    uneven = array if isinstance(array, UnevenArray) else None
+    array = array if uneven is None else uneven.array
+    if not array.is_fully_addressable and not _has_whole(array):
+        raise RuntimeError(
+            f"a tensor of shape {tuple(tensor.shape)} lies partly in other processes and cannot be "
+            "read as a whole; in every process, gather it first with isoshard.full(tensor) or "
+            "tensor.full_tensor(), or read this process's pieces: isoshard.local_shards(tensor)"
+        )
+    started = time.perf_counter()
+    host = np.array(array, copy=True) if uneven is None else without_padding(uneven)
+    seconds = time.perf_counter() - started
+    metrics.record_transfer("device_to_host", host.nbytes, metrics.user_location(), seconds)
+    if naming.is_torch_xla() and len(array.sharding.device_set) > 1:
+        metrics.count("reads_of_shards")
+    return from_numpy(host, tensor._aval.meta.dtype)
+
+
+def _has_whole(array: jax.Array) -> bool:
+    """Whether this process has every block of an array over several processes."""
+    mine = {str(piece.index) for piece in array.addressable_shards}
+    return (
+        bool(mine) and len(mine) * math.prod(array.sharding.shard_shape(array.shape)) >= array.size
+    )
+
+
+def _to_copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    tensor = args[0]
+    device = kwargs.get("device")
+    dtype = kwargs.get("dtype") or tensor.dtype
+    if device is not None and torch.device(device).type not in naming.OURS:
+        host = to_host(tensor)
+        format = kwargs.get("memory_format") or torch.preserve_format
+        if format is torch.preserve_format:
+            host = _lying_as(tensor, host)
+        found = host.to(device=device, dtype=dtype, memory_format=format)
+        if naming.is_torch_xla() and getattr(tensor, "mesh", None) is not None:
+            global_tensors.note(found)
+        return found
+    rest = {name: value for name, value in kwargs.items() if name in ("dtype", "memory_format")}
+    return _cast(args, rest)
+
+
+def _lying_as(tensor: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
+    """A packed CPU tensor with the axes in memory in the order that those of another have."""
+    meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    lies = torch.empty_like(meta).stride()
+    if host.stride() == lies:
+        return host
+    return torch.empty_strided(host.shape, lies, dtype=host.dtype).copy_(host)
+
+
+_cast: Any = None
+
+
+def _copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """`copy_(self, src)` in all directions."""
+    target, source = args[0], args[1]
+    if not isinstance(target, lazy_tensor.LazyTensor):
+        return target.copy_(to_host(source))
+    overlaps.check_writable(aten.copy_.default, target)
+    if not isinstance(source, torch.Tensor):
+        return aten.fill_.Scalar(target, source)
+    if isinstance(source, lazy_tensor.LazyTensor):
+        overlaps.refuse(target, (source,), nothing=False)
+        same = source._aval.token == target._aval.token and source.dtype == target.dtype
+        if same:
+            lazy_tensor.write(target, lazy_tensor.read(source))
+        else:
+            _copy_cast((target, source), {})
+        return target
+    if source.device.type != "cpu":
+        source = source.cpu()
+    if isinstance(source, _UNINITIALIZED):
+        raise RuntimeError(
+            "a lazy module has no shapes before it has run once, and cannot be moved to the jax "
+            f"device yet: run it once on the CPU, then move it with {naming.moving()}"
+        )
+    recorder().refuse_upload(source)
+    shape, dtype = target.shape, target.dtype
+    value = lazy_tensor.host_value(source.expand(shape).to(dtype))
+    lazy_tensor.note_operand(value, source, lambda now: now.expand(shape).to(dtype))
+    lazy_tensor.write(target, value)
+    return target
+
+
+_copy_cast: Any = None
+_UNINITIALIZED: Any = parameter.UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _item(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return to_host(args[0]).item()
+
+
+def _equal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    left, right = (import_tensor(aten.equal.default, arg) for arg in args)
+    if left.shape != right.shape:
+        return False
+    return bool(aten.all.default(aten.eq.Tensor(left, right)).item())
+
+
+def _allclose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return bool(torch.isclose(*args, **kwargs).all().item())
+
+
+def _same_storage_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """What forward-mode differentiation asks of a tensor and its tangent."""
+    left, right = (tensor._storage.aval.meta.size for tensor in args)
+    return math.prod(left) == math.prod(right)
+
+
+def _zeros_in_memory_like(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """A tangent of zeros that lies in its memory as `other` in its own, after batch axes."""
+    tensor, other = args
+    batch = tuple(tensor.shape[: kwargs.get("self_num_batch_dims", 0)])
+    extent = math.prod(other._storage.aval.meta.size)
+    size = (*batch, *other.shape)
+    steps = [extent * step for step in contiguous_stride(batch)]
+    zeros = aten.new_zeros.default(tensor, [math.prod(batch) * extent])
+    return aten.as_strided.default(zeros, size, [*steps, *other.stride()], other.storage_offset())
+
+
+def on_host(func: OpOverload) -> dispatch.Handler:
+    """A handler that computes an operator whose result's shape depends on values on the CPU.
+
+    XLA programs have static shapes, so the tape is executed, torch's CPU kernel runs, and the
+    result goes back. Counted as `fallbacks`.
+    """
+
+    def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        metrics.count("fallbacks")
+        metrics.count(f"fallbacks.{func.name()}")
+
+        def down(leaf: Any) -> Any:
+            return _as_it_lies(leaf) if isinstance(leaf, lazy_tensor.LazyTensor) else leaf
+
+        got = func(
+            *(_map(down, arg) for arg in args),
+            **{name: _map(down, value) for name, value in kwargs.items() if name != "device"},
+        )
+        return _map(lambda leaf: upload(leaf) if isinstance(leaf, torch.Tensor) else leaf, got)
+
+    return handler
+
+
+def _as_it_lies(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
+    """A copy on the CPU in the tensor's memory order, which some results take over."""
+    host, meta = to_host(tensor), tensor._aval.meta
+    if meta.is_contiguous:
+        return host
+    first = tuple(slice(1) if step == 0 else slice(None) for step in meta.stride)
+    order = torch.empty_like(meta.tensor()[first], device="cpu")
+    return order.copy_(host[first]).expand(meta.size)
+
+
+def _map(function: Any, value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_map(function, item) for item in value)
+    return function(value)
+
+
+def upload(tensor: torch.Tensor) -> lazy_tensor.LazyTensor:
+    """A CPU tensor's snapshot as a `jax` tensor, placed when first needed."""
+    aval = Aval.of(Meta.of(torch.empty_like(tensor, device="meta")))  # torch's own memory order
+    return lazy_tensor.fresh(aval, lazy_tensor.host_value(tensor))
+
+
+_DATA_DEPENDENT = (
+    "nonzero",
+    "masked_select",
+    "_unique",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "repeat_interleave.Tensor",
+    "bincount",
+    "_assert_async",
+    "_assert_async.msg",
+)
+
+
+def _index(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """`index.Tensor`: boolean masks have a data-dependent result; integer indices do not."""
+    tensor, indices = args[0], list(args[1])
+    if not isinstance(tensor, lazy_tensor.LazyTensor) and not tapes.takes_constants():
+        raise RuntimeError(
+            "indices should be either on cpu or on the same device as the indexed tensor "
+            f"({tensor.device}); move the tensor with {naming.moving()}, or the indices with .cpu()"
+        )
+    if any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices):
+        return _index_on_host((tensor, indices), kwargs)
+    return _index_static((tensor, indices), kwargs)
+
+
+_index_on_host: Any = None
+_index_static: Any = None
+
+
+def _index_put(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`index_put_`: a boolean mask with one value is a `where`; with many, positions are needed."""
+    tensor, indices, values = args[0], list(args[1]), args[2]
+    masks = [index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices]
+    if any(masks) and sum(index is not None for index in indices) > 1:
+        indices = _positions(indices)
+    single = values.numel() == 1 and not any(args[3:4])
+    if single and isinstance(tensor, lazy_tensor.LazyTensor) and tensor._aval.expanded:
+        return expanded_writes.put(tensor, indices, values)
+    return _put((tensor, indices, values, *args[3:]), kwargs)
+
+
+_put: Any = None
+
+
+def _positions(indices: list[Any]) -> list[Any]:
+    """Boolean masks replaced by the integer indices of their True elements."""
+    found: list[Any] = []
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            metrics.count("fallbacks")
+            metrics.count("fallbacks.boolean index")
+            host = to_host(index) if isinstance(index, lazy_tensor.LazyTensor) else index
+            found += [upload(axis) for axis in host.nonzero(as_tuple=True)]
+        else:
+            found.append(index)
+    return found
+
+
+def _set(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    tensor = args[0]
+    if len(args) == 1:
+        lazy_tensor.adopt(tensor, aten.new_empty.default(tensor, [0]))
+        return tensor
+    source, *place = args[1:]
+    if source.dtype != tensor.dtype:
+        raise RuntimeError(
+            f"Could not set tensor of type {source.dtype} to a tensor of type {tensor.dtype}"
+        )
+    if place:  # within the memory of the source, wherever the source begins
+        offset, size = place[0], tuple(place[1])
+        stride = tuple(place[2]) if len(place) > 2 and place[2] else contiguous_stride(size)
+        source = aten.as_strided.default(source, size, stride, offset)
+    lazy_tensor.adopt(tensor, source)
+    return tensor
+
+
+def _is_set_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether two tensors are the same elements of the same memory."""
+    one, other = args
+    places = [(x.storage_offset(), x.shape, x.stride(), x.dtype) for x in args]
+    return one._storage is other._storage and places[0] == places[1]
+
+
+def _resize(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """`resize_`: another shape over the same memory, or over a larger copy of it."""
+    tensor, size, form = args[0], tuple(args[1]), kwargs.get("memory_format")
+    if size == tuple(tensor.shape) and form is None:
+        return tensor
+    meta = torch.empty(size, dtype=tensor.dtype, device="meta", memory_format=form)
+    offset, memory = tensor.storage_offset(), tensor._storage.aval
+    need = offset + (1 + sum((n - 1) * s for n, s in zip(size, meta.stride(), strict=True)))
+    need = need * tensor.dtype.itemsize if math.prod(size) else 0
+    have = math.prod(memory.meta.size) * memory.meta.dtype.itemsize
+    source = tensor
+    if need > have:
+        count = have // tensor.dtype.itemsize
+        flat = aten.as_strided.default(tensor, [count], [1], 0)
+        more = [0, need // tensor.dtype.itemsize - count]
+        source = aten.constant_pad_nd.default(flat, more, uninitialized.content(tensor.dtype))
+    lazy_tensor.adopt(tensor, aten.as_strided.default(source, size, meta.stride(), offset))
+    return tensor
+
+
+def _resize_as(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    tensor, other = args
+    form = kwargs.get("memory_format")
+    if form == torch.preserve_format:
+        forms = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
+        ranks = (other.dim(), 4, 5)
+        fits = [f for f, rank in zip(forms, ranks, strict=True) if rank == other.dim()]
+        form = next((f for f in fits if other.is_contiguous(memory_format=f)), fits[0])
+    return _resize((tensor, other.shape), {"memory_format": form})
+
+
+def _ldexp(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """Powers of the number 2, in their own dtype; torch's decomposition has them in that of `x`."""
+    x, powers = args
+    are_whole = not (powers.is_floating_point() or powers.is_complex())
+    if not isinstance(powers, lazy_tensor.LazyTensor) or (x.is_floating_point() and are_whole):
+        return _scaled_floats()(args, kwargs)
+    return dispatch.handle(
+        aten.mul.Tensor, (x, dispatch.handle(aten.pow.Scalar, (2.0, powers), {})), {}
+    )
+
+
+@functools.cache
+def _scaled_floats() -> dispatch.Handler:
+    return dispatch.functional_handler(aten.ldexp.Tensor)
+
+
+def register() -> None:
+    """Put the special operations into the dispatcher."""
+    global _cast, _copy_cast, _index_on_host, _index_static, _put
+    _cast = dispatch.functional_handler(aten._to_copy.default)
+    _copy_cast = dispatch.in_place_handler(aten.copy_.default, ["self"])
+    _index_on_host = on_host(aten.index.Tensor)
+    _index_static = dispatch.functional_handler(aten.index.Tensor)
+    _put = dispatch.in_place_handler(aten.index_put_.default, ["self"])
+    dispatch.SPECIAL.update(
+        {
+            "aten::_to_copy": _to_copy,
+            "aten::copy_": _copy,
+            "aten::_copy_from": lambda args, kwargs: _copy((args[1], args[0]), {}),
+            "aten::_local_scalar_dense": _item,
+            "prims::convert_element_type": lambda args, kwargs: _cast(args[:1], {"dtype": args[1]}),
+            "aten::equal": _equal,
+            "aten::allclose": _allclose,
+            "aten::_has_same_storage_numel": _same_storage_size,
+            "aten::_new_zeros_with_same_feature_meta": _zeros_in_memory_like,
+            "aten::is_same_size": lambda args, kwargs: args[0].shape == args[1].shape,
+            "aten::index.Tensor": _index,
+            "aten::index_put_": _index_put,
+            "aten::_index_put_impl_": lambda args, kwargs: _index_put(args[:4], kwargs),
+            "aten::set_": _set,
+            "aten::set_.source_Tensor": _set,
+            "aten::set_.source_Tensor_storage_offset": _set,
+            "aten::is_set_to": _is_set_to,
+            "aten::resize_": _resize,
+            "aten::resize_as_": _resize_as,
+            "aten::is_pinned": lambda args, kwargs: False,
+            "aten::ldexp.Tensor": _ldexp,
+        }
+    )
+    for func in uninitialized.FACTORIES:
+        dispatch.SPECIAL[func.name()] = uninitialized.filled(dispatch.functional_handler(func))
+    for name in _DATA_DEPENDENT:
+        packet, _, overload = name.partition(".")
+        func = getattr(getattr(aten, packet, None), overload or "default", None)
+        if func is not None:
+            dispatch.SPECIAL[func.name()] = on_host(func)
+
+
+register()

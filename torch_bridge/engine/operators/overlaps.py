@@ -1,0 +1,104 @@
+"""Writes that torch refuses because of the memory: what is read and written to share it.
+
+On the device a write gives a memory a new value, so it could not go wrong. It is refused all the
+same: what runs here must also run, and give the same, on other devices. As in torch, only tensors
+that fill a range of memory are looked at.
+
+>>> x = torch.arange(4.0, device="jax")
+>>> x[1:].copy_(x[:-1])
+Traceback (most recent call last):
+...
+RuntimeError: unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. Please clone() the tensor before performing the operation.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+
+_NO_SHARING = frozenset(
+    {
+        *("gather", "index_add", "index_copy", "index_fill", "index_put", "_index_put_impl"),
+        *("index_select", "masked_select", "put", "scatter", "scatter_add"),
+        *("scatter_reduce", "take", "cat", "stack", "kthvalue"),
+    }
+)
+"""Operators that read at other places than they write to, so may not even read what they write."""
+
+_PLACE_BY_PLACE = frozenset({"copy", "cumsum", "cumprod", "masked_fill", "masked_scatter"})
+
+
+def rule(func: OpOverload) -> bool | None:
+    """What an operator's operands may share with what it writes to.
+
+    Returns:
+        True: nothing. False: all or nothing. None: torch does not look.
+    """
+    name = schema_of(func).name.removeprefix("aten::").removesuffix("_")
+    if name in _NO_SHARING:
+        return True
+    return False if name in _PLACE_BY_PLACE or torch.Tag.pointwise in func.tags else None
+
+
+def refuse(target: Any, operands: Iterable[Any], nothing: bool) -> None:
+    """Refuse operands that share memory with a tensor that is written to.
+
+    Args:
+        target: the tensor written to.
+        operands: tensors of the device.
+        nothing: also refuse an operand that is the same elements.
+
+    Raises:
+        RuntimeError: one does.
+    """
+    for operand in operands:
+        if operand._storage is not target._storage or (operand is target and not nothing):
+            continue
+        same = operand is target  # which torch's operators see without a look at its memory
+        if same or _overlap(target, operand, nothing):
+            raise RuntimeError(
+                "unsupported operation: some elements of the input tensor and the written-to "
+                "tensor refer to a single memory location. Please clone() the tensor before "
+                "performing the operation."
+            )
+
+
+def _overlap(target: Any, operand: Any, nothing: bool) -> bool:
+    one, other = _range(target), _range(operand)
+    if one is None or other is None:
+        return False
+    if one == other:
+        return nothing or tuple(target.stride()) != tuple(operand.stride())
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def _range(tensor: Any) -> tuple[int, int] | None:
+    """The bytes of a tensor's memory that it fills; None if it leaves gaps, or has none."""
+    meta = tensor._aval.meta
+    extent = 1
+    for step, size in sorted(zip(meta.stride, meta.size, strict=True)):
+        if size != 1:
+            if step != extent:
+                return None
+            extent *= size
+    width, start = meta.dtype.itemsize, tensor.storage_offset()
+    return (start * width, (start + extent) * width) if extent else None
+
+
+def check_writable(func: Any, tensor: torch.Tensor) -> None:
+    """Refuse what torch refuses: writing to a CPU tensor from here, or to a broadcast view."""
+    if not isinstance(tensor, lazy_tensor.LazyTensor):
+        raise RuntimeError(
+            f"{func} would write values of jax tensors into a tensor on {tensor.device}; move them "
+            "with .cpu() first"
+        )
+    if tensor._aval.expanded:
+        raise RuntimeError(
+            f"unsupported operation: {func} writes to an expanded tensor, in which more than one "
+            "element refers to a single memory location. Please clone() the tensor first."
+        )

@@ -1,0 +1,53 @@
+"""The array of what a tensor views, for those who need it now.
+
+One layer of a stacked parameter is `stack[number]`. Read on a tape, each number would be a program
+of its own, and a checkpoint of 48 layers would compile hundreds. Here the number is an input:
+
+>>> import torch, isoshard.torch_bridge
+>>> stack = torch.arange(6.0).reshape(3, 2).to("jax")
+>>> [array_of(part).tolist() for part in stack]
+[[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+from jax.core import Tracer
+
+from isoshard.core.layout.uneven import UnevenArray
+from isoshard.torch_bridge.engine.compiling import input_placement
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording.immediate import is_tracing
+from isoshard.torch_bridge.engine.recording.memory_log import visible
+
+
+def array_of(tensor: lazy_tensor.LazyTensor) -> jax.Array:
+    """The placed array of a tensor on the `jax` device, computing it if need be."""
+    array = _part_of(tensor)
+    return input_placement.array_of(lazy_tensor.read(tensor)) if array is None else array
+
+
+def held(tensor: lazy_tensor.LazyTensor) -> Any:
+    """As `array_of`; of a tensor in blocks with padding the `UnevenArray`, and nothing moves."""
+    array = _part_of(tensor)
+    return input_placement.held(lazy_tensor.read(tensor)) if array is None else array
+
+
+def _part_of(tensor: lazy_tensor.LazyTensor) -> jax.Array | None:
+    """The array of what is one element of a computed array along an axis, and nothing else."""
+    ops = tensor._chain.ops
+    if len(ops) != 1 or ops[0][0] != "index" or is_tracing():
+        return None
+    whole = input_placement.held(visible(tensor._storage))
+    if isinstance(whole, Tracer | UnevenArray):
+        return None
+    _, axis, number = ops[0]
+    return _part(whole, number, axis)
+
+
+@functools.partial(jax.jit, static_argnames="axis")
+def _part(whole: jax.Array, number: int, axis: int) -> jax.Array:
+    return jax.lax.dynamic_index_in_dim(whole, number, axis, keepdims=False)

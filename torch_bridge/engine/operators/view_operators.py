@@ -1,0 +1,317 @@
+"""The view operators of torch, as chains of view operations.
+
+Each entry of `_OPS` takes the input's shape, the meta of each result and the operator's arguments,
+and returns one list of view operations per result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from isoshard.core.runtime.bounded import CALLS, Recent
+from isoshard.torch_bridge import naming
+from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
+from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.signatures.shape_checks import strides_for_each
+from isoshard.torch_bridge.engine.values.metas import Meta
+from isoshard.torch_bridge.engine.values.value import Aval
+from isoshard.torch_bridge.engine.values.views import Chain, ViewOp
+
+from . import dispatch
+
+Size = tuple[int, ...]
+
+
+def _reshape(size: Size, outs: list[Meta], *_: Any) -> list[list[ViewOp]]:
+    return [[("reshape", out.size)] for out in outs]
+
+
+def _same(size: Size, outs: list[Meta], *_: Any) -> list[list[ViewOp]]:
+    return [[] for _ in outs]
+
+
+def _t(size: Size, outs: list[Meta]) -> list[list[ViewOp]]:
+    return [[("permute", tuple(reversed(range(len(size)))))]]
+
+
+def _transpose(size: Size, outs: list[Meta], a: int, b: int) -> list[list[ViewOp]]:
+    order = list(range(len(size)))
+    if order:
+        order[a], order[b] = order[b], order[a]
+    return [[("permute", tuple(order))]]
+
+
+def _permute(size: Size, outs: list[Meta], dims: Any) -> list[list[ViewOp]]:
+    return [[("permute", tuple(dim % max(len(size), 1) for dim in dims))]]
+
+
+def _expand(size: Size, outs: list[Meta], *_: Any, **__: Any) -> list[list[ViewOp]]:
+    return [[("expand", outs[0].size)]]
+
+
+def _slice(
+    size: Size, outs: list[Meta], dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> list[list[ViewOp]]:
+    dim %= len(size)
+    first, stop, _ = slice(start, end, step).indices(size[dim])
+    return [[("slice", dim, first, max(first, stop), step)]]
+
+
+def _select(size: Size, outs: list[Meta], dim: int, index: int) -> list[list[ViewOp]]:
+    dim %= len(size)
+    return [[("index", dim, index % size[dim])]]
+
+
+def _unbind(size: Size, outs: list[Meta], dim: int = 0) -> list[list[ViewOp]]:
+    return [[("index", dim % len(size), index)] for index in range(len(outs))]
+
+
+def _split(size: Size, outs: list[Meta], _sizes: Any, dim: int = 0) -> list[list[ViewOp]]:
+    dim %= len(size)
+    ops: list[list[ViewOp]] = []
+    first = 0
+    for out in outs:
+        ops.append([("slice", dim, first, first + out.size[dim], 1)])
+        first += out.size[dim]
+    return ops
+
+
+def _diagonal(
+    size: Size, outs: list[Meta], offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> list[list[ViewOp]]:
+    return [[("diagonal", offset, dim1 % len(size), dim2 % len(size))]]
+
+
+def _unfold(size: Size, outs: list[Meta], dim: int, extent: int, step: int) -> list[list[ViewOp]]:
+    if not size:
+        return [[("reshape", outs[0].size)]]
+    return [[("unfold", dim % len(size), extent, step)]]
+
+
+def _bitcast(size: Size, outs: list[Meta], dtype: torch.dtype) -> list[list[ViewOp]]:
+    return [[("bitcast", outs[0].size, physical_dtype(dtype))]]
+
+
+def _conj(size: Size, outs: list[Meta]) -> list[list[ViewOp]]:
+    return [[("conj",)]]
+
+
+def _neg(size: Size, outs: list[Meta]) -> list[list[ViewOp]]:
+    return [[("neg",)]]
+
+
+def _as_real(size: Size, outs: list[Meta]) -> list[list[ViewOp]]:
+    return [[("as_real",)]]
+
+
+def _as_complex(size: Size, outs: list[Meta]) -> list[list[ViewOp]]:
+    return [[("as_complex",)]]
+
+
+_OPS: dict[str, Callable[..., list[list[ViewOp]]]] = {
+    "aten::view": _reshape,
+    "aten::_reshape_alias": _reshape,
+    "aten::unsqueeze": _reshape,
+    "aten::squeeze": _reshape,
+    "aten::squeeze.dim": _reshape,
+    "aten::squeeze.dims": _reshape,
+    "aten::alias": _same,
+    "aten::detach": _same,
+    "aten::lift_fresh": _same,
+    "aten::t": _t,
+    "aten::transpose.int": _transpose,
+    "aten::permute": _permute,
+    "aten::expand": _expand,
+    "aten::slice.Tensor": _slice,
+    "aten::select.int": _select,
+    "aten::unbind.int": _unbind,
+    "aten::split.Tensor": _split,
+    "aten::split_with_sizes": _split,
+    "aten::diagonal": _diagonal,
+    "aten::unfold": _unfold,
+    "aten::view.dtype": _bitcast,
+    "aten::_conj": _conj,
+    "aten::_neg_view": _neg,
+    "aten::view_as_real": _as_real,
+    "aten::view_as_complex": _as_complex,
+}
+
+
+def _view_handler(func: OpOverload, ops_of: Callable[..., list[list[ViewOp]]]) -> Any:
+    known: Recent[Any, Any] = Recent(CALLS)
+    result = str(schema_of(func).returns[0].type)
+    many = "[]" in result or "List" in result
+
+    def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensor = args[0]
+        rest = [tuple(arg) if type(arg) is list else arg for arg in args[1:]]
+        key = (tensor._aval, tensor._chain, *rest)
+        if kwargs:
+            key = (*key, _hashable(tuple(kwargs.items())))
+        found = known.get(key)
+        if found is None:
+            found = known.again(key)
+        if found is None:
+            found = known[key] = _prepare(func, ops_of, tensor, args, kwargs)
+        start = tensor.storage_offset() * tensor.dtype.itemsize
+        if start and start % found[0][3]:
+            raise RuntimeError(
+                f"self.storage_offset() must be divisible by {found[0][3] // tensor.dtype.itemsize}"
+                f" to view {tensor.dtype} as {args[1]} (different element sizes), but got "
+                f"{tensor.storage_offset()}"
+            )
+        views = [
+            lazy_tensor.view_of(tensor, aval, chain, start // width + step)
+            for aval, chain, step, width in found
+        ]
+        return views if many else views[0]
+
+    return handler
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(_hashable(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _prepare(
+    func: OpOverload,
+    ops_of: Callable[..., list[list[ViewOp]]],
+    tensor: lazy_tensor.LazyTensor,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> list[tuple[Aval, Chain, int, int]]:
+    meta = tensor._aval.meta
+    got = func(meta.tensor(), *args[1:], **kwargs)
+    outs = list(got) if isinstance(got, list | tuple) else [got]
+    metas = [Meta.of(out) for out in outs]
+    found = []
+    for ops, out, real in zip(
+        ops_of(meta.size, metas, *args[1:], **kwargs), metas, outs, strict=True
+    ):
+        chain = tensor._chain
+        for op in ops:
+            chain = chain.then(op)
+        found.append((Aval.of(out), chain, real.storage_offset(), out.dtype.itemsize))
+    return found
+
+
+def _as_strided(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`as_strided(self, size, stride, storage_offset=None)`: addresses the storage itself."""
+    tensor = args[0]
+    size, stride = tuple(args[1]), tuple(args[2])
+    offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
+    if offset is None:
+        offset = tensor.storage_offset()
+    strides_for_each(size, stride)
+    check_strides("as_strided", stride, offset)
+    base_aval = tensor._storage.aval
+    aval = Aval.of(Meta(size, stride, tensor._aval.meta.dtype))
+    root = Chain.root(base_aval)
+    alike = _same_width(base_aval, aval)
+    if not alike and not _as_wide(base_aval, aval):
+        raise RuntimeError(
+            f"as_strided of a {tensor.dtype} view of {base_aval.meta.dtype} memory is not possible "
+            f"on the {naming.current().type} device: its buffers have elements of another "
+            "width. Call it on a .clone()."
+        )
+    extent = 1 + sum(
+        step * (length - 1)
+        for step, length in zip(base_aval.meta.stride, base_aval.meta.size, strict=True)
+    )
+    extent = extent * base_aval.meta.dtype.itemsize // aval.meta.dtype.itemsize
+    last = offset + sum(step * (length - 1) for step, length in zip(stride, size, strict=True))
+    if 0 not in size and last >= extent:
+        raise RuntimeError(
+            f"as_strided(size={size}, stride={stride}, storage_offset={offset}) reaches element "
+            f"{last} of a storage of {extent} elements"
+        )
+    if alike:
+        chain = root.then(("strided", size, stride, offset))
+        if base_aval.meta.dtype != tensor.dtype:
+            chain = chain.then(("bitcast", size, aval.physical))
+    else:
+        chain = root.flat(aval.physical).then(("taken", size, stride, offset))
+    for sign in (("conj",), ("neg",)):
+        if tensor._chain.ops.count(sign) % 2:
+            chain = chain.then(sign)
+    return lazy_tensor.view_of(tensor, aval, chain, offset)
+
+
+def check_strides(name: str, stride: Size, offset: int = 0) -> None:
+    """Raise RuntimeError for memory read backwards, or from before its begin."""
+    if any(step < 0 for step in stride):
+        raise RuntimeError(
+            f"{name}: Negative strides are not supported at the moment, got strides: {list(stride)}"
+        )
+    if offset < 0:
+        raise RuntimeError(f"{name}: invalid storage offset {offset}")
+
+
+def _same_width(one: Aval, other: Aval) -> bool:
+    """Whether the elements are as wide, for torch and in JAX's buffers."""
+    if one.meta.dtype == other.meta.dtype:
+        return True
+    logical = one.meta.dtype.itemsize == other.meta.dtype.itemsize
+    return logical and one.physical.itemsize == other.physical.itemsize
+
+
+def _as_wide(one: Aval, other: Aval) -> bool:
+    """Whether JAX's buffers hold elements of both dtypes as wide as torch's memory does."""
+    return all(aval.meta.dtype.itemsize == aval.physical.itemsize for aval in (one, other))
+
+
+_IN_PLACE = {
+    "t_": "t",
+    "transpose_": "transpose.int",
+    "unsqueeze_": "unsqueeze",
+    "squeeze_": "squeeze",
+    "squeeze_.dim": "squeeze.dim",
+    "squeeze_.dims": "squeeze.dims",
+    "as_strided_": "as_strided",
+}
+
+
+def _in_place(view: Any) -> Any:
+    """Operators such as `t_` change how a tensor views its memory."""
+
+    def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        lazy_tensor.adopt(args[0], view(args, kwargs))
+        return args[0]
+
+    return handler
+
+
+def _copied(view: Any) -> Any:
+    """Operators such as `slice_copy`: what a view shows, in memory of its own."""
+
+    def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        got = view(args, kwargs)
+        clone, form = torch.ops.aten.clone.default, torch.contiguous_format
+        if isinstance(got, list):
+            return [clone(one, memory_format=form) for one in got]
+        return clone(got, memory_format=form)
+
+    return handler
+
+
+def register() -> None:
+    """Put the view operators into the dispatcher."""
+    for name, ops_of in _OPS.items():
+        packet, _, overload = name.removeprefix("aten::").partition(".")
+        func = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if func is not None:
+            dispatch.SPECIAL[name] = _view_handler(func, ops_of)
+    dispatch.SPECIAL["aten::as_strided"] = _as_strided
+    for name in (*_OPS, "aten::as_strided"):
+        packet, _, overload = name.partition(".")
+        copying = f"{packet}_copy.{overload}" if overload else f"{packet}_copy"
+        dispatch.SPECIAL[copying] = _copied(dispatch.SPECIAL[name])
+    for name in _IN_PLACE:
+        dispatch.SPECIAL[f"aten::{name}"] = _in_place(dispatch.SPECIAL[f"aten::{_IN_PLACE[name]}"])
+
+
+register()

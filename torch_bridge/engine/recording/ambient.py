@@ -1,0 +1,52 @@
+"""Modes of torch and JAX that decide what an operation does, and that a captured step finds.
+
+>>> before = ambient()
+>>> with torch.no_grad():
+...     ambient() == before
+False
+>>> ambient() == before
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from isoshard.torch_bridge._torch_internals.dispatcher import open_dispatches, open_functions
+from isoshard.torch_bridge.engine.recording import compile_settings
+
+
+def ambient() -> tuple[Any, ...]:
+    """Everything whose change asks for another program, whatever the step's code reads."""
+    autocast = torch.is_autocast_enabled("jax")
+    return (
+        compile_settings.current(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        (torch.get_autocast_dtype("jax"), torch.is_autocast_cache_enabled()) if autocast else None,
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.is_autocast_enabled("cpu"),
+        torch.is_anomaly_enabled(),
+        torch.get_num_threads(),
+        open_functions(),
+        open_dispatches(),
+        *[ask() for ask in _ASKED],
+    )
+
+
+_ASKED: list[Callable[[], Any]] = []
+
+
+def depends_on(ask: Callable[[], Any]) -> Callable[[], Any]:
+    """Let captured steps depend on what a function gives: a mode of another room.
+
+    Args:
+        ask: takes nothing and gives a hashable value, at once.
+    """
+    _ASKED.append(ask)
+    return ask

@@ -1,0 +1,94 @@
+"""Regions of a script that should be one program, or few different ones.
+
+A region looks at every tape that its thread (or asyncio task) executes while it is open. It can
+refuse execution altogether (the region then ends with one program), and count how many different
+programs the same code records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from isoshard.core.runtime import metrics
+
+from .recorder import recorder
+
+
+@dataclasses.dataclass(eq=False)
+class Region:
+    """A function, or a block of code.
+
+    Attributes:
+        name: for error messages and the report of compilations.
+        one_program: nothing may be executed before the region ends.
+        most: how many different programs it may record in all its runs; None for any number.
+        known: hashes of those it has recorded.
+    """
+
+    name: str
+    one_program: bool = False
+    most: int | None = None
+    known: set[int] = dataclasses.field(default_factory=set)
+
+    def check(self, tape: Any, *, ended: bool) -> None:
+        """Refuse a tape that is executed.
+
+        Raises:
+            RuntimeError: the region does not allow it.
+        """
+        if self.one_program and not ended:
+            raise RuntimeError(
+                f"{metrics.user_location()}: {self.name} was to be one program (full_graph=True), "
+                "but the value of a tensor is needed before it ends. Return the tensor and read it "
+                "afterwards (for a Python branch use torch.where), or leave full_graph away."
+            )
+        if self.most is None:
+            return
+        number = hash(tuple(tape.program))
+        if number not in self.known and len(self.known) >= self.most:
+            raise RuntimeError(
+                f"{metrics.user_location()}: {self.name} records another program, and "
+                f"max_different_graphs={self.most} were recorded before. New shapes, static "
+                "arguments and Python branches make new programs: pad inputs to a few sizes, give "
+                "what changes as a tensor, or allow more."
+            )
+        self.known.add(number)
+
+
+class inside:
+    """Context in which a region is open.
+
+    Args:
+        region: the region.
+        ended: its code has run, and what it recorded is executed now.
+    """
+
+    def __init__(self, region: Region, *, ended: bool = False):
+        """See the class."""
+        self._entry = (region, ended)
+
+    def __enter__(self) -> None:
+        """Open it."""
+        here = recorder()
+        self._around, here.regions = here.regions, (*here.regions, self._entry)
+
+    def __exit__(self, *exc: object) -> None:
+        """Close it."""
+        recorder().regions = self._around
+
+
+def check(tape: Any) -> None:
+    """Ask the open regions whether a tape may be executed here.
+
+    Raises:
+        RuntimeError: one of them does not allow it.
+    """
+    for region, ended in recorder().regions:
+        region.check(tape, ended=ended)
+
+
+def name() -> str | None:
+    """The name of the innermost open region."""
+    found = recorder().regions
+    return found[-1][0].name if found else None

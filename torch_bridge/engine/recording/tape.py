@@ -1,0 +1,288 @@
+"""The tape: operations waiting to be compiled together.
+
+Every torch operation on the `jax` device becomes one entry, `(recipe number, input slots)`. Recipes
+and inputs are interned to integers, so the entries of a training step are the key under which its
+compiled program is found again.
+
+A tape belongs to one thread or asyncio task, which alone records on it. Any thread may execute it:
+a value recorded on another one's tape is computed first (`materialize`).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from isoshard.core.errors import ShardingError
+from isoshard.core.layout.virtual_devices import Device
+from isoshard.torch_bridge.engine.values import layout_numbers as layouts
+from isoshard.torch_bridge.engine.values.value import Taken, Value
+
+from . import random_state
+from .immediate import Immediate, immediately, is_tracing, takes_constants
+from .recipes import RECIPES, Recipe
+from .recorder import Recorder, execute, materialize, recorder, replace, wire_new
+
+__all__ = [
+    "RECIPES",
+    "Immediate",
+    "Recipe",
+    "Recorder",
+    "Tape",
+    "immediately",
+    "is_tracing",
+    "materialize",
+    "recorder",
+    "replace",
+    "takes_constants",
+]
+
+LIMIT = 100_000
+"""Entries after which a tape is executed even if nobody asked for a value."""
+
+
+class Tape(Recorder):
+    """Entries recorded by one thread or task since the last `sync`.
+
+    Results are held weakly: one that nobody can see any more need not be computed. Of an input the
+    array is held, and the value weakly: one that nobody can see any more may be overwritten.
+
+    Attributes:
+        slots: what it knows, by slot: inputs, and weakly results.
+        program: the compile key so far: for an input, its interned shape and dtype; for an
+            operation, its recipe's number and input slots.
+        leaves: slots of the inputs.
+        marks: the layouts that its constraints ask for.
+        scalars: the lifted floats, in order of use.
+        words: the random keys taken.
+        recipes: what its numbers of recipes stand for.
+        done: it was executed (perhaps by another thread), and takes nothing more.
+        failed: it could not be executed as a whole.
+        fault: what the first of its operations that failed has raised; see `poisoned`.
+        home: the devices of the mesh that its inputs are on, in order; empty while none is.
+        lock: held while an entry is added, and while it is decided what is computed.
+    """
+
+    __slots__ = (
+        "_known",
+        "_views",
+        "done",
+        "failed",
+        "fault",
+        "home",
+        "leaves",
+        "lock",
+        "marks",
+        "program",
+        "recipes",
+        "scalars",
+        "slots",
+        "words",
+    )
+
+    def __init__(self):
+        """An empty tape."""
+        super().__init__()
+        self.slots: list[Taken | weakref.ref[Value]] = []
+        self.program: list[Any] = []
+        self.recipes: set[Recipe] = set()
+        self.leaves: list[int] = []
+        self.marks: set[int] = set()
+        self.scalars: list[Any] = []
+        self.words: list[random_state.Word] = []
+        self.done = False
+        self.failed = False
+        self.fault: Exception | None = None
+        self.home: tuple[Device, ...] = ()
+        self.lock = threading.RLock()
+        self._known: dict[Taken | None, int] = {}
+        self._views: dict[tuple[int, Any], tuple[int, int]] = {}
+
+    def record(
+        self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any] = ()
+    ) -> list[Value]:
+        """Add an operation and return its (recorded) results."""
+        known, slots = self._known, self.slots
+        entry = [recipe.number]
+        self.lock.acquire()  # half the price of `with`, and this is the hottest line
+        try:
+            ended = self.done or len(self.program) > LIMIT
+            for value in () if ended else inputs:
+                if value.tape is self:
+                    entry.append(value.slot)
+                    continue
+                slot = known.get(value.taken)
+                if slot is None:
+                    if value.array is None or (value.layout >= 0 and not self.joins(value.layout)):
+                        break
+                    slot = self._take(value)
+                entry.append(slot)
+            else:
+                if not ended:
+                    results = []
+                    for _ in range(recipe.count):
+                        value = Value(None, _UNPLACED, self, len(slots))
+                        results.append(value)
+                        slots.append(_weakly(value))
+                    self.program.append(tuple(entry))
+                    self.recipes.add(recipe)
+                    if scalars:
+                        self.scalars += scalars
+                    if recipe.random:
+                        self.words.append(random_state.take(self))
+                    return results
+        finally:
+            self.lock.release()
+        # Not under the lock: another thread may hold one of its own while it waits for this tape.
+        if ended:
+            return self._successor().record(recipe, inputs, scalars)
+        if value.array is None:
+            given = [one if one.tape is self else _settled(one) for one in inputs]
+            return recorder().record(recipe, given, scalars)
+        return self._on_another_mesh(recipe, inputs, scalars)
+
+    def forget(self) -> None:
+        """Let go of the inputs, after it was executed or if it never will be."""
+        slots = self.slots
+        for slot in self.leaves:
+            if slot < len(slots):
+                taken = slots[slot]
+                if isinstance(taken, Taken):
+                    taken.let_go(self)
+        slots.clear()
+        self._known.clear()
+
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Nothing recorded here will be asked for any more."""
+        if not ends():  # at the end of Python, this module's names are gone
+            self.forget()
+
+    def value(self, slot: int) -> Value | None:
+        """The value of a slot; None if it is dead."""
+        found = self.slots[slot]
+        return found.value() if isinstance(found, Taken) else found()
+
+    def inputs(self) -> list[Value | Taken]:
+        """What it takes from outside, in order."""
+        found = [self.slots[slot] for slot in self.leaves]
+        return [taken.holder() for taken in found if isinstance(taken, Taken)]
+
+    def layouts(self) -> set[int]:
+        """The layouts of its inputs, and those that its constraints ask for."""
+        return {one.layout for one in self.inputs()} | self.marks
+
+    def view(self, whole: Value, chain: Any) -> Value | None:
+        """The value of a view that was read before."""
+        whole_slot = self._slot(whole)
+        if whole_slot is None:
+            return None
+        found = self._views.get((whole_slot, chain))
+        if found is None:
+            return None
+        with self.lock:
+            return None if self.done else self._revived(*found)
+
+    def keep_view(self, whole: Value, chain: Any, part: Value) -> None:
+        """Remember the value of a view for as long as the tape lives."""
+        whole_slot, slot = self._slot(whole), self._slot(part)
+        if whole_slot is not None and slot is not None:
+            self._views[whole_slot, chain] = slot, part.layout
+
+    def joins(self, layout: int) -> bool:
+        """Whether a layout is over the devices of this tape; the first one decides."""
+        devices = layouts.devices(layout)
+        if len(devices) < 2 or devices == self.home:
+            return True
+        if not self.home:
+            self.home = devices
+            return True
+        return False
+
+    def _slot(self, value: Value) -> int | None:
+        if value.tape is self:
+            return value.slot
+        return None if value.taken is None else self._known.get(value.taken)
+
+    def _revived(self, slot: int, layout: int) -> Value:
+        """The value of a slot, made again if it is dead."""
+        found = self.slots[slot]
+        if isinstance(found, Taken):
+            return found.revived()
+        value = found()
+        if value is None:
+            value = Value(None, layout, self, slot)
+            self.slots[slot] = _weakly(value)
+        return value
+
+    def _take(self, value: Value) -> int:
+        """Make a value with an array an input."""
+        taken = value.as_taken()
+        taken.take(self, value)
+        slot = self._known[taken] = len(self.slots)
+        self.leaves.append(slot)
+        self.slots.append(taken)
+        self.program.append((value.array.shape, value.array.dtype))
+        return slot
+
+    def _successor(self) -> Recorder:
+        """The tape to go on with after this one was executed, or grew too long."""
+        if not self.done:
+            execute(self)
+        if recorder() is self:
+            replace(self.renewed())
+        return recorder()
+
+    def renewed(self) -> Tape:
+        """An empty tape in the place of this one."""
+        new = Tape()
+        new.take_over(self)
+        new.opened = self.opened
+        return new
+
+    def _on_another_mesh(
+        self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any]
+    ) -> list[Value]:
+        """Execute what is here, and go on with a tape for the other mesh.
+
+        Raises:
+            ShardingError: this one operation has inputs on both.
+        """
+        groups = {
+            self.home if value.tape is self else layouts.devices(value.layout)
+            for value in inputs
+            if value.tape is self or value.layout >= 0
+        }
+        groups = {group for group in groups if len(group) > 1}
+        if len(groups) > 1:
+            orders = " and ".join(str([device.id for device in group]) for group in groups)
+            raise ShardingError(
+                f"{recipe.name} has operands on meshes that number the devices differently: "
+                f"{orders}. Mark both with the same mesh, or move one with "
+                "isoshard.reshard(tensor, spec, mesh)."
+            )
+        execute(self)
+        return recorder().record(recipe, inputs, scalars)
+
+
+_weakly = weakref.ref
+_UNPLACED = layouts.UNPLACED
+
+
+def _settled(value: Value) -> Value:
+    """A value of another recorder, computed.
+
+    What a step writes that another thread captures is not there before the capture ends: until
+    then the memory holds what it held.
+    """
+    held = value.tape
+    before = None if held is None else held.value_before(value)
+    if before is None:
+        materialize([value])
+        return value
+    return before
+
+
+wire_new(Tape)

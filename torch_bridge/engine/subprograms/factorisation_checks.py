@@ -1,0 +1,42 @@
+"""Whether a factorisation succeeded: torch asks after each, and raises where it did not.
+
+`torch.linalg.inv`, `solve`, `cholesky` and others read the outcome at once, as on every torch
+device: the operations recorded so far are executed. Call the `_ex` variants (`torch.linalg.inv_ex`)
+where that is not wanted. Inside a captured step, and while JAX traces, there is no outcome yet: the
+step goes on, and the result of a matrix that cannot be factorised holds NaN or infinities, as
+JAX's own functions leave it.
+
+>>> import torch
+>>> torch.linalg.cholesky(-torch.eye(2, device="jax"))
+Traceback (most recent call last):
+...
+torch._C._LinAlgError: linalg.cholesky: The factorization could not be completed because the input \
+is not positive-definite (the leading minor of order 1 is not positive-definite).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jax.core import Tracer
+
+from isoshard.torch_bridge.engine.operators import dispatch, host_ops
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording.recorder import recorder
+
+from . import subtrace
+
+_CHECK = torch.ops.aten._linalg_check_errors.default
+_on_host = host_ops.on_host(_CHECK)
+
+
+def _check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if recorder().capture is not None or subtrace.is_recording():
+        return
+    if isinstance(lazy_tensor.read(args[0]).array, Tracer):
+        return
+    _on_host(args, kwargs)
+
+
+dispatch.SPECIAL[_CHECK.name()] = _check

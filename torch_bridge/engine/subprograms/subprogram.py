@@ -1,0 +1,145 @@
+"""A subprogram: a cut of a `SubTrace`, as a pure function that can be compared and hashed.
+
+Two runs of the same code give equal subprograms, so what was compiled for one serves the other,
+although the code ran twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from isoshard.torch_bridge.engine.compiling.interpreting import interpret
+from isoshard.torch_bridge.engine.recording import random_state
+from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
+from isoshard.torch_bridge.engine.values.views import Chain
+
+from .subtrace import SubTrace
+
+
+@dataclasses.dataclass(frozen=True)
+class Subprogram:
+    """A function of arrays, lifted floats and a PRNG key.
+
+    Attributes:
+        program: its entries; first one for each input.
+        live: slots of its results.
+        draws: for each entry that draws, which key it takes; see `SubTrace.draws`.
+        scalars: which of the recording's lifted floats it takes.
+        recipes: what the numbers of recipes in the entries stand for.
+    """
+
+    program: tuple[Any, ...]
+    live: tuple[int, ...]
+    draws: tuple[Any, ...]
+    scalars: tuple[int, ...]
+    recipes: frozenset[Recipe] = dataclasses.field(repr=False, compare=False)
+
+    def run(self, inputs: Sequence[Any], scalars: Any, key: Any) -> list[Any]:
+        """Its results, while JAX traces.
+
+        Args:
+            inputs: one array per input.
+            scalars: the floats that `scalars` names.
+            key: what its keys are made from; None if it draws none.
+        """
+        needed = [True] * len(self.program)
+        env = interpret(self.program, needed, inputs, scalars, self._keys(key))
+        return [env[slot] for slot in self.live]
+
+    def _keys(self, key: Any) -> Iterator[Any]:
+        for draw in self.draws:
+            if isinstance(draw, tuple):
+                yield from random_state.keys(jax.numpy.asarray([draw], np.uint32))
+            else:
+                yield jax.random.fold_in(key, draw)
+
+
+def cut(subtrace: SubTrace, given: Sequence[int], wanted: Sequence[int]) -> Subprogram:
+    """The function that computes some slots from others.
+
+    Args:
+        subtrace: what was recorded.
+        given: slots of its inputs; the inputs of the recording that it needs are among them.
+        wanted: slots of its results.
+    """
+    numbers = {slot: number for number, slot in enumerate(given)}
+    entries, needed = [], set(wanted) - set(given)
+    for entry, first, count, floats, draw in reversed(_described(subtrace)):
+        if needed.isdisjoint(range(first, first + count)):
+            continue
+        entries.append((entry, first, count, floats, draw))
+        needed.update(slot for slot in entry[1:] if slot not in numbers)
+    program: list[Any] = [_input(subtrace, slot) for slot in given]
+    at, draws, scalars = len(program), [], []
+    for entry, first, count, floats, draw in reversed(entries):
+        program.append((entry[0], *[numbers[slot] for slot in entry[1:]]))
+        for slot in range(first, first + count):
+            numbers.setdefault(slot, at + slot - first)
+        at += count
+        scalars += floats
+        draws += [] if draw is None else [subtrace.draws[draw]]
+    live = tuple([numbers[slot] for slot in wanted])
+    used = frozenset([RECIPES[entry[0]] for entry, *_ in entries])
+    return Subprogram(tuple(program), live, tuple(draws), tuple(scalars), used)
+
+
+def needed_slots(
+    subtrace: SubTrace, wanted: Sequence[int], available: Sequence[int], border: int
+) -> tuple[list[int], list[int]]:
+    """What a later part of the recording takes from an earlier one.
+
+    Views of something taken are made again instead.
+
+    Args:
+        subtrace: what was recorded.
+        wanted: slots that the later part computes.
+        available: slots that it can have anyway.
+        border: the first slot of the later part.
+
+    Returns:
+        The slots that it takes of those available, and its residuals.
+    """
+    at_hand, seen = set(available), set()
+    used, kept, stack = set(), set(), list(wanted)
+    while stack:
+        slot = stack.pop()
+        if slot in seen:
+            continue
+        seen.add(slot)
+        entry = subtrace.maker(slot)
+        if slot in at_hand:
+            used.add(slot)
+        elif entry is not None and (slot >= border or _is_view(entry)):
+            stack += entry[1:]
+        else:
+            kept.add(slot)
+    return sorted(used), sorted(kept)
+
+
+def _is_view(entry: Sequence[int]) -> bool:
+    recipe = RECIPES[entry[0]]
+    return recipe.name == "view" and isinstance(recipe.detail, Chain)
+
+
+def _input(subtrace: SubTrace, slot: int) -> Any:
+    """The entry of an input: shape and dtype, where the recording knows them."""
+    return subtrace.tokens.get(slot, ((), "computed before"))
+
+
+def _described(subtrace: SubTrace) -> list[Any]:
+    """The operations: entry, first slot, number of slots, floats, and which draw it is."""
+    found, slot, floats, draws = [], 0, 0, 0
+    for entry in subtrace.program:
+        if not isinstance(entry[0], int):
+            slot += 1
+            continue
+        recipe = RECIPES[entry[0]]
+        mine = range(floats, floats + recipe.lifted)
+        found.append((entry, slot, recipe.count, mine, draws if recipe.random else None))
+        slot, floats, draws = slot + recipe.count, floats + recipe.lifted, draws + recipe.random
+    return found

@@ -1,0 +1,386 @@
+"""Torch code recorded as a subprogram: the body of a loop or of a function, not run as it stands.
+
+Inside `SubTrace`, operations go to a list of their own. Its inputs are placeholder tensors; what
+the code reads from around it is found out and becomes an input as well, so nothing is frozen.
+Tensors from around that require a gradient are replaced by aliases that end the autograd graph, so
+the gradient of the code can be taken without what is behind them.
+
+>>> import torch
+>>> from isoshard.torch_bridge.engine.values.value import Aval
+>>> scale = torch.tensor([10.0]).to("jax")
+>>> subtrace = SubTrace()
+>>> x = subtrace.input(Aval.contiguous((1,), torch.float32))
+>>> with subtrace:
+...     y = x * scale + 1
+>>> [recipes[entry[0]].name for entry in subtrace.program if isinstance(entry[0], int)]
+['aten::mul.Tensor', 'aten::add.Tensor']
+>>> [storage is scale._storage for storage in subtrace.outside]
+[True]
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge._torch_internals.tensor_fields import sequence_number
+from isoshard.torch_bridge.dtypes import logical_dtype
+from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
+from isoshard.torch_bridge.engine.recording.graph_leaves import leaves_of
+from isoshard.torch_bridge.engine.recording.memory_log import MemoryLog, note_constant, noted_in
+from isoshard.torch_bridge.engine.recording.recipes import RECIPES as recipes
+from isoshard.torch_bridge.engine.recording.recipes import Recipe
+from isoshard.torch_bridge.engine.recording.recorder import Recorder, materialize, recorder, replace
+from isoshard.torch_bridge.engine.values.value import Aval, Storage, Value
+
+
+class SubTrace(Recorder):
+    """A recorder of the operations of a subprogram.
+
+    Attributes:
+        program: the entries, as `Tape.program`.
+        scalars: the lifted floats, in order of use.
+        draws: for each entry that draws, how far its key is from the first, or a key's `Word` if
+            the code seeds the device itself.
+        outside: memory from before that the code reads.
+        constants: values that the code brings from the host.
+        aliases: tensors from around that require a gradient, and what stands for each inside.
+        frozen: tensors from around that the code uses and that require none.
+        tokens: shape and dtype of each input, by slot.
+        recipes: what the numbers of recipes in the entries stand for.
+    """
+
+    def __init__(self) -> None:
+        """Nothing recorded yet."""
+        super().__init__()
+        self.opened = True
+        self.program: list[Any] = []
+        self.recipes: set[Recipe] = set()
+        self.scalars: list[Any] = []
+        self.draws: list[int | random_state.Word] = []
+        self.outside: list[Storage] = []
+        self.constants: list[Value] = []
+        self.aliases: list[tuple[lazy_tensor.LazyTensor, lazy_tensor.LazyTensor]] = []
+        self.frozen: list[weakref.ref[lazy_tensor.LazyTensor]] = []
+        self.tokens: dict[int, tuple[tuple[int, ...], Any]] = {}
+        self.log = self._touched = _Touched(self)
+        self._makers: list[tuple[int, ...] | None] = []
+        self._values: list[Value] = []
+        self._foreign: dict[int, int] = {}
+        self._views: dict[tuple[int, Any], Value] = {}
+        self._given: dict[int, tuple[lazy_tensor.LazyTensor, Value]] = {}
+        self._firsts: list[Value] = []
+        self._mode = _Aliasing(self)
+        self._mark: random_state.DrawnKeys | None = None
+        self._ended = False
+
+    def input(self, aval: Aval, *, requires_grad: bool = False) -> lazy_tensor.LazyTensor:
+        """A placeholder tensor, for a value to come."""
+        with noted_in(None):
+            tensor = lazy_tensor.fresh(aval, self._leaf(*aval.token))
+        self._touched.created[id(tensor._storage)] = -1
+        self._given[id(tensor)] = (tensor, tensor._storage.value)
+        tensor.requires_grad_(requires_grad)
+        return tensor
+
+    def __enter__(self) -> None:
+        """Record here from now on."""
+        self.take_over(recorder())
+        self.log = self._touched
+        self._before = replace(self)
+        self._mark = random_state.DrawnKeys()
+        self._mark.__enter__()
+        self._mode.__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        """Record where it was recorded before."""
+        assert self._mark is not None
+        self._ended = True
+        self._mode.__exit__(*exc)
+        self._mark.__exit__(*exc)
+        draws = self._mark.draws().words
+        self._mark.restore()
+        replace(self._before)
+        for value in self.constants:
+            note_constant(value)
+        if exc[0] is None:
+            self.draws += [self._relative(draw) for draw in draws]
+
+    def _relative(self, draw: Any) -> int | random_state.Word:
+        if len(draw) == 3:
+            return draw
+        state, offset = draw
+        if state is not random_state.STATE:
+            raise ValueError(
+                "code that runs as one loop or one function draws from a torch.Generator of its "
+                "own, which would give the same numbers each time; draw before, and pass the "
+                "numbers in, or leave generator= out"
+            )
+        return offset
+
+    # What a recorder does.
+
+    def record(
+        self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any] = ()
+    ) -> list[Value]:
+        """Add an operation."""
+        entry = (recipe.number, *[self.slot(value) for value in inputs])
+        self.program.append(entry)
+        self.recipes.add(recipe)
+        self.scalars += scalars
+        if recipe.random:
+            random_state.take(self)
+        return [self._new(entry) for _ in range(recipe.count)]
+
+    def view(self, whole: Value, chain: Any) -> Value | None:
+        """The value of a view that was read before."""
+        return self._views.get((self.slot(whole), chain))
+
+    def keep_view(self, whole: Value, chain: Any, part: Value) -> None:
+        """Remember the value of a view."""
+        self._views[self.slot(whole), chain] = part
+
+    # What the code did.
+
+    def slot(self, value: Value) -> int:
+        """The number of a value here."""
+        if value.tape is self:
+            return value.slot
+        found = self._foreign.get(id(value))
+        if found is None:
+            if value.array is None:
+                materialize([value])
+            array: Any = value.array
+            found = self._meet(value, array.shape, array.dtype)
+            self.constants.append(value)
+        return found
+
+    def slots(self, tensors: Sequence[lazy_tensor.LazyTensor]) -> list[int]:
+        """The numbers of the present values of tensors; to be called inside."""
+        return [self.slot(lazy_tensor.read(tensor)) for tensor in tensors]
+
+    def alias(self, tensor: Any) -> Any:
+        """What stands for a tensor in here."""
+        return self._mode.inside(tensor) if isinstance(tensor, lazy_tensor.LazyTensor) else tensor
+
+    def maker(self, slot: int) -> tuple[int, ...] | None:
+        """The entry that computes a slot; None for an input."""
+        return self._makers[slot]
+
+    def hoist(self, storage: Storage) -> None:
+        """Make memory from before an input."""
+        value = storage.value
+        if value.tape is not self and id(value) not in self._foreign:
+            self._meet(value, *storage.aval.token)
+            self.outside.append(storage)
+            self._firsts.append(value)
+
+    def outside_slots(self) -> list[int]:
+        """The number of what each of `outside` held before."""
+        return [self._foreign[id(value)] for value in self._firsts]
+
+    def constant_tensors(self) -> list[lazy_tensor.LazyTensor]:
+        """`constants` as tensors."""
+        found = []
+        for value in self.constants:
+            size, dtype = self.tokens[self.slot(value)]
+            found.append(lazy_tensor.fresh(Aval.contiguous(size, logical_dtype(dtype)), value))
+        return found
+
+    def constant_slots(self) -> list[int]:
+        """The numbers of `constants`."""
+        return [self.slot(value) for value in self.constants]
+
+    def written(self) -> list[tuple[Storage, int]]:
+        """Memory from before to which the code wrote, with the slot of what it holds now."""
+        return [
+            (storage, self.slot(storage.value))
+            for storage, first in zip(self.outside, self._firsts, strict=True)
+            if not self._is_same(storage.value, first)
+        ]
+
+    def written_inputs(self) -> list[lazy_tensor.LazyTensor]:
+        """Inputs that the code wrote to."""
+        return [
+            tensor
+            for tensor, first in self._given.values()
+            if not self._is_same(tensor._storage.value, first)
+        ]
+
+    def refuse_gradients_behind(self, carried: Sequence[lazy_tensor.LazyTensor], what: str) -> None:
+        """Refuse gradients taken inside with respect to tensors from around.
+
+        What the runs before did with such a tensor would be missing where a graph leads to them.
+
+        Args:
+            carried: inputs behind which the graph of the run before would go on.
+            what: what the code is, for messages.
+        """
+        self._mode.refuse_behind(carried, what)
+
+    def put_back(self) -> None:
+        """Give memory from before what it held."""
+        for storage, first in zip(self.outside, self._firsts, strict=True):
+            storage.value = first
+
+    def forget(self) -> None:
+        """Let go of what was there before: a value that is held would be kept by every program."""
+        self._values.clear()
+        self._firsts.clear()
+        self._given.clear()
+        self.constants = []
+        self.outside = []
+        self.aliases = []
+        self._mode.forget()
+
+    def check_execution(self) -> None:
+        """Raise for a value that is wanted now.
+
+        Raises:
+            RuntimeError: always.
+        """
+        if self._ended:
+            raise RuntimeError(
+                "a tensor that was made by code that runs as one loop or one function of the "
+                "compiled program outlives it: it was kept in an attribute, a list or a variable, "
+                "and stands for a value of every step. Return the tensor from that code instead."
+            )
+        raise RuntimeError(
+            "code that runs as one loop or one function of the compiled program needs the value of "
+            "a tensor that is not computed yet. Return the tensor, and read it outside (for a "
+            "Python branch, use torch.where)."
+        )
+
+    def _is_same(self, value: Value, first: Value) -> bool:
+        """Whether a value is what it was, but for marks of its layout."""
+        if value is first or (value.array is not None and value.array is first.array):
+            return True
+        if value.tape is not self:
+            return False
+        slot, begun = value.slot, self.slot(first)
+        while slot != begun:
+            entry = self._makers[slot]
+            if entry is None or recipes[entry[0]].name != "mark_sharding":
+                return False
+            slot = entry[1]
+        return True
+
+    def _meet(self, value: Value, shape: Any, dtype: Any) -> int:
+        slot = self._foreign[id(value)] = self._leaf(shape, dtype).slot
+        self._values.append(value)  # alive as long as its id stands for it
+        return slot
+
+    def _leaf(self, shape: Any, dtype: Any) -> Value:
+        value = self._new(None)
+        self.tokens[value.slot] = (tuple(shape), dtype)
+        self.program.append(self.tokens[value.slot])
+        return value
+
+    def _new(self, entry: tuple[int, ...] | None) -> Value:
+        value = Value(tape=self, slot=len(self._makers))
+        self._makers.append(entry)
+        return value
+
+
+class _Touched(MemoryLog):
+    """Hands memory from before to a `SubTrace` when it is first read or written."""
+
+    def __init__(self, subtrace: SubTrace):
+        super().__init__(Recorder())
+        self._subtrace = subtrace
+
+    def touch(self, storage: Storage) -> None:
+        if id(storage) not in self.created:
+            self._subtrace.hoist(storage)
+
+
+class _Aliasing(TorchFunctionMode):
+    """Replaces tensors from around that require a gradient by leaves of their own."""
+
+    def __init__(self, subtrace: SubTrace):
+        super().__init__()
+        self._subtrace = subtrace
+        self._known: dict[int, Any] = {}
+        self._begun = _sequence()
+        self._carried: set[int] = set()
+        self._what = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not torch.is_grad_enabled() or recorder() is not self._subtrace:
+            return func(*args, **(kwargs or {}))
+        args, kwargs = pytree.tree_map_only(
+            lazy_tensor.LazyTensor, self.inside, (args, kwargs or {})
+        )
+        if func is torch.autograd.grad:
+            self._check_gradient(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def refuse_behind(self, carried: Sequence[lazy_tensor.LazyTensor], what: str) -> None:
+        self._carried, self._what = {id(one) for one in carried}, what
+
+    def _check_gradient(self, outputs: Any, inputs: Any, *_: Any, **__: Any) -> None:
+        asked = pytree.tree_leaves(inputs)
+        aliases = [
+            alias for _, alias in self._subtrace.aliases if any(alias is one for one in asked)
+        ]
+        if not aliases or not self._carried:
+            return
+        graphs = [one.grad_fn for one in pytree.tree_leaves(outputs) if one is not None]
+        if not self._carried.isdisjoint(id(leaf) for leaf in leaves_of(graphs)):
+            raise ValueError(
+                f"{self._what} takes the gradient of a tensor of shape {tuple(aliases[0].shape)} "
+                "from outside of the loop, and what earlier steps did with it would be missing. "
+                "Detach what is handed on from step to step, or take the gradient outside."
+            )
+
+    def inside(self, tensor: lazy_tensor.LazyTensor) -> lazy_tensor.LazyTensor:
+        found = self._known.get(id(tensor))
+        if found is not None:
+            return found
+        if self._is_made_inside(tensor):
+            return tensor
+        if not tensor.requires_grad:
+            self._subtrace.frozen.append(weakref.ref(tensor))
+            return tensor
+        alias: Any = tensor.detach().requires_grad_()
+        self._subtrace.aliases.append((tensor, alias))
+        self._known[id(tensor)] = self._known[id(alias)] = alias
+        return alias
+
+    def forget(self) -> None:
+        """Let go of the tensors it knows."""
+        self._known.clear()
+
+    def _is_made_inside(self, tensor: lazy_tensor.LazyTensor) -> bool:
+        if tensor.grad_fn is None:
+            return id(tensor._storage) in self._subtrace.log.created
+        return sequence_number(tensor.grad_fn) >= self._begun
+
+
+def inside(tensors: Sequence[Any]) -> list[Any]:
+    """What stands for tensors in the code that is being recorded; themselves where none is.
+
+    Operators find it by themselves; a `torch.autograd.Function` is given its arguments as they are.
+    """
+    here = recorder()
+    if not isinstance(here, SubTrace) or not torch.is_grad_enabled():
+        return list(tensors)
+    return [here.alias(tensor) for tensor in tensors]
+
+
+def is_recording() -> bool:
+    """Whether this thread records a subprogram."""
+    return isinstance(recorder(), SubTrace)
+
+
+def _sequence() -> int:
+    """The number of the next node of this thread's autograd graph."""
+    with torch.enable_grad():
+        node = torch.zeros((), requires_grad=True).view(()).grad_fn
+    assert node is not None
+    return sequence_number(node) + 1

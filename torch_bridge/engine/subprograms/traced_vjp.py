@@ -1,0 +1,230 @@
+"""Torch code recorded together with its VJP.
+
+The code runs once, on placeholder tensors; then torch's own autograd runs backward from its
+results. One `SubTrace` records both, and is cut into subprograms: first the function, then its VJP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording.graph_leaves import leaves_of
+from isoshard.torch_bridge.engine.values.value import Aval, Storage, Value
+from isoshard.torch_bridge.engine.values.views import Chain
+
+from .subtrace import SubTrace
+
+Code = Callable[[list[Any]], Sequence[lazy_tensor.LazyTensor]]
+
+
+@dataclasses.dataclass(frozen=True)
+class CapturedInput:
+    """One argument of the recorded code.
+
+    Attributes:
+        aval: its size, stride and dtype.
+        wanted: whether its gradient is wanted.
+        carried: whether it comes from the run of the same code before.
+    """
+
+    aval: Aval
+    wanted: bool
+    carried: bool = False
+
+
+class TracedVjp:
+    """One run of some code, recorded with its VJP.
+
+    Args:
+        code: takes one tensor for each of `inputs`, and returns tensors.
+        inputs: what stands for its arguments.
+        what: what the code is, for messages.
+        backward: whether its VJP is recorded as well, where something wants a gradient.
+        may_write: whether it may write to inputs whose gradient is not wanted.
+        may_collect: whether it may call `backward` itself; its gradients are then among those
+            found.
+
+    Attributes:
+        aside: what was recorded.
+        inputs: the slot of each input.
+        wanted: whether the gradient of each input is wanted.
+        input_avals: the aval of each input.
+        results: the slot of each result.
+        avals: the aval of each result.
+        differentiable: numbers of the results that have a gradient.
+        border: the first slot of the backward part.
+        given: the slot of the gradient of each differentiable result.
+        gradients: for each input, and then for each alias, the slot of its gradient; None where it
+            has none.
+        written: memory from before that the code writes to, and the slot of what it writes.
+        changed: numbers of the inputs that the code writes to, and the slot of what it writes.
+
+    Raises:
+        TypeError: a result is no tensor on the `jax` device.
+        ValueError: the code writes to an argument, calls `backward`, or uses a tensor in a way that
+            hides its gradient.
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        inputs: Sequence[CapturedInput],
+        what: str,
+        *,
+        backward: bool = True,
+        may_write: bool = False,
+        may_collect: bool = False,
+    ):
+        """Run the code."""
+        self.aside = subtrace = SubTrace()
+        self._what, self._may_write, self._may_collect = what, may_write, may_collect
+        tensors = [
+            subtrace.input(Aval.contiguous(one.aval.meta.size, one.aval.meta.dtype))
+            for one in inputs
+        ]
+        for one, tensor in zip(inputs, tensors, strict=True):
+            tensor.requires_grad_(one.wanted)
+        self._tensors = tensors
+        subtrace.refuse_gradients_behind(
+            [one for one, given in zip(tensors, inputs, strict=True) if given.carried], what
+        )
+        self.wanted = [one.wanted for one in inputs]
+        self.input_avals = [tensor._aval for tensor in tensors]
+        wants = any(one.wanted for one in inputs) or (backward and torch.is_grad_enabled())
+        try:
+            with subtrace:
+                self.inputs = subtrace.slots(tensors)
+                with torch.set_grad_enabled(wants):
+                    results = list(code(tensors))
+                self._note(results)
+                if backward and self.differentiable:
+                    self._differentiate(results)
+        finally:
+            subtrace.put_back()
+
+    def _note(self, results: list[Any]) -> None:
+        for result in results:
+            if not isinstance(result, lazy_tensor.LazyTensor):
+                kind = f"on {result.device}" if isinstance(result, torch.Tensor) else repr(result)
+                raise TypeError(
+                    f"{self._what} must return tensors on the {naming.current().type} device, "
+                    f"and returned one {kind}"
+                )
+        results[:] = [self.aside.alias(result) for result in results]
+        collected = [one for one in self._leaves() if one.grad is not None]
+        if collected and not self._may_collect:
+            raise ValueError(
+                f"{self._what} calls backward(), whose gradient for a tensor of shape "
+                f"{tuple(collected[0].shape)} would be lost; return the loss, and call backward() "
+                "on what comes out"
+            )
+        self.results = self.aside.slots(results)
+        self.avals = [Aval.contiguous(tuple(one.shape), one.dtype) for one in results]
+        self.annotations = [None if one._chain.ops else one._storage.annotation for one in results]
+        self.differentiable = [n for n, one in enumerate(results) if one.requires_grad]
+        self.written = self.aside.written()
+        written = {id(tensor) for tensor in self.aside.written_inputs()}
+        self.changed = [
+            (number, self.aside.slot(tensor._storage.value))
+            for number, tensor in enumerate(self._tensors)
+            if id(tensor) in written
+        ]
+        if self.changed and not self._may_write:
+            changed = [self._tensors[number] for number, _ in self.changed]
+            sizes = ", ".join(f"{tuple(one.shape)} {one.dtype}" for one in changed)
+            raise ValueError(
+                f"{self._what} writes to its arguments in place ({sizes}), and would not do so "
+                "each time it is used; write to a copy (x.clone()) and return that"
+            )
+        for storage, _ in self.written:
+            for original, alias in self.aside.aliases:
+                if alias._storage is storage:
+                    raise ValueError(
+                        f"{self._what} writes in place to a tensor of shape "
+                        f"{tuple(original.shape)} that requires a gradient and comes from outside; "
+                        "return the new value instead"
+                    )
+
+    def _leaves(self) -> list[lazy_tensor.LazyTensor]:
+        return [*self._tensors, *(alias for _, alias in self.aside.aliases)]
+
+    def _differentiate(self, results: Sequence[lazy_tensor.LazyTensor]) -> None:
+        leaves = self._leaves()
+        self._check_graph(results, leaves)
+        grads = [self.aside.input(self.avals[number]) for number in self.differentiable]
+        self.given = self.aside.slots(grads)
+        self.border = min(self.given, default=0)
+        with _without_autocast():
+            torch.autograd.backward([results[number] for number in self.differentiable], grads)
+        self.gradients: list[int | None] = []
+        for leaf in leaves:
+            grad = leaf.grad
+            self.gradients.append(
+                self.aside.slot(lazy_tensor.read(grad))
+                if isinstance(grad, lazy_tensor.LazyTensor)
+                else None
+            )
+            leaf.grad = None
+
+    def _check_graph(
+        self, results: Sequence[lazy_tensor.LazyTensor], leaves: Sequence[lazy_tensor.LazyTensor]
+    ) -> None:
+        """Refuse a graph that ends in a tensor from around."""
+        mine = {id(leaf) for leaf in leaves}
+        for variable in leaves_of([results[number].grad_fn for number in self.differentiable]):
+            if id(variable) in mine:
+                continue
+            made_here = (
+                isinstance(variable, lazy_tensor.LazyTensor)
+                and id(variable._storage) in self.aside.log.created
+            )
+            if not made_here:
+                raise ValueError(
+                    f"{self._what} hands a tensor from outside to a torch.autograd.Function: one "
+                    f"of shape {tuple(variable.shape)}, which requires a gradient. Make it an "
+                    f"argument of {self._what}."
+                )
+
+
+def whole(storage: Storage) -> lazy_tensor.LazyTensor:
+    """All of a storage, as a tensor."""
+    return lazy_tensor.new_tensor(storage.aval, storage, Chain.root(storage.aval))
+
+
+def wants_as_before(originals: Sequence[Any], frozen: Sequence[Any]) -> bool:
+    """Whether tensors from around want gradients as they did when some code was recorded.
+
+    Args:
+        originals: those that wanted one.
+        frozen: weak references to those that wanted none.
+    """
+    thawed = (tensor() for tensor in frozen)
+    return all(one.requires_grad for one in originals) and not any(
+        one is not None and one.requires_grad for one in thawed
+    )
+
+
+def snapshots(tensors: Sequence[Any], values: Sequence[Value]) -> list[Any]:
+    """The residuals as tensors: one that needs no gradient may be written to before backward."""
+    return [
+        tensor if tensor.requires_grad else lazy_tensor.fresh(tensor._aval, value)
+        for tensor, value in zip(tensors, values, strict=True)
+    ]
+
+
+def aval_of(tensor: Any) -> Aval:
+    """Shape and dtype of a tensor, whatever its strides."""
+    return Aval.contiguous(tuple(tensor.shape), tensor.dtype)
+
+
+def _without_autocast() -> contextlib.AbstractContextManager[Any]:
+    if torch.is_autocast_enabled("jax"):
+        return torch.autocast("jax", enabled=False)
+    return contextlib.nullcontext()

@@ -1,0 +1,84 @@
+"""A recorded run, cut into two subprograms: a function and its VJP."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from isoshard.torch_bridge.engine.values.value import Aval
+
+from .subprogram import Subprogram, cut, needed_slots
+from .traced_vjp import TracedVjp, aval_of
+
+
+@dataclasses.dataclass(frozen=True)
+class VjpPartition:
+    """The two subprograms of a run.
+
+    Attributes:
+        forward: gives the wanted results, and then the residuals.
+        backward: takes the gradients of the differentiable results, the inputs `used`, and the
+            residuals; gives the gradients of what is `wanted`, where it `has` one. None if no
+            gradient is wanted.
+        used: slots of the inputs that backward takes.
+        kept: slots of the residuals.
+        wanted: what has a gradient: numbers of inputs, and of aliases after them.
+        has: whether the code's results depend on each of those.
+        avals: of the gradients wanted.
+    """
+
+    forward: Subprogram
+    backward: Subprogram | None
+    used: tuple[int, ...]
+    kept: tuple[int, ...]
+    wanted: tuple[int, ...]
+    has: tuple[bool, ...]
+    avals: tuple[Aval, ...]
+
+
+def cut_both(
+    run: TracedVjp,
+    given: Sequence[int],
+    results: Sequence[int],
+    each: Sequence[int] = (),
+    *,
+    wants: bool,
+    recompute: bool = False,
+) -> VjpPartition:
+    """Cut a run in two.
+
+    Args:
+        run: code and its gradient.
+        given: slots of the inputs of forward.
+        results: slots of its results.
+        each: those of `given` that are residuals, as they are gone when backward runs.
+        wants: whether a gradient is wanted.
+        recompute: whether backward recomputes what it can, instead of having residuals kept.
+    """
+    if not wants:
+        return VjpPartition(cut(run.aside, given, results), None, (), (), (), (), ())
+    slots, wanted, avals = [], [], []
+    aliases = [alias for _, alias in run.aside.aliases]
+    for number, slot in enumerate(run.gradients):
+        if number >= len(run.inputs):
+            avals.append(aval_of(aliases[number - len(run.inputs)]))
+        elif run.wanted[number]:
+            avals.append(run.input_avals[number])
+        else:
+            continue
+        wanted.append(number)
+        slots.append(slot)
+    found = [slot for slot in slots if slot is not None]
+    border = 0 if recompute else run.border
+    taken, kept = needed_slots(run.aside, found, [*given, *run.given], border)
+    used = [slot for slot in taken if slot in given and slot not in each]
+    kept = [*(slot for slot in taken if slot in each), *kept]
+    return VjpPartition(
+        cut(run.aside, given, [*results, *kept]),
+        cut(run.aside, [*run.given, *used, *kept], found),
+        tuple(used),
+        tuple(kept),
+        tuple(wanted),
+        tuple([slot is not None for slot in slots]),
+        tuple(avals),
+    )

@@ -1,0 +1,100 @@
+"""Functions that torch composes of others in Python, with the handlers of those others in force.
+
+`torch.nn.functional.relu` begins by asking for `__torch_function__`, and is then called anew with
+all of that switched off, so a handler for a function inside it would not be seen. Here it runs as
+if nobody overrode it, and what it calls is asked again.
+
+>>> from torch.overrides import handle_torch_function, has_torch_function
+>>> def double(x):                                        # as torch.overrides asks for
+...     if has_torch_function((x,)):
+...         return handle_torch_function(double, (x,), x)
+...     return torch.add(x, x)
+>>> seen_through(double)(torch.ones(1))
+tensor([2.])
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_ASKING = (
+    "has_torch_function",
+    "has_torch_function_unary",
+    "has_torch_function_variadic",
+)
+
+
+class _UnwrappedGlobals(dict):
+    """Globals in which nobody overrides anything, and everything else is as it is now."""
+
+    def __init__(self, live: dict[str, Any]) -> None:
+        super().__init__(dict.fromkeys(_ASKING, _nobody), __builtins__=live["__builtins__"])
+        self._live = live
+
+    def __missing__(self, name: str) -> Any:
+        return self._live[name]
+
+
+def _nobody(*_: Any) -> bool:
+    return False
+
+
+@functools.lru_cache(maxsize=1024)
+def seen_through(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function below its question for overrides.
+
+    Args:
+        function: as `__torch_function__` is given it.
+
+    Returns:
+        For a Python function that asks by a global name of `torch.overrides`, one that does not
+        ask and whose calls are looked at again. For any other, the function itself with overrides
+        switched off.
+    """
+    if isinstance(function, types.FunctionType) and _asks(function):
+        told = types.FunctionType(
+            function.__code__,
+            _UnwrappedGlobals(function.__globals__),
+            function.__name__,
+            function.__defaults__,
+            function.__closure__,
+        )
+        told.__kwdefaults__ = function.__kwdefaults__
+        return functools.partial(_once, function, told)
+    return functools.partial(_plainly, function)
+
+
+class _UnwrappedHere(threading.local):
+    def __init__(self) -> None:
+        self.running: set[Any] = set()
+
+
+_THREAD = _UnwrappedHere()
+
+
+def _once(function: Any, told: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Look into a function, but not again inside it: some methods call C++ under their own name."""
+    if function in _THREAD.running:
+        return _plainly(function, *args, **kwargs)
+    _THREAD.running.add(function)
+    try:
+        return told(*args, **kwargs)
+    finally:
+        _THREAD.running.discard(function)
+
+
+def _plainly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with torch.DisableTorchFunctionSubclass():
+        return function(*args, **kwargs)
+
+
+def _asks(function: types.FunctionType) -> bool:
+    names = [name for name in _ASKING if name in function.__code__.co_names]
+    own = function.__globals__
+    return bool(names) and all(own.get(name) is getattr(torch.overrides, name) for name in names)

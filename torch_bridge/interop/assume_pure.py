@@ -1,0 +1,356 @@
+"""Torch code that is recorded once, and then is one entry of every program that calls it.
+
+Recording an operation costs some microseconds each time. A function that depends on its arguments
+alone need not be run again for the same shapes: a call of it is a single entry, with the VJP that
+torch's autograd gives it.
+
+>>> import torch, isoshard.torch_bridge
+>>> runs = []
+>>> @assume_pure
+... def norm(x, axis=-1):
+...     runs.append(1)
+...     return x / x.square().sum(axis, keepdim=True).sqrt()
+>>> x = torch.tensor([[3.0, 4.0]], device="jax", requires_grad=True)
+>>> for _ in range(5):
+...     y = norm(x)
+>>> y
+tensor([[0.6000, 0.8000]], device='jax:0', grad_fn=<_PureBackward>)
+>>> len(runs)
+1
+>>> norm(x)[0, 0].backward()
+>>> x.grad
+tensor([[ 0.1280, -0.0960]], device='jax:0')
+
+What the function takes from around it (a module's parameters) is read anew in each call, and has
+gradients; a tensor put in its place later is not noticed, so give such tensors as arguments.
+In-place changes to tensors that need no gradient (the statistics of BatchNorm) happen in each call.
+Random numbers are new ones in each call, but not those of the plain function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.runtime.exact_keys import exact
+from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge.engine.capture.reachable import modules_of
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.engine.subprograms import subtrace
+from isoshard.torch_bridge.engine.subprograms.recorded_call import RecordedCall, once_of
+from isoshard.torch_bridge.engine.subprograms.traced_vjp import (
+    CapturedInput,
+    TracedVjp,
+    snapshots,
+    wants_as_before,
+    whole,
+)
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values.value import Aval, Storage
+
+
+class Pure:
+    """A function that is recorded once for all arguments alike; see `assume_pure`."""
+
+    def __init__(self, function: Callable[..., Any], *, seeded: bool = False):
+        """See `assume_pure`."""
+        functools.update_wrapper(self, function, updated=())
+        self._function = function
+        self._seeded = seeded
+        self._known: Bounded[Any, _Recorded] = Bounded(PROGRAMS)
+        self._modules: list[torch.nn.Module] | None = None
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """As a method: the object is an argument like others, and must be hashable."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it.
+
+        Raises:
+            TypeError: an argument is neither a tensor nor hashable, or `rng_seed` is missing.
+            ValueError: the function hides a gradient, or writes to a tensor that requires one.
+        """
+        seed = self._seed(kwargs) if self._seeded else []
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if tapes.is_tracing() or not all(
+            isinstance(one, lazy_tensor.LazyTensor) for one in tensors
+        ):
+            return self._plainly(seed, args, kwargs)
+        tensors = subtrace.inside(tensors)
+        fixed = tuple([_fixed(leaf) for leaf in leaves])
+        wants = torch.is_grad_enabled()
+        inputs = tuple([CapturedInput(one._aval, wants and one.requires_grad) for one in tensors])
+        key = (structure, fixed, inputs, wants, *self._modes())
+        try:
+            recorded = self._known.get(key)
+        except TypeError as error:
+            raise TypeError(
+                f"a pure function takes tensors and hashable arguments: {error}"
+            ) from None
+        if recorded is None or not recorded.is_current():
+            recorded = self._record(leaves, structure, inputs)
+            if recorded.can_be_kept():
+                self._known[key] = recorded
+        return recorded.call(tensors, seed)
+
+    def _seed(self, kwargs: dict[str, Any]) -> list[Any]:
+        seed = kwargs.pop("rng_seed", None)
+        if seed is None:
+            raise TypeError(
+                f"{self._function} draws its random numbers from a seed: pass rng_seed=.., an int "
+                "or a tensor of one integer"
+            )
+        if isinstance(seed, torch.Tensor):
+            return [seed]
+        host = torch.tensor(seed, dtype=torch.int64)
+        return [lazy_tensor.fresh(Aval.contiguous((), torch.int64), lazy_tensor.host_value(host))]
+
+    def _plainly(self, seed: list[Any], args: Any, kwargs: Any) -> Any:
+        """On other devices, and while JAX traces, it is the function itself."""
+        if not seed:
+            return self._function(*args, **kwargs)
+        with torch.random.fork_rng(device_type="cpu", devices=[]):
+            torch.manual_seed(int(seed[0]))
+            return self._function(*args, **kwargs)
+
+    def _modes(self) -> tuple[Any, ...]:
+        """What the function's Python code may ask for besides its arguments."""
+        modules = self._modules
+        if modules is None:
+            modules = self._modules = modules_of(self._function)
+        return (
+            tuple([module.training for module in modules]),
+            torch.is_autocast_enabled("jax") and torch.get_autocast_dtype("jax"),
+        )
+
+    def _record(
+        self, leaves: list[Any], structure: Any, inputs: Sequence[CapturedInput]
+    ) -> _Recorded:
+        found: list[Any] = [None, None]
+        name = getattr(self._function, "__name__", type(self._function).__name__)
+
+        def code(tensors: list[Any]) -> Sequence[Any]:
+            given = iter(tensors)
+            filled = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            args, kwargs = pytree.tree_unflatten(filled, structure)
+            results, found[1] = pytree.tree_flatten(self._function(*args, **kwargs))
+            found[0] = [_FREE if isinstance(one, torch.Tensor) else one for one in results]
+            return [one for one in results if isinstance(one, torch.Tensor)]
+
+        run = TracedVjp(code, inputs, f"the pure function {name}", may_write=True)
+        wants = any(one.wanted for one in inputs)
+        entry = once_of(run, name, wants=wants, seeded=self._seeded)
+        recorded = run.aside
+        result = _Recorded(
+            entry,
+            found[0],
+            found[1],
+            list(run.annotations),
+            [original for original, _ in recorded.aliases] if entry.differentiable else [],
+            recorded.frozen,
+            recorded.outside,
+            recorded.constant_tensors(),
+            recorded.scalars,
+            [storage for storage, _ in run.written],
+            [number for number, _ in run.changed],
+        )
+        recorded.forget()
+        return result
+
+
+def assume_pure(
+    fn: Callable[..., Any], *, add_rng_seed_argument: bool = False
+) -> Callable[..., Any]:
+    """Promise that a function's results depend on its arguments alone.
+
+    Args:
+        fn: takes and returns tensors on the `jax` device, in any nesting, and hashable values.
+        add_rng_seed_argument: the new function takes `rng_seed=` as well, an int or an integer
+            tensor, and with the same seed draws the same random numbers.
+
+    Returns:
+        A function with the same results, whose Python code runs once for each combination of
+        shapes, dtypes and other arguments. On other devices it is `fn`.
+    """
+    if not callable(fn):
+        raise TypeError(f"assume_pure takes a function, not {type(fn).__name__}")
+    return Pure(fn, seeded=add_rng_seed_argument)
+
+
+class PureModule(torch.nn.Module):
+    """A module that is recorded once for all arguments alike.
+
+    >>> layer = PureModule(torch.nn.Linear(3, 2).to("jax"))
+    >>> layer(torch.ones(4, 3, device="jax")).shape
+    torch.Size([4, 2])
+    >>> [name for name, _ in layer.named_parameters()]
+    ['_module.weight', '_module.bias']
+
+    Its parameters and buffers are inputs of what is recorded, so others may be put in their place.
+
+    Args:
+        module: its result depends on parameters, buffers and arguments alone.
+    """
+
+    def __init__(self, module: torch.nn.Module):
+        """See the class."""
+        super().__init__()
+        self._module = module
+        vars(self)["_forward"] = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the module's."""
+        if vars(self).get("_forward") is None:
+            vars(self)["_forward"] = Pure(functools.partial(_functional, self._module))
+        params = dict(self._module.named_parameters())
+        buffers = dict(self._module.named_buffers())
+        return vars(self)["_forward"](params, buffers, args, kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies record anew."""
+        return {**vars(self), "_forward": None}
+
+
+def _functional(module: torch.nn.Module, params: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
+    return torch.func.functional_call(module, (params, buffers), args, kwargs)
+
+
+class _Free:
+    """Stands for a tensor where the rest of a nesting is kept."""
+
+
+_FREE = _Free()
+
+
+def _fixed(leaf: Any) -> Any:
+    return _FREE if isinstance(leaf, torch.Tensor) else exact(leaf)
+
+
+@dataclasses.dataclass
+class _Recorded:
+    """A function that was recorded, and what it takes besides its arguments.
+
+    Attributes:
+        entry: its entries on a tape, forward and backward.
+        leaves: its results that are no tensors, and a `_Free` for each tensor.
+        structure: how the results are nested.
+        annotations: how each tensor among them was marked.
+        originals: tensors from around that want a gradient.
+        frozen: tensors from around that wanted none.
+        outside: memory from around that is read.
+        constants: tensors that it brought from the host.
+        scalars: its lifted floats.
+        written: memory from around that it writes to.
+        changed: numbers of the arguments that it writes to.
+    """
+
+    entry: RecordedCall
+    leaves: list[Any]
+    structure: Any
+    annotations: list[Any]
+    originals: list[Any]
+    frozen: list[Any]
+    outside: list[Storage]
+    constants: list[Any]
+    scalars: list[Any]
+    written: list[Storage]
+    changed: list[int]
+
+    def can_be_kept(self) -> bool:
+        """Whether nothing in it is of this call alone."""
+        for original in self.originals:
+            if original.grad_fn is not None:
+                raise ValueError(
+                    f"a pure function uses a tensor of shape {tuple(original.shape)} from around "
+                    "it that was computed from others which require a gradient; make it an argument"
+                )
+        return not any(isinstance(number, torch.SymFloat) for number in self.scalars)
+
+    def is_current(self) -> bool:
+        """Whether the tensors from around want gradients as before."""
+        return wants_as_before(self.originals, self.frozen)
+
+    def floats(self, piece: Any) -> list[Any]:
+        """The lifted floats that an entry takes."""
+        return [self.scalars[number] for number in piece.scalars]
+
+    def call(self, tensors: Sequence[Any], seed: list[Any]) -> Any:
+        """Record a call."""
+        around = [*map(whole, self.outside), *self.constants]
+        given = [*tensors, *around]
+        if self.entry.differentiable:
+            originals = subtrace.inside(self.originals)
+            results = _Pure.apply(self, len(tensors), seed, *given, *originals)
+        else:
+            results = self.record([lazy_tensor.read(one) for one in (*given, *seed)])
+        count = len(self.annotations)
+        with torch.no_grad():
+            for storage, new in zip(self.written, results[count:], strict=False):
+                lazy_tensor.write(whole(storage), lazy_tensor.read(new))
+            changed = [tensors[number] for number in self.changed]
+            for tensor, new in zip(changed, results[count + len(self.written) :], strict=False):
+                tensor.copy_(new)
+        for result, annotation in zip(results, self.annotations, strict=False):
+            if annotation is not None:
+                result._storage.annotation = annotation
+                result._storage.value.layout = layout_numbers.intern(annotation)
+        found = iter(results)
+        filled = [next(found) if leaf is _FREE else leaf for leaf in self.leaves]
+        return pytree.tree_unflatten(filled, self.structure)
+
+    def record(self, values: Sequence[Any]) -> list[Any]:
+        """Put the function on the tape; gives its results, what it writes, and the residuals."""
+        floats = self.floats(self.entry.parts.forward)
+        outputs = tapes.recorder().record(self.entry.forward, values, floats)
+        avals = [*self.entry.results, *self.entry.residuals]
+        return [lazy_tensor.fresh(aval, value) for aval, value in zip(avals, outputs, strict=True)]
+
+
+class _Pure(torch.autograd.Function):
+    """A pure function in torch's autograd graph."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, recorded: _Recorded, inputs: int, seed: list[Any], *tensors: Any
+    ) -> tuple[Any, ...]:
+        entry = recorded.entry
+        given = tensors[: len(tensors) - len(recorded.originals)]
+        values = [lazy_tensor.read(tensor) for tensor in given]
+        made = recorded.record([*values, *map(lazy_tensor.read, seed)])
+        count = len(entry.results)
+        ctx.recorded, ctx.inputs, ctx.width = recorded, inputs, len(tensors)
+        kept = snapshots(given, values)
+        ctx.save_for_backward(*(kept[number] for number in entry.saved), *made[count:])
+        gradients = set(entry.differentiable)
+        ctx.mark_non_differentiable(*[t for n, t in enumerate(made[:count]) if n not in gradients])
+        return tuple(made[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "a pure function has no gradients of gradients (create_graph=True); call the "
+                "function itself for those"
+            )
+        recorded: _Recorded = ctx.recorded
+        entry = recorded.entry
+        assert entry.parts.backward is not None
+        given = [*(grads[number] for number in entry.differentiable), *ctx.saved_tensors]
+        values = [lazy_tensor.read(tensor) for tensor in given]
+        found = tapes.recorder().record(
+            entry.backward, values, recorded.floats(entry.parts.backward)
+        )
+        result: list[Any] = [None] * ctx.width
+        first = ctx.width - len(recorded.originals) - ctx.inputs
+        for number, aval, value in zip(entry.parts.wanted, entry.parts.avals, found, strict=True):
+            place = number if number < ctx.inputs else number + first
+            result[place] = lazy_tensor.fresh(aval, value)
+        return (None, None, None, *result)

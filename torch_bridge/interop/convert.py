@@ -1,0 +1,109 @@
+"""Values at the border of a JAX trace: arrays as tensors, tensors as arrays, keys in a row."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax.core import Tracer
+from jax.sharding import NamedSharding
+
+from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.transfer.exchange import to_jax
+from isoshard.torch_bridge.dtypes import logical_dtype
+from isoshard.torch_bridge.engine.compiling import input_placement
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.values.value import Aval, Value
+from isoshard.torch_bridge.framework import Torch
+from isoshard.torch_bridge.layout.widths import astype, for_jax
+
+SAID: weakref.WeakKeyDictionary[Value, NamedSharding] = weakref.WeakKeyDictionary()
+"""Where JAX runs torch code: layouts of arguments on the user's mesh, typed functions' results."""
+
+
+def wrap(leaf: Any, dtype: torch.dtype | None = None, said: NamedSharding | None = None) -> Any:
+    """A tensor over an array or tracer.
+
+    Args:
+        leaf: a `jax.Array`, a NumPy array, a tensor on any device, or anything else.
+        dtype: the logical dtype; that of the array if not given.
+        said: the array's layout on the user's mesh, if that has Explicit axes.
+
+    Returns:
+        A tensor on the `jax` device; what is neither array nor tensor as it is.
+    """
+    if isinstance(leaf, lazy_tensor.LazyTensor):
+        return leaf
+    if isinstance(leaf, torch.Tensor):
+        with jax.ensure_compile_time_eval():
+            leaf, dtype = Torch().array(leaf.detach()), leaf.dtype
+    if isinstance(leaf, np.ndarray):
+        with jax.ensure_compile_time_eval():
+            leaf = to_jax(leaf)
+    if isinstance(leaf, UnevenArray):
+        raise TypeError(
+            f"a torch function takes whole arrays, and given was {leaf}; let it be computed in its "
+            "blocks: iso.domain.lift(function)(..)"
+        )
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    aval = Aval.contiguous(tuple(leaf.shape), dtype or logical_dtype(leaf.dtype))
+    value = Value.handed(leaf if leaf.dtype == aval.physical else astype(leaf, aval.physical))
+    if said is not None:
+        SAID[value] = said
+    return lazy_tensor.fresh(aval, value)
+
+
+def unwrap(leaf: Any) -> Any:
+    """The array or tracer of a tensor on any device, as JAX has it; anything else as it is."""
+    if isinstance(leaf, lazy_tensor.LazyTensor):
+        return for_jax(array_of(leaf), name="a result")
+    return constant(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def constant(tensor: torch.Tensor, name: str = "tensor") -> jax.Array:
+    """The elements of a tensor in JAX, also while JAX traces.
+
+    Args:
+        tensor: on any device.
+        name: for messages.
+    """
+    with jax.ensure_compile_time_eval():
+        return Torch().to_jax(tensor.detach(), name=name)
+
+
+def array_of(tensor: lazy_tensor.LazyTensor) -> jax.Array:
+    """The array or tracer of a tensor on the `jax` device."""
+    value = lazy_tensor.read(tensor)
+    array = value.array
+    if isinstance(array, UnevenArray):
+        return input_placement.array_of(value)
+    if not isinstance(array, Tracer | np.ndarray):
+        value.shared = True  # a function gets it, which may keep it
+    if not isinstance(array, np.ndarray):
+        return array
+    with jax.enable_x64(True):
+        return jnp.asarray(array)
+
+
+def keys(rng: jax.Array | None) -> Iterator[jax.Array] | None:
+    """PRNG keys for one operation after the other.
+
+    Args:
+        rng: a key to begin with; None gives none.
+    """
+    if rng is None:
+        return None
+
+    def draw() -> Iterator[jax.Array]:
+        key = rng
+        while True:
+            key, this = jax.random.split(key)
+            yield this
+
+    return draw()

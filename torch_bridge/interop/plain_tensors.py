@@ -1,0 +1,274 @@
+"""A JAX function on plain CPU or CUDA tensors: compiled, called at once, differentiable.
+
+Tensors and arrays cross through DLPack and share their memory where they can:
+
+>>> import jax.numpy as jnp
+>>> import isoshard as iso
+>>> f = iso.torch_function(lambda x: jnp.sin(x) * 2)
+>>> x = torch.zeros(3, requires_grad=True)
+>>> y = f(x)
+>>> y.sum().backward()
+>>> y.device, x.grad
+(device(type='cpu'), tensor([2., 2., 2.]))
+
+A CPU tensor is shared if it is contiguous and starts on a 64-byte boundary, which fresh tensors do;
+another is copied, which `isoshard.metrics` counts ("copies", "copied_bytes"). `torch_function(..,
+copy=False)` refuses instead, and `copy=True` always copies. A result is always memory of its own,
+on the device of the arguments; one that JAX spread over several devices (by `shard_map`) is
+gathered, which is counted ("gathers"). Everything is finished when the call returns, so that an
+argument may be overwritten afterwards; torch sees such writes, if they spoil a gradient.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax.core import Tracer
+
+from isoshard.core.runtime import metrics
+from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.transfer.exchange import host_to_jax, lay_out
+from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.dtypes import logical_dtype
+from isoshard.torch_bridge.engine.recording.recorder import recorder
+from isoshard.torch_bridge.exchange import shard_to_torch, to_numpy
+
+from .flat_vjp import Pulled
+from .jax_operands import TENSOR, of_operands, sorted_out, surroundings
+
+
+class PlainFunction:
+    """A JAX function of plain tensors; see `isoshard.torch_function`.
+
+    Args:
+        function: the JAX function.
+        name: for messages and reports.
+        copy: of arguments, as for `isoshard.to_jax`.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str, copy: bool | None):
+        """See the class."""
+        self._function, self._name, self._copy = function, name, copy
+        self._known: Bounded[Any, Compiled] = Bounded(PROGRAMS)
+
+    def __call__(self, leaves: Sequence[Any], structure: Any) -> Any:
+        """Compute the function.
+
+        Args:
+            leaves: of the arguments; the tensors are all on one device, and plain.
+            structure: of `(args, kwargs)`.
+
+        Returns:
+            The function's result, with tensors on that device for arrays.
+
+        Raises:
+            CaptureError: a step is being captured, whose replays would not call it again.
+            CopyError: memory cannot be shared under copy=False, or a 64-bit type is off in JAX.
+            TypeError: a constant cannot be hashed, a result's dtype is unknown to torch, or JAX
+                cannot use the device.
+        """
+        recorder().refuse(f"the result of {self._name} on plain tensors")
+        fixed: list[Any] = []
+        tensors: list[torch.Tensor | None] = []
+        arrays: list[jax.Array] = []
+        for leaf in leaves:
+            kind, array = (
+                (TENSOR, to_array(leaf, self._copy, f"argument {len(arrays)} of {self._name}"))
+                if isinstance(leaf, torch.Tensor)
+                else sorted_out(leaf)
+            )
+            fixed.append(kind)
+            if array is not None:
+                arrays.append(jnp.asarray(array))
+                tensors.append(leaf if isinstance(leaf, torch.Tensor) else None)
+        grad = torch.is_grad_enabled()
+        wanted = tuple([grad and one is not None and one.requires_grad for one in tensors])
+        shapes = tuple([(array.shape, array.dtype) for array in arrays])
+        key = (structure, tuple(fixed), shapes, wanted, *surroundings())
+        try:
+            compiled = self._known.get(key)
+        except TypeError as error:
+            raise TypeError(
+                f"{self._name} takes tensors, arrays and hashable constants: {error}"
+            ) from None
+        if compiled is None:
+            function = of_operands(self._function, structure, fixed)
+            compiled = self._known[key] = Compiled(function, arrays, wanted, self._name)
+        if any(wanted):
+            results = _PlainCall.apply(compiled, arrays, *tensors)
+        else:
+            results = compiled.results(compiled.forward(*arrays))
+        return jax.tree.unflatten(compiled.pulled.structure, results)
+
+
+class Compiled:
+    """A function compiled for operands like these.
+
+    Attributes:
+        pulled: the function and its VJP, not compiled.
+        forward: takes the operands; gives the results and the rest, finished.
+        backward: takes what `pulled.kept` names and the gradients of the floating results.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arrays: Sequence[jax.Array],
+        wanted: Sequence[bool],
+        name: str,
+    ):
+        """Trace the function; the first call compiles it.
+
+        Args:
+            function: takes one array per operand.
+            arrays: the operands.
+            wanted: for each operand, whether its gradient is.
+            name: for messages and reports.
+
+        Raises:
+            TypeError: a result's dtype is unknown to torch.
+        """
+        self._name = name
+        self._gradient: Any = None
+        shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
+        self.pulled = pulled = Pulled(function, shapes, wanted)
+        for out in pulled.outs:
+            try:
+                logical_dtype(out.dtype)
+            except TypeError as error:
+                raise TypeError(f"{name} gives a result that torch cannot hold: {error}") from None
+        self.forward = _finished(jax.jit(_unshared(pulled.forward)), name)
+        self.backward = _finished(jax.jit(_unshared(pulled.backward)), f"gradient of {name}")
+
+    def results(self, outputs: Sequence[jax.Array]) -> list[torch.Tensor]:
+        """The results among the outputs, as tensors over their memory."""
+        return [shard_to_torch(_on_one_device(array)) for array in outputs[: len(self.pulled.outs)]]
+
+    def gradient(self) -> Callable[..., Any]:
+        """The VJP as a function of operands and gradients that can be differentiated."""
+        if self._gradient is None:
+            from .calling_jax import torch_function
+
+            self._gradient = torch_function(self.pulled.gradient, name=f"gradient of {self._name}")
+        return self._gradient
+
+
+class _PlainCall(torch.autograd.Function):
+    """The function in torch's autograd graph."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, compiled: Compiled, arrays: Sequence[jax.Array], *tensors: Any
+    ) -> tuple[Any, ...]:
+        outputs = compiled.forward(*arrays)
+        results = compiled.results(outputs)
+        pulled = compiled.pulled
+        ctx.compiled, ctx.width = compiled, len(tensors)
+        ctx.others = [a if t is None else None for a, t in zip(arrays, tensors, strict=True)]
+        found = [*arrays, *outputs]
+        ctx.kept = [found[place] for place in pulled.kept]
+        # Saved for torch to notice writes to their memory, which `kept` shares.
+        inside = range(len(arrays), len(arrays) + len(results))
+        needed = [results[place - len(arrays)] for place in pulled.kept if place in inside]
+        ctx.save_for_backward(*tensors, *needed)
+        integers = set(range(len(results))) - set(pulled.floating)
+        ctx.mark_non_differentiable(*(results[number] for number in sorted(integers)))
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        compiled: Compiled = ctx.compiled
+        pulled = compiled.pulled
+        tensors = ctx.saved_tensors[: ctx.width]
+        given = [grads[number] for number in pulled.floating]
+        if torch.is_grad_enabled():
+            operands = [
+                array if tensor is None else tensor
+                for array, tensor in zip(ctx.others, tensors, strict=True)
+            ]
+            found = compiled.gradient()(operands, given)
+        else:
+            arrays = [to_array(grad, None, "gradient") for grad in given]
+            found = map(_on_one_device, compiled.backward(ctx.kept, arrays))
+            found = [shard_to_torch(one) for one in found]
+        result: list[Any] = [None] * ctx.width
+        for number, gradient in zip(pulled.wanted, found, strict=True):
+            result[number] = gradient
+        return (None, None, *result)
+
+
+def to_array(tensor: torch.Tensor, copy: bool | None, name: str) -> jax.Array:
+    """A plain tensor's elements in JAX, on the tensor's device.
+
+    Args:
+        tensor: on the CPU or a GPU.
+        copy: as for `isoshard.to_jax`.
+        name: for messages.
+
+    Raises:
+        CopyError: as `isoshard.to_jax`.
+        TypeError: JAX cannot use the device.
+    """
+    tensor = tensor.detach()
+    if tensor.device.type == "cpu":
+        # Where JAX computes on CPUs anyway, the array may move, as for a mesh of several.
+        cpu = None if jax.default_backend() == "cpu" else _cpu()
+        return host_to_jax(to_numpy(tensor), cpu, copy=copy, name=name)
+    try:
+        array = jnp.from_dlpack(tensor.contiguous() if copy is not False else tensor)
+    except (RuntimeError, ValueError) as error:
+        raise TypeError(
+            f"{name} is on {tensor.device}, which JAX cannot use here ({error}); install JAX for "
+            f"that device, or move the tensor with .cpu() or {naming.moving()}"
+        ) from None
+    return lay_out(array, None, copy=copy, name=name)
+
+
+def _cpu() -> jax.sharding.Sharding:
+    return jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+
+
+def _on_one_device(array: jax.Array) -> jax.Array:
+    """The whole array on one of its devices."""
+    pieces = array.addressable_shards
+    if pieces[0].data.shape == array.shape:
+        return pieces[0].data
+    metrics.count("gathers")
+    return lay_out(array, jax.sharding.SingleDeviceSharding(pieces[0].device))
+
+
+def _unshared(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same results, each in memory of its own: JAX gives out inputs and constants again."""
+
+    def unshared(*args: Any) -> list[jax.Array]:
+        seen = {id(leaf) for leaf in jax.tree.leaves(args)}
+        results = []
+        for one in function(*args):
+            shared = id(one) in seen or not isinstance(one, Tracer)
+            results.append(jnp.copy(one) if shared else one)
+            seen.add(id(one))
+        return results
+
+    return unshared
+
+
+def _finished(run: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Wait for the results, and report the first call."""
+    known = False
+
+    def finished(*args: Any) -> list[jax.Array]:
+        nonlocal known
+        start = time.perf_counter()
+        results = jax.block_until_ready(run(*args))
+        if not known:
+            seconds = time.perf_counter() - start
+            metrics.record_compilation(name, "first call", metrics.user_location(), seconds)
+            known = True
+        return results
+
+    return finished

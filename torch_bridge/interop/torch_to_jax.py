@@ -1,0 +1,285 @@
+"""A torch module or function as a pure JAX function.
+
+The same lowerings that record on the tape run at once when the values are JAX tracers, so torch
+code can be called under `jax.jit`, `grad`, `vmap`, `scan`, `checkpoint`, `shard_map` and their
+compositions:
+
+>>> import torch, isoshard as iso
+>>> model = torch.nn.Linear(3, 2)
+>>> f = iso.jax_function(model)
+>>> sorted(f.params)
+['bias', 'weight']
+>>> x = jax.numpy.ones((4, 3))
+>>> jax.jit(f)(f.params, x).shape
+(4, 2)
+>>> gradients = jax.grad(lambda params: f(params, x).sum())(f.params)
+>>> gradients["bias"].tolist()
+[4.0, 4.0]
+
+In-place writes stay inside. A module's new buffers (the statistics of BatchNorm) are dropped by
+`f(params, ..)`, and returned by `f.with_buffers`, which takes parameters and buffers apart:
+
+>>> f = iso.jax_function(torch.nn.BatchNorm1d(3))
+>>> y, buffers = f.with_buffers(f.parameters, f.buffers, x)
+>>> buffers["running_mean"].tolist(), buffers["num_batches_tracked"].item()
+([0.10000000149011612, 0.10000000149011612, 0.10000000149011612], 1)
+
+Whether a module trains is read when it is called: under `jax.jit`, when the function is traced.
+Tensors that are no buffers, such as `torch.arange(n)` made on the CPU, are constants. A
+`torch.autograd.Function` keeps its own backward, see `own_gradients`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import torch
+
+from isoshard.core.layout.uneven import is_uneven
+from isoshard.torch_bridge import modules
+from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.layout.widths import jax_dtype
+
+from . import own_gradients
+from .convert import constant, keys, wrap
+from .result_types import Result, Said, as_given, computed, spread
+from .users_mesh import users_mesh
+
+_LEFT_OUT: Any = object()
+
+
+class JaxFunction:
+    """A pure JAX function of `(params, *args, rng=None, **kwargs)`.
+
+    Args:
+        target: as for `jax_function`.
+        out_sharding: likewise.
+
+    Attributes:
+        params: the module's parameters and buffers by name, as JAX arrays that share the module's
+            buffers; empty for a plain function.
+
+    Example:
+        >>> f = jax_function(torch.nn.Linear(3, 2))
+        >>> {name: array.shape for name, array in f.params.items()}
+        {'weight': (2, 3), 'bias': (2,)}
+        >>> f(f.params, jax.numpy.ones((4, 3))).shape
+        (4, 2)
+    """
+
+    def __init__(self, target: Callable[..., Any], out_sharding: Any = None):
+        """See `jax_function`."""
+        self._target, self._out_sharding = target, out_sharding
+
+    @property
+    def params(self) -> dict[str, jax.Array]:
+        """The present values, without a copy where they are on the `jax` device.
+
+        Raises:
+            ValueError: some are on the `meta` device.
+        """
+        return {**self.parameters, **self.buffers}
+
+    @property
+    def parameters(self) -> dict[str, jax.Array]:
+        """The parameters alone; a tied one once, under its first name."""
+        return self._arrays(self._named("named_parameters"))
+
+    @property
+    def buffers(self) -> dict[str, jax.Array]:
+        """The buffers alone."""
+        return self._arrays(self._named("named_buffers"))
+
+    @property
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shape and dtype of every entry of `params`, which a module on `meta` has as well.
+
+        >>> jax_function(torch.nn.Linear(3, 2, device="meta")).shapes["weight"]
+        ShapeDtypeStruct(shape=(2, 3), dtype=float32)
+        """
+        tensors = [*self._named("named_parameters"), *self._named("named_buffers")]
+        return {
+            name: jax.ShapeDtypeStruct(tuple(tensor.shape), jax_dtype(physical_dtype(tensor.dtype)))
+            for name, tensor in tensors
+        }
+
+    def __call__(
+        self, params: Any = _LEFT_OUT, *args: Any, rng: jax.Array | None = None, **kwargs: Any
+    ) -> Any:
+        """Run the torch code on JAX values.
+
+        Args:
+            params: a dictionary like `.params` (other names are refused); for a plain function its
+                first argument, if it has any.
+            *args: JAX arrays, tensors, or anything the torch code takes.
+            rng: a JAX PRNG key, needed if the code draws random numbers (dropout in training).
+            **kwargs: likewise.
+
+        Returns:
+            The result, with JAX arrays for tensors.
+
+        Raises:
+            KeyError: `params` has other names than the module.
+            RuntimeError: random numbers are drawn, and there is no `rng`.
+            TypeError: the function of a module is called without `params`.
+        """
+        if isinstance(self._target, torch.nn.Module):
+            if params is _LEFT_OUT:
+                raise TypeError(
+                    f"the function of {self._name} takes the module's arrays first: f(f.params, x)"
+                )
+            own = dict(modules.tensors(self._target))
+            _check(params, own, f"params of {self._name}", "params")
+            return self._cross(self._of_module, (params, args, kwargs), rng)
+        given = args if params is _LEFT_OUT else (params, *args)
+        return self._cross(self._of_function, (given, kwargs), rng)
+
+    def with_buffers(
+        self, params: Any, buffers: Any, *args: Any, rng: jax.Array | None = None, **kwargs: Any
+    ) -> tuple[Any, dict[str, jax.Array]]:
+        """Run the module, and return what its buffers have become.
+
+        Args:
+            params: a dictionary like `.parameters`.
+            buffers: a dictionary like `.buffers`.
+            *args: as for a call.
+            rng: likewise.
+            **kwargs: likewise.
+
+        Returns:
+            The result, and a dictionary like `buffers`. With `jax.value_and_grad(..,
+            has_aux=True)` the new buffers go beside the gradients, and in a `jax.lax.scan` they
+            are part of the carry.
+
+        Raises:
+            KeyError: the names are not those of the module's parameters and of its buffers.
+            TypeError: this is no module's function.
+        """
+        if not isinstance(self._target, torch.nn.Module):
+            raise TypeError("a plain function has no buffers; call it as f(*args)")
+        _check_names(self._target, params, "parameters")
+        _check_names(self._target, buffers, "buffers")
+
+        def code(given: Any, said: Said) -> Any:
+            tensors: dict[str, Any] = {}
+            result = self._of_module(given, said, tensors)
+            return result, {name: tensors[name] for name in buffers}
+
+        as_before = {name: as_given(buffer) for name, buffer in buffers.items()}
+        return self._cross(code, ({**params, **buffers}, args, kwargs), rng, as_before)
+
+    def _cross(self, code: Any, given: Any, rng: Any, buffers: dict[str, Any] | None = None) -> Any:
+        """Run torch code, and give its results to JAX.
+
+        Args:
+            code: see `computed`.
+            given: its arguments, arrays of JAX among them.
+            rng: a key, or None.
+            buffers: the layouts of the new buffers, where those are the second of two results.
+        """
+        named = dict(zip(("params", "argument", "keyword")[-len(given) :], given, strict=True))
+        mesh = users_mesh({**named, "rng": rng}, self._name)
+
+        def run(arguments: Any, said: Said) -> Any:
+            given, rng = arguments
+            with tapes.immediately(keys(rng), imports=True), own_gradients.honoured():
+                with torch.no_grad():
+                    return pytree.tree_map(Result.of, code(given, said))
+
+        def layouts(results: Any) -> list[Any]:
+            if buffers is None:
+                return spread(self._out_sharding, results, self._name)
+            return [*spread(self._out_sharding, results[0], self._name), *buffers.values()]
+
+        return computed(run, (given, rng), mesh, layouts, self._name)
+
+    def _of_function(self, given: Any, said: Said) -> Any:
+        args, kwargs = _wrapped(given, said)
+        return self._target(*args, **kwargs)
+
+    def _of_module(self, given: Any, said: Said, tensors: dict[str, Any] | None = None) -> Any:
+        """The module's result; parameters and buffers as they are afterwards go to `tensors`."""
+        params, args, kwargs = given
+        module: Any = self._target
+        own = dict(modules.tensors(module))
+        args, kwargs = _wrapped((args, kwargs), said)
+        tensors = {} if tensors is None else tensors
+        for name, value in params.items():
+            tensors[name] = wrap(value, own[name].dtype, said.get(id(value)))
+        return torch.func.functional_call(module, tensors, args, kwargs)
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._target, "__name__", type(self._target).__name__)
+
+    def _named(self, what: str) -> list[tuple[str, torch.Tensor]]:
+        module = self._target
+        return list(getattr(module, what)()) if isinstance(module, torch.nn.Module) else []
+
+    def _arrays(self, named: list[tuple[str, torch.Tensor]]) -> dict[str, jax.Array]:
+        empty = [name for name, tensor in named if tensor.is_meta]
+        if empty:
+            raise ValueError(
+                f"{type(self._target).__name__} is on the meta device, so {', '.join(empty)} have "
+                "no values. Pass arrays of your own, with the shapes in jax_function(module)"
+                ".shapes, or fill the module: module.to_empty(device='cpu')"
+            )
+        return {name: constant(tensor, name) for name, tensor in named}
+
+
+def jax_function(
+    target: torch.nn.Module | Callable[..., Any], *, out_sharding: Any = None
+) -> JaxFunction:
+    """Make a pure JAX function of a torch module or function.
+
+    Args:
+        target: an `nn.Module` on any device (also `meta`), called as `f(params, *args)`; or a
+            function of tensors, called as `f(*args)`.
+        out_sharding: the layouts of the results: a `PartitionSpec` over the mesh of the arguments
+            or a `NamedSharding`, for all results or in a tree as theirs. Where it says nothing, or
+            None, the torch code or the compiler does; see `result_types` beside this module.
+
+    Returns:
+        A callable that works under `jax.jit`, `jax.grad`, `jax.vmap`, `jax.lax.scan`,
+        `jax.checkpoint`, `jax.shard_map` and their compositions. Arguments on a mesh with Explicit
+        axes are computed with under Auto ones, and results and gradients come on that mesh.
+
+    Raises:
+        TypeError: `target` cannot be called.
+
+    Example:
+        >>> mesh = jax.make_mesh((2, 4), ("x", "y"))                     # axes are Explicit
+        >>> put = lambda *spec: jax.NamedSharding(mesh, jax.P(*spec))
+        >>> x, w = jax.numpy.ones((8, 4), device=put("x")), jax.numpy.ones((4, 8), device=put(None, "y"))
+        >>> jax.typeof(jax.jit(jax_function(torch.matmul))(x, w))
+        ShapedArray(float32[8@x,8@y])
+        >>> jax.typeof(jax_function(torch.matmul, out_sharding=jax.P("x"))(x, w))
+        ShapedArray(float32[8@x,8])
+    """  # noqa: E501
+    if not callable(target):
+        raise TypeError(f"jax_function takes a module or a function, not {type(target).__name__}")
+    return JaxFunction(target, out_sharding)
+
+
+def _wrapped(arguments: Any, said: Said) -> Any:
+    leaves, structure = jax.tree.flatten(arguments, is_leaf=is_uneven)
+    wrapped = [wrap(leaf, None, said.get(id(leaf))) for leaf in leaves]
+    return jax.tree.unflatten(structure, wrapped)
+
+
+def _check_names(module: torch.nn.Module, given: Any, kind: str) -> None:
+    own = [name for name, _ in getattr(module, f"named_{kind}")()]
+    _check(given, own, f"{kind} of {type(module).__name__}", kind)
+
+
+def _check(given: Any, own: Iterable[str], what: str, attribute: str) -> None:
+    unknown, missing = set(given) - set(own), set(own) - set(given)
+    if unknown or missing:
+        raise KeyError(
+            f"{what} must have the names of jax_function(module).{attribute}; unknown are "
+            f"{sorted(unknown)}, missing are {sorted(missing)}"
+        )

@@ -1,0 +1,270 @@
+"""Layers that are alike: the same modules, options and shapes, with other values.
+
+>>> pair = [torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)]
+>>> Stack(pair, ()).names
+['weight', 'bias']
+>>> Stack([torch.nn.Dropout(0.1), torch.nn.Dropout(0.2)], ())
+Traceback (most recent call last):
+    ...
+ValueError: scanned layers must be alike, but layer 1 differs from layer 0 in: p (0.1 and 0.2)
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+from isoshard.core.runtime.exact_keys import exact
+from isoshard.torch_bridge._torch_internals.module_fields import (
+    forward_hooks,
+    forward_pre_hooks,
+    own_buffers,
+    own_modules,
+    own_parameters,
+)
+
+_SHOWN = 5
+
+
+class Stack:
+    """Layers that the code of one can stand for.
+
+    Args:
+        layers: at least one.
+        ignore: names of attributes that may differ.
+
+    Attributes:
+        first: the layer whose code is run.
+        names: of its parameters and buffers.
+
+    Raises:
+        ValueError: listing the differences.
+    """
+
+    def __init__(self, layers: Sequence[torch.nn.Module], ignore: Collection[str]):
+        """See the class."""
+        self.first = layers[0]
+        for number, layer in enumerate(layers):
+            faults = [*_hooks(layer), *(_differences(self.first, layer, ignore) if number else ())]
+            if faults:
+                shown = "; ".join(faults[:_SHOWN]) + ("; .." if len(faults) > _SHOWN else "")
+                raise ValueError(
+                    f"scanned layers must be alike, but layer {number} differs from layer 0 in: "
+                    f"{shown}"
+                )
+        self.names = [name for name, _ in _own(self.first)]
+        self._slots = [[_slot(layer, name) for name in self.names] for layer in layers]
+        self._modules = [list(layer.modules()) for layer in layers]
+        self._links = [
+            (own_modules(module), name, child)
+            for modules in self._modules
+            for module in modules
+            for name, child in own_modules(module).items()
+        ]
+        self._layers = list(layers)
+        self._hooks = self._hooked()
+        self._tables = [
+            table(module)
+            for modules in self._modules
+            for module in modules
+            for table in (vars, own_parameters, own_buffers, own_modules)
+        ]
+        self._sizes = list(map(len, self._tables))
+        self._ties = self._tied()
+        self._options = [
+            (operator.itemgetter(*keys, *keys[:1]), vars(mine), [vars(one) for one in theirs])
+            for mine, *theirs in zip(*self._modules, strict=True)
+            if (keys := [key for key in _options(mine) if key not in ignore])
+        ]
+
+    def _hooked(self) -> list[Any]:
+        """What the hooks of the first layer do; those of the others do the same."""
+        return [
+            _alike(hooks)
+            for module in self._modules[0]
+            for hooks in (forward_pre_hooks(module), forward_hooks(module))
+        ]
+
+    def _tied(self) -> list[list[int]]:
+        """For each parameter and buffer of each layer, the first that is the same tensor."""
+        found = []
+        for modules in self._modules:
+            firsts: dict[int, int] = {}
+            tensors = [
+                tensor
+                for module in modules
+                for table in (own_parameters(module), own_buffers(module))
+                for tensor in table.values()
+            ]
+            found.append([firsts.setdefault(id(one), n) for n, one in enumerate(tensors)])
+        return found
+
+    def _is_alike(self) -> bool:
+        """Whether the options of all layers are those of the first one."""
+        try:
+            return all(
+                all(map(operator.is_, get(theirs), wanted)) or _same(get(theirs), wanted)
+                for get, mine, others in self._options
+                if (wanted := get(mine))
+                for theirs in others
+            )
+        except (KeyError, RuntimeError, TypeError, ValueError):  # arrays among them
+            return False
+
+    def is_current(self, layers: Sequence[torch.nn.Module]) -> bool:
+        """Whether no module or tensor came, went or was tied, no hook, and options are alike."""
+        return (
+            len(layers) == len(self._layers)
+            and all(one is other for one, other in zip(layers, self._layers, strict=True))
+            and all(holder.get(name) is child for holder, name, child in self._links)
+            and list(map(len, self._tables)) == self._sizes
+            and self._tied() == self._ties
+            and self._hooked() == self._hooks
+            and self._is_alike()
+        )
+
+    def tensors(self) -> list[Any]:
+        """Parameters and buffers: those of the first layer, the second, .."""
+        return [holder[name] for slots in self._slots for holder, name in slots]
+
+    def put(self, name: str, values: Sequence[torch.Tensor], *, replace: bool) -> None:
+        """Give a buffer its new value in every layer.
+
+        Args:
+            name: of the buffer.
+            values: those of the first layer, the second, ..
+            replace: whether the values are to be the buffers themselves.
+        """
+        number = self.names.index(name)
+        for slots, value in zip(self._slots, values, strict=True):
+            holder, key = slots[number]
+            if replace:
+                holder[key] = value
+            else:
+                with torch.no_grad():
+                    holder[key].copy_(value)
+
+    def check_shapes(self, tensors: Sequence[Any]) -> None:
+        """Compare what `tensors` gives.
+
+        Raises:
+            ValueError: tensors of one name have different shapes or dtypes.
+        """
+        width = len(self.names)
+        for place, tensor in enumerate(tensors):
+            known = tensors[place % width]
+            if tensor.shape != known.shape or tensor.dtype != known.dtype:
+                raise ValueError(
+                    f"scanned layers must be alike, but {self.names[place % width]} is "
+                    f"{tuple(known.shape)} {known.dtype} in layer 0 and {tuple(tensor.shape)} "
+                    f"{tensor.dtype} in layer {place // width}"
+                )
+
+    def check_modes(self) -> None:
+        """Compare which modules are in training mode.
+
+        Raises:
+            ValueError: the layers differ in it.
+        """
+        first, *others = ([module.training for module in modules] for modules in self._modules)
+        for number, other in enumerate(others, 1):
+            if other != first:
+                raise ValueError(
+                    f"scanned layers must be alike, but layer {number} and layer 0 differ in which "
+                    "modules are in training mode; call train() or eval() on all of them"
+                )
+
+
+def _own(layer: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*layer.named_parameters(), *layer.named_buffers()]
+
+
+def _slot(layer: torch.nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    path, _, last = name.rpartition(".")
+    module = layer.get_submodule(path)
+    parameters = own_parameters(module)
+    return (parameters if last in parameters else own_buffers(module)), last
+
+
+def _differences(
+    first: torch.nn.Module, other: torch.nn.Module, ignore: Collection[str]
+) -> list[str]:
+    mine, theirs = dict(first.named_modules()), dict(other.named_modules())
+    if list(mine) != list(theirs):
+        return ["its modules"]
+    faults = []
+    for path, one in mine.items():
+        two, prefix = theirs[path], f"{path}." if path else ""
+        if _kind(one) != _kind(two):
+            faults.append(f"{path or 'type'} ({type(one).__name__} and {type(two).__name__})")
+        a, b = _options(one), _options(two)
+        faults += [
+            f"{prefix}{name} ({a.get(name)!r} and {b.get(name)!r})"
+            for name in sorted({*a, *b})
+            if name not in ignore and not _same(a.get(name), b.get(name))
+        ]
+        faults += [
+            f"{prefix}forward (hooks {when} it that lay out otherwise)"
+            for when, hooks_of in (("before", forward_pre_hooks), ("after", forward_hooks))
+            if _alike(hooks_of(one)) != _alike(hooks_of(two))
+        ]
+    a, b = dict(_own(first)), dict(_own(other))
+    return faults + [
+        f"{name} ({_shape(a.get(name))} and {_shape(b.get(name))})"
+        for name in sorted({*a, *b})
+        if _shape(a.get(name)) != _shape(b.get(name))
+    ]
+
+
+# A step that is being captured hangs a `zero_grad` of its own onto each module.
+_MODULE = frozenset({*vars(torch.nn.Module()), "_isoshard_scanned", "zero_grad"})
+
+
+def _kind(module: torch.nn.Module) -> Any:
+    """What a module is; a parametrization gives each module a class of its own."""
+    parametrized = torch.nn.utils.parametrize.is_parametrized(module)
+    return type(module).__bases__ if parametrized else type(module)
+
+
+def _options(module: torch.nn.Module) -> dict[str, Any]:
+    """A module's attributes besides what every module has."""
+    return {name: value for name, value in vars(module).items() if name not in _MODULE}
+
+
+def _same(one: Any, two: Any) -> bool:
+    if one is two:
+        return True
+    if isinstance(one, torch.Tensor) or type(one) is not type(two):
+        return False
+    if isinstance(one, list | tuple):
+        return len(one) == len(two) and all(map(_same, one, two))
+    if isinstance(one, dict):
+        return list(one) == list(two) and all(map(_same, one.values(), two.values()))
+    if isinstance(one, float | complex):
+        return exact(one) == exact(two)
+    return bool(one == two)
+
+
+def _shape(tensor: Any) -> str:
+    return "absent" if tensor is None else f"{tuple(tensor.shape)} {tensor.dtype}"
+
+
+def _hooks(layer: torch.nn.Module) -> list[str]:
+    """Hooks run Python code for each layer, and a loop runs it once; unless they say what they do.
+
+    A hook with an attribute `alike` only records operations, and does the same as another whose
+    `alike` is equal.
+    """
+    return [
+        f"{f'{path}.' if path else ''}{name} (a hook; the loop would run it once for all layers)"
+        for path, module in layer.named_modules()
+        for name, value in vars(module).items()
+        if name.endswith("_hooks") and None in _alike(value)
+    ]
+
+
+def _alike(hooks: Any) -> list[Any]:
+    return [getattr(hook, "alike", None) for hook in hooks.values()]

@@ -1,0 +1,160 @@
+"""Slices and writes at one place, said so that XLA's partitioner does not confuse two of them.
+
+XLA turns a scatter of a single index into a slice read at that index, a choice and a slice written.
+On the devices that the index does not belong to it lies outside, and where the array was itself
+sliced from one that every device had, XLA adds the two offsets without bringing the inner one
+inside: it reads another element and writes that. And a slice written to an axis that is split loses
+what lies behind it, or does not compile, where the slice itself was laid out otherwise (jax 0.10.2:
+one in twenty-five of random programs). So on a mesh a place or slice known beforehand is chosen by
+position, and of a place that is not two indices are scattered, the second dropped: a scatter of two
+is not turned into slices. A slice that begins at 0 may be the same array as its whole on every
+device, and where both are laid out anew XLA takes one for the other ("Expected instruction to have
+shape equal to f32[5], actual shape is f32[8]"); so it is cut from a copy in name only.
+
+>>> put(jnp.zeros(3), np.array([1]), jnp.ones(1))
+Array([0., 1., 0.], dtype=float32)
+>>> write(jnp.zeros(3), (jnp.array([2]),), jnp.array(5.0), "add")
+Array([0., 0., 5.], dtype=float32)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .argument_forms import number, places
+from .unsharded_axes import named, on_a_mesh
+
+_SCATTERS: dict[str, Any] = {
+    "set": lax.scatter,
+    "add": lax.scatter_add,
+    "multiply": lax.scatter_mul,
+    "max": lax.scatter_max,
+    "min": lax.scatter_min,
+}
+
+
+def put(flat: jax.Array, places: np.ndarray | jax.Array, part: jax.Array) -> jax.Array:
+    """`flat` (1-d) with `part` at `places`, an array of its shape; a single one is known."""
+    if places.size == 1:
+        place = places.item()
+        return write_slice(flat, part.reshape(-1), 0, place, place + 1)
+    return flat.at[places].set(part)
+
+
+def read_slice(
+    x: jax.Array, dim: int, start: int, stop: int | None = None, step: int = 1
+) -> jax.Array:
+    """`x[start:stop:step]` along an axis.
+
+    Args:
+        x: at least 1-d.
+        dim: the axis.
+        start: the first place; at least 0, likewise `stop`, which is at most the size.
+        stop: behind the last place; None for the end.
+        step: from one place to the next.
+
+    >>> read_slice(jnp.arange(6), 0, 1, 6, 2)
+    Array([1, 3, 5], dtype=int32)
+    """
+    if start == 0 and step == 1 and stop not in (None, x.shape[dim]):
+        x = named(x)
+    return lax.slice_in_dim(x, start, stop, step, dim)
+
+
+def leading(x: jax.Array, sizes: Sequence[int]) -> jax.Array:
+    """The first `sizes[d]` places along each axis `d`; at most as many as there are."""
+    return x if x.shape == tuple(sizes) else lax.slice(named(x), [0] * x.ndim, sizes)
+
+
+def write_slice(
+    x: jax.Array, part: jax.Array, dim: int, start: int, stop: int, step: int = 1
+) -> jax.Array:
+    """`x` with `start:stop:step` along an axis replaced by `part`.
+
+    Args:
+        x: at least 1-d.
+        part: with as many places along the axis as the slice has.
+        dim: the axis.
+        start: the first place; at least 0, likewise `stop`, which is at most the size.
+        stop: behind the last place.
+        step: from one place to the next.
+
+    >>> write_slice(jnp.zeros(6), jnp.array([1.0, 2.0]), 0, 1, 5, 2)
+    Array([0., 1., 0., 2., 0., 0.], dtype=float32)
+    """
+    part = part.astype(x.dtype)
+    if step == 1 and part.shape == x.shape:
+        return part
+    if on_a_mesh():
+        place = lax.broadcasted_iota(jnp.int32, x.shape, dim)
+        inside = (place >= start) & (place < stop)
+        if step > 1:
+            inside = inside & ((place - start) % step == 0)
+        one = part.shape[dim] == 1
+        return jnp.where(inside, part if one else spread(part, x.shape[dim], dim, start, step), x)
+    if step == 1:
+        return lax.dynamic_update_slice_in_dim(x, part, start, dim)
+    return x.at[(slice(None),) * dim + (slice(start, stop, step),)].set(part)
+
+
+def spread(part: jax.Array, size: int, dim: int, start: int, step: int) -> jax.Array:
+    """Zeros of length `size` along `dim` with `part` at `start`, `start + step`, .."""
+    if step > 1 and on_a_mesh():
+        part, step = _apart(part, dim, step), 1
+    used = start + (part.shape[dim] - 1) * step + 1 if part.shape[dim] else start
+    edges = [(0, 0, 0)] * part.ndim
+    edges[dim] = (start, size - used, step - 1)
+    return lax.pad(part, number(0, part.dtype), edges)
+
+
+def _apart(part: jax.Array, dim: int, step: int) -> jax.Array:
+    """`part` with `step - 1` zeros between neighbours along an axis.
+
+    XLA's partitioner misplaces, or refuses, what a pad with such zeros puts on several devices.
+    """
+    count = max(0, (part.shape[dim] - 1) * step + 1)
+    edges = [(0, 0)] * (part.ndim + 1)
+    edges[dim + 1] = (0, step - 1)
+    wide = jnp.pad(jnp.expand_dims(part, dim + 1), edges)
+    wide = wide.reshape(*part.shape[:dim], part.shape[dim] * step, *part.shape[dim + 1 :])
+    return lax.slice_in_dim(wide, 0, count, axis=dim)
+
+
+def write(
+    x: jax.Array, where: tuple[Any, ...], src: jax.Array, method: str, mode: str | None = None
+) -> jax.Array:
+    """`getattr(x.at[where], method)(src, mode=mode)`.
+
+    Args:
+        x: at least 1-d.
+        where: index arrays and whole slices.
+        src: what is written; can be broadcast to `x[where]`.
+        method: "set", "add", "multiply", "max" or "min".
+        mode: what becomes of an index out of range: dropped (None), or "clip".
+    """
+    axes = [d for d, index in enumerate(where) if not isinstance(index, slice)]
+    if not on_a_mesh() or any(where[d].size != 1 or where[d].dtype == bool for d in axes):
+        return getattr(x.at[where], method)(src, mode=mode)
+    place = jnp.stack([_inside(where[d].reshape(()), x.shape[d], mode) for d in axes])
+    nowhere = jnp.array([x.shape[d] for d in axes], place.dtype)
+    rest = [extent for d, extent in enumerate(x.shape) if d not in axes]
+    got = jnp.broadcast_to(src, jax.eval_shape(lambda: x[where]).shape).reshape(rest)
+    numbers = lax.ScatterDimensionNumbers(
+        update_window_dims=tuple(range(1, 1 + len(rest))),
+        inserted_window_dims=tuple(axes),
+        scatter_dims_to_operand_dims=tuple(axes),
+    )
+    indices, updates = jnp.stack([place, nowhere]), jnp.stack([got, got]).astype(x.dtype)
+    return _SCATTERS[method](x, indices, updates, numbers, mode="drop")
+
+
+def _inside(index: jax.Array, size: int, mode: str | None) -> jax.Array:
+    index = places(index, size)
+    index = jnp.where(index < 0, index + size, index)
+    return jnp.clip(index, 0, size - 1) if mode == "clip" else index

@@ -1,0 +1,75 @@
+"""How the program being compiled is split over devices.
+
+Some operations need another lowering where XLA's partitioner splits their arrays. The engine says
+with `compiling_for` which layouts a program names, and a lowering asks `partition()` what follows.
+
+>>> from isoshard import P, make_mesh
+>>> images = NamedSharding(make_mesh((2, 4), ("x", "y")), P(None, None, "y"))
+>>> with compiling_for([images]):
+...     partition().images, partition().partly
+(True, True)
+>>> partition().mesh is None                     # nothing is being compiled
+True
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from jax.sharding import Mesh, NamedSharding, Sharding
+
+from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.layout.spec import axis_names
+
+
+class Partition(NamedTuple):
+    """What the layouts of a program say together.
+
+    Attributes:
+        mesh: over these devices; None if no axis is split. Where a program names several meshes,
+            they have the same devices in the same order, and this is one of them.
+        images: whether an axis behind the second is split, as that of an image in space.
+        partly: whether that is so over a part of the devices only, the others being left out or
+            used for the second axis, the channels of an image.
+    """
+
+    mesh: Mesh | None = None
+    images: bool = False
+    partly: bool = False
+
+
+_NOT_SPLIT = Partition()
+_PARTITION: contextvars.ContextVar[Partition] = contextvars.ContextVar(
+    "partition", default=_NOT_SPLIT
+)
+
+
+@contextlib.contextmanager
+def compiling_for(layouts: Iterable[Sharding]) -> Iterator[None]:
+    """Say which layouts the program being compiled names."""
+    token = _PARTITION.set(_together(layouts))
+    try:
+        yield
+    finally:
+        _PARTITION.reset(token)
+
+
+def partition() -> Partition:
+    """How the program being compiled is split."""
+    return _PARTITION.get()
+
+
+def _together(layouts: Iterable[Sharding]) -> Partition:
+    split = [s for s in layouts if isinstance(s, NamedSharding) and any(s.spec)]
+    images = [s for s in split if any(s.spec[2:])]
+    return Partition(
+        mesh_of(split[0]) if split else None, bool(images), any(map(_leaves_devices_out, images))
+    )
+
+
+def _leaves_devices_out(layout: NamedSharding) -> bool:
+    used = {name for entry in (*layout.spec[:1], *layout.spec[2:]) for name in axis_names(entry)}
+    return any(size > 1 for name, size in layout.mesh.shape.items() if name not in used)

@@ -1,0 +1,98 @@
+"""Whether the program being compiled may split the sequence of an attention over devices.
+
+The engine says what it knows before it traces: shapes and layouts of the program's inputs, and the
+layouts that are marked in it. A sequence of tokens is often made of something else, patches of an
+image or a sum of embeddings, so this is a guess on the safe side. Where it says yes, an attention
+looks again when the compiler has laid everything out, and goes round a ring only then. Where it
+says no (split by batch, or weights by rows and columns) programs stay as they are.
+
+>>> from isoshard import P, make_mesh
+>>> mesh = make_mesh((2, 4), ("x", "y"))
+>>> tokens, weight = NamedSharding(mesh, P("x", "y")), NamedSharding(mesh, P(None, "y"))
+>>> with splitting([((4, 16), tokens), ((32, 32), weight)], []):
+...     may_split((4, 8, 16, 4), 16)          # (batch, heads, queries, width), and keys
+True
+>>> with splitting([((32, 32), weight)], []):
+...     may_split((4, 8, 16, 4), 16)
+False
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import math
+from collections.abc import Iterable, Iterator
+
+import jax
+from jax.sharding import NamedSharding, Sharding
+
+from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.layout.spec import axis_names
+
+_Split = tuple[tuple[int, ...] | None, tuple[int, ...]]  # a shape if known, and the axes split
+
+_SPLITS: contextvars.ContextVar[tuple[_Split, ...]] = contextvars.ContextVar("splits", default=())
+
+
+@contextlib.contextmanager
+def splitting(
+    inputs: Iterable[tuple[tuple[int, ...], Sharding]], marks: Iterable[Sharding]
+) -> Iterator[None]:
+    """Say how the program being compiled is laid out.
+
+    Args:
+        inputs: shape and layout of each.
+        marks: the layouts that are marked inside.
+    """
+    every: list[tuple[tuple[int, ...] | None, Sharding]] = [*inputs]
+    every += [(None, sharding) for sharding in marks]
+    named = [(shape, s) for shape, s in every if isinstance(s, NamedSharding)]
+    meshes = {mesh_of(s) for _, s in named}
+    found = [(shape, _axes(s)) for shape, s in named]
+    # JAX compiles an operator that asks for its layout only where all layouts are on one mesh.
+    splits = tuple(split for split in found if split[1]) if len(meshes) == 1 else ()
+    token = _SPLITS.set(tuple(dict.fromkeys(splits)))
+    try:
+        yield
+    finally:
+        _SPLITS.reset(token)
+
+
+def may_split(queries: tuple[int, ...], keys: int) -> bool:
+    """Whether the program may split the sequence of queries or of keys.
+
+    Args:
+        queries: their shape, (.., heads, length, width).
+        keys: how many there are.
+    """
+    if jax.sharding.get_abstract_mesh().manual_axes:  # inside `jax.shard_map`: these are shards
+        return False
+    return any(_may(*split, queries, keys) for split in _SPLITS.get())
+
+
+def _may(
+    shape: tuple[int, ...] | None, axes: tuple[int, ...], queries: tuple[int, ...], keys: int
+) -> bool:
+    alone = math.prod(queries[:-3]) == 1  # without a batch, the first axis may be the sequence
+    if shape is None:
+        return alone or axes[-1] > 0
+    lengths = {queries[-2], keys}
+    for axis in axes:
+        if shape[axis] in lengths and (axis > 0 or alone or len(shape) == 3):
+            return True  # of three axes the first may be the sequence, with the batch behind it
+        if len(shape) == 3 and axis > 0:
+            return True
+        if len(shape) > 3 and axis > 1 and (axis, shape[axis]) != (len(shape) - 1, queries[-1]):
+            return True
+    return False
+
+
+def _axes(sharding: NamedSharding) -> tuple[int, ...]:
+    """The axes that are split."""
+    sizes = sharding.mesh.shape
+    return tuple(
+        axis
+        for axis, entry in enumerate(sharding.spec)
+        if any(sizes[name] > 1 for name in axis_names(entry))
+    )

@@ -1,0 +1,112 @@
+"""A module's parameters stay the same objects when they cross to or from the `jax` device.
+
+`module.cuda()` changes the data of each parameter and keeps the object, so that tied weights stay
+tied and an optimizer made before still holds the right tensors. torch cannot do so between plain
+tensors and wrappers: `Module._apply` would make one new parameter for every place. Here the old
+object takes over the new one's content.
+
+>>> import isoshard.torch_bridge
+>>> decoder = torch.nn.Linear(4, 8, bias=False)
+>>> model = torch.nn.Sequential(torch.nn.Embedding(8, 4), decoder)
+>>> decoder.weight = model[0].weight
+>>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+>>> model = model.to("jax")
+>>> model[0].weight is decoder.weight is optimizer.param_groups[0]["params"][0]
+True
+>>> decoder.weight.device
+device(type='jax', index=0)
+
+Where something else holds the parameter (a graph that will run backward, a weak reference), the new
+tensor takes the old one's place instead, in every module that had it.
+
+The way of `torch.nn.Module.to` is wrapped once, when the device is registered; calls that move
+nothing to or from `jax` are left as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from isoshard.torch_bridge._torch_internals.module_fields import APPLY, own_parameters
+from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks, put_hooks
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+
+_Place = tuple[dict[str, Any], str, torch.Tensor]
+
+
+class _Depth(threading.local):
+    inside = False
+
+
+_DEPTH = _Depth()
+
+
+def register() -> None:
+    """Wrap the way of `to`, `cpu`, `cuda` and their like."""
+    APPLY.wrap(_keeping)
+
+
+def _keeping(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _apply(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if _DEPTH.inside:
+            return original(self, *args, **kwargs)
+        places = parameters(self)
+        _DEPTH.inside = True
+        try:
+            result = original(self, *args, **kwargs)
+        finally:
+            _DEPTH.inside = False
+            replace(
+                [(place, place[0][place[1]]) for place in places if _crossed(place)],
+            )
+        return result
+
+    return _apply
+
+
+def parameters(module: torch.nn.Module) -> list[_Place]:
+    """Every place in a module that holds a parameter: its dictionary, its key and the parameter."""
+    return [
+        (own, key, parameter)
+        for child in module.modules()
+        for own in (own_parameters(child),)
+        for key, parameter in own.items()
+        if parameter is not None
+    ]
+
+
+def replace(places: list[tuple[_Place, torch.Tensor]]) -> None:
+    """Give parameters new content, each object once, wherever it stands.
+
+    Args:
+        places: a place with what the parameter there becomes; equal parameters become the first.
+    """
+    done: dict[int, torch.Tensor] = {}
+    for (own, key, old), new in places:
+        if id(old) not in done:
+            done[id(old)] = old if _swapped(old, new) else new
+        own[key] = done[id(old)]
+
+
+def _crossed(place: _Place) -> bool:
+    own, key, old = place
+    new = own[key]
+    return new is not old and isinstance(old, lazy_tensor.LazyTensor) != isinstance(
+        new, lazy_tensor.LazyTensor
+    )
+
+
+def _swapped(old: torch.Tensor, new: torch.Tensor) -> bool:
+    hooks = all_hooks(old)
+    try:
+        torch.utils.swap_tensors(old, new)
+    except RuntimeError:  # a graph or a weak reference holds one of the two
+        return False
+    put_hooks(old, hooks)
+    return True
