@@ -19,7 +19,7 @@ END = "<!-- end of private names -->"
 
 def section() -> str:
     """What stands between the two marks."""
-    from isoshard.core import _jax_internals
+    from isoshard.core.runtime import _jax_internals
     from isoshard.torch_bridge import _torch_internals
 
     for found in pkgutil.iter_modules(_torch_internals.__path__):

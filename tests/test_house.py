@@ -1,0 +1,265 @@
+"""The house: one name for one thing, rooms with arrows one way, imports where a reader looks."""
+
+from __future__ import annotations
+
+import ast
+import collections
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+HOUSES = ("core", "jax_bridge", "torch_bridge", "onnx_bridge")
+OF_OTHERS = ("torch_bridge/torch_xla/",)
+"""Trees whose names are somebody else's."""
+TWICE = {
+    "loss": "torch.distributed.tensor.parallel has a module of this name, too",
+    "tensor": "torch.distributed has a module of this name, too",
+}
+"""Module names that stand for two things in one house, with the reason."""
+
+ROOMS = {
+    "core": (
+        *("errors", "frameworks", "runtime", "layout", "plan", "processes", "transfer"),
+        *("pictures", "domain", "weights", "checkpoint", "data"),
+    ),
+    "core/domain": (
+        *("blocks", "lifting", "windows", "fourier", "attention", "points", "handlers"),
+    ),
+    "torch_bridge/engine": (
+        *("values", "recording", "signatures", "compiling", "operators", "subprograms", "capture"),
+    ),
+}
+"""Folder -> its rooms: each imports from those before it, and from no other."""
+
+UPWARD = {
+    ("isoshard.core.transfer.place", "isoshard.core.domain.blocks.chunk_sizes"),
+    ("isoshard.core.transfer.place", "isoshard.core.domain.blocks.packing"),
+}
+"""Imports against the arrows, inside functions: `iso.shard(.., uneven="pad")`."""
+
+INSIDE = {
+    "isoshard.core.layout.spec": "the spellings of a spec are each other's",
+    "isoshard.core.transfer.place": "uneven='pad'",
+    "isoshard.torch_bridge.distributed.parallel_hook": "torch.distributed is imported late",
+    "isoshard.torch_bridge.distributed.torch_hook": "torch.distributed is imported late",
+    "isoshard.torch_bridge.framework": "torch's own checkpoints are imported late",
+    "isoshard.torch_bridge.interop.calling_jax": "DTensors are met late",
+    "isoshard.torch_bridge.interop.plain_tensors": "a function on plain tensors may meet others",
+    "isoshard.torch_bridge.layout.layout_methods": "methods of tensors, made of tensors",
+    "isoshard.torch_bridge.spmd.manual_tensor": "manual regions are made of these",
+    "isoshard.torch_bridge.torch_xla._internal.tpu": "torch_xla's modules are imported when named",
+    "isoshard.torch_bridge.torch_xla.distributed.xla_backend": "likewise",
+    "isoshard.torch_bridge.torch_xla.torch_xla": "likewise",
+    "isoshard.torch_bridge.tensor": "the class of all tensors, wrapped by one that knows it",
+}
+"""Modules that import others of their house inside functions, with the reason."""
+
+GLOSSARY = ROOT / "docs" / "glossary.md"
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(("isoshard", *(part for part in parts if part != "__init__")))
+
+
+FILES = {_module(path): path for house in HOUSES for path in sorted((ROOT / house).rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
+
+
+def _ours(house: str) -> Iterator[tuple[str, Path]]:
+    for name, path in FILES.items():
+        relative = path.relative_to(ROOT).as_posix()
+        if relative.startswith(f"{house}/") and not relative.startswith(OF_OTHERS):
+            yield name, path
+
+
+def _names(body: Sequence[ast.stmt], *, inside: bool) -> Iterator[ast.ImportFrom]:
+    """The `from .. import ..` of a body: those of the module, or those inside functions."""
+    for node in body:
+        if isinstance(node, ast.ImportFrom) and not inside:
+            yield node
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if inside:
+                yield from (one for one in ast.walk(node) if isinstance(one, ast.ImportFrom))
+        elif isinstance(node, ast.ClassDef | ast.With | ast.Try):
+            yield from _names(node.body, inside=inside)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
+            yield from _names([*node.body, *node.orelse], inside=inside)
+
+
+def imports(name: str, tree: ast.Module, known: Mapping[str, Path], *, inside: bool) -> set[str]:
+    """The modules of the houses that a module imports.
+
+    Args:
+        name: of the module.
+        tree: its source.
+        known: all modules, by name.
+        inside: those inside functions, instead of those of the module.
+    """
+    package = name.split(".")
+    package = package if known[name].name == "__init__.py" else package[:-1]
+    found = set()
+    for node in _names(tree.body, inside=inside):
+        base = package[: len(package) - node.level + 1] if node.level else []
+        stem = ".".join([*base, *filter(None, [node.module])])
+        for alias in node.names:
+            full = f"{stem}.{alias.name}"
+            found |= {full if full in known else stem} & set(known)
+    return found - {name}
+
+
+GRAPH = {name: imports(name, tree, FILES, inside=False) for name, tree in TREES.items()}
+LATE = {name: imports(name, tree, FILES, inside=True) - GRAPH[name] for name, tree in TREES.items()}
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[str]:
+    """The modules that reach themselves."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        stack = list(graph[start])
+        while stack:
+            name = stack.pop()
+            if name not in seen:
+                seen.add(name)
+                stack += graph[name]
+        return seen
+
+    return sorted(name for name in graph if name in reached(name))
+
+
+def twice(found: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """What has more than one place."""
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+@pytest.mark.parametrize("house", HOUSES)
+def test_a_module_name_stands_for_one_thing(house):
+    found = collections.defaultdict(list)
+    for name, path in _ours(house):
+        if path.name != "__init__.py" and path.stem != path.parent.name:
+            found[path.stem].append(name)
+        elif path.name == "__init__.py":
+            found[path.parent.name].append(name)
+    again = twice(found)
+    assert {name: again[name] for name in again if name not in TWICE} == {}
+
+
+@pytest.mark.parametrize("house", HOUSES)
+def test_a_class_name_stands_for_one_thing(house):
+    found = collections.defaultdict(list)
+    for name, _ in _ours(house):
+        for node in TREES[name].body:
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(name)
+    assert twice(found) == {}
+
+
+def test_exceptions_are_needed():
+    paths = [path for house in HOUSES for _, path in _ours(house)]
+    found = collections.Counter(p.parent.name if p.stem == "__init__" else p.stem for p in paths)
+    assert [name for name in TWICE if found[name] < 2] == []
+    assert [name for name in INSIDE if not LATE.get(name)] == []
+    late = {(name, other) for name, others in LATE.items() for other in others}
+    assert late >= UPWARD
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_rooms_import_one_way(folder):
+    rooms = ROOMS[folder]
+    prefix = f"isoshard.{folder.replace('/', '.')}."
+    there = {path.name.removesuffix(".py") for path in (ROOT / folder).iterdir()} - {"__pycache__"}
+    assert there - {"__init__"} == set(rooms)
+    wrong = []
+    for name in GRAPH:
+        for other in GRAPH[name] | LATE[name]:
+            if name.startswith(prefix) and other.startswith(prefix):
+                here, above = (one.removeprefix(prefix).split(".")[0] for one in (name, other))
+                if rooms.index(above) > rooms.index(here) and (name, other) not in UPWARD:
+                    wrong.append(f"{name} imports {other}")
+    assert wrong == []
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    assert len(GRAPH) > 500
+    assert circles(GRAPH) == []
+
+
+@pytest.mark.parametrize("folder", ["torch_bridge/engine", "core/domain", "core/layout"])
+def test_nor_inside_functions(folder):
+    prefix = f"isoshard.{folder.replace('/', '.')}."
+    graph = {
+        name: {other for other in GRAPH[name] | LATE[name] if other.startswith(prefix)}
+        for name in GRAPH
+        if name.startswith(prefix)
+    }
+    found = circles(graph)
+    assert len(graph) > 10
+    assert found == (
+        [
+            "isoshard.core.layout.op_sharding",
+            "isoshard.core.layout.spec",
+            "isoshard.core.layout.tiles",
+        ]
+        if folder == "core/layout"
+        else []
+    )
+
+
+def test_imports_stand_at_the_top():
+    found = {name: sorted(others) for name, others in LATE.items() if others}
+    assert {name: found[name] for name in found if name not in INSIDE} == {}
+
+
+def _not_said() -> dict[str, str]:
+    """Words that the glossary replaces -> the word to use."""
+    rows = re.findall(r"^\| \*\*(.+?)\*\* \|.*\| (.*?) \|$", GLOSSARY.read_text(), re.MULTILINE)
+    return {word: term for term, words in rows for word in re.findall(r"`(\w+)`", words)}
+
+
+@pytest.mark.parametrize("house", HOUSES)
+def test_names_are_of_the_glossary(house):
+    instead = _not_said()
+    assert instead["piece"] == "shard"
+    wrong = []
+    for name, path in _ours(house):
+        names = [path.stem, *(n.name for n in TREES[name].body if isinstance(n, ast.ClassDef))]
+        for one in names:
+            words = re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", one)
+            said = [word for word in words if word.lower() in instead]
+            wrong += [f"{name}: {one}: say {instead[word.lower()]}" for word in said]
+    assert wrong == []
+
+
+def test_the_answers_of_the_page_are_there():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.partition("| question | answer |")[2].partition("\n\n")[0]
+    paths = re.findall(r"`([\w/]+\.py)`", table)
+    assert table.count("\n|") - 1 >= 10 and len(paths) >= 10
+    roots = (ROOT, ROOT / "torch_bridge")
+    assert [path for path in paths if not any((root / path).is_file() for root in roots)] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "inside", "found"),
+    [
+        ("from . import b", False, {"isoshard.x.b"}),
+        ("from .b import name", False, {"isoshard.x.b"}),
+        ("def f():\n    from .b import name", False, set()),
+        ("def f():\n    from .b import name", True, {"isoshard.x.b"}),
+        ("class A:\n    def f(self):\n        from .b import name", True, {"isoshard.x.b"}),
+        ("if TYPE_CHECKING:\n    from .b import name", False, set()),
+        ("from isoshard.x import b", False, {"isoshard.x.b"}),
+    ],
+)
+def test_imports_are_found(source, inside, found):
+    known = {"isoshard.x.a": Path("a.py"), "isoshard.x.b": Path("b.py")}
+    assert imports("isoshard.x.a", ast.parse(source), known, inside=inside) == found
+
+
+def test_a_circle_and_a_second_place_are_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["b", "c"]
+    assert twice({"a": ["x"], "b": ["x", "y"]}) == {"b": ["x", "y"]}
