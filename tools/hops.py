@@ -1,0 +1,112 @@
+"""How many files of isoshard a call passes through: `python -m tools.hops`.
+
+Of each call: the files, the calls of our functions, and how often one file hands over to another.
+The numbers are those of the second call of its kind, but for what is made once (`iso.shard`,
+`iso.save`), which is measured the first time that it is done after another model of the same kind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+HOUSES = tuple(
+    f"{ROOT / house}/" for house in ("core", "torch_bridge", "jax_bridge", "onnx_bridge", "src")
+)
+
+
+@dataclasses.dataclass
+class Passed:
+    """What a call passed through.
+
+    Attributes:
+        files: our files, in the order of their first use.
+        calls: of our functions.
+        changes: how often a call went from one of our files to another.
+    """
+
+    files: list[str]
+    calls: int
+    changes: int
+
+
+def passed(function: Callable[[], Any]) -> Passed:
+    """Run a function, and note the files of ours that it passes through."""
+    found = Passed([], 0, 0)
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        name = frame.f_code.co_filename
+        if event != "call" or not name.startswith(HOUSES):
+            return
+        if name not in found.files:
+            found.files.append(name)
+        found.calls += 1
+        caller = frame.f_back
+        while caller is not None and not caller.f_code.co_filename.startswith(HOUSES):
+            caller = caller.f_back
+        found.changes += caller is not None and caller.f_code.co_filename != name
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    found.files = [name.removeprefix(f"{ROOT}/") for name in found.files]
+    return found
+
+
+def measured() -> dict[str, Passed]:
+    """The calls that the page on architecture tells of."""
+    import torch
+
+    import isoshard as iso
+    import isoshard.torch_bridge as xs
+
+    mesh = iso.make_mesh((2, 4), ("x", "y"))
+    plan = iso.Plan({"*.weight": iso.P("x", None), "*": iso.P()})
+
+    def model() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+
+    def sharded() -> torch.nn.Module:
+        return iso.shard(model(), mesh, plan)
+
+    x, y = torch.ones(4, device="jax"), torch.ones(4, device="jax")
+    (x + y).tolist()
+    (x + y).tolist()
+    found = {"x + y, known": passed(lambda: x + y)}
+    pending = x + y
+    found["sync, known"] = passed(pending.tolist)
+    step = xs.compile(lambda a: a * 2)
+    step(x), step(x)
+    found["replay of a step"] = passed(lambda: step(x))
+    sharded()
+    fresh = model()
+    found["iso.shard(module, mesh, plan)"] = passed(lambda: iso.shard(fresh, mesh, plan))
+    with tempfile.TemporaryDirectory() as folder:
+        iso.save(f"{folder}/a", {"model": sharded()})
+        saved = sharded()
+        found["iso.save(path, module)"] = passed(lambda: iso.save(f"{folder}/b", {"model": saved}))
+    return found
+
+
+def main() -> int:
+    """Print the table; with `-v` the files, too."""
+    import isoshard as iso
+
+    iso.simulate_devices(8)
+    for name, one in measured().items():
+        print(f"{name:32} {len(one.files):3} files {one.calls:6} calls {one.changes:5} changes")
+        if "-v" in sys.argv:
+            print(*(f"    {file}" for file in one.files), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
