@@ -23,7 +23,7 @@ TWICE = {
 ROOMS = {
     "core": (
         *("errors", "frameworks", "runtime", "layout", "plan", "processes", "transfer"),
-        *("pictures", "domain", "weights", "checkpoint", "data"),
+        *("pictures", "nn", "domain", "weights", "checkpoint", "data"),
     ),
     "core/domain": (
         *("blocks", "lifting", "windows", "fourier", "attention", "points", "handlers"),
