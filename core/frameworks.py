@@ -210,8 +210,11 @@ class Framework:
         """Shape, logical dtype and place of an array, also of an abstract one."""
         self._lacks("wanted", x)
 
-    def stored(self, x: Any) -> jax.Array | UnevenArray | np.ndarray:
-        """The elements of an array, for reading: in host memory as they are, or on devices."""
+    def stored(self, x: Any) -> tuple[jax.Array | UnevenArray | np.ndarray, str]:
+        """The elements of an array, for reading: in host memory as they are, or on devices.
+
+        With them the name of the dtype by which their owner knows them.
+        """
         self._lacks("stored", x)
 
     def filled(self, x: Any, values: dict[str, Any]) -> Any:

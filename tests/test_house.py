@@ -45,7 +45,7 @@ INSIDE = {
     "isoshard.core.transfer.place": "uneven='pad'",
     "isoshard.torch_bridge.distributed.parallel_hook": "torch.distributed is imported late",
     "isoshard.torch_bridge.distributed.torch_hook": "torch.distributed is imported late",
-    "isoshard.torch_bridge.framework": "torch's own checkpoints are imported late",
+    "isoshard.torch_bridge.registration": "torch.distributed.checkpoint takes 2 s to import",
     "isoshard.torch_bridge.interop.calling_jax": "DTensors are met late",
     "isoshard.torch_bridge.interop.plain_tensors": "a function on plain tensors may meet others",
     "isoshard.torch_bridge.layout.layout_methods": "methods of tensors, made of tensors",

@@ -73,7 +73,7 @@ if TYPE_CHECKING or _old_torch.has_device():
 
     from . import control_flow as _control_flow
     from . import device as _device
-    from . import framework as _framework  # noqa: F401  (isoshard.shard and the other verbs)
+    from . import registration as _registration  # noqa: F401  (isoshard.shard and the other verbs)
     from . import trainers as _trainers
     from .distributed import torch_hook as _torch_hook
     from .generator import Generator

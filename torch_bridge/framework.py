@@ -1,8 +1,7 @@
-"""torch in core's registry: how `shard`, `to_jax` and the other verbs treat tensors and modules."""
+"""What `shard`, `to_jax` and the other verbs of core do with tensors and modules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -12,11 +11,9 @@ import torch
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core.checkpoint.manifest import Sum
-from isoshard.core.checkpoint.source import Entry, NamedState, Source, Wanted
 from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import CopyError, ShardingError
-from isoshard.core.frameworks import Framework, register
+from isoshard.core.frameworks import Framework
 from isoshard.core.layout.mesh import ambient_mesh
 from isoshard.core.layout.shards import Shard
 from isoshard.core.layout.shards import local_shards as jax_shards
@@ -39,10 +36,12 @@ from isoshard.torch_bridge.engine.values.value import Aval, Value
 from . import modules
 from .dtensor import dtensor_exchange as dtensors
 from .dtensor import dtensor_modules as dtensor_modules
-from .dtensor import resharding, spelling, starting
+from .dtensor import resharding
+from .dtensor.recognition import has_dtensors, is_dtensor, refuse_shard
 from .dtypes import logical_dtype, physical_dtype
 from .exchange import shard_to_torch, share_with_cpu, to_numpy
-from .layout.array_behind import annotated, array_behind, in_layout, users_sharding
+from .layout.array_behind import array_behind, in_layout, users_sharding
+from .layout.marks import annotated
 from .layout.optimizer_state import says_memory, shard_state
 from .layout.widths import for_jax, jax_dtype
 from .tensor import XLAShardedTensor
@@ -71,10 +70,10 @@ class Torch(Framework):
         """
         if isinstance(x, torch.optim.Optimizer) and says_memory(spec):
             return shard_state(x, mesh, spec)
-        resharding.refuse_shard(x)
+        refuse_shard(x)
         if isinstance(x, torch.nn.Module):
-            return modules.shard_module(x, mesh, spec, self._place, copy=copy, name=name)
-        return self._place(x, _sharding(x, mesh, spec, name), copy, name or "tensor")
+            return modules.shard_module(x, mesh, spec, self.place, copy=copy, name=name)
+        return self.place(x, _sharding(x, mesh, spec, name), copy, name or "tensor")
 
     def shard_padded(
         self,
@@ -87,11 +86,11 @@ class Torch(Framework):
         name: str | None = None,
     ) -> Any:
         """A tensor in blocks of any sizes."""
-        resharding.refuse_shard(x)
+        refuse_shard(x)
         if isinstance(x, torch.nn.Module | torch.optim.Optimizer):
             return super().shard_padded(x, mesh, spec, sizes, copy=copy, name=name)
         layout = BlockLayout.plan(tuple(x.shape), mesh, spec, sizes)
-        return self._place(x, layout, copy, name or "tensor")
+        return self.place(x, layout, copy, name or "tensor")
 
     def check_shard(
         self, x: Any, mesh: Mesh, spec: Any, *, copy: bool | None = None, name: str | None = None
@@ -99,7 +98,7 @@ class Torch(Framework):
         """Raise what `shard` would."""
         if says_memory(spec) and isinstance(x, torch.optim.Optimizer):
             return
-        resharding.refuse_shard(x)
+        refuse_shard(x)
         if isinstance(x, torch.nn.Module):
             modules.layout(x, mesh, spec, name)
             return
@@ -108,7 +107,7 @@ class Torch(Framework):
             with jax.enable_x64(True):
                 check_host(to_numpy(x.detach()), sharding, copy=copy, name=name or "tensor")
 
-    def _place(
+    def place(
         self, x: Any, layout: layout_numbers.Layout, copy: bool | None, name: str
     ) -> torch.Tensor:
         """One tensor on the mesh; gradients and being a parameter are kept."""
@@ -141,7 +140,7 @@ class Torch(Framework):
         name: str | None = None,
     ) -> torch.Tensor:
         """This process's part of a tensor: CPU memory is shared where it is aligned."""
-        if not isinstance(x, torch.Tensor) or dtensors.is_dtensor(x):
+        if not isinstance(x, torch.Tensor) or is_dtensor(x):
             raise TypeError(
                 f"from_local takes plain tensors, not a {type(x).__name__}. A DTensor goes over "
                 "with iso.to_jax(x); of a module, give a dictionary of its tensors."
@@ -159,7 +158,7 @@ class Torch(Framework):
 
     def reshard(self, x: Any, spec: Any, mesh: Any = None) -> Any:
         """A new tensor with another layout; for a module, its tensors are replaced."""
-        if dtensors.is_dtensor(x):
+        if is_dtensor(x):
             return resharding.reshard(x, spec, mesh)
         if mesh is None:
             mesh = _mesh_of(x)
@@ -167,14 +166,14 @@ class Torch(Framework):
             spec = in_kind(spec, mesh, x.dim(), kind_of(x.named_sharding), "tensor")
         if isinstance(x, XLAShardedTensor) and isinstance(lazy_tensor.read(x).array, UnevenArray):
             blocks = BlockLayout.of(input_placement.held(lazy_tensor.read(x)))
-            return self._place(x, blocks.resharded(spec, mesh), None, "tensor")
+            return self.place(x, blocks.resharded(spec, mesh), None, "tensor")
         return self.shard(x, mesh, spec)
 
     def full(self, x: Any) -> Any:
         """A tensor whole on every device of its mesh."""
         if isinstance(x, torch.nn.Module):
             raise TypeError("full takes a tensor; for a module use reshard(module, P())")
-        if dtensors.is_dtensor(x):
+        if is_dtensor(x):
             return resharding.full(x)
         if not isinstance(x, XLAShardedTensor) or isinstance(lazy_tensor.read(x).array, Tracer):
             return x
@@ -183,7 +182,7 @@ class Torch(Framework):
             return x
         metrics.count("gathers")
         whole = NamedSharding(found.mesh, jax.sharding.PartitionSpec())
-        return self._place(x, whole, None, "tensor")
+        return self.place(x, whole, None, "tensor")
 
     def named_arrays(self, x: Any) -> dict[str, Any]:
         """Parameters and buffers of a module, those of stacked layers layer by layer."""
@@ -203,10 +202,10 @@ class Torch(Framework):
     def sharding_of(self, x: Any) -> Any:
         """The layout; executes what is recorded if only the compiler knows it yet."""
         if isinstance(x, torch.nn.Module):
-            if dtensor_modules.has_dtensors(x):
+            if has_dtensors(x):
                 return dtensor_modules.sharding_of(x)
             return {name: self.sharding_of(tensor) for name, tensor in modules.tensors(x)}
-        if dtensors.is_dtensor(x):
+        if is_dtensor(x):
             return dtensors.sharding_of(x)
         if not isinstance(x, XLAShardedTensor):
             raise ShardingError(
@@ -227,12 +226,6 @@ class Torch(Framework):
             dtype = physical_dtype(x.dtype)
             return jax.typeof(jax.ShapeDtypeStruct(tuple(x.shape), dtype, sharding=layout))
 
-    def call(self, verb: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `domain.call`."""
-        from . import domain  # it imports the crossings, which import this
-
-        return domain.call(verb, args, kwargs)
-
     def block_sizes(self, x: Any) -> Any:
         """Those of a tensor on the `jax` device, computing it if need be."""
         if not isinstance(x, XLAShardedTensor):
@@ -242,7 +235,7 @@ class Torch(Framework):
 
     def local_shards(self, x: Any) -> list[Shard]:
         """The pieces, as plain tensors over the devices' buffers."""
-        if dtensors.is_dtensor(x):
+        if is_dtensor(x):
             return dtensors.local_shards(x)
         return [
             Shard(s.index, s.device, s.replica_id, self.shard_from_jax(s.data, copy=False))
@@ -263,12 +256,12 @@ class Torch(Framework):
 
         64 bits are 32 in JAX, unless it has them on or `dtype` says otherwise: see `layout.widths`.
         """
-        if dtensors.is_dtensor(x):
+        if is_dtensor(x):
             return dtensors.to_jax(x, sharding, copy=copy, reduce=reduce, name=name)
         if isinstance(x, torch.optim.Optimizer):
             return dtensor_modules.state_to_jax(x, copy=copy)
         if isinstance(x, torch.nn.Module):
-            if dtensor_modules.has_dtensors(x):
+            if has_dtensors(x):
                 return dtensor_modules.to_jax(x, sharding, copy=copy, reduce=reduce)
             named = modules.tensors(x)
             return {key: self.to_jax(t, sharding, copy=copy, name=key) for key, t in named}
@@ -286,7 +279,7 @@ class Torch(Framework):
             copy: likewise.
             name: likewise.
         """
-        if dtensors.is_dtensor(x):
+        if is_dtensor(x):
             return dtensors.to_jax(x, sharding, copy=copy, name=name)
         if x.grad_fn is not None:
             raise CopyError(
@@ -314,7 +307,7 @@ class Torch(Framework):
 
     def to_numpy(self, x: Any) -> np.ndarray:
         """The memory of a plain CPU tensor."""
-        if not isinstance(x, torch.Tensor) or dtensors.is_dtensor(x) or x.device.type != "cpu":
+        if not isinstance(x, torch.Tensor) or is_dtensor(x) or x.device.type != "cpu":
             what = f"tensor on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
             raise TypeError(
                 f"only a plain CPU tensor is seen by NumPy, not a {what}; give x.cpu(), or the "
@@ -345,75 +338,6 @@ class Torch(Framework):
         """One device's buffer as a plain CPU or CUDA tensor."""
         return shard_to_torch(array, copy=copy)
 
-    def parts(
-        self, x: Any, saved: Mapping[str, Entry] | None = None
-    ) -> dict[str, NamedState] | None:
-        """See `checkpoints.parts.parts_of`."""
-        from .checkpoints import (
-            torch_state as checkpoint_parts,
-        )  # it imports torch's own checkpoints
-
-        return checkpoint_parts.parts_of(x, saved)
-
-    def wanted(self, x: Any) -> Wanted:
-        """See `checkpoints.parts.wanted`."""
-        from .checkpoints import (
-            torch_state as checkpoint_parts,
-        )  # it imports torch's own checkpoints
-
-        return checkpoint_parts.wanted(x)
-
-    def stored(self, x: Any) -> jax.Array | UnevenArray | np.ndarray:
-        """See `checkpoints.parts.stored`."""
-        from .checkpoints import (
-            torch_state as checkpoint_parts,
-        )  # it imports torch's own checkpoints
-
-        return checkpoint_parts.stored(x)
-
-    def filled(self, x: Any, values: dict[str, Any]) -> Any:
-        """See `checkpoints.filling.Filler.fill`."""
-        from .checkpoints.filling import Filler  # it imports torch's own checkpoints
-
-        return Filler(annotated, self._place).fill(x, values)
-
-    def open_checkpoint(self, path: str) -> Source | None:
-        """A folder of `torch.distributed.checkpoint`."""
-        from .checkpoints import torch_folder  # it imports torch's own checkpoints
-
-        return torch_folder.opened(path)
-
-    def write_checkpoint(self, folder: str, name: str, leaves: dict[str, Any]) -> dict[str, Sum]:
-        """A folder that `torch.distributed.checkpoint` reads."""
-        from .checkpoints import torch_folder  # it imports torch's own checkpoints
-
-        return torch_folder.write(folder, name, leaves)
-
-    def processes_joined(self) -> tuple[int, int] | None:
-        """Rank and size of the default process group."""
-        return starting.joined()
-
-    def start_processes(
-        self,
-        rank: int,
-        size: int,
-        *,
-        timeout: float,
-        post: Callable[[str | None], str] | None = None,
-        host: str = "",
-        device: int | None = None,
-    ) -> None:
-        """Start the default process group."""
-        starting.join(rank, size, timeout=timeout, post=post, host=host, device=device)
-
-    def tell_processes(self, word: str | None) -> str:
-        """Send rank 0's word to all ranks."""
-        return starting.tell_all(word)
-
-    def end_processes(self) -> None:
-        """End the default process group."""
-        starting.leave()
-
 
 def _sharding(x: Any, mesh: Mesh, spec: Any, name: str | None) -> NamedSharding:
     shape = tuple(x.shape)
@@ -428,7 +352,3 @@ def _mesh_of(x: Any) -> Any:
         if isinstance(tensor, XLAShardedTensor) and tensor.mesh is not None:
             return tensor.mesh
     return ambient_mesh("iso.reshard(x, spec, mesh)")
-
-
-register(Torch())
-spelling.register()

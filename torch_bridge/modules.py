@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,8 +11,11 @@ from jax.sharding import Mesh, NamedSharding
 from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.plan import Plan
+from isoshard.core.plan.model_leaves import ModelLeaf
+from isoshard.core.plan.resolving import resolve_leaves
 
 from .loops.by_layer import ByLayer
+from .loops.stacked import StackedLayers
 from .overrides import swap_parameters
 
 Place = Callable[[torch.Tensor, NamedSharding, bool | None, str], torch.Tensor]
@@ -46,10 +49,23 @@ def layout(
     Raises:
         ShardingError: listing every tensor whose spec does not fit, or that has none.
     """
-    layers = ByLayer(module)
-    found = layers.tensors
+    if any(isinstance(child, StackedLayers) for child in module.modules()):
+        layers = ByLayer(module)
+        return layers.together(_decided(module, layers.tensors, mesh, spec, name))
+    return _decided(module, dict(tensors(module)), mesh, spec, name)
+
+
+def _decided(
+    module: torch.nn.Module,
+    found: Mapping[str, torch.Tensor],
+    mesh: Mesh,
+    spec: Any,
+    name: str | None,
+) -> dict[str, NamedSharding]:
+    """What a spec says of named tensors."""
     if isinstance(spec, Plan):
-        return layers.together(spec.resolve(found, mesh).shardings)
+        leaves = resolve_leaves(spec, [_leaf(*item) for item in found.items()], mesh).leaves
+        return {leaf.name: leaf.sharding for leaf in leaves}
     if isinstance(spec, dict):
         unknown = [key for key in spec if key not in found]
         if unknown:
@@ -69,7 +85,12 @@ def layout(
             faults.append(error)
     if faults:
         raise_collected(faults)
-    return layers.together(result)
+    return result
+
+
+def _leaf(name: str, tensor: torch.Tensor) -> ModelLeaf:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return ModelLeaf(name, tuple(tensor.shape), dtype, itemsize=tensor.dtype.itemsize)
 
 
 def shard_module(
@@ -83,6 +104,8 @@ def shard_module(
 ) -> torch.nn.Module:
     """Lay every parameter and buffer out on the mesh; on an error nothing is changed.
 
+    Four steps: the tensors by name, a layout for each, each in its layout, and each in its place.
+
     Args:
         module: changed in place.
         mesh: the mesh.
@@ -95,9 +118,10 @@ def shard_module(
         `module`. Its parameters stay the same objects, see
         `isoshard.torch_bridge.overrides.swap_parameters`.
     """
+    named = list(tensors(module))
     shardings = layout(module, mesh, spec, name)
     moved: dict[int, Any] = {}
-    for key, tensor in tensors(module):
+    for key, tensor in named:
         new = place(tensor, shardings[key], copy, key)
         if tensor.grad is not None:
             new.grad = place(tensor.grad, shardings[key], copy, f"{key}.grad")

@@ -18,7 +18,7 @@ from pathlib import Path
 from isoshard.core.checkpoint import manifest as manifests
 from isoshard.core.checkpoint.source import Source
 from isoshard.core.checkpoint.steps import Steps
-from isoshard.core.checkpoint.storage import LocalStorage
+from isoshard.core.checkpoint.storage import LocalStorage, local
 from isoshard.core.errors import CheckpointError
 from isoshard.core.frameworks import require
 
@@ -27,24 +27,6 @@ from .array_folder import TREE, Folder
 
 _BRIDGES = ("torch",)
 """Frameworks with checkpoint formats of their own."""
-
-
-def local(path: str | os.PathLike[str]) -> str:
-    """A path of this machine, or of a file system that is mounted on it.
-
-    Args:
-        path: as the user gave it.
-
-    Raises:
-        ValueError: it is a URL.
-    """
-    text = os.fspath(path)
-    if "://" in text:
-        raise ValueError(
-            f"{text} is a URL, and iso.save and iso.restore take a folder; mount the storage, or "
-            "use isoshard.torch_bridge.checkpoints.CheckpointManager, which takes URLs for fsspec"
-        )
-    return text
 
 
 def latest(path: str | os.PathLike[str]) -> int | None:

@@ -20,18 +20,16 @@ from isoshard.core.checkpoint import manifest as manifests
 from isoshard.core.checkpoint.manifest import Sum
 from isoshard.core.checkpoint.source import Entry
 from isoshard.core.checkpoint.steps import Steps
-from isoshard.core.checkpoint.storage import LocalStorage
+from isoshard.core.checkpoint.storage import LocalStorage, local
 from isoshard.core.errors import CheckpointError, ShardingError, raise_collected
 from isoshard.core.frameworks import framework_of, require
-from isoshard.core.layout.uneven import UnevenArray, padded_of
+from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.processes import agree
 
 from . import array_folder as folders
 from . import orbax_format, zarr_arrays
 from .leaf_groups import Group, is_value, named_groups, nested
-from .opening import local
 from .savers import Team
-from .slots import wanted_of
 from .stored_shards import Content
 
 _LOG = logging.getLogger(__name__)
@@ -123,15 +121,18 @@ def save(
         raise ValueError(f"{root} is a checkpoint itself; give the folder that it stands in")
     if format == "zarr":
         zarr_arrays.imported()
-    leaves = _leaves(tree)
-    described = [(name, content.entry, content.shard) for name, content in leaves.contents.items()]
-    agree("the checkpoint", (root, step, described, list(leaves.values), leaves.same))
+    groups, structure = named_groups(tree)
+    leaves = _leaves(groups, structure)
+    team = Team.gathered()
+    if team.size > 1:
+        laid = [(name, content.entry, content.shard) for name, content in leaves.contents.items()]
+        agree("the checkpoint", (root, step, laid, list(leaves.values), leaves.same))
     if format == "orbax":
         _check_orbax(leaves)
     if asynchronous:
         leaves = leaves.copied()
-    write = functools.partial(_write, root, step, keep, _FORMATS[format], leaves)
-    return _start(root, step, functools.partial(write, Team.gathered()), asynchronous)
+    write = functools.partial(_write, root, step, keep, _FORMATS[format], leaves, team)
+    return _start(root, step, write, asynchronous)
 
 
 def _start(root: str, step: int, work: Callable[[], None], asynchronous: bool) -> Saving:
@@ -230,14 +231,13 @@ def _write_orbax(storage: LocalStorage, folder: str, all_: _Leaves, team: Team) 
 _FORMATS: dict[str, _Format] = {"zarr": _write_zarr, "torch": _write_torch, "orbax": _write_orbax}
 
 
-def _leaves(tree: Any) -> _Leaves:
-    """The leaves of a tree, looked at and not copied."""
+def _leaves(groups: list[Group], structure: Any) -> _Leaves:
+    """The leaves of a tree by name, looked at and not copied."""
     contents: dict[str, Content] = {}
     values: dict[str, Entry] = {}
     same: dict[str, str] = {}
     seen: dict[int, str] = {}
     faults = []
-    groups, structure = named_groups(tree)
     for name, part in (pair for group in groups for pair in group.named()):
         value = part.value
         if is_value(value):
@@ -250,24 +250,25 @@ def _leaves(tree: Any) -> _Leaves:
                 contents[name] = _content(name, value)
             except ShardingError as error:
                 faults.append(error)
-    raise_collected(faults)
+    if faults:
+        raise_collected(faults)
     return _Leaves(contents, values, same, groups, structure)
 
 
 def _content(name: str, value: Any) -> Content:
-    if isinstance(padded_of(value), jax.ShapeDtypeStruct):
+    elements = value.array if isinstance(value, UnevenArray) else value
+    if isinstance(elements, jax.ShapeDtypeStruct):
         raise ShardingError(f"{name} is only the shape of an array, and has no elements to save")
-    wanted = wanted_of(value)
-    assert wanted is not None
     framework = framework_of(value)
-    impl = ""
     if framework is not None:
-        value = framework.stored(value)
-    elif isinstance(value, np.generic):
-        value = np.asarray(value)
-    elif isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
-        value, impl = jax.random.key_data(value), str(jax.random.key_impl(value))
-    return Content.of(name, value, wanted.dtype, impl)
+        return Content.of(name, *framework.stored(value))
+    dtype = value.dtype
+    if isinstance(value, np.ndarray | np.generic):
+        return Content.of(name, np.asarray(value), dtype.name)
+    if jax.numpy.issubdtype(dtype, jax.dtypes.prng_key):
+        impl = str(jax.random.key_impl(value))
+        return Content.of(name, jax.random.key_data(value), str(dtype), impl)
+    return Content.of(name, value, str(dtype))
 
 
 def _check(step: Any, keep: Any, asynchronous: bool, format: str) -> None:

@@ -80,6 +80,24 @@ class Storage(Protocol):
         ...
 
 
+def local(path: str | os.PathLike[str]) -> str:
+    """A path of this machine, or of a file system that is mounted on it.
+
+    Args:
+        path: as the user gave it.
+
+    Raises:
+        ValueError: it is a URL.
+    """
+    text = os.fspath(path)
+    if "://" in text:
+        raise ValueError(
+            f"{text} is a URL, and iso.save and iso.restore take a folder; mount the storage, or "
+            "use isoshard.torch_bridge.checkpoints.CheckpointManager, which takes URLs for fsspec"
+        )
+    return text
+
+
 class LocalStorage:
     """A folder of this machine.
 

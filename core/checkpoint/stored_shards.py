@@ -15,6 +15,7 @@ valid elements of each block.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -23,8 +24,7 @@ from jax.sharding import NamedSharding
 
 from isoshard.core.checkpoint.source import Entry
 from isoshard.core.errors import ShardingError
-from isoshard.core.layout.spec_entries import entries_of
-from isoshard.core.layout.uneven import UnevenArray, padded_of
+from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.layout.valid_elements import held_here
 from isoshard.core.runtime import metrics
 
@@ -86,19 +86,25 @@ class Content:
         shape = tuple(array.shape)
         if isinstance(array, np.ndarray):
             entry = Entry(shape, dtype, array.dtype.name, impl=impl)
-            return cls(entry, array, shape, _is_small(entry, True))
-        inner = padded_of(array)
+            return cls(entry, array, shape, _is_small(array.nbytes, True))
+        inner = array.array if isinstance(array, UnevenArray) else array
         layout = inner.sharding
         spec = _axes(name, layout, len(shape)) if isinstance(layout, NamedSharding) else None
         entry = Entry(shape, dtype, array.dtype.name, spec, impl=impl)
         first_has = inner.is_fully_addressable or (
             layout.is_fully_replicated and any(d.process_index == 0 for d in layout.device_set)
         )
-        shard = layout.shard_shape(inner.shape) if entry.nbytes else shape
-        if isinstance(array, UnevenArray) and entry.nbytes:
+        nbytes = math.prod(shape) * array.dtype.itemsize
+        shard = layout.shard_shape(inner.shape) if nbytes else shape
+        if isinstance(array, UnevenArray) and nbytes:
             pairs = zip(shard, array.sizes, strict=True)
             shard = tuple(n if sizes is None else file_size(sizes) for n, sizes in pairs)
-        return cls(entry, array, shard, _is_small(entry, first_has))
+        return cls(entry, array, shard, _is_small(nbytes, first_has))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its elements as they are stored."""
+        return math.prod(self.entry.shape) * jax.numpy.dtype(self.entry.stored).itemsize
 
     def logical(self) -> Any:
         """The array as its owner knows it: random keys as keys."""
@@ -114,12 +120,18 @@ class Content:
         array, shape = self.array, self.entry.shape
         if isinstance(array, list):
             return array
-        inner = padded_of(array)
+        inner = array.array if isinstance(array, UnevenArray) else array
         whole_here = isinstance(inner, np.ndarray) or inner.is_fully_addressable
         if whole_here and jax.process_index() != 0:
             return []
         if isinstance(array, np.ndarray):
             return [StoredShard(tuple(slice(0, extent) for extent in shape), array)]
+        if whole_here and isinstance(array, jax.Array):
+            return [
+                StoredShard(bounded(one.index, shape), _on_host(one.data))
+                for one in array.addressable_shards
+                if one.replica_id == 0
+            ]
         held = held_here(array)
         if self.is_small and not whole_here:  # each process has all of it
             mine = [one for one in held if one.device == held[0].device]
@@ -153,8 +165,8 @@ def bounded(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ..
     return tuple(slice(*one.indices(extent)[:2]) for one, extent in zip(index, shape, strict=True))
 
 
-def _is_small(entry: Entry, first_has: bool) -> bool:
-    return entry.nbytes == 0 or (entry.nbytes <= SMALL and first_has)
+def _is_small(nbytes: int, first_has: bool) -> bool:
+    return nbytes == 0 or (nbytes <= SMALL and first_has)
 
 
 def _axes(name: str, sharding: NamedSharding, rank: int) -> tuple[tuple[str, ...], ...]:
@@ -163,7 +175,7 @@ def _axes(name: str, sharding: NamedSharding, rank: int) -> tuple[tuple[str, ...
             f"{name}: a checkpoint holds elements, and these are sums still to be taken over "
             f"{sharding.spec}; lay it out first: iso.reshard(x, spec)"
         )
-    entries = tuple(entries_of(sharding.spec))
+    entries = tuple(sharding.spec)
     entries += (None,) * (rank - len(entries))
     return tuple(
         () if one is None else tuple(map(str, one)) if isinstance(one, tuple) else (str(one),)

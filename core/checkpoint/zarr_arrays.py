@@ -57,7 +57,7 @@ def write(folder: str, contents: Mapping[str, Content], *, create: bool) -> list
     mode: dict[str, Any] = {"create": True} if create else {"open": True, "assume_metadata": True}
     tensorstore = imported()
     names = []
-    for batch in _batches(contents.items(), lambda item: item[1].entry.nbytes):
+    for batch in _batches(contents.items(), lambda item: item[1].nbytes):
         grids = {key: content.grid() for key, content in batch}
         opened = [
             (content, tensorstore.open(_spec(f"{folder}/{key}", content.entry, grids[key]), **mode))

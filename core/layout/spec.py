@@ -86,7 +86,8 @@ def normalize_spec(
             ...
         isoshard.core.errors.SpecError: bias: spec ('z', -1) does not fit: no mesh axis is called 'z'; there is no mesh axis -1 (indices count from 0); it has 2 entries for a tensor of rank 1. The mesh axes are 'x' (2), 'y' (4): name them, or give their indices 0..1.
     """  # noqa: E501
-    mesh = as_mesh(mesh, abstract=True)
+    if not isinstance(mesh, Mesh):
+        mesh = as_mesh(mesh, abstract=True)
     try:
         canonical = _cached(_Key(spec), mesh, ndim)
     except TypeError:  # unhashable: a list somewhere
@@ -258,7 +259,7 @@ class _Key:
 
     def __init__(self, spec: SpecLike) -> None:
         self.spec = spec
-        items = entries_of(spec) if isinstance(spec, P) else spec
+        items = tuple(spec) if isinstance(spec, P) else spec
         self.kinds = (type(spec), *map(type, items)) if isinstance(items, tuple) else type(spec)
         self._hash = hash(spec)
 

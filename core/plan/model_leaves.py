@@ -1,7 +1,7 @@
 """What a plan reads of a model: names, shapes, dtypes, and what the leaves say of their axes.
 
 >>> leaves_of({"w": (8, 4)})
-[ModelLeaf(name='w', shape=(8, 4), dtype=None, names=None)]
+[ModelLeaf(name='w', shape=(8, 4), dtype=None, names=None, itemsize=4)]
 >>> leaves_of([jax.ShapeDtypeStruct((8,), "float32")])[0].size
 32
 """
@@ -21,7 +21,6 @@ from ..frameworks import framework_of
 from .freezing import frozen
 from .layout_rules import PlanError
 
-_BYTES_IF_UNKNOWN = 4
 _NAMES_OF_NNX = ("out_sharding", "sharding_names", "sharding")
 
 
@@ -31,28 +30,21 @@ class ModelLeaf(NamedTuple):
     Attributes:
         name: its path, joined by dots.
         shape: global shape.
-        dtype: its dtype, or None if only the shape is known.
+        dtype: name of its dtype, the same for every framework; None if only the shape is known.
         names: what the leaf itself says of its axes, or None.
+        itemsize: bytes of an element; 4 if the dtype is unknown.
     """
 
     name: str
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: str | None = None
     names: tuple[Any, ...] | None = None
+    itemsize: int = 4
 
     @property
     def size(self) -> int:
-        """Bytes of the whole leaf; 4 an element if the dtype is unknown."""
-        return self.bytes_of(self.shape)
-
-    @property
-    def dtype_name(self) -> str | None:
-        """The dtype's name, the same for every framework."""
-        return None if self.dtype is None else str(self.dtype).removeprefix("torch.")
-
-    def bytes_of(self, shape: tuple[int, ...]) -> int:
-        """Bytes of a shard of this shape."""
-        return math.prod(shape) * getattr(self.dtype, "itemsize", _BYTES_IF_UNKNOWN)
+        """Bytes of the whole leaf."""
+        return math.prod(self.shape) * self.itemsize
 
 
 def leaves_of(tree: Any) -> list[ModelLeaf]:
@@ -69,15 +61,12 @@ def leaves_of(tree: Any) -> list[ModelLeaf]:
         PlanError: naming each leaf that is no array and no number.
     """
     if isinstance(tree, Mapping) and all(map(_is_shape, tree.values())):
-        return [ModelLeaf(name, tuple(shape), None) for name, shape in tree.items()]
+        return [ModelLeaf(name, tuple(shape)) for name, shape in tree.items()]
     named = _named(tree)
     wrong = [f"  {n}: {type(x).__name__}" for n, x in named if not hasattr(x, "shape") and _odd(x)]
     if wrong:
         raise PlanError("\n".join(["a plan lays out arrays and numbers, not:", *wrong]))
-    return [
-        ModelLeaf(n, tuple(getattr(x, "shape", ())), getattr(x, "dtype", None), names)
-        for n, x, names in ((n, _array(x), names_of(x)) for n, x in named)
-    ]
+    return [_leaf(name, _array(x), names_of(x)) for name, x in named]
 
 
 def boxed_leaves(tree: Any) -> list[tuple[str, Any]]:
@@ -130,6 +119,14 @@ def names_of(leaf: Any) -> tuple[Any, ...] | None:
         return None
     found = getattr(found, "spec", found)  # a NamedSharding
     return tuple(map(frozen, found)) if isinstance(found, P | tuple | list) else None
+
+
+def _leaf(name: str, array: Any, names: tuple[Any, ...] | None) -> ModelLeaf:
+    shape, dtype = tuple(getattr(array, "shape", ())), getattr(array, "dtype", None)
+    if dtype is None:
+        return ModelLeaf(name, shape, None, names)
+    size = getattr(dtype, "itemsize", ModelLeaf._field_defaults["itemsize"])
+    return ModelLeaf(name, shape, str(dtype).removeprefix("torch."), names, size)
 
 
 def _named(tree: Any) -> list[tuple[str, Any]]:

@@ -25,17 +25,18 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.mesh import ambient_mesh, as_mesh
 from isoshard.core.layout.offload import in_memory
-from isoshard.core.layout.spec import axis_names, check_even
+from isoshard.core.layout.spec import axis_names, check_even, normalize_spec
 from isoshard.core.runtime.metrics import human_bytes
 
 from ..errors import ShardingError
-from .freezing import UNSAID
+from .freezing import UNSAID, Pairs
 from .layout_rules import LayoutRule, PlanError
 from .logical import AxisTable
+from .memory_rules import memory_for
 from .merging import merged
 from .model_leaves import ModelLeaf, leaves_of, modules_of
 from .resolved import BY_DEFAULT, BY_NAMES, BY_SIZE, ResolvedActivation, ResolvedLeaf, ResolvedPlan
-from .rule_patterns import label, matches
+from .rule_patterns import label, matcher
 from .size_rules import Largest
 
 if TYPE_CHECKING:
@@ -75,11 +76,39 @@ def resolve(plan: Plan, tree: Any, mesh: Any, *, strict: bool = False) -> Resolv
     """
     given = ambient_mesh("plan.resolve(tree, mesh)") if mesh is None else mesh
     mesh = as_mesh(given, abstract=True)
+    return resolve_leaves(plan, leaves_of(tree), mesh, modules_of(tree), strict=strict)
+
+
+def resolve_leaves(
+    plan: Plan,
+    leaves: Sequence[ModelLeaf],
+    mesh: Any,
+    modules: Sequence[str] | None = None,
+    *,
+    strict: bool = False,
+) -> ResolvedPlan:
+    """Look up leaves that somebody has named already; see `resolve`.
+
+    Args:
+        plan: the plan.
+        leaves: of the model.
+        mesh: with devices, or abstract.
+        modules: the names of the model's modules, whose activations count too.
+        strict: as for `resolve`.
+
+    Returns:
+        The layouts.
+
+    Raises:
+        PlanError: naming every leaf at fault.
+    """
+    factors = plan.product or (plan,)
+    memory = [factor.memory for factor in factors if factor.memory]
     resolved: list[ResolvedLeaf] = []
     used: set[str] = set()
     faults: list[str] = []
     large: list[ModelLeaf] = []
-    for leaf in leaves_of(tree):
+    for leaf in leaves:
         decisions = decide(plan, leaf, mesh)
         if not decisions:
             large.append(leaf)
@@ -87,13 +116,13 @@ def resolve(plan: Plan, tree: Any, mesh: Any, *, strict: bool = False) -> Resolv
         used.update(decision.rule for decision in decisions)
         rule = _joined(decisions)
         try:
-            resolved.append(_lay_out(leaf, decisions, rule, mesh, plan))
+            resolved.append(_lay_out(leaf, decisions, rule, mesh, plan.replicate_below, memory))
         except ShardingError as error:
             faults.append(f"{error} [rule {rule!r}]")
     if faults or large:
         raise PlanError(_complaint(faults, large, plan.replicate_below)) from None
-    unused = [p for factor in plan.factors for p, _ in factor.rules if p not in used]
-    rows, silent = _activations(plan, modules_of(tree))
+    unused = [p for factor in factors for p, _ in factor.rules if p not in used]
+    rows, silent = _activations(plan, modules)
     found = ResolvedPlan(
         tuple(resolved), mesh, tuple(map(label, dict.fromkeys(unused))) + silent, rows
     )
@@ -113,7 +142,7 @@ def decide(plan: Plan, leaf: ModelLeaf, mesh: Mesh | None) -> list[Decision]:
     Returns:
         Their decisions; none if the leaf is large and nobody speaks of it.
     """
-    found = [_decide(factor, leaf, mesh) for factor in plan.factors]
+    found = [_decide(factor, leaf, mesh) for factor in plan.product or (plan,)]
     spoken = list(dict.fromkeys(one for one in found if one is not None))
     if any(one.rule != BY_DEFAULT for one in spoken) or all(found):
         return spoken
@@ -124,7 +153,7 @@ def decide(plan: Plan, leaf: ModelLeaf, mesh: Mesh | None) -> list[Decision]:
 
 def _decide(factor: Plan, leaf: ModelLeaf, mesh: Mesh | None) -> Decision | None:
     for pattern, spec in factor.rules:
-        if matches(pattern, leaf.name):
+        if matcher(pattern)(leaf.name):
             return Decision(pattern, spec, factor.axes)
     if leaf.names is not None and _speaks(factor, leaf.names, mesh):
         return Decision(BY_NAMES, leaf.names, factor.axes)
@@ -137,9 +166,13 @@ def _speaks(factor: Plan, names: Sequence[Any], mesh: Mesh | None) -> bool:
 
 
 def _lay_out(
-    leaf: ModelLeaf, decisions: list[Decision], rule: str, mesh: Mesh, plan: Plan
+    leaf: ModelLeaf,
+    decisions: list[Decision],
+    rule: str,
+    mesh: Mesh,
+    limit: int,
+    memory: Sequence[Pairs],
 ) -> ResolvedLeaf:
-    limit, memory = plan.replicate_below, plan.memory_for(leaf.name)
     notes: list[str] = []
     fixed = [one for one in decisions if not isinstance(one.spec, Largest)]
     specs = [_spec(one, leaf, mesh, notes) for one in fixed]
@@ -148,28 +181,35 @@ def _lay_out(
         if isinstance(one.spec, Largest):  # last, and inside: it goes by what is split already
             before = merged(specs, ndim, leaf.name) if specs else P()
             specs.append(one.spec.fit(leaf, mesh, _taken(before, ndim)))
-    spec = merged(specs, ndim, leaf.name)
+    spec = specs[0] if len(specs) == 1 else merged(specs, ndim, leaf.name)
     check_even(spec, mesh, leaf.shape, name=leaf.name)
-    shards = math.prod(mesh.shape[a] for axes in _taken(spec, ndim) for a in axes)
-    if notes and shards == 1 and mesh.size > 1 and leaf.size > limit:
+    if notes and mesh.size > 1 and leaf.size > limit and _shards(spec, ndim, mesh) == 1:
         raise PlanError(
             f"{leaf.name}: shape {leaf.shape}, {human_bytes(leaf.size)}, would be replicated: "
             f"{'; '.join(notes)}. Give axes another choice, or (name, None) to replicate on purpose"
         )
-    sharding = in_memory(NamedSharding(mesh, spec), memory, name=leaf.name)
-    size = leaf.bytes_of(sharding.shard_shape(leaf.shape))
-    return ResolvedLeaf(leaf.name, leaf.shape, leaf.dtype_name, sharding, size, rule, tuple(notes))
+    sharding = NamedSharding(mesh, spec)
+    if memory:
+        sharding = in_memory(sharding, memory_for(memory, leaf.name), name=leaf.name)
+    size = math.prod(sharding.shard_shape(leaf.shape)) * leaf.itemsize
+    return ResolvedLeaf(leaf.name, leaf.shape, leaf.dtype, sharding, size, rule, tuple(notes))
 
 
 def _spec(decision: Decision, leaf: ModelLeaf, mesh: Mesh, notes: list[str]) -> P:
     spec = decision.spec
     if isinstance(spec, LayoutRule):
         spec = spec.spec(leaf.name, len(leaf.shape))
-    return decision.axes.fit(spec, leaf.shape, mesh, leaf.name, notes)
+    if decision.axes.pairs:
+        return decision.axes.fit(spec, leaf.shape, mesh, leaf.name, notes)
+    return normalize_spec(spec, mesh, len(leaf.shape), name=leaf.name)
 
 
 def _taken(spec: P, ndim: int) -> list[tuple[str, ...]]:
     return [axis_names(spec[axis]) if axis < len(spec) else () for axis in range(ndim)]
+
+
+def _shards(spec: P, ndim: int, mesh: Mesh) -> int:
+    return math.prod(mesh.shape[axis] for axes in _taken(spec, ndim) for axis in axes)
 
 
 def _joined(decisions: list[Decision]) -> str:
@@ -179,7 +219,7 @@ def _joined(decisions: list[Decision]) -> str:
 
 
 def _activations(
-    plan: Plan, modules: list[str] | None
+    plan: Plan, modules: Sequence[str] | None
 ) -> tuple[tuple[ResolvedActivation, ...], tuple[str, ...]]:
     """The activations that a plan speaks of, and the rules for them that decide nothing."""
     if modules is None:
@@ -229,6 +269,6 @@ def _leaves(count: int) -> str:
 
 def _large_line(leaf: ModelLeaf) -> str:
     size = human_bytes(leaf.size)
-    of = f"{size} if float32" if leaf.dtype is None else f"{leaf.dtype_name}, {size}"
+    of = f"{size} if float32" if leaf.dtype is None else f"{leaf.dtype}, {size}"
     names = "" if leaf.names is None else f"; it says of its axes {leaf.names}, and axes= is empty"
     return f"  {leaf.name}: shape {leaf.shape}, {of}{names}"

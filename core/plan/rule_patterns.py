@@ -15,8 +15,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
-import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .backtracking import MOST_WAYS, TooManyWays, ways
@@ -34,15 +33,34 @@ def matches(pattern: str, name: str) -> bool:
     Raises:
         PlanError: the name is so long that trying could take for ever.
     """
-    expression, longest = _matcher(pattern)
-    if len(name) > longest:
-        raise PlanError(
-            f"{pattern!r} could be tried in more than {MOST_WAYS:,} ways on a name of {len(name)} "
-            f"characters ({name[:40]!r}..), and is for names of up to {longest}; {_WAY_OUT}"
+    return matcher(pattern)(name) is not None
+
+
+@functools.lru_cache(maxsize=4096)
+def matcher(pattern: str) -> Callable[[str], re.Match[str] | None]:
+    """What a whole name is matched by; it raises as `matches`."""
+    if not pattern.startswith("re:"):
+        return re.compile(fnmatch.translate(pattern)).fullmatch  # never goes back
+    compiled = re.compile(pattern[3:])
+    longest = ways(pattern[3:]).longest()
+    if longest < SHORTEST:
+        raise TooManyWays(
+            f"on a name of {SHORTEST} characters it can be tried in more than {MOST_WAYS:,} ways"
         )
-    return expression.fullmatch(name) is not None
+
+    def match(name: str) -> re.Match[str] | None:
+        if len(name) > longest:
+            raise PlanError(
+                f"{pattern!r} could be tried in more than {MOST_WAYS:,} ways on a name of "
+                f"{len(name)} characters ({name[:40]!r}..), and is for names of up to {longest}; "
+                f"{_WAY_OUT}"
+            )
+        return compiled.fullmatch(name)
+
+    return match
 
 
+@functools.lru_cache(maxsize=4096)
 def label(pattern: str) -> str:
     """What a pattern is called in tables: its leading comment, or itself."""
     found = re.match(r"re:\(\?#([^)]*)\)", pattern)
@@ -68,24 +86,10 @@ def check_patterns(patterns: Iterable[Any]) -> None:
     wrong += [f"{p!r} is given twice" for p in dict.fromkeys(texts) if texts.count(p) > 1]
     for pattern in dict.fromkeys(texts):
         try:
-            _matcher(pattern)
+            matcher(pattern)
         except (re.error, OverflowError, RecursionError) as error:
             wrong.append(f"{pattern!r} is no regular expression: {error}")
         except TooManyWays as error:
             wrong.append(f"{pattern!r} could take for ever: {error}; {_WAY_OUT}")
     if wrong:
         raise PlanError(f"the patterns of a plan are names, globs or 're:..': {'; '.join(wrong)}")
-
-
-@functools.lru_cache(maxsize=4096)
-def _matcher(pattern: str) -> tuple[re.Pattern[str], int]:
-    """A pattern compiled, and how long a name it may be tried on."""
-    if not pattern.startswith("re:"):
-        return re.compile(fnmatch.translate(pattern)), sys.maxsize  # never goes back
-    compiled = re.compile(pattern[3:])
-    longest = ways(pattern[3:]).longest()
-    if longest < SHORTEST:
-        raise TooManyWays(
-            f"on a name of {SHORTEST} characters it can be tried in more than {MOST_WAYS:,} ways"
-        )
-    return compiled, longest

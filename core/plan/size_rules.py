@@ -3,11 +3,11 @@
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.plan.model_leaves import ModelLeaf
 >>> mesh = make_mesh((2, 4), ("fsdp", "tp"))
->>> Largest("fsdp").fit(ModelLeaf("up.kernel", (1024, 4096), None), mesh, [(), ()])
+>>> Largest("fsdp").fit(ModelLeaf("up.kernel", (1024, 4096)), mesh, [(), ()])
 P(None, 'fsdp')
->>> Largest("fsdp").fit(ModelLeaf("up.kernel", (1024, 4096), None), mesh, [(), ("tp",)])
+>>> Largest("fsdp").fit(ModelLeaf("up.kernel", (1024, 4096)), mesh, [(), ("tp",)])
 P('fsdp',)
->>> Largest("fsdp").fit(ModelLeaf("norm.scale", (1024,), None), mesh, [()])
+>>> Largest("fsdp").fit(ModelLeaf("norm.scale", (1024,)), mesh, [()])
 P()
 """
 

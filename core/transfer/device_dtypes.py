@@ -74,6 +74,17 @@ def jax_dtype(dtype: np.dtype, name: str = "array") -> np.dtype:
     return found
 
 
+@functools.lru_cache(maxsize=256)
+def is_kept(dtype: np.dtype, x64: bool) -> bool:
+    """Whether JAX holds host values of `dtype` in that dtype, with 64 bits on or off.
+
+    Example:
+        >>> is_kept(np.dtype("int64"), True), is_kept(np.dtype("int64"), False)
+        (True, False)
+    """
+    return _jax_dtype(dtype, x64) == (dtype, "")
+
+
 def check_narrowing(
     host: np.ndarray, dtype: np.dtype, copy: bool | None, name: str = "array"
 ) -> None:
@@ -116,4 +127,5 @@ def _jax_dtype(dtype: np.dtype, x64: bool) -> tuple[np.dtype, str]:
             f"JAX has no dtype {dtype.str if numeric else dtype}. Convert it with .astype(..) to a "
             "number type in this machine's byte order, or leave it out."
         )
-    return np.dtype(jax.dtypes.canonicalize_dtype(dtype)), ""
+    with jax.enable_x64(x64):
+        return np.dtype(jax.dtypes.canonicalize_dtype(dtype)), ""

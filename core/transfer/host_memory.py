@@ -29,11 +29,11 @@ from jax.sharding import NamedSharding, Sharding
 from isoshard.core.errors import no_sharing
 from isoshard.core.layout.axis_types import constrain
 from isoshard.core.layout.mesh import mesh_of
-from isoshard.core.layout.partial_sums import refuse
+from isoshard.core.layout.partial_sums import refuse, unreduced
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.core.runtime import metrics
 
-from .device_dtypes import check_narrowing, device_dtype, jax_dtype
+from .device_dtypes import check_narrowing, device_dtype, is_kept, jax_dtype
 
 ALIGNMENT = 64  # bytes; XLA's CPU client copies a host buffer that starts elsewhere
 _PACKED = ("int2", "uint2", "int4", "uint4", "float4_e2m1fn")  # smaller on device than on host
@@ -87,16 +87,16 @@ def host_to_jax(
     cuts = cuts_of(sharding, host.shape)
     if not sharding.is_fully_addressable:  # device_put would compare values in a collective
         return cuts_to_jax(host, sharding, host.shape, cuts, copy=copy, name=name)
-    dtype = device_dtype(host.dtype, name)
-    private = dtype != host.dtype
+    private = not is_kept(host.dtype, jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
     if private:
+        dtype = device_dtype(host.dtype, name)
         check_narrowing(host, dtype, copy, name)
         host = _private(host, dtype)
     reasons = _why_copied(host, sharding, cuts)
     if reasons and copy is False:
         raise no_sharing(name, next(iter(reasons.values())))
     if copy and not private and len(reasons) < len(cuts):
-        private, host = True, _private(host, dtype)
+        private, host = True, _private(host, host.dtype)
         reasons = _why_copied(host, sharding, cuts)
     array = jax.device_put(host, target)  # its may_alias=False would share all the same
     if isinstance(array, Tracer):
@@ -238,8 +238,14 @@ def check_host(host: np.ndarray, sharding: Sharding, *, copy: bool | None, name:
 
 
 def _refuse_sums(sharding: Sharding, name: str) -> None:
-    fix = "Lay it out by a spec without unreduced=; of that array iso.reshard makes terms."
-    refuse(sharding, "data from the host is whole", fix, name=name)
+    if _has_sums(sharding):
+        fix = "Lay it out by a spec without unreduced=; of that array iso.reshard makes terms."
+        refuse(sharding, "data from the host is whole", fix, name=name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_sums(sharding: Sharding) -> bool:
+    return bool(unreduced(sharding))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -123,22 +123,26 @@ def shard(
         >>> shard(rows, jax.make_mesh((4,), ("x",)), P("x"), uneven="pad", sizes=(5, 2, 7, 4))
         UnevenArray(float32[18] in float32[28], axis 0 in blocks of 7: 5, 2, 7, 4 valid; P('x',))
     """
-    if copy is None and sizes is None and memory is None and uneven == "error":
+    plain = copy is None and sizes is None and memory is None and uneven == "error"
+    if plain and isinstance(x, jax.Array):
         move = known_move(x, mesh, spec)
         if move is not None:
             return x if move is x.sharding else jax.device_put(x, move)
     mesh, spec = _mesh_and_spec(mesh, spec)
     _check_uneven(uneven, sizes, memory)
+    framework = framework_of(x)
+    if framework is not None:
+        if uneven == "pad":
+            return framework.shard_padded(x, mesh, spec, sizes, copy=copy, name=name)
+        if memory is not None:
+            spec = in_kind(spec, mesh, getattr(x, "ndim", None), memory, name or framework.name)
+        return framework.shard(x, mesh, spec, copy=copy, name=name)
     if is_literal(x):
         x, copy = from_literal(x, copy, name or "array"), None
     if uneven == "pad":
         return _shard_padded(x, mesh, spec, sizes, copy, name)
     if isinstance(x, UnevenArray):
         return _reshard_uneven(x, spec, mesh)
-    framework = framework_of(x)
-    if framework is not None:
-        spec = in_kind(spec, mesh, getattr(x, "ndim", None), memory, name or framework.name)
-        return framework.shard(x, mesh, spec, copy=copy, name=name)
     if isinstance(x, np.ndarray | jax.Array) and is_spec(spec):
         kind = kind_of(x) if memory is _AS_IT_IS else memory
         spec = in_kind(spec, mesh, x.ndim, kind, name or "array")
@@ -256,7 +260,7 @@ def _mesh_and_spec(mesh: Any, spec: Any) -> tuple[Any, Any]:
         mesh, spec = None, mesh
     if mesh is None:
         mesh = spec.mesh if isinstance(spec, NamedSharding) else ambient_mesh()
-    return as_mesh(mesh, abstract=True), spec
+    return mesh if isinstance(mesh, Mesh) else as_mesh(mesh, abstract=True), spec
 
 
 def _check_uneven(uneven: str, sizes: Any, memory: str | None) -> None:
@@ -285,9 +289,6 @@ def _shard_padded(
         x = narrowed(x, copy, name or "array")
     if isinstance(x, np.ndarray | jax.Array):
         return pack(x, mesh, spec, sizes, copy=copy, name=name or "array")
-    framework = framework_of(x)
-    if framework is not None:
-        return framework.shard_padded(x, mesh, spec, sizes, copy=copy, name=name)
     leaves, structure = named_arrays(x, name)
     structs = [leaf.name for leaf in leaves if isinstance(leaf.value, jax.ShapeDtypeStruct)]
     if structs:

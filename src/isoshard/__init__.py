@@ -69,7 +69,8 @@ def __getattr__(name: str) -> Any:
     if name == "domain":
         return importlib.import_module("isoshard.core.domain")
     if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        found = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
+        return found
     raise AttributeError(f"module 'isoshard' has no attribute {name!r}")
 
 

@@ -25,6 +25,7 @@ from isoshard.torch_bridge._torch_internals import (
     tensor_fields,
     traced,
 )
+from isoshard.torch_bridge.engine.recording import tensor_changes
 
 CHECKS = {}
 
@@ -42,6 +43,19 @@ def checks(*paths):
 
 def add():
     return torch.ops.aten.add.Tensor
+
+
+@checks("torch.nn.Parameter._is_param")
+def parameters():
+    """A tensor on the device is a parameter by what its `__dict__` has, and nothing else."""
+    assert tensor_fields.PARAMETER_FIELD == "_is_param"
+    tensor = torch.ones(2, device="jax")
+    assert not isinstance(tensor, torch.nn.Parameter)
+    tensor_changes.namespace(tensor)[tensor_fields.PARAMETER_FIELD] = True
+    assert isinstance(tensor, torch.nn.Parameter)
+    layer = torch.nn.Linear(2, 2)
+    layer.weight = tensor
+    assert layer.weight is tensor
 
 
 @checks("torch.utils._device._device_constructors")

@@ -82,6 +82,21 @@ HOOK_FIELDS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """The names of the two."""
 
 
+class _Plain(torch.Tensor):
+    """Of no class of torch's: so is a tensor on the device."""
+
+
+_is_parameter = NAMES.field(
+    "torch.nn.Parameter._is_param",
+    example=lambda: torch.nn.Parameter(torch.ones(1, device="cpu").as_subclass(_Plain)),
+    why="makes a parameter of a tensor on the device",
+    without="each parameter is made by way of one more tensor, and takes longer",
+)
+
+PARAMETER_FIELD = "_is_param" if isinstance(_is_parameter, operator.attrgetter) else None
+"""What the `__dict__` of such a parameter has; None if torch knows parameters otherwise."""
+
+
 def put_hooks(tensor: torch.Tensor, hooks: tuple[Any, Any]) -> None:
     """Give a tensor the hooks that `all_hooks` gave of it before its memory was swapped.
 

@@ -19,9 +19,9 @@ from isoshard.core.layout.valid_elements import parts_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values.value import Aval, Value
 from isoshard.torch_bridge.exchange import to_numpy
+from isoshard.torch_bridge.state.torch_state import layout_of
 
 from .tensor_shards import chunk_at, chunk_of
-from .torch_state import layout_of
 
 
 @dataclasses.dataclass(eq=False)

@@ -22,8 +22,9 @@ from isoshard.torch_bridge._torch_internals.dtensor_fields import LOCAL_TENSOR
 from isoshard.torch_bridge.dtypes import numpy_dtype
 from isoshard.torch_bridge.modules import tensors as tensors_of
 
-from . import dtensor_exchange, routes, shard_memory
-from .dtensor_modules import fsdp_modules, held_on, largest_mesh, named_params, reshard
+from . import routes, shard_memory
+from .dtensor_modules import held_on, largest_mesh, named_params, reshard
+from .recognition import fsdp_modules, is_dtensor
 
 
 def load_arrays(
@@ -88,7 +89,7 @@ class _Change:
         old = self.held.local
         if _start(old) == _start(self.new):
             return
-        if self.shares and dtensor_exchange.is_dtensor(self.tensor):
+        if self.shares and is_dtensor(self.tensor):
             LOCAL_TENSOR.put(self.tensor, self.new)
         elif self.shares:
             self.tensor.data = self.new

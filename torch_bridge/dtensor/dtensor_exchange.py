@@ -29,7 +29,6 @@ can hold them and pass them on, and must leave computing with them to the ranks 
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -47,23 +46,13 @@ from isoshard.core.transfer.exchange import device_dtype, lay_out
 from isoshard.torch_bridge.dtypes import numpy_dtype
 
 from . import routes, shard_memory
+from .recognition import is_dtensor
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
 _REDUCE = "Take the sum first: x.redistribute(..), or iso.full(x)."
-
-
-def is_dtensor(x: Any) -> bool:
-    """Whether `x` is torch's DTensor; does not import that class.
-
-    Example:
-        >>> is_dtensor(torch.ones(3))
-        False
-    """
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(x, getattr(module, "DTensor", ()))
 
 
 def to_jax(

@@ -22,7 +22,7 @@ parameter that optimizers and hooks hold on to, and how FSDP2 itself does it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -35,29 +35,10 @@ from isoshard.core.transfer.exchange import lay_out
 from isoshard.torch_bridge import modules
 
 from . import dtensor_exchange, routes, shard_memory
+from .recognition import fsdp_modules, is_dtensor
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-
-def has_dtensors(module: torch.nn.Module) -> bool:
-    """Whether a module is sharded over processes, by FSDP2 or with DTensors of its own.
-
-    Args:
-        module: any.
-
-    Returns:
-        Whether one of its tensors is a DTensor, or would be after a step.
-
-    Example:
-        >>> has_dtensors(torch.nn.Linear(2, 2))
-        False
-    """
-    if "torch.distributed.tensor" not in sys.modules:
-        return False
-    return any(True for _ in fsdp_modules(module)) or any(
-        dtensor_exchange.is_dtensor(tensor) for _, tensor in modules.tensors(module)
-    )
 
 
 def to_jax(
@@ -190,7 +171,7 @@ def held_on(name: str, tensor: torch.Tensor, whole: DeviceMesh) -> routes.RankSh
 
     if tensor.grad_fn is not None:
         raise CopyError(f"{name} was computed from tensors that require grad; pass it detached")
-    if not dtensor_exchange.is_dtensor(tensor):
+    if not is_dtensor(tensor):
         local = shard_memory.plain(tensor.detach(), name)
         return routes.RankShard(name, local, whole, (Replicate(),) * whole.ndim, tensor.shape)
     own = routes.RankShard.of(tensor, name)  # pyright: ignore[reportArgumentType]
@@ -219,7 +200,7 @@ def largest_mesh(tensors: Iterable[Any], owner: str) -> DeviceMesh:
     Raises:
         ShardingError: there is no DTensor.
     """
-    meshes = [tensor.device_mesh for tensor in tensors if dtensor_exchange.is_dtensor(tensor)]
+    meshes = [tensor.device_mesh for tensor in tensors if is_dtensor(tensor)]
     if not meshes:
         raise ShardingError(
             f"{owner} has no DTensor, so there is no mesh of processes to lie on; shard it first "
@@ -261,12 +242,6 @@ def named_params(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
         names = group.get("param_names") or map(str, range(len(found), sys.maxsize))
         found.update(zip(names, group["params"], strict=False))
     return found
-
-
-def fsdp_modules(module: torch.nn.Module) -> Iterator[Any]:
-    """The modules below, and this one, to which `fully_shard` was applied."""
-    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
-    return (child for child in module.modules() if isinstance(child, kind))
 
 
 def reshard(module: torch.nn.Module) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from jax.sharding import Mesh
 
-from isoshard.core.errors import ShardingError
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.runtime import metrics
 
-from . import dtensor_exchange, dtensor_modules, translation
+from . import translation
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -53,27 +51,3 @@ def full(x: DTensor) -> DTensor:
         return x
     metrics.count("gathers")
     return x.redistribute(placements=[Replicate()] * x.device_mesh.ndim)
-
-
-def refuse_shard(x: Any) -> None:
-    """Raise ShardingError for what lies on a mesh of processes already, TypeError for an optimizer.
-
-    Args:
-        x: a tensor, module or optimizer.
-    """
-    if dtensor_exchange.is_dtensor(x):
-        raise ShardingError(
-            "a DTensor lies on a mesh of processes already; change its layout there with "
-            "iso.reshard(x, spec), or hand its shards to JAX with iso.to_jax(x)"
-        )
-    if isinstance(x, torch.nn.Module) and dtensor_modules.has_dtensors(x):
-        raise ShardingError(
-            f"{type(x).__name__} is sharded over processes already, by torch; hand its tensors to "
-            "JAX with iso.to_jax(module), or shard a module that is not"
-        )
-    if isinstance(x, torch.optim.Optimizer):
-        raise TypeError(
-            f"{type(x).__name__} is no array; shard the module before the optimizer is made, and "
-            "its state follows; a Plan with memory= says where it rests. "
-            "iso.to_jax(optimizer) gives the state it has."
-        )

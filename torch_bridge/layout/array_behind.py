@@ -1,4 +1,4 @@
-"""The array behind one tensor on the `jax` device: taken out, in another layout, or put there."""
+"""The array behind one tensor on the `jax` device: taken out, or in another layout."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax.core import Tracer
 
 from isoshard.core.domain import BlockLayout, lay_out_in_blocks
@@ -17,20 +16,7 @@ from isoshard.core.transfer.exchange import lay_out
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values import layout_numbers
-from isoshard.torch_bridge.engine.values.value import Aval, Value, placed_layout
-
-from .marks import keep_gradient_layout
-
-
-def annotated(x: torch.Tensor, value: Value, layout: Any, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor of `value` in the place of `x`; being a parameter and `requires_grad` are kept."""
-    tensor: Any = lazy_tensor.fresh(Aval.contiguous(shape, x.dtype), value)
-    tensor._storage.annotation = layout.sharding if isinstance(layout, BlockLayout) else layout
-    tensor.requires_grad_(x.requires_grad)
-    if isinstance(x, torch.nn.Parameter):
-        tensor = torch.nn.Parameter(tensor, x.requires_grad)
-    keep_gradient_layout(tensor)
-    return tensor
+from isoshard.torch_bridge.engine.values.value import Value, placed_layout
 
 
 def array_behind(x: lazy_tensor.LazyTensor, sharding: Any, copy: bool | None, name: str) -> Any:

@@ -24,17 +24,19 @@ from typing import Any
 
 import jax
 import numpy as np
+import torch
 from jax.core import Tracer
 
 from isoshard.core.domain import BlockLayout
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.tiles import Tiles
 from isoshard.core.layout.virtual_devices import Device
-from isoshard.torch_bridge._torch_internals.tensor_fields import gradient_hooks
+from isoshard.torch_bridge._torch_internals.tensor_fields import PARAMETER_FIELD, gradient_hooks
 from isoshard.torch_bridge.engine.compiling.layout_constraints import constrain
 from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording.tensor_changes import namespace
 from isoshard.torch_bridge.engine.values import layout_numbers
-from isoshard.torch_bridge.engine.values.value import Aval, Storage
+from isoshard.torch_bridge.engine.values.value import Aval, Storage, Value
 from isoshard.torch_bridge.runtime import PENDING
 
 Sharding = jax.sharding.NamedSharding
@@ -219,6 +221,19 @@ def is_cleared(tensor: lazy_tensor.LazyTensor) -> bool:
 def is_on_host(tensor: lazy_tensor.LazyTensor) -> bool:
     """Whether no device has seen the tensor's memory yet."""
     return isinstance(tensor._storage.value.array, np.ndarray)
+
+
+def annotated(x: torch.Tensor, value: Value, layout: Any, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of `value` in the place of `x`; being a parameter and `requires_grad` are kept."""
+    tensor = lazy_tensor.fresh(Aval.contiguous(shape, x.dtype), value)
+    tensor._storage.annotation = layout.sharding if isinstance(layout, BlockLayout) else layout
+    torch.Tensor.requires_grad_(tensor, x.requires_grad)
+    if isinstance(x, torch.nn.Parameter):
+        if PARAMETER_FIELD is None:
+            return torch.nn.Parameter(tensor, x.requires_grad)
+        namespace(tensor)[PARAMETER_FIELD] = True
+    keep_gradient_layout(tensor)
+    return tensor
 
 
 def copy_mark(source: lazy_tensor.LazyTensor, target: lazy_tensor.LazyTensor) -> None:

@@ -108,5 +108,6 @@ def _swapped(old: torch.Tensor, new: torch.Tensor) -> bool:
         torch.utils.swap_tensors(old, new)
     except RuntimeError:  # a graph or a weak reference holds one of the two
         return False
-    put_hooks(old, hooks)
+    if any(hooks):
+        put_hooks(old, hooks)
     return True

@@ -100,6 +100,12 @@ def settle(values: Sequence[Value]) -> None:
 
 def _settle(value: Value | Taken) -> None:
     array = value.array
+    if (
+        isinstance(array, jax.Array)
+        and array.committed
+        and layout_numbers.intern(array.sharding) == value.layout
+    ):
+        return
     if isinstance(array, np.ndarray) or (
         array.sharding is not layout_numbers.layout(value.layout)
         and placed_layout(array) != layout_numbers.untyped(value.layout)

@@ -26,6 +26,7 @@ knows by: that is what users see, and what results are handed out in.
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
@@ -52,18 +53,16 @@ _REPLICATED: dict[int, int] = {}
 _NUMBERING = threading.Lock()
 
 
+@functools.cache
 def intern(layout: Layout) -> int:
     """The number of a layout; equal ones have equal numbers."""
-    number = _NUMBERS.get(layout)
-    if number is None:
-        with _NUMBERING:
-            number = _NUMBERS.get(layout)
-            if number is None:
-                number = len(_LAYOUTS)
-                _GROUPS.append(_assignment(layout))
-                _LAYOUTS.append(_under_auto(layout))
-                _TOLD.append(stored(layout))  # a reduced axis is one of copies
-                _NUMBERS[layout] = number  # last: now others may find it
+    with _NUMBERING:
+        number = _NUMBERS.get(layout)  # another thread may ask at the same time
+        if number is None:
+            number = _NUMBERS[layout] = len(_LAYOUTS)
+            _GROUPS.append(_assignment(layout))
+            _LAYOUTS.append(_under_auto(layout))
+            _TOLD.append(stored(layout))  # a reduced axis is one of copies
     return number
 
 

@@ -24,7 +24,7 @@ import torch
 from jax.core import Tracer
 
 from isoshard.core.domain import BlockLayout
-from isoshard.core.layout.axis_types import under_auto
+from isoshard.core.layout.axis_types import auto, under_auto
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.torch_bridge.dtypes import physical_dtype
 
@@ -250,7 +250,8 @@ def computed_on(array: jax.Array | UnevenArray) -> Any:
     if isinstance(array, UnevenArray):
         same = under_auto(array.array)
         return array if same is array.array else UnevenArray(same, array.shape, array.sizes)
-    return under_auto(array)
+    mesh = getattr(array.sharding, "mesh", None)
+    return array if mesh is None or auto(mesh) is mesh else under_auto(array)
 
 
 def placed_layout(array: jax.Array | UnevenArray) -> int:

@@ -32,7 +32,9 @@ from isoshard.torch_bridge import runtime
 from isoshard.torch_bridge.dtensor import dtensor_exchange as dtensors
 from isoshard.torch_bridge.dtensor import dtensor_modules as dtensor_modules
 from isoshard.torch_bridge.dtensor import routes
+from isoshard.torch_bridge.dtensor.recognition import has_dtensors, is_dtensor
 from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.operators import reading
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
@@ -42,7 +44,7 @@ from isoshard.torch_bridge.exchange import to_numpy
 _SKIPPED = ("params", "param_names")
 
 
-def parts_of(x: Any, saved: Mapping[str, Entry] | None) -> dict[str, NamedState] | None:
+def parts_of(x: Any, saved: Mapping[str, Entry] | None = None) -> dict[str, NamedState] | None:
     """List what a checkpoint keeps of a module or optimizer.
 
     Args:
@@ -54,7 +56,7 @@ def parts_of(x: Any, saved: Mapping[str, Entry] | None) -> dict[str, NamedState]
         The parts by name; None of a tensor.
     """
     if isinstance(x, torch.nn.Module):
-        if dtensor_modules.has_dtensors(x):
+        if has_dtensors(x):
             return {name: NamedState(array) for name, array in dtensor_modules.to_jax(x).items()}
         return {name: NamedState(value) for name, value in x.state_dict(keep_vars=True).items()}
     return _optimizer_parts(x, saved or {}) if isinstance(x, torch.optim.Optimizer) else None
@@ -72,33 +74,35 @@ def wanted(x: torch.Tensor) -> Wanted:
     return Wanted(tuple(x.shape), physical_dtype(x.dtype).name, _place(x), wide=True)
 
 
-def stored(x: torch.Tensor) -> jax.Array | UnevenArray | np.ndarray:
-    """The elements of a tensor, for reading; executes what is recorded.
+def stored(x: torch.Tensor) -> tuple[jax.Array | UnevenArray | np.ndarray, str]:
+    """The elements of a tensor, for reading, and its logical dtype; executes what is recorded.
 
     Args:
         x: on any device.
 
     Returns:
         The very array of a tensor on `jax`, and the very memory of one on the CPU. Of a tensor or
-        DTensor whose shards differ in size an `UnevenArray`.
+        DTensor whose shards differ in size an `UnevenArray`. With it the name of the dtype.
 
     Raises:
         ShardingError: it is on the device "meta", and has no elements; or it is traced.
         CaptureError: a step is being captured.
     """
-    if x.device.type == "meta":
+    if x.is_meta:
         raise ShardingError(f'a tensor of shape {tuple(x.shape)} on "meta" has no elements to save')
-    if dtensors.is_dtensor(x):
-        return dtensors.to_jax(x.detach())  # pyright: ignore[reportArgumentType]
+    if is_dtensor(x):
+        array = dtensors.to_jax(x.detach())  # pyright: ignore[reportArgumentType]
+        return array, physical_dtype(x.dtype).name
     if not isinstance(x, lazy_tensor.LazyTensor):
-        return to_numpy(x.detach().cpu())
+        return to_numpy(x.detach().cpu()), physical_dtype(x.dtype).name
     recorder().refuse("a checkpoint")
-    if not isinstance(lazy_tensor.read(x).array, jax.Array | UnevenArray):
+    value = lazy_tensor.read(x)
+    if not isinstance(value.array, jax.Array | UnevenArray):
         runtime.sync()
-    array = reading.held(x)
+    array = reading.held(x) if x._chain.ops else input_placement.held(value)
     if isinstance(array, Tracer):
         raise ShardingError("a traced tensor has no elements yet; save outside the function")
-    return array
+    return array, x._aval.physical.name
 
 
 def _optimizer_parts(
@@ -106,7 +110,7 @@ def _optimizer_parts(
 ) -> dict[str, NamedState]:
     params = dtensor_modules.named_params(optimizer)
     arrays: dict[str, Any] = {}
-    if any(map(dtensors.is_dtensor, params.values())):
+    if any(map(is_dtensor, params.values())):
         arrays = dtensor_modules.state_to_jax(optimizer)
     found: dict[str, NamedState] = {}
     for name, param in params.items():
@@ -126,7 +130,7 @@ def _optimizer_parts(
 
 
 def _place(x: torch.Tensor) -> Place:
-    if dtensors.is_dtensor(x):
+    if is_dtensor(x):
         found = routes.route_of(x.device_mesh, x.placements, x.shape).layout  # pyright: ignore
         return found.sharding if found.is_even else found
     if not isinstance(x, lazy_tensor.LazyTensor):

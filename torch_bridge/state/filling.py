@@ -14,7 +14,7 @@ tensor([[1., 1.]], requires_grad=True)
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -27,13 +27,14 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.layout.spec import same_layout
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.torch_bridge import modules, runtime
-from isoshard.torch_bridge.dtensor import dtensor_exchange as dtensors
 from isoshard.torch_bridge.dtensor import dtensor_modules as dtensor_modules
 from isoshard.torch_bridge.dtensor.array_loading import load_arrays
+from isoshard.torch_bridge.dtensor.recognition import has_dtensors, is_dtensor
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values.value import Aval, Value
 from isoshard.torch_bridge.exchange import from_numpy
+from isoshard.torch_bridge.layout.marks import annotated
 from isoshard.torch_bridge.loops.stacked import StackedLayers
 from isoshard.torch_bridge.overrides import swap_parameters
 
@@ -48,11 +49,9 @@ class Filler:
     """Fills objects.
 
     Args:
-        annotated: makes a tensor of a value in the place of another, with a layout and a shape.
         place: lays a tensor out; see `modules.shard_module`.
     """
 
-    annotated: Callable[..., torch.Tensor]
     place: modules.Place
 
     def fill(self, x: Any, values: Mapping[str, Any]) -> Any:
@@ -75,7 +74,7 @@ class Filler:
         return self._new(x, values[""])
 
     def _module(self, module: torch.nn.Module, values: Mapping[str, Any]) -> None:
-        if dtensor_modules.has_dtensors(module):
+        if has_dtensors(module):
             load_arrays(module, values)
             return
         held = module.state_dict(keep_vars=True)
@@ -140,7 +139,7 @@ class Filler:
             param = params[owner]
             state = optimizer.state[param]
             old = state.get(key)
-            if dtensors.is_dtensor(param):
+            if is_dtensor(param):
                 plain = isinstance(value, np.ndarray)  # a count of steps that was not there yet
                 shared.setdefault(key, {})[owner] = self._new(None, value) if plain else value
             elif not isinstance(value, _ARRAYS):
@@ -155,7 +154,7 @@ class Filler:
 
     def _new(self, old: torch.Tensor | None, value: Any) -> torch.Tensor:
         """A tensor of the array, in the place of `old`."""
-        if old is not None and dtensors.is_dtensor(old):
+        if old is not None and is_dtensor(old):
             raise ShardingError(
                 "a DTensor by itself cannot be filled; restore the module that it is in, or a "
                 "jax.Array, and take iso.to_dtensor of that"
@@ -164,7 +163,7 @@ class Filler:
         if isinstance(value, jax.Array | UnevenArray):
             layout = _layout(value)
             layout = layout if isinstance(layout, NamedSharding | BlockLayout) else None
-            return self.annotated(like, Value.of(value, shared=True), layout, tuple(value.shape))
+            return annotated(like, Value.of(value, shared=True), layout, tuple(value.shape))
         made = from_numpy(value, like.dtype)
         if like.device.type not in _ELSEWHERE:
             made = made.to(like.device)
