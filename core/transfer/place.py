@@ -52,22 +52,22 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.errors import ShardingError, no_sharing, raise_collected
+from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.frameworks import framework_of
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.mesh import ambient_mesh, as_mesh, describe_mesh
-from isoshard.core.layout.spec import is_spec, named_sharding
+from isoshard.core.layout.spec import is_spec
 from isoshard.core.layout.tree_mesh import one_mesh
 from isoshard.core.layout.uneven import UnevenArray, is_uneven
 from isoshard.core.plan import Plan
 from isoshard.core.runtime import metrics
 
 from .array_like import from_literal, hidden_array, is_array, is_literal
-from .host_memory import narrowed
 from .leaf_specs import NamedArray, assign, named_arrays
 from .memory_kinds import in_kind, kind_of
 from .relayout import lay_out
 from .remembered_moves import known_move
+from .unequal_blocks import block_verbs
 
 _LEFT_OUT: Any = object()
 _AS_IT_IS: Any = object()
@@ -140,9 +140,9 @@ def shard(
     if is_literal(x):
         x, copy = from_literal(x, copy, name or "array"), None
     if uneven == "pad":
-        return _shard_padded(x, mesh, spec, sizes, copy, name)
+        return block_verbs().shard_padded(x, mesh, spec, sizes, copy, name)
     if isinstance(x, UnevenArray):
-        return _reshard_uneven(x, spec, mesh)
+        return block_verbs().reshard_uneven(x, spec, mesh)
     if isinstance(x, np.ndarray | jax.Array) and is_spec(spec):
         kind = kind_of(x) if memory is _AS_IT_IS else memory
         spec = in_kind(spec, mesh, x.ndim, kind, name or "array")
@@ -185,7 +185,7 @@ def reshard(x: Any, spec: Any, mesh: Any = None, *, memory: str | None = None) -
     if mesh is None and isinstance(spec, NamedSharding):
         mesh = spec.mesh
     if isinstance(x, UnevenArray):
-        return _reshard_uneven(x, spec, mesh)
+        return block_verbs().reshard_uneven(x, spec, mesh)
     framework = framework_of(x)
     if framework is not None:
         if memory is not None:
@@ -278,56 +278,6 @@ def _check_uneven(uneven: str, sizes: Any, memory: str | None) -> None:
         )
 
 
-def _shard_padded(
-    x: Any, mesh: Mesh, spec: Any, sizes: Any, copy: bool | None, name: str | None
-) -> Any:
-    """Lay out with padding; every leaf is checked before one is placed."""
-    from isoshard.core.domain.blocks.chunk_sizes import plan_splits
-    from isoshard.core.domain.blocks.packing import pack
-
-    if isinstance(x, np.ndarray):
-        x = narrowed(x, copy, name or "array")
-    if isinstance(x, np.ndarray | jax.Array):
-        return pack(x, mesh, spec, sizes, copy=copy, name=name or "array")
-    leaves, structure = named_arrays(x, name)
-    structs = [leaf.name for leaf in leaves if isinstance(leaf.value, jax.ShapeDtypeStruct)]
-    if structs:
-        raise ShardingError(
-            f"uneven='pad' is of arrays, and {', '.join(structs)} is a jax.ShapeDtypeStruct. Pad "
-            "its shape, and leave uneven out."
-        )
-    theirs = [leaf.name for leaf in leaves if leaf.framework is not None]
-    if theirs or sizes is not None:
-        fault = f"{', '.join(theirs)} belong to a framework" if theirs else "x is a tree of arrays"
-        raise ShardingError(
-            f"uneven='pad' is of trees of NumPy and JAX arrays, and sizes= of one array: {fault}. "
-            "Shard the arrays and tensors one by one."
-        )
-    assign(leaves, structure, mesh, spec, name)
-    faults = []
-    arrays = [leaf for leaf in leaves if not leaf.stays]
-    for leaf in arrays:
-        try:
-            if isinstance(leaf.value, np.ndarray):
-                leaf.value = narrowed(leaf.value, copy, leaf.name)
-            sharding = named_sharding(leaf.spec, mesh, leaf.value.ndim, name=leaf.name)
-            if copy is False and any(plan_splits(leaf.value.shape, sharding, None)):
-                raise no_sharing(leaf.name, "blocks of other sizes are padded")
-        except ShardingError as error:
-            faults.append(error)
-    raise_collected(faults)
-    for leaf in arrays:
-        leaf.value = pack(leaf.value, mesh, leaf.spec, copy=copy, name=leaf.name)
-    return jax.tree.unflatten(structure, [leaf.value for leaf in leaves])
-
-
-def _reshard_uneven(u: UnevenArray, spec: Any, mesh: Mesh | None) -> Any:
-    """Blocks where they are wanted, of the sizes they have where there are as many."""
-    from isoshard.core.domain.blocks.packing import reshard_uneven
-
-    return reshard_uneven(u, spec, mesh)
-
-
 def _map_arrays(function: Callable[[Any], Any], x: Any, verb: str) -> Any:
     """Apply to every array of a tree, after a look at all of them."""
 
@@ -360,9 +310,7 @@ def _map_arrays(function: Callable[[Any], Any], x: Any, verb: str) -> Any:
 
 def _gather(x: Any) -> Any:
     if is_uneven(x):
-        from isoshard.core.domain.blocks.packing import gather
-
-        return gather(x, _sharding_of(x.array))
+        return block_verbs().gather(x, _sharding_of(x.array))
     if isinstance(x, jax.ShapeDtypeStruct):
         return x.update(sharding=NamedSharding(_sharding_of(x).mesh, P()))
     if not isinstance(x, Tracer) and x.is_fully_replicated:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from isoshard import core
 from isoshard.core import *  # noqa: F403 (the one list is that of core)
 from isoshard.core import frameworks
+from isoshard.core.transfer import unequal_blocks
 from isoshard.core.weights import load_safetensors, save_safetensors
 
 from . import _renamed, data, metrics, weights
@@ -80,6 +81,8 @@ def __dir__() -> list[str]:
 
 
 def _install_loaders() -> None:
+    blocks = "isoshard.core.domain.blocks.verbs_of_core"
+    unequal_blocks.wire(lambda: importlib.import_module(blocks))
     for root, bridge in _BRIDGES.items():
         frameworks.on_first(root, lambda bridge=bridge: importlib.import_module(bridge))
 
