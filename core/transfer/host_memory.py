@@ -9,14 +9,11 @@
 >>> [p.data.unsafe_buffer_pointer() - host.ctypes.data for p in a.addressable_shards][:3]
 [0, 64, 128]
 
-A `HostSlice` is one device's slice of a host array. The array may be the whole, or the part of it
-that this process has (see `process_local`); each process slices for its own devices and asks no
-other.
+Each process slices for its own devices and asks no other (`host_slices`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from typing import Any
@@ -24,36 +21,19 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import NamedSharding, Sharding
+from jax.sharding import Sharding
 
 from isoshard.core.errors import no_sharing
 from isoshard.core.layout.axis_types import constrain
-from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.partial_sums import refuse, unreduced
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.core.runtime import metrics
 
 from .device_dtypes import check_narrowing, device_dtype, is_kept, jax_dtype
+from .host_slices import HostSlice, cuts_of, start_of
 
 ALIGNMENT = 64  # bytes; XLA's CPU client copies a host buffer that starts elsewhere
 _PACKED = ("int2", "uint2", "int4", "uint4", "float4_e2m1fn")  # smaller on device than on host
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class HostSlice:
-    """One device's slice of a host array.
-
-    Attributes:
-        device: of this process.
-        number: its position in the flattened mesh.
-        start: where the slice starts in the whole array.
-        index: its place in the host array.
-    """
-
-    device: Device
-    number: int
-    start: tuple[int, ...]
-    index: tuple[slice, ...]
 
 
 def host_to_jax(
@@ -211,16 +191,6 @@ def check_narrowed(host: np.ndarray, copy: bool | None, name: str) -> bool:
     return True
 
 
-def start_of(index: tuple[slice, ...] | None) -> tuple[int, ...]:
-    """Where a device's slice starts, by axis.
-
-    Example:
-        >>> start_of((slice(4, 8), slice(None)))
-        (4, 0)
-    """
-    return tuple(part.start or 0 for part in index or ())
-
-
 def check_host(host: np.ndarray, sharding: Sharding, *, copy: bool | None, name: str) -> None:
     """Raise what `host_to_jax` would raise, and do nothing else.
 
@@ -246,31 +216,6 @@ def _refuse_sums(sharding: Sharding, name: str) -> None:
 @functools.lru_cache(maxsize=4096)
 def _has_sums(sharding: Sharding) -> bool:
     return bool(unreduced(sharding))
-
-
-@functools.lru_cache(maxsize=4096)
-def cuts_of(sharding: Sharding, shape: tuple[int, ...]) -> tuple[HostSlice, ...]:
-    """The cuts of a host array that is whole.
-
-    Args:
-        sharding: the layout.
-        shape: of the array.
-
-    Returns:
-        One cut per device of this process.
-    """
-    numbers = positions(sharding)
-    return tuple(
-        HostSlice(device, numbers[device], start_of(index), index or ())
-        for device, index in sharding.addressable_devices_indices_map(shape).items()
-    )
-
-
-def positions(sharding: Sharding) -> dict[Device, int]:
-    """Each device's position in the flattened mesh; where there is no mesh, its id."""
-    if isinstance(sharding, NamedSharding):
-        return {device: at for at, device in enumerate(mesh_of(sharding).devices.flat)}
-    return {device: device.id for device in sharding.device_set}
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

@@ -41,7 +41,8 @@ from isoshard.core.processes import agree
 from isoshard.core.runtime.bounded import Bounded
 
 from .array_like import from_literal, is_literal
-from .host_memory import HostSlice, check_cuts, check_narrowed, cuts_to_jax, narrowed, positions
+from .host_memory import check_cuts, check_narrowed, cuts_to_jax, narrowed
+from .host_slices import HostSlice, positions
 from .leaf_specs import NamedArray, assign, named_arrays
 from .relayout import place_cuts
 
