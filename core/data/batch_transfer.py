@@ -32,10 +32,10 @@ from isoshard.core.runtime import metrics
 from isoshard.core.transfer.array_like import from_literal, is_literal
 from isoshard.core.transfer.device_dtypes import device_dtype
 from isoshard.core.transfer.leaf_specs import NamedArray, assign, named_arrays
-from isoshard.core.transfer.process_local import blocks_here, from_local
+from isoshard.core.transfer.process_local import from_local, whole_shape
 
 from .batch_rows import BatchRows, uneven_error
-from .feed import END
+from .ordered_queue import END
 
 _PATIENCE = 600.0
 """Seconds to wait for a process that is late at the end of the data."""
@@ -74,10 +74,11 @@ class DeviceBatch:
         return batch if self.mask is None else {**batch, self.mask[0]: convert(self.mask[1])}
 
 
+@dataclasses.dataclass(eq=False)
 class Placer:
     """Places the batches of one epoch; see `loader` for the options.
 
-    Args:
+    Attributes:
         mesh: where to.
         spec: one for all, a tree of them, or a Plan.
         last: "error", "drop" or "pad".
@@ -87,36 +88,23 @@ class Placer:
         exact: whether floats of 64 bits are refused where JAX has none, rather than rounded.
         name: of a batch, for messages.
         where: the line of user code to note transfers for.
-
-    Attributes:
         closed: set by the consumer; nothing is compared with other processes any more.
     """
 
-    def __init__(
-        self,
-        mesh: Mesh,
-        spec: Any,
-        *,
-        last: str = "error",
-        mask: str | None = None,
-        local: bool = False,
-        copy: bool | None = True,
-        exact: bool = False,
-        name: str = "batch",
-        where: str = "unknown",
-    ):
-        """See the class."""
-        self.closed = False
-        self._mesh = mesh
-        self._spec = spec
-        self._last = last
-        self._mask = mask
-        self._local = local
-        self._copy = copy
-        self._exact = exact
-        self._name = name
-        self._where = where
-        owners = sorted({device.process_index for device in mesh.devices.flat})
+    mesh: Mesh
+    spec: Any
+    last: str = "error"
+    mask: str | None = None
+    local: bool = False
+    copy: bool | None = True
+    exact: bool = False
+    name: str = "batch"
+    where: str = "unknown"
+    closed: bool = dataclasses.field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        """Find the processes that place together."""
+        owners = sorted({device.process_index for device in self.mesh.devices.flat})
         together = len(owners) > 1 and jax.process_index() in owners
         self._owners = owners if together else []
         self._agreed: set[Any] = set()
@@ -134,12 +122,12 @@ class Placer:
             ShardingError: a batch cannot be laid out; all faults at once.
             TypeError: a leaf of a batch is no array.
         """
-        rows = BatchRows(self._mesh, local=self._local)
+        rows = BatchRows(self.mesh, local=self.local)
         batches = iter(source)
         while (batch := _next(batches)) is not END:
             leaves, structure = self._leaves(batch)
-            uneven = [] if self._last == "pad" else rows.uneven(leaves)
-            if uneven and self._last == "drop":
+            uneven = [] if self.last == "pad" else rows.uneven(leaves)
+            if uneven and self.last == "drop":
                 if _next(batches) is not END:
                     raise uneven_error(uneven, "It is not the last one. ")
                 metrics.count("data.dropped_rows", uneven[0][1])
@@ -165,7 +153,7 @@ class Placer:
             (a.shape, str(a.dtype), str(cast(NamedSharding, a.sharding).spec)) for a in _all(placed)
         ]
         if self._owners and not self._agreed.issuperset(told):
-            agree(f"the arrays of a {self._name}", told, self._owners, timeout=_PATIENCE)
+            agree(f"the arrays of a {self.name}", told, self._owners, timeout=_PATIENCE)
             self._agreed.update(told)
 
     def compare_end(self, count: int) -> None:
@@ -182,20 +170,22 @@ class Placer:
 
     def _leaves(self, batch: Any) -> tuple[list[NamedArray], Any]:
         """The leaves of a batch in host memory, each with its spec."""
-        leaves, structure = named_arrays(_in_memory(batch, self._name), self._name)
-        if self._mask is not None and not isinstance(batch, dict):
+        leaves, structure = named_arrays(_in_memory(batch, self.name), self.name)
+        if self.mask is not None and not isinstance(batch, dict):
             raise TypeError(
-                f"{self._name}: mask={self._mask!r} is a key of the batch, and the batch is a "
+                f"{self.name}: mask={self.mask!r} is a key of the batch, and the batch is a "
                 f"{type(batch).__name__}; let the source give dictionaries, or leave mask out"
             )
-        if self._mask is not None and self._mask in batch:
+        if self.mask is not None and self.mask in batch:
             raise ShardingError(
-                f"{self._name}: it has an entry {self._mask!r} of its own; give mask another name"
+                f"{self.name}: it has an entry {self.mask!r} of its own; give mask another name"
             )
-        if isinstance(self._spec, Plan):  # it goes by shapes that divide; that is seen to below
+        if isinstance(self.spec, Plan):  # it goes by shapes that divide; that is seen to below
             for leaf in leaves:
-                leaf.whole = tuple(_up(size, self._mesh.size) for size in leaf.value.shape)
-        assign(leaves, structure, self._mesh, self._spec, self._name)
+                leaf.whole = tuple(
+                    -(-n // self.mesh.size) * self.mesh.size for n in leaf.value.shape
+                )
+        assign(leaves, structure, self.mesh, self.spec, self.name)
         for leaf in leaves:
             leaf.whole = None
         return leaves, structure
@@ -203,12 +193,12 @@ class Placer:
     def _placed(
         self, leaves: list[NamedArray], structure: Any, rows: BatchRows, batch: Any
     ) -> DeviceBatch:
-        real = rows.pad(leaves) if self._last == "pad" else 0
+        real = rows.pad(leaves) if self.last == "pad" else 0
         arrays = self._place(leaves)
-        if self._mask is None:
+        if self.mask is None:
             return DeviceBatch(arrays, [leaf.value for leaf in leaves], structure)
-        mask = self._place([rows.mask(leaves, real, self._mask)])[0]
-        return DeviceBatch(arrays, [leaf.value for leaf in leaves], structure, (self._mask, mask))
+        mask = self._place([rows.mask(leaves, real, self.mask)])[0]
+        return DeviceBatch(arrays, [leaf.value for leaf in leaves], structure, (self.mask, mask))
 
     def _place(self, leaves: list[NamedArray]) -> list[jax.Array]:
         arrays, faults, size = [], [], 0
@@ -219,19 +209,19 @@ class Placer:
             except ShardingError as error:
                 faults.append(error)
         raise_collected(faults)
-        metrics.record_transfer("host_to_device", size, self._where)
+        metrics.record_transfer("host_to_device", size, self.where)
         return arrays
 
     def _one(self, leaf: NamedArray) -> jax.Array:
-        if self._exact and isinstance(leaf.value, np.ndarray):
+        if self.exact and isinstance(leaf.value, np.ndarray):
             device_dtype(leaf.value.dtype, leaf.name)
-        if not self._local:
-            return leaf.place(self._mesh, self._copy)
+        if not self.local:
+            return leaf.place(self.mesh, self.copy)
         rank = np.ndim(leaf.value)
-        sharding = named_sharding(leaf.spec, self._mesh, rank, name=leaf.name)
-        shape = _whole(leaf.value.shape, sharding)
+        sharding = named_sharding(leaf.spec, self.mesh, rank, name=leaf.name)
+        shape = whole_shape(leaf.value.shape, sharding)
         return from_local(
-            leaf.value, self._mesh, leaf.spec, shape=shape, copy=self._copy, name=leaf.name
+            leaf.value, self.mesh, leaf.spec, shape=shape, copy=self.copy, name=leaf.name
         )
 
 
@@ -266,18 +256,6 @@ def _in_memory(batch: Any, name: str) -> Any:
             "of the batches, and turn mappings of other classes into dictionaries."
         )
     return found
-
-
-def _whole(local: tuple[int, ...], sharding: NamedSharding) -> tuple[int, ...]:
-    """The global shape, as every process that gives as much has it."""
-    counts, held = blocks_here(sharding, len(local))
-    return tuple(
-        size // len(mine) * count for size, count, mine in zip(local, counts, held, strict=True)
-    )
-
-
-def _up(size: int, parts: int) -> int:
-    return -(-size // parts) * parts
 
 
 def _all(placed: DeviceBatch) -> list[jax.Array]:

@@ -1,120 +1,175 @@
-"""A thread that runs an iterator ahead of its consumer.
+"""Threads ahead of a consumer: one reads an iterator, others may prepare what it gave.
 
->>> feed = Feed(iter("ab"), ahead=1)
+>>> feed = Feed(iter("ab"), OrderedQueue(1))
 >>> feed.take(), feed.take(), feed.take() is END
 ('a', 'b', True)
 
-An error of the iterator comes out of `take`, in the place of the item that it spoiled and with the
-traceback of the thread. The thread knows the feed and not its consumer, so a consumer that is
-dropped can end it: see `stop`.
+With `prepare` there are two stages, and threads that prepare what waits in `read`:
+
+>>> feed = Feed(iter("ab"), OrderedQueue(2), read=OrderedQueue(2), prepare=str.upper, threads=3)
+>>> feed.take(), feed.take(), feed.take() is END
+('A', 'B', True)
+
+An error of the iterator or of the preparation comes out of `take`, in the place of the item that it
+spoiled and with the traceback of its thread. The threads know the feed and not its consumer, so a
+consumer that is dropped can end them: see `stop`. They have JAX's settings of their maker, and are
+over before JAX ends.
 """
 
 from __future__ import annotations
 
-import collections
+import atexit
+import contextlib
+import dataclasses
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from .threads import join, settings_here, start
+import jax
 
-END: Any = object()
-"""What `take` returns when there is nothing more to come."""
+from .ordered_queue import END, OrderedQueue
 
-_NAME = "isoshard data loader"
+_AT_EXIT = 5.0
+"""Seconds that the end of the process waits for a thread that reads."""
+
+
+@dataclasses.dataclass
+class Failed:
+    """What stands for an item that could not be read or prepared."""
+
+    error: BaseException
 
 
 class Feed:
-    """Takes items from an iterator in a thread, at most `ahead` of them before they are asked for.
+    """Reads and prepares items in threads, ahead of `take`.
 
     Args:
-        source: read by the thread only, and closed there if it can be.
-        ahead: how many items may wait, at least 1. The next one is not begun before there is room.
-
-    Attributes:
-        thread: the thread.
-        waits: how often `take` found nothing ready.
+        source: read by one thread, and dropped there.
+        ready: where items wait to be taken. An item is not read before there is room for it.
+        read: where items wait to be prepared. There the next one is read while it waits for room.
+        prepare: makes of each item what `take` returns; None takes it as it is.
+        threads: how many prepare.
+        name: of the threads; of two stages, what each does is added.
     """
 
-    def __init__(self, source: Iterator[Any], ahead: int):
-        """See the class; the thread runs from now on."""
-        self.waits = 0
-        self._ahead = ahead
-        self._ready: collections.deque[Any] = collections.deque()
-        self._error: BaseException | None = None
-        self._done = False
-        self._stopped = False
-        # Its lock can be taken twice by one thread: `stop` may run in a garbage collection that
-        # begins inside the other methods.
-        self._changed = threading.Condition(threading.RLock())
-        self._settings = settings_here()
-        self.thread = threading.Thread(target=self._run, args=(source,), name=_NAME)
-        start(self, [self.thread])
+    def __init__(
+        self,
+        source: Iterator[Any],
+        ready: OrderedQueue,
+        *,
+        read: OrderedQueue | None = None,
+        prepare: Callable[[Any], Any] | None = None,
+        threads: int = 1,
+        name: str = "isoshard data loader",
+    ):
+        """See the class; the threads run from now on."""
+        self._ready = ready
+        self._read = ready if read is None else read
+        self._finished = False
+        self._why = ""
+        config: Any = jax.config
+        self._x64, self._device = config.jax_enable_x64, config.jax_default_device
+        two = prepare is not None
+        read_name = f"{name}: read" if two else name
+        reader = threading.Thread(target=self._run_reader, args=(source, two), name=read_name)
+        self.threads = [reader] + [
+            threading.Thread(target=self._run_preparer, args=(prepare,), name=f"{name}: upload")
+            for _ in range(threads if two else 0)
+        ]
+        _LIVE.add(self)
+        for thread in self.threads:
+            thread.daemon = True
+            thread.start()
 
     def take(self) -> Any:
-        """The next item, or `END` after the last one and after `stop`.
+        """The next item, in the order of the source; `END` after the last one.
 
         Raises:
-            BaseException: what the iterator raised; `END` follows.
+            BaseException: what the source or the preparation raised for this item. The threads
+                end then.
+            RuntimeError: `close` was called with a reason.
         """
-        with self._changed:
-            if not (self._ready or self._done or self._stopped):
-                self.waits += 1
-            while not (self._ready or self._done or self._stopped):
-                self._changed.wait()
-            if self._ready:
-                self._changed.notify_all()
-                return self._ready.popleft()
-            error, self._error = self._error, None
-        if error is not None:
-            raise error
-        return END
+        if self._finished:
+            return END
+        got = self._ready.get()
+        if got is END:
+            if self._why:
+                raise RuntimeError(self._why)
+            self._finished = True
+            return END
+        _, item = got
+        if isinstance(item, Failed):
+            self._finished = True
+            self.stop()
+            raise item.error
+        return item
 
     def stop(self) -> None:
-        """Drop what is ready and let the thread end, without waiting for it."""
-        with self._changed:
-            self._stopped = True
-            self._error = None
-            self._ready.clear()
-            self._changed.notify_all()
+        """Drop what is ready and let the threads end, without waiting for them."""
+        self._read.close()
+        self._ready.close()
 
-    def close(self) -> None:
-        """End the thread, and wait until it has; a read in progress is finished first."""
+    def close(self, why: str = "") -> None:
+        """End the threads, and wait until they have; a read in progress is finished first.
+
+        Args:
+            why: what `take` raises from now on, unless the source was at its end; if empty, `take`
+                returns `END`.
+        """
+        self._why = why
         self.stop()
-        join([self.thread])
+        for thread in self.threads:
+            if thread is not threading.current_thread():
+                thread.join()
 
-    def _run(self, source: Iterator[Any]) -> None:
+    @contextlib.contextmanager
+    def _settings(self) -> Iterator[None]:
+        """What JAX keeps for each thread, as it was where the feed was made."""
+        with jax.enable_x64(self._x64), jax.default_device(self._device):
+            yield
+
+    def _run_reader(self, source: Iterator[Any], beyond: bool) -> None:
+        number = 0
         try:
             with self._settings():
-                try:
-                    self._read(source)
-                finally:
-                    close = getattr(source, "close", None)
-                    if close is not None:
-                        close()
+                while self._read.room(number - beyond):
+                    item = next(source, END)
+                    if item is END or not self._read.put(number, item):
+                        return
+                    number += 1
+                    del item  # or it would be kept for as long as the next one is read
         except BaseException as error:
-            with self._changed:
-                self._error = None if self._stopped else error
+            if self._read.put(number, Failed(error)):
+                number += 1
         finally:
-            with self._changed:
-                self._done = True
-                self._changed.notify_all()
+            self._read.end(number)
 
-    def _read(self, source: Iterator[Any]) -> None:
-        while self._room():
-            item = next(source, END)
-            if item is END:
-                return
-            with self._changed:
-                if self._stopped:
+    def _run_preparer(self, prepare: Callable[[Any], Any]) -> None:
+        with self._settings():
+            while (got := self._read.get()) is not END:
+                number, item = got
+                if not isinstance(item, Failed):
+                    try:
+                        item = prepare(item)
+                    except BaseException as error:
+                        item = Failed(error)
+                if not self._ready.put(number, item):
                     return
-                self._ready.append(item)
-                self._changed.notify_all()
-            del item  # or it would be kept for as long as the next one is read
+                del got, item  # or a batch would be kept for as long as the next one is waited for
+        if self._read.length is not None:
+            self._ready.end(self._read.length)
 
-    def _room(self) -> bool:
-        """Wait until another item may be read; False if none is wanted any more."""
-        with self._changed:
-            while not self._stopped and len(self._ready) >= self._ahead:
-                self._changed.wait()
-            return not self._stopped
+
+_LIVE: weakref.WeakSet[Feed] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """End the threads before JAX ends its devices."""
+    live = list(_LIVE)
+    for feed in live:
+        feed.stop()
+    for feed in live:
+        for thread in feed.threads:
+            thread.join(_AT_EXIT)

@@ -40,7 +40,8 @@ from isoshard.core.plan.freezing import UNSAID
 from isoshard.core.runtime import metrics, samples
 
 from .batch_transfer import DeviceBatch, Placer
-from .feed import END, Feed
+from .feed import Feed
+from .ordered_queue import END, OrderedQueue
 
 Last = Literal["error", "drop", "pad"]
 _LASTS = ("error", "drop", "pad")
@@ -194,9 +195,10 @@ class Batches(Iterator[Any]):
         self._count = 0
         self._feed: Feed | None = None
         self._items: Iterator[DeviceBatch] | None = None
+        self._ready = OrderedQueue(prefetch)
         items = placer.run(source)
         if prefetch:
-            self._feed = Feed(items, prefetch)
+            self._feed = Feed(items, self._ready)
             weakref.finalize(self, self._feed.stop).atexit = False
         else:
             self._items = items
@@ -247,9 +249,9 @@ class Batches(Iterator[Any]):
         if self._feed is None:
             return END if self._items is None else next(self._items, END)
         start = time.perf_counter()
-        waits = self._feed.waits
+        waits = self._ready.waits
         item = self._feed.take()
-        if self._feed.waits > waits:
+        if self._ready.waits > waits:
             metrics.count("data.waits")
             samples.observe("data.wait_seconds", time.perf_counter() - start)
         return item

@@ -213,8 +213,7 @@ def _layout(leaf: NamedArray, mesh: Mesh) -> tuple[NamedSharding, tuple[int, ...
                 f"{'; '.join(wrong)}. Give each block the same size: {need} in all, or split "
                 "another axis."
             )
-        sizes = zip(local, counts, held, strict=True)
-        return sharding, tuple(size // len(mine) * count for size, count, mine in sizes)
+        return sharding, whole_shape(local, sharding)
     wanted = tuple(
         size // count * len(mine)
         for size, count, mine in zip(leaf.whole, counts, held, strict=True)
@@ -344,6 +343,21 @@ def blocks_here(
     ]
     held = tuple(tuple(sorted({block[axis] for block in mine})) for axis in range(ndim))
     return tiles.blocks, held
+
+
+def whole_shape(local: Sequence[int], sharding: NamedSharding) -> tuple[int, ...]:
+    """The global shape, if all blocks are as large as those of this process.
+
+    Args:
+        local: shape of what this process gives.
+        sharding: the layout; it divides `local` by the blocks that this process holds.
+
+    Returns:
+        The shape of the whole.
+    """
+    counts, held = blocks_here(sharding, len(local))
+    sizes = zip(local, counts, held, strict=True)
+    return tuple(size // max(1, len(mine)) * count for size, count, mine in sizes)
 
 
 def _processes(numbers: Sequence[int]) -> str:

@@ -32,15 +32,17 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import jax
 import torch
 
+from isoshard.core.data.feed import Feed
+from isoshard.core.data.ordered_queue import END, OrderedQueue
 from isoshard.core.errors import DeviceError, UnevenError
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge import naming, runtime
+from isoshard.torch_bridge.engine.compiling import program
 from isoshard.torch_bridge.spmd import UnevenWarning
 
-from .ordered_queue import END, OrderedQueue
-from .staged_feed import Feed
 from .upload import Batch, Uploader
 
 
@@ -82,10 +84,6 @@ class PerDeviceLoader:
         """Itself."""
         return self
 
-    def __next__(self) -> Any:
-        """See `next`."""
-        return self._next(stacklevel=3)
-
     def __len__(self) -> int:
         """Batches of one epoch."""
         return self._loader.per_device_samples()
@@ -97,19 +95,18 @@ class PerDeviceLoader:
             StopIteration: there are no more, or the loader was closed.
             Exception: what the CPU loader, or the upload, raised for this batch.
         """
-        return self._next(stacklevel=3)
-
-    def _next(self, stacklevel: int) -> Any:
         if self._since_sync >= self._loader.batches_per_execution - 1:
             self._since_sync = 0
             runtime.sync()
         else:
             self._since_sync += 1
-        batch = self._loader._take(stacklevel + 1)
+        batch = self._loader._take()
         if batch is END:
             runtime.sync()
             raise StopIteration
         return batch
+
+    __next__ = next
 
 
 class ParallelLoader:
@@ -178,11 +175,12 @@ class ParallelLoader:
         self._told: set[str] = set()
         queue = PerDeviceQueue(self._device, loader_prefetch_size, device_prefetch_size)
         self._feed = Feed(
-            iter(cpu_loader),
-            self._uploader.place,
-            queue.cpu_loader_queue,
+            _synced(iter(cpu_loader)),
             queue.queue,
+            read=queue.cpu_loader_queue,
+            prepare=jax.profiler.annotate_function(self._uploader.place, "isoshard.loading.upload"),
             threads=host_to_device_transfer_threads,
+            name="isoshard loader",
         )
         weakref.finalize(self, self._feed.stop).atexit = False
 
@@ -212,7 +210,7 @@ class ParallelLoader:
             Exception: what the CPU loader, or the upload, raised for this batch.
         """
         _checked(device)
-        batch = self._take(stacklevel=3)
+        batch = self._take()
         return None if batch is END else batch
 
     def close(self) -> None:
@@ -244,7 +242,7 @@ class ParallelLoader:
                 raise UnevenError(batch.uneven)
         return [self._uploader.tensors(batch) for batch in placed]
 
-    def _take(self, stacklevel: int) -> Any:
+    def _take(self) -> Any:
         batch: Batch = self._feed.take()
         if batch is END:
             return END
@@ -256,7 +254,7 @@ class ParallelLoader:
         for kind, note in batch.notes.items():
             if kind not in self._told:
                 self._told.add(kind)
-                warnings.warn(note, _CATEGORIES[kind], stacklevel=stacklevel)
+                warnings.warn(note, _CATEGORIES[kind], stacklevel=3)
         return self._uploader.tensors(batch)
 
 
@@ -319,6 +317,18 @@ def _checked(device: Any) -> torch.device:
             f"{naming.current()}, and split batches over its mesh with input_sharding"
         )
     return naming.current()
+
+
+def _synced(source: Iterator[Any]) -> Iterator[Any]:
+    """The batches of a loader, without a computation that is still to run."""
+    while True:
+        with jax.profiler.TraceAnnotation("isoshard.loading.read"):
+            batch = next(source, END)
+        program.sync()  # a source may compute on the device; the tape is this thread's
+        if batch is END:
+            return
+        yield batch
+        del batch  # or it would be kept for as long as the next one is read
 
 
 def _length(loader: Any, multiple: int) -> int:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,8 +24,9 @@ from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.nested import rewrite, with_items
 from isoshard.torch_bridge.spmd import ShardingSpec
 from isoshard.torch_bridge.spmd.mark_errors import MinibatchError
+from isoshard.torch_bridge.spmd.uneven import even_layout
 
-from .splitting import Split, Where
+from .splitting import Split
 
 _UNEVEN = (
     "Its buffers stay whole along what does not divide; for the last batch of an epoch, see "
@@ -34,13 +35,40 @@ _UNEVEN = (
 LAST_BATCH = ("keep", "drop", "pad")
 
 
+@dataclasses.dataclass(frozen=True)
+class TensorPlace:
+    """What stands in a batch for one of its tensors."""
+
+    number: int
+
+
+class HostTensor(NamedTuple):
+    """A CPU tensor of a batch, how it is to be split, and its name for messages."""
+
+    tensor: torch.Tensor
+    split: Split | None
+    name: str
+
+
 @dataclasses.dataclass
 class UploadedTensor:
-    """A tensor of a batch on its way: on the devices already, and no torch tensor yet."""
+    """A tensor of a batch on its way: on the devices already, and no torch tensor yet.
+
+    Attributes:
+        array: its elements.
+        aval: its shape and dtype.
+        sharding: the layout of its buffers; None without a spec.
+        asked: the layout that the spec means, where some axis does not divide and stays whole.
+        fault: which.
+        requires_grad: as on the host.
+        host_bytes: how many were sent.
+    """
 
     array: jax.Array
     aval: Aval
-    where: Where | None
+    sharding: marks.Sharding | None
+    asked: marks.Sharding | None
+    fault: str
     requires_grad: bool
     host_bytes: int
 
@@ -50,24 +78,16 @@ class Batch:
     """A batch on its way, or one that is to be dropped.
 
     Attributes:
-        tree: with a `UploadedTensor` in the place of each tensor.
+        tree: with a `TensorPlace` in the place of each tensor.
+        tensors: they, by number.
         notes: what its user should be warned of, by kind.
         uneven: why it cannot be split; it is dropped if it is the last one.
     """
 
     tree: Any
+    tensors: Sequence[UploadedTensor]
     notes: dict[str, str]
     uneven: str = ""
-
-
-@dataclasses.dataclass
-class _SpecTarget:
-    """What one spec is for: a whole batch, or what it has under one key."""
-
-    key: Any
-    path: str
-    tree: Any
-    spec: Any
 
 
 class Uploader:
@@ -103,19 +123,19 @@ class Uploader:
         self._last_batch = last_batch
         self._where = where
         self._splits: dict[tuple[int, int], Split] = {}
-        for spec in self._specs():
-            _check_spec(spec)
-            Split(spec, len(spec.partition_spec))  # a spec that does not fit its mesh is told now
-
-    def _specs(self) -> list[Any]:
-        given = self._sharding
-        found = given.values() if isinstance(given, Mapping) else (given,)
-        return [spec for spec in found if spec is not None]
+        self._given: list[Split] = []
+        for spec in self._sharding.values() if mapping else (input_sharding,):
+            if not isinstance(spec, ShardingSpec | None):
+                raise TypeError(
+                    "input_sharding is a ShardingSpec(mesh, partition_spec), a dictionary of them "
+                    f"by key, or None; given: {type(spec).__name__}"
+                )
+            if spec is not None:  # one that does not fit its mesh is told now
+                self._given.append(Split(spec, len(spec.partition_spec)))
 
     def multiple(self) -> int:
         """What the rows of a batch must be a multiple of, to be split evenly."""
-        splits = [Split(spec, len(spec.partition_spec)) for spec in self._specs()]
-        return math.lcm(*(split.parts(self._batchdim) for split in splits))
+        return math.lcm(*(split.parts(self._batchdim) for split in self._given))
 
     def place(self, batch: Any) -> Batch:
         """Bring a batch to the devices, and wait until it is there.
@@ -129,85 +149,80 @@ class Uploader:
             KeyError: a key with tensors has no spec.
             UnevenError: this process's part of the batch is no multiple of its shards.
         """
-        parts = self._parts(batch)
-        leaves = [leaf for part in parts for leaf in self._leaves(part)]
-        rows = {
-            tensor.shape[self._batchdim]
-            for tensor, split in leaves
-            if split is not None and not split.divides(tensor, self._batchdim)
-        }
-        splits = [split for _, split in leaves if split is not None]
-        shards = math.lcm(*(split.parts(self._batchdim) for split in splits))
+        tree, leaves = self._taken_apart(batch)
+        axis = self._batchdim
+        splits = [leaf.split for leaf in leaves if leaf.split]
+        shards = math.lcm(*(split.parts(axis) for split in splits))
+        rows = sorted(
+            {
+                tensor.shape[axis]
+                for tensor, split, _ in leaves
+                if split and axis < tensor.dim() and tensor.shape[axis] % split.parts(axis)
+            }
+        )
         notes = _rank_note(leaves)
         if rows:
-            uneven = _uneven(sorted(rows), shards)
+            uneven = _uneven(rows, shards)
             if self._last_batch == "drop":
-                return Batch(None, notes, uneven)
+                return Batch(None, [], notes, uneven)
             if self._last_batch == "keep" and any(split.minibatch for split in splits):
-                raise MinibatchError(_uneven_minibatch(sorted(rows), leaves) + uneven)
+                raise MinibatchError(_uneven_minibatch(rows, leaves) + uneven)
         target = {n: -(-n // shards) * shards for n in rows} if self._last_batch == "pad" else {}
-
-        def change(part: _SpecTarget) -> Any:
-            def place(tensor: torch.Tensor, path: str) -> Any:
-                if tensor.device.type != "cpu":
-                    return tensor
-                padded, split = self._padded(tensor, target), self._split(part.spec, tensor.dim())
-                placed = _place(padded, split, f"batch{part.path}{path}")
-                if placed.where is not None and placed.where.asked is not None:
-                    notes.setdefault("uneven", f"{placed.where.fault}. {_UNEVEN}")
-                return placed
-
-            return _rewritten(part.tree, torch.Tensor, place)
-
-        if not isinstance(self._sharding, Mapping):
-            return Batch(change(parts[0]), notes)
-        return Batch(with_items(batch, {part.key: change(part) for part in parts}), notes)
+        placed = []
+        for tensor, split, name in leaves:
+            placed.append(_place(self._padded(tensor, target), split, name))
+            if placed[-1].fault:
+                notes.setdefault("uneven", f"{placed[-1].fault}. {_UNEVEN}")
+        return Batch(tree, placed, notes)
 
     def tensors(self, batch: Batch) -> Any:
         """The batch with tensors of the `jax` device, in the thread that will use them."""
-        return _rewritten(batch.tree, UploadedTensor, lambda placed, _: self._tensor(placed))
+        made = [self._tensor(placed) for placed in batch.tensors]
+        return _rewritten(batch.tree, TensorPlace, lambda place, _: made[place.number])
 
     def _tensor(self, placed: UploadedTensor) -> torch.Tensor:
         metrics.record_transfer("host_to_device", placed.host_bytes, self._where)
         tensor = lazy_tensor.fresh(placed.aval, Value.of(placed.array))
         tensor.requires_grad_(placed.requires_grad)
-        if placed.where is not None:
-            marks.keep(tensor, placed.where.sharding, placed.where.asked)
+        if placed.sharding is not None:
+            marks.keep(tensor, placed.sharding, placed.asked)
         return tensor
 
-    def _parts(self, batch: Any) -> list[_SpecTarget]:
-        """The batch, or what it has under each key, with the spec for it."""
-        if not isinstance(self._sharding, Mapping):
-            return [_SpecTarget(None, "", batch, self._sharding)]
+    def _taken_apart(self, batch: Any) -> tuple[Any, list[HostTensor]]:
+        """The batch with a `TensorPlace` for each CPU tensor, and these."""
+        leaves: list[HostTensor] = []
+
+        def part(tree: Any, spec: Any, name: str) -> Any:
+            def take(tensor: torch.Tensor, path: str) -> Any:
+                if tensor.device.type != "cpu":
+                    return tensor
+                leaves.append(HostTensor(tensor, self._split(spec, tensor.dim()), name + path))
+                return TensorPlace(len(leaves) - 1)
+
+            return _rewritten(tree, torch.Tensor, take)
+
+        given = self._sharding
+        if not isinstance(given, Mapping):
+            return part(batch, given, "batch"), leaves
+        keys = ", ".join(map(repr, given))
         if not isinstance(batch, Mapping):
             raise ValueError(
-                f"input_sharding has specs for the keys {', '.join(map(repr, self._sharding))}, "
-                f"and the batch is a {type(batch).__name__} without keys; let the loader give "
-                "dictionaries, or give one ShardingSpec"
+                f"input_sharding has specs for the keys {keys}, and the batch is a "
+                f"{type(batch).__name__} without keys; let the loader give dictionaries, or give "
+                "one ShardingSpec"
             )
-        parts = [
-            _SpecTarget(key, f"[{key!r}]", part, self._sharding.get(key))
-            for key, part in batch.items()
-        ]
-        absent = [p.key for p in parts if p.key not in self._sharding and self._leaves(p)]
+        items, absent = {}, []
+        for key, tree in batch.items():
+            before = len(leaves)
+            items[key] = part(tree, given.get(key), f"batch[{key!r}]")
+            if key not in given and len(leaves) > before:
+                absent.append(repr(key))
         if absent:
             raise KeyError(
-                f"input_sharding has no entry for {', '.join(map(repr, absent))}; it has "
-                f"{', '.join(map(repr, self._sharding)) or 'none'}. Add a ShardingSpec for each, "
-                "or None for what stays whole."
+                f"input_sharding has no entry for {', '.join(absent)}; it has {keys or 'none'}. "
+                "Add a ShardingSpec for each, or None for what stays whole."
             )
-        return parts
-
-    def _leaves(self, part: _SpecTarget) -> list[tuple[torch.Tensor, Split | None]]:
-        found: list[tuple[torch.Tensor, Split | None]] = []
-
-        def note(tensor: torch.Tensor, _: str) -> torch.Tensor:
-            if tensor.device.type == "cpu":
-                found.append((tensor, self._split(part.spec, tensor.dim())))
-            return tensor
-
-        _rewritten(part.tree, torch.Tensor, note)
-        return found
+        return with_items(batch, items), leaves
 
     def _split(self, spec: Any, rank: int) -> Split | None:
         if spec is None:
@@ -224,8 +239,8 @@ class Uploader:
         return tensor.index_select(self._batchdim, torch.arange(target[rows]) % rows)
 
 
-def _rank_note(leaves: list[tuple[torch.Tensor, Split | None]]) -> dict[str, str]:
-    for tensor, split in leaves:
+def _rank_note(leaves: list[HostTensor]) -> dict[str, str]:
+    for tensor, split, _ in leaves:
         if split is not None and not split.fits:
             return {
                 "rank": f"a tensor of shape {tuple(tensor.shape)} has another rank than the "
@@ -242,36 +257,30 @@ def _uneven(rows: list[int], shards: int) -> str:
     )
 
 
-def _uneven_minibatch(rows: list[int], leaves: list[tuple[torch.Tensor, Split | None]]) -> str:
-    shapes = [tuple(tensor.shape) for tensor, _ in leaves if {*tensor.shape} & {*rows}]
+def _uneven_minibatch(rows: list[int], leaves: list[HostTensor]) -> str:
+    shapes = [tuple(tensor.shape) for tensor, *_ in leaves if {*tensor.shape} & {*rows}]
     return (
         "When minibatch is configured, the per-host batch size must be divisible by local runtime "
         f"device count. Per host input data shape: {', '.join(map(str, shapes))}; "
     )
 
 
-def _check_spec(spec: Any) -> None:
-    if not isinstance(spec, ShardingSpec):
-        raise TypeError(
-            "input_sharding is a ShardingSpec(mesh, partition_spec), a dictionary of them by key, "
-            f"or None; given: {type(spec).__name__}"
-        )
-
-
 def _place(tensor: torch.Tensor, split: Split | None, name: str) -> UploadedTensor:
     """Copy a tensor and send the copy."""
     host = _snapshot(tensor)
-    where = None if split is None else split.over(host.shape, name)
+    sharding, asked, fault, shape = None, None, "", host.shape
+    if split is not None:
+        shape = split.whole(host.shape, name)
+        sharding, fault = even_layout(split.sharding, shape, name)
+        asked = split.sharding if fault else None
     with jax.enable_x64(True):
-        if where is None:
-            array = jax.device_put(host, may_alias=True)
-        elif where.sharding.is_fully_addressable:
-            array = jax.device_put(host, where.sharding, may_alias=True)
+        if sharding is None or sharding.is_fully_addressable:
+            array = jax.device_put(host, sharding, may_alias=True)
         else:
-            array = jax.make_array_from_process_local_data(where.sharding, host, where.shape)
+            array = jax.make_array_from_process_local_data(sharding, host, shape)
     array.block_until_ready()
     aval = Aval.contiguous(tuple(array.shape), tensor.dtype)
-    return UploadedTensor(array, aval, where, tensor.requires_grad, host.nbytes)
+    return UploadedTensor(array, aval, sharding, asked, fault, tensor.requires_grad, host.nbytes)
 
 
 def _snapshot(tensor: torch.Tensor) -> np.ndarray:

@@ -49,23 +49,40 @@ def even_part(sharding: Sharding, shape: Sequence[int]) -> tuple[Sharding, Shard
         The layout without the axes that do not divide, and what was asked for if that is another;
         None otherwise. Warns once per line of user code if so, and counts it.
     """
+    even, fault = even_layout(sharding, shape)
+    if not fault:
+        return even, None
+    metrics.count("uneven_marks")
+    _warn(
+        f"{fault.removeprefix('tensor: ')} Its buffers stay whole along what does not divide, so "
+        "they take more memory than the spec says; xs.mark_sharding(t, mesh, spec, sizes='chunk') "
+        "splits them unequally."
+    )
+    return even, sharding
+
+
+def even_layout(
+    sharding: Sharding, shape: Sequence[int], name: str = "tensor"
+) -> tuple[Sharding, str]:
+    """The layout without the axes that do not divide, and what is wrong with them ("": none).
+
+    Args:
+        sharding: what was asked for.
+        shape: of the tensor.
+        name: of the tensor, for messages.
+    """
     mesh = mesh_of(sharding)
     try:
-        check_even(sharding.spec, mesh, shape)
+        check_even(sharding.spec, mesh, shape, name=name)
     except UnevenError as error:
-        fault = str(error).removeprefix("tensor: ")
+        fault = str(error)
     else:
-        return sharding, None
+        return sharding, ""
     entries = [
         entry if _divides(entry, mesh, extent) else None
         for entry, extent in zip(sharding.spec, shape, strict=False)
     ]
-    metrics.count("uneven_marks")
-    _warn(
-        f"{fault} Its buffers stay whole along what does not divide, so they take more memory than "
-        "the spec says; xs.mark_sharding(t, mesh, spec, sizes='chunk') splits them unequally."
-    )
-    return named_sharding(jax.sharding.PartitionSpec(*entries), mesh, len(shape)), sharding
+    return named_sharding(jax.sharding.PartitionSpec(*entries), mesh, len(shape)), fault
 
 
 def _divides(entry: object, mesh: jax.sharding.Mesh, extent: int) -> bool:

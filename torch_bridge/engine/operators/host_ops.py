@@ -24,7 +24,7 @@ from isoshard.torch_bridge._torch_internals import OpOverload
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.recorder import recorder
-from isoshard.torch_bridge.engine.values.metas import Meta
+from isoshard.torch_bridge.engine.values.metas import Meta, map_leaves
 from isoshard.torch_bridge.engine.values.value import Aval, contiguous_stride
 from isoshard.torch_bridge.exchange import from_numpy
 
@@ -174,10 +174,12 @@ def on_host(func: OpOverload) -> dispatch.Handler:
             return _as_it_lies(leaf) if isinstance(leaf, lazy_tensor.LazyTensor) else leaf
 
         got = func(
-            *(_map(down, arg) for arg in args),
-            **{name: _map(down, value) for name, value in kwargs.items() if name != "device"},
+            *(map_leaves(down, arg) for arg in args),
+            **{name: map_leaves(down, value) for name, value in kwargs.items() if name != "device"},
         )
-        return _map(lambda leaf: upload(leaf) if isinstance(leaf, torch.Tensor) else leaf, got)
+        return map_leaves(
+            lambda leaf: upload(leaf) if isinstance(leaf, torch.Tensor) else leaf, got
+        )
 
     return handler
 
@@ -190,12 +192,6 @@ def _as_it_lies(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
     first = tuple(slice(1) if step == 0 else slice(None) for step in meta.stride)
     order = torch.empty_like(meta.tensor()[first], device="cpu")
     return order.copy_(host[first]).expand(meta.size)
-
-
-def _map(function: Any, value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return type(value)(_map(function, item) for item in value)
-    return function(value)
 
 
 def upload(tensor: torch.Tensor) -> lazy_tensor.LazyTensor:

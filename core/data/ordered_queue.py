@@ -27,12 +27,14 @@ class OrderedQueue:
 
     Attributes:
         length: how many items there are in all; None while nobody knows.
+        waits: how often `get` found nothing ready.
     """
 
     def __init__(self, size: int):
         """See the class."""
         self.size = size
         self.length: int | None = None
+        self.waits = 0
         self._items: dict[int, Any] = {}
         self._next = 0
         self._closed = False
@@ -40,8 +42,22 @@ class OrderedQueue:
         # begins inside the other methods.
         self._changed = threading.Condition(threading.RLock())
 
+    def room(self, number: int) -> bool:
+        """Wait until an item's number is less than `size` ahead of the reader.
+
+        Args:
+            number: its place.
+
+        Returns:
+            False if the line was closed.
+        """
+        with self._changed:
+            while not self._closed and number >= self._next + self.size:
+                self._changed.wait()
+            return not self._closed
+
     def put(self, number: int, item: Any) -> bool:
-        """Add an item, waiting until its number is less than `size` ahead of the reader.
+        """Add an item, once there is room for it.
 
         Args:
             number: its place; every number from 0 on is put once.
@@ -51,9 +67,7 @@ class OrderedQueue:
             False if the line was closed; the item is dropped then.
         """
         with self._changed:
-            while not self._closed and number >= self._next + self.size:
-                self._changed.wait()
-            if self._closed:
+            if not self.room(number):
                 return False
             self._items[number] = item
             self._changed.notify_all()
@@ -66,6 +80,7 @@ class OrderedQueue:
             Its number and the item, or `END` after the last one and after `close`.
         """
         with self._changed:
+            waited = False
             while not self._closed:
                 item = self._items.pop(self._next, END)
                 if item is not END:
@@ -74,6 +89,8 @@ class OrderedQueue:
                     return self._next - 1, item
                 if self.length is not None and self._next >= self.length:
                     break
+                self.waits += not waited
+                waited = True
                 self._changed.wait()
             return END
 
