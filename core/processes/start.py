@@ -27,8 +27,10 @@ import jax
 from isoshard.core.errors import DistributedError
 from isoshard.core.frameworks import Framework, require
 
-from . import coordination, watch
+from . import coordination
 from .launchers import Launch, launch_from
+from .watch import Watch
+from .watch_connections import connect
 
 _BY_TORCH = ("torchrun", "torch.distributed")  # where torch's ranks meet before JAX's
 
@@ -255,8 +257,8 @@ def _watch(
         if torch is not None:
             torch.end_processes()
 
-    post = _post("watch", timeout)
-    watch.start(launch.rank, launch.size, host, post, timeout, leave, patience)
+    found = connect(launch.rank, launch.size, host, _post("watch", timeout), timeout)
+    Watch(launch.rank, launch.size, found, leave, patience)
 
 
 def _check(launch: Launch, torch: Framework | None, local_devices: int | None) -> None:
