@@ -125,7 +125,7 @@ def init_distributed(
         _started = Processes(0, 1, 0, None)
         return _started
     if launch.launcher != "jax.distributed":
-        _prepare(launch, local_devices, preemption)
+        _prepare(local_devices, preemption)
         if launch.launcher == "torchrun" and torch is not None:
             torch.start_processes(launch.rank, launch.size, timeout=timeout, device=_gpu(launch))
         _start_jax(launch, torch, timeout, heartbeat, patience, local_devices)
@@ -168,7 +168,7 @@ def _gpu(launch: Launch) -> int | None:
     return 0 if visible and "," not in visible else launch.local_rank
 
 
-def _prepare(launch: Launch, local_devices: int | None, preemption: bool) -> None:
+def _prepare(local_devices: int | None, preemption: bool) -> None:
     """What must be settled before JAX's devices start."""
     if coordination.backend_runs():
         raise DistributedError(
