@@ -130,7 +130,25 @@ def ragged_paged_attention(
     k_scale: float | None,
     v_scale: float | None,
 ) -> jax.Array:
-    """See `paged.ragged_paged_attention`."""
+    """Attention of sequences of different lengths, one behind the other.
+
+    Args:
+        q: (tokens, heads, width).
+        kv_pages: (pages, page size, 2 * key heads, width); keys and values in turn.
+        kv_lens: (sequences,), how many keys each sequence has.
+        page_indices: (sequences, pages per sequence).
+        cu_q_lens: (sequences + 1,), where the tokens of each sequence begin.
+        num_seqs: (1,), how many sequences there are.
+        scale: of the products.
+        window: how many of the last keys a token sees; None for all.
+        soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`.
+        masked: the score of a masked key.
+        k_scale: what keys are multiplied by.
+        v_scale: what values are multiplied by.
+
+    Returns:
+        (tokens, heads, width); zero for tokens of no sequence.
+    """
     width = kv_pages.shape[-1]
     token = jnp.arange(q.shape[0])
 
