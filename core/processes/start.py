@@ -27,8 +27,10 @@ import jax
 from isoshard.core.errors import DistributedError
 from isoshard.core.frameworks import Framework, require
 
-from . import coordination, watch
+from . import coordination
 from .launchers import Launch, launch_from
+from .watch import Watch
+from .watch_connections import connect
 
 _BY_TORCH = ("torchrun", "torch.distributed")  # where torch's ranks meet before JAX's
 
@@ -123,7 +125,7 @@ def init_distributed(
         _started = Processes(0, 1, 0, None)
         return _started
     if launch.launcher != "jax.distributed":
-        _prepare(launch, local_devices, preemption)
+        _prepare(local_devices, preemption)
         if launch.launcher == "torchrun" and torch is not None:
             torch.start_processes(launch.rank, launch.size, timeout=timeout, device=_gpu(launch))
         _start_jax(launch, torch, timeout, heartbeat, patience, local_devices)
@@ -166,7 +168,7 @@ def _gpu(launch: Launch) -> int | None:
     return 0 if visible and "," not in visible else launch.local_rank
 
 
-def _prepare(launch: Launch, local_devices: int | None, preemption: bool) -> None:
+def _prepare(local_devices: int | None, preemption: bool) -> None:
     """What must be settled before JAX's devices start."""
     if coordination.backend_runs():
         raise DistributedError(
@@ -255,8 +257,8 @@ def _watch(
         if torch is not None:
             torch.end_processes()
 
-    post = _post("watch", timeout)
-    watch.start(launch.rank, launch.size, host, post, timeout, leave, patience)
+    found = connect(launch.rank, launch.size, host, _post("watch", timeout), timeout)
+    Watch(launch.rank, launch.size, found, leave, patience)
 
 
 def _check(launch: Launch, torch: Framework | None, local_devices: int | None) -> None:

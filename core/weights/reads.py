@@ -221,7 +221,7 @@ def reads_of(
         ]
         if not active:
             continue
-        if all(_is_run(start[1:], memory.shape[1:], inner) for start, memory in active):
+        if all(_is_run(memory.shape[1:], inner) for _, memory in active):
             for runs in _together(active, inner, dtype.itemsize):
                 yield from _rows(offset + low * row, row, high - low, dtype, runs, chunk)
         else:
@@ -230,7 +230,7 @@ def reads_of(
                 yield from reads_of(offset + (low + i) * row, inner, dtype, below, chunk)
 
 
-def _is_run(start: tuple[int, ...], sizes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+def _is_run(sizes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Whether a rectangle of a row is one run of its elements."""
     partial = [axis for axis in range(len(shape)) if sizes[axis] != shape[axis]]
     return not partial or all(size == 1 for size in sizes[: partial[-1]])

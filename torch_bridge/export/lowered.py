@@ -37,7 +37,7 @@ from isoshard.torch_bridge.engine.compiling.execution_plan import CompileRequest
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.values import layout_numbers
-from isoshard.torch_bridge.session.modes import is_set
+from isoshard.torch_bridge.session.modes import check_env_flag
 
 _SHORT = {"float": "f", "int": "s", "uint": "u", "complex": "c", "bfloat": "bf"}
 
@@ -74,7 +74,7 @@ def hlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
         lowered = _identity(tensors)
     else:
         return ""
-    if is_set("XLA_DUMP_POST_OPTIMIZATIONS"):
+    if check_env_flag("XLA_DUMP_POST_OPTIMIZATIONS"):
         return listed(lowered.compile().as_text() or "")
     return listed(lowered.as_text(dialect="hlo"))
 

@@ -38,12 +38,12 @@ def begin() -> None:
 
     def save(done: program.Program, plan: program.CompileRequest) -> None:
         with Path(f"{path}.{jax.process_index()}").open("a") as file:
-            file.write(_graph(done, plan) if form == "text" else _compiled(done))
+            file.write(_graph(plan) if form == "text" else _compiled(done))
 
     program.WATCHING.append(save)
 
 
-def _graph(done: program.Program, plan: program.CompileRequest) -> str:
+def _graph(plan: program.CompileRequest) -> str:
     """The recorded operations of a program."""
     names = [RECIPES[e[0]].name if isinstance(e[0], int) else "input" for e in plan.program]
     return _entry("\n".join(["IR {", *(f"  {name}" for name in names), "}"]))

@@ -19,6 +19,7 @@ from isoshard.torch_bridge.spmd import get_global_mesh
 from . import jax_kernels
 
 _FLASH = TorchFunction(jax_kernels.flash_attention, "flash_attention")
+_BY_NAME = ("ab", "partition_spec", "mesh")
 
 
 def flash_attention(
@@ -97,28 +98,6 @@ class FlashAttention:
     DEFAULT_BLOCK_SIZES: dict[str, int] = {}  # noqa: RUF012 (scripts replace it)
 
     @staticmethod
-    def apply(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        causal: bool = False,
-        q_segment_ids: torch.Tensor | None = None,
-        kv_segment_ids: torch.Tensor | None = None,
-        sm_scale: float = 1.0,
-        ab: torch.Tensor | None = None,
-        partition_spec: Any = None,
-        mesh: Any = None,
-    ) -> torch.Tensor:
-        """See `flash_attention`."""
-        return flash_attention(
-            q,
-            k,
-            v,
-            causal,
-            q_segment_ids,
-            kv_segment_ids,
-            sm_scale,
-            ab=ab,
-            partition_spec=partition_spec,
-            mesh=mesh,
-        )
+    def apply(*args: Any) -> torch.Tensor:
+        """See `flash_attention`; all arguments are given by position here."""
+        return flash_attention(*args[:7], **dict(zip(_BY_NAME, args[7:], strict=False)))

@@ -29,22 +29,7 @@ def flash_attention(
     scale: float,
     sharding: jax.sharding.Sharding | None,
 ) -> jax.Array:
-    """Attention of queries to the keys of their segment.
-
-    Args:
-        q: (.., heads, queries, width).
-        k: (.., heads, keys, width).
-        v: (.., heads, keys, width).
-        q_segments: (.., queries), integers; a query sees the keys with its number.
-        kv_segments: (.., keys).
-        bias: (.., heads, queries, keys), added to the products before they are scaled.
-        causal: query `i` sees keys `0..i`.
-        scale: of products and bias.
-        sharding: layout of queries, keys, values and result; None leaves it to XLA.
-
-    Returns:
-        (.., heads, queries, width).
-    """
+    """See `flash.flash_attention`; `bias` is its `ab`, and `sharding` the layout it asks for."""
     if sharding is not None:
         q, k, v = (constrain(x, sharding) for x in (q, k, v))
     mask = None
@@ -99,19 +84,7 @@ def paged_attention(
     *,
     soft_cap: float | None,
 ) -> jax.Array:
-    """Attention of one query per sequence to keys that lie in pages.
-
-    Args:
-        q: (batch, heads, width); scaled by the caller.
-        k_pages: (key heads, pages, page size, width).
-        v_pages: likewise.
-        lengths: (batch,), how many keys each sequence has.
-        page_indices: (batch, pages per sequence).
-        soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`.
-
-    Returns:
-        (batch, heads, width).
-    """
+    """See `paged.paged_attention`."""
     ones = jnp.ones_like(lengths)
     return multi_queries_paged_attention(
         q[:, None], k_pages, v_pages, lengths, page_indices, ones, soft_cap=soft_cap
@@ -128,21 +101,7 @@ def multi_queries_paged_attention(
     *,
     soft_cap: float | None,
 ) -> jax.Array:
-    """Attention of several queries per sequence to keys that lie in pages.
-
-    Args:
-        q: (batch, queries, heads, width); scaled by the caller. The first `effective_q_lens` of
-            them are the last positions of the sequence.
-        k_pages: (key heads, pages, page size, width).
-        v_pages: likewise.
-        lengths: (batch,), how many keys each sequence has.
-        page_indices: (batch, pages per sequence).
-        effective_q_lens: (batch,).
-        soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`.
-
-    Returns:
-        (batch, queries, heads, width).
-    """
+    """See `paged.multi_queries_paged_attention`."""
 
     def one(q: jax.Array, length: jax.Array, pages: jax.Array, queries: jax.Array) -> jax.Array:
         keys, values = (
@@ -245,19 +204,7 @@ def gmm(
     *,
     transpose_rhs: bool,
 ) -> jax.Array:
-    """Groups of rows, each times a matrix of its own.
-
-    Args:
-        lhs: (rows, k); the rows of group 0, then those of group 1, ..
-        rhs: (groups, k, n); (groups, n, k) if `transpose_rhs`.
-        group_sizes: (all groups,), how many rows each group has.
-        group_offset: the group of the first matrix, where there are fewer matrices than groups; the
-            rows of other groups become zero.
-        transpose_rhs: whether the matrices are turned.
-
-    Returns:
-        (rows, n), of the dtype of `lhs`.
-    """
+    """See `grouped_products.gmm`; the result has the dtype of `lhs`."""
     if transpose_rhs:
         rhs = rhs.swapaxes(1, 2)
     if group_offset is not None:
@@ -274,18 +221,7 @@ def tgmm(
     *,
     groups: int,
 ) -> jax.Array:
-    """For each group its columns of `lhs` times its rows of `rhs`: the gradient of `gmm`.
-
-    Args:
-        lhs: (k, rows).
-        rhs: (rows, n).
-        group_sizes: (all groups,), how many rows each group has.
-        group_offset: the first group of the result; 0 if None.
-        groups: how many groups the result has.
-
-    Returns:
-        (groups, k, n), of the dtype of `lhs`.
-    """
+    """See `grouped_products.tgmm`: the gradient of `gmm`, of the dtype of `lhs`."""
     zeros = jnp.zeros((group_sizes.shape[0], lhs.shape[0], rhs.shape[1]), lhs.dtype)
     _, back = jax.vjp(lambda one: jax.lax.ragged_dot(lhs.T, one, group_sizes), zeros)
     (every,) = back(rhs.astype(lhs.dtype))
@@ -296,17 +232,7 @@ def tgmm(
 def quantized_matmul(
     x: jax.Array, w: jax.Array, scale: jax.Array, *, quantize_activation: bool
 ) -> jax.Array:
-    """A product with a matrix of int8.
-
-    Args:
-        x: (rows, inputs).
-        w: (outputs, inputs), int8.
-        scale: (outputs,).
-        quantize_activation: round each row of `x` to int8 first, and multiply integers.
-
-    Returns:
-        (rows, outputs), of the dtype of `x`.
-    """
+    """See `grouped_products.quantized_matmul_int8`; the result has the dtype of `x`."""
     if not quantize_activation:
         return (jnp.matmul(x, w.T.astype(x.dtype)) * scale).astype(x.dtype)
     steps = jnp.max(jnp.abs(x), -1, keepdims=True) / 127

@@ -339,18 +339,6 @@ def native_dropout_backward(
 
 @lower("aten::rrelu_with_noise", random=True, writes=("noise",))
 @lower("aten::rrelu_with_noise_", random=True, writes=("self", "noise"))
-def rrelu_and_noise(
-    key: jax.Array,
-    x: jax.Array,
-    noise: jax.Array,
-    lower: float = 0.125,
-    upper: float = 1 / 3,
-    training: bool = False,
-) -> tuple[jax.Array, jax.Array]:
-    """As `rrelu_with_noise`, for the operator that writes the slopes to `noise`."""
-    return rrelu_with_noise(key, x, noise, lower, upper, training)
-
-
 @lower("aten::rrelu_with_noise_functional", random=True)
 def rrelu_with_noise(
     key: jax.Array,

@@ -25,19 +25,20 @@ def use_spmd(auto: bool | None = False) -> None:
 
 def is_spmd() -> bool:
     """Whether `use_spmd` was called, or `XLA_USE_SPMD` is set."""
-    return is_set("XLA_USE_SPMD")
+    return check_env_flag("XLA_USE_SPMD")
 
 
 def auto_spmd() -> bool:
     """Whether `use_spmd(auto=True)` was called, or `XLA_AUTO_SPMD` is set."""
-    return is_set("XLA_AUTO_SPMD")
+    return check_env_flag("XLA_AUTO_SPMD")
 
 
-def is_set(name: str) -> bool:
+def check_env_flag(name: str, default: str = "") -> bool:
     """Whether an environment variable is `true` or a number above 0.
 
     Args:
         name: of the variable.
+        default: what it is if it is not set.
     """
-    flag = os.environ.get(name, "")
+    flag = os.environ.get(name, default)
     return flag == "true" or (flag.isdigit() and int(flag) > 0)

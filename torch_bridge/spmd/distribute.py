@@ -163,8 +163,8 @@ def xla_distribute_module(
         >>> xs.xla_distribute_module(model, xs.get_1d_mesh("x"), split)[0].weight.partition_spec
         P('x',)
     """
-    for what, function in (("input_fn", input_fn), ("output_fn", output_fn)):
-        _check_arguments(what, function)
+    before = input_fn and with_module("input_fn", input_fn)
+    after = output_fn and with_module("output_fn", output_fn)
     if partition_fn is auto_policy:
         if naming.is_torch_xla():
             modes.use_spmd(auto=True)  # as torch_xla's policy does
@@ -175,35 +175,35 @@ def xla_distribute_module(
     elif partition_fn is not None:
         for name, child in module.named_modules():
             partition_fn(name, child, device_mesh)
-    if input_fn is not None:
-        call = _with_module(input_fn)
-        module.register_forward_pre_hook(lambda mod, inputs: call(mod, inputs, device_mesh))
-    if output_fn is not None:
-        answer = _with_module(output_fn)
-        module.register_forward_hook(lambda mod, inputs, outputs: answer(mod, outputs, device_mesh))
+    if before is not None:
+        module.register_forward_pre_hook(lambda mod, inputs: before(mod, inputs, device_mesh))
+    if after is not None:
+        module.register_forward_hook(lambda mod, inputs, outputs: after(mod, outputs, device_mesh))
     return module
 
 
-def _check_arguments(what: str, function: Callable[..., Any] | None) -> None:
-    if function is None:
-        return
+def with_module(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of (module, values, device_mesh); one of two arguments is given the last two.
+
+    Args:
+        what: the argument it is, for messages.
+        function: called where a module is.
+
+    Raises:
+        ValueError: it takes another number of arguments.
+    """
     count = len(inspect.signature(function).parameters)
     if count not in (2, 3):
         raise ValueError(
             f"{what} is called with (module, values, device_mesh), and this one takes {count} "
             "arguments"
         )
-    if count == 2:
-        warnings.warn(
-            f"{what} with two arguments (values, device_mesh) is deprecated; take "
-            "(module, values, device_mesh)",
-            FutureWarning,
-            stacklevel=3,
-        )
-
-
-def _with_module(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with three arguments."""
-    if len(inspect.signature(function).parameters) == 3:
+    if count == 3:
         return function
+    warnings.warn(
+        f"{what} with two arguments (values, device_mesh) is deprecated; take "
+        "(module, values, device_mesh)",
+        FutureWarning,
+        stacklevel=3,
+    )
     return lambda mod, values, mesh: function(values, mesh)

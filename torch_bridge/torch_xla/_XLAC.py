@@ -1,6 +1,7 @@
 """The functions of torch_xla's C extension that scripts and tests call.
 
-There is no extension here: this module has the few names that are in use, in Python.
+There is no extension here: this module has the few names that are in use, in Python. Most are
+functions of other modules, whose arguments are given by position, as an extension's are.
 """
 
 from __future__ import annotations
@@ -31,20 +32,33 @@ from .core import xla_model as _xla_model
 from .debug import metrics as _metrics
 from .torch_xla import real_devices as _real_devices
 
-
-def _get_xla_sharding_spec(tensor: torch.Tensor) -> str:
-    """The layout of a tensor as an OpSharding string; empty if it has none."""
-    return sharding_strings.buffers_spec_of(tensor)
+_get_xla_sharding_spec = sharding_strings.buffers_spec_of
+_get_xla_sharding_type = sharding_strings.buffers_type_of
+_xla_clear_sharding = marking.clear_sharding
+_global_tensor_from_cpu_shards = from_shards.tensor_from_shards
+_spmd_full_to_shard_shape = shard_shapes.full_to_shard_shape
+_spmd_shard_to_full_shape = shard_shapes.shard_to_full_shape
+_get_xla_tensor_debug_info = described.debug_info
+_get_graph_hash = described.graph_hash
+_xla_get_tensor_id = _address_of
+_get_xla_tensors_text = lowered.tape_text
+_get_xla_tensors_hlo = lowered.hlo
+_xla_get_devices = hardware.get_xla_supported_devices
+_xla_real_devices = _real_devices
+_xla_get_all_runtime_devices = hardware.chip_names
+_xla_wait_device_ops = _xla_model.wait_device_ops
+_xla_counter_names = _metrics.counter_names
+_xla_counter_value = _metrics.counter_value
+_xla_metrics_report = _metrics.metrics_report
+_xla_get_auto_sharding = modes.auto_spmd
+_activate_preemption_sync_manager = _preemption.activate
+_deactivate_preemption_sync_manager = _preemption.deactivate
+_sync_point_reached = _preemption.sync_point_reached
 
 
 def _get_xla_sharding_specs(tensors: Sequence[torch.Tensor]) -> list[str]:
     """The layout of each tensor."""
     return [sharding_strings.buffers_spec_of(tensor) for tensor in tensors]
-
-
-def _get_xla_sharding_type(tensor: torch.Tensor) -> int | None:
-    """How a tensor is divided, as a number of `ShardingType`; None if it has no layout."""
-    return sharding_strings.buffers_type_of(tensor)
 
 
 def _get_xla_sharding_types(tensors: Sequence[torch.Tensor]) -> list[int | None]:
@@ -62,45 +76,6 @@ def _xla_annotate_custom_sharding(tensor: torch.Tensor, sharding: OpSharding) ->
     """Lay a tensor out from here on, whatever mark it has."""
     mesh, spec = from_shards.mesh_and_spec(sharding, tensor.dim())
     marking.annotate_custom_sharding(tensor, mesh, spec)
-
-
-def _xla_clear_sharding(tensor: torch.Tensor) -> None:
-    """Forget a tensor's mark."""
-    marking.clear_sharding(tensor)
-
-
-def _global_tensor_from_cpu_shards(
-    shards: Sequence[torch.Tensor], sharding: OpSharding, global_shape: Any = None
-) -> torch.Tensor:
-    """The tensor that pieces, one for each device of this process, make."""
-    return from_shards.tensor_from_shards(shards, sharding, global_shape)
-
-
-def _spmd_full_to_shard_shape(tensor: torch.Tensor) -> torch.Tensor:
-    """What each device holds of a marked tensor, as a manual one."""
-    return shard_shapes.full_to_shard_shape(tensor)
-
-
-def _spmd_shard_to_full_shape(
-    tensor: torch.Tensor, sharding: OpSharding, shape: Sequence[int], dtype: torch.dtype
-) -> torch.Tensor:
-    """The whole that the pieces of a manual tensor make."""
-    return shard_shapes.shard_to_full_shape(tensor, sharding, shape, dtype)
-
-
-def _get_xla_tensor_debug_info(tensor: torch.Tensor) -> str:
-    """What is behind a tensor: recorded operations, or buffers and their layout."""
-    return described.debug_info(tensor)
-
-
-def _get_graph_hash(tensors: Sequence[torch.Tensor]) -> bytes:
-    """A number of the program that would compute tensors."""
-    return described.graph_hash(tensors)
-
-
-def _xla_get_tensor_id(tensor: Any) -> int:
-    """A number of a tensor's memory."""
-    return _address_of(tensor)
 
 
 def _get_xla_tensor_dimension_size(tensor: torch.Tensor, dim: int) -> torch.Tensor:
@@ -127,16 +102,6 @@ def _xla_user_computation(
     return list(found) if isinstance(found, tuple) else [found]
 
 
-def _get_xla_tensors_text(tensors: Sequence[torch.Tensor]) -> str:
-    """The recorded operations that tensors depend on."""
-    return lowered.tape_text(tensors)
-
-
-def _get_xla_tensors_hlo(tensors: Sequence[torch.Tensor]) -> str:
-    """The HLO that would compute tensors, before any optimisation."""
-    return lowered.hlo(tensors)
-
-
 def _get_stablehlo(
     tensors: Sequence[torch.Tensor],
     device: str,
@@ -157,21 +122,6 @@ def _xla_set_default_device(device: str) -> str:
     return _xla_get_default_device()
 
 
-def _xla_get_devices() -> list[str]:
-    """The logical devices: a list of one."""
-    return hardware.get_xla_supported_devices()
-
-
-def _xla_real_devices() -> list[str]:
-    """The chips of this process."""
-    return _real_devices()
-
-
-def _xla_get_all_runtime_devices() -> list[str]:
-    """The chips of the job."""
-    return hardware.chip_names()
-
-
 def _xla_sync_multi(
     tensors: Sequence[torch.Tensor],
     devices: Sequence[str] = (),
@@ -189,11 +139,6 @@ def _xla_step_marker(
     runtime.sync(wait=wait)
 
 
-def _xla_wait_device_ops(devices: Sequence[str] = ()) -> None:
-    """Wait until the devices have finished."""
-    _xla_model.wait_device_ops()
-
-
 def _xla_get_rng_seed(device: str = "") -> int:
     """Where the random numbers stand."""
     return _xla_model.get_rng_state()
@@ -202,26 +147,6 @@ def _xla_get_rng_seed(device: str = "") -> int:
 def _xla_set_rng_seed(seed: int, device: str = "") -> None:
     """Seed the random numbers."""
     _xla_model.set_rng_state(seed)
-
-
-def _xla_counter_names() -> list[str]:
-    """The names of the counters that are not zero."""
-    return _metrics.counter_names()
-
-
-def _xla_counter_value(name: str) -> int | None:
-    """A counter, or None."""
-    return _metrics.counter_value(name)
-
-
-def _xla_metrics_report() -> str:
-    """Every metric and counter, as text."""
-    return _metrics.metrics_report()
-
-
-def _xla_get_auto_sharding() -> bool:
-    """Whether `use_spmd(auto=True)` was called."""
-    return modes.auto_spmd()
 
 
 def _xla_num_runtime_devices() -> int:
@@ -246,21 +171,6 @@ def _ensure_xla_coordinator_initialized(
             f"process {global_rank} is one of {world_size}, and JAX knows of "
             f"{_jax.process_count()}; call isoshard.init_distributed() before any tensor is made"
         )
-
-
-def _activate_preemption_sync_manager() -> None:
-    """Watch for SIGTERM."""
-    _preemption.activate()
-
-
-def _deactivate_preemption_sync_manager() -> None:
-    """Watch no longer."""
-    _preemption.deactivate()
-
-
-def _sync_point_reached(step: int) -> bool:
-    """Whether SIGTERM arrived."""
-    return _preemption.sync_point_reached(step)
 
 
 def _xla_set_enable_alias_with_buffer_donor_config(should_alias: bool) -> None:

@@ -23,6 +23,8 @@ from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.engine.compiling import program
 from isoshard.torch_bridge.session import hardware
 from isoshard.torch_bridge.session.modes import auto_spmd, is_spmd, use_spmd
+from isoshard.torch_bridge.session.one_replica import get_local_ordinal as local_ordinal
+from isoshard.torch_bridge.session.one_replica import get_ordinal as global_ordinal
 
 __all__ = [
     "addressable_device_count",
@@ -103,34 +105,12 @@ def local_process_count() -> int:
     return int(os.environ.get("PJRT_LOCAL_PROCESS_COUNT", "1"))
 
 
-def global_device_count() -> int:
-    """How many logical devices there are: 1."""
-    return 1
-
-
 def world_size() -> int:
-    """How many replicas there are: 1."""
+    """How many replicas there are, and logical devices, of the job, a machine or a process: 1."""
     return 1
 
 
-def local_device_count() -> int:
-    """How many logical devices this machine has: 1."""
-    return 1
-
-
-def addressable_device_count() -> int:
-    """How many logical devices this process has: 1."""
-    return 1
-
-
-def global_ordinal() -> int:
-    """The number of this replica: 0."""
-    return 0
-
-
-def local_ordinal() -> int:
-    """The number of this replica on this machine: 0."""
-    return 0
+global_device_count = local_device_count = addressable_device_count = world_size
 
 
 def process_index() -> int:

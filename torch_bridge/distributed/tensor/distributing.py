@@ -12,8 +12,6 @@
 
 from __future__ import annotations
 
-import inspect
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +22,7 @@ from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import same_layout
 from isoshard.torch_bridge.distributed.device_mesh import device_mesh_of
 from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.spmd.distribute import with_module
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
@@ -154,8 +153,8 @@ def distribute_module(
             f"this {type(module).__name__} was distributed before, and distribute_module is called "
             "once on a module; lay single parameters out again with parameter.redistribute(..)"
         )
-    before = input_fn and _with_module("input_fn", input_fn)
-    after = output_fn and _with_module("output_fn", output_fn)
+    before = input_fn and with_module("input_fn", input_fn)
+    after = output_fn and with_module("output_fn", output_fn)
     given = device_mesh_of(None) if device_mesh is None else device_mesh
     mesh = device_mesh_of(given)
     new: dict[torch.Tensor, torch.Tensor] = {}  # a tensor that two modules share stays one
@@ -188,22 +187,3 @@ def _replicate(module: torch.nn.Module, mesh: Any, new: dict[torch.Tensor, torch
 
 def _is_laid_out(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, XLAShardedTensor) and marks.marked(tensor) is not None
-
-
-def _with_module(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with three arguments."""
-    count = len(inspect.signature(function).parameters)
-    if count not in (2, 3):
-        raise ValueError(
-            f"{what} is called with (module, values, device_mesh), and this one takes {count} "
-            "arguments"
-        )
-    if count == 3:
-        return function
-    warnings.warn(
-        f"{what} with two arguments (values, device_mesh) is deprecated; take "
-        "(module, values, device_mesh)",
-        FutureWarning,
-        stacklevel=3,
-    )
-    return lambda mod, values, mesh: function(values, mesh)

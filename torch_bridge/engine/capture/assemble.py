@@ -154,7 +154,7 @@ class Assembly:
             value.array if id(value) in constants else source
             for value, source in zip(inputs, sources, strict=True)
         ]
-        found = program.program_of(plan, padded(arrays), tape.scalars)
+        found = program.program_of(plan, padded(arrays))
         checks = _checks(tape)
         touched = set(recording.log.storages)
         cleared = {

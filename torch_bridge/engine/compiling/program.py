@@ -178,7 +178,7 @@ def _computed(tape: Tape, only: Value | None) -> bool:
     plan.placed = tuple(one.layout for one in inputs)
     recorder().check_process()
     try:
-        program = program_of(plan, arrays, tape.scalars)
+        program = program_of(plan, arrays)
         with Uninterrupted():  # from here on, donated inputs are gone
             results = run(program, plan, arrays, tape.scalars, tape.words)
             _hand_out(tape, plan, results, program)
@@ -213,9 +213,7 @@ def _fails(part: CompileRequest, arrays: Sequence[jax.Array], tape: Tape) -> boo
     return False
 
 
-def program_of(
-    plan: CompileRequest, arrays: Sequence[jax.Array], scalars: Sequence[Any]
-) -> Program:
+def program_of(plan: CompileRequest, arrays: Sequence[jax.Array]) -> Program:
     """Find the program of a plan, compiling it the first time.
 
     A plan that another one differs from in nothing but entries of no use has its program.

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 
@@ -60,12 +61,7 @@ def num_tpu_workers() -> int:
 def process_bounds_size() -> int | None:
     """How many processes `TPU_PROCESS_BOUNDS` names; None if it is not set."""
     bounds = os.environ.get("TPU_PROCESS_BOUNDS")
-    if not bounds:
-        return None
-    size = 1
-    for extent in bounds.split(","):
-        size *= int(extent)
-    return size
+    return math.prod(map(int, bounds.split(","))) if bounds else None
 
 
 def task_id() -> int | None:

@@ -19,9 +19,10 @@ import torch
 from isoshard.torch_bridge import naming, runtime
 from isoshard.torch_bridge.engine.operators import reading
 from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
-from isoshard.torch_bridge.export import lowered
+from isoshard.torch_bridge.export.lowered import bytecode as get_stablehlo_bytecode
+from isoshard.torch_bridge.export.lowered import stablehlo as get_stablehlo
 from isoshard.torch_bridge.kernels.xla_operators import XLA_LIB
-from isoshard.torch_bridge.session import hardware, host_transfer
+from isoshard.torch_bridge.session import hardware
 from isoshard.torch_bridge.session.buckets import (
     CoalescingBuckets,
     all_gather_bucketized,
@@ -46,6 +47,7 @@ from isoshard.torch_bridge.session.collectives import (
     send,
 )
 from isoshard.torch_bridge.session.hardware import get_xla_supported_devices, xla_device
+from isoshard.torch_bridge.session.host_transfer import send as send_cpu_data_to_device
 from isoshard.torch_bridge.session.memory import MemoryInfo, get_memory_info
 from isoshard.torch_bridge.session.nested_search import ToXlaTensorArena, for_each_instance
 from isoshard.torch_bridge.session.one_replica import (
@@ -199,20 +201,6 @@ def unlazy(tensors: Sequence[torch.Tensor]) -> None:
             reading.array_of(tensor).block_until_ready()
 
 
-def send_cpu_data_to_device(datas: Any, device: Device, input_sharding: Any = None) -> Any:
-    """The same structure with its CPU tensors on the device.
-
-    Args:
-        datas: any nesting. For a tensor the result is a list with one, as in torch_xla.
-        device: the logical device.
-        input_sharding: a `ShardingSpec` that marks each tensor whose rank it fits, or None.
-
-    Raises:
-        RuntimeError: `device` is another one, or a minibatch cannot be divided.
-    """
-    return host_transfer.send(datas, device, input_sharding)
-
-
 def set_rng_state(seed: int, device: Device | None = None) -> None:
     """Seed the random numbers of the device, or go back to where `get_rng_state` was called.
 
@@ -255,27 +243,6 @@ def fork_rng(device: Device | None = None, enabled: bool = True) -> Iterator[Non
         yield
     finally:
         set_rng_state(state, device)
-
-
-def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
-    """The StableHLO text of what would be executed. Nothing is.
-
-    Args:
-        tensors: its results; None or empty for everything that is recorded and still alive.
-
-    Returns:
-        The text; empty if the tensors have their values already.
-    """
-    return lowered.stablehlo(tensors)
-
-
-def get_stablehlo_bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:
-    """The same as a portable StableHLO artifact.
-
-    Args:
-        tensors: see `get_stablehlo`.
-    """
-    return lowered.bytecode(tensors)
 
 
 def check_view_sharing(obj: Any) -> None:

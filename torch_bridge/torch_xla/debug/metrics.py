@@ -28,6 +28,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from isoshard.core.runtime import metrics, samples
+from isoshard.core.runtime.metrics import reset as clear_all  # noqa: F401
+from isoshard.core.runtime.metrics import reset_counters as clear_counters  # noqa: F401
+from isoshard.core.runtime.samples import clear as clear_metrics  # noqa: F401
 from isoshard.torch_bridge.session.modes import auto_spmd, is_spmd
 
 _TIMES = {
@@ -131,21 +134,6 @@ def metric_data(name: str) -> tuple[int, float, tuple[tuple[float, float], ...]]
     execute = "ExecuteReplicatedTime" if is_spmd() else "ExecuteTime"
     found = _metrics().get(execute if name.startswith("Execute") else name)
     return None if found is None else (found.count, found.total, found.latest)
-
-
-def clear_counters() -> None:
-    """Set every counter to zero."""
-    metrics.reset_counters()
-
-
-def clear_metrics() -> None:
-    """Forget the samples of every metric."""
-    samples.clear()
-
-
-def clear_all() -> None:
-    """Forget all that was counted; `isoshard.metrics` begins anew as well."""
-    metrics.reset()
 
 
 def metrics_report() -> str:

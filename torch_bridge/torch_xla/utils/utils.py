@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import copy
 import functools
 import os
 import shutil
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from isoshard.torch_bridge.session.modes import check_env_flag
 from isoshard.torch_bridge.session.nested_search import (
     DataWrapper,
     for_each_instance,
@@ -95,8 +97,38 @@ class TmpFolder:
         self.cleaner = Cleaner(functools.partial(shutil.rmtree, self.name))
 
 
-class SampleGenerator:
-    """Gives the same data a number of times: in the place of a `DataLoader`.
+class _Generator:
+    """Gives what a function makes a number of times: in the place of a `DataLoader`."""
+
+    def __init__(self, make: Callable[[], Any], count: int):
+        self._make = make
+        self._count = count
+        self._given = 0
+
+    def __iter__(self) -> _Generator:
+        """From the beginning."""
+        again = copy.copy(self)
+        again._given = 0
+        return again
+
+    def __len__(self) -> int:
+        """How many steps there are."""
+        return self._count
+
+    def __next__(self) -> Any:
+        """What the next step gives, until there were enough."""
+        if self._given >= self._count:
+            raise StopIteration
+        self._given += 1
+        return self._make()
+
+    def next(self) -> Any:
+        """The same as `next(generator)`."""
+        return next(self)
+
+
+class SampleGenerator(_Generator):
+    """Gives the same data a number of times.
 
     Args:
         data: what each step gives.
@@ -108,31 +140,10 @@ class SampleGenerator:
 
     def __init__(self, data: Any, sample_count: int):
         """See the class."""
-        self._data = data
-        self._sample_count = sample_count
-        self._given = 0
-
-    def __iter__(self) -> SampleGenerator:
-        """From the beginning."""
-        return SampleGenerator(self._data, self._sample_count)
-
-    def __len__(self) -> int:
-        """How many steps there are."""
-        return self._sample_count
-
-    def __next__(self) -> Any:
-        """The data, until it was given often enough."""
-        if self._given >= self._sample_count:
-            raise StopIteration
-        self._given += 1
-        return self._data
-
-    def next(self) -> Any:
-        """The same as `next(generator)`."""
-        return next(self)
+        super().__init__(lambda: data, sample_count)
 
 
-class FnDataGenerator:
+class FnDataGenerator(_Generator):
     """Gives fresh data, and what a function makes of it.
 
     Args:
@@ -152,29 +163,12 @@ class FnDataGenerator:
         count: int = 1,
     ):
         """See the class."""
-        self._arguments = (func, batch_size, gen_tensor, list(dims or [1]), count)
-        self._given = 0
 
-    def __len__(self) -> int:
-        """How many pairs there are."""
-        return self._arguments[-1]
+        def make() -> tuple[Any, Any]:
+            data = gen_tensor(batch_size, *(dims or [1]))
+            return data, func(data)
 
-    def __iter__(self) -> FnDataGenerator:
-        """From the beginning."""
-        return FnDataGenerator(*self._arguments)
-
-    def __next__(self) -> tuple[Any, Any]:
-        """The next data and target."""
-        func, batch_size, gen_tensor, dims, count = self._arguments
-        if self._given >= count:
-            raise StopIteration
-        self._given += 1
-        data = gen_tensor(batch_size, *dims)
-        return data, func(data)
-
-    def next(self) -> tuple[Any, Any]:
-        """The same as `next(generator)`."""
-        return next(self)
+        super().__init__(make, count)
 
 
 def as_list(t: Any) -> Any:
@@ -201,17 +195,6 @@ def getenv_as(name: str, type: Callable[[str], Any], defval: Any = None) -> Any:
     if text is None:
         return defval
     return bool(int(text)) if type is bool else type(text)
-
-
-def check_env_flag(name: str, default: str = "") -> bool:
-    """Whether an environment variable is `true` or a number above 0.
-
-    Args:
-        name: the variable.
-        default: what it is if it is not set.
-    """
-    flag = os.environ.get(name, default)
-    return flag == "true" or (flag.isdigit() and int(flag) > 0)
 
 
 def shape(inputs: Any) -> list[int]:
