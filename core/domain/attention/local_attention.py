@@ -104,7 +104,7 @@ class LocalAttention:
         given, places = (q, k, v), self.places
         if self._whole:
             options = (delta, self.wants_mask, words, self._numbers(words, q))
-            found = [*self.static.whole_gradients(dout, *given, mask, *options)]
+            found: list[Any] = [*self.static.whole_gradients(dout, *given, mask, *options)]
         else:
             found = self._tiled_backward(dout, q, k, v, mask, log, delta, words)
             if not places.around:
