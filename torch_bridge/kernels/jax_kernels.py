@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from isoshard.core.layout.axis_types import constrain
+from isoshard.core.nn.dot_product_attention import masked, scores, visible, weighted, wide
 
 MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
 """The score of a key that is masked."""
@@ -42,7 +43,9 @@ def flash_attention(
         q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None, mask: jax.Array | None
     ) -> jax.Array:
         if q.dtype == jnp.float64:  # whose softmax JAX's attention takes in float32
-            return _in_full(q, k, v, bias, mask, causal=causal, scale=scale)
+            rows = jnp.arange(q.shape[-2])[:, None]
+            order = visible(rows, k.shape[-2], after=0 if causal else None)
+            return _attend(q, k, v, scale, None, (bias, 0.0), (mask, MASKED), (order, MASKED))
         q, k, v = (jnp.swapaxes(x, -3, -2) for x in (q, k, v))
         out = jax.nn.dot_product_attention(q, k, v, bias, mask, scale=scale, is_causal=causal)
         return jnp.swapaxes(out, -3, -2)
@@ -52,27 +55,6 @@ def flash_attention(
         one = jax.vmap(one, axes)
     out = one(q, k, v, bias, mask)
     return out if sharding is None else constrain(out, sharding)
-
-
-def _in_full(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    bias: jax.Array | None,
-    mask: jax.Array | None,
-    *,
-    causal: bool,
-    scale: float,
-) -> jax.Array:
-    scores = jnp.einsum("...qd,...kd->...qk", q, k) * scale
-    if bias is not None:
-        scores += bias
-    if causal:
-        lower = jnp.tril(jnp.ones(scores.shape[-2:], bool))
-        mask = lower if mask is None else mask & lower
-    if mask is not None:
-        scores = jnp.where(mask, scores, MASKED)
-    return jax.nn.softmax(scores, -1) @ v
 
 
 def paged_attention(
@@ -108,9 +90,9 @@ def multi_queries_paged_attention(
             x[:, pages].reshape(x.shape[0], -1, x.shape[-1]) for x in (k_pages, v_pages)
         )
         last = length - queries + jnp.arange(q.shape[0])
-        position = jnp.arange(keys.shape[1])
-        seen = (position <= last[:, None]) & (position < length)
-        return _attend(q, keys.swapaxes(0, 1), values.swapaxes(0, 1), seen, 1.0, soft_cap)
+        seen = visible(last[:, None], keys.shape[1], after=0, count=length)
+        out = _attend(q.swapaxes(0, 1), keys, values, 1.0, soft_cap, (seen, -jnp.inf))
+        return out.swapaxes(0, 1)
 
     return jax.vmap(one)(q, lengths, page_indices, effective_q_lens)
 
@@ -126,7 +108,7 @@ def ragged_paged_attention(
     scale: float,
     window: int | None,
     soft_cap: float | None,
-    masked: float,
+    mask_value: float,
     k_scale: float | None,
     v_scale: float | None,
 ) -> jax.Array:
@@ -142,7 +124,7 @@ def ragged_paged_attention(
         scale: of the products.
         window: how many of the last keys a token sees; None for all.
         soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`.
-        masked: the score of a masked key.
+        mask_value: the score of a masked key.
         k_scale: what keys are multiplied by.
         v_scale: what values are multiplied by.
 
@@ -150,50 +132,47 @@ def ragged_paged_attention(
         (tokens, heads, width); zero for tokens of no sequence.
     """
     width = kv_pages.shape[-1]
-    token = jnp.arange(q.shape[0])
+    token, rows = jnp.arange(q.shape[0]), q.swapaxes(0, 1)
 
     def one(number: jax.Array, out: jax.Array) -> jax.Array:
-        both = kv_pages[page_indices[number]].reshape(-1, kv_pages.shape[2], width)
-        keys, values = both[:, 0::2], both[:, 1::2]
+        both = kv_pages[page_indices[number]].reshape(-1, kv_pages.shape[2], width).swapaxes(0, 1)
+        keys, values = both[0::2], both[1::2]
         if k_scale is not None:
             keys = (keys.astype(jnp.float32) * k_scale).astype(q.dtype)
         if v_scale is not None:
             values = (values.astype(jnp.float32) * v_scale).astype(q.dtype)
         begin, end, length = cu_q_lens[number], cu_q_lens[number + 1], kv_lens[number]
         last = (length - (end - begin) + token - begin)[:, None]
-        position = jnp.arange(keys.shape[0])
-        seen = (position <= last) & (position < length)
-        if window is not None:
-            seen &= position > last - window
-        found = _attend(q, keys, values, seen, scale, soft_cap, masked, position < length)
+        before = None if window is None else window - 1
+        seen = visible(last, keys.shape[1], before=before, after=0, count=length)
+        exists = jnp.arange(keys.shape[1]) < length
+        masks = (seen, mask_value), (exists, -jnp.inf)
+        found = _attend(rows, keys, values, scale, soft_cap, *masks)
         mine = (token >= begin) & (token < end) & (number < num_seqs[0])
-        return jnp.where(mine[:, None, None], found, out)
+        return jnp.where(mine[:, None], found, out)
 
-    return jax.lax.fori_loop(0, kv_lens.shape[0], one, jnp.zeros_like(q))
+    return jax.lax.fori_loop(0, kv_lens.shape[0], one, jnp.zeros_like(rows)).swapaxes(0, 1)
 
 
 def _attend(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    seen: jax.Array,
     scale: float,
     soft_cap: float | None,
-    masked: float | None = None,
-    exists: jax.Array | None = None,
+    *masks: tuple[jax.Array | None, float],
 ) -> jax.Array:
-    """Attention of (queries, heads, width) to (keys, fewer heads, width)."""
-    groups = q.shape[1] // k.shape[1]
-    k, v = jnp.repeat(k, groups, 1), jnp.repeat(v, groups, 1)
-    scores = jnp.einsum("qhd,khd->hqk", q, k) * scale
+    """Attention of (.., heads, queries, width) to (.., fewer heads, keys, width).
+
+    Each mask comes with the score of what it hides.
+    """
+    found = scores(q, k).astype(q.dtype) * scale
     if soft_cap is not None:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
-    scores = scores.astype(jnp.promote_types(q.dtype, jnp.float32))
-    scores = jnp.where(seen, scores, -jnp.inf if masked is None else masked)
-    if exists is not None:
-        scores = jnp.where(exists, scores, -jnp.inf)
-    weights = jax.nn.softmax(scores, -1).astype(v.dtype)
-    return jnp.einsum("hqk,khd->qhd", weights, v)
+        found = soft_cap * jnp.tanh(found / soft_cap)
+    found = found.astype(wide(q.dtype))
+    for mask, low in masks:
+        found = masked(found, mask, low)
+    return weighted(jax.nn.softmax(found, -1).astype(v.dtype), v).astype(v.dtype)
 
 
 def gmm(

@@ -137,7 +137,7 @@ def ragged_paged_attention(
         scale=float(sm_scale),
         window=sliding_window,
         soft_cap=soft_cap,
-        masked=jax_kernels.MASKED if mask_value is None else mask_value,
+        mask_value=jax_kernels.MASKED if mask_value is None else mask_value,
         k_scale=k_scale,
         v_scale=v_scale,
     )

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from isoshard.core.nn.dot_product_attention import softmax
+
 from .argument_forms import at_least_1d, wide
 from .numerics import widely
 from .registry import lower
@@ -52,10 +54,7 @@ def _log_softmax_as(x: jax.Array, dim: int, dtype: np.dtype | None = None) -> ja
 @lower("aten::_safe_softmax")
 def _safe_softmax(x: jax.Array, dim: int, dtype: np.dtype | None = None) -> jax.Array:
     wider = at_least_1d(wide(x if dtype is None else x.astype(dtype)))
-    top = jnp.max(wider, axis=dim, keepdims=True, initial=-jnp.inf)
-    weights = jnp.exp(wider - jnp.where(top == -jnp.inf, 0, top))
-    total = jnp.sum(weights, axis=dim, keepdims=True)
-    return (weights / jnp.where(total == 0, 1, total)).reshape(x.shape)
+    return softmax(wider, dim)[0].reshape(x.shape)
 
 
 @lower("aten::_softmax_backward_data")

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from isoshard.core.nn.dot_product_attention import masked
+
 from .argument_forms import wide
 from .matmul import linear
 from .norm import _layer_norm
@@ -31,20 +33,13 @@ def _widened(mask: jax.Array, mask_type: int | None, ndim: int) -> jax.Array:
     return mask[None, None] if mask_type == _SQUARE else mask
 
 
-def _softmax(x: jax.Array, mask: jax.Array, dim: int) -> jax.Array:
-    """Zeros where masked, also in a row where everything is."""
-    top = jnp.max(x, axis=dim, keepdims=True, initial=-jnp.inf, where=~mask)
-    weights = jnp.where(mask, 0, jnp.exp(x - top))
-    return weights / jnp.sum(weights, axis=dim, keepdims=True)
-
-
 @lower("aten::_masked_softmax", meta=lambda x, *_, **__: torch.empty_like(x))
 def _masked_softmax(
     x: jax.Array, mask: jax.Array, dim: int | None = None, mask_type: int | None = None
 ) -> jax.Array:
     """Softmax over what the mask leaves (True leaves out)."""
     mask = jnp.broadcast_to(_widened(mask, mask_type, x.ndim), x.shape)
-    return _softmax(wide(x), mask, -1 if dim is None else dim)
+    return jax.nn.softmax(masked(wide(x), ~mask), -1 if dim is None else dim)
 
 
 @lower("aten::_masked_softmax_backward", meta=lambda grad, *_, **__: torch.empty_like(grad))
@@ -117,12 +112,8 @@ def _attention(
         for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
     )
     scores = wide(q / math.sqrt(q.shape[-1]) @ jnp.swapaxes(k, -1, -2))
-    if mask is None:
-        shares = jax.nn.softmax(scores, axis=-1)
-    else:
-        mask = jnp.broadcast_to(_widened(mask, mask_type, 4), scores.shape)
-        shares = _softmax(scores, mask, -1)
-    shares = shares.astype(v.dtype)
+    kept = None if mask is None else ~_widened(mask, mask_type, 4)
+    shares = jax.nn.softmax(masked(scores, kept), axis=-1).astype(v.dtype)
     mixed = jnp.swapaxes(shares @ v, 1, 2).reshape(*query.shape[:2], embed_dim)
     out = linear(mixed, proj_weight, proj_bias)
     if not need_weights:

@@ -19,7 +19,7 @@ from isoshard.core.layout.spec import axis_names, named_sharding, normalize_spec
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.uneven import UnevenArray, padded_of
 
-from .setup import Axes, Extras, Setup
+from .setup import Axes, Extras, Setup, count
 
 AxisLike = str | Sequence[str]
 """One mesh axis, or several, outermost first."""
@@ -137,11 +137,6 @@ def axes_of(axes: AxisLike | None, mesh: Mesh, name: str) -> Axes:
     entry = tuple(axes) if isinstance(axes, list | tuple) else axes
     (entry,) = (*entries_of(normalize_spec((entry,), mesh, 1, name=name)), None)[:1]
     return axis_names(entry)
-
-
-def count(mesh: Mesh, axes: Axes) -> int:
-    """The number of shards that mesh axes make."""
-    return math.prod(mesh.shape[name] for name in axes)
 
 
 def divided(given: Given, shards: int, what: str) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -4,8 +4,6 @@ Operands are (.., heads, length, width), as torch has them; with two axes there 
 sequence axis may be split anyhow, evenly or not. Widths are whole on every device. Heads and the
 axes before them are split where that gives equal shards.
 
->>> import jax
->>> import jax.numpy as jnp
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> mesh = make_mesh((2, 4), ("x", "y"))
 >>> def like(*shape, spec):
@@ -24,13 +22,15 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.spec import axis_names
 from isoshard.core.layout.spec_entries import entries_of
 
-from .setup import Axes
+from .setup import Axes, count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,14 +111,32 @@ def place(mesh: Mesh, queries: Sequence[Any], keys: Sequence[Any]) -> Places:
     lead = []
     for axis in range(rank - 3):
         names = first((*queries, *keys), axis)
-        lead.append(names if q.shape[axis] % size(mesh, names) == 0 else ())
+        lead.append(names if q.shape[axis] % count(mesh, names) == 0 else ())
         used.update(lead[-1])
     return Places(tuple(lead), heads, key_heads, rows, columns)
 
 
-def size(mesh: Mesh, axes: Axes) -> int:
-    """The number of blocks that mesh axes make."""
-    return math.prod(mesh.shape[name] for name in axes)
+def fold(x: jax.Array) -> jax.Array:
+    """(.., heads, length, width) as [batch, length, heads, width]."""
+    return x.reshape(-1, heads_of(x), *x.shape[-2:]).swapaxes(1, 2)
+
+
+def fold_mask(mask: jax.Array, queries: tuple[int, ...]) -> jax.Array:
+    """(.., heads, queries, keys) as four axes, each as long as that of the scores, or 1.
+
+    Args:
+        mask: broadcasts to the scores.
+        queries: their shape, (.., heads, length, width).
+    """
+    mask = mask.reshape(*(1,) * (max(len(queries), 3) - mask.ndim), *mask.shape)
+    if math.prod(mask.shape[:-3]) > 1:
+        mask = jnp.broadcast_to(mask, (*queries[:-3], *mask.shape[-3:]))
+    return mask.reshape(-1, *mask.shape[-3:])
+
+
+def heads_of(x: jax.Array) -> int:
+    """How many heads (.., heads, length, width) has; 1 without that axis."""
+    return x.shape[-3] if x.ndim > 2 else 1
 
 
 def _names(mesh: Mesh, x: Any, axis: int, used: set[str]) -> Axes:
@@ -136,10 +154,10 @@ def _fit_heads(mesh: Mesh, axes: Axes, heads: int, key_heads: int) -> tuple[Axes
     """The axes that split heads in equal shards, each with its key heads."""
     for end in range(len(axes), -1, -1):
         fit = axes[:end]
-        if heads % size(mesh, fit):
+        if heads % count(mesh, fit):
             continue
         prefixes = (fit[:n] for n in range(end, -1, -1))
-        few = next(axes for axes in prefixes if key_heads % size(mesh, axes) == 0)
-        if few == fit or key_heads == size(mesh, few):
+        few = next(axes for axes in prefixes if key_heads % count(mesh, axes) == 0)
+        if few == fit or key_heads == count(mesh, few):
             return fit, few
     return (), ()

@@ -10,9 +10,10 @@ from typing import Any
 
 import jax
 
+from isoshard.core.nn.dot_product_attention import products
+
 from .ring_passes import backward, forward
 from .setup import Axes, Extras, Setup
-from .tiled import products
 
 
 def attention(

@@ -5,7 +5,7 @@
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> from .partitioned_attention import Attention
 >>> mesh = make_mesh((4,), ("x",))
->>> static = Attention(False, 1.0, None, None)            # nothing whole is needed here
+>>> static = Attention(False, 1.0)
 >>> places = Places((), None, None, rows=(), columns=("x",))
 >>> part = LocalAttention(static, mesh, places, 2, 8, None)  # 2 queries, keys on four devices
 >>> specs = [layout.spec for layout in (*part.layouts[:2], part.layouts[3])]
@@ -19,18 +19,19 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-from . import ring_passes, tiled
-from .attention_axes import Places, size
-from .dropout import gains, key_of
+from isoshard.core.nn.dot_product_attention import finite, wide
+
+from . import ring_passes
+from .attention_axes import Places, fold, fold_mask, heads_of
+from .dropout import key_of
 from .positions import Positions
-from .setup import Axes, Extras, Setup
+from .setup import Axes, Extras, Setup, count
 from .zigzag import ordered, zigzagged
 
 if TYPE_CHECKING:
@@ -77,13 +78,10 @@ class LocalAttention:
     ) -> tuple[jax.Array, jax.Array]:
         """Attend; of shards, gives shards."""
         if self._whole:
-            static = self.static
-            each = self._gains(words, q, k)
-            out, log = static.forward(q, k, v, mask, static.causal, static.scale, each)
-            return out.astype(q.dtype), log
+            return self.static.whole(q, k, v, mask, words, self._numbers(words, q))
         setup, blocks = self._setup, self._blocks
         extras = self._extras(self._fold_mask(mask, q), words, q)
-        rows, columns, values = (self._to(_fold(x), 1) for x in (q, k, v))
+        rows, columns, values = (self._to(fold(x), 1) for x in (q, k, v))
         out, log = ring_passes.forward(setup, rows, columns, values, extras, blocks)
         if blocks is not None and self.places.columns:
             out, log = _together(out, log, self.places.columns)
@@ -105,10 +103,8 @@ class LocalAttention:
         """The gradients of queries, keys, values, and of the mask if it is wanted."""
         given, places = (q, k, v), self.places
         if self._whole:
-            static = self.static
-            each = self._gains(words, q, k)
-            found = static.backward(dout, q, k, v, mask, static.causal, static.scale, each, delta)
-            found = [*found[:3], tiled.summed_to(found[3], mask.shape) if self.wants_mask else None]
+            options = (delta, self.wants_mask, words, self._numbers(words, q))
+            found: list[Any] = [*self.static.whole_gradients(dout, *given, mask, *options)]
         else:
             found = self._tiled_backward(dout, q, k, v, mask, log, delta, words)
             if not places.around:
@@ -124,12 +120,12 @@ class LocalAttention:
 
     def _tiled_backward(self, dout, q, k, v, mask, log, delta, words) -> list[Any]:
         setup, blocks = self._setup, self._blocks
-        rows, columns, values, slopes = (self._to(_fold(x), 1) for x in (q, k, v, dout))
-        log, delta = (self._to(x.reshape(-1, _heads(q), x.shape[-1]), 2) for x in (log, delta))
+        rows, columns, values, slopes = (self._to(fold(x), 1) for x in (q, k, v, dout))
+        log, delta = (self._to(x.reshape(-1, heads_of(q), x.shape[-1]), 2) for x in (log, delta))
         folded, unfold = None, None
         if self.wants_mask:
-            wide = mask.astype(tiled.wide(q.dtype))
-            folded, unfold = jax.vjp(lambda mask: self._fold_mask(mask, q), wide)
+            added = mask.astype(wide(q.dtype))
+            folded, unfold = jax.vjp(lambda mask: self._fold_mask(mask, q), added)
         elif mask is not None:
             folded = self._fold_mask(mask, q)
         extras = self._extras(folded, words, q)
@@ -156,7 +152,7 @@ class LocalAttention:
     @property
     def _balanced(self) -> bool:
         """Whether sequences are brought in zigzag order, so that all have as much to do."""
-        parts = 2 * size(self.mesh, self.places.rows)
+        parts = 2 * count(self.mesh, self.places.rows)
         even = self.queries % parts == self.keys % parts == 0
         has_rows = self.mask is not None and self.mask[-2] > 1
         return self.places.around and self.static.causal and even and not has_rows
@@ -180,7 +176,7 @@ class LocalAttention:
 
     def _line(self, length: int, axes: Axes) -> Positions:
         """A sequence in blocks as XLA makes them: of one size, the last ones smaller or empty."""
-        blocks = size(self.mesh, axes)
+        blocks = count(self.mesh, axes)
         block = -(-length // blocks)
         sizes = [min(max(length - block * i, 0), block) for i in range(blocks)]
         uneven = tuple(sizes) if length % blocks else None
@@ -197,19 +193,19 @@ class LocalAttention:
     def _extras(self, mask: Any, words: Any, q: Any) -> Extras:
         if words is None:
             return Extras(mask)
-        return Extras(mask, key=key_of(words), numbers=self._numbers(q))
+        return Extras(mask, key=key_of(words), numbers=self._numbers(words, q))
 
-    def _numbers(self, q: Any) -> tuple[jax.Array, jax.Array]:
-        """Which samples and heads of the whole this device has, int32[batch] and int32[heads]."""
+    def _numbers(self, words: Any, q: Any) -> tuple[jax.Array, jax.Array] | None:
+        """Which samples and heads of the whole this device has, if any weights are dropped.
+
+        They are int32[batch] and int32[heads].
+        """
+        if words is None:
+            return None
         samples = jnp.zeros((1,), jnp.int32)
         for axis, (extent, axes) in enumerate(zip(self.samples, self.places.lead, strict=True)):
             samples = (samples[:, None] * extent + _those(axes, q.shape[axis])).reshape(-1)
-        return samples, _those(self.places.heads or (), _heads(q))
-
-    def _gains(self, words: Any, q: Any, k: Any) -> jax.Array | None:
-        """What weights of whole sequences are multiplied by, in the shape of the scores."""
-        numbers = None if words is None else self._numbers(q)
-        return gains(words, self.static.rate, (*q.shape[:-1], k.shape[-2]), numbers)
+        return samples, _those(self.places.heads or (), heads_of(q))
 
     def _to(self, x: jax.Array, dim: int) -> jax.Array:
         return zigzagged(self.mesh, self.places.rows, dim, x) if self._balanced else x
@@ -218,13 +214,9 @@ class LocalAttention:
         return ordered(self.mesh, self.places.rows, dim, x) if self._balanced else x
 
     def _fold_mask(self, mask: Any, q: Any) -> jax.Array | None:
-        """(.., heads, queries, keys) as four axes, each as long as that of the scores, or 1."""
         if mask is None:
             return None
-        mask = mask.reshape(*(1,) * (max(q.ndim, 3) - mask.ndim), *mask.shape)
-        if math.prod(mask.shape[:-3]) > 1:
-            mask = jnp.broadcast_to(mask, (*q.shape[:-3], *mask.shape[-3:]))
-        mask = mask.reshape(-1, *mask.shape[-3:])
+        mask = fold_mask(mask, q.shape)
         return self._to(mask, 3) if self._riding else mask
 
 
@@ -236,15 +228,6 @@ def _number(axes: Axes) -> jax.Array | int:
 def _those(axes: Axes, size: int) -> jax.Array:
     """The numbers, in the whole, of the `size` that this device has along mesh axes."""
     return _number(axes) * size + jnp.arange(size)
-
-
-def _heads(x: jax.Array) -> int:
-    return x.shape[-3] if x.ndim > 2 else 1
-
-
-def _fold(x: jax.Array) -> jax.Array:
-    """(.., heads, length, width) as [batch, length, heads, width]."""
-    return x.reshape(-1, _heads(x), *x.shape[-2:]).swapaxes(1, 2)
 
 
 def _sum(x: jax.Array, axes: Axes) -> jax.Array:
@@ -260,7 +243,7 @@ def _together(out: jax.Array, log: jax.Array, axes: Axes) -> tuple[jax.Array, ja
         axes: of the mesh.
     """
     top = jax.lax.pmax(log, axes)
-    level = tiled.finite(top)
+    level = finite(top)
     share = jnp.exp(log - level)
     total = jax.lax.psum(share, axes)
     weighted = jax.lax.psum(out * share.swapaxes(1, 2)[..., None], axes)

@@ -6,7 +6,7 @@ which mesh axes a sequence is split. What each device does:
 - if queries and keys are split by the same mesh axes, those are a ring, as in `ring_attention`;
 - if they are split by different ones, or only one of them is, each device attends with its queries
   to its keys, and what was found is put together by an all-reduce of results, not of scores;
-- if neither is, what it was given for whole sequences.
+- if neither is, the attention of whole sequences (`isoshard.core.nn.dot_product_attention`).
 
 Dropout drops the same weights wherever they are computed (`dropout.keep`).
 
@@ -17,10 +17,7 @@ where twice the devices divide both lengths and the mask has no rows.
 >>> from isoshard.core.transfer.place import shard
 >>> x = shard(jax.random.normal(jax.random.key(0), (1, 2, 64, 8)), make_mesh((4,), ("x",)),
 ...           (None, None, "x"))
->>> def whole(q, k, v, mask, causal, scale, gains):
-...     scores = q @ k.mT
-...     return jax.nn.softmax(scores) @ v, jax.nn.logsumexp(scores, axis=-1)
->>> attend = Attention(False, 1.0, whole, whole)          # no gradient is asked for here
+>>> attend = Attention(False, 1.0)
 >>> text = jax.jit(lambda x: attend(x, x, x)[0]).lower(x).compile().as_text()
 >>> "collective-permute" in text, "all-gather" in text
 (True, False)
@@ -30,7 +27,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -39,16 +35,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.custom_partitioning import Rule, partitioned
+from isoshard.core.nn.dot_product_attention import attend, gradients, products, summed_to
 
-from . import tiled
 from .attention_axes import place
 from .dropout import gains
 from .local_attention import LocalAttention
-
-Whole = Callable[..., tuple[Any, ...]]
-"""`forward(q, k, v, mask, causal, scale, gains)` gives `(out, log)`, and `backward(dout, q, k, v,
-mask, causal, scale, gains, delta)` gradients of q, k, v and the scores. By the gains, which have
-the shape of the scores, weights are multiplied; None without dropout."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,26 +49,14 @@ class Attention:
     Attributes:
         causal: a query sees the keys up to its own position.
         scale: of the scores.
-        forward: computes the result, and the logarithms of the sums of exponentials, of whole
-            sequences.
-        backward: computes the gradients of whole sequences; `delta` is the products of result and
-            its gradient, summed over the width.
         tile: queries and keys, at most, whose scores exist at once where a sequence is split.
         rate: the share of weights that is dropped, at least 0 and below 1.
     """
 
     causal: bool
     scale: float
-    forward: Whole
-    backward: Whole
     tile: int = 512
     rate: float = 0.0
-
-    def __repr__(self) -> str:
-        """All of it, and alike in every process."""
-        names = [f"{f.__module__}.{f.__qualname__}" for f in (self.forward, self.backward)]
-        options = f"{self.tile}, {self.rate!r}"
-        return f"Attention({self.causal}, {self.scale!r}, {', '.join(names)}, {options})"
 
     def __call__(
         self,
@@ -135,6 +114,41 @@ class Attention:
         found = call(self, dout, q, k, v, mask, log, delta, words)
         return tuple(found) if wants_mask else (*found, None)
 
+    def whole(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        mask: jax.Array | None = None,
+        words: jax.Array | None = None,
+        numbers: tuple[jax.Array, jax.Array] | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """What a call gives, of sequences that are whole; with the numbers that `gains` takes."""
+        options = self._options(q, k, words, numbers)
+        out, log = attend(q, k, v, mask, **options)
+        return out.astype(q.dtype), log
+
+    def whole_gradients(
+        self,
+        dout: jax.Array,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        mask: jax.Array | None,
+        delta: jax.Array | None = None,
+        wants_mask: bool = False,
+        words: jax.Array | None = None,
+        numbers: tuple[jax.Array, jax.Array] | None = None,
+    ) -> tuple[jax.Array | None, ...]:
+        """What `gradients` gives, likewise; in at least float32, `delta` computed if not given."""
+        options = self._options(q, k, words, numbers)
+        *found, slopes = gradients(dout, q, k, v, mask, delta=delta, **options)
+        return *found, summed_to(slopes, mask.shape) if wants_mask and mask is not None else None
+
+    def _options(self, q: Any, k: Any, words: Any, numbers: Any) -> dict[str, Any]:
+        each = gains(words, self.rate, (*q.shape[:-1], k.shape[-2]), numbers)
+        return {"scale": self.scale, "causal": self.causal, "gains": each}
+
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(static: Attention, q, k, v, mask, words):
@@ -149,7 +163,7 @@ def _attend_forward(static: Attention, q, k, v, mask, words):
 def _attend_backward(static: Attention, saved, slopes):
     q, k, v, mask, words, out, log = saved
     dout, dlog = slopes
-    delta = tiled.products(out, dout) - dlog  # a weight is the slope of the logarithm of its row
+    delta = products(out, dout) - dlog  # a weight is the slope of the logarithm of its row
     added = mask is not None and jnp.issubdtype(mask.dtype, jnp.floating)
     return *static.gradients(dout, q, k, v, mask, log, delta, added, words), None
 
@@ -158,22 +172,17 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _whole(static: Attention, q, k, v, mask, words):
-    each = gains(words, static.rate, (*q.shape[:-1], k.shape[-2]))
-    out, log = static.forward(q, k, v, mask, static.causal, static.scale, each)
-    return out.astype(q.dtype), log
+    return static.whole(q, k, v, mask, words)
 
 
-def _whole_gradients(static: Attention, dout, q, k, v, mask, log, delta, words):
-    return _whole_slopes(static, dout, q, k, v, mask, log, delta, words)[:3]
+def _whole_gradients(static: Attention, dout, q, k, v, mask, log, delta, words, of_mask=False):
+    found = static.whole_gradients(dout, q, k, v, mask, delta, of_mask, words)
+    pairs = zip(found, (q, k, v, mask), strict=True)
+    return tuple(x.astype(like.dtype) for x, like in pairs if x is not None)
 
 
-def _whole_slopes(static: Attention, dout, q, k, v, mask, log, delta, words):
-    each = gains(words, static.rate, (*q.shape[:-1], k.shape[-2]))
-    found = static.backward(dout, q, k, v, mask, static.causal, static.scale, each, delta)
-    dq, dk, dv = (x.astype(like.dtype) for x, like in zip(found, (q, k, v), strict=False))
-    if mask is None:
-        return dq, dk, dv
-    return dq, dk, dv, tiled.summed_to(found[3], mask.shape).astype(mask.dtype)
+def _whole_slopes(static: Attention, *operands):
+    return _whole_gradients(static, *operands, of_mask=True)
 
 
 def _split(static: Attention, mesh: Mesh, operands, results):

@@ -34,7 +34,7 @@ from . import attention_arguments
 from .attention_arguments import AxisLike, Given
 from .attention_vjp import attention
 from .positions import Positions
-from .setup import Extras, Setup
+from .setup import Extras, Setup, count
 from .zigzag import unzigzag, zigzag
 
 Order = Literal["natural", "zigzag"]
@@ -124,12 +124,11 @@ def ring_attention(
         (dropout, key),
         tile,
     )
-    devices = attention_arguments.count(given.mesh, given.ring)
+    devices = count(given.mesh, given.ring)
     zigzagged = _is_zigzag(given, devices, order)
     moved = not zigzagged and causal and devices > 1 and _balances(given, devices, balance)
-    parts = attention_arguments.divided(
-        given, attention_arguments.count(given.mesh, given.heads), "ring_attention: heads"
-    )
+    shards = count(given.mesh, given.heads)
+    parts = attention_arguments.divided(given, shards, "ring_attention: heads")
     own = given.extras.mask
     setup = Setup(
         mesh=given.mesh,

@@ -18,6 +18,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from isoshard.core.nn.dot_product_attention import wide
+
 from . import tiled
 from .masking import Visibility, spans
 from .positions import Positions
@@ -102,7 +104,7 @@ def backward(
         device knows it, None if it is not wanted.
     """
     place = Place(setup, q, k, extras, blocks)
-    dtype = tiled.wide(q.dtype)
+    dtype = wide(q.dtype)
     dout, rows = (place.grouped(place.clean(x, setup.queries, 0)) for x in (dout, q))
     k, v = (place.clean(x, setup.keys, 1) for x in (k, v))
     log, delta = (place.grouped_rows(x) for x in (log, delta))

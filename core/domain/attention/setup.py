@@ -17,6 +17,11 @@ from .positions import Positions
 Axes = tuple[str, ...]
 
 
+def count(mesh: Mesh, axes: Axes) -> int:
+    """The number of shards that mesh axes make."""
+    return math.prod(mesh.shape[name] for name in axes)
+
+
 @dataclasses.dataclass(frozen=True)
 class Setup:
     """An attention, as its compiled program knows it.
@@ -51,7 +56,7 @@ class Setup:
     @property
     def devices(self) -> int:
         """The devices of one ring."""
-        return math.prod(self.mesh.shape[name] for name in self.ring)
+        return count(self.mesh, self.ring)
 
     @property
     def manual(self) -> frozenset[str]:
@@ -145,7 +150,7 @@ def in_mesh_order(
         ([(0, 1)], [(0, 4)])
     """
     ordered = [name for name in mesh.axis_names if name in axes]
-    grid = np.arange(math.prod(mesh.shape[name] for name in ordered))
+    grid = np.arange(count(mesh, axes))
     grid = grid.reshape([mesh.shape[name] for name in ordered])
     device = grid.transpose([ordered.index(name) for name in axes]).reshape(-1).tolist()
     return [(device[source], device[target]) for source, target in pairs]

@@ -18,6 +18,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from isoshard.core.nn.dot_product_attention import finite, masked, wide
+
 from .dropout import dropped
 from .masking import Span, Visibility, span, spans
 
@@ -50,11 +52,6 @@ class Gradients(NamedTuple):
     out: jax.Array
     log: jax.Array
     delta: jax.Array
-
-
-def wide(dtype) -> jnp.dtype:
-    """The dtype of sums: float32, or float64 for such."""
-    return jnp.promote_types(dtype, jnp.float32)
 
 
 def start(q: jax.Array, width: int) -> RunningSoftmax:
@@ -211,17 +208,8 @@ def _if_seen(lines, more: Callable, else_):
 def _scores(q, k, rows: Span, columns: Span, lines, sight: Visibility):
     """The scores of a tile, minus infinity where they do not count."""
     scores = jnp.einsum("bqhgw,bkhw->bhgqk", q, k, preferred_element_type=wide(q.dtype))
-    scores = sight.setup.scale * scores
-    added = sight.added(rows, columns)
-    if added is not None:
-        scores = scores + added.astype(scores.dtype)
-    allowed = sight.allowed(rows, columns, lines)
-    return scores if allowed is None else jnp.where(allowed, scores, -jnp.inf)
-
-
-def finite(top: jax.Array) -> jax.Array:
-    """Maxima, with 0 for those of rows that saw no key, so that there is room to subtract."""
-    return jnp.where(top == -jnp.inf, 0, top)
+    scores = masked(sight.setup.scale * scores, sight.added(rows, columns))
+    return masked(scores, sight.allowed(rows, columns, lines))
 
 
 def _more(running: RunningSoftmax, scores, v, kept, rate: float) -> RunningSoftmax:
@@ -251,19 +239,6 @@ def _tile_gradients(given: Gradients, k, v, scores, kept, sight: Visibility):
     return dq, dk, dv, slopes
 
 
-def products(out: jax.Array, dout: jax.Array) -> jax.Array:
-    """The products of a result and its gradient, summed over the width, the last axis."""
-    dtype = wide(out.dtype)
-    return (out.astype(dtype) * dout.astype(dtype)).sum(-1)
-
-
 def columns_of(rows: jax.Array) -> jax.Array:
     """[batch, heads, group, queries] as [batch, queries, heads, group, 1]."""
     return jnp.moveaxis(rows, -1, 1)[..., None]
-
-
-def summed_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The gradient of what was broadcast from `shape` to the shape of `x`."""
-    added = x.ndim - len(shape)
-    kept = [n for n, extent in enumerate(shape, added) if extent == 1 != x.shape[n]]
-    return jnp.sum(x, axis=(*range(added), *kept)).reshape(shape)

@@ -34,7 +34,7 @@ from . import attention_arguments
 from .attention_arguments import AxisLike
 from .attention_vjp import attention
 from .positions import Positions
-from .setup import Axes, Extras, Setup
+from .setup import Axes, Extras, Setup, count
 
 
 @any_framework
@@ -104,8 +104,8 @@ def ulysses_attention(
         (dropout, key),
         tile,
     )
-    devices = attention_arguments.count(given.mesh, given.ring)
-    shards = devices * attention_arguments.count(given.mesh, given.heads)
+    devices = count(given.mesh, given.ring)
+    shards = devices * count(given.mesh, given.heads)
     parts = attention_arguments.divided(given, shards, "ulysses_attention: axis and heads")
     setup = Setup(
         mesh=given.mesh,

@@ -9,7 +9,7 @@ declined.
 >>> x = jax.random.normal(jax.random.key(0), (1, 2, 18, 8))
 >>> sizes = (None, None, (5, 2, 7, 4), None)
 >>> u = shard(x, make_mesh((4,), ("x",)), (None, None, "x"), uneven="pad", sizes=sizes)
->>> static = Attention(True, 1.0, None, None)             # nothing whole is needed here
+>>> static = Attention(True, 1.0)
 >>> out, log = attend_in_blocks(static, u, u, u, None)
 >>> out.sizes[2], log.sizes[2]
 ((5, 2, 7, 4), (5, 2, 7, 4))
@@ -23,7 +23,6 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -32,6 +31,7 @@ from isoshard.core.layout.spec import axis_names
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.uneven import UnevenArray
 
+from .attention_axes import fold, fold_mask
 from .attention_vjp import attention, gradients
 from .dropout import key_of
 from .partitioned_attention import Attention
@@ -58,7 +58,8 @@ def attend_in_blocks(
     setup = _setup(static, q, k, v, mask)
     if setup is None:
         return NotImplemented
-    out, log = attention(setup, _fold(q), _fold(k), _fold(v), _extras(setup, mask, words, q))
+    rows, columns, values = (fold(x.array) for x in (q, k, v))
+    out, log = attention(setup, rows, columns, values, _extras(setup, mask, words, q))
     return _like(q, out.swapaxes(1, 2), v.shape[-1]), _like(q, log)
 
 
@@ -100,10 +101,11 @@ def gradients_in_blocks(
     extras, unpacked = packed(mask), None
     if wants_mask:
         _, unpacked = jax.vjp(lambda mask: packed(mask).mask, mask)
-    found = gradients(setup, _fold(q), _fold(k), _fold(v), extras, _fold(dout), log, delta)
+    rows, columns, values, slopes = (fold(x.array) for x in (q, k, v, dout))
+    found = gradients(setup, rows, columns, values, extras, slopes, log, delta)
     pairs = zip((q, k, v), found[:3], strict=True)
-    slopes = None if unpacked is None else unpacked(found[3].mask)[0]
-    return *(_like(u, x.swapaxes(1, 2), u.shape[-1]) for u, x in pairs), slopes
+    of_mask = None if unpacked is None else unpacked(found[3].mask)[0]
+    return *(_like(u, x.swapaxes(1, 2), u.shape[-1]) for u, x in pairs), of_mask
 
 
 def _setup(static: Attention, q: Any, k: Any, v: Any, mask: Any) -> Setup | None:
@@ -148,11 +150,6 @@ def _sizes(x: Any) -> tuple[int, ...] | None:
     return found[0] if len(found) == 1 else None
 
 
-def _fold(x: UnevenArray) -> jax.Array:
-    """(.., heads, length, width), padded, as [batch, length, heads, width]."""
-    return x.array.reshape(-1, *x.array.shape[-3:]).swapaxes(1, 2)
-
-
 def _like(u: UnevenArray, x: jax.Array, *width: int) -> UnevenArray:
     """A result in the blocks of `u`: its axes with another width, or without."""
     kept = len(u.shape) - 1
@@ -169,11 +166,7 @@ def _extras(setup: Setup, mask: Any, words: Any, q: UnevenArray) -> Extras:
     key = None if words is None else key_of(words)
     if mask is None:
         return Extras(key=key)
-    rank = q.ndim
-    mask = mask.reshape(*(1,) * (rank - mask.ndim), *mask.shape)
-    if any(extent > 1 for extent in mask.shape[:-3]):
-        mask = jnp.broadcast_to(mask, (*q.shape[:-3], *mask.shape[-3:]))
-    mask = mask.reshape(-1, *mask.shape[-3:])
+    mask = fold_mask(mask, q.shape)
     for axis, line in enumerate((setup.queries, setup.keys), 2):
         if mask.shape[axis] > 1 and line.sizes is not None:
             split = AxisSplit(line.sizes, line.block, setup.ring, setup.mesh)

@@ -35,8 +35,8 @@ from isoshard.core.errors import SpecError, UnevenError
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.spec_entries import axis_names, entries_of
 
-from .attention_arguments import axes_of, count
-from .setup import in_mesh_order
+from .attention_arguments import axes_of
+from .setup import count, in_mesh_order
 
 
 @any_framework

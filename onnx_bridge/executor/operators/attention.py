@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from isoshard.core.nn.dot_product_attention import masked, scores, softmax, visible, weighted
+
 from ...errors import ModelError
 from .operator_arguments import dtype_of, physical
 from .registry import operator
@@ -68,26 +70,23 @@ def attention(
     keys, values = k, v
     if q.shape[1] % k.shape[1]:
         raise ModelError(f"{q.shape[1]} heads of queries do not share {k.shape[1]} of keys evenly")
-    k, v = (jnp.repeat(x, q.shape[1] // x.shape[1], 1) for x in (k, v))
     root = np.sqrt(1 / np.sqrt(q.shape[-1]) if scale is None else scale).astype(np.float32)
     root = jnp.asarray(root, q.dtype)
-    scores = [jnp.einsum("bhqd,bhkd->bhqk", q * root, k * root)]
-    scores.append(softcap * jnp.tanh(scores[0] / softcap) if softcap else scores[0])
+    found = [scores(q * root, k * root).astype(q.dtype)]
+    found.append(softcap * jnp.tanh(found[0] / softcap) if softcap else found[0])
     window = (left_window_size, 0 if is_causal else right_window_size)
-    bias, seen = _bias(scores[0], attn_mask, nonpad_kv_seqlen, past, window)
-    low = jnp.asarray(-jnp.inf, q.dtype)
-    scores.append(scores[1] if bias is None else scores[1] + bias)
-    if seen is not None:
-        scores[2] = jnp.where(seen, scores[2], low)
+    bias, seen = _bias(found[0].shape, attn_mask, nonpad_kv_seqlen, past, window)
+    found.append(masked(found[1] if bias is None else found[1] + bias, seen))
     precise = q.dtype if softmax_precision is None else physical(dtype_of(softmax_precision))
-    scores.append(_softmax(scores[2].astype(precise), bias is not None or seen is not None))
-    scores[3] = scores[3].astype(q.dtype)
-    y = jnp.einsum("bhqk,bhkd->bhqd", scores[3].astype(v.dtype), v).astype(q.dtype)
+    free, shares = bias is None and seen is None, found[2].astype(precise)
+    shares = jax.nn.softmax(shares, -1) if free else softmax(shares)[0]
+    found.append(shares.astype(q.dtype))
+    y = weighted(found[3].astype(v.dtype), v).astype(q.dtype)
     if flat:
         y = y.swapaxes(1, 2).reshape(y.shape[0], y.shape[2], -1)
     if not 0 <= qk_matmul_output_mode <= 3:
         raise ModelError(f"qk_matmul_output_mode is {qk_matmul_output_mode}; possible are 0..3")
-    return y, keys, values, scores[qk_matmul_output_mode]
+    return y, keys, values, found[qk_matmul_output_mode]
 
 
 def _heads(x, count):
@@ -98,9 +97,9 @@ def _heads(x, count):
     return x.reshape(*x.shape[:2], count, -1).swapaxes(1, 2)
 
 
-def _bias(scores, mask, valid, past, window):
+def _bias(shape, mask, valid, past, window):
     """What is added to the scores, and which are seen at all; None for nothing and all."""
-    queries, keys = scores.shape[-2:]
+    queries, keys = shape[-2:]
     bias, seen = None, None
     if mask is not None:
         missing = [(0, 0)] * (mask.ndim - 1) + [(0, keys - mask.shape[-1])]
@@ -108,28 +107,14 @@ def _bias(scores, mask, valid, past, window):
             seen = jnp.pad(mask, missing)
         else:
             bias = jnp.pad(mask, missing, constant_values=-jnp.inf)
-    row, column = (jax.lax.broadcasted_iota(jnp.int32, (queries, keys), axis) for axis in (0, 1))
-    own = row + (past if past or valid is None else valid.reshape(-1, 1, 1, 1) - queries)
-    left, right = window
-    if right >= 0:
-        seen = _both(seen, column <= own + right)
-    if left >= 0:
-        seen = _both(seen, column >= own - left)
-    if valid is not None:
-        seen = _both(seen, column < valid.reshape(-1, 1, 1, 1))
-    return bias, seen
-
-
-def _both(a, b):
-    return b if a is None else a & b
-
-
-def _softmax(x, masked):
-    """Along the last axis; zeros where nothing is seen, and no NaN in the gradient either."""
-    if not masked:
-        return jax.nn.softmax(x, -1)
-    none = jnp.all(x == -jnp.inf, -1, keepdims=True)
-    return jnp.where(none, 0, jax.nn.softmax(jnp.where(none, 0, x), -1))
+    valid = None if valid is None else valid.reshape(-1, 1, 1, 1)
+    row = jax.lax.broadcasted_iota(jnp.int32, (queries, 1), 0)
+    own = row + (past if past or valid is None else valid - queries)
+    before, after = (size if size >= 0 else None for size in window)
+    around = visible(own, keys, before=before, after=after, count=valid)
+    if seen is None or around is None:
+        return bias, around if seen is None else seen
+    return bias, seen & around
 
 
 @operator("RotaryEmbedding", since=23)

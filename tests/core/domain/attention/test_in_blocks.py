@@ -15,12 +15,7 @@ from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.transfer.place import shard
 from tests.core.domain.attention import dense
-from tests.core.domain.attention.test_partitioned_attention import (
-    arrays,
-    wanted,
-    whole,
-    whole_gradients,
-)
+from tests.core.domain.attention.test_partitioned_attention import arrays, wanted
 
 MESH = make_mesh((2, 4), ("data", "seq"))
 SPEC = ("data", None, "seq")
@@ -66,7 +61,7 @@ def test_a_ring_in_a_lifted_function(queries, keys, masked):
     random = np.random.default_rng(1)
     mask = None if shape is None else random.standard_normal(shape).astype(np.float32)
     given = [packed(a, s) for a, s in zip(x, (queries, keys, keys, queries), strict=True)]
-    told = Attention(masked != "rows", 8**-0.5, whole, whole_gradients, tile=4)
+    told = Attention(masked != "rows", 8**-0.5, tile=4)
     function = lifted(told)
     compiled = jax.jit(function).lower(*given, mask).compile()
     found = compiled(*given, mask)
@@ -78,7 +73,7 @@ def test_a_ring_in_a_lifted_function(queries, keys, masked):
 def test_what_is_declined_is_computed_as_it_stands():
     """Keys that are whole, and heads in blocks."""
     x = arrays(2, queries=18)
-    told = Attention(False, 8**-0.5, whole, whole_gradients)
+    told = Attention(False, 8**-0.5)
     u = packed(x[0], (5, 2, 7, 4))
     assert attend_in_blocks(told, u, *x[1:3], None) is NotImplemented
     other = packed(x[1], (7, 2, 5, 4))
@@ -93,7 +88,7 @@ def test_what_is_declined_is_computed_as_it_stands():
 
 def test_jax_differentiates_the_rule():
     x = arrays(2, queries=18)
-    told = Attention(True, 8**-0.5, whole, whole_gradients, tile=4)
+    told = Attention(True, 8**-0.5, tile=4)
     attend = in_blocks(told, functools.partial(attend_in_blocks, told))
     loss = lift(lambda q, k, v, dout: (attend(q, k, v, None)[0] * dout).sum())
     given = [packed(a, (5, 2, 7, 4)) for a in x]

@@ -33,7 +33,7 @@ def scores(q, k, mask, causal, scale):
 
 
 def whole(q, k, v, mask, causal, scale, gains=None):
-    """What a device does with whole sequences; a row without a key has a result of 0."""
+    """Dense attention; a row without a key has a result of 0."""
     found = scores(q, k, mask, causal, scale)
     log = jax.nn.logsumexp(found, axis=-1)
     weights = jnp.exp(found - jnp.where(log == -jnp.inf, 0, log)[..., None])
@@ -42,29 +42,18 @@ def whole(q, k, v, mask, causal, scale, gains=None):
     return jnp.einsum("...ls,...se->...le", weights, v), log
 
 
-def whole_gradients(dout, q, k, v, mask, causal, scale, gains=None, delta=None):
-    added = jnp.zeros((*q.shape[:-1], k.shape[-2]), q.dtype)
-    seen = scores(q, k, mask, causal, scale) > -jnp.inf
-
-    def function(q, k, v, added):
-        masked = added if mask is None or mask.dtype == bool else added + mask
-        return whole(q, k, v, jnp.where(seen, masked, -jnp.inf), False, scale, gains)[0]
-
-    return jax.vjp(function, q, k, v, added)[1](dout)
-
-
 def run(x, specs, mask=None, causal=False, wants_mask=False, mesh=MESH):
     """The result and the gradients, of operands [.., heads, length, width] laid out by `specs`."""
-    told = Attention(causal, x[0].shape[-1] ** -0.5, whole, whole_gradients, tile=4)
+    static = Attention(causal, x[0].shape[-1] ** -0.5, tile=4)
     placed = [shard(a, mesh, s) for a, s in zip(x, (specs[0], *specs[1:3], specs[0]), strict=True)]
     masks = [] if mask is None else [shard(mask, mesh, ())]
 
     @jax.jit
     def both(q, k, v, dout, *masks):
-        out, log = told(q, k, v, *masks)
+        out, log = static(q, k, v, *masks)
         given = masks[0] if masks else None
         delta = jnp.einsum("...e,...e->...", out, dout)
-        found = told.gradients(dout, q, k, v, given, log, delta, wants_mask)
+        found = static.gradients(dout, q, k, v, given, log, delta, wants_mask)
         return out, *[x for x in found if x is not None]
 
     compiled = both.lower(*placed, *masks).compile()
@@ -159,14 +148,14 @@ def test_masks_that_hide(name):
 def test_lengths_that_do_not_divide(name, queries, keys):
     """As with a class token among the patches: the compiler pads, and nothing of it is read."""
     x = arrays(2, queries=queries, keys=keys)
-    told = Attention(True, 8**-0.5, whole, whole_gradients, tile=3)
+    static = Attention(True, 8**-0.5, tile=3)
     layouts = [NamedSharding(MESH, s) for s in (*SPLIT[name], SPLIT[name][0])]
 
     @jax.jit
     def both(*x):
         x = [jnp.pad(a * 2, [(0, 0)] * 2 + [(0, 1), (0, 0)])[..., :-1, :] / 2 for a in x]
         q, k, v, dout = map(jax.lax.with_sharding_constraint, x, layouts)
-        (out, log), back = jax.vjp(lambda q, k, v: told(q, k, v), q, k, v)
+        (out, log), back = jax.vjp(lambda q, k, v: static(q, k, v), q, k, v)
         return out, *back((dout, jnp.zeros_like(log)))
 
     dense.check(both(*x), wanted(x, causal=True)[0])
@@ -213,7 +202,7 @@ def test_in_double_precision(x64):
 def test_jax_differentiates_it_and_its_logarithms(rate):
     """With dropout as without; no mask of dropout crosses the devices."""
     x = arrays(2)
-    told = Attention(False, 8**-0.5, whole, whole_gradients, tile=4, rate=rate)
+    static = Attention(False, 8**-0.5, tile=4, rate=rate)
     words = words_of(jax.random.key(3)) if rate else None
     times = gains(words, rate, (2, 4, 16, 16)) if rate else None
 
@@ -226,7 +215,7 @@ def test_jax_differentiates_it_and_its_logarithms(rate):
 
     mask = np.random.default_rng(1).standard_normal((16, 16)).astype(np.float32)
     placed = [shard(a, MESH, SPLIT["ring"][0]) for a in x[:3]]
-    found = function(lambda *a: told(*a, words))(*placed, mask)
+    found = function(lambda *a: static(*a, words))(*placed, mask)
     dense_ones = function(lambda *a: whole(*a, False, 8**-0.5, times))(*x[:3], mask)
     for have, want in zip(found, dense_ones, strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-4)
@@ -250,14 +239,14 @@ def test_memory_is_that_of_a_shard(rate):
 
     def held(devices, length):
         mesh = make_mesh((devices,), ("s",))
-        told = Attention(False, 0.25, whole, whole_gradients, tile=32, rate=rate)
+        static = Attention(False, 0.25, tile=32, rate=rate)
         like = jax.ShapeDtypeStruct(
             (1, 2, length, 16), jnp.float32, sharding=NamedSharding(mesh, P(None, None, "s"))
         )
 
         def both(q, k, v, dout):
             words = words_of(jax.random.key(0)) if rate else None
-            (out, log), back = jax.vjp(lambda q, k, v: told(q, k, v, None, words), q, k, v)
+            (out, log), back = jax.vjp(lambda q, k, v: static(q, k, v, None, words), q, k, v)
             return out, *back((dout, jnp.zeros_like(log)))
 
         memory = jax.jit(both).lower(*[like] * 4).compile().memory_analysis()
