@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import os
-import shlex
 import sys
 import tempfile
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from tools.harness import results as files
 from tools.tiers import choice, record, sources
 
 from .cells import Cell
@@ -29,7 +29,7 @@ from .expected import EXPECTED
 from .judge import faults
 from .pool import Task, run_all
 from .report import figures, summary, write
-from .worker import traced
+from .worker import start, traced
 
 RECORD = sources.ROOT / "tests" / "conformance" / "record.json"
 ONE_IN = 6
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         trace = Path(folder) if options.note else None
         results = run_all(
             tasks,
-            "tests.conformance.worker:start",
+            start,
             jobs=options.jobs,
             limit=options.limit,
             options={"limit": options.samples, "trace": trace},
@@ -78,8 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     for line in wrong:
         print(line)
     if options.write:
-        command = f"python -m tests.conformance {shlex.join(arguments or sys.argv[1:])}".strip()
-        print("wrote", *write(results, seen, command))
+        print("wrote", *write(results, seen, files.command(arguments)))
     passed = sum(figure.passed for figure in figures(results))
     print(f"conformance: {passed} passed, {len(wrong)} failed", flush=True)  # as test runners end
     return 1 if wrong else 0

@@ -4,7 +4,7 @@ import pytest
 
 from tests.conformance import __main__ as command
 from tests.conformance.pool import Task, run_all
-from tests.conformance.worker import traced
+from tests.conformance.worker import start, traced
 
 RAN = {
     "sin": {"torch_bridge/lowerings/elementwise.py", "torch_bridge/engine/recording/tape.py"},
@@ -58,7 +58,7 @@ def test_an_entry_depends_on_the_file_that_registers_its_lowering(tmp_path):
     """`sin` is a row of a table: no line of that file runs."""
     options = {"limit": 1, "trace": tmp_path}
     task = Task("sin", ("forward",))
-    cells = run_all([task], "tests.conformance.worker:start", jobs=1, limit=240, options=options)
+    cells = run_all([task], start, jobs=1, limit=240, options=options)
     assert cells["sin"]["forward"].status == "pass"
     files = traced(tmp_path)["sin"]
     assert {
