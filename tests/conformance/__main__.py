@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import math
 import os
 import sys
 import tempfile
@@ -32,14 +33,13 @@ from .report import figures, summary, write
 from .worker import start, traced
 
 RECORD = sources.ROOT / "tests" / "conformance" / "record.json"
-ONE_IN = 6
+ONE_IN = 15
 """Of the entries that a change does not reach, one of so many is run."""
 
-MANY = 200
-CELLS = 10
+MANY = 40
 SEED = "8b876505e5ed"
-"""Where a change reaches more entries than `MANY`, one of so many of their cells is run; the same
-ones until `--note` says what else passes."""
+"""Where a change reaches more entries than `MANY`, as many cells are run as so many entries have;
+the same ones until `--note` says what else passes."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -139,7 +139,7 @@ def _chosen(cells: dict[str, list[str]]) -> dict[str, list[str]]:
     if len(drawn.reached) <= MANY:
         return found
     every = [f"{name}, {column}" for name, columns in found.items() for column in columns]
-    some = choice.drawn(every, seed=SEED, one_in=CELLS)
+    some = choice.drawn(every, seed=SEED, one_in=math.ceil(len(found) / MANY))
     print(f"more than {MANY} entries are reached: {len(some)} of their {len(every)} cells run")
     return {
         name: [column for column in columns if f"{name}, {column}" in some]
