@@ -6,13 +6,14 @@
 # docs/testing.md.
 #
 #   make demo ARGS="--quick"               arguments for the command behind the target
-#   make test PYTEST_ARGS="tests/core -x"  arguments for pytest
+#   make test PYTEST_ARGS="tests/core -x --sweeps all"     arguments for pytest
 #   make test WORKERS=8                    processes that share the tests; 0 for none
 #   make test PYTHON=python3.12            the Python (>= 3.11) that .venv is made with
 
 PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?=
+SWEEPS ?= all
 WORKERS ?= 2
 
 # The tests that run on meshes with Explicit axes as well: docs/testing.md.
@@ -42,7 +43,7 @@ domain: $(VENV)/.demo-installed  ## a U-Net and a transformer on split fields (A
 notebooks: $(VENV)/.notebooks-installed  ## tutorials against what they keep: a sample (ARGS=--all)
 	$(BIN)/python -m examples.notebooks $(ARGS)
 
-test: lint types  ## format, lint, types of the wheel, the tests and a sample of sweeps (PYTEST_ARGS=-x)
+test: lint types  ## format, lint, types, what a change reaches and a sample (PYTEST_ARGS=-x)
 	$(BIN)/pytest --sweeps sample -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/pytest --sweeps few -m sweep -n $(WORKERS) tests/torch_bridge
 	AXIS_TYPES=Explicit $(BIN)/pytest --sweeps part -n $(WORKERS) --dist worksteal $(TYPED)
@@ -50,7 +51,7 @@ test: lint types  ## format, lint, types of the wheel, the tests and a sample of
 test-all: lint types  ## everything there is, and note what passed (2 hours on two cores)
 	$(BIN)/pytest --sweeps note -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 	AXIS_TYPES=Explicit $(BIN)/pytest -n $(WORKERS) --dist worksteal $(TYPED)
-	$(BIN)/pytest tests/multi_process
+	$(BIN)/pytest --sweeps note tests/multi_process
 	$(BIN)/python -m examples.notebooks --all --note
 	$(BIN)/python -m tests.conformance --write
 	$(BIN)/python -m tests.fuzz
@@ -81,7 +82,7 @@ bench-peers: $(VENV)/.dev-installed  ## install the peers that `make bench` meas
 	$(BIN)/python -m benchmarks.environments torchax torch-xla
 
 test-torchrun: $(VENV)/.dev-installed  ## DTensor ranks and JAX's runtime, in 2 and 4 processes
-	$(BIN)/pytest tests/multi_process $(PYTEST_ARGS)
+	$(BIN)/pytest --sweeps $(SWEEPS) tests/multi_process $(PYTEST_ARGS)
 
 test-newest: $(VENV)/.dev-installed  ## the engine's tests with the newest torch and jax (6 GB)
 	$(BIN)/python -m benchmarks.environments newest --test

@@ -13,7 +13,6 @@ stride), "very uneven" of 160, 96, 144 and 112. All devices wait for the largest
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 from collections.abc import Callable
@@ -25,10 +24,11 @@ import numpy as np
 from jax import lax
 
 import isoshard as iso
-from benchmarks import timing
 from isoshard.core.domain.windows.conv import conv
 from isoshard.core.domain.windows.pool import max_pool
 from isoshard.core.domain.windows.resize import interpolate
+from tools.harness import timing
+from tools.harness.command import Benchmark
 
 DEVICES = 4
 SPEC = (None, None, "x", None)
@@ -150,13 +150,10 @@ def measure(rows: int, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, and write what was found."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    options = parser.parse_args()
+    benchmark = Benchmark("domain_halo", __doc__, rounds=25, quick=3)
+    given = benchmark.parse()
     iso.simulate_devices(DEVICES)
-    results = measure(64 if options.quick else 512, 3 if options.quick else 25)
-    if not options.quick:
-        print(timing.save("domain_halo", results))
+    benchmark.finish(measure(64 if given.quick else 512, given.rounds))
 
 
 if __name__ == "__main__":

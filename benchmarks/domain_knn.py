@@ -12,22 +12,14 @@ which do not divide by four, and whose differences would be 32 GB. All have to f
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
 import os
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks import timing
-from benchmarks.dtensor import ROOT, _environment, _free_port
 from benchmarks.knn_contestants import CONTESTANTS, DEVICES
+from tools.harness import calls, tables, timing
+from tools.harness.command import Benchmark
 
 Size = tuple[int, int, int]
 SMALL: Size = (20_000, 2_000, 17)
@@ -39,26 +31,22 @@ LIMIT = 300
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/domain_knn.json`."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.domain_knn")
-    parser.add_argument("--rounds", type=int, default=10, help="timed calls of each, per turn")
-    parser.add_argument("--turns", type=int, default=2, help="times that each is started")
-    options = parser.parse_args()
+    benchmark = Benchmark("domain_knn", __doc__, rounds=10)
+    benchmark.add("--turns", type=int, default=2, help="times that each is started (2)")
+    given = benchmark.parse()
     turns = [
-        {name: run(name, SMALL, options.rounds) for name in CONTESTANTS}
-        for _ in range(options.turns)
+        {name: run(name, SMALL, given.rounds) for name in CONTESTANTS} for _ in range(given.turns)
     ]
     large = {
-        name: [run(name, LARGE, max(1, options.rounds // 3))]
+        name: [run(name, LARGE, max(1, given.rounds // 3))]
         for name in ("isoshard", "isoshard with gradients")
     }
     results = {
         "small": summary({name: [turn[name] for turn in turns] for name in CONTESTANTS}),
         "large": summary(large),
     }
-    console = Console()
-    for name, size in (("small", SMALL), ("large", LARGE)):
-        console.print(table(results[name], size))
-    console.print(f"wrote {timing.save('domain_knn', results)}")
+    shown = [table(results[name], size) for name, size in (("small", SMALL), ("large", LARGE))]
+    benchmark.finish(results, *shown)
 
 
 def run(name: str, size: Size, rounds: int, *, limit: float = LIMIT) -> list[dict[str, Any]]:
@@ -71,41 +59,29 @@ def run(name: str, size: Size, rounds: int, *, limit: float = LIMIT) -> list[dic
         limit: seconds, after which they are ended.
 
     Returns:
-        What each process printed.
+        What each process found.
 
     Raises:
         RuntimeError: one failed, or took too long.
     """
-    points, queries, k = size
-    command = [sys.executable, "-m", "benchmarks.knn_contestants", name, "--points", str(points)]
-    command += ["--queries", str(queries), "--k", str(k), "--rounds", str(rounds)]
-    end = time.monotonic() + limit
-    with contextlib.ExitStack() as stack:  # which waits, and closes the pipes
-        started = [
-            stack.enter_context(
-                subprocess.Popen(
-                    command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True
-                )
-            )
-            for variables in _variables(name)
-        ]
-        try:
-            said = [one.communicate(timeout=max(0.1, end - time.monotonic()))[0] for one in started]
-        except subprocess.TimeoutExpired:
-            raise RuntimeError(f"{name} took more than {limit:.0f} s") from None
-        finally:
-            for one in started:
-                one.kill()
-    if any(one.returncode for one in started):
-        raise RuntimeError(f"{name} failed; its errors stand above")
-    return [json.loads(text.splitlines()[-1]) for text in said]
+    variables = [{"OMP_NUM_THREADS": str(os.cpu_count())}]
+    variables = calls.ranks(DEVICES) if name == "DTensor" else variables
+    try:
+        return calls.together(
+            "benchmarks.knn_contestants:found",
+            *(name, *size, rounds),
+            variables=[{**one, "JAX_PLATFORMS": "cpu"} for one in variables],
+            limit=limit,
+        )
+    except calls.Failed as error:
+        raise RuntimeError(f"{name} {error}") from None
 
 
 def summary(found: dict[str, list[list[dict[str, Any]]]]) -> dict[str, Any]:
     """Put the turns and processes of each contestant together.
 
     Args:
-        found: by name, for each turn, what each process printed.
+        found: by name, for each turn, what each process found.
 
     Returns:
         By name: median and best milliseconds, ratio to isoshard's median, seconds of the first call
@@ -137,34 +113,17 @@ def summary(found: dict[str, list[list[dict[str, Any]]]]) -> dict[str, Any]:
 def table(results: dict[str, Any], size: Size) -> Table:
     """Show what `summary` found."""
     points, queries, k = size
-    shown = Table(title=f"{queries:,} queries in {points:,} points, k = {k}, {DEVICES} devices")
-    shown.add_column("", no_wrap=True)
-    for title in ("median", "best", "ratio", "first", "processes", "peak", "added"):
-        shown.add_column(title, justify="right")
-    for name, row in results.items():
-        shown.add_row(
-            name,
-            *(f"{row[key]:.0f} ms" for key in ("median_ms", "best_ms")),
-            f"{row['ratio']:.2f}",
-            f"{row['first_s']:.1f} s",
-            str(row["processes"]),
-            *(f"{row[key]:.0f} MiB" for key in ("peak_mib", "added_mib")),
-        )
-    return shown
-
-
-def _variables(name: str) -> Sequence[dict[str, str]]:
-    """The environment of each process."""
-    base = _environment()
-    if name != "DTensor":
-        base["OMP_NUM_THREADS"] = str(os.cpu_count())
-        return [base]
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    world = {"WORLD_SIZE": str(DEVICES), "LOCAL_WORLD_SIZE": str(DEVICES)}
-    return [
-        base | address | world | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        for rank in range(DEVICES)
-    ]
+    columns = {
+        "median": "{median_ms:.0f} ms",
+        "best": "{best_ms:.0f} ms",
+        "ratio": "{ratio:.2f}",
+        "first": "{first_s:.1f} s",
+        "processes": "{processes}",
+        "peak": "{peak_mib:.0f} MiB",
+        "added": "{added_mib:.0f} MiB",
+    }
+    title = f"{queries:,} queries in {points:,} points, k = {k}, {DEVICES} devices"
+    return tables.by_name(title, columns, results)
 
 
 if __name__ == "__main__":

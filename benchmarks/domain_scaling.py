@@ -12,24 +12,20 @@ says is an error, unless the reason stands with the operator (`benchmarks.scalin
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
 from rich.table import Table
 
 import isoshard as iso
-from benchmarks import timing
 from benchmarks.scaling.cases import WAYS, Case, Size, programs
 from benchmarks.scaling.counting import received
 from benchmarks.scaling.figure import draw
 from benchmarks.scaling.operators import CASES
+from tools.harness import calls, tables
+from tools.harness.command import Benchmark
 
 ROOT = Path(__file__).parent.parent
 FIGURE = ROOT / "docs" / "scaling.svg"
@@ -41,26 +37,24 @@ QUICK = (2, 4, 16)
 
 def main() -> None:
     """Compile, compare, and write what was found."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--devices", type=int, help="print what one process finds, as JSON")
-    options = parser.parse_args()
-    if options.devices:
-        jax.config.update("jax_disable_most_optimizations", True)  # LLVM's, not the partitioner
-        iso.simulate_devices(options.devices)
-        print(json.dumps(found_here(options.devices)))
-        return
-    console = Console()
+    benchmark = Benchmark("domain_scaling", __doc__, quick=1)
+    quick = benchmark.parse().quick
     lines: list[dict[str, Any]] = []
-    for devices in QUICK if options.quick else EVERY:
-        console.print(f"compiling for {devices} devices ..")
-        lines += _found(devices)
+    for devices in QUICK if quick else EVERY:
+        tables.show(f"compiling for {devices} devices ..")
+        lines += calls.call("benchmarks.domain_scaling:found_alone", devices)
     check(lines)
-    console.print(table(lines))
-    if not options.quick:
-        results = grouped(lines)
+    results = grouped(lines)
+    if not quick:
         FIGURE.write_text(draw(results))
-        console.print(f"wrote {timing.save('domain_scaling', results)} and {FIGURE}")
+    benchmark.finish(results, table(lines))
+
+
+def found_alone(devices: int) -> list[dict[str, Any]]:
+    """What a process of its own finds, which has so many virtual devices."""
+    jax.config.update("jax_disable_most_optimizations", True)  # LLVM's, not the partitioner
+    iso.simulate_devices(devices)
+    return found_here(devices)
 
 
 def sizes(case: Case, devices: int) -> Iterable[tuple[Size, str]]:
@@ -157,16 +151,16 @@ def grouped(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def table(lines: Sequence[dict[str, Any]]) -> Table:
     """Show bytes for the fewest and for the most devices."""
     least, most = (end(line["devices"] for line in lines) for end in (min, max))
-    shown = Table(title="bytes that the busiest device receives; * is not what the formula says")
-    shown.add_column("", no_wrap=True)
-    for title in ("split", "scaling", *(f"{way}, {n}" for way in WAYS for n in (least, most))):
-        shown.add_column(title, justify="right")
     ends = {(*_key(line), line["devices"]): line for line in lines}
+    rows = []
     for line in lines:
         if line["devices"] == least:
             pair = [ends[(*_key(line), devices)] for devices in (least, most)]
-            shown.add_row(*_key(line), *(_bytes(one, way) for way in WAYS for one in pair))
-    return shown
+            said = {f"{way} {n}": _bytes(pair[n], way) for way in WAYS for n in (0, 1)}
+            rows.append((_key(line), said))
+    columns = {f"{way}, {(least, most)[n]}": f"{{{way} {n}}}" for way in WAYS for n in (0, 1)}
+    title = "bytes that the busiest device receives; * is not what the formula says"
+    return tables.table(title, columns, rows, ("", "split", "scaling"))
 
 
 def _key(line: dict[str, Any]) -> tuple[str, str, str]:
@@ -176,13 +170,6 @@ def _key(line: dict[str, Any]) -> tuple[str, str, str]:
 def _bytes(line: dict[str, Any], way: str) -> str:
     have, want = line[way], line[f"{way}_paper"]
     return f"{have:,.0f}{'*' * (abs(have - want) > 1e-6 * max(have, want))}"
-
-
-def _found(devices: int) -> list[dict[str, Any]]:
-    """What a process with so many virtual devices finds."""
-    command = [sys.executable, "-m", "benchmarks.domain_scaling", "--devices", str(devices)]
-    said = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
-    return json.loads(said.splitlines()[-1])
 
 
 if __name__ == "__main__":

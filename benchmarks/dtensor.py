@@ -13,24 +13,14 @@ together. The times of the ranks are pooled.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import socket
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks import timing
+from tools.harness import calls, tables, timing
+from tools.harness.command import Benchmark
 
-ROOT = Path(__file__).resolve().parent.parent
 RANKS = 4
 SIZES = {"4 KB": 2**12, "256 KB": 2**18, "4 MB": 2**22, "64 MB": 2**26}
 COLUMNS = 256  # of float32
@@ -41,17 +31,9 @@ LIMIT = 300
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/dtensor.json`."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.dtensor")
-    parser.add_argument("--rounds", type=int, default=200, help="timed calls of each contestant")
-    parser.add_argument("--report", type=Path, help=argparse.SUPPRESS)  # of a rank
-    options = parser.parse_args()
-    if options.report is not None:
-        work(options.rounds, options.report)
-        return
-    results = summary(launch(options.rounds))
-    console = Console()
-    console.print(table(results))
-    console.print(f"wrote {timing.save('dtensor', results)}")
+    benchmark = Benchmark("dtensor", __doc__, rounds=200)
+    results = summary(launch(benchmark.parse().rounds))
+    benchmark.finish(results, table(results))
 
 
 def launch(rounds: int, *, limit: float = LIMIT) -> list[dict[str, Any]]:
@@ -65,43 +47,21 @@ def launch(rounds: int, *, limit: float = LIMIT) -> list[dict[str, Any]]:
         The report of each rank, see `work`.
 
     Raises:
-        RuntimeError: a rank failed, or all took too long.
+        calls.Failed: a rank failed, or all took too long.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        reports = [Path(folder) / f"{rank}.json" for rank in range(RANKS)]
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-        started = [
-            subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "benchmarks.dtensor"),
-                    *("--rounds", str(rounds), "--report", str(report)),
-                ],
-                cwd=ROOT,
-                env=_environment() | address | _rank(rank),
-            )
-            for rank, report in enumerate(reports)
-        ]
-        end = time.monotonic() + limit
-        try:
-            codes = [one.wait(max(0.1, end - time.monotonic())) for one in started]
-        except subprocess.TimeoutExpired:
-            raise RuntimeError(f"the ranks took more than {limit:.0f} s") from None
-        finally:
-            for one in started:
-                one.kill()
-                one.wait()
-        if any(codes):
-            raise RuntimeError(f"ranks ended with status {codes}; their errors stand above")
-        return [json.loads(report.read_text()) for report in reports]
+    each = [{**one, "JAX_PLATFORMS": "cpu"} for one in calls.ranks(RANKS)]
+    return calls.together("benchmarks.dtensor:work", rounds, variables=each, limit=limit)
 
 
-def work(rounds: int, report: Path) -> None:
-    """Measure in one rank, and write the seconds of each call.
+def work(rounds: int) -> dict[str, Any]:
+    """Measure in one rank.
 
     Args:
         rounds: timed calls of each contestant.
-        report: file to write: by direction, size and contestant the list of seconds, and "shared",
-            whether the memory was.
+
+    Returns:
+        By direction, size and contestant the seconds of each call, and "shared", whether the memory
+        was.
     """
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -112,8 +72,8 @@ def work(rounds: int, report: Path) -> None:
     mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("x",))
     found: dict[str, Any] = {}
     for direction, make in {"to JAX": to_jax, "to torch": to_dtensor}.items():
-        calls = rounds + WARMUP + 1
-        made = {size: make(count, mesh, calls) for size, count in SIZES.items()}
+        count_of_calls = rounds + WARMUP + 1
+        made = {size: make(count, mesh, count_of_calls) for size, count in SIZES.items()}
         ours = {size: call["isoshard"] for size, call in made.items()}
         for call in ours.values():
             call()  # the first one asks all ranks whether they agree
@@ -133,8 +93,8 @@ def work(rounds: int, report: Path) -> None:
             }
             for size, call in made.items()
         }
-    report.write_text(json.dumps(found))
     dist.barrier()
+    return found
 
 
 def to_jax(count: int, mesh: Any, calls: int) -> dict[str, Callable[[], Any]]:
@@ -221,23 +181,16 @@ def summary(reports: list[dict[str, Any]]) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> Table:
     """Show what `summary` found."""
-    shown = Table(title=f"float32 DTensor over {RANKS} processes, per tensor")
-    titles = ("", "size", "isoshard", "best", "to 4 KB", "gather", "ratio", "shared")
-    for title in titles:
-        shown.add_column(title, justify="left" if not title else "right")
-    for direction, sizes in results.items():
-        for size, row in sizes.items():
-            shown.add_row(
-                direction,
-                size,
-                f"{row['isoshard']['median_ms'] * 1e3:.0f} us",
-                f"{row['isoshard']['best_ms'] * 1e3:.0f} us",
-                f"{row['to_smallest']:.2f}",
-                f"{row['gather']['median_ms']:.2f} ms",
-                f"{row['gather']['ratio']:.0f}",
-                f"{row['shared']} of {row['ranks']}",
-            )
-    return shown
+    columns = {
+        "isoshard": "{isoshard[median_ms]:.3f} ms",
+        "best": "{isoshard[best_ms]:.3f} ms",
+        "to 4 KB": "{to_smallest:.2f}",
+        "gather": "{gather[median_ms]:.2f} ms",
+        "ratio": "{gather[ratio]:.0f}",
+        "shared": "{shared} of {ranks}",
+    }
+    title = f"float32 DTensor over {RANKS} processes, per tensor"
+    return tables.by_pair(title, ("", "size"), columns, results)
 
 
 def _dtensor(count: int, mesh: Any) -> Any:
@@ -246,23 +199,6 @@ def _dtensor(count: int, mesh: Any) -> Any:
 
     local = torch.ones(count // (4 * COLUMNS * RANKS), COLUMNS)
     return DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
-
-
-def _environment() -> dict[str, str]:
-    """The variables of this process, without those by which JAX was told its devices here."""
-    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    return kept | {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-
-
-def _rank(rank: int) -> dict[str, str]:
-    ranks = {"RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": RANKS}
-    return {name: str(value) for name, value in ranks.items()}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ beside them.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -20,11 +19,11 @@ import numpy as np
 import torch
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from rich.console import Console
 from rich.table import Table
 
 import isoshard as iso
-from benchmarks import timing
+from tools.harness import tables, timing
+from tools.harness.command import Benchmark
 
 DEVICES = 8
 SIZES_MB = (1, 64)
@@ -52,18 +51,15 @@ class Direction:
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/exchange.json`."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.exchange")
-    parser.add_argument("--rounds", type=int, default=100, help="timed calls of each contestant")
-    options = parser.parse_args()
+    benchmark = Benchmark("exchange", __doc__, rounds=100)
+    rounds = benchmark.parse().rounds
     iso.simulate_devices(DEVICES)
     mesh = iso.make_mesh((DEVICES,), ("x",))
     results = {
-        direction: {f"{size} MB": measure(make, size, mesh, options.rounds) for size in SIZES_MB}
+        direction: {f"{size} MB": measure(make, size, mesh, rounds) for size in SIZES_MB}
         for direction, make in {"jax to torch": to_torch, "torch to jax": to_jax}.items()
     }
-    console = Console()
-    console.print(table(results))
-    console.print(f"wrote {timing.save('exchange', results)}")
+    benchmark.finish(results, table(results))
 
 
 def measure(
@@ -128,21 +124,14 @@ def to_jax(rows: int, mesh: Mesh) -> Direction:
 
 def table(results: dict[str, Any]) -> Table:
     """Show what `measure` found."""
-    shown = Table(title=f"float32 over {DEVICES} devices")
-    for title in ("", "size", "bare calls", "isoshard", "ratio", "copy", "shared"):
-        shown.add_column(title, justify="left" if not title else "right")
-    for direction, sizes in results.items():
-        for size, row in sizes.items():
-            shown.add_row(
-                direction,
-                size,
-                f"{row['bare calls']['median_ms']:.3f} ms",
-                f"{row['isoshard']['median_ms']:.3f} ms",
-                f"{row['isoshard']['ratio']:.2f}",
-                f"{row['copy']['median_ms']:.3f} ms",
-                f"{row['shared']} of {row['buffers']}",
-            )
-    return shown
+    columns = {
+        "bare calls": "{bare calls[median_ms]:.3f} ms",
+        "isoshard": "{isoshard[median_ms]:.3f} ms",
+        "ratio": "{isoshard[ratio]:.2f}",
+        "copy": "{copy[median_ms]:.3f} ms",
+        "shared": "{shared} of {buffers}",
+    }
+    return tables.by_pair(f"float32 over {DEVICES} devices", ("", "size"), columns, results)
 
 
 if __name__ == "__main__":

@@ -1,36 +1,26 @@
 """Who searches neighbours in `benchmarks.domain_knn`, each in processes of its own.
 
-    python -m benchmarks.knn_contestants torch --points 2000 --queries 200 --k 5 --rounds 3
-
-Each prints one line of JSON: seconds of each call, resident memory at its peak, and what it found
-(the sums of distances and of indices), so that one can see whether all found the same.
+Each tells the seconds of each call, resident memory at its peak, and what it found (the sums of
+distances and of indices), so that one can see whether all found the same.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import time
+import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tools.harness import timing
 
 DEVICES = 4
 WARMUP = 2
 
 
-def main() -> None:
+def found(name: str, points: int, queries: int, k: int, rounds: int) -> dict[str, Any]:
     """Measure one contestant."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.knn_contestants")
-    parser.add_argument("name", choices=list(CONTESTANTS))
-    for option in ("points", "queries", "k", "rounds"):
-        parser.add_argument(f"--{option}", type=int, required=True)
-    options = parser.parse_args()
-    points, queries = clouds(options.points, options.queries)
-    found = CONTESTANTS[options.name](points, queries, options.k, options.rounds)
-    print(json.dumps(found), flush=True)
+    return CONTESTANTS[name](*clouds(points, queries), k, rounds)
 
 
 def clouds(points: int, queries: int) -> tuple[np.ndarray, np.ndarray]:
@@ -142,33 +132,24 @@ def _measured(
     meet: Callable[[], Any] = lambda: None,
 ) -> dict[str, Any]:
     """Time calls that return when their work is done; memory is read after them."""
-    import sys
-
     wait = sys.modules["jax"].block_until_ready if "jax" in sys.modules else lambda x: x
-    started = time.perf_counter()
-    before = memory("VmRSS")
-    wait(search())
-    first = time.perf_counter() - started
+
+    def once() -> None:
+        wait(search())
+        meet()
+
+    before = timing.resident("VmRSS")
+    first = timing.seconds(lambda: wait(search()))
     for _ in range(WARMUP):
         wait(search())
     seconds = []
     for _ in range(rounds):
         meet()
-        started = time.perf_counter()
-        wait(search())
-        meet()
-        seconds.append(time.perf_counter() - started)
-    found = {"first_s": first, "seconds": seconds, "before": before, "peak": memory("VmHWM")}
+        seconds.append(timing.seconds(once))
+    found = {
+        "first_s": first,
+        "seconds": seconds,
+        "before": before,
+        "peak": timing.resident("VmHWM"),
+    }
     return {**found, "sums": sums(search())}
-
-
-def memory(line: str) -> int:
-    """Resident bytes of this process, now ("VmRSS") or at most ("VmHWM"), as Linux counts them."""
-    for text in Path("/proc/self/status").read_text().splitlines():
-        if text.startswith(f"{line}:"):
-            return int(text.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {line}; memory is measured on Linux only")
-
-
-if __name__ == "__main__":
-    main()

@@ -17,22 +17,21 @@ nothing at the same time: each batch is read, uploaded and used, and its loss wa
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 import isoshard.torch_bridge as xs
-from benchmarks import timing
 from isoshard.torch_bridge.loading import MpDeviceLoader, ParallelLoader
+from tools.harness import tables, timing
+from tools.harness.command import Benchmark
 
 DEVICES, ROWS, WIDTH, DEPTH = 8, 256, 512, 3
 BATCHES, ROUNDS = 40, 5
@@ -66,7 +65,9 @@ class Work:
         [self.placed] = MpDeviceLoader([self.batch], "jax", input_sharding=self.spec)
         for _ in range(3):
             step(self.placed)
-        self.seconds = statistics.median(_timed(lambda: self.run(20)) / 20 for _ in range(3))
+        self.seconds = statistics.median(
+            timing.seconds(lambda: self.run(20)) / 20 for _ in range(3)
+        )
 
     def run(self, count: int) -> None:
         """Steps on one batch, waited for at the end, as a loop that logs once an epoch."""
@@ -101,7 +102,7 @@ class Computing:
         """Give `batch` `count` times, each after work that takes about `seconds`."""
         self.batch, self.count = batch, count
         self.data = batch.numpy()
-        once = statistics.median(_timed(self.augment) for _ in range(5))
+        once = statistics.median(timing.seconds(self.augment) for _ in range(5))
         self.times = max(1, round(seconds / once))
 
     def augment(self) -> None:
@@ -144,55 +145,38 @@ def measure(work: Work, source: Any, rounds: int) -> dict[str, Any]:
         warmup=1,
     )
     longer = [max(pair) for pair in zip(times["loader alone"], times["steps alone"], strict=True)]
-    ratios = [both / longest for both, longest in zip(times["MpDeviceLoader"], longer, strict=True)]
     return {
         "batches": source.count,
         "epoch": timing.summary(times, "MpDeviceLoader"),
-        "ratio": statistics.median(ratios),
-        "ratio_in_turns": statistics.median(
-            taken / longest for taken, longest in zip(times["in turns"], longer, strict=True)
-        ),
+        "ratio": timing.paired(times["MpDeviceLoader"], longer),
+        "ratio_in_turns": timing.paired(times["in turns"], longer),
         "target": TARGET,
     }
 
 
 def table(results: dict[str, dict[str, Any]]) -> Table:
     """Medians of an epoch, and the ratios."""
-    shown = Table(title=f"an epoch of {next(iter(results.values()))['batches']} batches")
-    columns = ("loader alone", "steps alone", "in turns", "MpDeviceLoader")
-    for column in ("loader", *columns, "ratio", "target"):
-        shown.add_column(column, justify="right")
-    for name, found in results.items():
-        times = [f"{found['epoch'][column]['median_ms']:.0f} ms" for column in columns]
-        shown.add_row(name, *times, f"{found['ratio']:.2f}", f"{found['target']:.2f}")
-    return shown
-
-
-def _timed(function: Callable[[], Any]) -> float:
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
+    ways = ("loader alone", "steps alone", "in turns", "MpDeviceLoader")
+    columns = {way: f"{{epoch[{way}][median_ms]:.0f}} ms" for way in ways}
+    columns |= {"ratio": "{ratio:.2f}", "target": "{target:.2f}"}
+    batches = next(iter(results.values()))["batches"]
+    return tables.by_name(f"an epoch of {batches} batches", columns, results)
 
 
 def main() -> None:
     """Run, print a table, and save `benchmarks/results/loading.json`."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a few batches, nothing written")
-    options = parser.parse_args()
+    benchmark = Benchmark("loading", __doc__, rounds=ROUNDS, quick=2)
+    given = benchmark.parse()
     jax.config.update("jax_num_cpu_devices", DEVICES)
     torch.set_num_threads(1)
-    count, rounds = (8, 2) if options.quick else (BATCHES, ROUNDS)
+    count = 8 if given.quick else BATCHES
     work = Work()
-    console = Console(width=110)
-    console.print(f"a step takes {work.seconds * 1e3:.1f} ms")
     results = {
-        "sleep": measure(work, Sleeping(work.batch, count, work.seconds), rounds),
-        "numpy": measure(work, Computing(work.batch, count, work.seconds), rounds),
+        "sleep": measure(work, Sleeping(work.batch, count, work.seconds), given.rounds),
+        "numpy": measure(work, Computing(work.batch, count, work.seconds), given.rounds),
     }
-    console.print(table(results))
-    if not options.quick:
-        path = timing.save("loading", {"step_ms": work.seconds * 1e3, **results})
-        console.print(f"wrote {path}")
+    step = work.seconds * 1e3
+    benchmark.finish({"step_ms": step, **results}, f"a step takes {step:.1f} ms", table(results))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ size of the state.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import sys
@@ -24,13 +23,13 @@ import numpy as np
 import optax
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding
-from rich.console import Console
 from rich.table import Table
 
 import isoshard as iso
-from benchmarks import timing
 from isoshard import P, Plan
 from isoshard.jax_bridge import train_step
+from tools.harness import tables
+from tools.harness.command import Benchmark
 
 CHIPS = "v5e:2x4"
 MIB = 2**20
@@ -45,11 +44,10 @@ ENVIRONMENT = {
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/offload.json`."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.offload")
-    parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--width", type=int, default=2048)
-    parser.add_argument("--batch", type=int, default=8192)
-    options = parser.parse_args()
+    benchmark = Benchmark("offload", __doc__)
+    for name, size in (("layers", 16), ("width", 2048), ("batch", 8192)):
+        benchmark.add(f"--{name}", type=int, default=size)
+    given = benchmark.parse()
     if importlib.util.find_spec("libtpu") is None:
         sys.exit("the compiler for TPUs is not installed: pip install libtpu")
     os.environ.update(ENVIRONMENT)
@@ -57,13 +55,12 @@ def main() -> None:
     iso.simulate_devices(8)
     devices = topologies.get_topology_desc(platform="tpu", topology_name=CHIPS).devices
     mesh = Mesh(np.array(devices).reshape(8), ("x",), axis_types=(AxisType.Explicit,))
-    sizes = (options.layers, options.width, options.batch)
+    sizes = (given.layers, given.width, given.batch)
     results = {
         "on the device": measure(mesh, {}, *sizes),
         "on the host": measure(mesh, {"*.mu.*": "pinned_host", "*.nu.*": "pinned_host"}, *sizes),
     }
-    Console(width=100).print(table(results))
-    print(f"wrote {timing.save('offload', {'sizes': sizes, 'state': results})}")
+    benchmark.finish({"sizes": sizes, "state": results}, table(results))
 
 
 def measure(mesh: Mesh, memory: Any, layers: int, width: int, batch: int) -> dict[str, float]:
@@ -115,11 +112,13 @@ def loss_of(weights: dict[str, jax.Array], x: jax.Array) -> jax.Array:
 
 def table(results: dict[str, dict[str, float]]) -> Table:
     """Show what `measure` found."""
-    shown = Table(title=f"a training step on {CHIPS}, MiB of one device")
-    for title in ("state", "given", "temporaries", "on the device", "on the host"):
-        shown.add_column(title, justify="right")
-    for name, row in results.items():
-        shown.add_row(name, *(f"{value:.1f}" for value in row.values()))
+    columns = {
+        "given": "{given_mib:.1f}",
+        "temporaries": "{temporaries_mib:.1f}",
+        "on the device": "{device_mib:.1f}",
+        "on the host": "{host_mib:.1f}",
+    }
+    shown = tables.by_name(f"a training step on {CHIPS}, MiB of one device", columns, results)
     before, after = (row["device_mib"] for row in results.values())
     shown.caption = f"{before - after:.1f} MiB less on each device"
     return shown

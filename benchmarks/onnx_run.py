@@ -10,7 +10,6 @@ threads spin on. Results that differ end the run before anything is timed.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable
 from typing import Any
@@ -21,14 +20,15 @@ import onnxruntime
 import torch
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from rich.console import Console
 from rich.table import Table
 
 import isoshard as iso
-from benchmarks import collectives, timing
+from benchmarks import collectives
 from benchmarks.by_hand.models import FORWARDS
 from benchmarks.models import sizes
 from benchmarks.models.problem import MESH, Problem
+from tools.harness import tables, timing
+from tools.harness.command import Benchmark
 
 ROUNDS = 60
 TOLERANCE = 1e-4  # relative to the largest output
@@ -38,17 +38,17 @@ BASELINE = "pure JAX"
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/onnx.json`."""
-    options = _options()
+    benchmark = Benchmark("onnx", __doc__, rounds=ROUNDS, quick=2)
+    benchmark.add_workloads(FORWARDS)
+    given = benchmark.parse()
     iso.simulate_devices(math.prod(MESH.values()))
     mesh = iso.make_mesh(tuple(MESH.values()), tuple(MESH))
-    console = Console(width=110)
     results = {}
-    for name in options.workloads or FORWARDS:
-        problem = sizes.problem(name, "quick" if options.quick else "cpu")
-        results[name] = measure(problem, mesh, rounds=2 if options.quick else options.rounds)
-        console.print(table(name, results[name]))
-    if not options.quick:
-        console.print(f"wrote {timing.save('onnx', {**timing.saved('onnx'), **results})}")
+    for name in given.workloads:
+        problem = sizes.problem(name, "quick" if given.quick else "cpu")
+        results[name] = measure(problem, mesh, rounds=given.rounds)
+        tables.show(table(name, results[name]))
+    benchmark.finish(results, merge=True)
 
 
 def measure(problem: Problem, mesh: Mesh, *, rounds: int) -> dict[str, Any]:
@@ -129,34 +129,17 @@ def in_onnxruntime(model: Any, x: np.ndarray) -> Contestant:
 
 def table(name: str, found: dict[str, Any]) -> Table:
     """Show what `measure` found."""
-    shown = Table(title=f"{name}: one forward pass, ratio to {BASELINE}")
-    for title in ("", "median", "best", "ratio", "collectives"):
-        shown.add_column(title, justify="left" if title in ("", "collectives") else "right")
-    for title, row in found["contestants"].items():
-        talk = row.get("collectives", {})
-        shown.add_row(
-            title,
-            f"{row['median_ms']:.2f} ms",
-            f"{row['best_ms']:.2f} ms",
-            f"{row['ratio']:.3f}",
-            ", ".join(f"{count} {kind}" for kind, (count, _) in talk.items()),
-        )
-    return shown
+
+    def talk(row: dict[str, Any]) -> str:
+        return ", ".join(f"{n} {kind}" for kind, (n, _) in row.get("collectives", {}).items())
+
+    rows = {title: {**row, "talk": talk(row)} for title, row in found["contestants"].items()}
+    columns = {**tables.TIMES, "collectives": "{talk}"}
+    return tables.by_name(f"{name}: one forward pass, ratio to {BASELINE}", columns, rows)
 
 
 def _placed(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
     return iso.shard(x, sharding.mesh, sharding, copy=True)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.onnx_run")
-    parser.add_argument("workloads", nargs="*", help=f"of {', '.join(FORWARDS)}; default: all")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="timed calls of each contestant")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, two rounds, not saved")
-    options = parser.parse_args()
-    if unknown := set(options.workloads) - set(FORWARDS):
-        parser.error(f"no workload {', '.join(unknown)}; there are {', '.join(FORWARDS)}")
-    return options
 
 
 if __name__ == "__main__":

@@ -10,21 +10,18 @@ Both contestants return before the data has moved, and wait for it outside the t
 
 from __future__ import annotations
 
-import argparse
 import gc
-import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from rich.console import Console
 from rich.table import Table
 
 import isoshard as iso
-from benchmarks import timing
+from tools.harness import tables, timing
+from tools.harness.command import Benchmark
 
 DEVICES = 8
 SHAPE = (8, 4)
@@ -34,14 +31,12 @@ KINDS = (AxisType.Auto, AxisType.Explicit)
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/placing.json`."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.placing")
-    parser.add_argument("--rounds", type=int, default=1000, help="timed calls of each contestant")
-    options = parser.parse_args()
+    benchmark = Benchmark("placing", __doc__, rounds=1000)
+    rounds = benchmark.parse().rounds
     iso.simulate_devices(DEVICES)
-    results = {kind.name: measure(kind, options.rounds) for kind in KINDS}
-    console = Console()
-    console.print(table(results))
-    console.print(f"wrote {timing.save('placing', results)}")
+    gc.disable()  # calls take microseconds
+    results = {kind.name: measure(kind, rounds) for kind in KINDS}
+    benchmark.finish(results, table(results))
 
 
 def measure(kind: AxisType, rounds: int) -> dict[str, Any]:
@@ -63,7 +58,10 @@ def measure(kind: AxisType, rounds: int) -> dict[str, Any]:
             "iso.shard": lambda x=x: iso.shard(x, mesh, P("x", None)),
         }
         assert calls["iso.shard"]().sharding.is_equivalent_to(wanted, 2)
-        found[source] = timing.summary(in_turns(calls, rounds), "jax.device_put")
+        times = timing.interleave(
+            calls, rounds=rounds, warmup=rounds // 10, settle=jax.block_until_ready
+        )
+        found[source] = timing.summary(times, "jax.device_put")
     return found
 
 
@@ -80,38 +78,25 @@ def sources(mesh: Mesh) -> dict[str, jax.Array]:
     }
 
 
-def in_turns(calls: dict[str, Callable[[], jax.Array]], rounds: int) -> dict[str, list[float]]:
-    """Time the calls as `timing.interleave`, and wait for the result outside the time."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    names = list(calls)
-    gc.collect()
-    gc.disable()
-    for number in range(-rounds // 10, rounds):
-        for name in names[:: 1 if number % 2 else -1]:
-            started = time.perf_counter()
-            made = calls[name]()
-            taken = time.perf_counter() - started
-            made.block_until_ready()
-            if number >= 0:
-                times[name].append(taken)
-    gc.enable()
-    return times
-
-
 def table(results: dict[str, Any]) -> Table:
     """Show what `measure` found."""
-    shown = Table(title=f"float32 {SHAPE} over {DEVICES} devices, host time, {LIMIT} at most")
-    for title in ("axis", "from", "jax.device_put", "iso.shard", "ratio"):
-        shown.add_column(title, justify="right" if "." in title or title == "ratio" else "left")
-    for kind, ways in results.items():
-        for source, row in ways.items():
-            shown.add_row(
-                kind,
-                source,
-                *(f"{row[name]['median_ms'] * 1e3:.1f} us" for name in row),
-                f"{row['iso.shard']['ratio']:.2f}",
-            )
-    return shown
+    rows = {
+        kind: {
+            source: {"bare": row["jax.device_put"], "ours": row["iso.shard"]}
+            for source, row in ways.items()
+        }
+        for kind, ways in results.items()
+    }
+    return tables.by_pair(
+        f"float32 {SHAPE} over {DEVICES} devices, host time, {LIMIT} at most",
+        ("axis", "from"),
+        {
+            "jax.device_put": "{bare[median_ms]:.4f} ms",
+            "iso.shard": "{ours[median_ms]:.4f} ms",
+            "ratio": "{ours[ratio]:.2f}",
+        },
+        rows,
+    )
 
 
 if __name__ == "__main__":

@@ -14,48 +14,42 @@ The model has GPT-2's layers at tiny width, since recording does not look at ele
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 import isoshard.torch_bridge as xs
-from benchmarks import floor, phases, timing
+from benchmarks import floor, phases
 from benchmarks.models import gpt2
 from benchmarks.models.problem import Problem
 from benchmarks.peers import launch
 from benchmarks.phases import PHASES, Stepper
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
+from tools.harness import tables
+from tools.harness.command import Benchmark
 
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/recording.json`."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.recording")
-    parser.add_argument("--quick", action="store_true", help="two layers, not saved, no peers")
-    parser.add_argument("--rounds", type=int, help="timed steps of each")
-    parser.add_argument("--no-peers", action="store_true", help="leave out torchax and torch_xla")
-    options = parser.parse_args()
-    problem = gpt2.problem(phases.QUICK if options.quick else phases.FULL)
-    rounds = options.rounds or (30 if options.quick else 40)
-    results = measure(problem, rounds=rounds)
-    if not (options.quick or options.no_peers):
+    benchmark = Benchmark("recording", __doc__, rounds=40, quick=30)
+    benchmark.add("--no-peers", action="store_true", help="leave out torchax and torch_xla")
+    given = benchmark.parse()
+    results = measure(gpt2.problem(phases.QUICK if given.quick else phases.FULL), given.rounds)
+    if not (given.quick or given.no_peers):
         for name, peer in launch.RECORDING.items():
-            row = results[name] = launch.run(peer, "--rounds", str(rounds), key="recording")
+            row = results[name] = launch.run(peer, given.rounds)
             if "step_ms" in row:
                 row["us_per_cpu_op"] = row["step_ms"] * 1e3 / results["torch CPU"]["ops"]
         _to_floor(results)
-    Console(width=140).print(table(results))
-    if not options.quick:
-        print(f"wrote {timing.save('recording', results)}")
+    benchmark.finish(results, table(results))
 
 
-def measure(problem: Problem, *, rounds: int) -> dict[str, Any]:
+def measure(problem: Problem, rounds: int) -> dict[str, Any]:
     """Time the recording of a step by the engine, by the floor, and by torch on the CPU.
 
     Args:
@@ -160,37 +154,24 @@ def _to_floor(results: dict[str, Any]) -> None:
 
 def table(results: dict[str, Any]) -> Table:
     """Show what `measure` found, and the peers."""
-    shown = Table(title="recording a training step of GPT-2: us per operation")
-    shown.add_column("")
-    titles = ("ops", "step", "median", "to floor", "mean", "to floor", "us/CPU op", *PHASES)
-    for title in (*titles, "chain", "to floor"):
-        shown.add_column(title, justify="right")
-    for name, row in results.items():
-        if "problem" in row:
-            shown.add_row(f"{name}: {row['problem']}")
-            continue
-        cells = [f"{row['chain_us_per_op']:.2f}", f"{row['chain_us_per_op_to_floor']:.2f}"]
-        if "ops" not in row:
-            shown.add_row(name, *[""] * 10, *cells)
-            continue
-        shown.add_row(
-            name,
-            str(row["ops"]),
-            f"{row['step_ms']:.2f} ms",
-            *_cells(row, "median_us_per_op", "median_us_per_op_to_floor"),
-            f"{row['us_per_op']:.2f}",
-            f"{row['us_per_op_to_floor']:.2f}",
-            f"{row['us_per_cpu_op']:.2f}",
-            *(f"{row['phases'][phase]['us_per_op']:.2f}" for phase in PHASES),
-            *cells,
-        )
+    columns = {
+        "ops": "{ops}",
+        "step": "{step_ms:.2f} ms",
+        "median": "{median_us_per_op:.2f}",
+        "median to floor": "{median_us_per_op_to_floor:.2f}",
+        "mean": "{us_per_op:.2f}",
+        "mean to floor": "{us_per_op_to_floor:.2f}",
+        "us/CPU op": "{us_per_cpu_op:.2f}",
+        **{phase: f"{{phases[{phase}][us_per_op]:.2f}}" for phase in PHASES},
+        "chain": "{chain_us_per_op:.2f}",
+        "chain to floor": "{chain_us_per_op_to_floor:.2f}",
+        "": "{problem}",
+    }
+    title = "recording a training step of GPT-2: us per operation"
+    shown = tables.by_name(title, columns, results)
     entries = results["isoshard"]["entries"]
     shown.caption = f"{results['isoshard']['ops']} operations became {entries} entries of the tape"
     return shown
-
-
-def _cells(row: dict[str, Any], *keys: str) -> list[str]:
-    return [f"{row[key]:.2f}" if key in row else "" for key in keys]
 
 
 if __name__ == "__main__":

@@ -15,10 +15,7 @@ returns, in turns; the devices finish outside of the time. The target is 1.3 tim
 
 from __future__ import annotations
 
-import argparse
-import gc
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,12 +23,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from rich.console import Console
 from rich.table import Table
 
 import isoshard.torch_bridge as xs
-from benchmarks import timing
 from isoshard.torch_bridge.engine.compiling import plan_lowering
+from tools.harness import tables, timing
+from tools.harness.command import Benchmark
 
 COUNTS = (10, 150, 1000)
 QUICK = (10, 30)
@@ -86,20 +83,15 @@ class Nested(torch.nn.Module):
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/replaying.json`."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.replaying")
-    parser.add_argument("--quick", action="store_true", help="few tensors, not saved")
-    parser.add_argument("--rounds", type=int, help="timed calls of each")
-    options = parser.parse_args()
-    rounds = options.rounds or (20 if options.quick else 200)
-    counts = QUICK if options.quick else COUNTS
+    benchmark = Benchmark("replaying", __doc__, rounds=200, quick=20)
+    given = benchmark.parse()
+    counts = QUICK if given.quick else COUNTS
     results = {
-        f"{name}, {count} tensors": measure(name, count, rounds=rounds)
+        f"{name}, {count} tensors": measure(name, count, rounds=given.rounds)
         for name in OPTIMIZERS
         for count in counts
     }
-    Console(width=120).print(table(results))
-    if not options.quick:
-        print(f"wrote {timing.save('replaying', results)}")
+    benchmark.finish(results, table(results))
 
 
 def measure(name: str, count: int, *, rounds: int) -> dict[str, float]:
@@ -117,7 +109,9 @@ def measure(name: str, count: int, *, rounds: int) -> dict[str, float]:
     step, batch = compiled_step(name, count)
     jitted, arrays = jitted_program(step.last)
     contestants = {"replay": lambda: step(batch), "jit": jitted}
-    times = paired(contestants, rounds=rounds)
+    times = timing.interleave(
+        contestants, rounds=rounds, warmup=WARMUP, settle=lambda _: xs.sync(wait=True)
+    )
     pairs = list(zip(times["replay"], times["jit"], strict=True))
     replay, jit = (statistics.median(times[who]) * 1e6 for who in ("replay", "jit"))
     return {
@@ -128,7 +122,7 @@ def measure(name: str, count: int, *, rounds: int) -> dict[str, float]:
         "best_jit_us": min(times["jit"]) * 1e6,
         "ratio": replay / jit,
         "difference_us": replay - jit,
-        "paired_ratio": statistics.median(ours / theirs for ours, theirs in pairs),
+        "paired_ratio": timing.paired(times["replay"], times["jit"]),
         "paired_difference_us": statistics.median(ours - theirs for ours, theirs in pairs) * 1e6,
         "allowed_us": FACTOR * jit + EXTRA_US,
     }
@@ -196,40 +190,23 @@ def replaced(donated: tuple[int, ...], avals: Any, results: Any) -> list[tuple[i
     return pairs
 
 
-def paired(contestants: dict[str, Callable[[], Any]], *, rounds: int) -> dict[str, list[float]]:
-    """Seconds until each call returns; the devices finish before the next one begins."""
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    names = list(contestants)
-    gc.collect()
-    for number in range(-WARMUP, rounds):
-        for name in names if number % 2 else reversed(names):
-            started = time.perf_counter()
-            result = contestants[name]()
-            taken = time.perf_counter() - started
-            del result
-            xs.sync(wait=True)
-            if number >= 0:
-                times[name].append(taken)
-    return times
-
-
 def table(results: dict[str, dict[str, float]]) -> Table:
     """Show what `measure` found."""
-    shown = Table(title="host time of a call until it returns, medians in us")
-    for title in ("", "arrays", "xs.compile", "jax.jit", "ratio", "difference", "allowed", ""):
-        shown.add_column(title, justify="right")
-    for name, row in results.items():
-        shown.add_row(
-            name,
-            str(row["arrays"]),
-            f"{row['replay_us']:.0f}",
-            f"{row['jit_us']:.0f}",
-            f"{row['ratio']:.2f}",
-            f"{row['difference_us']:.0f}",
-            f"{row['allowed_us']:.0f}",
-            "within" if row["replay_us"] <= row["allowed_us"] else "above",
-        )
-    return shown
+    columns = {
+        "arrays": "{arrays}",
+        "xs.compile": "{replay_us:.0f}",
+        "jax.jit": "{jit_us:.0f}",
+        "ratio": "{ratio:.2f}",
+        "difference": "{difference_us:.0f}",
+        "allowed": "{allowed_us:.0f}",
+        "": "{said}",
+    }
+    within = {True: "within", False: "above"}
+    rows = {
+        name: {**row, "said": within[row["replay_us"] <= row["allowed_us"]]}
+        for name, row in results.items()
+    }
+    return tables.by_name("host time of a call until it returns, medians in us", columns, rows)
 
 
 if __name__ == "__main__":

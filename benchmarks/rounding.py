@@ -10,17 +10,16 @@ the times stand the fusions, conversions of dtype and temporaries of both progra
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 import isoshard.torch_bridge as xs
-from benchmarks import timing
+from tools.harness import tables, timing
+from tools.harness.command import Benchmark
 
 SIZES = {"width": 256, "heads": 8, "rows": 128, "batch": 4}
 SMALL = {"width": 32, "heads": 2, "rows": 8, "batch": 2}
@@ -30,15 +29,11 @@ COUNTED = {"fusions": " fusion(", "converts": " convert("}
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/rounding.json`."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rounding")
-    parser.add_argument("--quick", action="store_true", help="small and few rounds, not saved")
-    parser.add_argument("--rounds", type=int, help="timed calls of each")
-    options = parser.parse_args()
-    sizes, rounds = (SMALL, 5) if options.quick else (SIZES, 60)
-    results = {name: measure(name, sizes, options.rounds or rounds) for name in MODELS}
-    Console(width=100).print(table(results))
-    if not options.quick:
-        print(f"wrote {timing.save('rounding', {'sizes': sizes, **results})}")
+    benchmark = Benchmark("rounding", __doc__, rounds=60, quick=5)
+    given = benchmark.parse()
+    sizes = SMALL if given.quick else SIZES
+    results = {name: measure(name, sizes, given.rounds) for name in MODELS}
+    benchmark.finish({"sizes": sizes, **results}, table(results))
 
 
 def measure(name: str, sizes: dict[str, int], rounds: int) -> dict[str, Any]:
@@ -63,8 +58,7 @@ def measure(name: str, sizes: dict[str, int], rounds: int) -> dict[str, Any]:
             **{what: text.count(mark) for what, mark in COUNTED.items()},
             "temporaries_mib": xs.memory_analysis(captured).temp_size_in_bytes / 2**20,
         }
-    pairs = zip(times["rounded"], times["free"], strict=True)
-    return {**found, "paired_ratio": statistics.median(ours / theirs for ours, theirs in pairs)}
+    return {**found, "paired_ratio": timing.paired(times["rounded"], times["free"])}
 
 
 def step(name: str, sizes: dict[str, int], free: bool) -> tuple[Callable[[], None], Any]:
@@ -119,17 +113,21 @@ MODELS = {"transformer block": _block, "mlp": _mlp}
 
 def table(results: dict[str, dict[str, Any]]) -> Table:
     """Show what `measure` found."""
-    shown = Table(title="a bfloat16 training step; rounded after each operation, and free")
-    for title in ("", "", "ms", "fusions", "converts", "temporaries, MiB", "rounded / free"):
-        shown.add_column(title, justify="right")
-    for name, row in results.items():
-        for kind in PROGRAMS:
-            one = row[kind]
-            counts = [str(one[what]) for what in COUNTED]
-            ratio = f"{row['paired_ratio']:.3f}" if kind == "rounded" else ""
-            figures = (f"{one['median_ms']:.2f}", *counts, f"{one['temporaries_mib']:.2f}")
-            shown.add_row(name, kind, *figures, ratio)
-    return shown
+    pairs = {
+        name: {"rounded": {**row["rounded"], "ratio": row["paired_ratio"]}, "free": row["free"]}
+        for name, row in results.items()
+    }
+    return tables.by_pair(
+        "a bfloat16 training step; rounded after each operation, and free",
+        ("", ""),
+        {
+            "ms": "{median_ms:.2f}",
+            **{what: f"{{{what}}}" for what in COUNTED},
+            "temporaries, MiB": "{temporaries_mib:.2f}",
+            "rounded / free": "{ratio:.3f}",
+        },
+        pairs,
+    )
 
 
 if __name__ == "__main__":

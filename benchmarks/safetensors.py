@@ -20,15 +20,11 @@ seconds to make one, for whoever comes next.
 
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,12 +32,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 import isoshard as iso
-from benchmarks import timing
 from isoshard.core.weights.loading import CHUNK
+from tools.harness import calls, tables, timing
+from tools.harness.command import Benchmark
 
 DEVICES, THREADS, WIDTH, ROUNDS = 8, 4, 2048, 5
 LAYER = 4 * WIDTH * WIDTH * 2  # bytes of one layer in bfloat16
@@ -134,8 +130,9 @@ CONTESTANTS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def one(name: str, folder: Path, cold: bool) -> dict[str, float]:
-    """Run a contestant in this process."""
+def one(name: str, where: str, cold: bool) -> dict[str, float]:
+    """Run a contestant in this process, on the model in a folder."""
+    folder = Path(where)
     jax.config.update("jax_num_cpu_devices", DEVICES)
     jax.block_until_ready(iso.shard(np.ones((8, 8), np.float32), _mesh(), ("x",)))
     import safetensors  # noqa: F401  (before memory is measured)
@@ -146,13 +143,10 @@ def one(name: str, folder: Path, cold: bool) -> dict[str, float]:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(descriptor)
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    before = _memory("VmRSS")
-    started = time.perf_counter()
-    kept = CONTESTANTS[name](folder)
-    seconds = time.perf_counter() - started
-    peak = _memory("VmHWM") - before
-    del kept
-    return {"seconds": seconds, "peak": peak}
+    before = timing.resident("VmRSS")
+    kept: list[Any] = []
+    seconds = timing.seconds(lambda: CONTESTANTS[name](folder), kept.append)
+    return {"seconds": seconds, "peak": timing.resident("VmHWM") - before}
 
 
 def measure(folder: Path, size: int, rounds: int, cold: bool) -> dict[str, Any]:
@@ -161,16 +155,14 @@ def measure(folder: Path, size: int, rounds: int, cold: bool) -> dict[str, Any]:
     names = list(CONTESTANTS)
     for number in range(rounds):
         for name in np.random.default_rng(number).permutation(names).tolist():
-            command = [sys.executable, "-m", "benchmarks.safetensors", "--one", name, str(folder)]
-            done = subprocess.run(
-                [*command, *(["--cold"] if cold else [])],
-                check=True,
-                capture_output=True,
-                text=True,
-                timeout=300,
-                env={**os.environ, "NUMPY_MADVISE_HUGEPAGE": "0"},
+            found[name].append(
+                calls.call(
+                    "benchmarks.safetensors:one",
+                    *(name, str(folder), cold),
+                    variables={"NUMPY_MADVISE_HUGEPAGE": "0"},
+                    limit=300,
+                )
             )
-            found[name].append(json.loads(done.stdout.splitlines()[-1]))
     seconds = {
         name: statistics.median(run["seconds"] for run in runs) for name, runs in found.items()
     }
@@ -181,9 +173,8 @@ def measure(folder: Path, size: int, rounds: int, cold: bool) -> dict[str, Any]:
         "peak_MB": {name: peak / 1e6 for name, peak in peaks.items()},
         "seconds": {name: [run["seconds"] for run in runs] for name, runs in found.items()},
         "ratio_to_raw": seconds["raw reads"] / seconds["load_safetensors"],
-        "ratio_by_round": statistics.median(
-            raw["seconds"] / ours["seconds"]
-            for raw, ours in zip(found["raw reads"], found["load_safetensors"], strict=True)
+        "ratio_by_round": timing.paired(
+            *([run["seconds"] for run in found[who]] for who in ("raw reads", "load_safetensors"))
         ),
         "memory": peaks["load_safetensors"] / (in_flight + size),
     }
@@ -191,13 +182,16 @@ def measure(folder: Path, size: int, rounds: int, cold: bool) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> Table:
     """Throughput and memory."""
-    shown = Table(title=f"{results['bytes'] / 1e9:.2f} GB on {DEVICES} devices")
-    for column in ("", "contestant", "GB/s", "peak MB"):
-        shown.add_column(column, justify="right")
-    for kind in ("warm", "cold"):
-        for name, rate in results[kind]["GB/s"].items():
-            shown.add_row(kind, name, f"{rate:.2f}", f"{results[kind]['peak_MB'][name]:.0f}")
-    return shown
+    rows = {
+        kind: {
+            name: {"rate": rate, "peak": found["peak_MB"][name]}
+            for name, rate in found["GB/s"].items()
+        }
+        for kind, found in ((kind, results[kind]) for kind in ("warm", "cold"))
+    }
+    columns = {"GB/s": "{rate:.2f}", "peak MB": "{peak:.0f}"}
+    title = f"{results['bytes'] / 1e9:.2f} GB on {DEVICES} devices"
+    return tables.by_pair(title, ("", "contestant"), columns, rows)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -208,41 +202,27 @@ def _mesh() -> Any:
     return iso.make_mesh((DEVICES,), ("x",))
 
 
-def _memory(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
-
-
 def main() -> None:
     """Run, print a table, and save `benchmarks/results/safetensors.json`."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="128 MB, one round, nothing written")
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--cold", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.one:
-        print(json.dumps(one(options.one[0], Path(options.one[1]), options.cold)))
-        return
-    console = Console(width=110)
+    benchmark = Benchmark("safetensors", __doc__, rounds=ROUNDS, quick=1)
+    given = benchmark.parse()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / "model"
-        size = write_model(folder, SIZE >> 4 if options.quick else SIZE)
-        rounds = 1 if options.quick else ROUNDS
+        size = write_model(folder, SIZE >> 4 if given.quick else SIZE)
         results = {
             "bytes": size,
             "in_flight": THREADS * CHUNK,
-            **{kind: measure(folder, size, rounds, kind == "cold") for kind in ("warm", "cold")},
+            "warm": measure(folder, size, given.rounds, cold=False),
+            "cold": measure(folder, size, given.rounds, cold=True),
             "targets": {"ratio_to_raw": LEAST_RATIO, "memory": MOST_MEMORY},
         }
-    console.print(table(results))
-    for kind in ("warm", "cold"):
-        console.print(
-            f"{kind}: {results[kind]['ratio_to_raw']:.2f} of raw reads (at least {LEAST_RATIO}; "
-            f"round by round {results[kind]['ratio_by_round']:.2f}), "
-            f"memory {results[kind]['memory']:.2f} of shards and chunks (at most {MOST_MEMORY})"
-        )
-    if not options.quick:
-        console.print(f"wrote {timing.save('safetensors', results)}")
+    told = [
+        f"{kind}: {results[kind]['ratio_to_raw']:.2f} of raw reads (at least {LEAST_RATIO}; "
+        f"round by round {results[kind]['ratio_by_round']:.2f}), "
+        f"memory {results[kind]['memory']:.2f} of shards and chunks (at most {MOST_MEMORY})"
+        for kind in ("warm", "cold")
+    ]
+    benchmark.finish(results, table(results), *told)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,7 @@ XLA's compilation. Then the compiled program's own time and memory.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -26,9 +22,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import isoshard.torch_bridge as xs
-from benchmarks import timing
 from benchmarks.models.block import Block
 from isoshard import metrics
+from tools.harness import calls, timing
+from tools.harness.command import Benchmark
 
 VOCABULARY, LENGTH, BATCH, HEADS = 256, 32, 4, 4
 VARIANTS = ("loop", "scan", "scan, checkpoint", "separate")
@@ -85,11 +82,7 @@ def measure(variant: str, part: str, layers: int, width: int) -> dict[str, Any]:
     started, worked = time.perf_counter(), time.process_time()
     loss = step(*inputs).item()
     first, work = time.perf_counter() - started, time.process_time() - worked
-    times = []
-    for _ in range(ROUNDS):
-        started = time.perf_counter()
-        step(*inputs).item()
-        times.append(time.perf_counter() - started)
+    times = [timing.seconds(lambda: step(*inputs).item()) for _ in range(ROUNDS)]
     memory = xs.memory_analysis(step)
     return {
         "result": loss,
@@ -104,32 +97,24 @@ def measure(variant: str, part: str, layers: int, width: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure every variant at both depths."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--one", nargs=3, metavar=("VARIANT", "PART", "LAYERS"))
-    options = parser.parse_args()
-    if options.one:
-        variant, part, layers = options.one
-        print(json.dumps(measure(variant, part, int(layers), options.width)))
-        return
-    depths = (2, 4) if options.quick else (4, 48)
+    benchmark = Benchmark("scan_layers", __doc__, quick=1)
+    benchmark.add("--width", type=int, default=128)
+    given = benchmark.parse()
+    depths = (2, 4) if given.quick else (4, 48)
     results: dict[str, Any] = {}
     for part in PARTS:
         for variant in VARIANTS:
             for layers in depths:
-                command = [sys.executable, "-m", "benchmarks.scan_layers"]
-                command += ["--width", str(options.width), "--one", variant, part, str(layers)]
-                run = subprocess.run(command, capture_output=True, text=True, check=True)
-                found = json.loads(run.stdout.splitlines()[-1])
+                found = calls.call(
+                    "benchmarks.scan_layers:measure", variant, part, layers, given.width
+                )
                 results[f"{part}: {variant}, {layers} layers"] = found
                 print(part, variant, layers, {k: round(v, 2) for k, v in found.items()}, flush=True)
             deep, flat = (results[f"{part}: {variant}, {layers} layers"] for layers in depths[::-1])
             ratio = deep["first_call_s"] / flat["first_call_s"]
             results[f"{part}: {variant}, ratio of first calls"] = ratio
             print(f"{part}: {variant}: {depths[1]} layers / {depths[0]} layers = {ratio:.2f}")
-    if not options.quick:
-        print(timing.save("scan_layers", {"width": options.width, **results}))
+    benchmark.finish({"width": given.width, **results})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ compiled, collectives and memory. Losses that differ end the run before anything
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 from collections.abc import Callable
@@ -19,16 +18,17 @@ from typing import Any
 import jax
 import torch
 from jax.sharding import Mesh
-from rich.console import Console
 from rich.table import Table
 
 import isoshard as iso
-from benchmarks import collectives, contestants, timing
+from benchmarks import collectives, contestants
 from benchmarks.by_hand.step import make_mesh
 from benchmarks.contestants import Contestant
 from benchmarks.models import sizes
 from benchmarks.models.problem import MESH, Problem
 from benchmarks.peers import launch
+from tools.harness import results, tables, timing
+from tools.harness.command import Benchmark
 
 ROUNDS = {"mlp": 40, "gpt2": 8, "resnet50": 6, "vit": 8}  # the shorter the step, the noisier
 QUICK_ROUNDS = 2
@@ -43,29 +43,30 @@ def main() -> None:
 
     Workloads that are not named keep the figures of the run before.
     """
-    options = _options()
-    scale = "gpu" if options.accelerator else "quick" if options.quick else "cpu"
+    benchmark = Benchmark("training", __doc__, rounds=0, quick=QUICK_ROUNDS)
+    benchmark.add_workloads(sizes.SIZES)
+    benchmark.add("--accelerator", action="store_true", help="published sizes on one GPU")
+    benchmark.add("--no-peers", action="store_true", help="leave out DTensor and the others")
+    given = benchmark.parse()
+    scale = "gpu" if given.accelerator else "quick" if given.quick else "cpu"
+    benchmark.name = "training-gpu" if scale == "gpu" else "training"
     mesh = _mesh(scale)
-    console = Console(width=130)
-    results: dict[str, Any] = {}
-    problems = [sizes.problem(name, scale) for name in options.workloads or sizes.SIZES]
+    found: dict[str, Any] = {}
+    problems = [sizes.problem(name, scale) for name in given.workloads]
     for problem in problems:
-        console.rule(f"[bold]{problem.name}, mesh {tuple(mesh.shape.values())}, {jax.devices()[0]}")
-        rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS[problem.name])
+        rounds = given.rounds or ROUNDS[problem.name]
         facts = measure(problem, mesh, scale=scale, rounds=rounds)
-        results[problem.name] = {"size": problem.described(), "contestants": facts}
-        console.print(*tables(facts), sep="\n")
-    if scale != "gpu" and not options.no_peers:
-        peers = launch.training([problem.name for problem in problems], scale, steps=LOGGED)
-        for name, found in results.items():
-            found["peers"] = {peer: rows.get(name, rows) for peer, rows in peers.items()}
-            console.print(peer_table(name, found["peers"], found["contestants"]))
-    if not options.quick:
-        for found in results.values():
-            found["measured"] = timing.circumstances()
-        name = "training-gpu" if scale == "gpu" else "training"
-        path = timing.save(name, {**timing.saved(name), **results})
-        console.print(f"wrote {path}")
+        found[problem.name] = {"size": problem.described(), "contestants": facts}
+        where = f"{problem.name}, mesh {tuple(mesh.shape.values())}, {jax.devices()[0]}"
+        tables.show(where, *shown(facts))
+    if scale != "gpu" and not given.no_peers:
+        peers = launch.training(given.workloads, scale, steps=LOGGED)
+        for name, row in found.items():
+            row["peers"] = {peer: rows[name] for peer, rows in peers.items()}
+            tables.show(peer_table(name, row["peers"], row["contestants"]))
+    for row in found.values():
+        row["measured"] = results.circumstances()
+    benchmark.finish(found, merge=True)
 
 
 def measure(problem: Problem, mesh: Mesh, *, scale: str, rounds: int) -> dict[str, Any]:
@@ -111,9 +112,7 @@ def agree(problem: Problem, facts: dict[str, Any], tolerance: float) -> None:
     """
     base, *_ = facts.values()
     for name, row in facts.items():
-        row["loss_difference"] = max(
-            abs(a - b) / abs(b) for a, b in zip(row["losses"], base["losses"], strict=True)
-        )
+        row["loss_difference"] = loss_difference(row, base)
         if not row["loss_difference"] <= tolerance:
             raise RuntimeError(
                 f"{problem.name}: the losses of {name!r} are off by {row['loss_difference']:.1e} "
@@ -157,32 +156,23 @@ def peak_bytes(memory: Any) -> int:
     )
 
 
-def tables(facts: dict[str, Any]) -> list[Table]:
+def shown(facts: dict[str, Any]) -> list[Table]:
     """Show what `measure` found: times and memory, then collectives."""
-    speed = Table(title="a training step; ratio and memory to pure JAX")
-    speed.add_column("")
-    for title in ("median", "best", "ratio", "memory", "programs", "loss off by"):
-        speed.add_column(title, justify="right")
-    for name, row in facts.items():
-        memory = f"{row['memory_ratio']:.2f}" if "memory_ratio" in row else ""
-        speed.add_row(
-            name,
-            f"{row['median_ms']:.2f} ms",
-            f"{row['best_ms']:.2f} ms",
-            f"{row['ratio']:.3f}",
-            memory,
-            str(row.get("programs", "")),
-            f"{row['loss_difference']:.1e}",
-        )
-    talk = Table(title="collectives: count and bytes on one device")
-    talk.add_column("")
+    columns = {
+        **tables.TIMES,
+        "memory": "{memory_ratio:.2f}",
+        "programs": "{programs}",
+        "loss off by": "{loss_difference:.1e}",
+    }
+    speed = tables.by_name("a training step; ratio and memory to pure JAX", columns, facts)
     kinds = sorted({kind for row in facts.values() for kind in row.get("collectives", ())})
-    for kind in kinds:
-        talk.add_column(kind, justify="right")
-    for name, row in facts.items():
-        if "collectives" in row:
-            found = (row["collectives"].get(kind, (0, 0)) for kind in kinds)
-            talk.add_row(name, *(f"{count}, {size:,}" for count, size in found))
+    rows = {
+        name: {kind: row["collectives"].get(kind, (0, 0)) for kind in kinds}
+        for name, row in facts.items()
+        if "collectives" in row
+    }
+    columns = {kind: f"{{{kind}[0]}}, {{{kind}[1]:,}}" for kind in kinds}
+    talk = tables.by_name("collectives: count and bytes on one device", columns, rows)
     return [speed, talk] if kinds else [speed]
 
 
@@ -195,32 +185,31 @@ def peer_table(name: str, peers: dict[str, Any], facts: dict[str, Any]) -> Table
         facts: what `measure` found in this process.
     """
     base = facts["pure JAX"]
-    shown = Table(title=f"{name}: peers, each in a process of its own; ratio to pure JAX")
-    shown.add_column("")
     ours = {title: f"{title.removeprefix('torch, ')} to it" for title in contestants.OURS}
-    for title in ("median", "best", "ratio", *ours.values(), "loss off by"):
-        shown.add_column(title, justify="right")
-    shown.add_column("")
-    for peer, row in peers.items():
+    for row in peers.values():
         if "median_ms" not in row:
-            shown.add_row(peer, *[""] * (4 + len(ours)), row["problem"])
             continue
         row["ratio"] = row["median_ms"] / base["median_ms"]
         row["ours"] = {title: facts[title]["median_ms"] / row["median_ms"] for title in ours}
-        row["loss_difference"] = max(
-            abs(a - b) / abs(b)
-            for a, b in zip(row["losses"], base["losses"][: len(row["losses"])], strict=True)
-        )
-        shown.add_row(
-            peer,
-            f"{row['median_ms']:.2f} ms",
-            f"{row['best_ms']:.2f} ms",
-            f"{row['ratio']:.3f}",
-            *(f"{ratio:.3f}" for ratio in row["ours"].values()),
-            f"{row['loss_difference']:.1e}",
-            row.get("note", ""),
-        )
-    return shown
+        row["loss_difference"] = loss_difference(row, base)
+    columns = {
+        **tables.TIMES,
+        **{said: f"{{ours[{title}]:.3f}}" for title, said in ours.items()},
+        "loss off by": "{loss_difference:.1e}",
+        "": "{said}",
+    }
+    rows = {
+        peer: {**row, "said": row.get("problem", row.get("note", ""))}
+        for peer, row in peers.items()
+    }
+    title = f"{name}: peers, each in a process of its own; ratio to pure JAX"
+    return tables.by_name(title, columns, rows)
+
+
+def loss_difference(row: dict[str, Any], base: dict[str, Any]) -> float:
+    """How far losses are from the first ones of the baseline, relative."""
+    first = base["losses"][: len(row["losses"])]
+    return max(abs(a - b) / abs(b) for a, b in zip(row["losses"], first, strict=True))
 
 
 def _mesh(scale: str) -> Mesh:
@@ -231,19 +220,6 @@ def _mesh(scale: str) -> Mesh:
         return make_mesh((1, 1))
     iso.simulate_devices(math.prod(MESH.values()))
     return make_mesh()
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.training")
-    parser.add_argument("workloads", nargs="*", help=f"of {', '.join(sizes.SIZES)}; default: all")
-    parser.add_argument("--rounds", type=int, help=f"rounds of {LOGGED} steps of each contestant")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, two rounds, not saved")
-    parser.add_argument("--accelerator", action="store_true", help="published sizes on one GPU")
-    parser.add_argument("--no-peers", action="store_true", help="leave out DTensor and the others")
-    options = parser.parse_args()
-    if unknown := set(options.workloads) - set(sizes.SIZES):
-        parser.error(f"no workload {', '.join(unknown)}; there are {', '.join(sizes.SIZES)}")
-    return options
 
 
 if __name__ == "__main__":

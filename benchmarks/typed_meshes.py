@@ -10,7 +10,6 @@ equal programs, and results keep the types of their mesh; the target is that the
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -18,13 +17,13 @@ from typing import Any
 import jax
 import torch
 from jax.sharding import AxisType
-from rich.console import Console
 from rich.table import Table
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
-from benchmarks import timing
 from isoshard import P, Plan
+from tools.harness import tables, timing
+from tools.harness.command import Benchmark
 
 LAYERS = (2, 50)
 WIDTH, BATCH = 64, 64
@@ -33,16 +32,12 @@ WARMUP = 5
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/typed_meshes.json`."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.typed_meshes")
-    parser.add_argument("--quick", action="store_true", help="few layers and rounds, not saved")
-    parser.add_argument("--rounds", type=int, help="timed calls of each")
-    options = parser.parse_args()
+    benchmark = Benchmark("typed_meshes", __doc__, rounds=200, quick=20)
+    given = benchmark.parse()
     iso.simulate_devices(8)
-    rounds = options.rounds or (20 if options.quick else 200)
-    results = {f"{n} layers": measure(n, rounds) for n in LAYERS[: 1 if options.quick else None]}
-    Console(width=100).print(table(results))
-    if not options.quick:
-        print(f"wrote {timing.save('typed_meshes', results)}")
+    layers = LAYERS[: 1 if given.quick else None]
+    results = {f"{n} layers": measure(n, given.rounds) for n in layers}
+    benchmark.finish(results, table(results))
 
 
 def measure(layers: int, rounds: int) -> dict[str, float]:
@@ -57,13 +52,12 @@ def measure(layers: int, rounds: int) -> dict[str, float]:
     """
     steps = {kind.name: replayed(layers, kind) for kind in (AxisType.Explicit, AxisType.Auto)}
     times = timing.interleave(steps, rounds=rounds, warmup=WARMUP)
-    pairs = zip(times["Explicit"], times["Auto"], strict=True)
     medians = {kind: statistics.median(taken) for kind, taken in times.items()}
     return {
         "explicit_ms": medians["Explicit"] * 1e3,
         "auto_ms": medians["Auto"] * 1e3,
         "ratio": medians["Explicit"] / medians["Auto"],
-        "paired_ratio": statistics.median(ours / theirs for ours, theirs in pairs),
+        "paired_ratio": timing.paired(times["Explicit"], times["Auto"]),
     }
 
 
@@ -96,13 +90,13 @@ def replayed(layers: int, kind: AxisType) -> Callable[[], Any]:
 
 def table(results: dict[str, dict[str, float]]) -> Table:
     """Show what `measure` found."""
-    shown = Table(title="a replayed training step, medians in ms")
-    for title in ("", "Explicit axes", "Auto axes", "ratio", "median of ratios"):
-        shown.add_column(title, justify="right")
-    for name, row in results.items():
-        figures = [f"{row[key]:.3f}" for key in ("explicit_ms", "auto_ms", "ratio", "paired_ratio")]
-        shown.add_row(name, *figures)
-    return shown
+    columns = {
+        "Explicit axes": "{explicit_ms:.3f}",
+        "Auto axes": "{auto_ms:.3f}",
+        "ratio": "{ratio:.3f}",
+        "median of ratios": "{paired_ratio:.3f}",
+    }
+    return tables.by_name("a replayed training step, medians in ms", columns, results)
 
 
 if __name__ == "__main__":

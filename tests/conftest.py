@@ -18,6 +18,7 @@ from tools.tiers.sweeps import (  # noqa: F401  (the hooks of a plugin)
     pytest_addoption,
     pytest_collection_modifyitems,
     pytest_configure,
+    pytest_ignore_collect,
     pytest_report_header,
     pytest_sessionfinish,
 )

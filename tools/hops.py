@@ -1,8 +1,8 @@
 """How many files of isoshard a call passes through: `python -m tools.hops`.
 
-Of each call: the files, the calls of our functions, and how often one file hands over to another.
-The numbers are those of the second call of its kind, but for what is made once (`iso.shard`,
-`iso.save`), which is measured the first time that it is done after another model of the same kind.
+Of each call: the files, the calls of our functions, and how often one file hands over to another;
+`-v` names the files. Each call is measured when one of its kind has been done before: the program
+of `xs.sync()` is known, `step` is captured, and `iso.shard` and `iso.save` have met another module.
 """
 
 from __future__ import annotations
@@ -80,20 +80,28 @@ def measured() -> dict[str, Passed]:
     x, y = torch.ones(4, device="jax"), torch.ones(4, device="jax")
     (x + y).tolist()
     (x + y).tolist()
-    found = {"x + y, known": passed(lambda: x + y)}
+    found = {"x + y": passed(lambda: x + y)}
     pending = x + y
-    found["sync, known"] = passed(pending.tolist)
+    found["xs.sync()"] = passed(pending.tolist)
     step = xs.compile(lambda a: a * 2)
     step(x), step(x)
-    found["replay of a step"] = passed(lambda: step(x))
+    found["step(x)"] = passed(lambda: step(x))
     sharded()
     fresh = model()
-    found["iso.shard(module, mesh, plan)"] = passed(lambda: iso.shard(fresh, mesh, plan))
+    found["iso.shard(module)"] = passed(lambda: iso.shard(fresh, mesh, plan))
     with tempfile.TemporaryDirectory() as folder:
         iso.save(f"{folder}/a", {"model": sharded()})
         saved = sharded()
-        found["iso.save(path, module)"] = passed(lambda: iso.save(f"{folder}/b", {"model": saved}))
+        found["iso.save(module)"] = passed(lambda: iso.save(f"{folder}/b", {"model": saved}))
     return found
+
+
+def files() -> dict[str, list[str]]:
+    """The files of each call, in a process that has done nothing before."""
+    import isoshard as iso
+
+    iso.simulate_devices(8)
+    return {name: one.files for name, one in measured().items()}
 
 
 def main() -> int:
@@ -101,10 +109,13 @@ def main() -> int:
     import isoshard as iso
 
     iso.simulate_devices(8)
-    for name, one in measured().items():
-        print(f"{name:32} {len(one.files):3} files {one.calls:6} calls {one.changes:5} changes")
+    found = measured()
+    print("| call | files | calls | changes of file |\n|---|---|---|---|")
+    for name, one in found.items():
+        print(f"| `{name}` | {len(one.files)} | {one.calls} | {one.changes} |")
+    for name, one in found.items():
         if "-v" in sys.argv:
-            print(*(f"    {file}" for file in one.files), sep="\n")
+            print(f"\n{name}", *(f"    {file}" for file in one.files), sep="\n")
     return 0
 
 

@@ -6,6 +6,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+SPECS = (
+    ("*.qkv.weight", ("model", None)),  # outputs split: whole heads
+    ("*.qkv.bias", ("model",)),
+    ("*.proj.weight", (None, "model")),  # inputs split
+    ("*.fc1.weight", ("model", None)),
+    ("*.fc1.bias", ("model",)),
+    ("*.fc2.weight", (None, "model")),
+)
+"""How its parameters lie over the mesh axis "model"."""
+
 
 class Block(nn.Module):
     """Attention and a two-layer MLP, each behind a LayerNorm and a residual connection.

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.models.block import Block
+from benchmarks.models.block import SPECS, Block
 from benchmarks.models.problem import Problem
 
 LEARNING_RATE, MAX_NORM = 3e-4, 1.0
@@ -78,12 +78,7 @@ def problem(size: Size) -> Problem:
         max_norm=MAX_NORM,
         specs=(
             ("token.weight", ("model", None)),  # vocabulary split
-            ("*.qkv.weight", ("model", None)),  # outputs split: whole heads
-            ("*.qkv.bias", ("model",)),
-            ("*.proj.weight", (None, "model")),  # inputs split
-            ("*.fc1.weight", ("model", None)),
-            ("*.fc1.bias", ("model",)),
-            ("*.fc2.weight", (None, "model")),
+            *SPECS,
         ),
         batch_spec=("data",),
         batch=functools.partial(batch, size),

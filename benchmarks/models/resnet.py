@@ -12,11 +12,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.models import images
 from benchmarks.models.problem import Problem
 
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.02, 0.9, 1e-4
@@ -87,20 +87,6 @@ class ResNet50(nn.Module):
         return self.head(F.adaptive_avg_pool2d(self.stages(x), 1).flatten(1))
 
 
-def loss(module: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy."""
-    return F.cross_entropy(module(images), labels)
-
-
-def batch(size: Size, number: int) -> tuple[np.ndarray, ...]:
-    """Noise with a label from its mean brightness."""
-    rng = np.random.default_rng(number)
-    labels = rng.integers(0, size.classes, size.batch)
-    images = rng.standard_normal((size.batch, 3, size.image, size.image), np.float32)
-    shift = (labels / size.classes - 0.5).astype(np.float32)
-    return images + shift[:, None, None, None], labels
-
-
 def optimizer(parameters) -> torch.optim.Optimizer:
     """SGD with momentum and weight decay."""
     return torch.optim.SGD(
@@ -114,10 +100,10 @@ def problem(size: Size) -> Problem:
         name="resnet50",
         size=size,
         build=lambda: ResNet50(size),
-        loss=loss,
+        loss=images.loss,
         optimizer=optimizer,
         max_norm=None,
         specs=(),
         batch_spec=(("data", "model"),),
-        batch=functools.partial(batch, size),
+        batch=functools.partial(images.batch, size),
     )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-from benchmarks.models.block import Block
+from benchmarks.models import images
+from benchmarks.models.block import SPECS, Block
 from benchmarks.models.problem import Problem
 
 LEARNING_RATE = 3e-4
@@ -55,37 +54,16 @@ class ViT(nn.Module):
         return self.head(self.ln(x)[:, 0])
 
 
-def loss(module: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy."""
-    return F.cross_entropy(module(images), labels)
-
-
-def batch(size: Size, number: int) -> tuple[np.ndarray, ...]:
-    """Noise with a label from its mean brightness."""
-    rng = np.random.default_rng(number)
-    labels = rng.integers(0, size.classes, size.batch)
-    images = rng.standard_normal((size.batch, 3, size.image, size.image), np.float32)
-    shift = (labels / size.classes - 0.5).astype(np.float32)
-    return images + shift[:, None, None, None], labels
-
-
 def problem(size: Size) -> Problem:
     """The training problem at this size."""
     return Problem(
         name="vit",
         size=size,
         build=lambda: ViT(size),
-        loss=loss,
+        loss=images.loss,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=LEARNING_RATE),
         max_norm=None,
-        specs=(
-            ("*.qkv.weight", ("model", None)),  # outputs split: whole heads
-            ("*.qkv.bias", ("model",)),
-            ("*.proj.weight", (None, "model")),  # inputs split
-            ("*.fc1.weight", ("model", None)),
-            ("*.fc1.bias", ("model",)),
-            ("*.fc2.weight", (None, "model")),
-        ),
+        specs=SPECS,
         batch_spec=("data",),
-        batch=functools.partial(batch, size),
+        batch=functools.partial(images.batch, size),
     )

@@ -2,53 +2,30 @@
 
 With torch 2.13 the gradient of `F.mse_loss` is not that of the whole batch where the batch is
 split (the MLP's losses differ); the time it takes is the same.
-
-    python -m benchmarks.peers.dtensor gpt2 --scale cpu
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import socket
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.models.problem import Problem, Spec
+from benchmarks.models import sizes
+from benchmarks.models.problem import Spec
 from benchmarks.peers import clock
 
-PROCESSES = 4
 
-
-def main() -> None:
-    """Start the processes; the first one reports."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    multiprocessing.spawn(worker, (clock.options(), port), PROCESSES)
-
-
-def worker(rank: int, given: argparse.Namespace, port: int) -> None:
-    """One process of the group."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def measure(name: str, scale: str, steps: int) -> dict[str, Any]:
+    """Train one problem, as one rank of the group."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=PROCESSES)
-    if rank:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    clock.report(train, given)
-    dist.destroy_process_group()
-
-
-def train(problem: Problem, steps: int) -> dict[str, Any]:
-    """Train one problem."""
-    mesh = mesh_of(problem)
+    dist.init_process_group("gloo")
+    problem = sizes.problem(name, scale)
+    mesh = mesh_of(problem.batch_spec)
     module = problem.module()
     for prefix, part in module.named_modules():
         for name, parameter in list(part._parameters.items()):
@@ -74,14 +51,14 @@ def train(problem: Problem, steps: int) -> dict[str, Any]:
     def read(loss: Any) -> float:
         return float(loss.full_tensor())
 
-    return clock.timed(run, load, steps=steps, read=read) | {
-        "note": f"4 processes, {tuple(mesh.shape)} mesh"
-    }
+    found = clock.timed(run, load, steps=steps, read=read)
+    dist.destroy_process_group()
+    return found | {"note": f"4 processes, {tuple(mesh.shape)} mesh"}
 
 
-def mesh_of(problem: Problem) -> DeviceMesh:
+def mesh_of(batch_spec: Spec) -> DeviceMesh:
     """(2, 2); (4, 1) where the batch is split over both axes, which DTensor cannot say."""
-    shape = (4, 1) if any(isinstance(axes, tuple) for axes in problem.batch_spec) else (2, 2)
+    shape = (4, 1) if any(isinstance(axes, tuple) for axes in batch_spec) else (2, 2)
     return init_device_mesh("cpu", shape, mesh_dim_names=("data", "model"))
 
 
@@ -96,7 +73,3 @@ def placements(spec: Spec, mesh: DeviceMesh) -> list[Any]:
         Shard(where[name]) if name in where and mesh.size(number) > 1 else Replicate()
         for number, name in enumerate(mesh.mesh_dim_names)
     ]
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,4 @@
-"""torch_xla 2.9: SPMD over 8 virtual CPU devices on the (2, 4) mesh.
-
-PJRT_DEVICE=CPU CPU_NUM_DEVICES=8 python -m benchmarks.peers.torch_xla_step gpt2 --scale cpu
-"""
+"""torch_xla 2.9: SPMD over 8 virtual CPU devices on the (2, 4) mesh."""
 
 from __future__ import annotations
 
@@ -13,21 +10,17 @@ import torch_xla
 import torch_xla.distributed.spmd as spmd
 import torch_xla.runtime as runtime
 
-from benchmarks.models.problem import MESH, Problem
+from benchmarks.models import sizes
+from benchmarks.models.problem import MESH
 from benchmarks.peers import clock
 
 
-def main() -> None:
-    """Train what the command line names."""
-    given = clock.options()
+def measure(name: str, scale: str, steps: int) -> dict[str, Any]:
+    """Train one problem."""
     runtime.use_spmd()
     count = runtime.global_runtime_device_count()
     mesh = spmd.Mesh(np.arange(count), tuple(MESH.values()), tuple(MESH))
-    clock.report(lambda problem, steps: train(problem, steps, mesh), given)
-
-
-def train(problem: Problem, steps: int, mesh: spmd.Mesh) -> dict[str, Any]:
-    """Train one problem."""
+    problem = sizes.problem(name, scale)
     module = problem.module().to("xla")
     for name, parameter in module.named_parameters():
         spmd.mark_sharding(parameter, mesh, whole(problem.spec(name), parameter.dim()))
@@ -52,7 +45,3 @@ def train(problem: Problem, steps: int, mesh: spmd.Mesh) -> dict[str, Any]:
 def whole(spec: tuple[Any, ...], rank: int) -> tuple[Any, ...]:
     """A spec with an entry for every axis, as torch_xla wants it."""
     return (*spec, *(None,) * (rank - len(spec)))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,9 @@
-"""torch_xla's C++ tracer on the same step and chain, on one virtual CPU device.
-
-PJRT_DEVICE=CPU python -m benchmarks.peers.torch_xla_tracing --rounds 20
-"""
+"""torch_xla's C++ tracer on the same step and chain, on one virtual CPU device."""
 
 from __future__ import annotations
 
 import gc
-import json
+from typing import Any
 
 import torch
 import torch_xla
@@ -14,12 +11,10 @@ import torch_xla.core.xla_model as xla_model
 
 from benchmarks import phases
 from benchmarks.models import gpt2
-from benchmarks.peers import clock
 
 
-def main() -> None:
-    """Time tracing and print it."""
-    rounds = clock.recording_rounds()
+def measure(rounds: int) -> dict[str, Any]:
+    """Time tracing."""
     torch.set_num_threads(1)
     stepper = phases.Stepper(gpt2.problem(phases.FULL), lambda thing: thing.to("xla"))
 
@@ -43,8 +38,4 @@ def main() -> None:
         finish()
         chains.append(phases.chain(x, x))
         finish()
-    print(json.dumps({"recording": phases.summary(steps, counts, chains)}))
-
-
-if __name__ == "__main__":
-    main()
+    return phases.summary(steps, counts, chains)

@@ -1,7 +1,5 @@
 """torchax, as a function: `torchax.train.make_train_step` with optax, jitted, on the (2, 4) mesh.
 
-    python -m benchmarks.peers.torchax_step gpt2 --scale cpu
-
 Functional, as torchax wants it: `loss.backward()` does not work through `nn.Linear` there, and
 BatchNorm's running statistics stay as they are.
 """
@@ -16,26 +14,21 @@ import numpy as np
 import optax
 import torch
 import torchax
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from torchax import interop
 from torchax.train import make_train_step
 
-from benchmarks.models import gpt2, mlp, resnet, vit
+from benchmarks.models import gpt2, mlp, resnet, sizes, vit
 from benchmarks.models.problem import MESH, Problem
 from benchmarks.peers import clock
 
 
-def main() -> None:
-    """Train what the command line names."""
-    given = clock.options()
+def measure(name: str, scale: str, steps: int) -> dict[str, Any]:
+    """Train one problem."""
     jax.config.update("jax_num_cpu_devices", math.prod(MESH.values()))
     mesh = jax.make_mesh(tuple(MESH.values()), tuple(MESH), axis_types=(AxisType.Auto,) * 2)
-    clock.report(lambda problem, steps: train(problem, steps, mesh), given)
-
-
-def train(problem: Problem, steps: int, mesh: Mesh) -> dict[str, Any]:
-    """Train one problem."""
+    problem = sizes.problem(name, scale)
     module = problem.module()
     environment = torchax.default_env()
 
@@ -91,7 +84,3 @@ def optax_of(problem: Problem) -> optax.GradientTransformation:
         "vit": lambda: optax.adamw(vit.LEARNING_RATE, weight_decay=0.01),
     }
     return made[problem.name]()
-
-
-if __name__ == "__main__":
-    main()

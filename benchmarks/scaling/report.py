@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tools.harness import tables
+
 from .cases import Case
 
 _HEAD = ("operator", "forward", "backward", "bytes, even blocks", "bytes, uneven blocks")
@@ -21,12 +23,12 @@ def markdown(results: dict[str, Any], cases: Sequence[Case]) -> str:
         A table in Markdown; bytes are of weak scaling, forward and backward together, from the
         fewest devices to the most.
     """
-    lines = [_line(_HEAD), _line(["---"] * len(_HEAD))]
+    rows = []
     for case in cases:
         splits = results[case.name]
         found = [_ends(splits[split]["weak"]) if split in splits else "" for split in _SPLITS]
-        lines.append(_line([f"`{case.name}`", *case.told, *found]))
-    return "\n".join(lines) + "\n"
+        rows.append([f"`{case.name}`", *case.told, *found])
+    return tables.markdown(_HEAD, rows) + "\n"
 
 
 _SPLITS = ("even", "uneven")
@@ -36,7 +38,3 @@ def _ends(one: dict[str, Any]) -> str:
     first, last = (round(one["forward"][at] + one["backward"][at]) for at in (0, -1))
     most = one["devices"][-1]
     return f"{first:,} to {last:,}" + (f" (of {most})" if most != 512 else "")
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

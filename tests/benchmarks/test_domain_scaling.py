@@ -8,10 +8,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import domain_scaling, timing
+from benchmarks import domain_scaling
 from benchmarks.scaling import figure, report
 from benchmarks.scaling.cases import WAYS, Size
 from benchmarks.scaling.operators import CASES
+from tools.harness import results as kept
 
 DOCS = Path(__file__).parents[2] / "docs"
 QUICK = (
@@ -62,7 +63,7 @@ def test_programs_send_what_the_formulas_say(monkeypatch):
 
 
 def test_what_is_kept_holds_for_every_operator_up_to_512_devices():
-    results = timing.saved("domain_scaling")
+    results = kept.saved("domain_scaling")
     assert list(results) == [case.name for case in CASES]
     domain_scaling.check(lines_of(results))
     for case in CASES:
@@ -75,7 +76,7 @@ def test_what_is_kept_holds_for_every_operator_up_to_512_devices():
 
 
 def test_the_docs_show_what_is_kept():
-    results = timing.saved("domain_scaling")
+    results = kept.saved("domain_scaling")
     assert (DOCS / "scaling.svg").read_text() == figure.draw(results)
     assert report.markdown(results, CASES) in (DOCS / "domain.md").read_text()
     text = (DOCS / "domain.md").read_text()

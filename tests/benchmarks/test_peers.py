@@ -6,35 +6,27 @@ import pytest
 
 from benchmarks import environments, training
 from benchmarks.models import sizes
-from benchmarks.peers import clock, launch
+from benchmarks.peers import launch
 from benchmarks.peers.launch import Peer
 
 
-@pytest.fixture
-def peer(tmp_path, monkeypatch):
-    """A peer whose module has the given source."""
-    monkeypatch.setattr(launch, "ROOT", tmp_path)
-
-    def make(source: str) -> Peer:
-        (tmp_path / "a_peer.py").write_text(source)
-        return Peer("a_peer", variables={"COLOUR": "blue"})
-
-    return make
-
-
-def test_what_a_peer_prints_is_read(peer):
-    source = "import json, os; print('noise'); print(json.dumps({'mlp': os.environ['COLOUR']}))"
-    assert launch.run(peer(source), key="mlp") == "blue"
+@pytest.mark.parametrize(
+    ("function", "argument", "found"),
+    [
+        ("os:getenv", "COLOUR", "blue"),
+        ("operator:index", "mlp", {"problem": "TypeError: 'str' object cannot be interpreted as an "
+         "integer"}),
+        ("time:sleep", 60, {"problem": "took more than 1 s"}),
+    ],
+)  # fmt: skip
+def test_a_peer_finds_something_or_says_why_not(function, argument, found):
+    peer = Peer(function, variables={"COLOUR": "blue"})
+    limit = 1 if argument == 60 else 60
+    assert launch.run(peer, argument, limit=limit) == found
 
 
-def test_a_peer_that_fails_says_why(peer):
-    found = launch.run(peer("raise RuntimeError('no such device')"), key="mlp")
-    assert found == {"problem": "ended with status 1: RuntimeError: no such device"}
-
-
-def test_a_peer_that_hangs_is_ended(peer):
-    found = launch.run(peer("import time; time.sleep(60)"), key="mlp", limit=1)
-    assert found == {"problem": "took more than 1 s"}
+def test_of_ranks_the_first_one_counts():
+    assert launch.run(Peer("os:getenv", ranks=2), "RANK", limit=60) == "0"
 
 
 @pytest.mark.long
@@ -42,15 +34,6 @@ def test_a_peer_that_is_not_installed_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(environments, "ROOT", tmp_path)
     found = launch.training(["mlp"], "quick", steps=1)
     assert found["torchax, jitted"]["mlp"] == {"problem": "not installed (make bench-peers)"}
-
-
-def test_a_workload_that_fails_is_a_finding(capsys, monkeypatch):
-    def fail(problem, steps):
-        raise ValueError("no rule for\nconv")
-
-    monkeypatch.setattr("sys.argv", ["peer", "mlp"])
-    clock.report(fail, clock.options())
-    assert capsys.readouterr().out == '{"mlp": {"problem": "ValueError: no rule for"}}\n'
 
 
 def test_losses_that_differ_end_the_benchmark():

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import math
 import os
-import shlex
 import sys
 import tempfile
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from tools.harness import results as files
 from tools.tiers import choice, record, sources
 
 from .cells import Cell
@@ -29,17 +30,16 @@ from .expected import EXPECTED
 from .judge import faults
 from .pool import Task, run_all
 from .report import figures, summary, write
-from .worker import traced
+from .worker import start, traced
 
 RECORD = sources.ROOT / "tests" / "conformance" / "record.json"
-ONE_IN = 6
+ONE_IN = 15
 """Of the entries that a change does not reach, one of so many is run."""
 
-MANY = 200
-CELLS = 10
+MANY = 40
 SEED = "8b876505e5ed"
-"""Where a change reaches more entries than `MANY`, one of so many of their cells is run; the same
-ones until `--note` says what else passes."""
+"""Where a change reaches more entries than `MANY`, as many cells are run as so many entries have;
+the same ones until `--note` says what else passes."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         trace = Path(folder) if options.note else None
         results = run_all(
             tasks,
-            "tests.conformance.worker:start",
+            start,
             jobs=options.jobs,
             limit=options.limit,
             options={"limit": options.samples, "trace": trace},
@@ -78,8 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     for line in wrong:
         print(line)
     if options.write:
-        command = f"python -m tests.conformance {shlex.join(arguments or sys.argv[1:])}".strip()
-        print("wrote", *write(results, seen, command))
+        print("wrote", *write(results, seen, files.command(arguments)))
     passed = sum(figure.passed for figure in figures(results))
     print(f"conformance: {passed} passed, {len(wrong)} failed", flush=True)  # as test runners end
     return 1 if wrong else 0
@@ -140,7 +139,7 @@ def _chosen(cells: dict[str, list[str]]) -> dict[str, list[str]]:
     if len(drawn.reached) <= MANY:
         return found
     every = [f"{name}, {column}" for name, columns in found.items() for column in columns]
-    some = choice.drawn(every, seed=SEED, one_in=CELLS)
+    some = choice.drawn(every, seed=SEED, one_in=math.ceil(len(found) / MANY))
     print(f"more than {MANY} entries are reached: {len(some)} of their {len(every)} cells run")
     return {
         name: [column for column in columns if f"{name}, {column}" in some]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
-import json
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tools.harness import results as files
+from tools.harness import tables
+
 from .cells import Cell
 from .judge import THRESHOLDS, Figure, Results, figure
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCUMENT = ROOT / "docs" / "conformance.md"
-RESULTS = ROOT / "tests" / "conformance" / "results.json"
+DOCUMENT = files.ROOT / "docs" / "conformance.md"
+RESULTS = files.ROOT / "tests" / "conformance" / "results.json"
 _PACKAGES = ("torch", "jax", "jaxlib")
 
 _HEAD = """\
@@ -60,33 +59,22 @@ try. `no` with a number: an expected failure, explained below.
 def write(results: Results, expected: Mapping[tuple[str, str], str], command: str) -> list[Path]:
     """Write both files and return their paths."""
     DOCUMENT.write_text(document(results, expected, command))
-    RESULTS.write_text(
-        json.dumps(
-            {
-                "command": command,
-                "versions": versions(),
-                "figures": {f.column: dataclasses.asdict(f) for f in figures(results)},
-                "entries": {
-                    entry: {column: _short(cell) for column, cell in sorted(cells.items())}
-                    for entry, cells in sorted(results.items())
-                },
-            },
-            indent=0,
-        )
-        + "\n"
-    )
+    found = {
+        "command": command,
+        "versions": files.versions(_PACKAGES),
+        "figures": {f.column: dataclasses.asdict(f) for f in figures(results)},
+        "entries": {
+            entry: {column: _short(cell) for column, cell in sorted(cells.items())}
+            for entry, cells in sorted(results.items())
+        },
+    }
+    files.write(RESULTS, found)
     return [DOCUMENT, RESULTS]
 
 
 def _short(cell: Cell) -> dict[str, Any]:
     """A cell without the fields that hold nothing."""
     return {name: value for name, value in dataclasses.asdict(cell).items() if value}
-
-
-def versions() -> dict[str, str]:
-    """What the run ran on."""
-    packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
-    return {"python": platform.python_version(), **packages}
 
 
 def columns_in(results: Results) -> list[str]:
@@ -103,10 +91,8 @@ def figures(results: Results) -> list[Figure]:
 
 def summary(results: Results) -> str:
     """The figures as a Markdown table."""
-    rows = [
-        ("column", "entries", "pass", "share", "at least", "wrong values", "samples", "on host"),
-        ("---",) + ("---:",) * 7,
-    ]
+    titles = "column", "entries", "pass", "share", "at least", "wrong values", "samples", "on host"
+    rows = []
     for got in figures(results):
         least = THRESHOLDS.get(got.column)
         rows.append(
@@ -122,7 +108,7 @@ def summary(results: Results) -> str:
                 str(got.host),
             )
         )
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return tables.markdown(titles, rows, right=True)
 
 
 def document(results: Results, expected: Mapping[tuple[str, str], str], command: str) -> str:
@@ -132,7 +118,9 @@ def document(results: Results, expected: Mapping[tuple[str, str], str], command:
     lines = [
         _HEAD.format(
             command=command,
-            versions=", ".join(f"{name} {version}" for name, version in versions().items()),
+            versions=", ".join(
+                f"{name} {version}" for name, version in files.versions(_PACKAGES).items()
+            ),
             figures=summary(results),
         )
     ]
@@ -141,14 +129,14 @@ def document(results: Results, expected: Mapping[tuple[str, str], str], command:
         lines += [f"{number}. {reason}" for number, reason in enumerate(reasons, 1)]
         lines.append("")
     lines.append("## Every entry\n")
-    lines.append(f"| entry | {' | '.join(columns)} |")
-    lines.append(f"|---|{'---|' * len(columns)}")
-    for entry in sorted(results):
-        words = [
-            _word(results[entry].get(column), expected.get((entry, column)), reasons)
-            for column in columns
+    rows = [
+        [
+            f"`{entry}`",
+            *(_word(cells.get(c), expected.get((entry, c)), reasons) for c in columns),
         ]
-        lines.append(f"| `{entry}` | {' | '.join(words)} |")
+        for entry, cells in sorted(results.items())
+    ]
+    lines.append(tables.markdown(["entry", *columns], rows))
     return "\n".join(lines) + "\n"
 
 

@@ -2,14 +2,13 @@
 
 import pytest
 
+from tests.conformance import stand_ins
 from tests.conformance.cells import Cell
 from tests.conformance.pool import Task, run_all
 
-STAND_IN = "tests.conformance.stand_ins:start"
-
 
 def run(*tasks, **options):
-    return run_all([Task(name, columns) for name, columns in tasks], STAND_IN, **options)
+    return run_all([Task(name, columns) for name, columns in tasks], stand_ins.start, **options)
 
 
 def test_every_task_is_answered_once():
@@ -47,5 +46,5 @@ def test_options_reach_the_worker():
 
 
 def test_a_worker_that_cannot_start_fails_the_run():
-    with pytest.raises(RuntimeError, match="a conformance worker could not start"):
-        run_all([Task("sin", ("a",))], "tests.conformance.stand_ins:cannot_start", jobs=1, limit=60)
+    with pytest.raises(RuntimeError, match="a worker could not start"):
+        run_all([Task("sin", ("a",))], stand_ins.cannot_start, jobs=1, limit=60)

@@ -4,7 +4,7 @@ import pytest
 
 from tests.conformance import __main__ as command
 from tests.conformance.pool import Task, run_all
-from tests.conformance.worker import traced
+from tests.conformance.worker import start, traced
 
 RAN = {
     "sin": {"torch_bridge/lowerings/elementwise.py", "torch_bridge/engine/recording/tape.py"},
@@ -19,17 +19,17 @@ def noted(tmp_path, monkeypatch):
     command.note(RAN, [], own={}, whole=True)
 
 
-def test_a_sixth_runs_where_nothing_changed(noted, capsys):
-    assert len(command._chosen(CELLS)) == 2
+def test_a_sample_runs_where_nothing_changed(noted, capsys):
+    assert len(command._chosen(CELLS)) == 1
     out = capsys.readouterr().out
-    assert "2 of 12 run: 0 that have no record of these files, and a sample of 2 (seed " in out
+    assert "1 of 12 run: 0 that have no record of these files, and a sample of 1 (seed " in out
 
 
 def test_an_entry_that_failed_runs_again(noted):
     command.note({}, ["sin"], own={}, whole=False)
     assert next(iter(command._chosen(CELLS))) == "sin"
     command.note({"sin": RAN["sin"]}, [], own={}, whole=False)
-    assert len(command._chosen(CELLS)) == 2
+    assert len(command._chosen(CELLS)) == 1
 
 
 def test_without_a_record_every_entry_runs(tmp_path, monkeypatch):
@@ -37,12 +37,12 @@ def test_without_a_record_every_entry_runs(tmp_path, monkeypatch):
     assert command._chosen(CELLS) == CELLS
 
 
-def test_a_tenth_of_the_cells_runs_where_everything_changed(tmp_path, monkeypatch, capsys):
+def test_some_of_the_cells_run_where_everything_changed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "RECORD", tmp_path / "none.json")
-    many = {f"entry {number}": ["forward", "backward"] for number in range(command.MANY + 1)}
+    many = {f"entry {number}": ["forward", "backward"] for number in range(5 * command.MANY)}
     found = command._chosen(many)
-    assert sum(map(len, found.values())) == 41  # a tenth of 402, rounded up
-    assert "41 of their 402 cells run" in capsys.readouterr().out
+    assert sum(map(len, found.values())) == 2 * command.MANY
+    assert "80 of their 400 cells run" in capsys.readouterr().out
 
 
 def test_what_decides_is_the_harness():
@@ -58,7 +58,7 @@ def test_an_entry_depends_on_the_file_that_registers_its_lowering(tmp_path):
     """`sin` is a row of a table: no line of that file runs."""
     options = {"limit": 1, "trace": tmp_path}
     task = Task("sin", ("forward",))
-    cells = run_all([task], "tests.conformance.worker:start", jobs=1, limit=240, options=options)
+    cells = run_all([task], start, jobs=1, limit=240, options=options)
     assert cells["sin"]["forward"].status == "pass"
     files = traced(tmp_path)["sin"]
     assert {

@@ -17,6 +17,7 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge
 from tests.ecosystem.case import Case
+from tools.harness import tables
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "ecosystem.md"
 BEGIN, END = "<!-- begin: python -m tests.ecosystem -->", "<!-- end -->"
@@ -90,7 +91,7 @@ def written(page: str, found: Sequence[Row]) -> str:
     """The page with another table."""
     titles = "library", "version", "program", "what is changed", "equal"
     titles += "compilations", "on the CPU", "seconds"
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    lines = []
     for row in found:
         case = row.case
         version = importlib.metadata.version(case.library)
@@ -104,6 +105,6 @@ def written(page: str, found: Sequence[Row]) -> str:
             str(row.fallbacks),
             f"{row.seconds:.0f}",
         )
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(cells)
     head, tail = page.split(BEGIN)[0], page.split(END)[1]
-    return f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{tail}"
+    return f"{head}{BEGIN}\n{tables.markdown(titles, lines)}\n{END}{tail}"

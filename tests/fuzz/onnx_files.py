@@ -12,20 +12,19 @@ import argparse
 import random
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-BATCH = 250
+from tools.harness.workers import Lost, answers
+
+BATCH = 250  # files of a process
 EXTRA = 1 << 30  # bytes of address space beyond what the libraries take
 SECONDS = 20  # for one file
 SECRET = b"these bytes are outside of the folder " * 7
-
-_AT, _FAULT = "at ", "fault "
 
 
 def fuzz(
@@ -45,54 +44,34 @@ def fuzz(
     """
     until = time.monotonic() + (minutes or 1e9) * 60
     faults: list[str] = []
-    number = first
-    while number < first + files and time.monotonic() < until:
-        last = min(number + BATCH, first + files)
-        number = _batch(seed, number, last, out, faults)
+    with tempfile.TemporaryDirectory() as temporary:
+        found = answers(
+            [(seed, number) for number in range(first, first + files)],
+            start,
+            jobs=1,
+            limit=60 + 3 * SECONDS,
+            each=BATCH,
+            options={"folder": _folder(Path(temporary)), "out": out},
+        )
+        for (_, number), fault in found:
+            if isinstance(fault, Lost):
+                fault = fault.reason
+            if fault:
+                faults.append(f"{number}: {fault}")
+            if time.monotonic() > until:
+                break
     return faults
 
 
-def _batch(seed: int, first: int, last: int, out: str, faults: list[str]) -> int:
-    """Run a child over some files; the number of the first that it did not come to."""
-    words = [
-        sys.executable,
-        "-m",
-        "tests.fuzz.onnx_files",
-        "--child",
-        f"{seed}",
-        f"{first}",
-        f"{last}",
-    ]
-    root = Path(__file__).resolve().parents[2]
-    with tempfile.TemporaryFile("w+") as lines, tempfile.TemporaryFile("w+") as errors:
-        child = subprocess.Popen([*words, out], stdout=lines, stderr=errors, cwd=root, text=True)
-        try:
-            status = child.wait(timeout=60 + SECONDS * 3 + (last - first) * 0.5)
-            ended = f"exit status {status}"
-        except subprocess.TimeoutExpired:
-            child.kill()
-            status, ended = child.wait(), "no end"
-        lines.seek(0)
-        errors.seek(0)
-        said = lines.read().splitlines()
-        last_words = errors.read().strip().splitlines()[-1:]
-    faults += [line.removeprefix(_FAULT) for line in said if line.startswith(_FAULT)]
-    if status == 0:
-        return last
-    reached = [int(line.removeprefix(_AT)) for line in said if line.startswith(_AT)]
-    at = reached[-1] if reached else first
-    faults.append(f"{at}: the process ended: {ended} {' '.join(last_words)}")
-    return at + 1
-
-
-def child(seed: int, first: int, last: int, out: str) -> None:
-    """Open some files under a limit of memory; prints what is wrong.
+def start(folder: Path, out: str) -> Callable[[int, int], str]:
+    """Prepare a process: what opening files loads, then a limit of memory.
 
     Args:
-        seed: see `fuzz`.
-        first: number of the first file.
-        last: number after the last.
+        folder: for the model, and what it must not leave.
         out: see `fuzz`.
+
+    Returns:
+        A function that makes and opens the file of a seed and a number; it says what is wrong.
     """
     import isoshard as iso
 
@@ -100,22 +79,21 @@ def child(seed: int, first: int, last: int, out: str) -> None:
     from .onnx_seeds import seeds
 
     iso.simulate_devices(8)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = _folder(Path(temporary))
-        for model in seeds():
-            _open(folder, model.SerializeToString())  # loads everything before the limit
-        _limit_memory()
-        for number in range(first, last):
-            print(f"{_AT}{number}", flush=True)
-            rng = random.Random(f"{seed}/{number}")
-            model, other = rng.sample(seeds(), 2)
-            data = mutate(model, other, rng)
-            fault = _fault(folder, data)
-            if fault:
-                print(f"{_FAULT}{number}: {fault}", flush=True)
-                if out:
-                    Path(out).mkdir(parents=True, exist_ok=True)
-                    Path(out, f"{seed}_{number}.onnx").write_bytes(data)
+    for model in seeds():
+        _open(folder, model.SerializeToString())  # loads everything before the limit
+    _limit_memory()
+
+    def opened(seed: int, number: int) -> str:
+        rng = random.Random(f"{seed}/{number}")
+        model, other = rng.sample(seeds(), 2)
+        data = mutate(model, other, rng)
+        fault = _fault(folder, data)
+        if fault and out:
+            Path(out).mkdir(parents=True, exist_ok=True)
+            Path(out, f"{seed}_{number}.onnx").write_bytes(data)
+        return fault
+
+    return opened
 
 
 def _fault(folder: Path, data: bytes) -> str:
@@ -182,10 +160,6 @@ def _too_long(*_: object) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it; exits with 1 if there is a fault."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == ["--child"]:
-        child(int(words[1]), int(words[2]), int(words[3]), words[4])
-        return 0
     parser = argparse.ArgumentParser(
         prog="python -m tests.fuzz.onnx_files",
         description="Hostile ONNX files are refused, or read.",
@@ -195,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first file (0)")
     parser.add_argument("--minutes", type=float, help="stop after so many minutes")
     parser.add_argument("--out", default="out/fuzz", help="where files that show a fault are kept")
-    given = parser.parse_args(words)
+    given = parser.parse_args(arguments)
     faults = fuzz(**vars(given))
     print("\n".join(faults) or f"{given.files} files: all were read, or refused with a reason")
     return 1 if faults else 0

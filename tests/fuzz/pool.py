@@ -6,18 +6,17 @@ takes its place. Most programs need one device; every third task uses a mesh of 
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import functools
 import itertools
-import multiprocessing
 import os
 import resource
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
+
+from tools.harness.workers import Lost, answers
 
 from . import snippet
 
@@ -28,6 +27,8 @@ PART = 480
 """Programs per task of a process."""
 TASKS = 4
 """Tasks of a process; then another takes its place."""
+LIMIT = 3600
+"""Seconds for one task, with the making smaller of what differs; it has never been reached."""
 MESHES = ((), (), (8,), (), (4,), (2, 4), (), (), (4, 2), (2, 4), (), (2, 2, 2))
 """The mesh of one task after the other; most programs run on one device."""
 UNEVEN = (4, 9)
@@ -36,7 +37,7 @@ FATAL = "_fatal"
 """Ends the name of a program that ends the process in which it runs."""
 Found = tuple[int, list[tuple[str, str]]]
 """How many programs ran, and name and text of each that differs."""
-T = TypeVar("T")
+Function = Callable[[int, range], Any]
 MEMORY = 8 << 30
 """Bytes that a process may take; a program that wants more ends it, not the machine."""
 QUICK = (
@@ -83,36 +84,28 @@ def fuzz(plan: Plan) -> int:
     print(f"{plan.programs} programs, seed {plan.seed}: {command}", flush=True)
     started = time.monotonic()
     done = faults = 0
-    parts = _parts(plan)
-    generation = plan.processes * TASKS
-    for start in range(0, len(parts), generation):
-        for ran, found in _generation(plan, parts[start : start + generation]):
-            done += ran
-            for name, text in found:
-                if not plan.optimized and not _differs_for_users(plan, name):
-                    print(f"{name} differs only where XLA does not optimise: not counted")
-                    continue
-                faults += 1
-                _save(Path(plan.out), name, text)
-                print(text, flush=True)
-            minutes = (time.monotonic() - started) / 60
-            print(f"{done} programs, {faults} differ, {minutes:.1f} min", flush=True)
-            if faults >= plan.faults or (plan.minutes is not None and minutes > plan.minutes):
-                return _end(done, faults)
-    return _end(done, faults)
+    for ran, found in _found(plan, _parts(plan)):
+        done += ran
+        for name, text in found:
+            if not plan.optimized and not _differs_for_users(plan, name):
+                print(f"{name} differs only where XLA does not optimise: not counted")
+                continue
+            faults += 1
+            _save(Path(plan.out), name, text)
+            print(text, flush=True)
+        minutes = (time.monotonic() - started) / 60
+        print(f"{done} programs, {faults} differ, {minutes:.1f} min", flush=True)
+        if faults >= plan.faults or (plan.minutes is not None and minutes > plan.minutes):
+            break
+    print(f"fuzz: {done - faults} passed, {faults} failed", flush=True)  # as test runners end
+    return 1 if faults else 0
 
 
 def _differs_for_users(plan: Plan, name: str) -> bool:
     """Whether a program that was found differs when XLA compiles it as it does for users."""
     number = int(name.removesuffix(FATAL).rpartition("_")[2])
     again = dataclasses.replace(plan, optimized=True)
-    return any(found for _, found in _generation(again, [range(number, number + 1)]))
-
-
-def _end(done: int, faults: int) -> int:
-    """Print the result as test runners do; the exit status."""
-    print(f"fuzz: {done - faults} passed, {faults} failed", flush=True)
-    return 1 if faults else 0
+    return any(found for _, found in _found(again, [range(number, number + 1)]))
 
 
 def _parts(plan: Plan) -> list[range]:
@@ -122,33 +115,32 @@ def _parts(plan: Plan) -> list[range]:
     return [range(*pair) for pair in itertools.pairwise(edges)]
 
 
-def _generation(plan: Plan, parts: list[range]) -> Iterator[Found]:
-    """Run some tasks in new processes; what each found, as it ends.
-
-    `max_tasks_per_child` would do, but the executor of Python 3.11 can wait for ever for a process
-    that has done its number (CPython issue 115634).
-    """
-    waiting: dict[concurrent.futures.Future[Found], range] = {}
-    broken: list[range] = []
-    with _processes(plan, plan.processes) as pool:
-        try:
-            waiting |= {pool.submit(_task, plan.seed, part, plan.layouts): part for part in parts}
-            for finished in concurrent.futures.as_completed(waiting):
-                try:
-                    yield finished.result()
-                except BrokenProcessPool:
-                    broken.append(waiting[finished])
-        finally:
-            for task in waiting:
-                task.cancel()
-    for part in broken:
-        yield _alone(plan, part)
+def _found(plan: Plan, parts: list[range]) -> Iterator[Found]:
+    """What each task found, as it ends."""
+    task = functools.partial(_task, layouts=plan.layouts)
+    for part, answer in _answers(plan, task, parts, plan.processes):
+        yield answer if not isinstance(answer, Lost) else _alone(plan, part, task)
 
 
-def _alone(plan: Plan, numbers: range, task: Callable[[int, range], Found] | None = None) -> Found:
+def _answers(
+    plan: Plan, function: Function, parts: list[range], processes: int
+) -> Iterator[tuple[range, Any]]:
+    """What a function returns for parts of the numbers, in new processes."""
+    found = answers(
+        [(plan.seed, part) for part in parts],
+        _start,
+        jobs=processes,
+        limit=LIMIT,
+        each=TASKS,
+        options={"function": function, "optimized": plan.optimized},
+    )
+    return ((part, answer) for (_, part), answer in found)
+
+
+def _alone(plan: Plan, numbers: range, task: Function) -> Found:
     """Run programs in a process of their own; if it ends, look for the one that ends it."""
-    task = task or functools.partial(_task, layouts=plan.layouts)
-    if (found := _in_process(plan, task, numbers)) is not None:
+    ((_, found),) = _answers(plan, task, [numbers], 1)
+    if not isinstance(found, Lost):
         return found
     middle = (numbers.start + numbers.stop) // 2
     halves = [range(numbers.start, middle), range(middle, numbers.stop)]
@@ -158,27 +150,11 @@ def _alone(plan: Plan, numbers: range, task: Callable[[int, range], Found] | Non
     if not fatal:  # it is this program, or these together
         name = f"seed_{plan.seed}_program_{numbers.start}{FATAL}"
         shown = functools.partial(_text, layouts=plan.layouts)
-        text = _in_process(plan, shown, numbers) or f"# {name}: making it ends the process as well"
+        ((_, text),) = _answers(plan, shown, [numbers], 1)
+        if isinstance(text, Lost):
+            text = f"# {name}: making it ends the process as well"
         faults.append((name, text))
     return len(numbers), faults
-
-
-def _in_process(plan: Plan, function: Callable[[int, range], T], numbers: range) -> T | None:
-    """What a function returns in a new process; None if the process ends before it returns."""
-    with _processes(plan, 1) as pool:
-        try:
-            return pool.submit(function, plan.seed, numbers).result()
-        except BrokenProcessPool:
-            return None
-
-
-def _processes(plan: Plan, count: int) -> concurrent.futures.ProcessPoolExecutor:
-    return concurrent.futures.ProcessPoolExecutor(
-        count,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_start,
-        initargs=(plan.optimized,),
-    )
 
 
 def _save(folder: Path, name: str, text: str) -> None:
@@ -186,7 +162,7 @@ def _save(folder: Path, name: str, text: str) -> None:
     (folder / f"{name}.py").write_text(text)
 
 
-def _start(optimized: bool) -> None:
+def _start(function: Function, optimized: bool) -> Function:
     """Prepare a process: its memory, and 8 virtual CPU devices before JAX's backend starts."""
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     limit = MEMORY if most == resource.RLIM_INFINITY else min(MEMORY, most)
@@ -200,6 +176,7 @@ def _start(optimized: bool) -> None:
     import torch
 
     torch.set_num_threads(1)
+    return function
 
 
 def _task(seed: int, numbers: range, layouts: bool = False) -> Found:

@@ -1,5 +1,6 @@
 """What `make test` leaves out, `make test-all` runs; and what a change reaches runs whole."""
 
+import json
 import os
 import re
 import subprocess
@@ -67,8 +68,67 @@ def test_without_a_record_everything_runs(root):
     assert sweeps.changed(MARKED, root / "none.json", root) == set(MARKED)
 
 
-def test_marked_files_are_found(root):
-    assert sweeps.marked_files(root) == sorted(MARKED)
+def test_files_with_rooms_are_found(root):
+    for name in ("test_house.py", "with_torch_xla/test_scripts.py"):
+        (root / "tests" / name).parent.mkdir(exist_ok=True)
+        (root / "tests" / name).write_text("")
+    assert sweeps.test_files(root) == sorted([*MARKED, "tests/core/layout/test_spec.py"])
+
+
+def test_what_passes_is_entered_beside_what_passed_before(root, monkeypatch):
+    kept = root / "kept.json"
+    before = json.loads(kept.read_text())["files"]
+    spec = "tests/core/layout/test_spec.py"
+    (root / POOL).unlink()
+    sweeps.note([spec], kept, root)
+    assert json.loads(kept.read_text())["files"].keys() == {*before, spec} - {POOL}
+    others = {**record.versions(), "torch": "0.0"}
+    monkeypatch.setattr(record, "versions", lambda: others)
+    sweeps.note([spec], kept, root)
+    assert json.loads(kept.read_text())["files"].keys() == {spec}
+
+
+@pytest.mark.parametrize(
+    ("path", "folders", "runs"),
+    [
+        ("tests/core/test_a.py", ["tests"], True),
+        ("tests/core/test_a.py", ["tests/core", "tests/cli"], True),
+        ("tests/core/test_a.py", ["tests/core/test_a.py"], True),
+        ("tests/core/test_a.py", ["tests/core/test_a.py::test_b", "tests/cor"], False),
+        ("tests/multi_process/test_a.py", ["tests"], False),
+        ("tests/multi_process/test_a.py", ["tests/multi_process"], True),
+    ],
+)
+def test_a_run_notes_the_files_that_it_ran_whole(path, folders, runs):
+    assert sweeps._ran(path, folders) == runs
+
+
+def test_files_whose_rooms_changed_run_whole_unless_they_are_many():
+    every = [f"tests/a/test_{number}.py" for number in range(40)]
+    runs, whole = sweeps.drawn_files(every, {every[0], every[1]}, one_in=4, seed="1")
+    assert whole == {every[0], every[1]} <= runs and len(runs) == 2 + 10
+    again, none = sweeps.drawn_files(every, set(every[:6]), one_in=4, seed="1")
+    assert none == set() and len(again) == 10
+    runs, _ = sweeps.drawn_files([*every, "tests/b/c/test_d.py"], set(), one_in=4, seed="1")
+    assert "tests/b/c/test_d.py" in runs and len(runs) == 11
+    drawn = [sweeps.drawn_files(every, set(), one_in=4, seed=str(s))[0] for s in range(40)]
+    assert set().union(*drawn) == set(every)
+
+
+def test_a_file_that_is_not_drawn_is_not_collected_unless_it_is_named(monkeypatch):
+    mine, other = (ROOT / "tests" / "tiers" / f"test_{name}.py" for name in ("sweeps", "rooms"))
+    runs = {other.relative_to(ROOT).as_posix()}
+    monkeypatch.setattr(sweeps, "_drawn", lambda tier: (runs, frozenset()))
+
+    def ignored(path, tier="sample", *args):
+        config = types.SimpleNamespace(getoption=lambda name: tier, args=args or ("tests",))
+        return sweeps.pytest_ignore_collect(path, config)
+
+    assert ignored(mine) and ignored(mine, "part")
+    for path in (other, ROOT / "tests", ROOT / "tests" / "test_house.py"):
+        assert ignored(path) is None
+    assert ignored(mine, "all") is None and ignored(mine, "few") is None
+    assert ignored(mine, "sample", f"{mine}::test_a") is None
 
 
 def test_a_sweep_keeps_a_share_of_its_cases_and_always_one():
@@ -94,16 +154,17 @@ class Item:
 
 def collected(tier, monkeypatch):
     """The tests that a tier runs, and those it says it leaves out."""
-    monkeypatch.setattr(sweeps, "_reached", lambda: {"b.py"})
+    whole = {"b.py"} if tier == "sample" else set()
+    monkeypatch.setattr(sweeps, "_drawn", lambda tier: (set(), whole))
     items = [Item(f"a.py::test_one[{n}]", "sweep") for n in range(40)]
     items += [Item(f"b.py::test_two[{n}]", "sweep") for n in range(40)]
     items += [Item("a.py::test_three")]
     out: list[Item] = []
     hook = types.SimpleNamespace(pytest_deselected=lambda items: out.extend(items))
     config = types.SimpleNamespace(getoption=lambda name: tier, hook=hook)
-    whole = list(items)
+    before = list(items)
     sweeps.pytest_collection_modifyitems(config, items)
-    assert sorted(map(id, items + out)) == sorted(map(id, whole))
+    assert sorted(map(id, items + out)) == sorted(map(id, before))
     return [item.nodeid for item in items]
 
 
@@ -121,11 +182,9 @@ def test_each_tier_runs_its_share_and_every_unmarked_test(tier, first, second, m
     assert "a.py::test_three" in run
 
 
-def test_every_marked_file_is_about_some_file_of_ours():
-    for path in sweeps.marked_files():
-        of_tests = path.startswith(("tests/fuzz/", "tests/conformance/"))  # these are beside them
-        rooms = sweeps.rooms_of(path)
-        about = [name for name in rooms if of_tests or not name.startswith("tests/")]
+def test_every_file_is_about_some_file_of_ours():
+    for path in sweeps.test_files():
+        about = [name for name in sweeps.rooms_of(path) if not name.startswith("tests/")]
         assert about, f"{path} has no room: add its folder to tools.tiers.sweeps._ABOUT"
 
 
@@ -157,12 +216,12 @@ def test_test_all_leaves_nothing_out():
     """It runs pytest without a choice, and every step of .ci/run in full."""
     whole = commands("test-all")
     runs = re.findall(r"^(?:AXIS_TYPES=Explicit )?\S*/pytest (.*)$", whole, re.MULTILINE)
-    assert [run for run in runs if "multi_process" not in run] == [
+    assert runs == [
         "--sweeps note -n 2 --dist worksteal ",
         f"-n 2 --dist worksteal {TYPED}",
+        "--sweeps note tests/multi_process",
     ]
     for step in (
-        "pytest tests/multi_process",
         "-m examples.notebooks --all",
         "-m tests.conformance --write",
         "-m tests.fuzz",

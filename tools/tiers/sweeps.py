@@ -1,18 +1,22 @@
 """The tests that `make test` runs a sample of: a plugin of pytest, which tests/conftest.py loads.
 
-Two marks say that a test has a place in `make test-all`, and a share of `make test`:
+Each test file has *rooms*: for `tests/A/B/test_x.py` the folder `A/B` (of a test of lowerings:
+`x.py` there), what `_ABOUT` adds, and the test with the helpers beside it. Test files in `tests/`
+itself are about the whole house. Within a file, two marks say that a test has a place in
+`make test-all`, and a share of `make test`:
 
-- `sweep`: a function over a table of like cases. At least one case of it always runs.
+- `sweep`: a function over a table of like cases. At least one case of it runs.
 - `long`: one check of several seconds, with shorter ones beside it.
 
 `--sweeps all`, as pytest does by itself, runs every case. `--sweeps sample` runs whole the test
-files whose rooms changed since all passed, and of the others one case in eight of each sweep, and
-one long test in eight. `--sweeps few` runs one in forty, whatever changed; `--sweeps part` does so
-in one test file of six. `--sweeps note` runs everything, and if that passes enters what the rooms
-hold in `tests/sweeps.json`.
+files whose rooms changed since all passed, those in `tests/` itself, and one in four of the others;
+of these one case in eight of each sweep, and one long test in eight. Where a change reaches more
+than an eighth of all test files, one in four of those runs, too. A file that the command line names
+always runs.
 
-The rooms of `tests/A/B/test_x.py` are the folder `A/B` (of a test of lowerings: `x.py` there), what
-`_ABOUT` adds, and the test with the helpers beside it.
+`--sweeps few` runs one marked case in forty, whatever changed; `--sweeps part` does so in one test
+file of twelve. `--sweeps note` runs everything, and if that passes enters what the rooms hold in
+`tests/sweeps.json`.
 """
 
 from __future__ import annotations
@@ -20,7 +24,6 @@ from __future__ import annotations
 import collections
 import functools
 import json
-import re
 from collections.abc import Collection, Mapping, Set
 from pathlib import Path
 
@@ -30,12 +33,19 @@ from . import choice, record, sources
 
 KEPT = sources.ROOT / "tests" / "sweeps.json"
 ONE_IN = {"sample": 8, "few": 40, "part": 40}
-FILES_ONE_IN = 6
+FILES_ONE_IN = {"sample": 4, "part": 12}
+MOST_REACHED = 1 / 8
+"""Where a change reaches a larger share of all test files than this, it reaches none whole."""
+
+APART = ("tests/multi_process/", "tests/with_torch_xla/")
+"""Folders that pytest enters only where they are named."""
+
 MARKS = {
     "sweep": "a table of like cases; make test runs a sample, make test-all each",
     "long": "one check of several seconds; make test runs one in eight, make test-all each",
 }
 _LOWERINGS = "torch_bridge/lowerings"
+_HARNESS = "tools/harness"
 _ABOUT = {
     "torch_bridge/training": (_LOWERINGS,),
     "torch_bridge/models": (_LOWERINGS,),
@@ -48,8 +58,14 @@ _ABOUT = {
     "ecosystem": ("torch_bridge/trainers", "torch_bridge/overrides"),
     "jax_pages": ("torch_bridge/interop",),
     "torch_bridge/engine/capture/changes": ("torch_bridge/engine/capture", "torch_bridge/loops"),
+    "multi_process": ("core/processes", "torch_bridge/dtensor", "tests/multi_process/jobs"),
+    "notebooks": ("examples/notebooks",),
+    "tiers": ("tools/tiers",),
+    "harness": (_HARNESS,),
+    "fuzz": (_HARNESS, "tests/fuzz/operations"),
+    "conformance": (_HARNESS,),
+    "benchmarks": (_HARNESS, "benchmarks"),
 }
-_MARKED = re.compile(r"^ *@pytest\.mark\.(sweep|long)\b", re.MULTILINE)
 
 
 def rooms_of(path: str, root: Path = sources.ROOT) -> list[str]:
@@ -72,10 +88,10 @@ def rooms_of(path: str, root: Path = sources.ROOT) -> list[str]:
     return sorted({*found, *sources.python_files(_ABOUT.get(folder, ()), root)})
 
 
-def marked_files(root: Path = sources.ROOT) -> list[str]:
-    """The test files with marked tests."""
-    tests = (root / "tests").rglob("test_*.py")
-    return sorted(p.relative_to(root).as_posix() for p in tests if _MARKED.search(p.read_text()))
+def test_files(root: Path = sources.ROOT) -> list[str]:
+    """The test files that have rooms."""
+    tests = (p.relative_to(root).as_posix() for p in (root / "tests").rglob("test_*.py"))
+    return sorted(path for path in tests if path.count("/") > 1 and not path.startswith(APART[1]))
 
 
 def changed(paths: Collection[str], kept: Path = KEPT, root: Path = sources.ROOT) -> Set[str]:
@@ -88,9 +104,13 @@ def changed(paths: Collection[str], kept: Path = KEPT, root: Path = sources.ROOT
 
 
 def note(paths: Collection[str], kept: Path = KEPT, root: Path = sources.ROOT) -> None:
-    """Enter test files whose tests all pass."""
-    files = {path: _state(path, root) for path in sorted(paths)}
-    kept.write_text(json.dumps({"versions": record.versions(), "files": files}, indent=0) + "\n")
+    """Enter test files whose tests all pass; those of other runs stay, but for other versions."""
+    known = json.loads(kept.read_text()) if kept.is_file() else {}
+    before = known["files"] if known.get("versions") == record.versions() else {}
+    files = {path: before[path] for path in before if (root / path).is_file()}
+    files |= {path: _state(path, root) for path in paths}
+    content = {"versions": record.versions(), "files": dict(sorted(files.items()))}
+    kept.write_text(json.dumps(content, indent=0) + "\n")
 
 
 def _state(path: str, root: Path) -> str:
@@ -119,9 +139,35 @@ def left_out(
     return {test for tests in groups.values() for test in tests}.difference(*kept)
 
 
+def drawn_files(
+    every: Collection[str], reached: Set[str], *, one_in: int, seed: str
+) -> tuple[Set[str], Set[str]]:
+    """The test files that run, and those of them that run whole.
+
+    Args:
+        every: all that have rooms.
+        reached: those whose rooms changed.
+        one_in: of the others, and of these where they are too many, the share that runs; at least
+            one of each folder in `tests/`.
+        seed: draws them.
+    """
+    whole = reached if len(reached) <= MOST_REACHED * len(every) else frozenset()
+    groups: dict[str, list[str]] = collections.defaultdict(list)
+    for path in set(every) - whole:
+        groups[path.split("/")[1]].append(path)
+    drawn = (choice.drawn(paths, seed=seed, one_in=one_in) for paths in groups.values())
+    return whole.union(*drawn), whole
+
+
+_every = functools.cache(test_files)
+
+
 @functools.cache
-def _reached() -> Set[str]:
-    return changed(marked_files())
+def _drawn(tier: str) -> tuple[Set[str], Set[str]]:
+    """What a tier runs of the test files that have rooms, and what of these whole."""
+    every = _every()
+    reached = changed(every) if tier == "sample" else frozenset()
+    return drawn_files(every, reached, one_in=FILES_ONE_IN.get(tier, 1), seed=choice.seed_of())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -146,37 +192,52 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if tier not in ONE_IN:
         return []
     line = f"sweeps: one case in {ONE_IN[tier]} (seed {choice.seed_of()}); --sweeps all runs each"
-    if tier != "sample":
+    if tier not in FILES_ONE_IN:
         return [line]
-    return [line, f"whole, as their rooms changed: {', '.join(sorted(_reached())) or 'none'}"]
+    runs, whole = _drawn(tier)
+    of = f"{len(runs)} of {len(_every())} test files"
+    return [line, f"{of}; whole, as their rooms changed: {', '.join(sorted(whole)) or 'none'}"]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the test files that this tier does not run."""
+    tier = config.getoption("--sweeps")
+    named = {Path(word.partition("::")[0]).absolute() for word in config.args}
+    if tier not in FILES_ONE_IN or collection_path in named:
+        return None
+    path = collection_path.relative_to(sources.ROOT).as_posix()
+    return True if path in _every() and path not in _drawn(tier)[0] else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what this tier does not run."""
+    """Leave out the marked cases that this tier does not run."""
     tier = config.getoption("--sweeps")
     if tier not in ONE_IN:
         return
     marked = {
         item.nodeid: mark for item in items for mark in MARKS if item.get_closest_marker(mark)
     }
-    reached = _reached() if tier == "sample" else ()
-    out = left_out(marked, reached, one_in=ONE_IN[tier], seed=choice.seed_of())
-    if tier == "part":
-        files = {item.nodeid.partition("::")[0] for item in items}
-        kept = choice.drawn(files, seed=choice.seed_of(), one_in=FILES_ONE_IN)
-        out |= {item.nodeid for item in items if item.nodeid.partition("::")[0] not in kept}
+    whole = _drawn(tier)[1]
+    out = left_out(marked, whole, one_in=ONE_IN[tier], seed=choice.seed_of())
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in out])
     items[:] = [item for item in items if item.nodeid not in out]
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Enter a run of everything that passed."""
+    """Enter the test files of a run that passed."""
     config = session.config
     if config.getoption("--sweeps") != "note" or hasattr(config, "workerinput"):
         return
-    given = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
-    if exitstatus or given or config.option.keyword or config.option.markexpr:
-        print(f"\n{KEPT.name} is as it was: it is for runs of everything that pass")
+    if exitstatus or config.option.keyword or config.option.markexpr:
+        print(f"\n{KEPT.name} is as it was: it is for files that pass whole")
         return
-    note(marked_files())
+    folders = [Path(word).absolute().relative_to(sources.ROOT).as_posix() for word in config.args]
+    note([path for path in _every() if _ran(path, folders)])
     print(f"\nwrote {KEPT}")
+
+
+def _ran(path: str, folders: Collection[str]) -> bool:
+    """Whether a run over some folders enters a test file."""
+    apart = next((folder for folder in APART if path.startswith(folder)), "")
+    inside = [f"{folder}/" for folder in folders if f"{path}/".startswith(f"{folder}/")]
+    return any(folder.startswith(apart) for folder in inside)

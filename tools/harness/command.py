@@ -1,0 +1,78 @@
+"""The command line of a benchmark: how many rounds, tables on the terminal, results in a file.
+
+benchmark = Benchmark("rounding", __doc__, rounds=60, quick=5)
+given = benchmark.parse()                       # --rounds 60, or 5 with --quick
+benchmark.finish(results, table(results))       # benchmarks/results/rounding.json
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from . import results, tables
+
+
+class Benchmark:
+    """A command that measures.
+
+    Args:
+        name: of the file of results in `benchmarks/results/`.
+        doc: the module's docstring, whose first line tells what it is about.
+        rounds: calls of each contestant that count; None where there is no such option.
+        quick: the same with `--quick`, which saves nothing; None where there is no such option.
+
+    Attributes:
+        name: of the file of results.
+        given: what the command line said, once it is parsed.
+    """
+
+    def __init__(
+        self, name: str, doc: str | None, *, rounds: int | None = None, quick: int | None = None
+    ):
+        """See the class."""
+        self.name = name
+        self._rounds, self._quick = rounds, quick
+        self._parser = argparse.ArgumentParser(
+            prog=results.program(),
+            description=(doc or "").partition("\n")[0].removeprefix("Benchmark: "),
+        )
+        self.add = self._parser.add_argument
+        if rounds is not None:
+            self.add("--rounds", type=int, help=f"timed calls of each contestant ({rounds})")
+        if quick is not None:
+            self.add("--quick", action="store_true", help="small sizes, few rounds, not saved")
+        self.given = argparse.Namespace(quick=False)
+
+    def add_workloads(self, known: Collection[str]) -> None:
+        """Positional arguments: names of workloads; none for all."""
+        self.add("workloads", nargs="*", help=f"of {', '.join(known)}; default: all")
+        self._known = known
+
+    def parse(self, arguments: Sequence[str] | None = None) -> Any:
+        """Read the command line; `rounds` is a number, `quick` is there."""
+        given = self._parser.parse_args(arguments, argparse.Namespace(quick=False))
+        if self._rounds is not None:
+            given.rounds = given.rounds or (self._quick if given.quick else self._rounds)
+        if "workloads" in given:
+            if unknown := set(given.workloads) - set(self._known):
+                known = ", ".join(self._known)
+                self._parser.error(f"no workload {', '.join(unknown)}; there are {known}")
+            given.workloads = given.workloads or list(self._known)
+        self.given = given
+        return given
+
+    def finish(self, found: dict[str, Any], *shown: Any, merge: bool = False) -> None:
+        """Print what was found, and save it.
+
+        Args:
+            found: the results.
+            shown: tables and lines to print.
+            merge: results of an earlier run that are not among these stay.
+        """
+        if shown:
+            tables.show(*shown)
+        if not self.given.quick:
+            kept = results.saved(self.name) if merge else {}
+            tables.show(f"wrote {results.save(self.name, {**kept, **found})}")
