@@ -22,8 +22,8 @@ import jax.numpy as jnp
 
 from isoshard.core.domain.blocks.interpreting import recording
 
+from . import batch_norm as batch_norm  # registers what is looked up below
 from . import conv, registry
-from . import norm as norm  # registers what is looked up below
 
 
 @dataclasses.dataclass(frozen=True)
