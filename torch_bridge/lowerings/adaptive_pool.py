@@ -17,7 +17,7 @@ from isoshard.core.nn.precision import averaged
 
 from .argument_forms import wide
 from .block_operators import by_rows, over_space
-from .pool import max_pool, max_pool_backward, scatter_add, windows
+from .pool import max_pool, max_pool_backward, scattered, windows
 from .registry import lower
 from .vjp import pull_back
 
@@ -127,7 +127,7 @@ def _adaptive_max_pool_backward(
     if _divides(x, output_size) and not _of_all(output_size):
         kernel = _kernel(x, output_size)
         return max_pool_backward(rank, grad, x, kernel, kernel, 0, 1, False, indices)
-    return scatter_add(grad, indices, x.shape, rank)
+    return scattered(grad, indices, x.shape, rank)
 
 
 for _rank in (2, 3):

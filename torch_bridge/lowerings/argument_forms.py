@@ -33,6 +33,12 @@ def axis(dim: int, ndim: int) -> int:
     return dim % max(ndim, 1)
 
 
+def per_axis(values: int | Sequence[int], rank: int) -> tuple[int, ...]:
+    """One number per axis of space; torch lets one stand for all."""
+    values = (values,) if isinstance(values, int) else tuple(values)
+    return values * rank if len(values) == 1 else values
+
+
 def whole_dtype(*ends: int) -> np.dtype:
     """The narrowest dtype, from int32 on, for whole numbers between some."""
     fits = all(-(2**31) <= end < 2**31 for end in ends)

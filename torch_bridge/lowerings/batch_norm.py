@@ -28,7 +28,7 @@ def _channel(parameter: jax.Array | None, ndim: int) -> Any:
     return None if parameter is None else along_channels(parameter, ndim - 2)
 
 
-def _batchstatistics(
+def _batch_statistics(
     x: jax.Array, axes: Sequence[int], eps: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """As `statistics`; where devices share a batch, with one collective instead of two.
@@ -69,7 +69,7 @@ def _batch_norm(
         y = (x - _channel(mean, x.ndim)) * _channel(rstd, x.ndim)
         unsaved = jnp.zeros((0,), x.dtype)
         return affine(y, scale, shift), unsaved, unsaved, running_mean, running_var
-    mean, variance, rstd = _batchstatistics(x, axes, eps)
+    mean, variance, rstd = _batch_statistics(x, axes, eps)
     out = affine(x - mean, rstd if scale is None else rstd * scale, shift)
     mean, variance, rstd = (a.reshape(-1) for a in (mean, variance, rstd))
     count = x.size // max(mean.size, 1)
@@ -123,58 +123,27 @@ def _lower_batch_norm(
 _UPDATES = {"writes": ("running_mean", "running_var"), "lift": ("momentum",)}
 
 
-@_lower_batch_norm("native_batch_norm", **_UPDATES)
-@_lower_batch_norm("_native_batch_norm_legit", **_UPDATES)
-def _native_batch_norm(
-    x: jax.Array,
-    weight: jax.Array | None,
-    bias: jax.Array | None,
-    running_mean: jax.Array | None,
-    running_var: jax.Array | None,
-    training: bool,
-    momentum: jax.Array | float,
-    eps: float,
-) -> tuple[Any, ...]:
-    return _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
-
-
-@_lower_batch_norm("_native_batch_norm_legit_functional", lift=("momentum",))
-def _functional_batch_norm(
-    x: jax.Array,
-    weight: jax.Array | None,
-    bias: jax.Array | None,
-    running_mean: jax.Array,
-    running_var: jax.Array,
-    training: bool,
-    momentum: jax.Array | float,
-    eps: float,
-) -> tuple[Any, ...]:
-    return _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
+for _name in ("native_batch_norm", "_native_batch_norm_legit"):
+    _lower_batch_norm(_name, **_UPDATES)(_batch_norm)
+_lower_batch_norm("_native_batch_norm_legit_functional", lift=("momentum",))(_batch_norm)
 
 
 @lower("aten::_native_batch_norm_legit.no_stats")
-def _batch_norm_withoutstatistics(
-    x: jax.Array,
-    weight: jax.Array | None,
-    bias: jax.Array | None,
-    training: bool,
-    momentum: jax.Array | float,
-    eps: float,
+def _batch_norm_without_statistics(
+    x: jax.Array, weight: jax.Array | None, bias: jax.Array | None, training: bool, *numbers: Any
 ) -> tuple[Any, ...]:
-    return _batch_norm(x, weight, bias, None, None, True, momentum, eps)[:3]
+    return _batch_norm(x, weight, bias, None, None, True, *numbers)[:3]
+
+
+def _by_name(training: bool, *given: Any) -> tuple[Any, ...]:
+    """`_batch_norm` under a name that says whether it trains."""
+    x, weight, bias, running_mean, running_var, momentum, eps = given
+    return _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
 @_lower_batch_norm("_native_batch_norm_legit_no_training")
-def _batch_norm_no_training(
-    x: jax.Array,
-    weight: jax.Array | None,
-    bias: jax.Array | None,
-    running_mean: jax.Array,
-    running_var: jax.Array,
-    momentum: jax.Array | float,
-    eps: float,
-) -> tuple[Any, ...]:
-    return _batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
+def _batch_norm_no_training(*given: Any) -> tuple[Any, ...]:
+    return _by_name(False, *given)[:3]
 
 
 def _reserve() -> jax.Array:
@@ -183,44 +152,15 @@ def _reserve() -> jax.Array:
 
 
 @_lower_batch_norm("_batch_norm_no_update")
-def _batch_norm_no_update(
-    x: jax.Array,
-    weight: jax.Array | None,
-    bias: jax.Array | None,
-    running_mean: jax.Array | None,
-    running_var: jax.Array | None,
-    momentum: jax.Array | float,
-    eps: float,
-) -> tuple[Any, ...]:
-    got = _batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)
-    return (*got[:3], _reserve())
+def _batch_norm_no_update(*given: Any) -> tuple[Any, ...]:
+    return (*_by_name(False, *given)[:3], _reserve())
 
 
 @_lower_batch_norm("_batch_norm_with_update", **_UPDATES)
-def _batch_norm_with_update(
-    x: jax.Array,
-    weight: jax.Array | None,
-    bias: jax.Array | None,
-    running_mean: jax.Array,
-    running_var: jax.Array,
-    momentum: jax.Array | float,
-    eps: float,
-) -> tuple[Any, ...]:
-    got = _batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)
-    return (*got[:3], _reserve(), *got[3:])
-
-
 @_lower_batch_norm("_batch_norm_with_update_functional", lift=("momentum",))
-def _batch_norm_with_update_functional(
-    x: jax.Array,
-    weight: jax.Array | None,
-    bias: jax.Array | None,
-    running_mean: jax.Array,
-    running_var: jax.Array,
-    momentum: jax.Array | float,
-    eps: float,
-) -> tuple[Any, ...]:
-    return _batch_norm_with_update(x, weight, bias, running_mean, running_var, momentum, eps)
+def _batch_norm_with_update(*given: Any) -> tuple[Any, ...]:
+    got = _by_name(True, *given)
+    return (*got[:3], _reserve(), *got[3:])
 
 
 @lower("aten::native_batch_norm_backward")
@@ -257,19 +197,5 @@ def _batch_norm_backward(
 
 
 @lower("aten::batch_norm_backward")
-def _batch_norm_backward_with_reserve(
-    grad: jax.Array,
-    x: jax.Array,
-    weight: jax.Array,
-    running_mean: jax.Array | None,
-    running_var: jax.Array | None,
-    save_mean: jax.Array | None,
-    save_var: jax.Array | None,
-    update: bool,
-    eps: float,
-    mask: Sequence[bool],
-    reserve: jax.Array,
-) -> tuple[jax.Array | None, ...]:
-    return _batch_norm_backward(
-        grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, mask
-    )
+def _batch_norm_backward_with_reserve(*given: Any) -> tuple[jax.Array | None, ...]:
+    return _batch_norm_backward(*given[:-1])

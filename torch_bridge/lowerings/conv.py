@@ -29,18 +29,13 @@ from isoshard.core.nn.convolution import (
     transposed_padding,
 )
 
-from .argument_forms import wide, wide_dtype
+from .argument_forms import per_axis, wide, wide_dtype
 from .block_operators import by_rows, over_space
 from .conv_split import batch_split, kernel_whole
 from .memory_order import format_of
 from .program_partition import partition
 from .registry import lower
 from .vjp import pull_back
-
-
-def spread(values: Sequence[int], rank: int) -> tuple[int, ...]:
-    """torch lets one number stand for every spatial axis."""
-    return tuple(values) if len(values) == rank else tuple(values) * rank
 
 
 def _options(
@@ -53,8 +48,8 @@ def _options(
     groups: int,
 ) -> tuple[Any, Any, Any, Any, Any, Any]:
     """The options of a convolution, with a number for every spatial axis."""
-    stride, padding, dilation = (spread(v, rank) for v in (stride, padding, dilation))
-    return stride, padding, dilation, transposed, spread(output_padding, rank), groups
+    stride, padding, dilation = (per_axis(v, rank) for v in (stride, padding, dilation))
+    return stride, padding, dilation, transposed, per_axis(output_padding, rank), groups
 
 
 def convolve(
@@ -178,13 +173,9 @@ def _whole_convolve(
     if sums not in (None, x.dtype):
         options["preferred_element_type"] = sums
     if transposed:
-        pads = transposed_padding(weight.shape[2:], dilation, pads, output_padding)
+        options["window_strides"], options["lhs_dilation"] = (1,) * rank, stride
+        options["padding"] = transposed_padding(weight.shape[2:], dilation, pads, output_padding)
         weight = transposed_kernel(weight, groups)
-        options |= {
-            "window_strides": (1,) * rank,
-            "padding": pads,
-            "lhs_dilation": stride,
-        }
     return _grouped(x, weight, groups, channels_last, rhs_dilation=dilation, **options)
 
 
@@ -241,38 +232,14 @@ def _as_kernels_lie(x: torch.Tensor, weight: torch.Tensor, *options: Any) -> tor
     return out if format is None or double or one else out.contiguous(memory_format=format)
 
 
-@lower("aten::convolution", meta=_as_kernels_lie)
-def _convolution(
-    x: jax.Array,
-    weight: jax.Array,
-    bias: jax.Array | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> jax.Array:
-    given = (stride, padding, dilation, transposed, output_padding, groups)
-    return biased(x, weight, bias, *given)
+lower("aten::convolution", meta=_as_kernels_lie)(biased)
 
 
 @lower("aten::_convolution")
 def _convolution_with_flags(
-    x: jax.Array,
-    weight: jax.Array,
-    bias: jax.Array | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    *flags: bool,
+    x: jax.Array, weight: jax.Array, bias: jax.Array | None, *options: Any
 ) -> jax.Array:
-    return _convolution(
-        x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
-    )
+    return biased(x, weight, bias, *options[:6])
 
 
 @lower("aten::_convolution_mode")
@@ -286,7 +253,7 @@ def _convolution_mode(
     groups: int,
 ) -> jax.Array:
     rank = x.ndim - 2
-    stride, dilation = spread(stride, rank), spread(dilation, rank)
+    stride, dilation = per_axis(stride, rank), per_axis(dilation, rank)
     total = [0] * rank
     if padding == "same":
         total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
@@ -347,27 +314,24 @@ def _slope_operands(
 
 
 @lower("aten::convolution_backward")
-def _convolution_backward(
+def gradients(
     grad: jax.Array,
     x: jax.Array,
     weight: jax.Array,
     bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
+    *options: Any,
+    channels_last: bool = False,
 ) -> tuple[jax.Array | None, ...]:
-    options = (stride, padding, dilation, transposed, output_padding, groups)
+    """The gradients of what `biased` takes; `options` as there, and which are wanted."""
+    *given, wanted = options
     of_x, of_weight = None, None
-    if output_mask[0]:
-        of_x = gradient_of_images(grad, x, weight, *options)
-    if output_mask[1]:
-        of_weight = gradient_of_weight(grad, x, weight, *options)
-    of_bias = jnp.sum(grad, axis=(0, *range(2, grad.ndim))) if output_mask[2] else None
-    return of_x, of_weight, of_bias
+    if wanted[0]:
+        of_x = gradient_of_images(grad, x, weight, *given, channels_last=channels_last)
+    if wanted[1]:
+        of_weight = gradient_of_weight(grad, x, weight, *given, channels_last=channels_last)
+    channels = grad.ndim - 1 if channels_last else 1
+    axes = tuple(axis for axis in range(grad.ndim) if axis != channels)
+    return of_x, of_weight, jnp.sum(grad, axis=axes) if wanted[2] else None
 
 
 @lower("aten::conv_tbc")

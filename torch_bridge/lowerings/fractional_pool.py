@@ -17,7 +17,7 @@ import torch
 from isoshard.core.nn.pooling import argmax
 
 from .argument_forms import lengths
-from .pool import scatter_add
+from .pool import scattered
 from .registry import lower
 
 
@@ -70,7 +70,7 @@ def _backward(
     output_size: Sequence[int],
     indices: jax.Array,
 ) -> jax.Array:
-    return scatter_add(grad, indices, x.shape, rank)
+    return scattered(grad, indices, x.shape, rank)
 
 
 def _gradient_shape(

@@ -20,22 +20,16 @@ from jax import lax
 from isoshard.core import domain
 from isoshard.core.domain.windows.pool import max_operator, mean_operator
 from isoshard.core.domain.windows.space_split import by_halos, slope_by_halos
-from isoshard.core.nn.pooling import window_argmax, window_max, window_sum
+from isoshard.core.nn.pooling import window_argmax, window_max
 from isoshard.core.nn.window_grid import WindowGrid
 
-from .argument_forms import wide
+from .argument_forms import per_axis, wide
 from .block_operators import by_rows, over_space
 from .conv_split import batch_split
 from .memory_order import as_images
 from .registry import lower
 from .unsharded_axes import on_a_mesh
 from .vjp import pull_back
-
-
-def _each(values: int | Sequence[int], rank: int) -> tuple[int, ...]:
-    """One number per spatial axis; torch lets one stand for all."""
-    values = (values,) if isinstance(values, int) else tuple(values)
-    return values * rank if len(values) == 1 else values
 
 
 def windows(
@@ -48,8 +42,8 @@ def windows(
     ceil_mode: bool = False,
 ) -> WindowGrid:
     """The windows torch slides over the last `rank` axes of an array of this shape."""
-    kernel, pad, dil = (_each(v, rank) for v in (kernel_size, padding, dilation))
-    step = _each(stride, rank) if stride or stride == 0 else kernel
+    kernel, pad, dil = (per_axis(v, rank) for v in (kernel_size, padding, dilation))
+    step = per_axis(stride, rank) if stride or stride == 0 else kernel
     pads = tuple((p, p) for p in pad)
     return WindowGrid(tuple(shape[-rank:]), kernel, step, dil, pads, bool(ceil_mode))
 
@@ -119,31 +113,35 @@ def max_pool_backward(
         return slope_by_halos(max_operator(x.dtype, _of_rows(grid), grid.ceil), grad, x)
     grad, x = batch_split(grad), batch_split(x)
     if any(d != 1 for d in grid.dilation):
-        return batch_split(scatter_add(grad, indices, x.shape, rank))
+        return batch_split(scattered(grad, indices, x.shape, rank))
     return batch_split(pull_back(lambda a: _window_max(a, grid), grad, x)[0])
 
 
-def scatter_add(grad: jax.Array, indices: jax.Array, shape: Sequence[int], rank: int) -> jax.Array:
-    """Add each value to the place its index names in the flattened last `rank` axes.
+def scattered(
+    values: jax.Array, indices: jax.Array, shape: Sequence[int], rank: int, *, add: bool = True
+) -> jax.Array:
+    """Put each value at the place its index names in the flattened last `rank` axes, 0 elsewhere.
 
     Args:
-        grad: values, `(*lead, *windows)`.
+        values: `(*lead, *windows)`.
         indices: flat positions, of the same shape.
         shape: `(*lead, *spatial)`, the shape of the result.
         rank: number of spatial axes.
+        add: values of one place are added up; else one of them is kept.
 
     Returns:
-        The sums; the leading axes stay apart, so that they may be sharded.
+        The array; the leading axes stay apart, so that they may be sharded.
     """
     lead = len(shape) - rank
 
     def one(values: jax.Array, places: jax.Array) -> jax.Array:
         zeros = jnp.zeros((math.prod(shape[lead:]),), values.dtype)
-        return zeros.at[places.reshape(-1)].add(values.reshape(-1))
+        there = zeros.at[places.reshape(-1)]
+        return (there.add if add else there.set)(values.reshape(-1))
 
     for _ in range(lead):
         one = jax.vmap(one)
-    return one(grad, indices).reshape(shape)
+    return one(values, indices).reshape(shape)
 
 
 for _rank in (2, 3):
@@ -154,17 +152,8 @@ for _rank in (2, 3):
 
 
 def _unpool(x: jax.Array, indices: jax.Array, output_size: Sequence[int], *_) -> jax.Array:
-    """Put each value at its index and 0 elsewhere."""
     rank = len(output_size)
-    shape = (*x.shape[:-rank], *output_size)
-
-    def one(values: jax.Array, places: jax.Array) -> jax.Array:
-        zeros = jnp.zeros((math.prod(output_size),), values.dtype)
-        return zeros.at[places.reshape(-1)].set(values.reshape(-1))
-
-    for _ in range(x.ndim - rank):
-        one = jax.vmap(one)
-    return one(x, indices).reshape(shape)
+    return scattered(x, indices, (*x.shape[:-rank], *output_size), rank, add=False)
 
 
 lower("aten::max_unpool2d", meta=as_images("aten::max_unpool2d"))(_unpool)
@@ -198,14 +187,11 @@ def _avg_pool(
 def _whole_avg_pool(
     x: jax.Array, grid: WindowGrid, count_include_pad: bool, divisor_override: int | None
 ) -> jax.Array:
-    y = wide(x)
+    y, options = wide(x), grid.over(x.ndim)
     if on_a_mesh():
         # XLA would take the edges that it put around the parts of `x` for a maximum.
-        plain = grid.over(y.ndim)
-        edged, bare = jnp.pad(y, plain["padding"]), {"padding": ((0, 0),) * y.ndim}
-        total = lax.reduce_window(edged, np.array(0, y.dtype), lax.add, **plain | bare)
-    else:
-        total = window_sum(y, grid)
+        y, options["padding"] = jnp.pad(y, options["padding"]), ((0, 0),) * x.ndim
+    total = lax.reduce_window(y, np.array(0, y.dtype), lax.add, **options)
     divisor = divisor_override or grid.lengths(include_pad=count_include_pad)
     if isinstance(divisor, np.ndarray) and divisor.size and np.ptp(divisor) == 0:
         divisor = float(divisor.flat[0])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from isoshard.core.nn.window_grid import WindowGrid
 
-from .conv import spread
+from .argument_forms import per_axis
 from .registry import lower
 from .vjp import pull_back
 
@@ -38,7 +38,7 @@ def _im2col(
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> jax.Array:
-    options = [spread(v, 2) for v in (kernel_size, dilation, padding, stride)]
+    options = [per_axis(v, 2) for v in (kernel_size, dilation, padding, stride)]
     return _columns(x, *options) if x.ndim == 4 else _columns(x[None], *options)[0]
 
 
@@ -52,8 +52,8 @@ def _col2im(
     stride: Sequence[int],
 ) -> jax.Array:
     """Sum overlapping columns into images: the transpose of `im2col`."""
-    lead, kernel = columns.shape[:-2], spread(kernel_size, 2)
+    lead, kernel = columns.shape[:-2], per_axis(kernel_size, 2)
     channels = columns.shape[-2] // (kernel[0] * kernel[1])
-    image = jnp.zeros((*lead, channels, *spread(output_size, 2)), columns.dtype)
+    image = jnp.zeros((*lead, channels, *per_axis(output_size, 2)), columns.dtype)
     unfold = lambda x: _im2col(x, kernel_size, dilation, padding, stride)  # noqa: E731
     return pull_back(unfold, columns, image)[0]

@@ -52,14 +52,7 @@ def conv(
         `(batch, filters, *spatial)`.
     """
     _check_kernel(w, kernel_shape)
-    windows = windows_of(
-        x.shape[2:],
-        w.shape[2:],
-        strides=strides,
-        dilations=dilations,
-        pads=pads,
-        auto_pad=auto_pad,
-    )
+    windows = windows_of(x.shape[2:], w.shape[2:], auto_pad, pads, strides, dilations)
     return _convolve(
         x,
         w,
@@ -105,9 +98,7 @@ def conv_transpose(
         `(batch, filters, *spatial)`.
     """
     _check_kernel(w, kernel_shape)
-    windows = windows_of(
-        x.shape[2:], w.shape[2:], strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad
-    )
+    windows = windows_of(x.shape[2:], w.shape[2:], auto_pad, pads, strides, dilations)
     rank = x.ndim - 2
     more = tuple(output_padding or (0,) * rank)
     if output_shape is None and auto_pad.startswith("SAME"):

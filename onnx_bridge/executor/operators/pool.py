@@ -55,15 +55,7 @@ def max_pool(
     Returns:
         The maxima, or them and their places.
     """
-    windows = windows_of(
-        x.shape[2:],
-        kernel_shape,
-        strides=strides,
-        dilations=dilations,
-        pads=pads,
-        auto_pad=auto_pad,
-        ceil_mode=ceil_mode,
-    )
+    windows = windows_of(x.shape[2:], kernel_shape, auto_pad, pads, strides, dilations, ceil_mode)
     spatial = range(2, x.ndim)
     x = whole(x, spatial)
     found = _window_max(x, windows)
@@ -122,15 +114,7 @@ def average_pool(
     Returns:
         The means.
     """
-    windows = windows_of(
-        x.shape[2:],
-        kernel_shape,
-        strides=strides,
-        dilations=dilations,
-        pads=pads,
-        auto_pad=auto_pad,
-        ceil_mode=ceil_mode,
-    )
+    windows = windows_of(x.shape[2:], kernel_shape, auto_pad, pads, strides, dilations, ceil_mode)
     bounded(math.prod(windows.counts), "the windows")
     counts = windows.lengths(include_pad=bool(count_include_pad)).astype(np.float32)
     return (window_sum(wide(x), windows) / counts).astype(x.dtype)
@@ -149,15 +133,7 @@ def lp_pool(
     strides=None,
 ):
     """The p-norm of each window; the arguments are those of `average_pool`."""
-    windows = windows_of(
-        x.shape[2:],
-        kernel_shape,
-        strides=strides,
-        dilations=dilations,
-        pads=pads,
-        auto_pad=auto_pad,
-        ceil_mode=ceil_mode,
-    )
+    windows = windows_of(x.shape[2:], kernel_shape, auto_pad, pads, strides, dilations, ceil_mode)
     return (window_sum(jnp.abs(wide(x)) ** p, windows) ** (1 / p)).astype(x.dtype)
 
 

@@ -22,11 +22,10 @@ AUTO_PAD = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 def windows_of(
     sizes: Sequence[int],
     kernel: Sequence[int],
-    *,
+    auto_pad: str = "NOTSET",
+    pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
     dilations: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    auto_pad: str = "NOTSET",
     ceil_mode: int = 0,
 ) -> WindowGrid:
     """The windows of one operator.
@@ -34,11 +33,11 @@ def windows_of(
     Args:
         sizes: of the spatial axes.
         kernel: size of a window along each.
-        strides: from one window to the next; ones if left out.
-        dilations: from one element of a window to the next; ones if left out.
-        pads: before each axis, then after each; zeros if left out.
         auto_pad: "NOTSET": as `pads` says; "VALID": none; "SAME_UPPER", "SAME_LOWER": as much as
             ceil(size / stride) windows need, an odd one after or before.
+        pads: before each axis, then after each; zeros if left out.
+        strides: from one window to the next; ones if left out.
+        dilations: from one element of a window to the next; ones if left out.
         ceil_mode: a last window may hang over the end, if it begins before the padding there.
 
     Raises:
