@@ -1,12 +1,4 @@
-"""Adaptive pooling: the output size is given, and window i of n covers
-
-    floor(i * size / n) up to ceil((i + 1) * size / n)
-
-so windows may differ in length by one and overlap. Where the sizes divide, they are plain windows.
-
->>> print(*(list(w) for w in spans(5, 3)))
-[0, 1] [1, 2, 3] [3, 4]
-"""
+"""Adaptive pooling: the output size is given. Where the sizes divide, windows are plain ones."""
 
 from __future__ import annotations
 
@@ -16,32 +8,18 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from isoshard.core import domain
 from isoshard.core.domain.windows.resize import resize_operator
 from isoshard.core.domain.windows.space_split import by_halos, slope_by_halos
+from isoshard.core.nn.pooling import adaptive_windows, argmax, window_sum
+from isoshard.core.nn.precision import averaged
 
-from .argument_forms import first_place, wide
+from .argument_forms import wide
 from .block_operators import by_rows, over_space
-from .numerics import averaged
-from .pool import max_pool, max_pool_backward, scatter_add
+from .pool import max_pool, max_pool_backward, scattered, windows
 from .registry import lower
 from .vjp import pull_back
-
-
-def spans(size: int, count: int) -> list[range]:
-    """The positions that each of `count` windows covers on an axis of `size` elements."""
-    return [range(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
-
-
-def _table(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Positions (count, longest window) and which of them belong to the window."""
-    windows = spans(size, count)
-    longest = max((len(w) for w in windows), default=0)
-    places = np.array([[*w, *[w[0]] * (longest - len(w))] for w in windows], np.int32)
-    inside = np.array([[i < len(w) for i in range(longest)] for w in windows], bool)
-    return places.reshape(count, longest), inside.reshape(count, longest)
 
 
 def _gather(x: jax.Array, output_size: Sequence[int]) -> tuple[jax.Array, np.ndarray]:
@@ -50,8 +28,8 @@ def _gather(x: jax.Array, output_size: Sequence[int]) -> tuple[jax.Array, np.nda
     lead = x.ndim - rank
     inside = np.ones((), bool)
     for k, (size, count) in enumerate(zip(x.shape[lead:], output_size, strict=True)):
-        places, belongs = _table(size, count)
-        x = jnp.take(x, places, axis=lead + 2 * k)
+        places, belongs = adaptive_windows(np.arange(count), size, count)
+        x = jnp.take(x, places.astype(np.int32), axis=lead + 2 * k)
         inside = np.multiply.outer(inside, belongs)
     counts, offsets = range(0, 2 * rank, 2), range(1, 2 * rank, 2)
     order = (*counts, *offsets)
@@ -102,9 +80,7 @@ def _whole_average(x: jax.Array, output_size: Sequence[int]) -> jax.Array:
 
 def _average_plain(y: jax.Array, output_size: Sequence[int]) -> jax.Array:
     kernel = _kernel(y, output_size)
-    size = (1,) * (y.ndim - len(output_size)) + kernel
-    total = lax.reduce_window(y, np.array(0, y.dtype), lax.add, size, size, "VALID")
-    return total / int(np.prod(kernel))
+    return window_sum(y, windows(y.shape, len(kernel), kernel, kernel)) / int(np.prod(kernel))
 
 
 @lower("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d")
@@ -139,11 +115,8 @@ def _adaptive_max_pool(x: jax.Array, output_size: Sequence[int]) -> tuple[jax.Ar
     values = jnp.where(inside, parts, -jnp.inf).reshape(*lead, longest)
     flat = jnp.arange(int(np.prod(sizes)), dtype="int32").reshape(sizes)
     places = _gather(flat, output_size)[0].reshape(*output_size, longest)
-    nan = jnp.where(jnp.isnan(values), np.arange(1, longest + 1), 0)
-    last = jnp.max(nan, -1)  # torch keeps the last NaN, and the first of equal maxima
-    best = jnp.where(last > 0, last - 1, first_place(jax.lax.argmax, values, -1))[..., None]
     places = jnp.broadcast_to(places, values.shape)
-    take = functools.partial(jnp.take_along_axis, indices=best, axis=-1)
+    take = functools.partial(jnp.take_along_axis, indices=argmax(values), axis=-1)
     return take(values)[..., 0], take(places)[..., 0]
 
 
@@ -154,7 +127,7 @@ def _adaptive_max_pool_backward(
     if _divides(x, output_size) and not _of_all(output_size):
         kernel = _kernel(x, output_size)
         return max_pool_backward(rank, grad, x, kernel, kernel, 0, 1, False, indices)
-    return scatter_add(grad, indices, x.shape, rank)
+    return scattered(grad, indices, x.shape, rank)
 
 
 for _rank in (2, 3):

@@ -4,66 +4,40 @@ An output element is the weighted mean of all input elements under a filter that
 output's spacing. The weights of one axis form a matrix that depends on the sizes only, so an image
 is resized by two products.
 
->>> print(_weights(4, 2, 2.0, *_FILTERS["bilinear"]).round(3).tolist())
+>>> print(_matrices("bilinear", (4,), (2,), False, (None,))[0].round(3).tolist())
 [[0.429, 0.429, 0.143, 0.0], [0.0, 0.143, 0.429, 0.429]]
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from isoshard.core.nn.resizing import (
+    cubic,
+    filter_taps,
+    lanczos,
+    matrix_of,
+    ratio_of,
+    triangle,
+)
+
 from . import byte_images
 from .argument_forms import wide
 from .registry import lower
-from .upsample import _ratio
 
 _CUBIC = -0.5  # the free parameter of cubic convolution, as Pillow chooses it
 
-
-def _linear(x: np.ndarray) -> np.ndarray:
-    return np.maximum(1 - np.abs(x), 0)
-
-
-def _cubic(x: np.ndarray) -> np.ndarray:
-    x = np.abs(x)
-    near = ((_CUBIC + 2) * x - (_CUBIC + 3)) * x * x + 1
-    far = (((x - 5) * x + 8) * x - 4) * _CUBIC
-    return np.where(x < 1, near, np.where(x < 2, far, 0))
-
-
-def _lanczos(x: np.ndarray) -> np.ndarray:
-    return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0)
-
-
 # The filter, and half of the width on which it is not 0.
-_FILTERS = {"bilinear": (_linear, 1), "bicubic": (_cubic, 2), "lanczos": (_lanczos, 3)}
-
-
-def _weights(
-    size: int, count: int, ratio: float, kernel: Callable[[np.ndarray], np.ndarray], reach: int
-) -> np.ndarray:
-    """The weight of each of `size` input elements in each of `count` output elements.
-
-    Args:
-        size: input elements.
-        count: output elements.
-        ratio: input elements per output element.
-        kernel: the filter.
-        reach: where it ends.
-    """
-    spread = max(ratio, 1.0)
-    center = ratio * (np.arange(count)[:, None] + 0.5)
-    first = np.maximum((center - reach * spread + 0.5).astype(int), 0)
-    stop = np.minimum((center + reach * spread + 0.5).astype(int), size)
-    place = np.arange(size)[None]
-    weights = kernel((place - center + 0.5) / spread)
-    weights = np.where((place >= first) & (place < stop), weights, 0.0)
-    return weights / weights.sum(1, keepdims=True)
+_FILTERS = {
+    "bilinear": (triangle, 1),
+    "bicubic": (functools.partial(cubic, a=_CUBIC), 2),
+    "lanczos": (lanczos, 3),
+}
 
 
 def _matrices(
@@ -73,10 +47,15 @@ def _matrices(
     align_corners: bool,
     scales: Sequence[float | None],
 ) -> list[np.ndarray]:
-    return [
-        _weights(size, count, float(_ratio(size, count, align_corners, scale)), *_FILTERS[name])
-        for size, count, scale in zip(input_size, output_size, scales, strict=True)
-    ]
+    found = []
+    for size, count, scale in zip(input_size, output_size, scales, strict=True):
+        how = {"align_corners": align_corners, "scale": scale, "dtype": np.float32}
+        ratio = float(ratio_of(size, count, **how))
+        where = ratio * (np.arange(count) + 0.5) - 0.5
+        squeezed = 1 / max(ratio, 1.0)
+        taps = filter_taps(where, size, *_FILTERS[name], squeezed=squeezed, exclude_outside=True)
+        found.append(matrix_of(taps, size))
+    return found
 
 
 def _apply(equation: str, x: jax.Array, rows: np.ndarray, columns: np.ndarray) -> jax.Array:

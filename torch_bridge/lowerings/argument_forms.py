@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from isoshard.core.nn.precision import wide as wide
+from isoshard.core.nn.precision import wide_dtype as wide_dtype
 from isoshard.torch_bridge.dtypes import NARROW
 
 
@@ -29,6 +31,12 @@ def axes(dim: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
 def axis(dim: int, ndim: int) -> int:
     """One axis counted from the front; torch lets a 0-d tensor have axis 0."""
     return dim % max(ndim, 1)
+
+
+def per_axis(values: int | Sequence[int], rank: int) -> tuple[int, ...]:
+    """One number per axis of space; torch lets one stand for all."""
+    values = (values,) if isinstance(values, int) else tuple(values)
+    return values * rank if len(values) == 1 else values
 
 
 def whole_dtype(*ends: int) -> np.dtype:
@@ -111,18 +119,6 @@ def _truncated(x: jax.Array, dtype: Any) -> jax.Array:
     least = float(jnp.iinfo(dtype).min)
     fits = (x >= least) & (x < -least)
     return jnp.where(fits, x, least).astype(dtype)
-
-
-def wide_dtype(dtype: np.dtype) -> np.dtype:
-    """float32 for 16-bit and smaller floats, which torch computes in it; other dtypes unchanged."""
-    small = jnp.issubdtype(dtype, jnp.floating) and np.dtype(dtype).itemsize < 4
-    return np.dtype(np.float32) if small else dtype
-
-
-def wide(x: jax.Array) -> jax.Array:
-    """16-bit and smaller floats as float32, as torch computes them; other arrays unchanged."""
-    dtype = wide_dtype(x.dtype)
-    return x if dtype == x.dtype else x.astype(dtype)
 
 
 def floating(x: jax.Array) -> jax.Array:

@@ -52,19 +52,3 @@ def _bits(largest: float) -> int:
     while bits < _MOST_BITS and int(0.5 + largest * 2.0 ** (bits + 1)) < 1 << 15:
         bits += 1
     return bits
-
-
-def matrix_of(places: np.ndarray, weights: np.ndarray, size: int) -> np.ndarray:
-    """The weights of `size` elements, from those of a few places for each output.
-
-    Args:
-        places: `(taps, outputs)`.
-        weights: likewise.
-        size: of the axis.
-
-    >>> matrix_of(np.array([[0, 1], [0, 0]]), np.array([[0.75, 1.0], [0.25, 0.0]]), 2).tolist()
-    [[1.0, 0.0], [0.0, 1.0]]
-    """
-    matrix = np.zeros((places.shape[1], size))
-    np.add.at(matrix, (np.arange(places.shape[1]), places), weights)
-    return matrix

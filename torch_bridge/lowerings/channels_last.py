@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from isoshard.core.domain.blocks.interpreting import recording
 
+from . import batch_norm as batch_norm  # registers what is looked up below
 from . import conv, registry
-from . import norm as norm  # registers what is looked up below
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,29 +51,10 @@ def _variant(name: str, images: tuple[str, ...], results: tuple[int, ...] = (0,)
     return register
 
 
-@_variant("convolution", images=("input",))
-def _convolution(
-    x: jax.Array, weight: jax.Array, bias: jax.Array | None, *options: Any
-) -> jax.Array:
-    return conv.biased(x, weight, bias, *options, channels_last=True)
-
-
-@_variant("convolution_backward", images=("grad_output", "input"))
-def _convolution_backward(
-    grad: jax.Array,
-    x: jax.Array,
-    weight: jax.Array,
-    bias_sizes: Sequence[int] | None,
-    *options,
-) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None]:
-    *options, output_mask = options
-    of_x, of_weight = None, None
-    if output_mask[0]:
-        of_x = conv.gradient_of_images(grad, x, weight, *options, channels_last=True)
-    if output_mask[1]:
-        of_weight = conv.gradient_of_weight(grad, x, weight, *options, channels_last=True)
-    of_bias = jnp.sum(grad, axis=tuple(range(grad.ndim - 1))) if output_mask[2] else None
-    return of_x, of_weight, of_bias
+_variant("convolution", images=("input",))(functools.partial(conv.biased, channels_last=True))
+_variant("convolution_backward", images=("grad_output", "input"))(
+    functools.partial(conv.gradients, channels_last=True)
+)
 
 
 def _flat(function: Callable[..., Any], images: int) -> Callable[..., Any]:

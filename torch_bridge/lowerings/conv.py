@@ -1,13 +1,8 @@
-"""Convolutions of any number of spatial axes, and the unfolding of images into columns.
-
-A transposed convolution is the plain convolution of its input, spread out by the stride, with the
-kernel flipped and its channel axes exchanged.
-"""
+"""Convolutions of any number of spatial axes, plain and transposed."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,19 +21,21 @@ from isoshard.core.domain.windows.space_split import (
     slope_by_halos,
 )
 from isoshard.core.domain.windows.transposed_conv import transposed_operator
+from isoshard.core.nn.convolution import (
+    along_channels,
+    halves,
+    kernel_gradient,
+    transposed_kernel,
+    transposed_padding,
+)
 
-from .argument_forms import wide, wide_dtype
+from .argument_forms import per_axis, wide, wide_dtype
 from .block_operators import by_rows, over_space
-from .conv_split import batch_split, kernel_whole, weight_gradient
+from .conv_split import batch_split, kernel_whole
 from .memory_order import format_of
 from .program_partition import partition
 from .registry import lower
 from .vjp import pull_back
-
-
-def _spread(values: Sequence[int], rank: int) -> tuple[int, ...]:
-    """torch lets one number stand for every spatial axis."""
-    return tuple(values) if len(values) == rank else tuple(values) * rank
 
 
 def _options(
@@ -51,8 +48,8 @@ def _options(
     groups: int,
 ) -> tuple[Any, Any, Any, Any, Any, Any]:
     """The options of a convolution, with a number for every spatial axis."""
-    stride, padding, dilation = (_spread(v, rank) for v in (stride, padding, dilation))
-    return stride, padding, dilation, transposed, _spread(output_padding, rank), groups
+    stride, padding, dilation = (per_axis(v, rank) for v in (stride, padding, dilation))
+    return stride, padding, dilation, transposed, per_axis(output_padding, rank), groups
 
 
 def convolve(
@@ -132,7 +129,7 @@ def _of_rows(
         pads = tuple((p, p) for p in padding)
         return conv_operator(weight.shape, stride, pads, dilation, groups, sums), weight
     numbers = (stride, padding, output_padding, dilation, groups, sums)
-    return transposed_operator(weight.shape, *numbers), _transpose_kernel(weight, groups)
+    return transposed_operator(weight.shape, *numbers), transposed_kernel(weight, groups)
 
 
 def _first(images: jax.Array, channels_last: bool) -> jax.Array:
@@ -155,11 +152,7 @@ def biased(
         return convolve(x, weight, *options, channels_last=channels_last)
     sums = wide_dtype(x.dtype)
     out = wide(convolve(x, weight, *options, channels_last=channels_last, sums=sums))
-    return out + _along_channels(wide(bias), x.ndim - 2, channels_last)
-
-
-def _along_channels(bias: jax.Array, rank: int, channels_last: bool = False) -> jax.Array:
-    return bias if channels_last else bias.reshape(-1, *(1,) * rank)
+    return out + (wide(bias) if channels_last else along_channels(wide(bias), x.ndim - 2))
 
 
 def _whole_convolve(
@@ -175,18 +168,14 @@ def _whole_convolve(
     sums: np.dtype | None,
 ) -> jax.Array:
     rank = x.ndim - 2
-    options = {"window_strides": stride, "padding": [(p, p) for p in padding]}
+    pads = [(p, p) for p in padding]
+    options: dict[str, Any] = {"window_strides": stride, "padding": pads}
     if sums not in (None, x.dtype):
         options["preferred_element_type"] = sums
     if transposed:
-        kernel, extra = weight.shape[2:], output_padding
-        reach = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
-        weight = _transpose_kernel(weight, groups)
-        options |= {
-            "window_strides": (1,) * rank,
-            "padding": [(r, r + e) for r, e in zip(reach, extra, strict=True)],
-            "lhs_dilation": stride,
-        }
+        options["window_strides"], options["lhs_dilation"] = (1,) * rank, stride
+        options["padding"] = transposed_padding(weight.shape[2:], dilation, pads, output_padding)
+        weight = transposed_kernel(weight, groups)
     return _grouped(x, weight, groups, channels_last, rhs_dilation=dilation, **options)
 
 
@@ -225,14 +214,6 @@ def _grouped(
     return jnp.concatenate([one(*piece, 1) for piece in pieces], channels)
 
 
-def _transpose_kernel(weight: jax.Array, groups: int) -> jax.Array:
-    """From (in, out / groups, *kernel) to the flipped (out, in / groups, *kernel)."""
-    inputs, outputs, *kernel = weight.shape
-    split = weight.reshape(groups, inputs // groups, outputs, *kernel)
-    swapped = jnp.swapaxes(split, 1, 2).reshape(groups * outputs, inputs // groups, *kernel)
-    return jnp.flip(swapped, axis=tuple(range(2, swapped.ndim)))
-
-
 def _refuse_negative(padding: Sequence[int], dilation: Sequence[int]) -> None:
     """torch's shape function takes them, its kernels do not."""
     if min(padding, default=0) < 0:
@@ -251,38 +232,14 @@ def _as_kernels_lie(x: torch.Tensor, weight: torch.Tensor, *options: Any) -> tor
     return out if format is None or double or one else out.contiguous(memory_format=format)
 
 
-@lower("aten::convolution", meta=_as_kernels_lie)
-def _convolution(
-    x: jax.Array,
-    weight: jax.Array,
-    bias: jax.Array | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> jax.Array:
-    given = (stride, padding, dilation, transposed, output_padding, groups)
-    return biased(x, weight, bias, *given)
+lower("aten::convolution", meta=_as_kernels_lie)(biased)
 
 
 @lower("aten::_convolution")
 def _convolution_with_flags(
-    x: jax.Array,
-    weight: jax.Array,
-    bias: jax.Array | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    *flags: bool,
+    x: jax.Array, weight: jax.Array, bias: jax.Array | None, *options: Any
 ) -> jax.Array:
-    return _convolution(
-        x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
-    )
+    return biased(x, weight, bias, *options[:6])
 
 
 @lower("aten::_convolution_mode")
@@ -296,11 +253,11 @@ def _convolution_mode(
     groups: int,
 ) -> jax.Array:
     rank = x.ndim - 2
-    stride, dilation = _spread(stride, rank), _spread(dilation, rank)
+    stride, dilation = per_axis(stride, rank), per_axis(dilation, rank)
     total = [0] * rank
     if padding == "same":
         total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-    pads = [(t // 2, t - t // 2) for t in total]
+    pads = [halves(rows) for rows in total]
     options = {"window_strides": stride, "padding": pads, "rhs_dilation": dilation}
     if bias is not None:
         options["preferred_element_type"] = wide_dtype(x.dtype)
@@ -310,7 +267,7 @@ def _convolution_mode(
         lambda x, weight: domain.conv(x, weight, stride=stride, **numbers),
         rank,
     )(x, weight)
-    return out if bias is None else wide(out) + _along_channels(wide(bias), rank)
+    return out if bias is None else wide(out) + along_channels(wide(bias), rank)
 
 
 def gradient_of_images(
@@ -335,12 +292,12 @@ def gradient_of_weight(
         slope = operand_slope_by_halos(*rows).astype(weight.dtype)
         if not transposed:
             return slope
-        return pull_back(lambda w: _transpose_kernel(w, groups), slope, weight)[0]
+        return pull_back(lambda w: transposed_kernel(w, groups), slope, weight)[0]
     if partition().partly and not recording():
         if channels_last:
             grad, x = (jnp.moveaxis(images, -1, 1) for images in (grad, x))
         image, slopes = (grad, x) if transposed else (x, grad)
-        return weight_gradient(image, slopes, weight.shape[2:], stride, padding, dilation, groups)
+        return kernel_gradient(image, slopes, weight.shape[2:], stride, padding, dilation, groups)
     function = functools.partial(convolve, channels_last=channels_last)
     return pull_back(lambda w: function(x, w, *given), grad, weight)[0]
 
@@ -357,27 +314,24 @@ def _slope_operands(
 
 
 @lower("aten::convolution_backward")
-def _convolution_backward(
+def gradients(
     grad: jax.Array,
     x: jax.Array,
     weight: jax.Array,
     bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
+    *options: Any,
+    channels_last: bool = False,
 ) -> tuple[jax.Array | None, ...]:
-    options = (stride, padding, dilation, transposed, output_padding, groups)
+    """The gradients of what `biased` takes; `options` as there, and which are wanted."""
+    *given, wanted = options
     of_x, of_weight = None, None
-    if output_mask[0]:
-        of_x = gradient_of_images(grad, x, weight, *options)
-    if output_mask[1]:
-        of_weight = gradient_of_weight(grad, x, weight, *options)
-    of_bias = jnp.sum(grad, axis=(0, *range(2, grad.ndim))) if output_mask[2] else None
-    return of_x, of_weight, of_bias
+    if wanted[0]:
+        of_x = gradient_of_images(grad, x, weight, *given, channels_last=channels_last)
+    if wanted[1]:
+        of_weight = gradient_of_weight(grad, x, weight, *given, channels_last=channels_last)
+    channels = grad.ndim - 1 if channels_last else 1
+    axes = tuple(axis for axis in range(grad.ndim) if axis != channels)
+    return of_x, of_weight, jnp.sum(grad, axis=axes) if wanted[2] else None
 
 
 @lower("aten::conv_tbc")
@@ -389,63 +343,3 @@ def _conv_tbc(x: jax.Array, weight: jax.Array, bias: jax.Array, pad: int = 0) ->
         x, weight, (1,), [(pad, pad)], dimension_numbers=numbers, preferred_element_type=sums
     )
     return out + wide(bias)
-
-
-# Unfold and fold
-
-
-def _windows(
-    x: jax.Array,
-    kernel_size: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[int],
-    stride: Sequence[int],
-) -> jax.Array:
-    """Columns (N, C * kernel positions, window positions) of images (N, C, H, W)."""
-    x = jnp.pad(x, [(0, 0), (0, 0), *((p, p) for p in padding)])
-    counts = [
-        (size - d * (k - 1) - 1) // s + 1
-        for size, k, d, s in zip(x.shape[2:], kernel_size, dilation, stride, strict=True)
-    ]
-    taps = []
-    for offset in itertools.product(*(range(k) for k in kernel_size)):
-        begin = [o * d for o, d in zip(offset, dilation, strict=True)]
-        taps.append(
-            x[
-                :,
-                :,
-                begin[0] : begin[0] + (counts[0] - 1) * stride[0] + 1 : stride[0],
-                begin[1] : begin[1] + (counts[1] - 1) * stride[1] + 1 : stride[1],
-            ]
-        )
-    n, c = x.shape[:2]
-    return jnp.stack(taps, axis=2).reshape(n, c * len(taps), counts[0] * counts[1])
-
-
-@lower("aten::im2col")
-def _im2col(
-    x: jax.Array,
-    kernel_size: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[int],
-    stride: Sequence[int],
-) -> jax.Array:
-    options = [_spread(v, 2) for v in (kernel_size, dilation, padding, stride)]
-    return _windows(x, *options) if x.ndim == 4 else _windows(x[None], *options)[0]
-
-
-@lower("aten::col2im")
-def _col2im(
-    columns: jax.Array,
-    output_size: Sequence[int],
-    kernel_size: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[int],
-    stride: Sequence[int],
-) -> jax.Array:
-    """Sum overlapping columns into images: the transpose of `im2col`."""
-    lead, kernel = columns.shape[:-2], _spread(kernel_size, 2)
-    channels = columns.shape[-2] // (kernel[0] * kernel[1])
-    image = jnp.zeros((*lead, channels, *_spread(output_size, 2)), columns.dtype)
-    unfold = lambda x: _im2col(x, kernel_size, dilation, padding, stride)  # noqa: E731
-    return pull_back(unfold, columns, image)[0]

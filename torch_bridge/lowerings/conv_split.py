@@ -13,12 +13,9 @@ which is partitioned right:
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .program_partition import partition
@@ -54,51 +51,3 @@ def _constrain(x: jax.Array, spec: Sequence[object]) -> jax.Array:
     mesh = partition().mesh
     assert mesh is not None  # images are split
     return constrained(x, NamedSharding(mesh, PartitionSpec(*spec)))
-
-
-def weight_gradient(
-    image: jax.Array,
-    grad: jax.Array,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> jax.Array:
-    """The gradient of the weight of a plain convolution.
-
-    Args:
-        image: what was convolved, (batch, in, *space).
-        grad: gradient of the result, (batch, out, *space).
-        kernel: sizes of the kernel.
-        stride: one per spatial axis; likewise the next two.
-        padding: on both sides.
-        dilation: between the elements of the kernel.
-        groups: of channels that do not see each other.
-
-    Returns:
-        Gradient of the weight, (out, in / groups, *kernel).
-    """
-    count, out, *size = grad.shape
-    edges = [(0, 0), (0, 0), *((p, p) for p in padding)]
-    image = jnp.pad(image, edges)
-    image = image.reshape(count, groups, -1, *image.shape[2:])
-    grad = grad.reshape(count, groups, out // groups, *size)
-
-    space = "xyz"[: len(size)]
-    equation = f"ngi{space},ngo{space}->goi"
-
-    def at(place: tuple[int, ...]) -> jax.Array:
-        first = [k * d for k, d in zip(place, dilation, strict=True)]
-        last = [f + (n - 1) * s + 1 for f, n, s in zip(first, size, stride, strict=True)]
-        lead = image.shape[:3]
-        seen = lax.slice(image, (0, 0, 0, *first), (*lead, *last), (1, 1, 1, *stride))
-        return jnp.einsum(equation, seen, grad, preferred_element_type=_sums(image))
-
-    places = itertools.product(*(range(k) for k in kernel))
-    taps = jnp.stack([at(place) for place in places], axis=-1)
-    return taps.reshape(out, image.shape[2], *kernel).astype(grad.dtype)
-
-
-def _sums(x: jax.Array):
-    return jnp.float32 if x.dtype.itemsize < 4 else x.dtype

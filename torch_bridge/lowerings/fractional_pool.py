@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from .argument_forms import first_place, lengths
-from .pool import scatter_add
+from isoshard.core.nn.pooling import argmax
+
+from .argument_forms import lengths
+from .pool import scattered
 from .registry import lower
 
 
@@ -54,10 +56,7 @@ def _fractional_max_pool(
     places = places.reshape(*planes.shape[:2], lengths(output_size, range(rank)), width)
     flat = planes.reshape(*planes.shape[:2], 1, lengths(sizes, range(rank)))
     values = jnp.take_along_axis(flat, places, axis=-1)
-    # The first largest element wins, but the last NaN.
-    last_nan = width - 1 - first_place(jax.lax.argmax, jnp.isnan(values)[..., ::-1], -1)
-    some_nan = jnp.any(jnp.isnan(values), axis=-1)
-    best = jnp.where(some_nan, last_nan, first_place(jax.lax.argmax, values, -1))[..., None]
+    best = argmax(values)
     shape = (*x.shape[:-rank], *output_size)
     picked = (jnp.take_along_axis(a, best, axis=-1).reshape(shape) for a in (values, places))
     return tuple(picked)
@@ -71,7 +70,7 @@ def _backward(
     output_size: Sequence[int],
     indices: jax.Array,
 ) -> jax.Array:
-    return scatter_add(grad, indices, x.shape, rank)
+    return scattered(grad, indices, x.shape, rank)
 
 
 def _gradient_shape(

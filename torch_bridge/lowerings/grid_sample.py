@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from isoshard.core.nn.resizing import cubic_weights
+
 from .numerics import wide_all
 from .registry import lower
-from .upsample import cubic_weights
 from .vjp import pull_back
 
 _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2

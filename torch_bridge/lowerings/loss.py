@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from isoshard.core.nn.precision import averaged
+
 from .argument_forms import wide
-from .numerics import averaged, wide_all
+from .numerics import wide_all
 from .registry import lower
 from .vjp import pull_back
 

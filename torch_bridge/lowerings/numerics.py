@@ -18,9 +18,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from .argument_forms import lengths, wide
+from .argument_forms import wide
 
 
 def wide_all(*arrays: Any) -> tuple[Any, ...]:
@@ -38,23 +37,3 @@ def widely(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*(wide(a) if isinstance(a, jax.Array) else a for a in args), **kwargs)
 
     return widened
-
-
-def averaged(x: jax.Array, axes: Any = None, *, keepdims: bool = False) -> jax.Array:
-    """The mean, which of equal numbers is that number; of no element NaN.
-
-    XLA multiplies by the reciprocal of a divisor that it sees to be one number, and so rounds
-    twice: 1.5, 7 times, would have the mean 1.5000001. It does not see through a barrier.
-
-    Args:
-        x: floats or complex numbers; halves are added up in float32, and rounded once.
-        axes: those to average over; None for all.
-        keepdims: whether they stay, with size 1.
-
-    >>> print(averaged(jnp.full(7, 1.5)))
-    1.5
-    """
-    total = jnp.sum(wide(x), axes, keepdims=keepdims)
-    count = lengths(x.shape, range(x.ndim) if axes is None else axes)
-    divisor = lax.optimization_barrier(jnp.full(total.shape, count, total.real.dtype))
-    return (total / divisor).astype(x.dtype)

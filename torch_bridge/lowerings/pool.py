@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,69 +20,16 @@ from jax import lax
 from isoshard.core import domain
 from isoshard.core.domain.windows.pool import max_operator, mean_operator
 from isoshard.core.domain.windows.space_split import by_halos, slope_by_halos
+from isoshard.core.nn.pooling import window_argmax, window_max
+from isoshard.core.nn.window_grid import WindowGrid
 
-from .argument_forms import wide
+from .argument_forms import per_axis, wide
 from .block_operators import by_rows, over_space
 from .conv_split import batch_split
 from .memory_order import as_images
 from .registry import lower
 from .unsharded_axes import on_a_mesh
 from .vjp import pull_back
-
-
-class Windows(NamedTuple):
-    """Windows over the last axes of an array, as `lax.reduce_window` wants them.
-
-    Attributes:
-        size: window size along every axis of the array (1 along leading ones).
-        stride: likewise.
-        dilation: likewise.
-        padding: (before, after) along every axis, including what `ceil_mode` adds.
-        count: windows per spatial axis.
-        own_padding: torch's padding per spatial axis, on both sides.
-        ceil: whether a last window may hang over the end.
-    """
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]
-    count: tuple[int, ...]
-    own_padding: tuple[int, ...]
-    ceil: bool
-
-    @property
-    def of_space(self) -> dict[str, Any]:
-        """The keyword arguments of the operators of `iso.domain`."""
-        rank = len(self.count)
-        return {
-            "window": self.size[-rank:],
-            "stride": self.stride[-rank:],
-            "padding": self.own_padding,
-            "ceil_mode": self.ceil,
-        }
-
-    @property
-    def of_rows(self) -> tuple[tuple[int, ...], ...]:
-        """Window, stride, padding and dilation per spatial axis."""
-        rank = len(self.count)
-        return self.size[-rank:], self.stride[-rank:], self.own_padding, self.dilation[-rank:]
-
-    @property
-    def plain(self) -> dict[str, tuple]:
-        """The keyword arguments of `lax.reduce_window`."""
-        return {
-            "window_dimensions": self.size,
-            "window_strides": self.stride,
-            "padding": self.padding,
-            "window_dilation": self.dilation,
-        }
-
-
-def _each(values: int | Sequence[int], rank: int) -> tuple[int, ...]:
-    """One number per spatial axis; torch lets one stand for all."""
-    values = (values,) if isinstance(values, int) else tuple(values)
-    return values * rank if len(values) == 1 else values
 
 
 def windows(
@@ -93,75 +40,40 @@ def windows(
     padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
     ceil_mode: bool = False,
-) -> Windows:
-    """The windows torch slides over the last `rank` axes of an array of this shape.
-
-    In ceil mode a last window may hang over the end, but must begin inside the image or the
-    padding before it.
-    """
-    kernel, pad, dil = (_each(v, rank) for v in (kernel_size, padding, dilation))
-    step = _each(stride, rank) if stride or stride == 0 else kernel
-    count, ends = [], []
-    for size, k, s, p, d in zip(shape[-rank:], kernel, step, pad, dil, strict=True):
-        reach = d * (k - 1) + 1
-        room = size + 2 * p - reach
-        n = (-(-room // s) if ceil_mode else room // s) + 1
-        if ceil_mode and (n - 1) * s >= size + p:
-            n -= 1
-        count.append(n)
-        ends.append((p, max((n - 1) * s + reach - size - p, 0)))
-    lead = (1,) * (len(shape) - rank)
-    return Windows(
-        lead + kernel,
-        lead + step,
-        lead + dil,
-        ((0, 0),) * len(lead) + tuple(ends),
-        tuple(count),
-        pad,
-        bool(ceil_mode),
-    )
+) -> WindowGrid:
+    """The windows torch slides over the last `rank` axes of an array of this shape."""
+    kernel, pad, dil = (per_axis(v, rank) for v in (kernel_size, padding, dilation))
+    step = per_axis(stride, rank) if stride or stride == 0 else kernel
+    pads = tuple((p, p) for p in pad)
+    return WindowGrid(tuple(shape[-rank:]), kernel, step, dil, pads, bool(ceil_mode))
 
 
-def _by_rows(x: jax.Array, grid: Windows) -> bool:
-    return 0 not in grid.count and by_rows(x, len(grid.count))
+def _of_rows(grid: WindowGrid) -> tuple[tuple[int, ...], ...]:
+    """Window, stride, padding and dilation per spatial axis, for the operators of the domain."""
+    return grid.kernel, grid.stride, tuple(pad for pad, _ in grid.padding), grid.dilation
+
+
+def _of_space(grid: WindowGrid) -> dict[str, Any]:
+    """The keyword arguments of the operators of `iso.domain`."""
+    numbers = dict(zip(("window", "stride", "padding"), _of_rows(grid), strict=False))
+    return {**numbers, "ceil_mode": grid.ceil}
+
+
+def _by_rows(x: jax.Array, grid: WindowGrid) -> bool:
+    return 0 not in grid.counts and by_rows(x, len(grid.sizes))
 
 
 # Maximum
 
 
-def _lowest(dtype: np.dtype):
-    return dtype.type(-np.inf) if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
-
-
-def _window_max(x: jax.Array, grid: Windows) -> jax.Array:
-    rank = len(grid.count)
+def _window_max(x: jax.Array, grid: WindowGrid) -> jax.Array:
     if _by_rows(x, grid):
-        return by_halos(max_operator(x.dtype, grid.of_rows, grid.ceil), x)
+        return by_halos(max_operator(x.dtype, _of_rows(grid), grid.ceil), x)
     return over_space(
-        lambda x: lax.reduce_window(x, np.array(_lowest(x.dtype), x.dtype), lax.max, **grid.plain),
-        lambda x: domain.max_pool(x, **grid.of_space, dilation=grid.dilation[-rank:]),
-        rank,
+        lambda x: window_max(x, grid),
+        lambda x: domain.max_pool(x, **_of_space(grid), dilation=grid.dilation),
+        len(grid.sizes),
     )(x)
-
-
-def _later_wins(
-    a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-    """Which of two (value, position) pairs torch keeps: the first largest, or the last NaN."""
-    (x, i), (y, j) = a, b
-    x_nan, y_nan = x != x, y != y
-    first = (x > y) | ((x == y) & (i < j))
-    keep = jnp.where(x_nan | y_nan, x_nan & (~y_nan | (i > j)), first)
-    return jnp.where(keep, x, y), jnp.where(keep, i, j)
-
-
-def _window_argmax(x: jax.Array, grid: Windows, rank: int) -> jax.Array:
-    """Positions of the maxima in the flattened spatial axes."""
-    sizes = x.shape[-rank:]
-    flat = jnp.arange(math.prod(sizes), dtype="int32").reshape(sizes)
-    inits = (np.array(_lowest(x.dtype), x.dtype), np.int32(np.iinfo(np.int32).max))
-    position = jnp.broadcast_to(flat, x.shape)
-    return lax.reduce_window((x, position), inits, _later_wins, **grid.plain)[1]
 
 
 def max_pool(
@@ -175,7 +87,9 @@ def max_pool(
 ) -> tuple[jax.Array, jax.Array]:
     """The maxima of windows, and their places in the flattened spatial axes."""
     grid = windows(x.shape, rank, kernel_size, stride, padding, dilation, ceil_mode)
-    return _window_max(x, grid), _window_argmax(lax.stop_gradient(x), grid, rank)
+    flat = jnp.arange(math.prod(grid.sizes), dtype="int32").reshape(grid.sizes)
+    places = window_argmax(lax.stop_gradient(x), jnp.broadcast_to(flat, x.shape), grid)
+    return _window_max(x, grid), places
 
 
 def max_pool_backward(
@@ -196,34 +110,38 @@ def max_pool_backward(
     """
     grid = windows(x.shape, rank, kernel_size, stride, padding, dilation, ceil_mode)
     if _by_rows(x, grid):
-        return slope_by_halos(max_operator(x.dtype, grid.of_rows, grid.ceil), grad, x)
+        return slope_by_halos(max_operator(x.dtype, _of_rows(grid), grid.ceil), grad, x)
     grad, x = batch_split(grad), batch_split(x)
     if any(d != 1 for d in grid.dilation):
-        return batch_split(scatter_add(grad, indices, x.shape, rank))
+        return batch_split(scattered(grad, indices, x.shape, rank))
     return batch_split(pull_back(lambda a: _window_max(a, grid), grad, x)[0])
 
 
-def scatter_add(grad: jax.Array, indices: jax.Array, shape: Sequence[int], rank: int) -> jax.Array:
-    """Add each value to the place its index names in the flattened last `rank` axes.
+def scattered(
+    values: jax.Array, indices: jax.Array, shape: Sequence[int], rank: int, *, add: bool = True
+) -> jax.Array:
+    """Put each value at the place its index names in the flattened last `rank` axes, 0 elsewhere.
 
     Args:
-        grad: values, `(*lead, *windows)`.
+        values: `(*lead, *windows)`.
         indices: flat positions, of the same shape.
         shape: `(*lead, *spatial)`, the shape of the result.
         rank: number of spatial axes.
+        add: values of one place are added up; else one of them is kept.
 
     Returns:
-        The sums; the leading axes stay apart, so that they may be sharded.
+        The array; the leading axes stay apart, so that they may be sharded.
     """
     lead = len(shape) - rank
 
     def one(values: jax.Array, places: jax.Array) -> jax.Array:
         zeros = jnp.zeros((math.prod(shape[lead:]),), values.dtype)
-        return zeros.at[places.reshape(-1)].add(values.reshape(-1))
+        there = zeros.at[places.reshape(-1)]
+        return (there.add if add else there.set)(values.reshape(-1))
 
     for _ in range(lead):
         one = jax.vmap(one)
-    return one(grad, indices).reshape(shape)
+    return one(values, indices).reshape(shape)
 
 
 for _rank in (2, 3):
@@ -234,17 +152,8 @@ for _rank in (2, 3):
 
 
 def _unpool(x: jax.Array, indices: jax.Array, output_size: Sequence[int], *_) -> jax.Array:
-    """Put each value at its index and 0 elsewhere."""
     rank = len(output_size)
-    shape = (*x.shape[:-rank], *output_size)
-
-    def one(values: jax.Array, places: jax.Array) -> jax.Array:
-        zeros = jnp.zeros((math.prod(output_size),), values.dtype)
-        return zeros.at[places.reshape(-1)].set(values.reshape(-1))
-
-    for _ in range(x.ndim - rank):
-        one = jax.vmap(one)
-    return one(x, indices).reshape(shape)
+    return scattered(x, indices, (*x.shape[:-rank], *output_size), rank, add=False)
 
 
 lower("aten::max_unpool2d", meta=as_images("aten::max_unpool2d"))(_unpool)
@@ -252,30 +161,6 @@ lower("aten::max_unpool3d")(_unpool)
 
 
 # Average
-
-
-def _lengths(size: int, n: int, k: int, s: int, p: int, include_pad: bool) -> np.ndarray:
-    """How many elements each window along one axis averages over."""
-    begin = np.arange(n) * s - p
-    end = np.minimum(begin + k, size + p)
-    return end - begin if include_pad else np.minimum(end, size) - np.maximum(begin, 0)
-
-
-def _divisor(
-    shape: Sequence[int], rank: int, grid: Windows, include_pad: bool
-) -> float | np.ndarray:
-    """What each window sum is divided by: a number where all agree, else an array."""
-    parts = zip(
-        shape[-rank:],
-        grid.count,
-        grid.size[-rank:],
-        grid.stride[-rank:],
-        grid.own_padding,
-        strict=True,
-    )
-    lengths = [_lengths(*part, include_pad) for part in parts]
-    counts = functools.reduce(np.multiply.outer, lengths)
-    return float(counts.flat[0]) if counts.size and np.ptp(counts) == 0 else counts
 
 
 def _avg_pool(
@@ -293,30 +178,29 @@ def _avg_pool(
     if _by_rows(x, grid):
         return by_halos(_mean_operator(grid, **options), wide(x)).astype(x.dtype)
     return over_space(
-        lambda x: _whole_avg_pool(rank, x, grid, **options),
-        lambda x: domain.avg_pool(x, **grid.of_space, **options),
+        lambda x: _whole_avg_pool(x, grid, **options),
+        lambda x: domain.avg_pool(x, **_of_space(grid), **options),
         rank,
     )(x)
 
 
 def _whole_avg_pool(
-    rank: int, x: jax.Array, grid: Windows, count_include_pad: bool, divisor_override: int | None
+    x: jax.Array, grid: WindowGrid, count_include_pad: bool, divisor_override: int | None
 ) -> jax.Array:
-    y = wide(x)
+    y, options = wide(x), grid.over(x.ndim)
     if on_a_mesh():
         # XLA would take the edges that it put around the parts of `x` for a maximum.
-        edged = jnp.pad(y, grid.padding)
-        plain: dict[str, Any] = grid.plain | {"padding": ((0, 0),) * y.ndim}
-        total = lax.reduce_window(edged, np.array(0, y.dtype), lax.add, **plain)
-    else:
-        total = lax.reduce_window(y, np.array(0, y.dtype), lax.add, **grid.plain)
-    divisor = divisor_override or _divisor(x.shape, rank, grid, count_include_pad)
+        y, options["padding"] = jnp.pad(y, options["padding"]), ((0, 0),) * x.ndim
+    total = lax.reduce_window(y, np.array(0, y.dtype), lax.add, **options)
+    divisor = divisor_override or grid.lengths(include_pad=count_include_pad)
+    if isinstance(divisor, np.ndarray) and divisor.size and np.ptp(divisor) == 0:
+        divisor = float(divisor.flat[0])
     return (total / jnp.asarray(divisor, y.dtype)).astype(x.dtype)
 
 
-def _mean_operator(grid: Windows, count_include_pad: bool, divisor_override: int | None):
+def _mean_operator(grid: WindowGrid, count_include_pad: bool, divisor_override: int | None):
     counted = "padded" if count_include_pad else "real"
-    return mean_operator(grid.of_rows, grid.ceil, counted, divisor_override)
+    return mean_operator(_of_rows(grid), grid.ceil, counted, divisor_override)
 
 
 def _avg_pool_backward(

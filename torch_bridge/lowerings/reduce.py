@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from isoshard.core.domain.windows.running_scan import run_where_split
+from isoshard.core.nn.precision import averaged
 
 from .argument_forms import (
     at_least_1d,
@@ -34,7 +35,6 @@ from .argument_forms import (
 from .block_operators import by_shards
 from .extremes import largest, smallest
 from .log_sum import running
-from .numerics import averaged
 from .registry import lower
 from .unsharded_axes import diagonal, whole
 

@@ -1,15 +1,13 @@
 """Resizing of images: nearest, linear and cubic, along 1, 2 or 3 spatial axes.
 
-Every output element is a weighted sum of a few input elements per axis, at positions that depend on
-the sizes only. `Taps` holds these positions and weights for one axis; axes are resized one after
-the other.
+torch computes positions in float32, and those of bytes in float64.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +17,7 @@ import torch
 from isoshard.core import domain
 from isoshard.core.domain.windows.resize import resize_operator
 from isoshard.core.domain.windows.space_split import by_halos, slope_by_halos
+from isoshard.core.nn.resizing import Taps, matrix_of, ratio_of, resample, smooth_taps
 
 from . import byte_images
 from .argument_forms import wide
@@ -26,130 +25,51 @@ from .block_operators import by_rows, over_space, pulled_over_space
 from .registry import lower
 from .vjp import pull_back
 
-_CUBIC = -0.75  # the free parameter of cubic convolution, as torch and OpenCV choose it
 _FLOAT = np.float32
+_CORNERS = ("linear", "cubic")
 
 
-class Taps(NamedTuple):
-    """How one axis is resized.
-
-    Attributes:
-        places: input positions, `(taps, output size)`.
-        weights: their weights, of the same shape; None for a single tap of weight 1.
-    """
-
-    places: np.ndarray
-    weights: np.ndarray | None
-
-
-def _ratio(
-    size: int, count: int, align_corners: bool, scale: float | None, float_type: type = _FLOAT
-) -> Any:
-    """Input elements per output element."""
-    if align_corners:
-        return float_type((size - 1) / (count - 1)) if count > 1 else float_type(0)
-    return float_type(1 / scale) if scale else float_type(size / count)
-
-
-def _source(
-    size: int, count: int, align_corners: bool, scale: float | None, float_type: type
-) -> np.ndarray:
-    """Where the centre of each output element lies in the input."""
-    ratio = _ratio(size, count, align_corners, scale, float_type)
-    index, half = np.arange(count, dtype=float_type), float_type(0.5)
-    return ratio * index if align_corners else ratio * (index + half) - half
-
-
-def _nearest(size: int, count: int, scale: float | None, exact: bool) -> Taps:
-    index = np.arange(count, dtype=_FLOAT) + _FLOAT(0.5 if exact else 0)
-    places = np.floor(index * _ratio(size, count, False, scale)).astype(np.int32)
+def _taps(
+    mode: str,
+    size: int,
+    count: int,
+    align_corners: bool,
+    scale: float | None,
+    float_type: type = _FLOAT,
+) -> Taps:
+    """How an axis is resized in a mode of `iso.domain.interpolate`."""
+    if mode in _CORNERS:
+        how: dict[str, Any] = {"align_corners": align_corners, "scale": scale, "dtype": float_type}
+        return smooth_taps(mode, np.arange(count), size, count, **how)
+    index = np.arange(count, dtype=_FLOAT) + _FLOAT(0.5 if mode == "nearest-exact" else 0)
+    places = np.floor(index * ratio_of(size, count, scale=scale, dtype=_FLOAT)).astype(np.int32)
     return Taps(np.minimum(places, size - 1)[None], None)
-
-
-def _linear(
-    size: int, count: int, align_corners: bool, scale: float | None, float_type: type = _FLOAT
-) -> Taps:
-    source = np.maximum(_source(size, count, align_corners, scale, float_type), 0)
-    low = np.minimum(np.floor(source).astype(np.int32), size - 1)
-    high = np.minimum(low + 1, size - 1)
-    part = np.clip(source - low, 0, 1).astype(float_type)
-    return Taps(np.stack([low, high]), np.stack([1 - part, part]))
-
-
-def _cubic(
-    size: int, count: int, align_corners: bool, scale: float | None, float_type: type = _FLOAT
-) -> Taps:
-    source = _source(size, count, align_corners, scale, float_type)
-    low = np.floor(source).astype(np.int32)
-    places = np.clip(low + np.arange(-1, 3, dtype=np.int32)[:, None], 0, size - 1)
-    return Taps(places, np.stack(cubic_weights(source - low)).astype(float_type))
-
-
-def cubic_weights(part: jax.Array | np.ndarray):
-    """Weights of the four neighbours of a point `part` of the way from the second to the third."""
-
-    def near(t: jax.Array | np.ndarray):
-        return ((_CUBIC + 2) * t - (_CUBIC + 3)) * t * t + 1
-
-    def far(t: jax.Array | np.ndarray):
-        return ((_CUBIC * t - 5 * _CUBIC) * t + 8 * _CUBIC) * t - 4 * _CUBIC
-
-    return far(part + 1), near(part), near(1 - part), far(2 - part)
-
-
-def _resize_axis(x: jax.Array, axis: int, taps: Taps) -> jax.Array:
-    size, count = x.shape[axis], taps.places.shape[1]
-    if taps.weights is None:
-        if size and count % size == 0 and _repeats(taps.places[0], count // size):
-            return jnp.repeat(x, count // size, axis=axis)
-        return jnp.take(x, taps.places[0], axis=axis)
-    shape = [1] * x.ndim
-    shape[axis] = count
-    terms = [
-        jnp.take(x, places, axis=axis) * weights.reshape(shape).astype(x.dtype)
-        for places, weights in zip(taps.places, taps.weights, strict=True)
-    ]
-    return functools.reduce(jnp.add, terms)
-
-
-def _repeats(places: np.ndarray, times: int) -> bool:
-    return bool(np.array_equal(places, np.arange(len(places)) // times))
 
 
 def _resize(x: jax.Array, taps: Sequence[Taps]) -> jax.Array:
     y = wide(x) if taps[0].weights is not None else x
     for axis, one in zip(range(x.ndim - len(taps), x.ndim), taps, strict=True):
-        y = _resize_axis(y, axis, one)
+        y = resample(y, axis, one)
     return y.astype(x.dtype)
 
 
 def _matrices(sizes: Sequence[int], taps: Sequence[Any]) -> list[np.ndarray | None]:
     """Of axes whose size changes: torch lets the others be."""
     return [
-        None
-        if size == one.places.shape[1]
-        else byte_images.matrix_of(one.places, one.weights, size)
+        None if size == one.places.shape[1] else matrix_of(one, size)
         for size, one in zip(sizes, taps, strict=True)
     ]
 
 
-def _spread(scales: Sequence[float | None], rank: int) -> Sequence[float | None]:
-    return scales if scales else (None,) * rank
-
-
-def _register(
-    name: str, mode: str, rank: int, taps_of: Callable[..., Taps], *, aligns: bool
-) -> None:
+def _register(name: str, mode: str, rank: int) -> None:
     """Register a resizing operator and its backward.
 
     Args:
         name: the aten name.
         mode: that of `iso.domain.interpolate`.
         rank: number of spatial axes.
-        taps_of: the taps of one axis from `(size, count, align_corners, scale)`, or without
-            `align_corners`.
-        aligns: whether the operator takes `align_corners`.
     """
+    flagged = int(mode in _CORNERS)  # `align_corners` comes before the scales
 
     def all_taps(
         sizes: Sequence[int],
@@ -157,10 +77,10 @@ def _register(
         options: Sequence[bool | float | None],
         **wider: type,
     ) -> list[Taps]:
-        flags = options[:1] if aligns else ()
-        scales = _spread(options[len(flags) :], rank)
+        corners = bool(flagged and options[0])
+        scales = options[flagged:] or (None,) * rank
         return [
-            taps_of(size, count, *flags, scale, **wider)
+            _taps(mode, size, count, corners, scale, **wider)
             for size, count, scale in zip(sizes, output_size, scales, strict=True)
         ]
 
@@ -168,9 +88,8 @@ def _register(
         shape: Sequence[int], output_size: Sequence[int], options: Sequence[bool | float | None]
     ):
         """The ratios, and whether corners are aligned; None where sizes say something else."""
-        flags = options[:1] if aligns else ()
-        scales = [scale for scale in options[len(flags) :] if scale]
-        corners = bool(flags and flags[0])
+        scales = [scale for scale in options[flagged:] if scale]
+        corners = bool(flagged and options[0])
         if corners or not scales:
             return (None,) * rank, corners
         if len(scales) < rank:
@@ -255,19 +174,7 @@ def _register(
 
 
 for _rank, _line in {1: "linear1d", 2: "bilinear2d", 3: "trilinear3d"}.items():
-    _register(f"upsample_{_line}", "linear", _rank, _linear, aligns=True)
-    _register(
-        f"upsample_nearest{_rank}d",
-        "nearest",
-        _rank,
-        functools.partial(_nearest, exact=False),
-        aligns=False,
-    )
-    _register(
-        f"_upsample_nearest_exact{_rank}d",
-        "nearest-exact",
-        _rank,
-        functools.partial(_nearest, exact=True),
-        aligns=False,
-    )
-_register("upsample_bicubic2d", "cubic", 2, _cubic, aligns=True)
+    _register(f"upsample_{_line}", "linear", _rank)
+    _register(f"upsample_nearest{_rank}d", "nearest", _rank)
+    _register(f"_upsample_nearest_exact{_rank}d", "nearest-exact", _rank)
+_register("upsample_bicubic2d", "cubic", 2)

@@ -26,14 +26,14 @@ from jax import lax
 
 from isoshard.core.domain.blocks.any_framework import any_framework
 from isoshard.core.domain.blocks.row_windows import MODES
+from isoshard.core.nn.convolution import halves
+from isoshard.core.nn.window_grid import window_count
 
 from .reach import METHODS, Operator, View
 from .window_arguments import Faults
 from .window_operators import apply_here
 
 Numbers = int | Sequence[int]
-
-_SPACE = "DHW"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +53,8 @@ class ConvReach:
 
     def outputs(self, rows: int) -> int:
         """How many whole kernels there are."""
-        span = (self.kernel - 1) * self.dilation + 1
-        return (rows + self.before + self.after - span) // self.stride + 1
+        pad = self.before, self.after
+        return window_count(rows, self.kernel, self.stride, self.dilation, pad)
 
     def reads(self, o: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """From the first tap up to the last."""
@@ -87,7 +87,6 @@ class ConvWindow:
             self.stride,
             [view.pads for view in views],
             rhs_dilation=self.dilation,
-            dimension_numbers=dimension_numbers(len(views)),
             feature_group_count=self.groups,
             preferred_element_type=self.sums,
         )
@@ -178,17 +177,6 @@ def conv_operator(
     return Operator("conv", reaches, ConvWindow(stride, dilation, groups, sums), free=(1,), made=0)
 
 
-def dimension_numbers(axes: int) -> tuple[str, str, str]:
-    """Torch's layouts in the words of `lax.conv_general_dilated`.
-
-    Example:
-        >>> dimension_numbers(2)
-        ('NCHW', 'OIHW', 'NCHW')
-    """
-    space = _SPACE[-axes:]
-    return f"NC{space}", f"OI{space}", f"NC{space}"
-
-
 def space_axes(faults: Faults, x: Any, kernel: Any) -> int:
     """How many axes of space there are; ShardingError if the ranks are wrong."""
     axes = len(x.shape) - 2
@@ -218,7 +206,7 @@ def _pads(
 ) -> list[tuple[int, int]]:
     if padding == "same":
         faults.unless(set(strides) == {1}, f"padding 'same' is for stride 1, and not {strides}")
-        return [((span - 1) // 2, span // 2) for span in spans]
+        return [halves(span - 1) for span in spans]
     pairs = isinstance(padding, Sequence) and all(
         isinstance(pair, tuple | list) and len(pair) == 2 for pair in padding
     )

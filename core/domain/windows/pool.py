@@ -15,7 +15,6 @@ Layouts and meanings are torch's: `[batch, channels, *space]`, padding at most h
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,6 +22,8 @@ import numpy as np
 from jax import lax
 
 from isoshard.core.domain.blocks.any_framework import any_framework
+from isoshard.core.nn.pooling import lowest
+from isoshard.core.nn.window_grid import elements_between, window_count, window_elements
 
 from .conv import ConvReach, Numbers
 from .reach import METHODS, Operator, View
@@ -46,23 +47,17 @@ class PoolReach(ConvReach):
 
     def outputs(self, rows: int) -> int:
         """How many windows there are."""
-        whole = super().outputs(rows)
-        begins = whole * self.stride - self.before  # of the next one
-        left = (rows + self.before + self.after - self._span) % self.stride
-        return whole + (self.ceil and left > 0 and begins < rows)
-
-    @property
-    def _span(self) -> int:
-        return (self.kernel - 1) * self.dilation + 1
+        pad = self.before, self.after
+        return window_count(rows, self.kernel, self.stride, self.dilation, pad, self.ceil)
 
     def tables(self, o: np.ndarray, rows: int) -> tuple[np.ndarray, ...]:
         """How many rows each window has."""
         if not self.counts:
             return ()
-        first, last = self.reads(o, rows)
-        if self.counts == "real":
-            first, last = np.maximum(first, 0), np.minimum(last, rows)
-        return ((np.minimum(last, rows + self.after) - first).astype(np.float32),)
+        low, high = (0, rows) if self.counts == "real" else (-self.before, rows + self.after)
+        first = self.reads(o, rows)[0]
+        found = elements_between(first, self.kernel, self.dilation, low, high)
+        return (found.astype(np.float32),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,20 +79,10 @@ class _Max:
             )
         # The gradient of a dilated reduce_window is not defined in JAX.
         x = lax.pad(x, fill, [(low, high, 0) for low, high in pads])
-        taps = [
-            _tap(x, taps, self.stride, [view.outputs for view in views])
-            for taps in itertools.product(
-                *(range(0, k * d, d) for k, d in zip(self.window, self.dilation, strict=True))
-            )
-        ]
-        stacked = jnp.stack(taps)
+        outputs = [view.outputs for view in views]
+        taps = window_elements(x, self.window, self.stride, self.dilation, outputs)
+        stacked = jnp.stack([*taps])
         return jnp.take_along_axis(stacked, lax.argmax(stacked, 0, np.int32)[None], 0)[0]
-
-
-def _tap(x: Any, taps: Any, stride: Any, outputs: Any) -> Any:
-    """What one tap of all windows reads."""
-    stops = [t + (m - 1) * s + 1 for t, s, m in zip(taps, stride, outputs, strict=True)]
-    return lax.slice(x, (0, 0, *taps), (*x.shape[:2], *stops), (1, 1, *stride))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,8 +227,7 @@ def _arguments(
 
 def max_operator(dtype: Any, grid: Grid, ceil_mode: bool, method: str = "auto") -> Operator:
     """That of `max_pool`, for arrays of a dtype."""
-    floats = jnp.issubdtype(dtype, jnp.floating)
-    fill = -np.inf if floats else int(jnp.iinfo(dtype).min)
+    fill = lowest(dtype).item()
     window, stride, _, dilation = grid
     local = _Max(window, stride, dilation, fill)
     return Operator("max_pool", _reaches(grid, ceil_mode, ""), local, fill=fill, method=method)

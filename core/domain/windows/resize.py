@@ -24,6 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from isoshard.core.domain.blocks.any_framework import any_framework
+from isoshard.core.nn.pooling import adaptive_windows
+from isoshard.core.nn.resizing import Taps, resample, smooth_taps
 
 from .reach import Operator, View
 from .window_arguments import Faults, is_whole
@@ -31,7 +33,6 @@ from .window_operators import apply_here
 
 RESIZE_MODES = ("nearest", "nearest-exact", "linear", "cubic", "area")
 _CORNERS = ("linear", "cubic")
-_CUBIC = -0.75  # Keys 1981, the coefficient that torch has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,30 +95,13 @@ class ResizeReach:
         return row[:, None], np.ones((len(o), 1))
 
     def _area(self, o: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        first, last = o * rows // self.size, -(-(o + 1) * rows // self.size)
-        taps = first[:, None] + np.arange(int((last - first).max(initial=1)))
-        inside = taps < last[:, None]
-        return np.where(inside, taps, last[:, None] - 1), inside / (last - first)[:, None]
+        taps, inside = adaptive_windows(o, rows, self.size)
+        return taps, inside / inside.sum(1, keepdims=True)
 
     def _smooth(self, o: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        if self.align_corners:
-            place = o * ((rows - 1) / max(self.size - 1, 1))
-        else:
-            place = (o + 0.5) * (rows / self.size if self.scale is None else 1 / self.scale) - 0.5
-        if self.mode == "linear":
-            place = np.maximum(place, 0)
-        row = np.floor(place).astype(int)
-        part = (place - row)[:, None]
-        if self.mode == "linear":
-            return row[:, None] + np.arange(2), np.concatenate([1 - part, part], 1)
-        return row[:, None] + np.arange(-1, 3), _cubic(np.abs(part - np.arange(-1, 3)))
-
-
-def _cubic(far: np.ndarray) -> np.ndarray:
-    """The weight of a row at this distance."""
-    near = ((_CUBIC + 2) * far - (_CUBIC + 3)) * far * far + 1
-    wide = (((far - 5) * far + 8) * far - 4) * _CUBIC
-    return np.where(far <= 1, near, np.where(far < 2, wide, 0))
+        corners, scale = self.align_corners, self.scale
+        found = smooth_taps(self.mode, o, rows, self.size, align_corners=corners, scale=scale)
+        return found.places.T, found.weights.T
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,13 +144,7 @@ class _Sums:
 def _summed(x: Any, sums: tuple[Any, Any], axis: int) -> Any:
     """Sums of `rows[i, 0]`, `rows[i, 1]`, .. of an axis, with weights."""
     rows, weights = sums
-    weights = jnp.asarray(weights, x.dtype)
-    tail = (1,) * (x.ndim - axis - 1)
-    parts = [
-        jnp.take(x, rows[:, tap], axis, mode="clip") * weights[:, tap].reshape(-1, *tail)
-        for tap in range(rows.shape[1])
-    ]
-    return sum(parts[1:], parts[0])
+    return resample(x, axis, Taps(rows.T, jnp.asarray(weights, x.dtype).T), mode="clip")
 
 
 @any_framework

@@ -24,8 +24,9 @@ from jax import lax
 
 from isoshard.core.domain.blocks.any_framework import any_framework
 from isoshard.core.domain.blocks.row_windows import settled
+from isoshard.core.nn.convolution import transposed_kernel
 
-from .conv import Numbers, check_channels, dimension_numbers, space_axes
+from .conv import Numbers, check_channels, space_axes
 from .reach import METHODS, Operator, View
 from .window_arguments import Faults
 from .window_operators import apply_here
@@ -96,7 +97,6 @@ class TransposedWindow:
             pads,
             lhs_dilation=self.stride,
             rhs_dilation=self.dilation,
-            dimension_numbers=dimension_numbers(len(views)),
             feature_group_count=self.groups,
             preferred_element_type=self.sums,
         )
@@ -104,19 +104,6 @@ class TransposedWindow:
             if begin is not None:
                 out = lax.dynamic_slice_in_dim(out, begin, view.outputs, axis + 2)
         return out
-
-
-def turned(kernel: Any, groups: int) -> Any:
-    """The kernel of the ordinary convolution: `[out, in / groups, *space]`, and reversed.
-
-    Example:
-        >>> turned(np.arange(6).reshape(2, 1, 3), 1).tolist()
-        [[[2, 1, 0], [5, 4, 3]]]
-    """
-    channels, out, *space = kernel.shape
-    split = kernel.reshape(groups, channels // groups, out, *space).swapaxes(1, 2)
-    joined = split.reshape(groups * out, channels // groups, *space)
-    return lax.rev(joined, tuple(range(2, kernel.ndim)))
 
 
 @any_framework
@@ -177,7 +164,7 @@ def conv_transpose(
     faults.raise_any()
     operator = transposed_operator(shape, strides, pads, extra, dilations, groups)
     operator = dataclasses.replace(operator, method=method)
-    return apply_here(operator, x, mesh, spec, turned(kernel, groups))
+    return apply_here(operator, x, mesh, spec, transposed_kernel(kernel, groups))
 
 
 def transposed_operator(
@@ -189,7 +176,7 @@ def transposed_operator(
     groups: int,
     sums: Any = None,
 ) -> Operator:
-    """A transposed convolution as an operator, whose one operand is the `turned` kernel.
+    """A transposed convolution as an operator, of the `transposed_kernel`.
 
     Args:
         kernel: a shape that ends with the kernel's axes of space, after two others.

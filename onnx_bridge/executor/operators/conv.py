@@ -6,15 +6,20 @@ many convolutions of images that are split along a spatial axis, so these axes a
 
 from __future__ import annotations
 
-import math
-
 import jax
 from jax import lax
+
+from isoshard.core.nn.convolution import (
+    along_channels,
+    halves,
+    transposed_kernel,
+    transposed_padding,
+)
 
 from ...errors import ModelError
 from .registry import operator
 from .unsharded_axes import whole
-from .windows import Windows
+from .windows import windows_of
 
 
 @operator("Conv")
@@ -36,32 +41,25 @@ def conv(
         x: `(batch, channels, *spatial)`.
         w: `(filters, channels / group, *kernel)`.
         b: `(filters,)`.
-        auto_pad: see `Windows`.
-        dilations: see `Windows`.
+        auto_pad: see `windows_of`.
+        dilations: see `windows_of`.
         group: channels and filters fall into so many parts that do not mix.
         kernel_shape: as the weight's shape has it.
-        pads: see `Windows`.
-        strides: see `Windows`.
+        pads: see `windows_of`.
+        strides: see `windows_of`.
 
     Returns:
         `(batch, filters, *spatial)`.
     """
     _check_kernel(w, kernel_shape)
-    windows = Windows(
-        x.shape[2:],
-        w.shape[2:],
-        strides=strides,
-        dilations=dilations,
-        pads=pads,
-        auto_pad=auto_pad,
-    )
+    windows = windows_of(x.shape[2:], w.shape[2:], auto_pad, pads, strides, dilations)
     return _convolve(
         x,
         w,
         b,
-        window_strides=windows.strides,
+        window_strides=windows.stride,
         padding=windows.padding,
-        rhs_dilation=windows.dilations,
+        rhs_dilation=windows.dilation,
         feature_group_count=group,
     )
 
@@ -100,36 +98,27 @@ def conv_transpose(
         `(batch, filters, *spatial)`.
     """
     _check_kernel(w, kernel_shape)
-    windows = Windows(
-        x.shape[2:], w.shape[2:], strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad
-    )
+    windows = windows_of(x.shape[2:], w.shape[2:], auto_pad, pads, strides, dilations)
     rank = x.ndim - 2
     more = tuple(output_padding or (0,) * rank)
     if output_shape is None and auto_pad.startswith("SAME"):
-        output_shape = [n * step for n, step in zip(x.shape[2:], windows.strides, strict=True)]
-    padding = []
-    for axis in range(rank):
-        reach = windows.dilations[axis] * (w.shape[2 + axis] - 1) + 1
-        before, after = windows.padding[axis] if output_shape is None else (0, 0)
-        if output_shape is not None:
-            full = windows.strides[axis] * (x.shape[2 + axis] - 1) + more[axis] + reach
-            total = full - output_shape[axis]
-            less = total // 2
-            before, after = (
-                (less, total - less) if auto_pad == "SAME_UPPER" else (total - less, less)
-            )
-        padding.append((reach - 1 - before, reach - 1 - after + more[axis]))
-    inputs, filters = w.shape[:2]
-    kernel = w.reshape(group, inputs // group, filters, *w.shape[2:]).swapaxes(1, 2)
-    kernel = kernel.reshape(group * filters, inputs // group, *w.shape[2:])
+        output_shape = [n * step for n, step in zip(x.shape[2:], windows.stride, strict=True)]
+    padding = windows.padding
+    if output_shape is not None:
+        axes = zip(x.shape[2:], w.shape[2:], windows.stride, windows.dilation, more, strict=True)
+        full = [step * (n - 1) + extra + d * (k - 1) + 1 for n, k, step, d, extra in axes]
+        padding = [
+            halves(reached - wanted, more_before=auto_pad != "SAME_UPPER")
+            for reached, wanted in zip(full, output_shape, strict=True)
+        ]
     return _convolve(
         x,
-        lax.rev(kernel, range(2, kernel.ndim)),
+        transposed_kernel(w, group),
         b,
         window_strides=(1,) * rank,
-        padding=padding,
-        lhs_dilation=windows.strides,
-        rhs_dilation=windows.dilations,
+        padding=transposed_padding(w.shape[2:], windows.dilation, padding, more),
+        lhs_dilation=windows.stride,
+        rhs_dilation=windows.dilation,
         feature_group_count=group,
     )
 
@@ -141,9 +130,5 @@ def _check_kernel(w, kernel_shape):
 
 def _convolve(x, w, b, **how) -> jax.Array:
     spatial = range(2, x.ndim)
-    numbers = lax.conv_dimension_numbers(x.shape, w.shape, None)  # batch, channels, spatial
-    y = lax.conv_general_dilated(
-        whole(x, spatial), whole(w, spatial), dimension_numbers=numbers, **how
-    )
-    y = whole(y, spatial)
-    return y if b is None else y + b.reshape(1, math.prod(b.shape), *(1,) * len(spatial))
+    y = whole(lax.conv_general_dilated(whole(x, spatial), whole(w, spatial), **how), spatial)
+    return y if b is None else y + along_channels(b, len(spatial))

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from isoshard.core.nn.convolution import along_channels
+from isoshard.core.nn.normalization import reciprocal_rms, statistics
+from isoshard.core.nn.precision import wide
+
 from ...errors import ModelError
-from .operator_arguments import axis_of, number_of, widened
+from .operator_arguments import axis_of, number_of
 from .registry import operator
-
-
-def _along_channels(values, rank):
-    return values.reshape(1, -1, *(1,) * (rank - 2))
 
 
 @operator("BatchNormalization", since=9)
@@ -40,12 +40,11 @@ def batch_normalization(
     mean, variance = input_mean, input_var
     if training_mode:
         axes = tuple(axis for axis in range(x.ndim) if axis != 1)
-        wide = widened(x)
-        mean, variance = jnp.mean(wide, axes), jnp.var(wide, axes)
+        mean, variance = jnp.mean(wide(x), axes), jnp.var(wide(x), axes)
     factor = scale * lax.rsqrt(variance + epsilon)
-    rank = x.ndim
-    y = (x - _along_channels(mean, rank)) * _along_channels(factor, rank)
-    y = (y + _along_channels(b, rank)).astype(x.dtype)
+    space = x.ndim - 2
+    y = (x - along_channels(mean, space)) * along_channels(factor, space)
+    y = (y + along_channels(b, space)).astype(x.dtype)
     if not training_mode:
         return y
     running = (input_mean * momentum + mean * (1 - momentum)).astype(input_mean.dtype)
@@ -56,7 +55,7 @@ def batch_normalization(
 def instance_normalization(x, scale, b, *, epsilon=1e-5):
     """Each image of each channel less its mean, divided by its deviation, scaled and shifted."""
     y, *_ = _normalised(x, tuple(range(2, x.ndim)), epsilon)
-    return y.astype(x.dtype) * _along_channels(scale, x.ndim) + _along_channels(b, x.ndim)
+    return y.astype(x.dtype) * along_channels(scale, x.ndim - 2) + along_channels(b, x.ndim - 2)
 
 
 @operator("LayerNormalization", since=17)
@@ -84,7 +83,7 @@ def layer_normalization(x, scale, b=None, *, axis=-1, epsilon=1e-5, stash_type=1
 def group_normalization(x, scale, bias, *, num_groups, epsilon=1e-5, stash_type=1):
     """Groups of channels less their mean, divided by their deviation; scaled by channel."""
     y = _grouped(x, num_groups, epsilon, stash_type)
-    return y * _along_channels(scale, x.ndim) + _along_channels(bias, x.ndim)
+    return y * along_channels(scale, x.ndim - 2) + along_channels(bias, x.ndim - 2)
 
 
 @operator("GroupNormalization", since=18)
@@ -93,7 +92,7 @@ def group_normalization_by_group(x, scale, bias, *, num_groups, epsilon=1e-5):
     repeats = x.shape[1] // num_groups
     scale, bias = (jnp.repeat(value, repeats) for value in (scale, bias))
     y = _grouped(x, num_groups, epsilon, 1)
-    return y * _along_channels(scale, x.ndim) + _along_channels(bias, x.ndim)
+    return y * along_channels(scale, x.ndim - 2) + along_channels(bias, x.ndim - 2)
 
 
 def _grouped(x, num_groups, epsilon, stash_type):
@@ -105,19 +104,17 @@ def _grouped(x, num_groups, epsilon, stash_type):
 
 
 def _normalised(x, axes, epsilon, stash_type=1):
-    wide = widened(x) if stash_type == 1 else x
-    mean = jnp.mean(wide, axes, keepdims=True)
-    centred = wide - mean
-    inverse = lax.rsqrt(jnp.mean(centred * centred, axes, keepdims=True) + epsilon)
-    return centred * inverse, mean, inverse
+    values = wide(x) if stash_type == 1 else x
+    mean, _, inverse = statistics(values, axes, epsilon, jnp.mean)
+    return (values - mean) * inverse, mean, inverse
 
 
 @operator("RMSNormalization", since=23)
 def rms_normalization(x, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
     """The axes from `axis` on divided by the root of their mean square, scaled."""
     axes = tuple(range(axis_of(axis, x.ndim), x.ndim))
-    wide = widened(x) if stash_type == 1 else x
-    y = wide * lax.rsqrt(jnp.mean(wide * wide, axes, keepdims=True) + epsilon)
+    values = wide(x) if stash_type == 1 else x
+    y = values * reciprocal_rms(values, axes, epsilon, jnp.mean)
     return (y.astype(x.dtype) * scale).astype(scale.dtype)
 
 

@@ -184,11 +184,5 @@ def bounded(numbers: int, what: str) -> None:
         raise ModelError(f"{what} are {numbers} numbers, more than {TABLE_LIMIT}")
 
 
-def widened(x: jax.Array) -> jax.Array:
-    """Floats of fewer than 32 bits as float32, in which sums keep their digits."""
-    small = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
-    return x.astype(jnp.float32) if small else x
-
-
 def _none(name: str) -> np.dtype:
     raise ModelError(f"tensors of type {name} have no counterpart in JAX")

@@ -7,7 +7,6 @@ partitioner loses a part of the gradient of windows that reach over two devices.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 
 import jax
@@ -15,11 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from isoshard.core.nn.pooling import lowest, window_argmax, window_max, window_sum
+from isoshard.core.nn.precision import wide
+
 from ...errors import ModelError
-from .operator_arguments import bounded, widened
+from .operator_arguments import bounded
 from .registry import operator
 from .unsharded_axes import whole
-from .windows import Windows
+from .windows import windows_of
 
 _MOST_DILATED = 4096
 
@@ -42,71 +44,46 @@ def max_pool(
     Args:
         x: `(batch, channels, *spatial)`.
         kernel_shape: size of the windows.
-        auto_pad: see `Windows`.
-        ceil_mode: see `Windows`.
-        dilations: see `Windows`.
-        pads: see `Windows`.
+        auto_pad: see `windows_of`.
+        ceil_mode: see `windows_of`.
+        dilations: see `windows_of`.
+        pads: see `windows_of`.
         storage_order: 1 counts places in an image down its columns.
-        strides: see `Windows`.
+        strides: see `windows_of`.
         outputs: 2 for the places too, flat in the whole of `x`.
 
     Returns:
         The maxima, or them and their places.
     """
-    windows = Windows(
-        x.shape[2:],
-        kernel_shape,
-        strides=strides,
-        dilations=dilations,
-        pads=pads,
-        auto_pad=auto_pad,
-        ceil_mode=ceil_mode,
-    )
+    windows = windows_of(x.shape[2:], kernel_shape, auto_pad, pads, strides, dilations, ceil_mode)
     spatial = range(2, x.ndim)
     x = whole(x, spatial)
-    low = np.asarray(-np.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min)
-    low = low.astype(x.dtype)
-    found = _window_max(x, low, windows)
+    found = _window_max(x, windows)
     if outputs == 1:
         return whole(found, spatial)
-    return whole(found, spatial), _places(lax.stop_gradient(x), low, windows, storage_order)
+    return whole(found, spatial), _places(lax.stop_gradient(x), windows, storage_order)
 
 
-def _window_max(x, low, windows):
-    if all(step == 1 for step in windows.dilations):
-        return lax.reduce_window(x, low, lax.max, **windows.over_images)
+def _window_max(x, windows):
+    if all(step == 1 for step in windows.dilation):
+        return window_max(x, windows)
     # JAX has no gradient of dilated windows: the larger of slices, one per element of a window
     if math.prod(windows.kernel) > _MOST_DILATED:
         raise ModelError(
             f"kernel_shape {list(windows.kernel)} with dilations has more than {_MOST_DILATED} "
             "elements"
         )
-    y = lax.pad(x, low, [(a, b, 0) for a, b in windows.over_images["padding"]])
-    reach = [(n - 1) * step + 1 for n, step in zip(windows.counts, windows.strides, strict=True)]
-    slices = []
-    for place in itertools.product(*(range(k) for k in windows.kernel)):
-        first = [k * d for k, d in zip(place, windows.dilations, strict=True)]
-        last = [a + n for a, n in zip(first, reach, strict=True)]
-        ends = (0, 0, *first), (*x.shape[:2], *last), (1, 1, *windows.strides)
-        slices.append(lax.slice(y, *ends))
-    return functools.reduce(jnp.maximum, slices)
+    y = lax.pad(x, lowest(x.dtype), [(a, b, 0) for a, b in windows.over(x.ndim)["padding"]])
+    return functools.reduce(jnp.maximum, windows.elements(y))
 
 
-def _places(x, low, windows, storage_order):
+def _places(x, windows, storage_order):
     """Where the first largest element of each window lies in all of `x`."""
     position = jnp.arange(math.prod(x.shape), dtype=jnp.int32)
     if storage_order:
         order = (*x.shape[:2], *reversed(x.shape[2:]))
         position = position.reshape(order).transpose(0, 1, *reversed(range(2, x.ndim)))
-    else:
-        position = position.reshape(x.shape)
-
-    def later_wins(a, b):
-        keep = (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] < b[1]))
-        return jnp.where(keep, a[0], b[0]), jnp.where(keep, a[1], b[1])
-
-    start = (low, np.int32(np.iinfo(np.int32).max))
-    places = lax.reduce_window((x, position), start, later_wins, **windows.over_images)[1]
+    places = window_argmax(x, position.reshape(x.shape), windows)
     return places.astype(jax.dtypes.canonicalize_dtype(np.int64))
 
 
@@ -127,49 +104,20 @@ def average_pool(
     Args:
         x: `(batch, channels, *spatial)`.
         kernel_shape: size of the windows.
-        auto_pad: see `Windows`.
-        ceil_mode: see `Windows`; what hangs over the end is never counted.
+        auto_pad: see `windows_of`.
+        ceil_mode: see `windows_of`; what hangs over the end is never counted.
         count_include_pad: divide by all elements of a window, the zeros of the padding too.
-        dilations: see `Windows`.
-        pads: see `Windows`.
-        strides: see `Windows`.
+        dilations: see `windows_of`.
+        pads: see `windows_of`.
+        strides: see `windows_of`.
 
     Returns:
         The means.
     """
-    windows = Windows(
-        x.shape[2:],
-        kernel_shape,
-        strides=strides,
-        dilations=dilations,
-        pads=pads,
-        auto_pad=auto_pad,
-        ceil_mode=ceil_mode,
-    )
-    return (_window_sum(widened(x), windows) / _counts(x.shape, windows, count_include_pad)).astype(
-        x.dtype
-    )
-
-
-def _window_sum(x, windows):
-    return lax.reduce_window(x, np.zeros((), x.dtype), lax.add, **windows.over_images)
-
-
-def _counts(shape, windows, count_include_pad):
-    """Elements per window: `(1, 1, *counts)`, a product of one number per axis."""
-    counts = np.ones((1, 1), np.float32)
+    windows = windows_of(x.shape[2:], kernel_shape, auto_pad, pads, strides, dilations, ceil_mode)
     bounded(math.prod(windows.counts), "the windows")
-    for axis, size in enumerate(shape[2:]):
-        before, after = windows.padding[axis]
-        low, high = (-before, size + after) if count_include_pad else (0, size)
-        first = np.arange(windows.counts[axis]) * windows.strides[axis] - before
-        until = [
-            np.clip(-((first - bound) // windows.dilations[axis]), 0, windows.kernel[axis])
-            for bound in (low, high)
-        ]
-        inside = until[1] - until[0]
-        counts = counts[..., None] * inside.astype(np.float32)
-    return counts
+    counts = windows.lengths(include_pad=bool(count_include_pad)).astype(np.float32)
+    return (window_sum(wide(x), windows) / counts).astype(x.dtype)
 
 
 @operator("LpPool", since=2)
@@ -185,16 +133,8 @@ def lp_pool(
     strides=None,
 ):
     """The p-norm of each window; the arguments are those of `average_pool`."""
-    windows = Windows(
-        x.shape[2:],
-        kernel_shape,
-        strides=strides,
-        dilations=dilations,
-        pads=pads,
-        auto_pad=auto_pad,
-        ceil_mode=ceil_mode,
-    )
-    return (_window_sum(jnp.abs(widened(x)) ** p, windows) ** (1 / p)).astype(x.dtype)
+    windows = windows_of(x.shape[2:], kernel_shape, auto_pad, pads, strides, dilations, ceil_mode)
+    return (window_sum(jnp.abs(wide(x)) ** p, windows) ** (1 / p)).astype(x.dtype)
 
 
 @operator("GlobalAveragePool")

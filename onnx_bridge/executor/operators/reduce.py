@@ -14,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .operator_arguments import axes_of, axis_of, library, number_of, widened
+from isoshard.core.nn.precision import wide
+
+from .operator_arguments import axes_of, axis_of, library, number_of
 from .registry import largest, operator
 from .unsharded_axes import whole
 
@@ -89,7 +91,7 @@ def _register(op_type: str, function: Callable[..., Any], input_since: int, on_h
         dims = {"axis": axes_of(axes, x.ndim), "keepdims": bool(keepdims)}
         if isinstance(x, np.ndarray):
             return function(x, **dims)
-        return function(widened(x), **dims).astype(x.dtype)
+        return function(wide(x), **dims).astype(x.dtype)
 
     host = largest if on_host else None
 

@@ -1,7 +1,6 @@
 """Resize: images in another size, by the nearest element, linearly or by cubics.
 
-Each element of the result is a weighted sum of a few elements per axis, at positions that depend on
-the sizes alone; `Taps` are these positions and weights for one axis, worked out with NumPy.
+Each element of the result is a weighted sum of a few elements per axis (`isoshard.core.nn`).
 Scales and sizes must be known when the program is compiled.
 """
 
@@ -14,8 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from isoshard.core.nn.precision import wide
+from isoshard.core.nn.resizing import Taps, cubic, filter_taps, resample, tap_offsets, triangle
+
 from ...errors import ModelError
-from .operator_arguments import axes_of, bounded, choice, widened
+from .operator_arguments import axes_of, bounded, choice
 from .registry import operator
 
 _COORDINATES = (
@@ -29,20 +31,6 @@ _COORDINATES = (
 )
 _NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 _POLICIES = ("stretch", "not_larger", "not_smaller")
-
-
-class Taps(NamedTuple):
-    """How one axis is resized.
-
-    Attributes:
-        places: of the elements read, `(taps, size of the result)`.
-        weights: of these elements, likewise.
-        outside: which elements of the result lie outside, and are filled; None for none.
-    """
-
-    places: np.ndarray
-    weights: np.ndarray
-    outside: np.ndarray | None
 
 
 class Axis(NamedTuple):
@@ -104,24 +92,26 @@ def resize(
     choice(nearest_mode, "nearest_mode", _NEAREST)
     named = tuple(range(x.ndim)) if axes is None else axes_of(axes, x.ndim)
     asked = _asked(x.shape, named, roi, scales, sizes, keep_aspect_ratio_policy)
-    taps = {}
+    taps, outside = {}, {}
     bounded(max((one.count for one in asked.values()), default=0), "the places of Resize")
     for axis, one in asked.items():
         if one.count == one.size and one.scale == 1 and one.roi == (0, 1):
             continue
         where = _where(one, coordinate_transformation_mode)
-        outside = None
         if coordinate_transformation_mode == "tf_crop_and_resize":
-            outside = (where < 0) | (where > one.size - 1)
+            outside[axis] = (where < 0) | (where > one.size - 1)
         if mode == "nearest":
             places = np.clip(_rounded(where, nearest_mode), 0, one.size - 1)
-            taps[axis] = Taps(places[None], np.ones((1, one.count)), outside)
-        else:
-            kernel = _triangle if mode == "linear" else functools.partial(_cubic, cubic_coeff_a)
-            reach = 1 if mode == "linear" else 2
-            squeezed = min(one.scale, 1.0) if antialias else 1.0
-            taps[axis] = _weigh(where, one.size, kernel, reach, squeezed, exclude_outside, outside)
-    return _apply(x, taps, extrapolation_value)
+            taps[axis] = Taps(places[None], None)
+            continue
+        kernel = triangle if mode == "linear" else functools.partial(cubic, a=cubic_coeff_a)
+        reach = 1 if mode == "linear" else 2
+        squeezed = min(one.scale, 1.0) if antialias else 1.0
+        weights = len(tap_offsets(reach, squeezed)) * max(len(where), 1)
+        bounded(weights, "the weights of Resize")
+        how = {"squeezed": squeezed, "exclude_outside": bool(exclude_outside)}
+        taps[axis] = filter_taps(where, one.size, kernel, reach, **how)
+    return _apply(x, taps, outside, extrapolation_value)
 
 
 @operator("Resize", since=10, static=("scales",))
@@ -200,58 +190,19 @@ def _rounded(where: np.ndarray, mode: str) -> np.ndarray:
     return rounded.astype(np.int32)
 
 
-def _triangle(distance):
-    return np.clip(1 - np.abs(distance), 0, 1)
-
-
-def _cubic(a, distance):
-    t = np.abs(distance)
-    near = ((a + 2) * t - (a + 3)) * t * t + 1
-    far = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
-    return np.where(t <= 1, near, np.where(t < 2, far, 0))
-
-
-def _weigh(where, size, kernel, reach, squeezed, exclude_outside, outside) -> Taps:
-    """The elements within `reach` of each place, the filter widened by 1 / `squeezed`."""
-    start = int(np.floor(-reach / squeezed)) + 1
-    bounded(2 * (1 - start) * max(len(where), 1), "the weights of Resize")
-    places = np.floor(where).astype(np.int32) + np.arange(start, 2 - start)[:, None]
-    weights = kernel((places - where) * squeezed)
-    if exclude_outside:
-        weights = np.where((places < 0) | (places >= size), 0, weights)
-    if exclude_outside or squeezed < 1:
-        weights = weights / weights.sum(0)
-    return Taps(np.clip(places, 0, size - 1), weights, outside)
-
-
-def _apply(x: jax.Array, taps: dict[int, Taps], fill: float) -> jax.Array:
-    exact = all(one.weights.shape[0] == 1 for one in taps.values())
+def _apply(
+    x: jax.Array, taps: dict[int, Taps], outside: dict[int, np.ndarray], fill: float
+) -> jax.Array:
+    exact = all(one.weights is None for one in taps.values())
     floats = jnp.issubdtype(x.dtype, jnp.floating)
-    y = x if exact else widened(x) if floats else x.astype(jnp.float32)
+    y = x if exact else wide(x) if floats else x.astype(jnp.float32)
     for axis, one in taps.items():
-        y = _apply_axis(y, axis, one)
-    for axis, one in taps.items():
-        if one.outside is not None and one.outside.any():
-            y = jnp.where(_along(one.outside, axis, x.ndim), jnp.asarray(fill, y.dtype), y)
+        y = resample(y, axis, one)
+    for axis, there in outside.items():
+        if there.any():
+            line = there.reshape([-1 if axis == d else 1 for d in range(x.ndim)])
+            y = jnp.where(line, jnp.asarray(fill, y.dtype), y)
     if exact or floats:
         return y.astype(x.dtype)
     limits = jnp.iinfo(x.dtype)
     return jnp.clip(jnp.round(y), limits.min, limits.max).astype(x.dtype)
-
-
-def _apply_axis(x: jax.Array, axis: int, one: Taps) -> jax.Array:
-    places, count = one.places, one.places.shape[1]
-    if len(places) == 1:
-        times = count // max(x.shape[axis], 1)
-        if times and np.array_equal(places[0], np.arange(count) // times):
-            return jnp.repeat(x, times, axis=axis, total_repeat_length=count)
-        return jnp.take(x, places[0], axis=axis)
-    terms = [
-        jnp.take(x, at, axis=axis) * _along(weight, axis, x.ndim).astype(x.dtype)
-        for at, weight in zip(places, one.weights, strict=True)
-    ]
-    return functools.reduce(jnp.add, terms)
-
-
-def _along(values: np.ndarray, axis: int, rank: int) -> np.ndarray:
-    return values.reshape([-1 if axis == d else 1 for d in range(rank)])

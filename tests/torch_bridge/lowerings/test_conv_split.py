@@ -12,8 +12,6 @@ import torch.nn.functional as F
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, make_mesh
-from isoshard.torch_bridge.lowerings import conv_split
-from tests.torch_bridge.lowerings.harness import to_array
 
 PLAIN = {
     "padded": (F.conv2d, {"padding": 1}, (2, 3, 8, 16), (4, 3, 3, 3)),
@@ -86,18 +84,3 @@ def test_results_that_are_split_along_channels_too(stride, side, reach, spec):
 def test_split_kernels(options, image, kernel):
     both = P(None, None, "y"), P(None, None, "y")
     compare(F.conv_transpose1d, options, (image, kernel), both)
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_weight_gradient_by_elements_of_the_kernel(groups):
-    image, weight = torch.randn(2, 4, 9, 8), torch.randn(6, 4 // groups, 3, 2).requires_grad_()
-    options = {"stride": (2, 1), "padding": (1, 0), "dilation": (1, 2)}
-    out = F.conv2d(image, weight, groups=groups, **options)
-    grad = torch.randn(out.shape)
-    out.backward(grad)
-    got = conv_split.weight_gradient(
-        to_array(image), to_array(grad), (3, 2), *options.values(), groups
-    )
-    torch.testing.assert_close(
-        torch.from_numpy(got.__array__().copy()), weight.grad, rtol=1e-4, atol=1e-4
-    )

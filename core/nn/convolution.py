@@ -1,0 +1,103 @@
+"""What convolutions share: kernels and paddings of transposed ones, the gradient of a kernel.
+
+Layouts are torch's: `(batch, channels, *space)` for images, and `(out, in / groups, *space)` for
+the kernel, `(in, out / groups, *space)` for that of a transposed convolution. This is the plain
+convolution of its input, spread out by the stride, with the kernel flipped and its channel axes
+exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .precision import wide_dtype
+from .window_grid import window_elements
+
+
+def halves(total: int, *, more_before: bool = False) -> tuple[int, int]:
+    """A number of rows as those before and those after; an odd one after, or before."""
+    less = total // 2
+    return (total - less, less) if more_before else (less, total - less)
+
+
+def along_channels(values: jax.Array, rank: int) -> jax.Array:
+    """One value per channel, for images with so many axes of space."""
+    return values.reshape(-1, *(1,) * rank)
+
+
+def transposed_kernel(kernel: jax.Array, groups: int) -> jax.Array:
+    """The kernel of the plain convolution: `(out, in / groups, *space)`, and flipped.
+
+    >>> transposed_kernel(jnp.arange(6).reshape(2, 1, 3), 1).tolist()
+    [[[2, 1, 0], [5, 4, 3]]]
+    """
+    channels, out, *space = kernel.shape
+    split = kernel.reshape(groups, channels // groups, out, *space).swapaxes(1, 2)
+    joined = split.reshape(groups * out, channels // groups, *space)
+    return lax.rev(joined, tuple(range(2, kernel.ndim)))
+
+
+def transposed_padding(
+    kernel: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    extra: Sequence[int],
+) -> list[tuple[int, int]]:
+    """The padding of the plain convolution.
+
+    Args:
+        kernel: sizes of the kernel; one number per axis of space, likewise the others.
+        dilation: between the elements of the kernel.
+        padding: what is cut from the result, before and after.
+        extra: what is added at the end.
+
+    >>> transposed_padding((3,), (1,), [(1, 1)], (1,))
+    [(1, 2)]
+    """
+    return [
+        (d * (k - 1) - before, d * (k - 1) - after + more)
+        for k, d, (before, after), more in zip(kernel, dilation, padding, extra, strict=True)
+    ]
+
+
+def kernel_gradient(
+    image: jax.Array,
+    grad: jax.Array,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> jax.Array:
+    """The gradient of the kernel of a plain convolution, one product for each of its elements.
+
+        gradient[o, i, k] = sum over n, s of image[n, i, s * stride + k * dilation] * grad[n, o, s]
+
+    Args:
+        image: what was convolved, (batch, in, *space).
+        grad: gradient of the result, (batch, out, *space).
+        kernel: sizes of the kernel.
+        stride: one per spatial axis; likewise the next two.
+        padding: on both sides.
+        dilation: between the elements of the kernel.
+        groups: of channels that do not see each other.
+
+    Returns:
+        Gradient of the kernel, (out, in / groups, *kernel).
+    """
+    count, out, *size = grad.shape
+    image = jnp.pad(image, [(0, 0), (0, 0), *((p, p) for p in padding)])
+    image = image.reshape(count, groups, -1, *image.shape[2:])
+    grad = grad.reshape(count, groups, out // groups, *size)
+    space = "xyz"[: len(size)]
+    equation, sums = f"ngi{space},ngo{space}->goi", wide_dtype(image.dtype)
+    products = [
+        jnp.einsum(equation, seen, grad, preferred_element_type=sums)
+        for seen in window_elements(image, kernel, stride, dilation, size)
+    ]
+    gradient = jnp.stack(products, axis=-1)
+    return gradient.reshape(out, image.shape[2], *kernel).astype(grad.dtype)
