@@ -43,7 +43,7 @@ from isoshard.torch_bridge.engine.capture.reachable import modules_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.subprograms import subtrace
-from isoshard.torch_bridge.engine.subprograms.recorded_call import RecordedCall, once_of
+from isoshard.torch_bridge.engine.subprograms.recorded_call import RecordedCall, call_of
 from isoshard.torch_bridge.engine.subprograms.traced_vjp import (
     CapturedInput,
     TracedVjp,
@@ -147,8 +147,8 @@ class Pure:
 
         run = TracedVjp(code, inputs, f"the pure function {name}", may_write=True)
         wants = any(one.wanted for one in inputs)
-        entry = once_of(run, name, wants=wants, seeded=self._seeded)
-        recorded = run.aside
+        entry = call_of(run, name, wants=wants, seeded=self._seeded)
+        recorded = run.subtrace
         result = _Recorded(
             entry,
             found[0],

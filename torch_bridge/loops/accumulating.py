@@ -83,7 +83,7 @@ def accumulate(
 
     with torch.enable_grad():
         run = TracedVjp(code, inputs, "the training step", may_collect=True)
-    originals = [original for original, _ in run.aside.aliases]
+    originals = [original for original, _ in run.subtrace.aliases]
     places = {id(original): number for number, original in enumerate(originals)}
     mine = [one for one in parameters if id(one) in places]
     if not run.differentiable or not mine:
@@ -92,11 +92,11 @@ def accumulate(
             "requires a gradient"
         )
     loop = _loop_of(run, width, count, tuple([places[id(one)] for one in mine]))
-    around = [*map(whole, run.aside.outside), *run.aside.constant_tensors()]
+    around = [*map(whole, run.subtrace.outside), *run.subtrace.constant_tensors()]
     given: list[Any] = [one.detach() for one in (*batches, *carried, *around)]
     values = [lazy_tensor.read(one) for one in given]
-    floats = [run.aside.scalars[number] for number in loop.shape.body.scalars]
-    run.aside.forget()
+    floats = [run.subtrace.scalars[number] for number in loop.shape.body.scalars]
+    run.subtrace.forget()
     del around, given
     found = iter(tapes.recorder().record(loop.recipe, values, floats))
     del values
@@ -191,7 +191,7 @@ class _Loop:
 
 
 def _loop_of(run: TracedVjp, batches: int, count: int, mine: Sequence[int]) -> _Loop:
-    subtrace = run.aside
+    subtrace = run.subtrace
     around = [*subtrace.outside_slots(), *subtrace.constant_slots()]
     places = {id(storage): number for number, storage in enumerate(subtrace.outside)}
     written = tuple([places[id(storage)] for storage, _ in run.written])

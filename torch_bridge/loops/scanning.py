@@ -255,7 +255,7 @@ def _body(
     run = TracedVjp(step, inputs, step.what)
     widths = (len(step.carried.tensors), len(step.sliced.tensors))
     loop = loop_of(run, *widths, length, wants=wants, recompute=recompute)
-    recorded = run.aside
+    recorded = run.subtrace
     body = _Body(
         loop,
         step.carried.structure,

@@ -47,7 +47,7 @@ class RecordedCall:
     """
 
     def __init__(self, shape: _CallKey, inputs: Sequence[Any], name: str):
-        """See `once_of`."""
+        """See `call_of`."""
         self.parts, self.results, self.saved = shape.parts, shape.results, shape.saved
         self.differentiable = shape.differentiable
         forward, backward = shape.parts.forward, shape.parts.backward
@@ -95,7 +95,7 @@ class RecordedCall:
         ]
 
 
-def once_of(run: TracedVjp, name: str, *, wants: bool, seeded: bool) -> RecordedCall:
+def call_of(run: TracedVjp, name: str, *, wants: bool, seeded: bool) -> RecordedCall:
     """The entries for a recorded run; those of equal runs are one object.
 
     Args:
@@ -104,7 +104,7 @@ def once_of(run: TracedVjp, name: str, *, wants: bool, seeded: bool) -> Recorded
         wants: whether a tensor that it is called with wants a gradient.
         seeded: whether its random numbers come from a seed that it is called with.
     """
-    subtrace = run.aside
+    subtrace = run.subtrace
     wants = (wants or bool(subtrace.aliases)) and bool(run.differentiable)
     given = [*run.inputs, *subtrace.outside_slots(), *subtrace.constant_slots()]
     written = [*(slot for _, slot in run.written), *(slot for _, slot in run.changed)]

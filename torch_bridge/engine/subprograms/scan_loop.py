@@ -188,7 +188,7 @@ def loop_of(
         wants: whether a tensor that it is called with wants a gradient.
         recompute: keep only the carries for backward.
     """
-    subtrace = run.aside
+    subtrace = run.subtrace
     wants = (wants or bool(subtrace.aliases)) and bool(run.differentiable)
     around = [*subtrace.outside_slots(), *subtrace.constant_slots()]
     places = {id(storage): number for number, storage in enumerate(subtrace.outside)}

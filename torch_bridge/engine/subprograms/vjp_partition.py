@@ -56,9 +56,9 @@ def cut_both(
         recompute: whether backward recomputes what it can, instead of having residuals kept.
     """
     if not wants:
-        return VjpPartition(cut(run.aside, given, results), None, (), (), (), (), ())
+        return VjpPartition(cut(run.subtrace, given, results), None, (), (), (), (), ())
     slots, wanted, avals = [], [], []
-    aliases = [alias for _, alias in run.aside.aliases]
+    aliases = [alias for _, alias in run.subtrace.aliases]
     for number, slot in enumerate(run.gradients):
         if number >= len(run.inputs):
             avals.append(aval_of(aliases[number - len(run.inputs)]))
@@ -70,12 +70,12 @@ def cut_both(
         slots.append(slot)
     found = [slot for slot in slots if slot is not None]
     border = 0 if recompute else run.border
-    taken, kept = needed_slots(run.aside, found, [*given, *run.given], border)
+    taken, kept = needed_slots(run.subtrace, found, [*given, *run.given], border)
     used = [slot for slot in taken if slot in given and slot not in each]
     kept = [*(slot for slot in taken if slot in each), *kept]
     return VjpPartition(
-        cut(run.aside, given, [*results, *kept]),
-        cut(run.aside, [*run.given, *used, *kept], found),
+        cut(run.subtrace, given, [*results, *kept]),
+        cut(run.subtrace, [*run.given, *used, *kept], found),
         tuple(used),
         tuple(kept),
         tuple(wanted),
