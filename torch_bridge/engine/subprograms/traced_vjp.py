@@ -16,8 +16,7 @@ import torch
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.graph_leaves import leaves_of
-from isoshard.torch_bridge.engine.values.value import Aval, Storage, Value
-from isoshard.torch_bridge.engine.values.views import Chain
+from isoshard.torch_bridge.engine.values.value import Aval
 
 from .subtrace import SubTrace
 
@@ -191,32 +190,6 @@ class TracedVjp:
                     f"of shape {tuple(variable.shape)}, which requires a gradient. Make it an "
                     f"argument of {self._what}."
                 )
-
-
-def whole(storage: Storage) -> lazy_tensor.LazyTensor:
-    """All of a storage, as a tensor."""
-    return lazy_tensor.new_tensor(storage.aval, storage, Chain.root(storage.aval))
-
-
-def wants_as_before(originals: Sequence[Any], frozen: Sequence[Any]) -> bool:
-    """Whether tensors from around want gradients as they did when some code was recorded.
-
-    Args:
-        originals: those that wanted one.
-        frozen: weak references to those that wanted none.
-    """
-    thawed = (tensor() for tensor in frozen)
-    return all(one.requires_grad for one in originals) and not any(
-        one is not None and one.requires_grad for one in thawed
-    )
-
-
-def snapshots(tensors: Sequence[Any], values: Sequence[Value]) -> list[Any]:
-    """The residuals as tensors: one that needs no gradient may be written to before backward."""
-    return [
-        tensor if tensor.requires_grad else lazy_tensor.fresh(tensor._aval, value)
-        for tensor, value in zip(tensors, values, strict=True)
-    ]
 
 
 def aval_of(tensor: Any) -> Aval:

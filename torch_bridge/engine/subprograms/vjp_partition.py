@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from isoshard.torch_bridge.engine.values.value import Aval
 
@@ -29,11 +33,31 @@ class VjpPartition:
 
     forward: Subprogram
     backward: Subprogram | None
-    used: tuple[int, ...]
-    kept: tuple[int, ...]
+    used: tuple[int, ...] = dataclasses.field(compare=False)
+    kept: tuple[int, ...] = dataclasses.field(compare=False)
     wanted: tuple[int, ...]
     has: tuple[bool, ...]
     avals: tuple[Aval, ...]
+
+    def run_forward(self, arrays: Sequence[Any], scalars: Any, key: Any) -> list[Any]:
+        """The results and the residuals, a key among them if backward draws; while JAX traces."""
+        found = self.forward.run(arrays, scalars, key)
+        if self.backward is not None and self.backward.draws:
+            found.append(jax.random.key_data(key))
+        return found
+
+    def run_backward(self, arrays: Sequence[Any], scalars: Any) -> list[Any]:
+        """A gradient for all of `wanted`, zeros where it has none; while JAX traces."""
+        assert self.backward is not None
+        key = None
+        if self.backward.draws:
+            *arrays, data = arrays
+            key = jax.random.wrap_key_data(data)
+        found = iter(self.backward.run(arrays, scalars, key))
+        return [
+            next(found).astype(aval.physical) if has else jnp.zeros(*aval.token)
+            for has, aval in zip(self.has, self.avals, strict=True)
+        ]
 
 
 def cut_both(
