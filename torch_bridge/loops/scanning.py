@@ -124,7 +124,7 @@ def _iterated(step: _Step, length: int, recompute: bool, pure: bool) -> tuple[An
     ]
     if is_traced():
         traced = Traced(step, inputs)
-        if traced.is_apart:
+        if traced.is_for_jax:
             every = [*carried.tensors, *sliced.tensors]
             results = traced.scan(every, length, recompute=recompute)
             count = len(carried.tensors)
