@@ -186,7 +186,7 @@ class _Loop:
 
 def _loop_of(run: TracedVjp, batches: int, count: int, mine: Sequence[int]) -> _Loop:
     subtrace = run.subtrace
-    around = [*subtrace.outside_slots(), *subtrace.constant_slots()]
+    around = subtrace.around_slots()
     places = {id(storage): number for number, storage in enumerate(subtrace.outside)}
     written = tuple([places[id(storage)] for storage, _ in run.written])
     rest = [slot for number, slot in enumerate(around) if number not in written]

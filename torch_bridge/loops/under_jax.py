@@ -31,20 +31,18 @@ class Traced:
     Args:
         code: takes carries and slices, and returns carries and results.
         inputs: what stands for each of those it takes.
+
+    Attributes:
+        is_for_jax: nothing wants torch's autograd.
     """
 
     def __init__(self, code: Code, inputs: Sequence[CapturedInput]):
         """Run it once, on shapes, which finds what it writes to from around."""
         self._code, self._inputs = code, inputs
-        self._draws = self._wants = False
+        self._draws, self.is_for_jax = False, True
         self._written: list[Storage] = []
         shapes = [jax.ShapeDtypeStruct(*one.aval.token) for one in inputs]
         jax.eval_shape(self._attempt, shapes)
-
-    @property
-    def is_for_jax(self) -> bool:
-        """Whether nothing wants torch's autograd."""
-        return not self._wants
 
     def scan(
         self, given: Sequence[Any], length: int, *, recompute: bool
@@ -118,7 +116,7 @@ class Traced:
                 self._written.append(storage)
                 storage.value = first
         self._draws = bool(drawn)
-        self._wants = any(one.requires_grad for one in results)
+        self.is_for_jax = not any(one.requires_grad for one in results)
         return [lazy_tensor.read(one).array for one in results]
 
 

@@ -29,10 +29,7 @@ class RecordedCall(VjpEntries):
         if self.key.seeded:
             *arrays, seed = arrays
             key = jax.random.key(seed)
-        return self.key.parts.run_forward(arrays, scalars, key)
-
-    def _backward(self, arrays: Sequence[Any], scalars: Any, _key: Any) -> list[Any]:
-        return self.key.parts.run_backward(arrays, scalars)
+        return super()._forward(arrays, scalars, key)
 
 
 def call_of(run: TracedVjp, name: str, *, wants: bool, seeded: bool) -> RecordedCall:
@@ -45,8 +42,7 @@ def call_of(run: TracedVjp, name: str, *, wants: bool, seeded: bool) -> Recorded
         seeded: whether its random numbers come from a seed that it is called with.
     """
     subtrace = run.subtrace
-    wants = (wants or bool(subtrace.aliases)) and bool(run.differentiable)
-    around = [*subtrace.outside_slots(), *subtrace.constant_slots()]
+    around = subtrace.around_slots()
     given = [*run.inputs, *around]
     written = [*(slot for _, slot in run.written), *(slot for _, slot in run.changed)]
     parts = cut_both(run, given, [*run.results, *written], wants=wants)
@@ -56,7 +52,7 @@ def call_of(run: TracedVjp, name: str, *, wants: bool, seeded: bool) -> Recorded
         parts,
         (*run.avals, *avals),
         saved_numbers(run, parts, around),
-        tuple(run.differentiable) if wants else (),
+        tuple(run.differentiable) if parts.backward else (),
         seeded,
     )
     found = _KNOWN.lookup(key)

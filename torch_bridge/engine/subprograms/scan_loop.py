@@ -108,8 +108,7 @@ def loop_of(
         recompute: keep only the carries for backward.
     """
     subtrace = run.subtrace
-    wants = (wants or bool(subtrace.aliases)) and bool(run.differentiable)
-    around = [*subtrace.outside_slots(), *subtrace.constant_slots()]
+    around = subtrace.around_slots()
     places = {id(storage): number for number, storage in enumerate(subtrace.outside)}
     carried = tuple([places[id(storage)] for storage, _ in run.written])
     rest = [slot for n, slot in enumerate(around) if n not in carried]
@@ -123,7 +122,7 @@ def loop_of(
         parts,
         (*run.avals, *written),
         saved_numbers(run, parts, around),
-        tuple(run.differentiable) if wants else (),
+        tuple(run.differentiable) if parts.backward else (),
         length,
         carries,
         slices,

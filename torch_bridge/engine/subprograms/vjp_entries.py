@@ -95,10 +95,10 @@ class VjpEntries:
             self.backward = Recipe(names[1], self._backward, len(gradients), lifted=lifted)
 
     def _forward(self, arrays: Sequence[Any], scalars: Any, key: Any) -> list[Any]:
-        raise NotImplementedError
+        return self.key.parts.run_forward(arrays, scalars, key)
 
-    def _backward(self, arrays: Sequence[Any], scalars: Any, key: Any) -> list[Any]:
-        raise NotImplementedError
+    def _backward(self, arrays: Sequence[Any], scalars: Any, _key: Any) -> list[Any]:
+        return self.key.parts.run_backward(arrays, scalars)
 
     def call(
         self, node: type[VjpNode], closed: ClosedOver, inputs: Sequence[Any], *last: Any

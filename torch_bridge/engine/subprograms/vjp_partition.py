@@ -76,10 +76,10 @@ def cut_both(
         given: slots of the inputs of forward.
         results: slots of its results.
         each: those of `given` that are residuals, as they are gone when backward runs.
-        wants: whether a gradient is wanted.
+        wants: whether a tensor that the code is called with wants a gradient.
         recompute: whether backward recomputes what it can, instead of having residuals kept.
     """
-    if not wants:
+    if not (wants or run.subtrace.aliases) or not run.differentiable:
         return VjpPartition(cut(run.subtrace, given, results), None, (), (), (), (), ())
     slots, wanted, avals = [], [], []
     aliases = [alias for _, alias in run.subtrace.aliases]
