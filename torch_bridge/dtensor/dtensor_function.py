@@ -9,7 +9,7 @@ mesh, so it sees whole arrays and XLA places the collectives; while it is traced
 current one, and `jax.lax.with_sharding_constraint(h, P("dp", "tp"))` and `jax.shard_map` find it.
 Results are DTensors with the placements that XLA chose, or those of `out_specs`.
 
-Gradients follow torch's rules. What the pull-back needs is kept, not computed again. A gradient has
+Gradients follow torch's rules. What the VJP needs is kept, not computed again. A gradient has
 the placements of its tensor, so that of a replicated one is summed already. A gradient that
 arrives with other placements than its result, Partial among them, is redistributed first, by
 DTensor itself; one without memory of its own, as that of a sum, is copied (and counted). Gradients
@@ -165,7 +165,7 @@ class _RankCall(torch.autograd.Function):
 
 
 def _gradient(program: RankProgram) -> DistributedFunction:
-    """The pull-back as a function of operands and gradients that can be differentiated."""
+    """The VJP as a function of operands and gradients that can be differentiated."""
     if program.gradient is None:
         what, layouts = f"gradient of {program.name}", program.layouts
         program.gradient = DistributedFunction(program.pulled.gradient, what, layouts)

@@ -96,6 +96,44 @@ def device_mesh_of(mesh: Mesh, device_type: str | None = None) -> Any:
     return made
 
 
+def rank_mesh_of(mesh: Mesh) -> Any:
+    """The torch `DeviceMesh` of the same devices, each of which is a rank of torch's process group.
+
+    It is that of `device_mesh_of`, but where the only process is the only rank: there it is of the
+    type of that device, as DTensors have no local tensor on one of `"xla"`.
+
+    Args:
+        mesh: with one device of each process.
+
+    Returns:
+        The mesh.
+
+    Raises:
+        DeviceError: torch's process group is not there, or is of other devices.
+    """
+    if jax.process_count() > 1:
+        return device_mesh_of(mesh)
+    import torch.distributed as dist
+
+    if _world() is None:
+        raise DeviceError(
+            "a DTensor needs torch's process group, and there is none: call "
+            "iso.init_distributed() first"
+        )
+    ranks, (device,) = dist.get_world_size(), mesh.devices.flat
+    if ranks > 1:
+        raise DeviceError(
+            f"torch's process group has {ranks} ranks, and JAX knows one process: call "
+            "iso.init_distributed() first, in every process"
+        )
+    if device != jax.devices()[0]:
+        raise DeviceError(
+            f"the array lies on {device}, and the only rank of torch's process group is "
+            f"{jax.devices()[0]}: lay it out there, iso.shard(x, mesh, spec)"
+        )
+    return device_mesh_of(mesh, _device_type(mesh))
+
+
 @functools.lru_cache(maxsize=512)
 def of_type(mesh: Mesh, kind: AxisType) -> Mesh:
     """The same mesh with all axes of one type."""
@@ -137,9 +175,12 @@ def _new_device_mesh(mesh: Mesh, device_type: str | None) -> Any:
             "a DeviceMesh over several processes needs torch's process group, and there is none: "
             "call iso.init_distributed() first, in every process"
         )
-    platform = mesh.devices.flat[0].platform
-    kind = device_type or {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda"}.get(platform, "xla")
-    return DeviceMesh(kind, ranks, mesh_dim_names=names)
+    return DeviceMesh(device_type or _device_type(mesh), ranks, mesh_dim_names=names)
+
+
+def _device_type(mesh: Mesh) -> str:
+    """Torch's name of the devices."""
+    return {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda"}.get(mesh.devices.flat[0].platform, "xla")
 
 
 def _devices_by_rank() -> list[Any]:

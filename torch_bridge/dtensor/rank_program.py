@@ -30,9 +30,9 @@ class RankProgram:
     Attributes:
         name: of the function.
         mesh: of the DTensors.
-        pulled: the function and its pull-back, not compiled.
+        pulled: the function and its VJP, not compiled.
         layouts: of the operands whose gradients are wanted, and so of these.
-        gradient: a place for the pull-back as a function of DTensors, once it is needed.
+        gradient: a place for the VJP as a function of DTensors, once it is needed.
     """
 
     gradient: Any = None
@@ -80,7 +80,7 @@ class RankProgram:
         self._backward: dict[tuple[bool, ...], Any] = {}
 
     def forward(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """Compute the results and the rest that the pull-back needs; they are finished.
+        """Compute the results and the rest that the VJP needs; they are finished.
 
         Args:
             arrays: the operands.
@@ -95,7 +95,7 @@ class RankProgram:
     def saved(
         self, arrays: Sequence[jax.Array], results: Sequence[DTensor], outputs: Sequence[jax.Array]
     ) -> list[torch.Tensor]:
-        """What to save for the pull-back besides the operands' tensors.
+        """What to save for the VJP besides the operands' tensors.
 
         Torch then frees it after backward, notices writes to it, and gives it to the hooks of
         checkpointing and offloading. The last tensor carries the arrays themselves; one that hooks
@@ -116,7 +116,7 @@ class RankProgram:
         return [*(results[number] for number in self._needed), *rest, carrier]
 
     def kept(self, operands: Sequence[Any], saved: Sequence[Any]) -> list[jax.Array]:
-        """The arrays that the pull-back needs.
+        """The arrays that the VJP needs.
 
         Args:
             operands: DTensors, and arrays where the argument was one.

@@ -162,6 +162,11 @@ def route_of(mesh: DeviceMesh, placements: Sequence[Any], shape: Sequence[int]) 
         UnrepresentableError: JAX has no words for the placements.
     """
     layout = translation.layout_of(placements, mesh, shape)
+    if mesh.device_type == "xla":
+        raise UnrepresentableError(
+            f"{mesh} has no ranks that hold local tensors, as torch gives meshes of type 'xla' "
+            "none: take one of type 'cpu' or 'cuda', torch.distributed.init_device_mesh('cpu', ..)"
+        )
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return Route(layout, layout.block, (0,), (0,), None)
@@ -247,7 +252,7 @@ def inbound(array: jax.Array | UnevenArray, device_mesh: DeviceMesh | None, name
 
     def find() -> Return:
         if device_mesh is None:
-            mesh = translation.device_mesh_of(mesh_of(sharding))
+            mesh = translation.rank_mesh_of(mesh_of(sharding))
             placements = translation.placements_of(sharding)
         else:
             mesh = device_mesh

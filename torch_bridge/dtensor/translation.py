@@ -50,6 +50,7 @@ from .chunked_axes import block_sizes
 from .chunked_axes import local_shape_and_offset as local_shape_and_offset
 from .meshes import device_mesh_of as device_mesh_of
 from .meshes import jax_mesh, of_type
+from .meshes import rank_mesh_of as rank_mesh_of
 from .placement_kinds import check_sum, kind_of, orders_of
 
 Entry = int | tuple[int, ...] | None

@@ -66,7 +66,7 @@ def _entry(text: str) -> str:
 
 
 def _layout(number: int, ndim: int) -> str:
-    found = None if number == layout_numbers.UNPLACED else layout_numbers.told(number)
+    found = None if number == layout_numbers.UNPLACED else layout_numbers.as_named(number)
     if isinstance(found, jax.sharding.NamedSharding):
         return marks.spec_string(found, ndim)
     return "{replicated}"  # as XLA writes the layout of an array on one device

@@ -138,10 +138,10 @@ def _check_known(unknown: Sequence[tuple[Path, torch.Tensor]], name: str) -> Non
     if recorded and tapes.recorder().capture is None and not tapes.is_tracing():
         return
     where = "while JAX traces" if tapes.is_tracing() else "in a step that is being captured"
-    told = ", ".join(f"{place(path)} (shape {tuple(t.shape)})" for path, t in unknown)
+    listed = ", ".join(f"{place(path)} (shape {tuple(t.shape)})" for path, t in unknown)
     raise ShardingError(
         f"{name} has a handler, which needs to know how its arguments lie, and {where} nobody has "
-        f"said it of {told}. Mark what you give it: isoshard.torch_bridge.mark_sharding(t, mesh, "
+        f"said it of {listed}. Mark what you give it: isoshard.torch_bridge.mark_sharding(t, mesh, "
         "spec)."
     )
 

@@ -58,15 +58,15 @@ def seen_through(function: Callable[..., Any]) -> Callable[..., Any]:
         switched off.
     """
     if isinstance(function, types.FunctionType) and _asks(function):
-        told = types.FunctionType(
+        rebuilt = types.FunctionType(
             function.__code__,
             _UnwrappedGlobals(function.__globals__),
             function.__name__,
             function.__defaults__,
             function.__closure__,
         )
-        told.__kwdefaults__ = function.__kwdefaults__
-        return functools.partial(_once, function, told)
+        rebuilt.__kwdefaults__ = function.__kwdefaults__
+        return functools.partial(_once, function, rebuilt)
     return functools.partial(_plainly, function)
 
 
@@ -78,13 +78,13 @@ class _UnwrappedHere(threading.local):
 _THREAD = _UnwrappedHere()
 
 
-def _once(function: Any, told: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _once(function: Any, rebuilt: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Look into a function, but not again inside it: some methods call C++ under their own name."""
     if function in _THREAD.running:
         return _plainly(function, *args, **kwargs)
     _THREAD.running.add(function)
     try:
-        return told(*args, **kwargs)
+        return rebuilt(*args, **kwargs)
     finally:
         _THREAD.running.discard(function)
 

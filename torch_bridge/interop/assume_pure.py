@@ -43,16 +43,12 @@ from isoshard.torch_bridge.engine.capture.reachable import modules_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.subprograms import subtrace
-from isoshard.torch_bridge.engine.subprograms.recorded_call import RecordedCall, once_of
-from isoshard.torch_bridge.engine.subprograms.traced_vjp import (
-    CapturedInput,
-    TracedVjp,
-    snapshots,
-    wants_as_before,
-    whole,
-)
+from isoshard.torch_bridge.engine.subprograms.closed_over import ClosedOver
+from isoshard.torch_bridge.engine.subprograms.recorded_call import RecordedCall, call_of
+from isoshard.torch_bridge.engine.subprograms.traced_vjp import CapturedInput, TracedVjp
+from isoshard.torch_bridge.engine.subprograms.vjp_entries import VjpNode
 from isoshard.torch_bridge.engine.values import layout_numbers
-from isoshard.torch_bridge.engine.values.value import Aval, Storage
+from isoshard.torch_bridge.engine.values.value import Aval
 
 
 class Pure:
@@ -95,7 +91,7 @@ class Pure:
             raise TypeError(
                 f"a pure function takes tensors and hashable arguments: {error}"
             ) from None
-        if recorded is None or not recorded.is_current():
+        if recorded is None or not recorded.closed.is_current():
             recorded = self._record(leaves, structure, inputs)
             if recorded.can_be_kept():
                 self._known[key] = recorded
@@ -147,23 +143,15 @@ class Pure:
 
         run = TracedVjp(code, inputs, f"the pure function {name}", may_write=True)
         wants = any(one.wanted for one in inputs)
-        entry = once_of(run, name, wants=wants, seeded=self._seeded)
-        recorded = run.aside
-        result = _Recorded(
+        entry = call_of(run, name, wants=wants, seeded=self._seeded)
+        return _Recorded(
             entry,
             found[0],
             found[1],
             list(run.annotations),
-            [original for original, _ in recorded.aliases] if entry.differentiable else [],
-            recorded.frozen,
-            recorded.outside,
-            recorded.constant_tensors(),
-            recorded.scalars,
-            [storage for storage, _ in run.written],
+            ClosedOver.of(run, differentiable=bool(entry.key.differentiable)),
             [number for number, _ in run.changed],
         )
-        recorded.forget()
-        return result
 
 
 def assume_pure(
@@ -236,19 +224,14 @@ def _fixed(leaf: Any) -> Any:
 
 @dataclasses.dataclass
 class _Recorded:
-    """A function that was recorded, and what it takes besides its arguments.
+    """A function that was recorded.
 
     Attributes:
         entry: its entries on a tape, forward and backward.
         leaves: its results that are no tensors, and a `_Free` for each tensor.
         structure: how the results are nested.
         annotations: how each tensor among them was marked.
-        originals: tensors from around that want a gradient.
-        frozen: tensors from around that wanted none.
-        outside: memory from around that is read.
-        constants: tensors that it brought from the host.
-        scalars: its lifted floats.
-        written: memory from around that it writes to.
+        closed: what it takes besides its arguments.
         changed: numbers of the arguments that it writes to.
     """
 
@@ -256,48 +239,28 @@ class _Recorded:
     leaves: list[Any]
     structure: Any
     annotations: list[Any]
-    originals: list[Any]
-    frozen: list[Any]
-    outside: list[Storage]
-    constants: list[Any]
-    scalars: list[Any]
-    written: list[Storage]
+    closed: ClosedOver
     changed: list[int]
 
     def can_be_kept(self) -> bool:
         """Whether nothing in it is of this call alone."""
-        for original in self.originals:
+        for original in self.closed.originals:
             if original.grad_fn is not None:
                 raise ValueError(
                     f"a pure function uses a tensor of shape {tuple(original.shape)} from around "
                     "it that was computed from others which require a gradient; make it an argument"
                 )
-        return not any(isinstance(number, torch.SymFloat) for number in self.scalars)
-
-    def is_current(self) -> bool:
-        """Whether the tensors from around want gradients as before."""
-        return wants_as_before(self.originals, self.frozen)
-
-    def floats(self, piece: Any) -> list[Any]:
-        """The lifted floats that an entry takes."""
-        return [self.scalars[number] for number in piece.scalars]
+        return not self.closed.is_of_this_call()
 
     def call(self, tensors: Sequence[Any], seed: list[Any]) -> Any:
         """Record a call."""
-        around = [*map(whole, self.outside), *self.constants]
-        given = [*tensors, *around]
-        if self.entry.differentiable:
-            originals = subtrace.inside(self.originals)
-            results = _Pure.apply(self, len(tensors), seed, *given, *originals)
-        else:
-            results = self.record([lazy_tensor.read(one) for one in (*given, *seed)])
+        results = self.entry.call(_Pure, self.closed, tensors, *seed)
         count = len(self.annotations)
+        changed = len(results) - len(self.changed)
         with torch.no_grad():
-            for storage, new in zip(self.written, results[count:], strict=False):
-                lazy_tensor.write(whole(storage), lazy_tensor.read(new))
-            changed = [tensors[number] for number in self.changed]
-            for tensor, new in zip(changed, results[count + len(self.written) :], strict=False):
-                tensor.copy_(new)
+            self.closed.write(map(lazy_tensor.read, results[count:changed]))
+            for number, new in zip(self.changed, results[changed:], strict=True):
+                tensors[number].copy_(new)
         for result, annotation in zip(results, self.annotations, strict=False):
             if annotation is not None:
                 result._storage.annotation = annotation
@@ -306,51 +269,9 @@ class _Recorded:
         filled = [next(found) if leaf is _FREE else leaf for leaf in self.leaves]
         return pytree.tree_unflatten(filled, self.structure)
 
-    def record(self, values: Sequence[Any]) -> list[Any]:
-        """Put the function on the tape; gives its results, what it writes, and the residuals."""
-        floats = self.floats(self.entry.parts.forward)
-        outputs = tapes.recorder().record(self.entry.forward, values, floats)
-        avals = [*self.entry.results, *self.entry.residuals]
-        return [lazy_tensor.fresh(aval, value) for aval, value in zip(avals, outputs, strict=True)]
 
-
-class _Pure(torch.autograd.Function):
-    """A pure function in torch's autograd graph."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, recorded: _Recorded, inputs: int, seed: list[Any], *tensors: Any
-    ) -> tuple[Any, ...]:
-        entry = recorded.entry
-        given = tensors[: len(tensors) - len(recorded.originals)]
-        values = [lazy_tensor.read(tensor) for tensor in given]
-        made = recorded.record([*values, *map(lazy_tensor.read, seed)])
-        count = len(entry.results)
-        ctx.recorded, ctx.inputs, ctx.width = recorded, inputs, len(tensors)
-        kept = snapshots(given, values)
-        ctx.save_for_backward(*(kept[number] for number in entry.saved), *made[count:])
-        gradients = set(entry.differentiable)
-        ctx.mark_non_differentiable(*[t for n, t in enumerate(made[:count]) if n not in gradients])
-        return tuple(made[:count])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "a pure function has no gradients of gradients (create_graph=True); call the "
-                "function itself for those"
-            )
-        recorded: _Recorded = ctx.recorded
-        entry = recorded.entry
-        assert entry.parts.backward is not None
-        given = [*(grads[number] for number in entry.differentiable), *ctx.saved_tensors]
-        values = [lazy_tensor.read(tensor) for tensor in given]
-        found = tapes.recorder().record(
-            entry.backward, values, recorded.floats(entry.parts.backward)
-        )
-        result: list[Any] = [None] * ctx.width
-        first = ctx.width - len(recorded.originals) - ctx.inputs
-        for number, aval, value in zip(entry.parts.wanted, entry.parts.avals, found, strict=True):
-            place = number if number < ctx.inputs else number + first
-            result[place] = lazy_tensor.fresh(aval, value)
-        return (None, None, None, *result)
+class _Pure(VjpNode):
+    refusal = (
+        "a pure function has no gradients of gradients (create_graph=True); call the function "
+        "itself for those"
+    )

@@ -116,7 +116,7 @@ def said(tensor: lazy_tensor.LazyTensor) -> NamedSharding | None:
     value = storage.value
     found: Any = storage.annotation or SAID.get(value)
     if found is None and value.slot < 0 and value.layout != layouts.UNPLACED:  # never recorded
-        found = layouts.told(value.layout)
+        found = layouts.as_named(value.layout)
     if not isinstance(found, NamedSharding) or layouts.blocks(value.layout) is not None:
         return None
     return found

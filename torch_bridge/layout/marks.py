@@ -92,7 +92,7 @@ def sharding_of_memory(storage: Storage) -> Sharding | None:
         return storage.annotation
     if storage.value.layout == layout_numbers.UNPLACED:
         return None
-    found = layout_numbers.told(storage.value.layout)
+    found = layout_numbers.as_named(storage.value.layout)
     found = found.sharding if isinstance(found, BlockLayout) else found
     return found if isinstance(found, Sharding) else None
 

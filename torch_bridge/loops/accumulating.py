@@ -31,13 +31,10 @@ from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
+from isoshard.torch_bridge.engine.subprograms.closed_over import ClosedOver
+from isoshard.torch_bridge.engine.subprograms.scan_loop import strong
 from isoshard.torch_bridge.engine.subprograms.subprogram import Subprogram, cut
-from isoshard.torch_bridge.engine.subprograms.traced_vjp import (
-    CapturedInput,
-    TracedVjp,
-    aval_of,
-    whole,
-)
+from isoshard.torch_bridge.engine.subprograms.traced_vjp import CapturedInput, TracedVjp, aval_of
 from isoshard.torch_bridge.engine.values.value import Aval
 
 
@@ -83,7 +80,7 @@ def accumulate(
 
     with torch.enable_grad():
         run = TracedVjp(code, inputs, "the training step", may_collect=True)
-    originals = [original for original, _ in run.aside.aliases]
+    originals = [original for original, _ in run.subtrace.aliases]
     places = {id(original): number for number, original in enumerate(originals)}
     mine = [one for one in parameters if id(one) in places]
     if not run.differentiable or not mine:
@@ -92,19 +89,17 @@ def accumulate(
             "requires a gradient"
         )
     loop = _loop_of(run, width, count, tuple([places[id(one)] for one in mine]))
-    around = [*map(whole, run.aside.outside), *run.aside.constant_tensors()]
-    given: list[Any] = [one.detach() for one in (*batches, *carried, *around)]
+    closed = ClosedOver.of(run, differentiable=True)
+    given: list[Any] = [one.detach() for one in (*batches, *carried, *closed.tensors())]
     values = [lazy_tensor.read(one) for one in given]
-    floats = [run.aside.scalars[number] for number in loop.shape.body.scalars]
-    run.aside.forget()
-    del around, given
+    del given
+    floats = closed.floats(loop.shape.body)
     found = iter(tapes.recorder().record(loop.recipe, values, floats))
     del values
     made = [lazy_tensor.fresh(aval, next(found)) for aval in loop.results]
     gradients = [lazy_tensor.fresh(aval_of(one), next(found)) for one in mine]
     with torch.no_grad():
-        for storage, _ in run.written:
-            lazy_tensor.write(whole(storage), next(found))
+        closed.write(found)
     with torch.enable_grad():
         _Gradients.apply(gradients, *mine).backward()
     return made[0] if not carried else tuple(made)
@@ -173,8 +168,7 @@ class _Loop:
             sums, carried, written = state
             batch, key = now
             out = shape.body.run([*batch, *carried, *written, *rest, one], scalars, key)
-            out = [jax.lax.convert_element_type(array, array.dtype) for array in out]
-            loss, out = out[0], out[1:]
+            loss, *out = map(strong, out)
             new, out = out[: len(carried)], out[len(carried) :]
             grads, now_written = out[: len(sums) - 1], out[len(sums) - 1 :]
             added = [
@@ -191,8 +185,8 @@ class _Loop:
 
 
 def _loop_of(run: TracedVjp, batches: int, count: int, mine: Sequence[int]) -> _Loop:
-    subtrace = run.aside
-    around = [*subtrace.outside_slots(), *subtrace.constant_slots()]
+    subtrace = run.subtrace
+    around = subtrace.around_slots()
     places = {id(storage): number for number, storage in enumerate(subtrace.outside)}
     written = tuple([places[id(storage)] for storage, _ in run.written])
     rest = [slot for number, slot in enumerate(around) if number not in written]

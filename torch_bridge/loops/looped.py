@@ -215,14 +215,14 @@ def _check_result(result: Any, given: Any) -> None:
     leaves, found = pytree.tree_flatten(result)
     wanted, structure = pytree.tree_flatten(given)
     if found != structure or not all(isinstance(leaf, lazy_tensor.LazyTensor) for leaf in leaves):
-        told = _brief(structure), _brief(found)
+        texts = _brief(structure), _brief(found)
     elif [(one.shape, one.dtype) for one in leaves] != [(one.shape, one.dtype) for one in wanted]:
-        told = _text(wanted), _text(leaves)
+        texts = _text(wanted), _text(leaves)
     else:
         return
     raise TypeError(
         "a scanned layer must return what it takes, for the next layer to take it; this one takes "
-        f"{told[0]} and returns {told[1]}. Choose what is handed on with "
+        f"{texts[0]} and returns {texts[1]}. Choose what is handed on with "
         "scan_layers(layers, call=lambda layer, x, *args: layer(x, *args)[0])."
     )
 

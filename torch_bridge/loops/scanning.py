@@ -33,16 +33,11 @@ from isoshard.torch_bridge.engine.capture.reachable import modules_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.subprograms import subtrace
+from isoshard.torch_bridge.engine.subprograms.closed_over import ClosedOver
 from isoshard.torch_bridge.engine.subprograms.scan_loop import ScanLoop, loop_of
-from isoshard.torch_bridge.engine.subprograms.traced_vjp import (
-    CapturedInput,
-    TracedVjp,
-    aval_of,
-    snapshots,
-    wants_as_before,
-    whole,
-)
-from isoshard.torch_bridge.engine.values.value import Aval, Storage
+from isoshard.torch_bridge.engine.subprograms.traced_vjp import CapturedInput, TracedVjp, aval_of
+from isoshard.torch_bridge.engine.subprograms.vjp_entries import VjpNode
+from isoshard.torch_bridge.engine.values.value import Aval
 
 from .under_jax import Traced, is_traced
 
@@ -129,7 +124,7 @@ def _iterated(step: _Step, length: int, recompute: bool, pure: bool) -> tuple[An
     ]
     if is_traced():
         traced = Traced(step, inputs)
-        if traced.is_apart:
+        if traced.is_for_jax:
             every = [*carried.tensors, *sliced.tensors]
             results = traced.scan(every, length, recompute=recompute)
             count = len(carried.tensors)
@@ -145,11 +140,9 @@ def _iterated(step: _Step, length: int, recompute: bool, pure: bool) -> tuple[An
         alive = [module for one in modules if (module := one()) is not None]
         key = (*key, tuple([module.training for module in alive]))
     body = known.get(key)
-    if body is None or not body.is_current():
+    if body is None or not body.closed.is_current():
         body = _body(step, inputs, length, wants, recompute)
-        if all(original.grad_fn is None for original in body.originals) and not any(
-            isinstance(number, torch.SymFloat) for number in body.scalars
-        ):
+        if not body.closed.is_of_this_call():
             known[key] = body
     return body.call(given)
 
@@ -204,45 +197,25 @@ def _floats(tensor: torch.Tensor) -> bool:
 
 @dataclasses.dataclass
 class _Body:
-    """A traced function: the loop, and what it takes besides carry and xs.
+    """A traced function.
 
     Attributes:
         loop: both loops.
         carry: how the carry is nested.
         ys: how the results are nested.
-        originals: tensors from around that want a gradient.
-        outside: memory from around that is read.
-        frozen: tensors from around that wanted no gradient.
-        constants: tensors that the function brought from the host.
-        scalars: its lifted floats.
-        written: memory from around that is written to.
+        closed: what it takes besides carry and xs.
     """
 
     loop: ScanLoop
     carry: Any
     ys: Any
-    originals: list[Any]
-    frozen: list[Any]
-    outside: list[Storage]
-    constants: list[Any]
-    scalars: list[Any]
-    written: list[Storage]
-
-    def is_current(self) -> bool:
-        """Whether the tensors from around want gradients as before."""
-        return wants_as_before(self.originals, self.frozen)
-
-    def floats(self, piece: Any) -> list[Any]:
-        """The lifted floats that a loop takes."""
-        return [self.scalars[number] for number in piece.scalars]
+    closed: ClosedOver
 
     def call(self, given: Sequence[Any]) -> tuple[Any, Any]:
         """Record the loop."""
-        around = [*map(whole, self.outside), *self.constants]
-        results = _Scan.apply(self, *given, *subtrace.inside(self.originals), *around)
-        count, carries = len(self.loop.results), self.loop.shape.widths[0]
-        for storage, new in zip(self.written, results[count:], strict=True):
-            lazy_tensor.write(whole(storage), lazy_tensor.read(new))
+        results = self.loop.call(_Scan, self.closed, given)
+        carries, count = self.loop.key.carries, len(results) - len(self.closed.written)
+        self.closed.write(map(lazy_tensor.read, results[count:]))
         return (
             _unflatten(self.carry, results[:carries]),
             _unflatten(self.ys, results[carries:count]),
@@ -255,20 +228,8 @@ def _body(
     run = TracedVjp(step, inputs, step.what)
     widths = (len(step.carried.tensors), len(step.sliced.tensors))
     loop = loop_of(run, *widths, length, wants=wants, recompute=recompute)
-    recorded = run.aside
-    body = _Body(
-        loop,
-        step.carried.structure,
-        step.ys,
-        [original for original, _ in recorded.aliases],
-        recorded.frozen,
-        recorded.outside,
-        recorded.constant_tensors(),
-        recorded.scalars,
-        [storage for storage, _ in run.written],
-    )
-    recorded.forget()
-    return body
+    closed = ClosedOver.of(run, differentiable=bool(loop.key.differentiable))
+    return _Body(loop, step.carried.structure, step.ys, closed)
 
 
 class _Step:
@@ -350,42 +311,8 @@ def _pure_ones(fn: Any) -> _Pure:
     return found
 
 
-class _Scan(torch.autograd.Function):
-    """The loops in torch's autograd graph."""
-
-    @staticmethod
-    def forward(ctx: Any, body: _Body, *tensors: Any) -> tuple[Any, ...]:
-        loop = body.loop
-        values = [lazy_tensor.read(tensor) for tensor in tensors]
-        carries, slices, aliases, _ = loop.shape.widths
-        arrays = [*values[: carries + slices], *values[carries + slices + aliases :]]
-        floats = body.floats(loop.shape.forward)
-        outputs = tapes.recorder().record(loop.forward, arrays, floats)
-        avals = [*loop.results, *loop.shape.written, *loop.residuals]
-        made = [lazy_tensor.fresh(aval, value) for aval, value in zip(avals, outputs, strict=True)]
-        count = len(avals) - len(loop.residuals)
-        ctx.loop, ctx.width = loop, len(tensors)
-        if loop.shape.backward is not None:
-            ctx.floats = body.floats(loop.shape.backward)
-        kept = snapshots(tensors, values)
-        ctx.save_for_backward(*(kept[number] for number in loop.shape.saved), *made[count:])
-        gradients = set(loop.shape.differentiable)
-        ctx.mark_non_differentiable(*[t for n, t in enumerate(made[:count]) if n not in gradients])
-        return tuple(made[:count])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "scan has no gradients of gradients (create_graph=True); for those, run the steps, "
-                "or the layers, one after the other in Python"
-            )
-        loop: ScanLoop = ctx.loop
-        shape = loop.shape
-        given = [*(grads[number] for number in shape.differentiable), *ctx.saved_tensors]
-        values = [lazy_tensor.read(tensor) for tensor in given]
-        found = tapes.recorder().record(loop.backward, values, ctx.floats)
-        result: list[Any] = [None] * ctx.width
-        for number, aval, value in zip(shape.wanted, shape.wanted_avals, found, strict=True):
-            result[number] = lazy_tensor.fresh(aval, value)
-        return (None, *result)
+class _Scan(VjpNode):
+    refusal = (
+        "scan has no gradients of gradients (create_graph=True); for those, run the steps, or the "
+        "layers, one after the other in Python"
+    )

@@ -61,6 +61,6 @@ def _as_laid(slot: Any, param: Any) -> Any:
         return slot
     with torch.no_grad():
         moved: Any = slot.detach().clone()
-    layout: Any = layout_numbers.told(want)
+    layout: Any = layout_numbers.as_named(want)
     marks.annotate(moved, layout)
     return moved

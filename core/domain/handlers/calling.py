@@ -194,9 +194,9 @@ def _masked(block: Any, valid: Any, axis: int) -> Any:
 
 def _unproved(name: str, error: ValueError) -> str:
     lines = [line for line in str(error).splitlines() if "out_specs" in line and "is P" in line]
-    told = f" ({'; '.join(line.strip() for line in lines)})" if lines else ""
+    reason = f" ({'; '.join(line.strip() for line in lines)})" if lines else ""
     return (
         f"the handler of {name} returned a spec by which a result is the same on all devices of a "
-        f"mesh axis, and JAX cannot prove it{told}: reduce it with shards.all_reduce, name the "
+        f"mesh axis, and JAX cannot prove it{reason}: reduce it with shards.all_reduce, name the "
         "axis in the spec, or, if you know that it is the same, register with prove=False"
     )

@@ -77,7 +77,7 @@ class Arguments:
 
 
 def read(
-    args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Any, told: Any, name: str
+    args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Any, specs: Any, name: str
 ) -> tuple[Arguments, list[Any]]:
     """Find the layouts of a call's arrays.
 
@@ -85,7 +85,7 @@ def read(
         args: of the call.
         kwargs: likewise.
         mesh: theirs as the caller says; None if he says nothing.
-        told: with a mesh, `(args, kwargs)` with a spec, or None, for each argument.
+        specs: with a mesh, `(args, kwargs)` with a spec, or None, for each argument.
         name: of the function, for messages.
 
     Returns:
@@ -98,7 +98,7 @@ def read(
     """
     leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_uneven)
     paths = paths_of(structure)
-    given = {} if mesh is None else _told(paths, told, name)
+    given = {} if mesh is None else _specs_by_argument(paths, specs, name)
     grid = as_mesh(mesh, abstract=True) if mesh is not None else _one_mesh(paths, leaves, name)
     faults: list[str] = []
     frames, arrays = [], []
@@ -146,11 +146,11 @@ def _plain(key: Any) -> Any:
 _UNSAID = object()
 
 
-def _layout(leaf: Any, mesh: Mesh | None, told: Any, where: str, name: str, faults: Any) -> Any:
+def _layout(leaf: Any, mesh: Mesh | None, spec: Any, where: str, name: str, faults: Any) -> Any:
     array = padded_of(leaf)
     own = _own_sharding(leaf)
-    if told is not _UNSAID and mesh is not None:
-        said = named_sharding(told, mesh, array.ndim, name=f"{name}: {where}")
+    if spec is not _UNSAID and mesh is not None:
+        said = named_sharding(spec, mesh, array.ndim, name=f"{name}: {where}")
         if isinstance(own, NamedSharding) and not (
             same_grid(own.mesh, mesh) and same_layout(own, said, array.ndim)
         ):
@@ -222,9 +222,9 @@ def _one_mesh(paths: Sequence[Path], leaves: Sequence[Any], name: str) -> Any:
     return next(iter(meshes), None)
 
 
-def _told(paths: Sequence[Path], told: Any, name: str) -> dict[Any, Any]:
+def _specs_by_argument(paths: Sequence[Path], specs: Any, name: str) -> dict[Any, Any]:
     """What was said of each argument, by place or keyword."""
-    args, kwargs = told
+    args, kwargs = specs
     given = {**dict(enumerate(args)), **kwargs}
     there = {path[0] for path in paths}
     extra = [key for key in given if key not in there and given[key] is not None]

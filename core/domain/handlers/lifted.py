@@ -23,7 +23,7 @@ def in_lift(
     call: Callable[..., Any],
     function: Callable[..., Any],
     mesh: Mesh,
-    told: tuple[Sequence[Any], dict[str, Any]],
+    specs: tuple[Sequence[Any], dict[str, Any]],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
@@ -33,7 +33,7 @@ def in_lift(
         call: of the arguments, arrays in equal blocks or `UnevenArray`s: by the handler.
         function: of whole arrays.
         mesh: of the arrays.
-        told: `(args, kwargs)` with a spec for each.
+        specs: `(args, kwargs)` with a spec for each.
         args: of the call, arrays at their true shapes.
         kwargs: likewise.
 
@@ -50,7 +50,7 @@ def in_lift(
 
     def whole(*arrays: Any) -> Any:
         args, kwargs = filled(arrays)
-        return (call if _divide(mesh, told, args, kwargs) else function)(*args, **kwargs)
+        return (call if _divide(mesh, specs, args, kwargs) else function)(*args, **kwargs)
 
     def rule(*operands: Any) -> Any:
         args, kwargs = filled(operands)
@@ -60,10 +60,10 @@ def in_lift(
     return in_blocks(whole, rule)(*given)
 
 
-def _divide(mesh: Mesh, told: Any, args: Any, kwargs: Any) -> bool:
+def _divide(mesh: Mesh, specs: Any, args: Any, kwargs: Any) -> bool:
     """Whether all arrays can be in equal blocks as was said."""
-    pairs = [*zip(args, told[0], strict=False)]
-    pairs += [(kwargs[key], spec) for key, spec in told[1].items() if key in kwargs]
+    pairs = [*zip(args, specs[0], strict=False)]
+    pairs += [(kwargs[key], spec) for key, spec in specs[1].items() if key in kwargs]
     try:
         for argument, spec in pairs:
             for leaf in jax.tree.leaves(argument):

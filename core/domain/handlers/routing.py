@@ -68,8 +68,8 @@ class Routed:
         compiled = jax.jit(run, static_argnums=0)
 
         @any_mesh
-        def by_handler(mesh: Any, told: Any, args: Any, kwargs: Any) -> Any:
-            arguments, arrays = read(args, kwargs, mesh, told, self._name)
+        def by_handler(mesh: Any, specs: Any, args: Any, kwargs: Any) -> Any:
+            arguments, arrays = read(args, kwargs, mesh, specs, self._name)
             return said(compiled(arguments, arrays)) if arguments.split else _WHOLE
 
         self._by_handler = by_handler
@@ -120,25 +120,25 @@ class Routed:
         """
 
         @functools.wraps(self.function)
-        def told(*args: Any, **kwargs: Any) -> Any:
+        def with_specs(*args: Any, **kwargs: Any) -> Any:
             return self._call(mesh, (specs, named), args, kwargs)
 
-        return told
+        return with_specs
 
-    def _call(self, mesh: Any, told: Any, args: Any, kwargs: Any) -> Any:
+    def _call(self, mesh: Any, specs: Any, args: Any, kwargs: Any) -> Any:
         inside = jax.sharding.get_abstract_mesh().manual_axes  # a handler, or `jax.shard_map`
         if inside or _PLAIN.get():
             return self.function(*args, **kwargs)
         if mesh is not None and recording():
 
             def call(*args: Any, **kwargs: Any) -> Any:
-                return self._on_devices(mesh, told, args, kwargs)
+                return self._on_devices(mesh, specs, args, kwargs)
 
-            return in_lift(call, self.function, as_mesh(mesh), told, args, kwargs)
-        return self._on_devices(mesh, told, args, kwargs)
+            return in_lift(call, self.function, as_mesh(mesh), specs, args, kwargs)
+        return self._on_devices(mesh, specs, args, kwargs)
 
-    def _on_devices(self, mesh: Any, told: Any, args: Any, kwargs: Any) -> Any:
-        found = self._by_handler(mesh, told, args, kwargs)
+    def _on_devices(self, mesh: Any, specs: Any, args: Any, kwargs: Any) -> Any:
+        found = self._by_handler(mesh, specs, args, kwargs)
         return self.function(*args, **kwargs) if found is _WHOLE else found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from typing import Any
@@ -255,6 +256,54 @@ def test_in_the_loop_of_scan(partition):
     f = iso.jax_function(lambda c, x: scan(step, c, x, partition_fn=partition))
     loss = lambda c: sum(one.sum() for one in f(c, jnp.full((3, 2), 2.0), rng=jax.random.key(0)))  # noqa: E731
     assert jax.jit(jax.grad(loss))(jnp.ones(2)).tolist() == [-8 - 2 + 4 - 8] * 2
+
+
+class Counting(torch.nn.Module):
+    """Loops in a loop, all of which write to a buffer; in Python or by `scan`."""
+
+    def __init__(self, by_scan: bool):
+        super().__init__()
+        self.by_scan = by_scan
+        self.register_buffer("mean", torch.ones(2))
+        self.register_buffer("count", torch.tensor(0))
+
+    def loop(self, fn: Any, carry: Any, xs_: Any) -> Any:
+        if self.by_scan:
+            return scan(fn, carry, xs_)
+        ys = []
+        for x in xs_:
+            carry, y = fn(carry, x)
+            ys.append(y)
+        return carry, torch.stack(ys)
+
+    def inner(self, carry: Any, x: Any) -> Any:
+        self.mean.mul_(1.5).add_(x.detach())
+        self.count += 1
+        carry = Reversed.apply(carry) * x * self.mean.detach()
+        return carry, carry
+
+    def outer(self, carry: Any, x: Any) -> Any:
+        self.mean.mul_(0.5)
+        carry, ys = self.loop(self.inner, carry, x)
+        return carry, ys.sum() + self.mean.sum()
+
+    def forward(self, carry: Any, x: Any) -> Any:
+        carry, ys = self.loop(self.outer, carry, x)
+        return carry.sum() + ys.sum()
+
+
+@pytest.mark.parametrize("device", ["cpu", "jax"])
+def test_in_loops_that_write_to_buffers(device):
+    c, x = jnp.array([0.3, -0.2]), jnp.arange(1, 13.0).reshape(3, 2, 2) / 5
+    found = []
+    for by_scan in (False, True):
+        module = Counting(by_scan).to(device)
+        f = iso.jax_function(module)
+        gradient = jax.grad(lambda c, f=f: f(f.params, c, x))(c)
+        found.append((gradient, jax.jit(f.with_buffers)(f.parameters, f.buffers, c, x)))
+        assert module.mean.tolist() == [1, 1] and module.count.item() == 0
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), *found)
+    assert found[1][1][1]["count"] == 6
 
 
 @pytest.mark.long

@@ -29,7 +29,8 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from isoshard.torch_bridge import lowerings
-from isoshard.torch_bridge.engine.signatures.bound_op import build_call, infer
+from isoshard.torch_bridge.engine.signatures.bound_op import build_call
+from isoshard.torch_bridge.engine.signatures.shape_inference import infer
 from isoshard.torch_bridge.engine.values.metas import Lift, Meta, Slot, map_leaves
 from isoshard.torch_bridge.lowerings import registry
 

@@ -3,7 +3,8 @@ import numpy as np
 import pytest
 import torch
 
-from isoshard.torch_bridge.engine.signatures.bound_op import build_call, infer
+from isoshard.torch_bridge.engine.signatures.bound_op import build_call
+from isoshard.torch_bridge.engine.signatures.shape_inference import infer
 from isoshard.torch_bridge.engine.values.metas import Lift, Meta, Slot
 from tests.torch_bridge.lowerings.harness import check, to_array
 from tests.torch_bridge.lowerings.samples import (

@@ -325,6 +325,25 @@ def test_while_jax_traces():
     np.testing.assert_allclose(grad, leaf_w.grad, rtol=1e-4, atol=1e-5)
 
 
+def test_integers_that_follow_from_tensors_with_gradients():
+    w = torch.tensor([1.0, -2.0, 3.0], device="jax", requires_grad=True)
+    each = torch.tensor([10, 20, 30], device="jax")
+
+    def fn(carry, x):
+        return carry + (w * x > 0) * each, None
+
+    got, _ = scan(fn, torch.zeros(3, dtype=torch.int64, device="jax"), torch.ones(2, 3).to("jax"))
+    assert got.tolist() == [20, 0, 60] and not got.requires_grad
+
+
+def test_a_carry_of_64_bits_under_jax():
+    def code(x):
+        return scan(lambda n, x: (n + 1, x * n), torch.zeros((), dtype=torch.int64).to("jax"), x)
+
+    last, ys = iso.jax_function(code)(jnp.ones((3, 2)))
+    assert last == 3 and ys.tolist() == [[0, 0], [1, 1], [2, 2]]
+
+
 def test_no_steps():
     last, ys = scan(
         lambda c, x: (c + x.sum(), x * 2), torch.ones((), device="jax"), torch.ones(0, 3).to("jax")

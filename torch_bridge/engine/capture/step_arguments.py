@@ -70,7 +70,7 @@ def _described(leaf: Any) -> Any:
 def _valued(leaf: Any) -> Any:
     """A description that two leaves share if code cannot tell them apart.
 
-    A program's own objects are told apart by identity: what equal ones hold may differ.
+    A program's own objects are compared by identity: what equal ones hold may differ.
     """
     kind = type(leaf)
     if dataclasses.is_dataclass(leaf) and getattr(kind, "__dataclass_params__").frozen:  # noqa: B009

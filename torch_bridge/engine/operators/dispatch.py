@@ -5,7 +5,7 @@ once: functional operations, in-place ones (the functional operation, then a wri
 variants, views, and the few special ones in `host_ops`. A handler flattens its arguments to a key
 (`call_template`), finds the prepared signature, records, and wraps the results.
 
->>> print(functional_twin(torch.ops.aten.relu_.default))
+>>> print(functional_overload(torch.ops.aten.relu_.default))
 aten.relu.default
 >>> handle(torch.ops.aten.relu.default, (torch.tensor([-1.0, 2.0]).to("jax"),), {})
 tensor([0., 2.], device='jax:0')
@@ -26,7 +26,8 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
 from isoshard.torch_bridge.engine.recording.recorder import Recorder, recorder
 from isoshard.torch_bridge.engine.signatures import checks, number_checks
-from isoshard.torch_bridge.engine.signatures.bound_op import build_call, infer
+from isoshard.torch_bridge.engine.signatures.bound_op import build_call
+from isoshard.torch_bridge.engine.signatures.shape_inference import infer
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.metas import Meta
 from isoshard.torch_bridge.engine.values.symbolic_numbers import present
@@ -43,7 +44,7 @@ from . import (
     own_kernels,
 )
 from .call_template import CallTemplate
-from .functionalize import functional_twin, lost_defaults, written
+from .functionalize import functional_overload, lost_defaults, written
 
 Handler = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -252,16 +253,16 @@ def _follow(tensor: lazy_tensor.LazyTensor, like: lazy_tensor.LazyTensor) -> Non
 
 
 def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
-    """A handler that records an operator's functional twin, and writes what it computes.
+    """A handler that records an operator's functional overload, and writes what it computes.
 
     Args:
         func: an in-place overload.
         writes: names of the arguments it writes to; one, a tensor or a list of tensors.
 
     Raises:
-        NotImplementedError: it has no twin.
+        NotImplementedError: it has none.
     """
-    functional = functional_twin(func)
+    functional = functional_overload(func)
     flattener = CallTemplate(functional)
     flatten = flattener.__call__
     signatures: Interned[Any, Signature] = Interned(CALLS)

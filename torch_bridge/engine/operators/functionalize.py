@@ -1,12 +1,12 @@
 """Functionalization: an in-place or `out=` operator as one that writes nothing.
 
 JAX arrays never change, so `x.add_(y)` is computed by `aten.add`, and its result becomes the new
-value of the memory behind `x`. torch names the two alike but does not link them: the twin is found
-by its name, and recognised by its arguments.
+value of the memory behind `x`. torch names the two alike but does not link them: the functional one
+is found by its name, and recognised by its arguments.
 
->>> print(functional_twin(torch.ops.aten.add_.Tensor))
+>>> print(functional_overload(torch.ops.aten.add_.Tensor))
 aten.add.Tensor
->>> print(functional_twin(torch.ops.aten.sum.IntList_out))
+>>> print(functional_overload(torch.ops.aten.sum.IntList_out))
 aten.sum.dim_IntList
 """
 
@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
-from isoshard.torch_bridge.engine.signatures.bound_op import missing
+from isoshard.torch_bridge.engine.signatures.shape_inference import missing
 
-_TWINS = {
+_RENAMED = {
     "_index_put_impl_": ["index_put"],
     "normal_": ["normal_functional"],
     "rrelu_with_noise_": ["rrelu_with_noise_functional"],
@@ -32,7 +32,7 @@ _TWINS = {
 }
 
 
-def functional_twin(func: OpOverload) -> OpOverload:
+def functional_overload(func: OpOverload) -> OpOverload:
     """The overload that computes what an in-place or `out=` overload writes.
 
     That of an `out=` overload may write to the arguments to which both write, as a batch norm to
@@ -43,7 +43,7 @@ def functional_twin(func: OpOverload) -> OpOverload:
     """
     schema = schema_of(func)
     packet_name = schema.name.removeprefix("aten::")
-    candidates = _TWINS.get(packet_name, [packet_name.removesuffix("_"), packet_name.strip("_")])
+    candidates = _RENAMED.get(packet_name, [packet_name.removesuffix("_"), packet_name.strip("_")])
     wanted = [argument for argument in schema.arguments if not argument.is_out]
     shared = set(written(wanted) if len(wanted) < len(schema.arguments) else ())
     for name in candidates:
@@ -52,10 +52,10 @@ def functional_twin(func: OpOverload) -> OpOverload:
             continue
         ranked = sorted(packet.overloads(), key=lambda overload: overload != schema.overload_name)
         for overload in ranked:
-            twin = getattr(packet, overload)
-            arguments = schema_of(twin).arguments
+            found = getattr(packet, overload)
+            arguments = schema_of(found).arguments
             if set(written(arguments)) <= shared and _same_arguments(wanted, arguments):
-                return twin
+                return found
     raise NotImplementedError(missing(func))
 
 
@@ -69,18 +69,18 @@ def written(arguments: Iterable[Any]) -> list[str]:
 
 
 def _same_arguments(wanted: list[Any], arguments: Any) -> bool:
-    """Whether a twin takes the same arguments, and beyond them only what to allocate."""
+    """Whether an overload takes the wanted arguments, and beyond them only what to allocate."""
     ours = [(argument.name, str(argument.type)) for argument in wanted]
-    twins = [(argument.name, str(argument.type)) for argument in arguments]
-    rest = {name for name, _ in twins[len(ours) :]}
-    return twins[: len(ours)] == ours and rest <= {"dtype", "layout", "device", "pin_memory"}
+    theirs = [(argument.name, str(argument.type)) for argument in arguments]
+    rest = {name for name, _ in theirs[len(ours) :]}
+    return theirs[: len(ours)] == ours and rest <= {"dtype", "layout", "device", "pin_memory"}
 
 
 def lost_defaults(func: OpOverload, functional: OpOverload) -> list[tuple[int, str, Any]]:
-    """Arguments that may be left out of the in-place overload, but not of its functional twin."""
-    twins = {argument.name: argument for argument in schema_of(functional).arguments}
+    """Arguments that may be left out of the in-place overload, but not of the functional one."""
+    theirs = {argument.name: argument for argument in schema_of(functional).arguments}
     return [
         (place, argument.name, argument.default_value)
         for place, argument in enumerate(schema_of(func).arguments)
-        if argument.has_default_value() and not twins[argument.name].has_default_value()
+        if argument.has_default_value() and not theirs[argument.name].has_default_value()
     ]

@@ -21,7 +21,7 @@ import torch
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
-from isoshard.torch_bridge.engine.signatures.bound_op import infer
+from isoshard.torch_bridge.engine.signatures.shape_inference import infer
 from isoshard.torch_bridge.engine.values.symbolic_numbers import present
 from isoshard.torch_bridge.lowerings import registry
 

@@ -1,4 +1,4 @@
-"""Operators with `out=`: the functional twin, whose results are copied to what was given.
+"""Operators with `out=`: the functional overload, whose results are copied to what was given.
 
 >>> import isoshard.torch_bridge
 >>> out = torch.empty(0, device="jax")
@@ -20,18 +20,18 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values.value import contiguous_stride
 
 from . import out_dtypes, overlaps
-from .functionalize import functional_twin
+from .functionalize import functional_overload
 
 
 def handler(func: OpOverload, outs: list[str], handle: Callable[..., Any]) -> Callable[..., Any]:
-    """A handler that runs the functional twin, and copies its results to the `out=` arguments.
+    """A handler that runs the functional overload, and copies its results to the `out=` arguments.
 
     Args:
         func: a variant with `out=`.
         outs: the names of these arguments.
         handle: runs an overload: `(func, args, kwargs)`.
     """
-    functional = functional_twin(func)
+    functional = functional_overload(func)
     ours = {argument.name for argument in schema_of(func).arguments}
     takes_dtype = "dtype" not in ours and any(
         argument.name == "dtype" for argument in schema_of(functional).arguments

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
-from isoshard.torch_bridge.engine.signatures.bound_op import infer
 from isoshard.torch_bridge.engine.signatures.kernel_checks import spelled
+from isoshard.torch_bridge.engine.signatures.shape_inference import infer
 from isoshard.torch_bridge.engine.values.symbolic_numbers import present
 
 from .call_template import CallTemplate

@@ -6,6 +6,7 @@ which dtype its operands are promoted to.
 
 >>> import torch
 >>> from isoshard.torch_bridge import lowerings
+>>> from isoshard.torch_bridge.engine.signatures.shape_inference import infer
 >>> x = Meta((2, 3), (3, 1), torch.int64)
 >>> mul = torch.ops.aten.mul.Tensor
 >>> call = build_call(mul, (Slot(0), 2.5), {}, (x,), outs=infer(mul, (Slot(0), 2.5), {}, (x,)))
@@ -14,8 +15,7 @@ which dtype its operands are promoted to.
 >>> call([jax.numpy.ones((2, 3), "int32")], [])[0].dtype
 dtype('float32')
 
-Shapes and dtypes come from torch itself, by running the operator on `meta` tensors, so a lowering
-cannot disagree with torch without an error.
+Shapes and dtypes come from torch itself, see `shape_inference`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ from isoshard.torch_bridge.engine.values.metas import Lift, Meta, Slot, map_leav
 from isoshard.torch_bridge.lowerings import channels_last, registry
 from isoshard.torch_bridge.lowerings.argument_forms import cast, number, wide_dtype
 
-from . import checks
 from .integer_range import check_range
-from .shape_checks import as_kernels_say
+from .shape_inference import missing
 
 
 class ImagesOp(NamedTuple):
@@ -122,7 +121,7 @@ def build_call(
         args: its arguments, with `Slot` for tensors and `Lift` for lifted floats.
         kwargs: likewise.
         metas: the meta of each slot.
-        outs: the results torch promises; see `infer`.
+        outs: the results torch promises; see `shape_inference.infer`.
         decompose: finds a function `(args, kwargs, metas, inputs, scalars, key)` for an operator
             without a lowering.
 
@@ -157,62 +156,6 @@ def build_call(
     images = _images(lowering, op, args, kwargs, dtype, wide)
     draws = _draws(lowering, op, args, kwargs)
     return BoundOp(op, outs, written, draws, run, metas, images, plain)
-
-
-def infer(
-    op: OpOverload,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    metas: tuple[Meta, ...],
-    lifted: Sequence[float] = (),
-) -> tuple[Meta | None, ...]:
-    """Ask torch what `op` returns, by running it on meta tensors.
-
-    Args:
-        op: any aten overload.
-        args: its arguments, with `Slot` for tensors and `Lift` for lifted floats.
-        kwargs: likewise.
-        metas: the meta of each slot.
-        lifted: the present value of each lifted float (torch checks some).
-    """
-    tensors = [meta.tensor() for meta in metas]
-
-    def real(leaf: Any) -> Any:
-        if isinstance(leaf, Slot):
-            return tensors[leaf.number]
-        return lifted[leaf.number] if isinstance(leaf, Lift) else leaf
-
-    real_kwargs = {name: map_leaves(real, value) for name, value in kwargs.items()}
-    if "device" in real_kwargs:
-        real_kwargs["device"] = "meta"
-    real_kwargs.pop("pin_memory", None)
-    real_args = tuple(map_leaves(real, arg) for arg in args)
-    checks.check(op, real_args, real_kwargs)
-    try:
-        got = registry.shape_function(op)(*real_args, **real_kwargs)
-    except NotImplementedError:
-        if registry.find(op) is None:
-            raise NotImplementedError(missing(op)) from None
-        raise
-    except (AssertionError, ValueError, RuntimeError) as error:
-        known = as_kernels_say(error)
-        if known is error:
-            raise
-        raise known from None
-    flat: list[Any] = []
-    for value in got if isinstance(got, tuple | list) else [got]:
-        flat += value if isinstance(value, tuple | list) else [value]
-    return tuple(None if value is None else Meta.of(value) for value in flat)
-
-
-def missing(op: OpOverload) -> str:
-    """The message for an operator that cannot be computed."""
-    return (
-        f"{op} has no JAX lowering and torch has no decomposition for it. Give one with "
-        f"isoshard.torch_bridge.register_lowering({op.name()!r}, function), where function takes "
-        f"JAX arrays in the order of {schema_of(op)}; or move the tensors to the CPU with .cpu() "
-        "for this operator."
-    )
 
 
 def _leaves(values: list[Any]) -> list[Any]:

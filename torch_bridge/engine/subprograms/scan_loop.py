@@ -10,169 +10,88 @@ import jax
 import jax.numpy as jnp
 
 from isoshard.core.runtime.bounded import PROGRAMS, Interned
-from isoshard.torch_bridge.dtypes import logical_dtype
-from isoshard.torch_bridge.engine.recording.tape import Recipe
 from isoshard.torch_bridge.engine.values.value import Aval
 
-from .subprogram import Subprogram
 from .traced_vjp import TracedVjp
+from .vjp_entries import EntriesKey, VjpEntries, saved_numbers
 from .vjp_partition import cut_both
 
 
 @dataclasses.dataclass(frozen=True)
-class _ScanKey:
+class _ScanKey(EntriesKey):
     """What makes two loops the same program.
 
-    Numbers count the tensors a loop is called with: the carries, what it scans over, tensors from
-    around that want a gradient, and last what it takes from around.
+    The inputs are the carries and what the loop scans over. The subprogram forward takes carries,
+    what is written to, slices, and the rest from around.
 
     Attributes:
         length: how often the body runs.
-        widths: how many tensors there are of each kind.
-        carried: those of the last kind that the body writes to.
-        results: the avals of the body's carries and results.
-        written: the avals of what it writes to.
-        differentiable: numbers of the results that have a gradient.
-        forward: the body: takes carries, what is written to, slices, and the rest from around;
-            gives carries, what is written, results, and the residuals.
-        backward: the VJP of the body: takes the gradients of the differentiable results, the
-            tensors `saved`, and the residuals; gives the gradients of the tensors `wanted`, where
-            it `has` one. None if none is wanted.
-        saved: numbers of the tensors that backward needs.
-        wanted: numbers of the tensors whose gradients are wanted.
-        has: whether each of those has a gradient.
-        wanted_avals: their avals.
+        carries: how many carries there are.
+        slices: how many inputs it scans over.
+        carried: numbers of what the body writes to, among what it takes from around.
     """
 
     length: int
-    widths: tuple[int, int, int, int]
+    carries: int
+    slices: int
     carried: tuple[int, ...]
-    results: tuple[Aval, ...]
-    written: tuple[Aval, ...]
-    differentiable: tuple[int, ...]
-    forward: Subprogram
-    backward: Subprogram | None
-    saved: tuple[int, ...]
-    wanted: tuple[int, ...]
-    has: tuple[bool, ...]
-    wanted_avals: tuple[Aval, ...]
 
 
-class ScanLoop:
-    """Both loops.
+class ScanLoop(VjpEntries):
+    """Both loops; the results of forward are the last carries and stacked results."""
 
-    Attributes:
-        shape: see `_ScanKey`.
-        forward: takes carries, what it scans over, and what it takes from around; gives the last
-            carries, stacked results, what was written, and `residuals`.
-        backward: takes the gradients of the differentiable results, the tensors `saved`, and the
-            residuals; gives the gradients of the tensors `wanted`.
-        results: the avals of carries and stacked results.
-        residuals: the avals of what the forward loop keeps for the backward loop.
-    """
-
-    def __init__(self, shape: _ScanKey, inputs: Sequence[Any]):
-        """See `loop_of`."""
-        self.shape = shape
-        carries = shape.widths[0]
-        self.results = [
-            aval if number < carries else _stacked(shape.length, aval)
-            for number, aval in enumerate(shape.results)
-        ]
-        draws = bool(shape.forward.draws)
-        key = jax.eval_shape(lambda: jax.random.key(0)) if draws else None
-        floats = [jax.ShapeDtypeStruct((), jnp.float64)] * len(shape.forward.scalars)
-        with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-            found = jax.eval_shape(self._forward, inputs, floats, key)
-        known = len(shape.results) + len(shape.written)
-        self.residuals = [
-            Aval.contiguous(tuple(one.shape), logical_dtype(one.dtype)) for one in found[known:]
-        ]
-        self.forward = Recipe(
-            f"scan of {shape.length} steps",
-            self._forward,
-            len(found),
-            random=draws,
-            lifted=len(shape.forward.scalars),
-        )
-        if shape.backward is not None:
-            self.backward = Recipe(
-                f"backward scan of {shape.length} steps",
-                self._backward,
-                len(shape.wanted),
-                lifted=len(shape.backward.scalars),
-            )
+    key: _ScanKey
 
     def _forward(self, arrays: Sequence[Any], scalars: Any, key: Any) -> list[Any]:
-        shape = self.shape
-        carries, slices, _, _ = shape.widths
+        known, parts = self.key, self.key.parts
+        carries, slices = known.carries, known.slices
         around = arrays[carries + slices :]
-        init = [*arrays[:carries], *(around[number] for number in shape.carried)]
-        rest = [array for n, array in enumerate(around) if n not in shape.carried]
-        keys = jax.random.split(key, shape.length) if shape.forward.draws else None
-        results, written = len(shape.results), len(shape.written)
+        init = [*arrays[:carries], *(around[number] for number in known.carried)]
+        rest = [array for n, array in enumerate(around) if n not in known.carried]
+        keys = jax.random.split(key, known.length) if parts.forward.draws else None
+        count = len(known.results)
+        results = count - len(known.carried)
 
         def body(carry: Any, now: Any) -> Any:
             xs, key = now
-            out = shape.forward.run([*carry, *xs, *rest], scalars, key)
-            kept = out[results + written :]
-            if shape.backward is not None and shape.backward.draws:
-                kept.append(jax.random.key_data(key))
-            state = [*out[:carries], *out[results : results + written]]
-            return [_strong(one) for one in state], (out[carries:results], kept)
+            out = parts.run_forward([*carry, *xs, *rest], scalars, key)
+            state = [*out[:carries], *out[results:count]]
+            return [strong(one) for one in state], (out[carries:results], out[count:])
 
         along = list(arrays[carries : carries + slices])
-        last, (ys, kept) = jax.lax.scan(body, init, (along, keys), shape.length)
+        last, (ys, kept) = jax.lax.scan(body, init, (along, keys), known.length)
         return [*last[:carries], *ys, *last[carries:], *kept]
 
     def _backward(self, arrays: Sequence[Any], scalars: Any, _key: Any) -> list[Any]:
-        shape = self.shape
-        piece = shape.backward
-        assert piece is not None
-        carries, slices = shape.widths[:2]
-        count = len(shape.differentiable)
-        given = dict(zip(shape.differentiable, arrays[:count], strict=True))
-        saved = dict(zip(shape.saved, arrays[count : count + len(shape.saved)], strict=True))
-        kept = list(arrays[count + len(shape.saved) :])
-        along = {number: array for number, array in saved.items() if number < carries + slices}
-        mine = [n for n, number in enumerate(shape.wanted) if number < carries]
-        sums = [n for n, number in enumerate(shape.wanted) if number >= carries + slices]
+        known, parts = self.key, self.key.parts
+        carries, inputs = known.carries, known.carries + known.slices
+        count = len(known.differentiable)
+        given = dict(zip(known.differentiable, arrays[:count], strict=True))
+        saved = dict(zip(known.saved, arrays[count : count + len(known.saved)], strict=True))
+        kept = list(arrays[count + len(known.saved) :])
+        along = {number: array for number, array in saved.items() if number < inputs}
+        mine = [n for n, number in enumerate(parts.wanted) if number < carries]
+        sums = [n for n, number in enumerate(parts.wanted) if number >= inputs]
         ys = {number: array for number, array in given.items() if number >= carries}
-        zeros = [jnp.zeros(*aval.token) for aval in shape.wanted_avals]
+        zeros = [jnp.zeros(*aval.token) for aval in self.gradients]
 
         def body(state: Any, now: Any) -> Any:
             grads, sums_so_far = state
             ys, along, kept = now
-            known = {shape.wanted[n]: grad for n, grad in zip(mine, grads, strict=True)}
-            key = jax.random.wrap_key_data(kept[-1]) if piece.draws else None
-            inputs = [ys[n] if n >= carries else known[n] for n in shape.differentiable]
+            mine_now = {parts.wanted[n]: grad for n, grad in zip(mine, grads, strict=True)}
+            inputs = [ys[n] if n >= carries else mine_now[n] for n in known.differentiable]
             inputs += [along.get(number, array) for number, array in saved.items()]
-            inputs += kept[: len(kept) - bool(piece.draws)]
-            found = iter(piece.run(inputs, scalars, key))
-            new = [
-                _strong(next(found)).astype(aval.physical) if has else jnp.zeros(*aval.token)
-                for has, aval in zip(shape.has, self._each_avals(), strict=True)
-            ]
+            new = [strong(one) for one in parts.run_backward([*inputs, *kept], scalars)]
             added = [a + new[n] for a, n in zip(sums_so_far, sums, strict=True)]
             rest = [g for n, g in enumerate(new) if n not in mine and n not in sums]
             return ([new[n] for n in mine], added), rest
 
-        start = [given[shape.wanted[n]] if shape.wanted[n] in given else zeros[n] for n in mine]
+        start = [given[parts.wanted[n]] if parts.wanted[n] in given else zeros[n] for n in mine]
         state = (start, [zeros[n] for n in sums])
         (grads, added), stacks = jax.lax.scan(
-            body, state, (ys, along, kept), shape.length, reverse=True
+            body, state, (ys, along, kept), known.length, reverse=True
         )
         return [*grads, *stacks, *added]
-
-    def _each_avals(self) -> list[Aval]:
-        """The avals of the gradients that the body gives."""
-        carries, slices = self.shape.widths[:2]
-        return [
-            Aval.contiguous(aval.meta.size[1:], aval.meta.dtype)
-            if carries <= number < carries + slices
-            else aval
-            for number, aval in zip(self.shape.wanted, self.shape.wanted_avals, strict=True)
-        ]
 
 
 def loop_of(
@@ -188,9 +107,8 @@ def loop_of(
         wants: whether a tensor that it is called with wants a gradient.
         recompute: keep only the carries for backward.
     """
-    subtrace = run.aside
-    wants = (wants or bool(subtrace.aliases)) and bool(run.differentiable)
-    around = [*subtrace.outside_slots(), *subtrace.constant_slots()]
+    subtrace = run.subtrace
+    around = subtrace.around_slots()
     places = {id(storage): number for number, storage in enumerate(subtrace.outside)}
     carried = tuple([places[id(storage)] for storage, _ in run.written])
     rest = [slot for n, slot in enumerate(around) if n not in carried]
@@ -199,46 +117,47 @@ def loop_of(
     parts = cut_both(
         run, [*each, *run.inputs[carries:], *rest], ends, each, wants=wants, recompute=recompute
     )
-    first = carries + slices + (len(subtrace.aliases) if wants else 0)
-    numbers = {slot: n for n, slot in enumerate(run.inputs)}
-    numbers |= {slot: first + n for n, slot in enumerate(around)}
-    shape = _ScanKey(
+    written = [storage.aval for storage, _ in run.written]
+    key = _ScanKey(
+        parts,
+        (*run.avals, *written),
+        saved_numbers(run, parts, around),
+        tuple(run.differentiable) if parts.backward else (),
         length,
-        (carries, slices, first - carries - slices, len(around)),
+        carries,
+        slices,
         carried,
-        tuple(run.avals),
-        tuple([storage.aval for storage, _ in run.written]),
-        tuple(run.differentiable) if wants else (),
-        parts.forward,
-        parts.backward,
-        tuple([numbers[slot] for slot in parts.used]),
-        parts.wanted,
-        parts.has,
-        tuple(
-            [
-                _stacked(length, aval) if carries <= number < carries + slices else aval
-                for number, aval in zip(parts.wanted, parts.avals, strict=True)
-            ]
-        ),
     )
-    loop = _LOOPS.lookup(shape)
+    loop = _LOOPS.lookup(key)
     if loop is None:
         tokens = [subtrace.tokens[slot] for slot in [*run.inputs, *around]]
         inputs = [
             jax.ShapeDtypeStruct((length, *size) if carries <= n < carries + slices else size, kind)
             for n, (size, kind) in enumerate(tokens)
         ]
-        loop = _LOOPS.intern(shape, ScanLoop(shape, inputs))
+        made = ScanLoop(
+            key,
+            inputs,
+            (f"scan of {length} steps", f"backward scan of {length} steps"),
+            [*run.avals[:carries], *(stacked(a, length) for a in run.avals[carries:]), *written],
+            [
+                stacked(aval, length) if carries <= number < carries + slices else aval
+                for number, aval in zip(parts.wanted, parts.avals, strict=True)
+            ],
+            draws=bool(parts.forward.draws),
+        )
+        loop = _LOOPS.intern(key, made)
     return loop
 
 
 _LOOPS: Interned[_ScanKey, ScanLoop] = Interned(PROGRAMS)
 
 
-def _stacked(length: int, aval: Aval) -> Aval:
+def stacked(aval: Aval, length: int) -> Aval:
+    """Of as many arrays, along a new leading axis."""
     return Aval.contiguous((length, *aval.meta.size), aval.meta.dtype)
 
 
-def _strong(array: Any) -> jax.Array:
+def strong(array: Any) -> jax.Array:
     """Without JAX's weak type, which a loop may not carry."""
     return jax.lax.convert_element_type(array, array.dtype)

@@ -180,9 +180,12 @@ class SubTrace(Recorder):
             self.outside.append(storage)
             self._firsts.append(value)
 
-    def outside_slots(self) -> list[int]:
-        """The number of what each of `outside` held before."""
-        return [self._foreign[id(value)] for value in self._firsts]
+    def around_slots(self) -> list[int]:
+        """The numbers of what each of `outside` held before, and of `constants`."""
+        return [
+            *(self._foreign[id(value)] for value in self._firsts),
+            *map(self.slot, self.constants),
+        ]
 
     def constant_tensors(self) -> list[lazy_tensor.LazyTensor]:
         """`constants` as tensors."""
@@ -191,10 +194,6 @@ class SubTrace(Recorder):
             size, dtype = self.tokens[self.slot(value)]
             found.append(lazy_tensor.fresh(Aval.contiguous(size, logical_dtype(dtype)), value))
         return found
-
-    def constant_slots(self) -> list[int]:
-        """The numbers of `constants`."""
-        return [self.slot(value) for value in self.constants]
 
     def written(self) -> list[tuple[Storage, int]]:
         """Memory from before to which the code wrote, with the slot of what it holds now."""

@@ -16,8 +16,7 @@ import torch
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.graph_leaves import leaves_of
-from isoshard.torch_bridge.engine.values.value import Aval, Storage, Value
-from isoshard.torch_bridge.engine.values.views import Chain
+from isoshard.torch_bridge.engine.values.value import Aval
 
 from .subtrace import SubTrace
 
@@ -52,7 +51,7 @@ class TracedVjp:
             found.
 
     Attributes:
-        aside: what was recorded.
+        subtrace: what was recorded.
         inputs: the slot of each input.
         wanted: whether the gradient of each input is wanted.
         input_avals: the aval of each input.
@@ -83,7 +82,7 @@ class TracedVjp:
         may_collect: bool = False,
     ):
         """Run the code."""
-        self.aside = subtrace = SubTrace()
+        self.subtrace = subtrace = SubTrace()
         self._what, self._may_write, self._may_collect = what, may_write, may_collect
         tensors = [
             subtrace.input(Aval.contiguous(one.aval.meta.size, one.aval.meta.dtype))
@@ -117,7 +116,7 @@ class TracedVjp:
                     f"{self._what} must return tensors on the {naming.current().type} device, "
                     f"and returned one {kind}"
                 )
-        results[:] = [self.aside.alias(result) for result in results]
+        results[:] = [self.subtrace.alias(result) for result in results]
         collected = [one for one in self._leaves() if one.grad is not None]
         if collected and not self._may_collect:
             raise ValueError(
@@ -125,14 +124,14 @@ class TracedVjp:
                 f"{tuple(collected[0].shape)} would be lost; return the loss, and call backward() "
                 "on what comes out"
             )
-        self.results = self.aside.slots(results)
+        self.results = self.subtrace.slots(results)
         self.avals = [Aval.contiguous(tuple(one.shape), one.dtype) for one in results]
         self.annotations = [None if one._chain.ops else one._storage.annotation for one in results]
         self.differentiable = [n for n, one in enumerate(results) if one.requires_grad]
-        self.written = self.aside.written()
-        written = {id(tensor) for tensor in self.aside.written_inputs()}
+        self.written = self.subtrace.written()
+        written = {id(tensor) for tensor in self.subtrace.written_inputs()}
         self.changed = [
-            (number, self.aside.slot(tensor._storage.value))
+            (number, self.subtrace.slot(tensor._storage.value))
             for number, tensor in enumerate(self._tensors)
             if id(tensor) in written
         ]
@@ -144,7 +143,7 @@ class TracedVjp:
                 "each time it is used; write to a copy (x.clone()) and return that"
             )
         for storage, _ in self.written:
-            for original, alias in self.aside.aliases:
+            for original, alias in self.subtrace.aliases:
                 if alias._storage is storage:
                     raise ValueError(
                         f"{self._what} writes in place to a tensor of shape "
@@ -153,13 +152,13 @@ class TracedVjp:
                     )
 
     def _leaves(self) -> list[lazy_tensor.LazyTensor]:
-        return [*self._tensors, *(alias for _, alias in self.aside.aliases)]
+        return [*self._tensors, *(alias for _, alias in self.subtrace.aliases)]
 
     def _differentiate(self, results: Sequence[lazy_tensor.LazyTensor]) -> None:
         leaves = self._leaves()
         self._check_graph(results, leaves)
-        grads = [self.aside.input(self.avals[number]) for number in self.differentiable]
-        self.given = self.aside.slots(grads)
+        grads = [self.subtrace.input(self.avals[number]) for number in self.differentiable]
+        self.given = self.subtrace.slots(grads)
         self.border = min(self.given, default=0)
         with _without_autocast():
             torch.autograd.backward([results[number] for number in self.differentiable], grads)
@@ -167,7 +166,7 @@ class TracedVjp:
         for leaf in leaves:
             grad = leaf.grad
             self.gradients.append(
-                self.aside.slot(lazy_tensor.read(grad))
+                self.subtrace.slot(lazy_tensor.read(grad))
                 if isinstance(grad, lazy_tensor.LazyTensor)
                 else None
             )
@@ -183,7 +182,7 @@ class TracedVjp:
                 continue
             made_here = (
                 isinstance(variable, lazy_tensor.LazyTensor)
-                and id(variable._storage) in self.aside.log.created
+                and id(variable._storage) in self.subtrace.log.created
             )
             if not made_here:
                 raise ValueError(
@@ -191,32 +190,6 @@ class TracedVjp:
                     f"of shape {tuple(variable.shape)}, which requires a gradient. Make it an "
                     f"argument of {self._what}."
                 )
-
-
-def whole(storage: Storage) -> lazy_tensor.LazyTensor:
-    """All of a storage, as a tensor."""
-    return lazy_tensor.new_tensor(storage.aval, storage, Chain.root(storage.aval))
-
-
-def wants_as_before(originals: Sequence[Any], frozen: Sequence[Any]) -> bool:
-    """Whether tensors from around want gradients as they did when some code was recorded.
-
-    Args:
-        originals: those that wanted one.
-        frozen: weak references to those that wanted none.
-    """
-    thawed = (tensor() for tensor in frozen)
-    return all(one.requires_grad for one in originals) and not any(
-        one is not None and one.requires_grad for one in thawed
-    )
-
-
-def snapshots(tensors: Sequence[Any], values: Sequence[Value]) -> list[Any]:
-    """The residuals as tensors: one that needs no gradient may be written to before backward."""
-    return [
-        tensor if tensor.requires_grad else lazy_tensor.fresh(tensor._aval, value)
-        for tensor, value in zip(tensors, values, strict=True)
-    ]
 
 
 def aval_of(tensor: Any) -> Aval:

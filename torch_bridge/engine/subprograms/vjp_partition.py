@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from isoshard.torch_bridge.engine.values.value import Aval
 
@@ -29,11 +33,31 @@ class VjpPartition:
 
     forward: Subprogram
     backward: Subprogram | None
-    used: tuple[int, ...]
-    kept: tuple[int, ...]
+    used: tuple[int, ...] = dataclasses.field(compare=False)
+    kept: tuple[int, ...] = dataclasses.field(compare=False)
     wanted: tuple[int, ...]
     has: tuple[bool, ...]
     avals: tuple[Aval, ...]
+
+    def run_forward(self, arrays: Sequence[Any], scalars: Any, key: Any) -> list[Any]:
+        """The results and the residuals, a key among them if backward draws; while JAX traces."""
+        found = self.forward.run(arrays, scalars, key)
+        if self.backward is not None and self.backward.draws:
+            found.append(jax.random.key_data(key))
+        return found
+
+    def run_backward(self, arrays: Sequence[Any], scalars: Any) -> list[Any]:
+        """A gradient for all of `wanted`, zeros where it has none; while JAX traces."""
+        assert self.backward is not None
+        key = None
+        if self.backward.draws:
+            *arrays, data = arrays
+            key = jax.random.wrap_key_data(data)
+        found = iter(self.backward.run(arrays, scalars, key))
+        return [
+            next(found).astype(aval.physical) if has else jnp.zeros(*aval.token)
+            for has, aval in zip(self.has, self.avals, strict=True)
+        ]
 
 
 def cut_both(
@@ -52,13 +76,13 @@ def cut_both(
         given: slots of the inputs of forward.
         results: slots of its results.
         each: those of `given` that are residuals, as they are gone when backward runs.
-        wants: whether a gradient is wanted.
+        wants: whether a tensor that the code is called with wants a gradient.
         recompute: whether backward recomputes what it can, instead of having residuals kept.
     """
-    if not wants:
-        return VjpPartition(cut(run.aside, given, results), None, (), (), (), (), ())
+    if not (wants or run.subtrace.aliases) or not run.differentiable:
+        return VjpPartition(cut(run.subtrace, given, results), None, (), (), (), (), ())
     slots, wanted, avals = [], [], []
-    aliases = [alias for _, alias in run.aside.aliases]
+    aliases = [alias for _, alias in run.subtrace.aliases]
     for number, slot in enumerate(run.gradients):
         if number >= len(run.inputs):
             avals.append(aval_of(aliases[number - len(run.inputs)]))
@@ -70,12 +94,12 @@ def cut_both(
         slots.append(slot)
     found = [slot for slot in slots if slot is not None]
     border = 0 if recompute else run.border
-    taken, kept = needed_slots(run.aside, found, [*given, *run.given], border)
+    taken, kept = needed_slots(run.subtrace, found, [*given, *run.given], border)
     used = [slot for slot in taken if slot in given and slot not in each]
     kept = [*(slot for slot in taken if slot in each), *kept]
     return VjpPartition(
-        cut(run.aside, given, [*results, *kept]),
-        cut(run.aside, [*run.given, *used, *kept], found),
+        cut(run.subtrace, given, [*results, *kept]),
+        cut(run.subtrace, [*run.given, *used, *kept], found),
         tuple(used),
         tuple(kept),
         tuple(wanted),

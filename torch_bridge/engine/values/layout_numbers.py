@@ -14,13 +14,13 @@ True
 P('x',)
 
 Programs are compiled under Auto axes: `layout` and `sharding` are over them, and so are the arrays
-that values hold. A layout over a mesh with Explicit axes has a number of its own, which `told`
+that values hold. A layout over a mesh with Explicit axes has a number of its own, which `as_named`
 knows by: that is what users see, and what results are handed out in.
 
 >>> typed = jax.sharding.NamedSharding(jax.make_mesh((8,), ("x",)), P("x"))
 >>> intern(typed) == number, untyped(intern(typed)) == number
 (False, True)
->>> told(intern(typed)) == typed, sharding(intern(typed)) == sharding(number)
+>>> as_named(intern(typed)) == typed, sharding(intern(typed)) == sharding(number)
 (True, True)
 """
 
@@ -46,7 +46,7 @@ UNPLACED = -1
 Layout = jax.sharding.Sharding | BlockLayout
 
 _LAYOUTS: list[Layout] = []
-_TOLD: list[Layout] = []
+_NAMED: list[Layout] = []
 _NUMBERS: dict[Layout, int] = {}
 _GROUPS: list[tuple[Device, ...]] = []
 _REPLICATED: dict[int, int] = {}
@@ -62,7 +62,7 @@ def intern(layout: Layout) -> int:
             number = _NUMBERS[layout] = len(_LAYOUTS)
             _GROUPS.append(_assignment(layout))
             _LAYOUTS.append(_under_auto(layout))
-            _TOLD.append(stored(layout))  # a reduced axis is one of copies
+            _NAMED.append(stored(layout))  # a reduced axis is one of copies
     return number
 
 
@@ -71,14 +71,14 @@ def layout(number: int) -> Layout:
     return _LAYOUTS[number]
 
 
-def told(number: int) -> Layout:
+def as_named(number: int) -> Layout:
     """The layout behind a number on the mesh of whoever named it."""
-    return _TOLD[number]
+    return _NAMED[number]
 
 
 def untyped(number: int) -> int:
     """The number of the same layout under Auto axes."""
-    if number == UNPLACED or _TOLD[number] is _LAYOUTS[number]:
+    if number == UNPLACED or _NAMED[number] is _LAYOUTS[number]:
         return number
     return intern(_LAYOUTS[number])
 
@@ -96,7 +96,7 @@ def typed(number: int, mesh: Any) -> int:
 
 def typed_mesh(number: int) -> Mesh | None:
     """The mesh of a layout, if it has Explicit axes."""
-    found: Any = None if number == UNPLACED else _TOLD[number]
+    found: Any = None if number == UNPLACED else _NAMED[number]
     if found is None or found is _LAYOUTS[number]:
         return None
     return mesh_of(found.sharding if isinstance(found, BlockLayout) else found)

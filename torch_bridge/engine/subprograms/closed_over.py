@@ -1,0 +1,89 @@
+"""What recorded code takes from around it, besides its arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.values.value import Storage
+from isoshard.torch_bridge.engine.values.views import Chain
+
+from .subprogram import Subprogram
+from .traced_vjp import TracedVjp
+
+
+@dataclasses.dataclass
+class ClosedOver:
+    """What a recorded run closes over.
+
+    Attributes:
+        originals: tensors from around that want a gradient.
+        frozen: tensors from around that wanted none.
+        outside: memory from around that is read.
+        constants: tensors that the code brought from the host.
+        scalars: its lifted floats.
+        written: memory from around that is written to.
+    """
+
+    originals: list[Any]
+    frozen: list[weakref.ref[lazy_tensor.LazyTensor]]
+    outside: list[Storage]
+    constants: list[Any]
+    scalars: list[Any]
+    written: list[Storage]
+
+    @classmethod
+    def of(cls, run: TracedVjp, *, differentiable: bool) -> ClosedOver:
+        """Take it from a run, which is then over: nothing more can be cut from it.
+
+        Args:
+            run: some code.
+            differentiable: whether the gradients of `originals` are asked for.
+        """
+        recorded = run.subtrace
+        found = cls(
+            [original for original, _ in recorded.aliases] if differentiable else [],
+            recorded.frozen,
+            recorded.outside,
+            recorded.constant_tensors(),
+            recorded.scalars,
+            [storage for storage, _ in run.written],
+        )
+        recorded.forget()
+        return found
+
+    def is_current(self) -> bool:
+        """Whether the tensors from around want gradients as they did when the code ran."""
+        thawed = (tensor() for tensor in self.frozen)
+        return all(one.requires_grad for one in self.originals) and not any(
+            one is not None and one.requires_grad for one in thawed
+        )
+
+    def is_of_this_call(self) -> bool:
+        """Whether a learning rate of a capture is in it, or a tensor that was computed before."""
+        return any(one.grad_fn is not None for one in self.originals) or any(
+            isinstance(number, torch.SymFloat) for number in self.scalars
+        )
+
+    def floats(self, piece: Subprogram | None) -> list[Any]:
+        """The lifted floats that a subprogram takes."""
+        return [] if piece is None else [self.scalars[number] for number in piece.scalars]
+
+    def tensors(self) -> list[Any]:
+        """What is read: `outside` and `constants`."""
+        return [*map(whole, self.outside), *self.constants]
+
+    def write(self, values: Iterable[Any]) -> None:
+        """Give the memory that is `written` its new values."""
+        for storage, new in zip(self.written, values, strict=True):
+            lazy_tensor.write(whole(storage), new)
+
+
+def whole(storage: Storage) -> lazy_tensor.LazyTensor:
+    """All of a storage, as a tensor."""
+    return lazy_tensor.new_tensor(storage.aval, storage, Chain.root(storage.aval))
