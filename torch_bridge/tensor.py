@@ -41,6 +41,7 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 from . import addresses, naming
 from .layout import marks
 from .layout.layout_methods import LayoutMethods
+from .layout.method_bodies import BODIES
 from .overrides import pickling
 
 
@@ -77,9 +78,7 @@ class XLAShardedTensor(LayoutMethods):
         **options: Any,
     ) -> XLAShardedTensor:
         """See the class."""
-        from .spmd.wrapping import wrapped_for_script
-
-        wrapped: Any = wrapped_for_script(elem, mesh_shape, partition_spec)
+        wrapped: Any = BODIES["__new__"](elem, mesh_shape, partition_spec)
         return wrapped.requires_grad_() if options.get("requires_grad") else wrapped
 
     @property

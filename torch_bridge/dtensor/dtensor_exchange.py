@@ -30,7 +30,7 @@ can hold them and pass them on, and must leave computing with them to the ranks 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import jax
 import torch
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _REDUCE = "Take the sum first: x.redistribute(..), or iso.full(x)."
 
 
-def is_dtensor(x: Any) -> bool:
+def is_dtensor(x: Any) -> TypeGuard[DTensor]:
     """Whether `x` is torch's DTensor; does not import that class.
 
     Example:

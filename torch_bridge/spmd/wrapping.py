@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.layout.method_bodies import body_of
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 from .distribute import xla_distribute_tensor
@@ -53,6 +54,7 @@ def wrap_as_sharded_tensor(
     return mark_sharding(clear_sharding(t), mesh, partition_spec)
 
 
+@body_of("__new__")
 def wrapped_for_script(
     t: torch.Tensor, mesh: Any = None, partition_spec: Any = None
 ) -> XLAShardedTensor:

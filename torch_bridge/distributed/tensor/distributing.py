@@ -22,12 +22,11 @@ import torch
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import same_layout
+from isoshard.torch_bridge.distributed import tensor_placements
 from isoshard.torch_bridge.distributed.device_mesh import device_mesh_of
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
 from isoshard.torch_bridge.tensor import XLAShardedTensor
-
-from . import tensor_placements
 
 
 def distribute_tensor(

@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge.distributed import tensor_placements
 from isoshard.torch_bridge.tensor import XLAShardedTensor
-
-from . import tensor_placements
 
 
 def _factory(make: Callable[..., torch.Tensor], what: str) -> Callable[..., XLAShardedTensor]:

@@ -30,8 +30,8 @@ from isoshard.core.layout.axis_types import same_grid
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import check_even
 from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge.distributed import local_checks, tensor_placements
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
-from isoshard.torch_bridge.distributed.tensor import local_checks, tensor_placements
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 

@@ -12,8 +12,9 @@ P(None, 'tp')
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,14 +27,16 @@ from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.uneven import Sizes
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.dtensor_fields import DTENSOR_SPEC, TENSOR_META
-from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
 from isoshard.torch_bridge.dtensor.translation import placements_of, spec_of
 from isoshard.torch_bridge.engine.recording.tape import Tape
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Storage
 from isoshard.torch_bridge.layout import marks, view_layouts
+from isoshard.torch_bridge.layout.method_bodies import body_of
 from isoshard.torch_bridge.spmd.marking import layout_for, mark_sharding
 from isoshard.torch_bridge.spmd.uneven import even_part
+
+from .device_mesh import DeviceMesh, device_mesh_of
 
 Sharding = jax.sharding.NamedSharding
 
@@ -155,6 +158,7 @@ def unknown(tensor: Any) -> str:
     )
 
 
+@body_of("_spec")
 def dtensor_spec(tensor: Any, cached: Any = None) -> Any:
     """The layout of a tensor as torch's `DTensorSpec`.
 
@@ -190,6 +194,24 @@ def found(tensor: Any) -> MeshPlacements | None:
     if laid is not None and laid.sharding == asked:
         return laid
     return MeshPlacements(device_mesh_of(mesh_of(asked)), placements_of(asked), asked)
+
+
+@body_of("placements")
+def placements_of_tensor(tensor: Any) -> tuple[Any, ...] | None:
+    """What `tensor.placements` is."""
+    laid = found(tensor)
+    if laid is None and naming.is_torch_xla():
+        raise ValueError(f"placements: {unknown(tensor)}")
+    if laid is not None and naming.is_torch_xla():
+        return tensor._spec.placements  # which keeps the layout, as torch_xla's does
+    return laid.placements if laid else None
+
+
+@body_of("device_mesh")
+def mesh_of_tensor(tensor: Any) -> DeviceMesh | None:
+    """What `tensor.device_mesh` is."""
+    laid = found(tensor)
+    return laid.mesh if laid else None
 
 
 def mesh_of_program(tensor: Any) -> DeviceMesh | None:
@@ -243,6 +265,38 @@ def moved(
         gradient_dtype or tensor.dtype,
     )
     return remember(result, laid)
+
+
+@body_of("redistribute")
+def redistributed(
+    tensor: Any,
+    device_mesh: Any,
+    placements: Sequence[Any] | None,
+    dtype: torch.dtype | None,
+    gradient_dtype: torch.dtype | None,
+) -> Any:
+    """What `tensor.redistribute(..)` gives: see there, and `moved`."""
+    if placements is None:
+        raise RuntimeError(
+            "redistribute needs placements: t.redistribute(mesh, [Shard(0)]), or "
+            "t.redistribute(placements=[Shard(0)]) over its own mesh"
+        )
+    if device_mesh is None:
+        device_mesh = tensor.device_mesh or mesh_of_program(tensor)
+    laid = layout(tuple(tensor.shape), device_mesh, placements)
+    return moved(tensor, laid, None, dtype, gradient_dtype)
+
+
+@body_of("full_tensor")
+def full_tensor(tensor: Any) -> Callable[..., Any]:
+    """What `tensor.full_tensor` is."""
+    mesh = tensor.device_mesh or mesh_of_program(tensor)
+    if mesh is None:
+        raise AttributeError(
+            f"a tensor of shape {tuple(tensor.shape)} on no mesh has no full_tensor(): it is "
+            "whole. Lay it out with isoshard.shard(t, mesh, spec) or xs.mark_sharding"
+        )
+    return functools.partial(gathered, tensor, mesh)
 
 
 def gathered(tensor: Any, mesh: DeviceMesh, *, grad_placements: Sequence[Any] | None = None) -> Any:
