@@ -118,13 +118,19 @@ class XLAShardedTensor(LayoutMethods):
         dropped_gradients.FIELD.__delete__(self)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        """The whole tensor, as torch prints one."""
+        """The whole tensor, as torch prints one; its layout, where it is split or marked.
+
+        What is whole on every device of a mesh that nobody named it for may be so only for what
+        else its program computed: `partition_spec` tells.
+        """
         if isinstance(lazy_tensor.read(self).array, Tracer):
             return f"tensor(<traced by JAX>, size={tuple(self.shape)}, dtype={self.dtype})"
         text = repr(to_host(self))
         details = [f"device={str(self.device)!r}"]
-        if self.partition_spec is not None:
-            details.append(f"sharding={self.partition_spec}")
+        spec = self.partition_spec
+        split = spec is not None and any(entry is not None for entry in spec)
+        if split or marks.marked(self) is not None:
+            details.append(f"sharding={spec}")
         if self.grad_fn is not None:
             details.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
         elif self.requires_grad:
