@@ -200,6 +200,58 @@ def test_imports_stand_at_the_top():
     assert {name: found[name] for name in found if name not in INSIDE} == {}
 
 
+ANSWERED = (
+    *("spmd", "interop", "dtensor", "distributed", "handlers", "layout"),
+    *("tensor.py", "generator.py", "runtime.py", "weights.py", "domain.py", "recompute.py"),
+)
+"""Of torch_bridge: where a parameter of a public function that is plain `Any` must say why."""
+
+
+def parameters(body: Sequence[ast.stmt], inside: str = "") -> Iterator[tuple[str, str, str | None]]:
+    """The parameters of public functions and methods: function, name, annotation.
+
+    What is passed on (`*args`, `**kwargs`), and what a method belongs to, are none.
+    """
+    for node in body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from parameters(node.body, f"{node.name}.")
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if node.name.startswith("_") and node.name not in ("__init__", "__new__", "__call__"):
+                continue
+            every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            own = every[:1] if inside and every and every[0].arg in ("self", "cls") else []
+            for one in every[len(own) :]:
+                said = None if one.annotation is None else ast.unparse(one.annotation)
+                yield f"{inside}{node.name}", one.arg, said
+
+
+def test_parameters_have_types_and_any_has_a_reason():
+    plain = []
+    for name, path in _ours("torch_bridge"):
+        room = path.relative_to(ROOT / "torch_bridge").parts[0]
+        for function, parameter, said in parameters(TREES[name].body):
+            assert said is not None, f"{name}: {function}({parameter})"
+            if room in ANSWERED and said == "Any":
+                plain.append(f"{name}: {function}({parameter}): say why in argument_types")
+    assert plain == []
+
+
+def test_parameters_are_found():
+    source = "def f(a, *, b: Any = 1, **c: Any): ..\nclass A:\n    def f(self, x: int): .."
+    source += "\n    def _g(self, y): ..\nclass _B:\n    def f(self, z): .."
+    found = list(parameters(ast.parse(source.replace("..", "...")).body))
+    assert found == [("f", "a", None), ("f", "b", "Any"), ("A.f", "x", "int")]
+
+
+def test_every_alias_of_any_has_a_reason():
+    body = TREES["isoshard.torch_bridge.argument_types"].body
+    names = [node for node in body if isinstance(node, ast.AnnAssign)]
+    assert len(names) > 10
+    for node in names:
+        reason = body[body.index(node) + 1]
+        assert isinstance(reason, ast.Expr) and isinstance(reason.value, ast.Constant)
+
+
 def _not_said() -> dict[str, str]:
     """Words that the glossary replaces -> the word to use."""
     rows = re.findall(r"^\| \*\*(.+?)\*\* \|.*\| (.*?) \|$", GLOSSARY.read_text(), re.MULTILINE)

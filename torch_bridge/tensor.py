@@ -32,7 +32,9 @@ import torch
 from jax.core import Tracer
 
 from isoshard.core.errors import CopyError
+from isoshard.core.layout.spec import SpecLike
 from isoshard.torch_bridge._torch_internals.tensor_fields import parse_to
+from isoshard.torch_bridge.argument_types import MeshLike
 from isoshard.torch_bridge.engine.capture import dropped_gradients
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.operators.host_ops import to_host
@@ -73,8 +75,8 @@ class XLAShardedTensor(LayoutMethods):
     def __new__(
         cls,
         elem: torch.Tensor,
-        mesh_shape: Any = None,
-        partition_spec: Any = None,
+        mesh_shape: MeshLike = None,
+        partition_spec: SpecLike = None,
         **options: Any,
     ) -> XLAShardedTensor:
         """See the class."""

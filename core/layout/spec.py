@@ -45,7 +45,8 @@ from .spec_entries import canonical_spec, entries_of, is_axis, is_group
 if TYPE_CHECKING:
     from .tiles import Tiles
 
-SpecLike = Any  # P, tuple of (str | int | None | tuple), None, NamedSharding, str, registered
+SpecLike = Any
+"""P, tuple of (str | int | None | tuple), None, NamedSharding, str, or what a bridge registered."""
 
 Predicate = Callable[[Any], bool]
 ToTiles = Callable[[Any, Mesh, int], "Tiles"]

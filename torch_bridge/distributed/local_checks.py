@@ -13,6 +13,7 @@ import torch
 from isoshard.core.errors import ShardingError, UnevenError
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import axis_names, check_even
+from isoshard.torch_bridge.argument_types import DeviceTensor, MeshLike
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.layout.method_bodies import body_of
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
@@ -25,7 +26,7 @@ from .tensor_placements import MeshPlacements
 
 
 @body_of("to_local")
-def to_local(tensor: Any, grad_placements: Sequence[Any] | None) -> Any:
+def to_local(tensor: DeviceTensor, grad_placements: Sequence[Any] | None) -> Any:
     """Each device's piece of a tensor.
 
     Args:
@@ -56,8 +57,8 @@ def to_local(tensor: Any, grad_placements: Sequence[Any] | None) -> Any:
 
 @body_of("from_local")
 def from_local(
-    local: Any,
-    device_mesh: Any,
+    local: DeviceTensor,
+    device_mesh: MeshLike,
     placements: Sequence[Any] | None,
     run_check: bool,
     shape: Sequence[int] | None,

@@ -29,6 +29,7 @@ import torch
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.layout.spec import SpecLike
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge import modules
 from isoshard.torch_bridge.interop.jax_operands import TENSOR, of_operands, sorted_out, surroundings
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 class DistributedFunction:
     """A function of DTensors that a JAX function computes; see `isoshard.torch_function`."""
 
-    def __init__(self, function: Callable[..., Any], name: str, out_specs: Any = None):
+    def __init__(self, function: Callable[..., Any], name: str, out_specs: SpecLike = None):
         """See `isoshard.torch_function`.
 
         Args:

@@ -10,6 +10,7 @@ import jax
 import torch
 
 from isoshard.core.errors import ShardingError
+from isoshard.torch_bridge.argument_types import PyTree
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 from . import translation
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import Placement
 
 
-def check(name: str, mesh: DeviceMesh, leaves: Iterable[Any], tree: Any) -> None:
+def check(name: str, mesh: DeviceMesh, leaves: Iterable[Any], tree: PyTree) -> None:
     """Check that all tensors can be computed with together.
 
     A plain tensor of one element may stand beside DTensors, as in DTensor's own operations.

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError, UnevenError, UnrepresentableError
-from isoshard.core.layout.spec import named_sharding
+from isoshard.core.layout.spec import SpecLike, named_sharding
 from isoshard.core.processes.agreement import agree
 from isoshard.core.runtime import cpu_compiler, metrics
 from isoshard.torch_bridge.interop.flat_vjp import Pulled
@@ -48,7 +48,7 @@ class RankProgram:
         wanted: Sequence[bool],
         mesh: DeviceMesh,
         name: str,
-        out_specs: Any,
+        out_specs: SpecLike,
     ):
         """Trace and compile.
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jax.sharding import Mesh
 
 from isoshard.core.errors import ShardingError
-from isoshard.core.layout.spec import named_sharding
+from isoshard.core.layout.spec import SpecLike, named_sharding
 from isoshard.core.runtime import metrics
+from isoshard.torch_bridge.argument_types import Leaf
 
 from . import dtensor_exchange, dtensor_modules, translation
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def reshard(x: DTensor, spec: Any, mesh: Mesh | None = None) -> DTensor:
+def reshard(x: DTensor, spec: SpecLike, mesh: Mesh | None = None) -> DTensor:
     """Change the layout of a DTensor on its mesh.
 
     Args:
@@ -55,7 +56,7 @@ def full(x: DTensor) -> DTensor:
     return x.redistribute(placements=[Replicate()] * x.device_mesh.ndim)
 
 
-def refuse_shard(x: Any) -> None:
+def refuse_shard(x: Leaf) -> None:
     """Raise ShardingError for what lies on a mesh of processes already, TypeError for an optimizer.
 
     Args:

@@ -33,6 +33,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.leaf_paths import path_name
+from isoshard.core.layout.spec import SpecLike
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.dtensor.dtensor_exchange import is_dtensor
@@ -78,7 +79,7 @@ class TorchFunction:
         self,
         function: Callable[..., Any],
         name: str,
-        out_specs: Any = None,
+        out_specs: SpecLike = None,
         copy: bool | None = None,
         *,
         types: bool | Types = False,
@@ -190,7 +191,7 @@ def torch_function(
     function: Callable[..., Any],
     *,
     name: str | None = None,
-    out_specs: Any = None,
+    out_specs: SpecLike = None,
     copy: bool | None = None,
 ) -> TorchFunction:
     """Make a JAX function callable on torch tensors.

@@ -34,6 +34,7 @@ from isoshard.core.runtime import metrics
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.core.transfer.exchange import host_to_jax, lay_out
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.argument_types import PyTree
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.exchange import shard_to_torch, to_numpy
@@ -64,7 +65,7 @@ class PlainFunction:
         self._function, self._name, self._copy, self._again = function, name, copy, again
         self._known: Bounded[Any, Compiled] = Bounded(PROGRAMS)
 
-    def __call__(self, leaves: Sequence[Any], structure: Any) -> Any:
+    def __call__(self, leaves: Sequence[Any], structure: PyTree) -> Any:
         """Compute the function.
 
         Args:

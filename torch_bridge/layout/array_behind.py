@@ -14,6 +14,7 @@ from isoshard.core.errors import no_sharing
 from isoshard.core.layout.axis_types import on_mesh, retyped
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.transfer.exchange import lay_out
+from isoshard.torch_bridge.argument_types import ArrayLike, LayoutLike
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values import layout_numbers
@@ -22,7 +23,9 @@ from isoshard.torch_bridge.engine.values.value import Aval, Value, placed_layout
 from .marks import keep_gradient_layout
 
 
-def annotated(x: torch.Tensor, value: Value, layout: Any, shape: tuple[int, ...]) -> torch.Tensor:
+def annotated(
+    x: torch.Tensor, value: Value, layout: LayoutLike, shape: tuple[int, ...]
+) -> torch.Tensor:
     """A tensor of `value` in the place of `x`; being a parameter and `requires_grad` are kept."""
     tensor: Any = lazy_tensor.fresh(Aval.contiguous(shape, x.dtype), value)
     tensor._storage.annotation = layout.sharding if isinstance(layout, BlockLayout) else layout
@@ -33,7 +36,9 @@ def annotated(x: torch.Tensor, value: Value, layout: Any, shape: tuple[int, ...]
     return tensor
 
 
-def array_behind(x: lazy_tensor.LazyTensor, sharding: Any, copy: bool | None, name: str) -> Any:
+def array_behind(
+    x: lazy_tensor.LazyTensor, sharding: LayoutLike, copy: bool | None, name: str
+) -> Any:
     """The very array of a tensor, or where a copy or another layout is asked for, that.
 
     Args:
@@ -62,14 +67,14 @@ def users_sharding(value: Value, sharding: jax.sharding.NamedSharding) -> Any:
     return sharding if mesh is None else on_mesh(sharding, mesh)
 
 
-def on_users_mesh(array: Any, mesh: jax.sharding.Mesh) -> Any:
+def on_users_mesh(array: ArrayLike, mesh: jax.sharding.Mesh) -> Any:
     """An array, or one in blocks, on a mesh of the grid it lies on, with the types of that."""
     if not isinstance(array, UnevenArray):
         return retyped(array, mesh)
     return UnevenArray(retyped(array.array, mesh), array.shape, array.sizes)
 
 
-def in_layout(array: Any, layout: Any, copy: bool | None, name: str) -> Any:
+def in_layout(array: ArrayLike, layout: LayoutLike, copy: bool | None, name: str) -> Any:
     """A JAX array, or one in blocks, in another layout.
 
     Raises:

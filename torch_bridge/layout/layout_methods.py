@@ -10,6 +10,7 @@ import jax
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.uneven import Sizes
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.argument_types import DeviceTensor, DTypeLike, MeshLike
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tensor_changes import namespace
@@ -142,8 +143,8 @@ class LayoutMethods(lazy_tensor.LazyTensor):
     @classmethod
     def from_local(
         cls,
-        local_tensor: Any,
-        device_mesh: Any = None,
+        local_tensor: DeviceTensor,
+        device_mesh: MeshLike = None,
         placements: Sequence[Any] | None = None,
         *,
         run_check: bool = False,
@@ -210,12 +211,12 @@ class LayoutMethods(lazy_tensor.LazyTensor):
 
     def redistribute(
         self,
-        device_mesh: Any = None,
+        device_mesh: MeshLike = None,
         placements: Sequence[Any] | None = None,
         *,
         async_op: bool = False,
-        forward_dtype: Any = None,
-        backward_dtype: Any = None,
+        forward_dtype: DTypeLike = None,
+        backward_dtype: DTypeLike = None,
     ) -> Any:
         """The same elements in another layout, as a new tensor; twice differentiable.
 

@@ -28,6 +28,7 @@ from jax.core import Tracer
 
 from isoshard.core.domain import BlockLayout
 from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.layout.spec import SpecLike
 from isoshard.core.layout.tiles import Tiles
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.torch_bridge._torch_internals.tensor_fields import gradient_hooks
@@ -114,7 +115,7 @@ def written(tensor: lazy_tensor.LazyTensor) -> Any:
     return _WRITTEN.get(tensor._storage) if _WRITTEN and not tensor._chain.ops else None
 
 
-def note_written(tensor: lazy_tensor.LazyTensor, spec: Any) -> None:
+def note_written(tensor: lazy_tensor.LazyTensor, spec: SpecLike) -> None:
     """Let `written` tell the spec of a mark that the tensor has."""
     if not tensor._chain.ops:
         _WRITTEN[tensor._storage] = spec

@@ -21,13 +21,14 @@ devices, the first of them gives it; they should agree, as in torch_xla.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import mesh_of
-from isoshard.core.layout.spec import check_even
+from isoshard.core.layout.spec import SpecLike, check_even
+from isoshard.torch_bridge.argument_types import MeshLike
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 from .manual_tensor import ManualTensor, pieces_of, whole_of
@@ -36,7 +37,7 @@ from .mesh import default_mesh, get_1d_mesh, get_global_mesh
 
 
 def enable_manual_sharding(
-    t: torch.Tensor, partition_spec: Any, *, mesh: Any = None
+    t: torch.Tensor, partition_spec: SpecLike, *, mesh: MeshLike = None
 ) -> ManualTensor:
     """Begin a manual region for a tensor: what each device holds of it.
 
@@ -67,7 +68,7 @@ def enable_manual_sharding(
 
 
 def disable_manual_sharding(
-    t: torch.Tensor, partition_spec: Any, full_shape: Any, *, mesh: Any = None
+    t: torch.Tensor, partition_spec: SpecLike, full_shape: Sequence[int], *, mesh: MeshLike = None
 ) -> XLAShardedTensor:
     """End a manual region for a tensor: its pieces become one again.
 

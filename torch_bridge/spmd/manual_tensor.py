@@ -29,6 +29,7 @@ from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree, schema_of
 from isoshard.torch_bridge._torch_internals.dispatcher import is_excluded, set_excluded
 from isoshard.torch_bridge._torch_internals.tensor_fields import make_wrapper_subclass
+from isoshard.torch_bridge.argument_types import DeviceTensor
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
@@ -70,7 +71,7 @@ class ManualTensor(XLAShardedTensor):
         raise AttributeError(f"'ManualTensor' object has no attribute {name!r}")
 
     @classmethod
-    def of(cls, stacked: Any, mesh: jax.sharding.Mesh) -> ManualTensor:
+    def of(cls, stacked: DeviceTensor, mesh: jax.sharding.Mesh) -> ManualTensor:
         """The tensor whose pieces are stacked.
 
         Args:
