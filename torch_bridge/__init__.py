@@ -75,6 +75,7 @@ if TYPE_CHECKING or _old_torch.has_device():
     from . import device as _device
     from . import registration as _registration  # noqa: F401  (isoshard.shard and the other verbs)
     from . import trainers as _trainers
+    from .distributed import local_checks as _local_checks  # noqa: F401  (methods of tensors)
     from .distributed import torch_hook as _torch_hook
     from .generator import Generator
     from .handlers import register_function_handler

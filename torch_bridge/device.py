@@ -285,7 +285,7 @@ def _empty(
 
 def _empty_strided(
     size: Sequence[int],
-    stride: Any,
+    stride: Sequence[int],
     dtype: torch.dtype | None = None,
     layout: torch.layout | None = None,
     device: torch.device | None = None,

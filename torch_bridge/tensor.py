@@ -32,7 +32,9 @@ import torch
 from jax.core import Tracer
 
 from isoshard.core.errors import CopyError
+from isoshard.core.layout.spec import SpecLike
 from isoshard.torch_bridge._torch_internals.tensor_fields import parse_to
+from isoshard.torch_bridge.argument_types import MeshLike
 from isoshard.torch_bridge.engine.capture import dropped_gradients
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.operators.host_ops import to_host
@@ -41,6 +43,7 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 from . import addresses, naming
 from .layout import marks
 from .layout.layout_methods import LayoutMethods
+from .layout.method_bodies import BODIES
 from .overrides import pickling
 
 
@@ -72,14 +75,12 @@ class XLAShardedTensor(LayoutMethods):
     def __new__(
         cls,
         elem: torch.Tensor,
-        mesh_shape: Any = None,
-        partition_spec: Any = None,
+        mesh_shape: MeshLike = None,
+        partition_spec: SpecLike = None,
         **options: Any,
     ) -> XLAShardedTensor:
         """See the class."""
-        from .spmd.wrapping import wrapped_for_script
-
-        wrapped: Any = wrapped_for_script(elem, mesh_shape, partition_spec)
+        wrapped: Any = BODIES["__new__"](elem, mesh_shape, partition_spec)
         return wrapped.requires_grad_() if options.get("requires_grad") else wrapped
 
     @property
@@ -119,13 +120,19 @@ class XLAShardedTensor(LayoutMethods):
         dropped_gradients.FIELD.__delete__(self)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        """The whole tensor, as torch prints one."""
+        """The whole tensor, as torch prints one; its layout, where it is split or marked.
+
+        What is whole on every device of a mesh that nobody named it for may be so only for what
+        else its program computed: `partition_spec` tells.
+        """
         if isinstance(lazy_tensor.read(self).array, Tracer):
             return f"tensor(<traced by JAX>, size={tuple(self.shape)}, dtype={self.dtype})"
         text = repr(to_host(self))
         details = [f"device={str(self.device)!r}"]
-        if self.partition_spec is not None:
-            details.append(f"sharding={self.partition_spec}")
+        spec = self.partition_spec
+        split = spec is not None and any(entry is not None for entry in spec)
+        if split or marks.marked(self) is not None:
+            details.append(f"sharding={spec}")
         if self.grad_fn is not None:
             details.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
         elif self.requires_grad:

@@ -24,6 +24,7 @@ from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge._torch_internals.module_fields import own_buffers, own_parameters
 
 from .dtypes import physical_dtype
+from .exchange import to_numpy
 from .framework import Torch
 from .layout.widths import jax_dtype
 from .overrides import swap_parameters
@@ -99,9 +100,6 @@ def on_arrays(module: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
         what the module returns with NumPy arrays for tensors; of an output object of
         `transformers`, the logits (or the last hidden state) alone.
 
-    Raises:
-        CopyError: when called, if a result is float64 while `jax_enable_x64` is off.
-
     Example:
         >>> on_arrays(torch.nn.functional.relu)(np.float32([-1.0, 2.0]))
         array([0., 2.], dtype=float32)
@@ -121,7 +119,8 @@ def on_arrays(module: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
 
 
 def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    return np.asarray(jax.device_get(to_jax(tensor.detach())))
+    """In the dtype that it has, which for JAX's arrays may be too wide."""
+    return to_numpy(tensor.detach().cpu())
 
 
 def _device(module: Any) -> torch.device:

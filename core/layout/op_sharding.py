@@ -24,9 +24,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from isoshard.core.errors import SpecError, UnrepresentableError
 
+from .mesh import describe_mesh
+from .spec import register_spelling
 from .tiles import Tiles
 
 MOST_DEVICES = 1 << 16
@@ -308,3 +311,21 @@ def _number(count: int) -> str:
 
 def _join(numbers: Iterable[Any]) -> str:
     return ",".join(str(int(n)) for n in numbers)
+
+
+def _is_text(spec: Any) -> bool:
+    return isinstance(spec, str)
+
+
+def _tiles_of_spec(text: str, mesh: Mesh, ndim: int) -> Tiles:
+    """The layout of a tensor over a mesh whose spec is a string."""
+    if not text.lstrip().startswith("{"):
+        raise SpecError(
+            f"spec {text!r} is no OpSharding string, which reads like '{{replicated}}'. To split "
+            f"the first axis write ({text!r},) or P({text!r}). The mesh axes are "
+            f"{describe_mesh(mesh)}."
+        )
+    return parse_op_sharding(text, ndim, num_devices=mesh.size)
+
+
+register_spelling(_is_text, _tiles_of_spec)

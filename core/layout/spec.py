@@ -19,8 +19,8 @@ P(None, 'y')
 >>> normalize_spec(None, mesh, 2)                        # replicated
 P()
 
-Bridges add spellings of their own with `register_spelling` (DTensor placements are one). A mesh
-axis of size 1 splits nothing but keeps its name: on a larger mesh the same spec splits.
+`register_spelling` adds further ones: OpSharding strings are one, DTensor placements another. A
+mesh axis of size 1 splits nothing but keeps its name: on a larger mesh the same spec splits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ from .spec_entries import canonical_spec, entries_of, is_axis, is_group
 if TYPE_CHECKING:
     from .tiles import Tiles
 
-SpecLike = Any  # P, tuple of (str | int | None | tuple), None, NamedSharding, str, registered
+SpecLike = Any
+"""P, tuple of (str | int | None | tuple), None, NamedSharding, str, or what a bridge registered."""
 
 Predicate = Callable[[Any], bool]
 ToTiles = Callable[[Any, Mesh, int], "Tiles"]
@@ -280,13 +281,11 @@ def _cached(key: _Key, mesh: Mesh, ndim: int) -> P | None:
 
 
 def _translate(spec: SpecLike, mesh: Mesh, ndim: int, name: str) -> P:
+    if isinstance(spec, NamedSharding) and same_grid(_of_same_devices(spec, mesh, name), mesh):
+        spec = spec.spec
     for accepts, to_tiles in _spellings:
         if accepts(spec):
             return _named(name, to_tiles, spec, mesh, ndim)
-    if isinstance(spec, NamedSharding):
-        spec = _spec_over(spec, mesh, ndim, name)
-    elif isinstance(spec, str):
-        return _named(name, _parse, spec, mesh, ndim)
     return canonical_spec(spec, mesh, ndim, name)
 
 
@@ -298,20 +297,8 @@ def _named(name: str, translate: ToTiles, spec: SpecLike, mesh: Mesh, ndim: int)
         raise type(error)(f"{name}: {error}") from None
 
 
-def _parse(text: str, mesh: Mesh, ndim: int) -> Tiles:
-    from .op_sharding import parse_op_sharding
-
-    if not text.lstrip().startswith("{"):
-        raise SpecError(
-            f"spec {text!r} is no OpSharding string, which reads like '{{replicated}}'. To split "
-            f"the first axis write ({text!r},) or P({text!r}). The mesh axes are "
-            f"{describe_mesh(mesh)}."
-        )
-    return parse_op_sharding(text, ndim, num_devices=mesh.size)
-
-
-def _spec_over(sharding: NamedSharding, mesh: Mesh, ndim: int, name: str) -> P:
-    """The spec of a sharding over another mesh of the same devices."""
+def _of_same_devices(sharding: NamedSharding, mesh: Mesh, name: str) -> Any:
+    """The mesh of a sharding, whose devices are those of another mesh."""
     theirs = sharding.mesh
     if not same_devices(theirs, mesh):
         raise SpecError(
@@ -319,12 +306,4 @@ def _spec_over(sharding: NamedSharding, mesh: Mesh, ndim: int, name: str) -> P:
             f"devices are others, or in another order, than those of the mesh "
             f"{describe_mesh(mesh)}; pass its .spec, or that mesh."
         )
-    if same_grid(theirs, mesh):
-        return sharding.spec
-    return _named(name, _tiles_of, sharding, mesh, ndim)
-
-
-def _tiles_of(sharding: NamedSharding, mesh: Mesh, ndim: int) -> Tiles:
-    from .tiles import Tiles
-
-    return Tiles.from_sharding(sharding, ndim)
+    return theirs

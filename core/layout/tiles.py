@@ -38,7 +38,7 @@ from isoshard.core.errors import ShardingError, UnrepresentableError
 
 from .mesh import as_mesh, describe_mesh
 from .partial_sums import refuse
-from .spec import axis_names, normalize_spec
+from .spec import axis_names, normalize_spec, register_spelling
 from .spec_entries import entries_of
 
 
@@ -284,3 +284,11 @@ def _check_grid(grid: np.ndarray, count: int) -> None:
             f"the grid {grid.tolist()} is no layout over {count} devices: {'; '.join(wrong)}. "
             f"Name each of 0..{count - 1} at most once."
         )
+
+
+def _is_sharding(spec: Any) -> bool:
+    """Whether a spec is a sharding: one over another grid of the mesh's devices."""
+    return isinstance(spec, NamedSharding)
+
+
+register_spelling(_is_sharding, lambda sharding, _, ndim: Tiles.from_sharding(sharding, ndim))

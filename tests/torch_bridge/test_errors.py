@@ -93,7 +93,7 @@ def test_a_dictionary_of_specs_must_name_the_modules_tensors(grid):
 
 def test_a_plan_that_does_not_fit_leaves_the_module(grid):
     model = torch.nn.Linear(4, 6)
-    with pytest.raises((PlanError, ShardingError), match=r"weight"):
+    with pytest.raises(PlanError, match=r"weight: shape \(6, 4\) does not split evenly"):
         iso.shard(model, grid, Plan({"weight": P("y", None), "bias": P()}))
     assert model.weight.device.type == "cpu"
     assert model(torch.ones(1, 4)).shape == (1, 6)
@@ -192,10 +192,10 @@ def test_an_aten_operator_without_lowering_is_named_with_the_way_out():
 def test_an_error_while_recording_does_not_spoil_what_was_recorded():
     x = torch.arange(6.0).to("jax").reshape(2, 3)
     y = x * 2
-    with pytest.raises(RuntimeError, match=r"reduction dim|cannot be multiplied"):
+    with pytest.raises(RuntimeError, match=r"must have same reduction dim"):
         y @ torch.ones(2, 2, device="jax")
     z = y + 1
-    with pytest.raises((RuntimeError, IndexError), match=r"[Dd]imension out of range"):
+    with pytest.raises(IndexError, match=r"Dimension out of range"):
         z.sum(5)
     assert z.tolist() == [[1, 3, 5], [7, 9, 11]]
 

@@ -248,6 +248,12 @@ def test_printing_large_tensors_and_print_options(mesh):
         torch._tensor_str.PRINT_OPTS.__dict__.update(old.__dict__)
     for data in (torch.tensor([float("nan"), float("inf"), -0.0]), torch.tensor([1e10, 1e-10])):
         assert repr(data.to("jax")) == f"{repr(data)[:-1]}, device='jax:0')"
+    ones = torch.ones(8, device="jax")
+    split = iso.shard(ones, mesh, P("x")) + 1
+    assert repr(ones[:2] * 3) == "tensor([3., 3.], device='jax:0')"  # of the same program
+    assert repr(split).endswith("sharding=P('x',))")
+    whole = iso.shard(torch.ones(2, device="jax"), mesh, P())
+    assert repr(whole) == "tensor([1., 1.], device='jax:0', sharding=P())"
     assert "grad_fn=<MulBackward0>" in repr(torch.ones(2, device="jax").requires_grad_() * 2)
     assert repr(torch.nn.Parameter(torch.ones(1, device="jax"))).startswith("Parameter containing:")
 

@@ -374,3 +374,14 @@ def test_a_module_on_meta_says_what_is_wanted():
     back = weights.flax_names().inverse(nnx.state(flax), like=model)
     load_weights(model, back)
     weights.verify(on_arrays(model), flax, np.ones((2, 4), np.float32))
+
+
+@pytest.mark.parametrize("device", ["cpu", "jax"])
+def test_results_keep_64_bits(device):
+    model = torch.nn.Linear(4, 3).double()
+    x = np.full((2, 4), 0.1)
+    want = model(torch.from_numpy(x)).detach().numpy()
+    got = on_arrays(model.to(device))(x)
+    assert got.dtype == np.float64
+    np.testing.assert_allclose(got, want, rtol=1e-14)
+    assert on_arrays(lambda x: x.long())(x).dtype == np.int64

@@ -29,6 +29,7 @@ import torch
 
 from isoshard.core.errors import ShardingError
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.argument_types import MeshLike, Opaque
 from isoshard.torch_bridge.spmd.mesh import Mesh, get_global_mesh, mesh_from
 
 from .one_process import DeviceType, OneProcess, check_backend, check_names, check_type
@@ -61,10 +62,10 @@ class DeviceMesh(OneProcess):
     def __init__(
         self,
         device_type: str,
-        mesh: Any,
+        mesh: MeshLike,
         *,
         mesh_dim_names: Sequence[str] | None = None,
-        backend_override: Any = None,
+        backend_override: Opaque = None,
     ):
         """See the class."""
         check_type(device_type)
@@ -256,7 +257,7 @@ def init_device_mesh(
     mesh_shape: Sequence[int],
     *,
     mesh_dim_names: Sequence[str] | None = None,
-    backend_override: Any = None,
+    backend_override: Opaque = None,
 ) -> DeviceMesh:
     """A mesh of the first devices, in order.
 
@@ -300,7 +301,7 @@ def current_mesh() -> DeviceMesh:
     )
 
 
-def device_mesh_of(mesh: Any) -> DeviceMesh:
+def device_mesh_of(mesh: MeshLike) -> DeviceMesh:
     """A mesh in any form as a `DeviceMesh`; the current one for None.
 
     Args:

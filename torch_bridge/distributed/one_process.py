@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 
 from isoshard.core.errors import ShardingError
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.argument_types import Opaque
 
 _OTHER_NAMES = {"cuda": "gpu", "rocm": "gpu"}
 
@@ -91,7 +92,7 @@ def check_type(device_type: str) -> None:
         )
 
 
-def check_backend(backend_override: Any) -> None:
+def check_backend(backend_override: Opaque) -> None:
     """Raise ShardingError if a communication backend is chosen."""
     if backend_override is not None:
         raise ShardingError(

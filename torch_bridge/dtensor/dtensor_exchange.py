@@ -43,6 +43,7 @@ from isoshard.core.layout.shards import Shard
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
 from isoshard.core.transfer.exchange import device_dtype, lay_out
+from isoshard.torch_bridge.argument_types import ArrayLike, Leaf
 from isoshard.torch_bridge.dtypes import numpy_dtype
 
 from . import routes, shard_memory
@@ -56,7 +57,7 @@ _REDUCE = "Take the sum first: x.redistribute(..), or iso.full(x)."
 
 
 def to_jax(
-    x: Any,
+    x: Leaf,
     sharding: NamedSharding | None = None,
     *,
     copy: bool | None = None,
@@ -109,7 +110,7 @@ def to_jax(
 
 
 def to_dtensor(
-    array: Any, device_mesh: DeviceMesh | None = None, *, copy: bool | None = None
+    array: ArrayLike, device_mesh: DeviceMesh | None = None, *, copy: bool | None = None
 ) -> Any:
     """Give the shards of a `jax.Array` over the processes as a DTensor.
 
@@ -268,7 +269,7 @@ def _dtensor(
         )
 
 
-def reduced(x: Any) -> Any:
+def reduced(x: Leaf) -> Any:
     """Let torch reduce the `Partial` placements of a DTensor; counted in `metrics`.
 
     Args:

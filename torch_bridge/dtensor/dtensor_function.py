@@ -22,27 +22,31 @@ program is compiled they compare what they are about to run, and all raise if it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import torch
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate
 
+from isoshard.core.layout.spec import SpecLike
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge import modules
 from isoshard.torch_bridge.interop.jax_operands import TENSOR, of_operands, sorted_out, surroundings
 
 from . import dtensor_exchange, fitting, translation
+from .dtensor_exchange import is_dtensor
 from .rank_program import RankProgram
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Placement
 
 
 class DistributedFunction:
     """A function of DTensors that a JAX function computes; see `isoshard.torch_function`."""
 
-    def __init__(self, function: Callable[..., Any], name: str, out_specs: Any = None):
+    def __init__(self, function: Callable[..., Any], name: str, out_specs: SpecLike = None):
         """See `isoshard.torch_function`.
 
         Args:
@@ -73,7 +77,7 @@ class DistributedFunction:
         """
         args, kwargs = jax.tree.map(_opened, (tuple(args), kwargs))
         leaves, structure = jax.tree.flatten((args, kwargs))
-        mesh = next(leaf.device_mesh for leaf in leaves if isinstance(leaf, DTensor))
+        mesh = next(leaf.device_mesh for leaf in leaves if is_dtensor(leaf))
         fitting.check(self.name, mesh, leaves, (args, kwargs))
         operands = [_Given.of(leaf, mesh) for leaf in leaves]
         fixed = tuple([operand.kind for operand in operands])
@@ -111,6 +115,8 @@ class _Given:
 
     @classmethod
     def of(cls, leaf: Any, mesh: DeviceMesh) -> _Given:
+        from torch.distributed.tensor import DTensor, Replicate
+
         if isinstance(leaf, torch.Tensor):
             if not isinstance(leaf, DTensor):  # one number, the same in every rank
                 leaf = DTensor.from_local(leaf, mesh, [Replicate()] * mesh.ndim, run_check=False)
@@ -176,7 +182,7 @@ def _redistributed(grad: Any, placements: Sequence[Placement], program: RankProg
     """A gradient with the placements of its result."""
     if grad is None:
         return None
-    if not isinstance(grad, DTensor):
+    if not is_dtensor(grad):
         raise TypeError(
             f"a result of {program.name} is a DTensor, and its gradient must be one too, not a "
             f"{type(grad).__name__} of shape {tuple(grad.shape)}; make it with distribute_tensor "
@@ -189,6 +195,8 @@ def _redistributed(grad: Any, placements: Sequence[Placement], program: RankProg
 
 def _placed_as(gradient: DTensor, tensor: DTensor) -> DTensor:
     """The same shards under another name of their layout: a mesh axis of size 1 has several."""
+    from torch.distributed.tensor import DTensor
+
     if gradient.placements == tensor.placements:
         return gradient
     return DTensor.from_local(

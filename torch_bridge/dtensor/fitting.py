@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import torch
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
 
 from isoshard.core.errors import ShardingError
+from isoshard.torch_bridge.argument_types import PyTree
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 from . import translation
+from .dtensor_exchange import is_dtensor
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Placement
 
 
-def check(name: str, mesh: DeviceMesh, leaves: Iterable[Any], tree: Any) -> None:
+def check(name: str, mesh: DeviceMesh, leaves: Iterable[Any], tree: PyTree) -> None:
     """Check that all tensors can be computed with together.
 
     A plain tensor of one element may stand beside DTensors, as in DTensor's own operations.
@@ -41,7 +45,7 @@ def check(name: str, mesh: DeviceMesh, leaves: Iterable[Any], tree: Any) -> None
         fault = _fault(leaf, mesh) if isinstance(leaf, torch.Tensor) else ""
         if fault:
             faults.append(f"argument {jax.tree_util.keystr(path[1:])} {fault}")
-            kind = kind if isinstance(leaf, DTensor) else TypeError
+            kind = kind if is_dtensor(leaf) else TypeError
     raise kind(f"{name} is called with DTensors on {mesh}, but " + "; ".join(faults))
 
 
@@ -52,7 +56,7 @@ def _fault(leaf: torch.Tensor, mesh: DeviceMesh) -> str:
             "is a tensor on the jax device of this process, and cannot be computed with together "
             "with DTensors of many; use one kind"
         )
-    if not isinstance(leaf, DTensor):
+    if not is_dtensor(leaf):
         if leaf.numel() == 1:
             return ""
         return (

@@ -24,10 +24,11 @@ from jax.sharding import AxisType, Mesh
 from isoshard.core.errors import DeviceError
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.runtime.bounded import Bounded
+from isoshard.torch_bridge.argument_types import MeshLike
 
 
 @functools.lru_cache(maxsize=256)
-def jax_mesh(device_mesh: Any) -> Mesh:
+def jax_mesh(device_mesh: MeshLike) -> Mesh:
     """The mesh of the same devices for JAX, its axes Auto; one of JAX's own stays as it is.
 
     Args:

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from isoshard.core.errors import ShardingError, SpecError, UnrepresentableError
+from isoshard.torch_bridge.argument_types import PlacementLike
 
 
-def kind_of(axis: int, placement: Any) -> str:
+def kind_of(axis: int, placement: PlacementLike) -> str:
     """Tell what a placement is.
 
     Args:
@@ -41,7 +42,7 @@ def kind_of(axis: int, placement: Any) -> str:
     raise SpecError(f"{placement!r} is no placement; give Shard(dim) or Replicate()")
 
 
-def check_sum(name: str, placement: Any) -> None:
+def check_sum(name: str, placement: PlacementLike) -> None:
     """Raise UnrepresentableError unless a partial placement of the mesh axis `name` is a sum."""
     if type(placement).__name__ != "Partial" or placement.reduce_op != "sum":
         raise UnrepresentableError(
@@ -51,7 +52,7 @@ def check_sum(name: str, placement: Any) -> None:
         )
 
 
-def factor_of(placement: Any) -> int:
+def factor_of(placement: PlacementLike) -> int:
     """The split factor of a placement, 1 for one that has none."""
     return int(getattr(placement, "split_factor", 1))
 

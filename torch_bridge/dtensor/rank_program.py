@@ -6,22 +6,26 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import torch
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
 
 from isoshard.core.errors import ShardingError, UnevenError, UnrepresentableError
-from isoshard.core.layout.spec import named_sharding
+from isoshard.core.layout.spec import SpecLike, named_sharding
 from isoshard.core.processes.agreement import agree
 from isoshard.core.runtime import cpu_compiler, metrics
 from isoshard.torch_bridge.interop.flat_vjp import Pulled
 
 from . import dtensor_exchange, shard_memory, translation
+from .dtensor_exchange import is_dtensor
+from .spelling import is_placements
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
 
 
 class RankProgram:
@@ -44,7 +48,7 @@ class RankProgram:
         wanted: Sequence[bool],
         mesh: DeviceMesh,
         name: str,
-        out_specs: Any,
+        out_specs: SpecLike,
     ):
         """Trace and compile.
 
@@ -138,7 +142,7 @@ class RankProgram:
             found[first_rest + number] = _whole(local, aval.shape, sharding)
         needed: list[Any] = [found[place] for place in self.pulled.kept]
         for number, one in enumerate(needed):
-            if isinstance(one, DTensor):
+            if is_dtensor(one):
                 needed[number] = dtensor_exchange.to_jax(one.detach())
         return needed
 
@@ -231,7 +235,4 @@ def _current(mesh: jax.sharding.Mesh) -> contextlib.AbstractContextManager[Any]:
 
 
 def _is_spec(leaf: Any) -> bool:
-    if leaf is None or isinstance(leaf, P | NamedSharding):
-        return True
-    placements = isinstance(leaf, list | tuple) and leaf
-    return bool(placements) and all(isinstance(one, Placement) for one in leaf)
+    return leaf is None or isinstance(leaf, P | NamedSharding) or is_placements(leaf)

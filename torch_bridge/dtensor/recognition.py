@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
 from isoshard.core.errors import ShardingError
+from isoshard.torch_bridge.argument_types import Leaf
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
-def is_dtensor(x: Any) -> bool:
+def is_dtensor(x: Leaf) -> TypeGuard[DTensor]:
     """Whether `x` is torch's DTensor.
 
     Example:
@@ -51,7 +55,7 @@ def fsdp_modules(module: torch.nn.Module) -> Iterator[Any]:
     return (child for child in module.modules() if isinstance(child, kind))
 
 
-def refuse_shard(x: Any) -> None:
+def refuse_shard(x: Leaf) -> None:
     """Raise ShardingError for what lies on a mesh of processes already, TypeError for an optimizer.
 
     Args:

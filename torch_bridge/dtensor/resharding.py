@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jax.sharding import Mesh
 
-from isoshard.core.layout.spec import named_sharding
+from isoshard.core.layout.spec import SpecLike, named_sharding
 from isoshard.core.runtime import metrics
 
 from . import translation
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def reshard(x: DTensor, spec: Any, mesh: Mesh | None = None) -> DTensor:
+def reshard(x: DTensor, spec: SpecLike, mesh: Mesh | None = None) -> DTensor:
     """Change the layout of a DTensor on its mesh.
 
     Args:

@@ -22,6 +22,7 @@ from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.processes.agreement import agree
 from isoshard.core.runtime.bounded import Bounded
+from isoshard.torch_bridge.argument_types import Opaque
 
 from . import translation
 from .shard_memory import local_of, strides_of
@@ -110,7 +111,7 @@ def _keep(key: Any, ranks: tuple[int, ...], answer: Any) -> None:
     _kept[key] = answer
 
 
-def known(key: Any) -> Any:
+def known(key: Opaque) -> Any:
     """The answer to a question that was settled, or None."""
     return _kept.get(key)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import torch
@@ -18,6 +18,7 @@ from isoshard.core.errors import CopyError
 from isoshard.core.runtime import metrics
 from isoshard.core.transfer.exchange import ALIGNMENT, device_dtype, host_to_jax
 from isoshard.torch_bridge._torch_internals.dtensor_fields import UNFINISHED
+from isoshard.torch_bridge.argument_types import DeviceLike, DeviceTensor
 from isoshard.torch_bridge.dtypes import logical_dtype, numpy_dtype
 from isoshard.torch_bridge.exchange import shard_to_torch, to_numpy
 
@@ -44,7 +45,7 @@ def local_of(x: DTensor, name: str = "DTensor") -> torch.Tensor:
         return plain(x.to_local(), name)
 
 
-def plain(local: Any, name: str) -> torch.Tensor:
+def plain(local: DeviceTensor, name: str) -> torch.Tensor:
     """A local tensor, finished and without grad.
 
     Args:
@@ -74,7 +75,7 @@ def plain(local: Any, name: str) -> torch.Tensor:
     return local.detach()
 
 
-def shard_of(local: torch.Tensor, device: Any, copy: bool | None, name: str) -> jax.Array:
+def shard_of(local: torch.Tensor, device: DeviceLike, copy: bool | None, name: str) -> jax.Array:
     """A local tensor as an array on this process's device.
 
     Args:

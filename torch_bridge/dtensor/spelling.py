@@ -17,13 +17,13 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import SpecError
-from isoshard.core.layout.spec import register_spelling
+from isoshard.core.layout.spec import SpecLike, register_spelling
 from isoshard.core.layout.tiles import Tiles
 
 from .translation import spec_of
 
 
-def is_placements(spec: Any) -> bool:
+def is_placements(spec: SpecLike) -> bool:
     """Whether an object is a sequence of torch's placements; imports nothing of torch's for it."""
     kinds = sys.modules.get("torch.distributed.tensor.placement_types")
     return (

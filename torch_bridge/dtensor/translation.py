@@ -45,6 +45,7 @@ from isoshard.core.layout.spec import axis_names, named_sharding
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.tiles import Tiles
 from isoshard.torch_bridge._torch_internals.dtensor_fields import STRIDED_SHARD
+from isoshard.torch_bridge.argument_types import MeshLike
 
 from .chunked_axes import block_sizes
 from .chunked_axes import local_shape_and_offset as local_shape_and_offset
@@ -130,7 +131,7 @@ def placements_of(sharding: NamedSharding) -> tuple[Any, ...]:
 
 
 @functools.lru_cache(maxsize=8192)
-def placements_on(sharding: NamedSharding, device_mesh: Any, ndim: int) -> tuple[Any, ...]:
+def placements_on(sharding: NamedSharding, device_mesh: MeshLike, ndim: int) -> tuple[Any, ...]:
     """The placements of a layout over another mesh of the same devices. Cached.
 
     Args:
@@ -170,7 +171,9 @@ def placements_on(sharding: NamedSharding, device_mesh: Any, ndim: int) -> tuple
     return placements_of(_named(spec, theirs, partial, ndim))
 
 
-def layout_of(placements: Sequence[Any], device_mesh: Any, shape: Sequence[int]) -> BlockLayout:
+def layout_of(
+    placements: Sequence[Any], device_mesh: MeshLike, shape: Sequence[int]
+) -> BlockLayout:
     """A DTensor's layout as a sharding of a physical array. Cached.
 
     Args:
@@ -225,7 +228,7 @@ def _layout(placements: tuple[Any, ...], device_mesh: Any, shape: tuple[int, ...
     return BlockLayout(_named(spec, mesh, names, len(shape)), shape, padded, sizes)
 
 
-def check_count(placements: Sequence[Any], mesh: Any) -> None:
+def check_count(placements: Sequence[Any], mesh: MeshLike) -> None:
     """Raise ValueError unless there is one placement per mesh axis."""
     names = as_mesh(mesh).axis_names
     if len(placements) != len(names):

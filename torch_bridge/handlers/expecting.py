@@ -9,6 +9,7 @@ import jax
 import torch
 
 from isoshard.core.errors import ShardingError
+from isoshard.torch_bridge.argument_types import DTypeLike, PyTree
 from isoshard.torch_bridge.dtypes import physical_dtype
 
 
@@ -24,7 +25,7 @@ class Expected:
         dtypes: of the results; None until it was called.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, dtypes: Any) -> None:
+    def __init__(self, function: Callable[..., Any], name: str, dtypes: DTypeLike) -> None:
         """See the class."""
         self._function, self._name, self._given = function, name, dtypes
         self.dtypes: list[torch.dtype] | None = None
@@ -67,7 +68,7 @@ class Expected:
         self.dtypes = [leaf.dtype for leaf in leaves]
         return jax.tree.map(_shape, found)
 
-    def rebuilt(self, results: Any) -> Any:
+    def rebuilt(self, results: PyTree) -> Any:
         """Results in the function's own kind of tuple (`torch.topk` has one)."""
         if self._kind is tuple or not isinstance(results, tuple):
             return results

@@ -24,6 +24,7 @@ from isoshard.core.layout.axis_types import auto, is_typed, on_mesh, same_grid
 from isoshard.core.layout.mesh import describe_mesh, mesh_of
 from isoshard.core.layout.spec import axis_names
 from isoshard.core.layout.spec_entries import entries_of
+from isoshard.torch_bridge.argument_types import ArrayLike
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.values import layout_numbers
@@ -92,12 +93,12 @@ def _known(tensor: torch.Tensor) -> Known:
     )
 
 
-def under_auto_axes(known: Any) -> Any:
+def under_auto_axes(known: ArrayLike) -> Any:
     """A layout over a mesh of the same grid with Auto axes."""
     return said_on(known, auto(_sharding(known).mesh))
 
 
-def said_on(known: Any, mesh: Mesh | None) -> Any:
+def said_on(known: ArrayLike, mesh: Mesh | None) -> Any:
     """A layout over another mesh of the same grid; as it is for None, or on another grid."""
     sharding = _sharding(known)
     if mesh is None or not same_grid(sharding.mesh, mesh):

@@ -16,6 +16,7 @@ import torch
 from isoshard.core.domain.handlers.handler_shards import Shards
 from isoshard.core.domain.handlers.verbs import Axes
 from isoshard.core.errors import ShardingError
+from isoshard.torch_bridge.argument_types import ArrayLike, Leaf, PyTree
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.interop import own_gradients
 from isoshard.torch_bridge.interop.convert import unwrap, wrap
@@ -37,37 +38,37 @@ class TorchShards(Shards):
         """The number of this device, so of its block, along mesh axes: int64[]."""
         return wrap(self._jax.index(axes), torch.int64)
 
-    def size(self, arg: Any, dim: int) -> Any:
+    def size(self, arg: ArrayLike, dim: int) -> Any:
         """How many rows of this device's block are valid: int64[]."""
         return wrap(self._jax.size(self._key(arg), dim), torch.int64)
 
-    def start(self, arg: Any, dim: int) -> Any:
+    def start(self, arg: ArrayLike, dim: int) -> Any:
         """The number in the whole of the first row of this device's block: int64[]."""
         return wrap(self._jax.start(self._key(arg), dim), torch.int64)
 
-    def valid(self, arg: Any, dim: int) -> Any:
+    def valid(self, arg: ArrayLike, dim: int) -> Any:
         """Which rows of this device's block are data: bool[rows]; the others hold zeros."""
         return wrap(self._jax.valid(self._key(arg), dim))
 
-    def all_reduce(self, x: Any, axes: Axes, op: str = "sum") -> Any:
+    def all_reduce(self, x: Leaf, axes: Axes, op: str = "sum") -> Any:
         """As `Shards.all_reduce`."""
         return _through(lambda x: self._jax.all_reduce(x, axes, op), x)
 
-    def all_gather(self, x: Any, axes: Axes, axis: int = 0) -> Any:
+    def all_gather(self, x: Leaf, axes: Axes, axis: int = 0) -> Any:
         """As `Shards.all_gather`."""
         return _through(lambda x: self._jax.all_gather(x, axes, axis), x)
 
-    def permute(self, x: Any, axes: Axes, hop: int = 1) -> Any:
+    def permute(self, x: Leaf, axes: Axes, hop: int = 1) -> Any:
         """As `Shards.permute`."""
         return _through(lambda x: self._jax.permute(x, axes, hop), x)
 
     def ring(
         self,
-        x: Any,
+        x: Leaf,
         body: Callable[[Any, Any, Any], Any],
         axes: Axes,
         *,
-        carry: Any,
+        carry: PyTree,
         reverse: bool = False,
     ) -> Any:
         """As `Shards.ring`; `source` is an int64 tensor."""

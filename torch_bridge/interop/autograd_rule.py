@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import torch
 
 from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge.argument_types import AutogradFunction
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.values.value import Value
@@ -22,7 +23,7 @@ from isoshard.torch_bridge.engine.values.value import Value
 from .convert import array_of, keys, unwrap, wrap
 
 
-def pull_of(cls: Any) -> Callable[..., Any] | None:
+def pull_of(cls: AutogradFunction) -> Callable[..., Any] | None:
     """The backward that a class defines, under either of its names; None if there is none."""
     for name in ("backward", "vjp"):
         defined = getattr(cls, name)
@@ -214,7 +215,7 @@ class _RuleCall:
         return jnp.conj(array_of(gradient))
 
 
-def called(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def called(cls: AutogradFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function under JAX's rule for it.
 
     Args:

@@ -33,9 +33,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.leaf_paths import path_name
+from isoshard.core.layout.spec import SpecLike
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.dtensor.dtensor_exchange import is_dtensor
+from isoshard.torch_bridge.dtensor.dtensor_function import DistributedFunction
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.operators.host_ops import upload
 from isoshard.torch_bridge.engine.recording import lazy_tensor
@@ -77,7 +79,7 @@ class TorchFunction:
         self,
         function: Callable[..., Any],
         name: str,
-        out_specs: Any = None,
+        out_specs: SpecLike = None,
         copy: bool | None = None,
         *,
         types: bool | Types = False,
@@ -87,8 +89,8 @@ class TorchFunction:
         self.name, self._types, self._wide = name, types, wide
         self._function, self._out_specs = function, out_specs
         self._known: Bounded[Any, _Traced] = Bounded(PROGRAMS)
-        self._distributed: Any = None
-        self._plain = PlainFunction(function, name, copy)
+        self._distributed = DistributedFunction(function, name, out_specs)
+        self._plain = PlainFunction(function, name, copy, torch_function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Record the call; on DTensors and plain tensors, compute it.
@@ -110,7 +112,7 @@ class TorchFunction:
         """
         leaves, structure = jax.tree.flatten((args, kwargs))
         if any(map(_is_distributed, leaves)):
-            return self._on_dtensors(args, kwargs)
+            return self._distributed(args, kwargs)
         if self._out_specs is not None:
             raise TypeError(
                 f"{self.name} has out_specs, which are for DTensors; lay results on the jax device "
@@ -153,13 +155,6 @@ class TorchFunction:
         results = _JaxCall.apply(traced, *tensors) if any(wanted) else traced.record(tensors)
         return jax.tree.unflatten(traced.pulled.structure, results[: len(traced.outs)])
 
-    def _on_dtensors(self, args: Any, kwargs: Any) -> Any:
-        if self._distributed is None:
-            from isoshard.torch_bridge.dtensor.dtensor_function import DistributedFunction
-
-            self._distributed = DistributedFunction(self._function, self.name, self._out_specs)
-        return self._distributed(args, kwargs)
-
     def _take(self, leaf: Any, tensors: list[lazy_tensor.LazyTensor]) -> Any:
         """Put an array or tensor among the operands; returns what is fixed of the argument."""
         if isinstance(leaf, lazy_tensor.LazyTensor):
@@ -196,7 +191,7 @@ def torch_function(
     function: Callable[..., Any],
     *,
     name: str | None = None,
-    out_specs: Any = None,
+    out_specs: SpecLike = None,
     copy: bool | None = None,
 ) -> TorchFunction:
     """Make a JAX function callable on torch tensors.

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.transfer.exchange import to_jax
+from isoshard.torch_bridge.argument_types import Leaf
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor
@@ -26,7 +27,7 @@ SAID: weakref.WeakKeyDictionary[Value, NamedSharding] = weakref.WeakKeyDictionar
 """Where JAX runs torch code: layouts of arguments on the user's mesh, typed functions' results."""
 
 
-def wrap(leaf: Any, dtype: torch.dtype | None = None, said: NamedSharding | None = None) -> Any:
+def wrap(leaf: Leaf, dtype: torch.dtype | None = None, said: NamedSharding | None = None) -> Any:
     """A tensor over an array or tracer.
 
     Args:
@@ -59,7 +60,7 @@ def wrap(leaf: Any, dtype: torch.dtype | None = None, said: NamedSharding | None
     return lazy_tensor.fresh(aval, value)
 
 
-def unwrap(leaf: Any) -> Any:
+def unwrap(leaf: Leaf) -> Any:
     """The array or tracer of a tensor on any device, as JAX has it; anything else as it is."""
     if isinstance(leaf, lazy_tensor.LazyTensor):
         return for_jax(array_of(leaf), name="a result")

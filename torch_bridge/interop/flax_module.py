@@ -28,6 +28,7 @@ import torch
 from jax.sharding import Mesh
 
 from isoshard.core.layout.axis_types import is_typed
+from isoshard.torch_bridge.argument_types import FlaxObject
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.framework import Torch
 
@@ -175,7 +176,11 @@ class _Applied:
 
 
 def torch_module(
-    model: Any, variables: Any = None, *, init: Any = None, rngs: Any = None
+    model: FlaxObject,
+    variables: FlaxObject = None,
+    *,
+    init: FlaxObject = None,
+    rngs: FlaxObject = None,
 ) -> TorchModule:
     """Make a torch module of a Flax module, or of a function with a pytree.
 

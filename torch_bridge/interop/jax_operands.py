@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from isoshard.core.runtime.exact_keys import exact
+from isoshard.torch_bridge.argument_types import Leaf, PyTree
 from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.layout.widths import jax_dtype
 
@@ -54,7 +55,7 @@ class Constant:
         return hash(exact(self.constant))
 
 
-def sorted_out(leaf: Any) -> tuple[JaxOperand | Constant, Any]:
+def sorted_out(leaf: Leaf) -> tuple[JaxOperand | Constant, Any]:
     """Tell arrays from constants.
 
     Args:
@@ -73,7 +74,7 @@ def sorted_out(leaf: Any) -> tuple[JaxOperand | Constant, Any]:
 
 
 def of_operands(
-    function: Callable[..., Any], structure: Any, fixed: Sequence[JaxOperand | Constant]
+    function: Callable[..., Any], structure: PyTree, fixed: Sequence[JaxOperand | Constant]
 ) -> Callable[..., Any]:
     """A function of its operands alone.
 

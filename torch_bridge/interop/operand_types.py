@@ -35,6 +35,7 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import AnyMesh, is_typed, on_mesh, same_grid, under_auto
 from isoshard.core.layout.mesh import ambient_mesh
 from isoshard.core.runtime import metrics
+from isoshard.torch_bridge.argument_types import LayoutLike
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values import layout_numbers as layouts
 from isoshard.torch_bridge.layout import marks
@@ -146,7 +147,10 @@ def _is_on_no_mesh(tensor: lazy_tensor.LazyTensor) -> bool:
 
 
 def typed_call(
-    function: Callable[..., Sequence[Any]], arrays: Sequence[Any], avals: Sequence[Any], types: Any
+    function: Callable[..., Sequence[Any]],
+    arrays: Sequence[Any],
+    avals: Sequence[Any],
+    types: LayoutLike,
 ) -> list[Any]:
     """Call a function that was traced with types, from under Auto axes and back there.
 

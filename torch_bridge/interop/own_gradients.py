@@ -41,6 +41,7 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge._torch_internals.tensor_fields import function_of
+from isoshard.torch_bridge.argument_types import AutogradFunction, Opaque
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 
@@ -111,7 +112,7 @@ def _refuse_early(context: Any) -> None:
         )
 
 
-def applied(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> Any:
+def applied(cls: AutogradFunction, args: tuple[Any, ...], kwargs: dict[str, Any], _: Opaque) -> Any:
     """What `Function.apply` does on a class.
 
     Args:

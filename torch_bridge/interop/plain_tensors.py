@@ -34,6 +34,7 @@ from isoshard.core.runtime import metrics
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.core.transfer.exchange import host_to_jax, lay_out
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.argument_types import PyTree
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.exchange import shard_to_torch, to_numpy
@@ -49,14 +50,22 @@ class PlainFunction:
         function: the JAX function.
         name: for messages and reports.
         copy: of arguments, as for `isoshard.to_jax`.
+        again: makes a function of any tensors, as `isoshard.torch_function`; of the VJP, so that
+            gradients can be differentiated.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, copy: bool | None):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        copy: bool | None,
+        again: Callable[..., Callable[..., Any]],
+    ):
         """See the class."""
-        self._function, self._name, self._copy = function, name, copy
+        self._function, self._name, self._copy, self._again = function, name, copy, again
         self._known: Bounded[Any, Compiled] = Bounded(PROGRAMS)
 
-    def __call__(self, leaves: Sequence[Any], structure: Any) -> Any:
+    def __call__(self, leaves: Sequence[Any], structure: PyTree) -> Any:
         """Compute the function.
 
         Args:
@@ -98,7 +107,8 @@ class PlainFunction:
             ) from None
         if compiled is None:
             function = of_operands(self._function, structure, fixed)
-            compiled = self._known[key] = Compiled(function, arrays, wanted, self._name)
+            compiled = Compiled(function, arrays, wanted, self._name, self._again)
+            self._known[key] = compiled
         if any(wanted):
             results = _PlainCall.apply(compiled, arrays, *tensors)
         else:
@@ -121,6 +131,7 @@ class Compiled:
         arrays: Sequence[jax.Array],
         wanted: Sequence[bool],
         name: str,
+        again: Callable[..., Callable[..., Any]],
     ):
         """Trace the function; the first call compiles it.
 
@@ -129,12 +140,13 @@ class Compiled:
             arrays: the operands.
             wanted: for each operand, whether its gradient is.
             name: for messages and reports.
+            again: see `PlainFunction`.
 
         Raises:
             TypeError: a result's dtype is unknown to torch.
         """
-        self._name = name
-        self._gradient: Any = None
+        self._name, self._again = name, again
+        self._gradient: Callable[..., Any] | None = None
         shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
         self.pulled = pulled = Pulled(function, shapes, wanted)
         for out in pulled.outs:
@@ -152,9 +164,7 @@ class Compiled:
     def gradient(self) -> Callable[..., Any]:
         """The VJP as a function of operands and gradients that can be differentiated."""
         if self._gradient is None:
-            from .calling_jax import torch_function
-
-            self._gradient = torch_function(self.pulled.gradient, name=f"gradient of {self._name}")
+            self._gradient = self._again(self.pulled.gradient, name=f"gradient of {self._name}")
         return self._gradient
 
 

@@ -38,10 +38,11 @@ from isoshard.core.layout.axis_types import (
 )
 from isoshard.core.layout.in_shard_map import manual_axes
 from isoshard.core.layout.mesh import ambient_mesh
-from isoshard.core.layout.spec import named_sharding
+from isoshard.core.layout.spec import SpecLike, named_sharding
 from isoshard.core.layout.uneven import UnevenArray, is_uneven
 from isoshard.core.transfer.exchange import lay_out
 from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge.argument_types import ArrayLike, Leaf, PyTree
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 from .convert import unwrap
@@ -72,7 +73,7 @@ class Result:
     mark: NamedSharding | None
 
     @staticmethod
-    def of(leaf: Any) -> Any:
+    def of(leaf: Leaf) -> Any:
         """What stands for a tensor, while its program can still be added to; else the leaf."""
         if not isinstance(leaf, torch.Tensor):
             return leaf
@@ -83,7 +84,7 @@ class Result:
 
 
 def computed(
-    code: Code, given: Any, mesh: AnyMesh | None, layouts: Callable[[Any], Any], what: str
+    code: Code, given: PyTree, mesh: AnyMesh | None, layouts: Callable[[Any], Any], what: str
 ) -> Any:
     """Run torch code under Auto axes, and hand its results out on the user's mesh.
 
@@ -222,13 +223,13 @@ class _TypedCall:
         return retyped(value, self._mesh) if mesh and same_grid(mesh, self._mesh) else value
 
 
-def as_given(array: Any) -> Any:
+def as_given(array: ArrayLike) -> Any:
     """What gives a result an argument's layout."""
     found = _type_of(array)
     return None if found is None else _As(found)
 
 
-def spread(declared: Any, results: Any, what: str) -> list[Any]:
+def spread(declared: SpecLike, results: PyTree, what: str) -> list[Any]:
     """What is declared of each result.
 
     Args:

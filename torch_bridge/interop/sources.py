@@ -26,6 +26,7 @@ import numpy as np
 
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.transfer.exchange import to_jax
+from isoshard.torch_bridge.argument_types import FlaxObject, PyTree
 
 Arrays = dict[str, jax.Array]
 _TRAINING = ("train", "training", "is_training")
@@ -49,7 +50,7 @@ class Tree:
 
     parameter_prefix = ""
 
-    def __init__(self, apply: Callable[..., Any], tree: Any):
+    def __init__(self, apply: Callable[..., Any], tree: PyTree):
         """See the class."""
         self.name = getattr(apply, "__name__", None) or type(apply).__name__
         self._apply = apply
@@ -102,7 +103,7 @@ class Tree:
         return name in self._keys
 
     def apply(
-        self, parameters: Arrays, buffers: Arrays, args: Any, kwargs: Any, *, training: bool
+        self, parameters: Arrays, buffers: Arrays, args: PyTree, kwargs: PyTree, *, training: bool
     ) -> tuple[Any, Arrays]:
         """Call the function.
 
@@ -137,7 +138,7 @@ class Linen(Tree):
 
     parameter_prefix = "params."
 
-    def __init__(self, module: Any, variables: Any, rngs: Any = None):
+    def __init__(self, module: FlaxObject, variables: FlaxObject, rngs: FlaxObject = None):
         """See the class."""
         self.name = type(module).__name__
         self._module = module
@@ -154,7 +155,7 @@ class Linen(Tree):
         return path_name(path[:1]) == "params" and super()._is_parameter(path, leaf)
 
     def apply(
-        self, parameters: Arrays, buffers: Arrays, args: Any, kwargs: Any, *, training: bool
+        self, parameters: Arrays, buffers: Arrays, args: PyTree, kwargs: PyTree, *, training: bool
     ) -> tuple[Any, Arrays]:
         """As `Tree.apply`; `train` and its like are given as the torch module's mode says."""
         kwargs = {**self._mode(args, kwargs, training), **kwargs}
@@ -197,7 +198,7 @@ class Nnx(Tree):
         model: an `nnx.Module`; it stays as it is.
     """
 
-    def __init__(self, model: Any):
+    def __init__(self, model: FlaxObject):
         """See the class."""
         self._nnx: Any = sys.modules["flax.nnx"]
         self.name = type(model).__name__
@@ -218,7 +219,7 @@ class Nnx(Tree):
         return self._nnx.merge(self._graph, super().joined(arrays))
 
     def apply(
-        self, parameters: Arrays, buffers: Arrays, args: Any, kwargs: Any, *, training: bool
+        self, parameters: Arrays, buffers: Arrays, args: PyTree, kwargs: PyTree, *, training: bool
     ) -> tuple[Any, Arrays]:
         """As `Tree.apply`, with `model.train()` or `model.eval()` as the torch module's mode."""
         model = self.joined({**parameters, **buffers})
@@ -255,7 +256,7 @@ _INITIALIZE = (
 )
 
 
-def source_of(model: Any, variables: Any, init: Any, rngs: Any) -> Tree:
+def source_of(model: FlaxObject, variables: FlaxObject, init: FlaxObject, rngs: FlaxObject) -> Tree:
     """Take apart what `torch_module` was given.
 
     Raises:

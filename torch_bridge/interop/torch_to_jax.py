@@ -37,9 +37,11 @@ from typing import Any
 import jax
 import torch
 
+from isoshard.core.layout.spec import SpecLike
 from isoshard.core.layout.uneven import is_uneven
 from isoshard.torch_bridge import modules
 from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge.argument_types import PyTree
 from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.layout.widths import jax_dtype
@@ -71,7 +73,7 @@ class JaxFunction:
         (4, 2)
     """
 
-    def __init__(self, target: Callable[..., Any], out_sharding: Any = None):
+    def __init__(self, target: Callable[..., Any], out_sharding: SpecLike = None):
         """See `jax_function`."""
         self._target, self._out_sharding = target, out_sharding
 
@@ -108,7 +110,7 @@ class JaxFunction:
         }
 
     def __call__(
-        self, params: Any = _LEFT_OUT, *args: Any, rng: jax.Array | None = None, **kwargs: Any
+        self, params: PyTree = _LEFT_OUT, *args: Any, rng: jax.Array | None = None, **kwargs: Any
     ) -> Any:
         """Run the torch code on JAX values.
 
@@ -139,7 +141,12 @@ class JaxFunction:
         return self._cross(self._of_function, (given, kwargs), rng)
 
     def with_buffers(
-        self, params: Any, buffers: Any, *args: Any, rng: jax.Array | None = None, **kwargs: Any
+        self,
+        params: PyTree,
+        buffers: PyTree,
+        *args: Any,
+        rng: jax.Array | None = None,
+        **kwargs: Any,
     ) -> tuple[Any, dict[str, jax.Array]]:
         """Run the module, and return what its buffers have become.
 
@@ -232,7 +239,7 @@ class JaxFunction:
 
 
 def jax_function(
-    target: torch.nn.Module | Callable[..., Any], *, out_sharding: Any = None
+    target: torch.nn.Module | Callable[..., Any], *, out_sharding: SpecLike = None
 ) -> JaxFunction:
     """Make a pure JAX function of a torch module or function.
 

@@ -26,11 +26,12 @@ from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.mesh import ambient_mesh
 from isoshard.core.layout.spec_entries import axis_names, entries_of
 from isoshard.core.transfer.exchange import lay_out
+from isoshard.torch_bridge.argument_types import Leaf, PyTree
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values import layout_numbers
 
 
-def users_mesh(arguments: Any, what: str) -> AnyMesh | None:
+def users_mesh(arguments: PyTree, what: str) -> AnyMesh | None:
     """The mesh with Explicit axes that arguments are on, or that is set around them.
 
     Args:
@@ -56,7 +57,7 @@ def users_mesh(arguments: Any, what: str) -> AnyMesh | None:
     return mesh
 
 
-def mesh_of_leaf(leaf: Any) -> AnyMesh | None:
+def mesh_of_leaf(leaf: Leaf) -> AnyMesh | None:
     """The mesh that an array, a traced value or a tensor is known to be on."""
     if isinstance(leaf, lazy_tensor.LazyTensor):
         return layout_numbers.typed_mesh(leaf._storage.value.layout)
@@ -81,7 +82,7 @@ def under_auto_axes(mesh: AnyMesh | None = None) -> contextlib.AbstractContextMa
 _AS_IT_IS = contextlib.nullcontext()
 
 
-def of_type(value: Any, sharding: NamedSharding) -> Any:
+def of_type(value: Leaf, sharding: NamedSharding) -> Any:
     """A value in a type; along Auto axes it stays as it is.
 
     Args:

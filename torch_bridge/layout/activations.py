@@ -34,6 +34,7 @@ from isoshard.core.plan.activations import ModuleActivations, Side
 from isoshard.core.plan.layout_rules import PlanError
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge.argument_types import MeshLike, PlanLike
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
@@ -115,7 +116,9 @@ class ActivationConstraints:
         return f"ActivationConstraints({pairs})"
 
 
-def constrain_activations(module: torch.nn.Module, mesh: Any, plan: Any) -> ActivationConstraints:
+def constrain_activations(
+    module: torch.nn.Module, mesh: MeshLike, plan: PlanLike
+) -> ActivationConstraints:
     """Lay out what goes into the modules of a model, and what comes out, as a plan says.
 
     Args:

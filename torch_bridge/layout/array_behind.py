@@ -13,13 +13,16 @@ from isoshard.core.errors import no_sharing
 from isoshard.core.layout.axis_types import on_mesh, retyped
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.transfer.exchange import lay_out
+from isoshard.torch_bridge.argument_types import ArrayLike, LayoutLike
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Value, placed_layout
 
 
-def array_behind(x: lazy_tensor.LazyTensor, sharding: Any, copy: bool | None, name: str) -> Any:
+def array_behind(
+    x: lazy_tensor.LazyTensor, sharding: LayoutLike, copy: bool | None, name: str
+) -> Any:
     """The very array of a tensor, or where a copy or another layout is asked for, that.
 
     Args:
@@ -48,14 +51,14 @@ def users_sharding(value: Value, sharding: jax.sharding.NamedSharding) -> Any:
     return sharding if mesh is None else on_mesh(sharding, mesh)
 
 
-def on_users_mesh(array: Any, mesh: jax.sharding.Mesh) -> Any:
+def on_users_mesh(array: ArrayLike, mesh: jax.sharding.Mesh) -> Any:
     """An array, or one in blocks, on a mesh of the grid it lies on, with the types of that."""
     if not isinstance(array, UnevenArray):
         return retyped(array, mesh)
     return UnevenArray(retyped(array.array, mesh), array.shape, array.sizes)
 
 
-def in_layout(array: Any, layout: Any, copy: bool | None, name: str) -> Any:
+def in_layout(array: ArrayLike, layout: LayoutLike, copy: bool | None, name: str) -> Any:
     """A JAX array, or one in blocks, in another layout.
 
     Raises:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import jax
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.uneven import Sizes
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.argument_types import DeviceTensor, DTypeLike, MeshLike
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tensor_changes import namespace
@@ -18,6 +18,7 @@ from isoshard.torch_bridge.engine.values import layout_numbers
 
 from . import marks, shard_snapshots, view_layouts
 from .marks import ShardingType
+from .method_bodies import BODIES
 from .shard_snapshots import XLAShard
 
 
@@ -101,22 +102,12 @@ class LayoutMethods(lazy_tensor.LazyTensor):
         mesh axes split one tensor axis in another order than from the left, one of them is a
         `_StridedShard`.
         """
-        from isoshard.torch_bridge.distributed.tensor import tensor_placements as laying
-
-        found = laying.found(self)
-        if found is None and naming.is_torch_xla():
-            raise ValueError(f"placements: {laying.unknown(self)}")
-        if found is not None and naming.is_torch_xla():
-            return self._spec.placements  # which keeps the layout, as torch_xla's does
-        return found.placements if found else None
+        return BODIES["placements"](self)
 
     @property
     def device_mesh(self) -> Any:
         """The `DeviceMesh` (or part of one) that it was laid out over; None without a layout."""
-        from isoshard.torch_bridge.distributed.tensor import tensor_placements as laying
-
-        found = laying.found(self)
-        return found.mesh if found else None
+        return BODIES["device_mesh"](self)
 
     _cached_spec: Any = None
 
@@ -127,9 +118,7 @@ class LayoutMethods(lazy_tensor.LazyTensor):
         Raises:
             ValueError: it is on no mesh, or its value is not computed yet and nobody marked it.
         """
-        from isoshard.torch_bridge.distributed.tensor import tensor_placements as laying
-
-        self._cached_spec = laying.dtensor_spec(self, self._cached_spec)
+        self._cached_spec = BODIES["_spec"](self, self._cached_spec)
         return self._cached_spec
 
     @property
@@ -154,8 +143,8 @@ class LayoutMethods(lazy_tensor.LazyTensor):
     @classmethod
     def from_local(
         cls,
-        local_tensor: Any,
-        device_mesh: Any = None,
+        local_tensor: DeviceTensor,
+        device_mesh: MeshLike = None,
         placements: Sequence[Any] | None = None,
         *,
         run_check: bool = False,
@@ -191,9 +180,7 @@ class LayoutMethods(lazy_tensor.LazyTensor):
                 mesh, or on a part of one only.
             NotImplementedError: a `Partial` is no sum, avg, min or max.
         """
-        from isoshard.torch_bridge.distributed.tensor import local_checks as local
-
-        return local.from_local(
+        return BODIES["from_local"](
             local_tensor, device_mesh, placements, run_check, shape, stride, grad_placements
         )
 
@@ -216,22 +203,20 @@ class LayoutMethods(lazy_tensor.LazyTensor):
             UnevenError: its pieces are of unequal size.
             ValueError: `grad_placements` is not possible.
         """
-        from isoshard.torch_bridge.distributed.tensor import local_checks as local
-
         if naming.is_torch_xla():
             return self
         if marks.asked(self) is None and marks.is_recorded(self):
             tapes.materialize([lazy_tensor.read(self)])
-        return local.to_local(self, grad_placements)
+        return BODIES["to_local"](self, grad_placements)
 
     def redistribute(
         self,
-        device_mesh: Any = None,
+        device_mesh: MeshLike = None,
         placements: Sequence[Any] | None = None,
         *,
         async_op: bool = False,
-        forward_dtype: Any = None,
-        backward_dtype: Any = None,
+        forward_dtype: DTypeLike = None,
+        backward_dtype: DTypeLike = None,
     ) -> Any:
         """The same elements in another layout, as a new tensor; twice differentiable.
 
@@ -261,17 +246,7 @@ class LayoutMethods(lazy_tensor.LazyTensor):
         >>> t.placements
         (Shard(dim=0), Replicate())
         """
-        from isoshard.torch_bridge.distributed.tensor import tensor_placements as laying
-
-        if placements is None:
-            raise RuntimeError(
-                "redistribute needs placements: t.redistribute(mesh, [Shard(0)]), or "
-                "t.redistribute(placements=[Shard(0)]) over its own mesh"
-            )
-        if device_mesh is None:
-            device_mesh = self.device_mesh or laying.mesh_of_program(self)
-        laid = laying.layout(tuple(self.shape), device_mesh, placements)
-        return laying.moved(self, laid, None, forward_dtype, backward_dtype)
+        return BODIES["redistribute"](self, device_mesh, placements, forward_dtype, backward_dtype)
 
     @property
     def full_tensor(self) -> Callable[..., Any]:
@@ -288,15 +263,7 @@ class LayoutMethods(lazy_tensor.LazyTensor):
             NotImplementedError: a placement is `Partial`: the gradient of a whole is one.
             ValueError: there are more or fewer placements than mesh dimensions.
         """
-        from isoshard.torch_bridge.distributed.tensor import tensor_placements as laying
-
-        mesh = self.device_mesh or laying.mesh_of_program(self)
-        if mesh is None:
-            raise AttributeError(
-                f"a tensor of shape {tuple(self.shape)} on no mesh has no full_tensor(): it is "
-                "whole. Lay it out with isoshard.shard(t, mesh, spec) or xs.mark_sharding"
-            )
-        return functools.partial(laying.gathered, self, mesh)
+        return BODIES["full_tensor"](self)
 
     def invalidate_spec_cache(self) -> None:
         """Forget `_spec`. Nobody needs to: it is made anew when the layout is another."""

@@ -29,9 +29,11 @@ from jax.core import Tracer
 
 from isoshard.core.domain import BlockLayout
 from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.layout.spec import SpecLike
 from isoshard.core.layout.tiles import Tiles
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.torch_bridge._torch_internals.tensor_fields import PARAMETER_FIELD, gradient_hooks
+from isoshard.torch_bridge.argument_types import LayoutLike
 from isoshard.torch_bridge.engine.compiling.layout_constraints import constrain
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.tensor_changes import namespace
@@ -116,7 +118,7 @@ def written(tensor: lazy_tensor.LazyTensor) -> Any:
     return _WRITTEN.get(tensor._storage) if _WRITTEN and not tensor._chain.ops else None
 
 
-def note_written(tensor: lazy_tensor.LazyTensor, spec: Any) -> None:
+def note_written(tensor: lazy_tensor.LazyTensor, spec: SpecLike) -> None:
     """Let `written` tell the spec of a mark that the tensor has."""
     if not tensor._chain.ops:
         _WRITTEN[tensor._storage] = spec
@@ -223,7 +225,9 @@ def is_on_host(tensor: lazy_tensor.LazyTensor) -> bool:
     return isinstance(tensor._storage.value.array, np.ndarray)
 
 
-def annotated(x: torch.Tensor, value: Value, layout: Any, shape: tuple[int, ...]) -> torch.Tensor:
+def annotated(
+    x: torch.Tensor, value: Value, layout: LayoutLike, shape: tuple[int, ...]
+) -> torch.Tensor:
     """A tensor of `value` in the place of `x`; being a parameter and `requires_grad` are kept."""
     tensor = lazy_tensor.fresh(Aval.contiguous(shape, x.dtype), value)
     tensor._storage.annotation = layout.sharding if isinstance(layout, BlockLayout) else layout

@@ -31,18 +31,21 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.layout.offload import check_memory, in_memory
 from isoshard.core.plan import Plan
 from isoshard.core.plan.memory_rules import check_used
+from isoshard.torch_bridge.argument_types import MeshLike, PlanLike
 from isoshard.torch_bridge.dtensor.dtensor_modules import named_params
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 from . import marks
 
 
-def says_memory(plan: Any) -> bool:
+def says_memory(plan: PlanLike) -> bool:
     """Whether a plan says of anything where it rests."""
     return isinstance(plan, Plan) and any(factor.memory for factor in plan.factors)
 
 
-def shard_state(optimizer: torch.optim.Optimizer, mesh: Any, plan: Plan) -> torch.optim.Optimizer:
+def shard_state(
+    optimizer: torch.optim.Optimizer, mesh: MeshLike, plan: Plan
+) -> torch.optim.Optimizer:
     """Let the state of an optimizer, what there is and what it will make, rest as a plan says.
 
     Args:

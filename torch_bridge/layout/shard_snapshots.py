@@ -32,6 +32,7 @@ import torch
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
+from isoshard.torch_bridge.argument_types import DeviceLike
 from isoshard.torch_bridge.engine.operators import reading
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
@@ -207,7 +208,7 @@ def _write(tensor: lazy_tensor.LazyTensor, whole: Any, count: int) -> None:
     torch.autograd.graph.increment_version(tensor)
 
 
-def name_of(device: Any) -> str:
+def name_of(device: DeviceLike) -> str:
     """A device as torch_xla writes it: `"CPU:3"`."""
     return f"{device.platform.upper()}:{marks.ordinal(device)}"
 

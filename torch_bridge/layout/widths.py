@@ -28,6 +28,7 @@ from jax.core import Tracer
 from isoshard.core.errors import CopyError, no_sharing
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
+from isoshard.torch_bridge.argument_types import DTypeLike, Leaf
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
@@ -37,13 +38,13 @@ def array(tensor: torch.Tensor) -> Any:
     return input_placement.held(lazy_tensor.read(tensor))  # pyright: ignore[reportArgumentType]
 
 
-def jax_dtype(dtype: Any) -> np.dtype:
+def jax_dtype(dtype: DTypeLike) -> np.dtype:
     """The dtype in which JAX computes with arrays of a dtype, as it is set now."""
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
 
 
 def for_jax(
-    x: Any, dtype: Any = None, *, copy: bool | None = None, name: str = "tensor"
+    x: Leaf, dtype: DTypeLike = None, *, copy: bool | None = None, name: str = "tensor"
 ) -> jax.Array | UnevenArray:
     """An array as JAX computes with it.
 
@@ -77,7 +78,7 @@ def for_jax(
     return astype(x, want)
 
 
-def astype(x: Any, dtype: Any) -> Any:
+def astype(x: Leaf, dtype: DTypeLike) -> Any:
     """An array, also traced, in another dtype; each device converts what it has."""
     with jax.enable_x64(True):
         if isinstance(x, Tracer) or x.is_fully_addressable:

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 
 from .argument_forms import cast, floating, wide
 from .elementwise import sign
@@ -216,11 +217,31 @@ def _added(inner: Callable) -> tuple[Callable, Callable]:
     return by_one, by_list
 
 
+def _meta_by_tensor(name: str) -> Callable[..., Any]:
+    """What a list operator with its numbers in one tensor gives, as with a list of numbers."""
+    with_numbers = getattr(torch.ops.aten, name).ScalarList
+
+    def meta(tensors: Sequence[Any], firsts: Any, seconds: Any, scalars: torch.Tensor) -> Any:
+        if scalars.dim() != 1:
+            raise RuntimeError(
+                f"Expected packed scalar Tensor to be of dimension 1. Got {scalars.dim()} instead."
+            )
+        if len(scalars) != len(tensors):
+            raise RuntimeError(
+                f"Expected length of scalars to match input of length {len(tensors)} but got "
+                f"{len(scalars)} instead."
+            )
+        number = torch.ones((), dtype=scalars.dtype).item()
+        return with_numbers(tensors, firsts, seconds, [number] * len(tensors))
+
+    return meta
+
+
 for _name, _inner in {"addcmul": "mul", "addcdiv": "div"}.items():
     _by_one, _by_list = _added(_BINARY[_inner])
     lower(f"aten::_foreach_{_name}.Scalar", lift=("value",))(_by_one)
     lower(f"aten::_foreach_{_name}.ScalarList", lift=("scalars",))(_by_list)
-    lower(f"aten::_foreach_{_name}.Tensor")(_by_list)
+    lower(f"aten::_foreach_{_name}.Tensor", meta=_meta_by_tensor(f"_foreach_{_name}"))(_by_list)
 
 
 def _lerp(x: jax.Array, end: jax.Array, weight: Any) -> jax.Array:

@@ -21,6 +21,7 @@ import torch
 
 from isoshard.core.errors import ShardingError
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.argument_types import MeshLike
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
@@ -28,7 +29,7 @@ from .marking import mark_sharding
 from .mesh import Mesh, get_1d_mesh, get_global_mesh, mesh_from
 
 
-def auto_policy(mod_name: str, mod: torch.nn.Module, mesh: Any = None) -> None:
+def auto_policy(mod_name: str, mod: torch.nn.Module, mesh: MeshLike = None) -> None:
     """Mark the parameters and buffers of one module, without its children, by the rule above.
 
     Pass it to `xla_distribute_module(module, mesh, auto_policy)`. Tensors that are split already
@@ -84,7 +85,7 @@ def auto_spec(shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> tuple[Any,
     return tuple(spec)
 
 
-def auto_mesh(mesh: Any = None) -> Mesh:
+def auto_mesh(mesh: MeshLike = None) -> Mesh:
     """The mesh for `auto_policy`, see there.
 
     Raises:

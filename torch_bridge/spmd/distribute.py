@@ -23,6 +23,7 @@ import torch
 
 from isoshard.core.errors import ShardingError
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.argument_types import MeshLike
 from isoshard.torch_bridge.dtensor.translation import check_count, spec_of
 from isoshard.torch_bridge.session import modes
 from isoshard.torch_bridge.tensor import XLAShardedTensor
@@ -33,7 +34,7 @@ from .marking import mark_sharding
 from .mesh import Mesh, mesh_from
 
 
-def convert_to_xla_mesh(dt_mesh: Any) -> Mesh:
+def convert_to_xla_mesh(dt_mesh: MeshLike) -> Mesh:
     """An `xs.Mesh` with the devices, shape and names of another mesh.
 
     Args:
@@ -81,7 +82,7 @@ def convert_to_xla_partition_spec(
 
 
 def xla_distribute_tensor(
-    tensor: torch.Tensor, device_mesh: Any, placements: Sequence[Any] | None = None
+    tensor: torch.Tensor, device_mesh: MeshLike, placements: Sequence[Any] | None = None
 ) -> XLAShardedTensor:
     """Lay a tensor out over a mesh by placements.
 
@@ -129,7 +130,7 @@ def xla_distribute_tensor(
 
 def xla_distribute_module(
     module: torch.nn.Module,
-    device_mesh: Any = None,
+    device_mesh: MeshLike = None,
     partition_fn: Callable[[str, torch.nn.Module, Any], None] | None = None,
     input_fn: Callable[..., Any] | None = None,
     output_fn: Callable[..., Any] | None = None,

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from isoshard.core.layout.spec import SpecLike
+from isoshard.torch_bridge.argument_types import AutogradContext, DeviceTensor, MeshLike
 from isoshard.torch_bridge.layout import marks
 
 from .marking import checked
@@ -16,7 +18,9 @@ class MarkShardingFunction(torch.autograd.Function):
     """`MarkShardingFunction.apply(tensor, mesh, partition_spec)`: see below."""
 
     @staticmethod
-    def forward(ctx: Any, torch_tensor: Any, mesh: Any, partition_spec: Any) -> torch.Tensor:
+    def forward(
+        ctx: AutogradContext, torch_tensor: DeviceTensor, mesh: MeshLike, partition_spec: SpecLike
+    ) -> torch.Tensor:
         """A copy of the tensor, laid out."""
         ctx.mesh, ctx.partition_spec = mesh, partition_spec
         t, sharding = checked(torch_tensor, mesh, partition_spec, "mark_sharding_with_gradients")
@@ -24,13 +28,15 @@ class MarkShardingFunction(torch.autograd.Function):
         return marks.laid_out(t, even, ask)
 
     @staticmethod
-    def backward(ctx: Any, *grad_output: Any) -> Any:
+    def backward(ctx: AutogradContext, *grad_output: Any) -> Any:
         """The gradient, laid out likewise."""
         gradient = MarkShardingFunction.apply(grad_output[0], ctx.mesh, ctx.partition_spec)
         return gradient, None, None
 
 
-def mark_sharding_with_gradients(t: torch.Tensor, mesh: Any, partition_spec: Any) -> torch.Tensor:
+def mark_sharding_with_gradients(
+    t: torch.Tensor, mesh: MeshLike, partition_spec: SpecLike
+) -> torch.Tensor:
     """The same elements as a new tensor in a layout, which the gradient has as well.
 
     Args:

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import torch
 
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.argument_types import AutogradContext, DeviceTensor
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
@@ -41,7 +42,9 @@ class XLAPatchedLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, input: Any, weight: Any, bias: Any = None) -> torch.Tensor:
+    def forward(
+        ctx: AutogradContext, input: DeviceTensor, weight: DeviceTensor, bias: DeviceTensor = None
+    ) -> torch.Tensor:
         """`input @ weight.T + bias`: (.., n), (m, n), (m) to (.., m)."""
         _check(input, weight, bias)
         ctx.has_bias = bias is not None
@@ -55,7 +58,7 @@ class XLAPatchedLinear(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grad_output: Any) -> Any:
+    def backward(ctx: AutogradContext, *grad_output: Any) -> Any:
         """The gradients of input, weight and bias, in their dtypes."""
         input, weight = ctx.saved_tensors
         given = [lazy_tensor.read(tensor) for tensor in (grad_output[0], input, weight)]

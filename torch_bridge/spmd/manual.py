@@ -21,33 +21,23 @@ devices, the first of them gives it; they should agree, as in torch_xla.
 
 from __future__ import annotations
 
-import functools
-from typing import Any
+from collections.abc import Sequence
 
-import jax
 import torch
 
 from isoshard.core.errors import ShardingError
-from isoshard.core.layout.axis_types import auto
 from isoshard.core.layout.mesh import mesh_of
-from isoshard.core.layout.spec import axis_names, check_even
-from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.recording import tape as tapes
-from isoshard.torch_bridge.engine.recording.tape import Recipe
-from isoshard.torch_bridge.engine.values import layout_numbers
-from isoshard.torch_bridge.engine.values.value import Aval
-from isoshard.torch_bridge.layout import marks
+from isoshard.core.layout.spec import SpecLike, check_even
+from isoshard.torch_bridge.argument_types import MeshLike
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
-from .manual_tensor import ManualTensor
+from .manual_tensor import ManualTensor, pieces_of, whole_of
 from .marking import checked, layout_for
 from .mesh import default_mesh, get_1d_mesh, get_global_mesh
 
-P = jax.sharding.PartitionSpec
-
 
 def enable_manual_sharding(
-    t: torch.Tensor, partition_spec: Any, *, mesh: Any = None
+    t: torch.Tensor, partition_spec: SpecLike, *, mesh: MeshLike = None
 ) -> ManualTensor:
     """Begin a manual region for a tensor: what each device holds of it.
 
@@ -74,12 +64,11 @@ def enable_manual_sharding(
         raise ShardingError("this tensor is in a manual region already; disable that first")
     t, sharding = checked(t, default_mesh(mesh), partition_spec, "enable_manual_sharding")
     check_even(sharding.spec, mesh_of(sharding), tuple(t.shape))
-    result: Any = _ToShards.apply(t, sharding, "copy")
-    return result
+    return pieces_of(t, sharding)
 
 
 def disable_manual_sharding(
-    t: torch.Tensor, partition_spec: Any, full_shape: Any, *, mesh: Any = None
+    t: torch.Tensor, partition_spec: SpecLike, full_shape: Sequence[int], *, mesh: MeshLike = None
 ) -> XLAShardedTensor:
     """End a manual region for a tensor: its pieces become one again.
 
@@ -123,8 +112,7 @@ def disable_manual_sharding(
             f"a whole of shape {full_shape} cut by {sharding.spec} has pieces of shape {piece}, "
             f"and these have {tuple(t.shape)}"
         )
-    result: Any = _ToWhole.apply(t, sharding, "first")
-    return result
+    return whole_of(t, sharding)
 
 
 def mark_manual_sharding(t: torch.Tensor) -> ManualTensor:
@@ -139,115 +127,3 @@ def mark_manual_sharding(t: torch.Tensor) -> ManualTensor:
     if isinstance(t, ManualTensor):
         return t
     return enable_manual_sharding(t, (None,) * t.dim(), mesh=get_global_mesh() or get_1d_mesh())
-
-
-def copied(t: XLAShardedTensor, mesh: jax.sharding.Mesh) -> ManualTensor:
-    """A tensor whole on every device, as a manual one; its gradient is the sum of theirs."""
-    result: Any = _ToShards.apply(t, jax.sharding.NamedSharding(mesh, P()), "copy")
-    return result
-
-
-class _ToShards(torch.autograd.Function):
-    """From a whole to pieces, "copy" or "first" (see `_cut`); the transpose of `_ToWhole`."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: Any, sharding: Any, how: str) -> Any:
-        ctx.sharding, ctx.how = sharding, how
-        return _pieces_of(whole, sharding, how)
-
-    @staticmethod
-    def backward(ctx: Any, *gradient: Any) -> Any:
-        return _ToWhole.apply(gradient[0], ctx.sharding, _TRANSPOSE[ctx.how]), None, None
-
-
-class _ToWhole(torch.autograd.Function):
-    """From pieces to a whole, "sum" or "first" (see `_join`); the transpose of `_ToShards`."""
-
-    @staticmethod
-    def forward(ctx: Any, pieces: Any, sharding: Any, how: str) -> Any:
-        ctx.sharding, ctx.how = sharding, how
-        return _whole_of(pieces, sharding, how)
-
-    @staticmethod
-    def backward(ctx: Any, *gradient: Any) -> Any:
-        return _ToShards.apply(gradient[0], ctx.sharding, _TRANSPOSE[ctx.how]), None, None
-
-
-_TRANSPOSE = {"copy": "sum", "sum": "copy", "first": "first"}
-
-
-def _pieces_of(whole: Any, sharding: Any, how: str) -> ManualTensor:
-    mesh = mesh_of(sharding)
-    (value,) = tapes.recorder().record(_cut(sharding, how), [lazy_tensor.read(whole)])
-    shape = (mesh.size, *sharding.shard_shape(tuple(whole.shape)))
-    return ManualTensor.of(lazy_tensor.fresh(Aval.contiguous(shape, whole.dtype), value), mesh)
-
-
-def _whole_of(pieces: ManualTensor, sharding: Any, how: str) -> Any:
-    blocks = marks.groups(sharding, pieces.dim()).shape[:-1]
-    shape = tuple(size * count for size, count in zip(pieces.shape, blocks, strict=True))
-    (value,) = tapes.recorder().record(_join(sharding, how), [lazy_tensor.read(pieces.stacked)])
-    if value.array is None:
-        value.layout = layout_numbers.intern(sharding)
-    whole = lazy_tensor.fresh(Aval.contiguous(shape, pieces.dtype), value)
-    marks.keep(whole, sharding, None)
-    return whole
-
-
-def _others(sharding: Any) -> tuple[str, ...]:
-    """The mesh axes along which devices hold copies."""
-    used = {name for entry in sharding.spec for name in axis_names(entry)}
-    return tuple(name for name in sharding.mesh.axis_names if name not in used)
-
-
-def _is_first(sharding: Any) -> jax.Array:
-    """On a device: whether it is the first of those that hold its piece."""
-    first = jax.numpy.array(True)
-    for axis in _others(sharding):
-        first &= jax.lax.axis_index(axis) == 0
-    return first
-
-
-@functools.lru_cache(maxsize=1024)
-def _cut(sharding: Any, how: str) -> Recipe:
-    """From a whole to stacked pieces: the same on copies, or zeros on all but the first."""
-
-    def local(piece: jax.Array) -> jax.Array:
-        if how == "first":
-            piece = jax.numpy.where(_is_first(sharding), piece, jax.numpy.zeros_like(piece))
-        return piece[None]
-
-    mesh = auto(mesh_of(sharding))
-    mapped = jax.shard_map(
-        local,
-        mesh=mesh,
-        in_specs=sharding.spec,
-        out_specs=P(mesh.axis_names),
-        check_vma=False,
-    )
-    return Recipe(f"manual_{how}", lambda arrays, _scalars, _key: [mapped(arrays[0])], 1)
-
-
-@functools.lru_cache(maxsize=1024)
-def _join(sharding: Any, how: str) -> Recipe:
-    """From stacked pieces to a whole: of copies the first, or their sum."""
-
-    def local(stacked: jax.Array) -> jax.Array:
-        piece = stacked[0]
-        if how == "first":
-            piece = jax.numpy.where(_is_first(sharding), piece, jax.numpy.zeros_like(piece))
-        others = _others(sharding)
-        if not others:
-            return piece
-        wide = piece.astype("int32") if piece.dtype == bool else piece
-        return jax.lax.psum(wide, others).astype(piece.dtype)
-
-    mesh = auto(mesh_of(sharding))
-    mapped = jax.shard_map(
-        local,
-        mesh=mesh,
-        in_specs=P(mesh.axis_names),
-        out_specs=sharding.spec,
-        check_vma=False,
-    )
-    return Recipe(f"manual_{how}", lambda arrays, _scalars, _key: [mapped(arrays[0])], 1)

@@ -12,19 +12,30 @@ per device. In-place operations and views work.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import torch
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError
-from isoshard.core.layout.axis_types import same_grid
+from isoshard.core.layout.axis_types import auto, same_grid
+from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.layout.spec import axis_names
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree, schema_of
 from isoshard.torch_bridge._torch_internals.dispatcher import is_excluded, set_excluded
 from isoshard.torch_bridge._torch_internals.tensor_fields import make_wrapper_subclass
+from isoshard.torch_bridge.argument_types import DeviceTensor
 from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.engine.recording.tape import Recipe
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values.value import Aval
+from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.layout.marks import ShardingType
 from isoshard.torch_bridge.layout.shard_snapshots import XLAShard, name_of
 from isoshard.torch_bridge.tensor import XLAShardedTensor
@@ -60,7 +71,7 @@ class ManualTensor(XLAShardedTensor):
         raise AttributeError(f"'ManualTensor' object has no attribute {name!r}")
 
     @classmethod
-    def of(cls, stacked: Any, mesh: jax.sharding.Mesh) -> ManualTensor:
+    def of(cls, stacked: DeviceTensor, mesh: jax.sharding.Mesh) -> ManualTensor:
         """The tensor whose pieces are stacked.
 
         Args:
@@ -88,10 +99,9 @@ class ManualTensor(XLAShardedTensor):
             leaves = pytree.tree_leaves(given)
             homes = [leaf.home for leaf in leaves if isinstance(leaf, ManualTensor)]
             if homes and any(map(_needs_sum, leaves)):
-                from .manual import copied
-
+                copies = NamedSharding(homes[0], P())
                 given = pytree.tree_map(
-                    lambda leaf: copied(leaf, homes[0]) if _needs_sum(leaf) else leaf, given
+                    lambda leaf: pieces_of(leaf, copies) if _needs_sum(leaf) else leaf, given
                 )
         with torch.DisableTorchFunctionSubclass():
             return func(*given[0], **given[1])
@@ -219,3 +229,131 @@ def _vmap_allowed() -> Iterator[None]:
     finally:
         for key, excluded in zip(_KEYS, before, strict=True):
             set_excluded(key, excluded)
+
+
+def pieces_of(t: torch.Tensor, sharding: jax.sharding.NamedSharding) -> ManualTensor:
+    """Each device's own piece of a whole; of copies, the gradient is the sum of theirs.
+
+    Args:
+        t: on the `jax` device.
+        sharding: how it is cut; its axes divide.
+    """
+    result: Any = _ToShards.apply(t, sharding, "copy")
+    return result
+
+
+def whole_of(pieces: ManualTensor, sharding: jax.sharding.NamedSharding) -> XLAShardedTensor:
+    """The whole that pieces make; of copies, that of the first device.
+
+    Args:
+        pieces: of its shards' shape.
+        sharding: how they lie in the whole.
+    """
+    result: Any = _ToWhole.apply(pieces, sharding, "first")
+    return result
+
+
+class _ToShards(torch.autograd.Function):
+    """From a whole to pieces, "copy" or "first" (see `_cut`); the transpose of `_ToWhole`."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Any, sharding: Any, how: str) -> Any:
+        ctx.sharding, ctx.how = sharding, how
+        return _cut_pieces(whole, sharding, how)
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Any) -> Any:
+        return _ToWhole.apply(gradient[0], ctx.sharding, _TRANSPOSE[ctx.how]), None, None
+
+
+class _ToWhole(torch.autograd.Function):
+    """From pieces to a whole, "sum" or "first" (see `_join`); the transpose of `_ToShards`."""
+
+    @staticmethod
+    def forward(ctx: Any, pieces: Any, sharding: Any, how: str) -> Any:
+        ctx.sharding, ctx.how = sharding, how
+        return _joined_pieces(pieces, sharding, how)
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Any) -> Any:
+        return _ToShards.apply(gradient[0], ctx.sharding, _TRANSPOSE[ctx.how]), None, None
+
+
+_TRANSPOSE = {"copy": "sum", "sum": "copy", "first": "first"}
+
+
+def _cut_pieces(whole: Any, sharding: Any, how: str) -> ManualTensor:
+    mesh = mesh_of(sharding)
+    (value,) = tapes.recorder().record(_cut(sharding, how), [lazy_tensor.read(whole)])
+    shape = (mesh.size, *sharding.shard_shape(tuple(whole.shape)))
+    return ManualTensor.of(lazy_tensor.fresh(Aval.contiguous(shape, whole.dtype), value), mesh)
+
+
+def _joined_pieces(pieces: ManualTensor, sharding: Any, how: str) -> Any:
+    blocks = marks.groups(sharding, pieces.dim()).shape[:-1]
+    shape = tuple(size * count for size, count in zip(pieces.shape, blocks, strict=True))
+    (value,) = tapes.recorder().record(_join(sharding, how), [lazy_tensor.read(pieces.stacked)])
+    if value.array is None:
+        value.layout = layout_numbers.intern(sharding)
+    whole = lazy_tensor.fresh(Aval.contiguous(shape, pieces.dtype), value)
+    marks.keep(whole, sharding, None)
+    return whole
+
+
+def _others(sharding: Any) -> tuple[str, ...]:
+    """The mesh axes along which devices hold copies."""
+    used = {name for entry in sharding.spec for name in axis_names(entry)}
+    return tuple(name for name in sharding.mesh.axis_names if name not in used)
+
+
+def _is_first(sharding: Any) -> jax.Array:
+    """On a device: whether it is the first of those that hold its piece."""
+    first = jax.numpy.array(True)
+    for axis in _others(sharding):
+        first &= jax.lax.axis_index(axis) == 0
+    return first
+
+
+@functools.lru_cache(maxsize=1024)
+def _cut(sharding: Any, how: str) -> Recipe:
+    """From a whole to stacked pieces: the same on copies, or zeros on all but the first."""
+
+    def local(piece: jax.Array) -> jax.Array:
+        if how == "first":
+            piece = jax.numpy.where(_is_first(sharding), piece, jax.numpy.zeros_like(piece))
+        return piece[None]
+
+    mesh = auto(mesh_of(sharding))
+    mapped = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=sharding.spec,
+        out_specs=P(mesh.axis_names),
+        check_vma=False,
+    )
+    return Recipe(f"manual_{how}", lambda arrays, _scalars, _key: [mapped(arrays[0])], 1)
+
+
+@functools.lru_cache(maxsize=1024)
+def _join(sharding: Any, how: str) -> Recipe:
+    """From stacked pieces to a whole: of copies the first, or their sum."""
+
+    def local(stacked: jax.Array) -> jax.Array:
+        piece = stacked[0]
+        if how == "first":
+            piece = jax.numpy.where(_is_first(sharding), piece, jax.numpy.zeros_like(piece))
+        others = _others(sharding)
+        if not others:
+            return piece
+        wide = piece.astype("int32") if piece.dtype == bool else piece
+        return jax.lax.psum(wide, others).astype(piece.dtype)
+
+    mesh = auto(mesh_of(sharding))
+    mapped = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=P(mesh.axis_names),
+        out_specs=sharding.spec,
+        check_vma=False,
+    )
+    return Recipe(f"manual_{how}", lambda arrays, _scalars, _key: [mapped(arrays[0])], 1)

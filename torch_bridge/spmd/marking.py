@@ -22,11 +22,13 @@ import jax
 import torch
 
 from isoshard.core.domain import BlockLayout
+from isoshard.core.domain.blocks.chunk_sizes import SizesLike
 from isoshard.core.errors import SpecError
 from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.layout.spec import named_sharding, same_layout
+from isoshard.core.layout.spec import SpecLike, named_sharding, same_layout
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.argument_types import MeshLike
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.layout import marks
@@ -38,7 +40,7 @@ from .uneven import even_part
 
 
 def mark_sharding(
-    t: torch.Tensor, mesh: Any, partition_spec: Any, *, sizes: Any = None
+    t: torch.Tensor, mesh: MeshLike, partition_spec: SpecLike, *, sizes: SizesLike = None
 ) -> XLAShardedTensor:
     """Mark how a tensor lies on a mesh.
 
@@ -110,7 +112,9 @@ def _check_free(t: XLAShardedTensor, sharding: jax.sharding.NamedSharding) -> No
         )
 
 
-def annotate_custom_sharding(t: torch.Tensor, mesh: Any, partition_spec: Any) -> XLAShardedTensor:
+def annotate_custom_sharding(
+    t: torch.Tensor, mesh: MeshLike, partition_spec: SpecLike
+) -> XLAShardedTensor:
     """Mark how a tensor lies from here on, whatever it was marked with before.
 
     In the program it is one more constraint after the layout that the data have; the data
@@ -156,7 +160,7 @@ def clear_sharding(t: torch.Tensor) -> torch.Tensor:
 
 
 def checked(
-    t: torch.Tensor, mesh: Any, partition_spec: Any, verb: str
+    t: torch.Tensor, mesh: MeshLike, partition_spec: SpecLike, verb: str
 ) -> tuple[XLAShardedTensor, jax.sharding.NamedSharding]:
     """Check what a verb was given, and find the layout it means.
 
@@ -180,7 +184,7 @@ def checked(
 
 
 def layout_for(
-    shape: tuple[int, ...], mesh: Any, partition_spec: Any
+    shape: tuple[int, ...], mesh: MeshLike, partition_spec: SpecLike
 ) -> jax.sharding.NamedSharding:
     """The layout that a spec means for a shape; its axes need not divide.
 

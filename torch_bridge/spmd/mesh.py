@@ -20,7 +20,9 @@ import torch
 
 from isoshard.core.errors import ShardingError, SpecError
 from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.layout.spec import SpecLike
 from isoshard.core.runtime import metrics
+from isoshard.torch_bridge.argument_types import MeshLike
 from isoshard.torch_bridge.engine.recording.ambient import depends_on
 from isoshard.torch_bridge.layout import marks
 
@@ -135,7 +137,7 @@ class Mesh:
         """
         return self._jax_mesh
 
-    def get_op_sharding(self, partition_spec: Any) -> OpSharding:
+    def get_op_sharding(self, partition_spec: SpecLike) -> OpSharding:
         """XLA's description of a spec over this mesh.
 
         Args:
@@ -191,7 +193,7 @@ class Mesh:
         return f"Mesh({self.device_ids.tolist()}, {self.mesh_shape}, {self.axis_names})"
 
 
-def mesh_from(mesh: Any) -> Mesh:
+def mesh_from(mesh: MeshLike) -> Mesh:
     """A mesh in any form: an `xs.Mesh`, a `jax.sharding.Mesh`, torch's `DeviceMesh` or ours.
 
     Args:
@@ -270,7 +272,7 @@ def get_1d_mesh(axis_name: str | None = None) -> Mesh:
     return Mesh(range(count), (count,), None if axis_name is None else (axis_name,))
 
 
-def default_mesh(mesh: Any = None) -> Mesh:
+def default_mesh(mesh: MeshLike = None) -> Mesh:
     """The mesh given, else the one of the process.
 
     Raises:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from isoshard.core.errors import UnrepresentableError
-from isoshard.core.layout.spec import named_sharding
+from isoshard.core.layout.spec import SpecLike, named_sharding
 from isoshard.core.layout.tiles import Tiles
 from isoshard.torch_bridge.layout.marks import ShardingType, groups, ordinal, sharding_type
 
@@ -44,7 +44,7 @@ class OpSharding:
             object.__setattr__(self, name, _frozen(getattr(self, name)))
 
     @classmethod
-    def of(cls, mesh: jax.sharding.Mesh, partition_spec: Any) -> OpSharding:
+    def of(cls, mesh: jax.sharding.Mesh, partition_spec: SpecLike) -> OpSharding:
         """The layout of a spec over a mesh.
 
         Args:

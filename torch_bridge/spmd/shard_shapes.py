@@ -11,7 +11,7 @@ layout that a tensor has, and a layout without a mesh.
 torch.Size([2, 2])
 >>> whole = shard_to_full_shape(piece * 2, mesh.get_op_sharding(("x", "y")), t.shape, t.dtype)
 >>> whole.sum()
-tensor(64., device='jax:0', sharding=P())
+tensor(64., device='jax:0')
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from jax.experimental.shard_alike import shard_alike
 from isoshard.core.errors import ShardingError
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge.argument_types import DeviceTensor
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
@@ -20,7 +21,7 @@ from isoshard.torch_bridge.tensor import XLAShardedTensor
 _ALIKE = Recipe("shard_as", lambda arrays, _scalars, _key: list(shard_alike(*arrays)), 2)
 
 
-def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
+def shard_as(a: DeviceTensor, b: DeviceTensor) -> tuple[Any, Any]:
     """Two trees like `a` and `b`, corresponding tensors laid out alike.
 
     Where the layout of one of the two is known (the one in `a` counts first), the other gets it.

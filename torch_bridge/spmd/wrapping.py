@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 
+from isoshard.core.layout.spec import SpecLike
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.argument_types import Leaf, MeshLike
+from isoshard.torch_bridge.layout.method_bodies import body_of
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 from .distribute import xla_distribute_tensor
@@ -17,13 +20,13 @@ from .marking import clear_sharding, layout_for, mark_sharding
 from .mesh import Mesh
 
 
-def wrap_if_sharded(x: Any) -> Any:
+def wrap_if_sharded(x: Leaf) -> Any:
     """Anything, as it is: a tensor on the device is an XLAShardedTensor already."""
     return x
 
 
 def wrap_as_sharded_tensor(
-    t: torch.Tensor, mesh_shape: Any = None, partition_spec: Any = None
+    t: torch.Tensor, mesh_shape: Sequence[int] | None = None, partition_spec: SpecLike = None
 ) -> XLAShardedTensor:
     """A tensor on the device, as it is; laid out anew, if a mesh shape and a spec are given.
 
@@ -53,8 +56,9 @@ def wrap_as_sharded_tensor(
     return mark_sharding(clear_sharding(t), mesh, partition_spec)
 
 
+@body_of("__new__")
 def wrapped_for_script(
-    t: torch.Tensor, mesh: Any = None, partition_spec: Any = None
+    t: torch.Tensor, mesh: MeshLike = None, partition_spec: SpecLike = None
 ) -> XLAShardedTensor:
     """What `XLAShardedTensor(t, ..)` gives: as `wrap_as_sharded_tensor`, and in a script more.
 

@@ -36,6 +36,7 @@ from isoshard.core.layout.axis_types import auto, constrain, is_typed, on_mesh
 from isoshard.core.layout.mesh import as_mesh, mesh_of
 from isoshard.core.layout.spec import named_sharding, same_layout
 from isoshard.core.layout.uneven import Sizes, UnevenArray
+from isoshard.core.transfer.host_memory import host_to_jax, narrowed
 from isoshard.core.transfer.relayout import lay_out
 
 from .block_values import Splits, Value
@@ -169,7 +170,8 @@ def lay_out_in_blocks(x: Any, layout: Layout) -> Any:
     """Lay a concrete array out, in blocks or not.
 
     Args:
-        x: a NumPy array, a jax.Array of the true shape, or an UnevenArray.
+        x: a NumPy array, a jax.Array of the true shape, or an UnevenArray. A NumPy array of 64
+            bits while `jax_enable_x64` is off: as for `iso.shard`.
         layout: a BlockLayout; or a sharding that divides the true shape.
 
     Returns:
@@ -177,17 +179,21 @@ def lay_out_in_blocks(x: Any, layout: Layout) -> Any:
 
     Raises:
         ShardingError: the layout is of another shape.
+        CopyError: an integer does not fit into 32 bits, and JAX has no 64.
 
     Example:
         >>> layout = BlockLayout.plan((6,), jax.make_mesh((4,), ("x",)), ("x",), (1, 2, 0, 3))
         >>> lay_out_in_blocks(np.arange(6, dtype=np.float32), layout).array.tolist()
         [0.0, 0.0, 0.0, 1.0, 2.0, 0.0, 0.0, 0.0, 0.0, 3.0, 4.0, 5.0]
     """
+    if isinstance(x, np.ndarray):
+        x = narrowed(x, None, "array")
     if not isinstance(layout, BlockLayout):
         if isinstance(x, UnevenArray) and isinstance(layout, NamedSharding):
             return relaid(x, layout, (None,) * x.ndim)
-        whole = unpack(x) if isinstance(x, UnevenArray) else jax.numpy.asarray(x)
-        return lay_out(whole, layout)
+        if isinstance(x, np.ndarray):
+            return host_to_jax(x, layout)
+        return lay_out(unpack(x) if isinstance(x, UnevenArray) else x, layout)
     _check_shape(x, layout)
     if isinstance(x, UnevenArray):
         return relaid(x, layout.sharding, layout.splits)

@@ -24,7 +24,8 @@ from isoshard.core.layout.spec import axis_names
 from .block_values import Splits
 from .splits import AxisSplit
 
-SizesLike = Any  # None, one tuple of sizes, one entry per axis, or a mapping from axis to sizes
+SizesLike = Any
+"""None, one tuple of sizes, one entry per axis, or a mapping from axis to sizes."""
 
 
 def plan_splits(

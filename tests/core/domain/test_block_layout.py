@@ -87,6 +87,16 @@ def test_arrays_are_laid_out(mesh, rows, layout, kind):
         lay_out_in_blocks(jnp.asarray(rows)[:-1], layout)
 
 
+@pytest.mark.parametrize("blocks", [False, True])
+def test_64_bits_become_32_and_are_counted(mesh, rows, layout, blocks):
+    wanted = layout if blocks else NamedSharding(mesh, P("data"))
+    before = iso.metrics.counters().get("narrowed", 0)
+    laid = lay_out_in_blocks(rows.astype(np.float64), wanted)
+    assert laid.dtype == np.float32 and iso.metrics.counters()["narrowed"] == before + 1
+    with pytest.raises(iso.CopyError, match=r"int64"):
+        lay_out_in_blocks(np.full(rows.shape, 2**40), wanted)
+
+
 def test_constraints_inside_a_lifted_function(mesh, rows, layout):
     mesh = auto(mesh)  # along Explicit axes such a constraint is a check
     u = lay_out_in_blocks(rows, layout)

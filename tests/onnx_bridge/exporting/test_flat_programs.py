@@ -133,9 +133,11 @@ class TestExplicitAxes:
         with contextlib.nullcontext() if context is None else jax.set_mesh(context):
             program = flat_program(fn, inputs)
             found = program(*inputs)
-        wanted = jax.tree.leaves(fn(*inputs)) if context is None else None
-        for one, other in zip(found, wanted or [], strict=False):
-            np.testing.assert_allclose(one, other, rtol=1e-6)
+        assert len(found) == program.results + len(program.layouts)
+        if context is None:
+            wanted = jax.tree.leaves(fn(*inputs))
+            for one, other in zip(found[: program.results], wanted, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-6)
         assert not any(is_typed(step.outvars[0].aval.sharding.mesh) for step in program.steps)
         return program, found
 

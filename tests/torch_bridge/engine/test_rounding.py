@@ -123,7 +123,7 @@ def test_freedom_by_name_is_another_program():
         with xs.excess_precision(False):
             assert torch.equal(run(x), rounded)
     assert torch.equal(run(x), rounded)
-    torch.testing.assert_close(free, rounded, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(free, rounded, rtol=2e-2, atol=2e-2)  # of bfloat16's 8 bits
 
 
 @pytest.mark.parametrize("size", [(8, 9), (64, 65), (5, 1001)])

@@ -299,10 +299,19 @@ def test_wrong_arguments_of_a_write_to_an_expanded_tensor_are_refused():
         with pytest.raises(RuntimeError, match=r"(?i)dtype|type"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             wide.index_put_((ROWS.to(device),), torch.tensor(1).to(device))
-        with pytest.raises((RuntimeError, IndexError)), warnings.catch_warnings():
+        with pytest.raises(IndexError, match="got 2"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             wide.index_fill_(2, ROWS.to(device), 2.0)
         equal(base, torch.ones(3, 1))
+
+
+def test_negative_strides_are_refused_as_on_the_cpu():
+    message = r"as_strided: Negative strides are not supported at the moment, got strides: \[-1\]"
+    for device in ("cpu", "jax"):
+        with pytest.raises(RuntimeError, match=message):
+            torch.ones(3).to(device).as_strided([2], [-1])
+    with pytest.raises(RuntimeError, match=message.replace("as", "empty", 1)):
+        torch.empty_strided([2], [-1], device="jax")
 
 
 OTHER_KINDS = {

@@ -48,7 +48,7 @@ def check(op: torch._ops.OpOverload, *args, rtol=2e-5, atol=2e-5, **kwargs) -> N
     want = op(*map_leaves(_clone, args), **kwargs)
     want = list(want) if isinstance(want, tuple | list) else [want]
     got = evaluate(op, *args, **kwargs)
-    for g, w in zip(got, want, strict=False):
+    for g, w in zip(got, want, strict=True):
         if w is None:
             assert g is None
             continue

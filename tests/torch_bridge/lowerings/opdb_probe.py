@@ -167,8 +167,10 @@ def compare(func, args, kwargs, out) -> str | None:
     if lowering.random or func.name().startswith(_NO_VALUES):
         return None
     if func.name().split("::")[1].split(".")[0] in _FIRST_RESULT:
-        want = want[:1]
-    for number, (have, wish) in enumerate(zip(got, want, strict=False)):
+        got, want = got[:1], want[:1]
+    if len(got) != len(want):
+        return f"{len(got)} results, and torch has {len(want)}"
+    for number, (have, wish) in enumerate(zip(got, want, strict=True)):
         if wish is not None and (fault := _difference(have, wish)):
             return f"result {number}: {fault}"
     return None

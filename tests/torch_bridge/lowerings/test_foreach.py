@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import isoshard.torch_bridge as xs
 from isoshard.torch_bridge.lowerings import registry
 from tests.torch_bridge.lowerings.harness import check, evaluate, to_array
 
@@ -102,6 +103,40 @@ def test_ternary(name):
     precise(op(name, "Scalar"), *lists)
     precise(op(name, "Scalar"), *lists, -0.1)
     precise(op(name, "ScalarList"), *lists, [0.1, -0.2, 0.3, 0.4])
+    precise(op(name, "Tensor"), *lists, torch.tensor([0.1, -0.2, 0.3, 0.4]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+@pytest.mark.parametrize("name", ["addcmul", "addcdiv", "addcmul_", "addcdiv_"])
+def test_numbers_of_a_cpu_tensor(name, dtype):
+    numbers, results = torch.tensor([3, -2, 1, 4]).to(dtype), []
+    for device in ("cpu", "jax"):
+        lists = [[x.to(device) for x in tensors(seed)] for seed in range(3)]
+        made = getattr(torch, f"_foreach_{name}")(*lists, numbers)
+        results.append(lists[0] if made is None else made)
+    for got, want in zip(results[1], results[0], strict=True):
+        rtol = 1e-2 if want.itemsize == 2 else 1e-6
+        torch.testing.assert_close(got.cpu(), want, rtol=rtol, atol=0)
+
+
+def test_numbers_of_a_cpu_tensor_are_inputs_of_a_compiled_step():
+    numbers = torch.zeros(1)
+    step = xs.compile(lambda x: torch._foreach_addcmul([x], [x], [x], numbers)[0])
+    x = torch.ones(2, device="jax")
+    for number in range(4):
+        assert step(x).tolist() == [1.0 + number] * 2
+        numbers += 1
+
+
+@pytest.mark.parametrize("numbers", [[2.0], [[1.0, 2.0]], 3.0])
+def test_numbers_of_a_cpu_tensor_that_do_not_fit(numbers):
+    messages = []
+    for device in ("cpu", "jax"):
+        lists = [[torch.ones(2, device=device)] * 2] * 3
+        with pytest.raises(RuntimeError, match="Expected") as error:
+            torch._foreach_addcmul(*lists, torch.tensor(numbers))
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
 
 
 @pytest.mark.parametrize("weight", [0.1, 0.5, 0.9, 1.0])

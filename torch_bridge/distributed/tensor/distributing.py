@@ -20,18 +20,18 @@ import torch
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import same_layout
+from isoshard.torch_bridge.argument_types import MeshLike
+from isoshard.torch_bridge.distributed import tensor_placements
 from isoshard.torch_bridge.distributed.device_mesh import device_mesh_of
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.spmd.distribute import with_module
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
-from . import tensor_placements
-
 
 def distribute_tensor(
     tensor: torch.Tensor,
-    device_mesh: Any = None,
+    device_mesh: MeshLike = None,
     placements: Sequence[Any] | None = None,
     *,
     src_data_rank: int | None = 0,
@@ -113,7 +113,7 @@ def _same(a: Any, b: Any, ndim: int) -> bool:
 
 def distribute_module(
     module: torch.nn.Module,
-    device_mesh: Any = None,
+    device_mesh: MeshLike = None,
     partition_fn: Callable[[str, torch.nn.Module, Any], None] | None = None,
     input_fn: Callable[..., Any] | None = None,
     output_fn: Callable[..., Any] | None = None,

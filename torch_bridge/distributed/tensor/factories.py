@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge.argument_types import MeshLike
+from isoshard.torch_bridge.distributed import tensor_placements
 from isoshard.torch_bridge.tensor import XLAShardedTensor
-
-from . import tensor_placements
 
 
 def _factory(make: Callable[..., torch.Tensor], what: str) -> Callable[..., XLAShardedTensor]:
@@ -82,7 +82,7 @@ def full(
     dtype: torch.dtype | None = None,
     layout: torch.layout = torch.strided,
     requires_grad: bool = False,
-    device_mesh: Any = None,
+    device_mesh: MeshLike = None,
     placements: Sequence[Any] | None = None,
 ) -> XLAShardedTensor:
     """A tensor of one number, in a layout.

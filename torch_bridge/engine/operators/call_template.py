@@ -178,5 +178,8 @@ def brought(tensor: torch.Tensor) -> lazy_tensor.LazyTensor:
     return lazy_tensor.fresh(Aval.contiguous(tuple(tensor.shape), tensor.dtype), value)
 
 
-WELCOMING = {"aten::index.Tensor", "aten::index_put"}
-"""Operators that take CPU tensors of any rank beside ours: indices, as on every device."""
+WELCOMING = {
+    *("aten::index.Tensor", "aten::index_put"),
+    *("aten::_foreach_addcmul.Tensor", "aten::_foreach_addcdiv.Tensor"),
+}
+"""Operators that take CPU tensors of any rank beside ours, as on every device: indices, numbers."""

@@ -6,7 +6,7 @@ and returns one list of view operations per result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -241,7 +241,7 @@ def _as_strided(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return lazy_tensor.view_of(tensor, aval, chain, offset)
 
 
-def check_strides(name: str, stride: Size, offset: int = 0) -> None:
+def check_strides(name: str, stride: Sequence[int], offset: int = 0) -> None:
     """Raise RuntimeError for memory read backwards, or from before its begin."""
     if any(step < 0 for step in stride):
         raise RuntimeError(

@@ -39,6 +39,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.runtime import metrics
+from isoshard.torch_bridge.argument_types import MeshLike
 from isoshard.torch_bridge.distributed.device_mesh import device_mesh_of
 from isoshard.torch_bridge.engine.compiling import plan_lowering, program
 from isoshard.torch_bridge.engine.values import layout_numbers
@@ -107,7 +108,7 @@ class CommDebugMode:
         {'all_reduce': 1}
     """
 
-    def __init__(self, device_mesh: Any = None):
+    def __init__(self, device_mesh: MeshLike = None):
         """See the class."""
         self.runs: list[CountedRun] = []
         self._mesh = device_mesh and device_mesh_of(device_mesh).get_jax_mesh()

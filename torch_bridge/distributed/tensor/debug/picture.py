@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from isoshard.core.pictures.visualize import visualize
+from isoshard.torch_bridge.argument_types import DeviceTensor
 
 
-def visualize_sharding(dtensor: Any, header: str = "", use_rich: bool = False) -> None:
+def visualize_sharding(dtensor: DeviceTensor, header: str = "", use_rich: bool = False) -> None:
     """Print which device holds which part of a tensor, of any rank.
 
     Args:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
+from isoshard.torch_bridge.argument_types import MeshLike
 from isoshard.torch_bridge.distributed.tensor.parallel.along import lay_out_whole, one_dimension
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.layout.layout_methods import LayoutMethods
@@ -16,7 +16,7 @@ from isoshard.torch_bridge.layout.layout_methods import LayoutMethods
 
 @contextlib.contextmanager
 def context_parallel(
-    mesh: Any,
+    mesh: MeshLike,
     *,
     buffers: Sequence[torch.Tensor] | None = None,
     buffer_seq_dims: Sequence[int] | None = None,

@@ -30,8 +30,9 @@ from isoshard.core.layout.axis_types import same_grid
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import check_even
 from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge.argument_types import MeshLike, PlacementLike
+from isoshard.torch_bridge.distributed import local_checks, tensor_placements
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
-from isoshard.torch_bridge.distributed.tensor import local_checks, tensor_placements
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
@@ -40,10 +41,10 @@ PlacementType = Sequence[Placement] | None
 
 def local_map(
     func: Callable[..., Any] | None = None,
-    out_placements: Any = None,
+    out_placements: PlacementLike = None,
     in_placements: Sequence[PlacementType] | None = None,
     in_grad_placements: Sequence[PlacementType] | None = None,
-    device_mesh: Any = None,
+    device_mesh: MeshLike = None,
     *,
     redistribute_inputs: bool = False,
 ) -> Any:

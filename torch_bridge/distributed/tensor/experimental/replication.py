@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from isoshard.core.errors import ShardingError
+from isoshard.torch_bridge.argument_types import Opaque
 
 
 @contextlib.contextmanager
@@ -23,7 +24,7 @@ def implicit_replication() -> Iterator[None]:
     yield
 
 
-def register_sharding(op: Any) -> NoReturn:
+def register_sharding(op: Opaque) -> NoReturn:
     """Refused: no operation needs a rule, XLA's partitioner works out how each is computed.
 
     Args:

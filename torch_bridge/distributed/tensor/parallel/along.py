@@ -30,6 +30,7 @@ from jax.sharding import PartitionSpec as P
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import auto, same_grid
 from isoshard.core.layout.spec import axis_names, named_sharding, same_layout
+from isoshard.torch_bridge.argument_types import MeshLike, Opaque, PlacementLike
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
@@ -42,7 +43,7 @@ from isoshard.torch_bridge.spmd.marking import checked
 from isoshard.torch_bridge.spmd.uneven import even_part
 
 
-def one_dimension(device_mesh: Any, what: str) -> DeviceMesh:
+def one_dimension(device_mesh: MeshLike, what: str) -> DeviceMesh:
     """A mesh of one dimension, in any form.
 
     Args:
@@ -64,7 +65,7 @@ def one_dimension(device_mesh: Any, what: str) -> DeviceMesh:
     return mesh
 
 
-def lay_out_whole(t: torch.Tensor, device_mesh: DeviceMesh, placement: Any) -> None:
+def lay_out_whole(t: torch.Tensor, device_mesh: DeviceMesh, placement: PlacementLike) -> None:
     """Lay data (a parameter, a buffer) out along one dimension, in place.
 
     Args:
@@ -102,7 +103,7 @@ def lay_out_whole(t: torch.Tensor, device_mesh: DeviceMesh, placement: Any) -> N
     marks.annotate(held, even, ask=ask)
 
 
-def lay_out(t: torch.Tensor, device_mesh: DeviceMesh, placement: Any) -> torch.Tensor:
+def lay_out(t: torch.Tensor, device_mesh: DeviceMesh, placement: PlacementLike) -> torch.Tensor:
     """The same elements as a new tensor, laid out along one dimension, and its gradient likewise.
 
     Args:
@@ -134,7 +135,7 @@ def lay_out(t: torch.Tensor, device_mesh: DeviceMesh, placement: Any) -> torch.T
     return result
 
 
-def constraint(hook: Any, *alike: Any) -> Any:
+def constraint(hook: Opaque, *alike: Any) -> Any:
     """A hook that only lays out, for `scan_layers`, which runs one layer's hooks for all layers.
 
     Args:

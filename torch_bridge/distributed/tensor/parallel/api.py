@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.dtensor_fields import APPLY_STYLE
+from isoshard.torch_bridge.argument_types import MeshLike
 
 from . import prepare, style
 from .along import one_dimension
@@ -31,7 +32,7 @@ from .along import one_dimension
 
 def parallelize_module(
     module: torch.nn.Module,
-    device_mesh: Any = None,
+    device_mesh: MeshLike = None,
     parallelize_plan: ParallelStyle | Mapping[str, ParallelStyle] | None = None,
     *,
     src_data_rank: int | None = 0,

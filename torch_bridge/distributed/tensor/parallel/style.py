@@ -24,13 +24,17 @@ import torch
 from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from isoshard.torch_bridge.argument_types import MeshLike, PlacementLike
+
 from .along import constraint, lay_out, lay_out_whole, one_dimension
 
 
 class LayerStyle(ParallelStyle):
     """What the styles for Linear and Embedding have in common."""
 
-    def __init__(self, input_layout: Any, output_layout: Any, use_local_output: bool):
+    def __init__(
+        self, input_layout: PlacementLike, output_layout: PlacementLike, use_local_output: bool
+    ):
         """See the subclasses."""
         super().__init__()
         self.input_layouts = (input_layout,)
@@ -214,7 +218,7 @@ class SequenceParallel(ParallelStyle):
         )
 
 
-def moved(t: torch.Tensor, mesh: Any, present: Placement, desired: Placement) -> torch.Tensor:
+def moved(t: torch.Tensor, mesh: MeshLike, present: Placement, desired: Placement) -> torch.Tensor:
     """A tensor that arrives in one layout, in another.
 
     Args:

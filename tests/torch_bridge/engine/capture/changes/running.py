@@ -46,7 +46,7 @@ def check(case: Case, mode: str) -> None:
     found = list(_outcomes(case, "jax", mode, "isoshard"))
     if case.against == "pattern":
         wanted, found = _pattern(wanted), _pattern(found)
-    for number, (want, got) in enumerate(zip(wanted, found, strict=False)):
+    for number, (want, got) in enumerate(zip(wanted, found, strict=True)):
         if want.error is not None:
             assert type(got.error) is type(want.error), f"call {number} must raise {want.error!r}"
             return

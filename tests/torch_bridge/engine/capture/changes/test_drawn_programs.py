@@ -35,7 +35,7 @@ def check(program: drawn.Program, compiled: bool) -> None:
     note(drawn.source(program))
     wanted = run(program, "cpu", compiled=False)
     found = run(program, "jax", compiled)
-    for number, (got, want) in enumerate(zip(found, wanted, strict=False)):
+    for number, (got, want) in enumerate(zip(found, wanted, strict=True)):
         assert isinstance(want, np.ndarray)
         if isinstance(got, Exception):
             named = any(name in str(got) for name in drawn.names_of(program))

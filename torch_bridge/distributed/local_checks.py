@@ -1,4 +1,4 @@
-"""What the methods `from_local` and `to_local` of a tensor check and do; see `pieces`."""
+"""What the methods `from_local` and `to_local` of a tensor check and do; see `local_tensors`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ import torch
 from isoshard.core.errors import ShardingError, UnevenError
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import axis_names, check_even
-from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
+from isoshard.torch_bridge.argument_types import DeviceTensor, MeshLike
 from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.layout.method_bodies import body_of
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
 from isoshard.torch_bridge.spmd.marking import mark_sharding
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 from . import local_tensors, tensor_placements
+from .device_mesh import DeviceMesh, device_mesh_of
 from .tensor_placements import MeshPlacements
 
 
-def to_local(tensor: Any, grad_placements: Sequence[Any] | None) -> Any:
+@body_of("to_local")
+def to_local(tensor: DeviceTensor, grad_placements: Sequence[Any] | None) -> Any:
     """Each device's piece of a tensor.
 
     Args:
@@ -52,9 +55,10 @@ def to_local(tensor: Any, grad_placements: Sequence[Any] | None) -> Any:
     return local_tensors.cut(tensor, laid.sharding, tuple(back))
 
 
+@body_of("from_local")
 def from_local(
-    local: Any,
-    device_mesh: Any,
+    local: DeviceTensor,
+    device_mesh: MeshLike,
     placements: Sequence[Any] | None,
     run_check: bool,
     shape: Sequence[int] | None,

@@ -12,8 +12,9 @@ P(None, 'tp')
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,14 +27,17 @@ from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.uneven import Sizes
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.dtensor_fields import DTENSOR_SPEC, TENSOR_META
-from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
+from isoshard.torch_bridge.argument_types import DeviceTensor, MeshLike, Opaque
 from isoshard.torch_bridge.dtensor.translation import placements_of, spec_of
 from isoshard.torch_bridge.engine.recording.tape import Tape
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Storage
 from isoshard.torch_bridge.layout import marks, view_layouts
+from isoshard.torch_bridge.layout.method_bodies import body_of
 from isoshard.torch_bridge.spmd.marking import layout_for, mark_sharding
 from isoshard.torch_bridge.spmd.uneven import even_part
+
+from .device_mesh import DeviceMesh, device_mesh_of
 
 Sharding = jax.sharding.NamedSharding
 
@@ -53,7 +57,7 @@ class MeshPlacements(NamedTuple):
 
 
 def layout(
-    shape: Sequence[int], device_mesh: Any, placements: Sequence[Any] | None
+    shape: Sequence[int], device_mesh: MeshLike, placements: Sequence[Any] | None
 ) -> MeshPlacements:
     """The layout that placements mean for a shape; axes need not divide.
 
@@ -136,7 +140,7 @@ def _check_nested(shape: tuple[int, ...], sharding: Sharding, axis: int) -> None
 _GIVEN: weakref.WeakKeyDictionary[Storage, MeshPlacements] = weakref.WeakKeyDictionary()
 
 
-def remember(tensor: Any, laid: MeshPlacements) -> Any:
+def remember(tensor: DeviceTensor, laid: MeshPlacements) -> Any:
     """Note what a tensor was laid out by, so that it says the same; returns the tensor."""
     if not tensor._chain.ops:
         _GIVEN[tensor._storage] = laid
@@ -146,7 +150,7 @@ def remember(tensor: Any, laid: MeshPlacements) -> Any:
     return tensor
 
 
-def unknown(tensor: Any) -> str:
+def unknown(tensor: DeviceTensor) -> str:
     """The message for a layout that nobody can tell yet."""
     return (
         f"a tensor of shape {tuple(tensor.shape)} has no mesh_shape and no partition_spec: it is "
@@ -155,7 +159,8 @@ def unknown(tensor: Any) -> str:
     )
 
 
-def dtensor_spec(tensor: Any, cached: Any = None) -> Any:
+@body_of("_spec")
+def dtensor_spec(tensor: DeviceTensor, cached: Opaque = None) -> Any:
     """The layout of a tensor as torch's `DTensorSpec`.
 
     Args:
@@ -181,7 +186,7 @@ def dtensor_spec(tensor: Any, cached: Any = None) -> Any:
     return DTENSOR_SPEC.found()(laid.mesh, laid.placements, tensor_meta=meta)
 
 
-def found(tensor: Any) -> MeshPlacements | None:
+def found(tensor: DeviceTensor) -> MeshPlacements | None:
     """The layout of a tensor by the mesh it was given, else by the whole mesh; None if unknown."""
     asked = view_layouts.sharding_of_view(tensor)
     if asked is None:
@@ -192,7 +197,25 @@ def found(tensor: Any) -> MeshPlacements | None:
     return MeshPlacements(device_mesh_of(mesh_of(asked)), placements_of(asked), asked)
 
 
-def mesh_of_program(tensor: Any) -> DeviceMesh | None:
+@body_of("placements")
+def placements_of_tensor(tensor: DeviceTensor) -> tuple[Any, ...] | None:
+    """What `tensor.placements` is."""
+    laid = found(tensor)
+    if laid is None and naming.is_torch_xla():
+        raise ValueError(f"placements: {unknown(tensor)}")
+    if laid is not None and naming.is_torch_xla():
+        return tensor._spec.placements  # which keeps the layout, as torch_xla's does
+    return laid.placements if laid else None
+
+
+@body_of("device_mesh")
+def mesh_of_tensor(tensor: DeviceTensor) -> DeviceMesh | None:
+    """What `tensor.device_mesh` is."""
+    laid = found(tensor)
+    return laid.mesh if laid else None
+
+
+def mesh_of_program(tensor: DeviceTensor) -> DeviceMesh | None:
     """The only mesh in the program that will compute a tensor; None if it is not one."""
     tape = tensor._storage.value.tape
     if not isinstance(tape, Tape):
@@ -205,14 +228,14 @@ def mesh_of_program(tensor: Any) -> DeviceMesh | None:
     return device_mesh_of(meshes.pop()) if len(meshes) == 1 else None
 
 
-def mark(tensor: Any, laid: MeshPlacements) -> Any:
+def mark(tensor: DeviceTensor, laid: MeshPlacements) -> Any:
     """Lay a tensor's own memory out; returns the tensor."""
     mark_sharding(tensor, mesh_of(laid.sharding), laid.sharding.spec)
     return remember(tensor, laid)
 
 
 def moved(
-    tensor: Any,
+    tensor: DeviceTensor,
     laid: MeshPlacements,
     back: Sharding | None = None,
     dtype: torch.dtype | None = None,
@@ -245,7 +268,41 @@ def moved(
     return remember(result, laid)
 
 
-def gathered(tensor: Any, mesh: DeviceMesh, *, grad_placements: Sequence[Any] | None = None) -> Any:
+@body_of("redistribute")
+def redistributed(
+    tensor: DeviceTensor,
+    device_mesh: MeshLike,
+    placements: Sequence[Any] | None,
+    dtype: torch.dtype | None,
+    gradient_dtype: torch.dtype | None,
+) -> Any:
+    """What `tensor.redistribute(..)` gives: see there, and `moved`."""
+    if placements is None:
+        raise RuntimeError(
+            "redistribute needs placements: t.redistribute(mesh, [Shard(0)]), or "
+            "t.redistribute(placements=[Shard(0)]) over its own mesh"
+        )
+    if device_mesh is None:
+        device_mesh = tensor.device_mesh or mesh_of_program(tensor)
+    laid = layout(tuple(tensor.shape), device_mesh, placements)
+    return moved(tensor, laid, None, dtype, gradient_dtype)
+
+
+@body_of("full_tensor")
+def full_tensor(tensor: DeviceTensor) -> Callable[..., Any]:
+    """What `tensor.full_tensor` is."""
+    mesh = tensor.device_mesh or mesh_of_program(tensor)
+    if mesh is None:
+        raise AttributeError(
+            f"a tensor of shape {tuple(tensor.shape)} on no mesh has no full_tensor(): it is "
+            "whole. Lay it out with isoshard.shard(t, mesh, spec) or xs.mark_sharding"
+        )
+    return functools.partial(gathered, tensor, mesh)
+
+
+def gathered(
+    tensor: DeviceTensor, mesh: DeviceMesh, *, grad_placements: Sequence[Any] | None = None
+) -> Any:
     """The same elements whole on every device of a mesh, as a new tensor; twice differentiable.
 
     Args:

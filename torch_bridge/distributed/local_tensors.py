@@ -32,6 +32,7 @@ import torch
 
 from isoshard.core.layout.axis_types import auto
 from isoshard.core.layout.mesh import mesh_of
+from isoshard.torch_bridge.argument_types import DeviceTensor
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
@@ -48,7 +49,7 @@ Reductions = tuple[tuple[str, str], ...]
 `first` (one device's piece for all). Along the others that split nothing, pieces are equal."""
 
 
-def cut(whole: Any, sharding: Sharding, back: Reductions = ()) -> ManualTensor:
+def cut(whole: DeviceTensor, sharding: Sharding, back: Reductions = ()) -> ManualTensor:
     """The pieces of a whole.
 
     Args:
