@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from isoshard.core.checkpoint.manifest import Sum
@@ -11,21 +12,41 @@ from isoshard.core.frameworks import register
 from . import domain
 from .dtensor import spelling, starting
 from .framework import Torch
-from .state import torch_state
 from .state.filling import Filler
+from .state.torch_state import StateVerbs
 
 
-class RegisteredTorch(Torch):
+class RegisteredTorch(StateVerbs, Torch):
     """What core's verbs meet when they are given tensors, modules or optimizers."""
 
-    stored = staticmethod(torch_state.stored)
-    wanted = staticmethod(torch_state.wanted)
-    processes_joined = staticmethod(starting.joined)
-    start_processes = staticmethod(starting.join)
-    tell_processes = staticmethod(starting.tell_all)
-    end_processes = staticmethod(starting.leave)
-    call = staticmethod(domain.call)
-    parts = staticmethod(torch_state.parts_of)
+    def call(self, verb: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """See `domain.call`."""
+        return domain.call(verb, args, kwargs)
+
+    def processes_joined(self) -> tuple[int, int] | None:
+        """Rank and size of the default process group."""
+        return starting.joined()
+
+    def start_processes(
+        self,
+        rank: int,
+        size: int,
+        *,
+        timeout: float,
+        post: Callable[[str | None], str] | None = None,
+        host: str = "",
+        device: int | None = None,
+    ) -> None:
+        """Start the default process group."""
+        starting.join(rank, size, timeout=timeout, post=post, host=host, device=device)
+
+    def tell_processes(self, word: str | None) -> str:
+        """Send rank 0's word to all ranks."""
+        return starting.tell_all(word)
+
+    def end_processes(self) -> None:
+        """End the default process group."""
+        starting.leave()
 
     def filled(self, x: Any, values: dict[str, Any]) -> Any:
         """See `Filler.fill`."""

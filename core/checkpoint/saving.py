@@ -266,8 +266,8 @@ def _content(name: str, value: Any) -> Content:
     if isinstance(value, np.ndarray | np.generic):
         return Content.of(name, np.asarray(value), dtype.name)
     if jax.numpy.issubdtype(dtype, jax.dtypes.prng_key):
-        impl = str(jax.random.key_impl(value))
-        return Content.of(name, jax.random.key_data(value), str(dtype), impl)
+        impl = str(jax.random.key_impl(elements))
+        return Content.of(name, jax.random.key_data(elements), str(dtype), impl)
     return Content.of(name, value, str(dtype))
 
 

@@ -38,16 +38,22 @@ def _not_wired() -> BlockVerbs:
 
 
 class _Wiring:
-    load: Callable[[], Any] = staticmethod(_not_wired)
+    """How the verbs are loaded; set once, by the facade."""
+
+    def __init__(self) -> None:
+        self.load: Callable[[], Any] = _not_wired
+
+
+_WIRING = _Wiring()
 
 
 def wire(load: Callable[[], Any]) -> None:
     """Load the verbs so, once they are needed."""
-    _Wiring.load = staticmethod(load)
+    _WIRING.load = load
     block_verbs.cache_clear()
 
 
 @functools.cache
 def block_verbs() -> BlockVerbs:
     """The verbs."""
-    return _Wiring.load()
+    return _WIRING.load()

@@ -27,6 +27,7 @@ from jax.core import Tracer
 from isoshard.core.checkpoint.source import Entry, Memory, NamedState, Place, Wanted
 from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import ShardingError
+from isoshard.core.frameworks import Framework
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.torch_bridge import runtime
 from isoshard.torch_bridge.dtensor import dtensor_exchange as dtensors
@@ -44,7 +45,25 @@ from isoshard.torch_bridge.exchange import to_numpy
 _SKIPPED = ("params", "param_names")
 
 
-def parts_of(x: Any, saved: Mapping[str, Entry] | None = None) -> dict[str, NamedState] | None:
+class StateVerbs(Framework):
+    """What core's checkpoints ask of torch's objects."""
+
+    def parts(
+        self, x: Any, saved: Mapping[str, Entry] | None = None
+    ) -> dict[str, NamedState] | None:
+        """See `parts_of`."""
+        return parts_of(x, saved)
+
+    def wanted(self, x: Any) -> Wanted:
+        """See `wanted`."""
+        return wanted(x)
+
+    def stored(self, x: Any) -> tuple[jax.Array | UnevenArray | np.ndarray, str]:
+        """See `stored`."""
+        return stored(x)
+
+
+def parts_of(x: Any, saved: Mapping[str, Entry] | None) -> dict[str, NamedState] | None:
     """List what a checkpoint keeps of a module or optimizer.
 
     Args:
