@@ -23,7 +23,7 @@ _XLA = (
     "torch_bridge/xla_alias.py",
     "torch_bridge/drop_in.py",
 )
-_DOMAIN = ("core/domain", "torch_bridge/domain.py", "examples/domain")
+_DOMAIN = ("core/nn", "core/domain", "torch_bridge/domain.py", "examples/domain")
 ROOMS = {
     "torch-xla": (
         *_XLA,
@@ -37,7 +37,7 @@ ROOMS = {
     "notebook first_steps_in_jax": ("examples/notebooks/first_steps_in_jax.ipynb", "jax_bridge"),
     "notebook first_steps_in_pytorch": ("examples/notebooks/first_steps_in_pytorch.ipynb",),
     "notebook from_torch_xla": ("examples/notebooks/from_torch_xla.ipynb", *_XLA),
-    "notebook onnx": ("examples/notebooks/onnx.ipynb", "onnx_bridge"),
+    "notebook onnx": ("examples/notebooks/onnx.ipynb", "core/nn", "onnx_bridge"),
 }
 """Step -> folders and files."""
 
