@@ -175,7 +175,7 @@ def _axes(name: str, sharding: NamedSharding, rank: int) -> tuple[tuple[str, ...
             f"{name}: a checkpoint holds elements, and these are sums still to be taken over "
             f"{sharding.spec}; lay it out first: iso.reshard(x, spec)"
         )
-    entries = tuple(sharding.spec)
+    entries = tuple(getattr(sharding.spec, "partitions", sharding.spec))
     entries += (None,) * (rank - len(entries))
     return tuple(
         () if one is None else tuple(map(str, one)) if isinstance(one, tuple) else (str(one),)

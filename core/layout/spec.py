@@ -260,7 +260,7 @@ class _Key:
 
     def __init__(self, spec: SpecLike) -> None:
         self.spec = spec
-        items = tuple(spec) if isinstance(spec, P) else spec
+        items = getattr(spec, "partitions", spec) if isinstance(spec, P) else spec
         self.kinds = (type(spec), *map(type, items)) if isinstance(items, tuple) else type(spec)
         self._hash = hash(spec)
 

@@ -21,6 +21,7 @@ from ..frameworks import framework_of
 from .freezing import frozen
 from .layout_rules import PlanError
 
+_BYTES_IF_UNKNOWN = 4
 _NAMES_OF_NNX = ("out_sharding", "sharding_names", "sharding")
 
 
@@ -39,7 +40,7 @@ class ModelLeaf(NamedTuple):
     shape: tuple[int, ...]
     dtype: str | None = None
     names: tuple[Any, ...] | None = None
-    itemsize: int = 4
+    itemsize: int = _BYTES_IF_UNKNOWN
 
     @property
     def size(self) -> int:
@@ -125,7 +126,7 @@ def _leaf(name: str, array: Any, names: tuple[Any, ...] | None) -> ModelLeaf:
     shape, dtype = tuple(getattr(array, "shape", ())), getattr(array, "dtype", None)
     if dtype is None:
         return ModelLeaf(name, shape, None, names)
-    size = getattr(dtype, "itemsize", ModelLeaf._field_defaults["itemsize"])
+    size = getattr(dtype, "itemsize", _BYTES_IF_UNKNOWN)
     return ModelLeaf(name, shape, str(dtype).removeprefix("torch."), names, size)
 
 
