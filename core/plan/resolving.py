@@ -74,8 +74,6 @@ def resolve(plan: Plan, tree: Any, mesh: Any, *, strict: bool = False) -> Resolv
     Raises:
         PlanError: naming every leaf at fault.
     """
-    given = ambient_mesh("plan.resolve(tree, mesh)") if mesh is None else mesh
-    mesh = as_mesh(given, abstract=True)
     return resolve_leaves(plan, leaves_of(tree), mesh, modules_of(tree), strict=strict)
 
 
@@ -92,7 +90,7 @@ def resolve_leaves(
     Args:
         plan: the plan.
         leaves: of the model.
-        mesh: with devices, or abstract.
+        mesh: as for `resolve`.
         modules: the names of the model's modules, whose activations count too.
         strict: as for `resolve`.
 
@@ -102,6 +100,9 @@ def resolve_leaves(
     Raises:
         PlanError: naming every leaf at fault.
     """
+    if not isinstance(mesh, Mesh):
+        given = ambient_mesh("plan.resolve(tree, mesh)") if mesh is None else mesh
+        mesh = as_mesh(given, abstract=True)
     factors = plan.product or (plan,)
     memory = [factor.memory for factor in factors if factor.memory]
     resolved: list[ResolvedLeaf] = []

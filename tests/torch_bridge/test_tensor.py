@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import isoshard as iso
 import isoshard.torch_bridge as xs
 
 
@@ -227,3 +228,10 @@ def test_float64_of_the_cpu_is_converted_where_torch_converts():
 
 def test_integers_that_fit_pass():
     assert torch.tensor([2**31 - 1, -(2**31)]).to("jax").tolist() == [2**31 - 1, -(2**31)]
+
+
+def test_a_module_goes_by_a_plan_to_a_mesh_in_any_form():
+    mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
+    model = iso.reshard(torch.nn.Linear(8, 8), iso.Plan({"weight": ("x",)}), mesh)
+    assert model.weight.named_sharding.mesh == mesh.get_jax_mesh()
+    assert model.weight.partition_spec == iso.P("x")
