@@ -24,6 +24,10 @@ ROOMS = {
     "core": (
         *("errors", "frameworks", "runtime", "layout", "plan", "processes", "transfer"),
         *("pictures", "nn", "domain", "weights", "checkpoint", "data"),
+        *("repeats", "planner"),
+    ),
+    "core/planner": (
+        *("machine", "traced", "axes", "reports", "costs", "programs", "estimating", "search"),
     ),
     "core/domain": (
         *("blocks", "lifting", "windows", "fourier", "attention", "points", "handlers"),

@@ -1,0 +1,1 @@
+"""`iso.planner.estimate`: a step, a machine and a plan in; a report out."""
