@@ -66,6 +66,17 @@ def test_collectives_of_a_loop_hide_behind_its_computing_all_but_the_first():
     assert time.limit == "model"
 
 
+def test_collectives_that_wait_for_the_loop_are_exposed():
+    one = seconds("all-gather", 10**9, ("model",), MESH)
+    long = dot(2 * one * RATE, times=8, scope=1)
+    time, _ = estimate(gather(10**9, times=8, scope=1, waits=True), long)
+    assert time.overlapped == pytest.approx(time.serial) == pytest.approx(24 * one)
+    time, _ = estimate(
+        gather(10**9, times=8, scope=1, waits=True), gather(10**9, times=8, scope=1), long
+    )
+    assert time.overlapped == pytest.approx((16 + 8 + 1) * one)
+
+
 def test_collectives_outside_of_loops_are_exposed():
     time, _ = estimate(gather(10**9), dot(1e15))
     assert time.overlapped == time.serial > time.busy
