@@ -42,7 +42,7 @@ from isoshard.core.plan.model_leaves import ModelLeaf
 from isoshard.core.plan.resolving import resolve_leaves
 
 from .input_roles import ArgumentLeaf, leaves_of_arguments, replaced
-from .traced_step import StepInput, StepResult, TracedStep
+from .traced_step import Role, StepInput, StepResult, TracedStep
 
 
 def traced_jax_step(
@@ -53,6 +53,10 @@ def traced_jax_step(
     plan: Any = None,
     *,
     batch: Collection[str] | None = None,
+    axis_names: Mapping[str, tuple[Any, ...]] | None = None,
+    roles: Mapping[str, Role] | None = None,
+    name: str = "",
+    framework: str = "jax",
 ) -> TracedStep:
     """Trace a JAX function for a mesh and a plan, without data.
 
@@ -66,6 +70,10 @@ def traced_jax_step(
             have on a mesh of this grid, and others are replicated.
         batch: the names of the arguments that are inputs; by default those that the step does not
             give back.
+        axis_names: what parameters say of their own axes, by name, for plans that map those.
+        roles: what arrays are for, by name, where the step's result does not tell it.
+        name: of the step; that of the function unless given.
+        framework: in which it is written.
 
     Raises:
         PlanError: the plan does not fit the parameters or the batch.
@@ -79,8 +87,12 @@ def traced_jax_step(
     given = _named_arguments(step, (tuple(args), dict(kwargs)))
     back = replaced(_abstract(arguments), traced.out_info)
     inputs = _batch(arguments, back, batch)
-    leaves = leaves_of_arguments(_abstract(arguments), inputs)
-    layouts = layouts_of(leaves, _own_layouts(leaves, given, mesh), mesh, plan)
+    leaves = [
+        one._replace(role=(roles or {}).get(one.name, one.role)) if one.role != "input" else one
+        for one in leaves_of_arguments(_abstract(arguments), inputs)
+    ]
+    own = _own_layouts(leaves, given, mesh)
+    layouts = layouts_of(leaves, own, mesh, plan, axis_names or {})
     donated = [bool(one.donated) for one in jax.tree.leaves(traced.args_info)]
     gives = [True] * len(leaves) if step is not jitted else donated
     constants = [_constant(number, one, mesh) for number, one in enumerate(program.consts)]
@@ -94,9 +106,9 @@ def traced_jax_step(
         one if one.replaces is None else StepResult(one.name, one.replaces + shift, one.sharding)
         for one in results
     ]
-    name = getattr(step, "__name__", type(step).__name__)
+    name = name or getattr(step, "__name__", type(step).__name__)
     return TracedStep(
-        name, "jax", _opened(program), (*constants, *taken), tuple(results), mesh,
+        name, framework, _opened(program), (*constants, *taken), tuple(results), mesh,
         wide=bool(jax.config.jax_enable_x64),
     )  # fmt: skip
 
@@ -106,6 +118,7 @@ def layouts_of(
     own: Sequence[NamedSharding | None],
     mesh: Mesh,
     plan: Any,
+    axis_names: Mapping[str, tuple[Any, ...]],
 ) -> list[NamedSharding]:
     """The layout of each leaf: by the plan, or its own, or whole on every device.
 
@@ -114,6 +127,7 @@ def layouts_of(
         own: the layout that the array has on this mesh, if it has one.
         mesh: the mesh.
         plan: as for `traced_jax_step`.
+        axis_names: likewise.
 
     Raises:
         PlanError: naming each leaf that the plan does not fit.
@@ -122,7 +136,11 @@ def layouts_of(
     if plan is None:
         return [whole if one is None else one for one in own]
     plan = plan if isinstance(plan, Plan) else Plan({"*": plan})
-    model = [_model_leaf(leaf) for leaf in leaves if leaf.role in ("parameter", "buffer")]
+    model = [
+        _model_leaf(leaf)._replace(names=axis_names.get(leaf.name))
+        for leaf in leaves
+        if leaf.role in ("parameter", "buffer")
+    ]
     found: dict[str, NamedSharding] = resolve_leaves(plan, model, mesh).shardings
     batch = [_model_leaf(leaf) for leaf in leaves if leaf.role == "input"]
     said = any(isinstance(factor.inputs, Mapping) or factor.inputs for factor in plan.factors)
