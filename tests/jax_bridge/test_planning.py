@@ -102,6 +102,16 @@ def test_activations_of_the_plan_are_in_the_program():
     assert len(constraints(laid_out)) > len(constraints(Plan({"*": None})))
 
 
+def test_outputs_of_modules_are_marked_and_classes_stay():
+    model, optimizer = objects()
+    kinds = [type(module) for _, module in nnx.iter_modules(model)]
+    found = traced_step(plain, (model, optimizer, X), {}, MESH, PLAN)
+    names = [one.params["name"] for one in equations(found.program) if one.primitive.name == "name"]
+    assert set(names) == {"module:", *(f"module:{one}" for one in ("up", "norm", "drop", "down"))}
+    assert set(found.modules) == {"", "up", "norm", "drop", "down"}
+    assert [type(module) for _, module in nnx.iter_modules(model)] == kinds
+
+
 def test_a_plan_that_does_not_fit_names_the_leaf():
     with pytest.raises(PlanError, match=r"up\.kernel: .*'rows'"):
         traced_step(plain, (*objects(), X), {}, MESH, Plan({"up.kernel": ("rows",), "*": None}))
