@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from isoshard.core.runtime.metrics import human_bytes
 
 from .html_style import STYLE
-from .key_figures import by_cost, joined, limit, shares, traffic, verdict
+from .key_figures import by_cost, joined, limit, mesh_of, shares, traffic, verdict, wiring
 from .mesh_picture import mesh_picture
 from .svg_pictures import axis_fill, memory_bars, time_bars
 from .timeline_picture import timeline_picture
@@ -182,7 +182,12 @@ def _timeline(report: Report) -> str:
 
 def _mesh(report: Report) -> str:
     rows = []
-    sent = traffic(report)
+    sent, mesh = traffic(report), mesh_of(report)
+
+    def runs_on(axes: str) -> str:
+        known = mesh is not None and all(name in mesh.shape for name in axes.split("+"))
+        return escape(wiring(mesh, axes)) if mesh is not None and known else ""
+
     talking = {one.axes for one in sent}
     for one in sent:
         size = "x".join(str(report.mesh.get(name, "?")) for name in one.axes.split("+"))
@@ -193,13 +198,14 @@ def _mesh(report: Report) -> str:
                 human_bytes(one.bytes),
                 human_seconds(one.seconds),
                 escape(", ".join(one.kinds)),
+                runs_on(one.axes),
             ]
         )
     for name, size in report.mesh.items():
         if name not in talking:
             swatch = _swatch(axis_fill(list(report.mesh), name))
-            rows.append([swatch + escape(name), str(size), "0 B", "0 s", ""])
-    columns = ["axes", "devices", "bytes a step", "seconds", "collectives"]
+            rows.append([swatch + escape(name), str(size), "0 B", "0 s", "", runs_on(name)])
+    columns = ["axes", "devices", "bytes a step", "seconds", "collectives", "runs on"]
     return f'<div class="beside"><div>{mesh_picture(report)}</div>{table(columns, rows)}</div>'
 
 

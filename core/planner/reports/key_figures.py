@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.runtime.metrics import human_bytes
 
-from ..machine.topologies import Topology, topology
+from ..machine.links import links_of
+from ..machine.topologies import topology
 from .findings import CollectiveUse, MemoryEstimate
 from .units import human_seconds, percent
 
@@ -135,34 +137,49 @@ def traffic(report: Report) -> list[Traffic]:
     return sorted(found, key=lambda one: (-one.seconds, -one.bytes, one.axes))
 
 
-def machine_of(report: Report) -> Topology | None:
-    """The machine of a report; None if its chip is not in the table here.
-
-    Args:
-        report: any.
-    """
-    try:
-        return topology(report.topology)
-    except ShardingError:
-        return None
-
-
-def borders(report: Report) -> np.ndarray | None:
-    """For each device of the mesh the number of what it shares fast links with.
+def mesh_of(report: Report) -> Mesh | None:
+    """The mesh of a report, over described devices.
 
     Args:
         report: any.
 
     Returns:
-        Numbers in the shape of the mesh: of hosts where a switch joins the chips of each, of slices
-        where links span a torus; None if the machine is not known here.
+        The mesh as `Topology.mesh` makes it; None if its chip is not in the table here.
     """
-    machine = machine_of(report)
-    if machine is None or math.prod(report.mesh.values()) > machine.size:
+    if not report.mesh:
         return None
-    mesh = machine.mesh(tuple(report.mesh.values()), tuple(report.mesh))
-    numbers = [
-        device.slice_index if machine.chip.links else device.process_index
-        for device in mesh.devices.flat
-    ]
+    try:
+        return topology(report.topology).mesh(tuple(report.mesh.values()), tuple(report.mesh))
+    except ShardingError:
+        return None
+
+
+def borders(mesh: Mesh) -> np.ndarray[Any, Any]:
+    """For each device of a mesh the number of what it shares fast links with.
+
+    Args:
+        mesh: as `mesh_of` gives it.
+
+    Returns:
+        Numbers in the shape of the mesh: of slices where links span a torus, else of what one
+        switch joins.
+    """
+    numbers = [device.slice_index for device in mesh.devices.flat]
     return np.array(numbers).reshape(mesh.devices.shape)
+
+
+def wiring(mesh: Mesh, axes: str) -> str:
+    """What axes run on, in words.
+
+    Args:
+        mesh: as `mesh_of` gives it.
+        axes: their names, joined by "+".
+
+    Example:
+        >>> wiring(topology("h100:2x8").mesh((4, 4), ("data", "model")), "data")
+        'nvlink of 2, 450 GB/s; network of 2, 50 GB/s'
+    """
+    found = links_of(mesh, axes.split("+"))
+    return "; ".join(
+        f"{level.kind} of {level.size}, {level.bandwidth / 1e9:.3g} GB/s" for level in found.levels
+    )

@@ -13,7 +13,8 @@ import numpy as np
 
 from isoshard.core.runtime.metrics import human_bytes
 
-from .key_figures import borders, machine_of, traffic
+from ..machine.topologies import topology_of
+from .key_figures import borders, mesh_of, traffic
 from .svg_pictures import axis_fill, box, label, line, svg
 from .units import count_of
 
@@ -74,8 +75,9 @@ def _cells(
     shown_rows: Sequence[int | None],
     shown_columns: Sequence[int | None],
 ) -> str:
-    near = borders(report)
-    numbers = np.zeros((rows, columns), int) if near is None else near.reshape(-1, rows, columns)[0]
+    numbers, mesh = np.zeros((rows, columns), int), mesh_of(report)
+    if mesh is not None:
+        numbers = borders(mesh).reshape(-1, rows, columns)[0]
     pitch, drawn = _CELL + _SPACE, []
     for at_row, row in enumerate(shown_rows):
         for at_column, column in enumerate(shown_columns):
@@ -151,9 +153,10 @@ def _notes(report: Report, before: Sequence[str]) -> list[tuple[int, str]]:
     if before:
         axes = ", ".join(f"{name}={report.mesh[name]}" for name in before)
         texts.append(f"drawn once of {axes}")
-    near, machine = borders(report), machine_of(report)
-    if near is not None and machine is not None:
-        what = "slice" if machine.chip.links else "host"
+    mesh = mesh_of(report)
+    if mesh is not None:
+        chip, near = topology_of(mesh).chip, borders(mesh)
+        what = "slice" if chip.links else "switch domain" if chip.domain else "host"
         count = len(np.unique(near))
         mark = " (lines between devices)" if count > 1 else ""
         texts.append(f"{count_of(near.size, 'device')}, {count_of(count, what)}{mark}")

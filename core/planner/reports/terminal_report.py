@@ -18,7 +18,7 @@ from rich.text import Text
 from isoshard.core.pictures.box_drawing import Cell, grid_lines
 from isoshard.core.runtime.metrics import human_bytes
 
-from .key_figures import borders, by_cost, joined, limit, shares, traffic, verdict
+from .key_figures import borders, by_cost, joined, limit, mesh_of, shares, traffic, verdict, wiring
 from .units import count_of, human_flops, human_seconds, percent
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def _time(report: Report, console: Console) -> RenderableType:
 def _mesh(report: Report, console: Console) -> RenderableType:
     lines: list[Text] = [_heading("Mesh, and what a step sends along its axes")]
     sent = traffic(report)
-    names = list(report.mesh)
+    names, mesh = list(report.mesh), mesh_of(report)
     for name, size in report.mesh.items():
         arrow = {names[-1]: "→", **({names[-2]: "↓"} if len(names) > 1 else {})}.get(name, " ")
         if console.options.ascii_only:
@@ -243,7 +243,8 @@ def _mesh(report: Report, console: Console) -> RenderableType:
             f"{'' if one.axes == name else f', with {one.axes}'})"
             for one in along
         )
-        lines.append(Text(f"{arrow} {name} {size}: {words or 'nothing'}"))
+        runs_on = f" ({wiring(mesh, name)})" if mesh is not None and size > 1 else ""
+        lines.append(Text(f"{arrow} {name}={size}{runs_on}: {words or 'nothing'}"))
     picture = [] if console.options.ascii_only else _grid_lines(report, console.width)
     return Group(*lines, *picture)
 
@@ -252,8 +253,9 @@ def _grid_lines(report: Report, width: int) -> list[Text]:
     """The last two axes of the mesh with the numbers of the devices, coloured by host."""
     sizes = list(report.mesh.values())
     rows, columns = (1, sizes[-1]) if len(sizes) < 2 else (sizes[-2], sizes[-1])
-    hosts = borders(report)
-    near = np.zeros((rows, columns), int) if hosts is None else hosts.reshape(-1, rows, columns)[0]
+    near, mesh = np.zeros((rows, columns), int), mesh_of(report)
+    if mesh is not None:
+        near = borders(mesh).reshape(-1, rows, columns)[0]
     shown_rows, shown_columns = _shown(rows), _shown(columns)
 
     def cell(row: int | None, column: int | None) -> Cell:
