@@ -224,7 +224,8 @@ for _chip in (
         f"{_GPUS}, {_RATES}/B200, {_NCCL}", network_latency=9.6e-6,
     ),
     # A rack of 18 trays with four GPUs each and 13.4 TB for all 72
-    # (https://aiwiki.ai/wiki/nvidia_gb200_nvl72); at 1200 W bf16 2500, TF32 1250, FP64 45, fp8 and int8 5000 without sparsity.
+    # (https://aiwiki.ai/wiki/nvidia_gb200_nvl72); at 1200 W bf16 2500, TF32 1250, FP64 45, fp8 and
+    # int8 5000 without sparsity.
     Chip(
         "gb200", "NVIDIA GB200", "gpu",
         {"bfloat16": 2.5e15, "float32": 1.25e15, "int8": 5e15, "float8": 5e15, "float64": 4.5e13},
