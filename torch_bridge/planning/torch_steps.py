@@ -17,9 +17,9 @@
 >>> found = traced_step(step, (torch.empty(512, 1024, device="meta"),), {}, mesh, plan)
 >>> for one in found.inputs[:3]:
 ...     print(one.name, one.role, one.shape, one.sharding.spec)
-0.weight parameter (4096, 1024) P('model', None)
-x input (512, 1024) P('data', None)
+0.weight parameter (4096, 1024) P('model',)
 0.bias parameter (4096,) P()
+x input (512, 1024) P('data',)
 >>> {one.name for one in found.inputs if one.follows == "0.weight"} == {
 ...     "exp_avg.0.weight", "exp_avg_sq.0.weight"}
 True
