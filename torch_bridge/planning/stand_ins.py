@@ -259,4 +259,3 @@ def _refill(own: dict[Any, Any], values: Mapping[Any, Any]) -> None:
     """Let a dictionary have these items and no others."""
     own.clear()
     own.update(values)
-
