@@ -133,6 +133,11 @@ def chip(name: str) -> Chip:
     return _CHIPS[name]
 
 
+def chips() -> tuple[Chip, ...]:
+    """All chips of the table, by platform and name."""
+    return tuple(sorted(_CHIPS.values(), key=lambda one: (one.platform, one.name)))
+
+
 def chip_of_kind(kind: str) -> Chip:
     """Find the chip of a device that is here.
 

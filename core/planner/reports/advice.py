@@ -44,7 +44,7 @@ STATE = ("parameter", "optimizer")
 
 
 @dataclasses.dataclass(frozen=True)
-class Saving:
+class Remedy:
     """One thing to do.
 
     Attributes:
@@ -83,17 +83,17 @@ def advise(report: Report) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _then_fits(report: Report, saving: Saving) -> str:
+def _then_fits(report: Report, remedy: Remedy) -> str:
     memory = report.memory
     if memory.fits:
         return ""
     over = memory.peak - memory.capacity
-    if saving.bytes < over:
-        return f"; {human_bytes(over - saving.bytes)} are still too much then"
-    return f", of which {human_bytes(over)} are needed" if saving.at_most else ", then it fits"
+    if remedy.bytes < over:
+        return f"; {human_bytes(over - remedy.bytes)} are still too much then"
+    return f", of which {human_bytes(over)} are needed" if remedy.at_most else ", then it fits"
 
 
-def _split_state(report: Report) -> Iterator[Saving]:
+def _split_state(report: Report) -> Iterator[Remedy]:
     """State that is whole along an axis that divides it."""
     best: tuple[float, str, tuple[str, ...]] = (0.0, "", ())
     for name, size in report.mesh.items():
@@ -108,10 +108,10 @@ def _split_state(report: Report) -> Iterator[Saving]:
         what = " and ".join(words[role] for role in roles)
         how = f" (Plan.fsdp({name!r}))" if "parameter" in roles else ""
         saves = f"saves {human_bytes(saved)} a device at rest"
-        yield Saving(f"split {what} over {name!r}{how}: {saves}", bytes=saved)
+        yield Remedy(f"split {what} over {name!r}{how}: {saves}", bytes=saved)
 
 
-def _recompute(report: Report) -> Iterator[Saving]:
+def _recompute(report: Report) -> Iterator[Remedy]:
     """Activations that are most of the peak: computed again, or fewer at once."""
     memory = report.memory
     if max((size for _, size in shares(memory)), default=0) != memory.activations:
@@ -120,7 +120,7 @@ def _recompute(report: Report) -> Iterator[Saving]:
         f"activations are {percent(memory.activations, memory.peak)} of the peak, "
         f"{human_bytes(memory.activations)}"
     )
-    yield Saving(
+    yield Remedy(
         f"{told}: compute them again in the backward pass (jax.checkpoint, "
         f"torch.utils.checkpoint), which saves at most {human_bytes(memory.activations)} a device",
         bytes=memory.activations,
@@ -128,7 +128,7 @@ def _recompute(report: Report) -> Iterator[Saving]:
     )
     if any(use.role == "input" for use in report.inputs):
         half = memory.activations / 2
-        yield Saving(
+        yield Remedy(
             f"{told}: halve the batch and accumulate gradients over two, which saves at most "
             f"{human_bytes(half)} a device",
             bytes=half,
@@ -136,19 +136,19 @@ def _recompute(report: Report) -> Iterator[Saving]:
         )
 
 
-def _fewer_bits(report: Report) -> Iterator[Saving]:
+def _fewer_bits(report: Report) -> Iterator[Remedy]:
     """Parameters, and state of the optimizer, in four bytes an element."""
     for role, words in (("parameter", "parameters"), ("optimizer", "optimizer state")):
         wide = sum(use.bytes for use in report.inputs if (use.role, use.dtype) == (role, "float32"))
         if wide:
-            yield Saving(
+            yield Remedy(
                 f"keep {words} in bfloat16 instead of float32: saves {human_bytes(wide / 2)} a "
                 "device",
                 bytes=wide / 2,
             )
 
 
-def _more_devices(report: Report) -> Iterator[Saving]:
+def _more_devices(report: Report) -> Iterator[Remedy]:
     """What would halve if the axis that splits most were twice as long."""
     if report.memory.fits or not report.inputs:
         return
@@ -161,14 +161,14 @@ def _more_devices(report: Report) -> Iterator[Saving]:
     saved, name = best
     if saved:
         size, devices = report.mesh[name], math.prod(report.mesh.values())
-        yield Saving(
+        yield Remedy(
             f"take twice the devices ({2 * devices:,}, {name}={2 * size}): with the same batch "
             f"what {name!r} splits halves, which saves {human_bytes(saved)} a device",
             bytes=saved,
         )
 
 
-def _idle_axis(report: Report) -> Iterator[Saving]:
+def _idle_axis(report: Report) -> Iterator[Remedy]:
     """An axis that splits nothing: its devices all do the same."""
     if not report.inputs:
         return
@@ -176,7 +176,7 @@ def _idle_axis(report: Report) -> Iterator[Saving]:
     for name, size in report.mesh.items():
         if size > 1 and name not in talking and not any(name in use.axes for use in report.inputs):
             saved = report.time.busy * (1 - 1 / size)
-            yield Saving(
+            yield Remedy(
                 f"use axis {name!r}: batch and model are whole along it, so its "
                 f"{count_of(size, 'device')} do the same work; splitting the batch over it saves "
                 f"{human_seconds(saved)} of {human_seconds(report.time.busy)} of computing",
@@ -184,7 +184,7 @@ def _idle_axis(report: Report) -> Iterator[Saving]:
             )
 
 
-def _whole_batch(report: Report) -> Iterator[Saving]:
+def _whole_batch(report: Report) -> Iterator[Remedy]:
     """A batch that is whole along every axis, or along one over which the state is split."""
     batch = [use for use in report.inputs if use.role == "input"]
     if not batch or any(use.axes for use in batch):
@@ -193,7 +193,7 @@ def _whole_batch(report: Report) -> Iterator[Saving]:
     for name, size in report.mesh.items():
         if size > 1 and name in talking and any(name in use.free for use in batch):
             saved = report.time.busy * (1 - 1 / size)
-            yield Saving(
+            yield Remedy(
                 f"split the batch: it is replicated over all axes; over {name!r} each device "
                 f"would compute a {size}th of it, which saves at most "
                 f"{human_seconds(saved)} of computing",
@@ -202,7 +202,7 @@ def _whole_batch(report: Report) -> Iterator[Saving]:
             return
 
 
-def _talk_longer_than_compute(report: Report) -> Iterator[Saving]:
+def _talk_longer_than_compute(report: Report) -> Iterator[Remedy]:
     """Collectives along an axis that take longer than computing."""
     time = report.time
     for one in traffic(report):
@@ -222,10 +222,10 @@ def _talk_longer_than_compute(report: Report) -> Iterator[Saving]:
             )
         else:
             way = f"fewer shards than {report.mesh[one.axes]} along it"
-        yield Saving(f"{told}: {way}; {human_seconds(extra)} are waited for", seconds=extra)
+        yield Remedy(f"{told}: {way}; {human_seconds(extra)} are waited for", seconds=extra)
 
 
-def _leaves_fast_links(report: Report) -> Iterator[Saving]:
+def _leaves_fast_links(report: Report) -> Iterator[Remedy]:
     """An axis with much traffic that runs over the network although it would fit inside."""
     mesh = mesh_of(report)
     if mesh is None:
@@ -244,7 +244,7 @@ def _leaves_fast_links(report: Report) -> Iterator[Saving]:
             continue
         saved = spent * (1 - found.bandwidth / fast)
         where = "slices" if chip.links else "hosts"
-        yield Saving(
+        yield Remedy(
             f"axis {name!r} crosses {where}: {found.bandwidth / 1e9:.3g} GB/s a device against "
             f"{fast / 1e9:.3g} GB/s inside; put it last in the mesh, so that {lighter[0]!r} "
             f"crosses them instead: saves at most {human_seconds(saved)}",
@@ -263,12 +263,12 @@ def _fast_size(report: Report) -> int:
     return machine.chip.domain or machine.per_host
 
 
-def _moves_more_than_computes(report: Report) -> Iterator[Saving]:
+def _moves_more_than_computes(report: Report) -> Iterator[Remedy]:
     """A step that waits for memory."""
     time = report.time
     extra = time.busy - time.compute
     if time.limit == "memory" and extra > 0:
-        yield Saving(
+        yield Remedy(
             f"moving {human_bytes(report.bytes_moved)} takes {human_seconds(time.memory)}, "
             f"computing {human_seconds(time.compute)}: a larger batch per device reads the "
             f"parameters for more rows; {human_seconds(extra)} are waited for",
@@ -280,13 +280,13 @@ def _splits(inputs: Sequence[InputUse], role: str, axis: str) -> bool:
     return any(use.role == role and axis in use.axes for use in inputs)
 
 
-MEMORY_RULES: tuple[Callable[[Report], Iterator[Saving]], ...] = (
+MEMORY_RULES: tuple[Callable[[Report], Iterator[Remedy]], ...] = (
     _split_state,
     _recompute,
     _fewer_bits,
     _more_devices,
 )
-TIME_RULES: tuple[Callable[[Report], Iterator[Saving]], ...] = (
+TIME_RULES: tuple[Callable[[Report], Iterator[Remedy]], ...] = (
     _idle_axis,
     _whole_batch,
     _talk_longer_than_compute,

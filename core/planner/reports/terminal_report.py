@@ -245,7 +245,8 @@ def _mesh(report: Report, console: Console) -> RenderableType:
         )
         runs_on = f" ({wiring(mesh, name)})" if mesh is not None and size > 1 else ""
         lines.append(Text(f"{arrow} {name}={size}{runs_on}: {words or 'nothing'}"))
-    picture = [] if console.options.ascii_only else _grid_lines(report, console.width)
+    plain = console.options.ascii_only or not names
+    picture = [] if plain else _grid_lines(report, console.width)
     return Group(*lines, *picture)
 
 
