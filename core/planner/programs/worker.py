@@ -1,7 +1,7 @@
 """The process that compiles an exported step: `python worker.py FOLDER`.
 
 It imports JAX, NumPy and the standard library only, so another interpreter that has a compiler and
-no isoshard can run the file. In FOLDER it finds `request.json` (see `compile_worker.Request`) and
+no isoshard can run the file. In FOLDER it finds `request.json` (see `targets.CompileTarget`) and
 `program.bin`; it leaves `program.hlo` and `result.json` there, and what went wrong on its standard
 error. Its standard input is a pipe of whoever started it: when that closes, the process ends itself
 with its children.
@@ -22,6 +22,7 @@ _QUIET = {
     "JAX_PLATFORMS": "cpu",
     "JAX_ENABLE_COMPILATION_CACHE": "false",
     "TF_CPP_MIN_LOG_LEVEL": "3",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",
@@ -51,8 +52,8 @@ def main(folder: str) -> None:
     os.environ.update(_QUIET)
     flags = [*request["flags"], os.environ.get("XLA_FLAGS", "")]
     dumped = os.path.join(folder, "dump")
-    if request["dump"]:
-        flags += [f"--xla_dump_to={dumped}", f"--xla_dump_hlo_pass_re={request['dump']}"]
+    if request["keep"]:
+        flags += [f"--xla_dump_to={dumped}", "--xla_dump_hlo_as_text"]
     os.environ["XLA_FLAGS"] = " ".join(flags)
     began = time.monotonic()
     found = _compiled(folder, request, dumped)
@@ -105,16 +106,15 @@ def _compiled(folder: str, request: dict[str, Any], dumped: str) -> dict[str, An
         costs = costs[0] if isinstance(costs, list) and costs else costs
         found["cost"] = {name: float(value) for name, value in (costs or {}).items()}
     except jax.errors.JaxRuntimeError as error:
-        text = _last_dumped(dumped, request["text"])
+        text = _last_dumped(dumped, request["keep"])
         if not text:
             raise
         found["failure"] = str(error)[:2000]
-    text = _last_dumped(dumped, request["text"]) or text
+    text = _last_dumped(dumped, request["keep"]) or text
     with open(os.path.join(folder, "program.hlo"), "w") as file:
         file.write(text)
-    found["versions"] = {"jax": jax.__version__, "jaxlib": _version("jaxlib")}
-    for name in request["packages"]:
-        found["versions"][name] = _version(name)
+    packages = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
+    found["versions"] = {name: _version(name) for name in packages if _version(name)}
     return found
 
 
@@ -135,19 +135,22 @@ def _devices(jax: Any, request: dict[str, Any], count: int) -> list[Any]:
     from jax.experimental import topologies
 
     if request["machine"] == "tpu":
-        wanted = {"num_slices": request["slices"]} if request["slices"] > 1 else {}
+        several = {"num_slices": request["slices"]} if request["slices"] > 1 else {}
         machine = topologies.get_topology_desc(
-            topology_name=request["topology"], platform="tpu", **wanted
+            topology_name=request["topology"], platform="tpu", **several
         )
-        place = lambda one: (getattr(one, "slice_index", 0), *one.coords, one.core_on_chip)
-        return sorted(machine.devices, key=place)[:count]
-    machine = topologies.get_topology_desc(
-        topology_name="gpu",
-        platform="cuda",
-        target_config=request["target_config"],
-        topology=request["topology"],
-    )
-    return list(machine.devices)[:count]
+        found = {(getattr(d, "slice_index", 0) or 0, *d.coords): d for d in machine.devices}
+    else:
+        machine = topologies.get_topology_desc(
+            topology_name="gpu",
+            platform="cuda",
+            target_config=request["target_config"],
+            topology=request["topology"],
+        )
+        found = {(device.id,): device for device in machine.devices}
+    if request["places"]:
+        return [found[tuple(place)] for place in request["places"]]
+    return [found[place] for place in sorted(found)[:count]]
 
 
 def _version(name: str) -> str:
