@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .checkpoint.manifest import Sum
     from .checkpoint.source import Entry, NamedState, Source, Wanted
     from .layout.uneven import Sizes, UnevenArray
+    from .planner.traced.traced_step import TracedStep
 
 Loader = Callable[[], object]
 
@@ -141,6 +142,12 @@ class Framework:
     def named_modules(self, x: Any) -> list[str] | None:
         """The names of the modules inside `x`, itself ("") included; None if it has none."""
         return None
+
+    def traced_step(
+        self, step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh, plan: Any
+    ) -> TracedStep:
+        """A step of this framework as planning takes it; see `isoshard.core.planner.traced`."""
+        self._lacks("traced_step", step)
 
     def forward_hooks(self, x: Any) -> list[dict[int, Any]]:
         """The dictionaries of hooks around the computation of a module, which may be changed."""

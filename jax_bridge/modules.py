@@ -29,11 +29,13 @@ from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.frameworks import Framework, register
 from isoshard.core.layout.axis_types import AnyMesh
 from isoshard.core.layout.mesh import ambient_mesh, mesh_of
+from isoshard.core.planner.traced.traced_step import TracedStep
 from isoshard.core.transfer import exchange, place
 
 from . import module_state
 from .graphs import join, split
 from .layout import leaf_names, named_boxes, plan_state
+from .planning import traced_flax_step
 
 _KINDS = (nnx.Pytree, nnx.State, nnx.Variable)
 
@@ -177,6 +179,12 @@ class Flax(Framework):
         if not isinstance(x, nnx.Module):
             return None
         return [".".join(map(str, path)) for path, _ in nnx.iter_modules(x)]
+
+    def traced_step(
+        self, step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh, plan: Any
+    ) -> TracedStep:
+        """See `planning.traced_flax_step`."""
+        return traced_flax_step(step, args, kwargs, mesh, plan)
 
     def sharding_of(self, x: Any) -> dict[str, NamedSharding] | NamedSharding:
         """See `sharding_of`."""

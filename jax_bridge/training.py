@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -43,12 +43,11 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import auto, constrain, is_typed, on_mesh, retyped, same_grid
-from isoshard.core.layout.leaf_paths import named_leaves
 from isoshard.core.layout.mesh import as_mesh, describe_mesh
 from isoshard.core.layout.offload import bring_in, brought_in_after, on_device
 from isoshard.core.layout.on_auto_axes import axes_of, hint, on_auto, on_auto_axes
-from isoshard.core.layout.spec import same_layout
 from isoshard.core.plan import Plan
+from isoshard.core.planner.traced.traced_step import TracedStep
 from isoshard.core.runtime import metrics, serialize_virtual
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.core.transfer import exchange
@@ -57,6 +56,8 @@ from .activations import Constrained, constrain_activations
 from .create import born
 from .layout import LEFT_OUT, mesh_first, plan_state
 from .optimizers import opt_state_layouts
+from .planning import traced_train_step
+from .state_checks import check_layout, check_structure
 from .trained_and_rest import ModelParts, join_parts, split_parts
 
 if TYPE_CHECKING:
@@ -274,6 +275,37 @@ class TrainStep:
         with axes_of(self._mesh):
             return self._program(state).lower(state, batch)
 
+    def traced_step(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh, plan: Any = None
+    ) -> TracedStep:
+        """The step as planning takes it, for another mesh, which may be over described devices.
+
+        Args:
+            args: the state and the batch; arrays may be `jax.ShapeDtypeStruct`s. In the place of
+                the state may stand the function that makes the model: nothing is made.
+            kwargs: none.
+            mesh: the mesh.
+            plan: the plan; this step's own unless given.
+
+        Raises:
+            PlanError: the plan does not fit.
+        """
+        plan = self._plan if plan is None else plan
+        planned = TrainStep(self._loss_fn, self._tx, mesh, plan, self._options)
+        first, *batch = args
+        if callable(first):
+            first = planned._described(first)
+        return traced_train_step(planned._step, first, batch, mesh, planned._plan)
+
+    def _described(self, make: Callable[..., Any]) -> TrainState:
+        """The state that `init` would make, with shapes in the place of arrays."""
+
+        def state_of() -> TrainState:
+            parts, params, rest = self._split(make())
+            return TrainState(jnp.int32(0), params, rest, self._tx.init(params), parts)
+
+        return jax.eval_shape(state_of)
+
     def layouts(self, state: TrainState) -> TrainState:
         """The state with the plan's NamedSharding in place of each array."""
         return TrainState(
@@ -300,7 +332,7 @@ class TrainStep:
         program = self._programs.get(structure)
         if program is None:
             layouts = self.layouts(state)
-            _check_layout(state, layouts)
+            check_layout(state, layouts)
             program = self._programs[structure] = jax.jit(
                 self._step,
                 in_shardings=(layouts, None),
@@ -321,7 +353,7 @@ class TrainStep:
         else:
             with hint(self._mesh):
                 (loss, (rest, aux)), grads = on_auto_axes(loss_of)(state.params, state, batch)
-        _check_structure(state.rest, rest)
+        check_structure(state.rest, rest)
 
         def updated(state: TrainState, grads: Any, rest: Any) -> TrainState:
             layouts = plan_state(state.params, self._auto, self._plan)
@@ -370,31 +402,3 @@ class TrainStep:
             return loss, None, more
         updates, aux = more if has_aux else (more, None)
         return loss, updates, aux
-
-
-def _check_layout(state: TrainState, layouts: TrainState) -> None:
-    """Refuse a state that was laid out by another plan."""
-    pairs = zip(named_leaves(state), jax.tree.leaves(layouts), strict=True)
-    wrong = [
-        f"  {name}: lies by {getattr(x.sharding, 'spec', x.sharding)}, and the plan says {to.spec}"
-        for (name, x), to in pairs
-        if isinstance(x, jax.Array)
-        and not isinstance(x, Tracer)
-        and not same_layout(x.sharding, to, x.ndim)
-    ]
-    if wrong:
-        raise ShardingError(
-            "\n".join(["the state is not laid out by the step's plan:", *wrong])
-            + "\nMake it with step.init(make) or step.start(model)."
-        )
-
-
-def _check_structure(before: Any, after: Any) -> None:
-    if jax.tree.structure(before) != jax.tree.structure(after):
-        old, new = (dict(named_leaves(tree)) for tree in (before, after))
-        told = [f"{name} is new" for name in new if name not in old]
-        told += [f"{name} is gone" for name in old if name not in new]
-        raise ShardingError(
-            "the loss changed what the model is made of, and a step returns a state like the one "
-            f"it was given: {'; '.join(told) or 'modules or attributes differ'}"
-        )

@@ -7,8 +7,14 @@ operations are recorded, then traced) says the line itself, by a name scope: see
 
 from __future__ import annotations
 
+import functools
 import re
+import sysconfig
+from pathlib import Path
 from typing import Any
+
+import jax
+import numpy as np
 
 SCOPE = "line:"
 """A bridge traces an operation inside `jax.named_scope("line:file.py:12 (function)")` to say where
@@ -46,7 +52,54 @@ def line_of(equation: Any) -> str:
     Args:
         equation: of a traced program.
     """
-    said = said_by(str(equation.source_info.name_stack))
+    source = equation.source_info
+    said = said_by(str(source.name_stack))
     if said is not None:
         return said
+    return "" if source.traceback is None else _of_stack(source.traceback)
+
+
+@functools.lru_cache(maxsize=65_536)
+def _of_stack(stack: Any) -> str:
+    for frame in stack.frames:
+        if is_users(frame.file_name):
+            return written(frame.file_name, frame.line_num, frame.function_name)
     return ""
+
+
+def is_users(path: str) -> bool:
+    """Whether a file is the user's: no library's, none of Python's and none of isoshard's.
+
+    Args:
+        path: of a source file.
+
+    Example:
+        >>> is_users("/home/me/train.py"), is_users("/venv/lib/site-packages/flax/nnx/module.py")
+        (True, False)
+    """
+    return not path.startswith(_NOT_THE_USERS) and "site-packages" not in path
+
+
+def written(path: str, number: int, function: str) -> str:
+    """A line as reports write it.
+
+    Args:
+        path: of the file; its last part is written.
+        number: of the line.
+        function: that it is in, of a method with or without its class.
+
+    Example:
+        >>> written("/home/me/train.py", 12, "loss")
+        'train.py:12 (loss)'
+    """
+    return f"{Path(path).name}:{number} ({function.rpartition('.')[2]})"
+
+
+_CORE = Path(__file__).parents[2]
+_NOT_THE_USERS = (
+    "<frozen",
+    *(str(Path(place)) for place in (sysconfig.get_path("stdlib"), _CORE)),
+    *(str(Path(module.__file__).parent) for module in (jax, np)),
+    *(str(_CORE.parent / bridge) for bridge in ("jax_bridge", "torch_bridge", "onnx_bridge")),
+    str(_CORE.parent / "src" / "isoshard"),
+)
