@@ -30,8 +30,6 @@ def eager(module: HloModule) -> HloModule:
 
 
 def _moved(inside: Computation) -> Computation:
-    order: list[Instruction] = []
-    place: dict[str, float] = {}
     keys: dict[str, tuple[float, int]] = {}
     last: dict[str, str] = {}
     steps = list(inside.instructions.values())
@@ -53,7 +51,6 @@ def _moved(inside: Computation) -> Computation:
             keys[one.name] = (ready[0], step)
         else:
             keys[one.name] = (max(float(step), ready[0]), step)
-    del order, place
     names = sorted(keys, key=lambda name: keys[name])
     return dataclasses.replace(
         inside, instructions={name: inside.instructions[name] for name in names}

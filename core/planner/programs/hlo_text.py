@@ -19,7 +19,7 @@ import functools
 import re
 from collections.abc import Mapping
 
-from isoshard.core.planner.traced.source_lines import said_by
+from isoshard.core.planner.traced.source_lines import is_users, said_by, written
 from isoshard.core.runtime.hlo_collectives import array_bytes, split_shape
 
 
@@ -66,7 +66,7 @@ class Instruction:
     @functools.cached_property
     def arrays(self) -> tuple[ArrayShape, ...]:
         """The arrays of the result, in order; of a tuple in a tuple, too."""
-        return _arrays(self.shape)
+        return arrays_of(self.shape)
 
     @functools.cached_property
     def called(self) -> tuple[str, ...]:
@@ -160,8 +160,8 @@ class HloModule:
         if frame:
             return self._line_of_frame(frame["number"])
         file = _SOURCE.search(instruction.attributes)
-        if file and _is_users(file["file"]):
-            return f"{file['file']}:{file['line']}"
+        if file and is_users(file["file"]):
+            return written(file["file"], int(file["line"]), "").removesuffix(" ()")
         return ""
 
     def _line_of_frame(self, number: str) -> str:
@@ -169,8 +169,8 @@ class HloModule:
         while number in self.frames and number not in seen:
             seen.add(number)
             file, line, function, caller = self.frames[number]
-            if _is_users(file):
-                return f"{file}:{line} ({function})"
+            if file and is_users(file):
+                return written(file, int(line), function)
             number = caller
         return ""
 
@@ -193,7 +193,12 @@ _COMMENT = re.compile(r"/\*.*?\*/")
 
 
 @functools.lru_cache(maxsize=4096)
-def _arrays(shape: str) -> tuple[ArrayShape, ...]:
+def arrays_of(shape: str) -> tuple[ArrayShape, ...]:
+    """The arrays in a shape's text, in order.
+
+    Args:
+        shape: of an array or a tuple.
+    """
     found = []
     for one in _ARRAY.finditer(shape):
         sizes = [int(size.removeprefix("<=")) for size in one["sizes"].split(",") if size]
@@ -275,15 +280,3 @@ def _frames(tables: Mapping[str, Mapping[str, str]]) -> dict[str, tuple[str, str
             str(int(frame.get("parent_frame_id", 0)) - extra),
         )
     return found
-
-
-@functools.cache
-def _is_users(path: str) -> bool:
-    """Whether a file is neither a library's nor isoshard's."""
-    if not path or path.startswith("<"):
-        return False
-    inside = ("/site-packages/", "/dist-packages/", "/isoshard/", "/jax/_src/")
-    return not any(folder in path for folder in inside) and not path.startswith(_OURS)
-
-
-_OURS = __file__.rpartition("/core/planner/")[0] + "/core/"

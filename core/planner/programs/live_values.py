@@ -13,8 +13,10 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from isoshard.core.runtime.hlo_collectives import tuple_parts
+
 from .hlo_costs import FREE
-from .hlo_text import Computation, HloModule, Instruction
+from .hlo_text import Computation, HloModule, Instruction, arrays_of
 
 
 @dataclasses.dataclass(eq=False)
@@ -203,7 +205,7 @@ class _Walk:
     def _element(self, inside: Computation, one: Instruction, whole: Buffers) -> Buffers:
         index = int(re.search(r"index=(\d+)", one.attributes)[1])
         source = inside.instructions[one.operands[0]]
-        start = sum(_leaves(part) for part in _parts(source.shape)[:index])
+        start = sum(len(arrays_of(part)) for part in tuple_parts(source.shape)[:index])
         return whole[start : start + len(one.arrays)]
 
     def _reused(
@@ -380,15 +382,3 @@ def _reads_elements(module: HloModule, one: Instruction, dots: bool) -> bool:
 
 def _once(buffers: Iterable[HloBuffer]) -> Buffers:
     return tuple({id(buffer): buffer for buffer in buffers}.values())
-
-
-def _parts(shape: str) -> list[str]:
-    from isoshard.core.runtime.hlo_collectives import tuple_parts
-
-    return tuple_parts(shape)
-
-
-def _leaves(shape: str) -> int:
-    from .hlo_text import _arrays
-
-    return len(_arrays(shape))
