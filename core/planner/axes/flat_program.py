@@ -64,11 +64,13 @@ class BodyScope:
         times: how often it runs each time that it is met.
         results: values that are alive at its end.
         carried: (result, input) that are one value from run to run.
+        inputs: of a "manual" one, (number of the operation's operand, value inside).
     """
 
     ops: list[FlatOp]
     kind: str
     times: int = 1
+    inputs: tuple[tuple[int, int], ...] = ()
     results: tuple[int, ...] = ()
     carried: tuple[tuple[int, int], ...] = ()
 
@@ -240,6 +242,9 @@ def _body(
     scope.results = ends
     scope.carried = tuple(loops)
     if body.kind == "manual":
+        scope.inputs = tuple(
+            (link.outside, inside[body.jaxpr.invars[link.inside]]) for link in body.operands
+        )
         flat.manual.update(range(first, len(flat.shapes)))
     return scope
 

@@ -260,6 +260,7 @@ class _Writer:
                 self.mesh,
                 follows=op.name in _FOLLOWS or is_elementwise(op.name),
                 windows=op.name in _WINDOWS,
+                lookup=op.name == "gather",
                 flops=flops,
             )
         return found
@@ -418,6 +419,8 @@ class _Writer:
                     operands[n] = self._brought(value, known, scope, brought, op.equation)
         for body in op.bodies:
             inner = LocalScope([], body.kind, body.times)
+            for place, value in body.inputs:
+                inner.outside[self._number(value)] = operands[place]
             self._scope(body, inner)
             inner.results = tuple(self._number(one) for one in body.results)
             inner.carried = tuple((self._number(a), self._number(b)) for a, b in body.carried)
