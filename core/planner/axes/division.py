@@ -47,6 +47,7 @@ def divided(
     follows: bool,
     windows: bool,
     lookup: bool,
+    adds: bool,
     flops: float,
 ) -> Division:
     """Divide one operation.
@@ -60,6 +61,7 @@ def divided(
         follows: it is divided as its result is.
         windows: whole factors are divided, too, with rows of the neighbours.
         lookup: rows of the first operand are looked up; it is never gathered for that alone.
+        adds: rows are added to the first operand; what is added is never gathered.
         flops: of the whole.
     """
     count = len(operands)
@@ -78,7 +80,7 @@ def divided(
     else:
         used = {number for one in order for split in one.values() for number in split}
         for number in sorted(used, key=lambda one: -mesh[one]):
-            factor = _cheapest(rule, splits, count, sizes, mesh, number, fixed, flops, lookup)
+            factor = _cheapest(rule, splits, count, sizes, mesh, number, fixed, flops, lookup, adds)
             if factor is not None:
                 chosen[factor] = (*chosen.get(factor, ()), number)
         for factor, split in chosen.items():
@@ -113,6 +115,7 @@ def _cheapest(
     fixed: frozenset[int],
     flops: float,
     lookup: bool,
+    adds: bool,
 ) -> int | None:
     """The factor that a mesh axis divides; None: all its devices do the same."""
     ways = mesh[number]
@@ -131,6 +134,8 @@ def _cheapest(
         for place in places[:count]:
             if place is not None and place in kept and place not in fixed:
                 return place  # one operand lies as the result does: the other is gathered
+    if adds and places[2] in rule.reduced:
+        return places[2]
     if lookup and places[0] in rule.reduced and set(places[1:]) == {None}:
         return places[0]
     best, least = None, flops / _FLOPS_PER_BYTE * (1 - 1 / ways)

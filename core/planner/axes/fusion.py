@@ -44,6 +44,7 @@ class Kernel:
         writes: values with memory that it makes.
         flops: of all that is fused.
         inside: of a loop or branches, the kernels of each body.
+        together: collectives that are sent as one, this one among them; () if it is alone.
     """
 
     op: LocalOp
@@ -51,6 +52,7 @@ class Kernel:
     writes: tuple[int, ...]
     flops: float
     inside: tuple[list[Kernel], ...] = ()
+    together: tuple[Kernel, ...] = ()
 
     @property
     def in_place(self) -> bool:
@@ -94,7 +96,6 @@ class Fusion:
             if outer != CONSTANT and inner != outer and self.memory(outer) != inner:
                 self.same[inner] = outer
         readers = _readers(scope.ops)
-        inside = {}
         kept = {*kept, *scope.results}
         for op in scope.ops:
             if op.name in _SAME_BYTES and not op.axes:

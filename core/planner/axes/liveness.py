@@ -15,6 +15,7 @@ import dataclasses
 import heapq
 from collections.abc import Sequence
 
+from .combining import combined
 from .flat_program import CONSTANT
 from .fusion import Fusion, Kernel
 from .local_program import LocalProgram, LocalScope
@@ -41,15 +42,16 @@ class Liveness:
     inside: Liveness | None = None
 
 
-def liveness(fusion: Fusion, fixed: set[int]) -> Liveness:
+def liveness(fusion: Fusion, fixed: set[int], *, combines: bool) -> Liveness:
     """What is alive while a program runs.
 
     Args:
         fusion: of the program.
         fixed: values that have memory of their own all along.
+        combines: all-reduces are sent as one where they can be, as on the host.
     """
     program = fusion.program
-    kernels = fusion.kernels
+    kernels = combined(fusion.kernels) if combines else fusion.kernels
     insides = {id(one): _insides(fusion, one, fixed) for one in kernels if one.op.bodies}
     alive = {fusion.memory(one) for one in fixed}
     ends = {fusion.memory(one) for one in program.results if one != CONSTANT}

@@ -245,7 +245,7 @@ class _Writer:
         sizes = tuple(
             [0 if one == CONSTANT else flat.itemsizes[one] for one in (*op.operands, *op.results)]
         )
-        key = (op.name, op.rule, operands, results, sizes)
+        key = (op.name, id(op.rule), operands, results, sizes)  # equal rules are one object
         found = self.divisions.get(key)
         if found is None:
             flops = flops_of(op.equation) if is_product(op.name) else 0.0
@@ -261,6 +261,7 @@ class _Writer:
                 follows=op.name in _FOLLOWS or is_elementwise(op.name),
                 windows=op.name in _WINDOWS,
                 lookup=op.name == "gather",
+                adds=op.name.startswith("scatter"),
                 flops=flops,
             )
         return found

@@ -12,7 +12,6 @@ costs little more than one of one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -176,18 +175,16 @@ class _Propagation:
         self.touched: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
         self.answers: list[dict[tuple[int, ...], tuple[int, ...]]] = []
         self.users: dict[int, list[int]] = {}
-        numbers: dict[tuple[Any, str], int] = {}
+        # Rules of equal operations are the same object, and operations keep them alive.
+        numbers: dict[tuple[int, str, tuple[int, ...]], int] = {}
         for place, op in enumerate(ops):
             kind = _kind(op)
-            operands = [n for n, one in enumerate(op.operands) if one != CONSTANT]
-            rule = op.rule
-            if len(operands) != len(op.operands):
-                rule = _without(rule, tuple(operands))
-            key = (rule, kind)
+            operands = tuple([n for n, one in enumerate(op.operands) if one != CONSTANT])
+            key = (id(op.rule), kind, operands)
             number = numbers.get(key)
             if number is None:
                 number = numbers[key] = len(self.rules)
-                self.rules.append(key)
+                self.rules.append((_only(op.rule, operands), kind))
                 self.answers.append({})
             values = tuple([op.operands[n] for n in operands])
             self.touched.append((number, values, op.results))
@@ -269,6 +266,9 @@ def _directions(rule: DimensionRule, kind: str, stage: int) -> list[int]:
     return [rest if factor in fixed else along for factor in range(len(rule.sizes))]
 
 
-def _without(rule: DimensionRule, operands: tuple[int, ...]) -> DimensionRule:
+def _only(rule: DimensionRule, operands: tuple[int, ...]) -> DimensionRule:
+    """The rule without operands that are constants."""
+    if len(operands) == len(rule.operands):
+        return rule
     kept = tuple(rule.operands[n] for n in operands)
     return DimensionRule(kept, rule.results, rule.sizes, rule.reduced, rule.whole)

@@ -30,7 +30,7 @@ def norm(x, scale):
 
 
 def attention(x, layer, heads):
-    b, s, d = x.shape
+    _, s, d = x.shape
     q, k, v = (jnp.einsum("bsd,dhk->bshk", x, layer[one]) for one in ("q", "k", "v"))
     scores = jnp.einsum("bqhk,bshk->bhqs", q, k) * (d // heads) ** -0.5
     scores = jnp.where(jnp.tril(jnp.ones((s, s), bool)), scores, -1e9)
