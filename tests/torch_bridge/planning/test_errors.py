@@ -114,5 +114,5 @@ def test_an_error_of_the_model_comes_as_it_is():
 
 
 def test_no_step_of_torch():
-    with pytest.raises(TypeError, match="a step is a function .* int"):
+    with pytest.raises(TypeError, match=r"a step is a function .* int"):
         traced(3, X)
