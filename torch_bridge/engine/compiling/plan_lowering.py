@@ -26,7 +26,7 @@ from isoshard.torch_bridge.lowerings.program_partition import compiling_for
 from isoshard.torch_bridge.lowerings.sequence_split import splitting
 
 from .execution_plan import CompileRequest
-from .interpreting import interpret, needed
+from .interpreting import Notes, interpret, needed
 from .padded_blocks import has_blocks, in_blocks
 from .poisoned import calls_host
 
@@ -140,10 +140,12 @@ def traceable(plan: CompileRequest) -> Any:
         keys = random_state.keys(words)
         env = interpret(entries, used, arguments[:inputs], scalars, keys, plan.notes)
         results = [bring_in(env[slot]) for slot in plan.live]
-        return [
-            result if number == layout_numbers.UNPLACED else _laid_out(result, refined(number))
-            for result, number in zip(results, plan.wanted, strict=True)
-        ]
+        notes = (plan.notes or Notes()).of_slots(entries, plan.live)
+        for place, number in enumerate(plan.wanted):
+            if number != layout_numbers.UNPLACED:
+                with notes.at(place):
+                    results[place] = _laid_out(results[place], refined(number))
+        return results
 
     return in_blocks(isoshard_step, plan) if has_blocks(layouts_in(plan)) else isoshard_step
 
