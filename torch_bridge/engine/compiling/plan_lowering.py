@@ -7,7 +7,7 @@ of dtypes and none of the meshes that the caller has set, and gives the lowering
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -41,6 +41,23 @@ def lowered(
         keep_unused: whether inputs that no result depends on stay arguments.
     """
     function = jax.jit(traceable(plan), donate_argnums=plan.donated, keep_unused=keep_unused)
+    with tracing(plan, arrays):
+        traced = function.trace(*arrays, *extra_inputs(plan))
+        note_traced(plan, traced.jaxpr)
+        if plan.calls_host and plan.donated:  # what it raises must not take its inputs along
+            function = jax.jit(traceable(plan), keep_unused=keep_unused)
+            traced = function.trace(*arrays, *extra_inputs(plan))
+        return traced.lower()
+
+
+@contextlib.contextmanager
+def tracing(plan: CompileRequest, arrays: Sequence[Any]) -> Iterator[None]:
+    """Context in which a plan is traced and lowered.
+
+    Args:
+        plan: what is traced.
+        arrays: its inputs, or a `jax.ShapeDtypeStruct` for each.
+    """
     named = layouts_in(plan)
     even = [
         layout_numbers.sharding(number) for number in named if layout_numbers.blocks(number) is None
@@ -53,14 +70,19 @@ def lowered(
     alone = jax.sharding.use_abstract_mesh(_NO_MESH)  # whatever mesh the caller has set
     wide = jax.enable_x64(True)
     with wide, dtypes, alone, marks, meshes, refining(named), _sequences(plan, arrays):
-        traced = function.trace(*arrays, *extra_inputs(plan))
-        plan.calls_host = calls_host(traced.jaxpr)
-        special = cpu_compiler.options(traced.jaxpr, _platform(named))
-        plan.options = {**plan.settings.compiler_options, **special}
-        if plan.calls_host and plan.donated:  # what it raises must not take its inputs along
-            function = jax.jit(traceable(plan), keep_unused=keep_unused)
-            traced = function.trace(*arrays, *extra_inputs(plan))
-        return traced.lower()
+        yield
+
+
+def note_traced(plan: CompileRequest, program: Any) -> None:
+    """Note in a plan what is known of it once it is traced.
+
+    Args:
+        plan: what was traced.
+        program: the jaxpr.
+    """
+    plan.calls_host = calls_host(program)
+    special = cpu_compiler.options(program, _platform(layouts_in(plan)))
+    plan.options = {**plan.settings.compiler_options, **special}
 
 
 def _platform(named: Sequence[int]) -> str:
@@ -105,20 +127,33 @@ def _sequences(
 
 def traceable(plan: CompileRequest) -> Any:
     """The plan as a pure function of its leaves, the lifted floats and the random state."""
-    entries = plan.program
     inputs = len(plan.leaves)
-    used = needed(entries, plan.live)
 
     def isoshard_step(*arguments: Any) -> list[Any]:
         scalars, words = arguments[inputs:]
-        env = interpret(entries, used, arguments[:inputs], scalars, random_state.keys(words))
-        results = [bring_in(env[slot]) for slot in plan.live]
-        return [
-            result if number == layout_numbers.UNPLACED else _laid_out(result, refined(number))
-            for result, number in zip(results, plan.wanted, strict=True)
-        ]
+        return computed(plan, arguments[:inputs], scalars, random_state.keys(words))
 
     return in_blocks(isoshard_step, plan) if has_blocks(layouts_in(plan)) else isoshard_step
+
+
+def computed(
+    plan: CompileRequest, leaves: Sequence[Any], scalars: Any, keys: Iterator[Any]
+) -> list[Any]:
+    """The results of a plan, each in its layout.
+
+    Args:
+        plan: what to compute.
+        leaves: its inputs.
+        scalars: its lifted floats.
+        keys: its random keys, one after the other.
+    """
+    used = needed(plan.program, plan.live)
+    env = interpret(plan.program, used, leaves, scalars, keys)
+    results = [bring_in(env[slot]) for slot in plan.live]
+    return [
+        result if number == layout_numbers.UNPLACED else _laid_out(result, refined(number))
+        for result, number in zip(results, plan.wanted, strict=True)
+    ]
 
 
 def _laid_out(result: Any, number: int) -> Any:
