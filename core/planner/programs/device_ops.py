@@ -32,6 +32,9 @@ _DTYPES = {
     "c128": "complex128",
 }
 _LETTERS = {"f": "float", "s": "int", "u": "uint"}
+_SCATTERS = "all-reduce-scatter"
+"""What the name of a fusion's computation begins with that is a reduce-scatter of a TPU."""
+
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
@@ -105,7 +108,8 @@ class _Reader:
     ) -> Iterator[DeviceOp]:
         line, live = self._line(inside, one), self.live.get(one.name, 0)
         if operation(one.text):
-            yield from self._collective(inside, one, one, times, scope)
+            waits = bool(scope) and self._waits(inside, one)
+            yield from self._collective(inside, one, times, scope, line, live, waits)
             return
         for within, inner in self._collectives_in(one):
             # One that runs beside others stands in several fusions: its start, what is computed
@@ -113,7 +117,9 @@ class _Reader:
             channel = _CHANNEL.search(inner.attributes)
             if channel is None or channel[1] not in sent:
                 sent.add(channel[1] if channel else "")
-                yield from self._collective(within, inner, one, times, scope, line)
+                said = self.module.line_of(inner) or line
+                waits = bool(scope) and self._waits(inside, one)
+                yield from self._collective(within, inner, times, scope, said, live, waits)
         costs = costs_of(self.module, inside, one)
         if costs.flops or costs.bytes:
             yield DeviceOp(
@@ -134,10 +140,11 @@ class _Reader:
         self,
         inside: Computation,
         one: Instruction,
-        shown: Instruction,
         times: int,
         scope: int,
-        line: str = "",
+        line: str,
+        live: int,
+        waits: bool,
     ) -> Iterator[DeviceOp]:
         kind, size = operation(one.text) or ("", 0)
         groups = groups_of(one.text)
@@ -148,21 +155,23 @@ class _Reader:
         costs = costs_of(self.module, inside, one)
         if kind == "reduce-scatter":
             size = sum(array.bytes for array in operand_arrays(inside, one)) or size
-        if self.targets and kind == "all-reduce" and is_sliced(
-            self.module, inside, one, len(groups[0]) if groups else self.mesh.size
-        ):
+        count = len(groups[0]) if groups else self.mesh.size
+        scatters = inside.name.startswith(_SCATTERS) or (
+            self.targets and is_sliced(self.module, inside, one, count)
+        )
+        if kind == "all-reduce" and scatters:
             kind = "reduce-scatter"
         yield DeviceOp(
             kind,
-            line or self._line(inside, one),
+            line,
             bytes=costs.bytes,
             dtype=dtype_name(arrays[0].dtype) if arrays else "",
             times=times,
             axes=axes,
             sent=size,
-            live=self.live.get(shown.name, 0),
+            live=live,
             scope=scope,
-            waits=bool(scope) and self._waits(inside, one),
+            waits=waits,
         )
 
     def _waits(self, inside: Computation, one: Instruction) -> bool:

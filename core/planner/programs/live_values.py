@@ -74,7 +74,7 @@ _IN_PLACE = frozenset(
 )
 _ELEMENTWISE = frozenset(
     (
-        *("abs", "add", "and", "ceil", "clamp", "compare", "convert", "copy", "cosine", "divide"),
+        *("abs", "add", "and", "ceil", "clamp", "compare", "convert", "cosine", "divide"),
         *("exponential", "exponential-minus-one", "floor", "is-finite", "log", "log-plus-one"),
         *("logistic", "maximum", "minimum", "multiply", "negate", "not", "or", "power", "remainder"),
         *("round-nearest-even", "rsqrt", "select", "sign", "sine", "sqrt", "subtract", "tanh"),
