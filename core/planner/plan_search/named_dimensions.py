@@ -19,12 +19,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from ..axes.dimension_rules import dimension_rule, is_elementwise
-from ..axes.factors import Axes, DimensionRule
+from ..axes.dimension_rules import is_elementwise
+from ..axes.flat_program import CONSTANT, FlatOp, FlatProgram, flattened
 from ..traced.traced_step import TracedStep
-from .flat_program import FlatProgram
+from .step_listing import StepListing
 
 WINDOWED = frozenset(
     "conv_general_dilated reduce_window reduce_window_sum reduce_window_max reduce_window_min "
@@ -34,7 +34,7 @@ WINDOWED = frozenset(
 
 _KEEPS = frozenset(
     "optimization_barrier device_put name sharding_constraint reshard transpose squeeze reshape "
-    "expand_dims dynamic_slice dynamic_update_slice slice concatenate copy".split()
+    "expand_dims dynamic_slice dynamic_update_slice slice concatenate copy row edge stack".split()
 )
 _PERIODS = (1, 2)
 
@@ -98,16 +98,14 @@ class NamedDimensions:
     """The dimensions of a step.
 
     Attributes:
-        flat: the program.
-        rules: of each equation.
+        listing: the program.
         groups: what a plan lays out.
         first: of each value, the number of its first axis in the unions.
         dimension: of each axis of each value, by `first`; -1: nothing is to be split along it.
         strand: likewise.
     """
 
-    flat: FlatProgram
-    rules: tuple[DimensionRule, ...]
+    listing: StepListing
     groups: tuple[LeafGroup, ...]
     first: tuple[int, ...]
     dimension: tuple[int, ...]
@@ -120,7 +118,7 @@ class NamedDimensions:
             value: its number.
         """
         start = self.first[value]
-        stop = start + len(self.flat.values[value].shape)
+        stop = start + len(self.listing.flat.shapes[value])
         return self.dimension[start:stop], self.strand[start:stop]
 
 
@@ -130,38 +128,28 @@ def named_dimensions(step: TracedStep) -> NamedDimensions:
     Args:
         step: any; its layouts are not read.
     """
-    flat = FlatProgram.of(step.program)
+    listing = StepListing.of(flattened(step.program))
+    flat = listing.flat
     first = [0]
-    for value in flat.values:
-        first.append(first[-1] + len(value.shape))
+    for shape in flat.shapes:
+        first.append(first[-1] + len(shape))
     tied, kept = Union(first[-1]), Union(first[-1])
-    rules = tuple(dimension_rule(one.source) for one in flat.equations)
-    for equation, rule in zip(flat.equations, rules, strict=True):
-        keeps = is_elementwise(equation.primitive) or equation.primitive in _KEEPS
-        windowed = equation.primitive in WINDOWED
-        for factor, axes in _by_factor(rule, equation.operands, equation.results, first).items():
-            if factor in rule.whole and not windowed:
+    for op in (listed.op for listed in listing.ops):
+        keeps = is_elementwise(op.name) or op.name in _KEEPS
+        windowed = op.name in WINDOWED
+        for factor, axes in _by_factor(op, first).items():
+            if len(axes) < 2 or (factor in op.rule.whole and not windowed):
                 continue
-            for one in axes[1:]:
-                tied.join(axes[0], one)
-            if keeps:
-                sizes = {_size(one, flat, first) for one in axes} if len(axes) > 1 else {0}
-                if len(sizes) == 1:
-                    for one in axes[1:]:
-                        kept.join(axes[0], one)
-    loops = set[int]()
-    for tie in flat.ties:
-        outer, inner = first[tie.outer], first[tie.inner]
-        if tie.stacked and len(flat.values[tie.outer].shape):
-            loops.add(outer)
-            outer += 1
-        for axis in range(len(flat.values[tie.inner].shape)):
-            tied.join(outer + axis, inner + axis)
-            kept.join(outer + axis, inner + axis)
+            numbers = [number for number, _ in axes]
+            for one in numbers[1:]:
+                tied.join(numbers[0], one)
+            if keeps and len({size for _, size in axes}) == 1:
+                for one in numbers[1:]:
+                    kept.join(numbers[0], one)
     _follow(step, flat, first, (tied, kept))
     members = _merged(step, flat, first, tied, kept)
-    loops = {kept.find(one) for one in loops}
-    return _finished(step, flat, rules, first, tied, kept, loops, members)
+    loops = {kept.find(first[value]) for value in listing.rows}
+    return _finished(step, listing, first, tied, kept, loops, members)
 
 
 def layer_pattern(name: str) -> tuple[str, tuple[int, ...]]:
@@ -174,35 +162,16 @@ def layer_pattern(name: str) -> tuple[str, tuple[int, ...]]:
     return re.sub(r"(?<![^.])\d+(?![^.])", "#", name), numbers
 
 
-def _by_factor(
-    rule: DimensionRule, operands: Sequence[int], results: Sequence[int], first: Sequence[int]
-) -> dict[int, list[int]]:
-    """Of each factor the axes of which it is the outermost."""
-    found = collections.defaultdict[int, list[int]](list)
-    sides: Iterable[tuple[Axes, Sequence[int]]] = (
-        (rule.operands, operands),
-        (rule.results, results),
-    )
-    for axes, values in sides:
-        for value, mine in zip(values, axes, strict=True):
-            if value >= 0:
-                for axis, factors in enumerate(mine):
-                    if factors:
-                        found[factors[0]].append(first[value] + axis)
+def _by_factor(op: FlatOp, first: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
+    """Of each factor the axes of which it is the outermost: their number, and their factors."""
+    found = collections.defaultdict[int, list[tuple[int, int]]](list)
+    arrays = zip((*op.rule.operands, *op.rule.results), (*op.operands, *op.results), strict=True)
+    for axes, value in arrays:
+        if value != CONSTANT:
+            for axis, factors in enumerate(axes):
+                if factors:
+                    found[factors[0]].append((first[value] + axis, len(factors)))
     return found
-
-
-def _size(axis: int, flat: FlatProgram, first: Sequence[int]) -> int:
-    value = _value_of(axis, first)
-    return flat.values[value].shape[axis - first[value]]
-
-
-def _value_of(axis: int, first: Sequence[int]) -> int:
-    low, high = 0, len(first) - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if first[middle] <= axis else (low, middle)
-    return low
 
 
 def _follow(
@@ -276,15 +245,14 @@ def _apart(
 
 def _finished(
     step: TracedStep,
-    flat: FlatProgram,
-    rules: tuple[DimensionRule, ...],
+    listing: StepListing,
     first: list[int],
     tied: Union,
     kept: Union,
     loops: set[int],
     members: list[list[int]],
 ) -> NamedDimensions:
-    reached = set[int]()
+    reached, flat = set[int](), listing.flat
     for places in members:
         start = first[flat.inputs[places[0]]]
         for axis, size in enumerate(step.inputs[places[0]].shape):
@@ -311,4 +279,4 @@ def _finished(
                 strand[start:stop],
             )
         )
-    return NamedDimensions(flat, rules, tuple(groups), tuple(first), dimension, strand)
+    return NamedDimensions(listing, tuple(groups), tuple(first), dimension, strand)
