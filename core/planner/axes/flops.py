@@ -1,0 +1,57 @@
+"""Floating-point operations of one equation, whole.
+
+Products and convolutions count two for each multiplication and addition, reductions and
+elementwise operations one for each element, what only moves elements none.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .dimension_rules import is_elementwise
+
+_MOVED = frozenset("convert_element_type copy stop_gradient select_n pvary bitcast".split())
+
+
+def flops_of(equation: Any) -> float:
+    """The operations of one equation of a jaxpr.
+
+    Args:
+        equation: that has no program of its own.
+    """
+    name, params = equation.primitive.name, equation.params
+    if name == "dot_general":
+        (contracted, _), _ = params["dimension_numbers"]
+        lhs = equation.invars[0].aval.shape
+        return 2.0 * _elements(equation.outvars[0]) * math.prod([lhs[one] for one in contracted])
+    if name == "ragged_dot_general":
+        numbers = params["ragged_dot_dimension_numbers"]
+        (contracted, _), _ = numbers.dot_dimension_numbers
+        lhs, rhs = (one.aval.shape for one in equation.invars[:2])
+        grouped = math.prod([rhs[one] for one in numbers.rhs_group_dimensions])
+        free = math.prod(rhs) / grouped / math.prod([lhs[one] for one in contracted])
+        return 2.0 * math.prod(lhs) * max(1.0, free)
+    if name == "conv_general_dilated":
+        rhs = equation.invars[1].aval.shape
+        features = rhs[params["dimension_numbers"].rhs_spec[0]]
+        return 2.0 * _elements(equation.outvars[0]) * math.prod(rhs) / features
+    if name.startswith(("reduce_", "cum", "arg")) and name != "reduce_precision":
+        elements = _elements(equation.invars[0])
+        return elements * float(math.prod(params.get("window_dimensions", (1,))))
+    if is_elementwise(name) and name not in _MOVED:
+        return float(_elements(equation.outvars[0]))
+    return 0.0
+
+
+def is_product(name: str) -> bool:
+    """Whether a primitive multiplies and sums.
+
+    Args:
+        name: of the primitive.
+    """
+    return name in ("dot_general", "ragged_dot_general", "conv_general_dilated")
+
+
+def _elements(variable: Any) -> int:
+    return math.prod(getattr(variable.aval, "shape", ()))

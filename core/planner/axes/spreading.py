@@ -1,0 +1,256 @@
+"""Layouts of all values of a program, spread from those that are given.
+
+It goes as XLA's partitioner Shardy goes: what a user constrains and what inputs are is fixed. Then
+layouts spread both ways, at first through what only passes elements on (elementwise operations,
+reshapes, values carried by loops), then along all factors that are neither summed nor whole, then
+along all. Each stage goes on until nothing changes. A layout once known only grows.
+
+Equal operations whose operands lie alike are asked once, so that a step of eighty equal layers
+costs little more than one of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jax.sharding import NamedSharding, PartitionSpec
+
+from .dimension_rules import is_elementwise
+from .factor_layouts import (
+    BACKWARD,
+    BOTH,
+    FORWARD,
+    NONE,
+    ArrayLayout,
+    Split,
+    agreed,
+)
+from .factors import DimensionRule
+from .flat_program import CONSTANT, BodyScope, FlatOp, FlatProgram
+
+STAGES = 3
+_PASSED = frozenset(
+    "reshape transpose squeeze expand_dims edge sharding_constraint optimization_barrier name copy "
+    "device_put layout_constraint reshard result".split()
+)
+_SLICED = frozenset(("dynamic_slice", "dynamic_update_slice", "row", "stack"))
+
+
+class ArrayLayouts:
+    """Layouts as numbers: those that occur, with the axes that are closed in each.
+
+    Args:
+        sizes: mesh axes and their sizes, in the mesh's order.
+    """
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        """No layout is known yet."""
+        self.names = tuple(sizes)
+        self.sizes = tuple(sizes.values())
+        self._place = {name: n for n, name in enumerate(self.names)}
+        self._numbers: dict[tuple[ArrayLayout, int], int] = {}
+        self.known: list[tuple[ArrayLayout, int]] = []
+
+    def number(self, layout: ArrayLayout, closed: int = 0) -> int:
+        """The number of a layout.
+
+        Args:
+            layout: of an array.
+            closed: as bits, which of its axes do not change any more.
+        """
+        key = layout, closed
+        found = self._numbers.get(key)
+        if found is None:
+            found = self._numbers[key] = len(self.known)
+            self.known.append(key)
+        return found
+
+    def of_spec(self, spec: PartitionSpec, rank: int) -> int:
+        """The number of a `PartitionSpec`; axes it leaves open are open.
+
+        Args:
+            spec: of an array.
+            rank: how many axes the array has.
+        """
+        entries = (*spec, *(None,) * rank)[:rank]
+        layout: list[Split] = []
+        closed = 0
+        for axis, entry in enumerate(entries):
+            if entry is PartitionSpec.UNCONSTRAINED:
+                layout.append(())
+                continue
+            closed |= 1 << axis
+            names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+            layout.append(
+                tuple(self._place[one] for one in names if self.sizes[self._place[one]] > 1)
+            )
+        return self.number(tuple(layout), closed)
+
+    def axes(self, split: Iterable[int]) -> tuple[str, ...]:
+        """Names of mesh axes, in the mesh's order.
+
+        Args:
+            split: their numbers.
+        """
+        return tuple(self.names[one] for one in sorted(split))
+
+
+def spread(
+    flat: FlatProgram,
+    layouts: ArrayLayouts,
+    given: Mapping[int, int],
+    wanted: Sequence[NamedSharding | None] = (),
+) -> list[ArrayLayout]:
+    """Lay out all values.
+
+    Args:
+        flat: the program.
+        layouts: of the mesh.
+        given: layouts of inputs, by the number of the value; numbers of `layouts`.
+        wanted: of results; None leaves one to what reaches it.
+
+    Returns:
+        The layout of each value, and after those of the program's the constrained results.
+    """
+    states = [layouts.number(((),) * len(shape)) for shape in flat.shapes]
+    for value, state in given.items():
+        states[value] = state
+    ops = list(_in_order(flat.scope))
+    for op in ops:
+        if op.name in ("sharding_constraint", "reshard"):
+            spec = getattr(op.equation.params.get("sharding"), "spec", None)
+            if spec is not None:
+                states[op.results[0]] = layouts.of_spec(spec, len(flat.shapes[op.results[0]]))
+        elif op.bodies and op.bodies[0].kind == "manual":
+            for value, spec in zip(op.results, op.equation.params["out_specs"], strict=True):
+                states[value] = layouts.of_spec(spec, len(flat.shapes[value]))
+    ops = [op for op in ops if not op.bodies] + _results(flat, layouts, states, wanted)
+    _Propagation(layouts, states, ops).run()
+    return [layouts.known[one][0] for one in states]
+
+
+def _results(
+    flat: FlatProgram,
+    layouts: ArrayLayouts,
+    states: list[int],
+    wanted: Sequence[NamedSharding | None],
+) -> list[FlatOp]:
+    """An operation for each result with a layout of its own, that has it and passes it on."""
+    found = []
+    for value, sharding in zip(flat.results, wanted, strict=False):
+        if sharding is not None and value != CONSTANT:
+            rank = len(flat.shapes[value])
+            states.append(layouts.of_spec(sharding.spec, rank))
+            axes = tuple((n,) for n in range(rank))
+            rule = DimensionRule((axes,), (axes,), flat.shapes[value])
+            found.append(FlatOp("result", None, rule, (value,), (len(states) - 1,)))
+    return found
+
+
+def _in_order(scope: BodyScope) -> Iterable[FlatOp]:
+    for op in scope.ops:
+        yield op
+        for body in op.bodies:
+            yield from _in_order(body)
+
+
+class _Propagation:
+    def __init__(self, layouts: ArrayLayouts, states: list[int], ops: list[FlatOp]) -> None:
+        self.layouts = layouts
+        self.states = states
+        self.rules: list[tuple[DimensionRule, str]] = []
+        self.touched: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
+        self.answers: list[dict[tuple[int, ...], tuple[int, ...]]] = []
+        self.users: dict[int, list[int]] = {}
+        numbers: dict[tuple[Any, str], int] = {}
+        for place, op in enumerate(ops):
+            kind = _kind(op.name)
+            operands = [n for n, one in enumerate(op.operands) if one != CONSTANT]
+            rule = op.rule
+            if len(operands) != len(op.operands):
+                rule = _without(rule, tuple(operands))
+            key = (rule, kind)
+            number = numbers.get(key)
+            if number is None:
+                number = numbers[key] = len(self.rules)
+                self.rules.append(key)
+                self.answers.append({})
+            values = tuple([op.operands[n] for n in operands])
+            self.touched.append((number, values, op.results))
+            for value in {*values, *op.results}:
+                self.users.setdefault(value, []).append(place)
+
+    def run(self) -> None:
+        for stage in range(STAGES):
+            self.directions = [_directions(rule, kind, stage) for rule, kind in self.rules]
+            for answers in self.answers:
+                answers.clear()
+            dirty = bytearray(b"\1") * len(self.touched)
+            forward = True
+            while any(dirty):
+                order = range(len(dirty)) if forward else range(len(dirty) - 1, -1, -1)
+                for place in order:
+                    if dirty[place]:
+                        dirty[place] = 0
+                        self._visit(place, dirty)
+                forward = not forward
+
+    def _visit(self, place: int, dirty: bytearray) -> None:
+        number, operands, results = self.touched[place]
+        states = self.states
+        key = tuple([states[one] for one in (*operands, *results)])
+        answer = self.answers[number].get(key)
+        if answer is None:
+            answer = self._answer(number, key, len(operands))
+            self.answers[number][key] = answer
+        if answer == key:
+            return
+        for value, old, new in zip((*operands, *results), key, answer, strict=True):
+            if new != old and states[value] == old:
+                states[value] = new
+                for user in self.users[value]:
+                    dirty[user] = 1
+
+    def _answer(self, number: int, key: tuple[int, ...], operands: int) -> tuple[int, ...]:
+        directions = self.directions[number]
+        if not any(directions):
+            return key
+        known = self.layouts.known
+        arrays = [known[one] for one in key]
+        first, second = agreed(
+            self.rules[number][0],
+            directions,
+            arrays[:operands],
+            arrays[operands:],
+            self.layouts.sizes,
+        )
+        return tuple(
+            self.layouts.number(layout, closed)
+            for layout, (_, closed) in zip((*first, *second), arrays, strict=True)
+        )
+
+
+def _kind(name: str) -> str:
+    if name in _PASSED or is_elementwise(name):
+        return "passed"
+    if name in _SLICED:
+        return "sliced"
+    return "broadcast" if name == "broadcast_in_dim" else ""
+
+
+def _directions(rule: DimensionRule, kind: str, stage: int) -> list[int]:
+    """For each factor, where layouts go at a stage."""
+    if stage == 2 or kind == "passed":
+        return [BOTH] * len(rule.sizes)
+    if stage == 0:
+        return [FORWARD if kind == "sliced" else NONE] * len(rule.sizes)
+    along = BACKWARD if kind == "broadcast" else BOTH
+    fixed = rule.reduced | rule.whole
+    rest = FORWARD if kind == "sliced" else NONE
+    return [rest if factor in fixed else along for factor in range(len(rule.sizes))]
+
+
+def _without(rule: DimensionRule, operands: tuple[int, ...]) -> DimensionRule:
+    kept = tuple(rule.operands[n] for n in operands)
+    return DimensionRule(kept, rule.results, rule.sizes, rule.reduced, rule.whole)
