@@ -3,8 +3,14 @@
 Rates are of one chip in one direction, in units a second, as the vendors' pages tell them; a
 program reaches a part of them (`isoshard.core.planner.costs` says which).
 
->>> chip("v5e").memory, chip("v5e").flops["bfloat16"]
+>>> chip("v5e").memory, chip("v5e").rate("bfloat16")
 (16000000000, 197000000000000.0)
+
+One of your own is a line: `add_chip(Chip("mine", "My Device", "gpu", {"float32": 1e12}, ..))`, or
+a change of one that is there: `add_chip(dataclasses.replace(chip("h100"), name="slow", ..))`.
+
+float32 is what JAX does with float32 products unless it is told otherwise: one pass of bfloat16 on
+TPU, TF32 on GPU (https://docs.jax.dev/en/latest/201/precision.html). Sparsity is never counted.
 """
 
 from __future__ import annotations
@@ -13,6 +19,8 @@ import dataclasses
 from collections.abc import Mapping
 
 from isoshard.core.errors import ShardingError
+
+_NARROW = {"float16": "bfloat16", "uint8": "int8", "int4": "int8", "uint4": "int8"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +31,8 @@ class Chip:
         name: as in the text of a topology, e.g. "v5e".
         kind: as JAX's `Device.device_kind` says it.
         platform: "tpu", "gpu" or "cpu".
-        flops: operations a second by dtype name; other dtypes go by "float32".
+        flops: operations a second by dtype name, "float32" among them; "float8" stands for all
+            such types.
         memory: bytes of high-bandwidth memory.
         bandwidth: bytes a second between it and the cores.
         link: bytes a second and direction of one link to a neighbour; of a switch, of one chip.
@@ -33,6 +42,15 @@ class Chip:
             other slices).
         latency: seconds before the first byte of a message over a link arrives.
         source: where the numbers are from.
+        wrap: an axis of the torus has wrap-around links if this divides its length; 0: none has.
+            Three axes are made of cubes: all of them must be so long.
+        shapes: grids of a slice that the vendor offers; () allows all. Of three axes those of
+            less than a cube.
+        largest: most chips of one slice; 0: no limit.
+        host: the grid of one host's chips within the torus.
+        domain: chips that one switch joins, where these are of several hosts; 0: those of a host.
+        network_latency: seconds before the first byte from another host (slice) arrives.
+        also: other values of `Device.device_kind` for the same chip.
     """
 
     name: str
@@ -47,6 +65,35 @@ class Chip:
     network: float
     latency: float
     source: str
+    wrap: int = 0
+    shapes: tuple[tuple[int, ...], ...] = ()
+    largest: int = 0
+    host: tuple[int, ...] = ()
+    domain: int = 0
+    network_latency: float = 1e-5
+    also: tuple[str, ...] = ()
+
+    def rate(self, dtype: str) -> float:
+        """Operations a second in a dtype.
+
+        Args:
+            dtype: its name. 8-bit floats go by "float8", narrow integers by "int8", and by
+                "bfloat16" where the chip has neither; wide ones by half of "float32" unless the
+                chip names them; all others by "float32".
+
+        Example:
+            >>> h100 = chip("h100")
+            >>> h100.rate("float8_e4m3fn") / h100.rate("float16") > 2
+            True
+        """
+        for name in (dtype, "float8" if dtype.startswith("float8") else _NARROW.get(dtype, "")):
+            if name in self.flops:
+                return self.flops[name]
+        if dtype.startswith("float8") or dtype in _NARROW:
+            return self.flops.get("bfloat16", self.flops["float32"])
+        if dtype in ("float64", "complex128"):
+            return self.flops.get("float64", self.flops["float32"] / 2)
+        return self.flops["float32"]
 
 
 _CHIPS: dict[str, Chip] = {}
@@ -57,7 +104,15 @@ def add_chip(chip: Chip) -> None:
 
     Args:
         chip: what `topology` finds by its name from now on.
+
+    Raises:
+        ShardingError: it has no rate for float32.
     """
+    if "float32" not in chip.flops:
+        raise ShardingError(
+            f"chip {chip.name!r} has rates for {', '.join(chip.flops) or 'no dtype'}: float32, by "
+            "which all others go, must be among them"
+        )
     _CHIPS[chip.name] = chip
 
 
@@ -78,20 +133,107 @@ def chip(name: str) -> Chip:
     return _CHIPS[name]
 
 
+def chip_of_kind(kind: str) -> Chip:
+    """Find the chip of a device that is here.
+
+    Args:
+        kind: its `device_kind`.
+
+    Raises:
+        ShardingError: no chip of the table is of that kind.
+    """
+    for one in _CHIPS.values():
+        if kind == one.kind or kind in one.also:
+            return one
+    raise ShardingError(
+        f"no chip is known for devices of kind {kind!r}; known are "
+        f"{', '.join(sorted(_CHIPS))}. Add it with iso.planner.add_chip(iso.planner.Chip(NAME, "
+        f"{kind!r}, ..))"
+    )
+
+
 _SCALING = "https://jax-ml.github.io/scaling-book/tpus"
+"""Links, hosts' networks and latency of TPUs: the vendor's pages give only sums over all links."""
+_CLOUD = "https://docs.cloud.google.com/tpu/docs"
+_FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+_CUBE_PARTS = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
+_NCCL = "latencies: src/graph/tuning.cc of https://github.com/NVIDIA/nccl"
+_NVL = "https://jax-ml.github.io/scaling-book/gpus (NVLink and network of a GPU)"
+
+
+def _tpu(rate: float, narrow: float) -> dict[str, float]:
+    return {"bfloat16": rate, "float32": rate, "int8": narrow}
+
+
 for _chip in (
+    # 275 TFLOP/s in bf16 and int8, 32 GiB, 1200 GB/s, 4096 chips. The network of its hosts, 25 GB/s
+    # for four chips, is the scaling book's.
     Chip(
-        "v5e", "TPU v5 lite", "tpu", {"bfloat16": 1.97e14, "float32": 4.9e13, "int8": 3.94e14},
-        16_000_000_000, 8.1e11, 4.5e10, 2, 8, 6.25e9, 1e-6, _SCALING,
+        "v4", "TPU v4", "tpu", _tpu(2.75e14, 2.75e14), 32 * 2**30, 1.2e12, 4.5e10, 3, 4, 6.25e9,
+        1e-6, f"{_CLOUD}/v4, {_SCALING}", wrap=4, shapes=_CUBE_PARTS, largest=4096, host=(2, 2, 1),
+        network_latency=5e-5,
+    ),
+    # 197 TFLOP/s, int8 393, 16 GB, 819 GB/s, 2 x 100 Gb/s a host of eight chips, 256 chips.
+    Chip(
+        "v5e", "TPU v5 lite", "tpu", _tpu(1.97e14, 3.93e14), 16_000_000_000, 8.19e11, 4.5e10, 2, 4,
+        3.125e9, 1e-6, f"{_CLOUD}/v5e, {_SCALING}", wrap=16, shapes=_FLAT, largest=256,
+        host=(2, 2), network_latency=5e-5, also=("TPU v5e",),
+    ),
+    # 459 TFLOP/s, int8 918 (scaling book), 95 GiB, 2765 GB/s, 50 Gb/s a chip, 6144 chips in a job.
+    Chip(
+        "v5p", "TPU v5", "tpu", _tpu(4.59e14, 9.18e14), 95 * 2**30, 2.765e12, 9e10, 3, 4, 6.25e9,
+        1e-6, f"{_CLOUD}/v5p, {_SCALING}", wrap=4, shapes=_CUBE_PARTS, largest=6144, host=(2, 2, 1),
+        network_latency=5e-5, also=("TPU v5p",),
+    ),
+    # 918 TFLOP/s, int8 1836, 32 GB, 1638 GB/s, 4 x 200 Gb/s a host of eight chips, 256 chips.
+    Chip(
+        "v6e", "TPU v6 lite", "tpu", _tpu(9.18e14, 1.836e15), 32_000_000_000, 1.638e12, 9e10, 2, 4,
+        1.25e10, 1e-6, f"{_CLOUD}/v6e, {_SCALING}", wrap=16, shapes=_FLAT, largest=256,
+        host=(2, 2), network_latency=5e-5, also=("TPU v6e",),
+    ),
+    # The 80 GB SXM: bf16 312, TF32 156, FP64 19.5, int8 624; 8 x 200 Gb/s a host (DGX A100).
+    Chip(
+        "a100", "NVIDIA A100-SXM4-80GB", "gpu",
+        {"bfloat16": 3.12e14, "float32": 1.56e14, "int8": 6.24e14, "float64": 1.95e13},
+        80_000_000_000, 2.039e12, 3e11, 0, 8, 2.5e10, 3.4e-6,
+        f"https://www.nvidia.com/en-us/data-center/a100/, {_NVL}, {_NCCL}", network_latency=9.6e-6,
+    ),
+    # SXM: bf16 989, TF32 494, FP64 67, fp8 and int8 1979 without sparsity; 8 x 400 Gb/s a host.
+    Chip(
+        "h100", "NVIDIA H100 80GB HBM3", "gpu",
+        {"bfloat16": 9.89e14, "float32": 4.945e14, "int8": 1.979e15, "float8": 1.979e15,
+         "float64": 6.7e13},
+        80_000_000_000, 3.35e12, 4.5e11, 0, 8, 5e10, 3.4e-6,
+        f"https://www.nvidia.com/en-us/data-center/h100/, {_NVL}, {_NCCL}", network_latency=9.6e-6,
     ),
     Chip(
-        "h100", "NVIDIA H100 80GB HBM3", "gpu", {"bfloat16": 9.9e14, "float32": 6.7e13},
-        80_000_000_000, 3.35e12, 4.5e11, 0, 8, 5e10, 3e-6,
-        "https://www.nvidia.com/en-us/data-center/h100/",
+        "h200", "NVIDIA H200", "gpu",
+        {"bfloat16": 9.89e14, "float32": 4.945e14, "int8": 1.979e15, "float8": 1.979e15,
+         "float64": 6.7e13},
+        141_000_000_000, 4.8e12, 4.5e11, 0, 8, 5e10, 3.4e-6,
+        f"https://www.nvidia.com/en-us/data-center/h200/, {_NVL}, {_NCCL}", network_latency=9.6e-6,
     ),
+    # HGX at 1000 W: bf16 2250, TF32 1100, FP64 40, fp8 and int8 4500 without sparsity, 180 GB.
     Chip(
-        "cpu", "cpu", "cpu", {"float32": 5e10, "bfloat16": 5e10}, 2_000_000_000, 1e10, 5e9, 0,
-        4096, 5e9, 1e-5, "this machine's cores, shared by virtual devices",
+        "b200", "NVIDIA B200", "gpu",
+        {"bfloat16": 2.25e15, "float32": 1.1e15, "int8": 4.5e15, "float8": 4.5e15,
+         "float64": 4e13},
+        180_000_000_000, 8e12, 9e11, 0, 8, 5e10, 3.4e-6,
+        f"https://www.nvidia.com/en-us/data-center/hgx/, {_NVL}, {_NCCL}", network_latency=9.6e-6,
+    ),
+    # A rack of 18 trays with four GPUs each: 13.4 TB and 576 TB/s for 72; bf16 2500, TF32 1250.
+    Chip(
+        "gb200", "NVIDIA GB200", "gpu",
+        {"bfloat16": 2.5e15, "float32": 1.25e15, "int8": 5e15, "float8": 5e15, "float64": 4.5e13},
+        186_000_000_000, 8e12, 9e11, 0, 4, 5e10, 3.4e-6,
+        f"https://www.nvidia.com/en-us/data-center/gb200-nvl72/, {_NVL}, {_NCCL}", domain=72,
+        network_latency=9.6e-6,
+    ),
+    # Round numbers, the same everywhere, for a text such as "cpu:8"; devices that are here are
+    # measured (`measured_cpu`).
+    Chip(
+        "cpu", "cpu", "cpu", {"float32": 5e10, "bfloat16": 5e10, "float64": 2.5e10}, 2_000_000_000,
+        1e10, 5e9, 0, 4096, 5e9, 1e-5, "round numbers of a core",
     ),
 ):  # fmt: skip
     add_chip(_chip)

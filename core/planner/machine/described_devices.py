@@ -21,11 +21,14 @@ class DescribedDevice:
     """One device of a machine that is not here.
 
     Attributes:
-        id: its number, from 0.
-        coords: its place in the machine's grid.
+        id: its number, from 0; devices are numbered by slice, then by `coords`.
+        coords: its place: of a torus (x, y, z) within its slice; of GPUs (host, GPU of it), before
+            it the rack where racks are described; of a CPU its number.
         process_index: its host.
-        slice_index: its slice; slices are joined by the data centre's network.
+        slice_index: its slice, joined to others by the data centre's network; of GPUs those that
+            one switch joins.
         topology: the machine.
+        core_on_chip: as of a TPU's `jax.Device`; a device is a whole chip here.
     """
 
     id: int
@@ -33,6 +36,7 @@ class DescribedDevice:
     process_index: int
     slice_index: int
     topology: Topology
+    core_on_chip: int = 0
 
     @property
     def platform(self) -> str:

@@ -1,0 +1,171 @@
+"""Seconds of a step by a roofline: the larger of computing and moving bytes, and the collectives.
+
+An operation computes at its dtype's rate and moves its bytes at the memory's, both at once, and
+takes the longer of the two. Collectives take what `collective_times` says. Two sums are given.
+`serial`: everything one after the other. `overlapped`: within a loop (a scope) collectives run
+beside computing, since those of one iteration can start while the one before computes; those of its
+first iteration, and all outside of loops, are exposed. What a program really takes lies between.
+
+>>> from isoshard.core.planner.machine.topologies import topology
+>>> mesh = topology("v5e:4x4").mesh((4, 4), ("data", "model"))
+>>> from isoshard.core.planner.reports.report import MemoryEstimate
+>>> none = MemoryEstimate(0, 0, 0, 0, 0, 0, "", (), 0)
+>>> product = DeviceOp("dot_general", "a.py:1 (f)", 1e12, 1e9, "bfloat16", times=4, scope=1)
+>>> gather = DeviceOp("all-gather", "a.py:1 (f)", times=4, axes=("model",), sent=10**8, scope=1)
+>>> time, timeline = time_of(DeviceProgram((gather, product), none), mesh)
+>>> time.limit, time.serial > time.overlapped > time.busy
+('compute', True)
+>>> [event.what for event in timeline]
+['all-gather', 'compute']
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable
+
+from jax.sharding import Mesh
+
+from ..machine.chips import Chip
+from ..machine.topologies import topology_of
+from ..reports.report import TimeEstimate, TimelineEvent
+from . import collective_times
+from .device_program import DeviceOp, DeviceProgram
+from .event_groups import grouped
+
+COMPUTE_REACH = {"tpu": 0.95, "gpu": 0.75, "cpu": 1.0}
+"""Of the peak what large matrix products reach, by platform. TPU: MaxText's 32B step on v5e runs at
+0.67 of the peak and computes a third more than that counts, so its products reach over 0.89. GPU:
+an assumption, for lack of a page that tells it. A CPU's rate is measured."""
+
+MEMORY_REACH = {"tpu": 0.9, "gpu": 0.9, "cpu": 1.0}
+"""Of the memory's bandwidth what large operations reach: the scaling book measures 3.84 of 4.1 ms
+on an H100. A CPU's rate is measured."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OpTime:
+    """Seconds of one run of an operation.
+
+    Attributes:
+        compute: floating-point operations.
+        memory: bytes between memory and cores.
+        collective: devices that talk; of a collective the only one.
+    """
+
+    compute: float = 0.0
+    memory: float = 0.0
+    collective: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long it runs."""
+        return max(self.compute, self.memory) + self.collective
+
+
+def op_time(op: DeviceOp, mesh: Mesh, chip: Chip | None = None) -> OpTime:
+    """Seconds of one run of an operation.
+
+    Args:
+        op: of a device's program.
+        mesh: that it runs on.
+        chip: of the mesh, if it is known.
+
+    Raises:
+        ShardingError: it is a collective that there is not, or along axes that there are not.
+    """
+    chip = chip or topology_of(mesh).chip
+    if op.is_collective:
+        return OpTime(collective=collective_times.seconds(op.name, op.sent, op.axes, mesh))
+    rate = chip.rate(op.dtype) * COMPUTE_REACH.get(chip.platform, 1.0)
+    return OpTime(op.flops / rate, op.bytes / (chip.bandwidth * MEMORY_REACH[chip.platform]))
+
+
+def time_of(program: DeviceProgram, mesh: Mesh) -> tuple[TimeEstimate, tuple[TimelineEvent, ...]]:
+    """Estimate the seconds of a step.
+
+    Args:
+        program: what one device does.
+        mesh: that it runs on, over devices that are here or described.
+
+    Returns:
+        The estimate, and the step in order, without overlap, in at most 200 events.
+
+    Raises:
+        ShardingError: it has a collective that there is not, or along axes that there are not.
+    """
+    chip = topology_of(mesh).chip
+    times = [op_time(op, mesh, chip) for op in program.ops]
+    compute = sum(op.times * one.compute for op, one in zip(program.ops, times, strict=True))
+    memory = sum(op.times * one.memory for op, one in zip(program.ops, times, strict=True))
+    busy = sum(
+        op.times * max(one.compute, one.memory) for op, one in zip(program.ops, times, strict=True)
+    )
+    collectives: defaultdict[str, float] = defaultdict(float)
+    for op, one in zip(program.ops, times, strict=True):
+        if op.is_collective:
+            ordered = [name for name in mesh.axis_names if name in op.axes]
+            collectives["+".join(ordered)] += op.times * one.collective
+    serial = busy + sum(collectives.values())
+    overlapped = _overlapped(program.ops, times)
+    ideal = sum(op.times * op.flops / chip.rate(op.dtype) for op in program.ops)
+    estimate = TimeEstimate(
+        compute,
+        memory,
+        busy,
+        dict(collectives),
+        serial,
+        overlapped,
+        ideal / overlapped if overlapped else 0.0,
+        _limit(compute, memory, busy, collectives),
+        _assumptions(chip),
+    )
+    return estimate, grouped(_events(program.ops, times))
+
+
+def _overlapped(ops: Iterable[DeviceOp], times: Iterable[OpTime]) -> float:
+    busy: defaultdict[int, float] = defaultdict(float)
+    talking: defaultdict[int, float] = defaultdict(float)
+    first: defaultdict[int, float] = defaultdict(float)
+    for op, one in zip(ops, times, strict=True):
+        busy[op.scope] += op.times * max(one.compute, one.memory)
+        talking[op.scope] += op.times * one.collective
+        first[op.scope] += one.collective
+    total = busy.pop(0, 0.0) + talking.pop(0, 0.0)
+    for scope, computing in busy.items():
+        once = min(first[scope], talking[scope])
+        total += once + max(computing, talking[scope] - once)
+    return total
+
+
+def _limit(compute: float, memory: float, busy: float, collectives: dict[str, float]) -> str:
+    longest = max(collectives, key=collectives.__getitem__, default="")
+    if longest and collectives[longest] > busy:
+        return longest
+    return "compute" if compute >= memory else "memory"
+
+
+def _events(ops: Iterable[DeviceOp], times: Iterable[OpTime]) -> Iterable[TimelineEvent]:
+    start = 0.0
+    for op, one in zip(ops, times, strict=True):
+        taken = op.times * one.seconds
+        if taken:
+            what = op.name if op.is_collective else "compute"
+            yield TimelineEvent(what, op.axes, start, taken, op.live, op.line)
+            start += taken
+
+
+def _assumptions(chip: Chip) -> tuple[str, ...]:
+    flops = COMPUTE_REACH.get(chip.platform, 1.0)
+    moved = MEMORY_REACH[chip.platform]
+    linked = 1.0 if chip.platform == "cpu" else collective_times.LINKS_REACH
+    return (
+        f"an operation takes the longer of its flops at {flops:.0%} of the peak and its bytes at "
+        f"{moved:.0%} of the memory's bandwidth",
+        f"collectives get {linked:.0%} of their links and nothing else uses these",
+        "overlapped: collectives of a loop run beside its computing, all but those of its first "
+        "iteration; those outside of loops are exposed",
+        "utilisation counts all operations of the program, recomputed ones too",
+        f"rates of {chip.name}: {chip.source}",
+    )
