@@ -19,14 +19,16 @@ from collections.abc import Mapping, Sequence
 from jax.sharding import Mesh
 
 from ..axes.factor_layouts import ArrayLayout
+from ..costs.roofline import COMPUTE_REACH, MEMORY_REACH
 from ..machine.chips import Chip
 from ..machine.topologies import topology_of
 from .condensed_program import CondensedProgram, OpKind, ValueKind
 from .link_rates import LinkRates
-from .named_dimensions import WINDOWED
+from .named_dimensions import WINDOWED, LeafGroup
 
-OVERLAP = 0.5
-"""The part of collectives that runs beside computing."""
+
+TINY = 1 << 18
+"""Parameters of fewer bytes rest split only along what is computed split."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +67,13 @@ class _OpCost:
     moves: tuple[tuple[int, tuple[int, ...], float, float], ...]  # array, axes, seconds, bytes
 
 
+@dataclasses.dataclass(frozen=True)
+class _Gather:
+    op: OpKind
+    seconds: float
+    times: int
+
+
 class AnalyticCost:
     """The cost function of one step on one mesh.
 
@@ -87,9 +96,22 @@ class AnalyticCost:
         self.sizes = tuple(mesh.shape[name] for name in mesh.axis_names)
         self.rates = LinkRates(mesh)
         self._chip: Chip = topology_of(mesh).chip
-        self._ops: dict[tuple[int, tuple[ArrayLayout, ...]], _OpCost] = {}
-        self._layouts: dict[tuple[int, object], ArrayLayout] = {}
+        self._bandwidth = self._chip.bandwidth * MEMORY_REACH[self._chip.platform]
+        self._costs: list[dict[tuple[int, ...], _OpCost]] = [{} for _ in program.ops]
+        self._layouts: dict[tuple[int, object], int] = {}
+        self._numbers: dict[ArrayLayout, int] = {}
+        self._known: list[ArrayLayout] = []
+        self._parts: list[int] = []
+        self._bytes = [kind.bytes for kind in program.values]
         self._places = [_placed(op) for op in program.ops]
+        self._arrays = [(*op.operands, *op.results) for op in program.ops]
+        self._none = self._number(())
+        self._batch = {
+            dimension
+            for group in program.dimensions.groups
+            if group.role == "input"
+            for dimension in group.dimensions
+        }
 
     def of(self, choice: Choice) -> ChoiceCost:
         """Evaluate a choice.
@@ -98,36 +120,49 @@ class AnalyticCost:
             choice: over this mesh's axes.
         """
         program = self.program
-        groups = [self.group_layout(n, choice) for n in range(len(program.dimensions.groups))]
-        layouts = [
-            self._value_layout(n, kind, choice, groups) for n, kind in enumerate(program.values)
+        groups = [self._group(n, choice) for n in range(len(program.dimensions.groups))]
+        layouts = [self._value(n, kind, choice, groups) for n, kind in enumerate(program.values)]
+        layouts.append(self._none)
+        parts = self._parts
+        each = [size / parts[one] for size, one in zip(self._bytes, layouts, strict=False)]
+        busy = [
+            sum(each[n] * count for n, count in one.items()) / self._bandwidth
+            for one in program.traffic
         ]
-        busy, talking = 0.0, dict[tuple[int, ...], float]()
-        once: dict[tuple[object, ...], list[float]] = {}
+        talking, sent_in = dict[tuple[int, ...], float](), [0.0, 0.0]
+        once: dict[tuple[int, tuple[int, ...], float], _Gather] = {}
         largest = 0.0
-        for number, (op, times) in enumerate(zip(program.ops, program.times, strict=True)):
-            mine = tuple(layouts[one] if one >= 0 else () for one in (*op.operands, *op.results))
-            key = (number, mine)
-            cost = self._ops.get(key)
+
+        def talk(op: OpKind, axes: tuple[int, ...], seconds: float) -> None:
+            talking[axes] = talking.get(axes, 0.0) + seconds
+            sent_in[op.looped] += seconds
+
+        for number, op in enumerate(program.ops):
+            mine = tuple([layouts[one] for one in self._arrays[number]])
+            cost = self._costs[number].get(mine)
             if cost is None:
-                cost = self._ops[key] = self._op(op, mine, self._places[number])
-            busy += cost.busy * times
+                known = [self._known[one] for one in mine]
+                cost = self._costs[number][mine] = self._op(op, known, self._places[number])
+            times = program.times[number]
+            busy[op.looped] += cost.busy * times
             for array, axes, seconds, sent in cost.moves:
                 largest = max(largest, sent)
-                if array < len(op.operands):
-                    kind = op.operands[array]
-                    if program.values[kind].group < 0:
-                        held = once.setdefault((kind, axes, sent), [axes, seconds, 0, kind])  # type: ignore[list-item]
-                        held[2] += times
-                        continue
-                talking[axes] = talking.get(axes, 0.0) + seconds * times
-        for axes, seconds, times, kind in once.values():
-            count = min(times, program.counts[int(kind)])
-            talking[axes] = talking.get(axes, 0.0) + seconds * count  # type: ignore[index]
-        talk = sum(talking.values())
-        seconds = busy + talk - OVERLAP * min(busy, talk)
-        memory = self._memory(groups, layouts) + largest
-        return ChoiceCost(seconds, memory, busy, talking)
+                if array < len(op.operands) and program.values[op.operands[array]].group < 0:
+                    gather = (op.operands[array], axes, sent)
+                    held = once.get(gather)
+                    before = 0 if held is None else held.times
+                    once[gather] = _Gather(op, seconds, before + times)
+                else:
+                    talk(op, axes, seconds * times)
+        for (kind, axes, _), held in once.items():
+            talk(held.op, axes, held.seconds * min(held.times, program.counts[kind]))
+        total = busy[0] + sent_in[0] + max(busy[1], sent_in[1])
+        alive = (sum(each[n] * count for n, count in one.items()) for one in program.moments)
+        resting = sum(
+            size / parts[one] for size, one in zip(program.resting, groups, strict=True)
+        )
+        memory = program.rest + resting + max(alive, default=0.0) + largest
+        return ChoiceCost(total, memory, sum(busy), talking)
 
     def least_seconds(self) -> float:
         """What no choice can be faster than: all devices compute all the time."""
@@ -143,36 +178,64 @@ class AnalyticCost:
             number: of the group.
             choice: what is chosen.
         """
+        return self._known[self._group(number, choice)]
+
+    def _number(self, layout: ArrayLayout) -> int:
+        number = self._numbers.get(layout)
+        if number is None:
+            number = self._numbers[layout] = len(self._known)
+            self._known.append(layout)
+            self._parts.append(math.prod(self.sizes[one] for split in layout for one in split))
+        return number
+
+    def _group(self, number: int, choice: Choice) -> int:
         if number in self.forced:
-            return self.forced[number]
-        group = self.program.dimensions.groups[number]
-        stored = tuple(number in one for one in choice.stored)
+            return self._number(self.forced[number])
+        stored = tuple([number in one for one in choice.stored])
         key = (-1 - number, (choice.split, stored))
         found = self._layouts.get(key)
         if found is not None:
             return found
+        group = self.program.dimensions.groups[number]
         order = tuple(sorted(range(len(group.shape)), key=lambda n: (group.strands[n], n)))
-        layout = list(self._chosen(group.shape, group.dimensions, order, choice.split))
+        split = choice.split
+        sizes = zip(group.shape, group.dimensions, strict=True)
+        one = math.prod(size for size, dimension in sizes if dimension >= 0)
+        if group.role != "input" and one * group.itemsize < TINY:
+            split = tuple(self._computed(one) for one in split)
+        layout = list(self._chosen(group.shape, group.dimensions, order, split))
         used = {one for split in layout for one in split}
-        for axis, here in enumerate(stored):
-            if here and axis not in used and group.role != "input":
-                place = self._largest(group.shape, group.dimensions, layout, self.sizes[axis])
-                if place is not None:
-                    layout[place] = tuple(sorted((*layout[place], axis)))
-        self._layouts[key] = tuple(layout)
-        return tuple(layout)
+        rest = [n for n, here in enumerate(stored) if here and n not in used]
+        if rest and group.role != "input":
+            self._store(group, layout, rest)
+        found = self._layouts[key] = self._number(tuple(layout))
+        return found
+
+    def _computed(self, split: tuple[int, ...]) -> tuple[int, ...]:
+        """The dimensions that values with a batch are split along, too."""
+        first = next((n for n, one in enumerate(split) if one in self._batch), len(split))
+        return split[: first + 1]
+
+    def _store(
+        self, group: LeafGroup, layout: list[tuple[int, ...]], rest: Sequence[int]
+    ) -> None:
+        """Let a group rest split along more mesh axes: all along one of its axes if it can."""
+        together = self._largest(group, layout, math.prod(self.sizes[one] for one in rest))
+        if together is not None:
+            layout[together] = (*layout[together], *rest)
+            return
+        for one in rest:
+            place = self._largest(group, layout, self.sizes[one])
+            if place is not None:
+                layout[place] = (*layout[place], one)
 
     def _largest(
-        self,
-        shape: Sequence[int],
-        dimensions: Sequence[int],
-        layout: Sequence[tuple[int, ...]],
-        size: int,
+        self, group: LeafGroup, layout: Sequence[tuple[int, ...]], size: int
     ) -> int | None:
         best = None
-        for axis, whole in enumerate(shape):
+        for axis, whole in enumerate(group.shape):
             before = math.prod(self.sizes[one] for one in layout[axis])
-            if dimensions[axis] >= 0 and whole % (before * size) == 0:
+            if group.dimensions[axis] >= 0 and whole % (before * size) == 0:
                 key = (bool(layout[axis]), -whole / before, axis)
                 best = key if best is None else min(best, key)
         return None if best is None else best[2]
@@ -198,45 +261,27 @@ class AnalyticCost:
                     break
         return tuple(layout)
 
-    def _value_layout(
-        self, number: int, kind: ValueKind, choice: Choice, groups: Sequence[ArrayLayout]
-    ) -> ArrayLayout:
+    def _value(self, number: int, kind: ValueKind, choice: Choice, groups: Sequence[int]) -> int:
+        key = (number, groups[kind.group] if kind.group >= 0 else choice.split)
+        found = self._layouts.get(key)
+        if found is not None:
+            return found
         if kind.group >= 0:
-            whole = groups[kind.group]
-            return tuple(
+            whole = self._known[groups[kind.group]]
+            layout = tuple(
                 whole[place] if place >= 0 and size > 1 else ()
                 for place, size in zip(kind.places, kind.shape, strict=True)
             )
-        key = (number, choice.split)
-        found = self._layouts.get(key)
-        if found is None:
-            found = self._chosen(kind.shape, kind.dimensions, kind.order, choice.split)
-            self._layouts[key] = found
+        else:
+            layout = self._chosen(kind.shape, kind.dimensions, kind.order, choice.split)
+        found = self._layouts[key] = self._number(layout)
         return found
 
-    def _memory(self, groups: Sequence[ArrayLayout], layouts: Sequence[ArrayLayout]) -> float:
-        program = self.program
-        total = float(program.rest)
-        for size, layout in zip(program.resting, groups, strict=True):
-            total += size / self._parts(layout)
-        each = [
-            kind.bytes / self._parts(layout)
-            for kind, layout in zip(program.values, layouts, strict=True)
-        ]
-        alive = (sum(each[n] * count for n, count in one.items()) for one in program.moments)
-        return total + max(alive, default=0.0)
-
-    def _parts(self, layout: ArrayLayout) -> int:
-        return math.prod(self.sizes[one] for split in layout for one in split)
-
     def _peak(self, dtype: str) -> float:
-        return self._chip.flops.get(dtype, self._chip.flops["float32"])
+        return self._chip.rate(dtype) * COMPUTE_REACH.get(self._chip.platform, 1.0)
 
     def _op(self, op: OpKind, layouts: Sequence[ArrayLayout], place: _Places) -> _OpCost:
         kinds = [self.program.values[n] if n >= 0 else None for n in (*op.operands, *op.results)]
-        if not op.talks:
-            moved = sum(kinds[n].bytes / self._parts(layouts[n]) for n in op.moved if kinds[n])
-            return _OpCost(moved / self._chip.bandwidth, ())
         whole = op.flops / self._peak(op.dtype)
         where = [{m: axis for axis, split in enumerate(one) for m in split} for one in layouts]
         parts: dict[int, int] = {}
@@ -280,7 +325,7 @@ class AnalyticCost:
                     if factor is not None and factor in place.axis[n]
                 )
                 moved += kind.bytes / mine
-        busy = max(whole / count, moved / self._chip.bandwidth)
+        busy = max(whole / count, moved / self._bandwidth)
         return _OpCost(busy, tuple(moves))
 
     def _moves(
@@ -316,7 +361,7 @@ class AnalyticCost:
                     gathered.append(number)
                 if n < count and there is not None and factor in op.rule.whole:
                     edges.append((number, kind.shape[there]))
-            mine = self._parts(layouts[n]) / math.prod(
+            mine = self._parts[self._number(layouts[n])] / math.prod(
                 self.sizes[m] for m in (*gathered, *scattered) if m in where[n]
             )
             sent = kind.bytes / mine

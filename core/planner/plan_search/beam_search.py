@@ -15,16 +15,16 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from .analytic_cost import AnalyticCost, Choice, ChoiceCost
 
-WIDTH = 6
-ROUNDS = 24
-DIMENSIONS = 14
+WIDTH = 5
+ROUNDS = 12
+DIMENSIONS = 12
 SMALL = 1 << 16
 """Parameters of fewer bytes are not worth resting split."""
-EACH_RULE = 2e-4
+EACH_RULE = 1e-3
 """What a plan may be slower, relatively, to have one thing less to say."""
 
 
@@ -56,6 +56,7 @@ class BeamSearch:
         self.cost = cost
         self.memory = memory
         self.seen: dict[Choice, Scored] = {}
+        self._beam: list[Scored] = []
         self._axes = len(cost.sizes)
         groups = cost.program.dimensions.groups
         self._groups = groups
@@ -64,10 +65,18 @@ class BeamSearch:
             for n, (one, size) in enumerate(zip(groups, cost.program.resting, strict=True))
             if one.role != "input" and size > SMALL and n not in cost.forced
         )
+        whole = sum(cost.program.resting)
+        self._large = [n for n in sorted(self._storable) if cost.program.resting[n] > whole / 100]
         self._batch = _distinct(
             one for group in groups if group.role == "input" for one in group.dimensions
         )
         self._known = self._weighed()
+        self._names = self._alike()
+
+    def begin(self) -> float:
+        """Try the starts; gives the best score among them."""
+        self._beam = self._best(self._starts(), WIDTH)
+        return self._beam[0].score
 
     def run(self, count: int = WIDTH) -> list[Scored]:
         """Find the best choices.
@@ -76,48 +85,109 @@ class BeamSearch:
             count: how many to give.
 
         Returns:
-            The best, best first; of those that lay out parameters and batch alike the best one.
+            The best, best first; of each strategy the best one.
         """
-        beam = self._best(self._starts(), WIDTH)
+        if not self._beam:
+            self.begin()
+        beam = self._beam
         for _ in range(ROUNDS):
             before = {one.choice for one in beam}
             changed = (again for one in beam for again in self._changes(one.choice))
             beam = self._best([*(one.choice for one in beam), *changed], WIDTH)
             if {one.choice for one in beam} == before:
                 break
-        return self._best(self.seen, count)
+        return self._best(self.seen, count, self.strategy)
 
     def _evaluated(self, choice: Choice) -> Scored:
         found = self.seen.get(choice)
         if found is None:
             cost = self.cost.of(choice)
-            said = sum(map(len, choice.split)) + sum(map(bool, choice.stored))
+            odd = sum(min(len(one), len(self._storable - one)) for one in choice.stored)
+            said = sum(map(len, choice.split)) + sum(map(bool, choice.stored)) + odd
             score = cost.seconds * (1 + EACH_RULE * said)
             if cost.memory > self.memory:
                 score = (1 + score) * 1e3 * cost.memory / self.memory
-            found = self.seen[choice] = Scored(choice, cost, score)
+            found = self.seen[choice] = Scored(choice, cost, float(f"{score:.9e}"))
         return found
 
-    def _best(self, choices: Iterable[Choice], count: int) -> list[Scored]:
-        """The best of some choices that differ in what they lay out."""
+    def _best(
+        self,
+        choices: Iterable[Choice],
+        count: int,
+        differs: Callable[[Choice], object] | None = None,
+    ) -> list[Scored]:
+        """The best of some choices that differ in what they lay out, or in something else."""
         scored = sorted(
             (self._evaluated(one) for one in dict.fromkeys(choices)),
-            key=lambda one: (one.score, _key(one.choice)),
+            key=lambda one: (one.score, self._order(one.choice)),
         )
-        kept: dict[tuple[object, ...], Scored] = {}
+        kept: dict[object, Scored] = {}
         for one in scored:
             if len(kept) == count:
                 break
-            kept.setdefault(self.layouts(one.choice), one)
+            kept.setdefault((differs or self.layouts)(one.choice), one)
         return list(kept.values())
 
-    def layouts(self, choice: Choice) -> tuple[object, ...]:
-        """How each group is laid out.
+    def layouts(self, choice: Choice) -> object:
+        """How each group is laid out, the same for mesh axes that only have other names.
 
         Args:
             choice: what is chosen.
         """
-        return tuple(self.cost.group_layout(n, choice) for n in range(len(self._groups)))
+        mine = [self.cost.group_layout(n, choice) for n in range(len(self._groups))]
+        return min(
+            tuple(
+                tuple(tuple(sorted(names[n] for n in split)) for split in layout) for layout in mine
+            )
+            for names in self._names
+        )
+
+    def strategy(self, choice: Choice) -> object:
+        """What kinds of things each mesh axis splits: two choices of one strategy are cousins.
+
+        Args:
+            choice: what is chosen.
+        """
+        layouts = [self.cost.group_layout(n, choice) for n in range(len(self._groups))]
+        parameters = [
+            (size, {one for split in layout for one in split})
+            for group, layout, size in zip(
+                self._groups, layouts, self.cost.program.resting, strict=True
+            )
+            if group.role != "input"
+        ]
+        whole = sum(size for size, _ in parameters)
+        batch = {
+            (number, dimension)
+            for group, layout in zip(self._groups, layouts, strict=True)
+            if group.role == "input"
+            for dimension, split in zip(group.dimensions, layout, strict=True)
+            for number in split
+        }
+        kinds = [
+            (
+                tuple(one for one in self._batch if (number, one) in batch),
+                2 * sum(size for size, axes in parameters if number in axes) > whole,
+                bool(split) and split[0] not in self._batch,
+            )
+            for number, split in enumerate(choice.split)
+        ]
+        return frozenset(kinds)
+
+    def _order(self, choice: Choice) -> tuple[object, ...]:
+        """Of equal choices the one whose first mesh axes split the batch comes first."""
+        first = tuple(self._batch[:1] != list(one[:1]) for one in choice.split)
+        stored = tuple(tuple(sorted(one)) for one in choice.stored)
+        return first, choice.split, stored
+
+    def _alike(self) -> list[tuple[int, ...]]:
+        """The other numbers that mesh axes could have without a difference."""
+        alike = self.cost.rates.alike
+        return [
+            names
+            for names in itertools.permutations(range(self._axes))
+            if all(one == other or alike(one, other) for one, other in enumerate(names))
+        ]
 
     def _weighed(self) -> list[int]:
         """The dimensions that matter, those of the batch and of most bytes first."""
@@ -187,7 +257,7 @@ class BeamSearch:
                 yield _with_stored(choice, number, self._storable)
             if stored:
                 yield _with_stored(choice, number, frozenset())
-            for group in sorted(self._storable):
+            for group in self._large:
                 yield _with_stored(choice, number, stored ^ {group})
             for other in range(number + 1, self._axes):
                 swapped = list(range(self._axes))
@@ -206,10 +276,6 @@ def _with_split(choice: Choice, number: int, split: tuple[int, ...]) -> Choice:
 def _with_stored(choice: Choice, number: int, stored: frozenset[int]) -> Choice:
     changed = (*choice.stored[:number], stored, *choice.stored[number + 1 :])
     return dataclasses.replace(choice, stored=changed)
-
-
-def _key(choice: Choice) -> tuple[object, ...]:
-    return choice.split, tuple(tuple(sorted(one)) for one in choice.stored)
 
 
 def _distinct(dimensions: Iterable[int]) -> list[int]:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from ..axes.dimension_rules import is_elementwise
 from ..axes.factors import DimensionRule
 from ..axes.flat_program import CONSTANT, FlatOp
+from ..axes.flops import flops_of, is_product
 from ..traced.traced_step import TracedStep
 from .named_dimensions import NamedDimensions
 
@@ -65,8 +66,8 @@ class OpKind:
         rule: how axes belong together.
         flops: of one run, of the whole.
         dtype: in which it computes.
-        talks: whether layouts of operands and results can differ.
         moved: which operands and results go through memory.
+        looped: whether it runs in a loop.
     """
 
     name: str
@@ -75,8 +76,8 @@ class OpKind:
     rule: DimensionRule
     flops: float
     dtype: str
-    talks: bool
     moved: tuple[int, ...]
+    looped: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,8 +88,10 @@ class CondensedProgram:
         dimensions: whose program it is.
         values: kinds of values.
         counts: of each, how many a step makes.
-        ops: kinds of operations.
+        ops: kinds of operations, of those alone whose operands and results can lie differently.
         times: of each, how often a step runs it.
+        traffic: outside and inside of loops, for kinds of values how many go through memory in the
+            other operations.
         moments: places of the step where memory may be fullest: kinds of values, and how many of
             them take memory there.
         resting: of each group, bytes of parameters and of optimizer state, of the whole.
@@ -100,6 +103,7 @@ class CondensedProgram:
     counts: tuple[int, ...]
     ops: tuple[OpKind, ...]
     times: tuple[int, ...]
+    traffic: tuple[Mapping[int, int], Mapping[int, int]]
     moments: tuple[Mapping[int, int], ...]
     resting: tuple[int, ...]
     rest: int
@@ -127,6 +131,7 @@ def condensed(step: TracedStep, dimensions: NamedDimensions) -> CondensedProgram
     values = tuple(numbers)
     counts = [0] * len(values)
     found = collections.Counter[OpKind]()
+    traffic = (collections.Counter[int](), collections.Counter[int]())
     for value in flat.inputs:
         counts[kinds[value]] += 1
     for listed in listing.ops:
@@ -135,9 +140,14 @@ def condensed(step: TracedStep, dimensions: NamedDimensions) -> CondensedProgram
             counts[kinds[one]] += listed.times
         if op.bodies or op.name == "stack" and op.equation.primitive.name == "scan":
             continue
-        kind = _op_kind(op, kinds, values, listing.kept)
-        if kind.talks or kind.moved:
-            found[kind] += listed.times
+        looped = listed.times > 1
+        moved = _moved(op, kinds, values, listing.kept)
+        if moved is None:
+            for one in (*op.operands, *op.results):
+                if one in listing.kept:
+                    traffic[looped][kinds[one]] += listed.times
+        else:
+            found[_op_kind(op, kinds, values, moved, looped)] += listed.times
     taken = {one for result, one in zip(step.results, flat.results, strict=True)
              if result.replaces is not None}  # fmt: skip
     taken |= set(flat.inputs)
@@ -147,25 +157,9 @@ def condensed(step: TracedStep, dimensions: NamedDimensions) -> CondensedProgram
         moments.append(dict(collections.Counter(kinds[one] for one in alive)))
     resting, rest = _resting(step, dimensions)
     return CondensedProgram(
-        dimensions, values, tuple(counts), tuple(found), tuple(found.values()),
+        dimensions, values, tuple(counts), tuple(found), tuple(found.values()), traffic,
         tuple(moments), resting, rest,
     )  # fmt: skip
-
-
-def flops_of(op: FlatOp) -> float:
-    """Floating-point operations of one run, of the whole.
-
-    Args:
-        op: any; what does not multiply matrices or windows counts an operation an element.
-    """
-    shapes = [tuple(v.aval.shape) for v in op.equation.invars] if op.equation is not None else []
-    if op.name in ("dot_general", "ragged_dot_general"):
-        return 2.0 * math.prod(op.rule.sizes)
-    if op.name == "conv_general_dilated":
-        channels = op.equation.params["dimension_numbers"].rhs_spec[0]
-        result = math.prod(op.equation.outvars[0].aval.shape)
-        return 2.0 * result * math.prod(shapes[1]) / shapes[1][channels]
-    return 0.0
 
 
 def _owners(dimensions: NamedDimensions) -> dict[int, tuple[int, int]]:
@@ -194,20 +188,32 @@ def _value_kind(
     )  # fmt: skip
 
 
-def _op_kind(op: FlatOp, kinds: list[int], values: tuple[ValueKind, ...], kept: set[int]) -> OpKind:
+def _moved(
+    op: FlatOp, kinds: list[int], values: tuple[ValueKind, ...], kept: set[int]
+) -> tuple[int, ...] | None:
+    """Which operands and results go through memory; None: all lie alike."""
+    if is_elementwise(op.name) or op.name in _SILENT:
+        return None
+    if op.name == "broadcast_in_dim":
+        grouped = any(one != CONSTANT and values[kinds[one]].group >= 0 for one in op.operands)
+        return () if grouped else None
+    if op.name == "reshape":
+        return ()
+    return tuple(n for n, one in enumerate((*op.operands, *op.results)) if one != CONSTANT)
+
+
+def _op_kind(
+    op: FlatOp,
+    kinds: list[int],
+    values: tuple[ValueKind, ...],
+    moved: tuple[int, ...],
+    looped: bool,
+) -> OpKind:
     operands = tuple(-1 if one == CONSTANT else kinds[one] for one in op.operands)
     results = tuple(kinds[one] for one in op.results)
-    silent = is_elementwise(op.name) or op.name in _SILENT
-    if op.name == "broadcast_in_dim":
-        silent = not any(n >= 0 and values[n].group >= 0 for n in operands)
-    arrays = (*op.operands, *op.results)
-    moved = tuple(n for n, one in enumerate(arrays) if one in kept or (not silent and one >= 0))
-    if op.name in ("reshape", "broadcast_in_dim", "squeeze", "edge"):
-        moved = ()
+    flops = flops_of(op.equation) if is_product(op.name) else 0.0
     dtype = values[operands[0]].dtype if operands and operands[0] >= 0 else "float32"
-    return OpKind(
-        op.name, operands, results, op.rule, flops_of(op), dtype, not silent, moved
-    )  # fmt: skip
+    return OpKind(op.name, operands, results, op.rule, flops, dtype, moved, looped)
 
 
 def _places(

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from jax.sharding import Mesh
 
-from ..machine.topologies import topology_of
+from ..costs import collective_times
 
-_SHARE = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "all-to-all": 0.25}
+_LARGE = 1 << 40
 
 
 class LinkRates:
-    """Seconds of collectives on one mesh.
+    """Seconds of collectives on one mesh: a line for each kind and each set of axes.
 
     Args:
         mesh: it.
+
+    Example:
+        >>> from isoshard.core.planner.machine.topologies import topology
+        >>> mesh = topology("v5e:4x4").mesh((4, 4), ("data", "model"))
+        >>> rates = LinkRates(mesh)
+        >>> whole = collective_times.seconds("all-gather", 10**8, ("model",), mesh)
+        >>> abs(rates.seconds("all-gather", (1,), 1e8) / whole - 1) < 1e-6
+        True
     """
 
     def __init__(self, mesh: Mesh) -> None:
         """Nothing asked yet."""
         self.mesh = mesh
         self.names = tuple(mesh.axis_names)
-        self.sizes = tuple(mesh.shape[name] for name in self.names)
         self._lines: dict[tuple[str, tuple[int, ...]], tuple[float, float]] = {}
 
     def seconds(self, kind: str, axes: Sequence[int], sent: float) -> float:
@@ -35,15 +41,29 @@ class LinkRates:
             sent: bytes of its result on one device; of a reduce-scatter of its operand.
         """
         key = (kind, tuple(sorted(axes)))
-        if key not in self._lines:
-            self._lines[key] = self._line(*key)
-        fixed, each = self._lines[key]
-        return fixed + each * sent
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = self._line(*key)
+        return line[0] + line[1] * sent if sent else 0.0
+
+    def alike(self, one: int, other: int) -> bool:
+        """Whether two mesh axes are of one size and equally fast.
+
+        Args:
+            one: number of an axis.
+            other: of another.
+        """
+        sizes = tuple(self.mesh.shape.values())
+        kinds = ("all-gather", "all-to-all")
+        return sizes[one] == sizes[other] and all(
+            abs(self.seconds(kind, (one,), 1e9) / self.seconds(kind, (other,), 1e9) - 1) < 1e-6
+            for kind in kinds
+        )
 
     def _line(self, kind: str, axes: tuple[int, ...]) -> tuple[float, float]:
-        chip = topology_of(self.mesh).chip
-        count = math.prod(self.sizes[one] for one in axes)
-        links = 2 if chip.links else 1
-        rate = chip.link * links
-        share = _SHARE.get(kind, 1.0) * (count - 1) / count
-        return chip.latency * math.log2(max(2, count)), share / rate
+        names = tuple(self.names[one] for one in axes)
+        first, second = (
+            collective_times.seconds(kind, sent, names, self.mesh) for sent in (_LARGE, 2 * _LARGE)
+        )
+        each = (second - first) / _LARGE
+        return max(0.0, first - each * _LARGE), each
