@@ -25,7 +25,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from isoshard.torch_bridge.distributed.tensor.debug.hlo import operation
+from isoshard.core.runtime.hlo_collectives import operation
 
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = (?P<rest>.*)$", re.MULTILINE)
 

@@ -31,19 +31,22 @@ x input (64, 512) P('data',)
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.plan.model_leaves import names_of
 from isoshard.core.planner.traced.jax_steps import traced_jax_step
-from isoshard.core.planner.traced.traced_step import Role, TracedStep
+from isoshard.core.planner.traced.traced_step import MODULE, Role, TracedStep
 
 from .activations import constrain_activations, plan_speaks
 from .graphs import is_nnx, is_random_state, is_variable, join, split
@@ -88,22 +91,61 @@ def traced_flax_step(
 
     def on_states(**given: Any) -> Any:
         made = {name: join(graph, given.pop(name)) for name, graph in graphs.items()}
-        models = [one for one in made.values() if callable(one)] if plan_speaks(plan) else []
+        models = [one for one in made.values() if callable(one)]
         call = inspect.signature(function).bind(*args, **kwargs)
         call.arguments.update(made | given)
-        if models:
-            with constrain_activations(mesh, plan, *models):
-                result = function(*call.args, **call.kwargs)
-        else:
+        with contextlib.ExitStack() as stack:
+            if plan_speaks(plan) and models:
+                stack.enter_context(constrain_activations(mesh, plan, *models))
+            stack.enter_context(_marked(models))
             result = function(*call.args, **call.kwargs)
         return {**{name: split(one)[1] for name, one in made.items()}, "result": result}
 
+    modules = [one for _, one in bound.arguments.items() if is_nnx(one) and callable(one)]
     states = {name: state for name, (_, state) in objects.items()}
     title = getattr(function, "__name__", type(function).__name__)
-    return traced_jax_step(
+    found = traced_jax_step(
         on_states, (), states | others, mesh, plan, batch=tuple(others), axis_names=names,
         roles=roles, name=title, framework="flax",
     )  # fmt: skip
+    return dataclasses.replace(found, modules=tuple(name for name, _ in _modules_of(modules)))
+
+
+@contextlib.contextmanager
+def _marked(models: Sequence[Any]) -> Iterator[None]:
+    """For the time of the `with`, the program says which value is the output of which module."""
+    found = [(module, type(module), name) for name, module in _modules_of(models)]
+    try:
+        for module, kind, name in found:
+            object.__setattr__(module, "__class__", _marking(kind, name))
+        yield
+    finally:
+        for module, kind, _ in found:
+            object.__setattr__(module, "__class__", kind)
+
+
+def _modules_of(models: Sequence[Any]) -> list[tuple[str, Any]]:
+    return [
+        (".".join(map(str, path)), module)
+        for model in models
+        for path, module in sys.modules["flax.nnx"].iter_modules(model)
+        if callable(module)
+    ]
+
+
+@functools.lru_cache(maxsize=4096)
+def _marking(kind: type, name: str) -> type:
+    """A class that calls as `kind` does, and marks what comes out."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = kind.__call__(self, *args, **kwargs)
+        return jax.tree.map(
+            lambda x: checkpoint_name(x, MODULE + name) if isinstance(x, jax.Array) else x, result
+        )
+
+    functools.update_wrapper(call, kind.__call__)
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__call__": call}
+    return type(kind)(kind.__name__, (kind,), names)
 
 
 def traced_train_step(

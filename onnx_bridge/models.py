@@ -20,6 +20,7 @@ total 32 B on each of 8 devices, mesh (data=2, model=4)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import onnx
@@ -30,8 +31,10 @@ from isoshard.core.errors import no_sharing
 from isoshard.core.frameworks import Framework
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import named_sharding
+from isoshard.core.planner.traced.traced_step import TracedStep
 
 from .annotating import annotate
+from .planning import traced_onnx_step
 from .reading.graph import Graph
 from .reading.layout import layout
 from .reading.parameters import named_leaves, parameters
@@ -57,6 +60,12 @@ class OnnxModels(Framework):
     def named_arrays(self, x: Any) -> dict[str, Any]:
         """The shapes and dtypes of the parameters, by the names that plans know."""
         return named_leaves(Graph(x))
+
+    def traced_step(
+        self, step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh, plan: Any
+    ) -> TracedStep:
+        """See `planning.traced_onnx_step`."""
+        return traced_onnx_step(step, args, kwargs, mesh, plan)
 
     def sharding_of(self, x: Any) -> dict[str, NamedSharding]:
         """The layout of each parameter by the name that plans know, in the first stage it is in."""

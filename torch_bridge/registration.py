@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from jax.sharding import Mesh
 
 from isoshard.core.checkpoint.manifest import Sum
 from isoshard.core.checkpoint.source import Source
 from isoshard.core.frameworks import register
+from isoshard.core.planner.traced.traced_step import TracedStep
 
 from . import domain
 from .dtensor import spelling, starting
 from .framework import Torch
+from .planning import torch_steps
 from .state.filling import Filler
 from .state.torch_state import StateVerbs
 
@@ -22,6 +26,16 @@ class RegisteredTorch(StateVerbs, Torch):
     def call(self, verb: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `domain.call`."""
         return domain.call(verb, args, kwargs)
+
+    def owns_step(self, step: Any) -> bool:
+        """See `torch_steps.is_step`."""
+        return torch_steps.is_step(step)
+
+    def traced_step(
+        self, step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh, plan: Any
+    ) -> TracedStep:
+        """See `torch_steps.traced_step`."""
+        return torch_steps.traced_step(step, args, kwargs, mesh, plan)
 
     def processes_joined(self) -> tuple[int, int] | None:
         """Rank and size of the default process group."""

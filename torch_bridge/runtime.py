@@ -10,6 +10,7 @@ import jax
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge.engine.capture.step import CompiledStep
 from isoshard.torch_bridge.engine.compiling import input_placement, program
+from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.values.value import Storage
 
 from .session import closures
@@ -30,6 +31,8 @@ def sync(*, wait: bool = False) -> None:
         >>> x
         tensor([2., 2.], device='jax:0')
     """
+    if recorder().plans:  # there is nothing to execute
+        return
     program.sync()
     pending = PENDING[:]
     PENDING.clear()

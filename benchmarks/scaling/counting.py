@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from isoshard.torch_bridge.distributed.tensor.debug.hlo import Collective, collectives
+from isoshard.core.runtime.hlo_collectives import Collective, collectives
 
 
 def received(program: str, devices: int) -> np.ndarray:

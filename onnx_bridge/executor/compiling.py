@@ -231,6 +231,17 @@ def compile(
     return Compiled(with_inferred(found) if unspecified == "infer" else found, max_bytes)
 
 
+def stage_tensors(program: Program, tensors: Sorted) -> tuple[Shapes, Shapes]:
+    """The parameters and tables of a stage as shapes with their layouts.
+
+    Args:
+        program: the stage.
+        tensors: of the model.
+    """
+    parameters, tables = _held(program, tensors)
+    return _shapes(parameters), _shapes(tables)
+
+
 def _held(program: Program, tensors: Sorted) -> tuple[dict[str, Any], dict[str, Any]]:
     """The parameters and tables that a stage reads: each a TensorProto and its layout."""
     graph, number = program.layout.graph, program.stage.number

@@ -27,7 +27,7 @@ from isoshard.core.weights import load_safetensors, save_safetensors
 from . import _renamed, data, metrics, weights
 
 if TYPE_CHECKING:
-    from isoshard import jax_bridge, torch_bridge
+    from isoshard import jax_bridge, planner, torch_bridge
     from isoshard import onnx_bridge as onnx
     from isoshard.core import domain
     from isoshard.core.checkpoint import latest, restore, save
@@ -37,7 +37,15 @@ if TYPE_CHECKING:
     from isoshard.torch_bridge.dtensor.dtensor_exchange import to_dtensor
 
 __all__ = ["create_sharded", "data", "domain", "jax_bridge", "jax_function", "load_arrays"]
-__all__ += ["metrics", "onnx", "to_dtensor", "torch_bridge", "torch_function", "torch_module"]
+__all__ += [
+    "metrics",
+    "onnx",
+    "planner",
+    "to_dtensor",
+    "torch_bridge",
+    "torch_function",
+    "torch_module",
+]
 __all__ += ["latest", "restore", "save"]
 __all__ += ["load_safetensors", "save_safetensors", "weights"]
 __all__ += core.__all__
@@ -63,7 +71,7 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     """Load a bridge when it, or something that needs it, is first named."""
-    if name in ("torch_bridge", "jax_bridge"):
+    if name in ("torch_bridge", "jax_bridge", "planner"):
         return importlib.import_module(f"isoshard.{name}")
     if name == "onnx":
         return importlib.import_module("isoshard.onnx_bridge")

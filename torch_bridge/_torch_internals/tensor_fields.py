@@ -149,6 +149,14 @@ current_node: Callable[[], Any] = NAMES.bind(
     without="operations that want one dtype raise",
 )
 
+next_sequence_number: Callable[[], int] = NAMES.bind(
+    "torch._C._autograd._get_sequence_nr",
+    otherwise=lambda: 0,
+    why="is the number that the next node of the graph gets: a plan tells by it which line of a "
+    "model an operation of backward comes from",
+    without="a plan names the line of `backward()` for all operations of backward",
+)
+
 function_of: Callable[[type], type] = NAMES.state(
     "torch.autograd.Function._forward_cls",
     why="is the function that a context belongs to",

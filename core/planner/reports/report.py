@@ -1,140 +1,40 @@
-"""What an estimate found, in numbers: memory, collectives, time.
+"""`Report`: what one step needs on one machine under one plan, and how it is shown and kept.
 
-All bytes and seconds are of one device and one run of the step, unless they say otherwise.
+All bytes and seconds are of one device and one run of the step, unless they say otherwise. The
+numbers are those of `findings.py`; text, pages and JSON are made by the modules beside it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
-from typing import Literal
+from pathlib import Path
 
-Depth = Literal["trace", "partition", "compile"]
-"""How an estimate was made: from the traced program and the plan alone; by XLA's partitioner on
-the host; by the target's own compiler."""
+from rich.console import Console
 
+from . import html_report, json_report, terminal_report
+from .findings import (
+    CollectiveUse,
+    Depth,
+    InputUse,
+    LiveArray,
+    MemoryEstimate,
+    TimeEstimate,
+    TimelineEvent,
+)
+from .key_figures import summary
 
-@dataclasses.dataclass(frozen=True)
-class LiveArray:
-    """One array that is alive where the memory is fullest.
-
-    Attributes:
-        name: of the input, or the operation that made it.
-        shape: of one device's shard.
-        dtype: name of its dtype.
-        bytes: of one device's shard.
-        line: the user's line that made it, "file.py:12 (function)"; "" if none is known.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int
-    line: str
-
-
-@dataclasses.dataclass(frozen=True)
-class MemoryEstimate:
-    """Bytes on one device.
-
-    Attributes:
-        parameters: of the model, trained.
-        buffers: of the model, not trained.
-        optimizer: its state.
-        inputs: the batch, and numbers.
-        activations: what is alive beside those at the peak.
-        peak: the most that is alive at once, all of the above.
-        peak_line: the user's line at which that is so; "" if none is known.
-        largest: what is alive there, largest first.
-        capacity: what one device has.
-    """
-
-    parameters: int
-    buffers: int
-    optimizer: int
-    inputs: int
-    activations: int
-    peak: int
-    peak_line: str
-    largest: tuple[LiveArray, ...]
-    capacity: int
-
-    @property
-    def fits(self) -> bool:
-        """Whether the peak is at most the capacity."""
-        return self.peak <= self.capacity
-
-
-@dataclasses.dataclass(frozen=True)
-class CollectiveUse:
-    """Collectives of one kind along the same axes that come from one line.
-
-    Attributes:
-        kind: as HLO calls it: "all-gather", "all-reduce", "reduce-scatter", "all-to-all",
-            "collective-permute".
-        axes: the mesh axes along which devices talk, in the mesh's order.
-        bytes: of one result on one device, what a gather gathers or a reduction reduces.
-        count: how often one step does it.
-        line: the user's line that it comes from.
-        seconds: of all of them, if nothing overlaps.
-        dtype: of what is sent.
-    """
-
-    kind: str
-    axes: tuple[str, ...]
-    bytes: int
-    count: int
-    line: str
-    seconds: float = 0.0
-    dtype: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class TimeEstimate:
-    """Seconds of one step by a roofline.
-
-    Attributes:
-        compute: floating-point operations at the chip's peak rate times the reachable part.
-        memory: bytes between memory and cores at the bandwidth.
-        busy: of the two the larger, operation by operation.
-        collectives: by axes, joined by "+" where several are talked along at once.
-        serial: nothing overlaps: `busy` and all collectives.
-        overlapped: collectives run beside computing as far as the assumption says.
-        utilisation: flops the model needs, over what the chip could do in `overlapped` (MFU).
-        limit: "compute", "memory", or the axes of the collectives that take longest.
-        assumptions: in words, what the numbers stand on.
-    """
-
-    compute: float
-    memory: float
-    busy: float
-    collectives: Mapping[str, float]
-    serial: float
-    overlapped: float
-    utilisation: float
-    limit: str
-    assumptions: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class TimelineEvent:
-    """A stretch of the step, for pictures.
-
-    Attributes:
-        what: "compute" or the kind of a collective.
-        axes: of a collective.
-        start: seconds from the start of the step, without overlap.
-        seconds: how long.
-        memory: bytes alive on a device then.
-        line: the user's line that most of it comes from.
-    """
-
-    what: str
-    axes: tuple[str, ...]
-    start: float
-    seconds: float
-    memory: int
-    line: str
+__all__ = [
+    "CollectiveUse",
+    "Depth",
+    "InputUse",
+    "LiveArray",
+    "MemoryEstimate",
+    "Report",
+    "TimeEstimate",
+    "TimelineEvent",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +57,23 @@ class Report:
         timeline: the step from its start to its end.
         seconds_taken: what the estimate itself took.
         versions: of jax, jaxlib and the compiler that it was made with.
+        inputs: what the step takes, by role, dtype and the axes that split it.
+
+    Example:
+        >>> memory = MemoryEstimate(
+        ...     parameters=2 << 30, buffers=0, optimizer=4 << 30, inputs=0, activations=6 << 30,
+        ...     peak=12 << 30, peak_line="", largest=(), capacity=16_000_000_000,
+        ... )
+        >>> time = TimeEstimate(0.2, 0.1, 0.2, {"data": 0.05}, 0.25, 0.2, 0.6, "compute")
+        >>> report = Report(
+        ...     "train", "jax", "trace", "v5e:4x4", {"data": 16}, "Plan.fsdp('data')", memory, (),
+        ...     4e13, 8e10, time,
+        ... )
+        >>> print(report)
+        train on v5e:4x4 (data=16): fits, 12.0 GiB of 14.9 GiB (81 %); 200 ms, 60 % utilised, \
+limited by compute
+        >>> Report.from_json(report.to_json()) == report
+        True
     """
 
     step: str
@@ -174,8 +91,65 @@ class Report:
     timeline: tuple[TimelineEvent, ...] = ()
     seconds_taken: float = 0.0
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    inputs: tuple[InputUse, ...] = ()
 
     @property
     def fits(self) -> bool:
         """Whether one device has the memory."""
         return self.memory.fits
+
+    def __str__(self) -> str:
+        """One line: what, where, whether it fits, how long."""
+        return summary(self)
+
+    def show(self, *, width: int | None = None, console: Console | None = None) -> None:
+        """Print the report: memory, its peak, collectives, time, the mesh, advice.
+
+        Args:
+            width: columns to fit into; None: those of the terminal.
+            console: where to; None: standard output, in colour if it is a terminal.
+        """
+        terminal_report.show(self, console or Console(width=width))
+
+    def to_html(self) -> str:
+        """The report as one fragment of HTML, with its style and pictures inside.
+
+        Returns:
+            A `div`; it loads nothing, and follows the reader's light or dark theme.
+        """
+        return html_report.fragment(self)
+
+    def _repr_html_(self) -> str:
+        return html_report.fragment(self)
+
+    def write_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the report as a page.
+
+        Args:
+            path: of the file; one that is there is replaced.
+        """
+        title = f"{self.step} on {self.topology}"
+        Path(path).write_text(html_report.page(title, self.to_html()), encoding="utf-8")
+
+    def to_json(self) -> str:
+        """The report as JSON, with the version of its format.
+
+        Returns:
+            Text that `from_json` reads back into an equal report.
+        """
+        return json_report.written(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """Read a report.
+
+        Args:
+            text: as `to_json` gives it.
+
+        Returns:
+            A report equal to the one written.
+
+        Raises:
+            ValueError: the text is no report, lacks something, or is of another version.
+        """
+        return json_report.read(cls, text)

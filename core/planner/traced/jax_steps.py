@@ -35,9 +35,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from isoshard.core.errors import ShardingError
-from isoshard.core.layout.axis_types import same_grid
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.plan import Plan
+from isoshard.core.plan.freezing import UNSAID
 from isoshard.core.plan.model_leaves import ModelLeaf
 from isoshard.core.plan.resolving import resolve_leaves
 
@@ -87,8 +87,9 @@ def traced_jax_step(
     given = _named_arguments(step, (tuple(args), dict(kwargs)))
     back = replaced(_abstract(arguments), traced.out_info)
     inputs = _batch(arguments, back, batch)
+    said = roles or {}
     leaves = [
-        one._replace(role=(roles or {}).get(one.name, one.role)) if one.role != "input" else one
+        one if one.role in ("input", "random") else one._replace(role=said.get(one.name, one.role))
         for one in leaves_of_arguments(_abstract(arguments), inputs)
     ]
     own = _own_layouts(leaves, given, mesh)
@@ -143,7 +144,7 @@ def layouts_of(
     ]
     found: dict[str, NamedSharding] = resolve_leaves(plan, model, mesh).shardings
     batch = [_model_leaf(leaf) for leaf in leaves if leaf.role == "input"]
-    said = any(isinstance(factor.inputs, Mapping) or factor.inputs for factor in plan.factors)
+    said = any(factor.inputs is not UNSAID for factor in plan.factors)
     inputs: dict[str, NamedSharding] = {}
     if said and batch:
         inputs = resolve_leaves(plan.for_inputs(), batch, mesh).shardings
@@ -217,7 +218,7 @@ def _own_layouts(
         inside = leaf.name.removeprefix(f"{leaf.argument}.") if leaf.role == "input" else leaf.name
         array = by_place.get((leaf.argument, inside), by_place.get((leaf.argument, "")))
         there = getattr(array, "sharding", None)
-        if isinstance(there, NamedSharding) and same_grid(there.mesh, mesh):
+        if isinstance(there, NamedSharding) and dict(there.mesh.shape) == dict(mesh.shape):
             found.append(NamedSharding(mesh, there.spec))
         else:
             found.append(None)

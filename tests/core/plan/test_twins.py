@@ -17,8 +17,8 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.plan import Plan
+from isoshard.core.runtime.hlo_collectives import collectives
 from isoshard.jax_bridge import train_step
-from isoshard.torch_bridge.distributed.tensor.debug.hlo import collectives
 
 VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS = 64, 16, 32, 4, 2
 TORCH_NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}

@@ -12,10 +12,10 @@ from torch.distributed.tensor import Replicate, Shard
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from benchmarks import collectives as counted
+from isoshard.core.runtime.hlo_collectives import Collective, axes_of, collectives
 from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
 from isoshard.torch_bridge.distributed.tensor import distribute_tensor
 from isoshard.torch_bridge.distributed.tensor.debug import CommDebugMode, visualize_sharding
-from isoshard.torch_bridge.distributed.tensor.debug.hlo import Collective, axes_of, collectives
 
 P = jax.sharding.PartitionSpec
 funcol = torch.ops.c10d_functional

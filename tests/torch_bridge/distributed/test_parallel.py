@@ -14,10 +14,10 @@ from torch.distributed.tensor import parallel as theirs
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
+from isoshard.core.runtime.hlo_collectives import collectives
 from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
 from isoshard.torch_bridge.distributed.tensor import parallel
 from isoshard.torch_bridge.distributed.tensor.debug import CommDebugMode
-from isoshard.torch_bridge.distributed.tensor.debug.hlo import collectives
 from tests.torch_bridge.distributed import tp_block as tp
 
 PLANS = pytest.mark.parametrize("plan", [tp.plan, tp.sequence_plan])

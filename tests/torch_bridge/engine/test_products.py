@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
-from isoshard.torch_bridge.distributed.tensor.debug.hlo import collectives
+from isoshard.core.runtime.hlo_collectives import collectives
 from isoshard.torch_bridge.engine.compiling.products import Matrix, product
 
 SHAPES = [(3, 4), (2, 3, 4), (5, 4), (2, 2, 3, 4)]

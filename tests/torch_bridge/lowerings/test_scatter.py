@@ -5,7 +5,7 @@ import torch.nn.functional as F
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
-from isoshard.torch_bridge.distributed.tensor.debug.hlo import collectives
+from isoshard.core.runtime.hlo_collectives import collectives
 from tests.torch_bridge.lowerings.harness import check
 from tests.torch_bridge.lowerings.samples import (
     BOOLS,

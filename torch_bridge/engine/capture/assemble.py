@@ -22,7 +22,7 @@ from isoshard.torch_bridge.engine.recording.memory_log import visible
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Check
 from isoshard.torch_bridge.engine.recording.tape import Tape
 from isoshard.torch_bridge.engine.values import layout_numbers
-from isoshard.torch_bridge.engine.values.value import Storage, Value
+from isoshard.torch_bridge.engine.values.value import Storage, Taken, Value
 
 from .bindings import Argument, Computed, Gradient, HostOperand, New, SharedMemory, View
 from .dropped_gradients import is_dropped
@@ -36,6 +36,13 @@ class Assembly:
     Args:
         recording: the step, recorded.
         where: the step's line, for messages.
+
+    Attributes:
+        before: the gradient that each owner had before the step.
+        after: the one that each has after it.
+        made: the tensors that each run makes anew, with their values; and the number of the memory
+            that several of them share, else -1.
+        written: memory from before the step that it gives new values.
     """
 
     def __init__(self, recording: Recording, where: str):
@@ -43,15 +50,15 @@ class Assembly:
         self._recording = recording
         self._where = where
         gradients = [gradient for _, gradient in recording.snapshot.gradients]
-        self._before = [None if is_dropped(one) else one for one in gradients]
+        self.before = [None if is_dropped(one) else one for one in gradients]
         self._dropped: list[int] = []
-        self._after = self._gradients_to_keep()
+        self.after = self._gradients_to_keep()
         self._leaves = recording.leaves
-        self._made: list[tuple[lazy_tensor.LazyTensor, Value, int]] = []
+        self.made: list[tuple[lazy_tensor.LazyTensor, Value, int]] = []
         self._numbers: dict[int, int] = {}
         with recording.on_tape():
             self._note_made()
-            self._written = self._find_written()
+            self.written = self._find_written()
 
     def _gradients_to_keep(self) -> list[Any]:
         """The gradients that each owner has after the step.
@@ -74,7 +81,7 @@ class Assembly:
     def _note_made(self) -> None:
         """Number the tensors that each run makes anew."""
         found: dict[int, lazy_tensor.LazyTensor] = {}
-        for leaf in (*self._leaves, *self._after):
+        for leaf in (*self._leaves, *self.after):
             if isinstance(leaf, lazy_tensor.LazyTensor) and not self._recording.is_outer(leaf):
                 found[id(leaf)] = leaf
         storages = [id(tensor._storage) for tensor in found.values()]
@@ -83,8 +90,8 @@ class Assembly:
             storage = tensor._storage
             shared = storages.count(id(storage)) > 1
             value = self._own_result(storage.value if shared else lazy_tensor.read(tensor))
-            self._numbers[id(tensor)] = len(self._made)
-            self._made.append((tensor, value, memories[id(storage)] if shared else -1))
+            self._numbers[id(tensor)] = len(self.made)
+            self.made.append((tensor, value, memories[id(storage)] if shared else -1))
 
     def _own_result(self, value: Value) -> Value:
         """A constant becomes a result by a copy."""
@@ -104,8 +111,8 @@ class Assembly:
     def plan(self) -> tuple[program.CompileRequest, set[int]]:
         """The program of the step, and the results in it that nothing accounts for."""
         tape = self._recording.tape
-        kept = {storage.value.slot for storage in self._written}
-        for tensor, value, _ in self._made:  # a view of a result is returned without the whole
+        kept = {storage.value.slot for storage in self.written}
+        for tensor, value, _ in self.made:  # a view of a result is returned without the whole
             kept |= {value.slot, tensor._storage.value.slot}
         plan = program.plan_of(tape)
         if not kept.issuperset(plan.live):
@@ -128,23 +135,36 @@ class Assembly:
             "torch.utils._pytree.register_dataclass), or do not store them."
         )
 
-    def replay(self, plan: program.CompileRequest) -> Replay:
-        """Compile the program and describe its surroundings."""
-        recording, tape = self._recording, self._recording.tape
-        wanted = {storage.value.slot: storage.value.layout for storage in self._written}
-        wanted |= {value.slot: value.layout for _, value, _ in self._made}
+    def settle(self, plan: program.CompileRequest) -> list[Value | Taken]:
+        """Say which results a program gives, and which of its inputs they may overwrite.
+
+        Args:
+            plan: the program; changed.
+
+        Returns:
+            Its inputs.
+        """
+        recording = self._recording
+        wanted = {storage.value.slot: storage.value.layout for storage in self.written}
+        wanted |= {value.slot: value.layout for _, value, _ in self.made}
         plan.live, plan.wanted = tuple(wanted), tuple(wanted.values())
-        inputs = tape.inputs()
-        sources = [self._source(value) for value in inputs]
-        targets = [(plan.live.index(s.value.slot), self._place(s)) for s in self._written]
-        made = [self._made_mark(*one, plan.live) for one in self._made]
-        outputs = [self._mark(leaf) for leaf in self._leaves]
-        gradients = self._gradient_marks()
-        changed = {id(storage) for storage in self._written}
+        inputs = recording.tape.inputs()
+        changed = {id(storage) for storage in self.written}
         firsts = {id(f): s for s, f in recording.log.storages.values() if id(s) in changed}
         plan.donated = tuple(
             position for position, value in enumerate(inputs) if id(value) in firsts
         )
+        return inputs
+
+    def replay(self, plan: program.CompileRequest) -> Replay:
+        """Compile the program and describe its surroundings."""
+        recording, tape = self._recording, self._recording.tape
+        inputs = self.settle(plan)
+        sources = [self._source(value) for value in inputs]
+        targets = [(plan.live.index(s.value.slot), self._place(s)) for s in self.written]
+        made = [self._made_mark(*one, plan.live) for one in self.made]
+        outputs = [self._mark(leaf) for leaf in self._leaves]
+        gradients = self._gradient_marks()
         also = {*tape.marks, *plan.wanted} - {layout_numbers.UNPLACED}
         arrays = input_placement.place(inputs, also)
         plan.placed = tuple(value.layout for value in inputs)
@@ -159,7 +179,7 @@ class Assembly:
         touched = set(recording.log.storages)
         cleared = {
             id(tensor)
-            for tensor, after in zip(recording.tensors, self._after, strict=True)
+            for tensor, after in zip(recording.tensors, self.after, strict=True)
             if after is None or tensor in recording.zeroing
         }
         recording.put_back()
@@ -205,7 +225,7 @@ class Assembly:
         for number, tensor in enumerate(self._recording.arguments):
             if tensor._storage is storage:
                 return Argument(number)
-        for number, gradient in enumerate(self._before):
+        for number, gradient in enumerate(self.before):
             if isinstance(gradient, lazy_tensor.LazyTensor) and gradient._storage is storage:
                 return Gradient(number)
         return storage
@@ -227,7 +247,7 @@ class Assembly:
         """Whose `.grad` is another tensor after the step, and which."""
         return [
             (number, self._mark(after))
-            for number, (before, after) in enumerate(zip(self._before, self._after, strict=True))
+            for number, (before, after) in enumerate(zip(self.before, self.after, strict=True))
             if after is not before
         ]
 
@@ -240,7 +260,7 @@ class Assembly:
         for number, argument in enumerate(self._recording.arguments):
             if argument is leaf:
                 return Argument(number)
-        for number, gradient in enumerate(self._before):
+        for number, gradient in enumerate(self.before):
             if gradient is leaf:
                 return Gradient(number)
         place = self._place(leaf._storage)

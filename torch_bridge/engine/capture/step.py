@@ -103,6 +103,8 @@ class CompiledStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
+        if PLANS and recorder().plans:
+            return self.step(*args, **kwargs)
         leaves, structure = _flattened(args, kwargs)
         arguments = [leaf for leaf in leaves if isinstance(leaf, lazy_tensor.LazyTensor)]
         key = (structure, signature(leaves, arguments), ambient())
@@ -267,6 +269,8 @@ def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any]
     return pytree.tree_flatten((args, kwargs))
 
 
+PLANS: set[int] = set()
+"""Ids of the recorders that plan a step just now: a compiled step inside it is its function."""
 KEPT = 16
 """Captures kept for arguments of one kind."""
 PATIENCE = 8

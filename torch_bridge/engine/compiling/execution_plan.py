@@ -18,7 +18,7 @@ from isoshard.torch_bridge.engine.recording.tape import Tape
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Taken
 
-from .interpreting import needed
+from .interpreting import Notes, needed
 
 Blocks = tuple[BlockLayout | None, ...]
 
@@ -41,6 +41,7 @@ class CompileRequest:
         blocks: as of `Program`; known once the plan has been traced.
         calls_host: it calls Python while it runs, which may raise; likewise.
         options: those of the compiler; likewise.
+        notes: what to say of its entries while it is traced; no part of the key.
     """
 
     program: tuple[Any, ...]
@@ -56,6 +57,7 @@ class CompileRequest:
     blocks: Blocks = ()
     calls_host: bool = False
     options: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    notes: Notes | None = None
 
     def whole(self) -> jax.sharding.Sharding | None:
         """The layout of lifted floats and random words: replicated over the program's devices."""

@@ -48,7 +48,7 @@ def _placed(values: Sequence[Value | Taken], also: Collection[int]) -> list[jax.
             if isinstance(value.array, np.ndarray):
                 _bring(value, None)
         return [value.array for value in values]
-    asked, final = _layouts_on(home, values, also)
+    asked, final = layouts_on(home, values, also)
     for value, number, finer in zip(values, asked, final, strict=True):
         if value.layout == number:
             _settle(value)
@@ -67,14 +67,20 @@ def planned(values: Sequence[Value | Taken], also: Collection[int] = ()) -> list
     return (
         [layout_numbers.UNPLACED] * len(values)
         if home is None
-        else _layouts_on(home, values, also)[1]
+        else layouts_on(home, values, also)[1]
     )
 
 
-def _layouts_on(
+def layouts_on(
     home: int, values: Sequence[Value | Taken], also: Collection[int]
 ) -> tuple[list[int], list[int]]:
-    """Each input's layout on the devices of `home`; and the same over the mesh that fits all."""
+    """Each input's layout on the devices of `home`; and the same over the mesh that fits all.
+
+    Args:
+        home: a layout on the devices of the program.
+        values: the inputs.
+        also: as for `place`.
+    """
     devices = layout_numbers.devices(home)
     numbers = [
         value.layout

@@ -24,6 +24,8 @@ def constrain(value: Value, layout: int) -> Value:
         value: recorded or placed.
         layout: a layout number.
     """
+    tape = recorder()
+    layout = tape.meant(layout)
     recipe = _RECIPES.get(layout)
     if recipe is None:
 
@@ -33,7 +35,6 @@ def constrain(value: Value, layout: int) -> Value:
             return [lay_in_blocks(arrays[0], layout_numbers.computed(refined(layout)))]
 
         recipe = _RECIPES[layout] = Recipe("mark_sharding", run, 1, detail=layout)
-    tape = recorder()
     if isinstance(tape, Tape) and value.tape is tape and not tape.joins(layout):
         materialize([value])
         value.shared = True  # two values with one array

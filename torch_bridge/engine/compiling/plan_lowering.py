@@ -1,13 +1,14 @@
 """A plan as StableHLO, for the devices and layouts of its inputs.
 
-`traceable` is the plan as a pure function. `lowered` traces it in 64 bits, with torch's promotion
-of dtypes and none of the meshes that the caller has set, and gives the lowerings its layouts.
+`traceable` is the plan as a pure function. Inside `tracing` it is traced in 64 bits, with torch's
+promotion of dtypes and none of the meshes that the caller has set, and the lowerings know its
+layouts; what is traced there can be lowered there. Tracing alone needs no devices.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -40,7 +41,39 @@ def lowered(
         arrays: its inputs, or a `jax.ShapeDtypeStruct` for each.
         keep_unused: whether inputs that no result depends on stay arguments.
     """
+    with tracing(plan, arrays):
+        traced = traced_in(plan, arrays, keep_unused=keep_unused)
+        plan.calls_host = calls_host(traced.jaxpr)
+        special = cpu_compiler.options(traced.jaxpr, _platform(layouts_in(plan)))
+        plan.options = {**plan.settings.compiler_options, **special}
+        if plan.calls_host and plan.donated:  # what it raises must not take its inputs along
+            function = jax.jit(traceable(plan), keep_unused=keep_unused)
+            traced = function.trace(*arrays, *extra_inputs(plan))
+        return traced.lower()
+
+
+def traced_in(
+    plan: CompileRequest, arrays: Sequence[Any], *, keep_unused: bool
+) -> jax.stages.Traced:
+    """A plan as a jaxpr; to be called inside `tracing`.
+
+    Args:
+        plan: as for `lowered`.
+        arrays: likewise.
+        keep_unused: likewise.
+    """
     function = jax.jit(traceable(plan), donate_argnums=plan.donated, keep_unused=keep_unused)
+    return function.trace(*arrays, *extra_inputs(plan))
+
+
+@contextlib.contextmanager
+def tracing(plan: CompileRequest, arrays: Sequence[Any]) -> Iterator[None]:
+    """Context in which a plan is traced, and lowered.
+
+    Args:
+        plan: the plan.
+        arrays: its inputs, or a `jax.ShapeDtypeStruct` for each.
+    """
     named = layouts_in(plan)
     even = [
         layout_numbers.sharding(number) for number in named if layout_numbers.blocks(number) is None
@@ -53,14 +86,7 @@ def lowered(
     alone = jax.sharding.use_abstract_mesh(_NO_MESH)  # whatever mesh the caller has set
     wide = jax.enable_x64(True)
     with wide, dtypes, alone, marks, meshes, refining(named), _sequences(plan, arrays):
-        traced = function.trace(*arrays, *extra_inputs(plan))
-        plan.calls_host = calls_host(traced.jaxpr)
-        special = cpu_compiler.options(traced.jaxpr, _platform(named))
-        plan.options = {**plan.settings.compiler_options, **special}
-        if plan.calls_host and plan.donated:  # what it raises must not take its inputs along
-            function = jax.jit(traceable(plan), keep_unused=keep_unused)
-            traced = function.trace(*arrays, *extra_inputs(plan))
-        return traced.lower()
+        yield
 
 
 def _platform(named: Sequence[int]) -> str:
@@ -111,7 +137,8 @@ def traceable(plan: CompileRequest) -> Any:
 
     def isoshard_step(*arguments: Any) -> list[Any]:
         scalars, words = arguments[inputs:]
-        env = interpret(entries, used, arguments[:inputs], scalars, random_state.keys(words))
+        keys = random_state.keys(words)
+        env = interpret(entries, used, arguments[:inputs], scalars, keys, plan.notes)
         results = [bring_in(env[slot]) for slot in plan.live]
         return [
             result if number == layout_numbers.UNPLACED else _laid_out(result, refined(number))

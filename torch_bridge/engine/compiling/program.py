@@ -120,7 +120,7 @@ def sync() -> None:
         Exception: of the first operation that failed; what does not depend on it is computed.
     """
     tape = recorder()
-    if isinstance(tape, Tape) and tape.program:
+    if isinstance(tape, Tape) and tape.program and not tape.plans:
         execute(tape)
         if tape.fault is not None:
             raise tape.fault

@@ -40,12 +40,16 @@ class Recorder:
         opened: it was opened for some code, and other asyncio tasks are not to find it.
         imports: CPU tensors among operands are constants, and no mistake.
         failed: it could not be executed as a whole.
+        plans: what is recorded is looked at, and never executed.
+        line_of_user: gives the line of user code that runs now; None where nobody wants to know.
     """
 
     __slots__ = ("__weakref__", "capture", "log", "mark", "opened", "regions", "source")
 
     imports = False
     failed = False
+    plans = False
+    line_of_user: Callable[[], str] | None = None
 
     def __init__(self) -> None:
         """Nothing is noted, and nothing refused."""
@@ -77,6 +81,10 @@ class Recorder:
     def keep_view(self, whole: Value, chain: Any, part: Value) -> None:
         """Remember the value of a view."""
         raise NotImplementedError
+
+    def meant(self, layout: int) -> int:
+        """The layout that a mark asks for here; a plan's marks are on the mesh that is planned."""
+        return layout
 
     def refuse(self, what: str) -> None:
         """Refuse what a captured step could not be given in a replay.

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from isoshard.torch_bridge.engine.compiling.interpreting import interpret
+from isoshard.torch_bridge.engine.compiling.interpreting import Notes, interpret
 from isoshard.torch_bridge.engine.recording import random_state
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.engine.values.views import Chain
@@ -31,6 +31,7 @@ class Subprogram:
         draws: for each entry that draws, which key it takes; see `SubTrace.draws`.
         scalars: which of the recording's lifted floats it takes.
         recipes: what the numbers of recipes in the entries stand for.
+        lines: of each entry the line of user code, where somebody wanted to know.
     """
 
     program: tuple[Any, ...]
@@ -38,6 +39,7 @@ class Subprogram:
     draws: tuple[Any, ...]
     scalars: tuple[int, ...]
     recipes: frozenset[Recipe] = dataclasses.field(repr=False, compare=False)
+    lines: tuple[str, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
     def run(self, inputs: Sequence[Any], scalars: Any, key: Any) -> list[Any]:
         """Its results, while JAX traces.
@@ -48,7 +50,8 @@ class Subprogram:
             key: what its keys are made from; None if it draws none.
         """
         needed = [True] * len(self.program)
-        env = interpret(self.program, needed, inputs, scalars, self._keys(key))
+        keys = self._keys(key)
+        env = interpret(self.program, needed, inputs, scalars, keys, Notes(self.lines))
         return [env[slot] for slot in self.live]
 
     def _keys(self, key: Any) -> Iterator[Any]:
@@ -69,14 +72,17 @@ def cut(subtrace: SubTrace, given: Sequence[int], wanted: Sequence[int]) -> Subp
     """
     numbers = {slot: number for number, slot in enumerate(given)}
     entries, needed = [], set(wanted) - set(given)
-    for entry, first, count, floats, draw in reversed(_described(subtrace)):
+    lines = subtrace.lines or [""] * len(subtrace.program)
+    found = reversed(_described(subtrace))
+    for (entry, first, count, floats, draw), line in zip(found, reversed(lines), strict=False):
         if needed.isdisjoint(range(first, first + count)):
             continue
-        entries.append((entry, first, count, floats, draw))
+        entries.append((entry, first, count, floats, draw, line))
         needed.update(slot for slot in entry[1:] if slot not in numbers)
     program: list[Any] = [_input(subtrace, slot) for slot in given]
-    at, draws, scalars = len(program), [], []
-    for entry, first, count, floats, draw in reversed(entries):
+    at, draws, scalars, said = len(program), [], [], [""] * len(program)
+    for entry, first, count, floats, draw, line in reversed(entries):
+        said.append(line)
         program.append((entry[0], *[numbers[slot] for slot in entry[1:]]))
         for slot in range(first, first + count):
             numbers.setdefault(slot, at + slot - first)
@@ -85,7 +91,7 @@ def cut(subtrace: SubTrace, given: Sequence[int], wanted: Sequence[int]) -> Subp
         draws += [] if draw is None else [subtrace.draws[draw]]
     live = tuple([numbers[slot] for slot in wanted])
     used = frozenset([RECIPES[entry[0]] for entry, *_ in entries])
-    return Subprogram(tuple(program), live, tuple(draws), tuple(scalars), used)
+    return Subprogram(tuple(program), live, tuple(draws), tuple(scalars), used, tuple(said))
 
 
 def needed_slots(

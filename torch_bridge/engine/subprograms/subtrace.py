@@ -53,6 +53,7 @@ class SubTrace(Recorder):
         frozen: tensors from around that the code uses and that require none.
         tokens: shape and dtype of each input, by slot.
         recipes: what the numbers of recipes in the entries stand for.
+        lines: of each operation the line of user code; empty where nobody wants to know.
     """
 
     def __init__(self) -> None:
@@ -60,6 +61,7 @@ class SubTrace(Recorder):
         super().__init__()
         self.opened = True
         self.program: list[Any] = []
+        self.lines: list[str] = []
         self.recipes: set[Recipe] = set()
         self.scalars: list[Any] = []
         self.draws: list[int | random_state.Word] = []
@@ -90,7 +92,9 @@ class SubTrace(Recorder):
 
     def __enter__(self) -> None:
         """Record here from now on."""
-        self.take_over(recorder())
+        around = recorder()
+        self.take_over(around)
+        self.line_of_user = around.line_of_user
         self.log = self._touched
         self._before = replace(self)
         self._mark = random_state.DrawnKeys()
@@ -135,6 +139,8 @@ class SubTrace(Recorder):
         self.scalars += scalars
         if recipe.random:
             random_state.take(self)
+        if self.line_of_user is not None:
+            self.lines.append(self.line_of_user())
         return [self._new(entry) for _ in range(recipe.count)]
 
     def view(self, whole: Value, chain: Any) -> Value | None:

@@ -1,0 +1,100 @@
+"""Any step as a traced step: by itself, by its framework's bridge, or as a JAX function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from jax.sharding import Mesh
+
+from isoshard.core.frameworks import Framework, framework_of
+
+from .jax_steps import traced_jax_step
+from .traced_step import TracedStep
+
+
+def traced_step(
+    step: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    mesh: Mesh,
+    plan: Any = None,
+    *,
+    batch: Collection[str] | None = None,
+) -> TracedStep:
+    """Trace a step for a mesh and a plan, without data.
+
+    Args:
+        step: an object that has a method `traced_step` of its own; a step of a framework: its
+            arguments, or what its code closes over or names, hold modules or tensors of it; or a
+            JAX function.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        mesh: over devices that are here or described.
+        plan: a `Plan`, one spec for every parameter, or None.
+        batch: of a JAX function, the names of the arguments that are inputs.
+
+    Raises:
+        PlanError: the plan does not fit.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from isoshard.core.planner.machine.topologies import topology
+        >>> mesh = topology("v5e:2x4").mesh((2, 4), ("data", "model"))
+        >>> found = traced_step(jnp.sin, [jax.ShapeDtypeStruct((8,), "float32")], {}, mesh)
+        >>> found.framework, len(found.program.eqns)
+        ('jax', 1)
+    """
+    own = getattr(step, "traced_step", None)
+    if own is not None:
+        return own(tuple(args), dict(kwargs), mesh, plan)
+    framework = framework_of_step(step, args, kwargs)
+    if framework is not None:
+        return framework.traced_step(step, tuple(args), dict(kwargs), mesh, plan)
+    return traced_jax_step(step, args, kwargs, mesh, plan, batch=batch)
+
+
+def framework_of_step(
+    step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Framework | None:
+    """The framework whose bridge traces a step; None if it is a JAX function.
+
+    Args:
+        step: the step.
+        args: its arguments.
+        kwargs: its keyword arguments.
+    """
+    for one in (step, *_inside((*args, kwargs)), *_behind(step)):
+        framework = framework_of(one)
+        if framework is not None:
+            return framework
+    return None
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    """What lists, tuples and dictionaries hold, at any depth."""
+    if isinstance(value, Mapping):
+        for one in value.values():
+            yield from _inside(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _inside(one)
+    else:
+        yield value
+
+
+def _behind(step: Any) -> Iterator[Any]:
+    """What a function is bound to, closes over, and names among its globals."""
+    yield getattr(step, "__self__", None)
+    step = inspect.unwrap(getattr(step, "step", getattr(step, "__func__", step)))
+    code = getattr(step, "__code__", None)
+    if code is None:
+        return
+    for cell in step.__closure__ or ():
+        try:
+            yield from _inside(cell.cell_contents)
+        except ValueError:  # the cell is empty
+            continue
+    names = step.__globals__
+    yield from (names[name] for name in code.co_names if name in names)

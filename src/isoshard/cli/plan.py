@@ -1,0 +1,197 @@
+"""`isoshard plan`: what a step needs on a machine that is not here, and which plan to take.
+
+    isoshard plan train.py:step --mesh v5e:16x16 --plan fsdp,tensor
+    isoshard plan train.py:step --mesh v5e:16x16 --plan fsdp --plan fsdp,tensor   # side by side
+    isoshard plan train.py:step --mesh h100:4x8 --plan auto --html plan.html
+    isoshard plan --hf config.json --mesh v5p:8x8x8 --plan fsdp,tensor --depth partition
+    isoshard plan --list                                # chips, and what can be planned here
+
+No device of the machine is needed, and no weights are made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from isoshard import planner
+from isoshard.core.errors import ShardingError
+from isoshard.core.planner.machine.topologies import Topology
+from isoshard.core.planner.reports.report import Report
+from isoshard.core.runtime.metrics import human_bytes
+
+from .plan_machines import show_machines
+from .plan_targets import Target, plan_named, target_of
+from .plan_words import WORDS, PlanningError, axes_of, bytes_of, is_words, plan_of
+
+_NAME = "isoshard plan"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Plan what `argv` names.
+
+    Args:
+        argv: the command line after `isoshard plan`.
+
+    Returns:
+        0 if the step fits, under one of the plans; 1 if it does not; 2 for what cannot be planned.
+    """
+    given = _parser().parse_args(list(argv))
+    console = Console(width=given.width)
+    if given.list:
+        show_machines(console)
+        return 0
+    try:
+        reports = _reports(given)
+        _written(given, reports)
+    except (PlanningError, ShardingError, RuntimeError, TimeoutError, OSError) as error:
+        print(f"{_NAME}: {error}", file=sys.stderr)
+        return 2
+    return _shown(reports, console)
+
+
+def _reports(given: argparse.Namespace) -> dict[str, Report]:
+    machine = _machine(given.mesh)
+    memory = None if given.memory is None else bytes_of(given.memory)
+    target = _target(given, machine)
+    if twice := [text for text in given.plan if given.plan.count(text) > 1]:
+        raise PlanningError(f"--plan {twice[0]} is given twice")
+    plans: list[str | None] = list(given.plan) or [None]
+    reports = {}
+    for text in plans:
+        name = text or "replicated"
+        with Console(stderr=True).status(f"planning {target.name}: {name} .."):
+            reports[name] = _report(given, target, machine, text, memory)
+    return reports
+
+
+def _report(
+    given: argparse.Namespace,
+    target: Target,
+    machine: Topology,
+    text: str | None,
+    memory: int | None,
+) -> Report:
+    options: dict[str, Any] = {"memory": memory, "timeout": given.timeout}
+    if text == "auto":
+        where: Any = machine
+        if given.axes:
+            axes = axes_of(given.axes, machine, None)
+            where = machine.mesh(tuple(axes.values()), tuple(axes))
+        return planner.search(target.step, target.args, where, **options).report
+    words = text if text is not None and is_words(text) else None
+    axes = axes_of(given.axes, machine, words)
+    mesh = machine.mesh(tuple(axes.values()), tuple(axes))
+    if text is None:
+        plan = None
+    elif words is not None:
+        plan = plan_of(words, axes, target.weights)
+    else:
+        plan = plan_named(text, mesh)
+    return planner.estimate(target.step, target.args, mesh, plan, depth=given.depth, **options)
+
+
+def _machine(text: str | None) -> Topology:
+    if text is None:
+        raise PlanningError(
+            "on which machine? give --mesh, such as --mesh v5e:16x16; isoshard plan --list shows "
+            "chips"
+        )
+    return planner.topology(text)
+
+
+def _target(given: argparse.Namespace, machine: Topology) -> Target:
+    if given.hf is not None:
+        if given.target is not None:
+            raise PlanningError("give either script.py:step or --hf config.json, not both")
+        if missing := [m for m in ("torch", "transformers") if importlib.util.find_spec(m) is None]:
+            raise PlanningError(
+                f"--hf needs {' and '.join(missing)}, which is not installed. "
+                'Fix: pip install "isoshard[models]"'
+            )
+        models = importlib.import_module("isoshard.cli.plan_models")
+        return models.model_target(
+            given.hf,
+            batch=given.batch or machine.size,
+            sequence=given.sequence,
+            dtype=given.dtype,
+        )
+    if given.target is None:
+        raise PlanningError(
+            "what is to be planned? give script.py:step, or --hf config.json for a model of "
+            "transformers"
+        )
+    for_models = ("batch", "sequence", "dtype")
+    if wrong := [f"--{name}" for name in for_models if getattr(given, name) is not None]:
+        raise PlanningError(f"{wrong[0]} is for --hf; a script's arguments say it themselves")
+    return target_of(given.target, given.args)
+
+
+def _written(given: argparse.Namespace, reports: dict[str, Report]) -> None:
+    alone = next(iter(reports.values())) if len(reports) == 1 else None
+    whole = alone if alone is not None else planner.compare(reports)
+    if given.html is not None:
+        whole.write_html(given.html)
+    if given.json is not None:
+        Path(given.json).write_text(whole.to_json(), encoding="utf-8")
+
+
+def _shown(reports: dict[str, Report], console: Console) -> int:
+    if len(reports) == 1:
+        next(iter(reports.values())).show(console=console)
+    else:
+        planner.compare(reports).show(console=console)
+    if any(one.fits for one in reports.values()):
+        return 0
+    name, least = min(reports.items(), key=lambda pair: pair[1].memory.peak)
+    over = human_bytes(least.memory.peak - least.memory.capacity)
+    which = "" if len(reports) == 1 else f"; the least is {name}"
+    print(f"{_NAME}: does not fit, by {over} a device{which}", file=sys.stderr)
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=_NAME,
+        description="What a step needs on a machine that is not here: memory, traffic, time.",
+        epilog="Exit status: 0 if it fits under one of the plans, 1 if not, 2 for what cannot be "
+        "planned.",
+    )
+    add = parser.add_argument
+    add("target", nargs="?", metavar="script.py:step", help="a function, or a compiled step")
+    add("--hf", metavar="config.json", help="instead: a model of transformers, trained by AdamW")
+    add("--mesh", metavar="MACHINE", help="such as v5e:16x16, h100:4x8, v5e:2*16x16, cpu:8")
+    add("--axes", metavar="A=N,B=M", help="axes of the mesh, such as data=16,model=16")
+    add(
+        "--plan", action="append", default=[], metavar="PLAN",
+        help=f"{', '.join(WORDS)}, with commas between; auto; script.py:my_plan. Several: side by "
+        "side",
+    )  # fmt: skip
+    add(
+        "--depth", choices=("trace", "partition", "compile"), default="trace",
+        help="from the traced step alone (the default), XLA's partitioner, the target's compiler",
+    )  # fmt: skip
+    add("--memory", metavar="SIZE", help="of one device, such as 16GB, instead of the chip's")
+    add("--args", metavar="script.py:make", help="example arguments, or what makes them")
+    add("--batch", type=_positive, metavar="N", help="with --hf: samples of a step (one a device)")
+    add("--sequence", type=_positive, metavar="N", help="with --hf: tokens of a sample")
+    add("--dtype", help="with --hf: of the parameters, such as bfloat16 (as configured)")
+    add("--html", metavar="FILE", help="write the report as a page")
+    add("--json", metavar="FILE", help="write the report as JSON")
+    add("--timeout", type=float, metavar="S", help="seconds that one compilation may take")
+    add("--width", type=_positive, metavar="N", help="columns (the terminal's)")
+    add("--list", action="store_true", help="show chips, and what can be planned here")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"needs a number, 1 or more, not {text!r}")
+    return int(text)

@@ -1,0 +1,184 @@
+"""Advice: each rule speaks where the numbers say so, says what it saves, and else is silent."""
+
+import dataclasses
+
+import pytest
+
+from isoshard.core.planner.reports.advice import advise
+from isoshard.core.planner.reports.report import CollectiveUse, InputUse
+from tests.core.planner.reports.sample_reports import DOWN, GIB, UP, fitting, too_large
+
+
+def said(report, words):
+    """The one sentence that has the words."""
+    [sentence] = [one for one in advise(report) if words in one]
+    return sentence
+
+
+def silent(report, words):
+    return not any(words in one for one in advise(report))
+
+
+def with_memory(report, **changes):
+    memory = dataclasses.replace(report.memory, **changes)
+    peak = sum((memory.parameters, memory.buffers, memory.optimizer, memory.inputs))
+    memory = dataclasses.replace(memory, peak=peak + memory.activations)
+    return dataclasses.replace(report, memory=memory)
+
+
+def test_a_step_that_fits_and_computes_needs_none():
+    assert advise(fitting()) == ()
+
+
+class TestMemory:
+    def test_whole_state_is_split(self):
+        assert said(too_large(), "FSDP".lower()) == (
+            "split parameters and optimizer state over 'data' (Plan.fsdp('data')): saves 84.4 GiB "
+            "a device at rest, then it fits"
+        )
+
+    def test_only_what_is_whole_and_divides(self):
+        split = tuple(
+            dataclasses.replace(use, axes=use.free, free=()) if use.role == "parameter" else use
+            for use in too_large().inputs
+        )
+        assert said(too_large(inputs=split), "split optimizer").startswith(
+            "split optimizer state over 'data': saves 56.2 GiB a device at rest"
+        )
+        odd = tuple(dataclasses.replace(use, free=()) for use in split)
+        assert silent(too_large(inputs=odd), "split ")
+
+    def test_what_is_still_too_much(self):
+        report = with_memory(too_large(), activations=100 * GIB)
+        assert said(report, "fsdp").endswith("; 31.1 GiB are still too much then")
+
+    def test_activations_are_computed_again(self):
+        report = with_memory(fitting(), activations=14 * GIB)
+        assert said(report, "again") == (
+            "activations are 87 % of the peak, 14.0 GiB: compute them again in the backward pass "
+            "(jax.checkpoint, torch.utils.checkpoint), which saves at most 14.0 GiB a device, of "
+            "which 1.1 GiB are needed"
+        )
+        assert "saves at most 7.0 GiB a device, of which" in said(report, "halve the batch")
+        assert silent(dataclasses.replace(report, inputs=()), "halve the batch")
+
+    def test_they_are_not_if_they_are_few(self):
+        assert silent(too_large(), "again")
+
+    def test_fewer_bits(self):
+        assert said(too_large(), "keep parameters").startswith(
+            "keep parameters in bfloat16 instead of float32: saves 15.0 GiB a device"
+        )
+        assert said(too_large(), "keep optimizer").startswith(
+            "keep optimizer state in bfloat16 instead of float32: saves 30.0 GiB a device"
+        )
+
+    def test_not_of_what_has_few_already(self):
+        report = with_memory(fitting(), activations=20 * GIB)
+        assert silent(report, "keep parameters")
+
+    def test_twice_the_devices(self):
+        report = with_memory(fitting(), activations=20 * GIB)
+        assert said(report, "twice") == (
+            "take twice the devices (512, data=32): with the same batch what 'data' splits halves, "
+            "which saves 11.0 GiB a device, then it fits"
+        )
+        whole = tuple(dataclasses.replace(use, axes=()) for use in report.inputs)
+        assert silent(dataclasses.replace(report, inputs=whole), "twice")
+
+    def test_a_tight_fit_has_advice_without_a_claim_to_fit(self):
+        report = with_memory(fitting(), activations=12 * GIB)
+        assert report.fits
+        assert said(report, "again").endswith("saves at most 12.0 GiB a device")
+
+    def test_most_first(self):
+        sentences = advise(too_large())
+        saves = [float(one.split("saves ")[1].split(" GiB")[0]) for one in sentences[:4]]
+        assert saves == sorted(saves, reverse=True) == [84.4, 30.0, 20.0, 15.0]
+
+    def test_nothing_is_guessed(self):
+        report = too_large(inputs=())
+        assert all("over 'data' take" in one for one in advise(report))
+
+
+class TestTime:
+    def test_an_axis_that_splits_nothing(self):
+        inputs = tuple(
+            dataclasses.replace(use, axes=tuple(name for name in use.axes if name == "data"))
+            for use in fitting().inputs
+        )
+        report = fitting(inputs=inputs, collectives=fitting().collectives[:2])
+        busy = report.time.busy
+        assert said(report, "use axis") == (
+            "use axis 'model': batch and model are whole along it, so its 16 devices do the same "
+            f"work; splitting the batch over it saves {busy * 15 / 16 * 1e3:.0f} ms of "
+            f"{busy * 1e3:.0f} ms of computing"
+        )
+
+    def test_a_batch_that_is_whole(self):
+        inputs = tuple(
+            dataclasses.replace(use, axes=(), free=("data", "model"))
+            if use.role == "input"
+            else use
+            for use in fitting().inputs
+        )
+        assert said(fitting(inputs=inputs), "replicated").startswith(
+            "split the batch: it is replicated over all axes; over 'data' each device would "
+            "compute a 16th of it, which saves at most "
+        )
+        assert silent(fitting(), "replicated")
+
+    def test_talking_longer_than_computing(self):
+        assert said(too_large(), "over 'data' take") == (
+            "all-reduces over 'data' take 1.30 s, computing 600 ms: a batch 2.2 times as large per "
+            "device would hide what does not grow with it, or fewer shards; 700 ms are waited for"
+        )
+
+    def test_fewer_shards_where_the_batch_is_whole(self):
+        base = fitting()
+        time = dataclasses.replace(base.time, collectives={"model": 0.9, "data": 0.1})
+        assert said(fitting(time=time), "over 'model' take").endswith(
+            "fewer shards than 16 along it; 314 ms are waited for"
+        )
+
+    @pytest.mark.parametrize(
+        ("topology", "mesh", "words"),
+        [
+            (
+                "h100:4x8",
+                {"model": 4, "data": 8},
+                "axis 'model' crosses hosts: 50 GB/s a device against 450 GB/s inside; put it last "
+                "in the mesh, so that 'data' crosses them instead: saves at most 267 ms",
+            ),
+            ("h100:4x8", {"data": 4, "model": 8}, None),
+            ("h100:4x8", {"model": 32}, None),
+            ("v5e:16x16", {"model": 16, "data": 16}, None),
+            ("unknown:8", {"model": 4, "data": 8}, None),
+        ],
+    )
+    def test_an_axis_that_crosses_hosts(self, topology, mesh, words):
+        time = dataclasses.replace(fitting().time, collectives={"model": 0.3, "data": 0.1})
+        uses = (
+            CollectiveUse("all-reduce", ("model",), 1 << 20, 1, DOWN, 0.3),
+            CollectiveUse("all-gather", ("data",), 1 << 20, 1, UP, 0.1),
+        )
+        report = fitting(topology=topology, mesh=mesh, time=time, collectives=uses, inputs=())
+        found = [one for one in advise(report) if "crosses" in one]
+        assert found == ([words] if words else [])
+
+    def test_waiting_for_memory(self):
+        time = dataclasses.replace(
+            fitting().time, compute=0.1, memory=0.5, busy=0.5, overlapped=0.5, limit="memory"
+        )
+        assert said(fitting(time=time), "larger batch per device") == (
+            "moving 288.7 GiB takes 500 ms, computing 100 ms: a larger batch per device reads the "
+            "parameters for more rows; 400 ms are waited for"
+        )
+
+    def test_small_savings_are_not_said(self):
+        time = dataclasses.replace(fitting().time, compute=0.499, busy=0.5, limit="memory")
+        assert silent(fitting(time=time), "larger batch")
+
+
+def test_uses_are_hashable_and_small():
+    assert hash(InputUse("parameter", "float32", (), ("x",), 4, 1))

@@ -1,0 +1,73 @@
+"""Which values of a step are outputs of modules, for the reports of a plan.
+
+The value of a module's output gets a name in the traced program, which computes nothing. Nothing
+is recorded for it, so the program is the one that training runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from isoshard.core.planner.traced.traced_step import MODULE
+from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording.recorder import recorder
+
+from .planning_tape import PlanningTape
+
+
+class ModuleOutputs:
+    """Context that notes the outputs of modules on the tape that is planned.
+
+    Args:
+        names: of modules, by id.
+
+    Attributes:
+        used: the names of those that ran, in order of first use.
+    """
+
+    def __init__(self, names: Mapping[int, str]):
+        """See the class."""
+        self._names = names
+        self._used: dict[str, None] = {}
+        self._handles: list[Any] = []
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """See the class."""
+        return tuple(self._used)
+
+    def __enter__(self) -> ModuleOutputs:
+        """Listen to all modules."""
+        self._handles = [
+            register_module_forward_pre_hook(self._begin),
+            register_module_forward_hook(self._end),
+        ]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Listen no more."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _begin(self, module: torch.nn.Module, args: Any) -> None:
+        name = self._names.get(id(module))
+        if name:
+            self._used.setdefault(name)
+
+    def _end(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        name, here = self._names.get(id(module)), recorder()
+        if not name or not isinstance(here, PlanningTape):
+            return
+        for leaf in pytree.tree_leaves(output):
+            if isinstance(leaf, lazy_tensor.LazyTensor) and leaf._storage.value.tape is here:
+                said = here.outputs.setdefault(leaf._storage.value.slot, [])
+                if MODULE + name not in said:
+                    said.append(MODULE + name)

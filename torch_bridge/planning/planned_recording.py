@@ -1,0 +1,109 @@
+"""A step run once on a tape that is never executed: what a capture records, without its guards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jax.sharding import Mesh
+
+from isoshard.torch_bridge.engine.capture.bindings import Argument
+from isoshard.torch_bridge.engine.capture.host_counters import HostOps
+from isoshard.torch_bridge.engine.capture.numbers import Numbers
+from isoshard.torch_bridge.engine.capture.reachable import Reachable
+from isoshard.torch_bridge.engine.capture.snapshot import Snapshot
+from isoshard.torch_bridge.engine.capture.step import PLANS
+from isoshard.torch_bridge.engine.capture.step_arguments import has_gradient
+from isoshard.torch_bridge.engine.capture.step_recording import Recording
+from isoshard.torch_bridge.engine.capture.tracing_flag import compiling
+from isoshard.torch_bridge.engine.capture.zeroing import Zeroing
+from isoshard.torch_bridge.engine.recording import random_state
+from isoshard.torch_bridge.engine.recording.memory_log import MemoryLog
+from isoshard.torch_bridge.engine.values.symbolic_numbers import Table
+
+from .planning_tape import PlanningTape
+from .user_lines import UserLines
+
+
+class PlannedRecording(Recording):
+    """A step that ran on a `PlanningTape`.
+
+    Args:
+        step: the step.
+        found: the objects behind it, whose tensors have no elements.
+        arguments: its tensor arguments.
+        mesh: what it is planned for.
+        user: tells the user's lines.
+    """
+
+    tape: PlanningTape
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        found: Reachable,
+        arguments: Sequence[Any],
+        mesh: Mesh,
+        user: UserLines,
+    ):
+        """Prepare to record; what a capture needs for its guards is left out."""
+        self._step = step
+        self.found = self.reached = found
+        self.arguments = list(arguments)
+        leaves = list(found.leaves())
+        known = {id(leaf) for leaf in leaves}
+        mine = [
+            number
+            for number, argument in enumerate(arguments)
+            if has_gradient(argument) and id(argument) not in known
+        ]
+        self.owners = [*leaves, *(Argument(number) for number in mine)]
+        self.tensors = [*leaves, *(arguments[number] for number in mine)]
+        self.table = Table()
+        self.numbers = Numbers(self.table, ())
+        self.host = HostOps(self.table, found.tensors)
+        self.tape = PlanningTape(mesh, user)
+        self.log = self.tape.log = MemoryLog(self.tape)
+        self.random = random_state.DrawnKeys()
+        self.snapshot = Snapshot(found, self.tensors)
+        self.zeroing = Zeroing(found, self.is_written)
+        self.leaves: list[Any] = []
+        self.structure: Any = None
+        self.differentiable: frozenset[int] = frozenset()
+
+    def run(self, args: Any, kwargs: Any) -> None:
+        """Run the step on the tape.
+
+        Raises:
+            CaptureError: it asks for the value of a tensor.
+        """
+        rates = self._symbolic_rates()
+        self.tape.capture = self.host
+        PLANS.add(id(self.tape))
+        try:
+            with self.on_tape(), self.random, self.zeroing, compiling(), self.host, self.numbers:
+                self._keep(self._step(*args, **kwargs))
+            if self.host.refused is not None:  # and caught
+                raise self.host.refused
+        finally:
+            PLANS.discard(id(self.tape))
+            self.tape.capture = None
+            for group, rate, symbol in rates:
+                if group["lr"] is symbol:
+                    group["lr"] = rate
+
+    def undo(self) -> None:
+        """Let memory, gradients, counters and random states be as before the step."""
+        self.put_back()
+        self.snapshot.restore_gradients()
+        self.snapshot.restore_scalers()
+        self.snapshot.restore_counters()
+        with torch.no_grad():
+            self.host.restart()
+        self.random.restore()
+
+    def forget(self) -> None:
+        """Let go of what was recorded."""
+        self.log.clear()
+        self.tape.forget()
