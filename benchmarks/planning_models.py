@@ -87,7 +87,6 @@ def _one_hot(labels: jax.Array, size: int) -> jax.Array:
 
 
 def _attention(layer: Tree, x: jax.Array, heads: int, kv_heads: int, *, causal: bool) -> jax.Array:
-    batch, length, _ = x.shape
     q = _linear(layer["q_proj"], x)
     k, v = _linear(layer["k_proj"], x), _linear(layer["v_proj"], x)
     return _linear(layer["o_proj"], _heads(q, k, v, heads, kv_heads, causal=causal))

@@ -26,7 +26,6 @@ from .condensed_program import CondensedProgram, OpKind, ValueKind
 from .link_rates import LinkRates
 from .named_dimensions import WINDOWED, LeafGroup
 
-
 TINY = 1 << 18
 """Parameters of fewer bytes rest split only along what is computed split."""
 
@@ -158,9 +157,7 @@ class AnalyticCost:
             talk(held.op, axes, held.seconds * min(held.times, program.counts[kind]))
         total = busy[0] + sent_in[0] + max(busy[1], sent_in[1])
         alive = (sum(each[n] * count for n, count in one.items()) for one in program.moments)
-        resting = sum(
-            size / parts[one] for size, one in zip(program.resting, groups, strict=True)
-        )
+        resting = sum(size / parts[one] for size, one in zip(program.resting, groups, strict=True))
         memory = program.rest + resting + max(alive, default=0.0) + largest
         return ChoiceCost(total, memory, sum(busy), talking)
 
@@ -216,9 +213,7 @@ class AnalyticCost:
         first = next((n for n, one in enumerate(split) if one in self._batch), len(split))
         return split[: first + 1]
 
-    def _store(
-        self, group: LeafGroup, layout: list[tuple[int, ...]], rest: Sequence[int]
-    ) -> None:
+    def _store(self, group: LeafGroup, layout: list[tuple[int, ...]], rest: Sequence[int]) -> None:
         """Let a group rest split along more mesh axes: all along one of its axes if it can."""
         together = self._largest(group, layout, math.prod(self.sizes[one] for one in rest))
         if together is not None:
@@ -301,7 +296,13 @@ class AnalyticCost:
                 continue
             done = math.prod(parts.values())
             best: tuple[float, int] | None = None
-            for factor in (*sorted(asked), -1):
+            operands = range(len(op.operands))
+            agreed = any(
+                all(where[n].get(number) in (None, place.axis[n].get(one)) for n in operands)
+                for one in asked
+            )
+            # XLA never gathers operands that lie alike, however small they are.
+            for factor in sorted(asked) if agreed else (*sorted(asked), -1):
                 seconds = whole / done / (size if factor >= 0 else 1)
                 moves = self._moves(op, kinds, layouts, where, place, {number: factor})
                 seconds += sum(move[2] for move in moves)

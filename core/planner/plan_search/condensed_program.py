@@ -138,7 +138,7 @@ def condensed(step: TracedStep, dimensions: NamedDimensions) -> CondensedProgram
         op = listed.op
         for one in op.results:
             counts[kinds[one]] += listed.times
-        if op.bodies or op.name == "stack" and op.equation.primitive.name == "scan":
+        if op.bodies or (op.name == "stack" and op.equation.primitive.name == "scan"):
             continue
         looped = listed.times > 1
         moved = _moved(op, kinds, values, listing.kept)

@@ -1,10 +1,9 @@
 """Layouts by name as the rules that a person would write.
 
 >>> P = PartitionSpec
->>> rules = rules_of({
-...     "layers.0.up_proj.weight": P("model", "data"), "layers.1.up_proj.weight": P("model", "data"),
-...     "layers.0.norm.weight": P(), "layers.1.norm.weight": P(), "head.weight": P("model"),
-... })
+>>> specs = {f"layers.{n}.up_proj.weight": P("model", "data") for n in range(2)}
+>>> specs |= {f"layers.{n}.norm.weight": P() for n in range(2)} | {"head.weight": P("model")}
+>>> rules = rules_of(specs)
 >>> for pattern, spec in rules.items():
 ...     print(pattern, spec)
 *.up_proj.weight P('model', 'data')
@@ -20,7 +19,7 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from jax.sharding import PartitionSpec
 
@@ -57,7 +56,8 @@ def input_rules_of(specs: Mapping[str, PartitionSpec]) -> object:
     """
     different = set(specs.values())
     if len(different) == 1:
-        return next(iter(different))
+        spec = next(iter(different))
+        return spec if len(spec) else None
     count = collections.Counter(specs.values())
     common = max(count, key=lambda spec: (count[spec], len(spec), repr(spec)))
     rules: dict[str, PartitionSpec | None] = {}
@@ -76,27 +76,29 @@ def _patterns(specs: Mapping[str, PartitionSpec]) -> dict[str, list[str]]:
         found[_NUMBER.sub("*", name)].append(name)
     patterns = dict[str, list[str]]()
     for pattern, names in found.items():
-        for wanted in (pattern, *_by_parity(names)):
-            mine = [name for name in names if matches(wanted, name)]
-            if mine and _alike(mine, specs) and not _others(wanted, mine, specs):
-                patterns[wanted] = mine
-                names = [name for name in names if name not in mine]
-        patterns |= {name: [name] for name in names}
+        for wanted in ((pattern,), *_by_parity(names)):
+            mine = [[name for name in names if matches(one, name)] for one in wanted]
+            fits = all(
+                several and _alike(several, specs) and not _others(one, several, specs)
+                for one, several in zip(wanted, mine, strict=True)
+            )
+            if fits and sum(map(len, mine)) == len(names):
+                patterns |= dict(zip(wanted, mine, strict=True))
+                break
+        else:
+            patterns |= {name: [name] for name in names}
     return patterns
 
 
-def _by_parity(names: Iterable[str]) -> Iterable[str]:
-    """Patterns that tell even numbers from odd ones, at the first place that has both."""
-    every = {name: [match.span() for match in _NUMBER.finditer(name)] for name in names}
-    count = min((len(spans) for spans in every.values()), default=0)
-    for place in range(count):
-        for digits in _PARITY:
-            for name, spans in every.items():
-                start, end = spans[place]
-                if name[end - 1] in digits:
-                    head, tail = _NUMBER.sub("*", name[:start]), _NUMBER.sub("*", name[end:])
-                    yield f"{head}*{digits}{tail}"
-                    break
+def _by_parity(names: Sequence[str]) -> Iterable[tuple[str, str]]:
+    """Patterns that tell even numbers from odd ones, at each place that names have one."""
+    spans = [match.span() for match in _NUMBER.finditer(names[0])]
+    if len(names) < 3:
+        return
+    for start, end in spans:
+        head, tail = _NUMBER.sub("*", names[0][:start]), _NUMBER.sub("*", names[0][end:])
+        even, odd = (f"{head}*{digits}{tail}" for digits in _PARITY)
+        yield even, odd
 
 
 def _alike(names: Iterable[str], specs: Mapping[str, PartitionSpec]) -> bool:
@@ -112,7 +114,7 @@ def _others(pattern: str, names: list[str], specs: Mapping[str, PartitionSpec]) 
 def _shortened(pattern: str, names: list[str], specs: Mapping[str, PartitionSpec]) -> str:
     words = pattern.split(".")
     for count in range(2, len(words)):
-        if words[-count][0] in "*[":
+        if words[-count][0] in "*[" or words[-count].isdigit():
             continue
         short = "*." + ".".join(words[-count:])
         if all(matches(short, name) for name in names) and not _others(short, names, specs):

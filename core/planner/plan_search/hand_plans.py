@@ -65,7 +65,7 @@ def hand_plans(
 def _ideas(step: TracedStep, axes: tuple[str, ...], own: dict[str, Plan]) -> dict[str, Plan]:
     whole = Plan({"*": None})
     if axes == ("data",):
-        ideas = {"data": Plan.data_parallel("data"), "FSDP": Plan.fsdp("data").otherwise(whole)}
+        ideas = {"data": whole, "FSDP": Plan.fsdp("data").otherwise(whole)}
         return {name: _laid(step, plan, ("data",)) for name, plan in ideas.items()}
     if axes != ("data", "model"):
         return {}

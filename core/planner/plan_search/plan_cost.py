@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 from jax.sharding import Mesh, NamedSharding
 
-from ..traced.traced_step import TracedStep
 from .analytic_cost import AnalyticCost, Choice, ChoiceCost
 from .condensed_program import CondensedProgram
 from .fixed_rules import forced_layouts

@@ -30,11 +30,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.frameworks import framework_of
+from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.plan import Plan
 from isoshard.core.runtime.metrics import human_bytes
 
 from ..axes.factor_layouts import ArrayLayout
-from ..machine.topologies import topology_of
+from ..machine.topologies import Topology, topology_of
 from ..traced.jax_steps import traced_jax_step
 from ..traced.traced_step import TracedStep
 from .analytic_cost import AnalyticCost, Choice
@@ -139,6 +140,34 @@ def search(
         min(beam.cost.least_seconds() for beam in beams),
         sum(len(beam.seen) for beam in beams), time.monotonic() - started,
     )  # fmt: skip
+
+
+def plan_for(
+    step: Any,
+    args: Sequence[Any] | None,
+    mesh: Any,
+    *,
+    memory: int | None = None,
+    fixed: Plan | None = None,
+) -> Plan:
+    """What `Plan.auto` gives.
+
+    Args:
+        step: as for `search`.
+        args: likewise.
+        mesh: a mesh, or what `as_mesh` takes.
+        memory: as for `search`.
+        fixed: likewise.
+
+    Raises:
+        ShardingError: as `search`; or it is no mesh, without whose axes there is no plan.
+    """
+    if isinstance(mesh, Topology | str | int):
+        raise ShardingError(
+            f"Plan.auto needs a mesh, whose axes the plan names, not {mesh!r}; "
+            "iso.planner.search finds the mesh as well"
+        )
+    return search(step, args, as_mesh(mesh), memory=memory, fixed=fixed).plan
 
 
 def layouts_of_choice(
