@@ -14,7 +14,7 @@ from isoshard.core.planner.plan_search.condensed_program import condensed
 from isoshard.core.planner.plan_search.named_dimensions import named_dimensions
 from isoshard.core.planner.traced.jax_steps import traced_jax_step
 
-BATCH, WIDTH, INNER = 1024, 4096, 16384
+BATCH, WIDTH, INNER = 65536, 4096, 16384
 MESH = topology("v5e:4x4").mesh((4, 4), ("data", "model"))
 NONE = frozenset[int]()
 UP = WIDTH * INNER * 4
