@@ -5,12 +5,12 @@ import json
 import subprocess
 import sys
 
+import jax
 import pytest
 
-import isoshard as iso
 from isoshard import Plan, planner
 from isoshard.cli import main
-from isoshard.cli.plan_words import PlanningError, axes_of, bytes_of, plan_of
+from isoshard.cli.plan_words import PlanCommandError, axes_of, bytes_of, plan_of
 from isoshard.core.errors import CaptureError
 from isoshard.core.planner.reports.comparison import comparison_from_json
 from isoshard.core.planner.reports.report import Report
@@ -44,6 +44,17 @@ if __name__ == "__main__":
 """
 
 
+@dataclasses.dataclass
+class Found:
+    """What the search finds, as far as the command reads it."""
+
+    mesh: jax.sharding.Mesh
+    plan: Plan
+
+    def __str__(self):
+        return "found this, not [that]"
+
+
 @pytest.fixture
 def script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -61,14 +72,10 @@ def calls(monkeypatch):
         is_large = isinstance(plan, Plan) and plan == Plan.data_parallel("data")
         return (too_large if is_large else fitting)(step=step.__name__, mesh=dict(mesh.shape))
 
-    def search(step, args, where, *, memory=None, timeout=None):
-        asked.append((step, args, where, "search", None, memory, timeout))
-
-        @dataclasses.dataclass
-        class Found:
-            report: Report
-
-        return Found(fitting(plan="found"))
+    def search(step, args, where, *, memory=None, depth="trace"):
+        asked.append((step, args, where, "search", depth, memory, None))
+        mesh = where if isinstance(where, jax.sharding.Mesh) else where.mesh((4, 4), ("x", "y"))
+        return Found(mesh, Plan.fsdp("x"))
 
     monkeypatch.setitem(vars(planner), "estimate", estimate)
     monkeypatch.setitem(vars(planner), "search", search)
@@ -122,12 +129,17 @@ class TestWhatIsAsked:
         run("train.py:step", "--mesh", "cpu:8")
         assert calls[0][3] is None and dict(calls[0][2].shape) == {"data": 8}
 
-    def test_auto(self, script, calls):
-        run("train.py:step", "--mesh", "v5e:4x4", "--plan", "auto")
+    def test_auto(self, script, calls, capsys):
+        words = ("train.py:step", "--mesh", "v5e:4x4", "--plan", "auto", "--depth", "compile")
+        assert run(*words, "--memory", "8GB") == 0
+        assert calls[0][2:6] == (planner.topology("v5e:4x4"), "search", "partition", 8_000_000_000)
+        assert calls[1][3:5] == (Plan.fsdp("x"), "compile")
+        assert dict(calls[1][2].shape) == {"x": 4, "y": 4}
+        assert capsys.readouterr().out.endswith("\nfound this, not [that]\n")
+
+    def test_auto_on_a_mesh(self, script, calls):
         run("train.py:step", "--mesh", "v5e:4x4", "--plan", "auto", "--axes", "x=2,y=8")
-        assert [call[3] for call in calls] == ["search", "search"]
-        assert calls[0][2] is iso.planner.topology("v5e:4x4")
-        assert dict(calls[1][2].shape) == {"x": 2, "y": 8}
+        assert dict(calls[0][2].shape) == dict(calls[1][2].shape) == {"x": 2, "y": 8}
 
 
 class TestWhatIsGiven:
@@ -244,6 +256,15 @@ def test_errors_of_the_planner_are_said(script, monkeypatch, capsys):
     assert "train.py:5: a compiled step needs the value" in run_error(capsys, *words)
 
 
+def test_errors_of_others_keep_their_traceback(script, monkeypatch):
+    def fails(*args, **options):
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setitem(vars(planner), "estimate", fails)
+    with pytest.raises(ZeroDivisionError, match="a fault"):
+        run("train.py:step", "--mesh", "cpu:8")
+
+
 def test_a_file_that_cannot_be_written(script, calls, capsys):
     words = ("train.py:step", "--mesh", "cpu:8", "--json", "none/a.json")
     assert "none/a.json" in run_error(capsys, *words)
@@ -307,7 +328,7 @@ class TestWords:
 
     @pytest.mark.parametrize("text", ["a,b", "a=2,a=4", "a=0", "a=", "=2", "", "a=3,b"])
     def test_axes_that_are_none(self, text):
-        with pytest.raises(PlanningError, match="--axes"):
+        with pytest.raises(PlanCommandError, match="--axes"):
             axes_of(text, planner.topology("cpu:64"), None)
 
     def test_sizes(self):
@@ -315,7 +336,7 @@ class TestWords:
             [5, 2000, 3 << 20, 1_500_000_000]
         )
         for text in ("", "GB", "-1GB", "1 parsec", "1iB"):
-            with pytest.raises(PlanningError, match="write a size such as"):
+            with pytest.raises(PlanCommandError, match="write a size such as"):
                 bytes_of(text)
 
 
