@@ -89,6 +89,11 @@ def without_locations() -> None:
     _lines_kept.set_local(0)
 
 
+def no_locations() -> contextlib.AbstractContextManager[Any]:
+    """Context in which what this thread lowers names no lines of source."""
+    return _lines_kept(0)
+
+
 def cached_without_addresses() -> contextlib.AbstractContextManager[Any]:
     """Context in which the address of an operator is no part of a compiled program's key."""
     return _nameless_key(True)

@@ -93,12 +93,12 @@ def operation(instruction: str) -> tuple[str, int] | None:
     >>> operation("(f32[4]{0}, f32[8]{0}) all-gather-start(%x), dimensions={0}")
     ('all-gather', 32)
     """
-    shape, rest = _split_shape(instruction)
+    shape, rest = split_shape(instruction)
     opcode = _OPCODE.match(rest)
     if opcode is None:
         return None
     if opcode["start"] and opcode["kind"] != "all-reduce":
-        shape = _parts(shape)[1]  # (operands, results, ..); all-reduce-start has results only
+        shape = tuple_parts(shape)[1]  # (operands, results, ..); all-reduce-start has results only
     return opcode["kind"], _bytes(shape)
 
 
@@ -149,7 +149,7 @@ def _in(computations: dict[str, list[str]], name: str, times: int) -> Iterator[C
     for instruction in computations.get(name, ()):
         if found := operation(instruction):
             kind, size = found
-            yield Collective(KINDS[kind], size, _groups(instruction), times)
+            yield Collective(KINDS[kind], size, groups_of(instruction), times)
             continue
         trips = _TRIPS.search(instruction)
         for called in _CALLED.finditer(instruction):
@@ -166,8 +166,12 @@ def _runs(branch: list[Collective]) -> int:
     return sum(found.times for found in branch)
 
 
-def _split_shape(text: str) -> tuple[str, str]:
-    """Split `shape opcode(..)..` after the shape."""
+def split_shape(text: str) -> tuple[str, str]:
+    """Split `shape opcode(..)..` after the shape.
+
+    Args:
+        text: of an instruction, after its `=`.
+    """
     if not text.startswith("("):
         shape, _, rest = text.partition(" ")
         return shape, rest
@@ -179,8 +183,12 @@ def _split_shape(text: str) -> tuple[str, str]:
     return text, ""
 
 
-def _parts(shape: str) -> list[str]:
-    """The elements of a tuple shape."""
+def tuple_parts(shape: str) -> list[str]:
+    """The elements of a tuple shape.
+
+    Args:
+        shape: its text.
+    """
     parts, depth, start = [], 0, 1
     for at, letter in enumerate(shape):
         depth += (letter in "({[") - (letter in ")}]")
@@ -191,11 +199,16 @@ def _parts(shape: str) -> list[str]:
 
 
 def _bytes(shape: str) -> int:
-    return sum(_array_bytes(array["dtype"], array["dims"]) for array in _ARRAY.finditer(shape))
+    return sum(array_bytes(array["dtype"], array["dims"]) for array in _ARRAY.finditer(shape))
 
 
-def _array_bytes(dtype: str, dims: str) -> int:
-    """Bytes of one array, such as `bf16` and `2,<=3`; types below one byte are packed."""
+def array_bytes(dtype: str, dims: str) -> int:
+    """Bytes of one array; types below one byte are packed.
+
+    Args:
+        dtype: as HLO names it, such as `bf16`.
+        dims: its axes' sizes, such as `2,<=3`.
+    """
     if dtype in ("token", "opaque"):
         return 0
     elements = math.prod(int(dim.removeprefix("<=")) for dim in filter(None, dims.split(",")))
@@ -217,8 +230,12 @@ _AXIS = re.compile(r"'(?P<name>[^']+)'(?::\((?P<before>\d+)\)(?P<size>\d+))?(?:=
 
 
 @functools.lru_cache(maxsize=1024)
-def _groups(rest: str) -> Groups | None:
-    """Who talks to whom, from one of the three ways in which XLA writes it."""
+def groups_of(rest: str) -> Groups | None:
+    """Who talks to whom, from one of the three ways in which XLA writes it; None if it does not.
+
+    Args:
+        rest: text of the instruction.
+    """
     if listed := _LISTED.search(rest):
         groups = re.findall(r"\{([\d,]+)\}", "{" + listed["groups"] + "}")
         return tuple(tuple(_numbers(group)) for group in groups)

@@ -5,7 +5,7 @@ level by level, and the first byte's way. With `n` devices and `V` bytes of a wh
 
 | collective | bytes that pass a device's links |
 |---|---|
-| all-gather, reduce-scatter | `V (n - 1) / n`: round a ring, through a switch, all axes of a block |
+| all-gather, reduce-scatter | `V (n - 1) / n`: in rings, blocks, or a switch |
 | all-reduce | twice that: a reduce-scatter, then an all-gather |
 | all-to-all | `V (n - 1) / n` through a switch; of a torus what crosses the longest axis's middle |
 | collective-permute | `V`, over one link: a shift by one |
@@ -13,6 +13,8 @@ level by level, and the first byte's way. With `n` devices and `V` bytes of a wh
 Over several levels (a slice and DCN, a host and its network) each level carries only what the one
 inside it left: of `m` devices inside, each brings its m-th of the bytes across. The levels work at
 once, on chunks, so the slowest one counts; their latencies add up.
+
+Virtual devices of a CPU meet once, and each is given all bytes of its result by copies.
 
 Sources: ring, torus and all-to-all on it: "How to Scale Your Model", chapter on sharding
 (https://jax-ml.github.io/scaling-book/sharding); switches and hosts: its chapter on GPUs
@@ -84,8 +86,10 @@ def seconds(
     run_on = links_of(mesh, axes)
     if run_on.size == 1 or sent <= 0:
         return 0.0
+    if run_on.kind == "memory":
+        return sent / (run_on.bandwidth * (reach or 1.0)) + run_on.latency
     if reach is None:
-        reach = 1.0 if run_on.levels[0].kind == "memory" else LINKS_REACH
+        reach = LINKS_REACH
     if name == "all-to-all":
         return _exchanged(sent, run_on, reach)
     if name == "collective-permute":

@@ -27,6 +27,9 @@ class DeviceOp:
             operand), as XLA's cost models count them; 0 of all others.
         live: bytes that are alive on the device while it runs; 0 if it is not known.
         scope: of the loop that it runs in, a number that its operations share; 0 outside of loops.
+        waits: of a collective in a loop, whether its operand is computed in the same run of the
+            loop (activations), so that it cannot start a run earlier, as one of what the loop is
+            given can (weights).
     """
 
     name: str
@@ -39,6 +42,7 @@ class DeviceOp:
     sent: int = 0
     live: int = 0
     scope: int = 0
+    waits: bool = False
 
     @property
     def is_collective(self) -> bool:

@@ -3,8 +3,9 @@
 An operation computes at its dtype's rate and moves its bytes at the memory's, both at once, and
 takes the longer of the two. Collectives take what `collective_times` says. Two sums are given.
 `serial`: everything one after the other. `overlapped`: within a loop (a scope) collectives run
-beside computing, since those of one iteration can start while the one before computes; those of its
-first iteration, and all outside of loops, are exposed. What a program really takes lies between.
+beside computing, since those of one iteration can start while the one before computes. Exposed are
+those of its first iteration, those that wait for what the iteration itself computes
+(`DeviceOp.waits`), and all outside of loops. What a program really takes lies between.
 
 >>> from isoshard.core.planner.machine.topologies import topology
 >>> mesh = topology("v5e:4x4").mesh((4, 4), ("data", "model"))
@@ -128,11 +129,15 @@ def _overlapped(ops: Iterable[DeviceOp], times: Iterable[OpTime]) -> float:
     busy: defaultdict[int, float] = defaultdict(float)
     talking: defaultdict[int, float] = defaultdict(float)
     first: defaultdict[int, float] = defaultdict(float)
+    total = 0.0
     for op, one in zip(ops, times, strict=True):
         busy[op.scope] += op.times * max(one.compute, one.memory)
-        talking[op.scope] += op.times * one.collective
-        first[op.scope] += one.collective
-    total = busy.pop(0, 0.0) + talking.pop(0, 0.0)
+        if op.waits:
+            total += op.times * one.collective
+        else:
+            talking[op.scope] += op.times * one.collective
+            first[op.scope] += one.collective
+    total += busy.pop(0, 0.0) + talking.pop(0, 0.0)
     for scope, computing in busy.items():
         once = min(first[scope], talking[scope])
         total += once + max(computing, talking[scope] - once)
@@ -165,7 +170,7 @@ def _assumptions(chip: Chip) -> tuple[str, ...]:
         f"{moved:.0%} of the memory's bandwidth",
         f"collectives get {linked:.0%} of their links and nothing else uses these",
         "overlapped: collectives of a loop run beside its computing, all but those of its first "
-        "iteration; those outside of loops are exposed",
+        "iteration and those that wait for what it computes; those outside of loops are exposed",
         "utilisation counts all operations of the program, recomputed ones too",
         f"rates of {chip.name}: {chip.source}",
     )

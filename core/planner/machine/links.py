@@ -80,8 +80,8 @@ class LinkLevel:
         how = f" of {self.size}"
         if self.ways:
             sizes = " x ".join(str(way.size) for way in self.ways)
-            rings = {way.ring for way in self.ways}
-            word = {(True,): "ring", (False,): "line"}.get(tuple(rings), "block")
+            closed = [way.ring for way in self.ways]
+            word = "ring" if all(closed) else "block" if any(closed) else "line"
             how = f", a {word} of {sizes}" if len(self.ways) == 1 else f", {word}s of {sizes}"
         return f"{self.kind}{how}, {self.bandwidth:.3g} bytes/s a device"
 
@@ -206,7 +206,7 @@ def _links_of(mesh: Mesh, axes: tuple[str, ...]) -> AxisLinks:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Places:
+class _DevicePlaces:
     """Where the devices of a mesh are: arrays of the mesh's shape.
 
     `parts` numbers slices, or what one switch joins; `coords` has an axis for x, y, z.
@@ -218,7 +218,7 @@ class _Places:
 
 
 @functools.lru_cache(64)
-def _places(mesh: Mesh) -> _Places:
+def _places(mesh: Mesh) -> _DevicePlaces:
     flat, shape = list(mesh.devices.flat), mesh.devices.shape
     hosts = [device.process_index for device in flat]
     torus = topology_of(mesh).chip.links > 0
@@ -226,7 +226,7 @@ def _places(mesh: Mesh) -> _Places:
         getattr(device, "slice_index", 0 if torus else device.process_index) for device in flat
     ]
     coords = [device.coords if torus else (0, 0, 0) for device in flat]
-    return _Places(
+    return _DevicePlaces(
         np.array(hosts).reshape(shape),
         np.array(parts).reshape(shape),
         np.array(coords).reshape(*shape, -1),
@@ -249,7 +249,7 @@ def _torus_level(
         )
     elif any(way.shared > 1 for way in ways):
         shared = max(way.shared for way in ways)
-        note = f"takes every {shared}th chip of an axis, whose links {shared} groups share"
+        note = f"its chips are {shared} apart on an axis, whose links {shared} groups share"
     bandwidth = sum(chip.link * (1 + way.ring) / way.shared for way in ways)
     hops = sum(way.shared * (way.size // 2 if way.ring else way.size - 1) for way in ways)
     return LinkLevel("ici", inner, bandwidth, chip.latency, hops, chip.link, ways), note

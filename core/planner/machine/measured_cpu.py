@@ -2,7 +2,8 @@
 
 Virtual devices share the host's cores: each has its part of what all do together. A collective
 between them is copies in memory. Measured are a matrix product and a copy, as XLA runs them, and
-how long the devices take to meet in an all-reduce of one number: together about half a second.
+sums over some devices, of one number (how long they take to meet) and of many: together about a
+second.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .chips import Chip
 
-_SIDE = 768
+_SIDE = 512
 _COPIED = 32 * 2**20
+_MEETING = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +34,15 @@ class HostRates:
     Attributes:
         flops: float32 operations a second in a matrix product.
         bandwidth: bytes a second, read or written, in a large copy.
-        meeting: seconds in which all devices of the process meet once.
+        copied: bytes a second that collectives give all devices together.
+        meeting: seconds in which the devices of the process meet once.
         memory: bytes of the host.
         cores: how many there are.
     """
 
     flops: float
     bandwidth: float
+    copied: float
     meeting: float
     memory: int
     cores: int
@@ -55,10 +59,10 @@ def cpu_chip(devices: int) -> Chip:
     """
     host = host_rates()
     rate = host.flops / devices
-    bandwidth = host.bandwidth / devices
+    bandwidth, copied = host.bandwidth / devices, host.copied / devices
     return Chip(
         "cpu", "cpu", "cpu", {"float32": rate, "bfloat16": rate, "float64": rate / 2},
-        host.memory // devices, bandwidth, bandwidth / 2, 0, devices, bandwidth / 2, host.meeting,
+        host.memory // devices, bandwidth, copied, 0, devices, copied, host.meeting,
         f"measured: {host.cores} cores shared by {devices} devices",
     )  # fmt: skip
 
@@ -71,36 +75,45 @@ def host_rates() -> HostRates:
         >>> host_rates().flops > 1e8 and host_rates() is host_rates()
         True
     """
-    here = jax.local_devices(backend="cpu")
+    # The caller may be being traced: nothing of this is to become part of its program.
+    with jax.ensure_compile_time_eval():
+        return _measured(jax.local_devices(backend="cpu"))
+
+
+def _measured(here: list[Any]) -> HostRates:
     one = jax.sharding.SingleDeviceSharding(here[0])
     square = jax.device_put(np.ones((_SIDE, _SIDE), np.float32), one)
     long = jax.device_put(np.ones(_COPIED // 4, np.float32), one)
-    product = _compiled(lambda a: a @ a, square)
-    copy = _compiled(jnp.negative, long, donate_argnums=0)
+    product = _best(_compiled(lambda a: a @ a, square), square)
+    copy = _best_in_place(_compiled(jnp.negative, long, donate_argnums=0), long)
+    some = here[:_MEETING]
+    meeting, copied = 0.0, _COPIED / copy
+    if len(some) > 1:
+        meeting = _summed(some, 1)
+        each = _COPIED // len(some)
+        copied = _COPIED / max(_summed(some, each // 4) - meeting, 1e-6)
     return HostRates(
-        2 * _SIDE**3 / _best(product, square),
-        2 * _COPIED / _best_in_place(copy, long),
-        _meeting(here),
+        2 * _SIDE**3 / product,
+        2 * _COPIED / copy,
+        copied,
+        meeting,
         os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         os.cpu_count() or 1,
     )
 
 
-def _meeting(devices: list[Any]) -> float:
-    if len(devices) == 1:
-        return 0.0
+def _summed(devices: list[Any], numbers: int) -> float:
+    """Seconds in which devices add up as many numbers each."""
     mesh = Mesh(np.array(devices, object), ("all",))
-    whole = NamedSharding(mesh, PartitionSpec())
-    numbers = jax.device_put(
-        np.ones(len(devices), np.float32), NamedSharding(mesh, PartitionSpec("all"))
+    rows = NamedSharding(mesh, PartitionSpec("all"))
+    given = jax.device_put(np.ones((len(devices), numbers), np.float32), rows)
+    added = _compiled(
+        lambda rows: rows.sum(0), given, out_shardings=NamedSharding(mesh, PartitionSpec())
     )
-    summed = _compiled(jnp.sum, numbers, out_shardings=whole)
-    still = _compiled(jnp.negative, numbers)
-    return max(1e-6, _best(summed, numbers) - _best(still, numbers))
+    return _best(added, given)
 
 
 def _compiled(function: Callable[[Any], Any], argument: Any, **options: Any) -> Any:
-    # Compiled ahead of the call, so that a caller that is being traced traces nothing of this.
     return jax.jit(function, **options).lower(argument).compile()
 
 
@@ -121,8 +134,8 @@ def _best_in_place(function: Callable[[Any], Any], argument: Any) -> float:
 
 def _fastest(run: Callable[[], Any]) -> float:
     run()
-    fastest, end = float("inf"), time.perf_counter() + 0.1
-    for count in range(50):
+    fastest, end = float("inf"), time.perf_counter() + 0.08
+    for count in range(100):
         start = time.perf_counter()
         if count >= 3 and start > end:
             break

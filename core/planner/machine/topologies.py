@@ -93,7 +93,9 @@ class Topology:
         if self.chip.links:
             at = (*at, *(0,) * (3 - len(at)))
         elif self.chip.platform == "gpu":
-            part = at[0] if len(at) > 2 or not self.chip.domain else 0
+            part = number // math.prod(self.shape[1:])
+            if self.chip.domain and len(self.shape) < 3:
+                part = 0
         return DescribedDevice(
             number, at, host + (number // per_slice) * math.prod(grid), part, self
         )

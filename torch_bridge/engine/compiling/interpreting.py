@@ -70,9 +70,7 @@ def interpret(
         return _computed(entries, needed, inputs, scalars, keys, notes or _NO_NOTES)
 
 
-def _computed(
-    entries: Any, needed: Any, inputs: Any, scalars: Any, keys: Any, notes: Notes
-) -> Env:
+def _computed(entries: Any, needed: Any, inputs: Any, scalars: Any, keys: Any, notes: Notes) -> Env:
     leaves = iter(inputs)
     env = Env()
     rewriter, images, resting = Rewriter(env), Images(env), OffloadedInputs(env)

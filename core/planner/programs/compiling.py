@@ -1,0 +1,210 @@
+"""A step at depth "partition" and "compile": compiled elsewhere, read, and summed up.
+
+`by_compiler` asks the target's own compiler, so its peak memory is that compiler's statistics.
+`by_partitioner` runs XLA's partitioner on this host's virtual devices: its collectives are exact;
+what the target's compiler would make of the rest is modelled (`live_values`, `eager_order`). The
+host's compiler is stopped where it would widen bfloat16, hand products to libraries and join
+reductions, none of which the targets do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from isoshard.core.planner.costs.device_program import DeviceProgram
+from isoshard.core.planner.machine.topologies import Topology, topology_of
+from isoshard.core.planner.reports.report import LiveArray, MemoryEstimate
+from isoshard.core.planner.traced.traced_step import TracedStep
+
+from .compile_worker import Listener, ProgramText, compiled
+from .device_ops import device_ops, dtype_name
+from .eager_order import eager
+from .exporting import exported
+from .hlo_text import HloModule, parsed
+from .live_values import Liveness, liveness
+from .targets import HOST_DEVICES, CompileTarget, target_of
+
+PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "gpu": "cuda"}
+"""A chip's platform -> what `jax.export` calls it."""
+
+HOST = CompileTarget(
+    "host",
+    flags=(
+        "--xla_disable_hlo_passes=float-normalization-bf16,float-normalization-f8e5m2,"
+        "all-reduce-promotion,cpu-all-reduce-combiner,dot-library-rewriter",
+        "--xla_cpu_enable_concurrency_optimized_scheduler=false",
+        "--xla_backend_optimization_level=0",
+    ),
+    keep="*cpu_after_optimizations.txt",
+)
+"""The host's compiler, as near to those of TPUs and GPUs as its flags allow.
+
+Without the passes that widen bfloat16 it refuses such a program when it comes to emit code; by then
+the scheduled program has been written to a file, and the time for the code is saved.
+"""
+
+_SHOWN = 20
+
+
+def by_partitioner(
+    step: TracedStep,
+    *,
+    timeout: float | None = None,
+    progress: bool | Listener | None = None,
+    cache: bool | Path | str = True,
+    python: str | None = None,
+) -> DeviceProgram:
+    """Split a step by XLA's partitioner on this host, without the target's compiler.
+
+    Args:
+        step: over devices that are here or described.
+        timeout: seconds after which the compiler is ended; None waits.
+        progress: a function that is told, True, False, or None: a bar if there is a terminal.
+        cache: whether to look on disk first, or the folder to look in.
+        python: the interpreter that compiles; see `targets.compiler_python`.
+
+    Returns:
+        Operations and memory of one device. Of a step for virtual devices of a CPU they are those
+        of its compiler, as of `by_compiler`.
+
+    Raises:
+        PlanningError: the compiler refused it, took too long, or the step cannot be scaled down
+            from more devices than a host can have.
+    """
+    machine = topology_of(step.mesh)
+    target = CompileTarget("host") if machine.chip.platform == "cpu" else HOST
+    made = compiled(
+        exported(step, "cpu"),
+        target,
+        timeout=timeout,
+        progress=progress,
+        cache=cache,
+        python=python,
+    )
+    if target is HOST:
+        return partitioned(step, made, machine)
+    return _as_compiled(step, made, machine)
+
+
+def by_compiler(
+    step: TracedStep,
+    *,
+    timeout: float | None = None,
+    progress: bool | Listener | None = None,
+    cache: bool | Path | str = True,
+    python: str | None = None,
+) -> DeviceProgram:
+    """Compile a step by the target's own compiler, which needs no accelerator.
+
+    Args:
+        step: over devices that are here or described.
+        timeout: seconds after which the compiler is ended; None waits.
+        progress: a function that is told, True, False, or None: a bar if there is a terminal.
+        cache: whether to look on disk first, or the folder to look in.
+        python: the interpreter that compiles; see `targets.compiler_python`.
+
+    Returns:
+        Operations and memory of one device; the peak is arguments, results that lie in no
+        argument's memory, and temporaries, as the compiler's statistics say.
+
+    Raises:
+        CompilerMissingError: the target's compiler is not installed.
+        PlanningError: it refused the step, or took too long.
+    """
+    machine = topology_of(step.mesh)
+    platform = PLATFORMS[machine.chip.platform]
+    made = compiled(
+        exported(step, platform),
+        target_of(step.mesh, machine),
+        timeout=timeout,
+        progress=progress,
+        cache=cache,
+        python=python,
+    )
+    return _as_compiled(step, made, machine)
+
+
+def partitioned(step: TracedStep, made: ProgramText, machine: Topology) -> DeviceProgram:
+    """What the partitioner's program says of a step on a TPU or a GPU.
+
+    Args:
+        step: it.
+        made: by `HOST`.
+        machine: that it is planned for.
+    """
+    module = eager(parsed(made.text))
+    found = liveness(module, fused=True, dots=machine.chip.platform == "tpu")
+    ops = device_ops(module, step.mesh, found.at, scatters=True)
+    memory = _memory(step, module, found, found.total, machine)
+    return DeviceProgram(ops, memory)
+
+
+def _as_compiled(step: TracedStep, made: ProgramText, machine: Topology) -> DeviceProgram:
+    module = parsed(made.text)
+    found = liveness(module)
+    peak = peak_of(made.memory)
+    ops = device_ops(module, step.mesh, found.at)
+    return DeviceProgram(ops, _memory(step, module, found, peak, machine))
+
+
+def peak_of(memory: Mapping[str, int]) -> int:
+    """The bytes that a compiled program needs at once.
+
+    Args:
+        memory: fields of `memory_analysis()`.
+
+    Example:
+        >>> peak_of({"argument_size_in_bytes": 8, "output_size_in_bytes": 8,
+        ...          "alias_size_in_bytes": 8, "temp_size_in_bytes": 4})
+        12
+    """
+    return (
+        memory["argument_size_in_bytes"]
+        + memory["output_size_in_bytes"]
+        - memory["alias_size_in_bytes"]
+        + memory["temp_size_in_bytes"]
+    )
+
+
+def _memory(
+    step: TracedStep, module: HloModule, found: Liveness, peak: int, machine: Topology
+) -> MemoryEstimate:
+    roles = dict.fromkeys(("parameter", "buffer", "optimizer", "input"), 0)
+    for one in step.inputs:
+        role = one.role if one.role in roles else "input"
+        roles[role] += one.bytes_per_device
+    largest = [
+        LiveArray(
+            buffer.maker.name,
+            buffer.shape,
+            dtype_name(buffer.dtype),
+            buffer.bytes,
+            module.line_of(buffer.maker),
+        )
+        for buffer in found.alive
+        if buffer.bytes
+    ]
+    largest += [
+        LiveArray(
+            one.name,
+            tuple(one.sharding.shard_shape(one.shape)),
+            one.dtype.name,
+            one.bytes_per_device,
+            "",
+        )
+        for one in step.inputs
+    ]
+    largest.sort(key=lambda one: -one.bytes)
+    return MemoryEstimate(
+        roles["parameter"],
+        roles["buffer"],
+        roles["optimizer"],
+        roles["input"],
+        max(0, peak - sum(roles.values())),
+        peak,
+        module.line_of(found.peak) if found.peak else "",
+        tuple(largest[:_SHOWN]),
+        machine.chip.memory,
+    )

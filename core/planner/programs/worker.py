@@ -1,0 +1,166 @@
+"""The process that compiles an exported step: `python worker.py FOLDER`.
+
+It imports JAX, NumPy and the standard library only, so another interpreter that has a compiler and
+no isoshard can run the file. In FOLDER it finds `request.json` (see `targets.CompileTarget`) and
+`program.bin`; it leaves `program.hlo` and `result.json` there, and what went wrong on its standard
+error. Its standard input is a pipe of whoever started it: when that closes, the process ends itself
+with its children.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+_QUIET = {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "CUDA_VISIBLE_DEVICES": "-1",
+}
+"""What lets libtpu and CUDA's plugin compile on a machine that has no accelerator."""
+
+_MEMORY = (
+    *("generated_code_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes"),
+    *("alias_size_in_bytes", "temp_size_in_bytes", "peak_memory_in_bytes"),
+    *("host_generated_code_size_in_bytes", "host_argument_size_in_bytes"),
+    *("host_output_size_in_bytes", "host_alias_size_in_bytes", "host_temp_size_in_bytes"),
+)
+
+
+def main(folder: str) -> None:
+    """Compile what a folder asks for.
+
+    Args:
+        folder: with `request.json` and `program.bin`.
+    """
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with open(os.path.join(folder, "request.json")) as file:
+        request = json.load(file)
+    os.environ.update(_QUIET)
+    flags = [*request["flags"], os.environ.get("XLA_FLAGS", "")]
+    dumped = os.path.join(folder, "dump")
+    if request["keep"]:
+        flags += [f"--xla_dump_to={dumped}", "--xla_dump_hlo_as_text"]
+    os.environ["XLA_FLAGS"] = " ".join(flags)
+    began = time.monotonic()
+    found = _compiled(folder, request, dumped)
+    found["seconds"] = time.monotonic() - began
+    with open(os.path.join(folder, "result.json"), "w") as file:
+        json.dump(found, file)
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of standard input; then end this process and its children."""
+    while os.read(0, 1):
+        pass
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def _compiled(folder: str, request: dict[str, Any], dumped: str) -> dict[str, Any]:
+    import jax  # the environment has to be set first
+    import numpy as np
+    from jax import export
+    from jax.sharding import AxisType, Mesh
+
+    jax.config.update("jax_enable_x64", request["wide"])
+    sizes = [size for _, size in request["axes"]]
+    devices = _devices(jax, request, int(np.prod(sizes)))
+    names = tuple(name for name, _ in request["axes"])
+    types = tuple(AxisType[name] for name in request["axis_types"])
+    mesh = Mesh(np.array(devices, object).reshape(sizes), names, axis_types=types)
+    with open(os.path.join(folder, "program.bin"), "rb") as file:
+        program = export.deserialize(bytearray(file.read()))
+    arguments = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=layout)
+        for aval, layout in zip(program.in_avals, program.in_shardings_jax(mesh), strict=True)
+    ]
+    function = jax.jit(
+        program.call,
+        donate_argnums=tuple(request["donated"]),
+        out_shardings=tuple(program.out_shardings_jax(mesh)),
+        keep_unused=True,
+    )
+    lowered = function.lower(*arguments)
+    found: dict[str, Any] = {"memory": {}, "cost": {}, "failure": ""}
+    try:
+        compiled = lowered.compile()
+        text = compiled.as_text() or ""
+        stats = compiled.memory_analysis()
+        found["memory"] = {name: int(getattr(stats, name, 0)) for name in _MEMORY}
+        costs = compiled.cost_analysis()
+        costs = costs[0] if isinstance(costs, list) and costs else costs
+        found["cost"] = {name: float(value) for name, value in (costs or {}).items()}
+    except jax.errors.JaxRuntimeError as error:
+        text = _last_dumped(dumped, request["keep"])
+        if not text:
+            raise
+        found["failure"] = str(error)[:2000]
+    text = _last_dumped(dumped, request["keep"]) or text
+    with open(os.path.join(folder, "program.hlo"), "w") as file:
+        file.write(text)
+    packages = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
+    found["versions"] = {name: _version(name) for name in packages if _version(name)}
+    return found
+
+
+def _last_dumped(folder: str, pattern: str) -> str:
+    """The last of the dumped modules that a pattern names; "" if there is none."""
+    paths = sorted(glob.glob(os.path.join(folder, pattern))) if pattern else []
+    if not paths:
+        return ""
+    with open(max(paths, key=os.path.getsize)) as file:
+        return file.read()
+
+
+def _devices(jax: Any, request: dict[str, Any], count: int) -> list[Any]:
+    """The devices of the machine asked for, by slice, then by place."""
+    if request["machine"] == "host":
+        jax.config.update("jax_num_cpu_devices", count)
+        return jax.devices()
+    from jax.experimental import topologies
+
+    if request["machine"] == "tpu":
+        several = {"num_slices": request["slices"]} if request["slices"] > 1 else {}
+        machine = topologies.get_topology_desc(
+            topology_name=request["topology"], platform="tpu", **several
+        )
+        found = {(getattr(d, "slice_index", 0) or 0, *d.coords): d for d in machine.devices}
+    else:
+        machine = topologies.get_topology_desc(
+            topology_name="gpu",
+            platform="cuda",
+            target_config=request["target_config"],
+            topology=request["topology"],
+        )
+        found = {(device.id,): device for device in machine.devices}
+    if request["places"]:
+        return [found[tuple(place)] for place in request["places"]]
+    return [found[place] for place in sorted(found)[:count]]
+
+
+def _version(name: str) -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,158 @@
+"""Machines by a text: sizes, hosts, slices, and what a wrong text is told."""
+
+from __future__ import annotations
+
+import re
+import types
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from isoshard.core.errors import ShardingError
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.planner.machine.links import links
+from isoshard.core.planner.machine.measured_cpu import host_rates
+from isoshard.core.planner.machine.topologies import topology, topology_of
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "hosts", "slices"),
+    [
+        ("v5e:16x16", 256, 64, 1),
+        ("v5e:2x4", 8, 1, 1),
+        ("v5e:1x1", 1, 1, 1),
+        ("v5e:4*16x16", 1024, 256, 4),
+        ("v6e:4x4", 16, 4, 1),
+        ("v5p:8x8x8", 512, 128, 1),
+        ("v5p:2x2x1", 4, 1, 1),
+        ("v5p:16x16x24", 6144, 1536, 1),
+        ("v4:16x16x16", 4096, 1024, 1),
+        ("h100:2x8", 16, 2, 1),
+        ("h100:8", 8, 1, 1),
+        ("gb200:4x18x4", 288, 72, 1),
+        ("gb200:6x4", 24, 6, 1),
+        ("cpu:64", 64, 1, 1),
+    ],
+)
+def test_sizes_and_hosts(text, size, hosts, slices):
+    machine = topology(text)
+    assert (machine.size, machine.hosts, machine.slices) == (size, hosts, slices)
+    assert machine.name == text and topology(text) is machine
+    devices = machine.devices
+    assert [device.id for device in devices] == list(range(size))
+    assert len({device.process_index for device in devices}) == hosts
+    assert len({(device.slice_index, device.coords) for device in devices}) == size
+
+
+def test_hosts_of_a_torus_are_blocks_numbered_along_x_as_libtpu_numbers_them():
+    found = {device.coords: device.process_index for device in topology("v5e:4x4").devices}
+    assert [found[at] for at in ((0, 0, 0), (1, 1, 0), (2, 0, 0), (0, 2, 0), (3, 3, 0))] == [
+        *(0, 0, 1, 2, 3)
+    ]
+    found = {device.coords: device.process_index for device in topology("v5p:4x4x4").devices}
+    assert [found[at] for at in ((1, 1, 0), (2, 1, 0), (1, 3, 0), (0, 0, 1))] == [0, 1, 2, 4]
+
+
+def test_racks_are_the_slices_of_gpus_and_hosts_are_those_of_one_network():
+    devices = topology("gb200:2x18x4").devices
+    assert (devices[71].slice_index, devices[72].slice_index) == (0, 1)
+    assert devices[4].process_index == 1 and devices[72].process_index == 18
+    assert [device.slice_index for device in topology("h100:2x2").devices] == [0, 0, 1, 1]
+    assert {device.slice_index for device in topology("gb200:6x4").devices} == {0}
+
+
+def test_wrap_around_links():
+    assert topology("v5e:16x16").wraps == (True, True)
+    assert topology("v5e:8x16").wraps == (False, True)
+    assert topology("v5p:4x4x8").wraps == (True, True, True)
+    assert topology("v5p:2x4x4").wraps == (False, False, False)
+    assert topology("h100:2x8").wraps == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("v5e", "'v5e' is no topology: write a chip and its grid, such as 'v5e:16x16'"),
+        ("v5e:4x", "'v5e:4x' is no topology"),
+        ("v7:2x2", "there is no chip 'v7'; known are a100"),
+        ("v5e:0x4", "'v5e:0x4' has no devices: every size is at least 1"),
+        ("v5e:16x8", "no slice of 16x8 v5e; there are 1x1, 2x2, .*16x16. Did you mean v5e:8x16?"),
+        ("v5e:32x32", "1024 chips are more than one slice has: join slices, as in 'v5e:2*16x16'"),
+        ("v5e:2x2x2", "v5e is wired as a torus of 2 axes, and 2x2x2 has 3"),
+        ("v5p:8x8", "v5p is wired as a torus of 3 axes, and 8x8 has 2; .*v5p:8x8x8"),
+        ("v5p:4x4x6", "whole cubes: three multiples of 4 with at most 6144 chips"),
+        ("v4:16x16x32", "8192 chips are more than one slice has"),
+        ("h100:2x16", "a host has 8 h100, of which a job takes 1, 2, 4, 8, not 16"),
+        ("h100:2x2x8", "a machine of h100 is hosts x GPUs of one"),
+        ("h100:2*2x8", "slices are of TPUs; GPUs of all hosts are joined by one network"),
+        ("gb200:36x4", "one switch joins 18 hosts of gb200 at most, .*'gb200:2x18x4'"),
+        ("cpu:2x4", "devices of a CPU have no grid, only a number: write 'cpu:8'"),
+    ],
+)
+def test_what_cannot_be_had_is_told_with_what_can(text, message):
+    pattern = ".*".join(map(re.escape, message.split(".*")))
+    with pytest.raises(ShardingError, match=pattern):
+        topology(text)
+
+
+def test_devices_that_are_here_have_the_rates_of_this_host():
+    mesh = make_mesh((2, 4), ("a", "b"))
+    machine = topology_of(mesh)
+    assert machine is topology_of(mesh) and machine.name == "cpu:8"
+    assert machine.chip.rate("float32") == host_rates().flops / 8
+    assert machine.chip.memory == host_rates().memory // 8
+    assert topology_of(make_mesh((4,), ("a",))).chip.rate("float32") == host_rates().flops / 4
+    assert topology("cpu:8").chip.rate("float32") == 5e10
+
+
+def test_this_host_is_measured_while_a_function_is_traced(monkeypatch):
+    mesh = make_mesh((8,), ("a",))
+    host_rates.cache_clear()
+    traced = jax.make_jaxpr(lambda x: x * len(topology_of(mesh).name))(1.0)
+    assert len(traced.eqns) == 1
+    assert host_rates().flops > 1e8
+
+
+class Present:
+    """A device as a TPU's or GPU's client gives it."""
+
+    def __init__(self, client, kind, place, part, host):
+        self.client, self.device_kind, self.coords = client, kind, place
+        self.platform = "tpu" if "TPU" in kind else "gpu"
+        self.slice_index, self.process_index, self.core_on_chip = part, host, 0
+        self.id = len(client.found)
+        client.found.append(self)
+
+
+def present(kind, places, parts=1, per_host=4):
+    client = types.SimpleNamespace(found=[])
+    client.devices = lambda: client.found
+    for part in range(parts):
+        for number, place in enumerate(places):
+            Present(client, kind, place, part, part * len(places) + number // per_host)
+    return np.array(client.found, object)
+
+
+def test_tpus_that_are_here_are_found_by_their_kind():
+    devices = present("TPU v5 lite", [(x, y, 0) for x in range(8) for y in range(16)], parts=2)
+    mesh = Mesh(devices.reshape(2, 8, 16), ("a", "b", "c"))
+    machine = topology_of(mesh)
+    assert (machine.name, machine.shape, machine.slices) == ("v5e:2*8x16", (8, 16), 2)
+    found = links(mesh)
+    assert [found[name].kind for name in "abc"] == ["dcn", "ici", "ici"]
+    assert (found["b"].ring, found["c"].ring) == (False, True)
+
+
+def test_gpus_that_are_here_are_found_by_their_kind():
+    devices = present("NVIDIA H100 80GB HBM3", [None] * 8, parts=2, per_host=1)
+    mesh = Mesh(devices.reshape(2, 8), ("a", "b"))
+    assert (topology_of(mesh).name, topology_of(mesh).size) == ("h100:2x8", 16)
+    assert [one.kind for one in links(mesh).values()] == ["network", "nvlink"]
+
+
+def test_devices_of_no_known_kind_say_what_to_do():
+    mesh = Mesh(present("NVIDIA T4", [None]), ("a",))
+    with pytest.raises(ShardingError, match=r"kind 'NVIDIA T4'; known are .*add_chip"):
+        topology_of(mesh)
