@@ -38,6 +38,7 @@ STYLES = {
     "activations": "magenta",
     "other": "bright_black",
 }
+Column = tuple[str, Literal["left", "right"]]
 _GRID = 4  # devices drawn along an axis of the mesh
 
 
@@ -176,10 +177,9 @@ def _collectives(report: Report, console: Console) -> Iterator[RenderableType]:
             for use in shown
         )
     else:
-        names = ("seconds", "count", "bytes each")
-        table = _table(
-            ("kind", "left"), ("axes", "left"), *((n, "right") for n in names), ("line", "left")
-        )
+        names: tuple[Column, ...] = (("kind", "left"), ("axes", "left"), ("seconds", "right"))
+        more: tuple[Column, ...] = (("count", "right"), ("bytes each", "right"), ("line", "left"))
+        table = _table(*names, *more)
         for use in shown:
             numbers = (human_seconds(use.seconds), f"{use.count:,}", human_bytes(use.bytes))
             table.add_row(*map(Text, (use.kind, joined(use.axes), *numbers, use.line)))
@@ -197,7 +197,7 @@ def _entry(text: str, line: str) -> Text:
     return Text.assemble(text, (f"\n  {line}" if line else "", "dim"))
 
 
-def _table(*columns: tuple[str, Literal["left", "right"]]) -> Table:
+def _table(*columns: Column) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
     for name, justify in columns:
         last = name == "line"

@@ -109,7 +109,7 @@ def _class_of(config: Any, path: str) -> Callable[[Any], Any]:
             f"--hf: {path} names no class in 'architectures'; add one, such as "
             f'"architectures": ["BertForMaskedLM"]'
         )
-    found = mapping[type(config)]
+    found: Any = mapping[type(config)]
     return found[0] if isinstance(found, tuple) else found
 
 

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from isoshard.core.plan import Plan
+from isoshard.core.plan.layout_rules import Order
 
 from .plan_words import PlanCommandError
 
@@ -37,7 +38,7 @@ class Target:
     name: str
     step: Callable[..., Any]
     args: tuple[Any, ...]
-    weights: str = "out_in"
+    weights: Order = "out_in"
 
 
 def target_of(text: str, args: str | None) -> Target:

@@ -17,11 +17,11 @@ import difflib
 import math
 import re
 from collections.abc import Mapping
-from typing import Literal
 
 from jax.sharding import AbstractMesh
 
 from isoshard.core.plan import Plan
+from isoshard.core.plan.layout_rules import Order
 from isoshard.core.planner.machine.topologies import Topology
 
 WORDS: dict[str, tuple[str, ...]] = {
@@ -60,7 +60,7 @@ def abstract_mesh(axes: Mapping[str, int]) -> AbstractMesh:
     return AbstractMesh(tuple(axes.values()), tuple(axes))
 
 
-def plan_of(text: str, axes: Mapping[str, int], weights: Literal["out_in", "in_out"] = "out_in"):
+def plan_of(text: str, axes: Mapping[str, int], weights: Order = "out_in") -> Plan:
     """Put a plan together.
 
     Args:
@@ -213,4 +213,4 @@ def _by_name(word: str, axes: Mapping[str, int]) -> tuple[str, ...]:
     for name in WORDS[word]:
         if name in axes:
             return (name,)
-    return (next(iter(axes)) if word in _BATCH else next(reversed(axes)),)
+    return (next(iter(axes)) if word in _BATCH else list(axes)[-1],)
