@@ -24,9 +24,7 @@ def eager(module: HloModule) -> HloModule:
         A module of the same instructions.
     """
     changed = {name: _moved(one) for name, one in module.computations.items()}
-    return dataclasses.replace(
-        module, computations=changed, entry=changed[module.entry.name]
-    )
+    return dataclasses.replace(module, computations=changed, entry=changed[module.entry.name])
 
 
 def _moved(inside: Computation) -> Computation:
