@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import pytest
@@ -266,8 +268,35 @@ def test_errors_of_others_keep_their_traceback(script, monkeypatch):
 
 
 def test_a_file_that_cannot_be_written(script, calls, capsys):
-    words = ("train.py:step", "--mesh", "cpu:8", "--json", "none/a.json")
-    assert "none/a.json" in run_error(capsys, *words)
+    words = ("train.py:step", "--mesh", "cpu:8", "--json")
+    assert run_error(capsys, *words, "none/a.json") == (
+        "isoshard plan: none/a.json cannot be written: there is no folder for it\n"
+    )
+    assert not calls
+    (script.parent / "folder").mkdir()
+    assert "folder cannot be written: Is a directory" in run_error(capsys, *words, "folder")
+
+
+def test_a_script_with_the_name_of_a_module(script, calls):
+    (script.parent / "json.py").write_text(SCRIPT)
+    assert run("json.py:step", "--mesh", "cpu:8") == 0
+    assert sys.modules["json"] is json
+
+
+def test_a_reader_that_has_enough(script):
+    program = (
+        "import sys; from isoshard import planner; from isoshard.cli import main\n"
+        "from tests.core.planner.reports.sample_reports import fitting\n"
+        "vars(planner)['estimate'] = lambda *args, **options: fitting(plan='long ' * 40_000)\n"
+        "sys.exit(main(['plan', 'train.py:step', '--mesh', 'cpu:8']))"
+    )
+    root = str(Path(__file__).resolve().parents[2])
+    shell = f'{sys.executable} -c "$0" | head -1; exit ${{PIPESTATUS[0]}}'
+    environment = os.environ | {"PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{root}"}
+    done = subprocess.run(
+        ["bash", "-c", shell, program], capture_output=True, text=True, env=environment
+    )
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 AXES = {"data": 4, "model": 2}

@@ -15,6 +15,8 @@ import argparse
 import dataclasses
 import importlib
 import importlib.util
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,25 +45,42 @@ def main(argv: Sequence[str]) -> int:
         argv: the command line after `isoshard plan`.
 
     Returns:
-        0 if the step fits, under one of the plans; 1 if it does not; 2 for what cannot be planned.
+        0 if the step fits, under one of the plans; 1 if it does not; 2 for what cannot be planned;
+        141 if what is printed is not read to its end.
     """
     given = _parser().parse_args(list(argv))
-    console = Console(width=given.width)
-    if given.list:
-        show_machines(console)
-        return 0
+    console = _Output(width=given.width)
     try:
-        return _run(given, console)
+        status = 0
+        if given.list:
+            show_machines(console)
+        else:
+            status = _run(given, console)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader has what it wanted, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except Exception as error:
-        told = isinstance(error, OSError | TimeoutError)
-        if not told and not type(error).__module__.startswith("isoshard."):
+        if not type(error).__module__.startswith("isoshard."):
             raise
         print(f"{_NAME}: {error}", file=sys.stderr)
         return 2
 
 
+class _Output(Console):
+    """Standard output; if nobody reads on, that is an error as anywhere else."""
+
+    def on_broken_pipe(self) -> None:
+        """Rich would end the process with 1, which here says that a step does not fit."""
+        raise BrokenPipeError
+
+
 def _run(given: argparse.Namespace, console: Console) -> int:
     machine = _machine(given.mesh)
+    for path in (given.html, given.json):
+        if path is not None and not Path(path).absolute().parent.is_dir():
+            raise PlanCommandError(f"{path} cannot be written: there is no folder for it")
     target = _target(given, machine)
     if twice := [text for text in given.plan if given.plan.count(text) > 1]:
         raise PlanCommandError(f"--plan {twice[0]} is given twice")
@@ -163,10 +182,13 @@ def _target(given: argparse.Namespace, machine: Topology) -> Target:
 def _written(given: argparse.Namespace, reports: dict[str, Report]) -> None:
     alone = next(iter(reports.values())) if len(reports) == 1 else None
     whole = alone if alone is not None else planner.compare(reports)
-    if given.html is not None:
-        whole.write_html(given.html)
-    if given.json is not None:
-        Path(given.json).write_text(whole.to_json(), encoding="utf-8")
+    try:
+        if given.html is not None:
+            whole.write_html(given.html)
+        if given.json is not None:
+            Path(given.json).write_text(whole.to_json(), encoding="utf-8")
+    except OSError as error:
+        raise PlanCommandError(f"{error.filename} cannot be written: {error.strerror}") from None
 
 
 def _shown(reports: dict[str, Report], console: Console) -> int:

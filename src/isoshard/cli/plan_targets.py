@@ -129,19 +129,17 @@ def _module(place: str) -> ModuleType:
 def _of_file(path: Path, written: str) -> ModuleType:
     if not path.is_file():
         raise PlanCommandError(f"there is no file {written!r}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"planned_{path.stem}" if path.stem in sys.modules else path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise PlanCommandError(f"{written!r} cannot be imported")
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))
-    before = sys.modules.get(path.stem)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        sys.modules.pop(path.stem)
-        if before is not None:
-            sys.modules[path.stem] = before
+        sys.modules.pop(name)
         raise PlanCommandError(f"importing {path.name} fails: {_where(error)}") from error
     return module
 
