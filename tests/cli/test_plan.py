@@ -176,8 +176,8 @@ class TestWhatIsGiven:
         assert run("--list", "--width", "100") == 0
         out = capsys.readouterr().out
         assert "v5e:16x16" in out and "h100:2x8" in out
-        for depth in ("trace  ", "partition  ", "compile    tpu: ", "compile    gpu: "):
-            assert depth in out
+        assert "depth trace: every machine\npartition (this host): jax " in out
+        assert "compile for TPU: " in out and "compile for GPU: " in out
 
 
 @pytest.mark.parametrize(

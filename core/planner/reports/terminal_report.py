@@ -60,7 +60,7 @@ def sections(report: Report, console: Console) -> Iterator[RenderableType]:
         report: any.
         console: for its width and encoding.
     """
-    yield _title(report)
+    yield _title(report, console.width)
     yield _memory(report, console)
     yield from _peak(report, console)
     yield from _collectives(report, console)
@@ -94,16 +94,20 @@ def verdict_text(report: Report) -> Text:
     return Text(verdict(report), style="bold green" if report.fits else "bold red")
 
 
-def _title(report: Report) -> Text:
+def _title(report: Report, width: int) -> Text:
     axes = " x ".join(f"{name}={size}" for name, size in report.mesh.items())
     devices = count_of(int(np.prod(list(report.mesh.values()))), "device")
     return Text.assemble(
         (report.step, "bold"),
         f" ({report.framework}) on {report.topology}: {axes}, {devices}, depth {report.depth!r}\n",
         ("plan ", "dim"),
-        f"{report.plan}\n",
+        f"{_shortened(report.plan, 3 * width)}\n",
         verdict_text(report),
     )
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: max(most - 2, 0)]}.."
 
 
 def _heading(text: str) -> Text:

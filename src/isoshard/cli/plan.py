@@ -33,7 +33,7 @@ from isoshard.core.runtime.metrics import human_bytes
 
 from .plan_machines import show_machines
 from .plan_targets import Target, plan_named, target_of
-from .plan_words import WORDS, PlanCommandError, axes_of, bytes_of, is_words, plan_of
+from .plan_words import WORDS, PlanCommandError, axes_of, bytes_of, is_words, plan_of, spelled
 
 _NAME = "isoshard plan"
 
@@ -95,10 +95,11 @@ def _run(given: argparse.Namespace, console: Console) -> int:
             result = planner.search(target.step, target.args, mesh, memory=memory, depth=depth)
             found.append(str(result))
             mesh, plan = result.mesh, result.plan
-        reports[case.name] = planner.estimate(
+        report = planner.estimate(
             target.step, target.args, mesh, plan,
             depth=given.depth, memory=memory, timeout=given.timeout,
         )  # fmt: skip
+        reports[case.name] = dataclasses.replace(report, plan=case.words or report.plan)
     _written(given, reports)
     status = _shown(reports, console)
     for text in found:
@@ -114,11 +115,13 @@ class _Case:
         name: as it was given.
         mesh: for it; of "auto" perhaps the machine.
         plan: it; None replicates, and of "auto" stands for one to be found.
+        words: that say it shorter than it prints.
     """
 
     name: str
     mesh: Mesh | Topology
     plan: Plan | None
+    words: str = ""
 
 
 def _case(given: argparse.Namespace, target: Target, machine: Topology, text: str | None) -> _Case:
@@ -130,7 +133,7 @@ def _case(given: argparse.Namespace, target: Target, machine: Topology, text: st
     if text is None or text == "auto":
         return _Case(text or "replicated", mesh, None)
     if words is not None:
-        return _Case(text, mesh, plan_of(words, axes, target.weights))
+        return _Case(text, mesh, plan_of(words, axes, target.weights), spelled(words, axes))
     return _Case(text, mesh, plan_named(text, mesh))
 
 

@@ -100,6 +100,20 @@ def plan_of(text: str, axes: Mapping[str, int], weights: Order = "out_in") -> Pl
     return plan
 
 
+def spelled(text: str, axes: Mapping[str, int]) -> str:
+    """A plan in words, each with its axes.
+
+    Args:
+        text: as `plan_of` takes it.
+        axes: of the mesh.
+
+    Example:
+        >>> spelled("fsdp,tensor", {"data": 16, "model": 16})
+        'fsdp=data,tensor=model'
+    """
+    return ",".join(f"{word}={'+'.join(along)}" for word, along in _wanted(text, axes).items())
+
+
 def axes_of(text: str | None, machine: Topology, plan: str | None) -> dict[str, int]:
     """The axes of the mesh.
 
