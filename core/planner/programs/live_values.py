@@ -17,6 +17,7 @@ from isoshard.core.runtime.hlo_collectives import tuple_parts
 
 from .hlo_costs import FREE
 from .hlo_text import Computation, HloModule, Instruction, arrays_of
+from .target_rewrites import joined_reductions
 
 
 @dataclasses.dataclass(eq=False)
@@ -73,7 +74,7 @@ _IN_PLACE = frozenset(
 )
 _ELEMENTWISE = frozenset(
     (
-        *("abs", "add", "and", "ceil", "clamp", "compare", "convert", "copy", "cosine", "divide"),
+        *("abs", "add", "and", "ceil", "clamp", "compare", "convert", "cosine", "divide"),
         *("exponential", "exponential-minus-one", "floor", "is-finite", "log", "log-plus-one"),
         *("logistic", "maximum", "minimum", "multiply", "negate", "not", "or", "power", "remainder"),
         *("round-nearest-even", "rsqrt", "select", "sign", "sine", "sqrt", "subtract", "tanh"),
@@ -258,9 +259,12 @@ class _Spans:
         self.spans: dict[int, tuple[HloBuffer, int, int]] = {}
         for buffer in _once(b for one in given for b in one):
             self._note(buffer, -1, self._last(buffer, -1))
+        joined = joined_reductions(module, inside) if fused else frozenset[str]()
         for step, one in enumerate(self.steps):
             for buffer in _once(values[one.name]):
-                if buffer.maker is one and id(buffer) not in self.until:
+                if one.name in joined and buffer.maker is one:
+                    self._note(buffer, step, step)  # its operand is added to another's
+                elif buffer.maker is one and id(buffer) not in self.until:
                     if not (fused and self._made_again(buffer, one, step)):
                         self._note(buffer, step, self._last(buffer, step))
         self.starting: dict[int, list[HloBuffer]] = {}

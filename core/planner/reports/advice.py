@@ -39,6 +39,8 @@ TIGHT = 0.85
 """Share of the capacity above which memory is worth advice although the step fits."""
 WORTH = 0.03
 """Of the capacity, or of the time of a step: what saves less is not said."""
+STATE_TIMES = 4
+"""How often a step moves parameters: forward, backward, the optimizer's reading and writing."""
 STATE = ("parameter", "optimizer")
 """The roles that FSDP splits."""
 
@@ -264,14 +266,33 @@ def _fast_size(report: Report) -> int:
 
 
 def _moves_more_than_computes(report: Report) -> Iterator[Remedy]:
-    """A step that waits for memory."""
-    time = report.time
+    """A step that waits for memory: for its own state, or at some line."""
+    time, memory = report.time, report.memory
     extra = time.busy - time.compute
-    if time.limit == "memory" and extra > 0:
+    if time.limit != "memory" or extra <= 0:
+        return
+    told = (
+        f"moving {human_bytes(report.bytes_moved)} takes {human_seconds(time.memory)}, computing "
+        f"{human_seconds(time.compute)}, and {human_seconds(extra)} are waited for"
+    )
+    state = STATE_TIMES * memory.parameters + 2 * memory.optimizer
+    if state >= report.bytes_moved / 2:
+        share = percent(state, report.bytes_moved)
         yield Remedy(
-            f"moving {human_bytes(report.bytes_moved)} takes {human_seconds(time.memory)}, "
-            f"computing {human_seconds(time.compute)}: a larger batch per device reads the "
-            f"parameters for more rows; {human_seconds(extra)} are waited for",
+            f"{told}: {share} of it are parameters and optimizer state, which a larger batch per "
+            "device reads for more rows",
+            seconds=extra,
+        )
+        return
+    at: dict[str, float] = {}
+    for event in report.timeline:
+        if event.what == "compute" and event.line:
+            at[event.line] = at.get(event.line, 0.0) + event.seconds
+    if at:
+        most = max(at, key=lambda line: at[line])
+        yield Remedy(
+            f"{told}: most of the time goes into {most}, {human_seconds(at[most])} of "
+            f"{human_seconds(time.busy)}; fuse it, or let it work on fewer bytes (bfloat16)",
             seconds=extra,
         )
 

@@ -81,7 +81,6 @@ _RULES = {
     " .best": "font-weight:700;color:var(--good);",
     " .beside": "display:flex;flex-wrap:wrap;gap:4px 40px;align-items:flex-start;",
     " .beside > *": "min-width:0;max-width:100%;",
-    " .beside > .rest": "flex:1 1 400px;",
     " svg": "display:block;max-width:100%;height:auto;overflow:visible;",
     " svg.swatch": "display:inline-block;width:10px;height:10px;margin-right:7px;",
     " .legend span": "margin-right:16px;white-space:nowrap;",
