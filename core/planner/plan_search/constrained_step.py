@@ -7,7 +7,7 @@ Behind it a layout constraint is put, in loops and calls as well; nothing is tra
 >>> from jax.ad_checkpoint import checkpoint_name
 >>> from isoshard.core.planner.machine.topologies import topology
 >>> mesh = topology("v5e:2x4").mesh((8,), ("data",))
->>> layout = NamedSharding(mesh, PartitionSpec("data"))
+>>> layout = NamedSharding(mesh, jax.P("data"))
 >>> program = jax.make_jaxpr(lambda x: checkpoint_name(x, "module:head") + 1)(jnp.ones(8))
 >>> [one.primitive.name for one in constrained(program, {"head": layout}).eqns]
 ['name', 'sharding_constraint', 'add']
@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from ..traced.traced_step import MODULE
 
@@ -93,8 +93,3 @@ def _behind(equation: Any, layout: NamedSharding) -> Iterator[Any]:
     (constraint,) = small.eqns
     yield equation.replace(outvars=[small.invars[0]])
     yield constraint.replace(outvars=[result], source_info=equation.source_info)
-
-
-def replicated(layout: NamedSharding) -> bool:
-    """Whether a layout splits nothing."""
-    return layout.spec == PartitionSpec()
