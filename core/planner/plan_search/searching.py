@@ -46,6 +46,8 @@ from .search_result import RunnerUp, SearchResult, nothing_fits, why_lost
 
 MESHES = 3
 """So many meshes are looked at closely, those that start best."""
+NEAR = 1.2
+"""What is slower than the best by this, by kinds, is not looked at more closely."""
 TRIES = 3
 """So often the search goes on with less memory, if what it found does not fit after all."""
 PARTITIONED = 2
@@ -99,15 +101,20 @@ def search(
         beams = [BeamSearch(one, share * _capacity(one.mesh, memory)) for one in costs]
         chosen = _chosen(beams, 2 * candidates)
         evaluated += sum(len(beam.seen) for beam in beams)
-        found += [seen(traced, one, fixed, _capacity(one.mesh, memory), depth) for one in chosen]
-        found.sort(key=lambda one: one.order)
+        for one in chosen:
+            near = one.scored.score <= NEAR * chosen[0].scored.score
+            found.append(
+                seen(traced, one, fixed, _capacity(one.mesh, memory), depth if near else "kinds")
+            )
+        closest = found[0].cost.depth
+        found = sorted(found, key=lambda one: (one.cost.depth != closest, *one.order))
         if found[0].cost.fits or depth == "kinds":
             break
         tightest = min(found, key=lambda one: one.cost.memory)
         share *= min(0.9, tightest.cost.capacity / tightest.cost.memory)
     if depth == "partition":
         best = [partitioned(traced, one) for one in found[:PARTITIONED]]
-        found = sorted(best, key=lambda one: one.order)
+        found = [*sorted(best, key=lambda one: one.order), *found[PARTITIONED:]]
     if not found[0].cost.fits:
         raise ShardingError(nothing_fits(traced, found))
     written: dict[object, SeenPlan] = {}
