@@ -21,18 +21,17 @@ True
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import Mesh
 
 from isoshard.core.errors import ShardingError
-from isoshard.core.frameworks import framework_of
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.plan import Plan
 
 from ..machine.topologies import Topology, topology_of
-from ..traced.jax_steps import traced_jax_step
+from ..traced.of_step import traced_step
 from ..traced.traced_step import TracedStep
 from .analytic_cost import AnalyticCost
 from .beam_search import BeamSearch
@@ -65,6 +64,8 @@ def search(
     fixed: Plan | None = None,
     candidates: int = 4,
     depth: SearchDepth = "trace",
+    kwargs: Mapping[str, Any] | None = None,
+    batch: Collection[str] | None = None,
 ) -> SearchResult:
     """Find the plan under which a step is fastest, and fits.
 
@@ -78,6 +79,9 @@ def search(
         fixed: rules of your own, which stay; the rest is found.
         candidates: how many plans of different strategies are looked at closely.
         depth: how closely: "kinds" of operations, the traced program, or XLA's partitioner.
+        kwargs: keyword arguments of the step.
+        batch: of a JAX function, the names of the arguments that are inputs; by default those that
+            it does not give back.
 
     Returns:
         The plan, its mesh, its cost, and the others with the reasons why they lost.
@@ -88,7 +92,10 @@ def search(
     """
     started = time.monotonic()
     first = meshes_for(mesh)[0]
-    traced = step if isinstance(step, TracedStep) else _traced(step, args or (), first)
+    if isinstance(step, TracedStep):
+        traced = step
+    else:
+        traced = traced_step(step, args or (), kwargs or {}, first, batch=batch)
     program = condensed(traced, named_dimensions(traced))
     costs = []
     for one in meshes_for(mesh, _experts(program)):
@@ -174,13 +181,6 @@ def _chosen(beams: list[BeamSearch], count: int) -> list[Candidate]:
             if held is None or scored.score < held.scored.score:
                 best_of[strategy] = Candidate(scored, beam.cost)
     return sorted(best_of.values(), key=lambda one: one.scored.score)[:count]
-
-
-def _traced(step: Any, args: Sequence[Any], mesh: Mesh) -> TracedStep:
-    framework = framework_of(step)
-    if framework is not None:
-        return framework.traced_step(step, tuple(args), {}, mesh, None)
-    return traced_jax_step(step, args, {}, mesh)
 
 
 def _capacity(mesh: Mesh, memory: int | None) -> int:
