@@ -81,7 +81,13 @@ def traced_step(
         CaptureError: the step asks for the value of a tensor; the message names the line.
         PlanError: the plan does not fit the model or the batch.
         ShardingError: a mark inside the step is on a mesh that has other axes.
+        TypeError: the step cannot be called.
     """
+    if not callable(step):
+        raise TypeError(
+            f"a step is a function of tensors, a module, or what xs.compile made of one; given was "
+            f"{type(step).__name__}"
+        )
     mesh = auto(as_mesh(mesh))
     return _Planning(step, args, kwargs, mesh, plan).traced()
 

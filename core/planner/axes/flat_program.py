@@ -10,7 +10,7 @@ body, and what it stacks a dynamic update, as they are when JAX lowers it.
 ...     return jax.lax.scan(lambda h, one: (jnp.tanh(h @ one), None), x, w)[0]
 >>> flat = flattened(jax.make_jaxpr(layers)(jnp.ones((8, 4)), jnp.ones((12, 4, 4))))
 >>> [op.name for op in flat.scope.ops], [op.name for op in flat.scope.ops[0].bodies[0].ops]
-(['scan'], ['row', 'dot_general', 'tanh'])
+(['scan'], ['edge', 'row', 'dot_general', 'tanh', 'edge', 'edge'])
 """
 
 from __future__ import annotations
@@ -64,11 +64,13 @@ class BodyScope:
         times: how often it runs each time that it is met.
         results: values that are alive at its end.
         carried: (result, input) that are one value from run to run.
+        inputs: of a "manual" one, (number of the operation's operand, value inside).
     """
 
     ops: list[FlatOp]
     kind: str
     times: int = 1
+    inputs: tuple[tuple[int, int], ...] = ()
     results: tuple[int, ...] = ()
     carried: tuple[tuple[int, int], ...] = ()
 
@@ -102,11 +104,10 @@ class FlatProgram:
         Args:
             aval: what JAX knows of it.
         """
-        dtype = getattr(aval, "dtype", None)
-        shape = tuple(getattr(aval, "shape", ()))
-        self.shapes.append(shape)
-        self.itemsizes.append(_itemsize(dtype))
-        self.dtypes.append(str(dtype))
+        itemsize, name = _element(getattr(aval, "dtype", None))
+        self.shapes.append(getattr(aval, "shape", ()))
+        self.itemsizes.append(itemsize)
+        self.dtypes.append(name)
         return len(self.shapes) - 1
 
     def size(self, value: int) -> int:
@@ -240,6 +241,9 @@ def _body(
     scope.results = ends
     scope.carried = tuple(loops)
     if body.kind == "manual":
+        scope.inputs = tuple(
+            (link.outside, inside[body.jaxpr.invars[link.inside]]) for link in body.operands
+        )
         flat.manual.update(range(first, len(flat.shapes)))
     return scope
 
@@ -292,9 +296,11 @@ def _without_dead(scope: BodyScope, used: set[int] | None = None) -> None:
     scope.ops = kept[::-1]
 
 
-def _itemsize(dtype: Any) -> int:
+@functools.cache
+def _element(dtype: Any) -> tuple[int, str]:
+    """Bytes of an element, and the name of its dtype; of random keys eight."""
     if dtype is None:
-        return 0
+        return 0, ""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        return 8
-    return dtype.itemsize
+        return 8, str(dtype)
+    return dtype.itemsize, str(dtype)

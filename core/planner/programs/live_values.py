@@ -17,6 +17,7 @@ from isoshard.core.runtime.hlo_collectives import tuple_parts
 
 from .hlo_costs import FREE
 from .hlo_text import Computation, HloModule, Instruction, arrays_of
+from .target_rewrites import joined_reductions
 
 
 @dataclasses.dataclass(eq=False)
@@ -73,19 +74,9 @@ _IN_PLACE = frozenset(
 )
 _ELEMENTWISE = frozenset(
     (
-        *("abs", "add", "and", "ceil", "clamp", "compare", "convert", "copy", "cosine", "divide"),
+        *("abs", "add", "and", "ceil", "clamp", "compare", "convert", "cosine", "divide"),
         *("exponential", "exponential-minus-one", "floor", "is-finite", "log", "log-plus-one"),
-        *(
-            "logistic",
-            "maximum",
-            "minimum",
-            "multiply",
-            "negate",
-            "not",
-            "or",
-            "power",
-            "remainder",
-        ),
+        *("logistic", "maximum", "minimum", "multiply", "negate", "not", "or", "power", "remainder"),
         *("round-nearest-even", "rsqrt", "select", "sign", "sine", "sqrt", "subtract", "tanh"),
         *("xor", "cbrt", "erf", "atan2", "reduce-precision", "bitcast", "bitcast-convert"),
     )
@@ -132,7 +123,9 @@ class _Walk:
         at = {name: live + given + own for name, live in self.at.items()}
         return Liveness(given, own, temporary, at, self.peak, self.alive)
 
-    def _run(self, inside: Computation, given: Sequence[Buffers], below: int, held: Buffers) -> int:
+    def _run(
+        self, inside: Computation, given: Sequence[Buffers], below: int, held: Buffers
+    ) -> int:
         """Run a computation: the most that is alive in it, beside the bytes `below`."""
         values = self._flow(inside, given)
         if inside is self.module.entry:
@@ -183,7 +176,9 @@ class _Walk:
             return self._extra(bodies[0], operands, below, held)
         return 0
 
-    def _extra(self, body: Computation, given: Sequence[Buffers], below: int, held: Buffers) -> int:
+    def _extra(
+        self, body: Computation, given: Sequence[Buffers], below: int, held: Buffers
+    ) -> int:
         frozen = [tuple(dataclasses.replace(b, fixed=True) for b in one) for one in given]
         return self._run(body, frozen, below, held)
 
@@ -264,9 +259,12 @@ class _Spans:
         self.spans: dict[int, tuple[HloBuffer, int, int]] = {}
         for buffer in _once(b for one in given for b in one):
             self._note(buffer, -1, self._last(buffer, -1))
+        joined = joined_reductions(module, inside) if fused else frozenset[str]()
         for step, one in enumerate(self.steps):
             for buffer in _once(values[one.name]):
-                if buffer.maker is one and id(buffer) not in self.until:
+                if one.name in joined and buffer.maker is one:
+                    self._note(buffer, step, step)  # its operand is added to another's
+                elif buffer.maker is one and id(buffer) not in self.until:
                     if not (fused and self._made_again(buffer, one, step)):
                         self._note(buffer, step, self._last(buffer, step))
         self.starting: dict[int, list[HloBuffer]] = {}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -32,6 +33,12 @@ _QUIET = {
 }
 """What lets libtpu and CUDA's plugin compile on a machine that has no accelerator."""
 
+_PACKAGES = {
+    "host": (),
+    "tpu": ("libtpu",),
+    "cuda": ("jax-cuda12-plugin", "jax-cuda13-plugin"),
+}
+
 _MEMORY = (
     *("generated_code_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes"),
     *("alias_size_in_bytes", "temp_size_in_bytes", "peak_memory_in_bytes"),
@@ -46,7 +53,7 @@ def main(folder: str) -> None:
     Args:
         folder: with `request.json` and `program.bin`.
     """
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     with open(os.path.join(folder, "request.json")) as file:
         request = json.load(file)
     os.environ.update(_QUIET)
@@ -62,10 +69,11 @@ def main(folder: str) -> None:
         json.dump(found, file)
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(folder: str) -> None:
     """Wait for the end of standard input; then end this process and its children."""
     while os.read(0, 1):
         pass
+    shutil.rmtree(folder, ignore_errors=True)
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
@@ -113,7 +121,7 @@ def _compiled(folder: str, request: dict[str, Any], dumped: str) -> dict[str, An
     text = _last_dumped(dumped, request["keep"]) or text
     with open(os.path.join(folder, "program.hlo"), "w") as file:
         file.write(text)
-    packages = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
+    packages = ("jax", "jaxlib", *_PACKAGES[request["machine"]])
     found["versions"] = {name: _version(name) for name in packages if _version(name)}
     return found
 
