@@ -76,7 +76,17 @@ _ELEMENTWISE = frozenset(
     (
         *("abs", "add", "and", "ceil", "clamp", "compare", "convert", "cosine", "divide"),
         *("exponential", "exponential-minus-one", "floor", "is-finite", "log", "log-plus-one"),
-        *("logistic", "maximum", "minimum", "multiply", "negate", "not", "or", "power", "remainder"),
+        *(
+            "logistic",
+            "maximum",
+            "minimum",
+            "multiply",
+            "negate",
+            "not",
+            "or",
+            "power",
+            "remainder",
+        ),
         *("round-nearest-even", "rsqrt", "select", "sign", "sine", "sqrt", "subtract", "tanh"),
         *("xor", "cbrt", "erf", "atan2", "reduce-precision", "bitcast", "bitcast-convert"),
     )
@@ -123,9 +133,7 @@ class _Walk:
         at = {name: live + given + own for name, live in self.at.items()}
         return Liveness(given, own, temporary, at, self.peak, self.alive)
 
-    def _run(
-        self, inside: Computation, given: Sequence[Buffers], below: int, held: Buffers
-    ) -> int:
+    def _run(self, inside: Computation, given: Sequence[Buffers], below: int, held: Buffers) -> int:
         """Run a computation: the most that is alive in it, beside the bytes `below`."""
         values = self._flow(inside, given)
         if inside is self.module.entry:
@@ -176,9 +184,7 @@ class _Walk:
             return self._extra(bodies[0], operands, below, held)
         return 0
 
-    def _extra(
-        self, body: Computation, given: Sequence[Buffers], below: int, held: Buffers
-    ) -> int:
+    def _extra(self, body: Computation, given: Sequence[Buffers], below: int, held: Buffers) -> int:
         frozen = [tuple(dataclasses.replace(b, fixed=True) for b in one) for one in given]
         return self._run(body, frozen, below, held)
 

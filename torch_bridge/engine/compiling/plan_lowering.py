@@ -43,9 +43,7 @@ def lowered(
     """
     with tracing(plan, arrays):
         traced = traced_in(plan, arrays, keep_unused=keep_unused)
-        plan.calls_host = calls_host(traced.jaxpr)
-        special = cpu_compiler.options(traced.jaxpr, _platform(layouts_in(plan)))
-        plan.options = {**plan.settings.compiler_options, **special}
+        note_traced(plan, traced.jaxpr)
         if plan.calls_host and plan.donated:  # what it raises must not take its inputs along
             function = jax.jit(traceable(plan), keep_unused=keep_unused)
             traced = function.trace(*arrays, *extra_inputs(plan))
@@ -63,32 +61,15 @@ def traced_in(
         keep_unused: likewise.
     """
     function = jax.jit(traceable(plan), donate_argnums=plan.donated, keep_unused=keep_unused)
-<<<<<<< HEAD
     return function.trace(*arrays, *extra_inputs(plan))
-=======
-    with tracing(plan, arrays):
-        traced = function.trace(*arrays, *extra_inputs(plan))
-        note_traced(plan, traced.jaxpr)
-        if plan.calls_host and plan.donated:  # what it raises must not take its inputs along
-            function = jax.jit(traceable(plan), keep_unused=keep_unused)
-            traced = function.trace(*arrays, *extra_inputs(plan))
-        return traced.lower()
->>>>>>> 5d17ee2e752fc0918bea1761854a621014a003ff
 
 
 @contextlib.contextmanager
 def tracing(plan: CompileRequest, arrays: Sequence[Any]) -> Iterator[None]:
-<<<<<<< HEAD
     """Context in which a plan is traced, and lowered.
 
     Args:
         plan: the plan.
-=======
-    """Context in which a plan is traced and lowered.
-
-    Args:
-        plan: what is traced.
->>>>>>> 5d17ee2e752fc0918bea1761854a621014a003ff
         arrays: its inputs, or a `jax.ShapeDtypeStruct` for each.
     """
     named = layouts_in(plan)
@@ -104,8 +85,6 @@ def tracing(plan: CompileRequest, arrays: Sequence[Any]) -> Iterator[None]:
     wide = jax.enable_x64(True)
     with wide, dtypes, alone, marks, meshes, refining(named), _sequences(plan, arrays):
         yield
-<<<<<<< HEAD
-=======
 
 
 def note_traced(plan: CompileRequest, program: Any) -> None:
@@ -118,7 +97,6 @@ def note_traced(plan: CompileRequest, program: Any) -> None:
     plan.calls_host = calls_host(program)
     special = cpu_compiler.options(program, _platform(layouts_in(plan)))
     plan.options = {**plan.settings.compiler_options, **special}
->>>>>>> 5d17ee2e752fc0918bea1761854a621014a003ff
 
 
 def _platform(named: Sequence[int]) -> str:
@@ -167,19 +145,7 @@ def traceable(plan: CompileRequest) -> Any:
 
     def isoshard_step(*arguments: Any) -> list[Any]:
         scalars, words = arguments[inputs:]
-<<<<<<< HEAD
-        keys = random_state.keys(words)
-        env = interpret(entries, used, arguments[:inputs], scalars, keys, plan.notes)
-        results = [bring_in(env[slot]) for slot in plan.live]
-        notes = (plan.notes or Notes()).of_slots(entries, plan.live)
-        for place, number in enumerate(plan.wanted):
-            if number != layout_numbers.UNPLACED:
-                with notes.at(place):
-                    results[place] = _laid_out(results[place], refined(number))
-        return results
-=======
         return computed(plan, arguments[:inputs], scalars, random_state.keys(words))
->>>>>>> 5d17ee2e752fc0918bea1761854a621014a003ff
 
     return in_blocks(isoshard_step, plan) if has_blocks(layouts_in(plan)) else isoshard_step
 
@@ -196,12 +162,14 @@ def computed(
         keys: its random keys, one after the other.
     """
     used = needed(plan.program, plan.live)
-    env = interpret(plan.program, used, leaves, scalars, keys)
+    env = interpret(plan.program, used, leaves, scalars, keys, plan.notes)
     results = [bring_in(env[slot]) for slot in plan.live]
-    return [
-        result if number == layout_numbers.UNPLACED else _laid_out(result, refined(number))
-        for result, number in zip(results, plan.wanted, strict=True)
-    ]
+    notes = (plan.notes or Notes()).of_slots(plan.program, plan.live)
+    for place, number in enumerate(plan.wanted):
+        if number != layout_numbers.UNPLACED:
+            with notes.at(place):
+                results[place] = _laid_out(results[place], refined(number))
+    return results
 
 
 def _laid_out(result: Any, number: int) -> Any:
