@@ -72,9 +72,7 @@ def device_ops(
 class _Reader:
     """A way through a program's computations."""
 
-    def __init__(
-        self, module: HloModule, mesh: Mesh, live: Mapping[str, int], targets: bool
-    ):
+    def __init__(self, module: HloModule, mesh: Mesh, live: Mapping[str, int], targets: bool):
         self.module = module
         self.mesh = mesh
         self.live = live

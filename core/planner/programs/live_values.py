@@ -73,16 +73,11 @@ _IN_PLACE = frozenset(
     ("dynamic-update-slice", "scatter", "sort", "all-reduce", "all-reduce-start", "while")
 )
 _ELEMENTWISE = frozenset(
-    (
-        *("abs", "add", "and", "ceil", "clamp", "compare", "convert", "cosine", "divide"),
-        *("exponential", "exponential-minus-one", "floor", "is-finite", "log", "log-plus-one"),
-        *("logistic", "maximum", "minimum", "multiply", "negate", "not", "or", "power", "remainder"),
-        *("round-nearest-even", "rsqrt", "select", "sign", "sine", "sqrt", "subtract", "tanh"),
-        *("xor", "cbrt", "erf", "atan2", "reduce-precision", "bitcast", "bitcast-convert"),
-    )
+    "abs add and atan2 bitcast bitcast-convert cbrt ceil clamp compare convert cosine divide erf "
+    "exponential exponential-minus-one floor is-finite log log-plus-one logistic maximum minimum "
+    "multiply negate not or power reduce-precision remainder round-nearest-even rsqrt select sign "
+    "sine sqrt subtract tanh xor".split()
 )
-
-
 _MOVES = frozenset(("broadcast", "iota", "reshape", "transpose", "copy"))
 _WITHIN = frozenset(("parameter", "constant", "tuple", "partition-id"))
 _NAMES_ONLY = frozenset(("tuple", "get-tuple-element", "bitcast"))
@@ -97,6 +92,7 @@ def liveness(module: HloModule, *, fused: bool = False, dots: bool = False) -> L
         module: whose computations stand in the order in which they run.
         fused: what is made element by element is made again where that saves memory, as TPUs' and
             GPUs' compilers do when they fuse; the text of theirs has that done already.
+        dots: with `fused`, products may make their operands so, too, as on TPUs.
     """
     return _Walk(module, fused, dots).found()
 
@@ -123,9 +119,7 @@ class _Walk:
         at = {name: live + given + own for name, live in self.at.items()}
         return Liveness(given, own, temporary, at, self.peak, self.alive)
 
-    def _run(
-        self, inside: Computation, given: Sequence[Buffers], below: int, held: Buffers
-    ) -> int:
+    def _run(self, inside: Computation, given: Sequence[Buffers], below: int, held: Buffers) -> int:
         """Run a computation: the most that is alive in it, beside the bytes `below`."""
         values = self._flow(inside, given)
         if inside is self.module.entry:
@@ -176,9 +170,7 @@ class _Walk:
             return self._extra(bodies[0], operands, below, held)
         return 0
 
-    def _extra(
-        self, body: Computation, given: Sequence[Buffers], below: int, held: Buffers
-    ) -> int:
+    def _extra(self, body: Computation, given: Sequence[Buffers], below: int, held: Buffers) -> int:
         frozen = [tuple(dataclasses.replace(b, fixed=True) for b in one) for one in given]
         return self._run(body, frozen, below, held)
 

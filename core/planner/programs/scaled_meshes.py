@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-
 from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
@@ -76,9 +75,12 @@ def _on(step: TracedStep, axis: str, size: int) -> ScaledStep:
         old.devices.take(range(size), axis=place), old.axis_names, axis_types=old.axis_types
     )
     change = _Change(mesh.abstract_mesh, step.name)
-    moved = lambda one: None if one is None else NamedSharding(
-        mesh, one.spec, memory_kind=one.memory_kind
-    )
+
+    def moved(layout: NamedSharding | None) -> NamedSharding | None:
+        if layout is None:
+            return None
+        return NamedSharding(mesh, layout.spec, memory_kind=layout.memory_kind)
+
     return ScaledStep(
         dataclasses.replace(
             step,
@@ -140,7 +142,10 @@ def scaled_back(
     Raises:
         PlanningError: the two do not send alike.
     """
-    scale = lambda a, b: _scaled(a, b, sizes, size)
+
+    def scale(at_large: float, at_small: float) -> float:
+        return _scaled(at_large, at_small, sizes, size)
+
     many, few = _sums(large.ops), _sums(small.ops)
     sent = sum(one.sent for one in many.values())
     alone = sum(one.sent for key, one in many.items() if key not in few)
@@ -154,7 +159,7 @@ def scaled_back(
         for key, one in many.items()
     }
     ops = tuple(_times(op, factors[_key(op)]) for op in large.ops)
-    least = {role: 0 for role in ("parameter", "buffer", "optimizer", "input")}
+    least = dict.fromkeys(("parameter", "buffer", "optimizer", "input"), 0)
     for one in step.inputs:
         least[one.role if one.role in least else "input"] += one.bytes_per_device
     peak = max(
@@ -230,7 +235,5 @@ def _scaled(large: float, small: float, sizes: tuple[int, int], size: int) -> fl
 
 
 def _array(one: LiveArray, other: LiveArray, scale: Callable[[float, float], float]) -> LiveArray:
-    shape = tuple(
-        round(scale(a, b)) for a, b in zip(one.shape, other.shape, strict=False)
-    )
+    shape = tuple(round(scale(a, b)) for a, b in zip(one.shape, other.shape, strict=False))
     return dataclasses.replace(one, shape=shape, bytes=round(scale(one.bytes, other.bytes)))

@@ -48,8 +48,7 @@ def _takes(
     for parameter, operand in zip(body.parameters, user.operands, strict=True):
         inner = body.users[parameter.name]
         if operand == name and not (
-            inner
-            and all(_takes(module, body, one, parameter.name, whole, count) for one in inner)
+            inner and all(_takes(module, body, one, parameter.name, whole, count) for one in inner)
         ):
             return False
     return True
@@ -78,9 +77,7 @@ def _is_reduction(one: Instruction) -> bool:
     return one.opcode in ("all-reduce", "all-reduce-start") and len(one.arrays) == 1
 
 
-def _added(
-    module: HloModule, inside: Computation, user: Instruction, name: str
-) -> frozenset[str]:
+def _added(module: HloModule, inside: Computation, user: Instruction, name: str) -> frozenset[str]:
     """The reductions that a user adds up with one, before it does anything else with it."""
     if user.opcode == "add":
         body, given = inside, {n: n for n in user.operands if _is_reduction(inside.instructions[n])}
@@ -94,8 +91,10 @@ def _added(
         }
     else:
         return frozenset()
-    groups = {operand: _GROUPS.search(inside.instructions[operand].attributes) for operand in
-              given.values()}
+    groups = {
+        operand: _GROUPS.search(inside.instructions[operand].attributes)
+        for operand in given.values()
+    }
     start = next((one for one, operand in given.items() if operand == name), None)
     found: frozenset[str] = frozenset()
     while start is not None:
