@@ -39,6 +39,7 @@ from .reports.findings import CollectiveUse, Depth
 from .reports.input_uses import input_uses
 from .reports.report import Report
 from .traced.of_step import traced_step
+from .traced.rolled_step import rolled_step
 from .traced.traced_step import TracedStep
 
 DEPTHS = ("trace", "partition", "compile")
@@ -57,6 +58,7 @@ def estimate(
     timeout: float = 600.0,
     progress: bool | None = None,
     cache: bool = True,
+    repeats: bool = True,
 ) -> Report:
     """Estimate what a step needs on a machine that is not here.
 
@@ -77,6 +79,8 @@ def estimate(
         timeout: seconds after which a compilation is ended.
         progress: whether to show how long it takes; by default if a terminal looks on.
         cache: whether a compilation may be taken from the disk, and is kept there.
+        repeats: whether equal layers are compiled once, as a loop over them, so that the time does
+            not grow with depth; False compiles the step as it is written.
 
     Returns:
         The report.
@@ -93,21 +97,25 @@ def estimate(
     mesh = planned_mesh(mesh)
     traced = traced_step(step, args, kwargs or {}, mesh, plan, batch=batch)
     how = {"timeout": timeout, "progress": progress, "cache": cache}
-    program = device_program(traced, depth, **how)
+    program = device_program(traced, depth, repeats=repeats, **how)
     return report_of(traced, program, depth, plan, memory, time.perf_counter() - started)
 
 
-def device_program(traced: TracedStep, depth: Depth, **how: Any) -> DeviceProgram:
+def device_program(
+    traced: TracedStep, depth: Depth, *, repeats: bool = True, **how: Any
+) -> DeviceProgram:
     """What one device does in a traced step.
 
     Args:
         traced: the step.
         depth: how to find out.
+        repeats: whether equal layers are compiled once, as a loop.
         **how: `timeout`, `progress` and `cache` of a compilation.
     """
     if depth == "trace":
         return by_tracing(traced)
-    return (by_partitioner if depth == "partition" else by_compiler)(traced, **how)
+    at = by_partitioner if depth == "partition" else by_compiler
+    return at(rolled_step(traced) if repeats else traced, **how)
 
 
 def report_of(
