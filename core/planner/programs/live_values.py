@@ -17,6 +17,7 @@ from isoshard.core.runtime.hlo_collectives import tuple_parts
 
 from .hlo_costs import FREE
 from .hlo_text import Computation, HloModule, Instruction, arrays_of
+from .target_rewrites import joined_reductions
 
 
 @dataclasses.dataclass(eq=False)
@@ -72,26 +73,11 @@ _IN_PLACE = frozenset(
     ("dynamic-update-slice", "scatter", "sort", "all-reduce", "all-reduce-start", "while")
 )
 _ELEMENTWISE = frozenset(
-    (
-        *("abs", "add", "and", "ceil", "clamp", "compare", "convert", "copy", "cosine", "divide"),
-        *("exponential", "exponential-minus-one", "floor", "is-finite", "log", "log-plus-one"),
-        *(
-            "logistic",
-            "maximum",
-            "minimum",
-            "multiply",
-            "negate",
-            "not",
-            "or",
-            "power",
-            "remainder",
-        ),
-        *("round-nearest-even", "rsqrt", "select", "sign", "sine", "sqrt", "subtract", "tanh"),
-        *("xor", "cbrt", "erf", "atan2", "reduce-precision", "bitcast", "bitcast-convert"),
-    )
+    "abs add and atan2 bitcast bitcast-convert cbrt ceil clamp compare convert cosine divide erf "
+    "exponential exponential-minus-one floor is-finite log log-plus-one logistic maximum minimum "
+    "multiply negate not or power reduce-precision remainder round-nearest-even rsqrt select sign "
+    "sine sqrt subtract tanh xor".split()
 )
-
-
 _MOVES = frozenset(("broadcast", "iota", "reshape", "transpose", "copy"))
 _WITHIN = frozenset(("parameter", "constant", "tuple", "partition-id"))
 _NAMES_ONLY = frozenset(("tuple", "get-tuple-element", "bitcast"))
@@ -106,6 +92,7 @@ def liveness(module: HloModule, *, fused: bool = False, dots: bool = False) -> L
         module: whose computations stand in the order in which they run.
         fused: what is made element by element is made again where that saves memory, as TPUs' and
             GPUs' compilers do when they fuse; the text of theirs has that done already.
+        dots: with `fused`, products may make their operands so, too, as on TPUs.
     """
     return _Walk(module, fused, dots).found()
 
@@ -264,9 +251,12 @@ class _Spans:
         self.spans: dict[int, tuple[HloBuffer, int, int]] = {}
         for buffer in _once(b for one in given for b in one):
             self._note(buffer, -1, self._last(buffer, -1))
+        joined = joined_reductions(module, inside) if fused else frozenset[str]()
         for step, one in enumerate(self.steps):
             for buffer in _once(values[one.name]):
-                if buffer.maker is one and id(buffer) not in self.until:
+                if one.name in joined and buffer.maker is one:
+                    self._note(buffer, step, step)  # its operand is added to another's
+                elif buffer.maker is one and id(buffer) not in self.until:
                     if not (fused and self._made_again(buffer, one, step)):
                         self._note(buffer, step, self._last(buffer, step))
         self.starting: dict[int, list[HloBuffer]] = {}
