@@ -325,3 +325,18 @@ def test_a_batch_on_any_device_and_what_the_step_keeps():
         ("y", P("data")),
     ]
     assert len(found.results) == 1 and found.results[0].replaces is None
+
+
+@pytest.mark.parametrize("hold", [list, tuple])
+def test_parameters_that_are_held_elsewhere_too(hold):
+    model = on_meta(Net)
+    optimizer = adam(model)
+    held = hold(model.parameters())
+
+    def step(x):
+        model(x).mean().backward()
+        torch.nn.utils.clip_grad_norm_(held, 1.0)
+        optimizer.step()
+
+    check(traced(step, X))
+    assert all(mine is theirs for mine, theirs in zip(held, model.parameters(), strict=True))
