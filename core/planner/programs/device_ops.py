@@ -130,7 +130,9 @@ class _Reader:
             return
         for name in one.called:
             within = self.module.computations.get(name)
-            for inner in within.instructions.values() if within else ():
+            if within is None:
+                continue
+            for inner in within.instructions.values():
                 if operation(inner.text):
                     yield within, inner
 
