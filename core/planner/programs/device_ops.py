@@ -21,6 +21,7 @@ from isoshard.core.runtime.hlo_collectives import (
 from .hlo_costs import FREE, Costs, costs_of, operand_arrays
 from .hlo_text import Computation, HloModule, Instruction
 from .loop_trips import trips
+from .nearest_lines import nearest_line
 from .target_rewrites import is_sliced, joined_reductions
 
 _DTYPES = {
@@ -190,35 +191,8 @@ class _Reader:
 
     def _line(self, inside: Computation, one: Instruction) -> str:
         if one.name not in self.lines:
-            self.lines[one.name] = self._near(inside, one)
+            self.lines[one.name] = nearest_line(self.module, inside, one)
         return self.lines[one.name]
-
-    def _near(self, inside: Computation, one: Instruction) -> str:
-        """The line of an instruction, of what it does inside, or of the nearest that has one."""
-        for name in (one.name, *(name for name in one.called)):
-            body = self.module.computations.get(name)
-            inner = [one] if body is None else [body.root, *body.instructions.values()]
-            found = next(filter(None, map(self.module.line_of, inner)), "")
-            if found:
-                return found
-        for next_to in (self._operands, self._users):
-            near, seen = [one], {one.name}
-            for _ in range(6):
-                near = [n for at in near for n in next_to(inside, at) if n.name not in seen]
-                seen |= {n.name for n in near}
-                found = next(filter(None, map(self.module.line_of, near)), "")
-                if found:
-                    return found
-        return ""
-
-    @staticmethod
-    def _operands(inside: Computation, one: Instruction) -> list[Instruction]:
-        known = inside.instructions
-        return [known[name] for name in one.operands if name in known]
-
-    @staticmethod
-    def _users(inside: Computation, one: Instruction) -> list[Instruction]:
-        return list(inside.users.get(one.name, ()))
 
 
 def axes_along(kind: str, size: int, groups: Groups | None, mesh: Mesh) -> tuple[str, ...]:
