@@ -176,15 +176,14 @@ class _Reader:
         )
 
     def _waits(self, inside: Computation, one: Instruction) -> bool:
-        """Whether an operand is computed in the same run of the loop."""
-        stack, seen = list(one.operands), set()
+        """Whether an operand follows from products of this run of a loop, or from its last run."""
+        stack, seen = list(one.operands), set[str]()
         while stack:
-            name = stack.pop()
-            found = inside.instructions.get(name)
-            if found is None or name in seen:
+            found = inside.instructions.get(stack.pop())
+            if found is None or found.name in seen:
                 continue
-            seen.add(name)
-            if costs_of(self.module, inside, found).flops or operation(found.text):
+            seen.add(found.name)
+            if costs_of(self.module, inside, found).flops or _is_carried(inside, found):
                 return True
             stack += found.operands
         return False
@@ -193,6 +192,19 @@ class _Reader:
         if one.name not in self.lines:
             self.lines[one.name] = nearest_line(self.module, inside, one)
         return self.lines[one.name]
+
+
+def _is_carried(inside: Computation, one: Instruction) -> bool:
+    """Whether an array is an element of a loop's carry that each run changes."""
+    source = inside.instructions.get(one.operands[0]) if one.operands else None
+    if one.opcode != "get-tuple-element" or source is None or source.opcode != "parameter":
+        return False
+    index = int(one.attributes.partition("index=")[2].partition(",")[0])
+    if inside.root.opcode != "tuple" or not any(array.sizes for array in one.arrays):
+        return False
+    after = inside.instructions[inside.root.operands[index]]
+    same = after.opcode == "get-tuple-element" and after.operands == one.operands
+    return not (same and f"index={index}," in after.attributes + ",")
 
 
 def axes_along(kind: str, size: int, groups: Groups | None, mesh: Mesh) -> tuple[str, ...]:

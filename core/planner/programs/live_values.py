@@ -83,6 +83,10 @@ _ELEMENTWISE = frozenset(
 _MOVES = frozenset(("broadcast", "iota", "reshape", "transpose", "copy"))
 _WITHIN = frozenset(("parameter", "constant", "tuple", "partition-id"))
 _NAMES_ONLY = frozenset(("tuple", "get-tuple-element", "bitcast"))
+_SOURCES = {False: 1, True: 2}
+"""From so many arrays of its size, at most, something is made again rather than kept: on GPUs, and
+where products make their operands (TPUs). A sum along all layers is not made again at each."""
+
 _SMALL = 8
 """A source that many times smaller than what is made of it may as well be kept."""
 
@@ -255,6 +259,7 @@ class _Spans:
         self.end = len(self.steps)
         self.returned = {id(buffer) for buffer in values[inside.root.name]}
         self.until: dict[int, int] = {}
+        self.origins: dict[int, frozenset[int]] = {}
         self.spans: dict[int, tuple[HloBuffer, int, int]] = {}
         for buffer in _once(b for one in given for b in one):
             self._note(buffer, -1, self._last(buffer, -1))
@@ -287,6 +292,10 @@ class _Spans:
             return False
         sources = [b for name in one.operands for b in self.values.get(name, ())]
         large = [b for b in sources if b.bytes * _SMALL > buffer.bytes]
+        origins = frozenset(o for b in large for o in self.origins.get(id(b), {id(b)}))
+        if len(origins) > _SOURCES[self.dots]:
+            return False
+        self.origins[id(buffer)] = origins
         until = min((self.until.get(id(b), self.end) for b in large), default=self.end)
         uses = self.uses.get(id(buffer), [])
         whole = [at for at in uses if not _reads_elements(self.module, self.steps[at], self.dots)]
