@@ -143,6 +143,10 @@ class Framework:
         """The names of the modules inside `x`, itself ("") included; None if it has none."""
         return None
 
+    def owns_step(self, step: Any) -> bool:
+        """Whether a function is this framework's own kind of step, told by its class."""
+        return False
+
     def traced_step(
         self, step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh, plan: Any
     ) -> TracedStep:
@@ -315,6 +319,15 @@ def framework_of(obj: Any) -> Framework | None:
     if _loaders:
         _load_for(type(obj))
     return next((f for f in _frameworks.values() if f.owns(obj)), None)
+
+
+def framework_owning(step: Any) -> Framework | None:
+    """Find the framework, of those that are loaded, whose own kind of step something is.
+
+    Args:
+        step: anything.
+    """
+    return next((f for f in _frameworks.values() if f.owns_step(step)), None)
 
 
 def require(name: str) -> Framework:

@@ -38,7 +38,7 @@ ROOMS = [
     Room(
         "src/isoshard/cli",
         ("isoshard",),
-        (*EVERYONE, "torch", "flax", "onnx", "optax", "matplotlib"),
+        (*EVERYONE, "torch", "flax", "onnx", "optax", "matplotlib", "transformers"),
     ),
     Room(
         "src/isoshard",

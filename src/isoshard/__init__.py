@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 from isoshard import core
 from isoshard.core import *  # noqa: F403 (the one list is that of core)
 from isoshard.core import frameworks
+from isoshard.core.plan import automatic
 from isoshard.core.transfer import unequal_blocks
 from isoshard.core.weights import load_safetensors, save_safetensors
 
 from . import _renamed, data, metrics, weights
 
 if TYPE_CHECKING:
-    from isoshard import jax_bridge, torch_bridge
+    from isoshard import jax_bridge, planner, torch_bridge
     from isoshard import onnx_bridge as onnx
     from isoshard.core import domain
     from isoshard.core.checkpoint import latest, restore, save
@@ -37,7 +38,15 @@ if TYPE_CHECKING:
     from isoshard.torch_bridge.dtensor.dtensor_exchange import to_dtensor
 
 __all__ = ["create_sharded", "data", "domain", "jax_bridge", "jax_function", "load_arrays"]
-__all__ += ["metrics", "onnx", "to_dtensor", "torch_bridge", "torch_function", "torch_module"]
+__all__ += [
+    "metrics",
+    "onnx",
+    "planner",
+    "to_dtensor",
+    "torch_bridge",
+    "torch_function",
+    "torch_module",
+]
 __all__ += ["latest", "restore", "save"]
 __all__ += ["load_safetensors", "save_safetensors", "weights"]
 __all__ += core.__all__
@@ -63,7 +72,7 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     """Load a bridge when it, or something that needs it, is first named."""
-    if name in ("torch_bridge", "jax_bridge"):
+    if name in ("torch_bridge", "jax_bridge", "planner"):
         return importlib.import_module(f"isoshard.{name}")
     if name == "onnx":
         return importlib.import_module("isoshard.onnx_bridge")
@@ -83,6 +92,8 @@ def __dir__() -> list[str]:
 def _install_loaders() -> None:
     blocks = "isoshard.core.domain.blocks.verbs_of_core"
     unequal_blocks.wire(lambda: importlib.import_module(blocks))
+    planner = "isoshard.core.planner.plan_search.searching"
+    automatic.found_by(lambda: importlib.import_module(planner).plan_for)
     for root, bridge in _BRIDGES.items():
         frameworks.on_first(root, lambda bridge=bridge: importlib.import_module(bridge))
 

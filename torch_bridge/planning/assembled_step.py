@@ -39,6 +39,7 @@ def assembled(
         where: its line, for messages.
         modules: the names of the modules that it used.
     """
+    names = dict(names)
     assembly = Assembly(recording, where)
     plan, escaped = assembly.plan()
     values = assembly.settle(plan)
@@ -103,7 +104,7 @@ def _traced(plan: CompileRequest, inputs: Sequence[StepInput], mesh: Mesh) -> An
 
 def _inputs(
     recording: PlannedRecording,
-    names: Mapping[int, Named],
+    names: dict[int, Named],
     plan: CompileRequest,
     values: Sequence[Any],
 ) -> list[StepInput]:
@@ -113,6 +114,8 @@ def _inputs(
         storage = firsts.get(id(value))
         named = None if storage is None else names.get(id(storage))
         layout: Any = layout_numbers.sharding(number)
+        if named is None and storage is not None:
+            names[id(storage)] = named = Named(f"memory.{len(names)}", "buffer", layout)
         if named is None:
             kind = "host" if id(value) in recording.host.operands else "closed_over"
             named = Named(
@@ -144,9 +147,7 @@ def _results(
     for slot, number in zip(plan.live, plan.wanted, strict=True):
         name, place = said.get(slot, (f"kept.{slot}", None))
         finer = plan_lowering.refined(number)
-        layout: Any = (
-            None if number == layout_numbers.UNPLACED else layout_numbers.sharding(finer)
-        )
+        layout: Any = None if number == layout_numbers.UNPLACED else layout_numbers.sharding(finer)
         found.append(StepResult(name, place, layout))
     return found
 

@@ -148,4 +148,5 @@ def input_layouts(
     )
     if not said or not shapes:
         return whole
-    return whole | plan.for_inputs().resolve(dict(shapes), mesh).shardings
+    split = {path: shape for path, shape in shapes.items() if shape}
+    return whole | plan.for_inputs().resolve(split, mesh).shardings

@@ -91,6 +91,14 @@ class PlanningTape(Tape):
             )
         return layout_numbers.intern(NamedSharding(self._mesh, named))
 
+    def refuse(self, what: str) -> None:
+        """Refuse what a program could not be given.
+
+        Raises:
+            CaptureError: always.
+        """
+        self.check_execution()
+
     def check_execution(self) -> None:
         """Refuse what needs elements.
 

@@ -70,7 +70,8 @@ class StandIns:
         self._seen = dict(found.tensors)
         self._counts = metrics.counters()
         self._pending = len(runtime.PENDING)
-        self._random = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        numpy = np.random.get_state()  # noqa: NPY002  (what a step may draw from)
+        self._random = random.getstate(), numpy, torch.get_rng_state()
         for module in found.modules:
             for own in (own_parameters(module), own_buffers(module)):
                 self._own.append((own, dict(own)))
@@ -103,7 +104,7 @@ class StandIns:
         self._found.tensors.update(self._seen)
         del runtime.PENDING[self._pending :]
         random.setstate(self._random[0])
-        np.random.set_state(self._random[1])
+        np.random.set_state(self._random[1])  # noqa: NPY002
         torch.set_rng_state(self._random[2])
         for name, amount in metrics.counters().items():
             if amount != self._counts.get(name, 0):
@@ -181,7 +182,7 @@ class StandIns:
             self.tensors[id(tensor)] = tensor
         else:
             self.tensors[id(tensor)] = self.made(tensor, named)
-        gradient = held(tensor)
+        gradient = held(tensor) if tensor.is_leaf else None
         if gradient is None or is_dropped(gradient):
             return
         named = Named(f"grad.{named.name}", "optimizer", named.layout, named.name)
@@ -212,9 +213,10 @@ class StandIns:
         on_host = tensor.device.type not in ("meta",) and not isinstance(
             tensor, lazy_tensor.LazyTensor
         )
-        if on_host and not tensor.requires_grad:
+        trained = tensor.requires_grad and tensor.is_leaf
+        if on_host and not trained:
             return None
-        role = "parameter" if tensor.requires_grad else "buffer"
+        role = "parameter" if trained else "buffer"
         return Named(path or "tensor", role, self._whole)
 
     def _name_state(self, optimizer: torch.optim.Optimizer, named: dict[int, Named]) -> None:
@@ -259,4 +261,3 @@ def _refill(own: dict[Any, Any], values: Mapping[Any, Any]) -> None:
     """Let a dictionary have these items and no others."""
     own.clear()
     own.update(values)
-

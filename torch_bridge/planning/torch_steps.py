@@ -17,9 +17,9 @@
 >>> found = traced_step(step, (torch.empty(512, 1024, device="meta"),), {}, mesh, plan)
 >>> for one in found.inputs[:3]:
 ...     print(one.name, one.role, one.shape, one.sharding.spec)
-0.weight parameter (4096, 1024) P('model', None)
-x input (512, 1024) P('data', None)
+0.weight parameter (4096, 1024) P('model',)
 0.bias parameter (4096,) P()
+x input (512, 1024) P('data',)
 >>> {one.name for one in found.inputs if one.follows == "0.weight"} == {
 ...     "exp_avg.0.weight", "exp_avg_sq.0.weight"}
 True
@@ -81,7 +81,13 @@ def traced_step(
         CaptureError: the step asks for the value of a tensor; the message names the line.
         PlanError: the plan does not fit the model or the batch.
         ShardingError: a mark inside the step is on a mesh that has other axes.
+        TypeError: the step cannot be called.
     """
+    if not callable(step):
+        raise TypeError(
+            f"a step is a function of tensors, a module, or what xs.compile made of one; given was "
+            f"{type(step).__name__}"
+        )
     mesh = auto(as_mesh(mesh))
     return _Planning(step, args, kwargs, mesh, plan).traced()
 
@@ -106,9 +112,11 @@ class _Planning:
         by_name = dict(zip(self.paths, self.leaves, strict=True))
         self.models = models_of(self.found, by_name)
         self.named, self.errors = layouts_of(self.models, mesh, plan)
+        self.inputs = self._inputs()
 
     def traced(self) -> TracedStep:
-        stand_ins = StandIns(self.found, self.named, self.mesh, self.user)
+        named = {**self.inputs, **self.named}
+        stand_ins = StandIns(self.found, named, self.mesh, self.user)
         with stand_ins, self._activations(), ModuleOutputs(self._module_names()) as outputs:
             leaves = self._arguments(stand_ins)
             arguments = [leaf for leaf in leaves if isinstance(leaf, lazy_tensor.LazyTensor)]
@@ -144,24 +152,29 @@ class _Planning:
 
     def _arguments(self, stand_ins: StandIns) -> list[Any]:
         """The arguments with tensors without elements."""
-        shapes = {
-            path: tuple(leaf.shape)
-            for path, leaf in zip(self.paths, self.leaves, strict=True)
-            if _has_shape(leaf) and id(leaf) not in stand_ins.tensors
-        }
-        layouts = input_layouts(shapes, self.mesh, self.plan)
         leaves, known = [], {}
-        for path, leaf in zip(self.paths, self.leaves, strict=True):
-            if not _has_shape(leaf):
-                leaves.append(leaf)
-            elif id(leaf) in stand_ins.tensors:
+        for leaf in self.leaves:
+            if id(leaf) not in self.inputs or id(leaf) in stand_ins.tensors:
                 leaves.append(stand_ins.of(leaf))
             else:
                 if id(leaf) not in known:
-                    named = Named(path, "input", layouts[path])
-                    known[id(leaf)] = stand_ins.made(_as_tensor(leaf), named)
+                    known[id(leaf)] = stand_ins.made(_as_tensor(leaf), self.inputs[id(leaf)])
                 leaves.append(known[id(leaf)])
         return leaves
+
+    def _inputs(self) -> dict[int, Named]:
+        """What each array of the batch is called, and how it lies."""
+        batch = {
+            path: leaf
+            for path, leaf in zip(self.paths, self.leaves, strict=True)
+            if _has_shape(leaf) and id(leaf) not in self.named
+        }
+        shapes = {path: tuple(leaf.shape) for path, leaf in batch.items()}
+        layouts = input_layouts(shapes, self.mesh, self.plan)
+        named: dict[int, Named] = {}
+        for path, leaf in batch.items():
+            named.setdefault(id(leaf), Named(path, "input", layouts[path]))
+        return named
 
     def _module_names(self) -> dict[int, str]:
         return {

@@ -245,7 +245,7 @@ class _Writer:
         sizes = tuple(
             [0 if one == CONSTANT else flat.itemsizes[one] for one in (*op.operands, *op.results)]
         )
-        key = (op.name, op.rule, operands, results, sizes)
+        key = (op.name, id(op.rule), operands, results, sizes)  # equal rules are one object
         found = self.divisions.get(key)
         if found is None:
             flops = flops_of(op.equation) if is_product(op.name) else 0.0
@@ -260,6 +260,8 @@ class _Writer:
                 self.mesh,
                 follows=op.name in _FOLLOWS or is_elementwise(op.name),
                 windows=op.name in _WINDOWS,
+                lookup=op.name == "gather",
+                adds=op.name.startswith("scatter"),
                 flops=flops,
             )
         return found
@@ -418,6 +420,8 @@ class _Writer:
                     operands[n] = self._brought(value, known, scope, brought, op.equation)
         for body in op.bodies:
             inner = LocalScope([], body.kind, body.times)
+            for place, value in body.inputs:
+                inner.outside[self._number(value)] = operands[place]
             self._scope(body, inner)
             inner.results = tuple(self._number(one) for one in body.results)
             inner.carried = tuple((self._number(a), self._number(b)) for a, b in body.carried)

@@ -1,6 +1,6 @@
 """The chips that machines are described with: what one computes, holds and moves.
 
-Rates are of one chip in one direction, in units a second, as the vendors' pages tell them; a
+Rates are of one chip in one direction, in units a second, as the pages in `source` tell them; a
 program reaches a part of them (`isoshard.core.planner.costs` says which).
 
 >>> chip("v5e").memory, chip("v5e").rate("bfloat16")
@@ -133,6 +133,11 @@ def chip(name: str) -> Chip:
     return _CHIPS[name]
 
 
+def chips() -> tuple[Chip, ...]:
+    """All chips of the table, by platform and name."""
+    return tuple(sorted(_CHIPS.values(), key=lambda one: (one.platform, one.name)))
+
+
 def chip_of_kind(kind: str) -> Chip:
     """Find the chip of a device that is here.
 
@@ -158,7 +163,9 @@ _CLOUD = "https://docs.cloud.google.com/tpu/docs"
 _FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 _CUBE_PARTS = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 _NCCL = "latencies: src/graph/tuning.cc of https://github.com/NVIDIA/nccl"
-_NVL = "https://jax-ml.github.io/scaling-book/gpus (NVLink and network of a GPU)"
+_GPUS = "https://jax-ml.github.io/scaling-book/gpus"
+"""Memory, NVLink and network of GPUs; rates by dtype are what the page beside it has of NVIDIA."""
+_RATES = "https://glennklockwood.com/garden/processors"
 
 
 def _tpu(rate: float, narrow: float) -> dict[str, float]:
@@ -196,7 +203,7 @@ for _chip in (
         "a100", "NVIDIA A100-SXM4-80GB", "gpu",
         {"bfloat16": 3.12e14, "float32": 1.56e14, "int8": 6.24e14, "float64": 1.95e13},
         80_000_000_000, 2.039e12, 3e11, 0, 8, 2.5e10, 3.4e-6,
-        f"https://www.nvidia.com/en-us/data-center/a100/, {_NVL}, {_NCCL}", network_latency=9.6e-6,
+        f"{_GPUS}, {_RATES}/A100, {_NCCL}", network_latency=9.6e-6,
     ),
     # SXM: bf16 989, TF32 494, FP64 67, fp8 and int8 1979 without sparsity; 8 x 400 Gb/s a host.
     Chip(
@@ -204,14 +211,14 @@ for _chip in (
         {"bfloat16": 9.89e14, "float32": 4.945e14, "int8": 1.979e15, "float8": 1.979e15,
          "float64": 6.7e13},
         80_000_000_000, 3.35e12, 4.5e11, 0, 8, 5e10, 3.4e-6,
-        f"https://www.nvidia.com/en-us/data-center/h100/, {_NVL}, {_NCCL}", network_latency=9.6e-6,
+        f"{_GPUS}, {_RATES}/h100, {_NCCL}", network_latency=9.6e-6,
     ),
     Chip(
         "h200", "NVIDIA H200", "gpu",
         {"bfloat16": 9.89e14, "float32": 4.945e14, "int8": 1.979e15, "float8": 1.979e15,
          "float64": 6.7e13},
         141_000_000_000, 4.8e12, 4.5e11, 0, 8, 5e10, 3.4e-6,
-        f"https://www.nvidia.com/en-us/data-center/h200/, {_NVL}, {_NCCL}", network_latency=9.6e-6,
+        f"{_GPUS}, {_RATES}/h100, {_NCCL}", network_latency=9.6e-6,
     ),
     # HGX at 1000 W: bf16 2250, TF32 1100, FP64 40, fp8 and int8 4500 without sparsity, 180 GB.
     Chip(
@@ -219,14 +226,16 @@ for _chip in (
         {"bfloat16": 2.25e15, "float32": 1.1e15, "int8": 4.5e15, "float8": 4.5e15,
          "float64": 4e13},
         180_000_000_000, 8e12, 9e11, 0, 8, 5e10, 3.4e-6,
-        f"https://www.nvidia.com/en-us/data-center/hgx/, {_NVL}, {_NCCL}", network_latency=9.6e-6,
+        f"{_GPUS}, {_RATES}/B200, {_NCCL}", network_latency=9.6e-6,
     ),
-    # A rack of 18 trays with four GPUs each: 13.4 TB and 576 TB/s for 72; bf16 2500, TF32 1250.
+    # A rack of 18 trays with four GPUs each and 13.4 TB for all 72
+    # (https://aiwiki.ai/wiki/nvidia_gb200_nvl72); at 1200 W bf16 2500, TF32 1250, FP64 45, fp8 and
+    # int8 5000 without sparsity.
     Chip(
         "gb200", "NVIDIA GB200", "gpu",
         {"bfloat16": 2.5e15, "float32": 1.25e15, "int8": 5e15, "float8": 5e15, "float64": 4.5e13},
         186_000_000_000, 8e12, 9e11, 0, 4, 5e10, 3.4e-6,
-        f"https://www.nvidia.com/en-us/data-center/gb200-nvl72/, {_NVL}, {_NCCL}", domain=72,
+        f"{_GPUS}, {_RATES}/B200, {_NCCL}", domain=72,
         network_latency=9.6e-6,
     ),
     # Round numbers, the same everywhere, for a text such as "cpu:8"; devices that are here are

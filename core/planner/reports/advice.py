@@ -39,12 +39,14 @@ TIGHT = 0.85
 """Share of the capacity above which memory is worth advice although the step fits."""
 WORTH = 0.03
 """Of the capacity, or of the time of a step: what saves less is not said."""
+STATE_TIMES = 4
+"""How often a step moves parameters: forward, backward, the optimizer's reading and writing."""
 STATE = ("parameter", "optimizer")
 """The roles that FSDP splits."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Saving:
+class Remedy:
     """One thing to do.
 
     Attributes:
@@ -83,17 +85,17 @@ def advise(report: Report) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _then_fits(report: Report, saving: Saving) -> str:
+def _then_fits(report: Report, remedy: Remedy) -> str:
     memory = report.memory
     if memory.fits:
         return ""
     over = memory.peak - memory.capacity
-    if saving.bytes < over:
-        return f"; {human_bytes(over - saving.bytes)} are still too much then"
-    return f", of which {human_bytes(over)} are needed" if saving.at_most else ", then it fits"
+    if remedy.bytes < over:
+        return f"; {human_bytes(over - remedy.bytes)} are still too much then"
+    return f", of which {human_bytes(over)} are needed" if remedy.at_most else ", then it fits"
 
 
-def _split_state(report: Report) -> Iterator[Saving]:
+def _split_state(report: Report) -> Iterator[Remedy]:
     """State that is whole along an axis that divides it."""
     best: tuple[float, str, tuple[str, ...]] = (0.0, "", ())
     for name, size in report.mesh.items():
@@ -108,10 +110,10 @@ def _split_state(report: Report) -> Iterator[Saving]:
         what = " and ".join(words[role] for role in roles)
         how = f" (Plan.fsdp({name!r}))" if "parameter" in roles else ""
         saves = f"saves {human_bytes(saved)} a device at rest"
-        yield Saving(f"split {what} over {name!r}{how}: {saves}", bytes=saved)
+        yield Remedy(f"split {what} over {name!r}{how}: {saves}", bytes=saved)
 
 
-def _recompute(report: Report) -> Iterator[Saving]:
+def _recompute(report: Report) -> Iterator[Remedy]:
     """Activations that are most of the peak: computed again, or fewer at once."""
     memory = report.memory
     if max((size for _, size in shares(memory)), default=0) != memory.activations:
@@ -120,7 +122,7 @@ def _recompute(report: Report) -> Iterator[Saving]:
         f"activations are {percent(memory.activations, memory.peak)} of the peak, "
         f"{human_bytes(memory.activations)}"
     )
-    yield Saving(
+    yield Remedy(
         f"{told}: compute them again in the backward pass (jax.checkpoint, "
         f"torch.utils.checkpoint), which saves at most {human_bytes(memory.activations)} a device",
         bytes=memory.activations,
@@ -128,7 +130,7 @@ def _recompute(report: Report) -> Iterator[Saving]:
     )
     if any(use.role == "input" for use in report.inputs):
         half = memory.activations / 2
-        yield Saving(
+        yield Remedy(
             f"{told}: halve the batch and accumulate gradients over two, which saves at most "
             f"{human_bytes(half)} a device",
             bytes=half,
@@ -136,19 +138,19 @@ def _recompute(report: Report) -> Iterator[Saving]:
         )
 
 
-def _fewer_bits(report: Report) -> Iterator[Saving]:
+def _fewer_bits(report: Report) -> Iterator[Remedy]:
     """Parameters, and state of the optimizer, in four bytes an element."""
     for role, words in (("parameter", "parameters"), ("optimizer", "optimizer state")):
         wide = sum(use.bytes for use in report.inputs if (use.role, use.dtype) == (role, "float32"))
         if wide:
-            yield Saving(
+            yield Remedy(
                 f"keep {words} in bfloat16 instead of float32: saves {human_bytes(wide / 2)} a "
                 "device",
                 bytes=wide / 2,
             )
 
 
-def _more_devices(report: Report) -> Iterator[Saving]:
+def _more_devices(report: Report) -> Iterator[Remedy]:
     """What would halve if the axis that splits most were twice as long."""
     if report.memory.fits or not report.inputs:
         return
@@ -161,14 +163,14 @@ def _more_devices(report: Report) -> Iterator[Saving]:
     saved, name = best
     if saved:
         size, devices = report.mesh[name], math.prod(report.mesh.values())
-        yield Saving(
+        yield Remedy(
             f"take twice the devices ({2 * devices:,}, {name}={2 * size}): with the same batch "
             f"what {name!r} splits halves, which saves {human_bytes(saved)} a device",
             bytes=saved,
         )
 
 
-def _idle_axis(report: Report) -> Iterator[Saving]:
+def _idle_axis(report: Report) -> Iterator[Remedy]:
     """An axis that splits nothing: its devices all do the same."""
     if not report.inputs:
         return
@@ -176,7 +178,7 @@ def _idle_axis(report: Report) -> Iterator[Saving]:
     for name, size in report.mesh.items():
         if size > 1 and name not in talking and not any(name in use.axes for use in report.inputs):
             saved = report.time.busy * (1 - 1 / size)
-            yield Saving(
+            yield Remedy(
                 f"use axis {name!r}: batch and model are whole along it, so its "
                 f"{count_of(size, 'device')} do the same work; splitting the batch over it saves "
                 f"{human_seconds(saved)} of {human_seconds(report.time.busy)} of computing",
@@ -184,48 +186,29 @@ def _idle_axis(report: Report) -> Iterator[Saving]:
             )
 
 
-def _whole_batch(report: Report) -> Iterator[Saving]:
-    """A batch that is whole along every axis, or along one over which the state is split."""
-    batch = [use for use in report.inputs if use.role == "input"]
-    if not batch or any(use.axes for use in batch):
-        return
-    talking = {name for use in report.collectives for name in use.axes}
-    for name, size in report.mesh.items():
-        if size > 1 and name in talking and any(name in use.free for use in batch):
-            saved = report.time.busy * (1 - 1 / size)
-            yield Saving(
-                f"split the batch: it is replicated over all axes; over {name!r} each device "
-                f"would compute a {size}th of it, which saves at most "
-                f"{human_seconds(saved)} of computing",
-                seconds=saved,
-            )
-            return
-
-
-def _talk_longer_than_compute(report: Report) -> Iterator[Saving]:
-    """Collectives along an axis that take longer than computing."""
+def _talk_longer_than_compute(report: Report) -> Iterator[Remedy]:
+    """Collectives along axes that take longer than computing."""
     time = report.time
     for one in traffic(report):
-        extra = one.seconds - time.busy
-        if extra <= 0 or one.axes not in report.mesh:
+        extra, names = one.seconds - time.busy, one.axes.split("+")
+        if extra <= 0 or not all(name in report.mesh for name in names):
             continue
         kind = f"{one.kinds[0]}s" if one.kinds else "collectives"
-        times = one.seconds / time.busy if time.busy else math.inf
         told = (
             f"{kind} over {one.axes!r} take {human_seconds(one.seconds)}, computing "
             f"{human_seconds(time.busy)}"
         )
-        if _splits(report.inputs, "input", one.axes) and math.isfinite(times):
+        if time.busy and any(_splits(report.inputs, "input", name) for name in names):
             way = (
-                f"a batch {times:.1f} times as large per device would hide what does not grow with "
-                f"it, or fewer shards"
+                f"a batch {one.seconds / time.busy:.1f} times as large per device would hide what "
+                "does not grow with it, or fewer shards"
             )
         else:
-            way = f"fewer shards than {report.mesh[one.axes]} along it"
-        yield Saving(f"{told}: {way}; {human_seconds(extra)} are waited for", seconds=extra)
+            way = f"fewer shards than {math.prod(report.mesh[name] for name in names)} along it"
+        yield Remedy(f"{told}: {way}; {human_seconds(extra)} are waited for", seconds=extra)
 
 
-def _leaves_fast_links(report: Report) -> Iterator[Saving]:
+def _leaves_fast_links(report: Report) -> Iterator[Remedy]:
     """An axis with much traffic that runs over the network although it would fit inside."""
     mesh = mesh_of(report)
     if mesh is None:
@@ -244,7 +227,7 @@ def _leaves_fast_links(report: Report) -> Iterator[Saving]:
             continue
         saved = spent * (1 - found.bandwidth / fast)
         where = "slices" if chip.links else "hosts"
-        yield Saving(
+        yield Remedy(
             f"axis {name!r} crosses {where}: {found.bandwidth / 1e9:.3g} GB/s a device against "
             f"{fast / 1e9:.3g} GB/s inside; put it last in the mesh, so that {lighter[0]!r} "
             f"crosses them instead: saves at most {human_seconds(saved)}",
@@ -263,15 +246,34 @@ def _fast_size(report: Report) -> int:
     return machine.chip.domain or machine.per_host
 
 
-def _moves_more_than_computes(report: Report) -> Iterator[Saving]:
-    """A step that waits for memory."""
-    time = report.time
+def _moves_more_than_computes(report: Report) -> Iterator[Remedy]:
+    """A step that waits for memory: for its own state, or at some line."""
+    time, memory = report.time, report.memory
     extra = time.busy - time.compute
-    if time.limit == "memory" and extra > 0:
-        yield Saving(
-            f"moving {human_bytes(report.bytes_moved)} takes {human_seconds(time.memory)}, "
-            f"computing {human_seconds(time.compute)}: a larger batch per device reads the "
-            f"parameters for more rows; {human_seconds(extra)} are waited for",
+    if time.limit != "memory" or extra <= 0:
+        return
+    told = (
+        f"moving {human_bytes(report.bytes_moved)} takes {human_seconds(time.memory)}, computing "
+        f"{human_seconds(time.compute)}, and {human_seconds(extra)} are waited for"
+    )
+    state = STATE_TIMES * memory.parameters + 2 * memory.optimizer
+    if state >= report.bytes_moved / 2:
+        share = percent(state, report.bytes_moved)
+        yield Remedy(
+            f"{told}: {share} of it are parameters and optimizer state, which a larger batch per "
+            "device reads for more rows",
+            seconds=extra,
+        )
+        return
+    at: dict[str, float] = {}
+    for event in report.timeline:
+        if event.what == "compute" and event.line:
+            at[event.line] = at.get(event.line, 0.0) + event.seconds
+    if at:
+        most = max(at, key=lambda line: at[line])
+        yield Remedy(
+            f"{told}: most of the time goes into {most}, {human_seconds(at[most])} of "
+            f"{human_seconds(time.busy)}; fuse it, or let it work on fewer bytes (bfloat16)",
             seconds=extra,
         )
 
@@ -280,15 +282,14 @@ def _splits(inputs: Sequence[InputUse], role: str, axis: str) -> bool:
     return any(use.role == role and axis in use.axes for use in inputs)
 
 
-MEMORY_RULES: tuple[Callable[[Report], Iterator[Saving]], ...] = (
+MEMORY_RULES: tuple[Callable[[Report], Iterator[Remedy]], ...] = (
     _split_state,
     _recompute,
     _fewer_bits,
     _more_devices,
 )
-TIME_RULES: tuple[Callable[[Report], Iterator[Saving]], ...] = (
+TIME_RULES: tuple[Callable[[Report], Iterator[Remedy]], ...] = (
     _idle_axis,
-    _whole_batch,
     _talk_longer_than_compute,
     _leaves_fast_links,
     _moves_more_than_computes,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
@@ -101,9 +102,9 @@ class Comparison:
 
     def __str__(self) -> str:
         """The table, and the difference in words."""
-        console = Console(file=io.StringIO(), width=100, color_system=None)
-        self.show(console=console)
-        return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
+        written = io.StringIO()
+        self.show(console=Console(file=written, width=100, color_system=None))
+        return written.getvalue().rstrip()
 
     def show(self, *, width: int | None = None, console: Console | None = None) -> None:
         """Print the reports side by side, the best of a row in green.
@@ -160,6 +161,11 @@ class Comparison:
     def _repr_html_(self) -> str:
         return self.to_html()
 
+    def to_json(self) -> str:
+        """All reports as JSON, by name; `comparison_from_json` reads them back."""
+        reports = {name: json.loads(one.to_json()) for name, one in self.reports.items()}
+        return json.dumps({"isoshard_reports": reports}, indent=1) + "\n"
+
     def write_html(self, path: str | os.PathLike[str], *, whole: bool = True) -> None:
         """Write a page.
 
@@ -171,6 +177,25 @@ class Comparison:
         if whole:
             content += "".join(one.to_html() for one in self.reports.values())
         Path(path).write_text(html_report.page("plans side by side", content), encoding="utf-8")
+
+
+def comparison_from_json(text: str) -> Comparison:
+    """Read reports that lie side by side.
+
+    Args:
+        text: as `Comparison.to_json` gives it.
+
+    Raises:
+        ValueError: the text is none, or one of its reports is none or of another version.
+    """
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"these are no reports: no JSON, {error}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("isoshard_reports"), dict):
+        raise ValueError("these are no reports: there is no 'isoshard_reports'")
+    reports = content["isoshard_reports"]
+    return Comparison({name: Report.from_json(json.dumps(one)) for name, one in reports.items()})
 
 
 def compare(reports: Mapping[str, Report] | Sequence[Report]) -> Comparison:

@@ -1,0 +1,121 @@
+"""A straight-line program as numbers: which equation makes a value, and which ones read it.
+
+>>> import jax
+>>> flow = EquationFlow.of(jax.make_jaxpr(lambda x, y: (x * y + 2.0, x - y)[0])(1.0, 2.0))
+>>> [one.primitive.name for one in flow.equations]           # the difference is not needed
+['mul', 'add']
+>>> flow.operands                                            # -1 is the first literal
+[(0, 1), (2, -1)]
+>>> flow.made_by[2:], flow.results
+([0, 1], [3])
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Literal
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EquationFlow:
+    """What flows where in a jaxpr; equations that nothing needs are left out.
+
+    A value has a number: inputs first, then constants, then results of equations in order. An
+    operand is the number of a value, or `-1 - k` for literal k.
+
+    Attributes:
+        program: the jaxpr it was made of.
+        equations: in order.
+        operands: of each equation.
+        outputs: the values that each equation gives.
+        avals: of each value.
+        made_by: of each value the number of its equation; -1 if none makes it.
+        readers: of each value the equations that read it, in order.
+        literals: in order of appearance.
+        results: what the program gives, as operands.
+    """
+
+    program: ClosedJaxpr
+    equations: list[Any]
+    operands: list[tuple[int, ...]]
+    outputs: list[tuple[int, ...]]
+    avals: list[Any]
+    made_by: list[int]
+    readers: list[list[int]]
+    literals: list[Any]
+    results: list[int]
+
+    @property
+    def inputs(self) -> int:
+        """How many inputs the program has; their values have the first numbers."""
+        return len(self.program.jaxpr.invars)
+
+    @classmethod
+    def of(cls, program: ClosedJaxpr) -> EquationFlow:
+        """Number the values of a program.
+
+        Args:
+            program: any closed jaxpr.
+        """
+        jaxpr = program.jaxpr
+        equations = needed(jaxpr.eqns, jaxpr.outvars)
+        numbers: dict[Any, int] = {}
+        avals: list[Any] = []
+        made_by: list[int] = []
+        readers: list[list[int]] = []
+        literals: list[Any] = []
+
+        def add(variable: Any, equation: int) -> int:
+            numbers[variable] = len(avals)
+            avals.append(variable.aval)
+            made_by.append(equation)
+            readers.append([])
+            return len(avals) - 1
+
+        def operand(atom: Any) -> int:
+            if isinstance(atom, Literal):
+                literals.append(atom)
+                return -len(literals)
+            return numbers[atom]
+
+        for variable in (*jaxpr.invars, *jaxpr.constvars):
+            add(variable, -1)
+        operands, outputs = [], []
+        for time, equation in enumerate(equations):
+            taken = tuple([operand(atom) for atom in equation.invars])
+            for number in set(taken):
+                if number >= 0:
+                    readers[number].append(time)
+            operands.append(taken)
+            outputs.append(tuple([add(variable, time) for variable in equation.outvars]))
+        results = [operand(atom) for atom in jaxpr.outvars]
+        return cls(
+            program, equations, operands, outputs, avals, made_by, readers, literals, results
+        )
+
+    def aval(self, operand: int) -> Any:
+        """What an operand is: its shape and dtype.
+
+        Args:
+            operand: a value or a literal.
+        """
+        return self.avals[operand] if operand >= 0 else self.literals[-1 - operand].aval
+
+
+def needed(equations: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """The equations that results need, and those with effects.
+
+    Args:
+        equations: of a jaxpr.
+        results: its outvars.
+    """
+    wanted = {atom for atom in results if not isinstance(atom, Literal)}
+    kept = []
+    for equation in reversed(equations):
+        if equation.effects or not wanted.isdisjoint(equation.outvars):
+            kept.append(equation)
+            wanted.update(atom for atom in equation.invars if not isinstance(atom, Literal))
+    return kept[::-1]

@@ -1,0 +1,149 @@
+"""Equal equations have equal keys: primitive, parameters by value, shapes and dtypes.
+
+Which values an equation reads is no part of its key, nor are literals' values: those may differ
+from one repeat to the next. Programs inside (`jit`, `scan`) are compared by what they compute, up
+to the names of their variables. Of a `slice` the position is left out: `table[0]`, `table[1]`, ..
+are rows of one table.
+
+>>> import jax
+>>> def program(x, y):
+...     return jax.numpy.sin(x) * 2.0 + jax.numpy.sin(y) * 3.0
+>>> flow = EquationFlow.of(jax.make_jaxpr(program)(1.0, 2.0))
+>>> equation_keys(flow).tolist()
+[0, 1, 0, 1, 2]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from isoshard.core.repeats.equation_flow import EquationFlow
+
+_BY_VALUE = 4096
+"""Arrays in parameters are compared by value up to this many bytes, larger ones by identity."""
+
+
+def equation_keys(flow: EquationFlow) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """A number for each equation; those that compute the same have the same one.
+
+    Args:
+        flow: of the program. An equation with effects has a key of its own.
+    """
+    keys = _Keys()
+    numbers: dict[Hashable, int] = {}
+    found = []
+    for time, equation in enumerate(flow.equations):
+        key: Hashable = time, None
+        if not equation.effects:
+            key = (
+                keys.of(equation),
+                tuple([keys.aval(flow.aval(one)) for one in flow.operands[time]]),
+            )
+        found.append(numbers.setdefault(key, len(numbers)))
+    return np.array(found, dtype=np.int64)
+
+
+class _Keys:
+    """Keys of parameters, programs and avals; each object is looked at once."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[Any, int]] = {}
+        self._numbers: dict[Hashable, int] = {}
+
+    def of(self, equation: Any) -> Hashable:
+        """The key of an equation but for its operands."""
+        name = equation.primitive.name
+        params = equation.params
+        if name == "slice":
+            params = {"strides": params["strides"] or (1,) * len(params["start_indices"])}
+        elif name.startswith(("custom_jvp_call", "custom_vjp_call")):
+            # What is left out are rules for a derivative that is not taken any more.
+            kept = ClosedJaxpr | Jaxpr | int | str
+            params = {key: value for key, value in params.items() if isinstance(value, kept)}
+        return (
+            equation.primitive,
+            tuple([(key, self._value(params[key])) for key in sorted(params)]),
+            tuple([self.aval(variable.aval) for variable in equation.outvars]),
+            self._once(equation.ctx, self._context),
+        )
+
+    def aval(self, aval: Any) -> int:
+        """The key of a shape and dtype."""
+        return self._once(aval, lambda one: one)
+
+    def _once(self, value: Any, key: Any) -> int:
+        seen = self._seen.get(id(value))
+        if seen is None:
+            number = self._numbers.setdefault(key(value), len(self._numbers))
+            seen = self._seen[id(value)] = value, number
+        return seen[1]
+
+    def _context(self, context: Any) -> Hashable:
+        names = (
+            *("compute_type", "threefry_partitionable", "cur_abstract_mesh"),
+            *("remove_size_one_mesh_axis", "xla_metadata"),
+        )
+        return "context", *[self._value(getattr(context, name, None)) for name in names]
+
+    def _value(self, value: Any) -> Hashable:
+        if value is None or type(value) in (bool, int, str):
+            return type(value), value
+        if type(value) is float:
+            return float, repr(value)
+        if isinstance(value, ClosedJaxpr):
+            return self._once(value, self._closed)
+        if isinstance(value, Jaxpr):
+            return self._once(value, self._program)
+        if isinstance(value, tuple | list):
+            return type(value), *[self._value(one) for one in value]
+        if isinstance(value, dict):
+            return dict, *[(self._value(key), self._value(value[key])) for key in value]
+        if isinstance(value, np.ndarray | np.generic):
+            return self._array(value)
+        try:
+            hash(value)
+        except TypeError:
+            return self._once(value, lambda one: ("object", id(one)))
+        return type(value), value
+
+    def _array(self, value: Any) -> Hashable:
+        if getattr(value, "nbytes", _BY_VALUE + 1) > _BY_VALUE or value.dtype == object:
+            return self._once(value, lambda one: ("object", id(one)))
+        value = np.asarray(value)
+        return "array", value.shape, str(value.dtype), value.tobytes()
+
+    def _closed(self, program: ClosedJaxpr) -> Hashable:
+        consts = [
+            self._array(one) if isinstance(one, np.ndarray | np.generic) else ("object", id(one))
+            for one in program.consts
+        ]
+        return "closed", self._once(program.jaxpr, self._program), *consts
+
+    def _program(self, program: Jaxpr) -> Hashable:
+        numbers: dict[Any, int] = {}
+
+        def atom(one: Any) -> Hashable:
+            if isinstance(one, Literal):
+                value = np.asarray(one.val)
+                return "literal", value.tobytes(), self.aval(one.aval)
+            return numbers[one]
+
+        def new(variables: Any) -> Hashable:
+            for one in variables:
+                numbers[one] = len(numbers)
+            return tuple([self.aval(one.aval) for one in variables])
+
+        key: list[Hashable] = [new(program.constvars), new(program.invars)]
+        for equation in program.eqns:
+            operands = tuple([atom(one) for one in equation.invars])
+            position: Hashable = ()
+            if equation.primitive.name == "slice":
+                position = equation.params["start_indices"]
+            key.append((self.of(equation), position, operands))
+            new(equation.outvars)
+        key.append(tuple([atom(one) for one in program.outvars]))
+        return "program", *key

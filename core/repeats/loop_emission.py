@@ -1,0 +1,337 @@
+"""A rolled program written by running its steps on tracers.
+
+Equations are evaluated as they are, so they keep their lines of source and their names; loops are
+`jax.lax.scan`s of the equations of one iteration, batched equations are under `jax.vmap`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, Var, jaxpr_as_fun
+from jax.sharding import NamedSharding, PartitionSpec
+
+from isoshard.core.repeats.equation_flow import EquationFlow
+from isoshard.core.repeats.equation_order import Step
+from isoshard.core.repeats.loop_plans import LoopPlan
+from isoshard.core.repeats.side_by_side import BatchedEquation
+from isoshard.core.repeats.stacked_values import StackedArray, StackedValues
+
+_NAMES = DebugInfo("repeats", "rolled", None, None)
+
+
+class LoopEmission:
+    """What is known while a rolled program runs on tracers.
+
+    Args:
+        flow: of the program.
+        plans: its loops.
+        batches: its batched equations.
+        stacks: all arrays.
+        wanted: arrays that loops are to give.
+        inputs: the program's inputs: values, or arrays of them.
+    """
+
+    def __init__(
+        self,
+        flow: EquationFlow,
+        plans: Sequence[LoopPlan],
+        batches: Sequence[BatchedEquation],
+        stacks: StackedValues,
+        wanted: set[StackedArray],
+        inputs: Sequence[tuple[int | StackedArray, Any]],
+    ) -> None:
+        """Nothing has run at first."""
+        self._flow = flow
+        self._plans = plans
+        self._batches = batches
+        self._stacks = stacks
+        self._wanted = wanted
+        consts = range(flow.inputs, flow.inputs + len(flow.program.consts))
+        self._values: dict[int, Any] = dict(zip(consts, flow.program.consts, strict=True))
+        self._arrays: dict[StackedArray, Any] = {}
+        for one, value in inputs:
+            if isinstance(one, StackedArray):
+                self._arrays[one] = value
+            else:
+                self._values[one] = value
+
+    def run(self, steps: Sequence[Step]) -> None:
+        """Run the steps.
+
+        Args:
+            steps: in an order that fits.
+        """
+        single: list[int] = []
+        for kind, number in steps:
+            if kind == "equation":
+                single.append(number)
+                continue
+            self._equations(single)
+            single = []
+            if kind == "loop":
+                self._loop(self._plans[number], number)
+            else:
+                self._batch(number)
+        self._equations(single)
+
+    def value(self, operand: int) -> Any:
+        """One value or literal.
+
+        Args:
+            operand: its number.
+        """
+        if operand < 0:
+            literal = self._flow.literals[-1 - operand]
+            return jnp.asarray(literal.val, literal.aval.dtype)
+        if operand not in self._values:
+            array = next(one for one in self._stacks.homes(operand) if self._known(one))
+            row = jax.lax.index_in_dim(self.array(array), array.index[operand], keepdims=False)
+            self._values[operand] = row
+        return self._values[operand]
+
+    def array(self, array: StackedArray) -> Any:
+        """The values of an array.
+
+        Args:
+            array: one that is an input, or whose maker has run.
+        """
+        if array not in self._arrays:
+            if array.origin == "literals":
+                literals = [self._flow.literals[-1 - one] for one in array.members]
+                values = np.stack([np.asarray(one.val, one.aval.dtype) for one in literals])
+                self._arrays[array] = jnp.asarray(values)
+            elif array.origin == "gathered":
+                rows = [jnp.expand_dims(self.value(one), 0) for one in array.members]
+                self._arrays[array] = jax.lax.concatenate(rows, 0)
+            else:
+                self._arrays[array] = self._slices(array)
+        return self._arrays[array]
+
+    def _known(self, array: StackedArray) -> bool:
+        return array in self._arrays or array.origin == "sliced"
+
+    def _slices(self, array: StackedArray) -> Any:
+        """Slices of one value at different positions, by one gather."""
+        times = [self._flow.made_by[one] for one in array.members]
+        whole = self.value(self._flow.operands[times[0]][0])
+        params = [self._flow.equations[one].params for one in times]
+        sizes = self._flow.avals[array.members[0]].shape
+        if params[0]["strides"] is not None and set(params[0]["strides"]) != {1}:
+            strides = params[0]["strides"]
+            rows = [
+                jax.lax.slice(whole, one["start_indices"], one["limit_indices"], strides)
+                for one in params
+            ]
+            return jnp.stack(rows)
+        begins = jnp.asarray(np.array([one["start_indices"] for one in params], np.int32))
+        return jax.vmap(lambda begin: jax.lax.dynamic_slice(whole, begin, sizes))(begins)
+
+    def _equations(self, times: Sequence[int]) -> None:
+        """Equations one after the other, as they are."""
+        if not times:
+            return
+        flow = self._flow
+        atoms: dict[int, Any] = {}
+        variables: dict[int, Any] = {}
+        results: dict[int, Any] = {}
+        equations = []
+        for time in times:
+            equation = flow.equations[time]
+            read = []
+            for operand, atom in zip(flow.operands[time], equation.invars, strict=True):
+                if operand >= 0 and operand not in atoms:
+                    atoms[operand] = variables[operand] = Var(flow.avals[operand])
+                read.append(atoms[operand] if operand >= 0 else atom)
+            equations.append(equation.replace(invars=read))
+            made = dict(zip(flow.outputs[time], equation.outvars, strict=True))
+            atoms.update(made)
+            results.update(made)
+        run = _function(list(variables.values()), list(results.values()), equations)
+        values = run(*[self.value(one) for one in variables])
+        self._values.update(zip(results, values, strict=True))
+
+    def _batch(self, number: int) -> None:
+        batch = self._batches[number]
+        flow = self._flow
+        outputs = [
+            self._stacks.exactly(tuple([flow.outputs[one][place] for one in batch.equations]))
+            for place in range(len(flow.outputs[batch.equations[0]]))
+        ]
+        if batch.sliced:
+            for array in outputs:
+                self._arrays[array] = self._slices(array)
+            return
+        equation = flow.equations[batch.equations[0]]
+        literals = {
+            place: atom
+            for place, atom in enumerate(equation.invars)
+            if isinstance(batch.operands[place], int) and batch.operands[place] < 0
+        }
+        variables = [
+            None if place in literals else Var(atom.aval)
+            for place, atom in enumerate(equation.invars)
+        ]
+        atoms = [literals.get(place, one) for place, one in enumerate(variables)]
+        given = [
+            self.array(one) if isinstance(one, StackedArray) else self.value(one)
+            for place, one in enumerate(batch.operands)
+            if place not in literals
+        ]
+        axes = [
+            0 if isinstance(one, StackedArray) else None
+            for place, one in enumerate(batch.operands)
+            if place not in literals
+        ]
+        if equation.primitive.name == "sharding_constraint":
+            values = [_constrained(given[0], equation)]
+        else:
+            run = _function(
+                [one for one in variables if one is not None],
+                equation.outvars,
+                [equation.replace(invars=atoms)],
+            )
+            values = jax.vmap(run, in_axes=axes)(*given)
+        self._arrays.update(zip(outputs, values, strict=True))
+
+    def _loop(self, plan: LoopPlan, number: int) -> None:
+        block = plan.block
+        body = _LoopBody(self._flow, plan)
+        mine = [
+            one
+            for one in sorted(self._wanted, key=lambda one: (one.origin, one.number))
+            if one.owner == number and one.origin in ("made", "carried")
+        ]
+        run = body.function(mine)
+        xs, fixed, rows = [], [], []
+        for array, where in body.reads:
+            if where is None:
+                xs.append(self.array(array))
+            else:
+                fixed.append(self.array(array))
+                rows.append(jnp.asarray(np.array(where, np.int32)))
+        whole = [where is None for _, where in body.reads]
+        unchanging = [self.value(one) for one in body.unchanging]
+        slots = len(block.carried)
+
+        def iteration(carry: Any, step: Any) -> tuple[Any, Any]:
+            elements, numbers = iter(step[0]), iter(zip(fixed, step[1], strict=True))
+            read = [
+                next(elements)
+                if one
+                else (lambda pair: jax.lax.dynamic_index_in_dim(*pair, keepdims=False))(
+                    next(numbers)
+                )
+                for one in whole
+            ]
+            made = run(*carry, *read, *unchanging)
+            return tuple([_strong(one) for one in made[:slots]]), made[slots:]
+
+        first = tuple([_strong(self.value(value)) for _, value in block.carried])
+        with jax.named_scope(f"repeat_{number}"):
+            last, made = jax.lax.scan(
+                iteration, first, (xs, rows), length=block.count, reverse=plan.reverse
+            )
+        self._arrays.update(zip(mine, made, strict=True))
+        for (carried, _), value in zip(block.carried, last, strict=True):
+            self._values[int(block.firsts[-1]) + block.made + carried] = value
+
+
+class _LoopBody:
+    """The equations of one iteration as a function."""
+
+    def __init__(self, flow: EquationFlow, plan: LoopPlan) -> None:
+        """Say for each operand which variable it is."""
+        block = plan.block
+        self._flow = flow
+        self._block = block
+        self._plan = plan
+        self._carries = [
+            Var(flow.avals[block.made_as(block.made + carried)[0]]) for carried, _ in block.carried
+        ]
+        self._read: list[Any] = []
+        self._fixed: list[Any] = []
+        self.reads: list[tuple[StackedArray, tuple[int, ...] | None]] = []
+        self.unchanging: list[int] = []
+        self._atoms: dict[int, Any] = {}
+        for variable, places in zip(self._carries, block.carried.values(), strict=True):
+            self._atoms.update(dict.fromkeys(places, variable))
+        self._from_outside()
+
+    def _from_outside(self) -> None:
+        known: dict[tuple[int, ...], Any] = {}
+        for place, values in self._block.outside.items():
+            if values not in known:
+                known[values] = self._outside_atom(values)
+            self._atoms[place] = known[values]
+        for equation, array in self._plan.sliced.items():
+            self.reads.append((array, None))
+            self._read.append(self._flow.equations[self._block.start + equation].outvars[0])
+
+    def _outside_atom(self, values: tuple[int, ...]) -> Any:
+        flow = self._flow
+        if len(set(values)) > 1 and max(values) < 0:
+            literals = [flow.literals[-1 - one] for one in values]
+            if len({np.asarray(one.val).tobytes() for one in literals}) == 1:
+                return literals[0]
+        if len(set(values)) == 1:
+            if values[0] < 0:
+                return flow.literals[-1 - values[0]]
+            self.unchanging.append(values[0])
+            self._fixed.append(Var(flow.avals[values[0]]))
+            return self._fixed[-1]
+        self.reads.append(self._plan.reads[self._plan.in_order(values)])
+        self._read.append(Var(flow.aval(values[0])))
+        return self._read[-1]
+
+    def function(self, results: Sequence[StackedArray]) -> Any:
+        """From carries, elements and what does not change to new carries and results.
+
+        Args:
+            results: arrays that the loop is to give.
+        """
+        flow, block = self._flow, self._block
+        equations, outputs, place = [], [], 0
+        for number in range(block.period):
+            equation = flow.equations[block.start + number]
+            atoms = []
+            for operand in equation.invars:
+                atoms.append(self._atoms.get(place, operand))
+                place += 1
+            outputs += equation.outvars
+            if number not in self._plan.sliced:
+                equations.append(equation.replace(invars=atoms))
+        given = [outputs[block.made + carried] for carried, _ in block.carried]
+        given += [
+            outputs[one.number] if one.origin == "made" else self._carries[one.number]
+            for one in results
+        ]
+        return _function([*self._carries, *self._read, *self._fixed], given, equations)
+
+
+def _function(variables: list[Any], results: Sequence[Any], equations: list[Any]) -> Any:
+    jaxpr = Jaxpr([], variables, list(results), equations, _effects(equations), _NAMES)
+    return jaxpr_as_fun(ClosedJaxpr(jaxpr, []))
+
+
+def _effects(equations: Sequence[Any]) -> Any:
+    return frozenset().union(*[one.effects for one in equations])
+
+
+def _strong(value: Any) -> Any:
+    """Without JAX's weak type, which an equation's operand may have and its result not."""
+    if value.aval.weak_type:
+        return jax.lax.convert_element_type(value, value.dtype)
+    return value
+
+
+def _constrained(value: Any, equation: Any) -> Any:
+    """A layout for each member: the leading axis is not split."""
+    layout = equation.params["sharding"]
+    spec = PartitionSpec(None, *layout.spec)
+    layout = NamedSharding(layout.mesh, spec, memory_kind=layout.memory_kind)
+    return jax.lax.with_sharding_constraint(value, layout)

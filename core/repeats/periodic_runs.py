@@ -1,0 +1,113 @@
+"""Stretches of a sequence of numbers that repeat with one period.
+
+>>> periodic_runs(np.array([9, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 8, 8]))
+[PeriodicRun(start=1, period=3, length=10)]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+_PERIODS = 24
+"""How many periods are tried in a stretch: those that most windows come back after."""
+
+_WINDOWS = (16, 4, 1)
+"""Lengths of the windows that are compared; long ones find layers, short ones small bodies."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PeriodicRun:
+    """A stretch in which each number equals the one a period before it.
+
+    Attributes:
+        start: where it begins.
+        period: how long one repeat is.
+        length: of the whole, not always a multiple of the period.
+    """
+
+    start: int
+    period: int
+    length: int
+
+
+def periodic_runs(keys: Numbers, at_least: int = 3) -> list[PeriodicRun]:
+    """The runs of a sequence, without overlap, in order; those that save most come first.
+
+    Args:
+        keys: the sequence.
+        at_least: how many repeats a run has at least.
+
+    Returns:
+        Runs with at least that many whole periods.
+    """
+    found: list[PeriodicRun] = []
+    stretches = [(0, len(keys))]
+    while stretches:
+        begin, end = stretches.pop()
+        best = _best(keys[begin:end], at_least)
+        if best is None:
+            continue
+        run = dataclasses.replace(best, start=begin + best.start)
+        found.append(run)
+        stretches += [(begin, run.start), (run.start + run.length, end)]
+    return sorted(found, key=lambda run: run.start)
+
+
+def _best(keys: Numbers, at_least: int) -> PeriodicRun | None:
+    best = None
+    saved = 0
+    for period in _periods(keys, at_least):
+        for start, length in _matching(keys, period):
+            if length >= at_least * period and length - period > saved:
+                best, saved = PeriodicRun(start, period, length), length - period
+    return best
+
+
+def _periods(keys: Numbers, at_least: int) -> list[int]:
+    """Distances after which equal windows come back, the most frequent ones."""
+    counts: dict[int, int] = {}
+    for window in _WINDOWS:
+        if len(keys) < window * at_least:
+            continue
+        distances, numbers = np.unique(_distances(_hashes(keys, window)), return_counts=True)
+        frequent = np.argsort(-numbers, kind="stable")[:_PERIODS]
+        for place in frequent.tolist():
+            period = int(distances[place])
+            counts[period] = max(counts.get(period, 0), int(numbers[place]))
+    most = len(keys) // at_least
+    return sorted((one for one in counts if one <= most), key=lambda one: (-counts[one], one))[
+        : 2 * _PERIODS
+    ]
+
+
+def _hashes(keys: Numbers, window: int) -> Numbers:
+    """One number for each window of so many numbers; `window` is a power of two."""
+    found = keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)
+    width = 1
+    while width < window:
+        found = (found[:-width] * np.uint64(0xBF58476D1CE4E5B9)) ^ (
+            found[width:] * np.uint64(0x94D049BB133111EB) + np.uint64(width)
+        )
+        width *= 2
+    return found.view(np.int64)
+
+
+def _distances(hashes: Numbers) -> Numbers:
+    """From each window to the next equal one."""
+    order = np.argsort(hashes, kind="stable")
+    same = hashes[order[1:]] == hashes[order[:-1]]
+    return (order[1:] - order[:-1])[same]
+
+
+def _matching(keys: Numbers, period: int) -> Iterator[tuple[int, int]]:
+    """Where the sequence repeats with a period: (start, length)."""
+    same = np.concatenate(([False], keys[period:] == keys[:-period], [False]))
+    borders = np.flatnonzero(same[1:] != same[:-1])
+    for begin, end in zip(borders[::2].tolist(), borders[1::2].tolist(), strict=True):
+        yield begin, end - begin + period

@@ -1,0 +1,82 @@
+"""Where in a periodic run one iteration ends and the next begins.
+
+A run of equal keys can be divided at any of `period` places. The best division carries little from
+one iteration to the next, and fits the iterations of loops before it: the backward of a layer reads
+what the forward of that layer kept, so both are to begin and end at the same layer.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+
+import numpy as np
+
+from isoshard.core.repeats.equation_flow import EquationFlow
+from isoshard.core.repeats.periodic_runs import PeriodicRun
+
+
+def first_border(
+    flow: EquationFlow, run: PeriodicRun, iterations: Mapping[int, tuple[int, int]]
+) -> int:
+    """How many equations of a run come before its first whole iteration.
+
+    Args:
+        flow: of the program.
+        run: the run.
+        iterations: of values that loops before it read or made: which loop, which iteration.
+
+    Returns:
+        A number from 0 to the period.
+    """
+    strangers = _strangers(flow, run, iterations)
+    crossing = _crossing(flow, run)
+
+    def cost(border: int) -> tuple[int, int, int, int]:
+        count = (run.length - border) // run.period
+        return strangers[border], -count, crossing[border], border
+
+    return min(range(run.period), key=cost)
+
+
+def _strangers(
+    flow: EquationFlow, run: PeriodicRun, iterations: Mapping[int, tuple[int, int]]
+) -> list[int]:
+    """For each border, how many reads in an iteration are of another iteration than the most."""
+    middle = run.start + (run.length // run.period - 1) // 2 * run.period
+    reads: list[list[tuple[int, int]]] = []
+    for time in range(middle, min(middle + 2 * run.period, run.start + run.length)):
+        operands = flow.operands[time]
+        reads.append([iterations[one] for one in operands if one in iterations])
+    reads += [[]] * (2 * run.period - len(reads))
+    counts: collections.Counter[tuple[int, int]] = collections.Counter()
+    for labels in reads[: run.period]:
+        counts.update(labels)
+    found = []
+    for border in range(run.period):
+        of_loops: dict[int, int] = {}
+        for (loop, _), number in counts.items():
+            of_loops[loop] = max(of_loops.get(loop, 0), number)
+        found.append(counts.total() - sum(of_loops.values()))
+        counts.subtract(reads[border])
+        counts.update(reads[border + run.period])
+    return found
+
+
+def _crossing(flow: EquationFlow, run: PeriodicRun) -> list[int]:
+    """For each border, how many values go over it in the middle of the run."""
+    stop = run.start + run.length
+    changes = np.zeros(run.length + 2, dtype=np.int64)
+    for time in range(run.start, stop):
+        for value in flow.outputs[time]:
+            near = [
+                reader
+                for reader in flow.readers[value]
+                if reader < stop and reader - time < 2 * run.period
+            ]
+            if near:
+                changes[time - run.start + 1] += 1
+                changes[near[-1] - run.start + 1] -= 1
+    over = np.cumsum(changes)
+    middle = max(1, (run.length // run.period - 1) // 2) * run.period
+    return [int(over[min(middle + border, run.length)]) for border in range(run.period)]

@@ -1,0 +1,214 @@
+"""Equal iterations of a program, one after the other, and what each reads from where.
+
+An operand of an iteration is local (made in the same iteration), carried (made in the one before),
+or comes from outside. Iterations form a block if all have the same locals and carries.
+
+>>> import jax, numpy as np
+>>> def program(x, scales):
+...     for scale in scales:
+...         x = jax.numpy.sin(x * scale)
+...     return x
+>>> flow = EquationFlow.of(jax.make_jaxpr(program)(1.0, [1.0, 2.0, 3.0, 4.0]))
+>>> [block] = blocks_of(flow, start=0, period=2, count=4, at_least=3)
+>>> block.carried                                  # the second value, first made from value 0
+{(-1, 0): [0]}
+>>> block.outside[1]                               # one of the family of inputs each time
+(1, 2, 3, 4)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from isoshard.core.repeats.equation_flow import EquationFlow
+
+_OUTSIDE = np.iinfo(np.int64).min
+"""Stands in a pattern for an operand that comes from outside."""
+
+Matrix = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RepeatedBlock:
+    """Iterations that make the same of what they get.
+
+    Operands of an iteration are counted through: those of its first equation, of its second, ..
+
+    Attributes:
+        flow: of the program.
+        start: the first equation of the first iteration.
+        period: equations in one iteration.
+        operands: of each iteration its operands: values, or literals below 0.
+        firsts: of each iteration the first value that it makes.
+        pattern: of each operand its number counted from `firsts`: from 0 up a local, below 0
+            carried, or a mark for what comes from outside.
+    """
+
+    flow: EquationFlow
+    start: int
+    period: int
+    operands: Matrix
+    firsts: Matrix
+    pattern: Matrix
+
+    @property
+    def count(self) -> int:
+        """How many iterations there are."""
+        return len(self.operands)
+
+    @property
+    def stop(self) -> int:
+        """The first equation after the block."""
+        return self.start + self.count * self.period
+
+    @property
+    def saved(self) -> int:
+        """How many equations a loop has less."""
+        return (self.count - 1) * self.period
+
+    @functools.cached_property
+    def made(self) -> int:
+        """How many values an iteration makes."""
+        return sum(len(one) for one in self.flow.outputs[self.start : self.start + self.period])
+
+    @functools.cached_property
+    def carried(self) -> dict[tuple[int, int], list[int]]:
+        """Operands by (value of the iteration before, counted from the end; first value)."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for place in np.flatnonzero((self.pattern < 0) & (self.pattern != _OUTSIDE)).tolist():
+            slot = int(self.pattern[place]), int(self.operands[0, place])
+            found.setdefault(slot, []).append(place)
+        return found
+
+    @functools.cached_property
+    def outside(self) -> dict[int, tuple[int, ...]]:
+        """Operands from outside: the value of each iteration."""
+        places = np.flatnonzero(self.pattern == _OUTSIDE)
+        columns = self.operands[:, places].T.tolist()
+        return {place: tuple(one) for place, one in zip(places.tolist(), columns, strict=True)}
+
+    @functools.cached_property
+    def places(self) -> list[int]:
+        """The equation of an iteration that each operand belongs to."""
+        return [
+            number for number in range(self.period) for _ in self.flow.operands[self.start + number]
+        ]
+
+    def iteration_of(self, value: int) -> tuple[int, int] | None:
+        """The iteration that makes a value, and its number there; None if none does."""
+        time = self.flow.made_by[value] if value >= 0 else -1
+        if not self.start <= time < self.stop:
+            return None
+        iteration = (time - self.start) // self.period
+        return iteration, value - int(self.firsts[iteration])
+
+    def made_as(self, number: int) -> tuple[int, ...]:
+        """The value with this number in each iteration."""
+        return tuple((self.firsts + number).tolist())
+
+    def restricted(self, begin: int, end: int) -> RepeatedBlock:
+        """Some of the iterations.
+
+        Args:
+            begin: the first one that stays.
+            end: the one after the last that stays.
+        """
+        return RepeatedBlock(
+            self.flow,
+            self.start + begin * self.period,
+            self.period,
+            self.operands[begin:end],
+            self.firsts[begin:end],
+            self.pattern,
+        )
+
+
+def blocks_of(
+    flow: EquationFlow, start: int, period: int, count: int, at_least: int
+) -> list[RepeatedBlock]:
+    """The blocks among iterations with equal keys.
+
+    Args:
+        flow: of the program.
+        start: the first equation.
+        period: equations in one iteration.
+        count: iterations.
+        at_least: how many a block has at least.
+
+    Returns:
+        Blocks without overlap, in order.
+    """
+    times = range(start, start + count * period)
+    operands = np.array([one for time in times for one in flow.operands[time]], dtype=np.int64)
+    operands = operands.reshape(count, -1)
+    firsts = np.array([flow.outputs[time][0] for time in times[::period]], dtype=np.int64)
+    made = sum(len(flow.outputs[time]) for time in times[:period])
+    from_first = operands - firsts[:, None]
+    inside = (operands >= 0) & (from_first >= -made)
+    inside[0] &= from_first[0] >= 0
+    patterns = np.where(inside, from_first, _OUTSIDE)
+    slices = _slice_positions(flow, start, period, count, inside)
+    latest = np.where(inside, -1, operands).max(axis=1, initial=-1)
+    found = []
+    for begin, end in _intervals(patterns, slices, latest, firsts):
+        if end - begin >= max(at_least, 2):
+            rows = slice(begin, end)
+            found.append(
+                RepeatedBlock(
+                    flow,
+                    start + begin * period,
+                    period,
+                    operands[rows],
+                    firsts[rows],
+                    patterns[begin + 1],
+                )
+            )
+    return found
+
+
+def _intervals(
+    patterns: Matrix, slices: Matrix, latest: Matrix, firsts: Matrix
+) -> Iterator[tuple[int, int]]:
+    """Iterations that form blocks: the first one may get from outside what others carry."""
+    local = np.where(patterns < 0, _OUTSIDE, patterns)
+    same_slices = (slices[1:] == slices[:-1]).all(axis=1)
+    same_locals = (local[1:] == local[:-1]).all(axis=1) & same_slices
+    same = (patterns[1:] == patterns[:-1]).all(axis=1) & same_slices
+    count = len(patterns)
+    begin = 0
+    while begin < count:
+        end = begin + 1
+        while (
+            end < count
+            and (same if end > begin + 1 else same_locals)[end - 1]
+            and latest[end] < firsts[begin]
+        ):
+            end += 1
+        yield begin, end
+        begin = end
+
+
+def _slice_positions(
+    flow: EquationFlow,
+    start: int,
+    period: int,
+    count: int,
+    inside: np.ndarray[Any, np.dtype[np.bool_]],
+) -> Matrix:
+    """Where slices of what is made inside begin; those of other values may differ."""
+    columns = []
+    place = 0
+    for number in range(period):
+        if flow.equations[start + number].primitive.name == "slice":
+            times = range(start + number, start + count * period, period)
+            begins = [flow.equations[time].params["start_indices"] for time in times]
+            numbers: dict[Any, int] = {}
+            numbered = [numbers.setdefault(one, len(numbers)) for one in begins]
+            columns.append(np.where(inside[:, place], numbered, -1))
+        place += len(flow.operands[start + number])
+    return np.array(columns, dtype=np.int64).reshape(-1, count).T

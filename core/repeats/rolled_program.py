@@ -1,0 +1,377 @@
+"""Equal layers of a program as one loop: `rolled`.
+
+A traced step of a deep model is straight: each layer's equations again and again, forward, backward
+and in the optimizer. Compilers take time for each of them. `rolled` finds what is equal, and writes
+a program with one `jax.lax.scan` over layers for the forward and one for the backward, and with one
+equation over all layers where nothing goes from layer to layer. Inputs of equal role (a parameter
+of each layer) come stacked along a new leading axis, and so do results.
+
+>>> import jax, jax.numpy as jnp
+>>> def loss(layers, x):
+...     for weight in layers:
+...         x = jnp.tanh(x @ weight)
+...     return jnp.sum(x)
+>>> def step(layers, x):
+...     return [w - 0.1 * g for w, g in zip(layers, jax.grad(loss)(layers, x))]
+>>> layers, x = [jnp.full((4, 4), 0.1 * i) for i in range(6)], jnp.ones((2, 4))
+>>> found = rolled(jax.make_jaxpr(step)(layers, x))
+>>> [(one.length, one.equations) for one in found.loops]
+[(5, 3), (5, 6)]
+>>> [stack.numbers for stack in found.inputs]              # the first layer's backward differs
+[(0,), (1, 2, 3, 4, 5), (6,)]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+from jax.sharding import NamedSharding, PartitionSpec
+
+from isoshard.core.repeats.common_equations import computed_once
+from isoshard.core.repeats.equation_flow import EquationFlow
+from isoshard.core.repeats.equation_keys import equation_keys
+from isoshard.core.repeats.equation_order import ordered
+from isoshard.core.repeats.loop_emission import LoopEmission
+from isoshard.core.repeats.loop_extents import LoopExtents
+from isoshard.core.repeats.loop_plans import LoopPlan, planned
+from isoshard.core.repeats.periodic_runs import PeriodicRun, periodic_runs
+from isoshard.core.repeats.repeat_borders import first_border
+from isoshard.core.repeats.repeated_block import RepeatedBlock, blocks_of
+from isoshard.core.repeats.side_by_side import SideBySide
+from isoshard.core.repeats.stacked_values import StackedArray, StackedValues
+
+_WORTH = 8
+"""A loop saves at least so many equations."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """One input or result of a rolled program.
+
+    Attributes:
+        numbers: of the inputs (results) of the original program, in the order of the leading axis.
+        stacked: False for one that is as it was.
+    """
+
+    numbers: tuple[int, ...]
+    stacked: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """One loop of a rolled program.
+
+    Attributes:
+        name: the scope its operations are in.
+        length: iterations.
+        equations: of one iteration.
+    """
+
+    name: str
+    length: int
+    equations: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rolled:
+    """A program with loops.
+
+    Attributes:
+        program: a `jax.extend.core.ClosedJaxpr`.
+        inputs: what each of its inputs is; in the order of the first number of each.
+        results: likewise of results.
+        loops: in order.
+        batched: equations over a whole stack.
+        reasons: why parts that looked alike are no loop.
+    """
+
+    program: ClosedJaxpr
+    inputs: tuple[Stack, ...]
+    results: tuple[Stack, ...]
+    loops: tuple[Loop, ...]
+    batched: int
+    reasons: tuple[str, ...]
+
+
+def rolled(
+    program: ClosedJaxpr,
+    *,
+    at_least: int = 3,
+    labels: Sequence[Hashable] | None = None,
+    replaces: Sequence[int | None] | None = None,
+) -> Rolled:
+    """Write equal parts of a program as loops.
+
+    Args:
+        program: a traced function, such as a whole training step.
+        at_least: how many equal parts become a loop; 2 or more.
+        labels: of each input, such as its layout; only inputs with equal labels are stacked.
+        replaces: of each result the number of the input that it is the new value of, or None;
+            where such inputs are a stack, their new values are one too, in the same order.
+
+    Returns:
+        The program with loops; without any if nothing repeats.
+
+    Raises:
+        ValueError: `at_least` is below 2, or there is not one label for each input, or not one
+            entry of `replaces` for each result.
+    """
+    _check(program, at_least, labels, replaces)
+    flow = EquationFlow.of(program)
+
+    def label(number: int) -> Hashable:
+        return None if labels is None else labels[number]
+
+    keys = equation_keys(flow)
+    extents, beside = _blocks(flow, keys, at_least, label)
+    flow, blocks, skipped = computed_once(flow, keys.tolist(), extents.blocks)
+    refused: frozenset[int] = frozenset(skipped)
+    while True:
+        stacks = StackedValues()
+        plans = [planned(flow, number, block, stacks, label) for number, block in enumerate(blocks)]
+        side = _batched(flow, keys, plans, beside, stacks, label, refused)
+        steps, circle = ordered(flow, blocks, side.batched_in, skipped)
+        if not circle:
+            break
+        refused |= {side.batches[number].equations[0] for number in circle}
+    inputs = _inputs(flow, stacks)
+    results = _results(flow, stacks, inputs, replaces)
+    wanted = _wanted(flow, plans, side, stacks, results, skipped)
+
+    def run(*given: Any) -> list[Any]:
+        emission = LoopEmission(
+            flow, plans, side.batches, stacks, wanted, list(zip(inputs, given, strict=True))
+        )
+        emission.run(steps)
+        return [
+            emission.array(one) if isinstance(one, StackedArray) else emission.value(one)
+            for one, _ in results
+        ]
+
+    with _types_of(flow):
+        traced = jax.make_jaxpr(run)(*[_struct(flow, one) for one in inputs])
+    loops = [
+        Loop(f"repeat_{number}", plan.block.count, plan.block.period)
+        for number, plan in enumerate(plans)
+    ]
+    return Rolled(
+        traced,
+        tuple([_stack(one) for one in inputs]),
+        tuple([stack for _, stack in results]),
+        tuple(loops),
+        len(side.batches),
+        tuple(extents.reasons),
+    )
+
+
+def _check(
+    program: ClosedJaxpr,
+    at_least: int,
+    labels: Sequence[Hashable] | None,
+    replaces: Sequence[int | None] | None,
+) -> None:
+    if at_least < 2:
+        raise ValueError(f"at_least={at_least}: a loop has 2 iterations or more")
+    for what, given, wanted in (
+        ("labels", labels, len(program.jaxpr.invars)),
+        ("replaces", replaces, len(program.jaxpr.outvars)),
+    ):
+        if given is not None and len(given) != wanted:
+            of = "inputs" if what == "labels" else "results"
+            raise ValueError(
+                f"{what} has {len(given)} entries, and the program {wanted} {of}: give one for each"
+            )
+
+
+def _blocks(
+    flow: EquationFlow, keys: Any, at_least: int, label: Callable[[int], Hashable]
+) -> tuple[LoopExtents, list[RepeatedBlock]]:
+    """Blocks that are loops, and those in which nothing goes from one iteration to the next."""
+    extents = LoopExtents(flow, at_least, label)
+    beside = []
+    for run in periodic_runs(keys, at_least):
+        border = first_border(flow, run, extents.iterations())
+        count = (run.length - border) // run.period
+        if count < at_least:
+            border, count = 0, run.length // run.period
+        found = blocks_of(flow, run.start + border, run.period, count, at_least)
+        if not found and run.length - run.period >= _WORTH:
+            extents.reasons.append(_apart(run, count))
+        for block in found:
+            if not block.carried:
+                beside.append(block)
+            elif _worth_it(block) and _slices_fit(flow, block, extents):
+                extents.add(block)
+    return extents, beside
+
+
+def _worth_it(block: RepeatedBlock) -> bool:
+    """Whether a loop saves equations, and its iterations do more than add numbers up."""
+    made = block.made_as(0)[0]
+    shapes = [one.shape for one in block.flow.avals[made : made + block.made]]
+    return block.saved >= _WORTH and any(shapes)
+
+
+def _apart(run: PeriodicRun, count: int) -> str:
+    return (
+        f"{count} equal parts of {run.period} equations are no loop: each reads other results of "
+        "those before it"
+    )
+
+
+def _slices_fit(flow: EquationFlow, block: RepeatedBlock, extents: LoopExtents) -> bool:
+    for place, values in block.outside.items():
+        equation = flow.equations[block.start + block.places[place]]
+        if equation.primitive.name == "slice" and len(set(values)) > 1:
+            times = range(block.start + block.places[place], block.stop, block.period)
+            if len({tuple(flow.equations[one].params["start_indices"]) for one in times}) > 1:
+                extents.reasons.append(
+                    f"{block.count} equal parts of {block.period} equations are no loop: they "
+                    "slice other values at other positions"
+                )
+                return False
+    return True
+
+
+def _batched(
+    flow: EquationFlow,
+    keys: Any,
+    plans: Sequence[LoopPlan],
+    beside: Sequence[RepeatedBlock],
+    stacks: StackedValues,
+    label: Callable[[int], Hashable],
+    refused: frozenset[int],
+) -> SideBySide:
+    taken = [time for plan in plans for time in range(plan.block.start, plan.block.stop)]
+    side = SideBySide(flow, keys.tolist(), stacks, taken, label, refused)
+    families = []
+    for plan in plans:
+        block = plan.block
+        families += list(plan.reads)
+        for made in range(block.made):
+            values = plan.in_order(block.made_as(made))
+            if any(not block.start <= time < block.stop for time in flow.readers[values[0]]):
+                families.append(values)
+    side.follow(families)
+    for block in beside:
+        for number in range(block.period):
+            side.batch(tuple(range(block.start + number, block.stop, block.period)))
+    side.follow(())
+    return side
+
+
+def _inputs(flow: EquationFlow, stacks: StackedValues) -> list[int | StackedArray]:
+    stacked = {value: array for array in stacks.inputs for value in array.members}
+    found = dict.fromkeys(stacked.get(number, number) for number in range(flow.inputs))
+    return list(found)
+
+
+def _results(
+    flow: EquationFlow,
+    stacks: StackedValues,
+    inputs: Sequence[int | StackedArray],
+    replaces: Sequence[int | None] | None,
+) -> list[tuple[int | StackedArray, Stack]]:
+    """What the program gives: values or arrays, and the numbers of the original results."""
+    left: dict[int, int] = dict(enumerate(flow.results))
+    found: dict[int, tuple[int | StackedArray, Stack]] = {}
+
+    def give(array: StackedArray, numbers: tuple[int, ...]) -> None:
+        found[min(numbers)] = array, Stack(numbers, True)
+        for number in numbers:
+            del left[number]
+
+    news = {} if replaces is None else {old: new for new, old in enumerate(replaces)}
+    for array in inputs:
+        if isinstance(array, StackedArray) and all(one in news for one in array.members):
+            numbers = tuple([news[one] for one in array.members])
+            values = tuple([flow.results[one] for one in numbers])
+            if len(set(values)) == len(values) and min(values) >= 0:
+                known = stacks.exactly(values)
+                give(known or stacks.add(StackedArray(values, "gathered")), numbers)
+    for number in range(len(flow.results)):
+        if number not in left:
+            continue
+        of = {value: one for one, value in reversed(left.items())}
+        for array in stacks.homes(left[number]):
+            if array.origin in ("made", "carried", "batched", "input") and all(
+                one in of for one in array.members
+            ):
+                give(array, tuple([of[one] for one in array.members]))
+                break
+        else:
+            found[number] = left.pop(number), Stack((number,), False)
+    return [found[number] for number in sorted(found)]
+
+
+def _wanted(
+    flow: EquationFlow,
+    plans: Sequence[LoopPlan],
+    side: SideBySide,
+    stacks: StackedValues,
+    results: Sequence[tuple[int | StackedArray, Stack]],
+    skipped: set[int],
+) -> set[StackedArray]:
+    """Arrays that loops are to give: all that others read of them."""
+    arrays = {one for one, _ in results if isinstance(one, StackedArray)}
+    values = {one for one, _ in results if isinstance(one, int)}
+    inside = {*side.batched_in, *skipped}
+    for plan in plans:
+        block = plan.block
+        inside.update(range(block.start, block.stop))
+        arrays.update(array for array, _ in plan.reads.values())
+        values.update(first for _, first in block.carried)
+        values.update(one[0] for one in block.outside.values() if len(set(one)) == 1)
+    for batch in side.batches:
+        arrays.update(one for one in batch.operands if isinstance(one, StackedArray))
+        values.update(one for one in batch.operands if isinstance(one, int))
+        if batch.sliced:
+            values.update(flow.operands[batch.equations[0]])
+    for time, operands in enumerate(flow.operands):
+        if time not in inside:
+            values.update(operands)
+    for array in list(arrays):
+        if array.origin == "gathered":
+            values.update(array.members)
+    lasts = {
+        int(plan.block.firsts[-1]) + plan.block.made + carried
+        for plan in plans
+        for carried, _ in plan.block.carried
+    }
+    for value in sorted(values - lasts):
+        homes = [one for one in stacks.homes(value) if one.origin != "gathered"]
+        if value >= 0 and homes and not any(one in arrays for one in homes):
+            arrays.add(homes[0])
+    return arrays
+
+
+def _stack(one: int | StackedArray) -> Stack:
+    return Stack(one.members, True) if isinstance(one, StackedArray) else Stack((one,), False)
+
+
+def _struct(flow: EquationFlow, one: int | StackedArray) -> jax.ShapeDtypeStruct:
+    aval = flow.avals[one.members[0] if isinstance(one, StackedArray) else one]
+    lead = (len(one.members),) if isinstance(one, StackedArray) else ()
+    layout = getattr(aval, "sharding", None)
+    if layout is not None and layout.mesh.empty:
+        layout = None
+    if layout is not None and lead:
+        layout = NamedSharding(layout.mesh, PartitionSpec(None, *layout.spec))
+    return jax.ShapeDtypeStruct(
+        (*lead, *aval.shape), aval.dtype, sharding=layout, weak_type=aval.weak_type
+    )
+
+
+def _types_of(flow: EquationFlow) -> contextlib.AbstractContextManager[Any]:
+    """64-bit types where the program has them."""
+    wide = any(
+        isinstance(aval.dtype, np.dtype) and aval.dtype.itemsize >= 8 and aval.dtype.kind in "iuf"
+        for aval in flow.avals
+    ) or any(isinstance(aval.dtype, np.dtype) and aval.dtype.itemsize == 16 for aval in flow.avals)
+    return jax.enable_x64(True) if wide else contextlib.nullcontext()

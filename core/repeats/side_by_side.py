@@ -1,0 +1,192 @@
+"""Equations that do the same to each member of a stack become one, for all of it.
+
+An optimizer does the same to the parameter of each layer. Where parameters, gradients and moments
+are stacks, so are what is computed of them: one equation over arrays with a leading axis, and
+elementwise chains stay chains that the compiler can fuse. From the stacks that loops read or make
+the equations are followed to their readers, and from these to what else they read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable
+
+from isoshard.core.repeats.equation_flow import EquationFlow
+from isoshard.core.repeats.loop_extents import small
+from isoshard.core.repeats.loop_plans import stackable
+from isoshard.core.repeats.stacked_values import StackedArray, StackedValues
+
+_DEEP = 200
+"""How far back the makers of what an equation reads are followed."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BatchedEquation:
+    """Equal equations, one for each member of a stack.
+
+    Attributes:
+        equations: in the order of the leading axis.
+        operands: an array, or a value that is the same for all of them.
+        sliced: they are slices of one value at different positions.
+    """
+
+    equations: tuple[int, ...]
+    operands: tuple[int | StackedArray, ...]
+    sliced: bool = False
+
+
+class SideBySide:
+    """Equations of a program that are batched.
+
+    Args:
+        flow: of the program.
+        keys: of its equations.
+        stacks: the arrays so far; those of batched equations are added.
+        taken: equations that are in loops.
+        label: of an input; only inputs with equal labels are stacked.
+        refused: equations that are not batched.
+
+    Attributes:
+        batches: the batched equations, by their number.
+    """
+
+    def __init__(
+        self,
+        flow: EquationFlow,
+        keys: list[int],
+        stacks: StackedValues,
+        taken: Iterable[int],
+        label: Callable[[int], Hashable],
+        refused: frozenset[int],
+    ) -> None:
+        """Nothing is batched at first."""
+        self._flow = flow
+        self._keys = keys
+        self._stacks = stacks
+        self._label = label
+        self._refused = refused
+        self._taken = set(taken)
+        self._alone = {time for time, one in enumerate(flow.equations) if one.effects}
+        self._failed: set[tuple[int, ...]] = set()
+        self._new: list[tuple[int, ...]] = []
+        self.batches: list[BatchedEquation] = []
+        self.batched_in: dict[int, int] = {}
+
+    def follow(self, families: Iterable[tuple[int, ...]]) -> None:
+        """Batch what reads the members of arrays, what reads that, and so on.
+
+        Args:
+            families: members of arrays.
+        """
+        pending = list(families)
+        before = -1
+        while len(self.batches) > before:
+            before = len(self.batches)
+            self._failed.clear()
+            for family in pending:
+                if min(family) >= 0:
+                    self._readers(family)
+            while self._new:
+                family = self._new.pop()
+                pending.append(family)
+                self._readers(family)
+
+    def batch(self, equations: tuple[int, ...], deep: int = 0) -> bool:
+        """Batch equal equations if what they read is in arrays.
+
+        Args:
+            equations: in the order of the leading axis.
+            deep: how many readers led here.
+
+        Returns:
+            Whether they are batched now.
+        """
+        if equations[0] in self.batched_in:
+            number = self.batched_in[equations[0]]
+            return self.batches[number].equations == equations
+        if not self._free(equations) or equations in self._failed or deep > _DEEP:
+            return False
+        self._failed.add(equations)
+        columns = list(zip(*[self._flow.operands[one] for one in equations], strict=True))
+        operands = []
+        for column in columns:
+            operand = self._operand(column, deep)
+            if operand is None:
+                return False
+            operands.append(operand)
+        sliced = False
+        if all(isinstance(one, int) for one in operands):
+            first = self._flow.equations[equations[0]]
+            if first.primitive.name != "slice":
+                return False
+            sliced = True
+        elif self._flow.equations[equations[0]].primitive.name == "slice":
+            params = [self._flow.equations[one].params["start_indices"] for one in equations]
+            if len(set(params)) > 1:
+                return False
+        if not self._free(equations):
+            return False
+        number = len(self.batches)
+        self.batches.append(BatchedEquation(equations, tuple(operands), sliced))
+        self.batched_in.update(dict.fromkeys(equations, number))
+        for result in range(len(self._flow.outputs[equations[0]])):
+            members = tuple([self._flow.outputs[one][result] for one in equations])
+            self._stacks.add(StackedArray(members, "batched", number, result))
+            self._new.append(members)
+        return True
+
+    def _free(self, equations: tuple[int, ...]) -> bool:
+        return (
+            len(set(equations)) == len(equations)
+            and len({self._keys[one] for one in equations}) == 1
+            and self._refused.isdisjoint(equations)
+            and self._taken.isdisjoint(equations)
+            and self._alone.isdisjoint(equations)
+            and not any(one in self.batched_in for one in equations)
+        )
+
+    def _operand(self, column: tuple[int, ...], deep: int) -> int | StackedArray | None:
+        first = column[0]
+        if all(one == first for one in column):
+            return first
+        if max(column) < 0:
+            values = {self._flow.literals[-1 - one].val.tobytes() for one in column}
+            if len(values) == 1:
+                return first
+            return self._stacks.add(StackedArray(column, "literals"))
+        known = self._stacks.exactly(column)
+        if known is not None:
+            return known
+        if min(column) < 0:
+            return None
+        if stackable(self._flow, column, self._stacks, self._label):
+            return self._stacks.add(StackedArray(column, "input"))
+        makers = tuple([self._flow.made_by[one] for one in column])
+        if min(makers) >= 0:
+            results = {
+                self._flow.outputs[maker].index(one)
+                for maker, one in zip(makers, column, strict=True)
+            }
+            if len(results) == 1 and self.batch(makers, deep + 1):
+                return self._stacks.exactly(column)
+        if small(self._flow.aval(first)) and len(set(column)) == len(column):
+            return self._stacks.add(StackedArray(column, "gathered"))
+        return None
+
+    def _readers(self, family: tuple[int, ...]) -> None:
+        """Batch the equations that read each member in the same way."""
+        groups = [self._reads(value) for value in family]
+        for read, first in groups[0].items():
+            others = [group.get(read, ()) for group in groups]
+            if all(len(one) == len(first) for one in others):
+                for equations in zip(*others, strict=True):
+                    self.batch(equations)
+
+    def _reads(self, value: int) -> dict[tuple[int, int], list[int]]:
+        """Equations that read a value and are not in a loop, by key and operand."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for time in self._flow.readers[value]:
+            if time not in self._taken and time not in self._alone:
+                place = self._flow.operands[time].index(value)
+                found.setdefault((self._keys[time], place), []).append(time)
+        return found

@@ -1,0 +1,187 @@
+"""What `isoshard plan script.py:step` names: a step, its example arguments, a plan.
+
+The script is imported, not run: its `__name__` is its file's name, so that what stands below
+`if __name__ == "__main__":` stays out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from isoshard.core.plan import Plan
+from isoshard.core.plan.layout_rules import Order
+
+from .plan_words import PlanCommandError
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What is planned.
+
+    Attributes:
+        name: for titles.
+        step: a function or a compiled step.
+        args: example arguments.
+        weights: the order of the axes of its weights, as of `Plan.tensor_parallel`.
+    """
+
+    name: str
+    step: Callable[..., Any]
+    args: tuple[Any, ...]
+    weights: Order = "out_in"
+
+
+def target_of(text: str, args: str | None) -> Target:
+    """Find a step and its arguments.
+
+    Args:
+        text: "script.py:step" or "package.module:step".
+        args: likewise a function that makes them, or the arguments; None: `step.example_args`, or
+            `example_args` beside the step.
+
+    Raises:
+        PlanCommandError: there is no such file or name, importing it fails, or there are no
+            arguments.
+    """
+    step = named(text, "the step")
+    if not callable(step):
+        raise PlanCommandError(f"{text} is of type {type(step).__name__}, and no step")
+    if args is not None:
+        given = named(args, "the arguments")
+    else:
+        given = getattr(step, "example_args", None)
+        if given is None:
+            given = getattr(_module(text.rpartition(":")[0]), "example_args", None)
+    if given is None:
+        needed = _needed(step)
+        if needed:
+            raise PlanCommandError(
+                f"{text} takes {', '.join(needed)}, and there are no example arguments: give "
+                f"--args {text.rpartition(':')[0]}:make_args, a function that returns them, or set "
+                "example_args beside the step. Shapes do: jax.ShapeDtypeStruct, or tensors on "
+                "torch's device 'meta'"
+            )
+        given = ()
+    if callable(given):
+        given = _called(given, args or "example_args")
+    return Target(text.rpartition(":")[2], step, given if isinstance(given, tuple) else (given,))
+
+
+def plan_named(text: str, mesh: Any) -> Plan:
+    """Find a plan in a script.
+
+    Args:
+        text: "script.py:my_plan": a `Plan`, or a function that makes one, without arguments or of
+            the mesh.
+        mesh: what a function is given.
+
+    Raises:
+        PlanCommandError: there is none.
+    """
+    found = named(text, "the plan")
+    if not isinstance(found, Plan) and callable(found):
+        found = _called(found, text, *([mesh] if _needed(found) else []))
+    if not isinstance(found, Plan):
+        raise PlanCommandError(f"{text} is of type {type(found).__name__}, and no Plan")
+    return found
+
+
+def named(text: str, what: str) -> Any:
+    """Import what a text names.
+
+    Args:
+        text: file or module, a colon, a name.
+        what: what it is, for messages.
+
+    Raises:
+        PlanCommandError: it is not there, or importing it fails.
+    """
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name:
+        raise PlanCommandError(f"{text!r} does not say {what}: write script.py:name")
+    found = _module(place)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            here = [one for one in vars(found) if not one.startswith("_")]
+            own = [one for one in here if callable(getattr(found, one))] or here
+            raise PlanCommandError(
+                f"{place} has no {name!r}; it has {', '.join(own[:12]) or 'nothing'}"
+            )
+        found = getattr(found, part)
+    return found
+
+
+def _module(place: str) -> ModuleType:
+    return _of_file(Path(place).resolve(), place) if place.endswith(".py") else _of_name(place)
+
+
+@functools.cache
+def _of_file(path: Path, written: str) -> ModuleType:
+    if not path.is_file():
+        raise PlanCommandError(f"there is no file {written!r}")
+    name = f"planned_{path.stem}" if path.stem in sys.modules else path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise PlanCommandError(f"{written!r} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        sys.modules.pop(name)
+        raise PlanCommandError(f"importing {path.name} fails: {_where(error)}") from error
+    return module
+
+
+def _of_name(name: str) -> ModuleType:
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise PlanCommandError(f"importing {name} fails: {_where(error)}") from error
+        raise PlanCommandError(
+            f"there is no module {name!r}; of a file, write its path: script.py:step"
+        ) from None
+    except Exception as error:
+        raise PlanCommandError(f"importing {name} fails: {_where(error)}") from error
+
+
+def _called(function: Callable[..., Any], name: str, *args: Any) -> Any:
+    try:
+        return function(*args)
+    except Exception as error:
+        raise PlanCommandError(f"{name} fails: {_where(error)}") from error
+
+
+def _where(error: BaseException) -> str:
+    """An error with the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "importlib" not in frame.filename] or frames
+    place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def _needed(function: Any) -> list[str]:
+    """The arguments that a call has to give."""
+    try:
+        known: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return []
+    return [
+        name
+        for name, one in known.items()
+        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]

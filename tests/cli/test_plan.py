@@ -1,0 +1,396 @@
+"""`isoshard plan`: what it asks of the planner, what it prints and writes, what it refuses."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from isoshard import Plan, planner
+from isoshard.cli import main
+from isoshard.cli.plan_words import PlanCommandError, axes_of, bytes_of, plan_of
+from isoshard.core.errors import CaptureError
+from isoshard.core.planner.reports.comparison import comparison_from_json
+from isoshard.core.planner.reports.report import Report
+from tests.core.planner.reports.sample_reports import fitting, too_large
+
+SCRIPT = """
+import jax
+import isoshard as iso
+
+def step(x):
+    return x * 2
+
+def other(x, y=1):
+    return x
+
+def pair(x, y):
+    return x
+
+def make_args():
+    return jax.ShapeDtypeStruct((8, 4), "float32"), 3
+
+def of_mesh(mesh):
+    return iso.Plan.fsdp(mesh.axis_names[0])
+
+my_plan = iso.Plan({"*": None})
+example_args = (jax.ShapeDtypeStruct((8,), "float32"),)
+alone = 5
+
+if __name__ == "__main__":
+    raise RuntimeError("run")
+"""
+
+
+@dataclasses.dataclass
+class Found:
+    """What the search finds, as far as the command reads it."""
+
+    mesh: jax.sharding.Mesh
+    plan: Plan
+
+    def __str__(self):
+        return "found this, not [that]"
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path / "train.py"
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What the planner is asked for; it answers with reports put together by hand."""
+    asked = []
+
+    def estimate(step, args, mesh, plan=None, *, depth="trace", memory=None, timeout=None):
+        asked.append((step, args, mesh, plan, depth, memory, timeout))
+        is_large = isinstance(plan, Plan) and plan == Plan.data_parallel("data")
+        return (too_large if is_large else fitting)(step=step.__name__, mesh=dict(mesh.shape))
+
+    def search(step, args, where, *, memory=None, depth="trace"):
+        asked.append((step, args, where, "search", depth, memory, None))
+        mesh = where if isinstance(where, jax.sharding.Mesh) else where.mesh((4, 4), ("x", "y"))
+        return Found(mesh, Plan.fsdp("x"))
+
+    monkeypatch.setitem(vars(planner), "estimate", estimate)
+    monkeypatch.setitem(vars(planner), "search", search)
+    return asked
+
+
+def run(*words):
+    return main(["plan", *words])
+
+
+class TestWhatIsAsked:
+    def test_a_step_with_words(self, script, calls, capsys):
+        status = run("train.py:step", "--mesh", "v5e:16x16", "--plan", "fsdp,tensor")
+        assert status == 0
+        [(step, args, mesh, plan, depth, memory, timeout)] = calls
+        assert (step.__name__, args[0].shape) == ("step", (8,))
+        assert dict(mesh.shape) == {"data": 16, "model": 16}
+        tensor = Plan.fsdp("data") * Plan.tensor_parallel("model")
+        assert plan == tensor * Plan.batch_activations("data")
+        assert (depth, memory, timeout) == ("trace", None, None)
+        assert capsys.readouterr().out.startswith("step (torch) on v5e:16x16: data=16 x model=16")
+
+    def test_options(self, script, calls):
+        run(
+            "train.py:other", "--mesh", "h100:4x8", "--axes", "a=4,b", "--args",
+            "train.py:make_args", "--depth", "partition", "--memory", "40GiB", "--timeout", "9",
+            "--plan", "fsdp=a+b",
+        )  # fmt: skip
+        [(step, args, mesh, plan, depth, memory, timeout)] = calls
+        assert step.__name__ == "other" and args[1] == 3
+        assert dict(mesh.shape) == {"a": 4, "b": 8}
+        assert plan == Plan.fsdp(("a", "b"))
+        assert (depth, memory, timeout) == ("partition", 40 << 30, 9.0)
+
+    def test_plans_of_a_script(self, script, calls):
+        run("train.py:step", "--mesh", "v5e:4x4", "--plan", "train.py:my_plan")
+        run("train.py:step", "--mesh", "v5e:4x4", "--plan", "train.py:of_mesh")
+        assert [call[3] for call in calls] == [Plan({"*": None}), Plan.fsdp("data")]
+
+    def test_a_module(self, script, calls, monkeypatch):
+        monkeypatch.syspath_prepend(str(script.parent))
+        (script.parent / "planned_module.py").write_text(SCRIPT)
+        assert run("planned_module:step", "--mesh", "cpu:8") == 0
+
+    def test_arguments_of_the_step_itself(self, script, calls):
+        script.write_text(SCRIPT + "step.example_args = lambda: (1, 2)\n")
+        run(f"{script}:step", "--mesh", "cpu:8")
+        assert calls[0][1] == (1, 2)
+
+    def test_no_plan(self, script, calls):
+        run("train.py:step", "--mesh", "cpu:8")
+        assert calls[0][3] is None and dict(calls[0][2].shape) == {"data": 8}
+
+    def test_auto(self, script, calls, capsys):
+        words = ("train.py:step", "--mesh", "v5e:4x4", "--plan", "auto", "--depth", "compile")
+        assert run(*words, "--memory", "8GB") == 0
+        assert calls[0][2:6] == (planner.topology("v5e:4x4"), "search", "partition", 8_000_000_000)
+        assert calls[1][3:5] == (Plan.fsdp("x"), "compile")
+        assert dict(calls[1][2].shape) == {"x": 4, "y": 4}
+        assert capsys.readouterr().out.endswith("\nfound this, not [that]\n")
+
+    def test_auto_on_a_mesh(self, script, calls):
+        run("train.py:step", "--mesh", "v5e:4x4", "--plan", "auto", "--axes", "x=2,y=8")
+        assert dict(calls[0][2].shape) == dict(calls[1][2].shape) == {"x": 2, "y": 8}
+
+
+class TestWhatIsGiven:
+    def test_files(self, script, calls):
+        run("train.py:step", "--mesh", "cpu:8", "--html", "a.html", "--json", "a.json")
+        folder = script.parent
+        assert (folder / "a.html").read_text().startswith("<!DOCTYPE html>")
+        assert Report.from_json((folder / "a.json").read_text()).step == "step"
+
+    def test_several_plans(self, script, calls, capsys):
+        words = ("--plan", "data", "--plan", "fsdp", "--html", "a.html", "--json", "a.json")
+        assert run("train.py:step", "--mesh", "v5e:4x4", *words) == 0
+        out = capsys.readouterr().out
+        assert "data does not fit, by 55.5 GiB. Of those that fit, fsdp is fastest" in out
+        both = comparison_from_json((script.parent / "a.json").read_text())
+        assert list(both.reports) == ["data", "fsdp"]
+        page = (script.parent / "a.html").read_text()
+        assert page.count('<div class="isoshard-report">') == 3
+
+    def test_what_does_not_fit(self, script, calls, capsys):
+        assert run("train.py:step", "--mesh", "v5e:4x4", "--plan", "data") == 1
+        said = capsys.readouterr()
+        assert said.err.endswith("isoshard plan: does not fit, by 55.5 GiB a device\n")
+        assert "does not fit, 130.0 GiB is 55.5 GiB over" in said.out
+
+    @pytest.mark.parametrize("width", ["40", "100"])
+    def test_widths(self, script, calls, capsys, width):
+        run("train.py:step", "--mesh", "cpu:8", "--width", width)
+        assert max(map(len, capsys.readouterr().out.splitlines())) <= int(width)
+
+    def test_chips_and_targets(self, capsys):
+        assert run("--list", "--width", "100") == 0
+        out = capsys.readouterr().out
+        assert "v5e:16x16" in out and "h100:2x8" in out
+        assert "depth trace: every machine\npartition (this host): jax " in out
+        assert "compile for TPU: " in out and "compile for GPU: " in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "on which machine? give --mesh, such as --mesh v5e:16x16"),
+        (["--mesh", "cpu:8"], "what is to be planned? give script.py:step, or --hf config.json"),
+        (["train.py:step", "--mesh", "v9:2"], "there is no chip 'v9'; known are"),
+        (["train.py:step", "--mesh", "v5e:3x3"], "there is no slice of 3x3 v5e"),
+        (["none.py:step", "--mesh", "cpu:8"], "there is no file 'none.py'"),
+        (["nothing.here:step", "--mesh", "cpu:8"], "there is no module 'nothing.here'"),
+        (["train.py", "--mesh", "cpu:8"], "'train.py' does not say the step: write script.py:name"),
+        (["train.py:stp", "--mesh", "cpu:8"], "train.py has no 'stp'; it has step, other, pair"),
+        (["train.py:alone", "--mesh", "cpu:8"], "train.py:alone is of type int, and no step"),
+        (["train.py:step", "--mesh", "cpu:8", "--axes", "a=9"], "--axes 'a=9' has 9 devices, and"),
+        (["train.py:step", "--mesh", "cpu:8", "--axes", "a;b"], "write each axis once with its"),
+        (["train.py:step", "--mesh", "cpu:8", "--memory", "lots"], "write a size such as 16GB"),
+        (
+            ["train.py:step", "--mesh", "cpu:8", "--plan", "fdsp"],
+            "no plan is called 'fdsp', did you mean 'fsdp'? There are data, fsdp, tensor",
+        ),
+        (
+            ["train.py:step", "--mesh", "cpu:8", "--axes", "x=8", "--plan", "fsdp,tensor"],
+            "fsdp and tensor both take axis 'x' of x; give the mesh more axes",
+        ),
+        (
+            ["train.py:step", "--mesh", "cpu:8", "--plan", "fsdp=z"],
+            "the mesh has no axis 'z'; its axes are data",
+        ),
+        (
+            ["train.py:step", "--mesh", "cpu:8", "--plan", "train.py:alone"],
+            "train.py:alone is of type int, and no Plan",
+        ),
+        (
+            ["train.py:step", "--mesh", "cpu:8", "--plan", "fsdp", "--plan", "fsdp"],
+            "--plan fsdp is given twice",
+        ),
+        (["train.py:step", "--mesh", "cpu:8", "--batch", "3"], "--batch is for --hf"),
+        (["train.py:step", "--hf", "c.json", "--mesh", "cpu:8"], "give either script.py:step or"),
+        (["--hf", "c.json", "--mesh", "cpu:8"], "there is no file 'c.json'"),
+    ],
+)
+def test_what_cannot_be_planned(script, calls, capsys, words, message):
+    assert run(*words) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("isoshard plan: ")
+    assert message in said.err
+    assert not calls and not said.out
+
+
+def test_a_step_without_arguments_says_how_to_give_some(script, calls, capsys):
+    script.write_text(SCRIPT.replace("example_args =", "others ="))
+    assert run("train.py:pair", "--mesh", "cpu:8") == 2
+    assert "train.py:pair takes x, y, and there are no example arguments" in capsys.readouterr().err
+    assert "--args train.py:make_args" in run_error(capsys, "train.py:other", "--mesh", "cpu:8")
+
+
+def run_error(capsys, *words):
+    assert run(*words) == 2
+    return capsys.readouterr().err
+
+
+def test_a_script_that_fails(script, calls, capsys):
+    script.write_text("import jax\n\nundefined\n")
+    words = ("train.py:step", "--mesh", "cpu:8")
+    assert run_error(capsys, *words) == (
+        "isoshard plan: importing train.py fails: NameError: name 'undefined' is not defined "
+        "(train.py:3)\n"
+    )
+
+
+def test_errors_of_the_planner_are_said(script, monkeypatch, capsys):
+    def fails(*args, **options):
+        raise CaptureError("train.py:5: a compiled step needs the value of a tensor")
+
+    monkeypatch.setitem(vars(planner), "estimate", fails)
+    words = ("train.py:step", "--mesh", "cpu:8")
+    assert "train.py:5: a compiled step needs the value" in run_error(capsys, *words)
+
+
+def test_errors_of_others_keep_their_traceback(script, monkeypatch):
+    def fails(*args, **options):
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setitem(vars(planner), "estimate", fails)
+    with pytest.raises(ZeroDivisionError, match="a fault"):
+        run("train.py:step", "--mesh", "cpu:8")
+
+
+def test_a_file_that_cannot_be_written(script, calls, capsys):
+    words = ("train.py:step", "--mesh", "cpu:8", "--json")
+    assert run_error(capsys, *words, "none/a.json") == (
+        "isoshard plan: none/a.json cannot be written: there is no folder for it\n"
+    )
+    assert not calls
+    (script.parent / "folder").mkdir()
+    assert "folder cannot be written: Is a directory" in run_error(capsys, *words, "folder")
+
+
+def test_a_script_with_the_name_of_a_module(script, calls):
+    (script.parent / "json.py").write_text(SCRIPT)
+    assert run("json.py:step", "--mesh", "cpu:8") == 0
+    assert sys.modules["json"] is json
+
+
+def test_a_reader_that_has_enough(script):
+    program = (
+        "import sys; from isoshard import planner; from isoshard.cli import main\n"
+        "from tests.core.planner.reports.sample_reports import fitting\n"
+        "vars(planner)['estimate'] = lambda *args, **options: fitting(plan='long ' * 40_000)\n"
+        "sys.exit(main(['plan', 'train.py:step', '--mesh', 'cpu:8']))"
+    )
+    root = str(Path(__file__).resolve().parents[2])
+    shell = f'{sys.executable} -c "$0" | head -1; exit ${{PIPESTATUS[0]}}'
+    environment = os.environ | {"PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{root}"}
+    done = subprocess.run(
+        ["bash", "-c", shell, program], capture_output=True, text=True, env=environment
+    )
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+AXES = {"data": 4, "model": 2}
+
+
+class TestWords:
+    @pytest.mark.parametrize(
+        ("text", "plan"),
+        [
+            ("data", Plan.data_parallel("data")),
+            ("fsdp", Plan.fsdp("data")),
+            ("tensor", Plan.tensor_parallel("model")),
+            ("data,fsdp", Plan.fsdp("data")),
+            (
+                "data,tensor,sequence",
+                Plan.data_parallel("data")
+                * Plan.tensor_parallel("model")
+                * Plan.sequence_parallel("model")
+                * Plan.batch_activations("data"),
+            ),
+            (
+                "fsdp,expert",
+                Plan.fsdp("data") * Plan.expert_parallel("model") * Plan.batch_activations("data"),
+            ),
+        ],
+    )
+    def test_plans(self, text, plan):
+        assert plan_of(text, AXES) == plan
+
+    def test_axes_by_name_before_place(self):
+        axes = {"tp": 2, "replica": 2, "fsdp": 2}
+        plan = Plan.data_parallel("replica") * Plan.fsdp("fsdp") * Plan.tensor_parallel("tp")
+        assert plan_of("data,fsdp,tensor", axes) == plan * Plan.batch_activations(
+            ("replica", "fsdp")
+        )
+
+    def test_packed_weights(self):
+        assert plan_of("tensor", AXES, "in_out") == Plan.tensor_parallel("model", weights="in_out")
+
+    @pytest.mark.parametrize(
+        ("text", "machine", "words", "axes"),
+        [
+            (None, "v5e:16x16", None, {"data": 256}),
+            (None, "v5e:16x16", "fsdp", {"data": 256}),
+            (None, "v5e:16x16", "fsdp,tensor", {"data": 16, "model": 16}),
+            (None, "v5p:8x8x8", "tensor", {"data": 64, "model": 8}),
+            (None, "v5e:2*16x16", "data,expert", {"data": 32, "model": 16}),
+            (None, "cpu:64", "fsdp,tensor", {"data": 8, "model": 8}),
+            (None, "cpu:8", "fsdp,tensor", {"data": 2, "model": 4}),
+            (None, "cpu:1", "fsdp,tensor", {"data": 1}),
+            ("a=2,b,c=4", "cpu:64", None, {"a": 2, "b": 8, "c": 4}),
+            ("a", "cpu:64", None, {"a": 64}),
+            ("a=2", "cpu:64", None, {"a": 2}),
+        ],
+    )
+    def test_axes(self, text, machine, words, axes):
+        assert axes_of(text, planner.topology(machine), words) == axes
+
+    @pytest.mark.parametrize("text", ["a,b", "a=2,a=4", "a=0", "a=", "=2", "", "a=3,b"])
+    def test_axes_that_are_none(self, text):
+        with pytest.raises(PlanCommandError, match="--axes"):
+            axes_of(text, planner.topology("cpu:64"), None)
+
+    def test_sizes(self):
+        assert [bytes_of(text) for text in ("5", "2kb", "3 MiB", "1.5G")] == (
+            [5, 2000, 3 << 20, 1_500_000_000]
+        )
+        for text in ("", "GB", "-1GB", "1 parsec", "1iB"):
+            with pytest.raises(PlanCommandError, match="write a size such as"):
+                bytes_of(text)
+
+
+def test_the_facade_is_loaded_when_it_is_named():
+    program = (
+        "import sys, isoshard as iso\n"
+        "assert not [name for name in sys.modules if 'planner' in name]\n"
+        "iso.planner.topology('v5e:4x4')\n"
+        "assert 'isoshard.core.planner.reports.report' not in sys.modules\n"
+        "assert 'rich.table' not in sys.modules\n"
+        "assert set(iso.planner.__all__) <= set(dir(iso.planner))\n"
+        "try: iso.planner.estimat\n"
+        "except AttributeError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "module 'isoshard.planner' has no attribute 'estimat'\n", done.stderr
+
+
+def test_help_lists_it(capsys):
+    assert main([]) == 0
+    assert "  plan           plan a step for a machine that is not here" in capsys.readouterr().out
+
+
+def test_json_of_several_that_is_none():
+    with pytest.raises(ValueError, match="these are no reports: no JSON"):
+        comparison_from_json("{")
+    with pytest.raises(ValueError, match="there is no 'isoshard_reports'"):
+        comparison_from_json(json.dumps({"a": 1}))

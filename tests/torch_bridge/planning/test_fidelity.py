@@ -1,0 +1,35 @@
+"""The program that planning traces is the one that training runs: collectives are equal."""
+
+import pytest
+import torch
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+from isoshard.core.frameworks import require
+
+from .steps import PLANS, Mlp, batch_for, batch_layout, compiled, gpt2, llama, traffic, training
+
+
+@pytest.fixture
+def mesh():
+    return iso.make_mesh((2, 4), ("data", "model"))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("make", [Mlp, gpt2, llama])
+def test_collectives_are_those_of_training(make, plan, mesh):
+    plan = PLANS[plan]
+    with torch.device("meta"):
+        model = make()
+    step = training(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+    found = require("torch").traced_step(step, (batch_for(model),), {}, mesh, plan)
+    planned = traffic(compiled(found).as_text())
+
+    real = make()
+    iso.shard(real, mesh, plan)
+    real_step = xs.compile(training(real, torch.optim.AdamW(real.parameters(), lr=1e-3)))
+    batch = batch_layout(plan, batch_for(real, "cpu"), mesh)
+    for _ in range(2):
+        real_step(batch)
+    assert planned == traffic(xs.program_text(real_step))
+    assert planned
