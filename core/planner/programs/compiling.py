@@ -23,7 +23,7 @@ from .compile_worker import Listener, ProgramText, compiled
 from .device_ops import device_ops, dtype_name
 from .exporting import exported
 from .hlo_text import HloModule, parsed
-from .live_values import Liveness, liveness
+from .live_values import ProgramLiveness, liveness
 from .nearest_lines import line_at
 from .scaled_meshes import scaled_back, scaled_down
 from .targets import HOST_DEVICES, CompileTarget, target_of
@@ -182,7 +182,7 @@ def peak_of(memory: Mapping[str, int]) -> int:
 
 
 def _memory(
-    step: TracedStep, module: HloModule, found: Liveness, peak: int, machine: Topology
+    step: TracedStep, module: HloModule, found: ProgramLiveness, peak: int, machine: Topology
 ) -> MemoryEstimate:
     roles = dict.fromkeys(("parameter", "buffer", "optimizer", "input"), 0)
     for one in step.inputs:

@@ -42,7 +42,7 @@ class HloBuffer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Liveness:
+class ProgramLiveness:
     """What is alive when.
 
     Attributes:
@@ -91,7 +91,7 @@ _SMALL = 8
 """A source that many times smaller than what is made of it may as well be kept."""
 
 
-def liveness(module: HloModule, *, fused: bool = False, dots: bool = False) -> Liveness:
+def liveness(module: HloModule, *, fused: bool = False, dots: bool = False) -> ProgramLiveness:
     """Follow a scheduled program's memory.
 
     Args:
@@ -115,7 +115,7 @@ class _Walk:
         self.peak: Instruction | None = None
         self.alive: Buffers = ()
 
-    def found(self) -> Liveness:
+    def found(self) -> ProgramLiveness:
         entry = self.module.entry
         arguments = [_made(one, fixed=True) for one in entry.parameters]
         temporary = self._run(entry, arguments, 0, ())
@@ -123,7 +123,7 @@ class _Walk:
         given = sum(buffer.bytes for one in arguments for buffer in one)
         own = sum(array.bytes for at, array in enumerate(entry.root.arrays) if at not in taken)
         at = {name: live + given + own for name, live in self.at.items()}
-        return Liveness(given, own, temporary, at, self.peak, self.alive)
+        return ProgramLiveness(given, own, temporary, at, self.peak, self.alive)
 
     def _run(self, inside: Computation, given: Sequence[Buffers], below: int, held: Buffers) -> int:
         """Run a computation: the most that is alive in it, beside the bytes `below`."""
