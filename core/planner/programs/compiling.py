@@ -23,7 +23,8 @@ from .compile_worker import Listener, ProgramText, compiled
 from .device_ops import device_ops, dtype_name
 from .exporting import exported
 from .hlo_text import HloModule, parsed
-from .live_values import Liveness, liveness
+from .live_values import ProgramLiveness, liveness
+from .nearest_lines import line_at
 from .scaled_meshes import scaled_back, scaled_down
 from .targets import HOST_DEVICES, CompileTarget, target_of
 
@@ -181,7 +182,7 @@ def peak_of(memory: Mapping[str, int]) -> int:
 
 
 def _memory(
-    step: TracedStep, module: HloModule, found: Liveness, peak: int, machine: Topology
+    step: TracedStep, module: HloModule, found: ProgramLiveness, peak: int, machine: Topology
 ) -> MemoryEstimate:
     roles = dict.fromkeys(("parameter", "buffer", "optimizer", "input"), 0)
     for one in step.inputs:
@@ -193,9 +194,9 @@ def _memory(
             buffer.shape,
             dtype_name(buffer.dtype),
             buffer.bytes,
-            module.line_of(buffer.maker),
+            line_at(module, buffer.maker),
         )
-        for buffer in found.alive
+        for buffer in sorted(found.alive, key=lambda one: -one.bytes)[:_SHOWN]
         if buffer.bytes
     ]
     largest += [
@@ -216,7 +217,7 @@ def _memory(
         roles["input"],
         max(0, peak - sum(roles.values())),
         peak,
-        module.line_of(found.peak) if found.peak else "",
+        line_at(module, found.peak) if found.peak else "",
         tuple(largest[:_SHOWN]),
         machine.chip.memory,
     )

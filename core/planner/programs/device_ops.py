@@ -21,6 +21,7 @@ from isoshard.core.runtime.hlo_collectives import (
 from .hlo_costs import FREE, Costs, costs_of, operand_arrays
 from .hlo_text import Computation, HloModule, Instruction
 from .loop_trips import trips
+from .nearest_lines import nearest_line
 from .target_rewrites import is_sliced, joined_reductions
 
 _DTYPES = {
@@ -130,7 +131,9 @@ class _Reader:
             return
         for name in one.called:
             within = self.module.computations.get(name)
-            for inner in within.instructions.values() if within else ():
+            if within is None:
+                continue
+            for inner in within.instructions.values():
                 if operation(inner.text):
                     yield within, inner
 
@@ -173,50 +176,35 @@ class _Reader:
         )
 
     def _waits(self, inside: Computation, one: Instruction) -> bool:
-        """Whether an operand is computed in the same run of the loop."""
-        stack, seen = list(one.operands), set()
+        """Whether an operand follows from products of this run of a loop, or from its last run."""
+        stack, seen = list(one.operands), set[str]()
         while stack:
-            name = stack.pop()
-            found = inside.instructions.get(name)
-            if found is None or name in seen:
+            found = inside.instructions.get(stack.pop())
+            if found is None or found.name in seen:
                 continue
-            seen.add(name)
-            if costs_of(self.module, inside, found).flops or operation(found.text):
+            seen.add(found.name)
+            if costs_of(self.module, inside, found).flops or _is_carried(inside, found):
                 return True
             stack += found.operands
         return False
 
     def _line(self, inside: Computation, one: Instruction) -> str:
         if one.name not in self.lines:
-            self.lines[one.name] = self._near(inside, one)
+            self.lines[one.name] = nearest_line(self.module, inside, one)
         return self.lines[one.name]
 
-    def _near(self, inside: Computation, one: Instruction) -> str:
-        """The line of an instruction, of what it does inside, or of the nearest that has one."""
-        for name in (one.name, *(name for name in one.called)):
-            body = self.module.computations.get(name)
-            inner = [one] if body is None else [body.root, *body.instructions.values()]
-            found = next(filter(None, map(self.module.line_of, inner)), "")
-            if found:
-                return found
-        for next_to in (self._operands, self._users):
-            near, seen = [one], {one.name}
-            for _ in range(6):
-                near = [n for at in near for n in next_to(inside, at) if n.name not in seen]
-                seen |= {n.name for n in near}
-                found = next(filter(None, map(self.module.line_of, near)), "")
-                if found:
-                    return found
-        return ""
 
-    @staticmethod
-    def _operands(inside: Computation, one: Instruction) -> list[Instruction]:
-        known = inside.instructions
-        return [known[name] for name in one.operands if name in known]
-
-    @staticmethod
-    def _users(inside: Computation, one: Instruction) -> list[Instruction]:
-        return list(inside.users.get(one.name, ()))
+def _is_carried(inside: Computation, one: Instruction) -> bool:
+    """Whether an array is an element of a loop's carry that each run changes."""
+    source = inside.instructions.get(one.operands[0]) if one.operands else None
+    if one.opcode != "get-tuple-element" or source is None or source.opcode != "parameter":
+        return False
+    index = int(one.attributes.partition("index=")[2].partition(",")[0])
+    if inside.root.opcode != "tuple" or not any(array.sizes for array in one.arrays):
+        return False
+    after = inside.instructions[inside.root.operands[index]]
+    same = after.opcode == "get-tuple-element" and after.operands == one.operands
+    return not (same and f"index={index}," in after.attributes + ",")
 
 
 def axes_along(kind: str, size: int, groups: Groups | None, mesh: Mesh) -> tuple[str, ...]:

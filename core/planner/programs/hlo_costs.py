@@ -94,7 +94,9 @@ def _products(module: HloModule, inside: Computation, one: Instruction) -> tuple
     total, most, dtype = 0.0, 0.0, ""
     for name in one.called:
         body = module.computations.get(name)
-        for inner in body.instructions.values() if body else ():
+        if body is None:
+            continue
+        for inner in body.instructions.values():
             flops, kind = _products(module, body, inner)
             total += flops
             if flops > most:

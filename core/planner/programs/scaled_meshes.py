@@ -155,7 +155,9 @@ def scaled_back(
             f"devices along one axis, so the numbers cannot be scaled. {_OTHERWISE}"
         )
     factors = {
-        key: _Sums(*(_factor(a, b, scale) for a, b in zip(one, few.get(key, one), strict=True)))
+        key: _AlikeTotals(
+            *(_factor(a, b, scale) for a, b in zip(one, few.get(key, one), strict=True))
+        )
         for key, one in many.items()
     }
     ops = tuple(_times(op, factors[_key(op)]) for op in large.ops)
@@ -182,7 +184,7 @@ def scaled_back(
     return dataclasses.replace(large, ops=ops, memory=memory)
 
 
-class _Sums(NamedTuple):
+class _AlikeTotals(NamedTuple):
     """Of operations that are alike: what they compute, move and send together."""
 
     flops: float = 0.0
@@ -204,11 +206,11 @@ def _key(op: DeviceOp) -> Key:
     return name, op.line, op.dtype, op.axes, op.times
 
 
-def _sums(ops: tuple[DeviceOp, ...]) -> dict[Key, _Sums]:
-    found: dict[Key, _Sums] = {}
+def _sums(ops: tuple[DeviceOp, ...]) -> dict[Key, _AlikeTotals]:
+    found: dict[Key, _AlikeTotals] = {}
     for op in ops:
-        one = found.get(_key(op), _Sums())
-        found[_key(op)] = _Sums(
+        one = found.get(_key(op), _AlikeTotals())
+        found[_key(op)] = _AlikeTotals(
             one.flops + op.flops, one.bytes + op.bytes, one.sent + op.sent, max(one.live, op.live)
         )
     return found
@@ -218,7 +220,7 @@ def _factor(large: float, small: float, scale: Callable[[float, float], float]) 
     return scale(large, small) / large if large else 1.0
 
 
-def _times(op: DeviceOp, factors: _Sums) -> DeviceOp:
+def _times(op: DeviceOp, factors: _AlikeTotals) -> DeviceOp:
     return dataclasses.replace(
         op,
         flops=op.flops * factors.flops,

@@ -91,10 +91,7 @@ def _added(module: HloModule, inside: Computation, user: Instruction, name: str)
         }
     else:
         return frozenset()
-    groups = {
-        operand: _GROUPS.search(inside.instructions[operand].attributes)
-        for operand in given.values()
-    }
+    groups = {operand: _groups(inside.instructions[operand]) for operand in given.values()}
     start = next((one for one, operand in given.items() if operand == name), None)
     found: frozenset[str] = frozenset()
     while start is not None:
@@ -103,10 +100,15 @@ def _added(module: HloModule, inside: Computation, user: Instruction, name: str)
             break
         start = sums[0].name
         terms = _terms(body, start, given)
-        if terms is None or len({groups[one][1] if groups[one] else "" for one in terms}) > 1:
+        if terms is None or len({groups[one] for one in terms}) > 1:
             break
         found = terms
     return found
+
+
+def _groups(one: Instruction) -> str:
+    found = _GROUPS.search(one.attributes)
+    return found[1] if found else ""
 
 
 def _terms(inside: Computation, name: str, given: dict[str, str]) -> frozenset[str] | None:

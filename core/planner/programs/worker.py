@@ -107,9 +107,9 @@ def _compiled(folder: Path, request: dict[str, Any], dumped: Path) -> dict[str, 
         text = compiled.as_text() or ""
         stats = compiled.memory_analysis()
         found["memory"] = {name: int(getattr(stats, name, 0)) for name in _MEMORY}
-        costs = compiled.cost_analysis()
-        costs = costs[0] if isinstance(costs, list) and costs else costs
-        found["cost"] = {name: float(value) for name, value in (costs or {}).items()}
+        costs: Any = compiled.cost_analysis() or {}
+        costs = costs[0] if isinstance(costs, list) else costs
+        found["cost"] = {name: float(value) for name, value in costs.items()}
     except jax.errors.JaxRuntimeError as error:
         text = _last_dumped(dumped, request["keep"])
         if not text:

@@ -103,6 +103,9 @@ ENTRY %main (p: f32[8]) -> f32[8] {
 def test_a_loop_that_says_nothing_is_counted():
     (one,) = [op for op in device_ops(parsed(LOOP), MESH, {}) if op.is_collective]
     assert (one.times, one.axes, one.sent) == (5, ("model",), 32)  # 1, 3, 5, 7, 9
+    assert one.waits  # for what the run before made of it
+    kept = LOOP.replace("tuple(%next, %r, %n)", "tuple(%next, %x, %n)")
+    assert not next(op for op in device_ops(parsed(kept), MESH, {}) if op.is_collective).waits
 
 
 def test_a_loop_of_unknown_length_counts_once():

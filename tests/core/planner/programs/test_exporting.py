@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.programs.exporting import exported
+from isoshard.core.planner.programs.planning_errors import PlanningError
 from isoshard.core.planner.traced.traced_step import StepInput, StepResult, TracedStep
 from tests.core.planner.programs.sample_steps import layers
 
@@ -118,3 +119,21 @@ def test_64_bits_stay():
     step = by_hand(lambda a: a * 2, 1, (0,), dtype="float64", wide=True)
     found = exported(step, "cpu")
     assert found.wide and read(found).in_avals[0].dtype == np.float64
+
+
+def test_keys_of_random_generators_are_inputs(tmp_path):
+    whole = NamedSharding(MESH, PartitionSpec())
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    program = jax.make_jaxpr(lambda k: jax.random.normal(k, (8, 8)))(key)
+    one = StepInput("key", "random", (), np.dtype("uint32"), whole)
+    step = TracedStep("draw", "jax", program, (one,), (StepResult("x", None, whole),), MESH)
+    assert str(read(exported(step, "tpu")).in_avals[0].dtype) == "key<fry>"
+
+
+def test_what_calls_the_host_cannot_be_exported():
+    def speaks(x):
+        jax.debug.callback(lambda x: None, x)
+        return x * 2
+
+    with pytest.raises(PlanningError, match="step cannot be lowered for 'tpu'"):
+        exported(by_hand(speaks, 1, (None,)), "tpu")

@@ -65,6 +65,20 @@ def test_what_can_be_made_again_is_not_kept():
     assert liveness(module, fused=True, dots=True).temporary == 3 * one
 
 
+def test_what_is_made_of_many_is_kept():
+    """A residual stream could be made again from all layers; no compiler does."""
+    text = FUSED.replace("%t = f32[64,64]{1,0} tanh(%x)", "%t = f32[64,64]{1,0} add(%x, %o)")
+    text = text.replace(
+        "  %x =",
+        "  %o = f32[64,64]{1,0} dot(%p, %p), lhs_contracting_dims={0}, rhs_contracting_dims={0}\n"
+        "  %x =",
+    ).replace("add(%u, %x)", "add(%u, %o)")
+    module, one = parsed(text), 64 * 64 * 4
+    assert liveness(module).temporary == 4 * one  # o, t, y, z
+    assert liveness(module, fused=True).temporary == 4 * one
+    assert liveness(module, fused=True, dots=True).temporary >= 4 * one
+
+
 def test_a_loop_keeps_its_carry_once():
     def run(x, w):
         return jax.lax.scan(lambda x, w: (jnp.sin(x @ w), None), x, w)[0]
