@@ -14,6 +14,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from isoshard.core.planner.traced.traced_step import MODULE
 
 Tree = dict[str, Any]
 Loss = Callable[[Any, Any], jax.Array]
@@ -61,19 +64,24 @@ def _half(x: jax.Array) -> jax.Array:
     return x.astype(jnp.bfloat16)
 
 
-def _linear(layer: Tree, x: jax.Array) -> jax.Array:
+def _module(name: str, x: jax.Array) -> jax.Array:
+    """Say that `x` is the output of a module."""
+    return checkpoint_name(x, MODULE + name)
+
+
+def _linear(layer: Tree, x: jax.Array, name: str) -> jax.Array:
     y = x @ _half(layer["weight"]).T
-    return y + _half(layer["bias"]) if "bias" in layer else y
+    return _module(name, y + _half(layer["bias"]) if "bias" in layer else y)
 
 
 def _dense(out: int, into: int, *, bias: bool = False) -> Tree:
     return {"weight": _f32(out, into)} | ({"bias": _f32(out)} if bias else {})
 
 
-def _norm(layer: Tree, x: jax.Array) -> jax.Array:
+def _norm(layer: Tree, x: jax.Array, name: str) -> jax.Array:
     wide = x.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)
-    return _half(wide * layer["weight"])
+    return _module(name, _half(wide * layer["weight"]))
 
 
 def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -86,10 +94,12 @@ def _one_hot(labels: jax.Array, size: int) -> jax.Array:
     return labels[..., None] == jnp.arange(size)
 
 
-def _attention(layer: Tree, x: jax.Array, heads: int, kv_heads: int, *, causal: bool) -> jax.Array:
-    q = _linear(layer["q_proj"], x)
-    k, v = _linear(layer["k_proj"], x), _linear(layer["v_proj"], x)
-    return _linear(layer["o_proj"], _heads(q, k, v, heads, kv_heads, causal=causal))
+def _attention(
+    layer: Tree, x: jax.Array, heads: int, kv_heads: int, name: str, *, causal: bool
+) -> jax.Array:
+    q, k, v = (_linear(layer[one], x, f"{name}.{one}") for one in ("q_proj", "k_proj", "v_proj"))
+    mixed = _heads(q, k, v, heads, kv_heads, causal=causal)
+    return _linear(layer["o_proj"], mixed, f"{name}.o_proj")
 
 
 def _heads(
@@ -114,7 +124,7 @@ def mlp(*, layers: int = 8, width: int = 8192, batch: int = 4096) -> Family:
     def loss(params: Any, batch: Any) -> jax.Array:
         x = _half(batch["x"])
         for number in range(layers):
-            x = jax.nn.relu(_linear(params["layers"][str(number)], x))
+            x = jax.nn.relu(_linear(params["layers"][str(number)], x, f"layers.{number}"))
         return jnp.mean((x.astype(jnp.float32) - batch["y"]) ** 2)
 
     params = {"layers": {str(n): _dense(width, width, bias=True) for n in range(layers)}}
@@ -128,15 +138,18 @@ def gpt2(
     """GPT-2: fused query, key and value, learned positions, the head tied to the embedding."""
 
     def loss(params: Any, batch: Any) -> jax.Array:
-        x = _half(params["wte"]["weight"])[batch["tokens"]] + _half(params["wpe"]["weight"])
+        x = _module("wte", _half(params["wte"]["weight"])[batch["tokens"]])
+        x = x + _half(params["wpe"]["weight"])
         for number in range(layers):
-            layer = params["h"][str(number)]
-            qkv = _linear(layer["attn"]["c_attn"], _norm(layer["ln_1"], x))
+            layer, name = params["h"][str(number)], f"h.{number}"
+            y = _norm(layer["ln_1"], x, f"{name}.ln_1")
+            qkv = _linear(layer["attn"]["c_attn"], y, f"{name}.attn.c_attn")
             mixed = _heads(*jnp.split(qkv, 3, -1), heads, heads, causal=True)
-            x = x + _linear(layer["attn"]["c_proj"], mixed)
-            up = _linear(layer["mlp"]["c_fc"], _norm(layer["ln_2"], x))
-            x = x + _linear(layer["mlp"]["c_proj"], jax.nn.gelu(up))
-        logits = _norm(params["ln_f"], x) @ _half(params["wte"]["weight"]).T
+            x = x + _linear(layer["attn"]["c_proj"], mixed, f"{name}.attn.c_proj")
+            y = _norm(layer["ln_2"], x, f"{name}.ln_2")
+            up = jax.nn.gelu(_linear(layer["mlp"]["c_fc"], y, f"{name}.mlp.c_fc"))
+            x = _module(name, x + _linear(layer["mlp"]["c_proj"], up, f"{name}.mlp.c_proj"))
+        logits = _norm(params["ln_f"], x, "ln_f") @ _half(params["wte"]["weight"]).T
         return _cross_entropy(logits, batch["labels"])
 
     block = {
@@ -168,24 +181,30 @@ def llama(
 ) -> Family:  # fmt: skip
     """Llama 3 of 8B, each layer computed again in the backward pass."""
 
-    @jax.checkpoint
-    def block(layer: Tree, x: jax.Array) -> jax.Array:
+    @functools.partial(jax.checkpoint, static_argnums=2)
+    def block(layer: Tree, x: jax.Array, name: str) -> jax.Array:
+        y = _norm(layer["input_layernorm"], x, f"{name}.input_layernorm")
         attention = layer["self_attn"]
-        x = x + _attention(
-            attention, _norm(layer["input_layernorm"], x), heads, kv_heads, causal=True
+        x = x + _attention(attention, y, heads, kv_heads, f"{name}.self_attn", causal=True)
+        y = _norm(layer["post_attention_layernorm"], x, f"{name}.post_attention_layernorm")
+        gate, up = (
+            _linear(layer["mlp"][one], y, f"{name}.mlp.{one}") for one in ("gate_proj", "up_proj")
         )
-        y = _norm(layer["post_attention_layernorm"], x)
-        gate = jax.nn.silu(_linear(layer["mlp"]["gate_proj"], y))
-        return x + _linear(layer["mlp"]["down_proj"], gate * _linear(layer["mlp"]["up_proj"], y))
+        down = _linear(layer["mlp"]["down_proj"], jax.nn.silu(gate) * up, f"{name}.mlp.down_proj")
+        return _module(name, x + down)
 
     def loss(params: Any, batch: Any) -> jax.Array:
-        x = _half(params["embed_tokens"]["weight"])[batch["tokens"]]
+        x = _module("embed_tokens", _half(params["embed_tokens"]["weight"])[batch["tokens"]])
         if stacked:
-            x = jax.lax.scan(lambda x, layer: (block(layer, x), None), x, params["layers"])[0]
+
+            def layer(x: jax.Array, layer: Tree) -> tuple[jax.Array, None]:
+                return block(layer, x, "layers"), None
+
+            x = jax.lax.scan(layer, x, params["layers"])[0]
         else:
             for number in range(layers):
-                x = block(params["layers"][str(number)], x)
-        logits = _linear(params["lm_head"], _norm(params["norm"], x))
+                x = block(params["layers"][str(number)], x, f"layers.{number}")
+        logits = _linear(params["lm_head"], _norm(params["norm"], x, "norm"), "lm_head")
         return _cross_entropy(logits, batch["labels"])
 
     key = width // heads * kv_heads
@@ -223,8 +242,9 @@ def mixtral(
     """Mixtral of 8 x 7B: two experts of eight for each token, with a capacity."""
     capacity = 2 * length // experts * 5 // 4
 
-    def moe(layer: Tree, x: jax.Array) -> jax.Array:
-        scores = jax.nn.softmax(_linear(layer["gate"], x).astype(jnp.float32), -1)
+    def moe(layer: Tree, x: jax.Array, name: str) -> jax.Array:
+        scores = _linear(layer["gate"], x, f"{name}.gate")
+        scores = jax.nn.softmax(scores.astype(jnp.float32), -1)
         chosen = scores >= jax.lax.top_k(scores, 2)[0][..., 1:]
         place = jnp.cumsum(chosen, 1) * chosen - 1
         send = _half(_one_hot(place, capacity))
@@ -232,22 +252,22 @@ def mixtral(
         up = jax.nn.silu(jnp.einsum("xbce,xfe->xbcf", taken, _half(layer["experts"]["w1"])))
         up = up * jnp.einsum("xbce,xfe->xbcf", taken, _half(layer["experts"]["w3"]))
         down = jnp.einsum("xbcf,xef->xbce", up, _half(layer["experts"]["w2"]))
+        down = _module(f"{name}.experts", down)
         return jnp.einsum("bsxc,xbce->bse", send * _half(scores)[..., None], down)
 
-    @jax.checkpoint
-    def block(layer: Tree, x: jax.Array) -> jax.Array:
+    @functools.partial(jax.checkpoint, static_argnums=2)
+    def block(layer: Tree, x: jax.Array, name: str) -> jax.Array:
+        y = _norm(layer["input_layernorm"], x, f"{name}.input_layernorm")
         attention = layer["self_attn"]
-        x = x + _attention(
-            attention, _norm(layer["input_layernorm"], x), heads, kv_heads, causal=True
-        )
-        y = _norm(layer["post_attention_layernorm"], x)
-        return x + moe(layer["block_sparse_moe"], y)
+        x = x + _attention(attention, y, heads, kv_heads, f"{name}.self_attn", causal=True)
+        y = _norm(layer["post_attention_layernorm"], x, f"{name}.post_attention_layernorm")
+        return _module(name, x + moe(layer["block_sparse_moe"], y, f"{name}.block_sparse_moe"))
 
     def loss(params: Any, batch: Any) -> jax.Array:
-        x = _half(params["embed_tokens"]["weight"])[batch["tokens"]]
+        x = _module("embed_tokens", _half(params["embed_tokens"]["weight"])[batch["tokens"]])
         for number in range(layers):
-            x = block(params["layers"][str(number)], x)
-        logits = _linear(params["lm_head"], _norm(params["norm"], x))
+            x = block(params["layers"][str(number)], x, f"layers.{number}")
+        logits = _linear(params["lm_head"], _norm(params["norm"], x, "norm"), "lm_head")
         return _cross_entropy(logits, batch["labels"])
 
     key = width // heads * kv_heads
@@ -286,18 +306,21 @@ def vit(
     """ViT of size L: patches by one linear layer, learned positions, the mean as the class."""
     length = (image // patch) ** 2
 
-    @jax.checkpoint
-    def block(layer: Tree, x: jax.Array) -> jax.Array:
-        x = x + _attention(layer["attn"], _norm(layer["norm1"], x), heads, heads, causal=False)
-        up = jax.nn.gelu(_linear(layer["mlp"]["fc1"], _norm(layer["norm2"], x)))
-        return x + _linear(layer["mlp"]["fc2"], up)
+    @functools.partial(jax.checkpoint, static_argnums=2)
+    def block(layer: Tree, x: jax.Array, name: str) -> jax.Array:
+        y = _norm(layer["norm1"], x, f"{name}.norm1")
+        x = x + _attention(layer["attn"], y, heads, heads, f"{name}.attn", causal=False)
+        y = _norm(layer["norm2"], x, f"{name}.norm2")
+        up = jax.nn.gelu(_linear(layer["mlp"]["fc1"], y, f"{name}.mlp.fc1"))
+        return _module(name, x + _linear(layer["mlp"]["fc2"], up, f"{name}.mlp.fc2"))
 
     def loss(params: Any, batch: Any) -> jax.Array:
         patches = _half(batch["patches"])
-        x = _linear(params["patch_embed"]["proj"], patches) + _half(params["pos_embed"])
+        x = _linear(params["patch_embed"]["proj"], patches, "patch_embed.proj")
+        x = x + _half(params["pos_embed"])
         for number in range(layers):
-            x = block(params["blocks"][str(number)], x)
-        logits = _linear(params["head"], jnp.mean(_norm(params["norm"], x), 1))
+            x = block(params["blocks"][str(number)], x, f"blocks.{number}")
+        logits = _linear(params["head"], jnp.mean(_norm(params["norm"], x, "norm"), 1), "head")
         return _cross_entropy(logits, batch["labels"])
 
     one = {
@@ -325,29 +348,30 @@ def unet(
 ) -> Family:
     """A U-Net: two convolutions a level, down by strides, up by repeating, skips joined."""
 
-    def conv(layer: Tree, x: jax.Array, stride: int = 1) -> jax.Array:
+    def conv(layer: Tree, x: jax.Array, name: str, stride: int = 1) -> jax.Array:
         y = jax.lax.conv_general_dilated(
             x, _half(layer["weight"]), (stride, stride), "SAME",
             dimension_numbers=("NHWC", "OIHW", "NHWC"),
         )  # fmt: skip
-        return y + _half(layer["bias"])
+        return _module(name, y + _half(layer["bias"]))
 
-    def double(layer: Tree, x: jax.Array) -> jax.Array:
-        return jax.nn.relu(conv(layer["conv2"], jax.nn.relu(conv(layer["conv1"], x))))
+    def double(layer: Tree, x: jax.Array, name: str) -> jax.Array:
+        x = jax.nn.relu(conv(layer["conv1"], x, f"{name}.conv1"))
+        return jax.nn.relu(conv(layer["conv2"], x, f"{name}.conv2"))
 
     def loss(params: Any, batch: Any) -> jax.Array:
         x, skips = _half(batch["image"]), []
         for number in range(len(widths)):
-            level = params["down"][str(number)]
-            x = double(level, x)
+            level, name = params["down"][str(number)], f"down.{number}"
+            x = double(level, x, name)
             if number < len(widths) - 1:
                 skips.append(x)
-                x = conv(level["pool"], x, 2)
+                x = conv(level["pool"], x, f"{name}.pool", 2)
         for number, skip in enumerate(reversed(skips)):
-            level = params["up"][str(number)]
-            x = jnp.repeat(jnp.repeat(conv(level["grow"], x), 2, 1), 2, 2)
-            x = double(level, jnp.concatenate([x, skip], -1))
-        x = conv(params["out"], x)
+            level, name = params["up"][str(number)], f"up.{number}"
+            x = jnp.repeat(jnp.repeat(conv(level["grow"], x, f"{name}.grow"), 2, 1), 2, 2)
+            x = double(level, jnp.concatenate([x, skip], -1), name)
+        x = conv(params["out"], x, "out")
         return jnp.mean((x.astype(jnp.float32) - batch["target"]) ** 2)
 
     def weight(out: int, into: int, size: int = 3) -> Tree:
@@ -378,20 +402,22 @@ def dlrm(
 ) -> Family:  # fmt: skip
     """Embedding tables of very different sizes, between a small MLP below and one above."""
 
-    def chain(layers: Tree, x: jax.Array) -> jax.Array:
+    def chain(layers: Tree, x: jax.Array, name: str) -> jax.Array:
         for number in range(len(layers)):
-            x = jax.nn.relu(_linear(layers[str(number)], x))
+            x = jax.nn.relu(_linear(layers[str(number)], x, f"{name}.{number}"))
         return x
 
     def loss(params: Any, batch: Any) -> jax.Array:
-        dense = chain(params["bottom"], _half(batch["dense"]))
+        dense = chain(params["bottom"], _half(batch["dense"]), "bottom")
+        tables = params["tables"]
         found = [
-            _half(params["tables"][str(n)]["weight"][batch["sparse"][:, n]])
+            _half(_module(f"tables.{n}", tables[str(n)]["weight"][batch["sparse"][:, n]]))
             for n in range(len(rows))
         ]
         features = jnp.stack([dense, *found], 1)
         pairs = jnp.einsum("bie,bje->bij", features, features).reshape(features.shape[0], -1)
-        logits = _linear(params["over"], chain(params["top"], jnp.concatenate([dense, pairs], -1)))
+        above = chain(params["top"], jnp.concatenate([dense, pairs], -1), "top")
+        logits = _linear(params["over"], above, "over")
         return jnp.mean(jax.nn.softplus(logits.astype(jnp.float32)[:, 0]) - batch["clicks"])
 
     def layers(*sizes: int) -> Tree:

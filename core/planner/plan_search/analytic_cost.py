@@ -177,6 +177,17 @@ class AnalyticCost:
         """
         return self._known[self._group(number, choice)]
 
+    def output_layout(self, module: str, choice: Choice) -> ArrayLayout:
+        """How the output of a module lies.
+
+        Args:
+            module: its name.
+            choice: what is chosen.
+        """
+        number = self.program.modules[module]
+        groups = [self._group(n, choice) for n in range(len(self.program.dimensions.groups))]
+        return self._known[self._value(number, self.program.values[number], choice, groups)]
+
     def _number(self, layout: ArrayLayout) -> int:
         number = self._numbers.get(layout)
         if number is None:

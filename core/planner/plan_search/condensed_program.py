@@ -17,6 +17,7 @@ from ..axes.factors import DimensionRule
 from ..axes.flat_program import CONSTANT, FlatOp
 from ..axes.flops import flops_of, is_product
 from ..traced.traced_step import TracedStep
+from .constrained_step import module_of
 from .named_dimensions import NamedDimensions
 
 _SILENT = frozenset(
@@ -96,6 +97,7 @@ class CondensedProgram:
             them take memory there.
         resting: of each group, bytes of parameters and of optimizer state, of the whole.
         rest: bytes of inputs that are in no group; every device has them.
+        modules: kinds of the outputs of modules, by name.
     """
 
     dimensions: NamedDimensions
@@ -107,6 +109,7 @@ class CondensedProgram:
     moments: tuple[Mapping[int, int], ...]
     resting: tuple[int, ...]
     rest: int
+    modules: Mapping[str, int]
 
     @property
     def flops(self) -> float:
@@ -134,8 +137,12 @@ def condensed(step: TracedStep, dimensions: NamedDimensions) -> CondensedProgram
     traffic = (collections.Counter[int](), collections.Counter[int]())
     for value in flat.inputs:
         counts[kinds[value]] += 1
+    modules: dict[str, int] = {}
     for listed in listing.ops:
         op = listed.op
+        module = None if op.equation is None else module_of(op.equation)
+        if module is not None:
+            modules.setdefault(module, kinds[op.results[0]])
         for one in op.results:
             counts[kinds[one]] += listed.times
         if op.bodies or (op.name == "stack" and op.equation.primitive.name == "scan"):
@@ -158,7 +165,7 @@ def condensed(step: TracedStep, dimensions: NamedDimensions) -> CondensedProgram
     resting, rest = _resting(step, dimensions)
     return CondensedProgram(
         dimensions, values, tuple(counts), tuple(found), tuple(found.values()), traffic,
-        tuple(moments), resting, rest,
+        tuple(moments), resting, rest, modules,
     )  # fmt: skip
 
 

@@ -48,6 +48,20 @@ def rules_of(specs: Mapping[str, PartitionSpec]) -> dict[str, PartitionSpec | No
     return rules | dict.fromkeys(["*"] if missing else [])
 
 
+def activation_rules_of(specs: Mapping[str, PartitionSpec]) -> dict[str, PartitionSpec]:
+    """What a plan says of the outputs of modules; those that lie whole are left to the compiler.
+
+    Args:
+        specs: of the outputs, by the name of the module.
+    """
+    rules = dict[str, PartitionSpec]()
+    for pattern, names in _patterns(specs).items():
+        spec = specs[names[0]]
+        if len(spec):
+            rules.setdefault(_shortened(pattern, names, specs), spec)
+    return rules
+
+
 def input_rules_of(specs: Mapping[str, PartitionSpec]) -> object:
     """What a plan says of the batch: one spec, or one for each name.
 

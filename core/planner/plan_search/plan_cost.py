@@ -9,8 +9,14 @@ from typing import Literal
 
 from jax.sharding import Mesh, NamedSharding
 
+from ..axes.trace_depth import by_tracing
+from ..costs.device_program import DeviceProgram
+from ..costs.roofline import time_of
+from ..programs.compiling import by_partitioner
+from ..traced.traced_step import TracedStep
 from .analytic_cost import AnalyticCost, Choice, ChoiceCost
 from .condensed_program import CondensedProgram
+from .constrained_step import constrained
 from .fixed_rules import forced_layouts
 
 SearchDepth = Literal["kinds", "trace", "partition"]
@@ -42,6 +48,35 @@ class PlanCost:
     def fits(self) -> bool:
         """Whether one device has the memory."""
         return self.memory <= self.capacity
+
+
+def cost_of(
+    step: TracedStep,
+    layouts: Mapping[str, NamedSharding],
+    mesh: Mesh,
+    capacity: int,
+    *,
+    outputs: Mapping[str, NamedSharding] | None = None,
+    depth: SearchDepth = "trace",
+) -> PlanCost:
+    """The cost of layouts, by the traced program or XLA's partitioner.
+
+    Args:
+        step: the step.
+        layouts: of parameters, buffers and the batch, by name.
+        mesh: that they are over.
+        capacity: bytes of one device.
+        outputs: of modules, by name; others are left to the partitioner.
+        depth: "trace" or "partition".
+    """
+    laid = step.laid_out(layouts, mesh)
+    if outputs:
+        laid = dataclasses.replace(laid, program=constrained(laid.program, outputs))
+    program: DeviceProgram = by_tracing(laid) if depth == "trace" else by_partitioner(laid)
+    found, _ = time_of(program, mesh)
+    return PlanCost(
+        found.overlapped, found.busy, found.collectives, program.memory.peak, capacity, depth
+    )
 
 
 def by_kinds(found: ChoiceCost, mesh: Mesh, capacity: int) -> PlanCost:

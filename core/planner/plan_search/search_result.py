@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 
 from jax.sharding import Mesh
 
 from isoshard.core.plan import Plan
 from isoshard.core.runtime.metrics import human_bytes
 
+from ..traced.traced_step import TracedStep
+from .close_look import SeenPlan, layouts_of_choice
 from .plan_cost import PlanCost
 
 
@@ -95,6 +99,37 @@ def why_lost(one: PlanCost, best: PlanCost) -> str:
     if share < 5e-4:
         return "as fast, with more to say"
     return f"{share:.1%} slower, by {_time(more[reason])} more of {reason}"
+
+
+def nothing_fits(step: TracedStep, found: Sequence[SeenPlan]) -> str:
+    """The message of a search that found nothing.
+
+    Args:
+        step: the step.
+        found: what it looked at; not empty.
+    """
+    least = min(found, key=lambda one: one.cost.memory)
+    mesh, cost = least.candidate.mesh, least.cost
+    layouts = layouts_of_choice(step, least.candidate.cost, least.candidate.choice)
+    resting = sum(one.bytes_per_device for one in step.laid_out(layouts, mesh).inputs)
+    more = math.ceil(mesh.size * cost.memory / cost.capacity)
+    ways = _ways_out(step, resting > cost.memory / 2)
+    return (
+        f"{step.name}: no plan fits in the {human_bytes(cost.capacity)} of a device. The least "
+        f"needs {human_bytes(cost.memory)}, {human_bytes(cost.memory - cost.capacity)} too much; "
+        f"of it {human_bytes(resting)} rest between steps. What would help: more devices (about "
+        f"{more}, not {mesh.size}), {', '.join(ways)}"
+    )
+
+
+def _ways_out(step: TracedStep, rests: bool) -> list[str]:
+    ways = ["a smaller batch"]
+    again = ("remat", "remat2", "checkpoint")
+    if not any(one.primitive.name in again for one in step.program.jaxpr.eqns):
+        ways.append("layers computed again in the backward pass (jax.checkpoint)")
+    if any(one.role == "parameter" and one.dtype.itemsize > 2 for one in step.inputs):
+        ways.append("parameters or optimizer state in bfloat16")
+    return ways[::-1] if rests else ways
 
 
 def _cost(cost: PlanCost) -> str:

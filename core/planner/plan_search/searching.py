@@ -20,49 +20,39 @@ True
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from isoshard.core.errors import ShardingError
-from isoshard.core.frameworks import framework_of
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.plan import Plan
-from isoshard.core.runtime.metrics import human_bytes
 
-from ..axes.factor_layouts import ArrayLayout
 from ..machine.topologies import Topology, topology_of
-from ..traced.jax_steps import traced_jax_step
+from ..traced.of_step import traced_step
 from ..traced.traced_step import TracedStep
-from .analytic_cost import AnalyticCost, Choice
-from .beam_search import EACH_RULE, BeamSearch, Scored
+from .analytic_cost import AnalyticCost
+from .beam_search import BeamSearch
+from .close_look import Candidate, SeenPlan, partitioned, seen
 from .condensed_program import CondensedProgram, condensed
-from .fixed_rules import fixed_layouts, forced_layouts, joined
-from .found_rules import input_rules_of, rules_of
+from .fixed_rules import fixed_layouts, forced_layouts
 from .mesh_shapes import Where, meshes_for
 from .named_dimensions import named_dimensions
-from .plan_cost import SearchDepth, by_kinds
-from .search_result import RunnerUp, SearchResult, why_lost
+from .plan_cost import SearchDepth
+from .search_result import RunnerUp, SearchResult, nothing_fits, why_lost
 
 MESHES = 3
 """So many meshes are looked at closely, those that start best."""
-_AGAIN = ("remat", "remat2", "checkpoint")
+NEAR = 1.2
+"""What is slower than the best by this, by kinds, is not looked at more closely."""
+TRIES = 3
+"""So often the search goes on with less memory, if what it found does not fit after all."""
+PARTITIONED = 2
+"""So many plans are given to XLA's partitioner."""
 MARGIN = 0.92
 """Of a device's memory, what a choice may need by the estimate by kinds."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Candidate:
-    scored: Scored
-    cost: AnalyticCost
-
-    @property
-    def mesh(self) -> Mesh:
-        return self.cost.mesh
 
 
 def search(
@@ -74,6 +64,8 @@ def search(
     fixed: Plan | None = None,
     candidates: int = 4,
     depth: SearchDepth = "trace",
+    kwargs: Mapping[str, Any] | None = None,
+    batch: Collection[str] | None = None,
 ) -> SearchResult:
     """Find the plan under which a step is fastest, and fits.
 
@@ -87,6 +79,9 @@ def search(
         fixed: rules of your own, which stay; the rest is found.
         candidates: how many plans of different strategies are looked at closely.
         depth: how closely: "kinds" of operations, the traced program, or XLA's partitioner.
+        kwargs: keyword arguments of the step.
+        batch: of a JAX function, the names of the arguments that are inputs; by default those that
+            it does not give back.
 
     Returns:
         The plan, its mesh, its cost, and the others with the reasons why they lost.
@@ -97,49 +92,54 @@ def search(
     """
     started = time.monotonic()
     first = meshes_for(mesh)[0]
-    traced = step if isinstance(step, TracedStep) else _traced(step, args or (), first)
+    if isinstance(step, TracedStep):
+        traced = step
+    else:
+        traced = traced_step(step, args or (), kwargs or {}, first, batch=batch)
     program = condensed(traced, named_dimensions(traced))
-    beams = []
+    costs = []
     for one in meshes_for(mesh, _experts(program)):
         given = fixed_layouts(fixed, traced, one)
-        cost = AnalyticCost(program, one, forced_layouts(given, program.dimensions.groups, one))
-        beams.append(BeamSearch(cost, MARGIN * _capacity(one, memory)))
-    beams.sort(key=lambda one: one.begin())
-    best_of = dict[object, _Candidate]()
-    for beam in beams[:MESHES]:
-        for scored in beam.run(candidates):
-            one = _Candidate(scored, beam.cost)
-            strategy = beam.strategy(scored.choice)
-            held = best_of.get(strategy)
-            if held is None or scored.score < held.scored.score:
-                best_of[strategy] = one
-    found = sorted(best_of.values(), key=lambda one: one.scored.score)
-    written = {
-        (tuple(one.mesh.shape.items()), plan_of(traced, one, fixed)): one
-        for one in reversed(found[: 3 * candidates])
-    }
-    found = sorted(written.values(), key=lambda one: one.scored.score)
-    plans = [plan_of(traced, one, fixed) for one in found]
-    costs = [
-        by_kinds(one.scored.cost, one.mesh, _capacity(one.mesh, memory))
-        for one, _ in zip(found, plans, strict=False)
-    ]
-
-    def order(number: int) -> tuple[bool, float, int]:
-        said = len(plans[number].rules) + len(found[number].mesh.axis_names)
-        return not costs[number].fits, costs[number].seconds * (1 + EACH_RULE * said), number
-
-    best, *rest = sorted(range(len(costs)), key=order)[:candidates]
-    if not costs[best].fits:
-        raise ShardingError(_nothing_fits(traced, found, memory))
-    others = tuple(
-        RunnerUp(plans[n], found[n].mesh, costs[n], why_lost(costs[n], costs[best])) for n in rest
-    )
+        forced = forced_layouts(given, program.dimensions.groups, one)
+        costs.append(AnalyticCost(program, one, forced))
+    evaluated, share = 0, MARGIN
+    found: list[SeenPlan] = []
+    for _ in range(TRIES):
+        beams = [BeamSearch(one, share * _capacity(one.mesh, memory)) for one in costs]
+        chosen = _chosen(beams, 2 * candidates)
+        evaluated += sum(len(beam.seen) for beam in beams)
+        for one in chosen:
+            near = one.scored.score <= NEAR * chosen[0].scored.score
+            found.append(
+                seen(traced, one, fixed, _capacity(one.mesh, memory), depth if near else "kinds")
+            )
+        closest = found[0].cost.depth
+        found = sorted(found, key=lambda one: (one.cost.depth != closest, *one.order))
+        if found[0].cost.fits or depth == "kinds":
+            break
+        tightest = min(found, key=lambda one: one.cost.memory)
+        share *= min(0.9, tightest.cost.capacity / tightest.cost.memory)
+    if depth == "partition":
+        best = [partitioned(traced, one) for one in found[:PARTITIONED]]
+        found = [*sorted(best, key=lambda one: one.order), *found[PARTITIONED:]]
+    if not found[0].cost.fits:
+        raise ShardingError(nothing_fits(traced, found))
+    written: dict[object, SeenPlan] = {}
+    for one in found:
+        written.setdefault((tuple(one.candidate.mesh.shape.items()), one.plan), one)
+    best, *rest = list(written.values())[:candidates]
     return SearchResult(
-        plans[best], found[best].mesh, costs[best], others,
-        min(beam.cost.least_seconds() for beam in beams),
-        sum(len(beam.seen) for beam in beams), time.monotonic() - started,
-    )  # fmt: skip
+        best.plan,
+        best.candidate.mesh,
+        best.cost,
+        tuple(
+            RunnerUp(one.plan, one.candidate.mesh, one.cost, why_lost(one.cost, best.cost))
+            for one in rest
+        ),
+        min(one.least_seconds() for one in costs),
+        evaluated,
+        time.monotonic() - started,
+    )
 
 
 def plan_for(
@@ -170,59 +170,17 @@ def plan_for(
     return search(step, args, as_mesh(mesh), memory=memory, fixed=fixed).plan
 
 
-def layouts_of_choice(
-    step: TracedStep, cost: AnalyticCost, choice: Choice
-) -> dict[str, NamedSharding]:
-    """The layout of each parameter, buffer and array of the batch.
-
-    Args:
-        step: the step.
-        cost: of the mesh.
-        choice: over it.
-    """
-    of_group = {
-        name: _spec(cost.group_layout(number, choice), cost.mesh)
-        for number, group in enumerate(cost.program.dimensions.groups)
-        for name in group.names
-    }
-    return {
-        one.name: NamedSharding(cost.mesh, of_group[one.name])
-        for one in step.inputs
-        if one.name in of_group
-    }
-
-
-def plan_of(step: TracedStep, candidate: _Candidate, fixed: Plan | None) -> Plan:
-    """The plan that says what a candidate chose."""
-    layouts = layouts_of_choice(step, candidate.cost, candidate.scored.choice)
-    decided = {} if fixed is None or fixed.product else fixed_layouts(fixed, step, candidate.mesh)
-    model: dict[str, PartitionSpec] = {}
-    batch: dict[str, PartitionSpec] = {}
-    for one in step.inputs:
-        if one.name in layouts and not one.name.startswith("closed_over."):
-            if one.role == "input":
-                batch[one.name] = layouts[one.name].spec
-            elif one.name not in decided:
-                model[one.name] = layouts[one.name].spec
-    more = {"inputs": input_rules_of(batch)} if batch else {}
-    return joined(fixed, Plan(rules_of(model), **more))
-
-
-def _spec(layout: ArrayLayout, mesh: Mesh) -> PartitionSpec:
-    entries: list[Any] = []
-    for split in layout:
-        names = tuple(mesh.axis_names[one] for one in split)
-        entries.append(None if not names else names[0] if len(names) == 1 else names)
-    while entries and entries[-1] is None:
-        entries.pop()
-    return PartitionSpec(*entries)
-
-
-def _traced(step: Any, args: Sequence[Any], mesh: Mesh) -> TracedStep:
-    framework = framework_of(step)
-    if framework is not None:
-        return framework.traced_step(step, tuple(args), {}, mesh, None)
-    return traced_jax_step(step, args, {}, mesh)
+def _chosen(beams: list[BeamSearch], count: int) -> list[Candidate]:
+    """The best of all meshes, of each strategy one."""
+    best_of = dict[object, Candidate]()
+    beams = sorted(beams, key=lambda one: one.begin())
+    for beam in beams[:MESHES]:
+        for scored in beam.run(count):
+            strategy = beam.strategy(scored.choice)
+            held = best_of.get(strategy)
+            if held is None or scored.score < held.scored.score:
+                best_of[strategy] = Candidate(scored, beam.cost)
+    return sorted(best_of.values(), key=lambda one: one.scored.score)[:count]
 
 
 def _capacity(mesh: Mesh, memory: int | None) -> int:
@@ -237,27 +195,3 @@ def _experts(program: CondensedProgram) -> int:
         if "expert" in group.names[0] and len(group.shape) > 2
     )
     return max(sizes, default=1)
-
-
-def _nothing_fits(step: TracedStep, found: Sequence[_Candidate], memory: int | None) -> str:
-    least = min(found, key=lambda one: one.scored.cost.memory)
-    capacity = _capacity(least.mesh, memory)
-    needed = least.scored.cost.memory
-    layouts = layouts_of_choice(step, least.cost, least.scored.choice)
-    resting = sum(one.bytes_per_device for one in step.laid_out(layouts, least.mesh).inputs)
-    more = math.ceil(least.mesh.size * needed / capacity)
-    return (
-        f"{step.name}: no plan fits in the {human_bytes(capacity)} of a device. The least needs "
-        f"{human_bytes(needed)}, {human_bytes(needed - capacity)} too much; of it "
-        f"{human_bytes(resting)} rest between steps. What would help: more devices (about {more}, "
-        f"not {least.mesh.size}), {', '.join(_ways_out(step, resting > needed / 2))}"
-    )
-
-
-def _ways_out(step: TracedStep, rests: bool) -> list[str]:
-    ways = ["a smaller batch"]
-    if not any(one.primitive.name in _AGAIN for one in step.program.jaxpr.eqns):
-        ways.append("layers computed again in the backward pass (jax.checkpoint)")
-    if any(one.role == "parameter" and one.dtype.itemsize > 2 for one in step.inputs):
-        ways.append("parameters or optimizer state in bfloat16")
-    return ways[::-1] if rests else ways
