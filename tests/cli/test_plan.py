@@ -394,3 +394,8 @@ def test_json_of_several_that_is_none():
         comparison_from_json("{")
     with pytest.raises(ValueError, match="there is no 'isoshard_reports'"):
         comparison_from_json(json.dumps({"a": 1}))
+
+
+@pytest.mark.parametrize("name", planner.__all__)
+def test_every_name_of_the_facade_is_there(name):
+    assert getattr(planner, name).__module__.startswith("isoshard.core.planner.")

@@ -193,9 +193,10 @@ def _talk_longer_than_compute(report: Report) -> Iterator[Remedy]:
         extra, names = one.seconds - time.busy, one.axes.split("+")
         if extra <= 0 or not all(name in report.mesh for name in names):
             continue
-        kind = f"{one.kinds[0]}s" if one.kinds else "collectives"
+        kind = f"{one.kinds[0]}s" if len(one.kinds) == 1 else "collectives"
+        several = f" ({', '.join(one.kinds)})" if len(one.kinds) > 1 else ""
         told = (
-            f"{kind} over {one.axes!r} take {human_seconds(one.seconds)}, computing "
+            f"{kind} over {one.axes!r}{several} take {human_seconds(one.seconds)}, computing "
             f"{human_seconds(time.busy)}"
         )
         if time.busy and any(_splits(report.inputs, "input", name) for name in names):

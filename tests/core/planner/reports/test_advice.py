@@ -130,6 +130,12 @@ class TestTime:
             "device would hide what does not grow with it, or fewer shards; 700 ms are waited for"
         )
 
+    def test_several_kinds_are_named(self):
+        time = dataclasses.replace(fitting().time, collectives={"data": 0.9})
+        assert said(fitting(time=time), "over 'data'").startswith(
+            "collectives over 'data' (all-gather, reduce-scatter) take 900 ms, computing 586 ms: "
+        )
+
     def test_fewer_shards_where_the_batch_is_whole(self):
         base = fitting()
         time = dataclasses.replace(base.time, collectives={"model": 0.9, "data": 0.1})
