@@ -70,11 +70,14 @@ class Fusion:
 
     Args:
         program: of one device.
+        host: as XLA does it for CPU. For TPU and GPU products compute what they read, too, and what
+            is costly is computed again rather than kept.
     """
 
-    def __init__(self, program: LocalProgram) -> None:
+    def __init__(self, program: LocalProgram, *, host: bool) -> None:
         """Fuse a program."""
         self.program = program
+        self.host = host
         self.same: dict[int, int] = {}
         """Value -> the one that has its memory."""
         self._sources: dict[int, tuple[int, ...]] = {}
@@ -143,7 +146,9 @@ class Fusion:
             if any(one in kept or one in unread for one in op.results):
                 continue
             users = [user for one in op.results for user in self._users(one, readers, kept)]
-            if not users or any(user is None or not _can_read(user, op) for user in users):
+            if not users or any(
+                user is None or not _can_read(user, op, self.host) for user in users
+            ):
                 continue
             if len(users) > 1 and not self._cheap(op):
                 continue
@@ -166,7 +171,9 @@ class Fusion:
     def _cheap(self, op: LocalOp) -> bool:
         bytes_ = self.program.bytes
         read = sum(bytes_[one] for one in op.operands if one != CONSTANT)
-        return op.name not in _EXPENSIVE and read <= sum(bytes_[one] for one in op.results)
+        if self.host and op.name in _EXPENSIVE:
+            return False
+        return read <= sum(bytes_[one] for one in op.results)
 
     def _reads(self, operands: Sequence[int]) -> tuple[int, ...]:
         if len(operands) == 1 and operands[0] not in self._sources:
@@ -203,12 +210,12 @@ def _readers(ops: Sequence[LocalOp]) -> dict[int, list[LocalOp]]:
     return found
 
 
-def _can_read(user: LocalOp, op: LocalOp) -> bool:
+def _can_read(user: LocalOp, op: LocalOp, host: bool) -> bool:
     """Whether an operation can compute what it reads by itself."""
     if user.axes or user.bodies:
         return False
     if is_product(user.name):
-        return op.name == "transpose"
+        return op.name == "transpose" or not host
     if user.name in _READERS or is_elementwise(user.name):
         return True
     if user.name in _FUSED:

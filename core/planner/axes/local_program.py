@@ -139,6 +139,7 @@ def localized(
     wanted: Sequence[ArrayLayout | None],
     *,
     scatters: bool,
+    keeps: bool,
 ) -> LocalProgram:
     """Write what one device does.
 
@@ -149,8 +150,10 @@ def localized(
         wanted: of the program's results; None leaves one as it is.
         scatters: terms of a result that is split are added up by a reduce-scatter. The host's
             partitioner takes an all-reduce and slices, TPU's and GPU's the former.
+        keeps: what is gathered for one product is kept for the next that needs it. Else each
+            gathers for itself, as TPU does, which moves shards while it multiplies.
     """
-    return _Writer(flat, layouts, laid, scatters).write(wanted)
+    return _Writer(flat, layouts, laid, scatters, keeps).write(wanted)
 
 
 class _Writer:
@@ -160,12 +163,14 @@ class _Writer:
         layouts: ArrayLayouts,
         laid: Sequence[ArrayLayout],
         scatters: bool,
+        keeps: bool,
     ) -> None:
         self.flat = flat
         self.laid = laid
         self.layouts = layouts
         self.mesh = layouts.sizes
         self.scatters = scatters
+        self.keeps = keeps
         self.local = LocalProgram()
         self.numbers: dict[int, int] = {}
         self.divisions: dict[Any, Division] = {}
@@ -221,6 +226,8 @@ class _Writer:
         self, op: FlatOp, scope: LocalScope, brought: dict[tuple[int, ArrayLayout], int]
     ) -> None:
         division = self._division(op)
+        if not self.keeps and is_product(op.name):
+            brought = {}
         operands = [
             self._brought(value, layout, scope, brought, op.equation)
             for value, layout in zip(op.operands, division.operands, strict=True)

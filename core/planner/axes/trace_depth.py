@@ -59,8 +59,8 @@ def by_tracing(step: TracedStep, *, scatters: bool | None = None) -> DeviceProgr
     layouts = ArrayLayouts(dict(step.mesh.shape))
     flat = flattened(step.program)
     laid, wanted = _laid(step, flat, layouts)
-    local = localized(flat, layouts, laid, wanted, scatters=scatters)
-    fusion = Fusion(local)
+    local = localized(flat, layouts, laid, wanted, scatters=scatters, keeps=host)
+    fusion = Fusion(local, host=host)
     fixed = {*local.inputs, *(one for one in local.results if one != CONSTANT)}
     alive = liveness(fusion, fixed, host=host)
     new = sum(
@@ -85,7 +85,10 @@ def assumptions(step: TracedStep, *, scatters: bool | None = None) -> tuple[str,
     found = [
         "terms of a split result are added up by a reduce-scatter"
         if scatters
-        else "terms of a split result are added up by an all-reduce and a slice"
+        else "terms of a split result are added up by an all-reduce and a slice",
+        "what one product gathers is kept for the next"
+        if host
+        else "each product gathers its operands anew",
     ]
     if _has(step.program.jaxpr, "while"):
         found.append("a while loop is counted as one run")
