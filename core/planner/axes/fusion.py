@@ -35,7 +35,7 @@ _EXPENSIVE = frozenset(
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Kernel:
+class FusedKernel:
     """One operation with all that is fused into it.
 
     Attributes:
@@ -51,8 +51,8 @@ class Kernel:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     flops: float
-    inside: tuple[list[Kernel], ...] = ()
-    together: tuple[Kernel, ...] = ()
+    inside: tuple[list[FusedKernel], ...] = ()
+    together: tuple[FusedKernel, ...] = ()
 
     @property
     def in_place(self) -> bool:
@@ -94,7 +94,7 @@ class Fusion:
             value = self.same[value]
         return value
 
-    def _scope(self, scope: LocalScope, kept: set[int]) -> list[Kernel]:
+    def _scope(self, scope: LocalScope, kept: set[int]) -> list[FusedKernel]:
         for inner, outer in scope.outside.items():
             if outer != CONSTANT and inner != outer and self.memory(outer) != inner:
                 self.same[inner] = outer
@@ -113,7 +113,7 @@ class Fusion:
             if op.bodies:
                 inside = tuple(self._scope(body, set()) for body in op.bodies)
                 reads = {*self._reads(op.operands), *self._read_inside(op.bodies)}
-                kernels.append(Kernel(op, tuple(reads), op.results, 0.0, inside))
+                kernels.append(FusedKernel(op, tuple(reads), op.results, 0.0, inside))
                 continue
             if all(one in self.same for one in op.results):
                 if any(one in self._sources for one in op.operands):
@@ -128,7 +128,7 @@ class Fusion:
                 self._flops[op.results[0]] = flops
                 continue
             writes = () if op.name == "stack" else op.results
-            kernels.append(Kernel(op, reads, writes, flops))
+            kernels.append(FusedKernel(op, reads, writes, flops))
         return kernels
 
     def _equal(self, operand: int, result: int) -> bool:

@@ -33,9 +33,10 @@ from ..traced.source_lines import line_of
 from ..traced.traced_step import TracedStep
 from .dimension_rules import unknown_primitives
 from .flat_program import CONSTANT, FlatProgram, flattened
-from .fusion import Fusion, Kernel
+from .fusion import FusedKernel, Fusion
 from .liveness import Liveness, liveness
-from .local_program import LocalProgram, localized
+from .local_program import LocalProgram
+from .localizing import localized
 from .spreading import ArrayLayouts, spread
 
 LARGEST = 20
@@ -138,7 +139,9 @@ def _ops(
 ) -> Iterator[DeviceOp]:
     scopes = 0
 
-    def of(kernels: list[Kernel], live: list[int], times: int, scope: int) -> Iterator[DeviceOp]:
+    def of(
+        kernels: list[FusedKernel], live: list[int], times: int, scope: int
+    ) -> Iterator[DeviceOp]:
         nonlocal scopes
         for kernel, bytes_alive in zip(kernels, live, strict=True):
             for one in kernel.together or (kernel,):
@@ -155,7 +158,7 @@ def _ops(
 def _op(
     local: LocalProgram,
     layouts: ArrayLayouts,
-    kernel: Kernel,
+    kernel: FusedKernel,
     times: int,
     live: int,
     scope: int,

@@ -6,9 +6,10 @@ from jax import lax
 
 from isoshard.core.planner.axes.combining import combined
 from isoshard.core.planner.axes.flat_program import flattened
-from isoshard.core.planner.axes.fusion import Fusion, Kernel
+from isoshard.core.planner.axes.fusion import FusedKernel, Fusion
 from isoshard.core.planner.axes.liveness import liveness
-from isoshard.core.planner.axes.local_program import LocalOp, localized
+from isoshard.core.planner.axes.local_program import LocalOp
+from isoshard.core.planner.axes.localizing import localized
 from isoshard.core.planner.axes.spreading import ArrayLayouts, spread
 
 N = 4 * 64 * 64
@@ -77,7 +78,9 @@ def test_a_loop_needs_what_its_body_needs():
 
 def test_independent_all_reduces_are_one():
     def kernel(read, write, name="all-reduce"):
-        return Kernel(LocalOp(name, None, (read,), (write,), axes=(0,)), (read,), (write,), 0.0)
+        return FusedKernel(
+            LocalOp(name, None, (read,), (write,), axes=(0,)), (read,), (write,), 0.0
+        )
 
     order = [kernel(0, 1), kernel(1, 2, "mul"), kernel(3, 4), kernel(2, 5)]
     found = combined(order)
