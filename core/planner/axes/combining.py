@@ -11,10 +11,10 @@ import heapq
 from collections.abc import Sequence
 
 from .factor_layouts import Split
-from .fusion import Kernel
+from .fusion import FusedKernel
 
 
-def combined(kernels: Sequence[Kernel]) -> list[Kernel]:
+def combined(kernels: Sequence[FusedKernel]) -> list[FusedKernel]:
     """Kernels of one scope, with the all-reduces that can be sent as one as one kernel.
 
     Args:
@@ -32,7 +32,7 @@ def combined(kernels: Sequence[Kernel]) -> list[Kernel]:
     return found
 
 
-def _independent(kernels: Sequence[Kernel], axes: Split) -> list[list[int]]:
+def _independent(kernels: Sequence[FusedKernel], axes: Split) -> list[list[int]]:
     """All-reduces along axes by how many of them lie before each."""
     level_of: dict[int, int] = {}
     groups: dict[int, list[int]] = {}
@@ -47,9 +47,9 @@ def _independent(kernels: Sequence[Kernel], axes: Split) -> list[list[int]]:
     return list(groups.values())
 
 
-def _joined(kernels: Sequence[Kernel], groups: Sequence[Sequence[int]]) -> list[Kernel]:
+def _joined(kernels: Sequence[FusedKernel], groups: Sequence[Sequence[int]]) -> list[FusedKernel]:
     node = list(range(len(kernels)))
-    joined: dict[int, Kernel] = {}
+    joined: dict[int, FusedKernel] = {}
     for group in groups:
         if len(group) < 2:
             continue
@@ -59,7 +59,7 @@ def _joined(kernels: Sequence[Kernel], groups: Sequence[Sequence[int]]) -> list[
         reads = tuple(dict.fromkeys(one for kernel in several for one in kernel.reads))
         writes = tuple(one for kernel in several for one in kernel.writes)
         flops = sum(kernel.flops for kernel in several)
-        joined[group[-1]] = Kernel(several[-1].op, reads, writes, flops, together=several)
+        joined[group[-1]] = FusedKernel(several[-1].op, reads, writes, flops, together=several)
     maker = {one: node[place] for place, kernel in enumerate(kernels) for one in kernel.writes}
     waits = [0] * len(kernels)
     then: dict[int, list[int]] = {}

@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from .dimension_rules import dimension_rule, is_elementwise
@@ -340,6 +341,6 @@ def _element(dtype: Any) -> tuple[int, str]:
     """Bytes of an element, and the name of its dtype; of random keys eight."""
     if dtype is None:
         return 0, ""
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
         return 8, str(dtype)
     return dtype.itemsize, str(dtype)

@@ -35,7 +35,7 @@ _EXPENSIVE = frozenset(
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Kernel:
+class FusedKernel:
     """One operation with all that is fused into it.
 
     Attributes:
@@ -51,8 +51,8 @@ class Kernel:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     flops: float
-    inside: tuple[list[Kernel], ...] = ()
-    together: tuple[Kernel, ...] = ()
+    inside: tuple[list[FusedKernel], ...] = ()
+    together: tuple[FusedKernel, ...] = ()
 
     @property
     def in_place(self) -> bool:
@@ -70,11 +70,14 @@ class Fusion:
 
     Args:
         program: of one device.
+        host: as XLA does it for CPU. For TPU and GPU products compute what they read, too, and what
+            is costly is computed again rather than kept.
     """
 
-    def __init__(self, program: LocalProgram) -> None:
+    def __init__(self, program: LocalProgram, *, host: bool) -> None:
         """Fuse a program."""
         self.program = program
+        self.host = host
         self.same: dict[int, int] = {}
         """Value -> the one that has its memory."""
         self._sources: dict[int, tuple[int, ...]] = {}
@@ -91,7 +94,7 @@ class Fusion:
             value = self.same[value]
         return value
 
-    def _scope(self, scope: LocalScope, kept: set[int]) -> list[Kernel]:
+    def _scope(self, scope: LocalScope, kept: set[int]) -> list[FusedKernel]:
         for inner, outer in scope.outside.items():
             if outer != CONSTANT and inner != outer and self.memory(outer) != inner:
                 self.same[inner] = outer
@@ -110,7 +113,7 @@ class Fusion:
             if op.bodies:
                 inside = tuple(self._scope(body, set()) for body in op.bodies)
                 reads = {*self._reads(op.operands), *self._read_inside(op.bodies)}
-                kernels.append(Kernel(op, tuple(reads), op.results, 0.0, inside))
+                kernels.append(FusedKernel(op, tuple(reads), op.results, 0.0, inside))
                 continue
             if all(one in self.same for one in op.results):
                 if any(one in self._sources for one in op.operands):
@@ -125,7 +128,7 @@ class Fusion:
                 self._flops[op.results[0]] = flops
                 continue
             writes = () if op.name == "stack" else op.results
-            kernels.append(Kernel(op, reads, writes, flops))
+            kernels.append(FusedKernel(op, reads, writes, flops))
         return kernels
 
     def _equal(self, operand: int, result: int) -> bool:
@@ -143,7 +146,9 @@ class Fusion:
             if any(one in kept or one in unread for one in op.results):
                 continue
             users = [user for one in op.results for user in self._users(one, readers, kept)]
-            if not users or any(user is None or not _can_read(user, op) for user in users):
+            if not users or any(
+                user is None or not _can_read(user, op, self.host) for user in users
+            ):
                 continue
             if len(users) > 1 and not self._cheap(op):
                 continue
@@ -166,7 +171,9 @@ class Fusion:
     def _cheap(self, op: LocalOp) -> bool:
         bytes_ = self.program.bytes
         read = sum(bytes_[one] for one in op.operands if one != CONSTANT)
-        return op.name not in _EXPENSIVE and read <= sum(bytes_[one] for one in op.results)
+        if self.host and op.name in _EXPENSIVE:
+            return False
+        return read <= sum(bytes_[one] for one in op.results)
 
     def _reads(self, operands: Sequence[int]) -> tuple[int, ...]:
         if len(operands) == 1 and operands[0] not in self._sources:
@@ -203,12 +210,12 @@ def _readers(ops: Sequence[LocalOp]) -> dict[int, list[LocalOp]]:
     return found
 
 
-def _can_read(user: LocalOp, op: LocalOp) -> bool:
+def _can_read(user: LocalOp, op: LocalOp, host: bool) -> bool:
     """Whether an operation can compute what it reads by itself."""
     if user.axes or user.bodies:
         return False
     if is_product(user.name):
-        return op.name == "transpose"
+        return op.name == "transpose" or not host
     if user.name in _READERS or is_elementwise(user.name):
         return True
     if user.name in _FUSED:

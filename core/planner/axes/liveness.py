@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from .combining import combined
 from .flat_program import CONSTANT
-from .fusion import Fusion, Kernel
+from .fusion import FusedKernel, Fusion
 from .local_program import LocalProgram, LocalScope
 from .operand_copies import copied
 
@@ -35,7 +35,7 @@ class Liveness:
         inside: if the kernel is a loop, what is alive in its body there.
     """
 
-    order: list[Kernel]
+    order: list[FusedKernel]
     at: list[int]
     peak: int
     place: int
@@ -64,7 +64,7 @@ def liveness(fusion: Fusion, fixed: set[int], *, host: bool) -> Liveness:
     return min(first, second, key=lambda one: one.peak)
 
 
-def _insides(fusion: Fusion, kernel: Kernel, fixed: set[int], host: bool) -> Liveness | None:
+def _insides(fusion: Fusion, kernel: FusedKernel, fixed: set[int], host: bool) -> Liveness | None:
     """The body of a loop or branch that needs most."""
     found = []
     for body, kernels in zip(kernel.op.bodies, kernel.inside, strict=True):
@@ -79,7 +79,7 @@ def _insides(fusion: Fusion, kernel: Kernel, fixed: set[int], host: bool) -> Liv
     return max(found, key=lambda one: one.peak, default=None)
 
 
-def _in_carry(fusion: Fusion, body: LocalScope, kernels: Sequence[Kernel]) -> set[int]:
+def _in_carry(fusion: Fusion, body: LocalScope, kernels: Sequence[FusedKernel]) -> set[int]:
     """Carried results that are written where the carried value was, which nobody reads later."""
     last: dict[int, int] = {}
     made: dict[int, int] = {}
@@ -104,7 +104,7 @@ def _in_carry(fusion: Fusion, body: LocalScope, kernels: Sequence[Kernel]) -> se
 
 def _simulated(
     program: LocalProgram,
-    order: list[Kernel],
+    order: list[FusedKernel],
     fixed: set[int],
     ends: set[int],
     insides: dict[int, Liveness | None],
@@ -153,7 +153,7 @@ def _simulated(
     return Liveness(order, at, max(0, peak), where, values, inside)
 
 
-def _renewed(kernel: Kernel, new: Sequence[int]) -> Sequence[int]:
+def _renewed(kernel: FusedKernel, new: Sequence[int]) -> Sequence[int]:
     """Results that can be where an operand was; of a loop those that it carries."""
     if not kernel.op.bodies:
         return new
@@ -162,7 +162,7 @@ def _renewed(kernel: Kernel, new: Sequence[int]) -> Sequence[int]:
 
 
 def _alive_at(
-    order: Sequence[Kernel], where: int, last: dict[int, int], fixed: set[int]
+    order: Sequence[FusedKernel], where: int, last: dict[int, int], fixed: set[int]
 ) -> tuple[int, ...]:
     return tuple(
         one
@@ -172,7 +172,9 @@ def _alive_at(
     )
 
 
-def _frees_most(program: LocalProgram, kernels: Sequence[Kernel], fixed: set[int]) -> list[Kernel]:
+def _frees_most(
+    program: LocalProgram, kernels: Sequence[FusedKernel], fixed: set[int]
+) -> list[FusedKernel]:
     """Kernels in the order that at each step takes the ready one that frees most."""
     bytes_ = program.bytes
     maker = {one: place for place, kernel in enumerate(kernels) for one in kernel.writes}

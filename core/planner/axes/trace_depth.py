@@ -33,9 +33,10 @@ from ..traced.source_lines import line_of
 from ..traced.traced_step import TracedStep
 from .dimension_rules import unknown_primitives
 from .flat_program import CONSTANT, FlatProgram, flattened
-from .fusion import Fusion, Kernel
+from .fusion import FusedKernel, Fusion
 from .liveness import Liveness, liveness
-from .local_program import LocalProgram, localized
+from .local_program import LocalProgram
+from .localizing import localized
 from .spreading import ArrayLayouts, spread
 
 LARGEST = 20
@@ -59,8 +60,8 @@ def by_tracing(step: TracedStep, *, scatters: bool | None = None) -> DeviceProgr
     layouts = ArrayLayouts(dict(step.mesh.shape))
     flat = flattened(step.program)
     laid, wanted = _laid(step, flat, layouts)
-    local = localized(flat, layouts, laid, wanted, scatters=scatters)
-    fusion = Fusion(local)
+    local = localized(flat, layouts, laid, wanted, scatters=scatters, keeps=host)
+    fusion = Fusion(local, host=host)
     fixed = {*local.inputs, *(one for one in local.results if one != CONSTANT)}
     alive = liveness(fusion, fixed, host=host)
     new = sum(
@@ -85,7 +86,10 @@ def assumptions(step: TracedStep, *, scatters: bool | None = None) -> tuple[str,
     found = [
         "terms of a split result are added up by a reduce-scatter"
         if scatters
-        else "terms of a split result are added up by an all-reduce and a slice"
+        else "terms of a split result are added up by an all-reduce and a slice",
+        "what one product gathers is kept for the next"
+        if host
+        else "each product gathers its operands anew",
     ]
     if _has(step.program.jaxpr, "while"):
         found.append("a while loop is counted as one run")
@@ -135,7 +139,9 @@ def _ops(
 ) -> Iterator[DeviceOp]:
     scopes = 0
 
-    def of(kernels: list[Kernel], live: list[int], times: int, scope: int) -> Iterator[DeviceOp]:
+    def of(
+        kernels: list[FusedKernel], live: list[int], times: int, scope: int
+    ) -> Iterator[DeviceOp]:
         nonlocal scopes
         for kernel, bytes_alive in zip(kernels, live, strict=True):
             for one in kernel.together or (kernel,):
@@ -152,7 +158,7 @@ def _ops(
 def _op(
     local: LocalProgram,
     layouts: ArrayLayouts,
-    kernel: Kernel,
+    kernel: FusedKernel,
     times: int,
     live: int,
     scope: int,

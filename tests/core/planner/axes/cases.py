@@ -29,19 +29,26 @@ def norm(x, scale):
     return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * scale
 
 
-def attention(x, layer, heads):
+def free(x, what):
+    """Activations are laid out as they come."""
+    return x
+
+
+def attention(x, layer, heads, between):
     _, s, d = x.shape
-    q, k, v = (jnp.einsum("bsd,dhk->bshk", x, layer[one]) for one in ("q", "k", "v"))
+    q, k, v = (
+        between(jnp.einsum("bsd,dhk->bshk", x, layer[one]), "heads") for one in ("q", "k", "v")
+    )
     scores = jnp.einsum("bqhk,bshk->bhqs", q, k) * (d // heads) ** -0.5
     scores = jnp.where(jnp.tril(jnp.ones((s, s), bool)), scores, -1e9)
     weights = jax.nn.softmax(scores, -1)
     return jnp.einsum("bhqs,bshk,hkd->bqd", weights, v, layer["o"])
 
 
-def block(x, layer, heads, between=lambda x: x):
-    x = between(x + attention(norm(x, layer["n1"]), layer, heads))
+def block(x, layer, heads, between=free):
+    x = between(x + attention(norm(x, layer["n1"]), layer, heads, between), "stream")
     h = jax.nn.silu(norm(x, layer["n2"]) @ layer["gate"]) * (norm(x, layer["n2"]) @ layer["up"])
-    return between(x + h @ layer["down"])
+    return between(x + between(h, "hidden") @ layer["down"], "stream")
 
 
 def cross_entropy(logits, labels):
@@ -55,22 +62,22 @@ def mlp_loss(params, x, y):
     return jnp.mean((x - y) ** 2)
 
 
-def unrolled_loss(params, ids, labels, between=lambda x: x):
-    x = between(params["embed"][ids])
+def unrolled_loss(params, ids, labels, between=free):
+    x = between(params["embed"][ids], "stream")
     for layer in params["layers"]:
         x = block(x, layer, 8, between)
     return cross_entropy(norm(x, params["norm"]) @ params["head"], labels)
 
 
-def scanned_loss(params, ids, labels, between=lambda x: x, remat=False):
+def scanned_loss(params, ids, labels, between=free, remat=False):
     run = lambda x, layer: (block(x, layer, 8, between), None)  # noqa: E731
     if remat:
         run = jax.checkpoint(run, prevent_cse=False)
-    x, _ = jax.lax.scan(run, between(params["embed"][ids]), params["layers"])
+    x, _ = jax.lax.scan(run, between(params["embed"][ids], "stream"), params["layers"])
     return cross_entropy(norm(x, params["norm"]) @ params["head"], labels)
 
 
-def rematted_loss(params, ids, labels, between=lambda x: x):
+def rematted_loss(params, ids, labels, between=free):
     return scanned_loss(params, ids, labels, between, remat=True)
 
 
@@ -207,8 +214,17 @@ def case(model, plan):
     sizes, names, letters, rows = PLANS[plan]
     mesh = make_mesh(sizes, names)
     if "layers" in params:
-        stream = NamedSharding(mesh, P(*rows, *(None,) * (3 - len(rows))))
-        between = functools.partial(jax.lax.with_sharding_constraint, shardings=stream)
+        activations = {"stream": P(*rows, *(None,) * (3 - len(rows)))}
+        if plan == "sequence":
+            activations["heads"] = P("data", None, "model", None)
+            activations["hidden"] = P("data", None, "model")
+
+        def between(x, what):
+            spec = activations.get(what)
+            if spec is None:
+                return x
+            return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
         loss = functools.partial(loss, between=between)
     layout = specs(params, letters)
     args = (params, (params, params), batch)

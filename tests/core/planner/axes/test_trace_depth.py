@@ -38,8 +38,8 @@ EXACT = [
     ("convolutions", "data"),
 ]
 """Where the partitioner has no choice: collectives are equal in kind, axes, count and bytes."""
-CLOSE = [("unrolled", "fsdp x tensor"), ("scan", "fsdp x tensor")]
-"""Where it has: bytes of all by axes within 10 %."""
+CLOSE = [("unrolled", "fsdp x tensor"), ("scan", "fsdp x tensor"), ("scan", "sequence")]
+"""Where it has: bytes of all by axes within 10 %, or 3 % of all bytes."""
 
 
 def told(program):
@@ -77,7 +77,7 @@ def test_memory_and_collectives_are_those_of_the_partitioner(model, plan):
         assert told(program) == found
     else:
         axes, ours = by_axes(found), by_axes(told(program))
-        small = sum(axes.values()) / 100
+        small = 0.03 * sum(axes.values())
         for one in {*axes, *ours}:
             assert ours[one] == pytest.approx(axes[one], rel=0.1, abs=small)
 
@@ -179,3 +179,50 @@ def test_unknown_primitives_and_loops_without_an_end_are_told(pod):
     assert "strange" in words
     assert "while loop" in words
     assert ("all-gather", ("data",)) in told(by_tracing(step))
+
+
+def picked(x):
+    best, at = jax.lax.top_k(x, 4)
+    return jnp.sort(x, 0), jnp.cumsum(x, 1), best, x[:, at[0]], x.at[at[0]].add(1.0)
+
+
+def drawn(x):
+    key = jax.random.key(0)
+    kept = jax.random.bernoulli(jax.random.fold_in(key, 1), 0.9, x.shape)
+    return jnp.where(kept, x, 0.0) + jax.random.normal(key, x.shape)
+
+
+def looped(x):
+    x = jax.lax.fori_loop(0, 3, lambda _, x: jnp.roll(x, 1, 0) * 2, x)
+    x = jax.lax.cond(x[0, 0] > 0, jnp.sin, lambda x: x @ x, x)
+    return jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x + x.mean(0), x)
+
+
+def windowed(x):
+    image = x[None, :, :, None]
+    pooled = jax.lax.reduce_window(image, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "SAME")
+    kernel = jnp.ones((3, 3, 1, 4))
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(pooled, kernel, (1, 1), "SAME", dimension_numbers=numbers)
+
+
+def factored(x):
+    return jnp.linalg.cholesky(x @ x.T + jnp.eye(64)), jnp.fft.fft(x), jnp.linalg.qr(x)[0]
+
+
+@pytest.mark.parametrize("function", [picked, drawn, looped, windowed, factored])
+@pytest.mark.parametrize("spec", [P("data"), P(None, "model"), P("data", "model")])
+def test_every_family_of_operations_is_planned(function, spec, pod):
+    step = step_of(function, pod, ((64, 64), spec))
+    program = by_tracing(step)
+    assert program.memory.peak >= program.memory.parameters
+    assert not any("no rule" in one for one in assumptions(step))
+    gradient = jax.grad(lambda x: sum(jnp.sum(jnp.abs(y)) for y in jax.tree.leaves(function(x))))
+    if function is not looped:
+        by_tracing(step_of(gradient, pod, ((64, 64), spec)))
+
+
+def test_a_convolution_over_split_rows_asks_its_neighbours(pod):
+    found = told(by_tracing(step_of(windowed, pod, ((64, 64), P("data")))))
+    assert ("collective-permute", ("data",)) in found
+    assert not any(kind == "all-gather" for kind, _ in found)
