@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -98,6 +99,25 @@ class RepeatedBlock:
         return [
             number for number in range(self.period) for _ in self.flow.operands[self.start + number]
         ]
+
+    @functools.cached_property
+    def _makers(self) -> list[int]:
+        return [
+            number for number in range(self.period) for _ in self.flow.outputs[self.start + number]
+        ]
+
+    def maker(self, number: int) -> int:
+        """The equation of an iteration that makes its value with this number."""
+        return self._makers[number]
+
+    @functools.cached_property
+    def _operand_borders(self) -> list[int]:
+        counts = [len(self.flow.operands[self.start + one]) for one in range(self.period)]
+        return [0, *itertools.accumulate(counts)]
+
+    def first_operand(self, equation: int) -> int:
+        """The first operand of an equation of an iteration."""
+        return self._operand_borders[equation]
 
     def iteration_of(self, value: int) -> tuple[int, int] | None:
         """The iteration that makes a value, and its number there; None if none does."""
