@@ -87,6 +87,30 @@ class RepeatedBlock:
         return found
 
     @functools.cached_property
+    def recurs(self) -> bool:
+        """Whether a carried value depends on one carried before: iterations cannot run at once."""
+        bits = {number: 1 << one for one, number in enumerate({slot for slot, _ in self.carried})}
+        needs = [0] * self.made
+        places = self.pattern.tolist()
+        value = 0
+        for number in range(self.period):
+            begin = self.first_operand(number)
+            count = len(self.flow.operands[self.start + number])
+            needed = 0
+            for place in places[begin : begin + count]:
+                needed |= needs[place] if place >= 0 else bits.get(place, 0)
+            for _ in self.flow.outputs[self.start + number]:
+                needs[value] = needed
+                value += 1
+        left = {bit: needs[number] for number, bit in bits.items()}
+        while True:
+            free = [bit for bit, needed in left.items() if not needed]
+            if not free:
+                return bool(left)
+            done = sum(free)
+            left = {bit: needed & ~done for bit, needed in left.items() if bit not in free}
+
+    @functools.cached_property
     def outside(self) -> dict[int, tuple[int, ...]]:
         """Operands from outside: the value of each iteration."""
         places = np.flatnonzero(self.pattern == _OUTSIDE)

@@ -206,7 +206,7 @@ def _blocks(
         if not found and run.length - run.period >= _WORTH:
             extents.reasons.append(_apart(run, count))
         for block in found:
-            if not block.carried:
+            if not block.recurs:
                 beside.append(block)
             elif _worth_it(block) and _slices_fit(flow, block, extents):
                 extents.add(block)
