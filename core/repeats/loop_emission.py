@@ -185,7 +185,8 @@ class LoopEmission:
             for place, one in enumerate(batch.operands)
             if place not in literals
         ]
-        if equation.primitive.name == "sharding_constraint":
+        named = isinstance(equation.params.get("sharding"), NamedSharding)
+        if equation.primitive.name == "sharding_constraint" and named:
             values = [_constrained(given[0], equation)]
         else:
             run = _function(
@@ -193,7 +194,7 @@ class LoopEmission:
                 equation.outvars,
                 [equation.replace(invars=atoms)],
             )
-            values = jax.vmap(run, in_axes=axes)(*given)
+            values = _over_rows(run, axes, given, len(batch.equations))
         self._arrays.update(zip(outputs, values, strict=True))
 
     def _loop(self, plan: LoopPlan, number: int) -> None:
@@ -322,6 +323,18 @@ class _LoopBody:
 def _function(variables: list[Any], results: Sequence[Any], equations: list[Any]) -> Any:
     jaxpr = Jaxpr([], variables, list(results), equations, _effects(equations), _NAMES)
     return jaxpr_as_fun(ClosedJaxpr(jaxpr, []))
+
+
+def _over_rows(run: Any, axes: Sequence[int | None], given: Sequence[Any], count: int) -> Any:
+    """A function of each row; one after the other where a primitive has no rule for all at once."""
+    try:
+        return jax.vmap(run, in_axes=axes)(*given)
+    except NotImplementedError:
+        rows = [
+            run(*[one if axis is None else one[row] for one, axis in zip(given, axes, strict=True)])
+            for row in range(count)
+        ]
+        return [jnp.stack(one) for one in zip(*rows, strict=True)]
 
 
 def _effects(equations: Sequence[Any]) -> Any:
