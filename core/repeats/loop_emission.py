@@ -156,19 +156,15 @@ class LoopEmission:
     def _batch(self, number: int) -> None:
         batch = self._batches[number]
         flow = self._flow
-        outputs = [
-            self._stacks.exactly(tuple([flow.outputs[one][place] for one in batch.equations]))
-            for place in range(len(flow.outputs[batch.equations[0]]))
-        ]
         if batch.sliced:
-            for array in outputs:
+            for array in batch.results:
                 self._arrays[array] = self._slices(array)
             return
         equation = flow.equations[batch.equations[0]]
         literals = {
-            place: atom
-            for place, atom in enumerate(equation.invars)
-            if isinstance(batch.operands[place], int) and batch.operands[place] < 0
+            place: equation.invars[place]
+            for place, one in enumerate(batch.operands)
+            if isinstance(one, int) and one < 0
         }
         variables = [
             None if place in literals else Var(atom.aval)
@@ -195,7 +191,7 @@ class LoopEmission:
                 [equation.replace(invars=atoms)],
             )
             values = _over_rows(run, axes, given, len(batch.equations))
-        self._arrays.update(zip(outputs, values, strict=True))
+        self._arrays.update(zip(batch.results, values, strict=True))
 
     def _loop(self, plan: LoopPlan, number: int) -> None:
         block = plan.block
