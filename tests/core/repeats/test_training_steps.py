@@ -187,3 +187,22 @@ def test_what_is_asked_for_wrongly():
         rolled(program, labels=[])
     with pytest.raises(ValueError, match=r"replaces has 2 entries, and the program 1 results"):
         rolled(program, replaces=[0, None])
+
+
+def test_why_equal_parts_are_no_loop():
+    makers = [jnp.sin, jnp.cos, jnp.tanh, jnp.exp, jnp.sinh]
+    weights = [jnp.ones((40, 40))] * 5
+
+    def step(x, weights):
+        made = [make(weight) for make, weight in zip(makers, weights, strict=True)]
+        for weight in made:
+            x = jnp.tanh(x @ weight) * 2.0 + x
+        return x
+
+    found = rolled(jax.make_jaxpr(step)(jnp.ones((2, 40)), weights))
+    assert found.loops == ()
+    [reason] = found.reasons
+    assert reason == (
+        "5 equal parts of 4 equations are no loop: an operand of `dot_general`, float32[40,40], is "
+        "another value in each, and they are not inputs of one kind nor what one loop makes"
+    )
