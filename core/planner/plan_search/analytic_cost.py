@@ -286,7 +286,7 @@ class AnalyticCost:
     def _peak(self, dtype: str) -> float:
         return self._chip.rate(dtype) * COMPUTE_REACH.get(self._chip.platform, 1.0)
 
-    def _op(self, op: OpKind, layouts: Sequence[ArrayLayout], place: _Places) -> _OpCost:
+    def _op(self, op: OpKind, layouts: Sequence[ArrayLayout], place: _FactorPlaces) -> _OpCost:
         kinds = [self.program.values[n] if n >= 0 else None for n in (*op.operands, *op.results)]
         whole = op.flops / self._peak(op.dtype)
         where = [{m: axis for axis, split in enumerate(one) for m in split} for one in layouts]
@@ -346,7 +346,7 @@ class AnalyticCost:
         kinds: Sequence[ValueKind | None],
         layouts: Sequence[ArrayLayout],
         where: Sequence[Mapping[int, int]],
-        place: _Places,
+        place: _FactorPlaces,
         picked: Mapping[int, int],
     ) -> list[tuple[int, tuple[int, ...], float, float]]:
         """The collectives of an operation that is split so along some mesh axes."""
@@ -392,7 +392,7 @@ class AnalyticCost:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Places:
+class _FactorPlaces:
     """Of one operation.
 
     Attributes:
@@ -406,7 +406,7 @@ class _Places:
     free: frozenset[int]
 
 
-def _placed(op: OpKind) -> _Places:
+def _placed(op: OpKind) -> _FactorPlaces:
     arrays = (*op.rule.operands, *op.rule.results)
     outermost = tuple(tuple(mine[0] if mine else -1 for mine in axes) for axes in arrays)
     inner = {factor for axes in arrays for mine in axes for factor in mine[1:]}
@@ -416,4 +416,4 @@ def _placed(op: OpKind) -> _Places:
     axis = tuple(
         {mine[0]: n for n, mine in enumerate(axes) if mine and mine[0] in free} for axes in arrays
     )
-    return _Places(outermost, axis, frozenset(free))
+    return _FactorPlaces(outermost, axis, frozenset(free))
