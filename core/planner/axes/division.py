@@ -61,7 +61,7 @@ def divided(
         follows: it is divided as its result is.
         windows: whole factors are divided, too, with rows of the neighbours.
         lookup: rows of the first operand are looked up; it is never gathered for that alone.
-        adds: rows are added to the first operand; what is added is never gathered.
+        adds: rows are added to the first operand; for a whole result they are never gathered.
         flops: of the whole.
     """
     count = len(operands)
@@ -134,7 +134,7 @@ def _cheapest(
         for place in places[:count]:
             if place is not None and place in kept and place not in fixed:
                 return place  # one operand lies as the result does: the other is gathered
-    if adds and places[2] in rule.reduced:
+    if adds and places[2] in rule.reduced and kept == [None]:
         return places[2]
     if lookup and places[0] in rule.reduced and set(places[1:]) == {None}:
         return places[0]

@@ -19,6 +19,7 @@ from .combining import combined
 from .flat_program import CONSTANT
 from .fusion import Fusion, Kernel
 from .local_program import LocalProgram, LocalScope
+from .operand_copies import copied
 
 
 @dataclasses.dataclass
@@ -42,38 +43,39 @@ class Liveness:
     inside: Liveness | None = None
 
 
-def liveness(fusion: Fusion, fixed: set[int], *, combines: bool) -> Liveness:
+def liveness(fusion: Fusion, fixed: set[int], *, host: bool) -> Liveness:
     """What is alive while a program runs.
 
     Args:
         fusion: of the program.
         fixed: values that have memory of their own all along.
-        combines: all-reduces are sent as one where they can be, as on the host.
+        host: as XLA does it for CPU: all-reduces are sent as one where they can be, and operands of
+            products are copied into order.
     """
     program = fusion.program
-    kernels = combined(fusion.kernels) if combines else fusion.kernels
-    insides = {id(one): _insides(fusion, one, fixed) for one in kernels if one.op.bodies}
+    kernels = combined(fusion.kernels) if host else fusion.kernels
+    insides = {id(one): _insides(fusion, one, fixed, host) for one in kernels if one.op.bodies}
     alive = {fusion.memory(one) for one in fixed}
     ends = {fusion.memory(one) for one in program.results if one != CONSTANT}
-    first = _simulated(program, kernels, alive, ends, insides)
+    first = _simulated(program, kernels, alive, ends, insides, host)
     if len(kernels) < 3:
         return first
-    second = _simulated(program, _frees_most(program, kernels, alive), alive, ends, insides)
+    second = _simulated(program, _frees_most(program, kernels, alive), alive, ends, insides, host)
     return min(first, second, key=lambda one: one.peak)
 
 
-def _insides(fusion: Fusion, kernel: Kernel, fixed: set[int]) -> Liveness | None:
+def _insides(fusion: Fusion, kernel: Kernel, fixed: set[int], host: bool) -> Liveness | None:
     """The body of a loop or branch that needs most."""
     found = []
     for body, kernels in zip(kernel.op.bodies, kernel.inside, strict=True):
-        insides = {id(one): _insides(fusion, one, fixed) for one in kernels if one.op.bodies}
+        insides = {id(one): _insides(fusion, one, fixed, host) for one in kernels if one.op.bodies}
         made = {one for inner in kernels for one in inner.writes}
         outer = {one for inner in kernels for one in inner.reads} - made
         ends = {fusion.memory(one) for one in body.results if one != CONSTANT}
         free = _in_carry(fusion, body, kernels)
         if body.kind in ("manual", "branch"):
             free |= ends
-        found.append(_simulated(fusion.program, kernels, outer | free, ends, insides))
+        found.append(_simulated(fusion.program, kernels, outer | free, ends, insides, host))
     return max(found, key=lambda one: one.peak, default=None)
 
 
@@ -106,6 +108,7 @@ def _simulated(
     fixed: set[int],
     ends: set[int],
     insides: dict[int, Liveness | None],
+    host: bool,
 ) -> Liveness:
     bytes_ = program.bytes
     last: dict[int, int] = {}
@@ -124,12 +127,14 @@ def _simulated(
         shared = 0
         if kernel.in_place and gone:
             sizes = [bytes_[one] for one in gone]
-            for one in new:
+            for one in _renewed(kernel, new):
                 if bytes_[one] in sizes:
                     sizes.remove(bytes_[one])
                     shared += bytes_[one]
         inside = insides.get(id(kernel))
         here = now + made - shared + (inside.peak if inside else 0)
+        if host:
+            here += copied(program, kernel.op)
         at.append(here)
         if here > peak:
             peak, where = here, place
@@ -146,6 +151,14 @@ def _simulated(
     values = _alive_at(order, where, last, fixed)
     inside = insides.get(id(order[where])) if order else None
     return Liveness(order, at, max(0, peak), where, values, inside)
+
+
+def _renewed(kernel: Kernel, new: Sequence[int]) -> Sequence[int]:
+    """Results that can be where an operand was; of a loop those that it carries."""
+    if not kernel.op.bodies:
+        return new
+    carried = set(kernel.op.results[: len(kernel.op.bodies[-1].carried)])
+    return [one for one in new if one in carried]
 
 
 def _alive_at(

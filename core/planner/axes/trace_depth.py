@@ -62,7 +62,7 @@ def by_tracing(step: TracedStep, *, scatters: bool | None = None) -> DeviceProgr
     local = localized(flat, layouts, laid, wanted, scatters=scatters)
     fusion = Fusion(local)
     fixed = {*local.inputs, *(one for one in local.results if one != CONSTANT)}
-    alive = liveness(fusion, fixed, combines=host)
+    alive = liveness(fusion, fixed, host=host)
     new = sum(
         local.bytes[value]
         for value, result in zip(local.results, step.results, strict=True)

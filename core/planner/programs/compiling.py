@@ -2,9 +2,9 @@
 
 `by_compiler` asks the target's own compiler, so its peak memory is that compiler's statistics.
 `by_partitioner` runs XLA's partitioner on this host's virtual devices: its collectives are exact;
-what the target's compiler would make of the rest is modelled (`live_values`, `target_rewrites`). The
-host's compiler is stopped where it would widen bfloat16, hand products to libraries and join
-reductions, none of which the targets do.
+what the target's compiler would make of the rest is modelled (`live_values`, `target_rewrites`).
+The host's compiler is kept from widening bfloat16, from handing products to libraries and from
+joining reductions, none of which the targets do.
 """
 
 from __future__ import annotations

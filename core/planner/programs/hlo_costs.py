@@ -27,10 +27,8 @@ import numpy as np
 from .hlo_text import ArrayShape, Computation, HloModule, Instruction
 
 FREE = frozenset(
-    (
-        *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
-        *("partition-id", "replica-id", "opt-barrier", "optimization-barrier", "add-dependency"),
-    )
+    "add-dependency after-all bitcast constant get-tuple-element opt-barrier optimization-barrier "
+    "parameter partition-id replica-id tuple".split()
 )
 """Opcodes of instructions that take no time and no memory of their own."""
 

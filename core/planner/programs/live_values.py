@@ -73,26 +73,11 @@ _IN_PLACE = frozenset(
     ("dynamic-update-slice", "scatter", "sort", "all-reduce", "all-reduce-start", "while")
 )
 _ELEMENTWISE = frozenset(
-    (
-        *("abs", "add", "and", "ceil", "clamp", "compare", "convert", "cosine", "divide"),
-        *("exponential", "exponential-minus-one", "floor", "is-finite", "log", "log-plus-one"),
-        *(
-            "logistic",
-            "maximum",
-            "minimum",
-            "multiply",
-            "negate",
-            "not",
-            "or",
-            "power",
-            "remainder",
-        ),
-        *("round-nearest-even", "rsqrt", "select", "sign", "sine", "sqrt", "subtract", "tanh"),
-        *("xor", "cbrt", "erf", "atan2", "reduce-precision", "bitcast", "bitcast-convert"),
-    )
+    "abs add and atan2 bitcast bitcast-convert cbrt ceil clamp compare convert cosine divide erf "
+    "exponential exponential-minus-one floor is-finite log log-plus-one logistic maximum minimum "
+    "multiply negate not or power reduce-precision remainder round-nearest-even rsqrt select sign "
+    "sine sqrt subtract tanh xor".split()
 )
-
-
 _MOVES = frozenset(("broadcast", "iota", "reshape", "transpose", "copy"))
 _WITHIN = frozenset(("parameter", "constant", "tuple", "partition-id"))
 _NAMES_ONLY = frozenset(("tuple", "get-tuple-element", "bitcast"))
@@ -107,6 +92,7 @@ def liveness(module: HloModule, *, fused: bool = False, dots: bool = False) -> L
         module: whose computations stand in the order in which they run.
         fused: what is made element by element is made again where that saves memory, as TPUs' and
             GPUs' compilers do when they fuse; the text of theirs has that done already.
+        dots: with `fused`, products may make their operands so, too, as on TPUs.
     """
     return _Walk(module, fused, dots).found()
 

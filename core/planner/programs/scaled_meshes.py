@@ -75,9 +75,12 @@ def _on(step: TracedStep, axis: str, size: int) -> ScaledStep:
         old.devices.take(range(size), axis=place), old.axis_names, axis_types=old.axis_types
     )
     change = _Change(mesh.abstract_mesh, step.name)
-    moved = lambda one: (
-        None if one is None else NamedSharding(mesh, one.spec, memory_kind=one.memory_kind)
-    )
+
+    def moved(layout: NamedSharding | None) -> NamedSharding | None:
+        if layout is None:
+            return None
+        return NamedSharding(mesh, layout.spec, memory_kind=layout.memory_kind)
+
     return ScaledStep(
         dataclasses.replace(
             step,
@@ -139,7 +142,10 @@ def scaled_back(
     Raises:
         PlanningError: the two do not send alike.
     """
-    scale = lambda a, b: _scaled(a, b, sizes, size)
+
+    def scale(at_large: float, at_small: float) -> float:
+        return _scaled(at_large, at_small, sizes, size)
+
     many, few = _sums(large.ops), _sums(small.ops)
     sent = sum(one.sent for one in many.values())
     alone = sum(one.sent for key, one in many.items() if key not in few)

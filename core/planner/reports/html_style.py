@@ -83,6 +83,7 @@ _RULES = {
     " .beside > *": "min-width:0;max-width:100%;",
     " svg": "display:block;max-width:100%;height:auto;overflow:visible;",
     " svg.swatch": "display:inline-block;width:10px;height:10px;margin-right:7px;",
+    " p.legend": "font-size:12.5px;",
     " .legend span": "margin-right:16px;white-space:nowrap;",
     " svg text": "font:11.5px system-ui,sans-serif;fill:var(--ink);",
     " svg text.dim": "fill:var(--dim);font-size:11px;",

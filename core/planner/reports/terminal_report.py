@@ -216,6 +216,7 @@ def _time(report: Report, console: Console) -> RenderableType:
     room = max(6, console.width - 11 - 10 - 6 - 5)
     whole = max(time.serial, time.compute, time.memory, time.overlapped, 1e-12)
     rows = [("computing", time.compute, "blue"), ("memory", time.memory, "cyan")]
+    rows.append(("busy", time.busy, "blue"))
     rows += [(one.axes, one.seconds, "magenta") for one in traffic(report)]
     rows += [("serial", time.serial, "bright_black"), ("overlapped", time.overlapped, "green")]
     lines = [_heading("Time of one step")]

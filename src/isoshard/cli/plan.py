@@ -86,6 +86,7 @@ def _run(given: argparse.Namespace, console: Console) -> int:
         raise PlanCommandError(f"--plan {twice[0]} is given twice")
     cases = [_case(given, target, machine, text) for text in given.plan or [None]]
     memory = None if given.memory is None else bytes_of(given.memory)
+    limits = {} if given.timeout is None else {"timeout": given.timeout}
     reports, found = {}, []
     for case in cases:
         _told(f"planning {target.name} on {machine.name}: {case.name}")
@@ -97,7 +98,7 @@ def _run(given: argparse.Namespace, console: Console) -> int:
             mesh, plan = result.mesh, result.plan
         report = planner.estimate(
             target.step, target.args, mesh, plan,
-            depth=given.depth, memory=memory, timeout=given.timeout,
+            depth=given.depth, memory=memory, **limits,
         )  # fmt: skip
         reports[case.name] = dataclasses.replace(report, plan=case.words or report.plan)
     _written(given, reports)
@@ -240,7 +241,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add("--html", metavar="FILE", help="write the report as a page")
     add("--json", metavar="FILE", help="write the report as JSON")
-    add("--timeout", type=float, metavar="S", help="seconds that one compilation may take")
+    add("--timeout", type=float, metavar="S", help="seconds that one compilation may take (600)")
     add("--width", type=_positive, metavar="N", help="columns (the terminal's)")
     add("--list", action="store_true", help="show chips, and what can be planned here")
     return parser

@@ -7,8 +7,8 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -51,10 +51,10 @@ def fake(monkeypatch, tmp_path):
 def alive(pid):
     """Whether a process runs; one that is a zombie does not."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
+        said = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
         return False
+    return said.rpartition(")")[2].split()[0] != "Z"
 
 
 def gone(pid, within=5.0):
@@ -199,11 +199,3 @@ def test_the_environment_of_the_user_does_not_reach_the_host(step, monkeypatch, 
     monkeypatch.setenv("ISOSHARD_PLAN_CACHE", str(tmp_path))
     assert compiled(step, HOST).text
     assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_compiling_in_a_thread(step):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(compiled(step, HOST, cache=False)))
-    thread.start()
-    thread.join()
-    assert found[0].text

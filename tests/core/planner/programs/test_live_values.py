@@ -69,8 +69,9 @@ def test_a_loop_keeps_its_carry_once():
     def run(x, w):
         return jax.lax.scan(lambda x, w: (jnp.sin(x @ w), None), x, w)[0]
 
-    shapes = jax.ShapeDtypeStruct((256, 256), "float32"), jax.ShapeDtypeStruct(
-        (7, 256, 256), "float32"
+    shapes = (
+        jax.ShapeDtypeStruct((256, 256), "float32"),
+        jax.ShapeDtypeStruct((7, 256, 256), "float32"),
     )
     made = jax.jit(run).lower(*shapes).compile()
     found = liveness(parsed(made.as_text()))
@@ -105,7 +106,7 @@ def test_a_step_on_eight_devices_needs_what_xla_says(layers):
 
 def test_a_gpu_program_needs_what_its_compiler_says():
     """The statistics are those that were recorded with the text."""
-    assert liveness(read("h100")).total == pytest.approx(49_288_036, rel=0.05)
+    assert liveness(read("h100")).total == pytest.approx(143_659_876, rel=0.05)
 
 
 def peak_of_stats(made):

@@ -23,8 +23,8 @@ def test_what_was_used_longest_ago_goes(tmp_path):
         big.put(key, {"text": os.urandom(64).hex()})
         os.utime(tmp_path / f"{key}.json.gz", ns=(at, at))
     assert big.get("a") is not None  # used now
-    cache.limit = 2 * (tmp_path / "a.json.gz").stat().st_size + 200
-    cache.put("d", {"text": ""})
+    cache.limit = 3 * (tmp_path / "a.json.gz").stat().st_size + 30
+    cache.put("d", {"text": os.urandom(64).hex()})
     assert [key for key in "abcd" if cache.get(key)] == ["a", "c", "d"]
 
 

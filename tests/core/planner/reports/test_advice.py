@@ -115,18 +115,14 @@ class TestTime:
             f"{busy * 1e3:.0f} ms of computing"
         )
 
-    def test_a_batch_that_is_whole(self):
+    def test_devices_that_share_the_work_without_the_batch_are_not_idle(self):
         inputs = tuple(
             dataclasses.replace(use, axes=(), free=("data", "model"))
             if use.role == "input"
             else use
             for use in fitting().inputs
         )
-        assert said(fitting(inputs=inputs), "replicated").startswith(
-            "split the batch: it is replicated over all axes; over 'data' each device would "
-            "compute a 16th of it, which saves at most "
-        )
-        assert silent(fitting(), "replicated")
+        assert advise(fitting(inputs=inputs)) == ()
 
     def test_talking_longer_than_computing(self):
         assert said(too_large(), "over 'data' take") == (
@@ -139,6 +135,10 @@ class TestTime:
         time = dataclasses.replace(base.time, collectives={"model": 0.9, "data": 0.1})
         assert said(fitting(time=time), "over 'model' take").endswith(
             "fewer shards than 16 along it; 314 ms are waited for"
+        )
+        both = dataclasses.replace(base.time, collectives={"data+model": 0.9})
+        assert said(fitting(time=both, inputs=()), "over 'data+model' take").endswith(
+            "fewer shards than 256 along it; 314 ms are waited for"
         )
 
     @pytest.mark.parametrize(
