@@ -49,8 +49,8 @@ NEAR = 1.2
 """What is slower than the best by this, by kinds, is not looked at more closely."""
 TRIES = 3
 """So often the search goes on with less memory, if what it found does not fit after all."""
-RETRACED = 2
-"""So many plans that speak of activations are traced once more."""
+RETRACED = 4
+"""So many plans are traced once more at most, until the best one was."""
 PARTITIONED = 2
 """So many plans are given to XLA's partitioner."""
 MARGIN = 0.92
@@ -106,8 +106,8 @@ def search(
         costs.append(AnalyticCost(program, one, forced))
 
     def again(one: SeenPlan) -> SeenPlan:
-        """Traced under its plan, which says more of activations than marks in a program do."""
-        if traced is step or traced.framework == "jax" or not one.outputs:
+        """Traced under its plan: a bridge lays out gradients, too."""
+        if traced is step or traced.framework == "jax":
             return one
         laid = traced_step(step, args or (), kwargs or {}, one.candidate.mesh, one.plan)
         return under_plan(laid, one)
@@ -123,8 +123,10 @@ def search(
             capacity = _capacity(one.mesh, memory)
             found.append(seen(traced, one, fixed, capacity, depth if near else "kinds"))
         found = _in_order(found, depth)
-        if depth != "kinds":
-            found = _in_order([*map(again, found[:RETRACED]), *found[RETRACED:]], depth)
+        seen_again: list[SeenPlan] = []
+        while depth != "kinds" and found[0] not in seen_again and len(seen_again) < RETRACED:
+            seen_again.append(again(found[0]))
+            found = _in_order([seen_again[-1], *found[1:]], depth)
         if found[0].cost.fits or depth == "kinds":
             break
         tightest = min(found, key=lambda one: one.cost.memory)
