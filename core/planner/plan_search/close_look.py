@@ -197,6 +197,7 @@ def _every_output(candidate: Candidate) -> dict[str, NamedSharding]:
             _spec(candidate.cost.output_layout(name, candidate.choice), candidate.mesh),
         )
         for name in candidate.cost.program.modules
+        if name  # the whole model's output is that of its last module
     }
 
 
