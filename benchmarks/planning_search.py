@@ -4,9 +4,9 @@
 
 For each family of models and each machine: the cost of the found plan over that of the best hand
 plan that fits (data, FSDP, tensor, FSDP x tensor, sequence, expert, over all meshes the search
-looks at), both by the traced program (depth "trace"), and the seconds that the search took. A hand
-plan counts as it is, or with the batch kept split behind blocks, whichever is better. Nothing runs
-on devices.
+looks at), both by the traced program (depth "trace", or "kinds" with --kinds), and the seconds that
+the search took. A hand plan counts as it is, or with the batch kept split behind blocks, whichever
+is better. Nothing runs on devices.
 """
 
 from __future__ import annotations
@@ -96,21 +96,22 @@ def best_by_hand(
     return one, cost
 
 
-def measure(family: Family, where: str) -> dict[str, Any]:
+def measure(family: Family, where: str, depth: SearchDepth = "trace") -> dict[str, Any]:
     """One row."""
     meshes = meshes_for(where)
     step = traced_jax_step(family.step, family.args, {}, meshes[0], name=family.name)
     start = time.monotonic()
     try:
-        found = search(step, None, where)
+        found = search(step, None, where, depth=depth)
     except ValueError as error:
         return {"fits": False, "why": str(error), "seconds": time.monotonic() - start}
     taken = time.monotonic() - start
     program = condensed(step, named_dimensions(step))
     hand = by_hand(step, family, where)
-    plan, cost = best_by_hand(step, program, hand, found.cost.capacity)
+    plan, cost = best_by_hand(step, program, hand, found.cost.capacity, depth)
     return {
         "fits": True,
+        "depth": depth,
         "mesh": dict(found.mesh.shape),
         "plan": repr(found.plan),
         "cost": found.cost.seconds,
@@ -127,11 +128,14 @@ def main() -> None:
     """Run the benchmark and save `benchmarks/results/planning_search.json`."""
     benchmark = Benchmark("planning_search", __doc__, quick=1)
     benchmark.add_workloads(FAMILIES)
+    benchmark.add("--kinds", action="store_true", help="by kinds of operations alone")
+    benchmark.add("--on", nargs="*", help=f"machines; default: {', '.join(MACHINES)}")
     given = benchmark.parse()
+    depth: SearchDepth = "kinds" if given.kinds else "trace"
     rows: dict[str, dict[str, Any]] = {}
     for name in given.workloads:
-        for where in QUICK if given.quick else MACHINES:
-            rows[f"{name}, {where}"] = row = measure(FAMILIES[name](), where)
+        for where in given.on or (QUICK if given.quick else MACHINES):
+            rows[f"{name}, {where}, {depth}"] = row = measure(FAMILIES[name](), where, depth)
             print(name, where, {k: v for k, v in row.items() if k != "plan"}, flush=True)
     columns = {
         "mesh": "{mesh}", "cost (s)": "{cost:.4g}", "best by hand": "{hand}",

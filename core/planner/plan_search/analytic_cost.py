@@ -19,12 +19,11 @@ from collections.abc import Mapping, Sequence
 from jax.sharding import Mesh
 
 from ..axes.factor_layouts import ArrayLayout
-from ..costs.roofline import COMPUTE_REACH, MEMORY_REACH
-from ..machine.chips import Chip
 from ..machine.topologies import topology_of
 from .condensed_program import CondensedProgram, OpKind, ValueKind
 from .link_rates import LinkRates
-from .named_dimensions import WINDOWED, LeafGroup
+from .named_dimensions import LeafGroup
+from .op_costs import OpCost, OpCosts, placed
 
 TINY = 1 << 18
 """Parameters of fewer bytes rest split only along what is computed split."""
@@ -61,12 +60,6 @@ class ChoiceCost:
 
 
 @dataclasses.dataclass(frozen=True)
-class _OpCost:
-    busy: float
-    moves: tuple[tuple[int, tuple[int, ...], float, float], ...]  # array, axes, seconds, bytes
-
-
-@dataclasses.dataclass(frozen=True)
 class _Gather:
     op: OpKind
     seconds: float
@@ -94,15 +87,15 @@ class AnalyticCost:
         self.forced = dict(forced or {})
         self.sizes = tuple(mesh.shape[name] for name in mesh.axis_names)
         self.rates = LinkRates(mesh)
-        self._chip: Chip = topology_of(mesh).chip
-        self._bandwidth = self._chip.bandwidth * MEMORY_REACH[self._chip.platform]
-        self._costs: list[dict[tuple[int, ...], _OpCost]] = [{} for _ in program.ops]
+        chip = topology_of(mesh).chip
+        self._op_costs = OpCosts(program.values, self.sizes, self.rates, chip)
+        self._costs: list[dict[tuple[int, ...], OpCost]] = [{} for _ in program.ops]
         self._layouts: dict[tuple[int, object], int] = {}
         self._numbers: dict[ArrayLayout, int] = {}
         self._known: list[ArrayLayout] = []
         self._parts: list[int] = []
         self._bytes = [kind.bytes for kind in program.values]
-        self._places = [_placed(op) for op in program.ops]
+        self._places = [placed(op) for op in program.ops]
         self._arrays = [(*op.operands, *op.results) for op in program.ops]
         self._none = self._number(())
         self._batch = {
@@ -125,7 +118,7 @@ class AnalyticCost:
         parts = self._parts
         each = [size / parts[one] for size, one in zip(self._bytes, layouts, strict=False)]
         busy = [
-            sum(each[n] * count for n, count in one.items()) / self._bandwidth
+            sum(each[n] * count for n, count in one.items()) / self._op_costs.bandwidth
             for one in program.traffic
         ]
         talking, sent_in = dict[tuple[int, ...], float](), [0.0, 0.0]
@@ -141,7 +134,9 @@ class AnalyticCost:
             cost = self._costs[number].get(mine)
             if cost is None:
                 known = [self._known[one] for one in mine]
-                cost = self._costs[number][mine] = self._op(op, known, self._places[number])
+                cost = self._costs[number][mine] = self._op_costs.of(
+                    op, known, self._places[number]
+                )
             times = program.times[number]
             busy[op.looped] += cost.busy * times
             for array, axes, seconds, sent in cost.moves:
@@ -165,7 +160,7 @@ class AnalyticCost:
         """What no choice can be faster than: all devices compute all the time."""
         total = 0.0
         for op, times in zip(self.program.ops, self.program.times, strict=True):
-            total += times * op.flops / self._peak(op.dtype)
+            total += times * op.flops / self._op_costs.peak(op.dtype)
         return total / math.prod(self.sizes)
 
     def group_layout(self, number: int, choice: Choice) -> ArrayLayout:
@@ -282,138 +277,3 @@ class AnalyticCost:
             layout = self._chosen(kind.shape, kind.dimensions, kind.order, choice.split)
         found = self._layouts[key] = self._number(layout)
         return found
-
-    def _peak(self, dtype: str) -> float:
-        return self._chip.rate(dtype) * COMPUTE_REACH.get(self._chip.platform, 1.0)
-
-    def _op(self, op: OpKind, layouts: Sequence[ArrayLayout], place: _Places) -> _OpCost:
-        kinds = [self.program.values[n] if n >= 0 else None for n in (*op.operands, *op.results)]
-        whole = op.flops / self._peak(op.dtype)
-        where = [{m: axis for axis, split in enumerate(one) for m in split} for one in layouts]
-        parts: dict[int, int] = {}
-        picked: dict[int, int | None] = {}
-        for number, size in enumerate(self.sizes):
-            asked = {
-                place.outermost[n][axis]
-                for n, one in enumerate(where)
-                if (axis := one.get(number)) is not None and kinds[n] is not None
-            }
-            asked = {
-                one
-                for one in asked
-                if one in place.free and op.rule.sizes[one] % (parts.get(one, 1) * size) == 0
-            }
-            if not any(number in one for one in where):
-                continue
-            done = math.prod(parts.values())
-            best: tuple[float, int] | None = None
-            operands = range(len(op.operands))
-            agreed = any(
-                all(where[n].get(number) in (None, place.axis[n].get(one)) for n in operands)
-                for one in asked
-            )
-            # XLA never gathers operands that lie alike, however small they are.
-            for factor in sorted(asked) if agreed else (*sorted(asked), -1):
-                seconds = whole / done / (size if factor >= 0 else 1)
-                moves = self._moves(op, kinds, layouts, where, place, {number: factor})
-                seconds += sum(move[2] for move in moves)
-                if best is None or seconds < best[0]:
-                    best = (seconds, factor)
-            assert best is not None
-            picked[number] = best[1] if best[1] >= 0 else None
-            if best[1] >= 0:
-                parts[best[1]] = parts.get(best[1], 1) * size
-        moves = self._moves(
-            op, kinds, layouts, where, place, {m: -1 if f is None else f for m, f in picked.items()}
-        )
-        count = math.prod(parts.values())
-        moved = 0.0
-        for n in op.moved:
-            kind = kinds[n]
-            if kind is not None:
-                mine = math.prod(
-                    self.sizes[m]
-                    for m, factor in picked.items()
-                    if factor is not None and factor in place.axis[n]
-                )
-                moved += kind.bytes / mine
-        busy = max(whole / count, moved / self._bandwidth)
-        return _OpCost(busy, tuple(moves))
-
-    def _moves(
-        self,
-        op: OpKind,
-        kinds: Sequence[ValueKind | None],
-        layouts: Sequence[ArrayLayout],
-        where: Sequence[Mapping[int, int]],
-        place: _Places,
-        picked: Mapping[int, int],
-    ) -> list[tuple[int, tuple[int, ...], float, float]]:
-        """The collectives of an operation that is split so along some mesh axes."""
-        found: list[tuple[int, tuple[int, ...], float, float]] = []
-        count = len(op.operands)
-
-        def add(n: int, kind: str, axes: Sequence[int], sent: float) -> None:
-            seconds = self.rates.seconds(kind, axes, sent)
-            found.append((n, tuple(sorted(axes)), seconds, sent))
-
-        for n, kind in enumerate(kinds):
-            if kind is None:
-                continue
-            gathered, exchanged, summed, scattered, edges = [], [], [], [], []
-            for number, factor in picked.items():
-                here, there = where[n].get(number), place.axis[n].get(factor)
-                if n >= count and factor in op.rule.reduced and there is None:
-                    (summed if here is None else scattered).append(number)
-                elif here is not None and there is None:
-                    gathered.append(number)
-                elif here is not None and there is not None and here != there:
-                    exchanged.append(number)
-                elif n >= count and here is None and there is not None:
-                    gathered.append(number)
-                if n < count and there is not None and factor in op.rule.whole:
-                    edges.append((number, kind.shape[there]))
-            mine = self._parts[self._number(layouts[n])] / math.prod(
-                self.sizes[m] for m in (*gathered, *scattered) if m in where[n]
-            )
-            sent = kind.bytes / mine
-            if gathered:
-                add(n, "all-gather", gathered, sent)
-            if exchanged:
-                add(n, "all-to-all", exchanged, sent)
-            if scattered:
-                add(n, "reduce-scatter", scattered, sent)
-                sent /= math.prod(self.sizes[m] for m in scattered)
-            if summed:
-                add(n, "all-reduce", summed, sent)
-            for number, rows in edges:
-                add(n, "collective-permute", [number], 2 * sent * self.sizes[number] / rows)
-        return found
-
-
-@dataclasses.dataclass(frozen=True)
-class _Places:
-    """Of one operation.
-
-    Attributes:
-        outermost: of each array, for each axis its outermost factor; -1: none.
-        axis: of each array, the axis of which a factor is the outermost.
-        free: factors that may be split.
-    """
-
-    outermost: tuple[tuple[int, ...], ...]
-    axis: tuple[Mapping[int, int], ...]
-    free: frozenset[int]
-
-
-def _placed(op: OpKind) -> _Places:
-    arrays = (*op.rule.operands, *op.rule.results)
-    outermost = tuple(tuple(mine[0] if mine else -1 for mine in axes) for axes in arrays)
-    inner = {factor for axes in arrays for mine in axes for factor in mine[1:]}
-    free = set(range(len(op.rule.sizes))) - inner
-    if op.name not in WINDOWED:
-        free -= op.rule.whole
-    axis = tuple(
-        {mine[0]: n for n, mine in enumerate(axes) if mine and mine[0] in free} for axes in arrays
-    )
-    return _Places(outermost, axis, frozenset(free))

@@ -105,6 +105,20 @@ def seen(
     return min(found, key=lambda one: one.order)
 
 
+def under_plan(step: TracedStep, one: SeenPlan) -> SeenPlan:
+    """The same plan with the cost of a step that was traced under it.
+
+    What a plan says of a module's output holds for its gradient, too; a program that was traced
+    without the plan has no mark for that.
+
+    Args:
+        step: traced under the plan.
+        one: a plan that was evaluated.
+    """
+    layouts = {each.name: each.sharding for each in step.inputs}
+    return dataclasses.replace(one, cost=cost_of(step, layouts, step.mesh, one.cost.capacity))
+
+
 def partitioned(step: TracedStep, one: SeenPlan) -> SeenPlan:
     """The same plan with the cost that XLA's partitioner finds.
 
@@ -183,6 +197,7 @@ def _every_output(candidate: Candidate) -> dict[str, NamedSharding]:
             _spec(candidate.cost.output_layout(name, candidate.choice), candidate.mesh),
         )
         for name in candidate.cost.program.modules
+        if name  # the whole model's output is that of its last module
     }
 
 

@@ -90,6 +90,8 @@ def why_lost(one: PlanCost, best: PlanCost) -> str:
             f"needs {human_bytes(one.memory)} on a device, {human_bytes(one.memory - one.capacity)}"
             f" more than the {human_bytes(one.capacity)} there are"
         )
+    if one.depth != best.depth:
+        return f"behind the best by {one.depth!r}, so not looked at by {best.depth!r}"
     share = one.seconds / best.seconds - 1
     more = {"computing": one.busy - best.busy} | {
         f"talking along {axes}": one.collectives.get(axes, 0.0) - best.collectives.get(axes, 0.0)

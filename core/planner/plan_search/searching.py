@@ -35,7 +35,7 @@ from ..traced.of_step import traced_step
 from ..traced.traced_step import TracedStep
 from .analytic_cost import AnalyticCost
 from .beam_search import BeamSearch
-from .close_look import Candidate, SeenPlan, partitioned, seen
+from .close_look import Candidate, SeenPlan, partitioned, seen, under_plan
 from .condensed_program import CondensedProgram, condensed
 from .fixed_rules import fixed_layouts, forced_layouts
 from .mesh_shapes import Where, meshes_for
@@ -49,6 +49,8 @@ NEAR = 1.2
 """What is slower than the best by this, by kinds, is not looked at more closely."""
 TRIES = 3
 """So often the search goes on with less memory, if what it found does not fit after all."""
+RETRACED = 4
+"""So many plans are traced once more at most, until the best one was."""
 PARTITIONED = 2
 """So many plans are given to XLA's partitioner."""
 MARGIN = 0.92
@@ -102,6 +104,14 @@ def search(
         given = fixed_layouts(fixed, traced, one)
         forced = forced_layouts(given, program.dimensions.groups, one)
         costs.append(AnalyticCost(program, one, forced))
+
+    def again(one: SeenPlan) -> SeenPlan:
+        """Traced under its plan: a bridge lays out gradients, too."""
+        if traced is step or traced.framework == "jax":
+            return one
+        laid = traced_step(step, args or (), kwargs or {}, one.candidate.mesh, one.plan)
+        return under_plan(laid, one)
+
     evaluated, share = 0, MARGIN
     found: list[SeenPlan] = []
     for _ in range(TRIES):
@@ -110,11 +120,13 @@ def search(
         evaluated += sum(len(beam.seen) for beam in beams)
         for one in chosen:
             near = one.scored.score <= NEAR * chosen[0].scored.score
-            found.append(
-                seen(traced, one, fixed, _capacity(one.mesh, memory), depth if near else "kinds")
-            )
-        closest = found[0].cost.depth
-        found = sorted(found, key=lambda one: (one.cost.depth != closest, *one.order))
+            capacity = _capacity(one.mesh, memory)
+            found.append(seen(traced, one, fixed, capacity, depth if near else "kinds"))
+        found = _in_order(found, depth)
+        seen_again: list[SeenPlan] = []
+        while depth != "kinds" and found[0] not in seen_again and len(seen_again) < RETRACED:
+            seen_again.append(again(found[0]))
+            found = _in_order([seen_again[-1], *found[1:]], depth)
         if found[0].cost.fits or depth == "kinds":
             break
         tightest = min(found, key=lambda one: one.cost.memory)
@@ -124,22 +136,34 @@ def search(
         found = [*sorted(best, key=lambda one: one.order), *found[PARTITIONED:]]
     if not found[0].cost.fits:
         raise ShardingError(nothing_fits(traced, found))
+    return _result(found, candidates, costs, evaluated, time.monotonic() - started)
+
+
+def _in_order(found: list[SeenPlan], depth: SearchDepth) -> list[SeenPlan]:
+    """Best first; those that were not looked at closely last."""
+    return sorted(
+        found, key=lambda one: (depth != "kinds" and one.cost.depth == "kinds", *one.order)
+    )
+
+
+def _result(
+    found: Sequence[SeenPlan],
+    count: int,
+    costs: Sequence[AnalyticCost],
+    evaluated: int,
+    taken: float,
+) -> SearchResult:
     written: dict[object, SeenPlan] = {}
     for one in found:
         written.setdefault((tuple(one.candidate.mesh.shape.items()), one.plan), one)
-    best, *rest = list(written.values())[:candidates]
-    return SearchResult(
-        best.plan,
-        best.candidate.mesh,
-        best.cost,
-        tuple(
-            RunnerUp(one.plan, one.candidate.mesh, one.cost, why_lost(one.cost, best.cost))
-            for one in rest
-        ),
-        min(one.least_seconds() for one in costs),
-        evaluated,
-        time.monotonic() - started,
+    best, *rest = list(written.values())[:count]
+    others = tuple(
+        RunnerUp(one.plan, one.candidate.mesh, one.cost, why_lost(one.cost, best.cost))
+        for one in rest
     )
+    least = min(one.least_seconds() for one in costs)
+    mesh = best.candidate.mesh
+    return SearchResult(best.plan, mesh, best.cost, others, least, evaluated, taken)
 
 
 def plan_for(
