@@ -136,21 +136,21 @@ class LoopEmission:
         if not times:
             return
         flow = self._flow
-        made = {value for time in times for value in flow.outputs[time]}
+        atoms: dict[int, Any] = {}
         variables: dict[int, Any] = {}
+        results: dict[int, Any] = {}
+        equations = []
         for time in times:
             equation = flow.equations[time]
+            read = []
             for operand, atom in zip(flow.operands[time], equation.invars, strict=True):
-                if operand >= 0 and operand not in made:
-                    variables[operand] = atom
-        results = {
-            value: variable
-            for time in times
-            for value, variable in zip(
-                flow.outputs[time], flow.equations[time].outvars, strict=True
-            )
-        }
-        equations = [flow.equations[time] for time in times]
+                if operand >= 0 and operand not in atoms:
+                    atoms[operand] = variables[operand] = Var(flow.avals[operand])
+                read.append(atoms[operand] if operand >= 0 else atom)
+            equations.append(equation.replace(invars=read))
+            made = dict(zip(flow.outputs[time], equation.outvars, strict=True))
+            atoms.update(made)
+            results.update(made)
         run = _function(list(variables.values()), list(results.values()), equations)
         values = run(*[self.value(one) for one in variables])
         self._values.update(zip(results, values, strict=True))

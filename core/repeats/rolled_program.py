@@ -33,6 +33,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding, PartitionSpec
 
+from isoshard.core.repeats.common_equations import computed_once
 from isoshard.core.repeats.equation_flow import EquationFlow
 from isoshard.core.repeats.equation_keys import equation_keys
 from isoshard.core.repeats.equation_order import ordered
@@ -129,21 +130,19 @@ def rolled(
 
     keys = equation_keys(flow)
     extents, beside = _blocks(flow, keys, at_least, label)
-    refused: frozenset[int] = frozenset()
+    flow, blocks, skipped = computed_once(flow, keys.tolist(), extents.blocks)
+    refused: frozenset[int] = frozenset(skipped)
     while True:
         stacks = StackedValues()
-        plans = [
-            planned(flow, number, block, stacks, label)
-            for number, block in enumerate(extents.blocks)
-        ]
+        plans = [planned(flow, number, block, stacks, label) for number, block in enumerate(blocks)]
         side = _batched(flow, keys, plans, beside, stacks, label, refused)
-        steps, circle = ordered(flow, extents.blocks, side.batched_in)
+        steps, circle = ordered(flow, blocks, side.batched_in, skipped)
         if not circle:
             break
         refused |= {side.batches[number].equations[0] for number in circle}
     inputs = _inputs(flow, stacks)
     results = _results(flow, stacks, inputs, replaces)
-    wanted = _wanted(flow, plans, side, stacks, results)
+    wanted = _wanted(flow, plans, side, stacks, results, skipped)
 
     def run(*given: Any) -> list[Any]:
         emission = LoopEmission(
@@ -207,9 +206,16 @@ def _blocks(
         for block in found:
             if not block.carried:
                 beside.append(block)
-            elif block.saved >= _WORTH and _slices_fit(flow, block, extents):
+            elif _worth_it(block) and _slices_fit(flow, block, extents):
                 extents.add(block)
     return extents, beside
+
+
+def _worth_it(block: RepeatedBlock) -> bool:
+    """Whether a loop saves equations, and its iterations do more than add numbers up."""
+    made = block.made_as(0)[0]
+    shapes = [one.shape for one in block.flow.avals[made : made + block.made]]
+    return block.saved >= _WORTH and any(shapes)
 
 
 def _apart(run: PeriodicRun, count: int) -> str:
@@ -310,11 +316,12 @@ def _wanted(
     side: SideBySide,
     stacks: StackedValues,
     results: Sequence[tuple[int | StackedArray, Stack]],
+    skipped: set[int],
 ) -> set[StackedArray]:
     """Arrays that loops are to give: all that others read of them."""
     arrays = {one for one, _ in results if isinstance(one, StackedArray)}
     values = {one for one, _ in results if isinstance(one, int)}
-    inside = set(side.batched_in)
+    inside = {*side.batched_in, *skipped}
     for plan in plans:
         block = plan.block
         inside.update(range(block.start, block.stop))

@@ -44,7 +44,7 @@ class SideBySide:
         stacks: the arrays so far; those of batched equations are added.
         taken: equations that are in loops.
         label: of an input; only inputs with equal labels are stacked.
-        refused: first equations of what is not to be batched.
+        refused: equations that are not batched.
 
     Attributes:
         batches: the batched equations, by their number.
@@ -139,7 +139,7 @@ class SideBySide:
         return (
             len(set(equations)) == len(equations)
             and len({self._keys[one] for one in equations}) == 1
-            and equations[0] not in self._refused
+            and self._refused.isdisjoint(equations)
             and self._taken.isdisjoint(equations)
             and self._alone.isdisjoint(equations)
             and not any(one in self.batched_in for one in equations)
@@ -167,20 +167,11 @@ class SideBySide:
                 self._flow.outputs[maker].index(one)
                 for maker, one in zip(makers, column, strict=True)
             }
-            if len(results) == 1 and self._equal(makers):
-                return first
             if len(results) == 1 and self.batch(makers, deep + 1):
                 return self._stacks.exactly(column)
         if small(self._flow.aval(first)) and len(set(column)) == len(column):
             return self._stacks.add(StackedArray(column, "gathered"))
         return None
-
-    def _equal(self, equations: tuple[int, ...]) -> bool:
-        """Whether equations compute the same of the same."""
-        if len({(self._keys[one], self._flow.operands[one]) for one in equations}) > 1:
-            return False
-        params = [self._flow.equations[one].params for one in equations]
-        return len({one.get("start_indices") for one in params}) == 1
 
     def _readers(self, family: tuple[int, ...]) -> None:
         """Batch the equations that read each member in the same way."""
