@@ -28,6 +28,7 @@ from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.common_mesh import refined
 
 from . import program, recompile_reasons
+from .cheap_residuals import with_cheap_residuals
 from .execution_plan import CompileRequest
 from .padded_blocks import has_blocks
 from .plan_lowering import computed, extra_inputs, layouts_in, note_traced, tracing
@@ -125,6 +126,7 @@ def _compiled(
         old = {result: number for number, result in replaced.items()}
         replaces = [old.get(number) for number in range(len(plan.live))]
         found = rolled(traced, labels=labels, replaces=replaces)
+        found = dataclasses.replace(found, program=with_cheap_residuals(found.program))
     if not found.loops:
         raise NotRolled("; ".join(found.reasons) or "no two layers are equal")
     families = _families(plan, found, replaced, read)
