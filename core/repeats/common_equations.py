@@ -67,8 +67,7 @@ def computed_once(
 
 
 def _literal(flow: EquationFlow, operand: int) -> Hashable:
-    literal = flow.literals[-1 - operand]
-    return np.asarray(literal.val).tobytes(), literal.aval
+    return flow.literal(operand).tobytes(), flow.aval(operand)
 
 
 def _moved(

@@ -41,6 +41,7 @@ from isoshard.core.repeats.loop_emission import LoopEmission
 from isoshard.core.repeats.loop_extents import LoopExtents
 from isoshard.core.repeats.loop_plans import LoopPlan, planned
 from isoshard.core.repeats.periodic_runs import PeriodicRun, periodic_runs
+from isoshard.core.repeats.recomputed_values import recomputed
 from isoshard.core.repeats.repeat_borders import first_border
 from isoshard.core.repeats.repeated_block import RepeatedBlock, blocks_of
 from isoshard.core.repeats.side_by_side import SideBySide
@@ -140,6 +141,7 @@ def rolled(
         if not circle:
             break
         refused |= {side.batches[number].equations[0] for number in circle}
+    plans = recomputed(flow, plans, stacks)
     inputs = _inputs(flow, stacks)
     results = _results(flow, stacks, inputs, replaces)
     wanted = _wanted(flow, plans, side, stacks, results, skipped)
@@ -204,7 +206,7 @@ def _blocks(
         if not found and run.length - run.period >= _WORTH:
             extents.reasons.append(_apart(run, count))
         for block in found:
-            if not block.carried:
+            if not block.recurs:
                 beside.append(block)
             elif _worth_it(block) and _slices_fit(flow, block, extents):
                 extents.add(block)

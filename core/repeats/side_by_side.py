@@ -150,8 +150,7 @@ class SideBySide:
         if all(one == first for one in column):
             return first
         if max(column) < 0:
-            values = {self._flow.literals[-1 - one].val.tobytes() for one in column}
-            if len(values) == 1:
+            if self._flow.same_literals(column):
                 return first
             return self._stacks.add(StackedArray(column, "literals"))
         known = self._stacks.exactly(column)
