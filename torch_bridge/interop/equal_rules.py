@@ -15,7 +15,7 @@ import jax
 from jax.dtypes import float0
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, Var, jaxpr_as_fun
 
-_CALL = "custom_vjp_call"
+_CALLS = ("custom_vjp_call", "custom_jvp_call")
 _NAMES: Any = DebugInfo("equal_rules", "called", None, None)
 
 
@@ -31,7 +31,7 @@ def with_equal_rules(program: ClosedJaxpr) -> ClosedJaxpr:
     known: dict[Hashable, Any] = {}
     equations = []
     for equation in program.jaxpr.eqns:
-        if equation.primitive.name.startswith(_CALL):
+        if equation.primitive.name.startswith(_CALLS):
             rule = _rule(equation)
             if rule is not None:
                 equation = equation.replace(params=known.setdefault(rule, equation.params))
@@ -59,10 +59,12 @@ def _rule(equation: Any) -> Hashable:
         return None
     own, text = str(equation.params.get("call_jaxpr")), str(traced)
     is_again = any(str(one.params.get("call_jaxpr")) == own for one in traced.eqns)
-    if text.count(_CALL) > is_again:  # a function inside, whose own gradient the text hides
+    if (
+        sum(map(text.count, _CALLS)) > is_again
+    ):  # a function inside, whose own gradient the text hides
         return None
     operands = [inputs.index(one) if isinstance(one, Var) else str(one) for one in equation.invars]
-    return text, tuple(map(id, traced.consts)), tuple(operands)
+    return equation.primitive.name, text, tuple(map(id, traced.consts)), tuple(operands)
 
 
 def _struct(aval: Any) -> jax.ShapeDtypeStruct:
