@@ -156,19 +156,15 @@ class LoopEmission:
     def _batch(self, number: int) -> None:
         batch = self._batches[number]
         flow = self._flow
-        outputs = [
-            self._stacks.exactly(tuple([flow.outputs[one][place] for one in batch.equations]))
-            for place in range(len(flow.outputs[batch.equations[0]]))
-        ]
         if batch.sliced:
-            for array in outputs:
+            for array in batch.results:
                 self._arrays[array] = self._slices(array)
             return
         equation = flow.equations[batch.equations[0]]
         literals = {
-            place: atom
-            for place, atom in enumerate(equation.invars)
-            if isinstance(batch.operands[place], int) and batch.operands[place] < 0
+            place: equation.invars[place]
+            for place, one in enumerate(batch.operands)
+            if isinstance(one, int) and one < 0
         }
         variables = [
             None if place in literals else Var(atom.aval)
@@ -185,7 +181,8 @@ class LoopEmission:
             for place, one in enumerate(batch.operands)
             if place not in literals
         ]
-        if equation.primitive.name == "sharding_constraint":
+        named = isinstance(equation.params.get("sharding"), NamedSharding)
+        if equation.primitive.name == "sharding_constraint" and named:
             values = [_constrained(given[0], equation)]
         else:
             run = _function(
@@ -193,8 +190,8 @@ class LoopEmission:
                 equation.outvars,
                 [equation.replace(invars=atoms)],
             )
-            values = jax.vmap(run, in_axes=axes)(*given)
-        self._arrays.update(zip(outputs, values, strict=True))
+            values = _over_rows(run, axes, given, len(batch.equations))
+        self._arrays.update(zip(batch.results, values, strict=True))
 
     def _loop(self, plan: LoopPlan, number: int) -> None:
         block = plan.block
@@ -322,6 +319,18 @@ class _LoopBody:
 def _function(variables: list[Any], results: Sequence[Any], equations: list[Any]) -> Any:
     jaxpr = Jaxpr([], variables, list(results), equations, _effects(equations), _NAMES)
     return jaxpr_as_fun(ClosedJaxpr(jaxpr, []))
+
+
+def _over_rows(run: Any, axes: Sequence[int | None], given: Sequence[Any], count: int) -> Any:
+    """A function of each row; one after the other where a primitive has no rule for all at once."""
+    try:
+        return jax.vmap(run, in_axes=axes)(*given)
+    except NotImplementedError:
+        rows = [
+            run(*[one if axis is None else one[row] for one, axis in zip(given, axes, strict=True)])
+            for row in range(count)
+        ]
+        return [jnp.stack(one) for one in zip(*rows, strict=True)]
 
 
 def _effects(equations: Sequence[Any]) -> Any:

@@ -27,11 +27,13 @@ class BatchedEquation:
     Attributes:
         equations: in the order of the leading axis.
         operands: an array, or a value that is the same for all of them.
+        results: an array for each.
         sliced: they are slices of one value at different positions.
     """
 
     equations: tuple[int, ...]
     operands: tuple[int | StackedArray, ...]
+    results: tuple[StackedArray, ...]
     sliced: bool = False
 
 
@@ -127,12 +129,13 @@ class SideBySide:
         if not self._free(equations):
             return False
         number = len(self.batches)
-        self.batches.append(BatchedEquation(equations, tuple(operands), sliced))
         self.batched_in.update(dict.fromkeys(equations, number))
+        results = []
         for result in range(len(self._flow.outputs[equations[0]])):
             members = tuple([self._flow.outputs[one][result] for one in equations])
-            self._stacks.add(StackedArray(members, "batched", number, result))
+            results.append(self._stacks.add(StackedArray(members, "batched", number, result)))
             self._new.append(members)
+        self.batches.append(BatchedEquation(equations, tuple(operands), tuple(results), sliced))
         return True
 
     def _free(self, equations: tuple[int, ...]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import math
 import re
 
@@ -21,6 +22,12 @@ from isoshard.core.planner.traced.traced_step import StepInput, StepResult, Trac
 
 WIDTH = 32
 SPECS = {"embed": P(), "up": P(None, "model"), "down": P("model", None), "bias": P("model")}
+FULLY = {
+    "embed": P(),
+    "up": P("data", "model"),
+    "down": P("model", "data"),
+    "bias": P(("model", "data")),
+}
 SHAPES = {
     "embed": (WIDTH, WIDTH),
     "up": (WIDTH, 4 * WIDTH),
@@ -29,35 +36,36 @@ SHAPES = {
 }
 
 
-def _loss(params, x):
-    x = x @ params["embed"]
+def _loss(params, x, rows):
+    x = jax.lax.with_sharding_constraint(x @ params["embed"], rows)
     for layer in params["layers"]:
         hidden = jnp.tanh(x @ layer["up"] + layer["bias"])
-        x = x + hidden @ layer["down"]
+        x = jax.lax.with_sharding_constraint(x + hidden @ layer["down"], rows)
     return jnp.mean(x * x)
 
 
-def _step(params, moments, x):
-    loss, grads = jax.value_and_grad(_loss)(params, x)
+def _step(params, moments, x, rows):
+    loss, grads = jax.value_and_grad(_loss)(params, x, rows)
     moments = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments, grads)
     params = jax.tree.map(lambda p, m: p - 0.01 * m / (1.0 + jnp.abs(m)), params, moments)
     return params, moments, loss
 
 
-def traced(depth: int, odd: int | None = None) -> TracedStep:
+def traced(depth: int, odd: int | None = None, specs=SPECS) -> TracedStep:
     """A training step of residual blocks on a (2, 4) mesh; one may be laid out differently."""
     mesh = make_mesh((2, 4), ("data", "model"))
     struct = {key: jax.ShapeDtypeStruct(shape, np.float32) for key, shape in SHAPES.items()}
     x = jax.ShapeDtypeStruct((16, WIDTH), np.float32)
     layer = {key: struct[key] for key in ("bias", "down", "up")}
     params = {"embed": struct["embed"], "layers": [layer] * depth}
-    program = jax.make_jaxpr(_step)(params, params, x)
+    rows = NamedSharding(mesh, P("data"))
+    program = jax.make_jaxpr(functools.partial(_step, rows=rows))(params, params, x)
     names = ["embed", *(f"layers.{one}.{key}" for one in range(depth) for key in layer)]
     inputs = []
     for kind in ("", "momentum."):
         for name in names:
             key = name.split(".")[-1]
-            spec = P() if name == f"layers.{odd}.up" else SPECS[key]
+            spec = P() if name == f"layers.{odd}.up" else specs[key]
             inputs.append(
                 StepInput(
                     kind + name,
@@ -69,7 +77,6 @@ def traced(depth: int, odd: int | None = None) -> TracedStep:
                 )
             )
     results = [StepResult(one.name, number, one.sharding) for number, one in enumerate(inputs)]
-    rows = NamedSharding(mesh, P("data"))
     inputs.append(StepInput("x", "input", x.shape, np.dtype(np.float32), rows))
     results.append(StepResult("loss"))
     return TracedStep("step", "jax", program, tuple(inputs), tuple(results), mesh)
@@ -119,8 +126,9 @@ def moved(text: str) -> dict[str, int]:
     return dict(found)
 
 
-def test_bytes_held_and_moved_are_those_of_the_unrolled_step():
-    step = traced(5)
+@pytest.mark.parametrize("specs", [SPECS, FULLY], ids=["tensor", "fully sharded"])
+def test_bytes_held_and_moved_are_those_of_the_unrolled_step(specs):
+    step = traced(5, specs=specs)
     looped = rolled_step(step)
     unrolled, rolled = _compiled(step), _compiled(looped)
     assert len(looped.program.eqns) < len(step.program.eqns) / 2
