@@ -106,6 +106,7 @@ def rolled(
     at_least: int = 3,
     labels: Sequence[Hashable] | None = None,
     replaces: Sequence[int | None] | None = None,
+    differentiated: bool = False,
 ) -> Rolled:
     """Write equal parts of a program as loops.
 
@@ -115,6 +116,8 @@ def rolled(
         labels: of each input, such as its layout; only inputs with equal labels are stacked.
         replaces: of each result the number of the input that it is the new value of, or None;
             where such inputs are a stack, their new values are one too, in the same order.
+        differentiated: derivatives of the program are still taken: functions with a derivative of
+            their own (`jax.custom_vjp`) are equal only if their rules are the same objects.
 
     Returns:
         The program with loops; without any if nothing repeats.
@@ -129,7 +132,7 @@ def rolled(
     def label(number: int) -> Hashable:
         return None if labels is None else labels[number]
 
-    keys = equation_keys(flow)
+    keys = equation_keys(flow, differentiated=differentiated)
     extents, beside = _blocks(flow, keys, at_least, label)
     flow, blocks, skipped = computed_once(flow, keys.tolist(), extents.blocks)
     refused: frozenset[int] = frozenset(skipped)

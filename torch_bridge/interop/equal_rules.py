@@ -13,9 +13,11 @@ from typing import Any
 
 import jax
 from jax.dtypes import float0
-from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, Literal, Var, jaxpr_as_fun
 
-_CALL = "custom_vjp_call"
+from isoshard.core.runtime.jaxprs import equations as equations_of
+
+_CALLS = ("custom_vjp_call", "custom_jvp_call")
 _NAMES: Any = DebugInfo("equal_rules", "called", None, None)
 
 
@@ -29,10 +31,12 @@ def with_equal_rules(program: ClosedJaxpr) -> ClosedJaxpr:
         A program that computes the same, with the same gradients.
     """
     known: dict[Hashable, Any] = {}
+    alive = []  # the constants of rules are told apart by their identity
     equations = []
     for equation in program.jaxpr.eqns:
-        if equation.primitive.name.startswith(_CALL):
-            rule = _rule(equation)
+        if equation.primitive.name.startswith(_CALLS):
+            traced, rule = _rule(equation)
+            alive.append(traced)
             if rule is not None:
                 equation = equation.replace(params=known.setdefault(rule, equation.params))
         equations.append(equation)
@@ -41,8 +45,8 @@ def with_equal_rules(program: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(program.jaxpr.replace(eqns=equations), program.consts)
 
 
-def _rule(equation: Any) -> Hashable:
-    """What a call and its gradient compute; None if that cannot be told."""
+def _rule(equation: Any) -> tuple[ClosedJaxpr | None, Hashable]:
+    """What a call and its gradient compute, traced and as a key; None if that cannot be told."""
     inputs = [*dict.fromkeys(one for one in equation.invars if isinstance(one, Var))]
     alone = Jaxpr([], inputs, list(equation.outvars), [equation], equation.effects, _NAMES)
     called = jaxpr_as_fun(ClosedJaxpr(alone, ()))
@@ -56,13 +60,19 @@ def _rule(equation: Any) -> Hashable:
     try:
         traced = jax.make_jaxpr(both)(*structs)
     except Exception:  # it has a gradient for some uses only, so it is like no other
-        return None
+        return None, None
     own, text = str(equation.params.get("call_jaxpr")), str(traced)
     is_again = any(str(one.params.get("call_jaxpr")) == own for one in traced.eqns)
-    if text.count(_CALL) > is_again:  # a function inside, whose own gradient the text hides
-        return None
+    inside = sum(map(text.count, _CALLS)) > is_again  # its own gradient is not in the text
+    if inside or any(_is_array(one) for step in equations_of(traced) for one in step.invars):
+        return None, None
     operands = [inputs.index(one) if isinstance(one, Var) else str(one) for one in equation.invars]
-    return text, tuple(map(id, traced.consts)), tuple(operands)
+    return traced, (equation.primitive.name, text, (*map(id, traced.consts),), (*operands,))
+
+
+def _is_array(operand: Any) -> bool:
+    """Whether it is a literal that a text may not show whole."""
+    return isinstance(operand, Literal) and bool(operand.aval.shape)
 
 
 def _struct(aval: Any) -> jax.ShapeDtypeStruct:

@@ -38,7 +38,7 @@ def rolled_values(program: ClosedJaxpr, inputs: Sequence[Any]) -> Sequence[Any]:
 
         inputs = [*program.consts, *inputs]
         program = jax.make_jaxpr(opened)(*inputs)
-    found = rolled(with_equal_rules(program))
+    found = rolled(with_equal_rules(program), differentiated=True)
     where = metrics.user_location()
     if not found.loops:
         reason = "; ".join(found.reasons) or "no two layers are equal"

@@ -17,7 +17,7 @@ import jax
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge.engine.compiling import program
 from isoshard.torch_bridge.engine.compiling.rolled_plan import (
-    Family,
+    EqualMemory,
     NotRolled,
     rolled_program,
 )
@@ -85,19 +85,22 @@ def rolled_step(
     stacks = {
         one.inputs: StackedMemory([sources[n] for n in one.inputs], one.placed, one.whole)
         for one in arrangement.inputs
-        if isinstance(one, Family)
+        if isinstance(one, EqualMemory)
     }
     numbers = {n: number for number, n in enumerate(arrangement.results) if isinstance(n, int)}
     return RunAs(
         arrangement.plan,
         found,
-        [stacks[n.inputs] if isinstance(n, Family) else sources[n] for n in arrangement.inputs],
+        [
+            stacks[n.inputs] if isinstance(n, EqualMemory) else sources[n]
+            for n in arrangement.inputs
+        ],
         [
             *[(numbers[n], place) for n, place in targets if n in numbers],
             *[
                 (number, stacks[one.inputs])
                 for number, one in enumerate(arrangement.results)
-                if isinstance(one, Family)
+                if isinstance(one, EqualMemory)
             ],
         ],
         [dataclasses.replace(mark, number=numbers[mark.number]) for mark in made],

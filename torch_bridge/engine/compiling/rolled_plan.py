@@ -2,7 +2,7 @@
 
 The plan is traced as for any program; then equal parts of the jaxpr become loops
 (`isoshard.core.repeats`). A loop takes the weights of one name in all layers as one array, and
-gives the new ones so. What of that can stay stacked from one run to the next, a `Family`, the
+gives the new ones so. What of that can stay stacked from one run to the next, a `EqualMemory`, the
 compiled program takes and gives as one array. The rest is stacked, or taken apart, inside it.
 
 Lifted floats and random words come in one array each, as always: for tracing they are inputs of
@@ -34,7 +34,7 @@ from .plan_lowering import computed, extra_inputs, layouts_in, note_traced, trac
 
 
 @dataclasses.dataclass(frozen=True)
-class Family:
+class EqualMemory:
     """Equal memory of several layers, as one array of a program.
 
     Attributes:
@@ -62,8 +62,8 @@ class Arrangement:
     """
 
     plan: CompileRequest
-    inputs: tuple[int | Family, ...]
-    results: tuple[int | Family, ...]
+    inputs: tuple[int | EqualMemory, ...]
+    results: tuple[int | EqualMemory, ...]
     text: str
 
 
@@ -193,10 +193,10 @@ def _labels(
 
 def _families(
     plan: CompileRequest, found: Rolled, replaced: Mapping[int, int], read: Collection[int]
-) -> list[Family]:
+) -> list[EqualMemory]:
     """The stacks that can be one array of the program, and stay one from run to run."""
     given = {stack.numbers for stack in found.results if stack.stacked}
-    families: list[Family] = []
+    families: list[EqualMemory] = []
     taken: set[int] = set()
     for stack in found.inputs:
         if not stack.stacked or not taken.isdisjoint(stack.numbers):
@@ -214,13 +214,16 @@ def _families(
             continue
         if len(layouts) == 1:
             placed = layouts.pop()
-            families.append(Family(stack.numbers, results, placed, stacked_layout(placed)))
+            families.append(EqualMemory(stack.numbers, results, placed, stacked_layout(placed)))
             taken.update(stack.numbers)
     return families
 
 
 def _arrangement(
-    plan: CompileRequest, found: Rolled, families: Sequence[Family], replaced: Mapping[int, int]
+    plan: CompileRequest,
+    found: Rolled,
+    families: Sequence[EqualMemory],
+    replaced: Mapping[int, int],
 ) -> Arrangement:
     """The order of what the program takes and gives.
 
@@ -233,26 +236,32 @@ def _arrangement(
         for number in range(len(plan.leaves))
         if number in of_input or number not in inside
     ]
-    results: list[int | Family] = []
+    results: list[int | EqualMemory] = []
     for one in inputs:
-        if isinstance(one, Family):
+        if isinstance(one, EqualMemory):
             results += [one] * (one.results is not None)
         elif one in replaced:
             results.append(replaced[one])
     there = {
-        n for one in results for n in ((one.results or ()) if isinstance(one, Family) else (one,))
+        n
+        for one in results
+        for n in ((one.results or ()) if isinstance(one, EqualMemory) else (one,))
     }
     results += [number for number in range(len(plan.live)) if number not in there]
     donated = {*plan.donated}
     run = dataclasses.replace(
         plan,
-        placed=tuple(one.whole if isinstance(one, Family) else plan.placed[one] for one in inputs),
-        wanted=tuple(one.whole if isinstance(one, Family) else plan.wanted[one] for one in results),
+        placed=tuple(
+            one.whole if isinstance(one, EqualMemory) else plan.placed[one] for one in inputs
+        ),
+        wanted=tuple(
+            one.whole if isinstance(one, EqualMemory) else plan.wanted[one] for one in results
+        ),
         live=tuple(range(len(results))),
         donated=tuple(
             place
             for place, one in enumerate(inputs)
-            if (one.results is not None if isinstance(one, Family) else one in donated)
+            if (one.results is not None if isinstance(one, EqualMemory) else one in donated)
         ),
     )
     return Arrangement(run, tuple(inputs), tuple(results), said(found))
@@ -269,9 +278,9 @@ def said(found: Rolled) -> str:
     return f"{layers} layers as {loops} loop{'s' * (loops != 1)}"
 
 
-def _struct(one: int | Family, arrays: Sequence[jax.Array]) -> Any:
+def _struct(one: int | EqualMemory, arrays: Sequence[jax.Array]) -> Any:
     """An input of the rolled program, for tracing."""
-    if not isinstance(one, Family):
+    if not isinstance(one, EqualMemory):
         return arrays[one]
     member = arrays[one.inputs[0]]
     number = one.whole
@@ -289,7 +298,7 @@ def _joined(plan: CompileRequest, found: Rolled, arrangement: Arrangement) -> Ca
         values = run(*map(taken.of, found.inputs))
         single: dict[int, Any] = {}
         whole: dict[tuple[int, ...], Any] = {}
-        kept = {one.results for one in arrangement.results if isinstance(one, Family)}
+        kept = {one.results for one in arrangement.results if isinstance(one, EqualMemory)}
         for stack, value in zip(found.results, values, strict=True):
             if not stack.stacked:
                 single[stack.numbers[0]] = value
@@ -299,7 +308,7 @@ def _joined(plan: CompileRequest, found: Rolled, arrangement: Arrangement) -> Ca
                 single.update((number, value[n]) for n, number in enumerate(stack.numbers))
         return [
             _laid_out(whole[one.results or ()], one.whole)
-            if isinstance(one, Family)
+            if isinstance(one, EqualMemory)
             else _laid_out(single[one], plan.wanted[one])
             for one in arrangement.results
         ]
@@ -317,7 +326,7 @@ class _Taken:
     """What a rolled program takes, made of what it is given."""
 
     def __init__(
-        self, leaves: int, inputs: Sequence[int | Family], given: Sequence[Any], *numbers: Any
+        self, leaves: int, inputs: Sequence[int | EqualMemory], given: Sequence[Any], *numbers: Any
     ):
         self._leaves = leaves
         self._floats, self._words = numbers
@@ -325,7 +334,7 @@ class _Taken:
         self._single: dict[int, Any] = {}
         self._slices: dict[int, tuple[Any, int]] = {}
         for one, value in zip(inputs, given, strict=True):
-            if isinstance(one, Family):
+            if isinstance(one, EqualMemory):
                 self._whole[one.inputs] = value
                 self._slices.update((n, (value, place)) for place, n in enumerate(one.inputs))
             else:
