@@ -19,7 +19,7 @@ from .factor_layouts import ArrayLayout, Split
 from .flat_program import CONSTANT, BodyScope, FlatOp, FlatProgram
 from .flops import flops_of, is_product
 from .local_program import LocalOp, LocalProgram, LocalScope
-from .resharding import Collective, moves, shard_bytes, shard_shape
+from .resharding import LayoutExchange, moves, shard_bytes, shard_shape
 from .spreading import ArrayLayouts
 
 _FOLLOWS = frozenset(
@@ -90,7 +90,7 @@ class _Writer:
         self.local = LocalProgram()
         self.numbers: dict[int, int] = {}
         self.divisions: dict[Any, Division] = {}
-        self.moves: dict[Any, tuple[tuple[Collective, ...], int]] = {}
+        self.moves: dict[Any, tuple[tuple[LayoutExchange, ...], int]] = {}
         self.sums: dict[int, int] = {}
 
     def write(self, wanted: Sequence[ArrayLayout | None]) -> LocalProgram:
@@ -191,7 +191,7 @@ class _Writer:
 
     def _between(
         self, before: ArrayLayout, after: ArrayLayout, shape: tuple[int, ...], itemsize: int
-    ) -> tuple[Collective, ...]:
+    ) -> tuple[LayoutExchange, ...]:
         key = (before, after, shape, itemsize)
         found = self.moves.get(key)
         if found is None:
@@ -227,7 +227,9 @@ class _Writer:
         brought[key] = number
         return number
 
-    def _collective(self, move: Collective, number: int, equation: Any, scope: LocalScope) -> int:
+    def _collective(
+        self, move: LayoutExchange, number: int, equation: Any, scope: LocalScope
+    ) -> int:
         local = self.local
         itemsize = max(1, local.bytes[number] // max(1, math.prod(local.shapes[number])))
         new = local.value((move.sent // itemsize,), itemsize, local.dtypes[number])

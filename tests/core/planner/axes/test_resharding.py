@@ -2,7 +2,7 @@
 
 import pytest
 
-from isoshard.core.planner.axes.resharding import Collective, moves, shard_shape
+from isoshard.core.planner.axes.resharding import LayoutExchange, moves, shard_shape
 
 MESH = (4, 2)
 SHAPE = (16, 8)
@@ -14,11 +14,11 @@ WHOLE = 16 * 8 * 4
     [
         (((0,), ()), ((0,), ()), ()),
         (((), ()), ((0,), (1,)), ()),
-        (((0,), ()), ((), ()), (Collective("all-gather", (0,), WHOLE),)),
-        (((0,), (1,)), ((), (1,)), (Collective("all-gather", (0,), WHOLE // 2),)),
-        (((0, 1), ()), ((), ()), (Collective("all-gather", (0, 1), WHOLE),)),
-        (((0,), ()), ((), (0,)), (Collective("all-to-all", (0,), WHOLE // 4),)),
-        (((0, 1), ()), ((1, 0), ()), (Collective("collective-permute", (1, 0), WHOLE // 8),)),
+        (((0,), ()), ((), ()), (LayoutExchange("all-gather", (0,), WHOLE),)),
+        (((0,), (1,)), ((), (1,)), (LayoutExchange("all-gather", (0,), WHOLE // 2),)),
+        (((0, 1), ()), ((), ()), (LayoutExchange("all-gather", (0, 1), WHOLE),)),
+        (((0,), ()), ((), (0,)), (LayoutExchange("all-to-all", (0,), WHOLE // 4),)),
+        (((0, 1), ()), ((1, 0), ()), (LayoutExchange("collective-permute", (1, 0), WHOLE // 8),)),
         (((0,), ()), ((1,), ()), None),
     ],
 )
