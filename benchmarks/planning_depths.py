@@ -3,8 +3,8 @@
     python -m benchmarks.planning_depths [--target v5e] [--quick]
 
 For each (model, plan, mesh): peak memory at "trace" and "partition" over that at "compile", which
-is the compiler's own statistics; and the collectives of each depth by kind and axes. Targets
-that are not CPUs need their compiler: `isoshard doctor` says whether it is here, or set
+is the compiler's own statistics; and the collectives of each depth by kind and axes. Targets that
+are not CPUs need their compiler: `isoshard doctor` says whether it is here, or set
 ISOSHARD_COMPILER_PYTHON to an interpreter that has it.
 """
 
