@@ -75,7 +75,7 @@ def traced_flax_step(
     bound = inspect.signature(function).bind(*args, **kwargs)
     objects = {name: split(one) for name, one in bound.arguments.items() if is_nnx(one)}
     others = {name: one for name, one in bound.arguments.items() if name not in objects}
-    roles = {
+    roles: dict[str, Role] = {
         name: role
         for _, state in objects.values()
         for path, box in jax.tree.leaves_with_path(state, is_leaf=is_variable)

@@ -12,6 +12,7 @@ from collections.abc import Hashable
 from typing import Any
 
 import jax
+import numpy as np
 from jax.dtypes import float0
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, Literal, Var, jaxpr_as_fun
 
@@ -72,7 +73,7 @@ def _rule(equation: Any) -> tuple[ClosedJaxpr | None, Hashable]:
 
 def _is_array(operand: Any) -> bool:
     """Whether it is a literal that a text may not show whole."""
-    return isinstance(operand, Literal) and bool(operand.aval.shape)
+    return isinstance(operand, Literal) and bool(np.shape(operand.val))
 
 
 def _struct(aval: Any) -> jax.ShapeDtypeStruct:

@@ -80,7 +80,7 @@ class JaxFunction:
     ):
         """See `jax_function`."""
         self._target, self._out_sharding = target, out_sharding
-        self._repeat = checked_repeat(repeat)
+        self._repeat: Repeat = checked_repeat(repeat)
 
     @property
     def params(self) -> dict[str, jax.Array]:

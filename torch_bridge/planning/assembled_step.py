@@ -54,11 +54,13 @@ def assembled(
     with plan_lowering.tracing(plan, [_struct(one) for one in inputs]):
         program = _traced(plan, inputs, home)
         results = _results(recording, names, assembly, plan, values)
-    numbers = (("numbers", "number", (plan.lifted,), np.float64),) if plan.lifted else ()
-    words = (("random", "random", (plan.draws, 3), np.uint32),) if plan.draws else ()
     everywhere = NamedSharding(home, PartitionSpec())
-    for title, role, shape, dtype in (*numbers, *words):
-        inputs.append(StepInput(title, role, shape, np.dtype(dtype), everywhere))
+    if plan.lifted:
+        double = np.dtype(np.float64)
+        inputs.append(StepInput("numbers", "number", (plan.lifted,), double, everywhere))
+    if plan.draws:
+        word = np.dtype(np.uint32)
+        inputs.append(StepInput("random", "random", (plan.draws, 3), word, everywhere))
     return TracedStep(
         name, "torch", program, tuple(inputs), tuple(results), home, modules, wide=True
     )

@@ -145,7 +145,7 @@ def condensed(step: TracedStep, dimensions: NamedDimensions) -> CondensedProgram
             modules.setdefault(module, kinds[op.results[0]])
         for one in op.results:
             counts[kinds[one]] += listed.times
-        if op.bodies or (op.name == "stack" and op.equation.primitive.name == "scan"):
+        if op.bodies or _is_stacked(op):
             continue
         looped = listed.times > 1
         moved = _moved(op, kinds, values, listing.kept)
@@ -266,3 +266,8 @@ def _resting(step: TracedStep, dimensions: NamedDimensions) -> tuple[tuple[int, 
         else:
             resting[group] += one.bytes
     return tuple(resting), rest
+
+
+def _is_stacked(op: FlatOp) -> bool:
+    """Whether an operation only stacks what the iterations of a scan give."""
+    return op.name == "stack" and op.equation is not None and op.equation.primitive.name == "scan"

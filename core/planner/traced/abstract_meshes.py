@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import Mesh, NamedSharding
 
 
@@ -40,10 +40,10 @@ def _changed(value: Any) -> Any:
         if not isinstance(value.mesh, Mesh):
             return value
         return NamedSharding(value.mesh.abstract_mesh, value.spec, memory_kind=value.memory_kind)
-    if isinstance(value, jax.extend.core.ClosedJaxpr):
+    if isinstance(value, ClosedJaxpr):
         inner = _changed(value.jaxpr)
         return value if inner is value.jaxpr else value.replace(jaxpr=inner)
-    if isinstance(value, jax.extend.core.Jaxpr):
+    if isinstance(value, Jaxpr):
         equations = [_equation(one) for one in value.eqns]
         if all(new is old for new, old in zip(equations, value.eqns, strict=True)):
             return value

@@ -32,6 +32,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from isoshard.core.errors import ShardingError
@@ -110,7 +111,7 @@ def traced_jax_step(
     name = name or getattr(step, "__name__", type(step).__name__)
     return TracedStep(
         name, framework, _opened(program), (*constants, *taken), tuple(results), mesh,
-        wide=bool(jax.config.jax_enable_x64),
+        wide=bool(jax.config.read("jax_enable_x64")),
     )  # fmt: skip
 
 
@@ -265,7 +266,7 @@ def _without_keys(program: Any) -> Any:
     kinds = [_key_kind(aval) for aval in program.in_avals]
     if not any(kinds):
         return program
-    run = jax.extend.core.jaxpr_as_fun(program)
+    run = jaxpr_as_fun(program)
 
     def from_words(*given: Any) -> Any:
         return run(
@@ -301,6 +302,6 @@ def _opened(program: Any) -> Any:
 
     def opened(*given: Any) -> Any:
         held, arguments = given[: len(constants)], given[len(constants) :]
-        return jax.extend.core.jaxpr_as_fun(program.replace(consts=held))(*arguments)
+        return jaxpr_as_fun(program.replace(consts=held))(*arguments)
 
     return jax.make_jaxpr(opened)(*shapes, *program.in_avals)

@@ -100,7 +100,7 @@ _CORE = Path(__file__).parents[2]
 _NOT_THE_USERS = (
     "<frozen",
     *(str(Path(place)) for place in (sysconfig.get_path("stdlib"), _CORE)),
-    *(str(Path(module.__file__).parent) for module in (jax, np)),
+    *(str(Path(str(module.__file__)).parent) for module in (jax, np)),
     *(str(_CORE.parent / bridge) for bridge in ("jax_bridge", "torch_bridge", "onnx_bridge")),
     str(_CORE.parent / "src" / "isoshard"),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 
@@ -113,8 +113,10 @@ def checked_repeat(repeat: Any) -> Repeat:
     Raises:
         ValueError: it is neither None nor "auto".
     """
-    if repeat is None or (isinstance(repeat, str) and repeat in get_args(get_args(Repeat)[0])):
-        return repeat
+    if repeat is None:
+        return None
+    if isinstance(repeat, str) and repeat == "auto":
+        return "auto"
     raise ValueError(
         f"repeat={repeat!r} is not known; it is None, and layers are compiled as they are, or "
         '"auto", and equal ones are compiled once: xs.compile(step, repeat="auto")'

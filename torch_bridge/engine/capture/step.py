@@ -81,7 +81,8 @@ class CompiledStep:
     def __init__(self, step: Callable[..., Any], repeat: Repeat = None):
         """See the class."""
         functools.update_wrapper(self, step, updated=())
-        self.step, self.repeat = step, checked_repeat(repeat)
+        self.step = step
+        self.repeat: Repeat = checked_repeat(repeat)
         self._replays: dict[Any, list[Replay]] = {}
         self._opened: set[Any] = set()
         self._codes: dict[Any, dict[str, Any]] = {}
