@@ -43,6 +43,11 @@ from .traced.rolled_step import rolled_step
 from .traced.traced_step import TracedStep
 
 DEPTHS = ("trace", "partition", "compile")
+LOOPED = (
+    "equal layers are compiled as a loop, as xs.compile(step, repeat='auto') runs them; written "
+    "out they may keep more activations (repeats=False)"
+)
+"""Of an estimate of a step with loops in the place of equal layers."""
 
 
 def estimate(
@@ -114,8 +119,11 @@ def device_program(
     """
     if depth == "trace":
         return by_tracing(traced)
-    at = by_partitioner if depth == "partition" else by_compiler
-    return at(rolled_step(traced) if repeats else traced, **how)
+    looped = rolled_step(traced) if repeats else traced
+    found = (by_partitioner if depth == "partition" else by_compiler)(looped, **how)
+    if looped is traced:
+        return found
+    return dataclasses.replace(found, notes=(*found.notes, LOOPED))
 
 
 def report_of(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 from isoshard.core.repeats.rolled_program import Stack, rolled
 from tests.core.repeats.rolled_values import assert_equal, both
@@ -206,3 +207,17 @@ def test_why_equal_parts_are_no_loop():
         "5 equal parts of 4 equations are no loop: an operand of `dot_general`, float32[40,40], is "
         "another value in each, and they are not inputs of one kind nor what one loop makes"
     )
+
+
+def test_names_that_differ_in_a_number_are_one():
+    """A bridge marks the output of each module by its name, `module:layers.0`."""
+
+    def step(x, *weights):
+        for number, weight in enumerate(weights):
+            x = checkpoint_name(jnp.tanh(x @ weight), f"module:layers.{number}")
+        return x
+
+    program = jax.make_jaxpr(step)(*[jnp.ones((4, 4))] * 6)
+    (loop,) = rolled(program).loops
+    assert loop.length == 5
+    assert not rolled(program, differentiated=True).loops  # a policy may still ask for a name
