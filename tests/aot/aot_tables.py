@@ -110,13 +110,13 @@ def part(found: Mapping[str, Any]) -> str:
     return "\n\n".join([elsewhere.figures(), table, elsewhere.explained()])
 
 
-def rewrite(found: Mapping[str, Any], path: Path = outcome.DOCUMENT) -> Path:
+def rewrite(found: Mapping[str, Any]) -> Path:
     """Renew the generated part of docs/aot.md.
 
     Args:
         found: what `outcome.read` gives.
-        path: of the page.
     """
+    path = outcome.DOCUMENT
     before, _, rest = path.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     path.write_text(f"{before}{BEGIN}\n\n{part(found)}\n\n{END}{after}")

@@ -44,7 +44,7 @@ class Compiler:
         python: an interpreter that has the compiler.
         devices: how many of the target's devices programs have at most.
         limit: seconds for one program.
-        script: what the interpreter runs.
+        script: what the interpreter runs; None for `compiling.py`.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class Compiler:
         *,
         devices: int = 8,
         limit: float = 120.0,
-        script: Path = SCRIPT,
+        script: Path | None = None,
     ):
         """See the class."""
         self.versions: Mapping[str, str] = {}
         self._target, self._devices = target, devices
-        self._command, self._limit = (python, "-P", script), limit
+        self._command, self._limit = (python, "-P", script or SCRIPT), limit
         self._folder = tempfile.TemporaryDirectory(prefix="isoshard-aot-")
         self._process: subprocess.Popen[bytes] | None = None
         self._came = b""

@@ -66,14 +66,16 @@ def compiles(word: str) -> bool:
 
 
 def write(
-    cells: Mapping[str, Cells], versions: Mapping[str, Mapping[str, str]], path: Path = RESULTS
+    cells: Mapping[str, Cells],
+    versions: Mapping[str, Mapping[str, str]],
+    path: Path | None = None,
 ) -> Path:
     """Write the results for tools.
 
     Args:
         cells: target -> its cells.
         versions: target -> of its compiler's packages.
-        path: of the file.
+        path: of the file; None for the one that is committed.
     """
     found = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -84,15 +86,16 @@ def write(
             for name, found in cells.items()
         },
     }
-    return files.write(path, found)
+    return files.write(path or RESULTS, found)
 
 
-def read(path: Path = RESULTS) -> dict[str, Any]:
+def read(path: Path | None = None) -> dict[str, Any]:
     """The results written before; without targets if there are none.
 
     Args:
-        path: of the file.
+        path: of the file; None for the one that is committed.
     """
+    path = path or RESULTS
     return json.loads(path.read_text()) if path.exists() else {"targets": {}}
 
 
