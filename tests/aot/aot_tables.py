@@ -78,12 +78,17 @@ class Elsewhere:
             for name, version in one.items()
         }
         made = f"Compiled on {self.found.get('date', '?')} with {', '.join(sorted(compilers))}."
-        return f"{made}\n\n{outcome.summary(self.targets)}"
+        tried = [
+            f"{sum(STEP not in columns for columns in cells.values())} entries of the database and "
+            f"{sum(STEP in columns for columns in cells.values())} steps for {target}"
+            for target, cells in self.targets.items()
+        ]
+        return f"{made} Tried so far: {'; '.join(tried)}.\n\n{outcome.summary(self.targets)}"
 
     def explained(self) -> str:
         """The numbered reasons; those of all cells that were asked for."""
         lines = [f"- c{number}: {words(one)}" for number, one in enumerate(self.reasons, 1)]
-        return "\n".join(lines) or "All of it compiles."
+        return "\n".join(lines) or "Everything that was tried compiles."
 
 
 def words(reason: str) -> str:
