@@ -60,6 +60,36 @@ def _summed_product(a: jax.Array, b: jax.Array) -> jax.Array:
     return out[..., 0] if a.ndim == b.ndim == 1 else out[..., 0, :] if a.ndim == 1 else out
 
 
+def dot_general(
+    a: jax.Array, b: jax.Array, axes: Any, *, preferred_element_type: Any = None
+) -> jax.Array:
+    """`lax.dot_general`.
+
+    Args:
+        a: of any number of axes.
+        b: likewise.
+        axes: as there: those that are contracted, and those of the batch.
+        preferred_element_type: as there.
+    """
+    return on_every_platform(
+        lambda a, b: lax.dot_general(a, b, axes, preferred_element_type=preferred_element_type),
+        lambda a, b: _summed_dot(a, b, axes),
+        *(a, b),
+    )
+
+
+def _summed_dot(a: jax.Array, b: jax.Array, axes: Any) -> jax.Array:
+    (over_a, over_b), (batch_a, batch_b) = axes
+    free_a = [axis for axis in range(a.ndim) if axis not in {*over_a, *batch_a}]
+    free_b = [axis for axis in range(b.ndim) if axis not in {*over_b, *batch_b}]
+    batch, count = [a.shape[axis] for axis in batch_a], len(over_a)
+    rows, columns = [a.shape[axis] for axis in free_a], [b.shape[axis] for axis in free_b]
+    terms = [a.shape[axis] for axis in over_a]
+    a = a.transpose(*batch_a, *free_a, *over_a).reshape(*batch, *rows, *[1] * len(columns), *terms)
+    b = b.transpose(*batch_b, *free_b, *over_b).reshape(*batch, *[1] * len(rows), *columns, *terms)
+    return jnp.sum(a * b, axis=tuple(range(-count, 0))) if count else a * b
+
+
 def convolution(
     x: jax.Array,
     weight: jax.Array,

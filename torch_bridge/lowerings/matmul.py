@@ -139,11 +139,7 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
     """`x @ weight.T`, and a bias added before the one rounding to the dtype of `x`."""
     axes = (((x.ndim - 1,), (weight.ndim - 1,)), ((), ()))
     sums = None if bias is None else _sums(x)
-    out = integer_products.on_every_platform(
-        lambda x, weight: jax.lax.dot_general(x, weight, axes, preferred_element_type=sums),
-        lambda x, weight: integer_products.matmul(x, weight.T),
-        *(x, weight),
-    )
+    out = integer_products.dot_general(x, weight, axes, preferred_element_type=sums)
     return out if bias is None else (out + wide(bias)).astype(x.dtype)
 
 
@@ -160,9 +156,17 @@ def _trilinear(
 ) -> jax.Array:
     """Sum over `sumdim` of the product of three tensors, each unsqueezed at its `expand` axes."""
     rank = i1.ndim + len(expand1)
-    axes = [
-        [d for d in range(rank) if d not in set(expand)] for expand in (expand1, expand2, expand3)
-    ]
+    expands = expand1, expand2, expand3
+    axes = [[d for d in range(rank) if d not in set(expand)] for expand in expands]
     out = [d for d in range(rank) if d not in set(sumdim)]
     i1, i2, i3 = wide_all(i1, i2, i3)
-    return jnp.einsum(i1, axes[0], i2, axes[1], i3, axes[2], out)
+
+    def summed(*factors: jax.Array) -> jax.Array:
+        spread = [jnp.expand_dims(x, tuple(e)) for x, e in zip(factors, expands, strict=True)]
+        return jnp.sum(spread[0] * spread[1] * spread[2], axis=tuple(sumdim))
+
+    return integer_products.on_every_platform(
+        lambda i1, i2, i3: jnp.einsum(i1, axes[0], i2, axes[1], i3, axes[2], out),
+        summed,
+        *(i1, i2, i3),
+    )

@@ -50,6 +50,23 @@ def test_summed_products_are_exact(left, right):
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize(
+    ("right", "axes"),
+    [
+        ((4, 5, 3), (((2, 1), (0, 2)), ((), ()))),
+        ((4, 2, 3), (((1,), (2,)), ((0,), (1,)))),
+        ((3, 2, 5), (((), ()), ((0, 1), (1, 0)))),
+        ((5,), (((), ()), ((), ()))),
+    ],
+)
+def test_summed_dots_are_exact(right, axes):
+    a, b = _numbers((2, 3, 4)), _numbers(right)
+    want = lax.dot_general(a, b, axes)
+    with _elsewhere("tpu"):
+        got = integer_products.dot_general(jnp.asarray(a), jnp.asarray(b), axes)
+    np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
 @pytest.mark.parametrize(
     ("rank", "groups", "stride", "gap", "step", "last"),
@@ -115,6 +132,18 @@ def test_torch_products_of_integers_are_what_they_were():
         lambda a, b: torch.addmm(torch.ones(2, 4, dtype=a.dtype, device=a.device), a, b),
     ):
         assert torch.equal(run(*on_device).cpu(), run(a, b))
+    f = torch.nn.functional
+    stack, more = torch.arange(24).reshape(2, 3, 1, 4), torch.arange(24).reshape(2, 3, 4, 1)
+    assert torch.equal(
+        torch.matmul(stack.to("jax"), more.to("jax")).cpu(), torch.matmul(stack, more)
+    )
+    three = (
+        torch.arange(6).reshape(2, 3),
+        torch.arange(8).reshape(2, 4),
+        torch.arange(24).reshape(2, 3, 4),
+    )
+    got = f.bilinear(*(x.to("jax") for x in three))
+    assert torch.equal(got.cpu(), f.bilinear(*three))
     x, w = torch.arange(50).reshape(1, 2, 5, 5), torch.arange(16).reshape(2, 2, 2, 2)
-    got = torch.nn.functional.conv2d(x.to("jax"), w.to("jax"), stride=2)
-    assert torch.equal(got.cpu(), torch.nn.functional.conv2d(x, w, stride=2))
+    got = f.conv2d(x.to("jax"), w.to("jax"), stride=2)
+    assert torch.equal(got.cpu(), f.conv2d(x, w, stride=2))
