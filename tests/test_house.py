@@ -27,7 +27,7 @@ ROOMS = {
         *("repeats", "planner"),
     ),
     "core/planner": (
-        *("machine", "traced", "axes", "reports", "costs", "programs", "estimating", "plan_search"),
+        *("machine", "traced", "reports", "costs", "axes", "programs", "estimating", "plan_search"),
     ),
     "core/domain": (
         *("blocks", "lifting", "windows", "fourier", "attention", "points", "handlers"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import jax
 
 from isoshard.core.runtime import metrics
+from isoshard.torch_bridge.engine.capture.rolled_step import Repeat, checked_repeat
 from isoshard.torch_bridge.engine.capture.step import CompiledStep
 from isoshard.torch_bridge.engine.compiling import input_placement, program
 from isoshard.torch_bridge.engine.recording.recorder import recorder
@@ -49,7 +51,11 @@ PENDING: list[Storage] = []
 """Storages marked with a layout that no program has placed yet."""
 
 
-def compile(step: Callable[..., Any]) -> CompiledStep:
+@overload
+def compile(step: Callable[..., Any], *, repeat: Repeat = None) -> CompiledStep: ...
+@overload
+def compile(*, repeat: Repeat) -> Callable[[Callable[..., Any]], CompiledStep]: ...
+def compile(step: Callable[..., Any] | None = None, *, repeat: Repeat = None) -> Any:
     """Capture a whole training step and replay it as one XLA program.
 
     The first call captures the step. From then on model code, autograd and optimizer are not run
@@ -72,11 +78,17 @@ def compile(step: Callable[..., Any]) -> CompiledStep:
         step: a function (or method, or module) of tensors on the `jax` device and hashable values,
             nested in lists, dictionaries and whatever torch's pytrees know. Other shapes, dtypes,
             layouts and values are captured as further programs.
+        repeat: "auto" compiles equal layers of an unmodified model once, as loops: forward,
+            backward and optimizer. So compile time does not grow with depth. Parameters keep
+            their names and are read and written as always; those of equal layers share one array
+            between the calls, so reading one is a copy. Where that cannot be, the step is compiled
+            as it is; `iso.metrics.report()` says which, and why.
 
     Returns:
-        A callable with the same arguments and results.
+        A callable with the same arguments and results; without `step`, a decorator.
 
     Raises:
+        ValueError: `repeat` is neither None nor "auto".
         CaptureError: when called, if `step` does something that a replay would not repeat. It names
             the line; parameters, gradients, optimizers and random state are then as before.
 
@@ -96,7 +108,9 @@ def compile(step: Callable[..., Any]) -> CompiledStep:
         >>> second < first
         True
     """
-    return CompiledStep(step)
+    if step is None:
+        return functools.partial(CompiledStep, repeat=checked_repeat(repeat))
+    return CompiledStep(step, repeat)
 
 
 def program_text(step: CompiledStep) -> str:

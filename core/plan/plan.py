@@ -59,6 +59,7 @@ from jax.sharding import PartitionSpec as P
 from isoshard.core.layout.axis_types import AnyMesh
 
 from .activations import ModuleActivations, activation_for, activation_rules
+from .automatic import Automatic
 from .difference import PlanDiff
 from .freezing import UNSAID, Pairs, frozen, frozen_pairs
 from .imports import Imports
@@ -75,7 +76,7 @@ from .standard_plans import Presets
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Plan(Presets, Imports):
+class Plan(Presets, Imports, Automatic):
     """Ordered rules from leaf names to specs. Immutable and hashable.
 
     Args:

@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 
@@ -103,6 +104,23 @@ class EquationFlow:
             operand: a value or a literal.
         """
         return self.avals[operand] if operand >= 0 else self.literals[-1 - operand].aval
+
+    def literal(self, operand: int) -> np.ndarray[Any, Any]:
+        """The value of a literal, in its dtype.
+
+        Args:
+            operand: below 0.
+        """
+        literal = self.literals[-1 - operand]
+        return np.asarray(literal.val, literal.aval.dtype)
+
+    def same_literals(self, operands: Sequence[int]) -> bool:
+        """Whether operands are literals with one value.
+
+        Args:
+            operands: at least one.
+        """
+        return max(operands) < 0 and len({self.literal(one).tobytes() for one in operands}) == 1
 
 
 def needed(equations: Sequence[Any], results: Sequence[Any]) -> list[Any]:

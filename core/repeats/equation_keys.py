@@ -23,17 +23,22 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from isoshard.core.repeats.equation_flow import EquationFlow
 
+_WITH_RULES = ("custom_jvp_call", "custom_vjp_call")
 _BY_VALUE = 4096
 """Arrays in parameters are compared by value up to this many bytes, larger ones by identity."""
 
 
-def equation_keys(flow: EquationFlow) -> np.ndarray[Any, np.dtype[np.int64]]:
+def equation_keys(
+    flow: EquationFlow, *, differentiated: bool = False
+) -> np.ndarray[Any, np.dtype[np.int64]]:
     """A number for each equation; those that compute the same have the same one.
 
     Args:
         flow: of the program. An equation with effects has a key of its own.
+        differentiated: derivatives of the program are still taken, so functions with a derivative
+            of their own are equal only if their rules are the same objects.
     """
-    keys = _Keys()
+    keys = _Keys(differentiated)
     numbers: dict[Hashable, int] = {}
     found = []
     for time, equation in enumerate(flow.equations):
@@ -50,7 +55,8 @@ def equation_keys(flow: EquationFlow) -> np.ndarray[Any, np.dtype[np.int64]]:
 class _Keys:
     """Keys of parameters, programs and avals; each object is looked at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, differentiated: bool) -> None:
+        self._differentiated = differentiated
         self._seen: dict[int, tuple[Any, int]] = {}
         self._numbers: dict[Hashable, int] = {}
 
@@ -60,8 +66,10 @@ class _Keys:
         params = equation.params
         if name == "slice":
             params = {"strides": params["strides"] or (1,) * len(params["start_indices"])}
-        elif name.startswith(("custom_jvp_call", "custom_vjp_call")):
-            params = {key: value for key, value in params.items() if not callable(value)}
+        elif not self._differentiated and name.startswith(_WITH_RULES):
+            # What is left out are rules for a derivative that is not taken any more.
+            kept = ClosedJaxpr | Jaxpr | int | str
+            params = {key: value for key, value in params.items() if isinstance(value, kept)}
         return (
             equation.primitive,
             tuple([(key, self._value(params[key])) for key in sorted(params)]),

@@ -6,7 +6,7 @@ A batched equation stands for equations all over the program, so the old order n
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from isoshard.core.repeats.equation_flow import EquationFlow
 from isoshard.core.repeats.repeated_block import RepeatedBlock
@@ -16,7 +16,10 @@ Step = tuple[str, int]
 
 
 def ordered(
-    flow: EquationFlow, blocks: Sequence[RepeatedBlock], batched_in: Mapping[int, int]
+    flow: EquationFlow,
+    blocks: Sequence[RepeatedBlock],
+    batched_in: Mapping[int, int],
+    skipped: Collection[int] = (),
 ) -> tuple[list[Step], set[int]]:
     """Put steps in an order in which each comes after what it reads.
 
@@ -24,6 +27,7 @@ def ordered(
         flow: of the program. Equations with effects keep their order.
         blocks: the loops.
         batched_in: of equations that are batched, the number of the batch.
+        skipped: equations that do not run.
 
     Returns:
         The steps; and, if batches wait for each other, the numbers of these (the steps are of no
@@ -34,6 +38,8 @@ def ordered(
     waits: dict[Step, set[Step]] = {}
     last_effect: Step | None = None
     for time, step in enumerate(step_of):
+        if time in skipped:
+            continue
         begins.setdefault(step, time)
         before = waits.setdefault(step, set())
         for operand in flow.operands[time]:

@@ -86,8 +86,7 @@ class LoopEmission:
             operand: its number.
         """
         if operand < 0:
-            literal = self._flow.literals[-1 - operand]
-            return jnp.asarray(literal.val, literal.aval.dtype)
+            return jnp.asarray(self._flow.literal(operand))
         if operand not in self._values:
             array = next(one for one in self._stacks.homes(operand) if self._known(one))
             row = jax.lax.index_in_dim(self.array(array), array.index[operand], keepdims=False)
@@ -102,9 +101,8 @@ class LoopEmission:
         """
         if array not in self._arrays:
             if array.origin == "literals":
-                literals = [self._flow.literals[-1 - one] for one in array.members]
-                values = np.stack([np.asarray(one.val, one.aval.dtype) for one in literals])
-                self._arrays[array] = jnp.asarray(values)
+                values = [self._flow.literal(one) for one in array.members]
+                self._arrays[array] = jnp.asarray(np.stack(values))
             elif array.origin == "gathered":
                 rows = [jnp.expand_dims(self.value(one), 0) for one in array.members]
                 self._arrays[array] = jax.lax.concatenate(rows, 0)
@@ -136,21 +134,21 @@ class LoopEmission:
         if not times:
             return
         flow = self._flow
-        made = {value for time in times for value in flow.outputs[time]}
+        atoms: dict[int, Any] = {}
         variables: dict[int, Any] = {}
+        results: dict[int, Any] = {}
+        equations = []
         for time in times:
             equation = flow.equations[time]
+            read = []
             for operand, atom in zip(flow.operands[time], equation.invars, strict=True):
-                if operand >= 0 and operand not in made:
-                    variables[operand] = atom
-        results = {
-            value: variable
-            for time in times
-            for value, variable in zip(
-                flow.outputs[time], flow.equations[time].outvars, strict=True
-            )
-        }
-        equations = [flow.equations[time] for time in times]
+                if operand >= 0 and operand not in atoms:
+                    atoms[operand] = variables[operand] = Var(flow.avals[operand])
+                read.append(atoms[operand] if operand >= 0 else atom)
+            equations.append(equation.replace(invars=read))
+            made = dict(zip(flow.outputs[time], equation.outvars, strict=True))
+            atoms.update(made)
+            results.update(made)
         run = _function(list(variables.values()), list(results.values()), equations)
         values = run(*[self.value(one) for one in variables])
         self._values.update(zip(results, values, strict=True))
@@ -158,19 +156,15 @@ class LoopEmission:
     def _batch(self, number: int) -> None:
         batch = self._batches[number]
         flow = self._flow
-        outputs = [
-            self._stacks.exactly(tuple([flow.outputs[one][place] for one in batch.equations]))
-            for place in range(len(flow.outputs[batch.equations[0]]))
-        ]
         if batch.sliced:
-            for array in outputs:
+            for array in batch.results:
                 self._arrays[array] = self._slices(array)
             return
         equation = flow.equations[batch.equations[0]]
         literals = {
-            place: atom
-            for place, atom in enumerate(equation.invars)
-            if isinstance(batch.operands[place], int) and batch.operands[place] < 0
+            place: equation.invars[place]
+            for place, one in enumerate(batch.operands)
+            if isinstance(one, int) and one < 0
         }
         variables = [
             None if place in literals else Var(atom.aval)
@@ -187,7 +181,8 @@ class LoopEmission:
             for place, one in enumerate(batch.operands)
             if place not in literals
         ]
-        if equation.primitive.name == "sharding_constraint":
+        named = isinstance(equation.params.get("sharding"), NamedSharding)
+        if equation.primitive.name == "sharding_constraint" and named:
             values = [_constrained(given[0], equation)]
         else:
             run = _function(
@@ -195,8 +190,8 @@ class LoopEmission:
                 equation.outvars,
                 [equation.replace(invars=atoms)],
             )
-            values = jax.vmap(run, in_axes=axes)(*given)
-        self._arrays.update(zip(outputs, values, strict=True))
+            values = _over_rows(run, axes, given, len(batch.equations))
+        self._arrays.update(zip(batch.results, values, strict=True))
 
     def _loop(self, plan: LoopPlan, number: int) -> None:
         block = plan.block
@@ -258,35 +253,43 @@ class _LoopBody:
         self.reads: list[tuple[StackedArray, tuple[int, ...] | None]] = []
         self.unchanging: list[int] = []
         self._atoms: dict[int, Any] = {}
+        self._known: dict[tuple[int, ...], Any] = {}
+        self._repeated: list[Any] = []
         for variable, places in zip(self._carries, block.carried.values(), strict=True):
             self._atoms.update(dict.fromkeys(places, variable))
         self._from_outside()
 
     def _from_outside(self) -> None:
-        known: dict[tuple[int, ...], Any] = {}
+        for values in self._plan.reads:
+            self.reads.append(self._plan.reads[values])
+            self._read.append(Var(self._flow.aval(values[0])))
+            self._known[values] = self._read[-1]
+        for one in self._plan.repeated:
+            equation = self._flow.equations[one.equation]
+            made = [Var(variable.aval) for variable in equation.outvars]
+            atoms = [
+                self._atom((operand,) if isinstance(operand, int) else operand)
+                for operand in one.operands
+            ]
+            self._repeated.append(equation.replace(invars=atoms, outvars=made))
+            self._known.update(zip(one.results, made, strict=True))
         for place, values in self._block.outside.items():
-            if values not in known:
-                known[values] = self._outside_atom(values)
-            self._atoms[place] = known[values]
+            self._atoms[place] = self._atom(self._plan.in_order(values))
         for equation, array in self._plan.sliced.items():
             self.reads.append((array, None))
             self._read.append(self._flow.equations[self._block.start + equation].outvars[0])
 
-    def _outside_atom(self, values: tuple[int, ...]) -> Any:
-        flow = self._flow
-        if len(set(values)) > 1 and max(values) < 0:
-            literals = [flow.literals[-1 - one] for one in values]
-            if len({np.asarray(one.val).tobytes() for one in literals}) == 1:
-                return literals[0]
-        if len(set(values)) == 1:
-            if values[0] < 0:
-                return flow.literals[-1 - values[0]]
+    def _atom(self, values: tuple[int, ...]) -> Any:
+        """What stands for the values of all iterations in the body."""
+        if self._flow.same_literals(values):
+            return self._flow.literals[-1 - values[0]]
+        if len(set(values)) > 1:
+            return self._known[values]
+        if values[:1] not in self._known:
             self.unchanging.append(values[0])
-            self._fixed.append(Var(flow.avals[values[0]]))
-            return self._fixed[-1]
-        self.reads.append(self._plan.reads[self._plan.in_order(values)])
-        self._read.append(Var(flow.aval(values[0])))
-        return self._read[-1]
+            self._fixed.append(Var(self._flow.avals[values[0]]))
+            self._known[values[:1]] = self._fixed[-1]
+        return self._known[values[:1]]
 
     def function(self, results: Sequence[StackedArray]) -> Any:
         """From carries, elements and what does not change to new carries and results.
@@ -295,7 +298,7 @@ class _LoopBody:
             results: arrays that the loop is to give.
         """
         flow, block = self._flow, self._block
-        equations, outputs, place = [], [], 0
+        equations, outputs, place = list(self._repeated), [], 0
         for number in range(block.period):
             equation = flow.equations[block.start + number]
             atoms = []
@@ -316,6 +319,18 @@ class _LoopBody:
 def _function(variables: list[Any], results: Sequence[Any], equations: list[Any]) -> Any:
     jaxpr = Jaxpr([], variables, list(results), equations, _effects(equations), _NAMES)
     return jaxpr_as_fun(ClosedJaxpr(jaxpr, []))
+
+
+def _over_rows(run: Any, axes: Sequence[int | None], given: Sequence[Any], count: int) -> Any:
+    """A function of each row; one after the other where a primitive has no rule for all at once."""
+    try:
+        return jax.vmap(run, in_axes=axes)(*given)
+    except NotImplementedError:
+        rows = [
+            run(*[one if axis is None else one[row] for one, axis in zip(given, axes, strict=True)])
+            for row in range(count)
+        ]
+        return [jnp.stack(one) for one in zip(*rows, strict=True)]
 
 
 def _effects(equations: Sequence[Any]) -> Any:

@@ -63,7 +63,10 @@ class LoopExtents:
             pass
 
     def iterations(self) -> dict[int, tuple[int, int]]:
-        """Of values that blocks make, and inputs that they read, the block and its iteration."""
+        """Of values that blocks make, and inputs that they read, the block and its iteration.
+
+        What one iteration hands on to the next belongs to both, so it is left out.
+        """
         found: dict[int, tuple[int, int]] = {}
         for number, block in enumerate(self.blocks):
             for members in set(block.outside.values()):
@@ -71,9 +74,11 @@ class LoopExtents:
                     for iteration, value in enumerate(members):
                         if 0 <= value < self._flow.inputs:
                             found.setdefault(value, (number, iteration))
+            handed_on = {block.made + slot for slot, _ in block.carried}
             for iteration, first in enumerate(block.firsts.tolist()):
-                for value in range(first, first + block.made):
-                    found[value] = number, iteration
+                for made in range(block.made):
+                    if made not in handed_on:
+                        found[first + made] = number, iteration
         return found
 
     def _fit_each(self) -> bool:

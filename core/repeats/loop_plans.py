@@ -15,6 +15,23 @@ from isoshard.core.repeats.repeated_block import RepeatedBlock
 from isoshard.core.repeats.stacked_values import StackedArray, StackedValues
 
 
+@dataclasses.dataclass(frozen=True)
+class RecomputedEquation:
+    """An equation of an earlier loop that a later one repeats.
+
+    Values of all iterations are in the order of arrays.
+
+    Attributes:
+        equation: the one of the first iteration of the earlier loop.
+        operands: the values of all iterations, or one value or literal that does not change.
+        results: the values of all iterations of each result.
+    """
+
+    equation: int
+    operands: tuple[int | tuple[int, ...], ...]
+    results: tuple[tuple[int, ...], ...]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class LoopPlan:
     """A block as a loop.
@@ -26,12 +43,14 @@ class LoopPlan:
             in the array they are; None: all, in order.
         sliced: equations of an iteration that are slices at different positions of one value; their
             results are read from an array.
+        repeated: equations of loops before it that it computes again.
     """
 
     block: RepeatedBlock
     reverse: bool
     reads: dict[tuple[int, ...], tuple[StackedArray, tuple[int, ...] | None]]
     sliced: dict[int, StackedArray]
+    repeated: tuple[RecomputedEquation, ...] = ()
 
     def in_order(self, values: tuple[int, ...]) -> tuple[int, ...]:
         """Values of iterations in the order of arrays.
@@ -68,6 +87,8 @@ def planned(
             plan.reads[values] = found[0], None if everything else found[1]
             continue
         if max(values) < 0:
+            if flow.same_literals(values):
+                continue
             array = StackedArray(values, "literals")
         elif stackable(flow, values, stacks, label):
             array = StackedArray(values, "input")

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,6 +87,30 @@ class RepeatedBlock:
         return found
 
     @functools.cached_property
+    def recurs(self) -> bool:
+        """Whether a carried value depends on one carried before: iterations cannot run at once."""
+        bits = {number: 1 << one for one, number in enumerate({slot for slot, _ in self.carried})}
+        needs = [0] * self.made
+        places = self.pattern.tolist()
+        value = 0
+        for number in range(self.period):
+            begin = self.first_operand(number)
+            count = len(self.flow.operands[self.start + number])
+            needed = 0
+            for place in places[begin : begin + count]:
+                needed |= needs[place] if place >= 0 else bits.get(place, 0)
+            for _ in self.flow.outputs[self.start + number]:
+                needs[value] = needed
+                value += 1
+        left = {bit: needs[number] for number, bit in bits.items()}
+        while True:
+            free = [bit for bit, needed in left.items() if not needed]
+            if not free:
+                return bool(left)
+            done = sum(free)
+            left = {bit: needed & ~done for bit, needed in left.items() if bit not in free}
+
+    @functools.cached_property
     def outside(self) -> dict[int, tuple[int, ...]]:
         """Operands from outside: the value of each iteration."""
         places = np.flatnonzero(self.pattern == _OUTSIDE)
@@ -98,6 +123,25 @@ class RepeatedBlock:
         return [
             number for number in range(self.period) for _ in self.flow.operands[self.start + number]
         ]
+
+    @functools.cached_property
+    def _makers(self) -> list[int]:
+        return [
+            number for number in range(self.period) for _ in self.flow.outputs[self.start + number]
+        ]
+
+    def maker(self, number: int) -> int:
+        """The equation of an iteration that makes its value with this number."""
+        return self._makers[number]
+
+    @functools.cached_property
+    def _operand_borders(self) -> list[int]:
+        counts = [len(self.flow.operands[self.start + one]) for one in range(self.period)]
+        return [0, *itertools.accumulate(counts)]
+
+    def first_operand(self, equation: int) -> int:
+        """The first operand of an equation of an iteration."""
+        return self._operand_borders[equation]
 
     def iteration_of(self, value: int) -> tuple[int, int] | None:
         """The iteration that makes a value, and its number there; None if none does."""

@@ -33,6 +33,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding, PartitionSpec
 
+from isoshard.core.repeats.common_equations import computed_once
 from isoshard.core.repeats.equation_flow import EquationFlow
 from isoshard.core.repeats.equation_keys import equation_keys
 from isoshard.core.repeats.equation_order import ordered
@@ -40,6 +41,7 @@ from isoshard.core.repeats.loop_emission import LoopEmission
 from isoshard.core.repeats.loop_extents import LoopExtents
 from isoshard.core.repeats.loop_plans import LoopPlan, planned
 from isoshard.core.repeats.periodic_runs import PeriodicRun, periodic_runs
+from isoshard.core.repeats.recomputed_values import recomputed
 from isoshard.core.repeats.repeat_borders import first_border
 from isoshard.core.repeats.repeated_block import RepeatedBlock, blocks_of
 from isoshard.core.repeats.side_by_side import SideBySide
@@ -104,6 +106,7 @@ def rolled(
     at_least: int = 3,
     labels: Sequence[Hashable] | None = None,
     replaces: Sequence[int | None] | None = None,
+    differentiated: bool = False,
 ) -> Rolled:
     """Write equal parts of a program as loops.
 
@@ -113,6 +116,8 @@ def rolled(
         labels: of each input, such as its layout; only inputs with equal labels are stacked.
         replaces: of each result the number of the input that it is the new value of, or None;
             where such inputs are a stack, their new values are one too, in the same order.
+        differentiated: derivatives of the program are still taken: functions with a derivative of
+            their own (`jax.custom_vjp`) are equal only if their rules are the same objects.
 
     Returns:
         The program with loops; without any if nothing repeats.
@@ -127,23 +132,22 @@ def rolled(
     def label(number: int) -> Hashable:
         return None if labels is None else labels[number]
 
-    keys = equation_keys(flow)
+    keys = equation_keys(flow, differentiated=differentiated)
     extents, beside = _blocks(flow, keys, at_least, label)
-    refused: frozenset[int] = frozenset()
+    flow, blocks, skipped = computed_once(flow, keys.tolist(), extents.blocks)
+    refused: frozenset[int] = frozenset(skipped)
     while True:
         stacks = StackedValues()
-        plans = [
-            planned(flow, number, block, stacks, label)
-            for number, block in enumerate(extents.blocks)
-        ]
+        plans = [planned(flow, number, block, stacks, label) for number, block in enumerate(blocks)]
         side = _batched(flow, keys, plans, beside, stacks, label, refused)
-        steps, circle = ordered(flow, extents.blocks, side.batched_in)
+        steps, circle = ordered(flow, blocks, side.batched_in, skipped)
         if not circle:
             break
         refused |= {side.batches[number].equations[0] for number in circle}
+    plans = recomputed(flow, plans, stacks)
     inputs = _inputs(flow, stacks)
     results = _results(flow, stacks, inputs, replaces)
-    wanted = _wanted(flow, plans, side, stacks, results)
+    wanted = _wanted(flow, plans, side, stacks, results, skipped)
 
     def run(*given: Any) -> list[Any]:
         emission = LoopEmission(
@@ -205,11 +209,18 @@ def _blocks(
         if not found and run.length - run.period >= _WORTH:
             extents.reasons.append(_apart(run, count))
         for block in found:
-            if not block.carried:
+            if not block.recurs:
                 beside.append(block)
-            elif block.saved >= _WORTH and _slices_fit(flow, block, extents):
+            elif _worth_it(block) and _slices_fit(flow, block, extents):
                 extents.add(block)
     return extents, beside
+
+
+def _worth_it(block: RepeatedBlock) -> bool:
+    """Whether a loop saves equations, and its iterations do more than add numbers up."""
+    made = block.made_as(0)[0]
+    shapes = [one.shape for one in block.flow.avals[made : made + block.made]]
+    return block.saved >= _WORTH and any(shapes)
 
 
 def _apart(run: PeriodicRun, count: int) -> str:
@@ -310,11 +321,12 @@ def _wanted(
     side: SideBySide,
     stacks: StackedValues,
     results: Sequence[tuple[int | StackedArray, Stack]],
+    skipped: set[int],
 ) -> set[StackedArray]:
     """Arrays that loops are to give: all that others read of them."""
     arrays = {one for one, _ in results if isinstance(one, StackedArray)}
     values = {one for one, _ in results if isinstance(one, int)}
-    inside = set(side.batched_in)
+    inside = {*side.batched_in, *skipped}
     for plan in plans:
         block = plan.block
         inside.update(range(block.start, block.stop))

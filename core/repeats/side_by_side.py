@@ -27,11 +27,13 @@ class BatchedEquation:
     Attributes:
         equations: in the order of the leading axis.
         operands: an array, or a value that is the same for all of them.
+        results: an array for each.
         sliced: they are slices of one value at different positions.
     """
 
     equations: tuple[int, ...]
     operands: tuple[int | StackedArray, ...]
+    results: tuple[StackedArray, ...]
     sliced: bool = False
 
 
@@ -44,7 +46,7 @@ class SideBySide:
         stacks: the arrays so far; those of batched equations are added.
         taken: equations that are in loops.
         label: of an input; only inputs with equal labels are stacked.
-        refused: first equations of what is not to be batched.
+        refused: equations that are not batched.
 
     Attributes:
         batches: the batched equations, by their number.
@@ -127,19 +129,20 @@ class SideBySide:
         if not self._free(equations):
             return False
         number = len(self.batches)
-        self.batches.append(BatchedEquation(equations, tuple(operands), sliced))
         self.batched_in.update(dict.fromkeys(equations, number))
+        results = []
         for result in range(len(self._flow.outputs[equations[0]])):
             members = tuple([self._flow.outputs[one][result] for one in equations])
-            self._stacks.add(StackedArray(members, "batched", number, result))
+            results.append(self._stacks.add(StackedArray(members, "batched", number, result)))
             self._new.append(members)
+        self.batches.append(BatchedEquation(equations, tuple(operands), tuple(results), sliced))
         return True
 
     def _free(self, equations: tuple[int, ...]) -> bool:
         return (
             len(set(equations)) == len(equations)
             and len({self._keys[one] for one in equations}) == 1
-            and equations[0] not in self._refused
+            and self._refused.isdisjoint(equations)
             and self._taken.isdisjoint(equations)
             and self._alone.isdisjoint(equations)
             and not any(one in self.batched_in for one in equations)
@@ -150,8 +153,7 @@ class SideBySide:
         if all(one == first for one in column):
             return first
         if max(column) < 0:
-            values = {self._flow.literals[-1 - one].val.tobytes() for one in column}
-            if len(values) == 1:
+            if self._flow.same_literals(column):
                 return first
             return self._stacks.add(StackedArray(column, "literals"))
         known = self._stacks.exactly(column)
@@ -167,20 +169,11 @@ class SideBySide:
                 self._flow.outputs[maker].index(one)
                 for maker, one in zip(makers, column, strict=True)
             }
-            if len(results) == 1 and self._equal(makers):
-                return first
             if len(results) == 1 and self.batch(makers, deep + 1):
                 return self._stacks.exactly(column)
         if small(self._flow.aval(first)) and len(set(column)) == len(column):
             return self._stacks.add(StackedArray(column, "gathered"))
         return None
-
-    def _equal(self, equations: tuple[int, ...]) -> bool:
-        """Whether equations compute the same of the same."""
-        if len({(self._keys[one], self._flow.operands[one]) for one in equations}) > 1:
-            return False
-        params = [self._flow.equations[one].params for one in equations]
-        return len({one.get("start_indices") for one in params}) == 1
 
     def _readers(self, family: tuple[int, ...]) -> None:
         """Batch the equations that read each member in the same way."""

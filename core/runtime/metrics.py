@@ -46,6 +46,10 @@ KNOWN = {
     "evictions": "compiled programs dropped from memory to make room",
     "captures": "times that a compiled step was captured",
     "calls_without_replay": "calls of compiled steps that only Python could repeat",
+    "repeat.stacks": "times that memory of equal layers was stacked for a compiled step",
+    "repeat.stacked_bytes": "bytes of memory that went into such stacks",
+    "repeat.slices": "slices of stacks that were looked at outside of their step",
+    "repeat.sliced_bytes": "bytes of those",
     "peak_bytes": "largest program, per device: inputs, results and temporaries",
     "transfers.host_to_device": "host buffers sent to devices",
     "transfers.host_to_device_bytes": "bytes sent to devices",
@@ -79,6 +83,8 @@ _counts: collections.defaultdict[str, int] = collections.defaultdict(int)
 _compilations: collections.deque[Compilation] = collections.deque(maxlen=10_000)
 _transfers: dict[tuple[str, str], list[int]] = {}
 """Of each direction and line, how many buffers, and their bytes."""
+_repeats: dict[str, str] = {}
+"""Of each step compiled with `repeat`, by its line, what became of its layers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +192,23 @@ def record_transfer(direction: str, size: int, where: str, seconds: float | None
         samples.observe(f"{direction}_seconds", seconds)
 
 
+def record_repeat(where: str, found: str) -> None:
+    """Note what became of the equal layers of a step that is compiled with `repeat`.
+
+    Args:
+        where: the step's line.
+        found: how many layers became how many loops; or why none did.
+
+    Example:
+        >>> reset()
+        >>> record_repeat("train.py:12", "46 layers as 3 loops")
+        >>> print(report())
+        repeat: 46 layers as 3 loops  (train.py:12)
+        >>> reset()
+    """
+    _repeats[where] = found
+
+
 def record_peak(size: int) -> None:
     """Note what a program needs on each device; the largest is the counter "peak_bytes".
 
@@ -267,6 +290,7 @@ def reset() -> None:
     reset_counters()
     _compilations.clear()
     _transfers.clear()
+    _repeats.clear()
     samples.clear()
 
 
@@ -275,8 +299,9 @@ def report() -> str:
 
     Returns:
         The counters that are not zero with their meaning; one line per compilation: what was
-        compiled, the line of user code that needed it, the seconds it took and its cause; and the
-        lines of user code that moved most bytes between host and devices.
+        compiled, the line of user code that needed it, the seconds it took and its cause; one line
+        per step compiled with `repeat`; and the lines of user code that moved most bytes between
+        host and devices.
 
     Example:
         >>> reset()
@@ -292,6 +317,9 @@ def report() -> str:
     done = compilations()
     if done:
         lines += ["", _compiled_title(done), *_compiled_lines(done)]
+    if _repeats:
+        lines += [""] * bool(lines)
+        lines += [f"repeat: {found}  ({where})" for where, found in _repeats.copy().items()]
     moved = transfers()
     if moved:
         lines += ["", "moved between host and devices:", *_transfer_lines(moved)]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from isoshard import core
 from isoshard.core import *  # noqa: F403 (the one list is that of core)
 from isoshard.core import frameworks
+from isoshard.core.plan import automatic
 from isoshard.core.transfer import unequal_blocks
 from isoshard.core.weights import load_safetensors, save_safetensors
 
@@ -91,6 +92,8 @@ def __dir__() -> list[str]:
 def _install_loaders() -> None:
     blocks = "isoshard.core.domain.blocks.verbs_of_core"
     unequal_blocks.wire(lambda: importlib.import_module(blocks))
+    planner = "isoshard.core.planner.plan_search.searching"
+    automatic.found_by(lambda: importlib.import_module(planner).plan_for)
     for root, bridge in _BRIDGES.items():
         frameworks.on_first(root, lambda bridge=bridge: importlib.import_module(bridge))
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from isoshard.core.planner.machine.chips import Chip, add_chip, chip, chips
     from isoshard.core.planner.machine.links import AxisLinks, links, links_of
     from isoshard.core.planner.machine.topologies import Topology, topology, topology_of
-    from isoshard.core.planner.plan_search.search import search
+    from isoshard.core.planner.plan_search.search_result import SearchResult
+    from isoshard.core.planner.plan_search.searching import search
     from isoshard.core.planner.reports.advice import advise
     from isoshard.core.planner.reports.comparison import Comparison, compare
     from isoshard.core.planner.reports.report import Report
@@ -31,6 +32,7 @@ _LAZY = {
     "Chip": "machine.chips",
     "Comparison": "reports.comparison",
     "Report": "reports.report",
+    "SearchResult": "plan_search.search_result",
     "Topology": "machine.topologies",
     "add_chip": "machine.chips",
     "advise": "reports.advice",
@@ -40,7 +42,7 @@ _LAZY = {
     "estimate": "estimating",
     "links": "machine.links",
     "links_of": "machine.links",
-    "search": "plan_search.search",
+    "search": "plan_search.searching",
     "topology": "machine.topologies",
     "topology_of": "machine.topologies",
 }
@@ -50,6 +52,7 @@ __all__ = [
     "Chip",
     "Comparison",
     "Report",
+    "SearchResult",
     "Topology",
     "add_chip",
     "advise",

@@ -12,6 +12,7 @@ from rich.console import Console
 from isoshard.cli import doctor, main, probes, survey
 from isoshard.cli.doctor import Package
 from isoshard.cli.probes import FAILS, MISSING, PROBES, WORKS, Probe, Result, Unavailable
+from isoshard.core.planner.programs.targets import Planned
 
 JAX, TORCH = Package("jax", "0.10.2", ">=0.9", None), Package("torch", None, ">=2.10", "torch")
 WELL = [Result("devices", WORKS, "8 x cpu (cpu)"), Result("shard", WORKS, "8 blocks")]
@@ -208,3 +209,16 @@ def test_a_command_whose_dependency_is_missing_says_so(monkeypatch, capsys):
     message = capsys.readouterr().err
     assert "isoshard demo needs torch, which is not installed" in message
     assert 'pip install "isoshard[demo]"' in message
+
+
+def test_what_can_be_planned_is_shown_with_what_is_missing():
+    rows = [
+        Planned("tpu", "compile for TPU", {"libtpu": "0.0.52"}, "", "pip install libtpu"),
+        Planned("cuda", "compile for GPU", {}, "the plugin is not installed", "pip install it"),
+    ]
+    console = Console(file=io.StringIO(), width=100)
+    doctor.show(console, [JAX], WELL, rows)
+    text = console.file.getvalue()
+    assert "What can be planned" in text and "libtpu 0.0.52" in text
+    assert "the plugin is not installed" in text and "compile for GPU: pip install it" in text
+    assert doctor.report([JAX], WELL, rows)["planning"][1]["machine"] == "cuda"

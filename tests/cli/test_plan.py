@@ -2,15 +2,17 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
+import jax
 import pytest
 
-import isoshard as iso
 from isoshard import Plan, planner
 from isoshard.cli import main
-from isoshard.cli.plan_words import PlanningError, axes_of, bytes_of, plan_of
+from isoshard.cli.plan_words import PlanCommandError, axes_of, bytes_of, plan_of
 from isoshard.core.errors import CaptureError
 from isoshard.core.planner.reports.comparison import comparison_from_json
 from isoshard.core.planner.reports.report import Report
@@ -44,6 +46,17 @@ if __name__ == "__main__":
 """
 
 
+@dataclasses.dataclass
+class Found:
+    """What the search finds, as far as the command reads it."""
+
+    mesh: jax.sharding.Mesh
+    plan: Plan
+
+    def __str__(self):
+        return "found this, not [that]"
+
+
 @pytest.fixture
 def script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -61,14 +74,10 @@ def calls(monkeypatch):
         is_large = isinstance(plan, Plan) and plan == Plan.data_parallel("data")
         return (too_large if is_large else fitting)(step=step.__name__, mesh=dict(mesh.shape))
 
-    def search(step, args, where, *, memory=None, timeout=None):
-        asked.append((step, args, where, "search", None, memory, timeout))
-
-        @dataclasses.dataclass
-        class Found:
-            report: Report
-
-        return Found(fitting(plan="found"))
+    def search(step, args, where, *, memory=None, depth="trace"):
+        asked.append((step, args, where, "search", depth, memory, None))
+        mesh = where if isinstance(where, jax.sharding.Mesh) else where.mesh((4, 4), ("x", "y"))
+        return Found(mesh, Plan.fsdp("x"))
 
     monkeypatch.setitem(vars(planner), "estimate", estimate)
     monkeypatch.setitem(vars(planner), "search", search)
@@ -122,12 +131,17 @@ class TestWhatIsAsked:
         run("train.py:step", "--mesh", "cpu:8")
         assert calls[0][3] is None and dict(calls[0][2].shape) == {"data": 8}
 
-    def test_auto(self, script, calls):
-        run("train.py:step", "--mesh", "v5e:4x4", "--plan", "auto")
+    def test_auto(self, script, calls, capsys):
+        words = ("train.py:step", "--mesh", "v5e:4x4", "--plan", "auto", "--depth", "compile")
+        assert run(*words, "--memory", "8GB") == 0
+        assert calls[0][2:6] == (planner.topology("v5e:4x4"), "search", "partition", 8_000_000_000)
+        assert calls[1][3:5] == (Plan.fsdp("x"), "compile")
+        assert dict(calls[1][2].shape) == {"x": 4, "y": 4}
+        assert capsys.readouterr().out.endswith("\nfound this, not [that]\n")
+
+    def test_auto_on_a_mesh(self, script, calls):
         run("train.py:step", "--mesh", "v5e:4x4", "--plan", "auto", "--axes", "x=2,y=8")
-        assert [call[3] for call in calls] == ["search", "search"]
-        assert calls[0][2] is iso.planner.topology("v5e:4x4")
-        assert dict(calls[1][2].shape) == {"x": 2, "y": 8}
+        assert dict(calls[0][2].shape) == dict(calls[1][2].shape) == {"x": 2, "y": 8}
 
 
 class TestWhatIsGiven:
@@ -162,8 +176,8 @@ class TestWhatIsGiven:
         assert run("--list", "--width", "100") == 0
         out = capsys.readouterr().out
         assert "v5e:16x16" in out and "h100:2x8" in out
-        for depth in ("trace  ", "partition  ", "compile    tpu: ", "compile    gpu: "):
-            assert depth in out
+        assert "depth trace: every machine\npartition (this host): jax " in out
+        assert "compile for TPU: " in out and "compile for GPU: " in out
 
 
 @pytest.mark.parametrize(
@@ -244,9 +258,45 @@ def test_errors_of_the_planner_are_said(script, monkeypatch, capsys):
     assert "train.py:5: a compiled step needs the value" in run_error(capsys, *words)
 
 
+def test_errors_of_others_keep_their_traceback(script, monkeypatch):
+    def fails(*args, **options):
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setitem(vars(planner), "estimate", fails)
+    with pytest.raises(ZeroDivisionError, match="a fault"):
+        run("train.py:step", "--mesh", "cpu:8")
+
+
 def test_a_file_that_cannot_be_written(script, calls, capsys):
-    words = ("train.py:step", "--mesh", "cpu:8", "--json", "none/a.json")
-    assert "none/a.json" in run_error(capsys, *words)
+    words = ("train.py:step", "--mesh", "cpu:8", "--json")
+    assert run_error(capsys, *words, "none/a.json") == (
+        "isoshard plan: none/a.json cannot be written: there is no folder for it\n"
+    )
+    assert not calls
+    (script.parent / "folder").mkdir()
+    assert "folder cannot be written: Is a directory" in run_error(capsys, *words, "folder")
+
+
+def test_a_script_with_the_name_of_a_module(script, calls):
+    (script.parent / "json.py").write_text(SCRIPT)
+    assert run("json.py:step", "--mesh", "cpu:8") == 0
+    assert sys.modules["json"] is json
+
+
+def test_a_reader_that_has_enough(script):
+    program = (
+        "import sys; from isoshard import planner; from isoshard.cli import main\n"
+        "from tests.core.planner.reports.sample_reports import fitting\n"
+        "vars(planner)['estimate'] = lambda *args, **options: fitting(plan='long ' * 40_000)\n"
+        "sys.exit(main(['plan', 'train.py:step', '--mesh', 'cpu:8']))"
+    )
+    root = str(Path(__file__).resolve().parents[2])
+    shell = f'{sys.executable} -c "$0" | head -1; exit ${{PIPESTATUS[0]}}'
+    environment = os.environ | {"PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{root}"}
+    done = subprocess.run(
+        ["bash", "-c", shell, program], capture_output=True, text=True, env=environment
+    )
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 AXES = {"data": 4, "model": 2}
@@ -307,7 +357,7 @@ class TestWords:
 
     @pytest.mark.parametrize("text", ["a,b", "a=2,a=4", "a=0", "a=", "=2", "", "a=3,b"])
     def test_axes_that_are_none(self, text):
-        with pytest.raises(PlanningError, match="--axes"):
+        with pytest.raises(PlanCommandError, match="--axes"):
             axes_of(text, planner.topology("cpu:64"), None)
 
     def test_sizes(self):
@@ -315,7 +365,7 @@ class TestWords:
             [5, 2000, 3 << 20, 1_500_000_000]
         )
         for text in ("", "GB", "-1GB", "1 parsec", "1iB"):
-            with pytest.raises(PlanningError, match="write a size such as"):
+            with pytest.raises(PlanCommandError, match="write a size such as"):
                 bytes_of(text)
 
 
@@ -344,3 +394,8 @@ def test_json_of_several_that_is_none():
         comparison_from_json("{")
     with pytest.raises(ValueError, match="there is no 'isoshard_reports'"):
         comparison_from_json(json.dumps({"a": 1}))
+
+
+@pytest.mark.parametrize("name", planner.__all__)
+def test_every_name_of_the_facade_is_there(name):
+    assert getattr(planner, name).__module__.startswith("isoshard.core.planner.")

@@ -317,6 +317,14 @@ def sequence_numbers():
     assert numbers[0] < numbers[1]
 
 
+@checks("torch._C._autograd._get_sequence_nr")
+def next_sequence_numbers():
+    x = torch.ones(1, requires_grad=True)
+    number = tensor_fields.next_sequence_number()
+    assert tensor_fields.sequence_number((x * 1).grad_fn) == number
+    assert tensor_fields.next_sequence_number() == number + 1
+
+
 @checks("torch._C._current_autograd_node")
 def nodes():
     seen = []

@@ -43,10 +43,12 @@ from isoshard.core.layout.uneven import UnevenArray, is_uneven
 from isoshard.core.transfer.exchange import lay_out
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.argument_types import ArrayLike, Leaf, PyTree
+from isoshard.torch_bridge.engine.capture.rolled_step import Repeat
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 from .convert import unwrap
 from .propagated_layouts import propagated
+from .rolled_function import rolled_values
 from .users_mesh import mesh_of_leaf, of_type, under_auto_axes
 
 Said = dict[int, NamedSharding]
@@ -84,7 +86,12 @@ class Result:
 
 
 def computed(
-    code: Code, given: PyTree, mesh: AnyMesh | None, layouts: Callable[[Any], Any], what: str
+    code: Code,
+    given: PyTree,
+    mesh: AnyMesh | None,
+    layouts: Callable[[Any], Any],
+    what: str,
+    repeat: Repeat = None,
 ) -> Any:
     """Run torch code under Auto axes, and hand its results out on the user's mesh.
 
@@ -95,6 +102,7 @@ def computed(
         mesh: the user's; None if it has no Explicit axes.
         layouts: is given what `code` returned, and says what is declared of each leaf.
         what: is called, for messages.
+        repeat: "auto": what JAX traces has its equal layers as loops.
 
     Returns:
         The results, with arrays for tensors.
@@ -103,7 +111,10 @@ def computed(
         ShardingError: a result cannot have the layout declared, or nobody gives one.
     """
     leaves, structure = jax.tree.flatten(given, is_leaf=is_uneven)
-    numbers = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
+    in_trace = any(map(_is_traced, leaves)) or _is_traced(jnp.zeros(()))
+    rolls = repeat is not None and in_trace
+    is_input = _is_array if rolls else _is_traced  # layers may have arrays that the caller holds
+    numbers = [n for n, leaf in enumerate(leaves) if is_input(leaf)]
     types = [_type_of(leaf) for leaf in leaves]
     homes = [] if mesh else [home for home in map(mesh_of_leaf, leaves) if home is not None]
     call = _TypedCall(what, mesh, *homes[:1])
@@ -116,15 +127,28 @@ def computed(
         return call.found(code(jax.tree.unflatten(structure, held), said), layouts)
 
     with under_auto_axes(mesh) if mesh is not None else under_auto_axes():
-        traced = _under_auto([leaves[number] for number in numbers], what)
-        if mesh is not None and (numbers or isinstance(jnp.zeros(()), Tracer)):
+        traced = _under_auto([_held(leaves[number]) for number in numbers], what)
+        if rolls or (mesh is not None and in_trace):
             program = jax.make_jaxpr(run)(*traced)
-            values = jaxpr_as_fun(program)(*traced)
+            values = (rolled_values if rolls else _values)(program, traced)
             kinds = [types[number] for number in numbers]
-            call.complete(values, lambda: _chosen(program, kinds, mesh, what))
+            if mesh is not None:
+                call.complete(values, lambda: _chosen(program, kinds, mesh, what))
         else:
             values = run(*traced)
     return call.results(values)
+
+
+def _values(program: ClosedJaxpr, inputs: Sequence[Any]) -> Sequence[Any]:
+    return jaxpr_as_fun(program)(*inputs)
+
+
+def _is_traced(leaf: Any) -> bool:
+    return isinstance(leaf, Tracer)
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, UnevenArray)
 
 
 def _under_auto(values: list[Any], what: str) -> list[Any]:

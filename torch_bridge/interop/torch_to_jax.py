@@ -43,6 +43,7 @@ from isoshard.torch_bridge import modules
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.argument_types import PyTree
 from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.engine.capture.rolled_step import Repeat, checked_repeat
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.layout.widths import jax_dtype
 
@@ -60,6 +61,7 @@ class JaxFunction:
     Args:
         target: as for `jax_function`.
         out_sharding: likewise.
+        repeat: likewise.
 
     Attributes:
         params: the module's parameters and buffers by name, as JAX arrays that share the module's
@@ -73,9 +75,12 @@ class JaxFunction:
         (4, 2)
     """
 
-    def __init__(self, target: Callable[..., Any], out_sharding: SpecLike = None):
+    def __init__(
+        self, target: Callable[..., Any], out_sharding: SpecLike = None, repeat: Repeat = None
+    ):
         """See `jax_function`."""
         self._target, self._out_sharding = target, out_sharding
+        self._repeat = checked_repeat(repeat)
 
     @property
     def params(self) -> dict[str, jax.Array]:
@@ -202,7 +207,7 @@ class JaxFunction:
                 return spread(self._out_sharding, results, self._name)
             return [*spread(self._out_sharding, results[0], self._name), *buffers.values()]
 
-        return computed(run, (given, rng), mesh, layouts, self._name)
+        return computed(run, (given, rng), mesh, layouts, self._name, self._repeat)
 
     def _of_function(self, given: Any, said: Said) -> Any:
         args, kwargs = _wrapped(given, said)
@@ -239,7 +244,10 @@ class JaxFunction:
 
 
 def jax_function(
-    target: torch.nn.Module | Callable[..., Any], *, out_sharding: SpecLike = None
+    target: torch.nn.Module | Callable[..., Any],
+    *,
+    out_sharding: SpecLike = None,
+    repeat: Repeat = None,
 ) -> JaxFunction:
     """Make a pure JAX function of a torch module or function.
 
@@ -249,6 +257,10 @@ def jax_function(
         out_sharding: the layouts of the results: a `PartitionSpec` over the mesh of the arguments
             or a `NamedSharding`, for all results or in a tree as theirs. Where it says nothing, or
             None, the torch code or the compiler does; see `result_types` beside this module.
+        repeat: "auto" makes loops (`jax.lax.scan`) of equal layers, so that the compile time of
+            the function, and of its gradient, does not grow with depth. The arguments are as
+            without; those of equal layers are stacked inside. Where there are no equal layers,
+            `iso.metrics.report()` says why.
 
     Returns:
         A callable that works under `jax.jit`, `jax.grad`, `jax.vmap`, `jax.lax.scan`,
@@ -257,6 +269,7 @@ def jax_function(
 
     Raises:
         TypeError: `target` cannot be called.
+        ValueError: `repeat` is neither None nor "auto".
 
     Example:
         >>> mesh = jax.make_mesh((2, 4), ("x", "y"))                     # axes are Explicit
@@ -269,7 +282,7 @@ def jax_function(
     """  # noqa: E501
     if not callable(target):
         raise TypeError(f"jax_function takes a module or a function, not {type(target).__name__}")
-    return JaxFunction(target, out_sharding)
+    return JaxFunction(target, out_sharding, repeat)
 
 
 def _wrapped(arguments: Any, said: Said) -> Any:

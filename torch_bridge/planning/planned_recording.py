@@ -18,12 +18,21 @@ from isoshard.torch_bridge.engine.capture.step_arguments import has_gradient
 from isoshard.torch_bridge.engine.capture.step_recording import Recording
 from isoshard.torch_bridge.engine.capture.tracing_flag import compiling
 from isoshard.torch_bridge.engine.capture.zeroing import Zeroing
-from isoshard.torch_bridge.engine.recording import random_state
+from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
 from isoshard.torch_bridge.engine.recording.memory_log import MemoryLog
 from isoshard.torch_bridge.engine.values.symbolic_numbers import Table
 
 from .planning_tape import PlanningTape
 from .user_lines import UserLines
+
+
+class _HostOps(HostOps):
+    """CPU operations of a step; those with a tensor of the device pass without a search."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(one, lazy_tensor.LazyTensor) for one in types):
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 class PlannedRecording(Recording):
@@ -62,7 +71,7 @@ class PlannedRecording(Recording):
         self.tensors = [*leaves, *(arguments[number] for number in mine)]
         self.table = Table()
         self.numbers = Numbers(self.table, ())
-        self.host = HostOps(self.table, found.tensors)
+        self.host = _HostOps(self.table, found.tensors)
         self.tape = PlanningTape(mesh, user)
         self.log = self.tape.log = MemoryLog(self.tape)
         self.random = random_state.DrawnKeys()

@@ -9,6 +9,7 @@ does all else that the step has changed.
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -117,7 +118,10 @@ class StandIns:
                 holder.put_back([self.of(value) for value in values])
 
     def of(self, value: Any) -> Any:
-        """What stands for a tensor; any other value itself."""
+        """What stands for a tensor, in a tuple too; any other value itself."""
+        if type(value) is tuple:  # nobody can put anything else into it
+            mine = tuple(map(self.of, value))
+            return value if all(map(operator.is_, mine, value)) else mine
         return self.tensors.get(id(value), value) if isinstance(value, torch.Tensor) else value
 
     def made(self, tensor: torch.Tensor, named: Named) -> Any:

@@ -30,6 +30,7 @@ True
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -81,9 +82,31 @@ def traced_step(
         CaptureError: the step asks for the value of a tensor; the message names the line.
         PlanError: the plan does not fit the model or the batch.
         ShardingError: a mark inside the step is on a mesh that has other axes.
+        TypeError: the step cannot be called.
     """
+    if not callable(step):
+        raise TypeError(
+            f"a step is a function of tensors, a module, or what xs.compile made of one; given was "
+            f"{type(step).__name__}"
+        )
     mesh = auto(as_mesh(mesh))
-    return _Planning(step, args, kwargs, mesh, plan).traced()
+    with _uncollected():
+        return _Planning(step, args, kwargs, mesh, plan).traced()
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No collections of garbage meanwhile: a third of the time, as nearly nothing would be found.
+
+    The equations of a program are objects that stay.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class _Planning:

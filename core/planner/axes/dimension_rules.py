@@ -74,6 +74,14 @@ _FAMILIES: tuple[tuple[str, RuleOf], ...] = (
         moved.concatenate,
     ),
     (
+        "stack",
+        moved.stack,
+    ),
+    (
+        "unstack",
+        moved.unstack,
+    ),
+    (
         "split",
         moved.split,
     ),

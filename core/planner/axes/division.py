@@ -46,6 +46,8 @@ def divided(
     *,
     follows: bool,
     windows: bool,
+    lookup: bool,
+    adds: bool,
     flops: float,
 ) -> Division:
     """Divide one operation.
@@ -58,6 +60,8 @@ def divided(
         mesh: sizes of the mesh axes.
         follows: it is divided as its result is.
         windows: whole factors are divided, too, with rows of the neighbours.
+        lookup: rows of the first operand are looked up; it is never gathered for that alone.
+        adds: rows are added to the first operand; for a whole result they are never gathered.
         flops: of the whole.
     """
     count = len(operands)
@@ -76,7 +80,7 @@ def divided(
     else:
         used = {number for one in order for split in one.values() for number in split}
         for number in sorted(used, key=lambda one: -mesh[one]):
-            factor = _cheapest(rule, splits, count, sizes, mesh, number, fixed, flops)
+            factor = _cheapest(rule, splits, count, sizes, mesh, number, fixed, flops, lookup, adds)
             if factor is not None:
                 chosen[factor] = (*chosen.get(factor, ()), number)
         for factor, split in chosen.items():
@@ -110,6 +114,8 @@ def _cheapest(
     number: int,
     fixed: frozenset[int],
     flops: float,
+    lookup: bool,
+    adds: bool,
 ) -> int | None:
     """The factor that a mesh axis divides; None: all its devices do the same."""
     ways = mesh[number]
@@ -120,6 +126,18 @@ def _cheapest(
         size / math.prod([mesh[m] for split in one.values() for m in split if m != number])
         for size, one in zip(sizes, splits, strict=True)
     ]
+    for factor in rule.reduced:
+        if count > 1 and all(place == factor for place in places[:2]):
+            return factor  # operands agree on what is summed: the partitioner never gathers then
+    kept = places[count:]
+    if flops and places[0] != places[1]:
+        for place in places[:count]:
+            if place is not None and place in kept and place not in fixed:
+                return place  # one operand lies as the result does: the other is gathered
+    if adds and places[2] in rule.reduced and kept == [None]:
+        return places[2]
+    if lookup and places[0] in rule.reduced and set(places[1:]) == {None}:
+        return places[0]
     best, least = None, flops / _FLOPS_PER_BYTE * (1 - 1 / ways)
     for place, bytes_ in zip(places[:count], local[:count], strict=True):
         least += bytes_ if place is not None else 0.0

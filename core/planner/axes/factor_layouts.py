@@ -3,12 +3,13 @@
 Mesh axes are numbers here, and a layout is a tuple that has for each axis of an array the numbers
 of the mesh axes that split it, the outermost first. What operands and results of an operation say
 of a factor is made to agree as Shardy's aggressive propagation does: they agree as far as they
-begin alike; a mesh axis splits only one factor of an array; what is closed does not change; a
-factor is split by what divides it.
+begin alike; a mesh axis splits only one factor of an array, that which comes from the largest array
+if several want it; what is closed does not change; a factor is split by what divides it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from .factors import Axes, DimensionRule
@@ -142,61 +143,76 @@ def agreed(
                 if factor in splits:
                     split, grow = _common(split, splits[factor], grow)
         wanted.append(split)
-    closed = [
-        {factor for axis, fs in enumerate(mine) if shut >> axis & 1 for factor in fs}
-        for mine, (_, shut) in zip(axes, arrays, strict=True)
-    ]
-    inner = [{fs[-1] for fs in mine if fs} for mine in axes]
-    for (splits, left_over), shut, last in zip(known, closed, inner, strict=True):
-        for factor in splits:
-            wanted[factor] = _within(
-                wanted[factor], splits[factor], factor, rule, mesh, factor in shut, factor in last,
-                bool(left_over),
-            )  # fmt: skip
-    snapshot = list(wanted)
-    for splits, left_over in known:
-        for factor in splits:
-            others = set(left_over)
-            for other in splits:
-                if other != factor:
-                    others.update(splits[other])
-                    others.update(snapshot[other])
-            split = wanted[factor]
-            for n, number in enumerate(split):
-                if number in others:
-                    wanted[factor] = split[:n]
-                    break
+    if not any(wanted):
+        return tuple(layout for layout, _ in operands), tuple(layout for layout, _ in results)
+    order = _by_source(rule, axes, known, wanted)
     new = []
-    for mine, (splits, _), (layout, _) in zip(axes, known, arrays, strict=True):
+    for mine, (splits, left_over), (layout, shut) in zip(axes, known, arrays, strict=True):
+        closed = {factor for axis, fs in enumerate(mine) if shut >> axis & 1 for factor in fs}
+        last = {fs[-1] for fs in mine if fs}
         grown = False
-        changed = dict(splits)
-        for factor in splits:
-            if len(wanted[factor]) > len(splits[factor]) and (
-                wanted[factor][: len(splits[factor])] == splits[factor]
-            ):
-                changed[factor] = wanted[factor]
+        for factor in order:
+            if factor not in splits or len(wanted[factor]) <= len(splits[factor]):
+                continue
+            others = left_over.union(*(splits[one] for one in splits if one != factor))
+            split = _within(
+                wanted[factor], splits[factor], rule.sizes[factor], mesh, others,
+                closed=factor in closed or bool(left_over), innermost=factor in last,
+            )  # fmt: skip
+            if len(split) > len(splits[factor]):
+                splits[factor] = split
                 grown = True
-        new.append(by_axis(mine, changed, rule.sizes, mesh) if grown else layout)
+        new.append(by_axis(mine, splits, rule.sizes, mesh) if grown else layout)
     return tuple(new[:count]), tuple(new[count:])
+
+
+def _by_source(
+    rule: DimensionRule,
+    axes: Sequence[Axes],
+    known: Sequence[tuple[dict[int, Split], set[int]]],
+    wanted: Sequence[Split],
+) -> list[int]:
+    """Factors in the order in which they are served: those that come from the largest array first.
+
+    Of arrays of one size the first, of one array the first factor.
+    """
+    found = []
+    sizes = [
+        math.prod([rule.sizes[factor] for factors in mine for factor in factors]) for mine in axes
+    ]
+    for factor, split in enumerate(wanted):
+        if split:
+            source = min(
+                (
+                    (-sizes[n], n)
+                    for n, (splits, _) in enumerate(known)
+                    if splits.get(factor) == split
+                ),
+                default=(0, 0),
+            )
+            found.append((source, factor))
+    return [factor for _, factor in sorted(found)]
 
 
 def _within(
     wanted: Split,
     mine: Split,
-    factor: int,
-    rule: DimensionRule,
+    size: int,
     mesh: Sequence[int],
+    others: set[int],
+    *,
     closed: bool,
     innermost: bool,
-    overflow: bool,
 ) -> Split:
-    """As much of what is wanted as one array can have."""
+    """As much of what is wanted as one factor of one array can have."""
+    if wanted[: len(mine)] != mine:
+        return mine
     count = 1
     for n, number in enumerate(wanted):
         count *= mesh[number]
         if n < len(mine):
             continue
-        fits = rule.sizes[factor] % count == 0 or (innermost and rule.sizes[factor] >= count)
-        if closed or overflow or not fits:
+        fits = size % count == 0 or (innermost and size >= count)
+        if closed or number in others or not fits:
             return wanted[:n]
     return wanted

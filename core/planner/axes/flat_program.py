@@ -1,8 +1,9 @@
 """A traced program with its calls written out, so that values and operations have numbers.
 
-Calls (`jit`, `checkpoint`, custom derivatives) are written out where they stand, as XLA does. Loops
-and branches keep their bodies as scopes. What a `scan` takes a row of is a dynamic slice inside its
-body, and what it stacks a dynamic update, as they are when JAX lowers it.
+What is computed twice in a scope is written once (CSE). Calls (`jit`, `checkpoint`, custom
+derivatives) are written out where they stand, as XLA does. Loops and branches keep their bodies as
+scopes. What a `scan` takes a row of is a dynamic slice inside its body, and what it stacks a
+dynamic update, as they are when JAX lowers it.
 
 >>> import jax
 >>> import jax.numpy as jnp
@@ -10,7 +11,7 @@ body, and what it stacks a dynamic update, as they are when JAX lowers it.
 ...     return jax.lax.scan(lambda h, one: (jnp.tanh(h @ one), None), x, w)[0]
 >>> flat = flattened(jax.make_jaxpr(layers)(jnp.ones((8, 4)), jnp.ones((12, 4, 4))))
 >>> [op.name for op in flat.scope.ops], [op.name for op in flat.scope.ops[0].bodies[0].ops]
-(['scan'], ['row', 'dot_general', 'tanh'])
+(['scan'], ['edge', 'row', 'dot_general', 'tanh', 'edge', 'edge'])
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from .dimension_rules import dimension_rule, is_elementwise
@@ -64,11 +66,13 @@ class BodyScope:
         times: how often it runs each time that it is met.
         results: values that are alive at its end.
         carried: (result, input) that are one value from run to run.
+        inputs: of a "manual" one, (number of the operation's operand, value inside).
     """
 
     ops: list[FlatOp]
     kind: str
     times: int = 1
+    inputs: tuple[tuple[int, int], ...] = ()
     results: tuple[int, ...] = ()
     carried: tuple[tuple[int, int], ...] = ()
 
@@ -102,11 +106,10 @@ class FlatProgram:
         Args:
             aval: what JAX knows of it.
         """
-        dtype = getattr(aval, "dtype", None)
-        shape = tuple(getattr(aval, "shape", ()))
-        self.shapes.append(shape)
-        self.itemsizes.append(_itemsize(dtype))
-        self.dtypes.append(str(dtype))
+        itemsize, name = _element(getattr(aval, "dtype", None))
+        self.shapes.append(getattr(aval, "shape", ()))
+        self.itemsizes.append(itemsize)
+        self.dtypes.append(name)
         return len(self.shapes) - 1
 
     def size(self, value: int) -> int:
@@ -126,7 +129,7 @@ def flattened(program: Any) -> FlatProgram:
     for variable in jaxpr.invars:
         names[variable] = flat.value(variable.aval)
     flat.inputs = tuple(names[one] for one in jaxpr.invars)
-    _write(flat, flat.scope, jaxpr, names)
+    _write(flat, flat.scope, jaxpr, names, {})
     flat.results = tuple(_number(one, names) for one in jaxpr.outvars)
     flat.scope.results = flat.results
     _without_dead(flat.scope)
@@ -143,23 +146,39 @@ def _number(variable: Any, names: Mapping[Any, int]) -> int:
     return CONSTANT if isinstance(variable, Literal) else names[variable]
 
 
-def _write(flat: FlatProgram, scope: BodyScope, jaxpr: Any, names: dict[Any, int]) -> None:
+def _write(
+    flat: FlatProgram,
+    scope: BodyScope,
+    jaxpr: Any,
+    names: dict[Any, int],
+    seen: dict[Any, tuple[int, ...]],
+) -> None:
+    """Write out a jaxpr; `seen` has the results of what the scope already computes."""
+    made: dict[Any, Any] = {}
     for equation in jaxpr.eqns:
         name = equation.primitive.name
         operands = tuple([_number(one, names) for one in equation.invars])
         constant = not any(one != CONSTANT for one in operands)
         if constant and (name in _SPLITTABLE or is_elementwise(name)):
+            key = _key(equation, operands, made)
             for one in equation.outvars:
                 names[one] = CONSTANT
+                made[one] = key
             continue
         inner = bodies(equation)
         if not inner:
-            results = tuple([flat.value(one.aval) for one in equation.outvars])
+            key = _key(equation, operands, made)
+            results = seen.get(key) if key is not None else None
+            if results is None:
+                results = tuple([flat.value(one.aval) for one in equation.outvars])
+                rule = dimension_rule(equation)
+                scope.ops.append(FlatOp(name, equation, rule, operands, results))
+                if key is not None:
+                    seen[key] = results
             for one, number in zip(equation.outvars, results, strict=True):
                 names[one] = number
-            scope.ops.append(FlatOp(name, equation, dimension_rule(equation), operands, results))
         elif inner[0].kind == "call":
-            _call(flat, scope, equation, inner[0], operands, names)
+            _call(flat, scope, equation, inner[0], operands, names, seen)
         else:
             results = tuple([flat.value(one.aval) for one in equation.outvars])
             for one, number in zip(equation.outvars, results, strict=True):
@@ -169,6 +188,27 @@ def _write(flat: FlatProgram, scope: BodyScope, jaxpr: Any, names: dict[Any, int
             scope.ops.append(FlatOp(name, equation, rule, operands, results, parts))
 
 
+def _key(equation: Any, operands: tuple[int, ...], made: Mapping[Any, Any]) -> Any:
+    """What an equation computes, equal for equal ones; None if that cannot be told."""
+    if equation.effects:
+        return None
+    constants = tuple(
+        [
+            repr(one.val) if isinstance(one, Literal) else made.get(one, id(one))
+            for one, number in zip(equation.invars, operands, strict=True)
+            if number == CONSTANT
+        ]
+    )
+    params = tuple([one for one in equation.params.items() if "jaxpr" not in one[0]])
+    aval = equation.outvars[0].aval if equation.outvars else None
+    key = (equation.primitive.name, operands, constants, params, getattr(aval, "dtype", None))
+    try:
+        hash(key)
+    except TypeError:  # a parameter has no hash
+        return None
+    return key
+
+
 def _call(
     flat: FlatProgram,
     scope: BodyScope,
@@ -176,6 +216,7 @@ def _call(
     body: Body,
     operands: Sequence[int],
     names: dict[Any, int],
+    seen: dict[Any, tuple[int, ...]],
 ) -> None:
     inside: dict[Any, int] = dict.fromkeys(body.jaxpr.constvars, CONSTANT)
     for link in body.operands:
@@ -189,7 +230,7 @@ def _call(
                 old = (inside[variable],)
                 scope.ops.append(FlatOp("optimization_barrier", equation, rule, old, (fresh,)))
                 inside[variable] = fresh
-    _write(flat, scope, body.jaxpr, inside)
+    _write(flat, scope, body.jaxpr, inside, seen)
     for link in body.results:
         names[equation.outvars[link.outside]] = _number(body.jaxpr.outvars[link.inside], inside)
 
@@ -218,7 +259,7 @@ def _body(
         elif body.kind != "manual" and operand != CONSTANT:
             rule = identity(flat.shapes[number])
             scope.ops.append(FlatOp("edge", None, rule, (operand,), (number,)))
-    _write(flat, scope, body.jaxpr, inside)
+    _write(flat, scope, body.jaxpr, inside, {})
     ends = tuple(_number(one, inside) for one in body.jaxpr.outvars)
     for link in body.results:
         result, end = results[link.outside], ends[link.inside]
@@ -240,6 +281,9 @@ def _body(
     scope.results = ends
     scope.carried = tuple(loops)
     if body.kind == "manual":
+        scope.inputs = tuple(
+            (link.outside, inside[body.jaxpr.invars[link.inside]]) for link in body.operands
+        )
         flat.manual.update(range(first, len(flat.shapes)))
     return scope
 
@@ -292,9 +336,11 @@ def _without_dead(scope: BodyScope, used: set[int] | None = None) -> None:
     scope.ops = kept[::-1]
 
 
-def _itemsize(dtype: Any) -> int:
+@functools.cache
+def _element(dtype: Any) -> tuple[int, str]:
+    """Bytes of an element, and the name of its dtype; of random keys eight."""
     if dtype is None:
-        return 0
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        return 8
-    return dtype.itemsize
+        return 0, ""
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        return 8, str(dtype)
+    return dtype.itemsize, str(dtype)

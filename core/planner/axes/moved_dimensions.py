@@ -92,6 +92,22 @@ def concatenate(factors: Factors, params: Mapping[str, Any]) -> DimensionRule:
     return factors.rule()
 
 
+def stack(factors: Factors, params: Mapping[str, Any]) -> DimensionRule:
+    """A new axis along which operands are joined; it is whole."""
+    numbers = range(len(factors.operand_shapes))
+    for axis, size in enumerate(factors.operand_shapes[0]):
+        factors.tie(dict.fromkeys(numbers, axis), {0: axis + (axis >= params["axis"])}, size)
+    return factors.rule(rest_whole=True)
+
+
+def unstack(factors: Factors, params: Mapping[str, Any]) -> DimensionRule:
+    """The axis that results are taken from is gone, and whole."""
+    numbers = range(len(factors.result_shapes))
+    for axis, size in enumerate(factors.result_shapes[0]):
+        factors.tie({0: axis + (axis >= params["axis"])}, dict.fromkeys(numbers, axis), size)
+    return factors.rule(rest_whole=True)
+
+
 def split(factors: Factors, params: Mapping[str, Any]) -> DimensionRule:
     """The axis that results are taken from is whole."""
     numbers = range(len(factors.result_shapes))

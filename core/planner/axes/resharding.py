@@ -1,9 +1,9 @@
 """Which collectives turn one layout of an array into another.
 
 >>> moves(((0,), ()), ((), (0,)), (8, 16), 4, (4, 2))
-((Move('all-to-all', (0,), 128),), 128)
+((LayoutExchange('all-to-all', (0,), 128),), 128)
 >>> moves(((0,), (1,)), ((), (1,)), (8, 16), 4, (4, 2))
-((Move('all-gather', (0,), 256),), 256)
+((LayoutExchange('all-gather', (0,), 256),), 256)
 
 What is split further is sliced and sends nothing; it goes first, since it makes all else smaller.
 Then axes move from one axis of the array to another, at last axes are gathered.
@@ -19,7 +19,7 @@ from .factor_layouts import ArrayLayout, Split
 
 
 @dataclasses.dataclass(frozen=True)
-class Move:
+class LayoutExchange:
     """One collective.
 
     Attributes:
@@ -34,7 +34,7 @@ class Move:
 
     def __repr__(self) -> str:
         """Short, as it is written."""
-        return f"Move({self.kind!r}, {self.axes}, {self.sent})"
+        return f"LayoutExchange({self.kind!r}, {self.axes}, {self.sent})"
 
 
 def shard_shape(shape: Sequence[int], layout: ArrayLayout, mesh: Sequence[int]) -> tuple[int, ...]:
@@ -73,7 +73,7 @@ def moves(
     shape: Sequence[int],
     itemsize: int,
     mesh: Sequence[int],
-) -> tuple[tuple[Move, ...], int]:
+) -> tuple[tuple[LayoutExchange, ...], int]:
     """The collectives from one layout to another.
 
     Args:
@@ -95,7 +95,7 @@ def moves(
     for one, axis in has.items():
         if one not in had:
             now[axis].append(one)
-    found: list[Move] = []
+    found: list[LayoutExchange] = []
 
     def size() -> int:
         return shard_bytes(shape, tuple(map(tuple, now)), itemsize, mesh)
@@ -108,14 +108,14 @@ def moves(
         for one in several:
             now[old].remove(one)
             now[new].append(one)
-        found.append(Move("all-to-all", tuple(several), size()))
+        found.append(LayoutExchange("all-to-all", tuple(several), size()))
     for axis in range(len(before)):
         gone = [one for one in before[axis] if one not in has]
         if gone:
             for one in gone:
                 now[axis].remove(one)
-            found.append(Move("all-gather", tuple(gone), size()))
+            found.append(LayoutExchange("all-gather", tuple(gone), size()))
     turned = [one for axis, split in enumerate(after) if tuple(now[axis]) != split for one in split]
     if turned:
-        found.append(Move("collective-permute", tuple(turned), end))
+        found.append(LayoutExchange("collective-permute", tuple(turned), end))
     return tuple(found), end

@@ -12,7 +12,6 @@ costs little more than one of one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -116,7 +115,7 @@ def spread(
     states = [layouts.number(((),) * len(shape)) for shape in flat.shapes]
     for value, state in given.items():
         states[value] = state
-    ops = list(_in_order(flat.scope))
+    ops = list(_in_order(flat.scope, flat.results))
     for op in ops:
         if op.name in ("sharding_constraint", "reshard"):
             spec = getattr(op.equation.params.get("sharding"), "spec", None)
@@ -148,11 +147,24 @@ def _results(
     return found
 
 
-def _in_order(scope: BodyScope) -> Iterable[FlatOp]:
-    for op in scope.ops:
-        yield op
-        for body in op.bodies:
-            yield from _in_order(body)
+def _in_order(scope: BodyScope, results: Sequence[int]) -> Iterable[FlatOp]:
+    """Operations as XLA writes them: what the first result needs first, and of that likewise."""
+    maker = {value: op for op in scope.ops for value in op.results}
+    done: set[int] = set()
+    for root in (*(maker[one] for one in results if one in maker), *scope.ops):
+        stack = [(root, False)]
+        while stack:
+            op, ready = stack.pop()
+            if ready:
+                yield op
+                for body in op.bodies:
+                    yield from _in_order(body, body.results)
+            elif id(op) not in done:
+                done.add(id(op))
+                stack.append((op, True))
+                for value in reversed(op.operands):
+                    if value in maker and id(maker[value]) not in done:
+                        stack.append((maker[value], False))
 
 
 class _Propagation:
@@ -163,18 +175,16 @@ class _Propagation:
         self.touched: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
         self.answers: list[dict[tuple[int, ...], tuple[int, ...]]] = []
         self.users: dict[int, list[int]] = {}
-        numbers: dict[tuple[Any, str], int] = {}
+        # Rules of equal operations are the same object, and operations keep them alive.
+        numbers: dict[tuple[int, str, tuple[int, ...]], int] = {}
         for place, op in enumerate(ops):
-            kind = _kind(op.name)
-            operands = [n for n, one in enumerate(op.operands) if one != CONSTANT]
-            rule = op.rule
-            if len(operands) != len(op.operands):
-                rule = _without(rule, tuple(operands))
-            key = (rule, kind)
+            kind = _kind(op)
+            operands = tuple([n for n, one in enumerate(op.operands) if one != CONSTANT])
+            key = (id(op.rule), kind, operands)
             number = numbers.get(key)
             if number is None:
                 number = numbers[key] = len(self.rules)
-                self.rules.append(key)
+                self.rules.append((_only(op.rule, operands), kind))
                 self.answers.append({})
             values = tuple([op.operands[n] for n in operands])
             self.touched.append((number, values, op.results))
@@ -186,17 +196,16 @@ class _Propagation:
             self.directions = [_directions(rule, kind, stage) for rule, kind in self.rules]
             for answers in self.answers:
                 answers.clear()
-            dirty = bytearray(b"\1") * len(self.touched)
-            forward = True
-            while any(dirty):
-                order = range(len(dirty)) if forward else range(len(dirty) - 1, -1, -1)
-                for place in order:
-                    if dirty[place]:
-                        dirty[place] = 0
-                        self._visit(place, dirty)
-                forward = not forward
+            # As MLIR's driver: in the program's order, but what was passed and learns something
+            # new comes at once.
+            waiting = list(range(len(self.touched) - 1, -1, -1))
+            waits = bytearray(b"\1") * len(self.touched)
+            while waiting:
+                place = waiting.pop()
+                waits[place] = 0
+                self._visit(place, waiting, waits)
 
-    def _visit(self, place: int, dirty: bytearray) -> None:
+    def _visit(self, place: int, waiting: list[int], waits: bytearray) -> None:
         number, operands, results = self.touched[place]
         states = self.states
         key = tuple([states[one] for one in (*operands, *results)])
@@ -210,7 +219,9 @@ class _Propagation:
             if new != old and states[value] == old:
                 states[value] = new
                 for user in self.users[value]:
-                    dirty[user] = 1
+                    if not waits[user]:
+                        waits[user] = 1
+                        waiting.append(user)
 
     def _answer(self, number: int, key: tuple[int, ...], operands: int) -> tuple[int, ...]:
         directions = self.directions[number]
@@ -231,12 +242,16 @@ class _Propagation:
         )
 
 
-def _kind(name: str) -> str:
-    if name in _PASSED or is_elementwise(name):
+def _kind(op: FlatOp) -> str:
+    if op.name in _PASSED or is_elementwise(op.name):
         return "passed"
-    if name in _SLICED:
+    if op.name in _SLICED:
         return "sliced"
-    return "broadcast" if name == "broadcast_in_dim" else ""
+    if op.name != "broadcast_in_dim":
+        return ""
+    # One that only adds axes of size 1 is a reshape.
+    before, after = op.equation.invars[0].aval, op.equation.outvars[0].aval
+    return "passed" if before.size == after.size else "broadcast"
 
 
 def _directions(rule: DimensionRule, kind: str, stage: int) -> list[int]:
@@ -251,6 +266,9 @@ def _directions(rule: DimensionRule, kind: str, stage: int) -> list[int]:
     return [rest if factor in fixed else along for factor in range(len(rule.sizes))]
 
 
-def _without(rule: DimensionRule, operands: tuple[int, ...]) -> DimensionRule:
+def _only(rule: DimensionRule, operands: tuple[int, ...]) -> DimensionRule:
+    """The rule without operands that are constants."""
+    if len(operands) == len(rule.operands):
+        return rule
     kept = tuple(rule.operands[n] for n in operands)
     return DimensionRule(kept, rule.results, rule.sizes, rule.reduced, rule.whole)

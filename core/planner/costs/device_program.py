@@ -6,6 +6,7 @@ Times, timelines and the table of collectives are made of it, in one way for all
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from ..reports.report import MemoryEstimate
 
@@ -57,7 +58,11 @@ class DeviceProgram:
     Attributes:
         ops: in the order in which they run.
         memory: what is alive.
+        notes: in words, what is not exact about it.
+        versions: of jax, jaxlib and the compiler, of a program that was compiled.
     """
 
     ops: tuple[DeviceOp, ...]
     memory: MemoryEstimate
+    notes: tuple[str, ...] = ()
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])

@@ -190,7 +190,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _why(status: int, errors: Path, target: CompileTarget) -> str:
     said = errors.read_text(errors="replace").strip().splitlines()
-    last = "\n".join(said[-12:]) or "it said nothing"
+    last = "\n".join(line[:400] for line in said[-12:]) or "it said nothing"
     killed = ""
     if status < 0:
         killed = f" was ended by {signal.Signals(-status).name}"

@@ -2,9 +2,9 @@
 
 `by_compiler` asks the target's own compiler, so its peak memory is that compiler's statistics.
 `by_partitioner` runs XLA's partitioner on this host's virtual devices: its collectives are exact;
-what the target's compiler would make of the rest is modelled (`live_values`, `eager_order`). The
-host's compiler is stopped where it would widen bfloat16, hand products to libraries and join
-reductions, none of which the targets do.
+what the target's compiler would make of the rest is modelled (`live_values`, `target_rewrites`).
+The host's compiler is kept from widening bfloat16, from handing products to libraries and from
+joining reductions, none of which the targets do.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from isoshard.core.planner.costs.device_program import DeviceProgram
 from isoshard.core.planner.machine.topologies import Topology, topology_of
@@ -20,10 +21,11 @@ from isoshard.core.planner.traced.traced_step import TracedStep
 
 from .compile_worker import Listener, ProgramText, compiled
 from .device_ops import device_ops, dtype_name
-from .eager_order import eager
 from .exporting import exported
 from .hlo_text import HloModule, parsed
-from .live_values import Liveness, liveness
+from .live_values import ProgramLiveness, liveness
+from .nearest_lines import line_at
+from .scaled_meshes import scaled_back, scaled_down
 from .targets import HOST_DEVICES, CompileTarget, target_of
 
 PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "gpu": "cuda"}
@@ -73,16 +75,25 @@ def by_partitioner(
         PlanningError: the compiler refused it, took too long, or the step cannot be scaled down
             from more devices than a host can have.
     """
+    given = {"timeout": timeout, "progress": progress, "cache": cache, "python": python}
+    if step.mesh.size <= HOST_DEVICES:
+        return _partition(step, given)
+    large, small = scaled_down(step, HOST_DEVICES)
+    sizes = (large.size, small.size)
+    programs = [_partition(one.step, given) for one in (large, small)]
+    whole = step.mesh.shape[large.axis]
+    made = scaled_back(programs[0], programs[1], sizes, whole, step)
+    note = (
+        f"partitioned for {large.size} and {small.size} devices along {large.axis!r}, and scaled "
+        f"to {whole}: this host can have {HOST_DEVICES} devices, and the mesh has {step.mesh.size}"
+    )
+    return dataclasses.replace(made, notes=(*made.notes, note))
+
+
+def _partition(step: TracedStep, given: Mapping[str, Any]) -> DeviceProgram:
     machine = topology_of(step.mesh)
     target = CompileTarget("host") if machine.chip.platform == "cpu" else HOST
-    made = compiled(
-        exported(step, "cpu"),
-        target,
-        timeout=timeout,
-        progress=progress,
-        cache=cache,
-        python=python,
-    )
+    made = compiled(exported(step, "cpu"), target, **given)
     if target is HOST:
         return partitioned(step, made, machine)
     return _as_compiled(step, made, machine)
@@ -134,11 +145,12 @@ def partitioned(step: TracedStep, made: ProgramText, machine: Topology) -> Devic
         made: by `HOST`.
         machine: that it is planned for.
     """
-    module = eager(parsed(made.text))
+    module = parsed(made.text)
     found = liveness(module, fused=True, dots=machine.chip.platform == "tpu")
-    ops = device_ops(module, step.mesh, found.at, scatters=True)
+    ops = device_ops(module, step.mesh, found.at, targets=True)
     memory = _memory(step, module, found, found.total, machine)
-    return DeviceProgram(ops, memory)
+    note = "what the target's compiler fuses and keeps is modelled, from the partitioner's program"
+    return DeviceProgram(ops, memory, (note,), made.versions)
 
 
 def _as_compiled(step: TracedStep, made: ProgramText, machine: Topology) -> DeviceProgram:
@@ -146,7 +158,8 @@ def _as_compiled(step: TracedStep, made: ProgramText, machine: Topology) -> Devi
     found = liveness(module)
     peak = peak_of(made.memory)
     ops = device_ops(module, step.mesh, found.at)
-    return DeviceProgram(ops, _memory(step, module, found, peak, machine))
+    memory = _memory(step, module, found, peak, machine)
+    return DeviceProgram(ops, memory, (), made.versions)
 
 
 def peak_of(memory: Mapping[str, int]) -> int:
@@ -169,7 +182,7 @@ def peak_of(memory: Mapping[str, int]) -> int:
 
 
 def _memory(
-    step: TracedStep, module: HloModule, found: Liveness, peak: int, machine: Topology
+    step: TracedStep, module: HloModule, found: ProgramLiveness, peak: int, machine: Topology
 ) -> MemoryEstimate:
     roles = dict.fromkeys(("parameter", "buffer", "optimizer", "input"), 0)
     for one in step.inputs:
@@ -181,9 +194,9 @@ def _memory(
             buffer.shape,
             dtype_name(buffer.dtype),
             buffer.bytes,
-            module.line_of(buffer.maker),
+            line_at(module, buffer.maker),
         )
-        for buffer in found.alive
+        for buffer in sorted(found.alive, key=lambda one: -one.bytes)[:_SHOWN]
         if buffer.bytes
     ]
     largest += [
@@ -204,7 +217,7 @@ def _memory(
         roles["input"],
         max(0, peak - sum(roles.values())),
         peak,
-        module.line_of(found.peak) if found.peak else "",
+        line_at(module, found.peak) if found.peak else "",
         tuple(largest[:_SHOWN]),
         machine.chip.memory,
     )

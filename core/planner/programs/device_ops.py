@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 
@@ -22,6 +21,8 @@ from isoshard.core.runtime.hlo_collectives import (
 from .hlo_costs import FREE, Costs, costs_of, operand_arrays
 from .hlo_text import Computation, HloModule, Instruction
 from .loop_trips import trips
+from .nearest_lines import nearest_line
+from .target_rewrites import is_sliced, joined_reductions
 
 _DTYPES = {
     "bf16": "bfloat16",
@@ -32,6 +33,9 @@ _DTYPES = {
     "c128": "complex128",
 }
 _LETTERS = {"f": "float", "s": "int", "u": "uint"}
+_SCATTERS = "all-reduce-scatter"
+"""What the name of a fusion's computation begins with that is a reduce-scatter of a TPU."""
+
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
@@ -52,7 +56,7 @@ def dtype_name(short: str) -> str:
 
 
 def device_ops(
-    module: HloModule, mesh: Mesh, live: Mapping[str, int], *, scatters: bool = False
+    module: HloModule, mesh: Mesh, live: Mapping[str, int], *, targets: bool = False
 ) -> tuple[DeviceOp, ...]:
     """List what one device does.
 
@@ -60,28 +64,27 @@ def device_ops(
         module: its program.
         mesh: over all devices of the program, in their order.
         live: bytes alive while an instruction runs, by its name.
-        scatters: whether a reduction of which each device keeps its slice is a reduce-scatter, as
-            the compilers of TPUs and GPUs make it; the host's compiler leaves it as it is.
+        targets: whether the program is the host's and read as the compilers of TPUs and GPUs
+            would have it: see `target_rewrites`.
     """
-    return tuple(_Reader(module, mesh, live, scatters).of(module.entry, 1, 0))
+    return tuple(_Reader(module, mesh, live, targets).of(module.entry, 1, 0))
 
 
 class _Reader:
     """A way through a program's computations."""
 
-    def __init__(
-        self, module: HloModule, mesh: Mesh, live: Mapping[str, int], scatters: bool
-    ):
+    def __init__(self, module: HloModule, mesh: Mesh, live: Mapping[str, int], targets: bool):
         self.module = module
         self.mesh = mesh
         self.live = live
-        self.scatters = scatters
+        self.targets = targets
         self.loops = 0
         self.lines: dict[str, str] = {}
 
     def of(self, inside: Computation, times: int, scope: int) -> Iterator[DeviceOp]:
         """What one computation does, and those that it calls."""
         sent: set[str] = set()
+        joined = joined_reductions(self.module, inside) if self.targets else frozenset()
         for one in inside.instructions.values():
             if one.opcode == "while":
                 self.loops += 1
@@ -94,7 +97,9 @@ class _Reader:
                 bodies = [self.module.computations[name] for name in one.called]
                 ways = [tuple(self.of(body, times, scope)) for body in bodies]
                 yield from max(ways, key=_size, default=())
-            elif one.opcode not in FREE and not one.opcode.endswith("-done"):
+            elif one.name not in joined and one.opcode not in FREE | {"copy-start"}:
+                if one.opcode.endswith("-done"):
+                    continue
                 yield from self._of_one(inside, one, times, scope, sent)
 
     def _of_one(
@@ -102,7 +107,8 @@ class _Reader:
     ) -> Iterator[DeviceOp]:
         line, live = self._line(inside, one), self.live.get(one.name, 0)
         if operation(one.text):
-            yield from self._collective(inside, one, one, times, scope)
+            waits = bool(scope) and self._waits(inside, one)
+            yield from self._collective(inside, one, times, scope, line, live, waits)
             return
         for within, inner in self._collectives_in(one):
             # One that runs beside others stands in several fusions: its start, what is computed
@@ -110,7 +116,9 @@ class _Reader:
             channel = _CHANNEL.search(inner.attributes)
             if channel is None or channel[1] not in sent:
                 sent.add(channel[1] if channel else "")
-                yield from self._collective(within, inner, one, times, scope, line)
+                said = self.module.line_of(inner) or line
+                waits = bool(scope) and self._waits(inside, one)
+                yield from self._collective(within, inner, times, scope, said, live, waits)
         costs = costs_of(self.module, inside, one)
         if costs.flops or costs.bytes:
             yield DeviceOp(
@@ -123,7 +131,9 @@ class _Reader:
             return
         for name in one.called:
             within = self.module.computations.get(name)
-            for inner in within.instructions.values() if within else ():
+            if within is None:
+                continue
+            for inner in within.instructions.values():
                 if operation(inner.text):
                     yield within, inner
 
@@ -131,10 +141,11 @@ class _Reader:
         self,
         inside: Computation,
         one: Instruction,
-        shown: Instruction,
         times: int,
         scope: int,
-        line: str = "",
+        line: str,
+        live: int,
+        waits: bool,
     ) -> Iterator[DeviceOp]:
         kind, size = operation(one.text) or ("", 0)
         groups = groups_of(one.text)
@@ -145,98 +156,55 @@ class _Reader:
         costs = costs_of(self.module, inside, one)
         if kind == "reduce-scatter":
             size = sum(array.bytes for array in operand_arrays(inside, one)) or size
-        if self.scatters and kind == "all-reduce" and self._is_sliced(inside, one, groups):
+        count = len(groups[0]) if groups else self.mesh.size
+        scatters = inside.name.startswith(_SCATTERS) or (
+            self.targets and is_sliced(self.module, inside, one, count)
+        )
+        if kind == "all-reduce" and scatters:
             kind = "reduce-scatter"
         yield DeviceOp(
             kind,
-            line or self._line(inside, one),
+            line,
             bytes=costs.bytes,
             dtype=dtype_name(arrays[0].dtype) if arrays else "",
             times=times,
             axes=axes,
             sent=size,
-            live=self.live.get(shown.name, 0),
+            live=live,
             scope=scope,
-            waits=bool(scope) and self._waits(inside, one),
-        )
-
-    def _is_sliced(self, inside: Computation, one: Instruction, groups: Groups | None) -> bool:
-        """Whether each device uses no more of a reduction than its slice."""
-        users = inside.users[one.name]
-        count = len(groups[0]) if groups else self.mesh.size
-        if len(one.arrays) != 1 or not users:
-            return False
-        whole = math.prod(one.arrays[0].sizes)
-        return all(self._takes(inside, user, one.name, whole, count) for user in users)
-
-    def _takes(
-        self, inside: Computation, user: Instruction, name: str, whole: int, count: int
-    ) -> bool:
-        """Whether an instruction uses only one of `count` slices of an operand."""
-        if user.opcode == "dynamic-slice":
-            return math.prod(user.arrays[0].sizes) * count == whole
-        if user.opcode in ("bitcast", "copy", "reshape", "transpose", "convert"):
-            inner = inside.users[user.name]
-            return bool(inner) and all(
-                self._takes(inside, one, user.name, whole, count) for one in inner
-            )
-        if user.opcode != "fusion":
-            return False
-        body = self.module.computations[user.called[0]]
-        given = [
-            p for p, operand in zip(body.parameters, user.operands, strict=True) if operand == name
-        ]
-        return all(
-            body.users[p.name]
-            and all(self._takes(body, one, p.name, whole, count) for one in body.users[p.name])
-            for p in given
+            waits=waits,
         )
 
     def _waits(self, inside: Computation, one: Instruction) -> bool:
-        """Whether an operand is computed in the same run of the loop."""
-        stack, seen = list(one.operands), set()
+        """Whether an operand follows from products of this run of a loop, or from its last run."""
+        stack, seen = list(one.operands), set[str]()
         while stack:
-            name = stack.pop()
-            found = inside.instructions.get(name)
-            if found is None or name in seen:
+            found = inside.instructions.get(stack.pop())
+            if found is None or found.name in seen:
                 continue
-            seen.add(name)
-            if costs_of(self.module, inside, found).flops or operation(found.text):
+            seen.add(found.name)
+            if costs_of(self.module, inside, found).flops or _is_carried(inside, found):
                 return True
             stack += found.operands
         return False
 
     def _line(self, inside: Computation, one: Instruction) -> str:
         if one.name not in self.lines:
-            self.lines[one.name] = self._near(inside, one)
+            self.lines[one.name] = nearest_line(self.module, inside, one)
         return self.lines[one.name]
 
-    def _near(self, inside: Computation, one: Instruction) -> str:
-        """The line of an instruction, of what it does inside, or of the nearest that has one."""
-        for name in (one.name, *(name for name in one.called)):
-            body = self.module.computations.get(name)
-            inner = [one] if body is None else [body.root, *body.instructions.values()]
-            found = next(filter(None, map(self.module.line_of, inner)), "")
-            if found:
-                return found
-        for next_to in (self._operands, self._users):
-            near, seen = [one], {one.name}
-            for _ in range(6):
-                near = [n for at in near for n in next_to(inside, at) if n.name not in seen]
-                seen |= {n.name for n in near}
-                found = next(filter(None, map(self.module.line_of, near)), "")
-                if found:
-                    return found
-        return ""
 
-    @staticmethod
-    def _operands(inside: Computation, one: Instruction) -> list[Instruction]:
-        known = inside.instructions
-        return [known[name] for name in one.operands if name in known]
-
-    @staticmethod
-    def _users(inside: Computation, one: Instruction) -> list[Instruction]:
-        return list(inside.users.get(one.name, ()))
+def _is_carried(inside: Computation, one: Instruction) -> bool:
+    """Whether an array is an element of a loop's carry that each run changes."""
+    source = inside.instructions.get(one.operands[0]) if one.operands else None
+    if one.opcode != "get-tuple-element" or source is None or source.opcode != "parameter":
+        return False
+    index = int(one.attributes.partition("index=")[2].partition(",")[0])
+    if inside.root.opcode != "tuple" or not any(array.sizes for array in one.arrays):
+        return False
+    after = inside.instructions[inside.root.operands[index]]
+    same = after.opcode == "get-tuple-element" and after.operands == one.operands
+    return not (same and f"index={index}," in after.attributes + ",")
 
 
 def axes_along(kind: str, size: int, groups: Groups | None, mesh: Mesh) -> tuple[str, ...]:

@@ -26,6 +26,8 @@ from isoshard.core.planner.traced.source_lines import line_of, scope_of
 from isoshard.core.planner.traced.traced_step import TracedStep
 from isoshard.core.runtime._jax_internals import no_locations
 
+from .planning_errors import PlanningError
+
 
 @dataclasses.dataclass(frozen=True)
 class ExportedStep:
@@ -61,6 +63,9 @@ def exported(step: TracedStep, platform: str) -> ExportedStep:
         The program. JAX gives each result the first donated input of its shape and dtype; so
         results that replace an input stand first, in the order of those inputs.
 
+    Raises:
+        PlanningError: an operation has no lowering for the platform, or calls the host.
+
     Example:
         >>> from isoshard.core.planner.machine.topologies import topology
         >>> from isoshard.core.planner.traced.traced_step import StepInput, StepResult
@@ -87,9 +92,15 @@ def exported(step: TracedStep, platform: str) -> ExportedStep:
         for value in program.in_avals
     ]
     anything = [export.DisabledSafetyCheck.custom_call("ALL")]
-    with jax.enable_x64(step.wide), no_locations():
-        made = export.export(function, platforms=[platform], disabled_checks=anything)(*arguments)
-        data = bytes(made.serialize())
+    try:
+        with jax.enable_x64(step.wide), no_locations():
+            made = export.export(function, platforms=[platform], disabled_checks=anything)
+            data = bytes(made(*arguments).serialize())
+    except (NotImplementedError, ValueError) as error:
+        raise PlanningError(
+            f"{step.name} cannot be lowered for {platform!r}, so it can be planned by "
+            f"depth='trace' only: {error}"
+        ) from error
     mesh = step.mesh
     axes = tuple(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
     types = tuple(one.name for one in mesh.axis_types)

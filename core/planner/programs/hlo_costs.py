@@ -27,10 +27,8 @@ import numpy as np
 from .hlo_text import ArrayShape, Computation, HloModule, Instruction
 
 FREE = frozenset(
-    (
-        *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
-        *("partition-id", "replica-id", "opt-barrier", "optimization-barrier", "add-dependency"),
-    )
+    "add-dependency after-all bitcast constant get-tuple-element opt-barrier optimization-barrier "
+    "parameter partition-id replica-id tuple".split()
 )
 """Opcodes of instructions that take no time and no memory of their own."""
 
@@ -96,7 +94,9 @@ def _products(module: HloModule, inside: Computation, one: Instruction) -> tuple
     total, most, dtype = 0.0, 0.0, ""
     for name in one.called:
         body = module.computations.get(name)
-        for inner in body.instructions.values() if body else ():
+        if body is None:
+            continue
+        for inner in body.instructions.values():
             flops, kind = _products(module, body, inner)
             total += flops
             if flops > most:

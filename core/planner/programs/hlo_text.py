@@ -146,12 +146,25 @@ class HloModule:
         pairs = _ALIAS.finditer(found[1]) if found else ()
         return {int(pair["result"] or 0): int(pair["argument"]) for pair in pairs}
 
+    @functools.cached_property
+    def _lines(self) -> dict[str, str]:
+        """What `line_of` has found, by its metadata's text."""
+        return {}
+
     def line_of(self, instruction: Instruction) -> str:
         """The user's line of an instruction; "" if none is known.
 
         Args:
             instruction: of this module.
         """
+        said = instruction.attributes.partition("metadata={")[2]
+        if not said:
+            return ""
+        if said not in self._lines:
+            self._lines[said] = self._line_of(instruction)
+        return self._lines[said]
+
+    def _line_of(self, instruction: Instruction) -> str:
         name = _OP_NAME.search(instruction.attributes)
         said = said_by(name["path"].replace('\\"', '"')) if name else None
         if said is not None:

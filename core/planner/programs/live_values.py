@@ -10,13 +10,16 @@ own all the time; everything else is temporary.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from isoshard.core.runtime.hlo_collectives import tuple_parts
 
-from .hlo_costs import FREE
+from .hlo_costs import FREE, RUNS_OTHERS
 from .hlo_text import Computation, HloModule, Instruction, arrays_of
+from .target_rewrites import joined_reductions
 
 
 @dataclasses.dataclass(eq=False)
@@ -39,7 +42,7 @@ class HloBuffer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Liveness:
+class ProgramLiveness:
     """What is alive when.
 
     Attributes:
@@ -72,30 +75,30 @@ _IN_PLACE = frozenset(
     ("dynamic-update-slice", "scatter", "sort", "all-reduce", "all-reduce-start", "while")
 )
 _ELEMENTWISE = frozenset(
-    (
-        *("abs", "add", "and", "ceil", "clamp", "compare", "convert", "copy", "cosine", "divide"),
-        *("exponential", "exponential-minus-one", "floor", "is-finite", "log", "log-plus-one"),
-        *("logistic", "maximum", "minimum", "multiply", "negate", "not", "or", "power", "remainder"),
-        *("round-nearest-even", "rsqrt", "select", "sign", "sine", "sqrt", "subtract", "tanh"),
-        *("xor", "cbrt", "erf", "atan2", "reduce-precision", "bitcast", "bitcast-convert"),
-    )
+    "abs add and atan2 bitcast bitcast-convert cbrt ceil clamp compare convert cosine divide erf "
+    "exponential exponential-minus-one floor is-finite log log-plus-one logistic maximum minimum "
+    "multiply negate not or power reduce-precision remainder round-nearest-even rsqrt select sign "
+    "sine sqrt subtract tanh xor".split()
 )
-
-
 _MOVES = frozenset(("broadcast", "iota", "reshape", "transpose", "copy"))
 _WITHIN = frozenset(("parameter", "constant", "tuple", "partition-id"))
 _NAMES_ONLY = frozenset(("tuple", "get-tuple-element", "bitcast"))
+_SOURCES = {False: 1, True: 2}
+"""From so many arrays of its size, at most, something is made again rather than kept: on GPUs, and
+where products make their operands (TPUs). A sum along all layers is not made again at each."""
+
 _SMALL = 8
 """A source that many times smaller than what is made of it may as well be kept."""
 
 
-def liveness(module: HloModule, *, fused: bool = False, dots: bool = False) -> Liveness:
+def liveness(module: HloModule, *, fused: bool = False, dots: bool = False) -> ProgramLiveness:
     """Follow a scheduled program's memory.
 
     Args:
         module: whose computations stand in the order in which they run.
         fused: what is made element by element is made again where that saves memory, as TPUs' and
             GPUs' compilers do when they fuse; the text of theirs has that done already.
+        dots: with `fused`, products may make their operands so, too, as on TPUs.
     """
     return _Walk(module, fused, dots).found()
 
@@ -112,7 +115,7 @@ class _Walk:
         self.peak: Instruction | None = None
         self.alive: Buffers = ()
 
-    def found(self) -> Liveness:
+    def found(self) -> ProgramLiveness:
         entry = self.module.entry
         arguments = [_made(one, fixed=True) for one in entry.parameters]
         temporary = self._run(entry, arguments, 0, ())
@@ -120,24 +123,27 @@ class _Walk:
         given = sum(buffer.bytes for one in arguments for buffer in one)
         own = sum(array.bytes for at, array in enumerate(entry.root.arrays) if at not in taken)
         at = {name: live + given + own for name, live in self.at.items()}
-        return Liveness(given, own, temporary, at, self.peak, self.alive)
+        return ProgramLiveness(given, own, temporary, at, self.peak, self.alive)
 
-    def _run(
-        self, inside: Computation, given: Sequence[Buffers], below: int, held: Buffers
-    ) -> int:
+    def _run(self, inside: Computation, given: Sequence[Buffers], below: int, held: Buffers) -> int:
         """Run a computation: the most that is alive in it, beside the bytes `below`."""
         values = self._flow(inside, given)
         if inside is self.module.entry:
             for buffer in values[inside.root.name]:
                 buffer.fixed = True
         spans = _Spans(self.module, inside, given, values, self.fused, self.dots)
-        alive = {id(b): b for one in given for b in one if not b.fixed}
-        most = 0
+        alive: dict[int, HloBuffer] = {}
+        total, most = 0, 0
         for step, one in enumerate(inside.instructions.values()):
-            alive |= {id(b): b for b in spans.starting.get(step, ()) if not b.fixed}
-            now = sum(buffer.bytes for buffer in alive.values())
-            now -= self._reused(one, values, spans, step)
-            inner = self._inner(one, values, below + now, (*held, *alive.values()))
+            for at in (-1, 0) if step == 0 else (step,):
+                for buffer in spans.starting.get(at, ()):
+                    if not buffer.fixed and spans.until[id(buffer)] >= 0:
+                        alive[id(buffer)] = buffer
+                        total += buffer.bytes
+            now = total - self._reused(one, values, spans, step)
+            inner = 0
+            if one.opcode in RUNS_OTHERS:
+                inner = self._inner(one, values, below + now, (*held, *alive.values()))
             live = below + now + inner
             self.at[one.name] = max(self.at.get(one.name, 0), live)
             if live > self.most and one.opcode not in FREE and not inner:
@@ -145,7 +151,8 @@ class _Walk:
                 self.alive = (*held, *alive.values())
             most = max(most, now + inner)
             for buffer in spans.ending.get(step, ()):
-                alive.pop(id(buffer), None)
+                if alive.pop(id(buffer), None) is not None:
+                    total -= buffer.bytes
         return most
 
     def _flow(self, inside: Computation, given: Sequence[Buffers]) -> dict[str, Buffers]:
@@ -175,9 +182,7 @@ class _Walk:
             return self._extra(bodies[0], operands, below, held)
         return 0
 
-    def _extra(
-        self, body: Computation, given: Sequence[Buffers], below: int, held: Buffers
-    ) -> int:
+    def _extra(self, body: Computation, given: Sequence[Buffers], below: int, held: Buffers) -> int:
         frozen = [tuple(dataclasses.replace(b, fixed=True) for b in one) for one in given]
         return self._run(body, frozen, below, held)
 
@@ -203,9 +208,9 @@ class _Walk:
         return _written(self.module, one, operands)
 
     def _element(self, inside: Computation, one: Instruction, whole: Buffers) -> Buffers:
-        index = int(re.search(r"index=(\d+)", one.attributes)[1])
+        index = int(one.attributes.partition("index=")[2].partition(",")[0])
         source = inside.instructions[one.operands[0]]
-        start = sum(len(arrays_of(part)) for part in tuple_parts(source.shape)[:index])
+        start = _starts(source.shape)[index]
         return whole[start : start + len(one.arrays)]
 
     def _reused(
@@ -246,7 +251,6 @@ class _Spans:
         self.dots = dots
         self.values = values
         self.steps = list(inside.instructions.values())
-        self.number = {one.name: step for step, one in enumerate(self.steps)}
         self.uses: dict[int, list[int]] = {}
         for step, one in enumerate(self.steps):
             if one.opcode not in _NAMES_ONLY:
@@ -255,12 +259,16 @@ class _Spans:
         self.end = len(self.steps)
         self.returned = {id(buffer) for buffer in values[inside.root.name]}
         self.until: dict[int, int] = {}
+        self.origins: dict[int, frozenset[int]] = {}
         self.spans: dict[int, tuple[HloBuffer, int, int]] = {}
         for buffer in _once(b for one in given for b in one):
             self._note(buffer, -1, self._last(buffer, -1))
+        joined = joined_reductions(module, inside) if fused else frozenset[str]()
         for step, one in enumerate(self.steps):
             for buffer in _once(values[one.name]):
-                if buffer.maker is one and id(buffer) not in self.until:
+                if one.name in joined and buffer.maker is one:
+                    self._note(buffer, step, step)  # its operand is added to another's
+                elif buffer.maker is one and id(buffer) not in self.until:
                     if not (fused and self._made_again(buffer, one, step)):
                         self._note(buffer, step, self._last(buffer, step))
         self.starting: dict[int, list[HloBuffer]] = {}
@@ -284,6 +292,10 @@ class _Spans:
             return False
         sources = [b for name in one.operands for b in self.values.get(name, ())]
         large = [b for b in sources if b.bytes * _SMALL > buffer.bytes]
+        origins = frozenset(o for b in large for o in self.origins.get(id(b), {id(b)}))
+        if len(origins) > _SOURCES[self.dots]:
+            return False
+        self.origins[id(buffer)] = origins
         until = min((self.until.get(id(b), self.end) for b in large), default=self.end)
         uses = self.uses.get(id(buffer), [])
         whole = [at for at in uses if not _reads_elements(self.module, self.steps[at], self.dots)]
@@ -301,6 +313,13 @@ class _Spans:
             self._note(buffer, min(whole), max(whole))
         self.until[id(buffer)] = max(until, self.until.get(id(buffer), 0))
         return True
+
+
+@functools.lru_cache(maxsize=4096)
+def _starts(shape: str) -> tuple[int, ...]:
+    """Of each element of a tuple, how many arrays there are before it."""
+    counts = [len(arrays_of(part)) for part in tuple_parts(shape)]
+    return (0, *itertools.accumulate(counts))
 
 
 def _made(one: Instruction, fixed: bool = False) -> Buffers:

@@ -35,6 +35,7 @@ class ProgramCache:
     """
 
     def __init__(self, folder: Path | str | None = None, limit: int = LIMIT):
+        """Name a folder; it is made when something is put there."""
         self.folder = Path(folder) if folder is not None else default_folder()
         self.limit = limit
 
@@ -66,10 +67,9 @@ class ProgramCache:
             with os.fdopen(handle, "wb") as raw:
                 with gzip.open(raw, "wt", compresslevel=3) as file:
                     json.dump(value, file)
-            os.replace(name, self._path(key))
+            Path(name).replace(self._path(key))
         except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name)
+            Path(name).unlink(missing_ok=True)
             raise
         self._shrink()
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import json
+import math
 import os
 import re
 import subprocess
@@ -13,13 +14,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from jax.sharding import Mesh
 
 from isoshard.core.planner.machine.described_devices import DescribedDevice
 from isoshard.core.planner.machine.topologies import Topology
 
 from .gpu_configs import target_config
-from .planning_errors import CompilerMissingError
+from .planning_errors import CompilerMissingError, PlanningError
 
 PYTHON = "ISOSHARD_COMPILER_PYTHON"
 """Environment variable: another interpreter, which has jax and the compilers."""
@@ -129,29 +131,52 @@ def target_of(mesh: Mesh, machine: Topology) -> CompileTarget:
         >>> from isoshard.core.planner.machine.topologies import topology
         >>> machine = topology("v5e:2*4x4")
         >>> target = target_of(machine.mesh((2, 16), ("replica", "data")), machine)
-        >>> target.machine, target.topology, target.slices, target.places[17]
-        ('tpu', 'v5e:4x4', 2, (1, 0, 1, 0))
+        >>> target.machine, target.topology, target.slices, target.places[16]
+        ('tpu', 'v5e:4x4', 2, (1, 0, 0, 0))
+
+    Raises:
+        PlanningError: the mesh takes no whole block of a machine of TPUs.
     """
     platform = machine.chip.platform
     if platform == "cpu":
         return CompileTarget("host")
-    devices: list[DescribedDevice] = list(mesh.devices.flat)
-    described = isinstance(devices[0], DescribedDevice)
+    described = isinstance(mesh.devices.flat[0], DescribedDevice)
     if platform == "tpu":
+        return _tpu(mesh, machine, described)
+    # A compiler takes a program for all devices of its topology, so a mesh of fewer is given a
+    # machine of its size.
+    per_host = min(machine.per_host, mesh.size)
+    hosts = -(-mesh.size // per_host)
+    places = tuple((number,) for number in range(mesh.size))
+    config = target_config(machine.chip.name)
+    return CompileTarget("cuda", f"1x{hosts}x{per_host}", 1, config, places)
+
+
+def _tpu(mesh: Mesh, machine: Topology, described: bool) -> CompileTarget:
+    """The slices and the block of the grid that a mesh is over."""
+    if not described:
         grid = "x".join(map(str, machine.shape))
-        places = [(d.slice_index, *d.coords) for d in devices] if described else []
-        name = f"{machine.chip.name}:{grid}"
-        return CompileTarget("tpu", name, machine.slices, "", tuple(places))
-    per_host = machine.shape[-1]
-    hosts = machine.size // per_host
-    places = [(d.id,) for d in devices] if described else []
-    return CompileTarget(
-        "cuda", f"1x{hosts}x{per_host}", 1, target_config(machine.chip.name), tuple(places)
-    )
+        return CompileTarget("tpu", f"{machine.chip.name}:{grid}", machine.slices)
+    places = np.array([(d.slice_index, *d.coords) for d in mesh.devices.flat])
+    slices, numbers = np.unique(places[:, 0], return_inverse=True)
+    first = places[:, 1:].min(axis=0)
+    block = places[:, 1:].max(axis=0) - first + 1
+    if len(slices) * math.prod(block.tolist()) != mesh.size:
+        raise PlanningError(
+            f"a mesh of {mesh.size} devices takes no whole block of {machine.name}, and libtpu "
+            "compiles for whole blocks: take a mesh of all its devices, or a smaller machine"
+        )
+    moved = np.column_stack([numbers, places[:, 1:] - first])
+    grid = "x".join(map(str, block.tolist()[: len(machine.shape)]))
+    name = f"{machine.chip.name}:{grid}"
+    return CompileTarget("tpu", name, len(slices), "", tuple(map(tuple, moved.tolist())))
 
 
 def _planned(machine: str, python: str) -> Planned:
-    installed = packages_of(python)
+    try:
+        installed = packages_of(python)
+    except CompilerMissingError as error:
+        return Planned(machine, _TITLES[machine], {}, str(error), f"unset {PYTHON}")
     names = _PACKAGES[machine]
     versions = {name: installed[name] for name in ("jax", "jaxlib") if installed.get(name)}
     compilers = {name: installed[name] for name in names if installed.get(name)}

@@ -9,13 +9,14 @@ with its children.
 
 from __future__ import annotations
 
-import glob
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 _QUIET = {
@@ -32,6 +33,12 @@ _QUIET = {
 }
 """What lets libtpu and CUDA's plugin compile on a machine that has no accelerator."""
 
+_PACKAGES = {
+    "host": (),
+    "tpu": ("libtpu",),
+    "cuda": ("jax-cuda12-plugin", "jax-cuda13-plugin"),
+}
+
 _MEMORY = (
     *("generated_code_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes"),
     *("alias_size_in_bytes", "temp_size_in_bytes", "peak_memory_in_bytes"),
@@ -40,38 +47,37 @@ _MEMORY = (
 )
 
 
-def main(folder: str) -> None:
+def main(folder: Path) -> None:
     """Compile what a folder asks for.
 
     Args:
         folder: with `request.json` and `program.bin`.
     """
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    with open(os.path.join(folder, "request.json")) as file:
-        request = json.load(file)
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    request = json.loads((folder / "request.json").read_text())
     os.environ.update(_QUIET)
     flags = [*request["flags"], os.environ.get("XLA_FLAGS", "")]
-    dumped = os.path.join(folder, "dump")
+    dumped = folder / "dump"
     if request["keep"]:
         flags += [f"--xla_dump_to={dumped}", "--xla_dump_hlo_as_text"]
     os.environ["XLA_FLAGS"] = " ".join(flags)
     began = time.monotonic()
     found = _compiled(folder, request, dumped)
     found["seconds"] = time.monotonic() - began
-    with open(os.path.join(folder, "result.json"), "w") as file:
-        json.dump(found, file)
+    (folder / "result.json").write_text(json.dumps(found))
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(folder: Path) -> None:
     """Wait for the end of standard input; then end this process and its children."""
     while os.read(0, 1):
         pass
+    shutil.rmtree(folder, ignore_errors=True)
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
-def _compiled(folder: str, request: dict[str, Any], dumped: str) -> dict[str, Any]:
+def _compiled(folder: Path, request: dict[str, Any], dumped: Path) -> dict[str, Any]:
     import jax  # the environment has to be set first
     import numpy as np
     from jax import export
@@ -83,8 +89,7 @@ def _compiled(folder: str, request: dict[str, Any], dumped: str) -> dict[str, An
     names = tuple(name for name, _ in request["axes"])
     types = tuple(AxisType[name] for name in request["axis_types"])
     mesh = Mesh(np.array(devices, object).reshape(sizes), names, axis_types=types)
-    with open(os.path.join(folder, "program.bin"), "rb") as file:
-        program = export.deserialize(bytearray(file.read()))
+    program = export.deserialize(bytearray((folder / "program.bin").read_bytes()))
     arguments = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=layout)
         for aval, layout in zip(program.in_avals, program.in_shardings_jax(mesh), strict=True)
@@ -102,29 +107,25 @@ def _compiled(folder: str, request: dict[str, Any], dumped: str) -> dict[str, An
         text = compiled.as_text() or ""
         stats = compiled.memory_analysis()
         found["memory"] = {name: int(getattr(stats, name, 0)) for name in _MEMORY}
-        costs = compiled.cost_analysis()
-        costs = costs[0] if isinstance(costs, list) and costs else costs
-        found["cost"] = {name: float(value) for name, value in (costs or {}).items()}
+        costs: Any = compiled.cost_analysis() or {}
+        costs = costs[0] if isinstance(costs, list) else costs
+        found["cost"] = {name: float(value) for name, value in costs.items()}
     except jax.errors.JaxRuntimeError as error:
         text = _last_dumped(dumped, request["keep"])
         if not text:
             raise
         found["failure"] = str(error)[:2000]
     text = _last_dumped(dumped, request["keep"]) or text
-    with open(os.path.join(folder, "program.hlo"), "w") as file:
-        file.write(text)
-    packages = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
+    (folder / "program.hlo").write_text(text)
+    packages = ("jax", "jaxlib", *_PACKAGES[request["machine"]])
     found["versions"] = {name: _version(name) for name in packages if _version(name)}
     return found
 
 
-def _last_dumped(folder: str, pattern: str) -> str:
-    """The last of the dumped modules that a pattern names; "" if there is none."""
-    paths = sorted(glob.glob(os.path.join(folder, pattern))) if pattern else []
-    if not paths:
-        return ""
-    with open(max(paths, key=os.path.getsize)) as file:
-        return file.read()
+def _last_dumped(folder: Path, pattern: str) -> str:
+    """The largest of the dumped modules that a pattern names; "" if there is none."""
+    paths = list(folder.glob(pattern)) if pattern else []
+    return max(paths, key=lambda path: path.stat().st_size).read_text() if paths else ""
 
 
 def _devices(jax: Any, request: dict[str, Any], count: int) -> list[Any]:
@@ -163,4 +164,4 @@ def _version(name: str) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(Path(sys.argv[1]))

@@ -39,6 +39,8 @@ TIGHT = 0.85
 """Share of the capacity above which memory is worth advice although the step fits."""
 WORTH = 0.03
 """Of the capacity, or of the time of a step: what saves less is not said."""
+STATE_TIMES = 4
+"""How often a step moves parameters: forward, backward, the optimizer's reading and writing."""
 STATE = ("parameter", "optimizer")
 """The roles that FSDP splits."""
 
@@ -184,44 +186,26 @@ def _idle_axis(report: Report) -> Iterator[Remedy]:
             )
 
 
-def _whole_batch(report: Report) -> Iterator[Remedy]:
-    """A batch that is whole along every axis, or along one over which the state is split."""
-    batch = [use for use in report.inputs if use.role == "input"]
-    if not batch or any(use.axes for use in batch):
-        return
-    talking = {name for use in report.collectives for name in use.axes}
-    for name, size in report.mesh.items():
-        if size > 1 and name in talking and any(name in use.free for use in batch):
-            saved = report.time.busy * (1 - 1 / size)
-            yield Remedy(
-                f"split the batch: it is replicated over all axes; over {name!r} each device "
-                f"would compute a {size}th of it, which saves at most "
-                f"{human_seconds(saved)} of computing",
-                seconds=saved,
-            )
-            return
-
-
 def _talk_longer_than_compute(report: Report) -> Iterator[Remedy]:
-    """Collectives along an axis that take longer than computing."""
+    """Collectives along axes that take longer than computing."""
     time = report.time
     for one in traffic(report):
-        extra = one.seconds - time.busy
-        if extra <= 0 or one.axes not in report.mesh:
+        extra, names = one.seconds - time.busy, one.axes.split("+")
+        if extra <= 0 or not all(name in report.mesh for name in names):
             continue
-        kind = f"{one.kinds[0]}s" if one.kinds else "collectives"
-        times = one.seconds / time.busy if time.busy else math.inf
+        kind = f"{one.kinds[0]}s" if len(one.kinds) == 1 else "collectives"
+        several = f" ({', '.join(one.kinds)})" if len(one.kinds) > 1 else ""
         told = (
-            f"{kind} over {one.axes!r} take {human_seconds(one.seconds)}, computing "
+            f"{kind} over {one.axes!r}{several} take {human_seconds(one.seconds)}, computing "
             f"{human_seconds(time.busy)}"
         )
-        if _splits(report.inputs, "input", one.axes) and math.isfinite(times):
+        if time.busy and any(_splits(report.inputs, "input", name) for name in names):
             way = (
-                f"a batch {times:.1f} times as large per device would hide what does not grow with "
-                f"it, or fewer shards"
+                f"a batch {one.seconds / time.busy:.1f} times as large per device would hide what "
+                "does not grow with it, or fewer shards"
             )
         else:
-            way = f"fewer shards than {report.mesh[one.axes]} along it"
+            way = f"fewer shards than {math.prod(report.mesh[name] for name in names)} along it"
         yield Remedy(f"{told}: {way}; {human_seconds(extra)} are waited for", seconds=extra)
 
 
@@ -264,14 +248,33 @@ def _fast_size(report: Report) -> int:
 
 
 def _moves_more_than_computes(report: Report) -> Iterator[Remedy]:
-    """A step that waits for memory."""
-    time = report.time
+    """A step that waits for memory: for its own state, or at some line."""
+    time, memory = report.time, report.memory
     extra = time.busy - time.compute
-    if time.limit == "memory" and extra > 0:
+    if time.limit != "memory" or extra <= 0:
+        return
+    told = (
+        f"moving {human_bytes(report.bytes_moved)} takes {human_seconds(time.memory)}, computing "
+        f"{human_seconds(time.compute)}, and {human_seconds(extra)} are waited for"
+    )
+    state = STATE_TIMES * memory.parameters + 2 * memory.optimizer
+    if state >= report.bytes_moved / 2:
+        share = percent(state, report.bytes_moved)
         yield Remedy(
-            f"moving {human_bytes(report.bytes_moved)} takes {human_seconds(time.memory)}, "
-            f"computing {human_seconds(time.compute)}: a larger batch per device reads the "
-            f"parameters for more rows; {human_seconds(extra)} are waited for",
+            f"{told}: {share} of it are parameters and optimizer state, which a larger batch per "
+            "device reads for more rows",
+            seconds=extra,
+        )
+        return
+    at: dict[str, float] = {}
+    for event in report.timeline:
+        if event.what == "compute" and event.line:
+            at[event.line] = at.get(event.line, 0.0) + event.seconds
+    if at:
+        most = max(at, key=lambda line: at[line])
+        yield Remedy(
+            f"{told}: most of the time goes into {most}, {human_seconds(at[most])} of "
+            f"{human_seconds(time.busy)}; fuse it, or let it work on fewer bytes (bfloat16)",
             seconds=extra,
         )
 
@@ -288,7 +291,6 @@ MEMORY_RULES: tuple[Callable[[Report], Iterator[Remedy]], ...] = (
 )
 TIME_RULES: tuple[Callable[[Report], Iterator[Remedy]], ...] = (
     _idle_axis,
-    _whole_batch,
     _talk_longer_than_compute,
     _leaves_fast_links,
     _moves_more_than_computes,

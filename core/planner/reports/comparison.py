@@ -102,9 +102,9 @@ class Comparison:
 
     def __str__(self) -> str:
         """The table, and the difference in words."""
-        console = Console(file=io.StringIO(), width=100, color_system=None)
-        self.show(console=console)
-        return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
+        written = io.StringIO()
+        self.show(console=Console(file=written, width=100, color_system=None))
+        return written.getvalue().rstrip()
 
     def show(self, *, width: int | None = None, console: Console | None = None) -> None:
         """Print the reports side by side, the best of a row in green.

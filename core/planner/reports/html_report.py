@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 MAX_COLLECTIVES = 40
 """Rows of the table of collectives; the others are summed up in one."""
 
+MAX_LIVE = 12
+"""Arrays listed at the peak."""
 MAX_NAME = 40
 """Characters of an array's name; of longer ones the middle is left out."""
 
@@ -134,30 +136,33 @@ def _head(report: Report) -> str:
 
 def _memory(report: Report) -> str:
     memory = report.memory
-    rows = [
-        [_swatch(f"fill-{role}") + role, human_bytes(size), percent(size, memory.peak)]
-        for role, size in shares(memory)
-    ]
-    rows.append(["<b>peak</b>", f"<b>{human_bytes(memory.peak)}</b>", "100 %"])
-    roles = table(["role", "bytes", "share"], rows)
+    roles = legend(
+        [
+            (f"fill-{role}", f"{role} {human_bytes(size)} ({percent(size, memory.peak)})")
+            for role, size in shares(memory)
+        ]
+    )
     largest = ""
     if memory.largest:
+        shown, rest = memory.largest[:MAX_LIVE], memory.largest[MAX_LIVE:]
         live = table(
-            ["array", "shape", "bytes", "line"],
+            ["bytes", "array", "shape", "line"],
             [
                 [
+                    human_bytes(one.bytes),
                     _code(one.name, MAX_NAME),
                     _code(f"{one.dtype}[{','.join(map(str, one.shape))}]"),
-                    human_bytes(one.bytes),
                     _code(one.line),
                 ]
-                for one in memory.largest
+                for one in shown
             ],
         )
+        if rest:
+            size = human_bytes(sum(one.bytes for one in rest))
+            live += f'<p class="dim">and {count_of(len(rest), "smaller array")}: {size}</p>'
         where = f" at {_code(memory.peak_line)}" if memory.peak_line else ""
-        largest = f'<div class="rest"><h4>Largest arrays at the peak{where}</h4>{live}</div>'
-    bars = memory_bars([("", report)])
-    return f'{bars}<div class="beside"><div><h4>By role</h4>{roles}</div>{largest}</div>'
+        largest = f"<h4>Largest arrays at the peak{where}</h4>{live}"
+    return f"{memory_bars([('', report)])}{roles}{largest}"
 
 
 def _time(report: Report) -> str:

@@ -21,7 +21,8 @@ from .units import count_of
 if TYPE_CHECKING:
     from .report import Report
 
-_CELL, _SPACE = 15, 3
+_SPACE = 3
+_SIDE = 290  # of the whole grid, at most; a cell has 15 to 36
 _MOST = 16  # cells along an axis; of more the first, a gap and the last
 _LEFT, _TOP = 64, 44
 _THICKEST = 12.0
@@ -39,9 +40,10 @@ def mesh_picture(report: Report) -> str:
     names, sizes = list(report.mesh), list(report.mesh.values())
     rows, columns = (1, sizes[-1] if sizes else 1) if len(sizes) < 2 else (sizes[-2], sizes[-1])
     shown_rows, shown_columns = _shown(rows), _shown(columns)
-    width, height = len(shown_columns) * (_CELL + _SPACE), len(shown_rows) * (_CELL + _SPACE)
+    cell = min(36, max(15, _SIDE // max(len(shown_rows), len(shown_columns)) - _SPACE))
+    width, height = len(shown_columns) * (cell + _SPACE), len(shown_rows) * (cell + _SPACE)
     sent = _sent(report)
-    drawn = [_cells(report, rows, columns, shown_rows, shown_columns)]
+    drawn = [_cells(report, (rows, columns), shown_rows, shown_columns, cell)]
     if names:
         drawn.append(_across(report, names[-1], sent, width))
     if len(names) > 1:
@@ -70,27 +72,27 @@ def _shown(count: int) -> Sequence[int | None]:
 
 def _cells(
     report: Report,
-    rows: int,
-    columns: int,
+    grid: tuple[int, int],
     shown_rows: Sequence[int | None],
     shown_columns: Sequence[int | None],
+    cell: int,
 ) -> str:
-    numbers, mesh = np.zeros((rows, columns), int), mesh_of(report)
+    numbers, mesh = np.zeros(grid, int), mesh_of(report)
     if mesh is not None:
-        numbers = borders(mesh).reshape(-1, rows, columns)[0]
-    pitch, drawn = _CELL + _SPACE, []
+        numbers = borders(mesh).reshape(-1, *grid)[0]
+    pitch, drawn = cell + _SPACE, []
     for at_row, row in enumerate(shown_rows):
         for at_column, column in enumerate(shown_columns):
             x, y = _LEFT + at_column * pitch, _TOP + at_row * pitch
             if row is None or column is None:
-                drawn.append(label(x + _CELL / 2, y + _CELL - 4, "…", "middle", "dim"))
+                drawn.append(label(x + cell / 2, y + cell / 2 + 4, "…", "middle", "dim"))
                 continue
-            told = f"device {row * columns + column}"
-            drawn.append(box(x, y, _CELL, _CELL, "cell", told))
+            told = f"device {row * grid[1] + column}"
+            drawn.append(box(x, y, cell, cell, "cell", told))
             if at_column and _differs(numbers, row, column, row, shown_columns[at_column - 1]):
-                drawn.append(line(x - 1.5, y - 1.5, x - 1.5, y + _CELL + 1.5, "border"))
+                drawn.append(line(x - 1.5, y - 1.5, x - 1.5, y + cell + 1.5, "border"))
             if at_row and _differs(numbers, row, column, shown_rows[at_row - 1], column):
-                drawn.append(line(x - 1.5, y - 1.5, x + _CELL + 1.5, y - 1.5, "border"))
+                drawn.append(line(x - 1.5, y - 1.5, x + cell + 1.5, y - 1.5, "border"))
     return "".join(drawn)
 
 

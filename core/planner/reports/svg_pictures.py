@@ -162,7 +162,7 @@ def gutter(names: Sequence[str]) -> float:
     Args:
         names: the labels.
     """
-    return min(220.0, max(24.0, 12 + _LETTER * max(map(len, names), default=0)))
+    return min(220.0, max(24.0, 14 + 7.2 * max(map(len, names), default=0)))
 
 
 def memory_bars(rows: Sequence[tuple[str, Report]]) -> str:

@@ -38,6 +38,7 @@ STYLES = {
     "activations": "magenta",
     "other": "bright_black",
 }
+Column = tuple[str, Literal["left", "right"]]
 _GRID = 4  # devices drawn along an axis of the mesh
 
 
@@ -59,7 +60,7 @@ def sections(report: Report, console: Console) -> Iterator[RenderableType]:
         report: any.
         console: for its width and encoding.
     """
-    yield _title(report)
+    yield _title(report, console.width)
     yield _memory(report, console)
     yield from _peak(report, console)
     yield from _collectives(report, console)
@@ -93,16 +94,20 @@ def verdict_text(report: Report) -> Text:
     return Text(verdict(report), style="bold green" if report.fits else "bold red")
 
 
-def _title(report: Report) -> Text:
+def _title(report: Report, width: int) -> Text:
     axes = " x ".join(f"{name}={size}" for name, size in report.mesh.items())
     devices = count_of(int(np.prod(list(report.mesh.values()))), "device")
     return Text.assemble(
         (report.step, "bold"),
         f" ({report.framework}) on {report.topology}: {axes}, {devices}, depth {report.depth!r}\n",
         ("plan ", "dim"),
-        f"{report.plan}\n",
+        f"{_shortened(report.plan, 3 * width)}\n",
         verdict_text(report),
     )
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: max(most - 2, 0)]}.."
 
 
 def _heading(text: str) -> Text:
@@ -176,10 +181,9 @@ def _collectives(report: Report, console: Console) -> Iterator[RenderableType]:
             for use in shown
         )
     else:
-        names = ("seconds", "count", "bytes each")
-        table = _table(
-            ("kind", "left"), ("axes", "left"), *((n, "right") for n in names), ("line", "left")
-        )
+        names: tuple[Column, ...] = (("kind", "left"), ("axes", "left"), ("seconds", "right"))
+        more: tuple[Column, ...] = (("count", "right"), ("bytes each", "right"), ("line", "left"))
+        table = _table(*names, *more)
         for use in shown:
             numbers = (human_seconds(use.seconds), f"{use.count:,}", human_bytes(use.bytes))
             table.add_row(*map(Text, (use.kind, joined(use.axes), *numbers, use.line)))
@@ -197,7 +201,7 @@ def _entry(text: str, line: str) -> Text:
     return Text.assemble(text, (f"\n  {line}" if line else "", "dim"))
 
 
-def _table(*columns: tuple[str, Literal["left", "right"]]) -> Table:
+def _table(*columns: Column) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
     for name, justify in columns:
         last = name == "line"
@@ -212,6 +216,7 @@ def _time(report: Report, console: Console) -> RenderableType:
     room = max(6, console.width - 11 - 10 - 6 - 5)
     whole = max(time.serial, time.compute, time.memory, time.overlapped, 1e-12)
     rows = [("computing", time.compute, "blue"), ("memory", time.memory, "cyan")]
+    rows.append(("busy", time.busy, "blue"))
     rows += [(one.axes, one.seconds, "magenta") for one in traffic(report)]
     rows += [("serial", time.serial, "bright_black"), ("overlapped", time.overlapped, "green")]
     lines = [_heading("Time of one step")]

@@ -3,7 +3,8 @@
 An argument that comes back with the same structure, shapes and dtypes is state: the step replaces
 it. Its leaves are parameters, but for those that follow a parameter: whose path ends as the
 parameter's and whose shape is the same, as `mu` and `nu` of optax do. Other arguments are the
-batch. Of a step that gives nothing back (inference) the first argument is the model.
+batch. A step that does not give its first argument back is no training: that one is the model, and
+a result that looks like a part of the batch renews nothing.
 
 >>> import numpy as np
 >>> w = jax.ShapeDtypeStruct((4, 8), np.float32)
@@ -74,6 +75,8 @@ def replaced(arguments: Mapping[str, Any], result: Any) -> dict[str, int | None]
         if place is not None:
             del free[place]
             found[name] = place
+        if not found:
+            return {}
     return found
 
 

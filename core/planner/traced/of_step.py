@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import Mesh
 
-from isoshard.core.frameworks import Framework, framework_of
-
 from .jax_steps import traced_jax_step
 from .traced_step import TracedStep
+from .whose_step import framework_of_step
 
 
 def traced_step(
@@ -53,48 +51,3 @@ def traced_step(
     if framework is not None:
         return framework.traced_step(step, tuple(args), dict(kwargs), mesh, plan)
     return traced_jax_step(step, args, kwargs, mesh, plan, batch=batch)
-
-
-def framework_of_step(
-    step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Framework | None:
-    """The framework whose bridge traces a step; None if it is a JAX function.
-
-    Args:
-        step: the step.
-        args: its arguments.
-        kwargs: its keyword arguments.
-    """
-    for one in (step, *_inside((*args, kwargs)), *_behind(step)):
-        framework = framework_of(one)
-        if framework is not None:
-            return framework
-    return None
-
-
-def _inside(value: Any) -> Iterator[Any]:
-    """What lists, tuples and dictionaries hold, at any depth."""
-    if isinstance(value, Mapping):
-        for one in value.values():
-            yield from _inside(one)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _inside(one)
-    else:
-        yield value
-
-
-def _behind(step: Any) -> Iterator[Any]:
-    """What a function is bound to, closes over, and names among its globals."""
-    yield getattr(step, "__self__", None)
-    step = inspect.unwrap(getattr(step, "step", getattr(step, "__func__", step)))
-    code = getattr(step, "__code__", None)
-    if code is None:
-        return
-    for cell in step.__closure__ or ():
-        try:
-            yield from _inside(cell.cell_contents)
-        except ValueError:  # the cell is empty
-            continue
-    names = step.__globals__
-    yield from (names[name] for name in code.co_names if name in names)

@@ -20,7 +20,8 @@ SCOPE = "line:"
 """A bridge traces an operation inside `jax.named_scope("line:file.py:12 (function)")` to say where
 it comes from; `/` in a path is written as `|`."""
 
-_SAID = re.compile(re.escape(SCOPE) + r"(?P<line>[^/]+)")
+_SAID = re.compile(re.escape(SCOPE) + r"(?P<line>[^/()]+(?:\([^/()]*\))?)")
+# A transform wraps the scope that follows it: `transpose(jvp(line:a.py:3 (f)))`.
 
 
 def scope_of(line: str) -> str:

@@ -40,7 +40,7 @@ def framework_of_step(
         True
     """
     hint: str | None = None
-    for one in (*jax.tree.leaves((tuple(args), dict(kwargs or {}))), *_behind(step)):
+    for one in (*_held((*args, kwargs or {})), *_behind(step)):
         if isinstance(one, types.ModuleType):
             root = one.__name__.partition(".")[0]
             hint = root if root in _EAGER else hint
@@ -49,6 +49,18 @@ def framework_of_step(
         if found is not None:
             return found
     return None if hint is None else require(hint)
+
+
+def _held(value: Any) -> Iterator[Any]:
+    """What plain containers hold, at any depth; a module that is a pytree stays itself."""
+    if isinstance(value, Mapping):
+        for one in value.values():
+            yield from _held(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _held(one)
+    else:
+        yield value
 
 
 _EAGER = ("torch",)

@@ -25,6 +25,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from isoshard.core.planner.programs.targets import Planned, planned
+
 from .probes import FAILS, MISSING, PROBES, WORKS, Result
 from .survey import survey
 
@@ -79,15 +81,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = _options(argv)
     console = Console(stderr=options.json)
-    found, results = packages(), []
+    found, results, targets = packages(), [], planned()
     with console.status("trying what works here ..") as status:
         for result in survey(list(PROBES), devices=options.devices, timeout=options.timeout):
             results.append(result)
             status.update(f"tried: {PROBES[result.name].title} ..")
     if options.json:
-        print(json.dumps(report(found, results), indent=2))
+        print(json.dumps(report(found, results, targets), indent=2))
     else:
-        show(console, found, results)
+        show(console, found, results, targets)
     return 0 if _healthy(results) else 1
 
 
@@ -102,7 +104,9 @@ def packages() -> list[Package]:
     ]
 
 
-def report(found: Iterable[Package], results: Iterable[Result]) -> dict[str, object]:
+def report(
+    found: Iterable[Package], results: Iterable[Result], targets: Iterable[Planned] = ()
+) -> dict[str, object]:
     """The whole examination as data, for `--json` and for bug reports."""
     results = list(results)
     return {
@@ -115,16 +119,25 @@ def report(found: Iterable[Package], results: Iterable[Result]) -> dict[str, obj
         "checks": [
             {"title": PROBES[result.name].title} | dataclasses.asdict(result) for result in results
         ],
+        "planning": [dataclasses.asdict(target) for target in targets],
     }
 
 
-def show(console: Console, found: Iterable[Package], results: Iterable[Result]) -> None:
-    """Print the examination as two tables, then the commands that get what is missing."""
-    found, results = list(found), list(results)
+def show(
+    console: Console,
+    found: Iterable[Package],
+    results: Iterable[Result],
+    targets: Iterable[Planned] = (),
+) -> None:
+    """Print the examination as tables, then the commands that get what is missing."""
+    found, results, targets = list(found), list(results), list(targets)
     console.print(_installed_table(found))
     console.print(_checks_table(results))
+    if targets:
+        console.print(_planning_table(targets))
     problems = [(package.name, package.fix) for package in found if package.problem]
     problems += [(PROBES[result.name].title, result.fix) for result in results if result.fix]
+    problems += [(target.title, target.fix) for target in targets if target.problem]
     for what, fix in _by_fix(problems):
         console.print(Text.assemble((f"  {what}: ", "dim"), fix), soft_wrap=True)
     if _healthy(results):
@@ -160,6 +173,16 @@ def _checks_table(results: Iterable[Result]) -> Table:
         mark, colour = _LOOK[result.status]
         seen, seconds = Text(result.detail), f"{result.seconds:.1f}"
         table.add_row(Text(mark, colour), PROBES[result.name].title, seen, seconds)
+    return table
+
+
+def _planning_table(targets: Iterable[Planned]) -> Table:
+    """What can be planned for machines that are not here."""
+    table = Table("", "planning", "by", title="What can be planned", box=rich.box.SIMPLE)
+    for target in targets:
+        mark, colour = _LOOK[MISSING if target.problem else WORKS]
+        by = ", ".join(f"{name} {version}" for name, version in target.versions.items())
+        table.add_row(Text(mark, colour), target.title, Text(target.problem or by))
     return table
 
 

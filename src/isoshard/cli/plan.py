@@ -12,24 +12,28 @@ No device of the machine is needed, and no weights are made.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import importlib.util
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from jax.sharding import Mesh
 from rich.console import Console
+from rich.text import Text
 
 from isoshard import planner
-from isoshard.core.errors import ShardingError
+from isoshard.core.plan import Plan
 from isoshard.core.planner.machine.topologies import Topology
 from isoshard.core.planner.reports.report import Report
 from isoshard.core.runtime.metrics import human_bytes
 
 from .plan_machines import show_machines
 from .plan_targets import Target, plan_named, target_of
-from .plan_words import WORDS, PlanningError, axes_of, bytes_of, is_words, plan_of
+from .plan_words import WORDS, PlanCommandError, axes_of, bytes_of, is_words, plan_of, spelled
 
 _NAME = "isoshard plan"
 
@@ -41,66 +45,108 @@ def main(argv: Sequence[str]) -> int:
         argv: the command line after `isoshard plan`.
 
     Returns:
-        0 if the step fits, under one of the plans; 1 if it does not; 2 for what cannot be planned.
+        0 if the step fits, under one of the plans; 1 if it does not; 2 for what cannot be planned;
+        141 if what is printed is not read to its end.
     """
     given = _parser().parse_args(list(argv))
-    console = Console(width=given.width)
-    if given.list:
-        show_machines(console)
-        return 0
+    console = _Output(width=given.width)
     try:
-        reports = _reports(given)
-        _written(given, reports)
-    except (PlanningError, ShardingError, RuntimeError, TimeoutError, OSError) as error:
+        status = 0
+        if given.list:
+            show_machines(console)
+        else:
+            status = _run(given, console)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader has what it wanted, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except Exception as error:
+        if not type(error).__module__.startswith("isoshard."):
+            raise
         print(f"{_NAME}: {error}", file=sys.stderr)
         return 2
-    return _shown(reports, console)
 
 
-def _reports(given: argparse.Namespace) -> dict[str, Report]:
+class _Output(Console):
+    """Standard output; if nobody reads on, that is an error as anywhere else."""
+
+    def on_broken_pipe(self) -> None:
+        """Rich would end the process with 1, which here says that a step does not fit."""
+        raise BrokenPipeError
+
+
+def _run(given: argparse.Namespace, console: Console) -> int:
     machine = _machine(given.mesh)
-    memory = None if given.memory is None else bytes_of(given.memory)
+    for path in (given.html, given.json):
+        if path is not None and not Path(path).absolute().parent.is_dir():
+            raise PlanCommandError(f"{path} cannot be written: there is no folder for it")
     target = _target(given, machine)
     if twice := [text for text in given.plan if given.plan.count(text) > 1]:
-        raise PlanningError(f"--plan {twice[0]} is given twice")
-    plans: list[str | None] = list(given.plan) or [None]
-    reports = {}
-    for text in plans:
-        name = text or "replicated"
-        with Console(stderr=True).status(f"planning {target.name}: {name} .."):
-            reports[name] = _report(given, target, machine, text, memory)
-    return reports
+        raise PlanCommandError(f"--plan {twice[0]} is given twice")
+    cases = [_case(given, target, machine, text) for text in given.plan or [None]]
+    memory = None if given.memory is None else bytes_of(given.memory)
+    limits = {} if given.timeout is None else {"timeout": given.timeout}
+    reports, found = {}, []
+    for case in cases:
+        _told(f"planning {target.name} on {machine.name}: {case.name}")
+        mesh, plan = case.mesh, case.plan
+        if case.name == "auto":
+            depth = "trace" if given.depth == "trace" else "partition"
+            result = planner.search(target.step, target.args, mesh, memory=memory, depth=depth)
+            found.append(str(result))
+            mesh, plan = result.mesh, result.plan
+        report = planner.estimate(
+            target.step, target.args, mesh, plan,
+            depth=given.depth, memory=memory, **limits,
+        )  # fmt: skip
+        reports[case.name] = dataclasses.replace(report, plan=case.words or report.plan)
+    _written(given, reports)
+    status = _shown(reports, console)
+    for text in found:
+        console.print(Text(f"\n{text}"))
+    return status
 
 
-def _report(
-    given: argparse.Namespace,
-    target: Target,
-    machine: Topology,
-    text: str | None,
-    memory: int | None,
-) -> Report:
-    options: dict[str, Any] = {"memory": memory, "timeout": given.timeout}
-    if text == "auto":
-        where: Any = machine
-        if given.axes:
-            axes = axes_of(given.axes, machine, None)
-            where = machine.mesh(tuple(axes.values()), tuple(axes))
-        return planner.search(target.step, target.args, where, **options).report
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    """One plan to estimate.
+
+    Attributes:
+        name: as it was given.
+        mesh: for it; of "auto" perhaps the machine.
+        plan: it; None replicates, and of "auto" stands for one to be found.
+        words: that say it shorter than it prints.
+    """
+
+    name: str
+    mesh: Mesh | Topology
+    plan: Plan | None
+    words: str = ""
+
+
+def _case(given: argparse.Namespace, target: Target, machine: Topology, text: str | None) -> _Case:
+    if text == "auto" and given.axes is None:
+        return _Case(text, machine, None)
     words = text if text is not None and is_words(text) else None
     axes = axes_of(given.axes, machine, words)
     mesh = machine.mesh(tuple(axes.values()), tuple(axes))
-    if text is None:
-        plan = None
-    elif words is not None:
-        plan = plan_of(words, axes, target.weights)
-    else:
-        plan = plan_named(text, mesh)
-    return planner.estimate(target.step, target.args, mesh, plan, depth=given.depth, **options)
+    if text is None or text == "auto":
+        return _Case(text or "replicated", mesh, None)
+    if words is not None:
+        return _Case(text, mesh, plan_of(words, axes, target.weights), spelled(words, axes))
+    return _Case(text, mesh, plan_named(text, mesh))
+
+
+def _told(text: str) -> None:
+    """Say what is being done, to somebody who looks on."""
+    if sys.stderr.isatty():
+        print(f"{text} ..", file=sys.stderr)
 
 
 def _machine(text: str | None) -> Topology:
     if text is None:
-        raise PlanningError(
+        raise PlanCommandError(
             "on which machine? give --mesh, such as --mesh v5e:16x16; isoshard plan --list shows "
             "chips"
         )
@@ -110,9 +156,9 @@ def _machine(text: str | None) -> Topology:
 def _target(given: argparse.Namespace, machine: Topology) -> Target:
     if given.hf is not None:
         if given.target is not None:
-            raise PlanningError("give either script.py:step or --hf config.json, not both")
+            raise PlanCommandError("give either script.py:step or --hf config.json, not both")
         if missing := [m for m in ("torch", "transformers") if importlib.util.find_spec(m) is None]:
-            raise PlanningError(
+            raise PlanCommandError(
                 f"--hf needs {' and '.join(missing)}, which is not installed. "
                 'Fix: pip install "isoshard[models]"'
             )
@@ -122,25 +168,31 @@ def _target(given: argparse.Namespace, machine: Topology) -> Target:
             batch=given.batch or machine.size,
             sequence=given.sequence,
             dtype=given.dtype,
+            pad_vocab=given.pad_vocab or 1,
         )
     if given.target is None:
-        raise PlanningError(
+        raise PlanCommandError(
             "what is to be planned? give script.py:step, or --hf config.json for a model of "
             "transformers"
         )
-    for_models = ("batch", "sequence", "dtype")
-    if wrong := [f"--{name}" for name in for_models if getattr(given, name) is not None]:
-        raise PlanningError(f"{wrong[0]} is for --hf; a script's arguments say it themselves")
+    for_models = ("batch", "sequence", "dtype", "pad_vocab")
+    if wrong := [
+        f"--{name.replace('_', '-')}" for name in for_models if getattr(given, name) is not None
+    ]:
+        raise PlanCommandError(f"{wrong[0]} is for --hf; a script's arguments say it themselves")
     return target_of(given.target, given.args)
 
 
 def _written(given: argparse.Namespace, reports: dict[str, Report]) -> None:
     alone = next(iter(reports.values())) if len(reports) == 1 else None
     whole = alone if alone is not None else planner.compare(reports)
-    if given.html is not None:
-        whole.write_html(given.html)
-    if given.json is not None:
-        Path(given.json).write_text(whole.to_json(), encoding="utf-8")
+    try:
+        if given.html is not None:
+            whole.write_html(given.html)
+        if given.json is not None:
+            Path(given.json).write_text(whole.to_json(), encoding="utf-8")
+    except OSError as error:
+        raise PlanCommandError(f"{error.filename} cannot be written: {error.strerror}") from None
 
 
 def _shown(reports: dict[str, Report], console: Console) -> int:
@@ -183,9 +235,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch", type=_positive, metavar="N", help="with --hf: samples of a step (one a device)")
     add("--sequence", type=_positive, metavar="N", help="with --hf: tokens of a sample")
     add("--dtype", help="with --hf: of the parameters, such as bfloat16 (as configured)")
+    add(
+        "--pad-vocab", type=_positive, metavar="N",
+        help="with --hf: round the vocabulary up to a multiple of N, as is done to split it",
+    )  # fmt: skip
     add("--html", metavar="FILE", help="write the report as a page")
     add("--json", metavar="FILE", help="write the report as JSON")
-    add("--timeout", type=float, metavar="S", help="seconds that one compilation may take")
+    add("--timeout", type=float, metavar="S", help="seconds that one compilation may take (600)")
     add("--width", type=_positive, metavar="N", help="columns (the terminal's)")
     add("--list", action="store_true", help="show chips, and what can be planned here")
     return parser

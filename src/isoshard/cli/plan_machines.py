@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
-
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from isoshard.core.planner.machine.chips import Chip, chips
+from isoshard.core.planner.programs.targets import planned
 from isoshard.core.runtime.metrics import human_bytes
 
 EXAMPLES = {"tpu2": "16x16", "tpu3": "8x8x8", "gpu0": "2x8", "cpu0": "64"}
 """A grid by platform and axes of the torus."""
-COMPILERS = {
-    "tpu": ("libtpu", "libtpu", "pip install libtpu"),
-    "gpu": (
-        "jax_plugins.xla_cuda12",
-        "jax-cuda12-plugin",
-        'pip install "jax[cuda12]" (about 3 GB; no GPU is needed)',
-    ),
-}
-"""What compiles for a platform: a module, its package, how to get it."""
 
 
 def show_machines(console: Console) -> None:
@@ -52,31 +41,12 @@ def show_machines(console: Console) -> None:
             f"{one.name}:{_grid(one)}",
         )
     console.print(table)
-    console.print(Text("\nDepths", style="bold"))
-    console.print(Text("trace      every machine: from the traced step and the plan alone"))
-    console.print(Text("partition  every machine: XLA's partitioner on this host's CPU"))
-    for platform in COMPILERS:
-        console.print(Text(f"compile    {platform}: {compiler(platform)}"))
-    console.print(Text("compile    cpu: XLA on this host's CPU"))
-
-
-def compiler(platform: str) -> str:
-    """What compiles for a platform here, or how to get it.
-
-    Args:
-        platform: "tpu" or "gpu".
-    """
-    module, package, fix = COMPILERS[platform]
-    try:
-        found = importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        found = False
-    if not found:
-        return f"not installed; {fix}"
-    try:
-        return f"{package} {importlib.metadata.version(package)}"
-    except importlib.metadata.PackageNotFoundError:
-        return package
+    console.print(Text("\nWhat can be planned here", style="bold"))
+    console.print(Text("depth trace: every machine"))
+    for one in planned():
+        versions = ", ".join(f"{name} {version}" for name, version in one.versions.items())
+        said = f"no, {one.problem}: {one.fix}" if one.problem else versions
+        console.print(Text(f"{one.title}: {said}"))
 
 
 def _grid(chip: Chip) -> str:

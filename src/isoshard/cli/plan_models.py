@@ -16,13 +16,15 @@ import torch
 import transformers
 
 from .plan_targets import Target
-from .plan_words import PlanningError
+from .plan_words import PlanCommandError
 
 SEQUENCE = 2048
 """Tokens of a sample, unless the configuration has fewer positions."""
 
 
-def model_target(path: str, *, batch: int, sequence: int | None, dtype: str | None) -> Target:
+def model_target(
+    path: str, *, batch: int, sequence: int | None, dtype: str | None, pad_vocab: int = 1
+) -> Target:
     """A training step of a model.
 
     Args:
@@ -31,19 +33,23 @@ def model_target(path: str, *, batch: int, sequence: int | None, dtype: str | No
         sequence: tokens of a sample; None: `SEQUENCE`, or as many as there are positions.
         dtype: of the parameters, as torch calls it; None: what the configuration says, else
             float32.
+        pad_vocab: the vocabulary is rounded up to a multiple of it.
 
     Raises:
-        PlanningError: there is no such file, it is no configuration of transformers, or the model
-            cannot be made of it.
+        PlanCommandError: there is no such file, it is no configuration of transformers, or the
+            model cannot be made of it.
     """
     config = _config(path)
     kind = _class_of(config, path)
-    config.use_cache = False
+    text = getattr(config, "text_config", config)
+    text.use_cache = False
+    if hasattr(text, "vocab_size"):
+        text.vocab_size += -text.vocab_size % pad_vocab
     try:
         with torch.device("meta"):
             model = kind(config)
     except Exception as error:
-        raise PlanningError(
+        raise PlanCommandError(
             f"{kind.__name__} cannot be made of {path}: {type(error).__name__}: {error}"
         ) from error
     model = model.to(_dtype(dtype, config)).train()
@@ -66,25 +72,25 @@ def _config(path: str) -> Any:
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
     if not file.is_file():
-        raise PlanningError(f"--hf: there is no file {str(file)!r}")
+        raise PlanCommandError(f"--hf: there is no file {str(file)!r}")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise PlanningError(f"--hf: {file} is no JSON: {error}") from None
+        raise PlanCommandError(f"--hf: {file} is no JSON: {error}") from None
     if not isinstance(content, dict) or "model_type" not in content:
-        raise PlanningError(
+        raise PlanCommandError(
             f"--hf: {file} is no configuration of transformers: it has no 'model_type'"
         )
     known = transformers.CONFIG_MAPPING
     if content["model_type"] not in known:
-        raise PlanningError(
+        raise PlanCommandError(
             f"--hf: transformers {transformers.__version__} has no model {content['model_type']!r} "
             f"({file}: 'model_type')"
         )
     try:
         return transformers.AutoConfig.from_pretrained(str(file))
     except Exception as error:
-        raise PlanningError(f"--hf: {file}: {type(error).__name__}: {error}") from error
+        raise PlanCommandError(f"--hf: {file}: {type(error).__name__}: {error}") from error
 
 
 def _class_of(config: Any, path: str) -> Callable[[Any], Any]:
@@ -92,18 +98,18 @@ def _class_of(config: Any, path: str) -> Callable[[Any], Any]:
     for name in config.architectures or ():
         found = getattr(transformers, name, None)
         if found is None:
-            raise PlanningError(
+            raise PlanCommandError(
                 f"--hf: {path} names the architecture {name!r}, and transformers "
                 f"{transformers.__version__} has no such class"
             )
         return found
     mapping = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     if type(config) not in mapping:
-        raise PlanningError(
+        raise PlanCommandError(
             f"--hf: {path} names no class in 'architectures'; add one, such as "
             f'"architectures": ["BertForMaskedLM"]'
         )
-    found = mapping[type(config)]
+    found: Any = mapping[type(config)]
     return found[0] if isinstance(found, tuple) else found
 
 
@@ -113,7 +119,7 @@ def _dtype(name: str | None, config: Any) -> torch.dtype:
         return said if isinstance(said, torch.dtype) else torch.float32
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise PlanningError(
+        raise PlanCommandError(
             f"--dtype {name!r}: parameters can be float32, bfloat16, float16 or float64"
         )
     return found
@@ -134,7 +140,7 @@ def _batch(model: Any, config: Any, batch: int, sequence: int | None) -> dict[st
             if getattr(config, "is_encoder_decoder", False):
                 arrays["decoder_input_ids"] = torch.empty(batch, tokens, dtype=torch.int64)
         else:
-            raise PlanningError(
+            raise PlanCommandError(
                 f"--hf: {name} takes {model.main_input_name!r}, and only models of 'input_ids' or "
                 "'pixel_values' are fed by themselves; write a script with a step, and plan "
                 "script.py:step"
@@ -159,7 +165,7 @@ def _tokens(config: Any, sequence: int | None) -> int:
     if sequence is None:
         return min(SEQUENCE, most or SEQUENCE)
     if most is not None and sequence > most:
-        raise PlanningError(f"--sequence {sequence}: the configuration has {most} positions")
+        raise PlanCommandError(f"--sequence {sequence}: the configuration has {most} positions")
     return sequence
 
 

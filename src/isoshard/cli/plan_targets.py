@@ -19,8 +19,9 @@ from types import ModuleType
 from typing import Any
 
 from isoshard.core.plan import Plan
+from isoshard.core.plan.layout_rules import Order
 
-from .plan_words import PlanningError
+from .plan_words import PlanCommandError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Target:
     name: str
     step: Callable[..., Any]
     args: tuple[Any, ...]
-    weights: str = "out_in"
+    weights: Order = "out_in"
 
 
 def target_of(text: str, args: str | None) -> Target:
@@ -49,12 +50,12 @@ def target_of(text: str, args: str | None) -> Target:
             `example_args` beside the step.
 
     Raises:
-        PlanningError: there is no such file or name, importing it fails, or there are no
+        PlanCommandError: there is no such file or name, importing it fails, or there are no
             arguments.
     """
     step = named(text, "the step")
     if not callable(step):
-        raise PlanningError(f"{text} is of type {type(step).__name__}, and no step")
+        raise PlanCommandError(f"{text} is of type {type(step).__name__}, and no step")
     if args is not None:
         given = named(args, "the arguments")
     else:
@@ -64,7 +65,7 @@ def target_of(text: str, args: str | None) -> Target:
     if given is None:
         needed = _needed(step)
         if needed:
-            raise PlanningError(
+            raise PlanCommandError(
                 f"{text} takes {', '.join(needed)}, and there are no example arguments: give "
                 f"--args {text.rpartition(':')[0]}:make_args, a function that returns them, or set "
                 "example_args beside the step. Shapes do: jax.ShapeDtypeStruct, or tensors on "
@@ -85,13 +86,13 @@ def plan_named(text: str, mesh: Any) -> Plan:
         mesh: what a function is given.
 
     Raises:
-        PlanningError: there is none.
+        PlanCommandError: there is none.
     """
     found = named(text, "the plan")
     if not isinstance(found, Plan) and callable(found):
         found = _called(found, text, *([mesh] if _needed(found) else []))
     if not isinstance(found, Plan):
-        raise PlanningError(f"{text} is of type {type(found).__name__}, and no Plan")
+        raise PlanCommandError(f"{text} is of type {type(found).__name__}, and no Plan")
     return found
 
 
@@ -103,17 +104,17 @@ def named(text: str, what: str) -> Any:
         what: what it is, for messages.
 
     Raises:
-        PlanningError: it is not there, or importing it fails.
+        PlanCommandError: it is not there, or importing it fails.
     """
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name:
-        raise PlanningError(f"{text!r} does not say {what}: write script.py:name")
+        raise PlanCommandError(f"{text!r} does not say {what}: write script.py:name")
     found = _module(place)
     for part in name.split("."):
         if not hasattr(found, part):
             here = [one for one in vars(found) if not one.startswith("_")]
             own = [one for one in here if callable(getattr(found, one))] or here
-            raise PlanningError(
+            raise PlanCommandError(
                 f"{place} has no {name!r}; it has {', '.join(own[:12]) or 'nothing'}"
             )
         found = getattr(found, part)
@@ -127,21 +128,19 @@ def _module(place: str) -> ModuleType:
 @functools.cache
 def _of_file(path: Path, written: str) -> ModuleType:
     if not path.is_file():
-        raise PlanningError(f"there is no file {written!r}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+        raise PlanCommandError(f"there is no file {written!r}")
+    name = f"planned_{path.stem}" if path.stem in sys.modules else path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise PlanningError(f"{written!r} cannot be imported")
+        raise PlanCommandError(f"{written!r} cannot be imported")
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))
-    before = sys.modules.get(path.stem)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        sys.modules.pop(path.stem)
-        if before is not None:
-            sys.modules[path.stem] = before
-        raise PlanningError(f"importing {path.name} fails: {_where(error)}") from error
+        sys.modules.pop(name)
+        raise PlanCommandError(f"importing {path.name} fails: {_where(error)}") from error
     return module
 
 
@@ -152,19 +151,19 @@ def _of_name(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise PlanningError(f"importing {name} fails: {_where(error)}") from error
-        raise PlanningError(
+            raise PlanCommandError(f"importing {name} fails: {_where(error)}") from error
+        raise PlanCommandError(
             f"there is no module {name!r}; of a file, write its path: script.py:step"
         ) from None
     except Exception as error:
-        raise PlanningError(f"importing {name} fails: {_where(error)}") from error
+        raise PlanCommandError(f"importing {name} fails: {_where(error)}") from error
 
 
 def _called(function: Callable[..., Any], name: str, *args: Any) -> Any:
     try:
         return function(*args)
     except Exception as error:
-        raise PlanningError(f"{name} fails: {_where(error)}") from error
+        raise PlanCommandError(f"{name} fails: {_where(error)}") from error
 
 
 def _where(error: BaseException) -> str:

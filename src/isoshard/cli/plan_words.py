@@ -17,11 +17,11 @@ import difflib
 import math
 import re
 from collections.abc import Mapping
-from typing import Literal
 
 from jax.sharding import AbstractMesh
 
 from isoshard.core.plan import Plan
+from isoshard.core.plan.layout_rules import Order
 from isoshard.core.planner.machine.topologies import Topology
 
 WORDS: dict[str, tuple[str, ...]] = {
@@ -38,7 +38,7 @@ _SHARED = ({"data", "fsdp"}, {"tensor", "sequence"})  # may use one axis togethe
 _SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
-class PlanningError(Exception):
+class PlanCommandError(Exception):
     """What was asked for on the command line cannot be done; the message says what can."""
 
 
@@ -60,7 +60,7 @@ def abstract_mesh(axes: Mapping[str, int]) -> AbstractMesh:
     return AbstractMesh(tuple(axes.values()), tuple(axes))
 
 
-def plan_of(text: str, axes: Mapping[str, int], weights: Literal["out_in", "in_out"] = "out_in"):
+def plan_of(text: str, axes: Mapping[str, int], weights: Order = "out_in") -> Plan:
     """Put a plan together.
 
     Args:
@@ -72,7 +72,7 @@ def plan_of(text: str, axes: Mapping[str, int], weights: Literal["out_in", "in_o
         A `Plan`.
 
     Raises:
-        PlanningError: a word or an axis is unknown, or two words want one axis.
+        PlanCommandError: a word or an axis is unknown, or two words want one axis.
     """
     wanted = _wanted(text, axes)
     factors = []
@@ -100,6 +100,20 @@ def plan_of(text: str, axes: Mapping[str, int], weights: Literal["out_in", "in_o
     return plan
 
 
+def spelled(text: str, axes: Mapping[str, int]) -> str:
+    """A plan in words, each with its axes.
+
+    Args:
+        text: as `plan_of` takes it.
+        axes: of the mesh.
+
+    Example:
+        >>> spelled("fsdp,tensor", {"data": 16, "model": 16})
+        'fsdp=data,tensor=model'
+    """
+    return ",".join(f"{word}={'+'.join(along)}" for word, along in _wanted(text, axes).items())
+
+
 def axes_of(text: str | None, machine: Topology, plan: str | None) -> dict[str, int]:
     """The axes of the mesh.
 
@@ -111,7 +125,7 @@ def axes_of(text: str | None, machine: Topology, plan: str | None) -> dict[str, 
         plan: the words of the plan, if it is given by words.
 
     Raises:
-        PlanningError: it is written otherwise, or the machine has other devices.
+        PlanCommandError: it is written otherwise, or the machine has other devices.
 
     Example:
         >>> from isoshard.core.planner.machine.topologies import topology
@@ -133,7 +147,7 @@ def axes_of(text: str | None, machine: Topology, plan: str | None) -> dict[str, 
     for one in text.split(","):
         found = re.fullmatch(r"\s*(\w+)\s*(?:=\s*(\d+)\s*)?", one)
         if found is None or found[1] in axes or (not found[2] and open_axis) or found[2] == "0":
-            raise PlanningError(
+            raise PlanCommandError(
                 f"--axes {text!r}: write each axis once with its size, as in data=16,model=16; "
                 "one size may be left out"
             )
@@ -142,12 +156,12 @@ def axes_of(text: str | None, machine: Topology, plan: str | None) -> dict[str, 
     if open_axis:
         rest = math.prod(axes.values())
         if machine.size % rest:
-            raise PlanningError(
+            raise PlanCommandError(
                 f"--axes {text!r}: {machine.size} devices of {machine.name} do not divide by {rest}"
             )
         axes[open_axis] = machine.size // rest
     if math.prod(axes.values()) > machine.size:
-        raise PlanningError(
+        raise PlanCommandError(
             f"--axes {text!r} has {math.prod(axes.values())} devices, and {machine.name} has "
             f"{machine.size}"
         )
@@ -161,7 +175,7 @@ def bytes_of(text: str) -> int:
         text: such as "16GB" (decimal), "16GiB" (binary) or "16000000000".
 
     Raises:
-        PlanningError: it is written otherwise.
+        PlanCommandError: it is written otherwise.
 
     Example:
         >>> bytes_of("16GB"), bytes_of("16 GiB"), bytes_of("1.5G")
@@ -169,7 +183,7 @@ def bytes_of(text: str) -> int:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
     if found is None or (found[3] and not found[2]):
-        raise PlanningError(f"--memory {text!r}: write a size such as 16GB or 16GiB")
+        raise PlanCommandError(f"--memory {text!r}: write a size such as 16GB or 16GiB")
     unit = found[2].upper()
     scale = 1024 ** "KMGT".index(unit) * 1024 if found[3] else _SIZES[unit]
     return round(float(found[1]) * scale)
@@ -182,17 +196,17 @@ def _wanted(text: str, axes: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
         word, named, along = (part.strip() for part in one.partition("="))
         if word not in WORDS:
             close = difflib.get_close_matches(word, [*WORDS, "auto"], n=1)
-            raise PlanningError(
+            raise PlanCommandError(
                 f"--plan {text!r}: no plan is called {word!r}"
                 f"{f', did you mean {close[0]!r}?' if close else '.'} There are "
                 f"{', '.join(WORDS)}, with commas between, auto, and a plan of a script: "
                 "script.py:my_plan"
             )
         if word in wanted:
-            raise PlanningError(f"--plan {text!r} says {word!r} twice")
+            raise PlanCommandError(f"--plan {text!r} says {word!r} twice")
         names = tuple(along.split("+")) if named else _by_name(word, axes)
         if unknown := [name for name in names if name not in axes]:
-            raise PlanningError(
+            raise PlanCommandError(
                 f"--plan {text!r}: the mesh has no axis {unknown[0]!r}; its axes are "
                 f"{', '.join(axes)}"
             )
@@ -201,7 +215,7 @@ def _wanted(text: str, axes: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
         for second in wanted:
             both = set(wanted[first]) & set(wanted[second])
             if first < second and both and {first, second} not in _SHARED:
-                raise PlanningError(
+                raise PlanCommandError(
                     f"--plan {text!r}: {first} and {second} both take axis {both.pop()!r} of "
                     f"{', '.join(axes)}; give the mesh more axes (--axes data=..,model=..), or "
                     f"name them ({first}=..,{second}=..)"
@@ -213,4 +227,4 @@ def _by_name(word: str, axes: Mapping[str, int]) -> tuple[str, ...]:
     for name in WORDS[word]:
         if name in axes:
             return (name,)
-    return (next(iter(axes)) if word in _BATCH else next(reversed(axes)),)
+    return (next(iter(axes)) if word in _BATCH else list(axes)[-1],)

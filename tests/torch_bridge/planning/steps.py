@@ -31,7 +31,7 @@ class Mlp(torch.nn.Module):
         return self.fc2(torch.relu(self.fc1(x)))
 
 
-def llama(layers=2, **more):
+def llama(layers=1, **more):
     """A small Llama."""
     config = transformers.LlamaConfig(
         **{
@@ -48,7 +48,7 @@ def llama(layers=2, **more):
     return transformers.LlamaForCausalLM(config)
 
 
-def gpt2(layers=2):
+def gpt2(layers=1):
     """A small GPT-2 without dropout."""
     config = transformers.GPT2Config(
         n_embd=64, n_layer=layers, n_head=8, vocab_size=256, n_positions=64, use_cache=False,

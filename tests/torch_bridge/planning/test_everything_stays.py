@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import weakref
 
@@ -97,6 +98,7 @@ def state_of(trainer):
         "given": [id(p) for g in trainer.optimizer.param_groups for p in g["params"]],
         "state": state,
         "hooks": hooks,
+        "collects": gc.isenabled(),
         "python": (trainer.steps, list(trainer.losses), trainer.last, model.calls, model.training),
         "random": (random.getstate(), torch.get_rng_state().tolist(), STATE.place),
         "numpy": np.random.get_state()[1].tolist(),  # noqa: NPY002

@@ -27,6 +27,7 @@ from isoshard.torch_bridge.engine.values.value import Storage, Taken, Value
 from .bindings import Argument, Computed, Gradient, HostOperand, New, SharedMemory, View
 from .dropped_gradients import is_dropped
 from .replay import Replay
+from .rolled_step import RunAs, rolled_step
 from .step_recording import Recording, makers
 
 
@@ -36,6 +37,7 @@ class Assembly:
     Args:
         recording: the step, recorded.
         where: the step's line, for messages.
+        repeat: "auto" to compile equal layers as loops.
 
     Attributes:
         before: the gradient that each owner had before the step.
@@ -45,10 +47,10 @@ class Assembly:
         written: memory from before the step that it gives new values.
     """
 
-    def __init__(self, recording: Recording, where: str):
+    def __init__(self, recording: Recording, where: str, repeat: str | None = None):
         """Find the results that are wanted."""
         self._recording = recording
-        self._where = where
+        self._where, self._repeat = where, repeat
         gradients = [gradient for _, gradient in recording.snapshot.gradients]
         self.before = [None if is_dropped(one) else one for one in gradients]
         self._dropped: list[int] = []
@@ -174,7 +176,11 @@ class Assembly:
             value.array if id(value) in constants else source
             for value, source in zip(inputs, sources, strict=True)
         ]
-        found = program.program_of(plan, padded(arrays))
+        found = None
+        if self._repeat is not None:
+            found = rolled_step(plan, padded(arrays), sources, targets, made, self._where)
+        if found is None:
+            found = RunAs(plan, program.program_of(plan, padded(arrays)), sources, targets, made)
         checks = _checks(tape)
         touched = set(recording.log.storages)
         cleared = {
@@ -189,14 +195,14 @@ class Assembly:
         tape.forget()
         recording.log.clear()
         return Replay(
-            plan,
-            found,
-            sources,
-            targets,
+            found.plan,
+            found.program,
+            found.sources,
+            found.targets,
             recording.owners,
             gradients,
             self._dropped,
-            made,
+            found.made,
             recording.table,
             list(tape.scalars),
             draws,

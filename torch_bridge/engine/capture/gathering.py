@@ -28,6 +28,7 @@ from isoshard.torch_bridge.engine.values.value import Storage, Value
 
 from .bindings import HostOperand, Scene
 from .resident import Residents, held_value, present
+from .stacked_memory import StackedMemory
 
 
 class Gathering:
@@ -53,8 +54,11 @@ class Gathering:
         self._outside = [  # in order, to be inserted between the others
             (position, source)
             for position, source in enumerate(sources)
-            if isinstance(source, jax.Array | UnevenArray | HostOperand)
+            if isinstance(source, jax.Array | UnevenArray | HostOperand | StackedMemory)
         ]
+        self._stacks = [one for _, one in self._outside if isinstance(one, StackedMemory)]
+        stacked = [storage for stack in self._stacks for storage in stack.storages]
+        self._stacked = frozenset(map(id, stacked))
         outside = {position for position, _ in self._outside}
         written = {id(place): number for number, place in targets if number not in several}
         own = {
@@ -83,6 +87,14 @@ class Gathering:
         order = sorted(range(len(there)), key=there.__getitem__)
         self._order = None if order == [*range(len(there))] else operator.itemgetter(*order)
 
+    def are_here(self) -> bool:
+        """Whether nobody has looked at memory that stays, or annotated it, since the last run."""
+        return self.residents.are_here() and all(stack.is_here for stack in self._stacks)
+
+    def owns(self, storage: Storage) -> bool:
+        """Whether it is some of this memory."""
+        return self.residents.owns(storage) or id(storage) in self._stacked
+
     def fits(self, scene: Scene) -> bool:
         """Whether memory is laid out over a mesh only if the program takes it so.
 
@@ -95,6 +107,9 @@ class Gathering:
         there = [scene.storage(place) for place in self._free]
         if not self.residents.are_here():
             there += self.residents.away(layout_numbers.UNPLACED)
+        for stack in self._stacks:
+            if not stack.is_here:
+                there += stack.away(layout_numbers.UNPLACED)
         fits = True
         recorded = []
         for storage in there:
@@ -124,8 +139,7 @@ class Gathering:
         if self._outside:
             arrays = list(arrays)
         for position, source in self._outside:
-            array = self._from_host(position, source) if isinstance(source, HostOperand) else source
-            arrays.insert(position, array)
+            arrays.insert(position, self._from_outside(position, source))
         return padded(arrays) if self._in_blocks else arrays
 
     def _own(self, storage: Storage, layout: int) -> Any:
@@ -189,6 +203,12 @@ class Gathering:
         metrics.count("copied_bytes", buffer.nbytes)
         with jax.enable_x64(True):
             return jax.tree.map(jnp.copy, array)
+
+    def _from_outside(self, position: int, source: Any) -> Any:
+        """An input of the program that no tensor's memory is by itself."""
+        if isinstance(source, StackedMemory):
+            return source.array(self._settle)
+        return self._from_host(position, source) if isinstance(source, HostOperand) else source
 
     def _from_host(self, position: int, source: HostOperand) -> Any:
         """An input of the program that a CPU tensor holds."""

@@ -26,6 +26,7 @@ from .guards import Guard
 from .holders import Holder
 from .host_counters import HostOps
 from .no_backward import sealed
+from .stacked_memory import StackedMemory
 from .tensor_guard import TensorGuard
 
 
@@ -78,9 +79,11 @@ class Replay:
         numbers = [*(number for number, _ in self.targets), *(mark.number for mark in self.made)]
         several = frozenset(n for n, times in Counter(numbers).items() if times > 1)
         self._gathering = Gathering(self.plan, self.sources, self.targets, several)
-        self.guards[1].keep(self._gathering.residents)
+        self.guards[1].keep(self._gathering)
         stays = self._gathering.stays
-        self._written = [(n, place) for n, place in self.targets if id(place) not in stays]
+        written = [(n, place) for n, place in self.targets if id(place) not in stays]
+        self._written = [(n, one) for n, one in written if not isinstance(one, StackedMemory)]
+        self._stacks = [(n, one) for n, one in written if isinstance(one, StackedMemory)]
         self._leaves, self._structure = pytree.tree_flatten(self.outputs)
         self._is_leaf = len(self._leaves) == 1 and self._leaves[0] is self.outputs
 
@@ -115,6 +118,8 @@ class Replay:
         del arrays
         layouts = self.program.layouts or ()
         self._gathering.residents.put(results, layouts)
+        for number, stack in self._stacks:
+            stack.put(results[number], layouts[number])
         values.hold(results, layouts)
         for number, place in self._written:
             scene.storage(place).write(values[number])

@@ -21,7 +21,7 @@ import jax
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.torch_bridge.engine.values.value import Storage, Value
 
-_MOVING = threading.RLock()
+MOVING = threading.RLock()
 """Held while memory goes to a step or away from it, never while a program runs."""
 
 
@@ -31,13 +31,13 @@ class Kept(Value):
     It has its array once somebody looks; until then the step has it.
 
     Attributes:
-        shelf: the arrays of the step.
+        shelf: the arrays of the step; or a stack of equal memory, see `stacked_memory`.
         place: of this one among them.
     """
 
     __slots__ = ("place", "shelf")
 
-    def __init__(self, layout: int, shelf: _Shelf, place: int):
+    def __init__(self, layout: int, shelf: Any, place: int):
         """What a step holds at a place."""
         super().__init__(None, layout)
         self.shelf, self.place = shelf, place
@@ -52,37 +52,42 @@ class _Shelf:
     """
 
     __slots__ = ("arrays", "away")
+    lends = True
+    """What it keeps can be seen while it stays."""
 
     def __init__(self, size: int):
         self.arrays: list[Any] = [None] * size
         self.away = collections.deque(range(size))
 
+    def give(self, value: Kept) -> None:
+        """Let a value have its array."""
+        value.array, self.arrays[value.place] = self.arrays[value.place], None
+        self.away.append(value.place)
 
-def _turn(storage: Any, kind: type[Storage]) -> None:
+
+def turn(storage: Any, kind: type[Storage]) -> None:
     """Let memory be of another class with the same fields."""
     storage.__class__ = kind
 
 
 def _look(storage: Storage) -> Value:
-    with _MOVING:
+    with MOVING:
         value = held_value(storage)
         if isinstance(storage, Resident):
-            shelf, place = value.shelf, value.place
-            value.array, shelf.arrays[place] = shelf.arrays[place], None
+            value.shelf.give(value)
             value.shelf = None
-            shelf.away.append(place)
-            _turn(storage, Storage)
+            turn(storage, Storage)
         return value
 
 
 def _replace(storage: Storage, value: Value) -> None:
-    with _MOVING:
+    with MOVING:
         _look(storage)
         storage.value = value
 
 
 def _annotate(storage: Storage, annotation: Any) -> None:
-    with _MOVING:
+    with MOVING:
         _look(storage)
         storage.annotation = annotation
 
@@ -99,16 +104,20 @@ class Resident(Storage):
 
 
 _FIELD: Any = Storage.__dict__["value"]
+hold = _FIELD.__set__
+"""Lets memory have a value, without looking at the one it has."""
 held_value = _FIELD.__get__
 """The value of memory; if it is `Kept`, without its array."""
 
 
 def present(storage: Storage) -> Value:
     """The value of memory, with its array; a step that keeps it goes on keeping it."""
-    with _MOVING:
+    with MOVING:
         if not isinstance(storage, Resident):
             return storage.value
         kept = held_value(storage)
+        if not kept.shelf.lends:
+            return storage.value
         kept.array = kept.shelf.arrays[kept.place]
         return kept
 
@@ -169,7 +178,7 @@ class Residents:
         if self._moved is None:
             pairs = zip(self._placed, self._numbers, strict=True)
             self._moved = {n for n, (taken, number) in enumerate(pairs) if layouts[number] != taken}
-        with _MOVING:
+        with MOVING:
             away = self._shelf.away
             apart = self._moved.union(away)  # missing, or looked at while the program ran
             away.extend(self._moved.difference(away))
@@ -178,13 +187,13 @@ class Residents:
                 arrays[place] = None
                 number = self._numbers[place]
                 storage = self._storages[place]
-                _turn(storage, Storage)
+                turn(storage, Storage)
                 storage.write(Value(results[number], layouts[number]))
 
     def _keep(self, place: int) -> bool:
         """Take memory over, if its array is as the program takes it, and nobody else sees it."""
         storage, layout = self._storages[place], self._placed[place]
-        with _MOVING:
+        with MOVING:
             value = storage.value
             array = value.array
             ready = value.layout == layout and isinstance(array, jax.Array | UnevenArray)
@@ -193,15 +202,15 @@ class Residents:
             kept = Kept(layout, self._shelf, place)
             kept.memory = value.memory
             last = weakref.ref(value)
-            _turn(storage, Resident)
-            _FIELD.__set__(storage, kept)
+            turn(storage, Resident)
+            hold(storage, kept)
             del value
             held = last()
             if held is None:
                 self._shelf.arrays[place] = array
                 return True
-            _FIELD.__set__(storage, held)
-            _turn(storage, Storage)
+            hold(storage, held)
+            turn(storage, Storage)
             return False
 
 

@@ -42,6 +42,7 @@ from .assemble import Assembly, line_of
 from .guards import Change, is_plain
 from .holders import Holder
 from .replay import Replay
+from .rolled_step import Repeat, checked_repeat
 from .step_arguments import signature
 from .step_recording import Recording
 
@@ -57,11 +58,14 @@ class CompiledStep:
 
     Args:
         step: a function of tensors on the `jax` device (in any nesting) and of hashable values.
+        repeat: "auto" to compile equal layers as loops; None as they are.
 
     Attributes:
         step: as given.
+        repeat: likewise.
 
     Raises:
+        ValueError: `repeat` is something else.
         CaptureError: when called, if `step` does something that a replay would not repeat.
         TypeError: it decorates a method, and the object has `__slots__` without a `__dict__`.
 
@@ -74,10 +78,10 @@ class CompiledStep:
         2
     """
 
-    def __init__(self, step: Callable[..., Any]):
+    def __init__(self, step: Callable[..., Any], repeat: Repeat = None):
         """See the class."""
         functools.update_wrapper(self, step, updated=())
-        self.step = step
+        self.step, self.repeat = step, checked_repeat(repeat)
         self._replays: dict[Any, list[Replay]] = {}
         self._opened: set[Any] = set()
         self._codes: dict[Any, dict[str, Any]] = {}
@@ -98,7 +102,7 @@ class CompiledStep:
             )
         steps = vars(instance).setdefault("_isoshard_compiled", _Steps())
         if id(self) not in steps.bound:
-            steps.bound[id(self)] = CompiledStep(self.step.__get__(instance, owner))
+            steps.bound[id(self)] = CompiledStep(self.step.__get__(instance, owner), self.repeat)
         return steps.bound[id(self)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -162,7 +166,7 @@ class CompiledStep:
                 self._note_change(recording.changed)
                 self._tell(reason)
                 return recording.execute()
-            assembly = Assembly(recording, line_of(self.step))
+            assembly = Assembly(recording, line_of(self.step), self.repeat)
             plan, escaped = assembly.plan()
             if escaped and (may_open or recording.makes_state(escaped)):  # capture the next call
                 self._opened.add(key)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Container, Iterable, Sequence
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn import parameter
@@ -17,9 +17,21 @@ from torch.nn import parameter
 from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.tensor_changes import changes, namespace
+from isoshard.torch_bridge.engine.values.value import Storage
 
 from .dropped_gradients import held, is_dropped
-from .resident import Residents
+
+
+class Staying(Protocol):
+    """Memory that stays with a step between its runs."""
+
+    def are_here(self) -> bool:
+        """Whether nobody has looked at any of it, or annotated it, since the last run."""
+        ...
+
+    def owns(self, storage: Storage) -> bool:
+        """Whether it is some of this memory."""
+        ...
 
 
 class TensorGuard:
@@ -47,7 +59,7 @@ class TensorGuard:
         self._views = list(map(_VIEW, self._tensors))
         self._graph = list(map(_GRAPH, self._tensors))
         self._marks = list(map(_MARK, self._storages))
-        self._residents: Residents | None = None
+        self._residents: Staying | None = None
         self._owners = list(owners)
         self._wanted = list(map(_REQUIRES_GRAD, self._owners))
         pairs = zip(self._owners, self._wanted, strict=True)
@@ -106,7 +118,7 @@ class TensorGuard:
         """Whether every change of it is reported (`tensor_changes`)."""
         return self._told and self._tables is not _OTHER and not self._open
 
-    def keep(self, residents: Residents) -> None:
+    def keep(self, residents: Staying) -> None:
         """Let resident memory report when it is annotated.
 
         Args:

@@ -38,11 +38,35 @@ class Notes:
             return contextlib.nullcontext()
         return jax.named_scope(source_lines.scope_of(line))
 
-    def named(self, slot: int, value: Any) -> Any:
-        """A value under its names."""
-        for name in self.names.get(slot, ()):
-            value = checkpoint_name(value, name)
-        return value
+    def of_slots(self, entries: Sequence[Any], slots: Sequence[int]) -> Notes:
+        """The lines of the entries that make some slots, in their order.
+
+        Args:
+            entries: the program.
+            slots: some of its results.
+        """
+        if not self.lines:
+            return Notes()
+        counts = [RECIPES[e[0]].count if isinstance(e[0], int) else 1 for e in entries]
+        lines = [
+            line for line, count in zip(self.lines, counts, strict=False) for _ in range(count)
+        ]
+        return Notes([lines[slot] if slot < len(lines) else "" for slot in slots])
+
+    def all_named(self, env: Env, got: list[Any]) -> list[Any]:
+        """The next results of a program, those under their names that have any.
+
+        Args:
+            env: the values so far; it has those with channels last.
+            got: the results; None for one that `env` has.
+        """
+        for number, slot in enumerate(range(len(env), len(env) + len(got))):
+            for name in self.names.get(slot, ()):
+                if slot in env.last:
+                    env.last[slot] = checkpoint_name(env.last[slot], name)
+                elif got[number] is not None:
+                    got[number] = checkpoint_name(got[number], name)
+        return got
 
 
 _NO_NOTES = Notes()
@@ -82,11 +106,11 @@ def _computed(entries: Any, needed: Any, inputs: Any, scalars: Any, keys: Any, n
             resting.note(len(env) - 1)
             continue
         recipe = RECIPES[entry[0]]
-        floats = [scalars[taken + i] for i in range(recipe.lifted)]
-        taken += recipe.lifted
-        key = next(keys) if recipe.random else None
         try:
             with notes.at(place):
+                floats = [scalars[taken + i] for i in range(recipe.lifted)]
+                taken += recipe.lifted
+                key = next(keys) if recipe.random else None
                 if is_needed:
                     resting.wake(entry[1:])
                 got = rewriter.rewrite(recipe, entry) if is_needed else [None] * recipe.count
@@ -94,15 +118,11 @@ def _computed(entries: Any, needed: Any, inputs: Any, scalars: Any, keys: Any, n
                     got = images.rewrite(recipe, entry, floats)
                 if got is None:
                     got = recipe.run([env[slot] for slot in entry[1:]], floats, key)
+                if notes.names:
+                    got = notes.all_named(env, list(got))
         except Exception as error:
             setattr(error, _PLACE, place)  # of the outermost program, which is the last to say so
             raise
-        for slot in range(len(env), len(env) + len(got)) if notes.names else ():
-            if slot in notes.names and slot in env.last:
-                env.last[slot] = notes.named(slot, env.last[slot])
-            elif slot in notes.names and got[slot - len(env)] is not None:
-                got = [*got]
-                got[slot - len(env)] = notes.named(slot, got[slot - len(env)])
         env += got
         rewriter.note(recipe, entry, len(got))
     return env

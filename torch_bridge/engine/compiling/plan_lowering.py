@@ -26,7 +26,7 @@ from isoshard.torch_bridge.lowerings.program_partition import compiling_for
 from isoshard.torch_bridge.lowerings.sequence_split import splitting
 
 from .execution_plan import CompileRequest
-from .interpreting import interpret, needed
+from .interpreting import Notes, interpret, needed
 from .padded_blocks import has_blocks, in_blocks
 from .poisoned import calls_host
 
@@ -43,9 +43,7 @@ def lowered(
     """
     with tracing(plan, arrays):
         traced = traced_in(plan, arrays, keep_unused=keep_unused)
-        plan.calls_host = calls_host(traced.jaxpr)
-        special = cpu_compiler.options(traced.jaxpr, _platform(layouts_in(plan)))
-        plan.options = {**plan.settings.compiler_options, **special}
+        note_traced(plan, traced.jaxpr)
         if plan.calls_host and plan.donated:  # what it raises must not take its inputs along
             function = jax.jit(traceable(plan), keep_unused=keep_unused)
             traced = function.trace(*arrays, *extra_inputs(plan))
@@ -87,6 +85,18 @@ def tracing(plan: CompileRequest, arrays: Sequence[Any]) -> Iterator[None]:
     wide = jax.enable_x64(True)
     with wide, dtypes, alone, marks, meshes, refining(named), _sequences(plan, arrays):
         yield
+
+
+def note_traced(plan: CompileRequest, program: Any) -> None:
+    """Note in a plan what is known of it once it is traced.
+
+    Args:
+        plan: what was traced.
+        program: the jaxpr.
+    """
+    plan.calls_host = calls_host(program)
+    special = cpu_compiler.options(program, _platform(layouts_in(plan)))
+    plan.options = {**plan.settings.compiler_options, **special}
 
 
 def _platform(named: Sequence[int]) -> str:
@@ -131,21 +141,35 @@ def _sequences(
 
 def traceable(plan: CompileRequest) -> Any:
     """The plan as a pure function of its leaves, the lifted floats and the random state."""
-    entries = plan.program
     inputs = len(plan.leaves)
-    used = needed(entries, plan.live)
 
     def isoshard_step(*arguments: Any) -> list[Any]:
         scalars, words = arguments[inputs:]
-        keys = random_state.keys(words)
-        env = interpret(entries, used, arguments[:inputs], scalars, keys, plan.notes)
-        results = [bring_in(env[slot]) for slot in plan.live]
-        return [
-            result if number == layout_numbers.UNPLACED else _laid_out(result, refined(number))
-            for result, number in zip(results, plan.wanted, strict=True)
-        ]
+        return computed(plan, arguments[:inputs], scalars, random_state.keys(words))
 
     return in_blocks(isoshard_step, plan) if has_blocks(layouts_in(plan)) else isoshard_step
+
+
+def computed(
+    plan: CompileRequest, leaves: Sequence[Any], scalars: Any, keys: Iterator[Any]
+) -> list[Any]:
+    """The results of a plan, each in its layout.
+
+    Args:
+        plan: what to compute.
+        leaves: its inputs.
+        scalars: its lifted floats.
+        keys: its random keys, one after the other.
+    """
+    used = needed(plan.program, plan.live)
+    env = interpret(plan.program, used, leaves, scalars, keys, plan.notes)
+    results = [bring_in(env[slot]) for slot in plan.live]
+    notes = (plan.notes or Notes()).of_slots(plan.program, plan.live)
+    for place, number in enumerate(plan.wanted):
+        if number != layout_numbers.UNPLACED:
+            with notes.at(place):
+                results[place] = _laid_out(results[place], refined(number))
+    return results
 
 
 def _laid_out(result: Any, number: int) -> Any:

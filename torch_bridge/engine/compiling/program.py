@@ -51,6 +51,7 @@ class Program:
         whole: the layout of lifted floats and random words, if an input says which.
         several: whether it runs on several devices.
         calls_host: whether it calls Python while it runs.
+        arrangement: of a program with equal layers as loops, see `rolled_plan`.
     """
 
     compiled: Any
@@ -61,6 +62,7 @@ class Program:
     whole: jax.sharding.Sharding | None = None
     several: bool = False
     calls_host: bool = False
+    arrangement: Any = None
     _sent: dict[str, tuple[np.ndarray, jax.Array | np.ndarray]] = dataclasses.field(
         default_factory=dict
     )
@@ -218,16 +220,30 @@ def program_of(plan: CompileRequest, arrays: Sequence[jax.Array]) -> Program:
 
     A plan that another one differs from in nothing but entries of no use has its program.
     """
-    key = plan.key()
+
+    def lean() -> Program:
+        key = plan.lean().key()
+        program = _LEAN.get(key)
+        if program is None:
+            started = time.perf_counter()
+            program = _LEAN[key] = build(plan, arrays)
+            recompile_reasons.report(plan, time.perf_counter() - started)
+        return program
+
+    return kept(plan.key(), lean)
+
+
+def kept(key: Any, compiled: Callable[[], Program]) -> Program:
+    """The program of a key, made the first time.
+
+    Args:
+        key: what it is found by.
+        compiled: makes it.
+    """
     with _EXECUTING:
         program = _PROGRAMS.pop(key, None)
         if program is None:
-            lean = plan.lean().key()
-            program = _LEAN.get(lean)
-            if program is None:
-                started = time.perf_counter()
-                program = _LEAN[lean] = build(plan, arrays)
-                recompile_reasons.report(plan, time.perf_counter() - started)
+            program = compiled()
             _make_room()
         _PROGRAMS[key] = program  # last again: the first is the one not used for longest
     return program
@@ -246,16 +262,25 @@ def _make_room() -> None:
         metrics.count("evictions")
 
 
-def build(plan: CompileRequest, arrays: Sequence[jax.Array]) -> Program:
-    """Compile a plan for inputs placed as `arrays` are."""
+def build(
+    plan: CompileRequest,
+    arrays: Sequence[jax.Array],
+    lower: Callable[[], jax.stages.Lowered] | None = None,
+) -> Program:
+    """Compile a plan for inputs placed as `arrays` are.
+
+    Args:
+        plan: what to compile.
+        arrays: its inputs.
+        lower: makes StableHLO of it; None as it was recorded.
+    """
+    lower = lower or (lambda: lowered(plan, arrays, keep_unused=True))
     with warnings.catch_warnings():
         # An input that nobody needs any more is given up even where no result can take its memory.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         found = compilation_cache.hits()
         # An unused input stays: without any on a mesh, it would be compiled for one device.
-        compiled = custom_partitioning.compiled(
-            lambda: lowered(plan, arrays, keep_unused=True), lambda: plan.options
-        )
+        compiled = custom_partitioning.compiled(lower, lambda: plan.options)
     metrics.count("cache_hits", compilation_cache.hits() - found)
     analysis = compiled.memory_analysis()
     metrics.record_peak(peak_bytes(analysis))

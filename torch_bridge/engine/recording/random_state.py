@@ -221,6 +221,10 @@ def as_input(words: list[Word]) -> np.ndarray:
 
 def keys(words: jax.Array):
     """The keys of a program's random input, one after the other."""
-    for number in range(words.shape[0]):
-        base = jax.random.fold_in(jax.random.key(words[number, 0]), words[number, 1])
-        yield jax.random.fold_in(base, words[number, 2])
+    return map(key_of, (words[number] for number in range(words.shape[0])))
+
+
+def key_of(word: jax.Array) -> jax.Array:
+    """The key of one row of a program's random input."""
+    base = jax.random.fold_in(jax.random.key(word[0]), word[1])
+    return jax.random.fold_in(base, word[2])

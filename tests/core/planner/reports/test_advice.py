@@ -115,18 +115,14 @@ class TestTime:
             f"{busy * 1e3:.0f} ms of computing"
         )
 
-    def test_a_batch_that_is_whole(self):
+    def test_devices_that_share_the_work_without_the_batch_are_not_idle(self):
         inputs = tuple(
             dataclasses.replace(use, axes=(), free=("data", "model"))
             if use.role == "input"
             else use
             for use in fitting().inputs
         )
-        assert said(fitting(inputs=inputs), "replicated").startswith(
-            "split the batch: it is replicated over all axes; over 'data' each device would "
-            "compute a 16th of it, which saves at most "
-        )
-        assert silent(fitting(), "replicated")
+        assert advise(fitting(inputs=inputs)) == ()
 
     def test_talking_longer_than_computing(self):
         assert said(too_large(), "over 'data' take") == (
@@ -134,11 +130,21 @@ class TestTime:
             "device would hide what does not grow with it, or fewer shards; 700 ms are waited for"
         )
 
+    def test_several_kinds_are_named(self):
+        time = dataclasses.replace(fitting().time, collectives={"data": 0.9})
+        assert said(fitting(time=time), "over 'data'").startswith(
+            "collectives over 'data' (all-gather, reduce-scatter) take 900 ms, computing 586 ms: "
+        )
+
     def test_fewer_shards_where_the_batch_is_whole(self):
         base = fitting()
         time = dataclasses.replace(base.time, collectives={"model": 0.9, "data": 0.1})
         assert said(fitting(time=time), "over 'model' take").endswith(
             "fewer shards than 16 along it; 314 ms are waited for"
+        )
+        both = dataclasses.replace(base.time, collectives={"data+model": 0.9})
+        assert said(fitting(time=both, inputs=()), "over 'data+model' take").endswith(
+            "fewer shards than 256 along it; 314 ms are waited for"
         )
 
     @pytest.mark.parametrize(
@@ -170,14 +176,21 @@ class TestTime:
         time = dataclasses.replace(
             fitting().time, compute=0.1, memory=0.5, busy=0.5, overlapped=0.5, limit="memory"
         )
-        assert said(fitting(time=time), "larger batch per device") == (
-            "moving 288.7 GiB takes 500 ms, computing 100 ms: a larger batch per device reads the "
-            "parameters for more rows; 400 ms are waited for"
+        told = "moving 288.7 GiB takes 500 ms, computing 100 ms, and 400 ms are waited for: "
+        assert said(fitting(time=time), "waited for") == (
+            f"{told}most of the time goes into llama.py:43 (forward), 288 ms of 500 ms; fuse it, "
+            "or let it work on fewer bytes (bfloat16)"
+        )
+        assert silent(fitting(time=time, timeline=()), "waited for")
+        report = fitting(time=time, bytes_moved=6e9)
+        assert said(report, "waited for").endswith(
+            "computing 100 ms, and 400 ms are waited for: 89 % of it are parameters and optimizer "
+            "state, which a larger batch per device reads for more rows"
         )
 
     def test_small_savings_are_not_said(self):
         time = dataclasses.replace(fitting().time, compute=0.499, busy=0.5, limit="memory")
-        assert silent(fitting(time=time), "larger batch")
+        assert silent(fitting(time=time), "waited for")
 
 
 def test_uses_are_hashable_and_small():

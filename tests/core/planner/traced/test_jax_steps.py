@@ -102,6 +102,12 @@ def test_inference_has_the_model_first():
     assert all(one.replaces is None for one in found.results)
 
 
+def test_a_result_like_the_batch_is_no_state():
+    found = traced_jax_step(lambda w, x: x @ w, (shape(8, 8), shape(4, 8)), {}, MESH, None)
+    assert [one.role for one in found.inputs] == ["parameter", "input"]
+    assert [one.replaces for one in found.results] == [None]
+
+
 def test_the_batch_may_be_named():
     def step(frozen, params, x):
         return jax.tree.map(lambda a, b: a - b, params, frozen), x.sum()

@@ -1,0 +1,79 @@
+"""`Plan.auto`: a plan that is found, not written.
+
+Finding one needs the planner, which is a room of its own and imports this one. So whoever puts both
+together notes here how to load it; the facade does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ShardingError
+
+if TYPE_CHECKING:
+    from typing import Self
+
+Finder = Callable[..., Any]
+
+_loaders: list[Callable[[], Finder]] = []
+
+
+def found_by(loader: Callable[[], Finder]) -> None:
+    """Note how to load the function that finds plans.
+
+    Args:
+        loader: gives a function `(step, args, mesh, **options) -> Plan`.
+    """
+    _loaders[:] = [loader]
+
+
+class Automatic:
+    """The constructor of `Plan` that searches; `Plan` inherits it."""
+
+    @classmethod
+    def auto(
+        cls,
+        step: Any,
+        args: Sequence[Any] | None,
+        mesh: Any,
+        *,
+        memory: int | None = None,
+        fixed: Any = None,
+    ) -> Self:
+        """Find the plan under which a step is fastest, and fits in memory.
+
+        Nothing runs and no weights are made: arguments may be shapes, and the devices of the mesh
+        may be described (`iso.planner.topology`). `iso.planner.search` also says what the plan
+        costs and which others were near, and finds the shape of the mesh.
+
+        Args:
+            step: a training step or another function: of JAX, or of a framework with a bridge.
+            args: its arguments, or `jax.ShapeDtypeStruct`s; None of a `TracedStep`.
+            mesh: the mesh.
+            memory: bytes that one device has; by default what the chip has.
+            fixed: a plan whose rules stay; the rest is found.
+
+        Returns:
+            A plan with a rule for every parameter, and one for the batch.
+
+        Raises:
+            ShardingError: no plan fits; the message says by how much, and what would help.
+            PlanError: `fixed` names an axis that the mesh has not.
+
+        Example:
+            >>> import isoshard as iso
+            >>> import jax
+            >>> def step(params, x):
+            ...     grads = jax.grad(lambda p: ((x @ p["up"] @ p["down"]) ** 2).mean())(params)
+            ...     return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+            >>> wide = jax.ShapeDtypeStruct((4096, 16384), "float32")
+            >>> params = {"up": wide, "down": jax.ShapeDtypeStruct((16384, 4096), "float32")}
+            >>> mesh = iso.make_mesh((2, 4), ("data", "model"))
+            >>> x = jax.ShapeDtypeStruct((64, 4096), "float32")
+            >>> iso.Plan.auto(step, (params, x), mesh).spec_for("up", (4096, 16384), mesh) == iso.P()
+            False
+        """  # noqa: E501
+        if not _loaders:
+            raise ShardingError("nothing is there to find a plan: import isoshard")
+        return _loaders[0]()(step, args, mesh, memory=memory, fixed=fixed)

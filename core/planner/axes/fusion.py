@@ -1,0 +1,224 @@
+"""Which values get memory: chains of elementwise operations are one kernel.
+
+A value is fused away if whoever reads it can compute it, and it is read once or cheap to compute
+from one value. What only looks at the same bytes differently has its operand's memory. It is the
+rule of XLA's fusion without its many cases.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from .dimension_rules import is_elementwise
+from .flat_program import CONSTANT
+from .flops import is_product
+from .local_program import LocalOp, LocalProgram, LocalScope
+
+_SAME_BYTES = frozenset(
+    "reshape squeeze expand_dims optimization_barrier name sharding_constraint reshard "
+    "stop_gradient device_put copy bitcast_convert_type random_wrap random_unwrap result "
+    "layout_constraint".split()
+)
+_FUSED = frozenset(
+    "broadcast_in_dim iota slice pad rev transpose row dynamic_slice concatenate random_bits "
+    "split".split()
+)
+_READERS = frozenset(
+    "stack dynamic_update_slice reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or "
+    "reduce argmax argmin reduce_window reduce_window_sum reduce_window_max".split()
+)
+_EXPENSIVE = frozenset(
+    "exp exp2 expm1 log log1p tanh logistic erf erfc erf_inv pow rsqrt sqrt cbrt sin cos tan atan2 "
+    "digamma lgamma random_bits threefry2x32 concatenate".split()
+)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class FusedKernel:
+    """One operation with all that is fused into it.
+
+    Attributes:
+        op: the last one.
+        reads: values with memory that it reads.
+        writes: values with memory that it makes.
+        flops: of all that is fused.
+        inside: of a loop or branches, the kernels of each body.
+        together: collectives that are sent as one, this one among them; () if it is alone.
+    """
+
+    op: LocalOp
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    flops: float
+    inside: tuple[list[FusedKernel], ...] = ()
+    together: tuple[FusedKernel, ...] = ()
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it can write where an operand of the same size was."""
+        name = self.op.name
+        return (
+            is_elementwise(name)
+            or bool(self.op.bodies)
+            or name in ("dynamic_update_slice", "slice")
+        )
+
+
+class Fusion:
+    """Kernels of a program, and whose memory each value has.
+
+    Args:
+        program: of one device.
+        host: as XLA does it for CPU. For TPU and GPU products compute what they read, too, and what
+            is costly is computed again rather than kept.
+    """
+
+    def __init__(self, program: LocalProgram, *, host: bool) -> None:
+        """Fuse a program."""
+        self.program = program
+        self.host = host
+        self.same: dict[int, int] = {}
+        """Value -> the one that has its memory."""
+        self._sources: dict[int, tuple[int, ...]] = {}
+        self._flops: dict[int, float] = {}
+        self.kernels = self._scope(program.scope, set(program.results))
+
+    def memory(self, value: int) -> int:
+        """The value whose memory a value has.
+
+        Args:
+            value: a local number.
+        """
+        while value in self.same:
+            value = self.same[value]
+        return value
+
+    def _scope(self, scope: LocalScope, kept: set[int]) -> list[FusedKernel]:
+        for inner, outer in scope.outside.items():
+            if outer != CONSTANT and inner != outer and self.memory(outer) != inner:
+                self.same[inner] = outer
+        readers = _readers(scope.ops)
+        kept = {*kept, *scope.results}
+        for op in scope.ops:
+            if op.name in _SAME_BYTES and not op.axes:
+                for operand, result in zip(op.operands, op.results, strict=False):
+                    if operand != CONSTANT and self._equal(operand, result):
+                        self.same[result] = operand
+                if op.results[0] in self.same and op.results[0] in kept:
+                    kept.add(op.operands[0])
+        fused = self._fused(scope.ops, readers, kept)
+        kernels = []
+        for op in scope.ops:
+            if op.bodies:
+                inside = tuple(self._scope(body, set()) for body in op.bodies)
+                reads = {*self._reads(op.operands), *self._read_inside(op.bodies)}
+                kernels.append(FusedKernel(op, tuple(reads), op.results, 0.0, inside))
+                continue
+            if all(one in self.same for one in op.results):
+                if any(one in self._sources for one in op.operands):
+                    for one in op.results:
+                        self._sources[one] = self._reads(op.operands)
+                continue
+            reads = self._reads(op.operands)
+            flops = op.flops + sum(self._flops.pop(one, 0.0) for one in op.operands)
+            if op in fused:
+                for one in op.results:
+                    self._sources[one] = reads
+                self._flops[op.results[0]] = flops
+                continue
+            writes = () if op.name == "stack" else op.results
+            kernels.append(FusedKernel(op, reads, writes, flops))
+        return kernels
+
+    def _equal(self, operand: int, result: int) -> bool:
+        return self.program.bytes[operand] == self.program.bytes[result]
+
+    def _fused(
+        self, ops: Sequence[LocalOp], readers: dict[int, list[LocalOp]], kept: set[int]
+    ) -> set[LocalOp]:
+        """Operations whose results get no memory; readers are decided before what they read."""
+        found: set[LocalOp] = set()
+        unread = self.same
+        for op in reversed(ops):
+            if op.axes or op.bodies or not (op.name in _FUSED or is_elementwise(op.name)):
+                continue
+            if any(one in kept or one in unread for one in op.results):
+                continue
+            users = [user for one in op.results for user in self._users(one, readers, kept)]
+            if not users or any(
+                user is None or not _can_read(user, op, self.host) for user in users
+            ):
+                continue
+            if len(users) > 1 and not self._cheap(op):
+                continue
+            found.add(op)
+        return found
+
+    def _users(
+        self, value: int, readers: dict[int, list[LocalOp]], kept: set[int]
+    ) -> Iterable[LocalOp | None]:
+        """Who reads a value, also by another look at its bytes; None: it has to be kept."""
+        for user in readers.get(value, ()):
+            if user.results and all(one in self.same for one in user.results):
+                for one in user.results:
+                    if one in kept:
+                        yield None
+                    yield from self._users(one, readers, kept)
+            else:
+                yield user
+
+    def _cheap(self, op: LocalOp) -> bool:
+        bytes_ = self.program.bytes
+        read = sum(bytes_[one] for one in op.operands if one != CONSTANT)
+        if self.host and op.name in _EXPENSIVE:
+            return False
+        return read <= sum(bytes_[one] for one in op.results)
+
+    def _reads(self, operands: Sequence[int]) -> tuple[int, ...]:
+        if len(operands) == 1 and operands[0] not in self._sources:
+            return (self.memory(operands[0]),) if operands[0] != CONSTANT else ()
+        found: dict[int, None] = {}
+        for one in operands:
+            if one == CONSTANT:
+                continue
+            sources = self._sources.get(one)
+            if sources is None:
+                found[self.memory(one)] = None
+            else:
+                found.update(dict.fromkeys(sources))
+        return tuple(found)
+
+    def _read_inside(self, bodies: Sequence[LocalScope]) -> set[int]:
+        """What bodies read of outside by other ways than operands: values brought into layouts."""
+        found: set[int] = set()
+        for body in bodies:
+            for outer in body.outside.values():
+                if outer != CONSTANT:
+                    found.update(self._reads((outer,)))
+        return found
+
+
+def _readers(ops: Sequence[LocalOp]) -> dict[int, list[LocalOp]]:
+    found: dict[int, list[LocalOp]] = {}
+    for op in ops:
+        for one in op.operands:
+            if one != CONSTANT:
+                users = found.setdefault(one, [])
+                if not users or users[-1] is not op:
+                    users.append(op)
+    return found
+
+
+def _can_read(user: LocalOp, op: LocalOp, host: bool) -> bool:
+    """Whether an operation can compute what it reads by itself."""
+    if user.axes or user.bodies:
+        return False
+    if is_product(user.name):
+        return op.name == "transpose" or not host
+    if user.name in _READERS or is_elementwise(user.name):
+        return True
+    if user.name in _FUSED:
+        # A broadcast would compute it again for each copy.
+        return user.name != "broadcast_in_dim" or op.name not in _EXPENSIVE
+    return False

@@ -1,0 +1,224 @@
+"""Depth "trace": what one device does in a step, from its jaxpr and the layouts of its inputs.
+
+>>> import jax
+>>> import jax.numpy as jnp
+>>> import numpy as np
+>>> from jax.sharding import NamedSharding, PartitionSpec as P
+>>> from isoshard.core.planner.machine.topologies import topology
+>>> from isoshard.core.planner.traced.traced_step import StepInput, StepResult
+>>> mesh = topology("v5e:4x4").mesh((4, 4), ("data", "model"))
+>>> def layer(x, up, down):
+...     return jax.nn.relu(x @ up) @ down
+>>> shapes = {"x": (64, 512), "up": (512, 2048), "down": (2048, 512)}
+>>> specs = {"x": P("data"), "up": P(None, "model"), "down": P("model")}
+>>> inputs = tuple(
+...     StepInput(n, "parameter", s, np.dtype("float32"), NamedSharding(mesh, specs[n]))
+...     for n, s in shapes.items()
+... )
+>>> traced = jax.make_jaxpr(layer)(*(jnp.zeros(s) for s in shapes.values()))
+>>> program = by_tracing(TracedStep("layer", "jax", traced, inputs, (StepResult("y"),), mesh))
+>>> [(op.name, op.axes, op.sent) for op in program.ops if op.is_collective]
+[('all-reduce', ('model',), 32768)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..costs.device_program import DeviceOp, DeviceProgram
+from ..machine.topologies import topology_of
+from ..reports.report import LiveArray, MemoryEstimate
+from ..traced.source_lines import line_of
+from ..traced.traced_step import TracedStep
+from .dimension_rules import unknown_primitives
+from .flat_program import CONSTANT, FlatProgram, flattened
+from .fusion import FusedKernel, Fusion
+from .liveness import Liveness, liveness
+from .local_program import LocalProgram
+from .localizing import localized
+from .spreading import ArrayLayouts, spread
+
+LARGEST = 20
+"""How many of the largest live arrays are told."""
+
+
+def by_tracing(step: TracedStep, *, scatters: bool | None = None) -> DeviceProgram:
+    """What one device does in a step, without XLA.
+
+    Args:
+        step: traced for a mesh, with the layouts of its inputs.
+        scatters: whether terms of a split result are added up by a reduce-scatter, as XLA does for
+            TPU and GPU, or by an all-reduce and a slice, as it does for CPU. None: by the mesh's
+            devices.
+
+    Returns:
+        Operations in the order in which they run, and memory. `assumptions` says what it stands on.
+    """
+    host = topology_of(step.mesh).chip.platform == "cpu"
+    scatters = not host if scatters is None else scatters
+    layouts = ArrayLayouts(dict(step.mesh.shape))
+    flat = flattened(step.program)
+    laid, wanted = _laid(step, flat, layouts)
+    local = localized(flat, layouts, laid, wanted, scatters=scatters, keeps=host)
+    fusion = Fusion(local, host=host)
+    fixed = {*local.inputs, *(one for one in local.results if one != CONSTANT)}
+    alive = liveness(fusion, fixed, host=host)
+    new = sum(
+        local.bytes[value]
+        for value, result in zip(local.results, step.results, strict=True)
+        if value != CONSTANT and result.replaces is None
+    )
+    always = sum(local.bytes[one] for one in local.inputs) + new
+    ops = tuple(_ops(local, layouts, alive, always))
+    return DeviceProgram(ops, _memory(step, local, alive, always))
+
+
+def assumptions(step: TracedStep, *, scatters: bool | None = None) -> tuple[str, ...]:
+    """What `by_tracing` of a step stands on, in words.
+
+    Args:
+        step: as `by_tracing` takes it.
+        scatters: likewise.
+    """
+    host = topology_of(step.mesh).chip.platform == "cpu"
+    scatters = not host if scatters is None else scatters
+    found = [
+        "terms of a split result are added up by a reduce-scatter"
+        if scatters
+        else "terms of a split result are added up by an all-reduce and a slice",
+        "what one product gathers is kept for the next"
+        if host
+        else "each product gathers its operands anew",
+    ]
+    if _has(step.program.jaxpr, "while"):
+        found.append("a while loop is counted as one run")
+    if _has(step.program.jaxpr, "cond"):
+        found.append("all branches of a condition are counted")
+    if unknown := unknown_primitives(step.program):
+        names = ", ".join(sorted(unknown))
+        found.append(f"operands of these are gathered, since no rule is known for them: {names}")
+    return tuple(found)
+
+
+def _has(jaxpr: Any, name: str) -> bool:
+    return any(
+        one.primitive.name == name
+        or any(
+            _has(getattr(inner, "jaxpr", inner), name)
+            for value in one.params.values()
+            for inner in (value if isinstance(value, tuple | list) else (value,))
+            if hasattr(getattr(inner, "jaxpr", inner), "eqns")
+        )
+        for one in jaxpr.eqns
+    )
+
+
+def _laid(step: TracedStep, flat: FlatProgram, layouts: ArrayLayouts) -> tuple[Any, list[Any]]:
+    """Layouts of all values, and those wanted of the results."""
+    given = {
+        value: layouts.of_spec(one.sharding.spec, len(one.shape))
+        for value, one in zip(flat.inputs, step.inputs, strict=True)
+    }
+    shardings = [one.sharding for one in step.results]
+    laid = spread(flat, layouts, given, shardings)
+    wanted = [
+        None
+        if sharding is None or value == CONSTANT
+        else layouts.known[layouts.of_spec(sharding.spec, len(flat.shapes[value]))][0]
+        for value, sharding in zip(flat.results, shardings, strict=True)
+    ]
+    return laid, wanted
+
+
+def _ops(
+    local: LocalProgram,
+    layouts: ArrayLayouts,
+    alive: Liveness,
+    always: int,
+) -> Iterator[DeviceOp]:
+    scopes = 0
+
+    def of(
+        kernels: list[FusedKernel], live: list[int], times: int, scope: int
+    ) -> Iterator[DeviceOp]:
+        nonlocal scopes
+        for kernel, bytes_alive in zip(kernels, live, strict=True):
+            for one in kernel.together or (kernel,):
+                if not one.op.bodies:
+                    yield _op(local, layouts, one, times, bytes_alive, scope)
+            for body, inside in zip(kernel.op.bodies, kernel.inside, strict=True):
+                scopes += 1
+                within = scopes if body.kind in ("scan", "while", "condition") else scope
+                yield from of(inside, [bytes_alive] * len(inside), times * body.times, within)
+
+    yield from of(alive.order, [always + one for one in alive.at], 1, 0)
+
+
+def _op(
+    local: LocalProgram,
+    layouts: ArrayLayouts,
+    kernel: FusedKernel,
+    times: int,
+    live: int,
+    scope: int,
+) -> DeviceOp:
+    op = kernel.op
+    values = [one for one in (*op.operands, *op.results) if one != CONSTANT]
+    moved = sum([local.bytes[one] for one in (*kernel.reads, *kernel.writes)])
+    if op.name in ("row", "dynamic_slice", "gather"):
+        moved = 2 * sum([local.bytes[one] for one in op.results])
+    elif op.name in ("stack", "dynamic_update_slice"):
+        update = op.operands[0] if op.name == "stack" else op.operands[1]
+        moved = 2 * local.bytes[update] if update != CONSTANT else 0
+    return DeviceOp(
+        op.name,
+        line_of(op.equation) if op.equation is not None else "",
+        kernel.flops,
+        float(moved),
+        local.dtypes[values[0]] if values else "float32",
+        times,
+        layouts.axes(op.axes),
+        op.sent,
+        live,
+        scope,
+    )
+
+
+def _memory(step: TracedStep, local: LocalProgram, alive: Liveness, always: int) -> MemoryEstimate:
+    by_role: dict[str, int] = {}
+    arrays = []
+    for value, one in zip(local.inputs, step.inputs, strict=True):
+        by_role[one.role] = by_role.get(one.role, 0) + local.bytes[value]
+        arrays.append(
+            LiveArray(one.name, local.shapes[value], str(one.dtype), local.bytes[value], "")
+        )
+    line = ""
+    deepest: Liveness | None = alive
+    while deepest is not None and deepest.order:
+        op = deepest.order[deepest.place].op
+        line = (line_of(op.equation) if op.equation is not None else "") or line
+        arrays += [_array(local, value) for value in deepest.values]
+        deepest = deepest.inside
+    peak = always + alive.peak
+    inputs = sum(by_role.get(role, 0) for role in ("input", "random", "number"))
+    known = {role: by_role.get(role, 0) for role in ("parameter", "buffer", "optimizer")}
+    arrays.sort(key=lambda one: -one.bytes)
+    return MemoryEstimate(
+        parameters=known["parameter"],
+        buffers=known["buffer"],
+        optimizer=known["optimizer"],
+        inputs=inputs,
+        activations=peak - inputs - sum(known.values()),
+        peak=peak,
+        peak_line=line,
+        largest=tuple(arrays[:LARGEST]),
+        capacity=topology_of(step.mesh).chip.memory,
+    )
+
+
+def _array(local: LocalProgram, value: int) -> LiveArray:
+    maker = local.makers[value]
+    line = line_of(maker.equation) if maker is not None and maker.equation is not None else ""
+    name = "" if maker is None else maker.name
+    return LiveArray(name, local.shapes[value], local.dtypes[value], local.bytes[value], line)

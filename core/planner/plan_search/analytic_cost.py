@@ -1,0 +1,279 @@
+"""What a choice costs, in a millisecond: the sum over kinds of operations and values.
+
+A choice says for each mesh axis which dimensions it splits, in the order in which they count: of
+each value it splits the first that the value has and that it divides. Beside that a parameter may
+rest split along a mesh axis that splits none of its dimensions: it is gathered where it is used,
+and its gradient is scattered.
+
+Where operands and results of an operation lie differently, the operation is split along the
+dimension that is cheapest, and what that needs is counted: gathers of operands, sums of results,
+exchanges.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from jax.sharding import Mesh
+
+from ..axes.factor_layouts import ArrayLayout
+from ..machine.topologies import topology_of
+from .condensed_program import CondensedProgram, OpKind, ValueKind
+from .link_rates import LinkRates
+from .named_dimensions import LeafGroup
+from .op_costs import OpCost, OpCosts, placed
+
+TINY = 1 << 18
+"""Parameters of fewer bytes rest split only along what is computed split."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What is split along which mesh axis.
+
+    Attributes:
+        split: for each mesh axis the dimensions that it splits, those that count first first.
+        stored: for each mesh axis the groups of parameters that rest split along it.
+    """
+
+    split: tuple[tuple[int, ...], ...]
+    stored: tuple[frozenset[int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ChoiceCost:
+    """What a choice costs.
+
+    Attributes:
+        seconds: of a step.
+        memory: bytes on one device.
+        busy: seconds of computing and of moving bytes between memory and cores.
+        talking: seconds of collectives, by the numbers of the mesh axes.
+    """
+
+    seconds: float
+    memory: float
+    busy: float
+    talking: Mapping[tuple[int, ...], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gather:
+    op: OpKind
+    seconds: float
+    times: int
+
+
+class AnalyticCost:
+    """The cost function of one step on one mesh.
+
+    Args:
+        program: the step by kinds.
+        mesh: the mesh.
+        forced: groups whose layout is given.
+    """
+
+    def __init__(
+        self,
+        program: CondensedProgram,
+        mesh: Mesh,
+        forced: Mapping[int, ArrayLayout] | None = None,
+    ) -> None:
+        """Nothing is computed yet."""
+        self.program = program
+        self.mesh = mesh
+        self.forced = dict(forced or {})
+        self.sizes = tuple(mesh.shape[name] for name in mesh.axis_names)
+        self.rates = LinkRates(mesh)
+        chip = topology_of(mesh).chip
+        self._op_costs = OpCosts(program.values, self.sizes, self.rates, chip)
+        self._costs: list[dict[tuple[int, ...], OpCost]] = [{} for _ in program.ops]
+        self._layouts: dict[tuple[int, object], int] = {}
+        self._numbers: dict[ArrayLayout, int] = {}
+        self._known: list[ArrayLayout] = []
+        self._parts: list[int] = []
+        self._bytes = [kind.bytes for kind in program.values]
+        self._places = [placed(op) for op in program.ops]
+        self._arrays = [(*op.operands, *op.results) for op in program.ops]
+        self._none = self._number(())
+        self._batch = {
+            dimension
+            for group in program.dimensions.groups
+            if group.role == "input"
+            for dimension in group.dimensions
+        }
+
+    def of(self, choice: Choice) -> ChoiceCost:
+        """Evaluate a choice.
+
+        Args:
+            choice: over this mesh's axes.
+        """
+        program = self.program
+        groups = [self._group(n, choice) for n in range(len(program.dimensions.groups))]
+        layouts = [self._value(n, kind, choice, groups) for n, kind in enumerate(program.values)]
+        layouts.append(self._none)
+        parts = self._parts
+        each = [size / parts[one] for size, one in zip(self._bytes, layouts, strict=False)]
+        busy = [
+            sum(each[n] * count for n, count in one.items()) / self._op_costs.bandwidth
+            for one in program.traffic
+        ]
+        talking, sent_in = dict[tuple[int, ...], float](), [0.0, 0.0]
+        once: dict[tuple[int, tuple[int, ...], float], _Gather] = {}
+        largest = 0.0
+
+        def talk(op: OpKind, axes: tuple[int, ...], seconds: float) -> None:
+            talking[axes] = talking.get(axes, 0.0) + seconds
+            sent_in[op.looped] += seconds
+
+        for number, op in enumerate(program.ops):
+            mine = tuple([layouts[one] for one in self._arrays[number]])
+            cost = self._costs[number].get(mine)
+            if cost is None:
+                known = [self._known[one] for one in mine]
+                cost = self._costs[number][mine] = self._op_costs.of(
+                    op, known, self._places[number]
+                )
+            times = program.times[number]
+            busy[op.looped] += cost.busy * times
+            for array, axes, seconds, sent in cost.moves:
+                largest = max(largest, sent)
+                if array < len(op.operands) and program.values[op.operands[array]].group < 0:
+                    gather = (op.operands[array], axes, sent)
+                    held = once.get(gather)
+                    before = 0 if held is None else held.times
+                    once[gather] = _Gather(op, seconds, before + times)
+                else:
+                    talk(op, axes, seconds * times)
+        for (kind, axes, _), held in once.items():
+            talk(held.op, axes, held.seconds * min(held.times, program.counts[kind]))
+        total = busy[0] + sent_in[0] + max(busy[1], sent_in[1])
+        alive = (sum(each[n] * count for n, count in one.items()) for one in program.moments)
+        resting = sum(size / parts[one] for size, one in zip(program.resting, groups, strict=True))
+        memory = program.rest + resting + max(alive, default=0.0) + largest
+        return ChoiceCost(total, memory, sum(busy), talking)
+
+    def least_seconds(self) -> float:
+        """What no choice can be faster than: all devices compute all the time."""
+        total = 0.0
+        for op, times in zip(self.program.ops, self.program.times, strict=True):
+            total += times * op.flops / self._op_costs.peak(op.dtype)
+        return total / math.prod(self.sizes)
+
+    def group_layout(self, number: int, choice: Choice) -> ArrayLayout:
+        """How a group of parameters, or an array of the batch, rests.
+
+        Args:
+            number: of the group.
+            choice: what is chosen.
+        """
+        return self._known[self._group(number, choice)]
+
+    def output_layout(self, module: str, choice: Choice) -> ArrayLayout:
+        """How the output of a module lies.
+
+        Args:
+            module: its name.
+            choice: what is chosen.
+        """
+        number = self.program.modules[module]
+        groups = [self._group(n, choice) for n in range(len(self.program.dimensions.groups))]
+        return self._known[self._value(number, self.program.values[number], choice, groups)]
+
+    def _number(self, layout: ArrayLayout) -> int:
+        number = self._numbers.get(layout)
+        if number is None:
+            number = self._numbers[layout] = len(self._known)
+            self._known.append(layout)
+            self._parts.append(math.prod(self.sizes[one] for split in layout for one in split))
+        return number
+
+    def _group(self, number: int, choice: Choice) -> int:
+        if number in self.forced:
+            return self._number(self.forced[number])
+        stored = tuple([number in one for one in choice.stored])
+        key = (-1 - number, (choice.split, stored))
+        found = self._layouts.get(key)
+        if found is not None:
+            return found
+        group = self.program.dimensions.groups[number]
+        order = tuple(sorted(range(len(group.shape)), key=lambda n: (group.strands[n], n)))
+        split = choice.split
+        sizes = zip(group.shape, group.dimensions, strict=True)
+        one = math.prod(size for size, dimension in sizes if dimension >= 0)
+        if group.role != "input" and one * group.itemsize < TINY:
+            split = tuple(self._computed(one) for one in split)
+        layout = list(self._chosen(group.shape, group.dimensions, order, split))
+        used = {one for split in layout for one in split}
+        rest = [n for n, here in enumerate(stored) if here and n not in used]
+        if rest and group.role != "input":
+            self._store(group, layout, rest)
+        found = self._layouts[key] = self._number(tuple(layout))
+        return found
+
+    def _computed(self, split: tuple[int, ...]) -> tuple[int, ...]:
+        """The dimensions that values with a batch are split along, too."""
+        first = next((n for n, one in enumerate(split) if one in self._batch), len(split))
+        return split[: first + 1]
+
+    def _store(self, group: LeafGroup, layout: list[tuple[int, ...]], rest: Sequence[int]) -> None:
+        """Let a group rest split along more mesh axes: all along one of its axes if it can."""
+        together = self._largest(group, layout, math.prod(self.sizes[one] for one in rest))
+        if together is not None:
+            layout[together] = (*layout[together], *rest)
+            return
+        for one in rest:
+            place = self._largest(group, layout, self.sizes[one])
+            if place is not None:
+                layout[place] = (*layout[place], one)
+
+    def _largest(
+        self, group: LeafGroup, layout: Sequence[tuple[int, ...]], size: int
+    ) -> int | None:
+        best = None
+        for axis, whole in enumerate(group.shape):
+            before = math.prod(self.sizes[one] for one in layout[axis])
+            if group.dimensions[axis] >= 0 and whole % (before * size) == 0:
+                key = (bool(layout[axis]), -whole / before, axis)
+                best = key if best is None else min(best, key)
+        return None if best is None else best[2]
+
+    def _chosen(
+        self,
+        shape: Sequence[int],
+        dimensions: Sequence[int],
+        order: Sequence[int],
+        split: Sequence[Sequence[int]],
+    ) -> ArrayLayout:
+        layout: list[tuple[int, ...]] = [()] * len(shape)
+        left = list(shape)
+        for number, wanted in enumerate(split):
+            size = self.sizes[number]
+            for dimension in wanted:
+                axis = next(
+                    (n for n in order if dimensions[n] == dimension and left[n] % size == 0), None
+                )
+                if axis is not None:
+                    layout[axis] += (number,)
+                    left[axis] //= size
+                    break
+        return tuple(layout)
+
+    def _value(self, number: int, kind: ValueKind, choice: Choice, groups: Sequence[int]) -> int:
+        key = (number, groups[kind.group] if kind.group >= 0 else choice.split)
+        found = self._layouts.get(key)
+        if found is not None:
+            return found
+        if kind.group >= 0:
+            whole = self._known[groups[kind.group]]
+            layout = tuple(
+                whole[place] if place >= 0 and size > 1 else ()
+                for place, size in zip(kind.places, kind.shape, strict=True)
+            )
+        else:
+            layout = self._chosen(kind.shape, kind.dimensions, kind.order, choice.split)
+        found = self._layouts[key] = self._number(layout)
+        return found

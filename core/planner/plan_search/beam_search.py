@@ -1,0 +1,282 @@
+"""The search: good starts by structure, then small changes to the best few, until none helps.
+
+For each mesh axis a *role* is what it may do: split a dimension of the batch, with or without
+parameters at rest; or split dimensions of parameters that never meet in one parameter, as Megatron
+splits heads, hidden features and the vocabulary, with or without the sequence in between. Roles are
+tried axis by axis, the best combinations are kept. What remains is changed a dimension, or a group
+of parameters, at a time.
+
+The result says how far it is from a bound that no plan can beat: every device computing all the
+time, without a byte of traffic.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
+from .analytic_cost import AnalyticCost, Choice, ChoiceCost
+
+WIDTH = 5
+ROUNDS = 12
+DIMENSIONS = 12
+SMALL = 1 << 16
+"""Parameters of fewer bytes are not worth resting split."""
+EACH_RULE = 1e-3
+"""What a plan may be slower, relatively, to have one thing less to say."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """A choice that was evaluated.
+
+    Attributes:
+        choice: it.
+        cost: what it costs.
+        score: what the search orders by; less is better.
+    """
+
+    choice: Choice
+    cost: ChoiceCost
+    score: float
+
+
+class BeamSearch:
+    """The search over one mesh.
+
+    Args:
+        cost: the cost function.
+        memory: bytes that one device has.
+    """
+
+    def __init__(self, cost: AnalyticCost, memory: float) -> None:
+        """Nothing is evaluated yet."""
+        self.cost = cost
+        self.memory = memory
+        self.seen: dict[Choice, Scored] = {}
+        self._beam: list[Scored] = []
+        self._axes = len(cost.sizes)
+        groups = cost.program.dimensions.groups
+        self._groups = groups
+        self._storable = frozenset(
+            n
+            for n, (one, size) in enumerate(zip(groups, cost.program.resting, strict=True))
+            if one.role != "input" and size > SMALL and n not in cost.forced
+        )
+        whole = sum(cost.program.resting)
+        self._large = [n for n in sorted(self._storable) if cost.program.resting[n] > whole / 100]
+        self._batch = _distinct(
+            one for group in groups if group.role == "input" for one in group.dimensions
+        )
+        self._known = self._weighed()
+        self._names = self._alike()
+
+    def begin(self) -> float:
+        """Try the starts; gives the best score among them."""
+        self._beam = self._best(self._starts(), WIDTH)
+        return self._beam[0].score
+
+    def run(self, count: int = WIDTH) -> list[Scored]:
+        """Find the best choices.
+
+        Args:
+            count: how many to give.
+
+        Returns:
+            The best, best first; of each strategy the best one.
+        """
+        if not self._beam:
+            self.begin()
+        beam = self._beam
+        for _ in range(ROUNDS):
+            before = {one.choice for one in beam}
+            changed = (again for one in beam for again in self._changes(one.choice))
+            beam = self._best([*(one.choice for one in beam), *changed], WIDTH)
+            if {one.choice for one in beam} == before:
+                break
+        return self._best(self.seen, count, self.strategy)
+
+    def _evaluated(self, choice: Choice) -> Scored:
+        found = self.seen.get(choice)
+        if found is None:
+            cost = self.cost.of(choice)
+            odd = sum(min(len(one), len(self._storable - one)) for one in choice.stored)
+            said = sum(map(len, choice.split)) + sum(map(bool, choice.stored)) + odd
+            score = cost.seconds * (1 + EACH_RULE * said)
+            if cost.memory > self.memory:
+                score = (1 + score) * 1e3 * cost.memory / self.memory
+            found = self.seen[choice] = Scored(choice, cost, float(f"{score:.9e}"))
+        return found
+
+    def _best(
+        self,
+        choices: Iterable[Choice],
+        count: int,
+        differs: Callable[[Choice], object] | None = None,
+    ) -> list[Scored]:
+        """The best of some choices that differ in what they lay out, or in something else."""
+        scored = sorted(
+            (self._evaluated(one) for one in dict.fromkeys(choices)),
+            key=lambda one: (one.score, self._order(one.choice)),
+        )
+        kept: dict[object, Scored] = {}
+        for one in scored:
+            if len(kept) == count:
+                break
+            kept.setdefault((differs or self.layouts)(one.choice), one)
+        return list(kept.values())
+
+    def layouts(self, choice: Choice) -> object:
+        """How each group is laid out, the same for mesh axes that only have other names.
+
+        Args:
+            choice: what is chosen.
+        """
+        mine = [self.cost.group_layout(n, choice) for n in range(len(self._groups))]
+        return min(
+            tuple(
+                tuple(tuple(sorted(names[n] for n in split)) for split in layout) for layout in mine
+            )
+            for names in self._names
+        )
+
+    def strategy(self, choice: Choice) -> object:
+        """What kinds of things each mesh axis splits: two choices of one strategy are cousins.
+
+        Args:
+            choice: what is chosen.
+        """
+        layouts = [self.cost.group_layout(n, choice) for n in range(len(self._groups))]
+        parameters = [
+            (size, {one for split in layout for one in split})
+            for group, layout, size in zip(
+                self._groups, layouts, self.cost.program.resting, strict=True
+            )
+            if group.role != "input"
+        ]
+        whole = sum(size for size, _ in parameters)
+        batch = {
+            (number, dimension)
+            for group, layout in zip(self._groups, layouts, strict=True)
+            if group.role == "input"
+            for dimension, split in zip(group.dimensions, layout, strict=True)
+            for number in split
+        }
+        kinds = [
+            (
+                tuple(one for one in self._batch if (number, one) in batch),
+                2 * sum(size for size, axes in parameters if number in axes) > whole,
+                bool(split) and split[0] not in self._batch,
+            )
+            for number, split in enumerate(choice.split)
+        ]
+        return frozenset(kinds)
+
+    def _order(self, choice: Choice) -> tuple[object, ...]:
+        """Of equal choices the one whose first mesh axes split the batch comes first."""
+        first = tuple(self._batch[:1] != list(one[:1]) for one in choice.split)
+        stored = tuple(tuple(sorted(one)) for one in choice.stored)
+        return first, choice.split, stored
+
+    def _alike(self) -> list[tuple[int, ...]]:
+        """The other numbers that mesh axes could have without a difference."""
+        alike = self.cost.rates.alike
+        return [
+            names
+            for names in itertools.permutations(range(self._axes))
+            if all(one == other or alike(one, other) for one, other in enumerate(names))
+        ]
+
+    def _weighed(self) -> list[int]:
+        """The dimensions that matter, those of the batch and of most bytes first."""
+        weight = collections.Counter[int]()
+        for one, size in zip(self._groups, self.cost.program.resting, strict=True):
+            for dimension in set(one.dimensions) - {-1}:
+                weight[dimension] += size
+        rest = sorted(weight, key=lambda one: (-weight[one], one))
+        return list(dict.fromkeys([*self._batch, *rest]))[:DIMENSIONS]
+
+    def _roles(self) -> list[tuple[tuple[int, ...], bool]]:
+        """What one mesh axis may do: dimensions in order, and whether parameters rest split."""
+        meets = collections.defaultdict[int, set[int]](set)
+        for one in self._groups:
+            if one.role != "input":
+                for first, second in itertools.permutations(set(one.dimensions) - {-1}, 2):
+                    meets[first].add(second)
+        inner = [one for one in self._known if one not in self._batch or meets[one]]
+        sets = []
+        for start in inner:
+            taken = [start]
+            for one in inner:
+                if one not in taken and not any(one in meets[other] for other in taken):
+                    taken.append(one)
+            sets.append(tuple(sorted(taken, key=inner.index)))
+        roles: list[tuple[tuple[int, ...], bool]] = [((), False), ((), True)]
+        roles += [((one,), stored) for one in self._batch for stored in (False, True)]
+        for one in dict.fromkeys(sets):
+            roles.append((one, False))
+            for batch in self._batch:
+                if batch not in one:
+                    roles += [((*one, batch), False), ((*one, batch), True)]
+        return list(dict.fromkeys(roles))
+
+    def _starts(self) -> list[Choice]:
+        none: tuple[tuple[tuple[int, ...], bool], ...] = ()
+        kept = [none]
+        roles = self._roles()
+        for number in range(self._axes):
+            made = [self._choice((*one, role)) for one in kept for role in roles]
+            if number == self._axes - 1:
+                return made
+            by_choice = {self._choice((*one, role)): (*one, role) for one in kept for role in roles}
+            best = self._best(made, 3 * WIDTH)
+            kept = [by_choice[one.choice] for one in best]
+            plain = [((batch,), False) for batch in self._batch[:2]]
+            kept += [(*(plain[:1] * number), role) for role in (*plain, ((), False))]
+            kept = list(dict.fromkeys(kept))
+        return [self._choice(())]
+
+    def _choice(self, roles: Sequence[tuple[tuple[int, ...], bool]]) -> Choice:
+        rest = self._axes - len(roles)
+        split = tuple(one for one, _ in roles) + ((),) * rest
+        stored = tuple(self._storable if stored else frozenset[int]() for _, stored in roles)
+        return Choice(split, stored + (frozenset[int](),) * rest)
+
+    def _changes(self, choice: Choice) -> Iterable[Choice]:
+        for number in range(self._axes):
+            split, stored = choice.split[number], choice.stored[number]
+            for one in self._known:
+                if one in split:
+                    yield _with_split(choice, number, tuple(n for n in split if n != one))
+                else:
+                    yield _with_split(choice, number, (one, *split))
+                    yield _with_split(choice, number, (*split, one))
+            if stored != self._storable:
+                yield _with_stored(choice, number, self._storable)
+            if stored:
+                yield _with_stored(choice, number, frozenset())
+            for group in self._large:
+                yield _with_stored(choice, number, stored ^ {group})
+            for other in range(number + 1, self._axes):
+                swapped = list(range(self._axes))
+                swapped[number], swapped[other] = other, number
+                yield Choice(
+                    tuple(choice.split[n] for n in swapped),
+                    tuple(choice.stored[n] for n in swapped),
+                )
+
+
+def _with_split(choice: Choice, number: int, split: tuple[int, ...]) -> Choice:
+    changed = (*choice.split[:number], split, *choice.split[number + 1 :])
+    return dataclasses.replace(choice, split=changed)
+
+
+def _with_stored(choice: Choice, number: int, stored: frozenset[int]) -> Choice:
+    changed = (*choice.stored[:number], stored, *choice.stored[number + 1 :])
+    return dataclasses.replace(choice, stored=changed)
+
+
+def _distinct(dimensions: Iterable[int]) -> list[int]:
+    return [one for one in dict.fromkeys(dimensions) if one >= 0]

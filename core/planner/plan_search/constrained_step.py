@@ -1,0 +1,95 @@
+"""A traced step with the layouts of its modules' outputs fixed, as a plan's activations fix them.
+
+A module's output is marked in the program by the primitive `name`, with `module:layers.0.mlp`.
+Behind it a layout constraint is put, in loops and calls as well; nothing is traced again.
+
+>>> import jax, jax.numpy as jnp
+>>> from jax.ad_checkpoint import checkpoint_name
+>>> from isoshard.core.planner.machine.topologies import topology
+>>> mesh = topology("v5e:2x4").mesh((8,), ("data",))
+>>> layout = NamedSharding(mesh, jax.P("data"))
+>>> program = jax.make_jaxpr(lambda x: checkpoint_name(x, "module:head") + 1)(jnp.ones(8))
+>>> [one.primitive.name for one in constrained(program, {"head": layout}).eqns]
+['name', 'sharding_constraint', 'add']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.sharding import NamedSharding
+
+from ..traced.traced_step import MODULE
+
+
+def constrained(program: Any, layouts: Mapping[str, NamedSharding]) -> Any:
+    """The same program with constraints behind outputs of modules.
+
+    Args:
+        program: a closed jaxpr.
+        layouts: by name of the module, without `module:`.
+    """
+    return _Constraints(layouts).of(program) if layouts else program
+
+
+def module_of(equation: Any) -> str | None:
+    """The module whose output an equation marks; None: it marks none.
+
+    Args:
+        equation: of a jaxpr.
+    """
+    name = equation.params.get("name") if equation.primitive.name == "name" else None
+    return name.removeprefix(MODULE) if isinstance(name, str) and name.startswith(MODULE) else None
+
+
+class _Constraints:
+    def __init__(self, layouts: Mapping[str, NamedSharding]) -> None:
+        self._layouts = layouts
+        self._seen: dict[int, tuple[Any, Any]] = {}
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, ClosedJaxpr):
+            inner = self.of(value.jaxpr)
+            return value if inner is value.jaxpr else value.replace(jaxpr=inner)
+        if isinstance(value, Jaxpr):
+            found = self._seen.get(id(value))
+            if found is None:
+                found = self._seen[id(value)] = (value, self._jaxpr(value))
+            return found[1]
+        if type(value) in (tuple, list):
+            items = [self.of(one) for one in value]
+            if all(new is old for new, old in zip(items, value, strict=True)):
+                return value
+            return type(value)(items)
+        return value
+
+    def _jaxpr(self, jaxpr: Any) -> Any:
+        equations = [new for one in jaxpr.eqns for new in self._equations(one)]
+        if len(equations) == len(jaxpr.eqns) and all(
+            new is old for new, old in zip(equations, jaxpr.eqns, strict=True)
+        ):
+            return jaxpr
+        return jaxpr.replace(eqns=equations)
+
+    def _equations(self, equation: Any) -> Iterator[Any]:
+        module = module_of(equation)
+        layout = None if module is None else self._layouts.get(module)
+        if layout is not None and equation.outvars[0].aval.ndim >= len(layout.spec):
+            yield from _behind(equation, layout)
+            return
+        params = {name: self.of(value) for name, value in equation.params.items()}
+        same = all(params[name] is value for name, value in equation.params.items())
+        yield equation if same else equation.replace(params=params)
+
+
+def _behind(equation: Any, layout: NamedSharding) -> Iterator[Any]:
+    """An equation, and a constraint that takes its result's place."""
+    (result,) = equation.outvars
+    given = jax.ShapeDtypeStruct(result.aval.shape, result.aval.dtype)
+    small = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, layout))(given).jaxpr
+    (constraint,) = small.eqns
+    yield equation.replace(outvars=[small.invars[0]])
+    yield constraint.replace(outvars=[result], source_info=equation.source_info)

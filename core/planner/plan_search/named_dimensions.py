@@ -1,0 +1,282 @@
+"""Which axes of a program's values are one dimension, and which lie as one parameter does.
+
+Two unions of axes are kept. A *dimension* joins all axes that some operation ties: the batch, the
+features of a residual stream, the heads. A *strand* joins only axes that pass through operations
+which keep a value as it is (element by element, transposed, stacked): a parameter, its gradient
+and its optimizer state share strands, and what is computed with it does not. So a parameter can
+rest split along an axis along which nothing is computed.
+
+Layers that repeat are one: parameters whose names differ in numbers only, of one shape, share
+dimensions and strands, as long as that makes no two axes of a parameter alike. Where it would (a
+chain of square layers), every second one is merged, or none.
+
+>>> layer_pattern("layers.11.experts.3.up")
+('layers.#.experts.#.up', (11, 3))
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from ..axes.dimension_rules import is_elementwise
+from ..axes.flat_program import CONSTANT, FlatOp, FlatProgram, flattened
+from ..traced.traced_step import TracedStep
+from .step_listing import StepListing
+
+WINDOWED = frozenset(
+    "conv_general_dilated reduce_window reduce_window_sum reduce_window_max reduce_window_min "
+    "select_and_scatter select_and_scatter_add select_and_gather_add".split()
+)
+"""Primitives along whose whole factors neighbours exchange rows, so that those may be split."""
+
+_KEEPS = frozenset(
+    "optimization_barrier device_put name sharding_constraint reshard transpose squeeze reshape "
+    "expand_dims dynamic_slice dynamic_update_slice slice concatenate copy row edge stack".split()
+)
+_PERIODS = (1, 2)
+
+
+class Union:
+    """Sets of numbers that are joined.
+
+    >>> union = Union(4)
+    >>> union.join(3, 1)
+    >>> union.find(3), union.find(2)
+    (1, 2)
+    """
+
+    def __init__(self, size: int) -> None:
+        """Each number is a set of its own."""
+        self._parent = list(range(size))
+
+    def find(self, one: int) -> int:
+        """The smallest number of the set."""
+        parent = self._parent
+        while parent[one] != one:
+            parent[one] = parent[parent[one]]
+            one = parent[one]
+        return one
+
+    def join(self, one: int, other: int) -> None:
+        """Make one set of two."""
+        one, other = sorted((self.find(one), self.find(other)))
+        self._parent[other] = one
+
+    def copy(self) -> Union:
+        """The same sets."""
+        again = Union(0)
+        again._parent = list(self._parent)
+        return again
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafGroup:
+    """Parameters that are laid out alike, or one array of the batch.
+
+    Attributes:
+        names: of the inputs.
+        role: "parameter", "buffer", "input".
+        shape: of each.
+        itemsize: bytes of an element.
+        dimensions: of each axis; -1: it cannot be split.
+        strands: of each axis.
+    """
+
+    names: tuple[str, ...]
+    role: str
+    shape: tuple[int, ...]
+    itemsize: int
+    dimensions: tuple[int, ...]
+    strands: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NamedDimensions:
+    """The dimensions of a step.
+
+    Attributes:
+        listing: the program.
+        groups: what a plan lays out.
+        first: of each value, the number of its first axis in the unions.
+        dimension: of each axis of each value, by `first`; -1: nothing is to be split along it.
+        strand: likewise.
+    """
+
+    listing: StepListing
+    groups: tuple[LeafGroup, ...]
+    first: tuple[int, ...]
+    dimension: tuple[int, ...]
+    strand: tuple[int, ...]
+
+    def of(self, value: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Dimensions and strands of a value's axes.
+
+        Args:
+            value: its number.
+        """
+        start = self.first[value]
+        stop = start + len(self.listing.flat.shapes[value])
+        return self.dimension[start:stop], self.strand[start:stop]
+
+
+def named_dimensions(step: TracedStep) -> NamedDimensions:
+    """Follow a step's program.
+
+    Args:
+        step: any; its layouts are not read.
+    """
+    listing = StepListing.of(flattened(step.program))
+    flat = listing.flat
+    first = [0]
+    for shape in flat.shapes:
+        first.append(first[-1] + len(shape))
+    tied, kept = Union(first[-1]), Union(first[-1])
+    for op in (listed.op for listed in listing.ops):
+        keeps = is_elementwise(op.name) or op.name in _KEEPS
+        windowed = op.name in WINDOWED
+        for factor, axes in _by_factor(op, first).items():
+            if len(axes) < 2 or (factor in op.rule.whole and not windowed):
+                continue
+            numbers = [number for number, _ in axes]
+            for one in numbers[1:]:
+                tied.join(numbers[0], one)
+            if keeps and len({size for _, size in axes}) == 1:
+                for one in numbers[1:]:
+                    kept.join(numbers[0], one)
+    _follow(step, flat, first, (tied, kept))
+    members = _merged(step, flat, first, tied, kept)
+    loops = {kept.find(first[value]) for value in listing.rows}
+    return _finished(step, listing, first, tied, kept, loops, members)
+
+
+def layer_pattern(name: str) -> tuple[str, tuple[int, ...]]:
+    """A name without its numbers, and the numbers.
+
+    Args:
+        name: of a parameter.
+    """
+    numbers = tuple(int(one) for one in re.findall(r"(?<![^.])\d+(?![^.])", name))
+    return re.sub(r"(?<![^.])\d+(?![^.])", "#", name), numbers
+
+
+def _by_factor(op: FlatOp, first: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
+    """Of each factor the axes of which it is the outermost: their number, and their factors."""
+    found = collections.defaultdict[int, list[tuple[int, int]]](list)
+    arrays = zip((*op.rule.operands, *op.rule.results), (*op.operands, *op.results), strict=True)
+    for axes, value in arrays:
+        if value != CONSTANT:
+            for axis, factors in enumerate(axes):
+                if factors:
+                    found[factors[0]].append((first[value] + axis, len(factors)))
+    return found
+
+
+def _follow(
+    step: TracedStep, flat: FlatProgram, first: Sequence[int], unions: Sequence[Union]
+) -> None:
+    """Optimizer state lies as its parameter."""
+    places = {one.name: n for n, one in enumerate(step.inputs)}
+    for place, one in enumerate(step.inputs):
+        owner = places.get(one.follows) if one.follows is not None else None
+        if owner is not None and step.inputs[owner].shape == one.shape:
+            a, b = first[flat.inputs[owner]], first[flat.inputs[place]]
+            for axis in range(len(one.shape)):
+                for union in unions:
+                    union.join(a + axis, b + axis)
+
+
+def _merged(
+    step: TracedStep, flat: FlatProgram, first: Sequence[int], tied: Union, kept: Union
+) -> list[list[int]]:
+    """Join the dimensions of parameters that repeat; gives the inputs that are one group."""
+    stacks = collections.defaultdict[str, list[tuple[str, tuple[int, ...], int]]](list)
+    single: list[list[int]] = []
+    for place, one in enumerate(step.inputs):
+        if one.role in ("parameter", "buffer"):
+            pattern, numbers = layer_pattern(one.name)
+            if numbers:
+                stacks[pattern.partition("#")[0]].append((pattern, numbers, place))
+            else:
+                single.append([place])
+        elif one.role == "input":
+            single.append([place])
+    groups: list[list[int]] = []
+    for stack in stacks.values():
+        for period in (*_PERIODS, 0):
+            found = collections.defaultdict[tuple[object, ...], list[int]](list)
+            for pattern, numbers, place in stack:
+                phase: object = tuple(n % period for n in numbers) if period else place
+                one = step.inputs[place]
+                found[pattern, one.shape, one.dtype, phase].append(place)
+            trial = tied.copy()
+            for places in found.values():
+                _join(places, step, flat, first, trial)
+            alone = all(
+                _apart(tied, place, step, flat, first) == _apart(trial, place, step, flat, first)
+                for _, _, place in stack
+            )
+            if alone:
+                for places in found.values():
+                    _join(places, step, flat, first, tied)
+                    _join(places, step, flat, first, kept)
+                groups += found.values()
+                break
+    return sorted([*single, *groups])
+
+
+def _join(
+    places: Sequence[int], step: TracedStep, flat: FlatProgram, first: Sequence[int], union: Union
+) -> None:
+    for other in places[1:]:
+        for axis in range(len(step.inputs[other].shape)):
+            union.join(first[flat.inputs[places[0]]] + axis, first[flat.inputs[other]] + axis)
+
+
+def _apart(
+    union: Union, place: int, step: TracedStep, flat: FlatProgram, first: Sequence[int]
+) -> int:
+    """How many dimensions the axes of an input are of."""
+    start = first[flat.inputs[place]]
+    return len({union.find(start + axis) for axis in range(len(step.inputs[place].shape))})
+
+
+def _finished(
+    step: TracedStep,
+    listing: StepListing,
+    first: list[int],
+    tied: Union,
+    kept: Union,
+    loops: set[int],
+    members: list[list[int]],
+) -> NamedDimensions:
+    reached, flat = set[int](), listing.flat
+    for places in members:
+        start = first[flat.inputs[places[0]]]
+        for axis, size in enumerate(step.inputs[places[0]].shape):
+            if size > 1 and kept.find(start + axis) not in loops:
+                reached.add(tied.find(start + axis))
+    numbers = {root: number for number, root in enumerate(sorted(reached))}
+    strand = tuple(kept.find(axis) for axis in range(first[-1]))
+    dimension = tuple(
+        -1 if strand[axis] in loops else numbers.get(tied.find(axis), -1)
+        for axis in range(first[-1])
+    )
+    groups = []
+    for places in members:
+        one = step.inputs[places[0]]
+        start = first[flat.inputs[places[0]]]
+        stop = start + len(one.shape)
+        groups.append(
+            LeafGroup(
+                tuple(step.inputs[place].name for place in places),
+                one.role,
+                one.shape,
+                one.dtype.itemsize,
+                dimension[start:stop],
+                strand[start:stop],
+            )
+        )
+    return NamedDimensions(listing, tuple(groups), tuple(first), dimension, strand)

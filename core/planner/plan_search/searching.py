@@ -1,0 +1,221 @@
+"""`iso.planner.search`: from a step and a machine to a plan.
+
+>>> import jax, jax.numpy as jnp
+>>> def step(params, batch):
+...     def loss(params):
+...         x = batch["x"]
+...         for layer in params["layers"].values():
+...             x = x + jax.nn.relu(x @ layer["up"]["kernel"]) @ layer["down"]["kernel"]
+...         return jnp.mean(x**2)
+...     return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+>>> up, down = jax.ShapeDtypeStruct((2048, 8192), "float32"), jax.ShapeDtypeStruct((8192, 2048), "float32")
+>>> layer = {"up": {"kernel": up}, "down": {"kernel": down}}
+>>> params = {"layers": {"0": layer, "1": layer}}
+>>> batch = {"x": jax.ShapeDtypeStruct((512, 2048), "float32")}
+>>> found = search(step, (params, batch), "v5e:4x4")
+>>> sorted(found.plan.resolve(params, found.mesh, strict=True).specs) == sorted(
+...     f"layers.{n}.{name}.kernel" for n in (0, 1) for name in ("up", "down"))
+True
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from jax.sharding import Mesh
+
+from isoshard.core.errors import ShardingError
+from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.plan import Plan
+
+from ..machine.topologies import Topology, topology_of
+from ..traced.of_step import traced_step
+from ..traced.traced_step import TracedStep
+from .analytic_cost import AnalyticCost
+from .beam_search import BeamSearch
+from .close_look import Candidate, SeenPlan, partitioned, seen, under_plan
+from .condensed_program import CondensedProgram, condensed
+from .fixed_rules import fixed_layouts, forced_layouts
+from .mesh_shapes import Where, meshes_for
+from .named_dimensions import named_dimensions
+from .plan_cost import SearchDepth
+from .search_result import RunnerUp, SearchResult, nothing_fits, why_lost
+
+MESHES = 3
+"""So many meshes are looked at closely, those that start best."""
+NEAR = 1.2
+"""What is slower than the best by this, by kinds, is not looked at more closely."""
+TRIES = 3
+"""So often the search goes on with less memory, if what it found does not fit after all."""
+RETRACED = 4
+"""So many plans are traced once more at most, until the best one was."""
+PARTITIONED = 2
+"""So many plans are given to XLA's partitioner."""
+MARGIN = 0.92
+"""Of a device's memory, what a choice may need by the estimate by kinds."""
+
+
+def search(
+    step: Any,
+    args: Sequence[Any] | None,
+    mesh: Where,
+    *,
+    memory: int | None = None,
+    fixed: Plan | None = None,
+    candidates: int = 4,
+    depth: SearchDepth = "trace",
+    kwargs: Mapping[str, Any] | None = None,
+    batch: Collection[str] | None = None,
+) -> SearchResult:
+    """Find the plan under which a step is fastest, and fits.
+
+    Args:
+        step: a training step or another function, as `iso.planner.estimate` takes it; or a
+            `TracedStep`.
+        args: its arguments: arrays, or shapes. None of a `TracedStep`.
+        mesh: the mesh; or a machine (`iso.planner.topology`, or its text) or a number of devices,
+            of which the mesh is found as well, with axes "data", "model" and "expert".
+        memory: bytes that one device has; by default what the chip has.
+        fixed: rules of your own, which stay; the rest is found.
+        candidates: how many plans of different strategies are looked at closely.
+        depth: how closely: "kinds" of operations, the traced program, or XLA's partitioner.
+        kwargs: keyword arguments of the step.
+        batch: of a JAX function, the names of the arguments that are inputs; by default those that
+            it does not give back.
+
+    Returns:
+        The plan, its mesh, its cost, and the others with the reasons why they lost.
+
+    Raises:
+        ShardingError: no plan fits in memory; the message says by how much, and what would help.
+        PlanError: `fixed` names an axis that the mesh has not.
+    """
+    started = time.monotonic()
+    first = meshes_for(mesh)[0]
+    if isinstance(step, TracedStep):
+        traced = step
+    else:
+        traced = traced_step(step, args or (), kwargs or {}, first, batch=batch)
+    program = condensed(traced, named_dimensions(traced))
+    costs = []
+    for one in meshes_for(mesh, _experts(program)):
+        given = fixed_layouts(fixed, traced, one)
+        forced = forced_layouts(given, program.dimensions.groups, one)
+        costs.append(AnalyticCost(program, one, forced))
+
+    def again(one: SeenPlan) -> SeenPlan:
+        """Traced under its plan: a bridge lays out gradients, too."""
+        if traced is step or traced.framework == "jax":
+            return one
+        laid = traced_step(step, args or (), kwargs or {}, one.candidate.mesh, one.plan)
+        return under_plan(laid, one)
+
+    evaluated, share = 0, MARGIN
+    found: list[SeenPlan] = []
+    for _ in range(TRIES):
+        beams = [BeamSearch(one, share * _capacity(one.mesh, memory)) for one in costs]
+        chosen = _chosen(beams, 2 * candidates)
+        evaluated += sum(len(beam.seen) for beam in beams)
+        for one in chosen:
+            near = one.scored.score <= NEAR * chosen[0].scored.score
+            capacity = _capacity(one.mesh, memory)
+            found.append(seen(traced, one, fixed, capacity, depth if near else "kinds"))
+        found = _in_order(found, depth)
+        seen_again: list[SeenPlan] = []
+        while depth != "kinds" and found[0] not in seen_again and len(seen_again) < RETRACED:
+            seen_again.append(again(found[0]))
+            found = _in_order([seen_again[-1], *found[1:]], depth)
+        if found[0].cost.fits or depth == "kinds":
+            break
+        tightest = min(found, key=lambda one: one.cost.memory)
+        share *= min(0.9, tightest.cost.capacity / tightest.cost.memory)
+    if depth == "partition":
+        best = [partitioned(traced, one) for one in found[:PARTITIONED]]
+        found = [*sorted(best, key=lambda one: one.order), *found[PARTITIONED:]]
+    if not found[0].cost.fits:
+        raise ShardingError(nothing_fits(traced, found))
+    return _result(found, candidates, costs, evaluated, time.monotonic() - started)
+
+
+def _in_order(found: list[SeenPlan], depth: SearchDepth) -> list[SeenPlan]:
+    """Best first; those that were not looked at closely last."""
+    return sorted(
+        found, key=lambda one: (depth != "kinds" and one.cost.depth == "kinds", *one.order)
+    )
+
+
+def _result(
+    found: Sequence[SeenPlan],
+    count: int,
+    costs: Sequence[AnalyticCost],
+    evaluated: int,
+    taken: float,
+) -> SearchResult:
+    written: dict[object, SeenPlan] = {}
+    for one in found:
+        written.setdefault((tuple(one.candidate.mesh.shape.items()), one.plan), one)
+    best, *rest = list(written.values())[:count]
+    others = tuple(
+        RunnerUp(one.plan, one.candidate.mesh, one.cost, why_lost(one.cost, best.cost))
+        for one in rest
+    )
+    least = min(one.least_seconds() for one in costs)
+    mesh = best.candidate.mesh
+    return SearchResult(best.plan, mesh, best.cost, others, least, evaluated, taken)
+
+
+def plan_for(
+    step: Any,
+    args: Sequence[Any] | None,
+    mesh: Any,
+    *,
+    memory: int | None = None,
+    fixed: Plan | None = None,
+) -> Plan:
+    """What `Plan.auto` gives.
+
+    Args:
+        step: as for `search`.
+        args: likewise.
+        mesh: a mesh, or what `as_mesh` takes.
+        memory: as for `search`.
+        fixed: likewise.
+
+    Raises:
+        ShardingError: as `search`; or it is no mesh, without whose axes there is no plan.
+    """
+    if isinstance(mesh, Topology | str | int):
+        raise ShardingError(
+            f"Plan.auto needs a mesh, whose axes the plan names, not {mesh!r}; "
+            "iso.planner.search finds the mesh as well"
+        )
+    return search(step, args, as_mesh(mesh), memory=memory, fixed=fixed).plan
+
+
+def _chosen(beams: list[BeamSearch], count: int) -> list[Candidate]:
+    """The best of all meshes, of each strategy one."""
+    best_of = dict[object, Candidate]()
+    beams = sorted(beams, key=lambda one: one.begin())
+    for beam in beams[:MESHES]:
+        for scored in beam.run(count):
+            strategy = beam.strategy(scored.choice)
+            held = best_of.get(strategy)
+            if held is None or scored.score < held.scored.score:
+                best_of[strategy] = Candidate(scored, beam.cost)
+    return sorted(best_of.values(), key=lambda one: one.scored.score)[:count]
+
+
+def _capacity(mesh: Mesh, memory: int | None) -> int:
+    return topology_of(mesh).chip.memory if memory is None else int(memory)
+
+
+def _experts(program: CondensedProgram) -> int:
+    """How many experts a mixture has; 1: it is none."""
+    sizes = (
+        group.shape[0]
+        for group in program.dimensions.groups
+        if "expert" in group.names[0] and len(group.shape) > 2
+    )
+    return max(sizes, default=1)

@@ -1,0 +1,77 @@
+"""Equal equations outside of loops are computed once.
+
+The same factor is computed for each parameter of an optimizer. Computed once it is the same value
+for all of them, and what reads it can be batched. Inside of loops nothing changes: there each
+iteration is to look like the others.
+
+>>> import jax
+>>> flow = EquationFlow.of(jax.make_jaxpr(lambda x, y: ((1.0 - x) * 2.0, (1.0 - x) * y))(1.0, 2.0))
+>>> flow.operands
+[(-1, 0), (2, -2), (-3, 0), (4, 1)]
+>>> once, _, skipped = computed_once(flow, [0, 1, 0, 1], [])
+>>> once.operands, skipped                             # the second difference is the first
+([(-1, 0), (2, -2), (-3, 0), (2, 1)], {2})
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from isoshard.core.repeats.equation_flow import EquationFlow
+from isoshard.core.repeats.repeated_block import RepeatedBlock
+
+_KEPT = frozenset({"optimization_barrier"})
+"""Primitives that keep others apart on purpose."""
+
+
+def computed_once(
+    flow: EquationFlow, keys: Sequence[int], blocks: Sequence[RepeatedBlock]
+) -> tuple[EquationFlow, list[RepeatedBlock], set[int]]:
+    """Let all readers of equal equations read the first of them.
+
+    Args:
+        flow: of the program.
+        keys: of its equations.
+        blocks: the loops.
+
+    Returns:
+        The flow, the loops, and the equations that nothing reads now; numbers stay.
+    """
+    inside = {time for block in blocks for time in range(block.start, block.stop)}
+    first_of: dict[Hashable, int] = {}
+    alias = np.arange(len(flow.avals))
+    skipped = set()
+    operands = list(flow.operands)
+    for time, equation in enumerate(flow.equations):
+        operands[time] = tuple([int(alias[one]) if one >= 0 else one for one in operands[time]])
+        if time in inside or equation.effects or equation.primitive.name in _KEPT:
+            continue
+        read = tuple([one if one >= 0 else _literal(flow, one) for one in operands[time]])
+        key = keys[time], equation.params.get("start_indices"), read
+        first = first_of.setdefault(key, time)
+        if first != time:
+            skipped.add(time)
+            alias[list(flow.outputs[time])] = flow.outputs[first]
+    readers: list[list[int]] = [[] for _ in flow.avals]
+    for time, read in enumerate(operands):
+        if time not in skipped:
+            for one in set(read):
+                if one >= 0:
+                    readers[one].append(time)
+    results = [int(alias[one]) if one >= 0 else one for one in flow.results]
+    flow = dataclasses.replace(flow, operands=operands, readers=readers, results=results)
+    return flow, [_moved(flow, block, alias) for block in blocks], skipped
+
+
+def _literal(flow: EquationFlow, operand: int) -> Hashable:
+    return flow.literal(operand).tobytes(), flow.aval(operand)
+
+
+def _moved(
+    flow: EquationFlow, block: RepeatedBlock, alias: np.ndarray[tuple[int], np.dtype[np.int64]]
+) -> RepeatedBlock:
+    operands = np.where(block.operands >= 0, alias[block.operands], block.operands)
+    return dataclasses.replace(block, flow=flow, operands=operands)

@@ -1,0 +1,152 @@
+"""What a loop can compute again is not kept for it by the loop before.
+
+The forward of a layer makes many values that its backward reads. Where layers stay unrolled a
+compiler fuses: it keeps some, and computes what follows from them by elementwise operations again.
+Between two loops it cannot do so, and each of these values would be an array over all layers. So a
+later loop repeats the cheap equations of an earlier one, on what it reads anyway.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import jaxprs_in_params
+
+from isoshard.core.repeats.equation_flow import EquationFlow
+from isoshard.core.repeats.loop_plans import LoopPlan, RecomputedEquation
+from isoshard.core.repeats.stacked_values import StackedValues
+
+Values = tuple[int, ...]
+"""The value of each iteration, in the order of arrays."""
+
+_CHEAP = frozenset(
+    (
+        *("abs", "add", "add_any", "and", "broadcast_in_dim", "clamp", "convert_element_type"),
+        *("copy", "div", "eq", "ge", "gt", "integer_pow", "iota", "is_finite", "le", "lt", "max"),
+        *("min", "mul", "ne", "neg", "not", "or", "reshape", "rsqrt", "select_n", "sign", "sqrt"),
+        *("square", "squeeze", "stop_gradient", "sub", "transpose", "xor"),
+    )
+)
+"""Primitives that cost no more than reading their result would. Exponentials are not among them."""
+
+
+def recomputed(
+    flow: EquationFlow, plans: Sequence[LoopPlan], stacks: StackedValues
+) -> list[LoopPlan]:
+    """Let loops compute again what is cheap.
+
+    Args:
+        flow: of the program.
+        plans: the loops.
+        stacks: all arrays.
+
+    Returns:
+        Loops that read less, and say what they repeat.
+    """
+    return [_Later(flow, plans, stacks, plan).changed() for plan in plans]
+
+
+class _Later:
+    """One loop, and what it repeats of those before it."""
+
+    def __init__(
+        self,
+        flow: EquationFlow,
+        plans: Sequence[LoopPlan],
+        stacks: StackedValues,
+        plan: LoopPlan,
+    ) -> None:
+        """Nothing is repeated at first."""
+        self._flow = flow
+        self._plans = plans
+        self._stacks = stacks
+        self._plan = plan
+        self._reads = dict(plan.reads)
+        self._repeated: dict[tuple[int, int], RecomputedEquation] = {}
+
+    def changed(self) -> LoopPlan:
+        for values in sorted(self._plan.reads):
+            array, where = self._plan.reads[values]
+            if array.origin == "made" and where is None and array.owner < len(self._plans):
+                earlier = self._plans[array.owner]
+                place = earlier.block.maker(array.number)
+                if self._fits(earlier) and self._can(array.owner, place, {}):
+                    del self._reads[values]
+                    self._repeat(array.owner, place)
+        order = [self._repeated[one] for one in sorted(self._repeated)]
+        return dataclasses.replace(self._plan, reads=self._reads, repeated=tuple(order))
+
+    def _fits(self, earlier: LoopPlan) -> bool:
+        return earlier is not self._plan and earlier.block.count == self._plan.block.count
+
+    def _can(self, loop: int, place: int, known: dict[int, bool]) -> bool:
+        """Whether an equation is cheap, and made of what this loop reads or can make."""
+        if place not in known:
+            known[place] = False
+            known[place] = self._cheap(loop, place) and all(
+                self._has(loop, one, known) for one in self._operands(loop, place)
+            )
+        return known[place]
+
+    def _has(self, loop: int, operand: int | Values, known: dict[int, bool]) -> bool:
+        if isinstance(operand, int):
+            return True
+        if operand in self._reads:
+            return self._reads[operand][1] is None
+        array = self._stacks.exactly(operand)
+        if array is None:
+            return False
+        if array.origin == "made" and array.owner == loop:
+            return self._can(loop, self._plans[loop].block.maker(array.number), known)
+        return array.origin in ("input", "literals", "sliced") and len(array.members) == len(
+            operand
+        )
+
+    def _cheap(self, loop: int, place: int) -> bool:
+        block = self._plans[loop].block
+        return place not in self._plans[loop].sliced and _is_cheap(
+            self._flow.equations[block.start + place]
+        )
+
+    def _operands(self, loop: int, place: int) -> list[int | Values]:
+        """What an equation of an earlier loop reads, as values of all iterations."""
+        plan = self._plans[loop]
+        block = plan.block
+        found: list[int | Values] = []
+        begin = block.first_operand(place)
+        for number in range(begin, begin + len(self._flow.operands[block.start + place])):
+            values = plan.in_order(tuple(block.operands[:, number].tolist()))
+            if len(set(values)) == 1 or self._flow.same_literals(values):
+                found.append(values[0])
+            else:
+                found.append(values)
+        return found
+
+    def _repeat(self, loop: int, place: int) -> None:
+        """Repeat an equation, and those before it that it needs."""
+        if (loop, place) in self._repeated:
+            return
+        plan = self._plans[loop]
+        operands = self._operands(loop, place)
+        for one in operands:
+            if isinstance(one, tuple) and one not in self._reads:
+                array = self._stacks.exactly(one)
+                if array is not None and array.origin == "made" and array.owner == loop:
+                    self._repeat(loop, plan.block.maker(array.number))
+                elif array is not None:
+                    self._reads[one] = array, None
+        time = plan.block.start + place
+        first = int(plan.block.firsts[0])
+        results = [
+            plan.in_order(plan.block.made_as(value - first)) for value in self._flow.outputs[time]
+        ]
+        self._repeated[loop, place] = RecomputedEquation(time, tuple(operands), tuple(results))
+
+
+def _is_cheap(equation: Any) -> bool:
+    inside = list(jaxprs_in_params(equation.params))
+    if equation.primitive.name in ("jit", "pjit"):
+        return all(_is_cheap(one) for program in inside for one in program.eqns)
+    return equation.primitive.name in _CHEAP and not inside

@@ -1,0 +1,108 @@
+"""`isoshard plan` from a script, or a configuration, to a report: nothing is put in its place."""
+
+import pytest
+import transformers
+
+from isoshard.cli import main
+from isoshard.core.planner.reports.comparison import comparison_from_json
+from isoshard.core.planner.reports.report import Report
+
+MIB = 1 << 20
+SCRIPT = """
+import jax
+import jax.numpy as jnp
+
+def step(params, batch):
+    def loss(params):
+        hidden = jax.nn.relu(batch @ params["up"])
+        return jnp.mean((hidden @ params["down"]) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+def make_args():
+    up = jax.ShapeDtypeStruct((1024, 4096), "float32")
+    down = jax.ShapeDtypeStruct((4096, 1024), "float32")
+    return {"up": up, "down": down}, jax.ShapeDtypeStruct((512, 1024), "float32")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "planned_steps.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def run(*words):
+    return main(["plan", *words, "--width", "100"])
+
+
+def test_a_step_of_jax(folder, capsys):
+    status = run(
+        "planned_steps.py:step", "--args", "planned_steps.py:make_args", "--mesh", "v5e:4x4",
+        "--plan", "data", "--plan", "fsdp", "--html", "plans.html", "--json", "plans.json",
+    )  # fmt: skip
+    assert status == 0
+    both = comparison_from_json((folder / "plans.json").read_text()).reports
+    data, fsdp = both["data"], both["fsdp"]
+    assert (data.memory.parameters, fsdp.memory.parameters) == (32 * MIB, 2 * MIB)
+    assert data.memory.inputs == fsdp.memory.inputs == 512 * 1024 * 4 // 16
+    assert data.memory.capacity == 16_000_000_000 and data.fits
+    assert {use.axes for use in data.collectives} == {("data",)}
+    assert {use.kind for use in data.collectives} == {"all-reduce"}
+    assert sum(use.bytes * use.count for use in data.collectives) >= 32 * MIB
+    assert "all-gather" in {use.kind for use in fsdp.collectives}
+    assert all(use.line.startswith("planned_steps.py:") for use in data.collectives)
+    assert data.flops == pytest.approx(5 * 2 * 32 * 1024 * 4096, rel=0.2)
+    assert capsys.readouterr().out.count("data") > 2
+    assert (folder / "plans.html").read_text().count("<svg") > 8
+
+
+def test_too_little_memory(folder, capsys):
+    status = run(
+        "planned_steps.py:step", "--args", "planned_steps.py:make_args", "--mesh", "v5e:4x4",
+        "--plan", "data", "--memory", "40MiB",
+    )  # fmt: skip
+    said = capsys.readouterr()
+    assert status == 1
+    assert "isoshard plan: does not fit, by " in said.err
+    assert "(Plan.fsdp('data')): saves 30.0 MiB a device at rest" in said.out.replace("\n  ", " ")
+
+
+def test_a_model_of_transformers_by_its_configuration(folder, capsys):
+    transformers.LlamaConfig(
+        architectures=["LlamaForCausalLM"], hidden_size=512, intermediate_size=1024,
+        num_hidden_layers=1, num_attention_heads=8, vocab_size=4000, dtype="bfloat16",
+    ).to_json_file(folder / "config.json")  # fmt: skip
+    status = run(
+        "--hf", "config.json", "--mesh", "h100:2x8", "--plan", "fsdp,tensor", "--sequence", "128",
+        "--json", "report.json",
+    )  # fmt: skip
+    assert status == 0
+    report = Report.from_json((folder / "report.json").read_text())
+    assert (report.step, report.framework) == ("LlamaForCausalLM", "torch")
+    assert dict(report.mesh) == {"data": 2, "model": 8}
+    assert report.memory.optimizer >= 2 * report.memory.parameters > 0
+    assert {"data", "model"} <= {name for use in report.collectives for name in use.axes}
+    assert any("modeling_llama.py" in use.line for use in report.collectives)
+    assert "fsdp=data,tensor=model" in capsys.readouterr().out
+
+
+def test_a_plan_that_is_found(folder, capsys):
+    status = run(
+        "planned_steps.py:step", "--args", "planned_steps.py:make_args", "--mesh", "v5e:4x4",
+        "--plan", "auto", "--json", "report.json",
+    )  # fmt: skip
+    assert status == 0
+    report = Report.from_json((folder / "report.json").read_text())
+    assert report.fits and report.plan.startswith("Plan(")
+    assert "choices in" in capsys.readouterr().out
+
+
+def test_unknown_axes_of_a_plan_are_said(folder, capsys):
+    (folder / "plans.py").write_text("import isoshard\nmine = isoshard.Plan({'*': ('model',)})\n")
+    words = ("planned_steps.py:step", "--args", "planned_steps.py:make_args", "--mesh", "v5e:4x4")
+    assert run(*words, "--plan", "plans.py:mine") == 2
+    assert "isoshard plan: " in (said := capsys.readouterr().err)
+    assert "'model'" in said and "'data'" in said

@@ -1,0 +1,42 @@
+"""The families of `benchmarks.planning_models`, small enough for a test."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+
+from benchmarks import planning_models as models
+from benchmarks.planning_models import Family
+from isoshard.core.planner.machine.topologies import topology
+from isoshard.core.planner.plan_search.condensed_program import CondensedProgram, condensed
+from isoshard.core.planner.plan_search.named_dimensions import named_dimensions
+from isoshard.core.planner.traced.jax_steps import traced_jax_step
+from isoshard.core.planner.traced.traced_step import TracedStep
+
+_DECODER = {"width": 512, "heads": 8, "batch": 64, "length": 128}
+_GROUPED = _DECODER | {"inner": 1536, "kv_heads": 4, "vocabulary": 4096}
+
+SMALL: Mapping[str, Callable[[], Family]] = {
+    "MLP": lambda: models.mlp(layers=4, width=1024, batch=2048),
+    "GPT-2": lambda: models.gpt2(layers=2, vocabulary=8192, **_DECODER),
+    "Llama": lambda: models.llama(layers=2, **_GROUPED),
+    "Llama, stacked": lambda: models.llama(layers=2, stacked=True, **_GROUPED),
+    "Mixtral": lambda: models.mixtral(layers=2, **_GROUPED),
+    "ViT": lambda: models.vit(layers=2, width=256, heads=8, image=64, batch=256),
+    "U-Net": lambda: models.unet(widths=(32, 64, 128), image=64, batch=16),
+    "DLRM": lambda: models.dlrm(rows=(1 << 20, 1 << 18, 4096, 4096), width=32, batch=4096),
+}
+
+
+@functools.cache
+def traced(name: str) -> TracedStep:
+    """A family's step; its layouts do not count."""
+    family = SMALL[name]()
+    mesh = topology("v5e:2x4").mesh((8,), ("data",))
+    return traced_jax_step(family.step, family.args, {}, mesh, name=name)
+
+
+@functools.cache
+def program(name: str) -> CondensedProgram:
+    """The same by kinds."""
+    return condensed(traced(name), named_dimensions(traced(name)))

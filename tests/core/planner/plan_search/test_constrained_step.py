@@ -1,0 +1,77 @@
+"""Layouts of modules' outputs put into a program, at any depth, and what they change."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.planner.plan_search.constrained_step import constrained, module_of
+
+
+def model(params, x):
+    x = checkpoint_name(x @ params["first"], "module:first")
+
+    @jax.checkpoint
+    def block(x, weight):
+        return checkpoint_name(jnp.tanh(x @ weight), "module:layers.block"), None
+
+    x, _ = jax.lax.scan(block, x, params["layers"])
+    return jnp.sum(checkpoint_name(x, "not a module"))
+
+
+@pytest.fixture
+def traced():
+    params = {"first": jnp.full((8, 8), 0.1), "layers": jnp.full((3, 8, 8), 0.2)}
+    args = (params, jnp.arange(64.0).reshape(8, 8) / 64)
+    return jax.make_jaxpr(jax.grad(model))(*args), jax.tree.leaves(args)
+
+
+def names(jaxpr) -> list[str]:
+    found = []
+    for equation in jaxpr.eqns:
+        found.append(equation.primitive.name)
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                found += names(inner)
+    return found
+
+
+def test_modules_in_loops_get_them_too(traced):
+    program, _ = traced
+    layout = NamedSharding(make_mesh((8,), ("data",)), P("data"))
+    first = names(constrained(program, {"first": layout}).jaxpr)
+    block = names(constrained(program, {"layers.block": layout}).jaxpr)
+    assert names(program.jaxpr).count("sharding_constraint") == 0
+    assert first.count("sharding_constraint") == 1
+    assert block.count("sharding_constraint") >= 1
+
+
+def test_values_stay(traced):
+    program, leaves = traced
+    layout = NamedSharding(make_mesh((8,), ("data",)), P("data"))
+    new = constrained(program, {"first": layout, "layers.block": layout})
+    wanted = jax.jit(jax.extend.core.jaxpr_as_fun(program))(*leaves)
+    found = jax.jit(jax.extend.core.jaxpr_as_fun(new))(*leaves)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_nothing_to_say_leaves_the_program_as_it_is(traced):
+    program, _ = traced
+    layout = NamedSharding(make_mesh((8,), ("data",)), P("data"))
+    assert constrained(program, {}) is program
+    assert constrained(program, {"head": layout}) is program
+
+
+def test_other_names_are_no_modules(traced):
+    program, _ = traced
+    marked = [module_of(one) for one in program.jaxpr.eqns if one.primitive.name == "name"]
+    assert "first" in marked
+    assert "not a module" not in marked

@@ -1,0 +1,37 @@
+"""A found plan on devices that are here: the same losses as on one."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import isoshard as iso
+from benchmarks.planning_models import mlp
+from isoshard.core.planner.plan_search.searching import search
+
+
+def filled(shapes, scale):
+    leaves, tree = jax.tree.flatten(shapes)
+    keys = jax.random.split(jax.random.key(0), len(leaves))
+    made = [
+        scale * jax.random.normal(key, leaf.shape, leaf.dtype)
+        for key, leaf in zip(keys, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(tree, made)
+
+
+def test_losses_are_those_of_one_device():
+    family = mlp(layers=4, width=64, batch=128)
+    mesh = iso.make_mesh((2, 4), ("data", "model"))
+    found = search(family.step, family.args, mesh)
+    params, batch = filled(family.args[0], 0.2), filled(family.args[2], 1.0)
+    state = jax.tree.map(jnp.zeros_like, family.args[1])
+    laid = iso.shard(params, mesh, found.plan)
+    laid_state = {name: iso.shard(one, mesh, found.plan) for name, one in state.items()}
+    laid_batch = iso.shard(batch, mesh, found.plan.for_inputs())
+    step = jax.jit(family.step)
+    for _ in range(3):
+        params, state, loss = step(params, state, batch)
+        laid, laid_state, laid_loss = step(laid, laid_state, laid_batch)
+        np.testing.assert_allclose(laid_loss, loss, rtol=2e-3)

@@ -1,0 +1,55 @@
+"""What is found costs at most what the best hand plan does, by one cost function."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.planning_search import best_by_hand, by_hand
+from isoshard.core.planner.machine.topologies import topology
+from isoshard.core.planner.plan_search.hand_plans import hand_plans
+from isoshard.core.planner.plan_search.plan_cost import SearchDepth
+from isoshard.core.planner.plan_search.searching import search
+from tests.core.planner.plan_search.small_families import SMALL, program, traced
+
+
+def over_by_hand(name: str, where: str, depth: SearchDepth) -> float:
+    found = search(traced(name), None, where, depth=depth, candidates=2)
+    assert found.cost.fits
+    assert found.least_seconds <= found.cost.seconds
+    hand = by_hand(traced(name), SMALL[name](), where)
+    plan, cost = best_by_hand(traced(name), program(name), hand, found.cost.capacity, depth)
+    assert plan is not None and cost is not None
+    return found.cost.seconds / cost.seconds
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_on_eight_devices(name):
+    assert over_by_hand(name, "v5e:2x4", "kinds") <= 1.05
+
+
+@pytest.mark.parametrize("name", ["MLP", "Llama, stacked", "Mixtral"])
+def test_on_eight_hosts(name):
+    assert over_by_hand(name, "h100:8x8", "kinds") <= 1.05
+
+
+@pytest.mark.parametrize("name", ["MLP", "GPT-2", "Llama, stacked"])
+def test_by_the_traced_program(name):
+    assert over_by_hand(name, "v5e:2x4", "trace") <= 1.05
+
+
+@pytest.mark.parametrize("name", ["MLP", "GPT-2"])
+def test_better_than_all_of_them(name):
+    assert over_by_hand(name, "v5e:4x4", "kinds") < 0.98
+
+
+def test_the_hand_plans_are_those_that_people_write():
+    mesh = topology("v5e:2x4").mesh((2, 4), ("data", "model"))
+    alone = topology("v5e:2x4").mesh((8,), ("data",))
+    names = {(one.name, one.mesh.size) for one in hand_plans(traced("Mixtral"), [mesh, alone])}
+    assert {name for name, _ in names} == {
+        *("data", "FSDP", "tensor", "FSDP x tensor", "sequence", "expert", "expert x FSDP")
+    }
+    found = {one.name: one for one in hand_plans(traced("Llama"), [mesh])}
+    weight = found["FSDP x tensor"].layouts["layers.0.mlp.up_proj.weight"].spec
+    assert tuple(weight) == ("model", "data")
+    assert tuple(found["sequence"].layouts["batch.tokens"].spec) == ("data", "model")

@@ -1,0 +1,140 @@
+"""The plan that is found: good, within memory, readable, the same each time."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.planning_models import llama
+from isoshard.core.errors import ShardingError
+from isoshard.core.plan import Plan, PlanError
+from isoshard.core.planner.machine.topologies import topology
+from isoshard.core.planner.plan_search.plan_cost import cost_of
+from isoshard.core.planner.plan_search.search_result import SearchResult
+from isoshard.core.planner.plan_search.searching import search
+from tests.core.planner.plan_search.small_families import SMALL, traced
+
+
+@functools.cache
+def found(name: str, where: str = "v5e:2x4") -> SearchResult:
+    return search(traced(name), None, where, depth="kinds")
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_parameter_has_a_rule_and_every_rule_decides(name):
+    result = found(name)
+    params, _, batch = SMALL[name]().args
+    resolved = result.plan.resolve(params, result.mesh, strict=True)
+    assert not resolved.unmatched and not resolved.unused
+    for leaf in resolved.leaves:
+        leaf.sharding.shard_shape(leaf.shape)
+    assert result.plan.for_inputs().resolve({"batch": batch}, result.mesh).leaves
+    assert len(result.plan.rules) <= 14
+
+
+def test_a_model_of_more_layers_has_the_same_plan():
+    plans = []
+    for layers in (2, 5):
+        size = {"width": 512, "heads": 8, "inner": 1536, "kv_heads": 4, "vocabulary": 4096}
+        family = llama(layers=layers, batch=64, length=128, **size)
+        mesh = topology("v5e:4x4").mesh((4, 4), ("data", "model"))
+        plans.append(search(family.step, family.args, mesh, depth="kinds"))
+    assert plans[0].plan.rules == plans[1].plan.rules
+    assert plans[1].evaluated < 2 * plans[0].evaluated
+
+
+def test_twice_is_the_same():
+    first, again = (search(traced("Llama"), None, "v5e:2x4", depth="kinds") for _ in range(2))
+    assert first.plan == again.plan
+    assert [one.plan for one in first.runners_up] == [one.plan for one in again.runners_up]
+
+
+def test_runners_up_say_why_they_lost():
+    result = found("Llama")
+    assert result.runners_up
+    for one in result.runners_up:
+        assert "slower, by" in one.why or "as fast" in one.why or "more than the" in one.why
+    text = str(result)
+    assert "not mesh (" in text and "choices in" in text and "inputs: " in text
+
+
+def test_less_memory_splits_more():
+    roomy = found("Llama")
+    memory = roomy.cost.memory * 3 // 4
+    mesh = roomy.mesh
+    tight = search(traced("Llama"), None, mesh, memory=memory, depth="kinds")
+    assert tight.cost.memory <= memory
+    assert tight.cost.seconds >= roomy.cost.seconds
+
+
+def test_rules_of_ones_own_stay():
+    mesh = topology("v5e:2x4").mesh((2, 4), ("data", "model"))
+    own = Plan({"*.up_proj.weight": (None, "model")}, inputs=("data",))
+    result = search(traced("Llama"), None, mesh, fixed=own, depth="kinds")
+    assert result.plan.rules[0] == ("*.up_proj.weight", (None, "model"))
+    shape = (1536, 512)
+    assert result.plan.spec_for("layers.0.mlp.up_proj.weight", shape, mesh) == P(None, "model")
+    assert dict(result.plan.inputs) == {"*": ("data",)}
+    params = SMALL["Llama"]().args[0]
+    result.plan.resolve(params, mesh, strict=True)
+
+
+def test_an_unknown_axis_in_a_fixed_rule_is_named():
+    mesh = topology("v5e:2x4").mesh((2, 4), ("data", "model"))
+    own = Plan({"*.up_proj.weight": ("tp",)})
+    with pytest.raises(
+        PlanError, match=r"fixed= does not go with the mesh \(data=2, model=4\)"
+    ) as e:
+        search(traced("Llama"), None, mesh, fixed=own, depth="kinds")
+    assert "tp" in str(e.value) and "Name one of its axes" in str(e.value)
+
+
+def test_nothing_fits_says_by_how_much_and_what_helps():
+    with pytest.raises(ShardingError) as caught:
+        search(traced("Llama"), None, "v5e:2x4", memory=1 << 20, depth="kinds")
+    text = str(caught.value)
+    assert "Llama: no plan fits in the 1.0 MiB of a device. The least needs" in text
+    assert "too much" in text and "more devices (about" in text and "not 8" in text
+    assert "bfloat16" in text and "a smaller batch" in text
+
+
+def test_a_machine_that_is_not_there():
+    with pytest.raises(ShardingError, match="there is no chip 'v9x'"):
+        search(traced("Llama"), None, "v9x:2x4")
+
+
+def test_plan_auto_gives_the_plan():
+    family = SMALL["MLP"]()
+    mesh = topology("v5e:2x4").mesh((2, 4), ("data", "model"))
+    plan = Plan.auto(family.step, family.args, mesh)
+    assert isinstance(plan, Plan)
+    assert plan == search(family.step, family.args, mesh).plan
+    with pytest.raises(ShardingError, match=r"Plan.auto needs a mesh.*iso.planner.search finds"):
+        Plan.auto(family.step, family.args, "v5e:2x4")
+
+
+def test_by_tracing_activations_are_said_where_they_help():
+    family = SMALL["Llama, stacked"]()
+    result = search(family.step, family.args, "v5e:2x4", candidates=2)
+    assert result.cost.depth == "trace" and result.cost.fits
+    layouts = result.plan.resolve(family.args[0], result.mesh).shardings
+    batch = {"batch": family.args[2]}
+    layouts |= result.plan.for_inputs().resolve(batch, result.mesh).shardings
+    step = traced("Llama, stacked")
+    without = cost_of(step, layouts, result.mesh, result.cost.capacity)
+    if result.plan.activations:
+        assert result.cost.seconds < without.seconds
+    else:
+        assert result.cost.seconds == pytest.approx(without.seconds)
+
+
+def test_a_step_without_batch_or_state():
+    def norm(params):
+        return jax.tree.map(lambda p: p / (1 + (p * p).sum()), params)
+
+    params = {"w": jax.ShapeDtypeStruct((1024, 1024), "float32")}
+    result = search(norm, (params,), "v5e:2x4", depth="kinds")
+    assert result.plan.resolve(params, result.mesh, strict=True).leaves

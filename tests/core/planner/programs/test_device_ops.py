@@ -1,0 +1,192 @@
+"""Collectives, products and loops of compiled programs: of this host, a GPU and a TPU."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+
+from isoshard import make_mesh
+from isoshard.core.planner.machine.topologies import topology
+from isoshard.core.planner.programs.device_ops import axes_along, device_ops, total
+from isoshard.core.planner.programs.hlo_costs import costs_of
+from isoshard.core.planner.programs.hlo_text import parsed
+from tests.core.planner.programs.test_hlo_text import read
+
+MESH = topology("v5e:2x2").mesh((2, 2), ("data", "model"))
+ONE = 1024 * 1024 * 2
+"""Bytes of one device's gathered weight; of its activations four times as many."""
+
+SENT = {
+    ("all-gather", ("data",), "bfloat16"): 4 * 3 * ONE,
+    ("all-reduce", ("model",), "bfloat16"): 2 * 3 * 4 * ONE,
+    ("reduce-scatter", ("data",), "bfloat16"): 2 * 3 * ONE,
+    ("all-reduce", ("data",), "float32"): 4,
+}
+"""Of three layers: both weights gathered forward and backward, activations reduced once each way,
+both gradients reduced and scattered, the loss."""
+
+
+def ops_of(name):
+    return device_ops(read(name), MESH, {}, targets=name == "host")
+
+
+@pytest.mark.parametrize("name", ["host", "h100", "v5e"])
+def test_three_compilers_send_the_same(name):
+    found = collections.Counter()
+    for op in ops_of(name):
+        if op.is_collective:
+            found[op.name, op.axes, op.dtype] += op.sent * op.times
+    assert found == SENT
+
+
+@pytest.mark.parametrize("name", ["host", "h100", "v5e"])
+def test_products_are_counted_through_loops_whatever_they_are_written_as(name):
+    """Dots of this host, of a GPU's fusions, and the convolutions that a TPU makes of them."""
+    products = 2 * 3 * 3  # two in a layer, forward and twice backward, in three layers
+    assert total(ops_of(name)).flops == products * 2 * 1024 * 1024 * 4096
+
+
+@pytest.mark.parametrize("name", ["host", "h100", "v5e"])
+def test_every_collective_has_a_line(name):
+    lines = {op.line for op in ops_of(name) if op.is_collective}
+    assert all(line.startswith("sample_steps.py:") for line in lines)
+
+
+@pytest.mark.parametrize("name", ["host", "h100", "v5e"])
+def test_loops_have_a_number_and_weights_do_not_wait(name):
+    inside = [op for op in ops_of(name) if op.is_collective and op.dtype == "bfloat16"]
+    assert {op.times for op in inside} == {3}
+    assert len({op.scope for op in inside}) == 2 and 0 not in {op.scope for op in inside}
+    assert {op.waits for op in inside if op.name == "all-gather"} == {False}
+    assert {op.waits for op in inside if op.name != "all-gather"} == {True}
+
+
+def test_without_the_targets_rewrites_the_hosts_program_is_read_as_it_is():
+    found = device_ops(read("host"), MESH, {})
+    assert "reduce-scatter" not in {op.name for op in found}
+
+
+LOOP = """
+HloModule loop
+
+%body (c: (s32[], f32[8], s32[])) -> (s32[], f32[8], s32[]) {
+  %c = (s32[], f32[8]{0}, s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%c), index=0
+  %two = s32[] constant(2)
+  %next = s32[] add(%i, %two)
+  %x = f32[8]{0} get-tuple-element(%c), index=1
+  %r = f32[8]{0} all-reduce(%x), replica_groups={{0,1},{2,3}}, to_apply=%add
+  %n = s32[] get-tuple-element(%c), index=2
+  ROOT %t = (s32[], f32[8]{0}, s32[]) tuple(%next, %r, %n)
+}
+
+%cond (c: (s32[], f32[8], s32[])) -> pred[] {
+  %c = (s32[], f32[8]{0}, s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%c), index=0
+  %n = s32[] get-tuple-element(%c), index=2
+  ROOT %less = pred[] compare(%i, %n), direction=LT
+}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  %start = s32[] constant(1)
+  %copied = s32[] copy(%start)
+  %limit = s32[] constant(10)
+  %t = (s32[], f32[8]{0}, s32[]) tuple(%copied, %p, %limit)
+  %w = (s32[], f32[8]{0}, s32[]) while(%t), condition=%cond, body=%body
+  ROOT %x = f32[8]{0} get-tuple-element(%w), index=1
+}
+"""
+
+
+def test_a_loop_that_says_nothing_is_counted():
+    (one,) = [op for op in device_ops(parsed(LOOP), MESH, {}) if op.is_collective]
+    assert (one.times, one.axes, one.sent) == (5, ("model",), 32)  # 1, 3, 5, 7, 9
+    assert one.waits  # for what the run before made of it
+    kept = LOOP.replace("tuple(%next, %r, %n)", "tuple(%next, %x, %n)")
+    assert not next(op for op in device_ops(parsed(kept), MESH, {}) if op.is_collective).waits
+
+
+def test_a_loop_of_unknown_length_counts_once():
+    text = LOOP.replace("%limit = s32[] constant(10)", "%limit = s32[] custom-call()")
+    (one,) = [op for op in device_ops(parsed(text), MESH, {}) if op.is_collective]
+    assert one.times == 1
+
+
+SUMS = """
+HloModule sums
+
+%fused (a: f32[8], b: f32[8], c: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  %b = f32[8]{0} parameter(1)
+  %c = f32[8]{0} parameter(2)
+  %s = f32[8]{0} add(%a, %b)
+  ROOT %t = f32[8]{0} multiply(%s, %c)
+}
+
+ENTRY %main (p: f32[8], q: f32[8], r: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  %q = f32[8]{0} parameter(1)
+  %r = f32[8]{0} parameter(2)
+  %x = f32[8]{0} all-reduce(%p), replica_groups={{0,1},{2,3}}, to_apply=%add
+  %y = f32[8]{0} all-reduce(%q), replica_groups={{0,1},{2,3}}, to_apply=%add
+  %z = f32[8]{0} all-reduce(%r), replica_groups={{0,1},{2,3}}, to_apply=%add
+  ROOT %f = f32[8]{0} fusion(%x, %y, %z), kind=kLoop, calls=%fused
+}
+"""
+
+
+def test_reductions_that_are_added_become_one():
+
+    def count(text):
+        ops = device_ops(parsed(text), MESH, {}, targets=True)
+        return sum(op.is_collective for op in ops)
+
+    assert count(SUMS) == 2  # of x + y, and z
+    assert count(SUMS.replace("%q), replica_groups={{0,1},{2,3}}", "%q), replica_groups={}")) == 3
+
+
+def test_axes_of_groups_across_a_mesh():
+    mesh = make_mesh((2, 4), ("x", "y"))
+    assert axes_along("all-gather", 8, (), mesh) == ("x", "y")
+    assert axes_along("all-gather", 8, ((0, 1), (2, 3), (4, 5), (6, 7)), mesh) == ("y",)
+    assert axes_along("collective-permute", 8, ((0, 5), (1, 4)), mesh) == ("x", "y")
+    assert axes_along("all-reduce", 8, ((0,), (1,)), mesh) == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "flops"),
+    [
+        # 8 images of 16 x 16, 3 channels, a kernel of 3 x 3 to 4: 46 of 48 places a side are there
+        (
+            "f32[8,16,16,4] convolution(%a, %b), window={size=3x3 pad=1_1x1_1}, "
+            "dim_labels=b01f_01io->b01f",
+            2 * 8 * 46 * 46 * 3 * 4,
+        ),
+        (
+            "f32[8,14,14,4] convolution(%a, %b), window={size=3x3}, dim_labels=b01f_01io->b01f",
+            2 * 8 * 14 * 14 * 9 * 3 * 4,
+        ),
+    ],
+)
+def test_a_convolution_counts_what_is_there(line, flops):
+    module = parsed(
+        "HloModule m\nENTRY %main (a: f32[8,16,16,3], b: f32[3,3,3,4]) -> f32[8] {\n"
+        "  %a = f32[8,16,16,3] parameter(0)\n  %b = f32[3,3,3,4] parameter(1)\n"
+        f"  ROOT %c = {line}\n}}\n"
+    )
+    assert costs_of(module, module.entry, module.root).flops == flops
+
+
+def test_bytes_of_a_slice_are_those_of_the_slice():
+    module = parsed(
+        "HloModule m\n"
+        "%slice (s: f32[64,8], i: s32[]) -> f32[1,8] {\n"
+        "  %s = f32[64,8] parameter(0)\n  %i = s32[] parameter(1)\n  %z = s32[] constant(0)\n"
+        "  ROOT %d = f32[1,8] dynamic-slice(%s, %i, %z), dynamic_slice_sizes={1,8}\n}\n"
+        "ENTRY %main (s: f32[64,8], i: s32[]) -> f32[1,8] {\n"
+        "  %s = f32[64,8] parameter(0)\n  %i = s32[] parameter(1)\n"
+        "  ROOT %f = f32[1,8] fusion(%s, %i), kind=kLoop, calls=%slice\n}\n"
+    )
+    assert costs_of(module, module.entry, module.root).bytes == 32 + 32 + 4

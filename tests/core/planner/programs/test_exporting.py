@@ -1,0 +1,139 @@
+"""Steps as bytes: layouts, donations, lines, and devices that no host has."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from isoshard.core.planner.machine.topologies import topology
+from isoshard.core.planner.programs.exporting import exported
+from isoshard.core.planner.programs.planning_errors import PlanningError
+from isoshard.core.planner.traced.traced_step import StepInput, StepResult, TracedStep
+from tests.core.planner.programs.sample_steps import layers
+
+MESH = topology("v5e:2x2").mesh((2, 2), ("data", "model"))
+
+
+def by_hand(function, count, results, mesh=MESH, dtype="float32", wide=False):
+    """A step of `count` equal inputs."""
+    whole = NamedSharding(mesh, PartitionSpec("data"))
+    shape = jax.ShapeDtypeStruct((8, 4), dtype)
+    with jax.enable_x64(wide):
+        program = jax.make_jaxpr(function)(*[shape] * count)
+    inputs = tuple(
+        StepInput(f"in{at}", "parameter", (8, 4), np.dtype(dtype), whole) for at in range(count)
+    )
+    made = tuple(StepResult(f"out{at}", source, whole) for at, source in enumerate(results))
+    return TracedStep("step", "jax", program, inputs, made, mesh, wide=wide)
+
+
+def read(step):
+    return export.deserialize(bytearray(step.data))
+
+
+def test_each_result_takes_the_memory_of_the_input_that_it_replaces():
+    step = by_hand(lambda a, b, c: (c + 1, a + b, b * 2, a - 1), 3, (2, None, 1, 0))
+    found = exported(step, "cpu")
+    assert found.donated == (0, 1, 2)
+    assert found.results == (3, 2, 0, 1)
+    # What JAX does with it in the process that compiles:
+    program = read(found)
+    here = np.array(jax.devices()[:4], object).reshape(2, 2)
+    mesh = Mesh(here, ("data", "model"), axis_types=MESH.axis_types)
+    arguments = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=layout)
+        for aval, layout in zip(program.in_avals, program.in_shardings_jax(mesh), strict=True)
+    ]
+    function = jax.jit(
+        program.call,
+        donate_argnums=found.donated,
+        out_shardings=tuple(program.out_shardings_jax(mesh)),
+    )
+    text = function.lower(*arguments).compile().as_text()
+    assert "{0}: (0, {}" in text and "{1}: (1, {}" in text and "{2}: (2, {}" in text
+
+
+def test_an_input_is_not_donated_to_a_result_of_another_dtype():
+    step = by_hand(lambda a, b: (a.astype("bfloat16"), b + 1), 2, (0, 1))
+    assert exported(step, "tpu").donated == (1,)
+
+
+def test_two_results_do_not_take_the_memory_of_one_input():
+    step = by_hand(lambda a, b: (a + b, a - b), 2, (0, 0))
+    assert exported(step, "tpu").donated == (0,)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu", "cuda"])
+def test_a_step_for_4096_devices_is_exported_by_eight(platform):
+    step = layers(topology("v5p:16x16x16").mesh((64, 64), ("data", "model")))
+    found = exported(step, platform)
+    assert read(found).nr_devices == 4096
+    assert found.axes == (("data", 64), ("model", 64))
+    assert len(found.data) < 100_000
+
+
+def test_lines_survive_and_nothing_else_of_the_stack_does():
+    def from_here():
+        return exported(layers(MESH), "tpu")
+
+    found = from_here()
+    text = str(read(found).mlir_module_serialized)
+    assert "line:sample_steps.py:" in text and "(layer)" in text
+    assert "test_exporting" not in text and "exporting.py" not in text
+
+
+def test_the_same_step_gives_the_same_bytes_wherever_it_is_exported():
+    one = exported(layers(MESH), "cpu")
+    other = (lambda: exported(layers(MESH), "cpu"))()
+    assert one == other
+
+
+def test_custom_calls_are_allowed():
+    step = by_hand(lambda a: jnp.linalg.qr(a)[0], 1, (None,))
+    step = dataclasses.replace(
+        step,
+        results=(StepResult("q"),),
+    )
+    assert "custom_call" in read(exported(step, "cpu")).mlir_module()
+
+
+def test_an_operator_that_splits_itself_is_exported_as_what_it_stands_for():
+    doubled = custom_partitioning(lambda x: x * 2)
+    doubled.def_partition(
+        partition=lambda *_: None,
+        infer_sharding_from_operands=lambda *_: None,
+        sharding_rule="i j -> i j",
+    )
+    text = read(exported(by_hand(doubled, 1, (None,)), "cpu")).mlir_module()
+    assert "multiply" in text and "CustomSPMDPartitioning" not in text
+
+
+def test_64_bits_stay():
+    step = by_hand(lambda a: a * 2, 1, (0,), dtype="float64", wide=True)
+    found = exported(step, "cpu")
+    assert found.wide and read(found).in_avals[0].dtype == np.float64
+
+
+def test_keys_of_random_generators_are_inputs(tmp_path):
+    whole = NamedSharding(MESH, PartitionSpec())
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    program = jax.make_jaxpr(lambda k: jax.random.normal(k, (8, 8)))(key)
+    one = StepInput("key", "random", (), np.dtype("uint32"), whole)
+    step = TracedStep("draw", "jax", program, (one,), (StepResult("x", None, whole),), MESH)
+    assert str(read(exported(step, "tpu")).in_avals[0].dtype) == "key<fry>"
+
+
+def test_what_calls_the_host_cannot_be_exported():
+    def speaks(x):
+        jax.debug.callback(lambda x: None, x)
+        return x * 2
+
+    with pytest.raises(PlanningError, match="step cannot be lowered for 'tpu'"):
+        exported(by_hand(speaks, 1, (None,)), "tpu")

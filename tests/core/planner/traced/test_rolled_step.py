@@ -1,0 +1,199 @@
+"""A step with loops holds and moves the same bytes as the step it was made of."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.planner.traced.rolled_step import rolled_step
+from isoshard.core.planner.traced.traced_step import StepInput, StepResult, TracedStep
+
+WIDTH = 32
+SPECS = {"embed": P(), "up": P(None, "model"), "down": P("model", None), "bias": P("model")}
+FULLY = {
+    "embed": P(),
+    "up": P("data", "model"),
+    "down": P("model", "data"),
+    "bias": P(("model", "data")),
+}
+SHAPES = {
+    "embed": (WIDTH, WIDTH),
+    "up": (WIDTH, 4 * WIDTH),
+    "down": (4 * WIDTH, WIDTH),
+    "bias": (4 * WIDTH,),
+}
+
+
+def _loss(params, x, rows):
+    x = jax.lax.with_sharding_constraint(x @ params["embed"], rows)
+    for layer in params["layers"]:
+        hidden = jnp.tanh(x @ layer["up"] + layer["bias"])
+        x = jax.lax.with_sharding_constraint(x + hidden @ layer["down"], rows)
+    return jnp.mean(x * x)
+
+
+def _step(params, moments, x, rows):
+    loss, grads = jax.value_and_grad(_loss)(params, x, rows)
+    moments = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments, grads)
+    params = jax.tree.map(lambda p, m: p - 0.01 * m / (1.0 + jnp.abs(m)), params, moments)
+    return params, moments, loss
+
+
+def traced(depth: int, odd: int | None = None, specs=SPECS) -> TracedStep:
+    """A training step of residual blocks on a (2, 4) mesh; one may be laid out differently."""
+    mesh = make_mesh((2, 4), ("data", "model"))
+    struct = {key: jax.ShapeDtypeStruct(shape, np.float32) for key, shape in SHAPES.items()}
+    x = jax.ShapeDtypeStruct((16, WIDTH), np.float32)
+    layer = {key: struct[key] for key in ("bias", "down", "up")}
+    params = {"embed": struct["embed"], "layers": [layer] * depth}
+    rows = NamedSharding(mesh, P("data"))
+    program = jax.make_jaxpr(functools.partial(_step, rows=rows))(params, params, x)
+    names = ["embed", *(f"layers.{one}.{key}" for one in range(depth) for key in layer)]
+    inputs = []
+    for kind in ("", "momentum."):
+        for name in names:
+            key = name.split(".")[-1]
+            spec = P() if name == f"layers.{odd}.up" else specs[key]
+            inputs.append(
+                StepInput(
+                    kind + name,
+                    "optimizer" if kind else "parameter",
+                    SHAPES[key],
+                    np.dtype(np.float32),
+                    NamedSharding(mesh, spec),
+                    name if kind else None,
+                )
+            )
+    results = [StepResult(one.name, number, one.sharding) for number, one in enumerate(inputs)]
+    inputs.append(StepInput("x", "input", x.shape, np.dtype(np.float32), rows))
+    results.append(StepResult("loss"))
+    return TracedStep("step", "jax", program, tuple(inputs), tuple(results), mesh)
+
+
+def _compiled(step: TracedStep):
+    function = jax.jit(
+        jaxpr_as_fun(step.program),
+        in_shardings=[one.sharding for one in step.inputs],
+        out_shardings=[one.sharding for one in step.results],
+        donate_argnums=[one.replaces for one in step.results if one.replaces is not None],
+    )
+    structs = [
+        jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=one.sharding) for one in step.inputs
+    ]
+    return function.lower(*structs).compile()
+
+
+def moved(text: str) -> dict[str, int]:
+    """Bytes of each kind of collective in an HLO module, those in loops once for each iteration."""
+    bodies: dict[str, list[str]] = collections.defaultdict(list)
+    name = entry = ""
+    for line in text.splitlines():
+        begin = re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line)
+        if begin:
+            name = begin[2]
+            entry = name if begin[1] else entry
+        bodies[name].append(line)
+    found: collections.Counter[str] = collections.Counter()
+    pending = [(entry, 1)]
+    while pending:
+        name, times = pending.pop()
+        for line in bodies[name]:
+            loop = re.search(r" while\(.*body=%?([\w.\-]+)", line)
+            if loop:
+                trips = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
+                pending.append((loop[1], times * int(trips[1])))
+            pending += [(one, times) for one in re.findall(r"to_apply=%?([\w.\-]+)", line)]
+            operation = re.search(
+                r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)\(",
+                line,
+            )
+            if operation:
+                for shape in re.findall(r"\w+\[([\d,]*)\]", operation[1]):
+                    sizes = [int(one) for one in shape.split(",") if one]
+                    found[operation[2]] += times * 4 * math.prod(sizes)
+    return dict(found)
+
+
+@pytest.mark.parametrize("specs", [SPECS, FULLY], ids=["tensor", "fully sharded"])
+def test_bytes_held_and_moved_are_those_of_the_unrolled_step(specs):
+    step = traced(5, specs=specs)
+    looped = rolled_step(step)
+    unrolled, rolled = _compiled(step), _compiled(looped)
+    assert len(looped.program.eqns) < len(step.program.eqns) / 2
+    one, other = unrolled.memory_analysis(), rolled.memory_analysis()
+    assert other.argument_size_in_bytes == one.argument_size_in_bytes
+    assert other.alias_size_in_bytes == one.alias_size_in_bytes
+    assert moved(rolled.as_text()) == moved(unrolled.as_text())
+
+
+def test_names_roles_and_layouts_of_stacks():
+    looped = rolled_step(traced(4))
+    mesh = looped.mesh
+    assert [one.name for one in looped.inputs] == [
+        *("embed", "layers.*.bias", "layers.*.down", "layers.*.up", "momentum.embed"),
+        *("momentum.layers.*.bias", "momentum.layers.*.down", "momentum.layers.*.up", "x"),
+    ]
+    up = looped.inputs[7]
+    assert up.role == "optimizer"
+    assert up.follows == "layers.*.up"
+    assert up.shape == (4, WIDTH, 4 * WIDTH)
+    assert up.sharding == NamedSharding(mesh, P(None, None, "model"))
+    assert [(one.name, one.replaces) for one in looped.results] == [
+        *((one.name, number) for number, one in enumerate(looped.inputs[:8])),
+        ("loss", None),
+    ]
+    assert looped.results[7].sharding == up.sharding
+
+
+def test_a_layer_that_is_laid_out_differently_stays_outside():
+    looped = rolled_step(traced(6, odd=5))
+    stacked = [one for one in looped.inputs if "*" in one.name]
+    assert {one.shape[0] for one in stacked} == {5}
+    assert {one.sharding.spec for one in looped.inputs if one.name == "layers.5.up"} == {P()}
+
+
+def test_nothing_repeats():
+    step = traced(2)
+    assert rolled_step(step) is step
+
+
+@pytest.mark.parametrize("depth", [4])
+def test_the_same_numbers(depth):
+    step = traced(depth)
+    looped = rolled_step(step)
+    draw = np.random.default_rng(0)
+    values = {one.name: draw.standard_normal(one.shape, np.float32) for one in step.inputs}
+
+    def given(one: StepInput):
+        if one.name in values:
+            return values[one.name]
+        return np.stack([values[one.name.replace("*", str(layer))] for layer in range(depth)])
+
+    plain = [dataclasses.replace(one, replaces=None) for one in step.results]
+    wanted = dict(
+        zip(
+            [one.name for one in plain],
+            _compiled(dataclasses.replace(step, results=tuple(plain)))(
+                *[jax.device_put(values[one.name], one.sharding) for one in step.inputs]
+            ),
+            strict=True,
+        )
+    )
+    got = _compiled(looped)(*[jax.device_put(given(one), one.sharding) for one in looped.inputs])
+    for result, value in zip(looped.results, got, strict=True):
+        rows = value if "*" in result.name else [value]
+        for layer, row in enumerate(rows):
+            name = result.name.replace("*", str(layer))
+            np.testing.assert_allclose(row, wanted[name], rtol=2e-5, atol=1e-6)

@@ -1,0 +1,207 @@
+"""`iso.jax_function(module, repeat="auto")`: equal layers as a loop that JAX differentiates."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import isoshard as iso
+from isoshard import P, metrics
+from isoshard.core.runtime.jaxprs import equations
+
+WIDTH = 8
+X = jnp.linspace(-1.0, 1.0, 4 * WIDTH).reshape(4, WIDTH)
+
+
+class Reversed(torch.autograd.Function):
+    """The identity, with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -2 * gradient
+
+
+class Halved(torch.autograd.Function):
+    """The identity, with another one."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / 2
+
+
+class Layer(nn.Module):
+    """A residual layer; `own` is applied to what it adds."""
+
+    def __init__(self, own=None, dropout=0.0):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.own, self.dropout = own, dropout
+
+    def forward(self, x):
+        y = F.dropout(torch.tanh(self.linear(self.norm(x))), self.dropout)
+        return x + (y if self.own is None else self.own.apply(y))
+
+
+def stack(layers=4, *owns, dropout=0.0):
+    torch.manual_seed(0)
+    owns = owns or (None,)
+    return nn.Sequential(*[Layer(owns[n % len(owns)], dropout) for n in range(layers)])
+
+
+def both(module, **options):
+    """The function as it is, and with loops."""
+    return iso.jax_function(module, **options), iso.jax_function(module, repeat="auto", **options)
+
+
+def gradient(f, key=None):
+    return jax.value_and_grad(lambda params: (f(params, X, rng=key) ** 2).sum())
+
+
+def said():
+    return [line for line in metrics.report().splitlines() if line.startswith("repeat: ")]
+
+
+def close(one, other):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), one, other)
+
+
+def test_values_and_gradients(counted):
+    plain, rolled = both(stack())
+    close(jax.jit(gradient(rolled))(rolled.params), jax.jit(gradient(plain))(plain.params))
+    assert said()[0].startswith("repeat: 4 layers as 1 loop  (")
+
+
+def test_the_gradient_does_not_grow_with_depth():
+    sizes = []
+    for layers in (4, 12):
+        f = iso.jax_function(stack(layers), repeat="auto")
+        program = jax.make_jaxpr(gradient(f))(f.params)
+        work = [one for one in equations(program) if one.primitive.name in ("dot_general", "tanh")]
+        sizes.append(len(work))
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("owns", [(Reversed,), (Reversed, Halved), (Halved, None)])
+def test_gradients_of_their_own_are_kept(owns):
+    plain, rolled = both(stack(6, *owns))
+    close(jax.jit(gradient(rolled))(rolled.params), jax.jit(gradient(plain))(plain.params))
+
+
+def test_one_gradient_of_its_own_in_all_layers_is_one_loop(counted):
+    _, rolled = both(stack(4, Reversed))
+    jax.jit(gradient(rolled))(rolled.params)
+    assert said()[0].startswith("repeat: 4 layers as 1 loop")
+
+
+def test_custom_vjp_of_jax_is_kept(counted):
+    @jax.custom_vjp
+    def tripled(x):
+        return jnp.sin(x)
+
+    tripled.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (3 * g * jnp.cos(x),))
+    called = iso.torch_function(tripled)
+
+    class Own:
+        apply = staticmethod(called)
+
+    plain, rolled = both(stack(4, Own))
+    close(jax.jit(gradient(rolled))(rolled.params), jax.jit(gradient(plain))(plain.params))
+    assert said()
+
+
+def test_dropout(counted):
+    plain, rolled = both(stack(5, dropout=0.4))
+    key = jax.random.key(3)
+    close(
+        jax.jit(gradient(rolled, key))(rolled.params), jax.jit(gradient(plain, key))(plain.params)
+    )
+    assert "layers as 1 loop" in said()[0]
+
+
+def test_buffers_come_back():
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)) for _ in range(4)]
+    plain, rolled = both(nn.Sequential(*layers))
+
+    def run(f):
+        return jax.jit(f.with_buffers)(f.parameters, f.buffers, X)
+
+    close(run(rolled), run(plain))
+
+
+def test_transformations():
+    plain, rolled = both(stack())
+    for change in (
+        lambda f: jax.vmap(lambda x: f(f.params, x))(X[:, None]),
+        lambda f: jax.grad(lambda x: jax.checkpoint(f)(f.params, x).sum())(X),
+        lambda f: jax.lax.scan(lambda x, _: (f(f.params, x), None), X, None, length=2)[0],
+        lambda f: jax.jvp(lambda x: f(f.params, x), (X,), (X,)),
+        lambda f: jax.hessian(lambda x: f(f.params, x).sum())(X[:1]),
+    ):
+        close(change(rolled), change(plain))
+
+
+def test_arrays_of_the_caller_are_stacked_as_well(counted):
+    plain, rolled = both(stack())
+    close(
+        jax.jit(lambda x: rolled(rolled.params, x))(X), jax.jit(lambda x: plain(plain.params, x))(X)
+    )
+    assert said()[0].startswith("repeat: 4 layers as 1 loop")
+
+
+def test_outside_of_jax_it_runs_as_it_is(counted):
+    plain, rolled = both(stack())
+    close(rolled(rolled.params, X), plain(plain.params, X))
+    assert not said()
+
+
+def test_on_meshes(mesh):
+    for axis_types in (None, (jax.sharding.AxisType.Explicit,) * 2):
+        on = mesh if axis_types is None else jax.make_mesh((2, 4), ("x", "y"), axis_types)
+        plain, rolled = both(stack())
+        x = jax.device_put(X, jax.NamedSharding(on, P("x", None)))
+        params = {
+            name: jax.device_put(one, jax.NamedSharding(on, P("y")))
+            for name, one in plain.params.items()
+        }
+
+        def run(f, x=x, params=params):
+            return jax.jit(jax.grad(lambda p: (f(p, x) ** 2).sum()))(params)
+
+        close(run(rolled), run(plain))
+
+
+def test_without_equal_layers_there_is_a_reason(counted):
+    _, rolled = both(nn.Linear(WIDTH, WIDTH))
+    jax.jit(rolled)(rolled.params, X)
+    assert said()[0].startswith("repeat: not rolled: ")
+
+
+def test_plain_functions(counted):
+    def function(x, *weights):
+        for weight in weights:
+            x = torch.tanh(x @ weight) + x.sin() * weight.mean()
+        return x
+
+    plain, rolled = both(function)
+    weights = [jnp.full((WIDTH, WIDTH), 0.1 * n) for n in range(5)]
+    close(jax.jit(rolled)(X, *weights), jax.jit(plain)(X, *weights))
+    assert said()[0].startswith("repeat: 5 layers as 1 loop")
+
+
+def test_other_values_are_refused():
+    with pytest.raises(ValueError, match="repeat='all' is not known"):
+        iso.jax_function(stack(), repeat="all")

@@ -1,0 +1,50 @@
+"""A model on "meta" is planned without making its weights, and training pays nothing for it."""
+
+import resource
+import subprocess
+import sys
+
+import torch
+
+from isoshard.torch_bridge.engine.recording import recorder
+from isoshard.torch_bridge.engine.recording.tape import Tape
+
+LARGE = """
+import resource, torch
+from isoshard import Plan
+from isoshard.core.frameworks import require
+from isoshard.core.planner.machine.topologies import topology
+
+with torch.device("meta"):
+    model = torch.nn.Sequential(*[torch.nn.Linear(65536, 65536) for _ in range(8)])
+adam = torch.optim.AdamW(model.parameters())
+
+def step(x):
+    adam.zero_grad()
+    model(x).square().mean().backward()
+    adam.step()
+
+mesh = topology("v5e:16x16").mesh((16, 16), ("data", "model"))
+x = torch.empty(65536, 65536, device="meta")
+require("torch").traced_step(torch.nn.Linear(2, 2, device="meta"), (x[:2, :2],), {}, mesh, None)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = require("torch").traced_step(step, (x,), {}, mesh, Plan.fsdp("data"))
+grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e6
+weights = sum(one.bytes for one in found.inputs)
+assert weights > 400e9, weights
+assert grown < 0.1, grown
+"""
+
+
+def test_no_weights_are_made():
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kilobytes here
+    subprocess.run([sys.executable, "-c", LARGE], check=True, timeout=200)
+
+
+def test_recording_is_as_without_planning():
+    """What planning wants to know is asked by a tape of its own; the tape of training has none."""
+    x = torch.ones(2, device="jax") + 1
+    assert type(recorder.recorder()) is Tape
+    assert type(recorder.recorder()).record is Tape.record
+    assert not recorder.recorder().plans and recorder.recorder().line_of_user is None
+    assert x.tolist() == [2.0, 2.0]
