@@ -105,6 +105,11 @@ class Compiler:
         folder = Path(self._folder.name)
         asked = dataclasses.asdict(self._target) | {"devices": self._devices}
         (folder / "target.json").write_text(json.dumps(asked))
+        if not Path(self._command[0]).exists():
+            raise RuntimeError(
+                f"there is no {self._command[0]}: make it by python -m benchmarks.environments aot "
+                "(6 GB), or name an interpreter that has the compilers by --python"
+            )
         with (folder / "errors").open("wb") as errors:
             self._process = process = subprocess.Popen(
                 [*self._command, folder / "target.json"],

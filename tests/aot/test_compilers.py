@@ -70,3 +70,14 @@ def test_a_compiler_that_cannot_start_is_named(request_of):
         pytest.raises(RuntimeError, match=r"compiler for nothing cannot start .* no such compiler"),
     ):
         compiler.compile(request_of("pass"))
+
+
+def test_an_interpreter_that_is_not_there_is_named(tmp_path):
+    target = CompileTarget("fake")
+    with (
+        Compiler(target, tmp_path / "python", script=FAKE) as compiler,
+        pytest.raises(
+            RuntimeError, match=r"no .*python: make it by .*environments aot .* --python"
+        ),
+    ):
+        compiler.compile({"path": ""})
