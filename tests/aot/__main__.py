@@ -5,8 +5,9 @@ python -m tests.aot --op linalg.eigh --op 'fft.*' --target v5e      some of it, 
 python -m tests.aot --steps             families, styles and exchanges, and print
 python -m tests.aot --known             write the table of what is known so far
 
-What came out is kept in build/aot, so a run that is interrupted goes on where it was; `--again`
-exports once more, after a change of the sources. The same program is not compiled twice.
+What came out is kept in build/aot, so a run that is interrupted goes on where it was. After a
+change of the sources, `--again` exports everything once more, `--failed` what did not compile. The
+same program is not compiled twice.
 """
 
 from __future__ import annotations
@@ -120,7 +121,8 @@ class Run:
         for task in tasks:
             kept = self.exports.found(_key(task))
             found = None if kept is None else Exported.of_json(kept)
-            fresh = self.options.again and task not in self.done
+            once_more = self.options.again or (self.options.failed and self._fails(found))
+            fresh = once_more and task not in self.done
             if found is not None and not fresh and all(map(self._is_there, found.artifacts)):
                 yield task, found
             elif not self.options.known:
@@ -140,6 +142,14 @@ class Run:
             self.exports.note(_key(task), answer.as_json())
             self.done.add(task)
             yield task, answer
+
+    def _fails(self, exported: Exported | None) -> bool:
+        """Whether a program of what was exported is known not to compile."""
+        for one in exported.artifacts if exported else ():
+            found = self.outcomes.found(one.file)
+            if not one.file or (found is not None and found["status"] != "pass"):
+                return True
+        return False
 
     def _is_there(self, artifact: Artifact) -> bool:
         return not artifact.file or (self.options.folder / artifact.file).exists()
@@ -196,6 +206,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", action="store_true", help="only families, styles and exchanges")
     parser.add_argument("--target", action="append", choices=list(TARGETS), help="only this one")
     parser.add_argument("--again", action="store_true", help="export again what was exported")
+    parser.add_argument("--failed", action="store_true", help="export again what did not compile")
     parser.add_argument("--known", action="store_true", help="compile nothing that is not exported")
     parser.add_argument("--jobs", type=int, default=1, help="processes that export")
     parser.add_argument("--limit", type=float, default=180, help="seconds to compile a program")

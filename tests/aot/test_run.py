@@ -62,12 +62,17 @@ def test_what_fails_together_is_tried_by_column(exporter, tmp_path, capsys):
 def test_a_second_run_starts_nothing(exporter, tmp_path, monkeypatch, capsys):
     _main(tmp_path)
     first, exporter.asked = capsys.readouterr().out, []
-    monkeypatch.setattr(compilers.Compiler, "_start", None)
-    _main(tmp_path)
+    with monkeypatch.context() as nothing:
+        nothing.setattr(compilers.Compiler, "_start", None)
+        _main(tmp_path)
     assert exporter.asked == []
     assert first.partition("\n\n")[2].partition("\n\n")[0] in capsys.readouterr().out
     _main(tmp_path, "--again")
     assert len(exporter.asked) == 6
+    exporter.asked = []
+    monkeypatch.setitem(DOES, "float64", "pass")
+    _main(tmp_path, "--failed")
+    assert [columns for _, columns in exporter.asked] == [("forward", "float64")] * 2
 
 
 def test_known_tells_what_there_is(exporter, tmp_path, capsys):
