@@ -261,28 +261,6 @@ def _cholesky_inverse(factor: jax.Array, upper: bool = False) -> jax.Array:
 # Spectral factorisations
 
 
-def svd(a: jax.Array, *, full_matrices: bool) -> tuple[jax.Array, ...]:
-    """`jnp.linalg.svd`, on a TPU of float32 in float64.
-
-    There JAX (0.10.2) multiplies a float32 matrix with one of 64-bit integers where 64-bit types
-    are on, and the compiler has no such product.
-
-    Args:
-        a: matrices.
-        full_matrices: as there.
-    """
-
-    def usual(a: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(jnp.linalg.svd(a, full_matrices=full_matrices))
-
-    def wider(a: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(part.astype(a.dtype) for part in usual(a.astype("float64")))
-
-    if a.dtype != np.float32 or not jax.config.jax_enable_x64:
-        return usual(a)
-    return lax.platform_dependent(a, tpu=wider, default=usual)
-
-
 @lower("aten::_linalg_svd")
 def _svd(
     a: jax.Array, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
@@ -290,7 +268,7 @@ def _svd(
     if not compute_uv:
         empty = jnp.zeros((0,), a.dtype)
         return empty, jnp.linalg.svd(a, compute_uv=False), empty
-    return svd(a, full_matrices=full_matrices)
+    return tuple(jnp.linalg.svd(a, full_matrices=full_matrices))
 
 
 @lower("aten::_linalg_eigh")
@@ -314,7 +292,7 @@ def _pinv(
         u, s = lax.linalg.eigh(a, lower=True, symmetrize_input=False)
         vh = _adjoint(u)
     else:
-        u, s, vh = svd(a, full_matrices=False)
+        u, s, vh = jnp.linalg.svd(a, full_matrices=False)
     size = jnp.abs(s)
     default = max(a.shape[-2:]) * jnp.finfo(a.dtype).eps
     atol = jnp.zeros((), s.dtype) if atol is None else atol

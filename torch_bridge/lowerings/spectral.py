@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from .linalg import svd
 from .registry import lower
 
 
@@ -114,7 +113,7 @@ def _lstsq(
     rows, columns = a.shape[-2:]
     vector = _is_vector(a, b)
     right = b[..., None] if vector else b
-    u, s, vh = svd(a, full_matrices=False)
+    u, s, vh = jnp.linalg.svd(a, full_matrices=False)
     if rcond is None or driver == "gels":
         rcond = 0.0 if driver == "gels" else float(jnp.finfo(s.dtype).eps) * max(rows, columns)
     largest = jnp.max(s, axis=-1, keepdims=True, initial=0)
