@@ -26,7 +26,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt --no-build-isolation
 
 .DEFAULT_GOAL := help
-.PHONY: help demo domain notebooks test test-all conformance fuzz bench bench-peers test-newest
+.PHONY: help demo domain notebooks test test-all conformance aot fuzz bench bench-peers test-newest
 .PHONY: test-oldest test-torch-xla test-torch-xla-if-changed test-torchrun lint types wheel clean
 .DELETE_ON_ERROR:
 
@@ -60,6 +60,10 @@ test-all: lint types  ## everything there is, and note what passed (2 hours on t
 
 conformance: $(VENV)/.dev-installed  ## torch's operator database: a sample (ARGS=--all, ARGS="--op add")
 	$(BIN)/python -m tests.conformance $(ARGS)
+
+aot: $(VENV)/.dev-installed  ## compile operators and models for v5e and H100 without either (6 GB, hours)
+	$(BIN)/python -m benchmarks.environments aot
+	$(BIN)/python -m tests.aot $(ARGS)
 
 fuzz: $(VENV)/.dev-installed  ## 20,000 random programs against CPU torch (ARGS="--seed new --minutes 2")
 	$(BIN)/python -m tests.fuzz $(ARGS)

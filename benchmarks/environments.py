@@ -3,6 +3,7 @@
     python -m benchmarks.environments torchax torch-xla     (make bench-peers)
     python -m benchmarks.environments newest --test         (make test-newest)
     python -m benchmarks.environments oldest --test
+    python -m benchmarks.environments aot                   (make aot)
 
 Each lies beside `.venv` as `.venv-NAME`. They are large where they need a torch of which the
 registry has only the CUDA build, so nothing makes them unasked.
@@ -105,6 +106,10 @@ ENVIRONMENTS = {
         ("torch==2.10.0", "jax==0.9.0", "jaxlib==0.9.0", *_FLAX, *_TEST),
         ours=True,
         tests=_ENGINE,
+    ),
+    "aot": Environment(
+        "the compilers for TPU and CUDA, which need no accelerator; 6 GB",
+        ("jax[cuda12]==0.10.2", "jaxlib==0.10.2", "libtpu==0.0.52", "numpy==2.4.6"),
     ),
 }
 

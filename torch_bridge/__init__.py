@@ -69,6 +69,7 @@ if TYPE_CHECKING or _old_torch.has_device():
     from isoshard.torch_bridge.engine.recording import forking as _forking  # noqa: F401  (refused in children)
     from isoshard.torch_bridge.engine.recording.compile_settings import excess_precision
     from isoshard.torch_bridge.engine.subprograms import factorisation_checks as _failures  # noqa: F401  (of factorisations)
+    from isoshard.torch_bridge.engine.subprograms import off_cpu as _elsewhere  # noqa: F401  (for LAPACK)
     from isoshard.torch_bridge.lowerings.registry import register_lowering
 
     from . import control_flow as _control_flow

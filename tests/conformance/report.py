@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.aot import outcome
+from tests.aot.aot_tables import Elsewhere
 from tools.harness import results as files
 from tools.harness import tables
 
@@ -55,10 +58,18 @@ try. `no` with a number: an expected failure, explained below.
 
 """
 
+_ELSEWHERE = """\
+**Other targets.** *{targets}*: whether the target's own compiler takes the samples of forward,
+backward, bfloat16, float64, complex128 and int64 (`make aot`, without the hardware; nothing runs,
+so no value is compared). `yes`: all that the entry has. `host`: with an operator that the host
+computes. `not` and a number: these columns do not compile, for the reason below. A dash: not tried.
+What to do about each is in [aot.md](aot.md). {figures}
+"""
+
 
 def write(results: Results, expected: Mapping[tuple[str, str], str], command: str) -> list[Path]:
     """Write both files and return their paths."""
-    DOCUMENT.write_text(document(results, expected, command))
+    DOCUMENT.write_text(document(results, expected, command, outcome.read()))
     found = {
         "command": command,
         "versions": files.versions(_PACKAGES),
@@ -70,6 +81,22 @@ def write(results: Results, expected: Mapping[tuple[str, str], str], command: st
     }
     files.write(RESULTS, found)
     return [DOCUMENT, RESULTS]
+
+
+def rewrite(expected: Mapping[tuple[str, str], str]) -> Path:
+    """Write `docs/conformance.md` anew from `results.json`, without a run.
+
+    Args:
+        expected: the failures that are known.
+    """
+    kept = json.loads(RESULTS.read_text())
+    results = {
+        entry: {column: Cell(**cell) for column, cell in cells.items()}
+        for entry, cells in kept["entries"].items()
+    }
+    made = document(results, expected, kept["command"], outcome.read(), kept["versions"])
+    DOCUMENT.write_text(made)
+    return DOCUMENT
 
 
 def _short(cell: Cell) -> dict[str, Any]:
@@ -111,32 +138,53 @@ def summary(results: Results) -> str:
     return tables.markdown(titles, rows, right=True)
 
 
-def document(results: Results, expected: Mapping[tuple[str, str], str], command: str) -> str:
-    """The text of `docs/conformance.md`."""
+def document(
+    results: Results,
+    expected: Mapping[tuple[str, str], str],
+    command: str,
+    elsewhere: Mapping[str, Any] | None = None,
+    versions: Mapping[str, str] | None = None,
+) -> str:
+    """The text of `docs/conformance.md`.
+
+    Args:
+        results: of the run.
+        expected: the failures that are known.
+        command: that made it.
+        elsewhere: what compiles for other targets, as `tests.aot.outcome` keeps it.
+        versions: of the run's packages; None for those that are installed.
+    """
     columns = columns_in(results)
     reasons = list(dict.fromkeys(expected.values()))
+    used = versions or files.versions(_PACKAGES)
     lines = [
         _HEAD.format(
             command=command,
-            versions=", ".join(
-                f"{name} {version}" for name, version in files.versions(_PACKAGES).items()
-            ),
+            versions=", ".join(f"{name} {version}" for name, version in used.items()),
             figures=summary(results),
         )
     ]
+    other = Elsewhere(elsewhere or {"targets": {}})
+    beside = other.rows(sorted(results))
+    if other.targets:
+        targets = "*, *".join(other.targets)
+        lines.append(_ELSEWHERE.format(targets=targets, figures=other.figures()))
     if reasons:
         lines.append("## Expected failures\n")
         lines += [f"{number}. {reason}" for number, reason in enumerate(reasons, 1)]
         lines.append("")
+    if other.reasons:
+        lines += ["## What does not compile for other targets\n", other.explained(), ""]
     lines.append("## Every entry\n")
     rows = [
         [
             f"`{entry}`",
             *(_word(cells.get(c), expected.get((entry, c)), reasons) for c in columns),
+            *more,
         ]
-        for entry, cells in sorted(results.items())
+        for (entry, cells), more in zip(sorted(results.items()), beside, strict=True)
     ]
-    lines.append(tables.markdown(["entry", *columns], rows))
+    lines.append(tables.markdown(["entry", *columns, *other.targets], rows))
     return "\n".join(lines) + "\n"
 
 

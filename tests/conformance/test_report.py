@@ -34,6 +34,35 @@ def test_figures_stand_on_top():
     assert "| bool | 1 (+1 with nothing to try) | 1 | 100.0% | 99% | 0 | 4 | 0 |" in text
 
 
+def test_other_targets_have_columns_of_their_own():
+    cells = {
+        "add": {"forward": "pass", "float64": "refused: no c128[5]"},
+        "nonzero": {"forward": "host"},
+    }
+    found = {
+        "date": "2026-11-26",
+        "compilers": {"v5e": {"libtpu": "0.0.52"}},
+        "targets": {"v5e": cells, "h100": {"add": {"forward": "pass"}}},
+    }
+    lines = report.document(RESULTS, EXPECTED, "a command", found).splitlines()
+    assert "| entry | forward | bool | v5e | h100 |" in lines
+    assert "| `add` | 9 | 4 | not float64 (c1) | yes |" in lines
+    assert "| `nonzero` | 3 host | – | yes, host | – |" in lines  # noqa: RUF001
+    assert "- c1: refused: no c##" in lines
+    assert "| v5e | float64 | 1 | 0 | 0.0% |" in lines
+    assert any("Compiled on 2026-11-26 with libtpu 0.0.52." in line for line in lines)
+
+
+def test_the_page_is_written_anew_without_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "DOCUMENT", tmp_path / "table.md")
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "results.json")
+    report.write(RESULTS, EXPECTED, "python -m tests.conformance --write")
+    written = (tmp_path / "table.md").read_text()
+    (tmp_path / "table.md").unlink()
+    report.rewrite(EXPECTED)
+    assert (tmp_path / "table.md").read_text() == written
+
+
 def test_both_files_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "DOCUMENT", tmp_path / "table.md")
     monkeypatch.setattr(report, "RESULTS", tmp_path / "results.json")

@@ -29,6 +29,7 @@ from isoshard.core.nn.convolution import (
     transposed_padding,
 )
 
+from . import integer_products
 from .argument_forms import per_axis, wide, wide_dtype
 from .block_operators import by_rows, over_space
 from .conv_split import batch_split, kernel_whole
@@ -198,7 +199,7 @@ def _grouped(
     inputs = order.index(1)
 
     def one(x: jax.Array, weight: jax.Array, groups: int) -> jax.Array:
-        out = lax.conv_general_dilated(
+        out = integer_products.convolution(
             x,
             kernel_whole(weight.transpose(order), None if whole else inputs),
             feature_group_count=groups,
@@ -339,7 +340,13 @@ def _conv_tbc(x: jax.Array, weight: jax.Array, bias: jax.Array, pad: int = 0) ->
     """1-d convolution of (time, batch, channel) with a kernel (width, in, out)."""
     numbers = ("HNC", "HIO", "HNC")
     sums = wide_dtype(x.dtype)
-    out = lax.conv_general_dilated(
-        x, weight, (1,), [(pad, pad)], dimension_numbers=numbers, preferred_element_type=sums
+    out = integer_products.convolution(
+        *(x, weight),
+        feature_group_count=1,
+        dimension_numbers=numbers,
+        window_strides=(1,),
+        padding=[(pad, pad)],
+        rhs_dilation=(1,),
+        preferred_element_type=sums,
     )
     return out + wide(bias)

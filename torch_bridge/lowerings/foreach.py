@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from . import integer_products
 from .argument_forms import cast, floating, wide
 from .elementwise import sign
 from .extremes import largest, smallest
@@ -281,7 +282,7 @@ def _copy(
 
 @lower("aten::_foreach_mm")
 def _mm(tensors: Sequence[jax.Array], others: Sequence[jax.Array]) -> list[jax.Array]:
-    return [jnp.matmul(x, y) for x, y in zip(tensors, others, strict=True)]
+    return [integer_products.matmul(x, y) for x, y in zip(tensors, others, strict=True)]
 
 
 @lower("aten::_foreach_norm.Scalar")

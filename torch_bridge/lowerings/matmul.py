@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from . import integer_products
 from .argument_forms import wide, wide_dtype
 from .numerics import wide_all
 from .registry import lower
@@ -48,17 +49,21 @@ def _sums(a: jax.Array) -> np.dtype:
 
 @lower("aten::mm", "aten::bmm", "aten::mv")
 def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.matmul(a, b)
+    return integer_products.matmul(a, b)
+
+
+def _summed(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.sum(a * b)
 
 
 @lower("aten::dot")
 def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.dot(a, b)
+    return integer_products.on_every_platform(jnp.dot, _summed, a, b)
 
 
 @lower("aten::vdot")
 def _vdot(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.vdot(a, b)
+    return integer_products.on_every_platform(jnp.vdot, _summed, a, b)
 
 
 @lower("aten::mm.dtype", "aten::bmm.dtype")
@@ -80,7 +85,7 @@ def _addmm(
     beta: jax.Array | complex = 1,
     alpha: jax.Array | complex = 1,
 ) -> jax.Array:
-    product = jnp.matmul(a, b, preferred_element_type=_sums(a))
+    product = integer_products.matmul(a, b, preferred_element_type=_sums(a))
     return _combine(x, product, beta, alpha)
 
 
@@ -106,7 +111,12 @@ def _addbmm(
     beta: jax.Array | complex = 1,
     alpha: jax.Array | complex = 1,
 ) -> jax.Array:
-    product = jnp.einsum("bij,bjk->ik", a, b, preferred_element_type=_sums(a))
+    sums = _sums(a)
+    product = integer_products.on_every_platform(
+        lambda a, b: jnp.einsum("bij,bjk->ik", a, b, preferred_element_type=sums),
+        lambda a, b: jnp.sum(a[..., None] * b[:, None], axis=(0, 2)),
+        *(a, b),
+    )
     return _combine(x, product, beta, alpha)
 
 
@@ -128,10 +138,9 @@ def _addr(
 def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """`x @ weight.T`, and a bias added before the one rounding to the dtype of `x`."""
     axes = (((x.ndim - 1,), (weight.ndim - 1,)), ((), ()))
-    if bias is None:
-        return jax.lax.dot_general(x, weight, axes)
-    out = jax.lax.dot_general(x, weight, axes, preferred_element_type=_sums(x)) + wide(bias)
-    return out.astype(x.dtype)
+    sums = None if bias is None else _sums(x)
+    out = integer_products.dot_general(x, weight, axes, preferred_element_type=sums)
+    return out if bias is None else (out + wide(bias)).astype(x.dtype)
 
 
 @lower("aten::_trilinear")
@@ -147,9 +156,17 @@ def _trilinear(
 ) -> jax.Array:
     """Sum over `sumdim` of the product of three tensors, each unsqueezed at its `expand` axes."""
     rank = i1.ndim + len(expand1)
-    axes = [
-        [d for d in range(rank) if d not in set(expand)] for expand in (expand1, expand2, expand3)
-    ]
+    expands = expand1, expand2, expand3
+    axes = [[d for d in range(rank) if d not in set(expand)] for expand in expands]
     out = [d for d in range(rank) if d not in set(sumdim)]
     i1, i2, i3 = wide_all(i1, i2, i3)
-    return jnp.einsum(i1, axes[0], i2, axes[1], i3, axes[2], out)
+
+    def summed(*factors: jax.Array) -> jax.Array:
+        spread = [jnp.expand_dims(x, tuple(e)) for x, e in zip(factors, expands, strict=True)]
+        return jnp.sum(spread[0] * spread[1] * spread[2], axis=tuple(sumdim))
+
+    return integer_products.on_every_platform(
+        lambda i1, i2, i3: jnp.einsum(i1, axes[0], i2, axes[1], i3, axes[2], out),
+        summed,
+        *(i1, i2, i3),
+    )

@@ -16,10 +16,9 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import jax
-
 from isoshard.torch_bridge.engine.values.views import Chain, forward
 from isoshard.torch_bridge.lowerings.argument_forms import wide, wide_dtype
+from isoshard.torch_bridge.lowerings.integer_products import dot_general
 
 from .products import TURN, Matrix, product
 
@@ -163,7 +162,7 @@ class Rewriter:
         count = len(batch)
         axes = tuple(range(count))
         contract = ((count if a.turned else count + 1,), (count + 1 if b.turned else count,))
-        got = jax.lax.dot_general(a.array, b.array, (contract, (axes, axes)))
+        got = dot_general(a.array, b.array, (contract, (axes, axes)))
         merged = got.reshape(math.prod(batch), *got.shape[count:])
         self._unmerged[len(self._makers)] = got
         return [merged]

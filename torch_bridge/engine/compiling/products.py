@@ -15,8 +15,9 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp  # noqa: F401  (for the doctest)
+
+from isoshard.torch_bridge.lowerings.integer_products import dot_general
 
 TURN = ("permute", (1, 0))
 """The view operation that transposes a matrix."""
@@ -69,7 +70,7 @@ def product(a: Matrix, b: Matrix, sums: Any = None) -> tuple[Any, Any]:
         a = a.merge()
     contract = a.axes(1), b.axes(0)
     axes = (contract, ((), ()))
-    got = jax.lax.dot_general(a.array, b.array, axes, preferred_element_type=sums)
+    got = dot_general(a.array, b.array, axes, preferred_element_type=sums)
     if got.ndim == 2:
         return got, None
     return got.reshape(math.prod(got.shape[:-1]), got.shape[-1]), got

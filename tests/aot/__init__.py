@@ -1,0 +1,1 @@
+"""Programs compiled for machines that are not here: `python -m tests.aot`, `make aot`."""
