@@ -281,6 +281,7 @@ def test_a_script_with_the_name_of_a_module(script, calls):
     (script.parent / "json.py").write_text(SCRIPT)
     assert run("json.py:step", "--mesh", "cpu:8") == 0
     assert sys.modules["json"] is json
+    assert str(script.parent) not in sys.path
 
 
 def test_a_reader_that_has_enough(script):

@@ -3,7 +3,7 @@
 Tracing puts layouts over the mesh that the caller named into the program. Lowering asks the devices
 of such a mesh for their client, which described devices have not; an abstract mesh has none to ask.
 
->>> import jax.numpy as jnp
+>>> import jax, jax.numpy as jnp
 >>> from isoshard.core.planner.machine.topologies import topology
 >>> mesh = topology("v5e:2x4").mesh((2, 4), ("x", "y"))
 >>> row = NamedSharding(mesh, jax.sharding.PartitionSpec("x"))

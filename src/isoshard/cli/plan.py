@@ -50,6 +50,7 @@ def main(argv: Sequence[str]) -> int:
     """
     given = _parser().parse_args(list(argv))
     console = _Output(width=given.width)
+    path = sys.path[:]  # a script's folder is on it while the script is of use
     try:
         status = 0
         if given.list:
@@ -66,6 +67,8 @@ def main(argv: Sequence[str]) -> int:
             raise
         print(f"{_NAME}: {error}", file=sys.stderr)
         return 2
+    finally:
+        sys.path[:] = path
 
 
 class _Output(Console):
