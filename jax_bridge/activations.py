@@ -32,6 +32,7 @@ from isoshard.core.layout.axis_types import beside, constrain
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.plan import Plan, PlanError
 
+from .call_classes import called_by, of_classes
 from .graphs import is_nnx
 from .layout import LEFT_OUT, mesh_first
 
@@ -124,14 +125,11 @@ def _subclassed(model: Any, mesh: Mesh, plan: Plan, seen: Constrained) -> Iterat
         for path, module in nnx.iter_modules(model)
         if callable(module)
     ]
-    changed = [(module, kind, said) for module, kind, said in asked if said is not None]
-    try:
-        for module, kind, said in changed:
-            object.__setattr__(module, "__class__", _subclass(kind, said, mesh))
+    changed = [
+        (module, _subclass(kind, said, mesh)) for module, kind, said in asked if said is not None
+    ]
+    with of_classes(changed):
         yield
-    finally:
-        for module, kind, _ in changed:
-            object.__setattr__(module, "__class__", kind)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -144,9 +142,7 @@ def _subclass(kind: type, said: Any, mesh: Mesh) -> type:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return _around(said, mesh, functools.partial(kind.__call__, self), args, kwargs)
 
-    functools.update_wrapper(call, kind.__call__)
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__call__": call}
-    return type(kind)(kind.__name__, (kind,), names)
+    return called_by(kind, call)
 
 
 def _interceptor(mesh: Mesh, plan: Plan, seen: Constrained) -> Any:

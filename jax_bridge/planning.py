@@ -49,6 +49,7 @@ from isoshard.core.planner.traced.jax_steps import traced_jax_step
 from isoshard.core.planner.traced.traced_step import MODULE, Role, TracedStep
 
 from .activations import constrain_activations, plan_speaks
+from .call_classes import called_by, of_classes
 from .graphs import is_nnx, is_random_state, is_variable, join, split
 from .layout import named_boxes
 
@@ -114,14 +115,9 @@ def traced_flax_step(
 @contextlib.contextmanager
 def _marked(models: Sequence[Any]) -> Iterator[None]:
     """For the time of the `with`, the program says which value is the output of which module."""
-    found = [(module, type(module), name) for name, module in _modules_of(models)]
-    try:
-        for module, kind, name in found:
-            object.__setattr__(module, "__class__", _marking(kind, name))
+    modules = [(module, _marking(type(module), name)) for name, module in _modules_of(models)]
+    with of_classes(modules):
         yield
-    finally:
-        for module, kind, _ in found:
-            object.__setattr__(module, "__class__", kind)
 
 
 def _modules_of(models: Sequence[Any]) -> list[tuple[str, Any]]:
@@ -143,9 +139,7 @@ def _marking(kind: type, name: str) -> type:
             lambda x: checkpoint_name(x, MODULE + name) if isinstance(x, jax.Array) else x, result
         )
 
-    functools.update_wrapper(call, kind.__call__)
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__call__": call}
-    return type(kind)(kind.__name__, (kind,), names)
+    return called_by(kind, call)
 
 
 def traced_train_step(

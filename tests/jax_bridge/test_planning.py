@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from isoshard import P, Plan
+from isoshard.core.errors import ShardingError
 from isoshard.core.plan import PlanError
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.traced.of_step import traced_step
@@ -110,6 +111,13 @@ def test_outputs_of_modules_are_marked_and_classes_stay():
     assert set(names) == {"module:", *(f"module:{one}" for one in ("up", "norm", "drop", "down"))}
     assert set(found.modules) == {"", "up", "norm", "drop", "down"}
     assert [type(module) for _, module in nnx.iter_modules(model)] == kinds
+
+
+def test_the_batch_is_not_named_where_a_step_says_it_itself():
+    with pytest.raises(
+        ShardingError, match=r"batch=\('x',\) is for a JAX function; a step of flax"
+    ):
+        traced_step(plain, (*objects(), X), {}, MESH, PLAN, batch=("x",))
 
 
 def test_a_plan_that_does_not_fit_names_the_leaf():

@@ -164,22 +164,21 @@ def _model_leaf(leaf: ArgumentLeaf) -> ModelLeaf:
 
 
 def _named_arguments(step: Any, given: tuple[Any, Any]) -> dict[str, Any]:
-    """The arguments by the names of the parameters they are bound to."""
+    """The arguments by the names of their parameters, in the order of the program's inputs."""
     args, kwargs = given
+    named = {name: kwargs[name] for name in sorted(kwargs)}  # the order in which JAX takes them
     try:
-        bound = inspect.signature(step).bind(*args, **kwargs).arguments
+        signature = inspect.signature(step)
+        bound = signature.bind_partial(*args).arguments
     except (TypeError, ValueError):
-        return {**{f"argument{number}": one for number, one in enumerate(args)}, **kwargs}
+        return {f"argument{number}": one for number, one in enumerate(args)} | named
     found: dict[str, Any] = {}
     for name, value in bound.items():
-        kind = inspect.signature(step).parameters[name].kind
-        if kind is inspect.Parameter.VAR_POSITIONAL:
+        if signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
             found |= {f"{name}.{number}": one for number, one in enumerate(value)}
-        elif kind is inspect.Parameter.VAR_KEYWORD:
-            found |= value
         else:
             found[name] = value
-    return found
+    return found | named
 
 
 def _abstract(arguments: Mapping[str, Any]) -> dict[str, Any]:

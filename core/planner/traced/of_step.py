@@ -7,6 +7,8 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from isoshard.core.errors import ShardingError
+
 from .jax_steps import traced_jax_step
 from .traced_step import TracedStep
 from .whose_step import framework_of_step
@@ -35,6 +37,7 @@ def traced_step(
 
     Raises:
         PlanError: the plan does not fit.
+        ShardingError: `batch` is given, and the step is no JAX function.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -45,9 +48,15 @@ def traced_step(
         ('jax', 1)
     """
     own = getattr(step, "traced_step", None)
+    framework = None if own is not None else framework_of_step(step, args, kwargs)
+    if batch is not None and (own is not None or framework is not None):
+        raise ShardingError(
+            f"batch={tuple(batch)!r} is for a JAX function; a step of "
+            f"{framework.name if framework else type(step).__name__} says itself what its inputs "
+            "are: leave it out"
+        )
     if own is not None:
         return own(tuple(args), dict(kwargs), mesh, plan)
-    framework = framework_of_step(step, args, kwargs)
     if framework is not None:
         return framework.traced_step(step, tuple(args), dict(kwargs), mesh, plan)
     return traced_jax_step(step, args, kwargs, mesh, plan, batch=batch)

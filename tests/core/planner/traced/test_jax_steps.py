@@ -108,6 +108,32 @@ def test_a_result_like_the_batch_is_no_state():
     assert [one.replaces for one in found.results] == [None]
 
 
+def test_keyword_arguments_keep_their_names():
+    def step(w, *, second, first):
+        return (first @ w).sum() + (second @ w).sum()
+
+    given = {"second": shape(2, 8), "first": shape(4, 8)}
+    found = traced_jax_step(step, (shape(8, 8),), given, MESH, None)
+    assert [(one.name, one.shape) for one in found.inputs] == [
+        ("w", (8, 8)),
+        ("first", (4, 8)),
+        ("second", (2, 8)),
+    ]
+    assert [one.shape for one in found.program.in_avals] == [one.shape for one in found.inputs]
+
+
+def test_the_layout_of_a_keyword_argument_is_its_own():
+    def step(w, *, second, first):
+        return (first @ w).sum() + (second @ w).sum()
+
+    given = {"second": shape(2, 8), "first": shape(4, 8)}
+    plan = Plan({"*": None}, inputs={"first": ("model",), "second": ("data",)})
+    found = traced_jax_step(step, (shape(8, 8),), given, MESH, plan)
+    layouts = {one.name: (one.shape, one.sharding.spec) for one in found.inputs}
+    assert layouts["first"] == ((4, 8), P("model"))
+    assert layouts["second"] == ((2, 8), P("data"))
+
+
 def test_the_batch_may_be_named():
     def step(frozen, params, x):
         return jax.tree.map(lambda a, b: a - b, params, frozen), x.sum()

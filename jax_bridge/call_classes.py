@@ -1,0 +1,49 @@
+"""NNX modules that call otherwise for a while, by a subclass of their own class.
+
+No class is changed, and other modules of the same class are not concerned.
+
+>>> from flax import nnx
+>>> layer = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+>>> kind = called_by(nnx.Linear, lambda self, x: "instead")
+>>> with of_classes([(layer, kind)]):
+...     layer(None)
+'instead'
+>>> type(layer) is nnx.Linear, kind.__name__
+(True, 'Linear')
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+
+def called_by(kind: type, call: Callable[..., Any]) -> type:
+    """A class like `kind`, whose objects are called by a function.
+
+    Args:
+        kind: the class of a module.
+        call: takes the module and the arguments.
+    """
+    functools.update_wrapper(call, kind.__call__)
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__call__": call}
+    return type(kind)(kind.__name__, (kind,), names)
+
+
+@contextlib.contextmanager
+def of_classes(modules: Sequence[tuple[Any, type]]) -> Iterator[None]:
+    """For the time of the `with`, modules are of other classes.
+
+    Args:
+        modules: each with a subclass of its class.
+    """
+    before = [(module, type(module)) for module, _ in modules]
+    try:
+        for module, kind in modules:
+            object.__setattr__(module, "__class__", kind)
+        yield
+    finally:
+        for module, kind in before:
+            object.__setattr__(module, "__class__", kind)
