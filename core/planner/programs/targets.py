@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib.metadata
 import json
 import math
@@ -213,9 +212,8 @@ def _release(version: str) -> str:
     return found[0] if found else version
 
 
-@functools.cache
 def packages_of(python: str) -> dict[str, str]:
-    """Versions of jax and the compilers in an interpreter; "" of what is not installed.
+    """Versions of jax and the compilers in an interpreter now; "" of what is not installed.
 
     Args:
         python: its path.

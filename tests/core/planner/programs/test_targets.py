@@ -90,6 +90,15 @@ def test_a_plugin_of_another_jax_does_not_do(installed):
     assert check("cuda")["jax-cuda13-plugin"] == "0.10.2"
 
 
+def test_what_is_installed_meanwhile_is_found(monkeypatch, tmp_path):
+    assert targets.packages_of(sys.executable)["libtpu"] != "99"
+    folder = tmp_path / "libtpu-99.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: libtpu\nVersion: 99\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert targets.packages_of(sys.executable)["libtpu"] == "99"
+
+
 def test_another_interpreter(monkeypatch, tmp_path):
     monkeypatch.setenv("ISOSHARD_COMPILER_PYTHON", str(tmp_path / "none"))
     assert targets.compiler_python() == str(tmp_path / "none")
