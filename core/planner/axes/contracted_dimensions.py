@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from .factors import DimensionRule, Factors
@@ -10,13 +10,19 @@ from .factors import DimensionRule, Factors
 
 def dot_general(factors: Factors, params: Mapping[str, Any]) -> DimensionRule:
     """Batch axes are shared, contracted ones are summed, the others free."""
-    return _product(factors, params["dimension_numbers"])
+    numbers = params["dimension_numbers"]
+    (lhs_contract, rhs_contract), _ = numbers
+    lhs = factors.operand_shapes[0]
+    for left, right in zip(lhs_contract, rhs_contract, strict=True):
+        factors.tie({0: left, 1: right}, {}, lhs[left], reduced=True)
+    _kept(factors, numbers, 0)
+    return factors.rule()
 
 
 def ragged_dot_general(factors: Factors, params: Mapping[str, Any]) -> DimensionRule:
     """A product of groups: rows of the left are of the groups that the third operand counts."""
     numbers = params["ragged_dot_dimension_numbers"]
-    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = numbers.dot_dimension_numbers
+    (lhs_contract, rhs_contract), (_, rhs_batch) = numbers.dot_dimension_numbers
     lhs, rhs = factors.operand_shapes[:2]
     ragged = set(numbers.lhs_ragged_dimensions)
     grouped = set(numbers.rhs_group_dimensions)
@@ -30,39 +36,39 @@ def ragged_dot_general(factors: Factors, params: Mapping[str, Any]) -> Dimension
         factors.tie(
             {0: left, 1: right}, {}, lhs[left], reduced=left not in ragged, whole=left in ragged
         )
-    place = lead
-    for left, right in zip(lhs_batch, rhs_batch, strict=True):
-        factors.tie({0: left, 1: right}, {0: place}, lhs[left], whole=left in ragged)
-        place += 1
-    for axis in range(len(lhs)):
-        if axis not in (*lhs_contract, *lhs_batch):
-            factors.tie({0: axis}, {0: place}, lhs[axis])
-            place += 1
-    for axis in range(len(rhs)):
-        if axis not in (*rhs_contract, *rhs_batch, *grouped):
-            factors.tie({1: axis}, {0: place}, rhs[axis])
-            place += 1
+    _kept(factors, numbers.dot_dimension_numbers, lead, whole=ragged, left_out=grouped)
     return factors.rule(rest_whole=True)
 
 
-def _product(factors: Factors, numbers: Any) -> DimensionRule:
+def _kept(
+    factors: Factors,
+    numbers: Any,
+    place: int,
+    whole: Collection[int] = (),
+    left_out: Collection[int] = (),
+) -> None:
+    """Tie the axes that a product keeps to those of its result: batch, left, right.
+
+    Args:
+        factors: of the product.
+        numbers: its contracted and batch axes.
+        place: of the first of them in the result.
+        whole: batch axes of the left that cannot stay split.
+        left_out: axes of the right that the result has not.
+    """
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = numbers
     lhs, rhs = factors.operand_shapes[:2]
-    for left, right in zip(lhs_contract, rhs_contract, strict=True):
-        factors.tie({0: left, 1: right}, {}, lhs[left], reduced=True)
-    place = 0
     for left, right in zip(lhs_batch, rhs_batch, strict=True):
-        factors.tie({0: left, 1: right}, {0: place}, lhs[left])
+        factors.tie({0: left, 1: right}, {0: place}, lhs[left], whole=left in whole)
         place += 1
     for axis in range(len(lhs)):
         if axis not in (*lhs_contract, *lhs_batch):
             factors.tie({0: axis}, {0: place}, lhs[axis])
             place += 1
     for axis in range(len(rhs)):
-        if axis not in (*rhs_contract, *rhs_batch):
+        if axis not in (*rhs_contract, *rhs_batch, *left_out):
             factors.tie({1: axis}, {0: place}, rhs[axis])
             place += 1
-    return factors.rule()
 
 
 def convolution(factors: Factors, params: Mapping[str, Any]) -> DimensionRule:

@@ -109,7 +109,8 @@ def time_of(program: DeviceProgram, mesh: Mesh) -> tuple[TimeEstimate, tuple[Tim
             ordered = [name for name in mesh.axis_names if name in op.axes]
             collectives["+".join(ordered)] += op.times * one.collective
     serial = busy + sum(collectives.values())
-    overlapped = _overlapped(program.ops, times)
+    # The same terms summed in another order: rounding must not make overlap take longer.
+    overlapped = min(serial, _overlapped(program.ops, times))
     ideal = sum(op.times * op.flops / chip.rate(op.dtype) for op in program.ops)
     estimate = TimeEstimate(
         compute,
