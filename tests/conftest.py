@@ -8,6 +8,7 @@ test` runs the code of users; `make conformance` and `make test-torchrun` always
 
 import gc
 import os
+import sys
 
 import jax
 import pytest
@@ -56,6 +57,13 @@ def _what_is_there_stays():
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers_each_run():
+    """What a test draws without a generator of its own is the same in every run and order."""
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture

@@ -102,7 +102,8 @@ def test_a_quantized_layer_on_the_device(block_size):
     layer.load_quantized_weight(weight, data(*scales), data(*scales, seed=1))
     x = data(2, 8)
     want = layer(x)
-    torch.testing.assert_close(layer.to("jax")(x.to("jax")).cpu(), want)
+    # sums of products of up to 128 that cancel: close to their terms, not to what is left
+    torch.testing.assert_close(layer.to("jax")(x.to("jax")).cpu(), want, rtol=1.3e-6, atol=1e-4)
     assert set(layer.state_dict()) == {"weight", "weight_scaler", "zero_point"}
     with pytest.raises(ValueError, match="int8"):
         layer.load_quantized_weight(weight.float(), data(*scales))
