@@ -6,7 +6,7 @@ what the user has marked stays. Parameters, gradients and optimizer state are th
 are told how their outputs lie, and the arguments of each call are laid out before it.
 
 >>> import isoshard.torch_bridge as xs
->>> model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.Linear(1024, 256))
+>>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
 >>> mesh = xs.Mesh(range(8), (8,), ("data",))
 >>> model = xs.xla_distribute_module(model, mesh, xs.spmd.auto_policy)
 >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -17,7 +17,7 @@ are told how their outputs lie, and the arguments of each call are laid out befo
 ...     loss.backward()
 ...     sgd.step()
 ...     return loss
->>> x = torch.ones(512, 256, device="jax")
+>>> x = torch.ones(8192, 64, device="jax")
 >>> loss = step(x)
 >>> xs.auto_plan(model).plan.inputs
 (('*', P('data',)),)
@@ -63,7 +63,7 @@ from .found_models import FoundModel, behind, layouts_of, models_of
 
 
 @dataclasses.dataclass(frozen=True)
-class LaidOutModel:
+class AutomaticLayout:
     """What was found for a model.
 
     Attributes:
@@ -77,7 +77,7 @@ class LaidOutModel:
     constraints: ActivationConstraints | None
 
 
-_FOUND: weakref.WeakKeyDictionary[torch.nn.Module, LaidOutModel] = weakref.WeakKeyDictionary()
+_FOUND: weakref.WeakKeyDictionary[torch.nn.Module, AutomaticLayout] = weakref.WeakKeyDictionary()
 
 
 def found_for(module: torch.nn.Module) -> SearchResult | None:
@@ -212,7 +212,9 @@ class _Behind:
             if before is not None and before.constraints is not None:
                 before.constraints.remove()
             constraints = _constraints(model, found)
-            _FOUND[model.module] = LaidOutModel(found, bool(self.reached.optimizers), constraints)
+            _FOUND[model.module] = AutomaticLayout(
+                found, bool(self.reached.optimizers), constraints
+            )
         metrics.count("plans.found")
         metrics.record_plan(
             line_of(self.step),
@@ -340,13 +342,13 @@ class BatchLayouts:
                     first_layouts.note_for_now(leaf)
 
     def _layout(self, path: str, shape: tuple[int, ...]) -> NamedSharding | None:
-        if (path, shape) not in self._known:
+        if (path, shape) not in self._known and self._plan is not None:
             try:
                 found = self._plan.resolve({path: shape}, self._mesh).shardings[path]
             except ShardingError:  # another batch than the one that was planned
                 found = None
             self._known[path, shape] = found
-        return self._known[path, shape]
+        return self._known.get((path, shape))
 
 
 def _is_open(leaf: Any) -> bool:
