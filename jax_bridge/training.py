@@ -58,41 +58,11 @@ from .layout import LEFT_OUT, mesh_first, plan_state
 from .optimizers import opt_state_layouts
 from .planning import traced_train_step
 from .state_checks import check_layout, check_structure
+from .train_state import TrainState
 from .trained_and_rest import ModelParts, join_parts, split_parts
 
 if TYPE_CHECKING:
     import optax
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class TrainState:
-    """What a training step changes; a pytree.
-
-    Attributes:
-        step: how many steps were made, int32.
-        params: the arrays that are trained.
-        rest: the other arrays of the model: batch statistics, random state.
-        opt_state: the state of the optimizer.
-        parts: how the model is put together.
-
-    Example:
-        >>> import optax
-        >>> step = train_step(jnp.sum, optax.sgd(0.1), jax.make_mesh((8,), ("x",)), P("x"))
-        >>> step.start(jnp.ones(8)).model.sharding.spec
-        P('x',)
-    """
-
-    step: jax.Array
-    params: Any
-    rest: Any
-    opt_state: Any
-    parts: ModelParts = dataclasses.field(metadata={"static": True})
-
-    @property
-    def model(self) -> Any:
-        """The model around these very arrays, which the next step takes over and deletes."""
-        return join_parts(self.parts, self.params, self.rest)
 
 
 def train_step(

@@ -41,6 +41,7 @@ ROOMS = {
 INSIDE = {
     "isoshard.torch_bridge.distributed.parallel_hook": "needs torch.distributed.tensor, optional",
     "isoshard.torch_bridge.distributed.torch_hook": "needs torch.distributed.tensor, optional",
+    "isoshard.torch_bridge.planning.on_request": "the search is loaded when a plan is asked for",
     "isoshard.torch_bridge.registration": "torch.distributed.checkpoint takes 2 s to import",
     "isoshard.torch_bridge.torch_xla._internal.tpu": "torch_xla's modules are imported when named",
     "isoshard.torch_bridge.torch_xla.distributed.xla_backend": "likewise",

@@ -32,6 +32,7 @@ __all__ = [
     "TorchModule",
     "XLAShard",
     "XLAShardedTensor",
+    "auto_plan",
     "clear_sharding",
     "compile",
     "constrain_activations",
@@ -87,6 +88,7 @@ if TYPE_CHECKING or _old_torch.has_device():
     from .layout.marks import ShardingType
     from .layout.shard_snapshots import XLAShard
     from .loops.scan import ScanLayers, StackedLayers, scan_layers
+    from .planning.on_request import auto_plan
     from .runtime import compile, memory_analysis, program_text, sync
     from .session.hardware import get_xla_supported_devices, xla_device
     from .spmd import (

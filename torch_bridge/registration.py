@@ -15,6 +15,7 @@ from isoshard.core.planner.traced.traced_step import TracedStep
 from . import domain
 from .dtensor import spelling, starting
 from .framework import Torch
+from .planning import on_request as _on_request  # noqa: F401  (steps that are to be laid out)
 from .planning import torch_steps
 from .state.filling import Filler
 from .state.torch_state import StateVerbs

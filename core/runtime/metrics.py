@@ -32,11 +32,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import sys
-from pathlib import Path
-from types import FrameType
 
 from . import samples
+from .report_lines import amount, compiled_lines, transfer_lines
+from .report_lines import human_bytes as human_bytes
+from .user_frames import user_frame as user_frame
+from .user_frames import user_location as user_location
 
 KNOWN = {
     "executions": "compiled programs run",
@@ -50,6 +51,9 @@ KNOWN = {
     "repeat.stacked_bytes": "bytes of memory that went into such stacks",
     "repeat.slices": "slices of stacks that were looked at outside of their step",
     "repeat.sliced_bytes": "bytes of those",
+    "plans.found": "plans found for steps that were to be laid out automatically",
+    "plans.laid_out": "tensors laid out by them",
+    "plans.laid_out_bytes": "bytes of those",
     "peak_bytes": "largest program, per device: inputs, results and temporaries",
     "transfers.host_to_device": "host buffers sent to devices",
     "transfers.host_to_device_bytes": "bytes sent to devices",
@@ -74,17 +78,14 @@ KNOWN = {
     "data.dropped_rows": "rows left out, in last batches that do not divide",
 }
 
-# Code of these packages is never the user's own; the demo in isoshard.cli is.
-_INTERNAL = ("isoshard.", "torch.", "jax.", "jaxlib.", "flax.", "optax.", "numpy.")
-_INTERNAL += ("contextlib.", "functools.", "logging.", "warnings.")
-_OWN = ("isoshard.cli.",)
-
 _counts: collections.defaultdict[str, int] = collections.defaultdict(int)
 _compilations: collections.deque[Compilation] = collections.deque(maxlen=10_000)
 _transfers: dict[tuple[str, str], list[int]] = {}
 """Of each direction and line, how many buffers, and their bytes."""
 _repeats: dict[str, str] = {}
 """Of each step compiled with `repeat`, by its line, what became of its layers."""
+_plans: dict[str, str] = {}
+"""Of each step that was to be laid out automatically, by its line, what was found."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,6 +210,26 @@ def record_repeat(where: str, found: str) -> None:
     _repeats[where] = found
 
 
+def record_plan(where: str, found: str | None) -> None:
+    """Note what became of a step that was to be laid out automatically.
+
+    Args:
+        where: the step's line.
+        found: the mesh, and how much was laid out; or why there is no plan. None takes back what
+            was noted.
+
+    Example:
+        >>> reset()
+        >>> record_plan("train.py:12", "mesh (data=8), 12 tensors laid out")
+        >>> print(report())
+        plan: mesh (data=8), 12 tensors laid out  (train.py:12)
+        >>> reset()
+    """
+    _plans.pop(where, None)
+    if found is not None:
+        _plans[where] = found
+
+
 def record_peak(size: int) -> None:
     """Note what a program needs on each device; the largest is the counter "peak_bytes".
 
@@ -291,6 +312,7 @@ def reset() -> None:
     _compilations.clear()
     _transfers.clear()
     _repeats.clear()
+    _plans.clear()
     samples.clear()
 
 
@@ -300,8 +322,8 @@ def report() -> str:
     Returns:
         The counters that are not zero with their meaning; one line per compilation: what was
         compiled, the line of user code that needed it, the seconds it took and its cause; one line
-        per step compiled with `repeat`; and the lines of user code that moved most bytes between
-        host and devices.
+        per step compiled with `repeat` or laid out automatically; and the lines of user code that
+        moved most bytes between host and devices.
 
     Example:
         >>> reset()
@@ -310,98 +332,16 @@ def report() -> str:
         'gathers                                2  sharded arrays gathered whole'
         >>> reset()
     """
-    rows = [(name, amount) for name, amount in counters().items() if amount]
-    lines = [
-        f"{name:<30}{_amount(name, n):>10}  {KNOWN.get(name, '')}".rstrip() for name, n in rows
-    ]
+    rows = [(name, n) for name, n in counters().items() if n]
+    lines = [f"{name:<30}{amount(name, n):>10}  {KNOWN.get(name, '')}".rstrip() for name, n in rows]
     done = compilations()
     if done:
-        lines += ["", _compiled_title(done), *_compiled_lines(done)]
-    if _repeats:
+        lines += ["", *compiled_lines(done)]
+    if _repeats or _plans:
         lines += [""] * bool(lines)
         lines += [f"repeat: {found}  ({where})" for where, found in _repeats.copy().items()]
+        lines += [f"plan: {found}  ({where})" for where, found in _plans.copy().items()]
     moved = transfers()
     if moved:
-        lines += ["", "moved between host and devices:", *_transfer_lines(moved)]
+        lines += ["", "moved between host and devices:", *transfer_lines(moved)]
     return "\n".join(lines) or "nothing was counted"
-
-
-def user_location() -> str:
-    """Find the line of user code that is running.
-
-    Returns:
-        `file.py:123` of the innermost call outside isoshard, torch, jax, flax, optax and numpy;
-        "unknown" where there is none.
-
-    Example:
-        >>> user_location().partition(":")[0]             # here doctest is the user
-        'doctest.py'
-    """
-    frame = user_frame()
-    return "unknown" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-
-
-def user_frame() -> FrameType | None:
-    """Find the innermost call outside isoshard, torch, jax, flax, optax and numpy, if any."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "") + "."
-        if not module.startswith(_INTERNAL) or module.startswith(_OWN):
-            return frame
-        frame = frame.f_back
-    return None
-
-
-def human_bytes(size: float) -> str:
-    """Write a number of bytes with a binary unit.
-
-    Args:
-        size: bytes.
-
-    Returns:
-        The size with one decimal, or whole bytes below one KiB.
-
-    Example:
-        >>> human_bytes(512), human_bytes(1536), human_bytes(3 << 20)
-        ('512 B', '1.5 KiB', '3.0 MiB')
-    """
-    if size < 1024:
-        return f"{size:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        size /= 1024
-        if size < 1024:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1024:.1f} TiB"
-
-
-def _amount(name: str, amount: int) -> str:
-    return human_bytes(amount) if name.endswith("_bytes") else f"{amount:,}"
-
-
-def _compiled_title(done: list[Compilation]) -> str:
-    programs = "1 program" if len(done) == 1 else f"{len(done)} programs"
-    return f"compiled: {programs} in {sum(c.seconds for c in done):.2f} s"
-
-
-def _compiled_lines(done: list[Compilation]) -> list[str]:
-    what = max(len(c.what) for c in done)
-    where = max(len(c.where) for c in done)
-    return [f"  {c.what:<{what}}  {c.where:<{where}}  {c.seconds:.2f} s  {c.cause}" for c in done]
-
-
-_SHOWN = 20  # lines of transfers in a report
-
-
-def _transfer_lines(moved: list[Transfer]) -> list[str]:
-    shown = moved[:_SHOWN]
-    where = max(len(transfer.where) for transfer in shown)
-    lines = [
-        f"  {t.where:<{where}}  {t.direction}  {t.buffers:,} buffer{'s' * (t.buffers != 1)}  "
-        f"{human_bytes(t.size)}"
-        for t in shown
-    ]
-    rest = moved[_SHOWN:]
-    if rest:
-        size = human_bytes(sum(transfer.size for transfer in rest))
-        lines.append(f"  .. and {len(rest)} more lines, {size}")
-    return lines

@@ -113,19 +113,13 @@ def training_step(name: str) -> tuple[Any, dict[str, Any], Plan]:
     import torch
 
     import isoshard.torch_bridge as xs
+    from benchmarks.models import hf_step
     from tests.torch_bridge.models.families import FAMILIES, build
 
     family = FAMILIES[name]
     module = build(name)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = module(**batch).loss
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = hf_step.training_step(module, optimizer)
     return xs.compile(step), family.batch(0), family.plan(module) * Plan.data_parallel("data")
 
 

@@ -17,6 +17,7 @@ from isoshard.torch_bridge.engine.compiling.execution_plan import CompileRequest
 from isoshard.torch_bridge.engine.compiling.interpreting import Notes
 from isoshard.torch_bridge.engine.values import layout_numbers
 
+from .argument_paths import key_text
 from .found_models import Named
 from .planned_recording import PlannedRecording
 
@@ -64,18 +65,6 @@ def assembled(
     return TracedStep(
         name, "torch", program, tuple(inputs), tuple(results), home, modules, wide=True
     )
-
-
-def key_text(key: Any) -> str:
-    """One step of a path in nested arguments or results.
-
-    Args:
-        key: torch's.
-    """
-    for attribute in ("idx", "key", "name"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
 
 
 def _mesh_of(plan: CompileRequest, mesh: Mesh) -> Mesh:

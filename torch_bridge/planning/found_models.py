@@ -50,6 +50,23 @@ class FoundModel:
     prefix: str
 
 
+def behind(step: Any, leaves: Sequence[Any], paths: Sequence[str]) -> Reachable:
+    """The objects behind a step: what it closes over and names, and what its arguments hold.
+
+    Args:
+        step: a function, a module or a bound method.
+        leaves: its arguments; those that are no tensors are searched.
+        paths: what they are called.
+    """
+    found = Reachable()
+    found.follow(step, getattr(step, "__name__", type(step).__name__))
+    for leaf, path in zip(leaves, paths, strict=True):
+        if not isinstance(leaf, torch.Tensor):
+            found.follow(leaf, path)
+    found.follow_code({})
+    return found
+
+
 def models_of(found: Reachable, arguments: Mapping[str, Any]) -> list[FoundModel]:
     """The models behind a step: modules that are inside no other.
 

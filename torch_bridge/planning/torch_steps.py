@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -47,13 +46,13 @@ from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge._torch_internals.module_fields import forward_hooks, forward_pre_hooks
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.capture.assemble import line_of
-from isoshard.torch_bridge.engine.capture.reachable import Reachable
 from isoshard.torch_bridge.engine.capture.step import CompiledStep
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.layout.activations import ActivationConstraints
 
-from .assembled_step import assembled, key_text
-from .found_models import FoundModel, Named, input_layouts, layouts_of, models_of
+from .argument_paths import argument_paths
+from .assembled_step import assembled
+from .found_models import FoundModel, Named, behind, input_layouts, layouts_of, models_of
 from .module_outputs import ModuleOutputs
 from .optimizer_slots import keep_slots, make_slots
 from .planned_recording import PlannedRecording
@@ -119,13 +118,8 @@ class _Planning:
         self.mesh, self.plan = mesh, plan
         self.user = UserLines()
         self.leaves, self.structure = pytree.tree_flatten((args, dict(kwargs)))
-        self.paths = _paths(self.step, args, kwargs)
-        self.found = Reachable()
-        self.found.follow(self.step, getattr(self.step, "__name__", type(self.step).__name__))
-        for leaf, path in zip(self.leaves, self.paths, strict=True):
-            if not isinstance(leaf, torch.Tensor):
-                self.found.follow(leaf, path)
-        self.found.follow_code({})
+        self.paths = argument_paths(self.step, args, kwargs)
+        self.found = behind(self.step, self.leaves, self.paths)
         by_name = dict(zip(self.paths, self.leaves, strict=True))
         self.models = models_of(self.found, by_name)
         self.named, self.errors = layouts_of(self.models, mesh, plan)
@@ -265,32 +259,3 @@ def _as_tensor(leaf: Any) -> torch.Tensor:
     if isinstance(leaf, torch.Tensor):
         return leaf
     return torch.empty(tuple(leaf.shape), dtype=logical_dtype(leaf.dtype), device="meta")
-
-
-def _paths(step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
-    """Each leaf of the arguments by the name of its argument and its path in it."""
-    function = step.forward if isinstance(step, torch.nn.Module) else step
-    try:
-        bound = inspect.signature(function).bind(*args, **kwargs)
-        known = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        bound, known = None, {}
-    names: list[str] = []
-    if bound is not None:
-        for name in bound.arguments:
-            if known[name].kind is inspect.Parameter.VAR_POSITIONAL:
-                names += [f"{name}.{number}" for number in range(len(bound.arguments[name]))]
-            elif known[name].kind in _POSITIONAL and len(names) < len(args):
-                names.append(name)
-    names += [f"argument{number}" for number in range(len(names), len(args))]
-    paths = []
-    for name, tree in [*zip(names, args, strict=False), *kwargs.items()]:
-        for path, _ in pytree.tree_flatten_with_path(tree)[0]:
-            paths.append(".".join([name, *map(key_text, path)]))
-    return paths
-
-
-_POSITIONAL = (
-    inspect.Parameter.POSITIONAL_ONLY,
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-)

@@ -1,7 +1,8 @@
-"""A layout for a module whose owner names none: largest axes, split over the whole mesh.
+"""A layout for a module whose owner names none: by rule at first, then as a search finds it.
 
-torch_xla asks XLA's auto-sharding pass, which JAX does not offer. This is a rule instead, the same
-for every run:
+torch_xla asks XLA's auto-sharding pass, which JAX does not offer. Here the first compiled step that
+uses the module is planned, and lays it out (`planning.automatic_layouts`). Until then, and where
+nothing is compiled, there is a rule, the same for every run:
 
 1. A tensor is split along its largest axis that all devices together divide.
 2. If there is none, along the largest axis that one mesh axis divides; the largest mesh axis first.
@@ -25,7 +26,7 @@ from isoshard.torch_bridge.argument_types import MeshLike
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
-from .marking import mark_sharding
+from .first_layouts import ask_for_plan, mark_for_now
 from .mesh import Mesh, get_1d_mesh, get_global_mesh, mesh_from
 
 
@@ -33,7 +34,7 @@ def auto_policy(mod_name: str, mod: torch.nn.Module, mesh: MeshLike = None) -> N
     """Mark the parameters and buffers of one module, without its children, by the rule above.
 
     Pass it to `xla_distribute_module(module, mesh, auto_policy)`. Tensors that are split already
-    stay as they are.
+    stay as they are. The first compiled step that uses the module finds a plan for it.
 
     Args:
         mod_name: of the module, for messages.
@@ -59,7 +60,8 @@ def auto_policy(mod_name: str, mod: torch.nn.Module, mesh: MeshLike = None) -> N
                 f"{naming.moving()} first"
             )
         if not marks.marked(tensor) or not tensor.sharding_type:
-            mark_sharding(tensor, mesh, auto_spec(tuple(tensor.shape), mesh.mesh_shape))
+            mark_for_now(tensor, mesh, auto_spec(tuple(tensor.shape), mesh.mesh_shape))
+    ask_for_plan(mod, mesh)
 
 
 def auto_spec(shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> tuple[Any, ...]:

@@ -8,6 +8,8 @@ if __name__ != "isoshard.torch_bridge.torch_xla":
     raise ImportError(f"import isoshard.torch_bridge.torch_xla, not {__name__}")
 
 from isoshard.torch_bridge.kernels import xla_operators as _operators  # noqa: F401  (torch.ops.xla)
+from isoshard.torch_bridge.session import modes as _modes
+from isoshard.torch_bridge.session import unplanned_steps as _unplanned_steps
 from isoshard.torch_bridge.session.lazy_submodules import submodules
 
 from .distributed import xla_backend as _xla_backend  # noqa: F401  (the `xla://` method of torch)
@@ -36,6 +38,9 @@ __all__ = [
     "step",
     "sync",
 ]
+
+if _modes.auto_spmd():
+    _unplanned_steps.watch()
 
 _submodule = submodules(
     __name__,

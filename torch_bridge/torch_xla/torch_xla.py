@@ -22,6 +22,7 @@ import torch
 
 from isoshard.torch_bridge import naming, runtime
 from isoshard.torch_bridge.engine.recording import regions
+from isoshard.torch_bridge.planning import on_request
 from isoshard.torch_bridge.session import hardware
 from isoshard.torch_bridge.session.modes import is_spmd
 
@@ -119,8 +120,15 @@ class _Compiled:
         if self._named is None:
             self._region.name = getattr(function, "__name__", type(function).__name__)
 
+        placing = None
+
         @functools.wraps(function)
         def compiled(*args: Any, **kwargs: Any) -> Any:
+            nonlocal placing
+            if placing is None:
+                placing = on_request.placing(function, args, kwargs)
+            if placing is not None:
+                placing(args, kwargs)
             with self:
                 return function(*args, **kwargs)
 

@@ -87,7 +87,12 @@ def joined(fixed: Plan | None, found: Plan) -> Plan:
             activations=tuple(pair for one in fixed.factors for pair in one.activations),
             memory=tuple(pair for one in fixed.factors for pair in one.memory),
         )
-    return _without_default(fixed, UNSAID).otherwise(found)
+    both = _without_default(fixed, UNSAID).otherwise(found)
+    if fixed.inputs is UNSAID or found.inputs is UNSAID:
+        return both
+    mine = dict(fixed.inputs)
+    more = {pattern: spec for pattern, spec in found.inputs if pattern not in mine}
+    return dataclasses.replace(both, inputs=mine | more)
 
 
 def _without_default(plan: Plan, default: object = None) -> Plan:

@@ -46,6 +46,9 @@ from .rolled_step import Repeat, checked_repeat
 from .step_arguments import signature
 from .step_recording import Recording
 
+Placing = Callable[[tuple[Any, ...], dict[str, Any]], None]
+"""Lays out the arguments of one call."""
+
 
 class CompiledStep:
     """A step function that runs as one XLA program.
@@ -90,6 +93,7 @@ class CompiledStep:
         self._fixed: set[tuple[int, Any]] = set()
         self._reasons: collections.Counter[str] = collections.Counter()
         self._last: Replay | None = None
+        self._placing: Placing | None = None
 
     def __get__(self, instance: Any, owner: Any = None) -> CompiledStep:
         """The compiled method of one object."""
@@ -110,6 +114,8 @@ class CompiledStep:
         """Run the step."""
         if PLANS and recorder().plans:
             return self.step(*args, **kwargs)
+        if self._placing is not None:
+            self._placing(args, kwargs)
         leaves, structure = _flattened(args, kwargs)
         arguments = [leaf for leaf in leaves if isinstance(leaf, lazy_tensor.LazyTensor)]
         key = (structure, signature(leaves, arguments), ambient())
@@ -151,6 +157,10 @@ class CompiledStep:
                 "function itself there"
             )
         program.sync()
+        for lay_out in LAYING_OUT if self._placing is None else ():
+            self._placing = lay_out(self.step, args, kwargs)
+            if self._placing is not None:
+                return self(*args, **kwargs)
         metrics.count("captures")
 
         call = (args, kwargs, objects, arguments)
@@ -276,6 +286,8 @@ def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any]
 
 PLANS: set[int] = set()
 """Ids of the recorders that plan a step just now: a compiled step inside it is its function."""
+LAYING_OUT: list[Callable[..., Placing | None]] = []
+"""Called with a step and the arguments of its first call: what was asked to lay them out."""
 KEPT = 16
 """Captures kept for arguments of one kind."""
 PATIENCE = 8

@@ -16,6 +16,10 @@ gathers it where it is used and scatters its gradient; wrap the layers of a deep
 (`auto_wrap_policy`), so that the output of each is split by rows and only one layer need be whole
 at a time. Parameters marked before keep their layout. Optimizer state follows the parameters.
 
+After `use_spmd(auto=True)` that is the layout until the first compiled step: it finds a plan over
+the wrapper's mesh, by which the parameters are laid out (`isoshard.torch_bridge.auto_plan`). The
+mesh may then be left out; it is all devices, in the shape of `XLA_AUTO_SPMD_MESH`.
+
 One whose axes are all divided unevenly stays whole on every device, with an `UnevenWarning`; so
 does the output of a batch that does not divide.
 """
@@ -24,6 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -35,12 +40,15 @@ from isoshard.core.layout.spec import named_sharding
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.loops.by_layer import ByLayer
+from isoshard.torch_bridge.session.modes import auto_spmd
 from isoshard.torch_bridge.spmd import (
     Mesh,
     apply_backward_optimization_barrier,
     get_global_mesh,
     mark_sharding,
 )
+from isoshard.torch_bridge.spmd.auto import auto_mesh
+from isoshard.torch_bridge.spmd.first_layouts import ask_for_plan, mark_for_now
 from isoshard.torch_bridge.spmd.mesh import mesh_from
 from isoshard.torch_bridge.torch_xla.distributed.fsdp.wrap import recursive_wrap
 
@@ -52,7 +60,8 @@ class SpmdFullyShardedDataParallel(torch.nn.Module):
 
     Args:
         module: moved to the `jax` device; its parameters stay the same objects.
-        mesh: with an axis "fsdp"; by default the one given to `set_global_mesh`.
+        mesh: with an axis "fsdp"; by default the one given to `set_global_mesh`, or in automatic
+            mode all devices.
         shard_output: called with the output and the mesh, to mark what in it should be split. By
             default that is axis 0 of the output, of the first tensor of a tuple, or of `logits` or
             `last_hidden_state` in a mapping or dataclass.
@@ -98,10 +107,13 @@ class SpmdFullyShardedDataParallel(torch.nn.Module):
             )
         self._orig_module = module.to(naming.current())
         self._mesh = mesh
-        layouts = _layouts(module, mesh)
+        layouts, automatic = _layouts(module, mesh), auto_spmd()
         for name, parameter in module.named_parameters():
             if marks.marked(parameter) is None:  # pyright: ignore[reportArgumentType]
-                mark_sharding(parameter, mesh, layouts[name].spec)
+                mark = mark_for_now if automatic else mark_sharding
+                mark(parameter, mesh, layouts[name].spec)
+        if automatic:
+            ask_for_plan(module, mesh)
         apply_backward_optimization_barrier(module)
         self._shard_output = shard_output or functools.partial(
             shard_first, extra_data_axis=extra_data_axis
@@ -205,6 +217,10 @@ def _check_module(module: torch.nn.Module) -> None:
 
 def _checked_mesh(mesh: Any, extra_data_axis: str | None) -> Mesh:
     mesh = get_global_mesh() if mesh is None else mesh_from(mesh)
+    if mesh is None and auto_spmd():
+        shape = auto_mesh().mesh_shape
+        others = ("model", *(f"model{number}" for number in range(2, len(shape))))
+        mesh = Mesh(range(math.prod(shape)), shape, (AXIS, *others)[: len(shape)])
     if mesh is None:
         raise ValueError(
             "no mesh is given and none is set; pass mesh=.., or call xs.set_global_mesh(mesh) first"
