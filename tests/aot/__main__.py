@@ -1,26 +1,34 @@
 """The command: `python -m tests.aot`, which `make aot` runs.
 
-python -m tests.aot                     everything, for all targets; and write the table
+python -m tests.aot                     what results.json does not hold yet, for all targets
+python -m tests.aot --target v5e        for one of them; two such runs may go side by side
+python -m tests.aot --failed            what did not compile, as well
+python -m tests.aot --again             everything anew
+python -m tests.aot --known             write what is known so far, and compile nothing
 python -m tests.aot --op linalg.eigh --op 'fft.*' --target v5e      some of it, and print
 python -m tests.aot --steps             families, styles and exchanges, and print
-python -m tests.aot --known             write the table of what is known so far
 
-What came out is kept in build/aot, so a run that is interrupted goes on where it was. After a
-change of the sources, `--again` exports everything once more, `--failed` what did not compile. The
-same program is not compiled twice.
+Results are written to results.json and the tables as they come, unless they are only printed. They
+count for the versions that they were made with; with others, everything is tried anew. Programs and
+their outcomes are kept in build/aot, so that the same program is not compiled twice, and a run that
+is interrupted goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import fnmatch
+import functools
 import hashlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.environments import python_of
+from isoshard.core.planner.programs.targets import packages_of
 from tests.conformance import report
 from tests.conformance.columns import columns_of
 from tests.conformance.database import entries
@@ -39,36 +47,58 @@ Task = tuple[str, tuple[str, ...]]
 """An entry, and the columns of it to try."""
 
 FOLDER = ROOT / "build" / "aot"
-AT_ONCE = 20
-"""Entries that are exported before they are compiled: then the outcome of those is kept."""
+EACH = 25
+"""Entries after which what came out is written."""
 
 LONG = (
-    *("linalg.", "cholesky", "geqrf", "logdet", "lu", "matrix_exp", "ormqr", "pca_lowrank"),
-    *("pinverse", "qr", "svd", "triangular_solve", "optim.", "module."),
+    ("module.", "optim."),
+    (
+        *("linalg.", "cholesky", "geqrf", "logdet", "lu", "matrix_exp", "ormqr", "pca_lowrank"),
+        *("norm.nuc", "pinverse", "qr", "svd", "triangular_solve"),
+    ),
 )
-"""How the names of entries begin that compile for minutes: they come last."""
+"""How the names of entries begin that take long, and of those that compile for minutes."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; 0 if it could."""
     options = _options(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
-    targets = [TARGETS[name] for name in options.target or TARGETS]
+    prints = bool(options.op or options.steps)
     started = time.monotonic()
     tasks = _tasks(options.op, options.steps)
-    cells, versions = {}, {}
-    for target in targets:
-        run = Run(target, options)
+    cells: dict[str, outcome.Cells] = {}
+    for name in options.target or TARGETS:
+        run = Run(TARGETS[name], options)
+        known = {} if prints else outcome.kept(name, run.installed)
+        found = cells[name] = {} if options.again else dict(known)
+        todo = [task for task in tasks if _is_open(found.get(task[0]), options.failed)]
         with run.compiler:
-            cells[target.name] = outcome.cells_of(list(run.rows(tasks)))
-        versions[target.name] = run.versions()
+            for number, (entry, rows) in enumerate(run.entries(todo), 1):
+                found[entry] = outcome.cells_of(rows).get(entry, {})
+                if number % EACH == 0:
+                    print(f"{name}: {number} of {len(todo)}", flush=True)
+                    _write(name, known | found, run, prints)
+        _write(name, known | found, run, prints)
     print(f"\n{outcome.summary(cells)}\n\n{time.monotonic() - started:.0f} s")
     for line in outcome.refused(cells):
         print(line)
-    if not (options.op or options.target or options.steps):
-        print("wrote", outcome.write(cells, versions))
+    if not prints:
         print("wrote", report.rewrite(EXPECTED), aot_tables.rewrite(outcome.read()))
     return 0
+
+
+def _is_open(cells: Mapping[str, str] | None, failed: bool) -> bool:
+    """Whether an entry is to be tried: it was not yet, or it failed and that is asked for."""
+    return cells is None or (failed and not all(map(outcome.compiles, cells.values())))
+
+
+def _write(target: str, cells: outcome.Cells, run: Run, prints: bool) -> None:
+    """Note what is known of a target, but for entries that are no more."""
+    if not prints:
+        names = {*entries(), *steps.names()}
+        some = {entry: found for entry, found in cells.items() if entry in names}
+        outcome.note(target, some, run.versions())
 
 
 class Run:
@@ -87,33 +117,37 @@ class Run:
         self.compiler = Compiler(target.described(), options.python, limit=options.limit)
         self.done: set[Task] = set()
 
-    def rows(self, tasks: Sequence[Task]) -> Iterator[Row]:
-        """Export and compile, some entries at a time.
+    def entries(self, tasks: Sequence[Task]) -> Iterator[tuple[str, list[Row]]]:
+        """What becomes of entries: all columns in one program, and one by one if that fails.
 
         Args:
             tasks: entries with the columns to try.
-        """
-        for first in range(0, len(tasks), AT_ONCE):
-            yield from self._some(tasks[first : first + AT_ONCE])
-            done = min(first + AT_ONCE, len(tasks))
-            print(f"{self.target.name}: {done} of {len(tasks)}", flush=True)
 
-    def _some(self, tasks: Sequence[Task]) -> Iterator[Row]:
-        """What becomes of entries: all columns in one program, and one by one if that fails."""
-        again: list[Task] = []
+        Yields:
+            Each entry of which all is known, with its rows.
+        """
+        apart: list[Task] = []
         for (entry, _), found in self._exported(tasks):
-            tried = [self._compiled(one) for one in found.artifacts]
-            rows = [row for row in tried if row is not None]
-            if len(rows) < len(tried):
-                continue
-            if len(found.columns) > 1 and any(row.status != "pass" for row in rows):
-                again += [(entry, (column,)) for column in found.columns]
-                continue
-            yield Row(entry, found.columns, "pass", "")  # there may be no program: all is on host
-            yield Row(entry, found.on_host, "host", "")
-            yield from rows
-        if again:
-            yield from self._some(again)
+            rows = self._tried(entry, found)
+            if len(found.columns) > 1 and any(row.status not in ("pass", "host") for row in rows):
+                apart += [(entry, (column,)) for column in found.columns]
+            elif rows:
+                yield entry, rows
+        parts: dict[str, list[list[Row]]] = collections.defaultdict(list)
+        wanted = collections.Counter(entry for entry, _ in apart)
+        for (entry, _), found in self._exported(apart):
+            parts[entry].append(self._tried(entry, found))
+            if len(parts[entry]) == wanted[entry] and all(parts[entry]):
+                yield entry, [row for rows in parts[entry] for row in rows]
+
+    def _tried(self, entry: str, found: Exported) -> list[Row]:
+        """What becomes of each program; empty if one is not known and not to be compiled."""
+        tried = [self._compiled(one) for one in found.artifacts]
+        rows = [row for row in tried if row is not None]
+        if len(rows) < len(tried):
+            return []
+        good = [Row(entry, found.columns, "pass", "")]  # there may be no program: all is on host
+        return [*good, Row(entry, found.on_host, "host", ""), *rows]
 
     def _exported(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Exported]]:
         """Each task with what was exported for it, now or before."""
@@ -163,16 +197,27 @@ class Run:
         if not artifact.file:
             return Row(entry, columns, "refused", artifact.reason)
         found = self.outcomes.found(artifact.file)
-        again = found is None or found["status"] == "timeout"  # it may have more time now
-        if again and not self.options.known:
+        if not self.options.known and not self._counts(found):
             found = self.compiler.compile(artifact.request(self.options.folder))._asdict()
             found["versions"] = dict(self.compiler.versions)
             self.outcomes.note(artifact.file, found)
         return None if found is None else Row(entry, columns, found["status"], found["reason"])
 
+    def _counts(self, found: Mapping[str, Any] | None) -> bool:
+        """Whether what is known of a program holds; one that took too long may have more time."""
+        if found is None or found["status"] == "timeout":
+            return False
+        return outcome.same_versions(found.get("versions", {}), self.installed)
+
+    @functools.cached_property
+    def installed(self) -> dict[str, str]:
+        """Versions of the packages that compile, which results have to be of to count."""
+        python = self.options.python
+        return packages_of(str(python)) if python.exists() and not self.options.known else {}
+
     def versions(self) -> dict[str, str]:
         """Of the compiler's packages, of the last program that it compiled."""
-        return self.outcomes.last.get("versions", {})
+        return dict(self.compiler.versions) or self.outcomes.last.get("versions", {})
 
 
 def _key(task: Task) -> str:
@@ -180,9 +225,10 @@ def _key(task: Task) -> str:
     return f"{entry}: {','.join(columns)}"
 
 
-def _when(name: str) -> tuple[bool, bytes]:
+def _when(name: str) -> tuple[int, bytes]:
     """Where an entry stands: what is long comes last, else each part of a run is a sample."""
-    return name.startswith(LONG), hashlib.sha256(name.encode()).digest()
+    long = [place for place, begins in enumerate(LONG, 1) if name.startswith(begins)]
+    return sum(long), hashlib.sha256(name.encode()).digest()
 
 
 def _tasks(patterns: list[str] | None, only_steps: bool) -> list[Task]:

@@ -15,6 +15,7 @@ from tools.harness import tables
 
 RESULTS = files.ROOT / "tests" / "aot" / "results.json"
 DOCUMENT = files.ROOT / "docs" / "aot.md"
+_PACKAGES = ("torch", "jax", "jaxlib")
 STEP = "step"
 """The one column of model families, styles and exchanges."""
 
@@ -79,7 +80,7 @@ def write(
     """
     found = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "versions": files.versions(("torch", "jax", "jaxlib")),
+        "versions": files.versions(_PACKAGES),
         "compilers": {name: dict(one) for name, one in versions.items()},
         "targets": {
             name: {entry: dict(sorted(one.items())) for entry, one in sorted(found.items())}
@@ -87,6 +88,51 @@ def write(
         },
     }
     return files.write(path or RESULTS, found)
+
+
+def kept(target: str, installed: Mapping[str, str]) -> Cells:
+    """The committed cells of a target; none if they are of other versions.
+
+    Args:
+        target: its name.
+        installed: versions of the compiler's packages.
+    """
+    found = read()
+    compilers = found.get("compilers", {}).get(target, {})
+    same = same_versions(compilers, installed) and _of_these_versions(found)
+    return found["targets"].get(target, {}) if same else {}
+
+
+def same_versions(made: Mapping[str, str], installed: Mapping[str, str]) -> bool:
+    """Whether packages that made a result are those that are installed.
+
+    Args:
+        made: their versions then.
+        installed: versions now, of some or all.
+    """
+    return all(made.get(name, version) == version for name, version in installed.items())
+
+
+def note(target: str, cells: Cells, versions: Mapping[str, str]) -> Path:
+    """Write the cells of one target, and keep those of others that are of the same versions.
+
+    Args:
+        target: its name.
+        cells: all of it.
+        versions: of its compiler's packages; empty if nothing was compiled now.
+    """
+    found = read()
+    usable = _of_these_versions(found)
+    targets = found["targets"] if usable else {}
+    compilers = found.get("compilers", {}) if usable else {}
+    used = {target: versions} if versions else {}
+    return write(targets | {target: cells}, compilers | used)
+
+
+def _of_these_versions(found: Mapping[str, Any]) -> bool:
+    """Whether results are of the packages here, whose programs they are of."""
+    made, here = found.get("versions", {}), files.versions(_PACKAGES)
+    return all(made.get(name) == here.get(name) for name in _PACKAGES)
 
 
 def read(path: Path | None = None) -> dict[str, Any]:

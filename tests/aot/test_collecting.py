@@ -12,7 +12,7 @@ from tests.conformance.database import entries
 
 
 def _attempts(name, column="forward"):
-    found = entry.attempts_of(entries()[name], COLUMNS[column], collecting.SAMPLES)
+    found = entry.attempts_of(entries()[name], COLUMNS[column], collecting.SAMPLES["cuda"])
     assert not isinstance(found, str)
     return found
 

@@ -13,6 +13,7 @@ from jax import lax
 
 from .argument_forms import wide
 from .registry import lower
+from .singular_vectors import svd
 from .unsharded_axes import diagonal
 
 
@@ -268,7 +269,7 @@ def _svd(
     if not compute_uv:
         empty = jnp.zeros((0,), a.dtype)
         return empty, jnp.linalg.svd(a, compute_uv=False), empty
-    return tuple(jnp.linalg.svd(a, full_matrices=full_matrices))
+    return svd(a, full_matrices=full_matrices)
 
 
 @lower("aten::_linalg_eigh")
@@ -292,7 +293,7 @@ def _pinv(
         u, s = lax.linalg.eigh(a, lower=True, symmetrize_input=False)
         vh = _adjoint(u)
     else:
-        u, s, vh = jnp.linalg.svd(a, full_matrices=False)
+        u, s, vh = svd(a, full_matrices=False)
     size = jnp.abs(s)
     default = max(a.shape[-2:]) * jnp.finfo(a.dtype).eps
     atol = jnp.zeros((), s.dtype) if atol is None else atol

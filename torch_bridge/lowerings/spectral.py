@@ -16,6 +16,7 @@ import torch
 from jax import lax
 
 from .registry import lower
+from .singular_vectors import svd
 
 
 def _columns(x: torch.Tensor, shape: Sequence[int], **options: Any) -> torch.Tensor:
@@ -113,7 +114,7 @@ def _lstsq(
     rows, columns = a.shape[-2:]
     vector = _is_vector(a, b)
     right = b[..., None] if vector else b
-    u, s, vh = jnp.linalg.svd(a, full_matrices=False)
+    u, s, vh = svd(a, full_matrices=False)
     if rcond is None or driver == "gels":
         rcond = 0.0 if driver == "gels" else float(jnp.finfo(s.dtype).eps) * max(rows, columns)
     largest = jnp.max(s, axis=-1, keepdims=True, initial=0)
