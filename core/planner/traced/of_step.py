@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from jax.sharding import Mesh
 from isoshard.core.errors import ShardingError
 
 from .jax_steps import traced_jax_step
+from .platform_branches import for_platform
+from .source_lines import with_lines_of_calls
 from .traced_step import TracedStep
 from .whose_step import framework_of_step
 
@@ -56,7 +59,10 @@ def traced_step(
             "are: leave it out"
         )
     if own is not None:
-        return own(tuple(args), dict(kwargs), mesh, plan)
-    if framework is not None:
-        return framework.traced_step(step, tuple(args), dict(kwargs), mesh, plan)
-    return traced_jax_step(step, args, kwargs, mesh, plan, batch=batch)
+        found = own(tuple(args), dict(kwargs), mesh, plan)
+    elif framework is not None:
+        found = framework.traced_step(step, tuple(args), dict(kwargs), mesh, plan)
+    else:
+        found = traced_jax_step(step, args, kwargs, mesh, plan, batch=batch)
+    program = for_platform(found.program, mesh.devices.flat[0].platform)
+    return dataclasses.replace(found, program=with_lines_of_calls(program))
