@@ -1,37 +1,34 @@
 """Benchmark: the plan that a search finds, against plans written by hand.
 
-    python -m benchmarks.planning_search [MLP] [Llama] .. [--quick]
+    python -m benchmarks.planning_search [MLP] [Llama] .. [--on v5e:2x4 ..] [--missing] [--quick]
 
 For each family of models and each machine: the cost of the found plan over that of the best hand
 plan that fits (data, FSDP, tensor, FSDP x tensor, sequence, expert, over all meshes the search
-looks at), both by the traced program (depth "trace", or "kinds" with --kinds), and the seconds that
-the search took. A hand plan counts as it is, or with the batch kept split behind blocks, whichever
-is better. Nothing runs on devices.
+looks at), both by the traced program with equal layers as loops, and the seconds that the search
+took, of a clock and of the processor. A hand plan counts as it is, or with the batch kept split
+behind blocks, whichever is better. What fits, fits with layers written out, too. Nothing runs on
+devices. With --depth partition the found plan's cost is that of XLA's partitioner, so only seconds
+count.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, get_args
 
 from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.planning_models import FAMILIES, Family
 from isoshard.core.plan import Plan
-from isoshard.core.planner.plan_search.condensed_program import CondensedProgram, condensed
+from isoshard.core.planner.machine.topologies import topology_of
 from isoshard.core.planner.plan_search.hand_plans import HandPlan, hand_plans
 from isoshard.core.planner.plan_search.mesh_shapes import meshes_for
-from isoshard.core.planner.plan_search.named_dimensions import named_dimensions
-from isoshard.core.planner.plan_search.plan_cost import (
-    PlanCost,
-    SearchDepth,
-    cost_of,
-    kinds_of_layouts,
-)
+from isoshard.core.planner.plan_search.plan_cost import PlanCost, SearchDepth, kinds_of_layouts
+from isoshard.core.planner.plan_search.searched_step import SearchedStep, searched
 from isoshard.core.planner.plan_search.searching import search
 from isoshard.core.planner.traced.jax_steps import traced_jax_step
 from isoshard.core.planner.traced.traced_step import TracedStep
-from tools.harness import tables
+from tools.harness import results, tables
 from tools.harness.command import Benchmark
 
 MACHINES = ("v5e:2x4", "v5p:4x4x4", "h100:32x8", "v5e:16x16", "v5p:8x8x16", "v5p:16x16x16")
@@ -59,56 +56,58 @@ def by_hand(step: TracedStep, family: Family, where: Any) -> list[HandPlan]:
     return hand_plans(step, meshes_for(where), own)
 
 
-def cost_by_hand(
-    step: TracedStep, program: CondensedProgram, one: HandPlan, capacity: int, depth: SearchDepth
-) -> PlanCost:
-    """The cost of a hand plan."""
+def costs_by_hand(
+    step: SearchedStep, one: HandPlan, capacity: int, depth: SearchDepth
+) -> list[tuple[PlanCost, dict[str, NamedSharding]]]:
+    """The costs of a hand plan: as it is, and with layouts behind blocks; and these."""
     if depth == "kinds":
-        return kinds_of_layouts(program, one.layouts, one.mesh, capacity)
-    batch = [x for x in step.inputs if x.role == "input"]
+        return [(kinds_of_layouts(step.program, one.layouts, one.mesh, capacity), {})]
+    batch = [x for x in step.written.inputs if x.role == "input"]
     spec = max((one.layouts[x.name].spec for x in batch if x.name in one.layouts), key=len)
     behind = NamedSharding(one.mesh, PartitionSpec(*spec[:2]))
+    program = step.program
     blocks = {
         name: behind
-        for name, kind in program.modules.items()
-        if len(program.values[kind].shape) >= len(behind.spec)
-        and not any(name.startswith(f"{other}.") for other in program.modules)
+        for name, alike in step.modules.items()
+        if len(program.values[program.modules[alike]].shape) >= len(behind.spec)
+        and not any(name.startswith(f"{other}.") for other in step.modules)
     }
-    found = [
-        cost_of(step, one.layouts, one.mesh, capacity, outputs=outputs) for outputs in ({}, blocks)
+    return [
+        (step.cost(one.layouts, one.mesh, capacity, outputs), outputs) for outputs in ({}, blocks)
     ]
-    return min(found, key=lambda cost: (not cost.fits, cost.seconds))
 
 
 def best_by_hand(
-    step: TracedStep,
-    program: CondensedProgram,
-    plans: list[HandPlan],
-    capacity: int,
-    depth: SearchDepth = "trace",
+    step: SearchedStep, plans: list[HandPlan], capacity: int, depth: SearchDepth = "trace"
 ) -> tuple[HandPlan | None, PlanCost | None]:
     """The fastest hand plan that fits."""
-    found = [(cost_by_hand(step, program, one, capacity, depth), one) for one in plans]
-    fitting = [(cost, one) for cost, one in found if cost.fits]
-    if not fitting:
-        return None, None
-    cost, one = min(fitting, key=lambda pair: pair[0].seconds)
-    return one, cost
+    found = [
+        (cost, outputs, one)
+        for one in plans
+        for cost, outputs in costs_by_hand(step, one, capacity, depth)
+        if cost.fits
+    ]
+    for cost, outputs, one in sorted(found, key=lambda each: each[0].seconds):
+        if depth == "kinds" or step.as_written(cost, one.layouts, one.mesh, outputs).fits:
+            return one, cost
+    return None, None
 
 
 def measure(family: Family, where: str, depth: SearchDepth = "trace") -> dict[str, Any]:
     """One row."""
     meshes = meshes_for(where)
     step = traced_jax_step(family.step, family.args, {}, meshes[0], name=family.name)
-    start = time.monotonic()
+    start, busy = time.monotonic(), time.process_time()
     try:
-        found = search(step, None, where, depth=depth)
+        found, why = search(family.step, family.args, where, depth=depth), ""
     except ValueError as error:
-        return {"fits": False, "why": str(error), "seconds": time.monotonic() - start}
-    taken = time.monotonic() - start
-    program = condensed(step, named_dimensions(step))
-    hand = by_hand(step, family, where)
-    plan, cost = best_by_hand(step, program, hand, found.cost.capacity, depth)
+        found, why = None, str(error)
+    taken = {"seconds": time.monotonic() - start, "processor": time.process_time() - busy}
+    capacity = topology_of(meshes[0]).chip.memory
+    by_depth: SearchDepth = "kinds" if depth == "kinds" else "trace"
+    plan, cost = best_by_hand(searched(step), by_hand(step, family, where), capacity, by_depth)
+    if found is None:
+        return {"fits": False, "why": why, "hand": None if plan is None else plan.name, **taken}
     return {
         "fits": True,
         "depth": depth,
@@ -120,7 +119,7 @@ def measure(family: Family, where: str, depth: SearchDepth = "trace") -> dict[st
         "bound": found.cost.seconds / found.least_seconds,
         "hand": None if plan is None else f"{plan.name}, {tuple(plan.mesh.shape.values())}",
         "ratio": None if cost is None else found.cost.seconds / cost.seconds,
-        "seconds": taken,
+        **taken,
     }
 
 
@@ -128,18 +127,22 @@ def main() -> None:
     """Run the benchmark and save `benchmarks/results/planning_search.json`."""
     benchmark = Benchmark("planning_search", __doc__, quick=1)
     benchmark.add_workloads(FAMILIES)
-    benchmark.add("--kinds", action="store_true", help="by kinds of operations alone")
+    benchmark.add("--depth", default="trace", choices=get_args(SearchDepth), help="of the search")
     benchmark.add("--on", nargs="*", help=f"machines; default: {', '.join(MACHINES)}")
+    benchmark.add("--missing", action="store_true", help="only what is not saved yet")
     given = benchmark.parse()
-    depth: SearchDepth = "kinds" if given.kinds else "trace"
     rows: dict[str, dict[str, Any]] = {}
     for name in given.workloads:
         for where in given.on or (QUICK if given.quick else MACHINES):
-            rows[f"{name}, {where}, {depth}"] = row = measure(FAMILIES[name](), where, depth)
-            print(name, where, {k: v for k, v in row.items() if k != "plan"}, flush=True)
+            title = f"{name}, {where}, {given.depth}"
+            if given.missing and title in results.saved(benchmark.name):
+                continue
+            rows[title] = row = measure(FAMILIES[name](), where, given.depth)
+            print(title, {k: v for k, v in row.items() if k != "plan"}, flush=True)
+            benchmark.finish(rows, merge=True)
     columns = {
         "mesh": "{mesh}", "cost (s)": "{cost:.4g}", "best by hand": "{hand}",
-        "over it": "{ratio:.3f}", "search (s)": "{seconds:.1f}",
+        "over it": "{ratio:.3f}", "search (s)": "{seconds:.1f}", "processor (s)": "{processor:.1f}",
     }  # fmt: skip
     shown = {name: row for name, row in rows.items() if row["fits"] and row["hand"]}
     benchmark.finish(rows, tables.by_name("found, over by hand", columns, shown), merge=True)

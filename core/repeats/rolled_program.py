@@ -37,6 +37,7 @@ from isoshard.core.repeats.common_equations import computed_once
 from isoshard.core.repeats.equation_flow import EquationFlow
 from isoshard.core.repeats.equation_keys import equation_keys
 from isoshard.core.repeats.equation_order import ordered
+from isoshard.core.repeats.inlined_calls import inlined
 from isoshard.core.repeats.loop_emission import LoopEmission
 from isoshard.core.repeats.loop_extents import LoopExtents
 from isoshard.core.repeats.loop_plans import LoopPlan, planned
@@ -127,7 +128,7 @@ def rolled(
             entry of `replaces` for each result.
     """
     _check(program, at_least, labels, replaces)
-    flow = EquationFlow.of(program)
+    flow = EquationFlow.of(inlined(program))
 
     def label(number: int) -> Hashable:
         return None if labels is None else labels[number]
@@ -350,8 +351,10 @@ def _wanted(
         for carried, _ in plan.block.carried
     }
     for value in sorted(values - lasts):
+        if value < 0 or flow.made_by[value] not in inside:
+            continue
         homes = [one for one in stacks.homes(value) if one.origin != "gathered"]
-        if value >= 0 and homes and not any(one in arrays for one in homes):
+        if homes and not any(one in arrays for one in homes):
             arrays.add(homes[0])
     return arrays
 

@@ -29,6 +29,16 @@ TINY = 1 << 18
 """Parameters of fewer bytes rest split only along what is computed split."""
 
 
+def is_tiny(group: LeafGroup) -> bool:
+    """Whether parameters are so small (biases, scales) that it saves nothing to keep them split.
+
+    Args:
+        group: of parameters.
+    """
+    sizes = zip(group.shape, group.dimensions, strict=True)
+    return math.prod(size for size, dimension in sizes if dimension >= 0) * group.itemsize < TINY
+
+
 @dataclasses.dataclass(frozen=True)
 class Choice:
     """What is split along which mesh axis.
@@ -202,9 +212,7 @@ class AnalyticCost:
         group = self.program.dimensions.groups[number]
         order = tuple(sorted(range(len(group.shape)), key=lambda n: (group.strands[n], n)))
         split = choice.split
-        sizes = zip(group.shape, group.dimensions, strict=True)
-        one = math.prod(size for size, dimension in sizes if dimension >= 0)
-        if group.role != "input" and one * group.itemsize < TINY:
+        if group.role != "input" and is_tiny(group):
             split = tuple(self._computed(one) for one in split)
         layout = list(self._chosen(group.shape, group.dimensions, order, split))
         used = {one for split in layout for one in split}

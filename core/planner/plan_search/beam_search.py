@@ -17,13 +17,11 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
-from .analytic_cost import AnalyticCost, Choice, ChoiceCost
+from .analytic_cost import AnalyticCost, Choice, ChoiceCost, is_tiny
 
 WIDTH = 5
 ROUNDS = 12
 DIMENSIONS = 12
-SMALL = 1 << 16
-"""Parameters of fewer bytes are not worth resting split."""
 EACH_RULE = 1e-3
 """What a plan may be slower, relatively, to have one thing less to say."""
 
@@ -62,8 +60,8 @@ class BeamSearch:
         self._groups = groups
         self._storable = frozenset(
             n
-            for n, (one, size) in enumerate(zip(groups, cost.program.resting, strict=True))
-            if one.role != "input" and size > SMALL and n not in cost.forced
+            for n, one in enumerate(groups)
+            if one.role != "input" and n not in cost.forced and not is_tiny(one)
         )
         whole = sum(cost.program.resting)
         self._large = [n for n in sorted(self._storable) if cost.program.resting[n] > whole / 100]

@@ -21,7 +21,8 @@ from .analytic_cost import AnalyticCost, Choice
 from .beam_search import EACH_RULE, Scored
 from .fixed_rules import fixed_layouts, joined
 from .found_rules import activation_rules_of, input_rules_of, rules_of
-from .plan_cost import PlanCost, SearchDepth, by_kinds, cost_of
+from .plan_cost import PlanCost, SearchDepth, by_kinds
+from .searched_step import SearchedStep, with_loops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +73,7 @@ class SeenPlan:
 
 
 def seen(
-    step: TracedStep,
+    step: SearchedStep,
     candidate: Candidate,
     fixed: Plan | None,
     capacity: int,
@@ -87,51 +88,67 @@ def seen(
         capacity: bytes of one device.
         depth: how closely.
     """
-    every = _outputs(candidate)
+    every = {name: one for name, one in _every_output(step, candidate).items() if len(one.spec)}
     blocks = {name: one for name, one in every.items() if _is_block(name, every)}
     if depth == "kinds":
         cost = by_kinds(candidate.scored.cost, candidate.mesh, capacity)
         return SeenPlan(candidate, plan_of(step, candidate, fixed, blocks), cost, blocks)
-    layouts = layouts_of_choice(step, candidate.cost, candidate.choice)
+    layouts = layouts_of_choice(step.written, candidate.cost, candidate.choice)
     found = []
     for outputs in ({}, blocks, every):
         if found and (not outputs or outputs == found[-1].outputs):
             continue
         plan = plan_of(step, candidate, fixed, outputs)
-        cost = cost_of(step, layouts, candidate.mesh, capacity, outputs=outputs, depth="trace")
+        cost = step.cost(layouts, candidate.mesh, capacity, outputs)
         found.append(SeenPlan(candidate, plan, cost, outputs))
         if cost.fits and cost.seconds < 1.02 * candidate.scored.cost.seconds:
             break
     return min(found, key=lambda one: one.order)
 
 
-def under_plan(step: TracedStep, one: SeenPlan) -> SeenPlan:
-    """The same plan with the cost of a step that was traced under it.
-
-    What a plan says of a module's output holds for its gradient, too; a program that was traced
-    without the plan has no mark for that.
-
-    Args:
-        step: traced under the plan.
-        one: a plan that was evaluated.
-    """
-    layouts = {each.name: each.sharding for each in step.inputs}
-    return dataclasses.replace(one, cost=cost_of(step, layouts, step.mesh, one.cost.capacity))
-
-
-def partitioned(step: TracedStep, one: SeenPlan) -> SeenPlan:
-    """The same plan with the cost that XLA's partitioner finds.
+def checked(step: SearchedStep, one: SeenPlan) -> SeenPlan:
+    """The same plan with memory for the step as it is written, too.
 
     Args:
         step: the step.
         one: a plan that was evaluated.
     """
+    candidate = one.candidate
+    layouts = layouts_of_choice(step.written, candidate.cost, candidate.choice)
+    return dataclasses.replace(
+        one, cost=step.as_written(one.cost, layouts, candidate.mesh, one.outputs)
+    )
+
+
+def under_plan(step: SearchedStep, laid: TracedStep, one: SeenPlan) -> SeenPlan:
+    """The same plan with the cost, and the memory as written, of a step that was traced under it.
+
+    What a plan says of a module's output holds for its gradient, too; a program that was traced
+    without the plan has no mark for that.
+
+    Args:
+        step: the step.
+        laid: the same, traced under the plan.
+        one: a plan that was evaluated.
+    """
+    loops = step.looped is not step.written
+    again = SearchedStep(laid, with_loops(laid) if loops else laid, step.program)
+    cost = again.cost({}, laid.mesh, one.cost.capacity)
+    return dataclasses.replace(one, cost=again.as_written(cost, {}, laid.mesh))
+
+
+def partitioned(step: SearchedStep, one: SeenPlan) -> SeenPlan:
+    """The same plan with the seconds that XLA's partitioner finds, and no less memory than before.
+
+    Args:
+        step: the step.
+        one: a plan that was checked.
+    """
     mesh = one.candidate.mesh
-    layouts = layouts_of_choice(step, one.candidate.cost, one.candidate.choice)
-    cost = cost_of(
-        step, layouts, mesh, one.cost.capacity, outputs=one.outputs, depth="partition"
-    )  # fmt: skip
-    return dataclasses.replace(one, cost=cost)
+    layouts = layouts_of_choice(step.written, one.candidate.cost, one.candidate.choice)
+    cost = step.cost(layouts, mesh, one.cost.capacity, one.outputs, "partition")
+    memory = max(cost.memory, one.cost.memory)
+    return dataclasses.replace(one, cost=dataclasses.replace(cost, memory=memory))
 
 
 def layouts_of_choice(
@@ -157,7 +174,7 @@ def layouts_of_choice(
 
 
 def plan_of(
-    step: TracedStep, candidate: Candidate, fixed: Plan | None, outputs: dict[str, NamedSharding]
+    step: SearchedStep, candidate: Candidate, fixed: Plan | None, outputs: dict[str, NamedSharding]
 ) -> Plan:
     """The plan that says what a candidate chose.
 
@@ -167,11 +184,12 @@ def plan_of(
         fixed: the user's own rules, which stay.
         outputs: layouts of outputs of modules to ask for.
     """
-    layouts = layouts_of_choice(step, candidate.cost, candidate.choice)
-    decided = {} if fixed is None or fixed.product else fixed_layouts(fixed, step, candidate.mesh)
+    written, mesh = step.written, candidate.mesh
+    layouts = layouts_of_choice(written, candidate.cost, candidate.choice)
+    decided = {} if fixed is None or fixed.product else fixed_layouts(fixed, written, mesh)
     model: dict[str, PartitionSpec] = {}
     batch: dict[str, PartitionSpec] = {}
-    for one in step.inputs:
+    for one in written.inputs:
         if one.name in layouts and not one.name.startswith("closed_over."):
             if one.role == "input":
                 batch[one.name] = layouts[one.name].spec
@@ -179,26 +197,20 @@ def plan_of(
                 model[one.name] = layouts[one.name].spec
     more: dict[str, Any] = {"inputs": input_rules_of(batch)} if batch else {}
     if outputs:
-        every = _every_output(candidate)
+        every = _every_output(step, candidate)
         more["activations"] = activation_rules_of(
             {name: one.spec for name, one in every.items() if name in outputs or not one.spec}
         )
     return joined(fixed, Plan(rules_of(model), **more))
 
 
-def _outputs(candidate: Candidate) -> dict[str, NamedSharding]:
-    return {name: one for name, one in _every_output(candidate).items() if len(one.spec)}
-
-
-def _every_output(candidate: Candidate) -> dict[str, NamedSharding]:
-    return {
-        name: NamedSharding(
-            candidate.mesh,
-            _spec(candidate.cost.output_layout(name, candidate.choice), candidate.mesh),
-        )
-        for name in candidate.cost.program.modules
-        if name  # the whole model's output is that of its last module
+def _every_output(step: SearchedStep, candidate: Candidate) -> dict[str, NamedSharding]:
+    mesh = candidate.mesh
+    layouts = {
+        one: NamedSharding(mesh, _spec(candidate.cost.output_layout(one, candidate.choice), mesh))
+        for one in dict.fromkeys(step.modules.values())
     }
+    return {name: layouts[one] for name, one in step.modules.items()}
 
 
 def _is_block(name: str, names: dict[str, NamedSharding]) -> bool:

@@ -186,7 +186,11 @@ def _value_kind(
     mine, strands = dimensions.of(value)
     order = tuple(sorted(range(len(shape)), key=lambda axis: (strands[axis], axis)))
     owned = [owner.get(one, (-1, -1)) for one in strands]
-    groups = {group for (group, _), size in zip(owned, shape, strict=True) if size > 1}
+    groups = {
+        group
+        for (group, _), size, strand in zip(owned, shape, strands, strict=True)
+        if size > 1 and strand not in dimensions.loops
+    }
     group = groups.pop() if len(groups) == 1 else -1
     places = tuple(axis if of == group else -1 for of, axis in owned) if group >= 0 else ()
     dims = tuple(-1 if size == 1 else one for one, size in zip(mine, shape, strict=True))
@@ -258,6 +262,9 @@ def _fullest(change: Iterable[float]) -> int:
 
 def _resting(step: TracedStep, dimensions: NamedDimensions) -> tuple[tuple[int, ...], int]:
     group_of = {name: n for n, group in enumerate(dimensions.groups) for name in group.names}
+    group_of |= {
+        one.name: group_of[one.layer_name] for one in step.inputs if one.layer_name in group_of
+    }
     resting, rest = [0] * len(dimensions.groups), 0
     for one in step.inputs:
         group = group_of.get(one.name, group_of.get(one.follows or "", -1))

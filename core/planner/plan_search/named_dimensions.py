@@ -8,7 +8,7 @@ rest split along an axis along which nothing is computed.
 
 Layers that repeat are one: parameters whose names differ in numbers only, of one shape, share
 dimensions and strands, as long as that makes no two axes of a parameter alike. Where it would (a
-chain of square layers), every second one is merged, or none.
+chain of square layers), every second one is merged, or none. A stack of layers counts as its rows.
 
 >>> layer_pattern("layers.11.experts.3.up")
 ('layers.#.experts.#.up', (11, 3))
@@ -77,9 +77,9 @@ class LeafGroup:
     """Parameters that are laid out alike, or one array of the batch.
 
     Attributes:
-        names: of the inputs.
+        names: of the inputs, as written.
         role: "parameter", "buffer", "input".
-        shape: of each.
+        shape: of each, as written.
         itemsize: bytes of an element.
         dimensions: of each axis; -1: it cannot be split.
         strands: of each axis.
@@ -103,6 +103,9 @@ class NamedDimensions:
         first: of each value, the number of its first axis in the unions.
         dimension: of each axis of each value, by `first`; -1: nothing is to be split along it.
         strand: likewise.
+        loops: strands of the leading axes of what loops take rows of, or stack.
+        narrowed: parameters of which two axes are one dimension only since all iterations of a loop
+            are one; written out, its layers could be split in turn along different axes.
     """
 
     listing: StepListing
@@ -110,6 +113,8 @@ class NamedDimensions:
     first: tuple[int, ...]
     dimension: tuple[int, ...]
     strand: tuple[int, ...]
+    loops: frozenset[int]
+    narrowed: tuple[str, ...]
 
     def of(self, value: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Dimensions and strands of a value's axes.
@@ -134,22 +139,66 @@ def named_dimensions(step: TracedStep) -> NamedDimensions:
     for shape in flat.shapes:
         first.append(first[-1] + len(shape))
     tied, kept = Union(first[-1]), Union(first[-1])
-    for op in (listed.op for listed in listing.ops):
-        keeps = is_elementwise(op.name) or op.name in _KEEPS
-        windowed = op.name in WINDOWED
-        for factor, axes in _by_factor(op, first).items():
-            if len(axes) < 2 or (factor in op.rule.whole and not windowed):
-                continue
-            numbers = [number for number, _ in axes]
-            for one in numbers[1:]:
-                tied.join(numbers[0], one)
-            if keeps and len({size for _, size in axes}) == 1:
-                for one in numbers[1:]:
-                    kept.join(numbers[0], one)
-    _follow(step, flat, first, (tied, kept))
-    members = _merged(step, flat, first, tied, kept)
+    across = listing.across
+    for listed in listing.ops:
+        if id(listed.op) not in across:
+            _tie(listed.op, first, tied, kept)
+    inputs = _Inputs(step, flat, first)
+    apart = [inputs.apart(place, tied) for place in range(len(step.inputs))]
+    for listed in listing.ops:
+        if id(listed.op) in across:
+            _tie(listed.op, first, tied, kept)
+    narrowed = tuple(
+        one.name
+        for place, one in enumerate(step.inputs)
+        if one.role == "parameter" and inputs.apart(place, tied) < apart[place]
+    )
+    _follow(inputs, (tied, kept))
+    members = _merged(inputs, tied, kept)
     loops = {kept.find(first[value]) for value in listing.rows}
-    return _finished(step, listing, first, tied, kept, loops, members)
+    return _finished(inputs, listing, tied, kept, loops, members, narrowed)
+
+
+class _Inputs:
+    """The axes of a step's inputs as written: a stack has those of its rows."""
+
+    def __init__(self, step: TracedStep, flat: FlatProgram, first: list[int]) -> None:
+        self.step = step
+        self.first = first
+        self._starts = [
+            first[value] + bool(one.layers)
+            for one, value in zip(step.inputs, flat.inputs, strict=True)
+        ]
+
+    def axes(self, place: int) -> range:
+        """The numbers of the axes of an input."""
+        start = self._starts[place]
+        return range(start, start + len(self.step.inputs[place].layer_shape))
+
+    def apart(self, place: int, union: Union) -> int:
+        """How many dimensions the axes of an input are of."""
+        return len({union.find(axis) for axis in self.axes(place)})
+
+    def join(self, places: Sequence[int], union: Union) -> None:
+        """Join the axes of inputs, one by one."""
+        for other in places[1:]:
+            for one, two in zip(self.axes(places[0]), self.axes(other), strict=True):
+                union.join(one, two)
+
+
+def _tie(op: FlatOp, first: Sequence[int], tied: Union, kept: Union) -> None:
+    """Join the axes that an operation ties."""
+    keeps = is_elementwise(op.name) or op.name in _KEEPS
+    windowed = op.name in WINDOWED
+    for factor, axes in _by_factor(op, first).items():
+        if len(axes) < 2 or (factor in op.rule.whole and not windowed):
+            continue
+        numbers = [number for number, _ in axes]
+        for one in numbers[1:]:
+            tied.join(numbers[0], one)
+        if keeps and len({size for _, size in axes}) == 1:
+            for one in numbers[1:]:
+                kept.join(numbers[0], one)
 
 
 def layer_pattern(name: str) -> tuple[str, tuple[int, ...]]:
@@ -174,29 +223,25 @@ def _by_factor(op: FlatOp, first: Sequence[int]) -> dict[int, list[tuple[int, in
     return found
 
 
-def _follow(
-    step: TracedStep, flat: FlatProgram, first: Sequence[int], unions: Sequence[Union]
-) -> None:
+def _follow(inputs: _Inputs, unions: Sequence[Union]) -> None:
     """Optimizer state lies as its parameter."""
-    places = {one.name: n for n, one in enumerate(step.inputs)}
-    for place, one in enumerate(step.inputs):
+    given = inputs.step.inputs
+    places = {one.name: n for n, one in enumerate(given)}
+    for place, one in enumerate(given):
         owner = places.get(one.follows) if one.follows is not None else None
-        if owner is not None and step.inputs[owner].shape == one.shape:
-            a, b = first[flat.inputs[owner]], first[flat.inputs[place]]
-            for axis in range(len(one.shape)):
-                for union in unions:
-                    union.join(a + axis, b + axis)
+        if owner is not None and given[owner].layer_shape == one.layer_shape:
+            for union in unions:
+                inputs.join((owner, place), union)
 
 
-def _merged(
-    step: TracedStep, flat: FlatProgram, first: Sequence[int], tied: Union, kept: Union
-) -> list[list[int]]:
+def _merged(inputs: _Inputs, tied: Union, kept: Union) -> list[list[int]]:
     """Join the dimensions of parameters that repeat; gives the inputs that are one group."""
     stacks = collections.defaultdict[str, list[tuple[str, tuple[int, ...], int]]](list)
     single: list[list[int]] = []
-    for place, one in enumerate(step.inputs):
+    given = inputs.step.inputs
+    for place, one in enumerate(given):
         if one.role in ("parameter", "buffer"):
-            pattern, numbers = layer_pattern(one.name)
+            pattern, numbers = layer_pattern(one.layer_name)
             if numbers:
                 stacks[pattern.partition("#")[0]].append((pattern, numbers, place))
             else:
@@ -209,55 +254,35 @@ def _merged(
             found = collections.defaultdict[tuple[object, ...], list[int]](list)
             for pattern, numbers, place in stack:
                 phase: object = tuple(n % period for n in numbers) if period else place
-                one = step.inputs[place]
-                found[pattern, one.shape, one.dtype, phase].append(place)
+                one = given[place]
+                found[pattern, one.layer_shape, one.dtype, phase].append(place)
             trial = tied.copy()
             for places in found.values():
-                _join(places, step, flat, first, trial)
-            alone = all(
-                _apart(tied, place, step, flat, first) == _apart(trial, place, step, flat, first)
-                for _, _, place in stack
-            )
-            if alone:
+                inputs.join(places, trial)
+            if all(inputs.apart(n, tied) == inputs.apart(n, trial) for _, _, n in stack):
                 for places in found.values():
-                    _join(places, step, flat, first, tied)
-                    _join(places, step, flat, first, kept)
+                    inputs.join(places, tied)
+                    inputs.join(places, kept)
                 groups += found.values()
                 break
     return sorted([*single, *groups])
 
 
-def _join(
-    places: Sequence[int], step: TracedStep, flat: FlatProgram, first: Sequence[int], union: Union
-) -> None:
-    for other in places[1:]:
-        for axis in range(len(step.inputs[other].shape)):
-            union.join(first[flat.inputs[places[0]]] + axis, first[flat.inputs[other]] + axis)
-
-
-def _apart(
-    union: Union, place: int, step: TracedStep, flat: FlatProgram, first: Sequence[int]
-) -> int:
-    """How many dimensions the axes of an input are of."""
-    start = first[flat.inputs[place]]
-    return len({union.find(start + axis) for axis in range(len(step.inputs[place].shape))})
-
-
 def _finished(
-    step: TracedStep,
+    inputs: _Inputs,
     listing: StepListing,
-    first: list[int],
     tied: Union,
     kept: Union,
     loops: set[int],
     members: list[list[int]],
+    narrowed: tuple[str, ...],
 ) -> NamedDimensions:
-    reached, flat = set[int](), listing.flat
+    reached, first, given = set[int](), inputs.first, inputs.step.inputs
     for places in members:
-        start = first[flat.inputs[places[0]]]
-        for axis, size in enumerate(step.inputs[places[0]].shape):
-            if size > 1 and kept.find(start + axis) not in loops:
-                reached.add(tied.find(start + axis))
+        axes = inputs.axes(places[0])
+        for axis, size in zip(axes, given[places[0]].layer_shape, strict=True):
+            if size > 1 and kept.find(axis) not in loops:
+                reached.add(tied.find(axis))
     numbers = {root: number for number, root in enumerate(sorted(reached))}
     strand = tuple(kept.find(axis) for axis in range(first[-1]))
     dimension = tuple(
@@ -266,17 +291,16 @@ def _finished(
     )
     groups = []
     for places in members:
-        one = step.inputs[places[0]]
-        start = first[flat.inputs[places[0]]]
-        stop = start + len(one.shape)
+        one, axes = given[places[0]], inputs.axes(places[0])
+        mine = slice(axes.start, axes.stop)
+        names = tuple(
+            name for place in places for name in given[place].layers or (given[place].name,)
+        )
         groups.append(
             LeafGroup(
-                tuple(step.inputs[place].name for place in places),
-                one.role,
-                one.shape,
-                one.dtype.itemsize,
-                dimension[start:stop],
-                strand[start:stop],
+                names, one.role, one.layer_shape, one.dtype.itemsize, dimension[mine], strand[mine]
             )
         )
-    return NamedDimensions(listing, tuple(groups), tuple(first), dimension, strand)
+    return NamedDimensions(
+        listing, tuple(groups), tuple(first), dimension, strand, frozenset(loops), narrowed
+    )

@@ -21,7 +21,7 @@ True
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import Mesh
@@ -35,13 +35,13 @@ from ..traced.of_step import traced_step
 from ..traced.traced_step import TracedStep
 from .analytic_cost import AnalyticCost
 from .beam_search import BeamSearch
-from .close_look import Candidate, SeenPlan, partitioned, seen, under_plan
-from .condensed_program import CondensedProgram, condensed
+from .close_look import Candidate, SeenPlan, checked, partitioned, seen, under_plan
+from .condensed_program import CondensedProgram
 from .fixed_rules import fixed_layouts, forced_layouts
 from .mesh_shapes import Where, meshes_for
-from .named_dimensions import named_dimensions
 from .plan_cost import SearchDepth
 from .search_result import RunnerUp, SearchResult, nothing_fits, why_lost
+from .searched_step import searched
 
 MESHES = 3
 """So many meshes are looked at closely, those that start best."""
@@ -49,8 +49,8 @@ NEAR = 1.2
 """What is slower than the best by this, by kinds, is not looked at more closely."""
 TRIES = 3
 """So often the search goes on with less memory, if what it found does not fit after all."""
-RETRACED = 4
-"""So many plans are traced once more at most, until the best one was."""
+CHECKED = 4
+"""So many plans are looked at as the step is written at most, until the best one was."""
 PARTITIONED = 2
 """So many plans are given to XLA's partitioner."""
 MARGIN = 0.92
@@ -73,7 +73,7 @@ def search(
 
     Args:
         step: a training step or another function, as `iso.planner.estimate` takes it; or a
-            `TracedStep`.
+            `TracedStep`. Its equal layers are followed as one loop.
         args: its arguments: arrays, or shapes. None of a `TracedStep`.
         mesh: the mesh; or a machine (`iso.planner.topology`, or its text) or a number of devices,
             of which the mesh is found as well, with axes "data", "model" and "expert".
@@ -98,19 +98,20 @@ def search(
         traced = step
     else:
         traced = traced_step(step, args or (), kwargs or {}, first, batch=batch)
-    program = condensed(traced, named_dimensions(traced))
+    followed = searched(traced)
+    program = followed.program
     costs = []
     for one in meshes_for(mesh, _experts(program)):
         given = fixed_layouts(fixed, traced, one)
         forced = forced_layouts(given, program.dimensions.groups, one)
         costs.append(AnalyticCost(program, one, forced))
 
-    def again(one: SeenPlan) -> SeenPlan:
-        """Traced under its plan: a bridge lays out gradients, too."""
+    def as_written(one: SeenPlan) -> SeenPlan:
+        """With layers written out, and traced under its plan: a bridge lays out gradients, too."""
         if traced is step or traced.framework == "jax":
-            return one
+            return checked(followed, one)
         laid = traced_step(step, args or (), kwargs or {}, one.candidate.mesh, one.plan)
-        return under_plan(laid, one)
+        return under_plan(followed, laid, one)
 
     evaluated, share = 0, MARGIN
     found: list[SeenPlan] = []
@@ -121,29 +122,38 @@ def search(
         for one in chosen:
             near = one.scored.score <= NEAR * chosen[0].scored.score
             capacity = _capacity(one.mesh, memory)
-            found.append(seen(traced, one, fixed, capacity, depth if near else "kinds"))
-        found = _in_order(found, depth)
-        seen_again: list[SeenPlan] = []
-        while depth != "kinds" and found[0] not in seen_again and len(seen_again) < RETRACED:
-            seen_again.append(again(found[0]))
-            found = _in_order([seen_again[-1], *found[1:]], depth)
-        if found[0].cost.fits or depth == "kinds":
+            found.append(seen(followed, one, fixed, capacity, depth if near else "kinds"))
+        if depth != "kinds":
+            found = _settled(found, as_written, PARTITIONED if depth == "partition" else 1)
+        if depth == "partition":
+            best = [partitioned(followed, one) for one in found[:PARTITIONED]]
+            found = [*sorted(best, key=lambda one: one.order), *found[PARTITIONED:]]
+        if found[0].cost.fits:
             break
         tightest = min(found, key=lambda one: one.cost.memory)
         share *= min(0.9, tightest.cost.capacity / tightest.cost.memory)
-    if depth == "partition":
-        best = [partitioned(traced, one) for one in found[:PARTITIONED]]
-        found = [*sorted(best, key=lambda one: one.order), *found[PARTITIONED:]]
     if not found[0].cost.fits:
         raise ShardingError(nothing_fits(traced, found))
     return _result(found, candidates, costs, evaluated, time.monotonic() - started)
 
 
-def _in_order(found: list[SeenPlan], depth: SearchDepth) -> list[SeenPlan]:
-    """Best first; those that were not looked at closely last."""
-    return sorted(
-        found, key=lambda one: (depth != "kinds" and one.cost.depth == "kinds", *one.order)
-    )
+def _settled(
+    found: Sequence[SeenPlan], as_written: Callable[[SeenPlan], SeenPlan], wanted: int
+) -> list[SeenPlan]:
+    """Best first, of which so many are checked; those that were not looked at closely last."""
+    left, done = list(found), list[SeenPlan]()
+
+    def order(one: SeenPlan) -> tuple[object, ...]:
+        return one.cost.depth == "kinds", *one.order
+
+    while left and len(done) < CHECKED:
+        best = min(left, key=order)
+        ahead = sum(order(one) <= order(best) for one in done)
+        if ahead >= wanted or best.cost.depth == "kinds" or not best.cost.fits:
+            break
+        left.remove(best)
+        done = sorted([*done, as_written(best)], key=order)
+    return [*done[:wanted], *sorted([*done[wanted:], *left], key=order)]
 
 
 def _result(

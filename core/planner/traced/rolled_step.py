@@ -12,9 +12,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jax.sharding import NamedSharding, PartitionSpec
-
-from isoshard.core.planner.traced.traced_step import StepInput, StepResult, TracedStep
+from isoshard.core.planner.traced.traced_step import (
+    StepInput,
+    StepResult,
+    TracedStep,
+    stacked_layout,
+)
 from isoshard.core.repeats.rolled_program import Stack, rolled
 
 
@@ -33,6 +36,7 @@ def rolled_step(step: TracedStep, *, at_least: int = 3) -> TracedStep:
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np
+        >>> from jax.sharding import NamedSharding, PartitionSpec
         >>> mesh = jax.make_mesh((2,), ("model",), devices=jax.devices()[:2])
         >>> columns = NamedSharding(mesh, PartitionSpec(None, "model"))
         >>> def step(x, *layers):
@@ -82,8 +86,9 @@ def _input(step: TracedStep, stack: Stack, name: str, names: dict[str, str]) -> 
         first,
         name=name,
         shape=(len(stack.numbers), *first.shape),
-        sharding=_stacked(first.sharding),
+        sharding=stacked_layout(first.sharding),
         follows=None if first.follows is None else names.get(first.follows, first.follows),
+        layers=tuple([step.inputs[one].name for one in stack.numbers]),
     )
 
 
@@ -104,14 +109,8 @@ def _results(
         layouts: list[Any] = [one.sharding for one in members]
         layout = layouts[0] if all(one == layouts[0] for one in layouts) else None
         name = _pattern([one.name for one in members]) if place is None else names[place]
-        found.append(StepResult(name, place, None if layout is None else _stacked(layout)))
+        found.append(StepResult(name, place, None if layout is None else stacked_layout(layout)))
     return tuple(found)
-
-
-def _stacked(layout: NamedSharding) -> NamedSharding:
-    """A layout with a leading axis that is not split."""
-    spec = PartitionSpec(None, *layout.spec)
-    return NamedSharding(layout.mesh, spec, memory_kind=layout.memory_kind)
 
 
 def _pattern(names: Sequence[str]) -> str:

@@ -35,6 +35,8 @@ class StepInput:
         dtype: of the elements.
         sharding: its layout; over the step's mesh.
         follows: of optimizer state, the name of the parameter that it is laid out like.
+        layers: of a stack of equal layers, the names that its rows have in the step as written;
+            empty: it is no stack.
     """
 
     name: str
@@ -43,6 +45,17 @@ class StepInput:
     dtype: np.dtype[Any]
     sharding: NamedSharding
     follows: str | None = None
+    layers: tuple[str, ...] = ()
+
+    @property
+    def layer_name(self) -> str:
+        """The name as written: of a stack that of its first row."""
+        return self.layers[0] if self.layers else self.name
+
+    @property
+    def layer_shape(self) -> tuple[int, ...]:
+        """The shape as written: of a stack that of one row."""
+        return self.shape[1:] if self.layers else self.shape
 
     @property
     def bytes(self) -> int:
@@ -102,18 +115,25 @@ class TracedStep:
 
         Args:
             layouts: by name of the input; optimizer state follows its parameter unless it is named.
-                What is not named keeps its layout if the mesh stays, and is replicated otherwise.
+                A stack is laid out by its own name, or like its first row: then no mesh axis splits
+                its leading axis. What is not named keeps its layout if the mesh stays, and is
+                replicated otherwise.
             mesh: another mesh; the program must not name one then.
 
         Returns:
             A new step around the same program.
         """
         mesh = self.mesh if mesh is None else mesh
+        written = {one.name: one.layer_name for one in self.inputs}
         inputs = []
         for one in self.inputs:
-            layout = layouts.get(one.name)
-            if layout is None and one.follows is not None:
-                layout = layouts.get(one.follows)
+            names = [one.name] if one.follows is None else [one.name, one.follows]
+            layout = next((layouts[name] for name in names if name in layouts), None)
+            if layout is None:
+                rows = (layouts.get(written.get(name, name)) for name in names)
+                layout = next((row for row in rows if row is not None), None)
+                if layout is not None and one.layers:
+                    layout = stacked_layout(layout)
             if layout is None:
                 layout = one.sharding if mesh is self.mesh else _whole(mesh)
             inputs.append(dataclasses.replace(one, sharding=layout))
@@ -124,6 +144,16 @@ class TracedStep:
             for one in self.results
         )
         return dataclasses.replace(self, inputs=tuple(inputs), results=results, mesh=mesh)
+
+
+def stacked_layout(layout: NamedSharding) -> NamedSharding:
+    """The layout of a stack of rows that lie so: no mesh axis splits its leading axis.
+
+    Args:
+        layout: of one row.
+    """
+    spec = PartitionSpec(None, *layout.spec)
+    return NamedSharding(layout.mesh, spec, memory_kind=layout.memory_kind)
 
 
 def _whole(mesh: Mesh) -> NamedSharding:

@@ -1,0 +1,151 @@
+"""A step as a search follows it: equal layers as a loop, so that 96 take no longer than 4.
+
+What is found is of the step as written: layouts have the names of its parameters, and memory is
+checked with its layers written out, since a loop may keep fewer activations.
+
+Where a loop would hide a choice (in a chain of square layers every second one may be split
+otherwise), the step is followed as it is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jax.sharding import Mesh, NamedSharding
+
+from ..traced.rolled_step import rolled_step
+from ..traced.traced_step import TracedStep
+from .condensed_program import CondensedProgram, condensed
+from .constrained_step import module_of
+from .named_dimensions import named_dimensions
+from .plan_cost import PlanCost, SearchDepth, cost_of
+
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SearchedStep:
+    """A step in two forms.
+
+    Attributes:
+        written: as it was traced.
+        looped: with loops over equal layers; `written` itself if there are none.
+        program: `looped` by kinds.
+    """
+
+    written: TracedStep
+    looped: TracedStep
+    program: CondensedProgram
+
+    @functools.cached_property
+    def modules(self) -> Mapping[str, str]:
+        """The modules of the step as written, and which one of `program.modules` stands for each.
+
+        In a loop the first layer, or in the backward the last, stands for all.
+        """
+        known = self.program.modules
+        alike = {_NUMBER.sub("*", name): name for name in reversed(known)}
+        found = {}
+        for name in dict.fromkeys(_marked(self.written.program.jaxpr)):
+            one = name if name in known else alike.get(_NUMBER.sub("*", name))
+            if name and one is not None:  # the whole model's output is that of its last module
+                found[name] = one
+        return found
+
+    def cost(
+        self,
+        layouts: Mapping[str, NamedSharding],
+        mesh: Mesh,
+        capacity: int,
+        outputs: Mapping[str, NamedSharding] | None = None,
+        depth: SearchDepth = "trace",
+    ) -> PlanCost:
+        """The cost of layouts, with loops.
+
+        Args:
+            layouts: of parameters, buffers and the batch, by name.
+            mesh: that they are over.
+            capacity: bytes of one device.
+            outputs: of modules, by name.
+            depth: "trace" or "partition".
+        """
+        return cost_of(self.looped, layouts, mesh, capacity, outputs=outputs, depth=depth)
+
+    def as_written(
+        self,
+        cost: PlanCost,
+        layouts: Mapping[str, NamedSharding],
+        mesh: Mesh,
+        outputs: Mapping[str, NamedSharding] | None = None,
+    ) -> PlanCost:
+        """The same cost with memory for the step as it is written, too.
+
+        Args:
+            cost: with loops.
+            layouts: as for `cost`.
+            mesh: likewise.
+            outputs: likewise.
+        """
+        if self.looped is self.written:
+            return cost
+        found = cost_of(self.written, layouts, mesh, cost.capacity, outputs=outputs)
+        return dataclasses.replace(cost, memory=max(cost.memory, found.memory))
+
+
+def searched(step: TracedStep) -> SearchedStep:
+    """Prepare a step for a search.
+
+    Args:
+        step: as traced; its layouts are not read.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from ..machine.topologies import topology
+        >>> from ..traced.jax_steps import traced_jax_step
+        >>> def loss(layers, x):
+        ...     for up, down in layers:
+        ...         x = x + jnp.tanh(x @ up) @ down
+        ...     return jnp.mean(x)
+        >>> up, down, x = (jax.ShapeDtypeStruct(one, "float32") for one in ((8, 16), (16, 8), (4, 8)))
+        >>> mesh = topology("v5e:2x4").mesh((8,), ("data",))
+        >>> step = traced_jax_step(loss, ([(up, down)] * 40, x), {}, mesh)
+        >>> found = searched(step)
+        >>> len(step.inputs), len(found.looped.inputs), len(found.program.dimensions.groups)
+        (81, 3, 3)
+    """  # noqa: E501
+    looped = with_loops(step)
+    dimensions = named_dimensions(looped)
+    if looped is not step and dimensions.narrowed:
+        looped, dimensions = step, named_dimensions(step)
+    return SearchedStep(step, looped, condensed(looped, dimensions))
+
+
+def with_loops(step: TracedStep) -> TracedStep:
+    """A step with its equal layers as loops; itself if it has none.
+
+    Args:
+        step: as traced.
+    """
+    looped = rolled_step(step)
+    return looped if _loops(looped) > _loops(step) else step
+
+
+def _loops(step: TracedStep) -> int:
+    return sum(one.primitive.name == "scan" for one in step.program.jaxpr.eqns)
+
+
+def _marked(jaxpr: Any) -> Iterator[str]:
+    """The names of modules whose outputs a program marks, in order."""
+    for equation in jaxpr.eqns:
+        module = module_of(equation)
+        if module is not None:
+            yield module
+        for value in equation.params.values():
+            for one in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(one, "jaxpr", one)
+                if hasattr(inner, "eqns"):
+                    yield from _marked(inner)
