@@ -16,7 +16,7 @@ import re
 import time
 from typing import Any, NamedTuple
 
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.planning_models import FAMILIES, Family
 from isoshard.core.planner.estimating import DEPTHS, device_program
@@ -112,10 +112,15 @@ TIMEOUT = 7200.0
 """Seconds that a compiler has."""
 
 
-def laid_out(case: Case) -> TracedStep:
-    """The step of a case with the layouts of its plan."""
-    names = ("data", "model")[: len(case.shape)]
-    mesh = topology(case.machine).mesh(case.shape, names)
+def laid_out(case: Case, mesh: Mesh | None = None) -> TracedStep:
+    """The step of a case with the layouts of its plan.
+
+    Args:
+        case: it.
+        mesh: over devices that are here, in place of described ones.
+    """
+    if mesh is None:
+        mesh = topology(case.machine).mesh(case.shape, ("data", "model")[: len(case.shape)])
     family = case.family
     step = traced_jax_step(family.step, family.args, {}, mesh, None, name=family.name)
     plans = {one.name: one for one in hand_plans(step, [mesh])}
