@@ -4,7 +4,8 @@
 `by_partitioner` runs XLA's partitioner on this host's virtual devices: its collectives are exact;
 what the target's compiler would make of the rest is modelled (`live_values`, `target_rewrites`).
 The host's compiler is kept from widening bfloat16, from handing products to libraries and from
-joining reductions, none of which the targets do.
+joining reductions, none of which the targets do; and from taking barriers away before it schedules:
+they hold what is computed again (`jax.checkpoint`) back until its gradient is wanted.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ HOST = CompileTarget(
     "host",
     flags=(
         "--xla_disable_hlo_passes=float-normalization-bf16,float-normalization-f8e5m2,"
-        "all-reduce-promotion,cpu-all-reduce-combiner,dot-library-rewriter",
+        "all-reduce-promotion,cpu-all-reduce-combiner,dot-library-rewriter,cse_barrier_expander",
         "--xla_cpu_enable_concurrency_optimized_scheduler=false",
         "--xla_backend_optimization_level=0",
     ),
