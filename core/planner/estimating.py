@@ -32,6 +32,7 @@ from .axes.trace_depth import by_tracing
 from .costs.collective_times import seconds
 from .costs.device_program import DeviceProgram
 from .costs.roofline import time_of
+from .machine.device_memory import device_memory
 from .machine.topologies import Topology, topology, topology_of
 from .programs.compiling import by_compiler, by_partitioner
 from .reports.advice import advise
@@ -60,7 +61,7 @@ def estimate(
     depth: Depth = "trace",
     batch: Collection[str] | None = None,
     memory: int | None = None,
-    timeout: float = 600.0,
+    timeout: float | None = 600.0,
     progress: bool | None = None,
     cache: bool = True,
     repeats: bool = True,
@@ -81,7 +82,7 @@ def estimate(
         batch: of a JAX function, the names of the arguments that are inputs; by default those that
             it does not give back.
         memory: bytes that one device may use; that of the chip unless given.
-        timeout: seconds after which a compilation is ended.
+        timeout: seconds after which a compilation is ended; None waits.
         progress: whether to show how long it takes; by default if a terminal looks on.
         cache: whether a compilation may be taken from the disk, and is kept there.
         repeats: whether equal layers are compiled once, as a loop over them, so that the time does
@@ -93,13 +94,16 @@ def estimate(
     Raises:
         PlanError: the plan does not fit the step.
         ShardingError: `mesh` is no mesh.
-        ValueError: `depth` is none of the three.
+        ValueError: `depth` is none of the three, or `memory` or `timeout` is not above 0.
         PlanningError: the target's compiler is missing, failed, or took too long.
     """
     if depth not in DEPTHS:
         raise ValueError(f"depth is {', '.join(map(repr, DEPTHS))}, not {depth!r}")
     started = time.perf_counter()
     mesh = planned_mesh(mesh)
+    device_memory(mesh, memory)
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"timeout= is seconds, more than 0, not {timeout!r}; None waits")
     traced = traced_step(step, args, kwargs or {}, mesh, plan, batch=batch)
     how = {"timeout": timeout, "progress": progress, "cache": cache}
     program = device_program(traced, depth, repeats=repeats, **how)
@@ -146,7 +150,7 @@ def report_of(
     """
     mesh = traced.mesh
     machine = topology_of(mesh)
-    capacity = machine.chip.memory if memory is None else memory
+    capacity = device_memory(mesh, memory)
     spent, timeline = time_of(program, mesh)
     spent = dataclasses.replace(spent, assumptions=(*spent.assumptions, *program.notes))
     report = Report(

@@ -32,12 +32,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import sys
+from pathlib import Path
+from types import FrameType
 
 from . import samples
 from .report_lines import amount, compiled_lines, transfer_lines
 from .report_lines import human_bytes as human_bytes
-from .user_frames import user_frame as user_frame
-from .user_frames import user_location as user_location
 
 KNOWN = {
     "executions": "compiled programs run",
@@ -77,6 +78,11 @@ KNOWN = {
     "data.padded_rows": "rows repeated to fill batches",
     "data.dropped_rows": "rows left out, in last batches that do not divide",
 }
+
+# Code of these packages is never the user's own; the demo in isoshard.cli is.
+_INTERNAL = ("isoshard.", "torch.", "jax.", "jaxlib.", "flax.", "optax.", "numpy.")
+_INTERNAL += ("contextlib.", "functools.", "logging.", "warnings.")
+_OWN = ("isoshard.cli.",)
 
 _counts: collections.defaultdict[str, int] = collections.defaultdict(int)
 _compilations: collections.deque[Compilation] = collections.deque(maxlen=10_000)
@@ -345,3 +351,29 @@ def report() -> str:
     if moved:
         lines += ["", "moved between host and devices:", *transfer_lines(moved)]
     return "\n".join(lines) or "nothing was counted"
+
+
+def user_location() -> str:
+    """Find the line of user code that is running.
+
+    Returns:
+        `file.py:123` of the innermost call outside isoshard, torch, jax, flax, optax and numpy;
+        "unknown" where there is none.
+
+    Example:
+        >>> user_location().partition(":")[0]             # here doctest is the user
+        'doctest.py'
+    """
+    frame = user_frame()
+    return "unknown" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def user_frame() -> FrameType | None:
+    """Find the innermost call outside isoshard, torch, jax, flax, optax and numpy, if any."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "") + "."
+        if not module.startswith(_INTERNAL) or module.startswith(_OWN):
+            return frame
+        frame = frame.f_back
+    return None

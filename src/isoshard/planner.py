@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from isoshard.core.planner.machine.chips import Chip, add_chip, chip, chips
     from isoshard.core.planner.machine.links import AxisLinks, links, links_of
     from isoshard.core.planner.machine.topologies import Topology, topology, topology_of
-    from isoshard.core.planner.plan_search.search_result import SearchResult
+    from isoshard.core.planner.plan_search.search_result import NothingFitsError, SearchResult
     from isoshard.core.planner.plan_search.searching import search
     from isoshard.core.planner.reports.advice import advise
     from isoshard.core.planner.reports.comparison import Comparison, compare
@@ -31,6 +31,7 @@ _LAZY = {
     "AxisLinks": "machine.links",
     "Chip": "machine.chips",
     "Comparison": "reports.comparison",
+    "NothingFitsError": "plan_search.search_result",
     "Report": "reports.report",
     "SearchResult": "plan_search.search_result",
     "Topology": "machine.topologies",
@@ -51,6 +52,7 @@ __all__ = [
     "AxisLinks",
     "Chip",
     "Comparison",
+    "NothingFitsError",
     "Report",
     "SearchResult",
     "Topology",

@@ -195,6 +195,7 @@ class TestWhatIsGiven:
         (["train.py:step", "--mesh", "cpu:8", "--axes", "a=9"], "--axes 'a=9' has 9 devices, and"),
         (["train.py:step", "--mesh", "cpu:8", "--axes", "a;b"], "write each axis once with its"),
         (["train.py:step", "--mesh", "cpu:8", "--memory", "lots"], "write a size such as 16GB"),
+        (["train.py:step", "--mesh", "cpu:8", "--memory", "0GB"], "a device without memory holds"),
         (
             ["train.py:step", "--mesh", "cpu:8", "--plan", "fdsp"],
             "no plan is called 'fdsp', did you mean 'fsdp'? There are data, fsdp, tensor",
@@ -247,6 +248,14 @@ def test_a_script_that_fails(script, calls, capsys):
         "isoshard plan: importing train.py fails: NameError: name 'undefined' is not defined "
         "(train.py:3)\n"
     )
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
+def test_a_time_that_is_none(script, calls, capsys, seconds):
+    with pytest.raises(SystemExit) as ended:
+        run("train.py:step", "--mesh", "cpu:8", "--timeout", seconds)
+    assert ended.value.code == 2 and not calls
+    assert f"--timeout: needs seconds, more than 0, not '{seconds}'" in capsys.readouterr().err
 
 
 def test_errors_of_the_planner_are_said(script, monkeypatch, capsys):

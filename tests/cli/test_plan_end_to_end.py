@@ -1,5 +1,12 @@
 """`isoshard plan` from a script, or a configuration, to a report: nothing is put in its place."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 import transformers
 
@@ -57,6 +64,57 @@ def test_a_step_of_jax(folder, capsys):
     assert data.flops == pytest.approx(5 * 2 * 32 * 1024 * 4096, rel=0.2)
     assert capsys.readouterr().out.count("data") > 2
     assert (folder / "plans.html").read_text().count("<svg") > 8
+
+
+def test_no_plan_fits(folder, capsys):
+    status = run(
+        "planned_steps.py:step", "--args", "planned_steps.py:make_args", "--mesh", "v5e:4x4",
+        "--plan", "auto", "--memory", "100KB",
+    )  # fmt: skip
+    said = capsys.readouterr()
+    assert status == 1
+    assert said.err.startswith("isoshard plan: step: no plan fits in the 97.7 KiB of a device. Th")
+    assert "too much" in said.err and "What would help: more devices (about " in said.err
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)]
+)
+def test_a_command_that_is_ended_leaves_no_compiler(folder, sent, status):
+    python, child = folder / "python", folder / "child"
+    python.write_text(
+        f"#!{sys.executable}\nimport os, pathlib, sys, time\n"
+        "if sys.argv[1] == '-c':\n"
+        '    print(\'{"jax": "0.10.2", "libtpu": "0.0.52"}\')\n'
+        "    sys.exit()\n"
+        f"pathlib.Path({str(child)!r}).write_text(str(os.getpid()))\n"
+        "while os.read(0, 1): pass\n"  # as the real one does: until nobody holds the other end
+    )
+    python.chmod(0o755)
+    words = ("planned_steps.py:step", "--args", "planned_steps.py:make_args", "--mesh", "v5e:4x4")
+    command = subprocess.Popen(
+        [sys.executable, "-m", "isoshard", "plan", *words, "--depth", "compile"],
+        env=os.environ | {"ISOSHARD_COMPILER_PYTHON": str(python)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert within(120, lambda: child.exists() and child.read_text())
+        command.send_signal(sent)
+        said = command.communicate(timeout=60)[1]
+    finally:
+        command.kill()
+    assert command.returncode == status and "Traceback" not in said
+    assert (said == "isoshard plan: interrupted\n") == (sent == signal.SIGINT)
+    assert within(10, lambda: not Path(f"/proc/{child.read_text()}").exists())
+
+
+def within(seconds, holds):
+    """Whether something becomes true soon."""
+    ends = time.monotonic() + seconds
+    while not holds() and time.monotonic() < ends:
+        time.sleep(0.05)
+    return bool(holds())
 
 
 def test_too_little_memory(folder, capsys):

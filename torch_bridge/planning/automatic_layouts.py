@@ -84,9 +84,12 @@ def found_for(module: torch.nn.Module) -> SearchResult | None:
     """The result of the search by which a model was laid out; None if none was.
 
     Args:
-        module: the outermost of the model.
+        module: the outermost that the step uses, or one inside it.
     """
     found = _FOUND.get(module)
+    for model, one in _FOUND.items() if found is None else ():
+        if any(child is module for child in model.modules()):
+            found = one
     return None if found is None else found.result
 
 
@@ -167,6 +170,8 @@ class _Behind:
 
     def unclear(self) -> str | None:
         """Why the step cannot be planned, as far as that is seen before it is traced."""
+        if jax.process_count() > 1 and jax.devices()[0].platform == "cpu":
+            return "what CPUs can do is measured, and processes might find different plans."
         if not self.models:
             return "no module with parameters is behind it, whose tensors a plan could name."
         if any(model.prefix for model in self.models):

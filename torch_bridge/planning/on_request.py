@@ -45,7 +45,7 @@ def auto_plan(module: torch.nn.Module) -> SearchResult | None:
     was called, or the model was given to `auto_policy`.
 
     Args:
-        module: the outermost of the model.
+        module: the outermost that the step uses, or one inside it.
 
     Returns:
         What `iso.planner.search` found; `print` it. None if nothing was found for the model.

@@ -138,7 +138,7 @@ class Topology:
         if wanted > self.size:
             raise ShardingError(
                 f"a mesh of shape {tuple(shape)} has {wanted} devices, and {self.name} has "
-                f"{self.size}"
+                f"{self.size}: make the mesh smaller, or take a larger machine"
             )
         grid = ordered(self, tuple(shape), tuple(axis_names), slices)
         auto = (jax.sharding.AxisType.Auto,) * len(axis_names)

@@ -8,12 +8,17 @@ from collections.abc import Sequence
 
 from jax.sharding import Mesh
 
+from isoshard.core.errors import ShardingError
 from isoshard.core.plan import Plan
 from isoshard.core.runtime.metrics import human_bytes
 
 from ..traced.traced_step import TracedStep
 from .close_look import SeenPlan, layouts_of_choice
 from .plan_cost import PlanCost
+
+
+class NothingFitsError(ShardingError):
+    """No plan fits in memory; the message says by how much, and what would help."""
 
 
 @dataclasses.dataclass(frozen=True)

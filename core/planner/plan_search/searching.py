@@ -30,7 +30,8 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.plan import Plan
 
-from ..machine.topologies import Topology, topology_of
+from ..machine.device_memory import device_memory
+from ..machine.topologies import Topology
 from ..traced.of_step import traced_step
 from ..traced.traced_step import TracedStep
 from .analytic_cost import AnalyticCost
@@ -40,7 +41,8 @@ from .condensed_program import CondensedProgram
 from .fixed_rules import fixed_layouts, forced_layouts
 from .mesh_shapes import Where, meshes_for
 from .plan_cost import SearchDepth
-from .search_result import RunnerUp, SearchResult, nothing_fits, why_lost
+from .search_request import check_request
+from .search_result import NothingFitsError, RunnerUp, SearchResult, nothing_fits, why_lost
 from .searched_step import searched
 
 MESHES = 3
@@ -89,11 +91,15 @@ def search(
         The plan, its mesh, its cost, and the others with the reasons why they lost.
 
     Raises:
-        ShardingError: no plan fits in memory; the message says by how much, and what would help.
+        NothingFitsError: no plan fits in memory; the message says by how much, and what would
+            help. It is a ShardingError.
         PlanError: `fixed` names an axis that the mesh has not.
+        ValueError: `memory`, `depth` or `candidates` is none that there can be.
     """
     started = time.monotonic()
+    check_request(depth, candidates)
     first = meshes_for(mesh)[0]
+    device_memory(first, memory)
     if isinstance(step, TracedStep):
         traced = step
     else:
@@ -133,7 +139,7 @@ def search(
         tightest = min(found, key=lambda one: one.cost.memory)
         share *= min(0.9, tightest.cost.capacity / tightest.cost.memory)
     if not found[0].cost.fits:
-        raise ShardingError(nothing_fits(traced, found))
+        raise NothingFitsError(nothing_fits(traced, found))
     return _result(found, candidates, costs, evaluated, time.monotonic() - started)
 
 
@@ -218,7 +224,7 @@ def _chosen(beams: list[BeamSearch], count: int) -> list[Candidate]:
 
 
 def _capacity(mesh: Mesh, memory: int | None) -> int:
-    return topology_of(mesh).chip.memory if memory is None else int(memory)
+    return device_memory(mesh, memory)
 
 
 def _experts(program: CondensedProgram) -> int:

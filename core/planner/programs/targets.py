@@ -109,11 +109,17 @@ def check(machine: str, python: str | None = None) -> Mapping[str, str]:
     Raises:
         CompilerMissingError: it is not, or does not fit jax; the message has the line to install.
     """
-    found = _planned(machine, compiler_python(python))
+    python = compiler_python(python)
+    found = _judged(machine, packages_of(python))
+    if found.problem and machine == "host":
+        raise CompilerMissingError(
+            f"this host partitions by jax, and {found.problem} in {python}: {found.fix}, or set "
+            f"{PYTHON} to the python of an environment that has it. depth='trace' does without"
+        )
     if found.problem:
         raise CompilerMissingError(
             f"depth='compile' for this machine needs its compiler, and {found.problem} in "
-            f"{compiler_python(python)}: {found.fix}. No accelerator is needed. An environment of "
+            f"{python}: {found.fix}. No accelerator is needed. An environment of "
             f"its own does as well: set {PYTHON} to its python. depth='partition' needs neither"
         )
     return found.versions
@@ -176,6 +182,11 @@ def _planned(machine: str, python: str) -> Planned:
         installed = packages_of(python)
     except CompilerMissingError as error:
         return Planned(machine, _TITLES[machine], {}, str(error), f"unset {PYTHON}")
+    return _judged(machine, installed)
+
+
+def _judged(machine: str, installed: Mapping[str, str]) -> Planned:
+    """Whether the packages of an interpreter do."""
     names = _PACKAGES[machine]
     versions = {name: installed[name] for name in ("jax", "jaxlib") if installed.get(name)}
     compilers = {name: installed[name] for name in names if installed.get(name)}
@@ -237,8 +248,8 @@ def packages_of(python: str) -> dict[str, str]:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise CompilerMissingError(
-            f"{python} does not run as a Python interpreter ({error}); set {PYTHON} to one that "
-            "has jax"
+            f"{python} does not run as a Python interpreter ({error}). What compiles is the one "
+            f"that {PYTHON} names, else this one: set it to one that has jax, or unset it"
         ) from error
     answer: dict[str, Any] = json.loads(found.stdout)
     return {name: str(version) for name, version in answer.items()}

@@ -257,7 +257,7 @@ def _moves_more_than_computes(report: Report) -> Iterator[Remedy]:
         f"moving {human_bytes(report.bytes_moved)} takes {human_seconds(time.memory)}, computing "
         f"{human_seconds(time.compute)}, and {human_seconds(extra)} are waited for"
     )
-    state = STATE_TIMES * memory.parameters + 2 * memory.optimizer
+    state = min(STATE_TIMES * memory.parameters + 2 * memory.optimizer, report.bytes_moved)
     if state >= report.bytes_moved / 2:
         share = percent(state, report.bytes_moved)
         yield Remedy(

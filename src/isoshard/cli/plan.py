@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
     Returns:
         0 if the step fits, under one of the plans; 1 if it does not; 2 for what cannot be planned;
-        141 if what is printed is not read to its end.
+        130 at Ctrl-C; 141 if what is printed is not read to its end.
     """
     given = _parser().parse_args(list(argv))
     console = _Output(width=given.width)
@@ -62,6 +62,12 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader has what it wanted, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        print(f"{_NAME}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except planner.NothingFitsError as error:
+        print(f"{_NAME}: {error}", file=sys.stderr)
+        return 1
     except Exception as error:
         if not type(error).__module__.startswith("isoshard."):
             raise
@@ -244,10 +250,20 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add("--html", metavar="FILE", help="write the report as a page")
     add("--json", metavar="FILE", help="write the report as JSON")
-    add("--timeout", type=float, metavar="S", help="seconds that one compilation may take (600)")
+    add("--timeout", type=_seconds, metavar="S", help="seconds that one compilation may take (600)")
     add("--width", type=_positive, metavar="N", help="columns (the terminal's)")
     add("--list", action="store_true", help="show chips, and what can be planned here")
     return parser
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not found > 0:
+        raise argparse.ArgumentTypeError(f"needs seconds, more than 0, not {text!r}")
+    return found
 
 
 def _positive(text: str) -> int:

@@ -184,6 +184,8 @@ def bytes_of(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
     if found is None or (found[3] and not found[2]):
         raise PlanCommandError(f"--memory {text!r}: write a size such as 16GB or 16GiB")
+    if not float(found[1]):
+        raise PlanCommandError(f"--memory {text!r}: a device without memory holds no step")
     unit = found[2].upper()
     scale = 1024 ** "KMGT".index(unit) * 1024 if found[3] else _SIZES[unit]
     return round(float(found[1]) * scale)

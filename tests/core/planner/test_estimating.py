@@ -128,6 +128,10 @@ def test_memory_may_be_said_and_what_is_missing_is_told():
         ({"depth": "deep"}, ValueError, "depth is 'trace', 'partition', 'compile', not 'deep'"),
         ({"plan": Plan({"*": ("rows",)})}, PlanError, r"layers\.0\.w: .*'rows'"),
         ({"batch": ("y",)}, ShardingError, "names no argument of the step: y"),
+        ({"memory": "16GB"}, ValueError, r"such as 16 \* 10\*\*9, not '16GB'; leave it out"),
+        ({"memory": 0}, ValueError, "memory= is the bytes that one device may use, .* not 0;"),
+        ({"memory": -(10**9)}, ValueError, "not -1000000000"),
+        ({"timeout": 0}, ValueError, "timeout= is seconds, more than 0, not 0; None waits"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_planned_is_said(change, error, said):

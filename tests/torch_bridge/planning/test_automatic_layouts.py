@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import warnings
@@ -15,6 +16,7 @@ from benchmarks import collectives
 from isoshard import P, ShardingError
 from isoshard.core.planner.plan_search.searching import search
 from isoshard.core.runtime import metrics
+from isoshard.torch_bridge._torch_internals.module_fields import forward_hooks
 from isoshard.torch_bridge.session import unplanned_steps
 from isoshard.torch_bridge.session.unplanned_steps import UnplannedWarning
 from isoshard.torch_bridge.spmd import auto_policy
@@ -81,6 +83,7 @@ def auto(monkeypatch, counted):
         monkeypatch.setenv(name, "0")
     xr.use_spmd(auto=True)
     yield counted
+    xs.set_global_mesh(None)
     unplanned_steps.compiled()
 
 
@@ -304,6 +307,60 @@ def test_a_plan_that_does_not_fit_is_an_error(auto, monkeypatch):
     monkeypatch.setattr(automatic_layouts, "search", small)
     with pytest.raises(ShardingError, match=r"no plan fits in the 1.0 MiB of a device. The least"):
         training(made().to("jax"))[0](batches()[0].to("jax"))
+
+
+def test_state_and_gradients_that_are_there_move_with_their_parameters(auto, monkeypatch):
+    model = made().to("jax")
+    adam = training(model, lambda function: function)[1]
+    monkeypatch.setenv("XLA_AUTO_SPMD", "0")
+    unplanned_steps.compiled()
+    adam.zero_grad()
+    (model(batches()[0].to("jax")) - 1).square().mean().backward()
+    adam.step()  # state on one device
+    monkeypatch.setenv("XLA_AUTO_SPMD", "1")
+    before = {one: adam.state[one]["exp_avg"].cpu() for one in model.parameters()}
+    adam.param_groups[0]["lr"] = 0.0
+
+    @xs.compile
+    def step(x):
+        (model(x) - 1).square().mean().backward()  # adds to the gradients that are there
+        adam.step()
+
+    step(batches()[1].to("jax"))
+    assert auto("plans.laid_out") == 4 * 4  # parameter, gradient, two moments
+    for one in model.parameters():
+        state = adam.state[one]["exp_avg"]
+        assert state.partition_spec == one.partition_spec == one.grad.partition_spec
+        assert not torch.equal(state.cpu(), before[one])
+
+
+def with_activations(*args, **kwargs):
+    """What the search finds, and a layout of activations besides."""
+    found = search(*args, **kwargs)
+    more = iso.Plan(activations={"up": P(None, found.mesh.axis_names[0])})
+    return dataclasses.replace(found, plan=found.plan.otherwise(more))
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_activations_of_the_plan_unless_there_are_some(auto, monkeypatch, replicated, own):
+    from isoshard.torch_bridge.planning import automatic_layouts
+
+    monkeypatch.setattr(automatic_layouts, "search", with_activations)
+    model = made().to("jax")
+    if own:
+        mesh = xs.Mesh(range(8), (8,), ("x",))
+        xs.set_global_mesh(mesh)
+        xs.constrain_activations(model, mesh, {"down": P("x")})
+    step, _ = training(model)
+    assert losses(step) == pytest.approx(replicated, rel=1e-5)
+    count = len(forward_hooks(model.up)), len(forward_hooks(model.down))
+    assert count == ((0, 1) if own else (1, 0))
+
+
+def test_the_plan_is_told_of_a_module_inside(auto):
+    model = made().to("jax")
+    xs.compile(model)(batches()[0].to("jax"))
+    assert xs.auto_plan(model.up) is xs.auto_plan(model) is not None
 
 
 def test_nothing_is_searched_unless_somebody_asks(counted):

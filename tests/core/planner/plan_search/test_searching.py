@@ -13,7 +13,7 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.plan import Plan, PlanError
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.plan_search.plan_cost import cost_of
-from isoshard.core.planner.plan_search.search_result import SearchResult
+from isoshard.core.planner.plan_search.search_result import NothingFitsError, SearchResult
 from isoshard.core.planner.plan_search.searching import search
 from tests.core.planner.plan_search.small_families import SMALL, traced
 
@@ -93,8 +93,9 @@ def test_an_unknown_axis_in_a_fixed_rule_is_named():
 
 
 def test_nothing_fits_says_by_how_much_and_what_helps():
-    with pytest.raises(ShardingError) as caught:
+    with pytest.raises(NothingFitsError) as caught:
         search(traced("Llama"), None, "v5e:2x4", memory=1 << 20, depth="kinds")
+    assert isinstance(caught.value, ShardingError)
     text = str(caught.value)
     assert "Llama: no plan fits in the 1.0 MiB of a device. The least needs" in text
     assert "too much" in text and "more devices (about" in text and "not 8" in text
@@ -104,6 +105,19 @@ def test_nothing_fits_says_by_how_much_and_what_helps():
 def test_a_machine_that_is_not_there():
     with pytest.raises(ShardingError, match="there is no chip 'v9x'"):
         search(traced("Llama"), None, "v9x:2x4")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"memory": 0}, "memory= is the bytes that one device may use"),
+        ({"depth": "compile"}, r"depth is 'kinds', 'trace', 'partition', not 'compile'; iso.pl"),
+        ({"candidates": 0}, "candidates= is how many plans are told, 1 or more, not 0"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused_before_it_begins(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        search(None, None, "v5e:2x4", **wrong)
 
 
 def test_plan_auto_gives_the_plan():

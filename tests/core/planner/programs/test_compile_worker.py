@@ -99,12 +99,14 @@ def test_the_cache_knows_programs_targets_and_flags_apart(step):
 def test_time_runs_out_and_no_process_is_left(step, fake, tmp_path):
     python = fake(f"sleep 60 &\necho $! > {tmp_path}/child\necho $$ > {tmp_path}/self\nwait")
     began = time.monotonic()
-    with pytest.raises(CompilationTimeoutError, match=r"did not end in 0\.5 s.*timeout="):
+    with pytest.raises(CompilationTimeoutError, match=r"did not end in 0\.5 s.*depth='trace'"):
         compiled(step, HOST, timeout=0.5, cache=False, python=python)
     assert time.monotonic() - began < 10
     for name in ("self", "child"):
         assert gone(int((tmp_path / name).read_text()))
     assert zombies() == []
+    with pytest.raises(CompilationTimeoutError, match=r"for v5e:2x2 did not .*depth='partition'"):
+        compiled(step, CompileTarget("tpu", "v5e:2x2"), timeout=0.1, cache=False, python=python)
 
 
 def test_an_interrupt_ends_the_compiler(step, fake, tmp_path):

@@ -82,6 +82,12 @@ def test_what_is_there_and_what_is_not(installed):
     assert cuda.fix == 'pip install "jax[cuda12]==0.10.2"'
 
 
+def test_a_host_without_jax_says_so(installed):
+    installed(libtpu="0.0.52")
+    with pytest.raises(CompilerMissingError, match=r"jax is not installed in .*depth='trace' does"):
+        check("host")
+
+
 def test_a_plugin_of_another_jax_does_not_do(installed):
     installed(jax="0.10.2", jaxlib="0.10.2", jax_cuda12_plugin="0.9.1")
     with pytest.raises(CompilerMissingError, match=r"0\.9\.1 does not fit jax 0\.10\.2"):
@@ -103,8 +109,11 @@ def test_another_interpreter(monkeypatch, tmp_path):
     monkeypatch.setenv("ISOSHARD_COMPILER_PYTHON", str(tmp_path / "none"))
     assert targets.compiler_python() == str(tmp_path / "none")
     assert targets.compiler_python("mine") == "mine"
-    with pytest.raises(CompilerMissingError, match="does not run as a Python interpreter"):
-        check("host")
+    for machine in ("host", "tpu"):
+        with pytest.raises(
+            CompilerMissingError, match=r"none does not run as a Python .*unset it$"
+        ):
+            check(machine)
     assert all("does not run" in row.problem for row in planned())
     monkeypatch.delenv("ISOSHARD_COMPILER_PYTHON")
     assert targets.compiler_python() == sys.executable
