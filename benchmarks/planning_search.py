@@ -7,8 +7,7 @@ plan that fits (data, FSDP, tensor, FSDP x tensor, sequence, expert, over all me
 looks at), both by the traced program with equal layers as loops, and the seconds that the search
 took, of a clock and of the processor. A hand plan counts as it is, or with the batch kept split
 behind blocks, whichever is better. What fits, fits with layers written out, too. Nothing runs on
-devices. With --depth partition the found plan's cost is that of XLA's partitioner, so only seconds
-count.
+devices. With --depth partition the best hand plan by tracing is compared by XLA's partitioner.
 """
 
 from __future__ import annotations
@@ -88,7 +87,11 @@ def best_by_hand(
         if cost.fits
     ]
     for cost, outputs, one in sorted(found, key=lambda each: each[0].seconds):
-        if depth == "kinds" or step.as_written(cost, one.layouts, one.mesh, outputs).fits:
+        if depth == "kinds":
+            return one, cost
+        if step.as_written(cost, one.layouts, one.mesh, outputs).fits:
+            if depth == "partition":
+                cost = step.cost(one.layouts, one.mesh, capacity, outputs, depth)
             return one, cost
     return None, None
 
@@ -104,8 +107,7 @@ def measure(family: Family, where: str, depth: SearchDepth = "trace") -> dict[st
         found, why = None, str(error)
     taken = {"seconds": time.monotonic() - start, "processor": time.process_time() - busy}
     capacity = topology_of(meshes[0]).chip.memory
-    by_depth: SearchDepth = "kinds" if depth == "kinds" else "trace"
-    plan, cost = best_by_hand(searched(step), by_hand(step, family, where), capacity, by_depth)
+    plan, cost = best_by_hand(searched(step), by_hand(step, family, where), capacity, depth)
     if found is None:
         return {"fits": False, "why": why, "hand": None if plan is None else plan.name, **taken}
     return {

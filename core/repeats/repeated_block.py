@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from jax.extend.core import jaxprs_in_params
 
 from isoshard.core.repeats.equation_flow import EquationFlow
 
@@ -67,10 +68,11 @@ class RepeatedBlock:
         """The first equation after the block."""
         return self.start + self.count * self.period
 
-    @property
+    @functools.cached_property
     def saved(self) -> int:
-        """How many equations a loop has less."""
-        return (self.count - 1) * self.period
+        """How many equations a loop has less, those of programs inside counted too."""
+        iteration = self.flow.equations[self.start : self.start + self.period]
+        return (self.count - 1) * sum(_written_out(one) for one in iteration)
 
     @functools.cached_property
     def made(self) -> int:
@@ -235,6 +237,11 @@ def _intervals(
             end += 1
         yield begin, end
         begin = end
+
+
+def _written_out(equation: Any) -> int:
+    inside = jaxprs_in_params(equation.params)
+    return 1 + sum(_written_out(one) for program in inside for one in program.eqns)
 
 
 def _slice_positions(

@@ -34,11 +34,13 @@ class Scored:
         choice: it.
         cost: what it costs.
         score: what the search orders by; less is better.
+        order: of equal scores the least of these comes first.
     """
 
     choice: Choice
     cost: ChoiceCost
     score: float
+    order: tuple[object, ...] = ()
 
 
 class BeamSearch:
@@ -105,7 +107,8 @@ class BeamSearch:
             score = cost.seconds * (1 + EACH_RULE * said)
             if cost.memory > self.memory:
                 score = (1 + score) * 1e3 * cost.memory / self.memory
-            found = self.seen[choice] = Scored(choice, cost, float(f"{score:.9e}"))
+            found = Scored(choice, cost, float(f"{score:.9e}"), self._order(choice))
+            self.seen[choice] = found
         return found
 
     def _best(
@@ -117,7 +120,7 @@ class BeamSearch:
         """The best of some choices that differ in what they lay out, or in something else."""
         scored = sorted(
             (self._evaluated(one) for one in dict.fromkeys(choices)),
-            key=lambda one: (one.score, self._order(one.choice)),
+            key=lambda one: (one.score, one.order),
         )
         kept: dict[object, Scored] = {}
         for one in scored:

@@ -47,10 +47,12 @@ from .searched_step import searched
 
 MESHES = 3
 """So many meshes are looked at closely, those that start best."""
-NEAR = 1.2
+NEAR = 1.5
 """What is slower than the best by this, by kinds, is not looked at more closely."""
 TRIES = 3
 """So often the search goes on with less memory, if what it found does not fit after all."""
+LOOKED = 3
+"""So many strategies are looked at closely for each one that is reported."""
 CHECKED = 4
 """So many plans are looked at as the step is written at most, until the best one was."""
 PARTITIONED = 2
@@ -123,7 +125,7 @@ def search(
     found: list[SeenPlan] = []
     for _ in range(TRIES):
         beams = [BeamSearch(one, share * _capacity(one.mesh, memory)) for one in costs]
-        chosen = _chosen(beams, 2 * candidates)
+        chosen = _chosen(beams, LOOKED * candidates)
         evaluated += sum(len(beam.seen) for beam in beams)
         for one in chosen:
             near = one.scored.score <= NEAR * chosen[0].scored.score

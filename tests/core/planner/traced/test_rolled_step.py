@@ -157,6 +157,20 @@ def test_names_roles_and_layouts_of_stacks():
     assert looped.results[7].sharding == up.sharding
 
 
+def test_a_stack_knows_its_layers_and_is_laid_out_like_them():
+    step = traced(4)
+    looped = rolled_step(step)
+    up = next(one for one in looped.inputs if one.name == "layers.*.up")
+    assert up.layers == tuple(f"layers.{n}.up" for n in range(4))
+    assert (up.layer_name, up.layer_shape) == ("layers.0.up", SHAPES["up"])
+    rows = NamedSharding(looped.mesh, P("data", "model"))
+    again = looped.laid_out({f"layers.{n}.up": rows for n in range(4)})
+    layouts = {one.name: one.sharding.spec for one in again.inputs}
+    assert layouts["layers.*.up"] == layouts["momentum.layers.*.up"] == P(None, "data", "model")
+    assert layouts["layers.*.down"] == P(None, *SPECS["down"])
+    assert again.results[7].sharding.spec == P(None, "data", "model")
+
+
 def test_a_layer_that_is_laid_out_differently_stays_outside():
     looped = rolled_step(traced(6, odd=5))
     stacked = [one for one in looped.inputs if "*" in one.name]
