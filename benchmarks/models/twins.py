@@ -75,9 +75,11 @@ class Dense(nnx.Module):
     """A linear layer with torch's order of the weight, `(out, in)`."""
 
     def __init__(self, into: int, out: int, *, rngs: nnx.Rngs):
+        """Make it."""
         self.weight = nnx.Param(0.02 * jax.random.normal(rngs.params(), (out, into)))
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Call it."""
         return x @ self.weight.T
 
 
@@ -85,9 +87,11 @@ class Table(nnx.Module):
     """An embedding, with torch's name of the weight."""
 
     def __init__(self, count: int, width: int, *, rngs: nnx.Rngs):
+        """Make it."""
         self.weight = nnx.Param(0.02 * jax.random.normal(rngs.params(), (count, width)))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Call it."""
         return self.weight.get_value()[tokens]
 
 
@@ -95,9 +99,11 @@ class Norm(nnx.Module):
     """RMSNorm as Llama has it."""
 
     def __init__(self, width: int):
+        """Make it."""
         self.weight = nnx.Param(jnp.ones(width))
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Call it."""
         return self.weight * (x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6))
 
 
@@ -105,6 +111,7 @@ class Attention(nnx.Module):
     """Causal attention with rotary positions and grouped keys."""
 
     def __init__(self, config: Mapping[str, int], *, rngs: nnx.Rngs):
+        """Make it."""
         width = config["hidden_size"]
         self.heads, self.grouped = config["num_attention_heads"], config["num_key_value_heads"]
         self.size = width // self.heads
@@ -114,6 +121,7 @@ class Attention(nnx.Module):
         self.o_proj = Dense(width, width, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Call it."""
         batch, length, width = x.shape
 
         def heads(projected: jax.Array) -> jax.Array:
@@ -138,11 +146,13 @@ class GatedMlp(nnx.Module):
     """Llama's MLP."""
 
     def __init__(self, width: int, inner: int, *, rngs: nnx.Rngs):
+        """Make it."""
         self.gate_proj = Dense(width, inner, rngs=rngs)
         self.up_proj = Dense(width, inner, rngs=rngs)
         self.down_proj = Dense(inner, width, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Call it."""
         return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -150,12 +160,14 @@ class Layer(nnx.Module):
     """A decoder's layer."""
 
     def __init__(self, config: Mapping[str, int], *, rngs: nnx.Rngs):
+        """Make it."""
         width = config["hidden_size"]
         self.self_attn = Attention(config, rngs=rngs)
         self.mlp = GatedMlp(width, config["intermediate_size"], rngs=rngs)
         self.input_layernorm, self.post_attention_layernorm = Norm(width), Norm(width)
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Call it."""
         x = x + self.self_attn(self.input_layernorm(x))
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -164,6 +176,7 @@ class Decoder(nnx.Module):
     """All but the head."""
 
     def __init__(self, config: Mapping[str, int], *, rngs: nnx.Rngs):
+        """Make it."""
         width = config["hidden_size"]
         self.embed_tokens = Table(config["vocab_size"], width, rngs=rngs)
         layers = range(config["num_hidden_layers"])
@@ -171,6 +184,7 @@ class Decoder(nnx.Module):
         self.norm = Norm(width)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Call it."""
         x = self.embed_tokens(tokens)
         for layer in self.layers:
             x = layer(x)
@@ -181,10 +195,12 @@ class LlamaTwin(nnx.Module):
     """`LlamaForCausalLM` in NNX."""
 
     def __init__(self, config: Mapping[str, int], *, rngs: nnx.Rngs):
+        """Make it."""
         self.model = Decoder(config, rngs=rngs)
         self.lm_head = Dense(config["hidden_size"], config["vocab_size"], rngs=rngs)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Call it."""
         return self.lm_head(self.model(tokens))
 
 
@@ -230,11 +246,13 @@ class TorchPair(torch.nn.Module):
     """A linear layer up and one down, with relu after each."""
 
     def __init__(self, width: int, inner: int):
+        """Make it."""
         super().__init__()
         self.fc1 = torch.nn.Linear(width, inner, bias=False)
         self.fc2 = torch.nn.Linear(inner, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Call it."""
         return torch.relu(self.fc2(torch.relu(self.fc1(x))))
 
 
@@ -242,10 +260,12 @@ class TorchChain(torch.nn.Module):
     """Pairs of linear layers, one after the other."""
 
     def __init__(self, layers: int, width: int, inner: int):
+        """Make it."""
         super().__init__()
         self.layers = torch.nn.ModuleList(TorchPair(width, inner) for _ in range(layers))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Call it."""
         for layer in self.layers:
             x = layer(x)
         return x
@@ -255,9 +275,11 @@ class FlaxPair(nnx.Module):
     """A pair in NNX."""
 
     def __init__(self, width: int, inner: int, *, rngs: nnx.Rngs):
+        """Make it."""
         self.fc1, self.fc2 = Dense(width, inner, rngs=rngs), Dense(inner, width, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Call it."""
         return jax.nn.relu(self.fc2(jax.nn.relu(self.fc1(x))))
 
 
@@ -265,9 +287,11 @@ class FlaxChain(nnx.Module):
     """The chain in NNX."""
 
     def __init__(self, layers: int, width: int, inner: int, *, rngs: nnx.Rngs):
+        """Make it."""
         self.layers = nnx.List([FlaxPair(width, inner, rngs=rngs) for _ in range(layers)])
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Call it."""
         for layer in self.layers:
             x = layer(x)
         return x
