@@ -14,7 +14,8 @@ Over several levels (a slice and DCN, a host and its network) each level carries
 inside it left: of `m` devices inside, each brings its m-th of the bytes across. The levels work at
 once, on chunks, so the slowest one counts; their latencies add up.
 
-Virtual devices of a CPU meet once, and each is given all bytes of its result by copies.
+Virtual devices of a CPU meet once, and each is given all bytes of its result by copies, at the rate
+that was measured for the kind.
 
 Sources: ring, torus and all-to-all on it: "How to Scale Your Model", chapter on sharding
 (https://jax-ml.github.io/scaling-book/sharding); switches and hosts: its chapter on GPUs
@@ -40,6 +41,7 @@ from jax.sharding import Mesh
 from isoshard.core.errors import ShardingError
 
 from ..machine.links import AxisLinks, LinkLevel, links_of
+from ..machine.topologies import topology_of
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 """The collectives that `seconds` knows, as HLO calls them."""
@@ -87,7 +89,8 @@ def seconds(
     if run_on.size == 1 or sent <= 0:
         return 0.0
     if run_on.kind == "memory":
-        return sent / (run_on.bandwidth * (reach or 1.0)) + run_on.latency
+        rate = topology_of(mesh).chip.copied.get(name, run_on.bandwidth)
+        return sent / (rate * (reach or 1.0)) + run_on.latency
     if reach is None:
         reach = LINKS_REACH
     if name == "all-to-all":

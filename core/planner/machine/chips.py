@@ -51,6 +51,8 @@ class Chip:
         domain: chips that one switch joins, where these are of several hosts; 0: those of a host.
         network_latency: seconds before the first byte from another host (slice) arrives.
         also: other values of `Device.device_kind` for the same chip.
+        copied: of virtual devices, bytes a second that a collective gives one, by HLO's name of the
+            kind; `link` for those that are not named.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Chip:
     domain: int = 0
     network_latency: float = 1e-5
     also: tuple[str, ...] = ()
+    copied: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float], hash=False)
 
     def rate(self, dtype: str) -> float:
         """Operations a second in a dtype.

@@ -1,9 +1,10 @@
 """What this host's cores do, measured once in a process: the chip of virtual CPU devices.
 
-Virtual devices share the host's cores: each has its part of what all do together. A collective
-between them is copies in memory. Measured are a matrix product and a copy, as XLA runs them, and
-sums over some devices, of one number (how long they take to meet) and of many: together about a
-second.
+Virtual devices share the host's cores and memory: each has its part of what all do together. So it
+is measured with some devices at work at once, as XLA runs them: a matrix product on each; an update
+of arrays that are larger than caches, as an optimizer makes it; each kind of collective, which is
+copies in memory, of one number (how long devices take to meet) and of many. Together that takes
+about two seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -23,8 +25,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from .chips import Chip
 
 _SIDE = 512
-_COPIED = 32 * 2**20
-_MEETING = 8
+_CHANGED = 64 * 2**20
+"""Bytes of one array on all devices: more than caches hold."""
+_SENT = 4 * 2**20
+"""Bytes of one device's result in a collective."""
+_AT_WORK = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +37,10 @@ class HostRates:
     """What all cores of this host do together.
 
     Attributes:
-        flops: float32 operations a second in a matrix product.
-        bandwidth: bytes a second, read or written, in a large copy.
-        copied: bytes a second that collectives give all devices together.
+        flops: float32 operations a second in matrix products.
+        bandwidth: bytes a second, read or written, in large arrays.
+        copied: bytes a second that collectives give all devices together, by HLO's name of the
+            kind; of a reduce-scatter those of the operands. Empty if there is one device.
         meeting: seconds in which the devices of the process meet once.
         memory: bytes of the host.
         cores: how many there are.
@@ -42,7 +48,7 @@ class HostRates:
 
     flops: float
     bandwidth: float
-    copied: float
+    copied: Mapping[str, float]
     meeting: float
     memory: int
     cores: int
@@ -58,12 +64,13 @@ def cpu_chip(devices: int) -> Chip:
         A chip whose rates are the host's over the number of devices.
     """
     host = host_rates()
-    rate = host.flops / devices
-    bandwidth, copied = host.bandwidth / devices, host.copied / devices
+    rate, bandwidth = host.flops / devices, host.bandwidth / devices
+    copied = {kind: rate / devices for kind, rate in host.copied.items()}
+    link = min(copied.values(), default=bandwidth)
     return Chip(
         "cpu", "cpu", "cpu", {"float32": rate, "bfloat16": rate, "float64": rate / 2},
-        host.memory // devices, bandwidth, copied, 0, devices, copied, host.meeting,
-        f"measured: {host.cores} cores shared by {devices} devices",
+        host.memory // devices, bandwidth, link, 0, devices, link, host.meeting,
+        f"measured: {host.cores} cores shared by {devices} devices", copied=copied,
     )  # fmt: skip
 
 
@@ -77,59 +84,109 @@ def host_rates() -> HostRates:
     """
     # The caller may be being traced: nothing of this is to become part of its program.
     with jax.ensure_compile_time_eval():
-        return _measured(jax.local_devices(backend="cpu"))
+        return _measured(jax.local_devices(backend="cpu")[:_AT_WORK])
 
 
-def _measured(here: list[Any]) -> HostRates:
-    one = jax.sharding.SingleDeviceSharding(here[0])
-    square = jax.device_put(np.ones((_SIDE, _SIDE), np.float32), one)
-    long = jax.device_put(np.ones(_COPIED // 4, np.float32), one)
-    product = _best(_compiled(lambda a: a @ a, square), square)
-    copy = _best_in_place(_compiled(jnp.negative, long, donate_argnums=0), long)
-    some = here[:_MEETING]
-    meeting, copied = 0.0, _COPIED / copy
-    if len(some) > 1:
-        meeting = _summed(some, 1)
-        each = _COPIED // len(some)
-        copied = _COPIED / max(_summed(some, each // 4) - meeting, 1e-6)
+def _measured(devices: list[Any]) -> HostRates:
+    count = len(devices)
+    bench = _Bench(devices)
+    product = bench.seconds(lambda a: a @ a, (_SIDE, _SIDE))
+    changed = bench.seconds(_updated, (_CHANGED // 4 // count,), arrays=3)
+    meeting, copied = 0.0, dict[str, float]()
+    if count > 1:
+        meeting = bench.seconds(_once("all-reduce", count), (count,))
+        for kind in _COLLECTIVES:
+            taken = bench.seconds(_once(kind, count), (_SENT // 4,))
+            copied[kind] = count * _SENT / max(taken - meeting, 1e-6)
     return HostRates(
-        2 * _SIDE**3 / product,
-        2 * _COPIED / copy,
-        copied,
+        count * 2 * _SIDE**3 / product,
+        5 * _CHANGED / changed,
+        MappingProxyType(copied),
         meeting,
         os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         os.cpu_count() or 1,
     )
 
 
-def _summed(devices: list[Any], numbers: int) -> float:
-    """Seconds in which devices add up as many numbers each."""
-    mesh = Mesh(np.array(devices, object), ("all",))
-    rows = NamedSharding(mesh, PartitionSpec("all"))
-    given = jax.device_put(np.ones((len(devices), numbers), np.float32), rows)
-    added = _compiled(
-        lambda rows: rows.sum(0), given, out_shardings=NamedSharding(mesh, PartitionSpec())
-    )
-    return _best(added, given)
+def _gathered(x: jax.Array, count: int) -> jax.Array:
+    return jax.lax.all_gather(x[: x.size // count], _Bench.axis, tiled=True)
 
 
-def _compiled(function: Callable[[Any], Any], argument: Any, **options: Any) -> Any:
-    return jax.jit(function, **options).lower(argument).compile()
+def _scattered(x: jax.Array, count: int) -> jax.Array:
+    part = jax.lax.psum_scatter(x, _Bench.axis, tiled=True)
+    return jnp.pad(part, (0, x.size - part.size))
 
 
-def _best(function: Callable[[Any], Any], argument: Any) -> float:
-    """Seconds of the fastest of several runs: others share the cores."""
-    return _fastest(lambda: jax.block_until_ready(function(argument)))
+def _summed(x: jax.Array, count: int) -> jax.Array:
+    return jax.lax.psum(x, _Bench.axis)
 
 
-def _best_in_place(function: Callable[[Any], Any], argument: Any) -> float:
-    """The same for a function that is given its argument's memory for its result."""
-    kept = [argument]
+def _exchanged(x: jax.Array, count: int) -> jax.Array:
+    return jax.lax.all_to_all(x, _Bench.axis, 0, 0, tiled=True)
 
-    def run() -> None:
-        kept[0] = jax.block_until_ready(function(kept[0]))
 
-    return _fastest(run)
+def _shifted(x: jax.Array, count: int) -> jax.Array:
+    return jax.lax.ppermute(x, _Bench.axis, [(n, (n + 1) % count) for n in range(count)])
+
+
+_COLLECTIVES: dict[str, Callable[[jax.Array, int], jax.Array]] = {
+    "all-gather": _gathered,
+    "reduce-scatter": _scattered,
+    "all-reduce": _summed,
+    "all-to-all": _exchanged,
+    "collective-permute": _shifted,
+}
+
+
+def _updated(arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """What an optimizer with momentum does: three arrays are read, two written."""
+    weight, momentum, gradient = arrays
+    momentum = 0.9 * momentum + 0.1 * gradient
+    return weight - 1e-3 * momentum, momentum, gradient
+
+
+def _once(kind: str, count: int) -> Callable[[jax.Array], jax.Array]:
+    """One collective: of several in a row XLA would compute some by itself."""
+    return functools.partial(_COLLECTIVES[kind], count=count)
+
+
+class _Bench:
+    """Runs a function on all of some devices at once."""
+
+    axis = "all"
+
+    def __init__(self, devices: list[Any]) -> None:
+        self.mesh = Mesh(np.array(devices, object), (self.axis,))
+
+    def seconds(
+        self, function: Callable[[Any], Any], shape: tuple[int, ...], *, arrays: int = 0
+    ) -> float:
+        """Of the fastest of several runs: others share the cores.
+
+        Args:
+            function: of one device's array; or of several, which it gives back changed in place.
+            shape: of each on one device.
+            arrays: how many; 0 is one that stays.
+        """
+        spec = PartitionSpec(self.axis)
+        first, *rest = shape
+        whole = np.ones((first * self.mesh.size, *rest), np.float32)
+        layout = NamedSharding(self.mesh, spec)
+        given = jax.device_put(whole, layout)
+        if arrays:
+            given = tuple(jax.device_put(whole, layout) for _ in range(arrays))
+        on_each = jax.shard_map(
+            function, mesh=self.mesh, in_specs=(spec,), out_specs=spec, check_vma=False
+        )
+        donated = 0 if arrays else ()
+        compiled = jax.jit(on_each, donate_argnums=donated).lower(given).compile()
+
+        def run() -> None:
+            nonlocal given
+            result = jax.block_until_ready(compiled(given))
+            given = result if arrays else given
+
+        return _fastest(run)
 
 
 def _fastest(run: Callable[[], Any]) -> float:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ..axes.factor_layouts import ArrayLayout
-from ..costs.roofline import COMPUTE_REACH, MEMORY_REACH
+from ..costs.roofline import COMPUTE_REACH, MEMORY_REACH, busy_seconds
 from ..machine.chips import Chip
 from .condensed_program import OpKind, ValueKind
 from .link_rates import LinkRates
@@ -132,7 +132,7 @@ class OpCosts:
                     if factor is not None and factor in place.axis[n]
                 )
                 moved += kind.bytes / mine
-        busy = max(whole / count, moved / self.bandwidth)
+        busy = busy_seconds(whole / count, moved / self.bandwidth, self._chip.platform)
         return OpCost(busy, tuple(moves))
 
     def _moves(
