@@ -351,7 +351,8 @@ def _wanted(
     }
     for value in sorted(values - lasts):
         homes = [one for one in stacks.homes(value) if one.origin != "gathered"]
-        if value >= 0 and homes and not any(one in arrays for one in homes):
+        made_inside = value >= 0 and flow.made_by[value] in inside
+        if made_inside and homes and not any(one in arrays for one in homes):
             arrays.add(homes[0])
     return arrays
 
