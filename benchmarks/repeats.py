@@ -1,20 +1,30 @@
 """Unmodified models of transformers with their equal layers as loops: `repeat="auto"`.
 
-Each measurement is a process of its own: GPT-2, Llama, BERT or ViT from a configuration, AdamW, one
-`compile`d training step, with layers as they are ("unrolled") and with `repeat="auto"` ("rolled").
-"first call" is everything until the first loss: Python code, tracing and XLA's compilation; "xla"
-is tracing and compilation alone. Step times of both are measured in turns, in one more process, at
-a depth where the unrolled step still compiles soon; once with large layers and few tokens, and once
-with many tokens. The losses of eight steps have to agree.
+GPT-2, Llama, BERT or ViT from a configuration, AdamW, one `compile`d training step, with layers as
+they are ("unrolled") and with `repeat="auto"` ("rolled").
 
-    python -m benchmarks.repeats                # 4 and 48 layers, written to results/
-    python -m benchmarks.repeats llama --quick  # 3 and 6 layers, nothing written
+- "compile": each measurement is a process of its own, at 4 and at 48 layers. "compile" is processor
+  time of the first call (Python code, tracing, XLA's compilation and one step) less that of a later
+  step; "xla" is wall time of tracing and compilation alone. Compile time does not depend on the
+  width, so layers are narrow here; there are as many tokens as a loop needs to be taken
+  (`xs.compile`).
+- "steps": both variants in turns in one process, wall time and processor time of each step. The
+  layers are those of published models at their length: GPT-2 and BERT-base (768 features, 1024
+  tokens), ViT-base (768, five images of 196 patches), SmolLM2-135M for Llama (576 features, 3 heads
+  of keys and values, 2048 tokens). Six of them, so that the unrolled step compiles soon.
+
+The losses of both have to agree.
+
+    python -m benchmarks.repeats                            # all, written to results/
+    python -m benchmarks.repeats llama --part steps         # of one model; the others' stay
+    python -m benchmarks.repeats llama --quick              # 3 and 6 layers, nothing written
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,17 +36,26 @@ from tools.harness.command import Benchmark
 
 MODELS = ("gpt2", "llama", "bert", "vit")
 VARIANTS = {"unrolled": None, "rolled": "auto"}
-SIZES = {"small": (64, 2, 4, 16), "few tokens": (512, 4, 1, 16), "many tokens": (128, 4, 8, 128)}
-"""Width, heads, batch and length."""
-STEPS, CLOSE = 8, 1e-3
+NARROW = (192, 3, 4, 512)
+"""Width, heads, batch and length of "compile"."""
+PUBLISHED = {
+    "gpt2": (768, 12, 1, 1024),
+    "bert": (768, 12, 2, 512),
+    "vit": (768, 12, 5, 196),
+    "llama": (576, 9, 1, 2048),
+}
+"""The same of "steps"."""
+PARTS = ("compile", "steps")
+DEPTH, STEPS, CLOSE = 6, 3, 1e-3
 LIMIT = 3000.0
+Size = Sequence[int]
 
 
-def made(name: str, layers: int, size: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+def made(name: str, layers: int, size: Size) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     """A model from a configuration, and a batch for it."""
     import transformers
 
-    width, heads, batch, length = SIZES[size]
+    width, heads, batch, length = size
     tokens = torch.randint(256, (batch, length))
     decoder = {"input_ids": tokens, "labels": tokens}
     if name == "gpt2":
@@ -54,7 +73,11 @@ def made(name: str, layers: int, size: str) -> tuple[torch.nn.Module, dict[str, 
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     if name == "llama":
         config = transformers.LlamaConfig(
-            vocab_size=256, max_position_embeddings=length, num_key_value_heads=heads, **common
+            vocab_size=256,
+            max_position_embeddings=length,
+            num_key_value_heads=heads // 3,
+            use_cache=False,
+            **{**common, "intermediate_size": width * 8 // 3},
         )
         return transformers.LlamaForCausalLM(config), decoder
     if name == "bert":
@@ -77,10 +100,10 @@ class Contestant:
         variant: of `VARIANTS`.
         name: of the model.
         layers: its depth.
-        size: of `SIZES`.
+        size: width, heads, batch and length.
     """
 
-    def __init__(self, variant: str, name: str, layers: int, size: str):
+    def __init__(self, variant: str, name: str, layers: int, size: Size):
         """Make the model on the device."""
         torch.manual_seed(0)
         model, batch = made(name, layers, size)
@@ -104,7 +127,7 @@ class Contestant:
         return self.step(self.batch).item()
 
 
-def measure(variant: str, name: str, layers: int, size: str) -> dict[str, Any]:
+def measure(variant: str, name: str, layers: int, size: Size) -> dict[str, Any]:
     """Compile time, memory and losses of one variant at one depth, in this process."""
     contestant = Contestant(variant, name, layers, size)
     metrics.reset()
@@ -112,32 +135,54 @@ def measure(variant: str, name: str, layers: int, size: str) -> dict[str, Any]:
     losses = [contestant()]
     first, work = time.perf_counter() - started, time.process_time() - worked
     xla = sum(one.seconds for one in metrics.compilations())
-    losses += [contestant() for _ in range(STEPS - 1)]
+    losses += [contestant() for _ in range(STEPS - 2)]
+    worked = time.process_time()
+    losses += [contestant()]
+    step = time.process_time() - worked
     memory = xs.memory_analysis(contestant.step)
-    said = [line for line in metrics.report().splitlines() if line.startswith("repeat: ")]
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return {
         "losses": losses,
         "first_call_s": first,
         "first_call_cpu_s": work,  # of all threads; steadier on a busy machine
+        "step_cpu_s": step,
+        "compile_cpu_s": work - step,
         "xla_s": xla,
         "peak_mib": (memory.argument_size_in_bytes + results + memory.temp_size_in_bytes) / 2**20,
         "parameters_mib": contestant.parameters * 4 / 2**20,
-        "said": said[0].partition("  (")[0] if said else "",
+        "said": said(),
     }
 
 
-def compare(name: str, layers: int, size: str, rounds: int) -> dict[str, Any]:
+def compare(name: str, layers: int, size: Size, rounds: int) -> dict[str, Any]:
     """Step times of both variants in turns, in this process."""
     contestants = {one: Contestant(one, name, layers, size) for one in VARIANTS}
-    losses = {one: [contestant() for _ in range(3)] for one, contestant in contestants.items()}
-    times = timing.interleave(contestants, rounds=rounds)
-    ratios = [new / old for new, old in zip(times["rolled"], times["unrolled"], strict=True)]
+    losses = {one: [contestant() for _ in range(STEPS)] for one, contestant in contestants.items()}
+    work: dict[str, list[float]] = {one: [] for one in VARIANTS}
+
+    def timed(one: str) -> Callable[[], None]:
+        def step() -> None:
+            started = time.process_time()
+            contestants[one]()
+            work[one].append(time.process_time() - started)
+
+        return step
+
+    times = timing.interleave({one: timed(one) for one in VARIANTS}, rounds=rounds, warmup=1)
     return {
         **{f"{one}_ms": statistics.median(found) * 1e3 for one, found in times.items()},
-        "ratio": statistics.median(ratios),
+        **{f"{one}_cpu_ms": statistics.median(found[1:]) * 1e3 for one, found in work.items()},
+        "ratio": timing.paired(times["rolled"], times["unrolled"]),
+        "cpu_ratio": timing.paired(work["rolled"][1:], work["unrolled"][1:]),
         "apart": apart(*losses.values()),
+        "said": said(),
     }
+
+
+def said() -> str:
+    """What became of the layers."""
+    lines = [line for line in metrics.report().splitlines() if line.startswith("repeat: ")]
+    return lines[0].partition("  (")[0] if lines else ""
 
 
 def apart(one: list[float], other: list[float]) -> float:
@@ -145,37 +190,80 @@ def apart(one: list[float], other: list[float]) -> float:
     return max(abs(a - b) / abs(b) for a, b in zip(one, other, strict=True))
 
 
-def main() -> None:
-    """Measure every model in both variants at both depths, then step times."""
-    benchmark = Benchmark("repeats", __doc__, rounds=20, quick=3)
-    benchmark.add_workloads(MODELS)
-    given = benchmark.parse()
-    flat, deep = (3, 6) if given.quick else (4, 48)
+def compiled(name: str, depths: tuple[int, int], limit: float) -> dict[str, Any]:
+    """Both variants at both depths; the deep one as it is last, since it takes by far longest."""
     results: dict[str, Any] = {}
-    for name in given.workloads:
-        found: dict[Any, Any] = {}
-        for variant in VARIANTS:
-            for layers in (flat, deep):
-                one = calls.call(
-                    "benchmarks.repeats:measure", variant, name, layers, "small", limit=LIMIT
-                )
-                found[variant, layers] = results[f"{name}: {variant}, {layers} layers"] = one
-                print(name, variant, layers, one, flush=True)
-            for what in ("first_call_cpu_s", "xla_s"):
-                ratio = found[variant, deep][what] / found[variant, flat][what]
+    flat, deep = depths
+    for variant, layers in (("rolled", flat), ("rolled", deep), ("unrolled", flat)):
+        results[f"{name}: {variant}, {layers} layers"] = _measured(variant, name, layers, LIMIT)
+    if limit:
+        try:
+            found = _measured("unrolled", name, deep, limit)
+            results[f"{name}: unrolled, {deep} layers"] = found
+        except calls.Failed as error:
+            print(f"{name}: unrolled, {deep} layers: {error}")
+    for layers in depths:
+        new, old = (f"{name}: {one}, {layers} layers" for one in ("rolled", "unrolled"))
+        if old in results:
+            off = apart(results[new]["losses"], results[old]["losses"])
+            results[f"{name}: losses of {layers} layers apart"] = off
+            _agree(f"{name}, {layers} layers", off)
+    for variant in VARIANTS:
+        few, many = (results.get(f"{name}: {variant}, {layers} layers") for layers in depths)
+        for what in ("compile_cpu_s", "xla_s"):
+            if few and many:
+                ratio = many[what] / few[what]
                 results[f"{name}: {variant}, {what} of {deep} / {flat} layers"] = ratio
-                print(f"{name}: {variant}: {what} {deep} / {flat} layers = {ratio:.2f}", flush=True)
-        for layers in (flat, deep):
-            off = apart(found["rolled", layers]["losses"], found["unrolled", layers]["losses"])
-            if off > CLOSE:
-                raise SystemExit(f"{name}, {layers} layers: the losses are {off:.1e} apart")
-        for size in ("few tokens", "many tokens"):
-            one = calls.call(
-                "benchmarks.repeats:compare", name, 2 * flat, size, given.rounds, limit=LIMIT
-            )
-            results[f"{name}: steps of {2 * flat} layers, {size}"] = one
-            print(name, size, one, flush=True)
-    benchmark.finish(results)
+                print(f"{name}: {variant}: {what} of {deep} / {flat} layers = {ratio:.2f}")
+    return results
+
+
+def _measured(variant: str, name: str, layers: int, limit: float) -> dict[str, Any]:
+    found = calls.call("benchmarks.repeats:measure", variant, name, layers, NARROW, limit=limit)
+    print(name, variant, layers, found, flush=True)
+    if variant == "rolled":
+        _loops(name, found["said"])
+    return found
+
+
+def stepped(name: str, rounds: int) -> dict[str, Any]:
+    """Step times of both variants."""
+    size = PUBLISHED[name]
+    found = calls.call("benchmarks.repeats:compare", name, DEPTH, size, rounds, limit=LIMIT)
+    print(name, found, flush=True)
+    _loops(name, found["said"])
+    _agree(name, found["apart"])
+    return {f"{name}: steps of {DEPTH} layers": found}
+
+
+def _loops(name: str, found: str) -> None:
+    if " as " not in found:
+        raise SystemExit(f"{name}: its layers are no loops: {found}")
+
+
+def _agree(what: str, off: float) -> None:
+    if off > CLOSE:
+        raise SystemExit(f"{what}: the losses are {off:.1e} apart")
+
+
+def main() -> None:
+    """Measure each model's compilation and steps; results are written as they come."""
+    benchmark = Benchmark("repeats", __doc__, rounds=8, quick=2)
+    benchmark.add_workloads(MODELS)
+    benchmark.add("--part", choices=PARTS, help="one of both; default: both")
+    benchmark.add(
+        "--limit",
+        type=float,
+        default=LIMIT,
+        help="seconds for the deep model as it is; 0: leave it out (%(default)s)",
+    )
+    given = benchmark.parse()
+    depths = (3, 6) if given.quick else (4, 48)
+    for name in given.workloads:
+        if given.part in (None, "steps"):
+            benchmark.finish(stepped(name, given.rounds), merge=True)
+        if given.part in (None, "compile"):
+            benchmark.finish(compiled(name, depths, given.limit), merge=True)
 
 
 if __name__ == "__main__":

@@ -81,14 +81,16 @@ def compile(step: Callable[..., Any] | None = None, *, repeat: Repeat = None) ->
         repeat: "auto" compiles equal layers of an unmodified model once, as loops: forward,
             backward and optimizer. So compile time does not grow with depth. Parameters keep
             their names and are read and written as always; those of equal layers share one array
-            between the calls, so reading one is a copy. Where that cannot be, the step is compiled
-            as it is; `iso.metrics.report()` says which, and why.
+            between the calls, so reading one is a copy. Where that cannot be, or loops would copy
+            so much that the step would be more than about 5 % slower (few rows, on a CPU), the step
+            is compiled as it is; `iso.metrics.report()` says which, and why. "always" takes loops
+            also where they are slower.
 
     Returns:
         A callable with the same arguments and results; without `step`, a decorator.
 
     Raises:
-        ValueError: `repeat` is neither None nor "auto".
+        ValueError: `repeat` is neither None, "auto" nor "always".
         CaptureError: when called, if `step` does something that a replay would not repeat. It names
             the line; parameters, gradients, optimizers and random state are then as before.
 

@@ -102,7 +102,7 @@ def computed(
         mesh: the user's; None if it has no Explicit axes.
         layouts: is given what `code` returned, and says what is declared of each leaf.
         what: is called, for messages.
-        repeat: "auto": what JAX traces has its equal layers as loops.
+        repeat: "auto" or "always": what JAX traces has its equal layers as loops.
 
     Returns:
         The results, with arrays for tensors.
@@ -130,7 +130,7 @@ def computed(
         traced = _under_auto([_held(leaves[number]) for number in numbers], what)
         if rolls or (mesh is not None and in_trace):
             program = jax.make_jaxpr(run)(*traced)
-            values = (rolled_values if rolls else _values)(program, traced)
+            values = rolled_values(program, traced, repeat) if rolls else _values(program, traced)
             kinds = [types[number] for number in numbers]
             if mesh is not None:
                 call.complete(values, lambda: _chosen(program, kinds, mesh, what))

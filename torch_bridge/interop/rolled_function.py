@@ -17,18 +17,21 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from isoshard.core.repeats.rolled_program import rolled
 from isoshard.core.runtime import metrics
+from isoshard.torch_bridge.engine.capture.rolled_step import Repeat
+from isoshard.torch_bridge.engine.compiling.loop_copies import loop_copies
 from isoshard.torch_bridge.engine.compiling.rolled_plan import said
 
 from .equal_rules import with_equal_rules
 
 
-def rolled_values(program: ClosedJaxpr, inputs: Sequence[Any]) -> Sequence[Any]:
+def rolled_values(program: ClosedJaxpr, inputs: Sequence[Any], repeat: Repeat) -> Sequence[Any]:
     """What a traced program computes, with its equal layers as loops.
 
     Args:
         program: of all `inputs`. If it has no equal layers, it is computed as it is, and the
             metrics say why.
         inputs: arrays and tracers.
+        repeat: "auto" makes no loops that would copy too much on JAX's default devices.
     """
     if any(isinstance(one, Tracer) for one in program.consts):  # of a trace around this one
         closed, count = program, len(program.consts)
@@ -40,8 +43,12 @@ def rolled_values(program: ClosedJaxpr, inputs: Sequence[Any]) -> Sequence[Any]:
         program = jax.make_jaxpr(opened)(*inputs)
     found = rolled(with_equal_rules(program), differentiated=True)
     where = metrics.user_location()
+    reason = None
     if not found.loops:
         reason = "; ".join(found.reasons) or "no two layers are equal"
+    elif repeat == "auto":
+        reason = loop_copies(found).too_many(jax.default_backend())
+    if reason is not None:
         metrics.record_repeat(where, f"not rolled: {reason}")
         return jaxpr_as_fun(program)(*inputs)
     metrics.record_repeat(where, said(found))

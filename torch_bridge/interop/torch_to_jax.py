@@ -259,8 +259,9 @@ def jax_function(
             None, the torch code or the compiler does; see `result_types` beside this module.
         repeat: "auto" makes loops (`jax.lax.scan`) of equal layers, so that the compile time of
             the function, and of its gradient, does not grow with depth. The arguments are as
-            without; those of equal layers are stacked inside. Where there are no equal layers,
-            `iso.metrics.report()` says why.
+            without; those of equal layers are stacked inside. Where there are no equal layers, or
+            loops would copy too much for what is computed (few rows, on a CPU), there are none,
+            and `iso.metrics.report()` says why. "always" makes them also then.
 
     Returns:
         A callable that works under `jax.jit`, `jax.grad`, `jax.vmap`, `jax.lax.scan`,
@@ -269,7 +270,7 @@ def jax_function(
 
     Raises:
         TypeError: `target` cannot be called.
-        ValueError: `repeat` is neither None nor "auto".
+        ValueError: `repeat` is neither None, "auto" nor "always".
 
     Example:
         >>> mesh = jax.make_mesh((2, 4), ("x", "y"))                     # axes are Explicit

@@ -205,3 +205,15 @@ def test_plain_functions(counted):
 def test_other_values_are_refused():
     with pytest.raises(ValueError, match="repeat='all' is not known"):
         iso.jax_function(stack(), repeat="all")
+
+
+@pytest.mark.parametrize(
+    ("rows", "repeat", "loops"), [(2, "auto", 0), (2, "always", 1), (4096, "auto", 1)]
+)
+def test_loops_that_copy_too_much_are_none(rows, repeat, loops, counted):
+    module = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(6)])
+    f = iso.jax_function(module, repeat=repeat)
+    program = jax.make_jaxpr(f)(f.params, jnp.ones((rows, 256)))
+    names = [one.primitive.name for one in equations(program)]
+    assert names.count("scan") == loops
+    assert ("not rolled: loops would copy" in said()[0]) is not bool(loops)

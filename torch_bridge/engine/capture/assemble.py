@@ -27,7 +27,7 @@ from isoshard.torch_bridge.engine.values.value import Storage, Taken, Value
 from .bindings import Argument, Computed, Gradient, HostOperand, New, SharedMemory, View
 from .dropped_gradients import is_dropped
 from .replay import Replay
-from .rolled_step import RunAs, rolled_step
+from .rolled_step import Repeat, RunAs, rolled_step
 from .step_recording import Recording, makers
 
 
@@ -37,7 +37,7 @@ class Assembly:
     Args:
         recording: the step, recorded.
         where: the step's line, for messages.
-        repeat: "auto" to compile equal layers as loops.
+        repeat: "auto" or "always" to compile equal layers as loops.
 
     Attributes:
         before: the gradient that each owner had before the step.
@@ -47,7 +47,7 @@ class Assembly:
         written: memory from before the step that it gives new values.
     """
 
-    def __init__(self, recording: Recording, where: str, repeat: str | None = None):
+    def __init__(self, recording: Recording, where: str, repeat: Repeat = None):
         """Find the results that are wanted."""
         self._recording = recording
         self._where, self._repeat = where, repeat
@@ -178,7 +178,9 @@ class Assembly:
         ]
         found = None
         if self._repeat is not None:
-            found = rolled_step(plan, padded(arrays), sources, targets, made, self._where)
+            found = rolled_step(
+                plan, padded(arrays), sources, targets, made, self._where, self._repeat
+            )
         if found is None:
             found = RunAs(plan, program.program_of(plan, padded(arrays)), sources, targets, made)
         checks = _checks(tape)

@@ -26,7 +26,7 @@ from isoshard.torch_bridge.engine.values.value import Storage
 from .bindings import Computed, SharedMemory
 from .stacked_memory import StackedMemory
 
-Repeat = Literal["auto"] | None
+Repeat = Literal["auto", "always"] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +55,7 @@ def rolled_step(
     targets: Sequence[tuple[int, Any]],
     made: Sequence[Computed | SharedMemory],
     where: str,
+    repeat: Repeat,
 ) -> RunAs | None:
     """Compile a step with its equal layers as loops.
 
@@ -65,6 +66,7 @@ def rolled_step(
         targets: which result is written to which place.
         made: the tensors made anew.
         where: the step's line, under which the metrics note what became of it.
+        repeat: "auto" makes no loops that would copy too much.
 
     Returns:
         How it is run; None if its layers stay as they are.
@@ -77,7 +79,7 @@ def rolled_step(
     replaced = {n: written[id(m)] for n, m in memory.items() if id(m) in written and n in donated}
     read = [n for n, m in memory.items() if id(m) not in touched and n not in donated]
     try:
-        found, arrangement = rolled_program(plan, arrays, replaced, read)
+        found, arrangement = rolled_program(plan, arrays, replaced, read, bounded=repeat == "auto")
     except NotRolled as error:
         metrics.record_repeat(where, f"not rolled: {error}")
         return None
@@ -111,13 +113,12 @@ def checked_repeat(repeat: Any) -> Repeat:
     """What `repeat` says.
 
     Raises:
-        ValueError: it is neither None nor "auto".
+        ValueError: it is neither None, "auto" nor "always".
     """
-    if repeat is None:
-        return None
-    if isinstance(repeat, str) and repeat == "auto":
-        return "auto"
+    if repeat is None or (isinstance(repeat, str) and repeat in ("auto", "always")):
+        return repeat
     raise ValueError(
-        f"repeat={repeat!r} is not known; it is None, and layers are compiled as they are, or "
-        '"auto", and equal ones are compiled once: xs.compile(step, repeat="auto")'
+        f"repeat={repeat!r} is not known; it is None, and layers are compiled as they are, "
+        '"auto", and equal ones are compiled once if that makes the program no slower, or '
+        '"always": xs.compile(step, repeat="auto")'
     )

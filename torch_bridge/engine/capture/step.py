@@ -61,7 +61,7 @@ class CompiledStep:
 
     Args:
         step: a function of tensors on the `jax` device (in any nesting) and of hashable values.
-        repeat: "auto" to compile equal layers as loops; None as they are.
+        repeat: "auto" or "always" to compile equal layers as loops; None as they are.
 
     Attributes:
         step: as given.

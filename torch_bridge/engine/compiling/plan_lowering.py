@@ -95,12 +95,13 @@ def note_traced(plan: CompileRequest, program: Any) -> None:
         program: the jaxpr.
     """
     plan.calls_host = calls_host(program)
-    special = cpu_compiler.options(program, _platform(layouts_in(plan)))
+    special = cpu_compiler.options(program, platform_of(plan))
     plan.options = {**plan.settings.compiler_options, **special}
 
 
-def _platform(named: Sequence[int]) -> str:
-    """Of the devices that a program with these layouts runs on."""
+def platform_of(plan: CompileRequest) -> str:
+    """Of the devices that a plan's program runs on."""
+    named = layouts_in(plan)
     devices = layout_numbers.sharding(named[0]).device_set if named else {jax.devices()[0]}
     return next(iter(devices)).platform
 

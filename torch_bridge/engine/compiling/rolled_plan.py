@@ -29,8 +29,16 @@ from isoshard.torch_bridge.engine.values.common_mesh import refined
 
 from . import program, recompile_reasons
 from .execution_plan import CompileRequest
+from .loop_copies import loop_copies
 from .padded_blocks import has_blocks
-from .plan_lowering import computed, extra_inputs, layouts_in, note_traced, tracing
+from .plan_lowering import (
+    computed,
+    extra_inputs,
+    layouts_in,
+    note_traced,
+    platform_of,
+    tracing,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +84,8 @@ def rolled_program(
     arrays: Sequence[jax.Array],
     replaced: Mapping[int, int],
     read: Collection[int],
+    *,
+    bounded: bool,
 ) -> tuple[program.Program, Arrangement]:
     """The program of a plan with its layers as loops, compiled the first time.
 
@@ -84,17 +94,20 @@ def rolled_program(
         arrays: its inputs.
         replaced: of memory that stays with the step, the input and the result that replaces it.
         read: the inputs that are memory which the plan only reads.
+        bounded: loops that would copy too much are none (`loop_copies.py`).
 
     Raises:
-        NotRolled: there are no equal layers, or the plan has what loops do not support.
+        NotRolled: there are no equal layers, or the plan has what loops do not support, or they
+            copy too much.
     """
-    key = ("rolled", plan.lean().key(), tuple(sorted(replaced.items())), tuple(sorted(read)))
+    memory = tuple(sorted(replaced.items())), tuple(sorted(read))
+    key = ("rolled", plan.lean().key(), memory, bounded)
     if key in _REASONS:
         raise NotRolled(_REASONS[key])
 
     def compiled() -> program.Program:
         started = time.perf_counter()
-        found, found.arrangement = _compiled(plan, arrays, replaced, read)
+        found, found.arrangement = _compiled(plan, arrays, replaced, read, bounded)
         recompile_reasons.report(plan, time.perf_counter() - started)
         return found
 
@@ -114,6 +127,7 @@ def _compiled(
     arrays: Sequence[jax.Array],
     replaced: Mapping[int, int],
     read: Collection[int],
+    bounded: bool,
 ) -> tuple[program.Program, Arrangement]:
     _refuse(plan)
     with tracing(plan, arrays):
@@ -128,6 +142,9 @@ def _compiled(
     if not found.loops:
         raise NotRolled("; ".join(found.reasons) or "no two layers are equal")
     families = _families(plan, found, replaced, read)
+    copies = loop_copies(found, {one.inputs for one in families}, {one.results for one in families})
+    if bounded and (why := copies.too_many(platform_of(plan))):
+        raise NotRolled(why)
     arrangement = _arrangement(plan, found, families, replaced)
 
     def lower() -> jax.stages.Lowered:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 
 import pytest
 import torch
@@ -299,3 +300,41 @@ def test_none_changes_nothing():
     compiled(X.to("jax"))
     assert compiled.repeat is None
     assert not said()
+
+
+def wide(repeat, rows):
+    """Layers of 256 features trained on few or many rows; gives losses."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        *[torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Tanh()) for _ in range(6)]
+    ).to("jax")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    step, x = xs.compile(step, repeat=repeat), torch.ones(rows, 256).to("jax")
+    return [step(x).item() for _ in range(2)]
+
+
+def test_loops_that_copy_too_much_are_none():
+    metrics.reset()
+    want = wide(None, 4)
+    assert wide("auto", 4) == pytest.approx(want)
+    assert re.match(
+        r"repeat: not rolled: loops would copy \d+\.\d MiB a run, which takes as long as \d+% of "
+        r'its flops \(at most 5%\): .*; repeat="always" takes loops anyway  \(',
+        said(),
+    )
+    assert wide("always", 4) == pytest.approx(want)
+    assert "layers as" in said()
+
+
+def test_with_many_rows_the_same_loops_copy_little():
+    metrics.reset()
+    wide("auto", 4096)
+    assert "layers as" in said()

@@ -1,0 +1,182 @@
+"""What loops over layers copy, beside what the program computes.
+
+XLA's CPU compiler multiplies whole arrays only. In each iteration it copies a layer's weights out
+of their stack before it multiplies them, copies a product into the stack of results, and fills that
+stack before the loop. Copies grow with the size of weights and activations, flops with that times
+tokens or features. So loops cost a step nothing to speak of if it has thousands of tokens, and half
+of its time if it has sixteen.
+
+>>> import jax, jax.numpy as jnp
+>>> from isoshard.core.repeats.rolled_program import rolled
+>>> def layers(weights, x):
+...     for weight in weights:
+...         x = jnp.tanh(x @ weight) * 2.0 + 1.0
+...     return x
+>>> for rows in (16, 4096):
+...     x, weights = jnp.ones((rows, 512)), [jnp.ones((512, 512))] * 6
+...     found = rolled(jax.make_jaxpr(layers)(weights, x))
+...     copies = loop_copies(found, inputs=[found.inputs[0].numbers])
+...     print(copies.copied, f"{copies.share:.3f}", copies.too_many("cpu") is None)
+12582912 1.496 False
+12582912 0.006 True
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Container, Iterable, Mapping
+from typing import Any
+
+from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
+
+from isoshard.core.planner.axes.flops import flops_of, is_product
+from isoshard.core.repeats.rolled_program import Rolled
+from isoshard.core.runtime.metrics import human_bytes
+
+FLOPS_A_BYTE = 6.0
+"""A byte copied takes as long as so many flops of a step, at most. Processor time with loops less
+that without them, for GPT-2 of 256 to 768 features and 32 to 1024 tokens a step on two cores of an
+AMD EPYC (Zen 4): from 1 where the weights of all layers stay in cache to 6 where they do not. Steps
+of BERT and ViT lose more than this says."""
+
+LIMIT = 0.05
+"""Loops are to cost at most this part of a step."""
+
+IN_CACHE = 2**20
+"""Copies of so many bytes a run stay in a core's cache, and are not counted."""
+
+_MOVED = frozenset(("convert_element_type", "copy", "reshape", "squeeze", "transpose"))
+"""Primitives through which a product still reads, or gives, a slice."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopCopies:
+    """What one run of a program with loops copies and computes.
+
+    Attributes:
+        copied: bytes that the same program without loops does not copy.
+        flops: of the whole program.
+    """
+
+    copied: int
+    flops: float
+
+    @property
+    def share(self) -> float:
+        """The time of the copies by that of the flops."""
+        return self.copied * FLOPS_A_BYTE / max(self.flops, 1.0)
+
+    def too_many(self, platform: str) -> str | None:
+        """Why there are to be no loops; None if they cost little.
+
+        Args:
+            platform: that runs the program. On others than "cpu" slices of stacks are taken as
+                free.
+        """
+        if platform != "cpu" or self.copied <= IN_CACHE or self.share <= LIMIT:
+            return None
+        return (
+            f"loops would copy {human_bytes(self.copied)} a run, which takes as long as "
+            f"{self.share:.0%} of its flops (at most {LIMIT:.0%}): with more rows at a time it is "
+            'less; repeat="always" takes loops anyway'
+        )
+
+
+def loop_copies(
+    found: Rolled,
+    inputs: Container[tuple[int, ...] | None] = (),
+    results: Container[tuple[int, ...] | None] = (),
+) -> LoopCopies:
+    """What a program with loops copies and computes.
+
+    Args:
+        found: the program.
+        inputs: stacks that it is given as such; others are made of single arrays first.
+        results: stacks that are taken as such; others are taken apart.
+    """
+    program = found.program.jaxpr
+    copied = sum(_of_loop(one) for one in program.eqns if one.primitive.name == "scan")
+    for stack, one in zip(found.inputs, program.invars, strict=True):
+        if stack.stacked and stack.numbers not in inputs:
+            copied += 2 * _bytes(one)
+    for stack, one in zip(found.results, program.outvars, strict=True):
+        if stack.stacked and stack.numbers not in results:
+            copied += 2 * _bytes(one)
+    return LoopCopies(copied, _flops(program))
+
+
+def _of_loop(equation: Any) -> int:
+    """Bytes that a loop copies in all iterations."""
+    body = equation.params["jaxpr"].jaxpr
+    constants, carries = equation.params["num_consts"], equation.params["num_carry"]
+    flow = _Products(set(body.invars[:constants]), body.invars[constants + carries :])
+    flow.follow(body, {})
+    size = 2 * sum(map(_bytes, flow.multiplied))  # read, and written beside
+    for one in body.outvars[carries:]:
+        if not isinstance(one, Literal):
+            size += _bytes(one) * (3 if one in flow.given else 1)  # filled; read and written
+    return size * equation.params["length"]
+
+
+class _Products:
+    """Which slices a body multiplies, and what its products give.
+
+    Args:
+        whole: arrays of which the body takes slices.
+        slices: that it is given.
+    """
+
+    def __init__(self, whole: set[Any], slices: Iterable[Any]):
+        """See the class."""
+        self._whole = whole
+        self._slice = {one: one for one in slices}
+        self.multiplied: dict[Any, None] = {}
+        self.given: set[Any] = set()
+
+    def follow(self, program: Jaxpr, outer: Mapping[Any, Any]) -> None:
+        """Look at equations, and at the programs in them that are called with their operands.
+
+        Args:
+            program: the body, or one in it.
+            outer: of what it is given, what that is outside.
+        """
+        for variable, one in outer.items():
+            if not isinstance(one, Literal) and one in self._slice:
+                self._slice[variable] = self._slice[one]
+        for equation in program.eqns:
+            name = equation.primitive.name
+            read = [one for one in equation.invars if not isinstance(one, Literal)]
+            inside = list(jaxprs_in_params(equation.params))
+            if inside and len(inside[0].invars) == len(equation.invars):
+                self.follow(inside[0], dict(zip(inside[0].invars, equation.invars, strict=True)))
+                given = [one for one in inside[0].outvars if not isinstance(one, Literal)]
+                if not self.given.isdisjoint(given):
+                    self.given.update(equation.outvars)
+            elif is_product(name):
+                self.multiplied.update(
+                    (self._slice[one], None) for one in read if one in self._slice
+                )
+                self.given.update(equation.outvars)
+            elif name in _MOVED:
+                self._slice.update(
+                    (equation.outvars[0], self._slice[one]) for one in read if one in self._slice
+                )
+                if not self.given.isdisjoint(read):
+                    self.given.update(equation.outvars)
+            elif name == "dynamic_slice" and read and read[0] in self._whole:
+                self._slice[equation.outvars[0]] = equation.outvars[0]
+
+
+def _bytes(variable: Any) -> int:
+    return math.prod(variable.aval.shape) * variable.aval.dtype.itemsize
+
+
+def _flops(program: Jaxpr) -> float:
+    """Operations of a program; what is in a `scan` counts for each iteration."""
+    total = 0.0
+    for equation in program.eqns:
+        inside = list(jaxprs_in_params(equation.params))
+        times = equation.params["length"] if equation.primitive.name == "scan" else 1
+        total += sum(times * _flops(one) for one in inside) if inside else flops_of(equation)
+    return total
