@@ -76,10 +76,14 @@ def _run(number: int) -> dict[str, Any]:
         .lower(*(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in step.inputs))
         .compile()
     )
-    make = jax.jit(
-        lambda: tuple(jax.numpy.ones(one.shape, one.dtype) for one in step.inputs),
-        out_shardings=tuple(one.sharding for one in step.inputs),
-    ).lower().compile()
+    make = (
+        jax.jit(
+            lambda: tuple(jax.numpy.ones(one.shape, one.dtype) for one in step.inputs),
+            out_shardings=tuple(one.sharding for one in step.inputs),
+        )
+        .lower()
+        .compile()
+    )
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text(_SET_BACK)
     before = _resident("VmRSS")

@@ -149,7 +149,7 @@ def partitioned(step: TracedStep, made: ProgramText, machine: Topology) -> Devic
     """
     module = parsed(made.text)
     found, notes = target_liveness(module, machine.chip.platform, machine.chip.memory)
-    ops = device_ops(module, step.mesh, found.at, targets=True)
+    ops = device_ops(module, step.mesh, found.at, target=machine.chip.platform)
     memory = _memory(step, module, found, found.total, machine)
     note = "what the target's compiler fuses and keeps is modelled, from the partitioner's program"
     return DeviceProgram(ops, memory, (note, *notes), made.versions)
