@@ -18,12 +18,18 @@ from typing import Any, NamedTuple
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from benchmarks.counted_collectives import Sent, counted
 from benchmarks.planning_models import FAMILIES, Family
 from isoshard.core.planner.estimating import DEPTHS, device_program
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.plan_search.constrained_step import constrained
 from isoshard.core.planner.plan_search.hand_plans import hand_plans
+from isoshard.core.planner.programs.compile_worker import compiled
+from isoshard.core.planner.programs.compiling import PLATFORMS
+from isoshard.core.planner.programs.exporting import exported
+from isoshard.core.planner.programs.targets import CompileTarget, target_of
 from isoshard.core.planner.traced.jax_steps import traced_jax_step
+from isoshard.core.planner.traced.rolled_step import rolled_step
 from isoshard.core.planner.traced.traced_step import TracedStep
 from tools.harness import tables
 from tools.harness.command import Benchmark
@@ -148,6 +154,18 @@ def totals(program: Any) -> dict[str, list[int]]:
     return dict(sorted(found.items()))
 
 
+def counts(step: TracedStep, target: CompileTarget, platform: str) -> dict[str, Sent]:
+    """The compiled program's collectives, by a reader that shares nothing with the planner.
+
+    Args:
+        step: as it is compiled.
+        target: what its compiler is told.
+        platform: as `jax.export` calls it.
+    """
+    text = compiled(exported(step, platform), target, progress=False, timeout=TIMEOUT).text
+    return counted(text, dict(step.mesh.shape))
+
+
 def measure(case: Case, depths: tuple[str, ...] = DEPTHS) -> dict[str, Any]:
     """One row."""
     step = laid_out(case)
@@ -161,6 +179,16 @@ def measure(case: Case, depths: tuple[str, ...] = DEPTHS) -> dict[str, Any]:
             "without_line": sum(1 for op in program.ops if op.is_collective and not op.line),
             "seconds": time.monotonic() - started,
         }
+    if "compile" in row:
+        machine, looped = topology(case.machine), rolled_step(step)
+        platform = PLATFORMS[machine.chip.platform]
+        found = counts(looped, target_of(looped.mesh, machine), platform)
+        same = {name: [one.operations, one.bytes] for name, one in found.items()}
+        row["compile"]["as_counted"] = same == row["compile"]["collectives"]
+        if "partition" in row:
+            kinds = ("compile", "partition")
+            sent = [{n: b for n, (_, b) in row[kind]["collectives"].items()} for kind in kinds]
+            row["partition"]["bytes_as_compiled"] = sent[0] == sent[1]
     for depth in ("trace", "partition"):
         if depth in row and "compile" in row:
             row[f"{depth}_over_compile"] = row[depth]["peak"] / row["compile"]["peak"]
@@ -170,16 +198,19 @@ def measure(case: Case, depths: tuple[str, ...] = DEPTHS) -> dict[str, Any]:
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/planning_depths.json`."""
     benchmark = Benchmark("planning_depths", __doc__, quick=1)
+    benchmark.add("--depth", action="append", help="only these depths")
     benchmark.add("--target", action="append", help="only machines that begin so, such as v5e")
     given = benchmark.parse()
     cases = [one for one in CASES if not given.target or one.machine.split(":")[0] in given.target]
     rows: dict[str, dict[str, Any]] = {}
     for case in cases[: QUICK if given.quick else None]:
-        rows[case.name] = row = measure(case)
+        rows[case.name] = row = measure(case, tuple(given.depth or DEPTHS))
         shown = {key: value for key, value in row.items() if isinstance(value, float)}
-        print(case.name, shown, {d: row[d]["collectives"] for d in DEPTHS}, flush=True)
-    columns = {
-        "trace / compile": "{trace_over_compile:.3f}",
+        print(
+            case.name, shown, {d: row[d]["collectives"] for d in given.depth or DEPTHS}, flush=True
+        )
+    whole = {"trace / compile": "{trace_over_compile:.3f}"} if not given.depth else {}
+    columns = whole | {
         "partition / compile": "{partition_over_compile:.3f}",
     }
     benchmark.finish(rows, tables.by_name("peak memory", columns, rows), merge=True)

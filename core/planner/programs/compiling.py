@@ -2,7 +2,7 @@
 
 `by_compiler` asks the target's own compiler, so its peak memory is that compiler's statistics.
 `by_partitioner` runs XLA's partitioner on this host's virtual devices: its collectives are exact;
-what the target's compiler would make of the rest is modelled (`live_values`, `target_rewrites`).
+what the target's compiler would make of the rest is modelled (`target_memory`, `target_rewrites`).
 The host's compiler is kept from widening bfloat16, from handing products to libraries and from
 joining reductions, none of which the targets do; and from taking barriers away before it schedules:
 they hold what is computed again (`jax.checkpoint`) back until its gradient is wanted.
@@ -27,6 +27,7 @@ from .hlo_text import HloModule, parsed
 from .live_values import ProgramLiveness, liveness
 from .nearest_lines import line_at
 from .scaled_meshes import scaled_back, scaled_down
+from .target_memory import target_liveness
 from .targets import HOST_DEVICES, CompileTarget, target_of
 
 PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "gpu": "cuda"}
@@ -147,11 +148,11 @@ def partitioned(step: TracedStep, made: ProgramText, machine: Topology) -> Devic
         machine: that it is planned for.
     """
     module = parsed(made.text)
-    found = liveness(module, fused=True, dots=machine.chip.platform == "tpu")
-    ops = device_ops(module, step.mesh, found.at, targets=True)
+    found, notes = target_liveness(module, machine.chip.platform, machine.chip.memory)
+    ops = device_ops(module, step.mesh, found.at, target=machine.chip.platform)
     memory = _memory(step, module, found, found.total, machine)
     note = "what the target's compiler fuses and keeps is modelled, from the partitioner's program"
-    return DeviceProgram(ops, memory, (note,), made.versions)
+    return DeviceProgram(ops, memory, (note, *notes), made.versions)
 
 
 def _as_compiled(step: TracedStep, made: ProgramText, machine: Topology) -> DeviceProgram:

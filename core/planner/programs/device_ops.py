@@ -22,7 +22,7 @@ from .hlo_costs import FREE, Costs, costs_of, operand_arrays
 from .hlo_text import Computation, HloModule, Instruction
 from .loop_trips import trips
 from .nearest_lines import nearest_line
-from .target_rewrites import is_sliced, joined_reductions
+from .target_rewrites import is_narrowed, is_sliced, joined_reductions
 
 _DTYPES = {
     "bf16": "bfloat16",
@@ -56,7 +56,7 @@ def dtype_name(short: str) -> str:
 
 
 def device_ops(
-    module: HloModule, mesh: Mesh, live: Mapping[str, int], *, targets: bool = False
+    module: HloModule, mesh: Mesh, live: Mapping[str, int], *, target: str = ""
 ) -> tuple[DeviceOp, ...]:
     """List what one device does.
 
@@ -64,27 +64,27 @@ def device_ops(
         module: its program.
         mesh: over all devices of the program, in their order.
         live: bytes alive while an instruction runs, by its name.
-        targets: whether the program is the host's and read as the compilers of TPUs and GPUs
-            would have it: see `target_rewrites`.
+        target: "tpu" or "gpu": the program is the host's and read as the compiler of one would
+            have it; see `target_rewrites`. "": it is read as it is.
     """
-    return tuple(_Reader(module, mesh, live, targets).of(module.entry, 1, 0))
+    return tuple(_Reader(module, mesh, live, target).of(module.entry, 1, 0))
 
 
 class _Reader:
     """A way through a program's computations."""
 
-    def __init__(self, module: HloModule, mesh: Mesh, live: Mapping[str, int], targets: bool):
+    def __init__(self, module: HloModule, mesh: Mesh, live: Mapping[str, int], target: str):
         self.module = module
         self.mesh = mesh
         self.live = live
-        self.targets = targets
+        self.target = target
         self.loops = 0
         self.lines: dict[str, str] = {}
 
     def of(self, inside: Computation, times: int, scope: int) -> Iterator[DeviceOp]:
         """What one computation does, and those that it calls."""
         sent: set[str] = set()
-        joined = joined_reductions(self.module, inside) if self.targets else frozenset()
+        joined = joined_reductions(self.module, inside) if self.target else frozenset()
         for one in inside.instructions.values():
             if one.opcode == "while":
                 self.loops += 1
@@ -158,15 +158,18 @@ class _Reader:
             size = sum(array.bytes for array in operand_arrays(inside, one)) or size
         count = len(groups[0]) if groups else self.mesh.size
         scatters = inside.name.startswith(_SCATTERS) or (
-            self.targets and is_sliced(self.module, inside, one, count)
+            self.target and is_sliced(self.module, inside, one, count)
         )
         if kind == "all-reduce" and scatters:
             kind = "reduce-scatter"
+        dtype = arrays[0].dtype if arrays else ""
+        if self.target == "tpu" and is_narrowed(self.module, inside, one):
+            dtype, size = "bf16", size // 2
         yield DeviceOp(
             kind,
             line,
             bytes=costs.bytes,
-            dtype=dtype_name(arrays[0].dtype) if arrays else "",
+            dtype=dtype_name(dtype),
             times=times,
             axes=axes,
             sent=size,

@@ -12,14 +12,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from isoshard.core.runtime.hlo_collectives import tuple_parts
 
+from .buffer_sharing import may_share, written_over
 from .hlo_costs import FREE, RUNS_OTHERS
 from .hlo_text import Computation, HloModule, Instruction, arrays_of
-from .target_rewrites import joined_reductions
+from .layout_moves import read_in_any_order
 
 
 @dataclasses.dataclass(eq=False)
@@ -71,45 +71,31 @@ Buffers = tuple[HloBuffer, ...]
 _PASSES_ON = frozenset(
     ("bitcast", "opt-barrier", "optimization-barrier", "add-dependency", "copy-done", "tuple")
 )
-_IN_PLACE = frozenset(
-    ("dynamic-update-slice", "scatter", "sort", "all-reduce", "all-reduce-start", "while")
-)
-_ELEMENTWISE = frozenset(
-    "abs add and atan2 bitcast bitcast-convert cbrt ceil clamp compare convert cosine divide erf "
-    "exponential exponential-minus-one floor is-finite log log-plus-one logistic maximum minimum "
-    "multiply negate not or power reduce-precision remainder round-nearest-even rsqrt select sign "
-    "sine sqrt subtract tanh xor".split()
-)
-_MOVES = frozenset(("broadcast", "iota", "reshape", "transpose", "copy"))
-_WITHIN = frozenset(("parameter", "constant", "tuple", "partition-id"))
 _NAMES_ONLY = frozenset(("tuple", "get-tuple-element", "bitcast"))
-_SOURCES = {False: 1, True: 2}
-"""From so many arrays of its size, at most, something is made again rather than kept: on GPUs, and
-where products make their operands (TPUs). A sum along all layers is not made again at each."""
-
-_SMALL = 8
-"""A source that many times smaller than what is made of it may as well be kept."""
 
 
-def liveness(module: HloModule, *, fused: bool = False, dots: bool = False) -> ProgramLiveness:
+def liveness(
+    module: HloModule, *, targets: bool = False, apart: frozenset[str] = frozenset()
+) -> ProgramLiveness:
     """Follow a scheduled program's memory.
 
     Args:
         module: whose computations stand in the order in which they run.
-        fused: what is made element by element is made again where that saves memory, as TPUs' and
-            GPUs' compilers do when they fuse; the text of theirs has that done already.
-        dots: with `fused`, products may make their operands so, too, as on TPUs.
+        targets: the program is the host's and read as TPUs' and GPUs' compilers would have it:
+            products read operands in any order (`layout_moves`), and an argument is not copied
+            before it is written over.
+        apart: names of results that take no operand's memory.
     """
-    return _Walk(module, fused, dots).found()
+    return _Walk(module, targets, apart).found()
 
 
 class _Walk:
     """The way through a program, with what was found so far."""
 
-    def __init__(self, module: HloModule, fused: bool, dots: bool):
+    def __init__(self, module: HloModule, targets: bool, apart: frozenset[str]):
         self.module = module
-        self.dots = dots
-        self.fused = fused
+        self.targets = targets
+        self.apart = apart
         self.at: dict[str, int] = {}
         self.most = -1
         self.peak: Instruction | None = None
@@ -131,7 +117,7 @@ class _Walk:
         if inside is self.module.entry:
             for buffer in values[inside.root.name]:
                 buffer.fixed = True
-        spans = _Spans(self.module, inside, given, values, self.fused, self.dots)
+        spans = _Spans(inside, given, values)
         alive: dict[int, HloBuffer] = {}
         total, most = 0, 0
         for step, one in enumerate(inside.instructions.values()):
@@ -158,10 +144,18 @@ class _Walk:
     def _flow(self, inside: Computation, given: Sequence[Buffers]) -> dict[str, Buffers]:
         """The buffers of each instruction's result."""
         values = {one.name: given[at] for at, one in enumerate(inside.parameters)}
+        moves = read_in_any_order(self.module, inside) if self.targets else frozenset[str]()
         for one in inside.instructions.values():
-            if one.name not in values:
+            if one.name in moves or (self.targets and self._is_kept(inside, one)):
+                values[one.name] = values[one.operands[0]]
+            elif one.name not in values:
                 values[one.name] = self._values(inside, one, values)
         return values
+
+    def _is_kept(self, inside: Computation, one: Instruction) -> bool:
+        """Whether it is the host's copy of an argument that is written over before a last use."""
+        entry = inside is self.module.entry and one.opcode == "copy"
+        return entry and one.operands[0] in {given.name for given in inside.parameters}
 
     def _inner(
         self, one: Instruction, values: Mapping[str, Buffers], below: int, held: Buffers
@@ -217,7 +211,7 @@ class _Walk:
         self, one: Instruction, values: Mapping[str, Buffers], spans: _Spans, step: int
     ) -> int:
         """Bytes of operands that die here and whose memory the result takes."""
-        if not may_share(self.module, one):
+        if one.name in self.apart or not may_share(self.module, one):
             return 0
         taken = {id(buffer) for name in one.operands for buffer in values.get(name, ())}
         dying = [b for b in spans.ending.get(step, ()) if id(b) in taken and not b.fixed]
@@ -231,88 +225,39 @@ class _Walk:
 
 
 class _Spans:
-    """From when to when each buffer is needed in one run of a computation.
-
-    With `fused`, a buffer that is made element by element from others is stored only where an
-    instruction needs it whole, as long as those others are alive: compilers compute it again
-    inside the fusions that use it.
-    """
+    """From when to when each buffer is needed in one run of a computation."""
 
     def __init__(
-        self,
-        module: HloModule,
-        inside: Computation,
-        given: Sequence[Buffers],
-        values: Mapping[str, Buffers],
-        fused: bool,
-        dots: bool,
+        self, inside: Computation, given: Sequence[Buffers], values: Mapping[str, Buffers]
     ):
-        self.module = module
-        self.dots = dots
-        self.values = values
-        self.steps = list(inside.instructions.values())
+        steps = list(inside.instructions.values())
         self.uses: dict[int, list[int]] = {}
-        for step, one in enumerate(self.steps):
+        for step, one in enumerate(steps):
             if one.opcode not in _NAMES_ONLY:
                 for buffer in _once(b for name in one.operands for b in values.get(name, ())):
                     self.uses.setdefault(id(buffer), []).append(step)
-        self.end = len(self.steps)
+        self.end = len(steps)
         self.returned = {id(buffer) for buffer in values[inside.root.name]}
         self.until: dict[int, int] = {}
-        self.origins: dict[int, frozenset[int]] = {}
-        self.spans: dict[int, tuple[HloBuffer, int, int]] = {}
-        for buffer in _once(b for one in given for b in one):
-            self._note(buffer, -1, self._last(buffer, -1))
-        joined = joined_reductions(module, inside) if fused else frozenset[str]()
-        for step, one in enumerate(self.steps):
-            for buffer in _once(values[one.name]):
-                if one.name in joined and buffer.maker is one:
-                    self._note(buffer, step, step)  # its operand is added to another's
-                elif buffer.maker is one and id(buffer) not in self.until:
-                    if not (fused and self._made_again(buffer, one, step)):
-                        self._note(buffer, step, self._last(buffer, step))
         self.starting: dict[int, list[HloBuffer]] = {}
         self.ending: dict[int, list[HloBuffer]] = {}
-        for buffer, start, last in self.spans.values():
-            self.starting.setdefault(start, []).append(buffer)
-            self.ending.setdefault(last, []).append(buffer)
+        for buffer in _once(b for one in given for b in one):
+            self._note(buffer, -1)
+        for step, one in enumerate(steps):
+            for buffer in _once(values[one.name]):
+                if buffer.maker is one and id(buffer) not in self.until:
+                    self._note(buffer, step)
 
     def _last(self, buffer: HloBuffer, made: int) -> int:
         if id(buffer) in self.returned or buffer.fixed:
             return self.end
         return max(self.uses.get(id(buffer), [made]))
 
-    def _note(self, buffer: HloBuffer, start: int, end: int) -> None:
-        self.spans[id(buffer)] = (buffer, start, end)
-        self.until[id(buffer)] = end
-
-    def _made_again(self, buffer: HloBuffer, one: Instruction, step: int) -> bool:
-        """Note a buffer that is stored only where it is needed whole; False if it is not such."""
-        if id(buffer) in self.returned or buffer.fixed or not is_elementwise(self.module, one):
-            return False
-        sources = [b for name in one.operands for b in self.values.get(name, ())]
-        large = [b for b in sources if b.bytes * _SMALL > buffer.bytes]
-        origins = frozenset(o for b in large for o in self.origins.get(id(b), {id(b)}))
-        if len(origins) > _SOURCES[self.dots]:
-            return False
-        self.origins[id(buffer)] = origins
-        until = min((self.until.get(id(b), self.end) for b in large), default=self.end)
-        uses = self.uses.get(id(buffer), [])
-        whole = [at for at in uses if not _reads_elements(self.module, self.steps[at], self.dots)]
-        if uses and max(uses) > until and not whole:
-            dying = [b for b in large if self.until.get(id(b), self.end) < max(uses)]
-            kept = all(id(b) in self.spans for b in dying)
-            if kept and sum(b.bytes for b in dying) < buffer.bytes:
-                until = max(uses)
-                for b in dying:
-                    self._note(b, self.spans[id(b)][1], until)
-        late = [at for at in uses if at > until]
-        if late:
-            self._note(buffer, max(step, min([*whole, until + 1])), max(late + whole))
-        elif whole:
-            self._note(buffer, min(whole), max(whole))
-        self.until[id(buffer)] = max(until, self.until.get(id(buffer), 0))
-        return True
+    def _note(self, buffer: HloBuffer, start: int) -> None:
+        last = self._last(buffer, start)
+        self.until[id(buffer)] = last
+        self.starting.setdefault(start, []).append(buffer)
+        self.ending.setdefault(last, []).append(buffer)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -332,71 +277,10 @@ def _made(one: Instruction, fixed: bool = False) -> Buffers:
 def _written(module: HloModule, one: Instruction, operands: Sequence[Buffers]) -> Buffers:
     """New buffers, but for results that are written over an operand."""
     made = list(_made(one))
-    for result, operand in _in_place(module, one):
+    for result, operand in written_over(module, one):
         if operand < len(operands) and len(operands[operand]) == 1 and result < len(made):
             made[result] = operands[operand][0]
     return tuple(made)
-
-
-def _in_place(module: HloModule, one: Instruction) -> list[tuple[int, int]]:
-    """Numbers of results and of the operands that they are written over."""
-    pairs = re.search(r"output_to_operand_aliasing=\{(.*?)\}, ", one.attributes + ", ")
-    if pairs:
-        found = re.finditer(r"\{(\d*)\}: \((\d+),", pairs[1])
-        return [(int(pair[1] or 0), int(pair[2])) for pair in found]
-    if one.opcode != "fusion" or not one.called:
-        return []
-    body = module.computations[one.called[0]]
-    roots = [body.root]
-    if body.root.opcode == "tuple":
-        roots = [body.instructions[name] for name in body.root.operands]
-    numbers = {parameter.name: at for at, parameter in enumerate(body.parameters)}
-    found = []
-    for at, root in enumerate(roots):
-        while root.opcode == "bitcast":
-            root = body.instructions[root.operands[0]]
-        if root.opcode in ("dynamic-update-slice", "scatter"):
-            source = body.instructions[root.operands[0]]
-            while source.opcode == "bitcast":
-                source = body.instructions[source.operands[0]]
-            if source.name in numbers:
-                found.append((at, numbers[source.name]))
-    return found
-
-
-def may_share(module: HloModule, one: Instruction) -> bool:
-    """Whether a result may take the memory of an operand of its size."""
-    if one.opcode in _ELEMENTWISE or one.opcode in _IN_PLACE:
-        return True
-    if one.opcode != "fusion" or not one.called or "kind=kInput" in one.attributes:
-        return False
-    body = module.computations[one.called[0]]
-    allowed = _ELEMENTWISE | {"parameter", "constant", "broadcast", "tuple", "iota", "reshape"}
-    return all(inner.opcode in allowed for inner in body.instructions.values())
-
-
-def is_elementwise(module: HloModule, one: Instruction) -> bool:
-    """Whether a result is made element by element, or is a copy in another order."""
-    if one.opcode in _ELEMENTWISE | _MOVES:
-        return True
-    if one.opcode != "fusion" or not one.called:
-        return False
-    body = module.computations[one.called[0]]
-    allowed = _ELEMENTWISE | _MOVES | _WITHIN
-    return all(inner.opcode in allowed for inner in body.instructions.values())
-
-
-def _reads_elements(module: HloModule, one: Instruction, dots: bool) -> bool:
-    """Whether an operand of an instruction may be made inside of its fusion."""
-    if dots and one.opcode in ("dot", "convolution"):
-        return True
-    if one.opcode in ("reduce", "dynamic-slice", "slice") or is_elementwise(module, one):
-        return True
-    if one.opcode != "fusion" or not one.called:
-        return False
-    body = module.computations[one.called[0]]
-    allowed = _ELEMENTWISE | _MOVES | _WITHIN | {"reduce", "dynamic-slice", "slice", "pad"}
-    return all(inner.opcode in allowed for inner in body.instructions.values())
 
 
 def _once(buffers: Iterable[HloBuffer]) -> Buffers:

@@ -1,7 +1,13 @@
 """What compilers of TPUs and GPUs make of collectives, and the host's compiler does not.
 
 A reduction of which each device keeps its slice becomes a reduce-scatter. Reductions among the same
-devices whose results are added become one of the sum.
+devices whose results are added become one of the sum. A maximum of widened bfloat16 is sent as
+bfloat16 (TPU).
+
+Not made here: what libtpu does to a gather that only a product reads, or a reduce-scatter that only
+a product makes (it multiplies part by part while it sends parts around, by collective-permutes);
+and joining several small collectives into one of several arrays, which changes how many there are,
+not what they send.
 """
 
 from __future__ import annotations
@@ -12,6 +18,9 @@ import re
 from .hlo_text import Computation, HloModule, Instruction
 
 _RESHAPED = frozenset(("bitcast", "copy", "reshape", "transpose", "convert"))
+_PASSED = frozenset(("bitcast", "copy", "dynamic-slice", "reshape", "transpose"))
+"""What may stand between a reduction and the sum: of slices, each device adds up its own."""
+
 _GROUPS = re.compile(r"replica_groups=(\S+?\}|\[\S+\](?:T\([\d,]+\))?)(?:,|$)")
 
 
@@ -73,6 +82,32 @@ def joined_reductions(module: HloModule, inside: Computation) -> frozenset[str]:
     return frozenset(found)
 
 
+def is_narrowed(module: HloModule, inside: Computation, one: Instruction) -> bool:
+    """Whether a TPU's compiler sends a maximum in bfloat16, since all it is of was widened from it.
+
+    Args:
+        module: the program.
+        inside: the computation that the reduction stands in.
+        one: the reduction.
+    """
+    known, body = (
+        inside.instructions,
+        module.computations.get(one.called[0]) if one.called else None,
+    )
+    if body is None or body.root.opcode not in ("maximum", "minimum") or len(one.operands) != 1:
+        return False
+    maker = known.get(one.operands[0])
+    if maker is None or maker.opcode != "fusion":
+        return False
+    inner = module.computations[maker.called[0]]
+    row = inner.root
+    while row.opcode in (*_PASSED, "reduce") and row.operands[0] in inner.instructions:
+        row = inner.instructions[row.operands[0]]
+    if row.opcode != "convert" or row.arrays[0].dtype != "f32":
+        return False
+    return inner.instructions[row.operands[0]].arrays[0].dtype == "bf16"
+
+
 def _is_reduction(one: Instruction) -> bool:
     return one.opcode in ("all-reduce", "all-reduce-start") and len(one.arrays) == 1
 
@@ -95,10 +130,12 @@ def _added(module: HloModule, inside: Computation, user: Instruction, name: str)
     start = next((one for one, operand in given.items() if operand == name), None)
     found: frozenset[str] = frozenset()
     while start is not None:
-        sums = [one for one in body.users[start] if one.opcode not in ("bitcast", "reshape")]
-        if len(body.users[start]) != 1 or not sums or sums[0].opcode != "add":
+        users = body.users[start]
+        while len(users) == 1 and users[0].opcode in _PASSED:
+            users = body.users[users[0].name]
+        if len(users) != 1 or users[0].opcode != "add":
             break
-        start = sums[0].name
+        start = users[0].name
         terms = _terms(body, start, given)
         if terms is None or len({groups[one] for one in terms}) > 1:
             break
@@ -116,6 +153,8 @@ def _terms(inside: Computation, name: str, given: dict[str, str]) -> frozenset[s
     if name in given:
         return frozenset((given[name],))
     one = inside.instructions[name]
+    if one.opcode in _PASSED:
+        return _terms(inside, one.operands[0], given)
     if one.opcode != "add":
         return None
     parts = [_terms(inside, operand, given) for operand in one.operands]

@@ -28,7 +28,7 @@ both gradients reduced and scattered, the loss."""
 
 
 def ops_of(name):
-    return device_ops(read(name), MESH, {}, targets=name == "host")
+    return device_ops(read(name), MESH, {}, target="tpu" if name == "host" else "")
 
 
 @pytest.mark.parametrize("name", ["host", "h100", "v5e"])
@@ -140,7 +140,7 @@ ENTRY %main (p: f32[8], q: f32[8], r: f32[8]) -> f32[8] {
 def test_reductions_that_are_added_become_one():
 
     def count(text):
-        ops = device_ops(parsed(text), MESH, {}, targets=True)
+        ops = device_ops(parsed(text), MESH, {}, target="gpu")
         return sum(op.is_collective for op in ops)
 
     assert count(SUMS) == 2  # of x + y, and z
