@@ -3,6 +3,7 @@
 Words and whole numbers have to be equal, numbers with a point to agree to 2 per cent: another
 processor adds in another order, and training enlarges it. Spaces and line breaks do not count, as
 columns move with the width of numbers. Pictures have to be there; their pixels are not compared.
+How long an estimate or a search took is not compared either.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from nbformat import NotebookNode
 
 TOLERANCE = 0.02
 _WORD = re.compile(r"[-+]?\d+\.\d*(?:e[-+]?\d+)?|[-+]?\d+e[-+]?\d+|\w+|[^\w\s]")
+_TAKEN = re.compile(r"(?<=estimated in )[\d.]+ \w+|(?<=choices in )[\d.]+ \w+")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
 
 
@@ -61,7 +63,7 @@ def first_difference(kept: str, computed: str) -> str | None:
         >>> first_difference("loss 0.1234 in 10 steps", "loss 0.1234 in 11 steps")
         "kept '10', computed '11', after 'loss 0.1234 in'"
     """
-    old, new = _WORD.findall(kept), _WORD.findall(computed)
+    old, new = (_WORD.findall(_TAKEN.sub("", text)) for text in (kept, computed))
     for at in range(max(len(old), len(new))):
         was, now = (words[at] if at < len(words) else "(nothing)" for words in (old, new))
         if not _alike(was, now):

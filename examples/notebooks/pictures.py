@@ -84,6 +84,48 @@ def memory(trees: Mapping[str, Iterable[Any]]) -> Figure:
     return figure
 
 
+def plans(reports: Mapping[str, Any]) -> Figure:
+    """Draw what plans need: memory of one device by role, and the seconds of a step.
+
+    Args:
+        reports: name -> what `iso.planner.estimate` gave. The line is what a device has; a dot is
+            the step with computing and collectives side by side, where that is possible.
+
+    Returns:
+        The figure.
+    """
+    size = (9, 1.1 + 0.42 * len(reports))
+    figure, (left, right) = plt.subplots(1, 2, figsize=size, sharey=True, layout="constrained")
+    names = [*reports]
+    roles = ("parameters", "optimizer", "activations")
+    held = [{role: getattr(one.memory, role) / 2**30 for role in roles} for one in reports.values()]
+    _stacked(left, names, held)
+    left.axvline(max(one.memory.capacity for one in reports.values()) / 2**30, color="black")
+    left.set(xlabel="GiB on a device")
+    axes = sorted({name for one in reports.values() for name in one.time.collectives})
+    spent = [
+        {"computing": one.time.busy}
+        | {f"over {name}": one.time.collectives.get(name, 0.0) for name in axes}
+        for one in reports.values()
+    ]
+    _stacked(right, names, spent)
+    right.plot([one.time.overlapped for one in reports.values()], names, "ko", markersize=4)
+    right.set(xlabel="seconds of a step")
+    left.invert_yaxis()
+    plt.close(figure)
+    return figure
+
+
+def _stacked(axes: Axes, names: Sequence[str], rows: Sequence[Mapping[str, float]]) -> None:
+    """Horizontal bars, the parts of each behind one another."""
+    ends = [0.0] * len(rows)
+    for part, color in zip(rows[0], COLORS, strict=False):
+        wide = [row[part] for row in rows]
+        axes.barh(names, wide, left=ends, label=part, color=color)
+        ends = [end + more for end, more in zip(ends, wide, strict=True)]
+    axes.legend(fontsize=7)
+
+
 def images(arrays: Mapping[str, Any], *, width: float = 2.0) -> Figure:
     """Draw arrays as pictures, dark for -1 and bright for 1.
 

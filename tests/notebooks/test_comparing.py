@@ -31,6 +31,8 @@ def test_examples():
         ("loss  1e-05  x", "loss 1.01e-05 x"),
         ("a   b\n│ 1 │", "a b │ 1 │"),
         ("-0.25", "-0.251"),
+        ("estimated in 3.40 s with jax", "estimated in 812 ms with jax"),
+        ("2737 choices in 150.3 s", "2737 choices in 9.1 s"),
     ],
 )
 def test_what_counts_as_equal(kept, computed):
@@ -47,6 +49,7 @@ def test_what_counts_as_equal(kept, computed):
         ("one", "one two", r"kept '\(nothing\)', computed 'two'"),
         ("loss 0.5", "loss nan", "computed 'nan'"),
         ("1e", "2e", "kept '1e', computed '2e'"),
+        ("7 choices in 3 s", "8 choices in 3 s", "kept '7', computed '8'"),
     ],
 )
 def test_what_differs(kept, computed, said):
