@@ -14,11 +14,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from .dimension_rules import is_elementwise
 from .flat_program import CONSTANT
 from .fused_kernels import FusedKernel
 from .fusion import Fusion
 from .kernel_orders import breadth_first, frees_most
-from .local_program import LocalScope
+from .local_program import LocalProgram, LocalScope
 
 
 @dataclasses.dataclass
@@ -50,6 +51,33 @@ def liveness(fusion: Fusion, replaced: Mapping[int, int] | None = None) -> Liven
         replaced: results that are donated an input: its number.
     """
     return _Walk(fusion, replaced or {}).step()
+
+
+def computed_again(program: LocalProgram, alive: Liveness, limit: int) -> Liveness:
+    """The same where more than a limit is alive, and what can be is computed again instead.
+
+    That is what one kernel makes element by element of values that are alive as well.
+
+    Args:
+        program: of one device.
+        alive: as it is without.
+        limit: bytes.
+    """
+    there = set(alive.values)
+    maker = {one: kernel for kernel in alive.order for one in kernel.writes}
+    spared = sum(
+        [
+            program.bytes[one]
+            for one in alive.values
+            if is_elementwise(maker[one].op.name)
+            and set(maker[one].reads) & there
+            and maker[one] is not alive.order[alive.place]
+        ]
+    )
+    most = max(limit, alive.peak - spared)
+    return dataclasses.replace(
+        alive, at=[min(one, max(0, most)) for one in alive.at], peak=min(alive.peak, max(0, most))
+    )
 
 
 class _Walk:

@@ -27,6 +27,8 @@ class TargetRules:
         reorders_operands: operands of products are copied into the order that its kernels want.
         summed_last: products want operands with what is summed at the end of memory; values lie in
             the order in which they are made, and are copied into others.
+        computes_again_over: share of a device's memory over which what is computed element by
+            element is computed again rather than kept; 0 if never.
         breadth_first: each operation runs as soon as its operands are there, in the order in which
             they are; else an order is looked for in which little is alive.
     """
@@ -41,6 +43,7 @@ class TargetRules:
     reduces_in_place: bool
     reorders_operands: bool
     summed_last: bool
+    computes_again_over: float
     breadth_first: bool
 
 
@@ -55,11 +58,17 @@ _TPU = TargetRules(
     reduces_in_place=True,
     reorders_operands=False,
     summed_last=False,
+    computes_again_over=0.0,
     breadth_first=False,
 )
 RULES = {
     "tpu": _TPU,
-    "gpu": dataclasses.replace(_TPU, products_fuse=False, summed_last=True),
+    "gpu": dataclasses.replace(
+        _TPU,
+        products_fuse=False,
+        summed_last=True,
+        computes_again_over=0.8 * 0.95,  # XLA's share for its scheduler, and its slop factor
+    ),
     "cpu": TargetRules(
         scatters=False,
         keeps_gathered=True,
@@ -71,6 +80,7 @@ RULES = {
         reduces_in_place=False,
         reorders_operands=True,
         summed_last=False,
+        computes_again_over=0.0,
         breadth_first=True,
     ),
 }

@@ -36,7 +36,7 @@ from .dimension_rules import unknown_primitives
 from .flat_program import CONSTANT, FlatProgram, flattened
 from .fused_kernels import FusedKernel
 from .fusion import Fusion
-from .liveness import Liveness, liveness
+from .liveness import Liveness, computed_again, liveness
 from .local_program import LocalProgram
 from .localizing import localized
 from .memory_orders import order_copies
@@ -87,6 +87,9 @@ def by_tracing(step: TracedStep, *, scatters: bool | None = None) -> DeviceProgr
         if value != CONSTANT and result.replaces is None
     )
     always = sum(local.bytes[one] for one in local.inputs) + new
+    limit = int(rules.computes_again_over * topology_of(step.mesh).chip.memory)
+    if limit and always + alive.peak > limit:
+        alive = computed_again(local, alive, limit - always)
     ops = tuple(_ops(local, layouts, alive, always))
     return DeviceProgram(ops, _memory(step, local, alive, always))
 
