@@ -56,14 +56,14 @@ def liveness(fusion: Fusion, replaced: Mapping[int, int] | None = None) -> Liven
 def computed_again(program: LocalProgram, alive: Liveness, limit: int) -> Liveness:
     """The same where more than a limit is alive, and what can be is computed again instead.
 
-    That is what one kernel makes element by element of values that are alive as well.
+    That is what one kernel makes element by element of inputs, or of values that are alive as well.
 
     Args:
         program: of one device.
         alive: as it is without.
         limit: bytes.
     """
-    there = set(alive.values)
+    there = {*alive.values, *program.inputs}
     maker = {one: kernel for kernel in alive.order for one in kernel.writes}
     spared = sum(
         [
