@@ -121,10 +121,11 @@ def device_program(
         repeats: whether equal layers are compiled once, as a loop.
         **how: `timeout`, `progress` and `cache` of a compilation.
     """
-    if depth == "trace":
-        return by_tracing(traced)
     looped = rolled_step(traced) if repeats else traced
-    found = (by_partitioner if depth == "partition" else by_compiler)(looped, **how)
+    if depth == "trace":
+        found = by_tracing(looped)
+    else:
+        found = (by_partitioner if depth == "partition" else by_compiler)(looped, **how)
     if looped is traced:
         return found
     return dataclasses.replace(found, notes=(*found.notes, LOOPED))

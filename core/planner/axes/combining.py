@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Sequence
 
 from .factor_layouts import Split
-from .fusion import FusedKernel
+from .fused_kernels import FusedKernel
 
 
 def combined(kernels: Sequence[FusedKernel]) -> list[FusedKernel]:

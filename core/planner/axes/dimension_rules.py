@@ -223,7 +223,7 @@ def dimension_rule(equation: JaxprEqn) -> DimensionRule:
     operands = tuple([_shape(one.aval) for one in equation.invars])
     results = tuple([_shape(one.aval) for one in equation.outvars])
     if name in _ELEMENTWISE:
-        return _elementwise(operands, results)
+        return elementwise_rule(operands, results)
     params = equation.params
     if name not in _TABLE:
         return Factors(operands, results).rule(rest_whole=True)
@@ -282,7 +282,13 @@ def _cached(
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _elementwise(operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> DimensionRule:
+def elementwise_rule(operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> DimensionRule:
+    """The rule of an operation element by element: axes of the result's size are its axes.
+
+    Args:
+        operands: shapes.
+        results: shapes.
+    """
     shape = max((*operands, *results), key=lambda one: (len(one), math.prod(one)))
     factors = Factors(operands, results)
     for axis, size in enumerate(shape):

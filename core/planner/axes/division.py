@@ -78,11 +78,12 @@ def divided(
                 if factor not in fixed and factor not in chosen:
                     chosen[factor] = split
     else:
-        used = {number for one in order for split in one.values() for number in split}
-        for number in sorted(used, key=lambda one: -mesh[one]):
-            factor = _cheapest(rule, splits, count, sizes, mesh, number, fixed, flops, lookup, adds)
+        for together in _together(splits, mesh):
+            factor = _cheapest(
+                rule, splits, count, sizes, mesh, together, fixed, flops, lookup, adds
+            )
             if factor is not None:
-                chosen[factor] = (*chosen.get(factor, ()), number)
+                chosen[factor] = (*chosen.get(factor, ()), *together)
         for factor, split in chosen.items():
             if len(split) > 1:
                 chosen[factor] = _as_found(split, factor, order)
@@ -105,25 +106,40 @@ def divided(
     return Division(given, made, summed, neighbours, shares)
 
 
+def _together(splits: Sequence[dict[int, Split]], mesh: Sequence[int]) -> list[Split]:
+    """Mesh axes that split the same factor in each array, as groups; the largest first."""
+    places: dict[int, list[int]] = {}
+    for array, one in enumerate(splits):
+        for factor, split in one.items():
+            for number in split:
+                places.setdefault(number, [-1] * len(splits))[array] = factor
+    groups: dict[tuple[int, ...], Split] = {}
+    for number in sorted(places):
+        key = tuple(places[number])
+        groups[key] = (*groups.get(key, ()), number)
+    return sorted(groups.values(), key=lambda one: -math.prod([mesh[n] for n in one]))
+
+
 def _cheapest(
     rule: DimensionRule,
     splits: Sequence[dict[int, Split]],
     count: int,
     sizes: Sequence[int],
     mesh: Sequence[int],
-    number: int,
+    together: Split,
     fixed: frozenset[int],
     flops: float,
     lookup: bool,
     adds: bool,
 ) -> int | None:
-    """The factor that a mesh axis divides; None: all its devices do the same."""
-    ways = mesh[number]
+    """The factor that mesh axes divide; None: all their devices do the same."""
+    ways = math.prod([mesh[one] for one in together])
     places = [
-        next((factor for factor, split in one.items() if number in split), None) for one in splits
+        next((factor for factor, split in one.items() if together[0] in split), None)
+        for one in splits
     ]
     local = [
-        size / math.prod([mesh[m] for split in one.values() for m in split if m != number])
+        size / math.prod([mesh[m] for split in one.values() for m in split if m not in together])
         for size, one in zip(sizes, splits, strict=True)
     ]
     for factor in rule.reduced:

@@ -26,8 +26,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from .dimension_rules import dimension_rule, is_elementwise
+from .dimension_rules import dimension_rule, elementwise_rule, is_elementwise
 from .factors import DimensionRule, Factors, Shape
+from .moved_dimensions import broadcast_in_dim
 from .nested_programs import Body, bodies
 
 CONSTANT = -1
@@ -67,6 +68,7 @@ class BodyScope:
         results: values that are alive at its end.
         carried: (result, input) that are one value from run to run.
         inputs: of a "manual" one, (number of the operation's operand, value inside).
+        given: values inside that are one outside.
     """
 
     ops: list[FlatOp]
@@ -75,6 +77,7 @@ class BodyScope:
     inputs: tuple[tuple[int, int], ...] = ()
     results: tuple[int, ...] = ()
     carried: tuple[tuple[int, int], ...] = ()
+    given: frozenset[int] = frozenset()
 
 
 class FlatProgram:
@@ -172,6 +175,8 @@ def _write(
             if results is None:
                 results = tuple([flat.value(one.aval) for one in equation.outvars])
                 rule = dimension_rule(equation)
+                if is_elementwise(name):
+                    rule, operands = _expanded(flat, scope, equation, rule, operands, results)
                 scope.ops.append(FlatOp(name, equation, rule, operands, results))
                 if key is not None:
                     seen[key] = results
@@ -186,6 +191,32 @@ def _write(
             parts = tuple(_body(flat, one, equation, operands, results) for one in inner)
             rule = dimension_rule(equation)
             scope.ops.append(FlatOp(name, equation, rule, operands, results, parts))
+
+
+def _expanded(
+    flat: FlatProgram,
+    scope: BodyScope,
+    equation: Any,
+    rule: DimensionRule,
+    operands: tuple[int, ...],
+    results: tuple[int, ...],
+) -> tuple[DimensionRule, tuple[int, ...]]:
+    """Operands of the result's shape: smaller ones are broadcast before, as JAX lowers them."""
+    shape = flat.shapes[results[0]]
+    found = list(operands)
+    for n, one in enumerate(operands):
+        given = () if one == CONSTANT else flat.shapes[one]
+        if given and given != shape and len(given) == len(shape):
+            found[n] = value = len(flat.shapes)
+            flat.shapes.append(shape)
+            flat.itemsizes.append(flat.itemsizes[one])
+            flat.dtypes.append(flat.dtypes[one])
+            broadcast = _broadcast(given, shape)
+            scope.ops.append(FlatOp("broadcast_in_dim", equation, broadcast, (one,), (value,)))
+    if tuple(found) == operands:
+        return rule, operands
+    shapes = tuple([() if one == CONSTANT else flat.shapes[one] for one in found])
+    return elementwise_rule(shapes, (shape,) * len(results)), tuple(found)
 
 
 def _key(equation: Any, operands: tuple[int, ...], made: Mapping[Any, Any]) -> Any:
@@ -280,6 +311,7 @@ def _body(
             scope.ops.append(FlatOp("edge", None, rule, (results[outside[end]],), (before,)))
     scope.results = ends
     scope.carried = tuple(loops)
+    scope.given = frozenset([inside[one] for one in body.jaxpr.invars])
     if body.kind == "manual":
         scope.inputs = tuple(
             (link.outside, inside[body.jaxpr.invars[link.inside]]) for link in body.operands
@@ -302,6 +334,12 @@ def identity(shape: Shape) -> DimensionRule:
 
 
 @functools.lru_cache(maxsize=1 << 12)
+def _broadcast(before: Shape, after: Shape) -> DimensionRule:
+    axes = {"broadcast_dimensions": tuple(range(len(after)))}
+    return broadcast_in_dim(Factors((before,), (after,)), axes)
+
+
+@functools.lru_cache(maxsize=1 << 12)
 def _row(shape: Shape) -> DimensionRule:
     factors = Factors((shape,), (shape[1:],))
     for axis, size in enumerate(shape[1:]):
@@ -321,19 +359,32 @@ def _without_dead(scope: BodyScope, used: set[int] | None = None) -> None:
     """Drop operations whose results nobody uses, as XLA does."""
     used = set() if used is None else used
     used.update(scope.results if scope.kind == "step" else ())
+    starts = {start for _, start in scope.carried}
     kept = []
     for op in reversed(scope.ops):
         passed = op.name == "edge" or (op.equation is not None and op.equation.effects)
+        if op.name == "edge" and op.results[0] in scope.given - starts:
+            passed = False
         if passed or any(one in used for one in op.results):
             kept.append(op)
-            used.update(op.operands)
+            if not op.bodies or op.bodies[0].kind != "scan":
+                used.update(op.operands)
             for body in reversed(op.bodies):
                 if body.kind == "scan":
-                    used.update(end for end, _ in body.carried)
+                    _drop_unread(op, body, used)
                 else:
                     used.update(body.results)
                 _without_dead(body, used)
     scope.ops = kept[::-1]
+
+
+def _drop_unread(op: FlatOp, body: BodyScope, used: set[int]) -> None:
+    """Drop what a scan stacks and nobody reads; what it takes is read by its body's operations."""
+    count = len(body.carried)
+    kept = [n for n, one in enumerate(op.results) if n < count or one in used]
+    op.results = tuple([op.results[n] for n in kept])
+    body.results = tuple([body.results[n] for n in kept])
+    used.update(end for end, _ in body.carried)
 
 
 @functools.cache

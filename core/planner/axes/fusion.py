@@ -7,13 +7,16 @@ rule of XLA's fusion without its many cases.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 
+from .combining import combined
 from .dimension_rules import is_elementwise
 from .flat_program import CONSTANT
 from .flops import is_product
+from .fused_kernels import FusedKernel
 from .local_program import LocalOp, LocalProgram, LocalScope
+from .operand_copies import REORDER
+from .target_rules import TargetRules
 
 _SAME_BYTES = frozenset(
     "reshape squeeze expand_dims optimization_barrier name sharding_constraint reshard "
@@ -22,7 +25,7 @@ _SAME_BYTES = frozenset(
 )
 _FUSED = frozenset(
     "broadcast_in_dim iota slice pad rev transpose row dynamic_slice concatenate random_bits "
-    "split".split()
+    "split reorder".split()
 )
 _READERS = frozenset(
     "stack dynamic_update_slice reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or "
@@ -34,50 +37,18 @@ _EXPENSIVE = frozenset(
 )
 
 
-@dataclasses.dataclass(slots=True, eq=False)
-class FusedKernel:
-    """One operation with all that is fused into it.
-
-    Attributes:
-        op: the last one.
-        reads: values with memory that it reads.
-        writes: values with memory that it makes.
-        flops: of all that is fused.
-        inside: of a loop or branches, the kernels of each body.
-        together: collectives that are sent as one, this one among them; () if it is alone.
-    """
-
-    op: LocalOp
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    flops: float
-    inside: tuple[list[FusedKernel], ...] = ()
-    together: tuple[FusedKernel, ...] = ()
-
-    @property
-    def in_place(self) -> bool:
-        """Whether it can write where an operand of the same size was."""
-        name = self.op.name
-        return (
-            is_elementwise(name)
-            or bool(self.op.bodies)
-            or name in ("dynamic_update_slice", "slice")
-        )
-
-
 class Fusion:
     """Kernels of a program, and whose memory each value has.
 
     Args:
         program: of one device.
-        host: as XLA does it for CPU. For TPU and GPU products compute what they read, too, and what
-            is costly is computed again rather than kept.
+        rules: of the machine: what products compute themselves, and what is computed again.
     """
 
-    def __init__(self, program: LocalProgram, *, host: bool) -> None:
+    def __init__(self, program: LocalProgram, rules: TargetRules) -> None:
         """Fuse a program."""
         self.program = program
-        self.host = host
+        self.rules = rules
         self.same: dict[int, int] = {}
         """Value -> the one that has its memory."""
         self._sources: dict[int, tuple[int, ...]] = {}
@@ -129,7 +100,7 @@ class Fusion:
                 continue
             writes = () if op.name == "stack" else op.results
             kernels.append(FusedKernel(op, reads, writes, flops))
-        return kernels
+        return combined(kernels) if self.rules.joins_reductions else kernels
 
     def _equal(self, operand: int, result: int) -> bool:
         return self.program.bytes[operand] == self.program.bytes[result]
@@ -147,7 +118,7 @@ class Fusion:
                 continue
             users = [user for one in op.results for user in self._users(one, readers, kept)]
             if not users or any(
-                user is None or not _can_read(user, op, self.host) for user in users
+                user is None or not _can_read(user, op, self.rules) for user in users
             ):
                 continue
             if len(users) > 1 and not self._cheap(op):
@@ -171,7 +142,7 @@ class Fusion:
     def _cheap(self, op: LocalOp) -> bool:
         bytes_ = self.program.bytes
         read = sum(bytes_[one] for one in op.operands if one != CONSTANT)
-        if self.host and op.name in _EXPENSIVE:
+        if op.name in _EXPENSIVE and not self.rules.computes_again:
             return False
         return read <= sum(bytes_[one] for one in op.results)
 
@@ -210,12 +181,12 @@ def _readers(ops: Sequence[LocalOp]) -> dict[int, list[LocalOp]]:
     return found
 
 
-def _can_read(user: LocalOp, op: LocalOp, host: bool) -> bool:
+def _can_read(user: LocalOp, op: LocalOp, rules: TargetRules) -> bool:
     """Whether an operation can compute what it reads by itself."""
-    if user.axes or user.bodies:
+    if user.axes or user.bodies or op.name == REORDER:
         return False
     if is_product(user.name):
-        return op.name == "transpose" or not host
+        return op.name == "transpose" or rules.products_fuse
     if user.name in _READERS or is_elementwise(user.name):
         return True
     if user.name in _FUSED:

@@ -12,14 +12,14 @@ takes the kernel that frees most, the better counts.
 from __future__ import annotations
 
 import dataclasses
-import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from .combining import combined
+from .dimension_rules import is_elementwise
 from .flat_program import CONSTANT
-from .fusion import FusedKernel, Fusion
+from .fused_kernels import FusedKernel
+from .fusion import Fusion
+from .kernel_orders import breadth_first, frees_most
 from .local_program import LocalProgram, LocalScope
-from .operand_copies import copied
 
 
 @dataclasses.dataclass
@@ -43,40 +43,157 @@ class Liveness:
     inside: Liveness | None = None
 
 
-def liveness(fusion: Fusion, fixed: set[int], *, host: bool) -> Liveness:
+def liveness(fusion: Fusion, replaced: Mapping[int, int] | None = None) -> Liveness:
     """What is alive while a program runs.
 
     Args:
         fusion: of the program.
-        fixed: values that have memory of their own all along.
-        host: as XLA does it for CPU: all-reduces are sent as one where they can be, and operands of
-            products are copied into order.
+        replaced: results that are donated an input: its number.
     """
-    program = fusion.program
-    kernels = combined(fusion.kernels) if host else fusion.kernels
-    insides = {id(one): _insides(fusion, one, fixed, host) for one in kernels if one.op.bodies}
-    alive = {fusion.memory(one) for one in fixed}
-    ends = {fusion.memory(one) for one in program.results if one != CONSTANT}
-    first = _simulated(program, kernels, alive, ends, insides, host)
-    if len(kernels) < 3:
-        return first
-    second = _simulated(program, _frees_most(program, kernels, alive), alive, ends, insides, host)
-    return min(first, second, key=lambda one: one.peak)
+    return _Walk(fusion, replaced or {}).step()
 
 
-def _insides(fusion: Fusion, kernel: FusedKernel, fixed: set[int], host: bool) -> Liveness | None:
-    """The body of a loop or branch that needs most."""
-    found = []
-    for body, kernels in zip(kernel.op.bodies, kernel.inside, strict=True):
-        insides = {id(one): _insides(fusion, one, fixed, host) for one in kernels if one.op.bodies}
-        made = {one for inner in kernels for one in inner.writes}
-        outer = {one for inner in kernels for one in inner.reads} - made
-        ends = {fusion.memory(one) for one in body.results if one != CONSTANT}
-        free = _in_carry(fusion, body, kernels)
-        if body.kind in ("manual", "branch"):
-            free |= ends
-        found.append(_simulated(fusion.program, kernels, outer | free, ends, insides, host))
-    return max(found, key=lambda one: one.peak, default=None)
+def computed_again(program: LocalProgram, alive: Liveness, limit: int) -> Liveness:
+    """The same where more than a limit is alive, and what can be is computed again instead.
+
+    That is what one kernel makes element by element of inputs, or of values that are alive as well.
+
+    Args:
+        program: of one device.
+        alive: as it is without.
+        limit: bytes.
+    """
+    there = {*alive.values, *program.inputs}
+    maker = {one: kernel for kernel in alive.order for one in kernel.writes}
+    spared = sum(
+        [
+            program.bytes[one]
+            for one in alive.values
+            if is_elementwise(maker[one].op.name)
+            and set(maker[one].reads) & there
+            and maker[one] is not alive.order[alive.place]
+        ]
+    )
+    most = max(limit, alive.peak - spared)
+    return dataclasses.replace(
+        alive, at=[min(one, max(0, most)) for one in alive.at], peak=min(alive.peak, max(0, most))
+    )
+
+
+class _Walk:
+    def __init__(self, fusion: Fusion, replaced: Mapping[int, int]) -> None:
+        self.fusion = fusion
+        self.program = fusion.program
+        self.rules = fusion.rules
+        memory = fusion.memory
+        results = [memory(one) for one in self.program.results if one != CONSTANT]
+        self.fixed = {*(memory(one) for one in self.program.inputs), *results}
+        self.ends = set(results)
+        self.replaced = {memory(new): memory(old) for new, old in replaced.items()}
+
+    def step(self) -> Liveness:
+        """Of the whole step."""
+        kernels = self.fusion.kernels
+        inside = {id(one): self._inside(one) for one in kernels if one.op.bodies}
+        orders = [kernels]
+        if self.rules.breadth_first:
+            orders = [breadth_first(kernels, self.program.inputs)]
+        elif len(kernels) > 2:
+            orders.append(frees_most(self.program, kernels, self.fixed))
+        found = [self._simulated(one, self.fixed, self.ends, inside) for one in orders]
+        return min(found, key=lambda one: one.peak)
+
+    def _inside(self, kernel: FusedKernel) -> Liveness | None:
+        """The body of a loop or branch that needs most."""
+        fusion, found = self.fusion, []
+        for body, kernels in zip(kernel.op.bodies, kernel.inside, strict=True):
+            inside = {id(one): self._inside(one) for one in kernels if one.op.bodies}
+            made = {one for inner in kernels for one in inner.writes}
+            outer = {one for inner in kernels for one in inner.reads} - made
+            ends = {fusion.memory(one) for one in body.results if one != CONSTANT}
+            order: Sequence[FusedKernel] = kernels
+            if self.rules.breadth_first:
+                order = breadth_first(kernels, ())
+            free = _in_carry(fusion, body, order)
+            if body.kind in ("manual", "branch"):
+                free |= ends
+            found.append(self._simulated(order, outer | free, ends, inside))
+        return max(found, key=lambda one: one.peak, default=None)
+
+    def _simulated(
+        self,
+        order: Sequence[FusedKernel],
+        fixed: set[int],
+        ends: set[int],
+        inside_of: Mapping[int, Liveness | None],
+    ) -> Liveness:
+        bytes_ = self.program.bytes
+        last = {one: place for place, kernel in enumerate(order) for one in kernel.reads}
+        last.update(dict.fromkeys(ends, len(order)))
+        ahead = self._ahead(order, fixed)
+        beside = self._beside(order, last) if fixed is self.fixed else {}
+        now, peak, where = sum([bytes_[one] for one in ahead]), -1, 0
+        at: list[int] = []
+        born: set[int] = set(ahead)
+        for place, kernel in enumerate(order):
+            gone = [one for one in kernel.reads if last[one] == place and one in born]
+            new = [one for one in kernel.writes if one not in fixed and one not in ahead]
+            made = sum([bytes_[one] for one in new])
+            shared = 0
+            if kernel.in_place and gone and (self.rules.reduces_in_place or not kernel.op.axes):
+                sizes = [bytes_[one] for one in gone]
+                for one in _renewed(kernel, new):
+                    if bytes_[one] in sizes:
+                        sizes.remove(bytes_[one])
+                        shared += bytes_[one]
+            inside = inside_of.get(id(kernel))
+            here = now + made - shared + (inside.peak if inside else 0) + beside.get(place, 0)
+            at.append(here)
+            if here > peak:
+                peak, where = here, place
+            born.update(new)
+            now += made
+            for one in gone:
+                now -= bytes_[one]
+                born.discard(one)
+            for one in new:
+                if one not in last:
+                    now -= bytes_[one]
+                    born.discard(one)
+        values = _alive_at(order, where, last, fixed, ahead)
+        inside = inside_of.get(id(order[where])) if order else None
+        return Liveness(list(order), at, max(0, peak), where, values, inside)
+
+    def _ahead(self, order: Sequence[FusedKernel], fixed: set[int]) -> set[int]:
+        """What is alive from the start: breadth first, the zeros that loops write stacks over."""
+        if not self.rules.breadth_first:
+            return set()
+        return {
+            one
+            for kernel in order
+            if kernel.op.bodies
+            for one in {*kernel.writes} - {*_renewed(kernel, kernel.writes)}
+            if one not in fixed
+        }
+
+    def _beside(self, order: Sequence[FusedKernel], last: Mapping[int, int]) -> dict[int, int]:
+        """Bytes by place of donated inputs that are read where their result is there already.
+
+        A kernel that does not work element by element cannot write over what it reads: its result
+        is made beside the input, and copied. Who reads the input later reads a copy.
+        """
+        found: dict[int, int] = {}
+        for place, kernel in enumerate(order):
+            for one in kernel.writes:
+                old = self.replaced.get(one)
+                if old is None:
+                    continue
+                size = self.program.bytes[one]
+                if old in kernel.reads and not kernel.in_place:
+                    found[place] = found.get(place, 0) + size
+                for later in range(place + 1, last.get(old, -1) + 1):
+                    found[later] = found.get(later, 0) + size
+        return found
 
 
 def _in_carry(fusion: Fusion, body: LocalScope, kernels: Sequence[FusedKernel]) -> set[int]:
@@ -102,57 +219,6 @@ def _in_carry(fusion: Fusion, body: LocalScope, kernels: Sequence[FusedKernel]) 
     return free
 
 
-def _simulated(
-    program: LocalProgram,
-    order: list[FusedKernel],
-    fixed: set[int],
-    ends: set[int],
-    insides: dict[int, Liveness | None],
-    host: bool,
-) -> Liveness:
-    bytes_ = program.bytes
-    last: dict[int, int] = {}
-    for place, kernel in enumerate(order):
-        for one in kernel.reads:
-            last[one] = place
-    for one in ends:
-        last[one] = len(order)
-    now, peak, where = 0, -1, 0
-    at: list[int] = []
-    born: dict[int, int] = {}
-    for place, kernel in enumerate(order):
-        gone = [one for one in kernel.reads if last[one] == place and one in born]
-        new = [one for one in kernel.writes if one not in fixed]
-        made = sum([bytes_[one] for one in new])
-        shared = 0
-        if kernel.in_place and gone:
-            sizes = [bytes_[one] for one in gone]
-            for one in _renewed(kernel, new):
-                if bytes_[one] in sizes:
-                    sizes.remove(bytes_[one])
-                    shared += bytes_[one]
-        inside = insides.get(id(kernel))
-        here = now + made - shared + (inside.peak if inside else 0)
-        if host:
-            here += copied(program, kernel.op)
-        at.append(here)
-        if here > peak:
-            peak, where = here, place
-        for one in new:
-            born[one] = place
-        now += made
-        for one in gone:
-            now -= bytes_[one]
-            del born[one]
-        for one in new:
-            if one not in last:
-                now -= bytes_[one]
-                born.pop(one, None)
-    values = _alive_at(order, where, last, fixed)
-    inside = insides.get(id(order[where])) if order else None
-    return Liveness(order, at, max(0, peak), where, values, inside)
-
-
 def _renewed(kernel: FusedKernel, new: Sequence[int]) -> Sequence[int]:
     """Results that can be where an operand was; of a loop those that it carries."""
     if not kernel.op.bodies:
@@ -162,66 +228,17 @@ def _renewed(kernel: FusedKernel, new: Sequence[int]) -> Sequence[int]:
 
 
 def _alive_at(
-    order: Sequence[FusedKernel], where: int, last: dict[int, int], fixed: set[int]
+    order: Sequence[FusedKernel],
+    where: int,
+    last: Mapping[int, int],
+    fixed: set[int],
+    ahead: set[int],
 ) -> tuple[int, ...]:
     return tuple(
         one
-        for place, kernel in enumerate(order[: where + 1])
+        for place, kernel in enumerate(order)
         for one in kernel.writes
-        if one not in fixed and (last.get(one, -1) >= where or place == where)
+        if one not in fixed
+        and (place <= where or one in ahead)
+        and (last.get(one, -1) >= where or place == where)
     )
-
-
-def _frees_most(
-    program: LocalProgram, kernels: Sequence[FusedKernel], fixed: set[int]
-) -> list[FusedKernel]:
-    """Kernels in the order that at each step takes the ready one that frees most."""
-    bytes_ = program.bytes
-    maker = {one: place for place, kernel in enumerate(kernels) for one in kernel.writes}
-    left: dict[int, int] = {}
-    readers: dict[int, list[int]] = {}
-    waits = []
-    for place, kernel in enumerate(kernels):
-        needs = {maker[one] for one in kernel.reads if maker.get(one, place) != place}
-        waits.append(len(needs))
-        for need in needs:
-            readers.setdefault(need, []).append(place)
-        for one in kernel.reads:
-            left[one] = left.get(one, 0) + 1
-    readers_of: dict[int, list[int]] = {}
-    for place, kernel in enumerate(kernels):
-        for one in kernel.reads:
-            if one in maker:
-                readers_of.setdefault(one, []).append(place)
-
-    def gain(place: int) -> int:
-        kernel = kernels[place]
-        freed = sum([bytes_[one] for one in kernel.reads if one in maker and left[one] == 1
-                     and one not in fixed])  # fmt: skip
-        return freed - sum([bytes_[one] for one in kernel.writes if one not in fixed])
-
-    ready = [(-gain(place), place) for place, count in enumerate(waits) if count == 0]
-    heapq.heapify(ready)
-    done = bytearray(len(kernels))
-    order = []
-    while ready:
-        cost, place = heapq.heappop(ready)
-        if done[place]:
-            continue
-        now = -gain(place)
-        if now != cost:
-            heapq.heappush(ready, (now, place))
-            continue
-        done[place] = 1
-        order.append(kernels[place])
-        for one in kernels[place].reads:
-            left[one] -= 1
-            if left[one] == 1:
-                for user in readers_of.get(one, ()):
-                    if not done[user] and waits[user] == 0:
-                        heapq.heappush(ready, (-gain(user), user))
-        for user in readers.get(place, ()):
-            waits[user] -= 1
-            if waits[user] == 0:
-                heapq.heappush(ready, (-gain(user), user))
-    return order

@@ -91,3 +91,31 @@ class LocalProgram:
         self.dtypes.append(dtype)
         self.makers.append(None)
         return len(self.bytes) - 1
+
+
+def as_read(op: LocalOp) -> LocalOp:
+    """A loop with the operands that its bodies read.
+
+    Args:
+        op: that may read copies of what it was given.
+    """
+    if op.bodies[0].kind not in ("scan", "while"):
+        return op
+    read = {one for body in op.bodies for one in _read(body)}
+    for body in op.bodies:
+        body.outside = {
+            inner: outer for inner, outer in body.outside.items() if inner in read or inner == outer
+        }
+        read.update(body.outside.values())
+    return dataclasses.replace(op, operands=tuple([one for one in op.operands if one in read]))
+
+
+def _read(scope: LocalScope) -> set[int]:
+    """What the operations of a scope read, and what it carries and gives."""
+    found = {one for op in scope.ops for one in op.operands}
+    found.update(scope.results, *scope.carried)
+    for op in scope.ops:
+        for body in op.bodies:
+            found |= _read(body)
+            found.update(body.outside.values())
+    return found

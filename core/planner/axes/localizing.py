@@ -21,15 +21,16 @@ from .flops import flops_of, is_product
 from .local_program import LocalOp, LocalProgram, LocalScope
 from .resharding import LayoutExchange, moves, shard_bytes, shard_shape
 from .spreading import ArrayLayouts
+from .target_rules import TargetRules
 
 _FOLLOWS = frozenset(
     "reshape transpose squeeze expand_dims broadcast_in_dim sharding_constraint reshard name copy "
     "optimization_barrier device_put iota random_bits random_wrap random_unwrap random_split "
-    "bitcast_convert_type slice pad rev concatenate select_and_gather_add result".split()
+    "bitcast_convert_type slice pad rev concatenate split select_and_gather_add result".split()
 )
 _WINDOWS = frozenset(
-    "conv_general_dilated slice pad reduce_window reduce_window_sum reduce_window_max "
-    "reduce_window_min select_and_scatter select_and_scatter_add".split()
+    "conv_general_dilated slice pad split concatenate reduce_window reduce_window_sum "
+    "reduce_window_max reduce_window_min select_and_scatter select_and_scatter_add".split()
 )
 _MANUAL = {
     "psum": "all-reduce",
@@ -53,9 +54,7 @@ def localized(
     layouts: ArrayLayouts,
     laid: Sequence[ArrayLayout],
     wanted: Sequence[ArrayLayout | None],
-    *,
-    scatters: bool,
-    keeps: bool,
+    rules: TargetRules,
 ) -> LocalProgram:
     """Write what one device does.
 
@@ -64,12 +63,9 @@ def localized(
         layouts: of the mesh.
         laid: the layout of each value.
         wanted: of the program's results; None leaves one as it is.
-        scatters: terms of a result that is split are added up by a reduce-scatter. The host's
-            partitioner takes an all-reduce and slices, TPU's and GPU's the former.
-        keeps: what is gathered for one product is kept for the next that needs it. Else each
-            gathers for itself, as TPU does, which moves shards while it multiplies.
+        rules: of the machine: how terms are added up, and whether what is gathered is kept.
     """
-    return _Writer(flat, layouts, laid, scatters, keeps).write(wanted)
+    return _Writer(flat, layouts, laid, rules).write(wanted)
 
 
 class _Writer:
@@ -78,15 +74,13 @@ class _Writer:
         flat: FlatProgram,
         layouts: ArrayLayouts,
         laid: Sequence[ArrayLayout],
-        scatters: bool,
-        keeps: bool,
+        rules: TargetRules,
     ) -> None:
         self.flat = flat
         self.laid = laid
         self.layouts = layouts
         self.mesh = layouts.sizes
-        self.scatters = scatters
-        self.keeps = keeps
+        self.rules = rules
         self.local = LocalProgram()
         self.numbers: dict[int, int] = {}
         self.divisions: dict[Any, Division] = {}
@@ -124,7 +118,8 @@ class _Writer:
         brought: dict[tuple[int, ArrayLayout], int] = {}
         for op in flat.ops:
             if op.name == "edge":
-                self._edge(op, scope, brought)
+                if op.results[0] not in flat.given:
+                    self._edge(op, scope, scope, brought, None)
             elif op.bodies:
                 self._bodies(op, scope, brought)
             elif op.name in _MANUAL and op.operands[0] in self.flat.manual:
@@ -142,7 +137,7 @@ class _Writer:
         self, op: FlatOp, scope: LocalScope, brought: dict[tuple[int, ArrayLayout], int]
     ) -> None:
         division = self._division(op)
-        if not self.keeps and is_product(op.name):
+        if not self.rules.keeps_gathered and is_product(op.name):
             brought = {}
         operands = [
             self._brought(value, layout, scope, brought, op.equation)
@@ -151,7 +146,7 @@ class _Writer:
         for operand, axis, split in division.neighbours:
             if op.operands[operand] != CONSTANT:
                 self._neighbours(op, operand, axis, split, operands, scope)
-        flops = flops_of(op.equation) / division.shares if op.equation is not None else 0.0
+        flops = self._flops(op) / division.shares
         results = [self._number(one) for one in op.results]
         made = []
         pending: list[LocalOp] = []
@@ -160,6 +155,12 @@ class _Writer:
         self._add(scope, LocalOp(op.name, op.equation, tuple(operands), tuple(made), flops))
         for one in pending:
             self._add(scope, one)
+
+    def _flops(self, op: FlatOp) -> float:
+        """Of the whole; a broadcast that an equation implies computes nothing."""
+        equation = op.equation
+        same = equation is not None and equation.primitive.name == op.name
+        return flops_of(equation) if same else 0.0
 
     def _division(self, op: FlatOp) -> Division:
         flat = self.flat
@@ -171,7 +172,7 @@ class _Writer:
         key = (op.name, id(op.rule), operands, results, sizes)  # equal rules are one object
         found = self.divisions.get(key)
         if found is None:
-            flops = flops_of(op.equation) if is_product(op.name) else 0.0
+            flops = self._flops(op) if is_product(op.name) else 0.0
             found = self.divisions[key] = divided(
                 op.rule,
                 operands,
@@ -285,7 +286,7 @@ class _Writer:
             (axis, one)
             for axis, split in enumerate(wanted)
             for one in split
-            if one in summed and self.scatters
+            if one in summed and self.rules.scatters
         ]
         steps: list[tuple[str, Split, int]] = []
         now = [list(split) for split in layout]
@@ -314,7 +315,7 @@ class _Writer:
         row = local.bytes[number] // max(1, rows)
         for reach in _reach(op, axis):
             if reach:
-                sent = row * min(reach, max(1, rows))
+                sent = row * int(min(reach, max(1, rows)))
                 new = local.value((sent,), 1, local.dtypes[number])
                 self._add(
                     scope,
@@ -322,14 +323,18 @@ class _Writer:
                 )
 
     def _edge(
-        self, op: FlatOp, scope: LocalScope, brought: dict[tuple[int, ArrayLayout], int]
+        self,
+        op: FlatOp,
+        body: LocalScope,
+        scope: LocalScope,
+        brought: dict[tuple[int, ArrayLayout], int],
+        equation: Any,
     ) -> None:
         """A value that is the same inside and outside of a loop, if it lies alike."""
         (value,), (same,) = op.operands, op.results
-        if value == CONSTANT:
-            return
-        before = self._brought(value, self.laid[same], scope, brought, None)
-        scope.outside[self._number(same)] = before
+        if value != CONSTANT:
+            before = self._brought(value, self.laid[same], scope, brought, equation)
+            body.outside[self._number(same)] = before
 
     def _bodies(
         self, op: FlatOp, scope: LocalScope, brought: dict[tuple[int, ArrayLayout], int]
@@ -347,6 +352,10 @@ class _Writer:
             inner = LocalScope([], body.kind, body.times)
             for place, value in body.inputs:
                 inner.outside[self._number(value)] = operands[place]
+            for edge in body.ops:
+                # What a loop is given is brought into its layout once, before it.
+                if edge.name == "edge" and edge.operands[0] in op.operands:
+                    self._edge(edge, inner, scope, brought, op.equation)
             self._scope(body, inner)
             inner.results = tuple(self._number(one) for one in body.results)
             inner.carried = tuple((self._number(a), self._number(b)) for a, b in body.carried)
@@ -362,7 +371,7 @@ class _Writer:
         params = op.equation.params
         names = params.get("axes", params.get("axis_name", ()))
         names = (names,) if isinstance(names, str) else tuple(names)
-        axes = tuple(number for number, name in enumerate(self.layouts.names) if name in names)
+        axes = tuple(part for name in names for part in self.layouts.parts(name))
         kind = _MANUAL[op.name]
         for value, made in zip(op.operands, op.results, strict=False):
             if value == CONSTANT:
@@ -372,9 +381,11 @@ class _Writer:
             self._add(scope, LocalOp(kind, op.equation, (number,), (result,), 0.0, axes, sent))
 
 
-def _reach(op: FlatOp, axis: int) -> tuple[int, int]:
+def _reach(op: FlatOp, axis: int) -> tuple[float, float]:
     """How many rows of the neighbours before and after an operation reads along an axis."""
     params = op.equation.params
+    if op.name in ("split", "concatenate"):
+        return math.inf, 0  # each part lies elsewhere than the whole: all rows move
     if "dimension_numbers" in params:
         spatial = params["dimension_numbers"].lhs_spec[2:].index(axis)
         low, high = params["padding"][spatial]

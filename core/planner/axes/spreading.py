@@ -39,15 +39,31 @@ _SLICED = frozenset(("dynamic_slice", "dynamic_update_slice", "row", "stack"))
 class ArrayLayouts:
     """Layouts as numbers: those that occur, with the axes that are closed in each.
 
+    A mesh axis is written as its prime parts, the outermost first, each with a number of its own:
+    twelve heads are split by the first two of the three halves of an axis of eight, as Shardy does
+    by its sub-axes.
+
     Args:
         sizes: mesh axes and their sizes, in the mesh's order.
+
+    Attributes:
+        sizes: of the parts.
+
+    Example:
+        >>> layouts = ArrayLayouts({"data": 8, "model": 3})
+        >>> layouts.sizes, layouts.parts("data"), layouts.axes((1, 3))
+        ((2, 2, 2, 3), (0, 1, 2), ('data', 'model'))
     """
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         """No layout is known yet."""
-        self.names = tuple(sizes)
-        self.sizes = tuple(sizes.values())
-        self._place = {name: n for n, name in enumerate(self.names)}
+        owners = [(name, part) for name, size in sizes.items() for part in _primes(size)]
+        self.sizes = tuple([part for _, part in owners])
+        self._owners = tuple([name for name, _ in owners])
+        self._parts = {
+            name: tuple([n for n, (owner, _) in enumerate(owners) if owner == name])
+            for name in sizes
+        }
         self._numbers: dict[tuple[ArrayLayout, int], int] = {}
         self.known: list[tuple[ArrayLayout, int]] = []
 
@@ -81,18 +97,35 @@ class ArrayLayouts:
                 continue
             closed |= 1 << axis
             names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-            layout.append(
-                tuple(self._place[one] for one in names if self.sizes[self._place[one]] > 1)
-            )
+            layout.append(tuple([part for one in names for part in self._parts[one]]))
         return self.number(tuple(layout), closed)
+
+    def parts(self, name: str) -> Split:
+        """The numbers of a mesh axis.
+
+        Args:
+            name: of the axis.
+        """
+        return self._parts[name]
 
     def axes(self, split: Iterable[int]) -> tuple[str, ...]:
         """Names of mesh axes, in the mesh's order.
 
         Args:
-            split: their numbers.
+            split: numbers of their parts.
         """
-        return tuple(self.names[one] for one in sorted(split))
+        return tuple(dict.fromkeys([self._owners[one] for one in sorted(split)]))
+
+
+def _primes(size: int) -> list[int]:
+    found, part = [], 2
+    while size > 1:
+        if size % part:
+            part += 1
+        else:
+            found.append(part)
+            size //= part
+    return found
 
 
 def spread(
@@ -250,8 +283,10 @@ def _kind(op: FlatOp) -> str:
     if op.name != "broadcast_in_dim":
         return ""
     # One that only adds axes of size 1 is a reshape.
-    before, after = op.equation.invars[0].aval, op.equation.outvars[0].aval
-    return "passed" if before.size == after.size else "broadcast"
+    (before,), (after,) = op.rule.operands, op.rule.results
+    kept = {factor for axis in before for factor in axis}
+    new = [op.rule.sizes[one] for axis in after for one in axis if one not in kept]
+    return "broadcast" if any(size > 1 for size in new) else "passed"
 
 
 def _directions(rule: DimensionRule, kind: str, stage: int) -> list[int]:

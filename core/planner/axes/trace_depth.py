@@ -23,6 +23,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,11 +34,17 @@ from ..traced.source_lines import line_of
 from ..traced.traced_step import TracedStep
 from .dimension_rules import unknown_primitives
 from .flat_program import CONSTANT, FlatProgram, flattened
-from .fusion import FusedKernel, Fusion
-from .liveness import Liveness, liveness
+from .fused_kernels import FusedKernel
+from .fusion import Fusion
+from .liveness import Liveness, computed_again, liveness
 from .local_program import LocalProgram
 from .localizing import localized
+from .memory_orders import order_copies
+from .operand_copies import reorder
 from .spreading import ArrayLayouts, spread
+from .summed_first import sum_first
+from .target_rules import RULES, TargetRules
+from .widening import widen
 
 LARGEST = 20
 """How many of the largest live arrays are told."""
@@ -55,21 +62,34 @@ def by_tracing(step: TracedStep, *, scatters: bool | None = None) -> DeviceProgr
     Returns:
         Operations in the order in which they run, and memory. `assumptions` says what it stands on.
     """
-    host = topology_of(step.mesh).chip.platform == "cpu"
-    scatters = not host if scatters is None else scatters
+    rules = _rules(step, scatters)
     layouts = ArrayLayouts(dict(step.mesh.shape))
     flat = flattened(step.program)
     laid, wanted = _laid(step, flat, layouts)
-    local = localized(flat, layouts, laid, wanted, scatters=scatters, keeps=host)
-    fusion = Fusion(local, host=host)
-    fixed = {*local.inputs, *(one for one in local.results if one != CONSTANT)}
-    alive = liveness(fusion, fixed, host=host)
+    local = localized(flat, layouts, laid, wanted, rules)
+    if rules.sums_first:
+        sum_first(local)
+    if rules.reorders_operands:
+        reorder(local)
+    if rules.summed_last:
+        order_copies(local)
+    widen(local, rules.widens)
+    fusion = Fusion(local, rules)
+    replaced = {
+        value: local.inputs[result.replaces]
+        for value, result in zip(local.results, step.results, strict=True)
+        if value != CONSTANT and result.replaces is not None
+    }
+    alive = liveness(fusion, replaced)
     new = sum(
         local.bytes[value]
         for value, result in zip(local.results, step.results, strict=True)
         if value != CONSTANT and result.replaces is None
     )
     always = sum(local.bytes[one] for one in local.inputs) + new
+    limit = int(rules.computes_again_over * topology_of(step.mesh).chip.memory)
+    if limit and always + alive.peak > limit:
+        alive = computed_again(local, alive, limit - always)
     ops = tuple(_ops(local, layouts, alive, always))
     return DeviceProgram(ops, _memory(step, local, alive, always))
 
@@ -81,16 +101,18 @@ def assumptions(step: TracedStep, *, scatters: bool | None = None) -> tuple[str,
         step: as `by_tracing` takes it.
         scatters: likewise.
     """
-    host = topology_of(step.mesh).chip.platform == "cpu"
-    scatters = not host if scatters is None else scatters
+    rules = _rules(step, scatters)
     found = [
         "terms of a split result are added up by a reduce-scatter"
-        if scatters
+        if rules.scatters
         else "terms of a split result are added up by an all-reduce and a slice",
         "what one product gathers is kept for the next"
-        if host
+        if rules.keeps_gathered
         else "each product gathers its operands anew",
     ]
+    if rules.widens:
+        names = " and ".join(sorted(rules.widens))
+        found.append(f"{names} are computed and sent in float32")
     if _has(step.program.jaxpr, "while"):
         found.append("a while loop is counted as one run")
     if _has(step.program.jaxpr, "cond"):
@@ -99,6 +121,11 @@ def assumptions(step: TracedStep, *, scatters: bool | None = None) -> tuple[str,
         names = ", ".join(sorted(unknown))
         found.append(f"operands of these are gathered, since no rule is known for them: {names}")
     return tuple(found)
+
+
+def _rules(step: TracedStep, scatters: bool | None) -> TargetRules:
+    rules = RULES[topology_of(step.mesh).chip.platform]
+    return rules if scatters is None else dataclasses.replace(rules, scatters=scatters)
 
 
 def _has(jaxpr: Any, name: str) -> bool:
@@ -144,9 +171,8 @@ def _ops(
     ) -> Iterator[DeviceOp]:
         nonlocal scopes
         for kernel, bytes_alive in zip(kernels, live, strict=True):
-            for one in kernel.together or (kernel,):
-                if not one.op.bodies:
-                    yield _op(local, layouts, one, times, bytes_alive, scope)
+            if not kernel.op.bodies:
+                yield _op(local, layouts, kernel, times, bytes_alive, scope)
             for body, inside in zip(kernel.op.bodies, kernel.inside, strict=True):
                 scopes += 1
                 within = scopes if body.kind in ("scan", "while", "condition") else scope
@@ -179,7 +205,7 @@ def _op(
         local.dtypes[values[0]] if values else "float32",
         times,
         layouts.axes(op.axes),
-        op.sent,
+        sum([one.op.sent for one in kernel.together or (kernel,)]),
         live,
         scope,
     )
@@ -219,6 +245,14 @@ def _memory(step: TracedStep, local: LocalProgram, alive: Liveness, always: int)
 
 def _array(local: LocalProgram, value: int) -> LiveArray:
     maker = local.makers[value]
+    if maker is not None and maker.bodies and value in maker.results:
+        # What a loop gives is told as what makes it inside.
+        end = maker.bodies[-1].results[maker.results.index(value)]
+        if end != CONSTANT and local.makers[end] is not None:
+            inner = _array(local, end)
+            return LiveArray(
+                inner.name, local.shapes[value], inner.dtype, local.bytes[value], inner.line
+            )
     line = line_of(maker.equation) if maker is not None and maker.equation is not None else ""
     name = "" if maker is None else maker.name
     return LiveArray(name, local.shapes[value], local.dtypes[value], local.bytes[value], line)

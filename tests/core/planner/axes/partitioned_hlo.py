@@ -80,8 +80,7 @@ def collectives(text, mesh):
                 if kind == "reduce-scatter":
                     size *= math.prod(mesh.shape[one] for one in axes)
                 count, total = totals[kind, axes]
-                several = 1 if kind == "all-to-all" else shapes.count("[")
-                totals[kind, axes] = count + several * times, total + size * times
+                totals[kind, axes] = count + times, total + size * times
             if found := re.search(r" while\(.*body=%?([\w.\-]+)", line):
                 trips = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
                 walk(found[1], times * (int(trips[1]) if trips else 1))

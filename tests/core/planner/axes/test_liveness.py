@@ -6,11 +6,13 @@ from jax import lax
 
 from isoshard.core.planner.axes.combining import combined
 from isoshard.core.planner.axes.flat_program import flattened
-from isoshard.core.planner.axes.fusion import FusedKernel, Fusion
+from isoshard.core.planner.axes.fused_kernels import FusedKernel
+from isoshard.core.planner.axes.fusion import Fusion
 from isoshard.core.planner.axes.liveness import liveness
 from isoshard.core.planner.axes.local_program import LocalOp
 from isoshard.core.planner.axes.localizing import localized
 from isoshard.core.planner.axes.spreading import ArrayLayouts, spread
+from isoshard.core.planner.axes.target_rules import RULES
 
 N = 4 * 64 * 64
 
@@ -22,13 +24,12 @@ def fused(function, *shapes):
     layouts = ArrayLayouts({"x": 1})
     laid = spread(flat, layouts, {})
     wanted = [None] * len(flat.results)
-    return Fusion(localized(flat, layouts, laid, wanted, scatters=False, keeps=True), host=True)
+    return Fusion(localized(flat, layouts, laid, wanted, RULES["cpu"]), RULES["cpu"])
 
 
 def peak(function, *shapes):
     fusion = fused(function, *shapes)
-    local = fusion.program
-    return liveness(fusion, {*local.inputs, *local.results}, host=True).peak
+    return liveness(fusion).peak
 
 
 def names(fusion):

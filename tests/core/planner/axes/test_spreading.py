@@ -28,10 +28,7 @@ def laid(function, mesh, *inputs):
         for value, (shape, spec) in zip(flat.inputs, inputs, strict=True)
     }
     found = spread(flat, layouts, given)
-    return [
-        tuple("".join(layouts.names[one] for one in split) for split in found[value])
-        for value in flat.results
-    ]
+    return [tuple("".join(layouts.axes(split)) for split in found[value]) for value in flat.results]
 
 
 def test_forward_through_a_product(mesh):

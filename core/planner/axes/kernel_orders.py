@@ -1,0 +1,102 @@
+"""Orders in which kernels may run."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+
+from .fused_kernels import FusedKernel
+from .local_program import LocalProgram
+
+
+def breadth_first(kernels: Sequence[FusedKernel], inputs: Sequence[int]) -> list[FusedKernel]:
+    """The order in which kernels become ready, first in, first out, as XLA's `BFScheduler`.
+
+    Args:
+        kernels: in an order in which they can run.
+        inputs: what is there from the start, in its order.
+    """
+    maker = {one: place for place, kernel in enumerate(kernels) for one in kernel.writes}
+    first = {one: -1 - n for n, one in enumerate(inputs)}
+    readers: dict[int, list[int]] = {}
+    waits = []
+    for place, kernel in enumerate(kernels):
+        needs = {maker.get(one, first.get(one)) for one in kernel.reads} - {None, place}
+        waits.append(len(needs))
+        for need in needs:
+            if need is not None:
+                readers.setdefault(need, []).append(place)
+    order: list[FusedKernel] = []
+    queue = deque([-1 - n for n in range(len(inputs))])
+    queue.extend([place for place, count in enumerate(waits) if not count])
+    while queue:
+        place = queue.popleft()
+        if place >= 0:
+            order.append(kernels[place])
+        for user in readers.get(place, ()):
+            waits[user] -= 1
+            if not waits[user]:
+                queue.append(user)
+    return order
+
+
+def frees_most(
+    program: LocalProgram, kernels: Sequence[FusedKernel], fixed: set[int]
+) -> list[FusedKernel]:
+    """The order that at each step takes the ready kernel that frees most.
+
+    Args:
+        program: that they are of.
+        kernels: in an order in which they can run.
+        fixed: values that have memory of their own all along.
+    """
+    bytes_ = program.bytes
+    maker = {one: place for place, kernel in enumerate(kernels) for one in kernel.writes}
+    left: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    waits = []
+    for place, kernel in enumerate(kernels):
+        needs = {maker[one] for one in kernel.reads if maker.get(one, place) != place}
+        waits.append(len(needs))
+        for need in needs:
+            readers.setdefault(need, []).append(place)
+        for one in kernel.reads:
+            left[one] = left.get(one, 0) + 1
+    readers_of: dict[int, list[int]] = {}
+    for place, kernel in enumerate(kernels):
+        for one in kernel.reads:
+            if one in maker:
+                readers_of.setdefault(one, []).append(place)
+
+    def gain(place: int) -> int:
+        kernel = kernels[place]
+        freed = sum([bytes_[one] for one in kernel.reads if one in maker and left[one] == 1
+                     and one not in fixed])  # fmt: skip
+        return freed - sum([bytes_[one] for one in kernel.writes if one not in fixed])
+
+    ready = [(-gain(place), place) for place, count in enumerate(waits) if count == 0]
+    heapq.heapify(ready)
+    done = bytearray(len(kernels))
+    order = []
+    while ready:
+        cost, place = heapq.heappop(ready)
+        if done[place]:
+            continue
+        now = -gain(place)
+        if now != cost:
+            heapq.heappush(ready, (now, place))
+            continue
+        done[place] = 1
+        order.append(kernels[place])
+        for one in kernels[place].reads:
+            left[one] -= 1
+            if left[one] == 1:
+                for user in readers_of.get(one, ()):
+                    if not done[user] and waits[user] == 0:
+                        heapq.heappush(ready, (-gain(user), user))
+        for user in readers.get(place, ()):
+            waits[user] -= 1
+            if waits[user] == 0:
+                heapq.heappush(ready, (-gain(user), user))
+    return order

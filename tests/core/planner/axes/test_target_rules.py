@@ -1,0 +1,86 @@
+"""What each rule of a target changes, on programs small enough to count by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.planner.axes.trace_depth import by_tracing
+from isoshard.core.planner.machine.topologies import topology
+from isoshard.core.planner.traced.traced_step import StepInput, StepResult, TracedStep
+
+
+def program(function, machine, *inputs, dtype="bfloat16", axes=("x",)):
+    """What one device does; inputs are (shape, spec)."""
+    described = topology(machine)
+    mesh = described.mesh((described.size,), axes)
+    made = tuple(
+        StepInput(f"x{n}", "parameter", shape, np.dtype(dtype), NamedSharding(mesh, spec))
+        for n, (shape, spec) in enumerate(inputs)
+    )
+    structs = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in made]
+    traced = jax.make_jaxpr(function)(*structs)
+    results = tuple(StepResult(f"y{n}") for n in range(len(traced.jaxpr.outvars)))
+    return by_tracing(TracedStep("step", "jax", traced, made, results, mesh))
+
+
+def sent(found):
+    return [(op.name, op.sent, op.dtype) for op in found.ops if op.is_collective]
+
+
+SUM = (((64, 32), P(None, "x")), ((32, 16), P("x")))
+
+
+def test_hosts_send_bfloat16_as_float32():
+    assert sent(program(jnp.matmul, "cpu:8", *SUM)) == [("all-reduce", 64 * 16 * 4, "float32")]
+    assert sent(program(jnp.matmul, "v5e:2x4", *SUM)) == [("all-reduce", 64 * 16 * 2, "bfloat16")]
+
+
+def test_sums_that_are_only_added_are_sent_once_but_on_hosts():
+    def both(x, y, v, w):
+        return x @ v + y @ w
+
+    two = (SUM[0], SUM[0], SUM[1], SUM[1])
+    assert len(sent(program(both, "v5e:2x4", *two))) == 1
+    assert len(sent(program(both, "h100:1x8", *two))) == 1
+    (one,) = sent(program(both, "cpu:8", *two))
+    assert one[1] == 2 * 64 * 16 * 4  # two, joined
+
+
+def test_twelve_heads_are_split_by_four_of_eight():
+    found = program(lambda x: jnp.sin(x.reshape(4, 12, 64)), "v5e:2x4", ((4, 768), P(None, "x")))
+    (op,) = [op for op in found.ops if op.name == "sin"]
+    assert op.flops == 4 * 12 * 64 / 4
+
+
+def test_gpus_copy_what_is_not_summed_last():
+    def product(x, w):
+        return jnp.sin(x).T @ w
+
+    inputs = (((64, 32), P()), ((64, 16), P()))
+    assert "reorder" in {op.name for op in program(product, "h100:1x8", *inputs).ops}
+    assert "reorder" not in {op.name for op in program(product, "v5e:2x4", *inputs).ops}
+
+
+def test_what_a_loop_stacks_for_nobody_takes_no_memory():
+    def layers(h, w):
+        return jax.lax.scan(lambda h, one: (jnp.tanh(h @ one), h), h, w)
+
+    inputs = (((256, 256), P()), ((16, 256, 256), P()))
+    kept = program(layers, "v5e:2x4", *inputs).memory.peak
+    dropped = program(lambda h, w: layers(h, w)[0], "v5e:2x4", *inputs).memory.peak
+    assert kept - dropped >= 15 * 256 * 256 * 2
+
+
+def test_gpus_compute_again_over_their_limit():
+    size = (65536, 65536)  # 8 GiB
+
+    def chain(x):
+        kept = [jnp.tanh(x + number) for number in range(12)]
+        return sum(one @ one for one in kept)
+
+    found = program(chain, "h100:1x8", (size, P()))
+    capacity = topology("h100:1x8").chip.memory
+    assert found.memory.peak == int(0.8 * 0.95 * capacity)
+    assert program(chain, "v5e:2x4", (size, P())).memory.peak > capacity
