@@ -147,7 +147,7 @@ def _updated(arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
 
 def _once(kind: str, count: int) -> Callable[[jax.Array], jax.Array]:
     """One collective: of several in a row XLA would compute some by itself."""
-    return functools.partial(_COLLECTIVES[kind], count=count)
+    return lambda x: _COLLECTIVES[kind](x, count)
 
 
 class _Bench:
