@@ -50,7 +50,7 @@ def liveness(fusion: Fusion, replaced: Mapping[int, int] | None = None) -> Liven
         fusion: of the program.
         replaced: results that are donated an input: its number.
     """
-    return _Walk(fusion, replaced or {}).step()
+    return _AliveKernels(fusion, replaced or {}).step()
 
 
 def computed_again(program: LocalProgram, alive: Liveness, limit: int) -> Liveness:
@@ -80,7 +80,7 @@ def computed_again(program: LocalProgram, alive: Liveness, limit: int) -> Livene
     )
 
 
-class _Walk:
+class _AliveKernels:
     def __init__(self, fusion: Fusion, replaced: Mapping[int, int]) -> None:
         self.fusion = fusion
         self.program = fusion.program
