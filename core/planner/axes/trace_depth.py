@@ -39,8 +39,8 @@ from .fusion import Fusion
 from .liveness import Liveness, computed_again, liveness
 from .local_program import LocalProgram
 from .localizing import localized
-from .memory_orders import order_copies
 from .operand_copies import reorder
+from .order_copies import order_copies
 from .spreading import ArrayLayouts, spread
 from .summed_first import sum_first
 from .target_rules import RULES, TargetRules
