@@ -302,11 +302,11 @@ def test_none_changes_nothing():
     assert not said()
 
 
-def wide(repeat, rows):
-    """Layers of 256 features trained on few or many rows; gives losses."""
+def wide(repeat, rows, width=256):
+    """Wide layers trained on few or many rows; gives losses."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
-        *[torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Tanh()) for _ in range(6)]
+        *[torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Tanh()) for _ in range(6)]
     ).to("jax")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -317,7 +317,7 @@ def wide(repeat, rows):
         optimizer.step()
         return loss.detach()
 
-    step, x = xs.compile(step, repeat=repeat), torch.ones(rows, 256).to("jax")
+    step, x = xs.compile(step, repeat=repeat), torch.ones(rows, width).to("jax")
     return [step(x).item() for _ in range(2)]
 
 
@@ -336,5 +336,5 @@ def test_loops_that_copy_too_much_are_none():
 
 def test_with_many_rows_the_same_loops_copy_little():
     metrics.reset()
-    wide("auto", 4096)
+    wide("auto", 4096, width=768)
     assert "layers as" in said()
