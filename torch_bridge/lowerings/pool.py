@@ -107,6 +107,7 @@ def max_pool_backward(
 
     XLA's partitioner loses the share of windows that reach over two devices: where rows are not
     sent by hand images are whole, and so is the gradient, which may have to lie split afterwards.
+    A TPU has JAX's of 32 bits, and of arrays with two axes before the spatial ones.
     """
     grid = windows(x.shape, rank, kernel_size, stride, padding, dilation, ceil_mode)
     if _by_rows(x, grid):
@@ -114,7 +115,16 @@ def max_pool_backward(
     grad, x = batch_split(grad), batch_split(x)
     if any(d != 1 for d in grid.dilation):
         return batch_split(scattered(grad, indices, x.shape, rank))
-    return batch_split(pull_back(lambda a: _window_max(a, grid), grad, x)[0])
+
+    def usual(grad: jax.Array, x: jax.Array, _: jax.Array) -> jax.Array:
+        return pull_back(lambda a: _window_max(a, grid), grad, x)[0]
+
+    def by_places(grad: jax.Array, x: jax.Array, indices: jax.Array) -> jax.Array:
+        return scattered(grad, indices, x.shape, rank)
+
+    if x.dtype != np.float64 and x.ndim - rank >= 2:
+        return batch_split(usual(grad, x, indices))
+    return batch_split(lax.platform_dependent(grad, x, indices, tpu=by_places, default=usual))
 
 
 def scattered(
