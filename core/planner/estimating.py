@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -28,6 +29,7 @@ from jax.sharding import Mesh
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import as_mesh
 
+from .axes.border_layouts import border_layouts
 from .axes.trace_depth import by_tracing
 from .costs.collective_times import seconds
 from .costs.device_program import DeviceProgram
@@ -121,7 +123,9 @@ def device_program(
         repeats: whether equal layers are compiled once, as a loop.
         **how: `timeout`, `progress` and `cache` of a compilation.
     """
-    looped = rolled_step(traced) if repeats else traced
+    # The tracer spreads layouts through loops as through layers; the partitioner may not.
+    layouts = None if depth == "trace" else functools.partial(border_layouts, traced)
+    looped = rolled_step(traced, layouts=layouts) if repeats else traced
     if depth == "trace":
         found = by_tracing(looped)
     else:

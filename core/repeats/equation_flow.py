@@ -97,6 +97,12 @@ class EquationFlow:
             program, equations, operands, outputs, avals, made_by, readers, literals, results
         )
 
+    def variables(self) -> list[Any]:
+        """The program's variable of each value."""
+        jaxpr = self.program.jaxpr
+        made = [variable for one in self.equations for variable in one.outvars]
+        return [*jaxpr.invars, *jaxpr.constvars, *made]
+
     def aval(self, operand: int) -> Any:
         """What an operand is: its shape and dtype.
 

@@ -34,6 +34,7 @@ class LoopEmission:
         stacks: all arrays.
         wanted: arrays that loops are to give.
         inputs: the program's inputs: values, or arrays of them.
+        lies: of each value how it is laid out; None leaves it open.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class LoopEmission:
         stacks: StackedValues,
         wanted: set[StackedArray],
         inputs: Sequence[tuple[int | StackedArray, Any]],
+        lies: Sequence[NamedSharding | None],
     ) -> None:
         """Nothing has run at first."""
         self._flow = flow
@@ -51,6 +53,7 @@ class LoopEmission:
         self._batches = batches
         self._stacks = stacks
         self._wanted = wanted
+        self._lies = lies
         consts = range(flow.inputs, flow.inputs + len(flow.program.consts))
         self._values: dict[int, Any] = dict(zip(consts, flow.program.consts, strict=True))
         self._arrays: dict[StackedArray, Any] = {}
@@ -212,6 +215,8 @@ class LoopEmission:
         whole = [where is None for _, where in body.reads]
         unchanging = [self.value(one) for one in body.unchanging]
         slots = len(block.carried)
+        carried = [self._layout(block.made_as(block.made + one)) for one, _ in block.carried]
+        ends = [*carried, *[self._layout(one.members) for one in mine]]
 
         def iteration(carry: Any, step: Any) -> tuple[Any, Any]:
             elements, numbers = iter(step[0]), iter(zip(fixed, step[1], strict=True))
@@ -223,7 +228,8 @@ class LoopEmission:
                 )
                 for one in whole
             ]
-            made = run(*carry, *read, *unchanging)
+            begins = map(_laid_out, carry, carried)
+            made = list(map(_laid_out, run(*begins, *read, *unchanging), ends))
             return tuple([_strong(one) for one in made[:slots]]), made[slots:]
 
         first = tuple([_strong(self.value(value)) for _, value in block.carried])
@@ -234,6 +240,11 @@ class LoopEmission:
         self._arrays.update(zip(mine, made, strict=True))
         for (carried, _), value in zip(block.carried, last, strict=True):
             self._values[int(block.firsts[-1]) + block.made + carried] = value
+
+    def _layout(self, values: Sequence[int]) -> NamedSharding | None:
+        """The layout of values that have the same one."""
+        layouts = [self._lies[one] if one >= 0 else None for one in values]
+        return layouts[0] if all(one == layouts[0] for one in layouts) else None
 
 
 class _LoopBody:
@@ -331,6 +342,10 @@ def _over_rows(run: Any, axes: Sequence[int | None], given: Sequence[Any], count
             for row in range(count)
         ]
         return [jnp.stack(one) for one in zip(*rows, strict=True)]
+
+
+def _laid_out(value: Any, layout: NamedSharding | None) -> Any:
+    return value if layout is None else jax.lax.with_sharding_constraint(value, layout)
 
 
 def _effects(equations: Sequence[Any]) -> Any:

@@ -25,12 +25,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Var
 from jax.sharding import NamedSharding, PartitionSpec
 
 from isoshard.core.repeats.common_equations import computed_once
@@ -108,6 +108,7 @@ def rolled(
     labels: Sequence[Hashable] | None = None,
     replaces: Sequence[int | None] | None = None,
     differentiated: bool = False,
+    layouts: Callable[[ClosedJaxpr], Mapping[Var, NamedSharding]] | None = None,
 ) -> Rolled:
     """Write equal parts of a program as loops.
 
@@ -119,6 +120,8 @@ def rolled(
             where such inputs are a stack, their new values are one too, in the same order.
         differentiated: derivatives of the program are still taken: functions with a derivative of
             their own (`jax.custom_vjp`) are equal only if their rules are the same objects.
+        layouts: gives layouts of variables of a program that computes the same; what loops carry
+            and keep is constrained to them where all iterations agree.
 
     Returns:
         The program with loops; without any if nothing repeats.
@@ -129,6 +132,8 @@ def rolled(
     """
     _check(program, at_least, labels, replaces)
     flow = EquationFlow.of(inlined(program))
+    laid = {} if layouts is None else layouts(flow.program)
+    lies = [laid.get(one) for one in flow.variables()]
 
     def label(number: int) -> Hashable:
         return None if labels is None else labels[number]
@@ -152,7 +157,7 @@ def rolled(
 
     def run(*given: Any) -> list[Any]:
         emission = LoopEmission(
-            flow, plans, side.batches, stacks, wanted, list(zip(inputs, given, strict=True))
+            flow, plans, side.batches, stacks, wanted, list(zip(inputs, given, strict=True)), lies
         )
         emission.run(steps)
         return [

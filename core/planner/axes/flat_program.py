@@ -91,6 +91,7 @@ class FlatProgram:
         inputs: numbers of the program's inputs.
         results: numbers of its results.
         manual: values inside of a `shard_map`, of which only other axes can be split.
+        variables: of the program's own variables, the number of each.
     """
 
     def __init__(self) -> None:
@@ -102,6 +103,7 @@ class FlatProgram:
         self.results: tuple[int, ...] = ()
         self.scope = BodyScope([], "step")
         self.manual: set[int] = set()
+        self.variables: dict[Any, int] = {}
 
     def value(self, aval: Any) -> int:
         """Add a value.
@@ -135,6 +137,7 @@ def flattened(program: Any) -> FlatProgram:
     _write(flat, flat.scope, jaxpr, names, {})
     flat.results = tuple(_number(one, names) for one in jaxpr.outvars)
     flat.scope.results = flat.results
+    flat.variables = names
     _without_dead(flat.scope)
     return flat
 

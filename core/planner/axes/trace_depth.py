@@ -33,6 +33,7 @@ from ..reports.report import LiveArray, MemoryEstimate
 from ..traced.source_lines import line_of
 from ..traced.traced_step import TracedStep
 from .dimension_rules import unknown_primitives
+from .factor_layouts import ArrayLayout
 from .flat_program import CONSTANT, FlatProgram, flattened
 from .fused_kernels import FusedKernel
 from .fusion import Fusion
@@ -65,7 +66,7 @@ def by_tracing(step: TracedStep, *, scatters: bool | None = None) -> DeviceProgr
     rules = _rules(step, scatters)
     layouts = ArrayLayouts(dict(step.mesh.shape))
     flat = flattened(step.program)
-    laid, wanted = _laid(step, flat, layouts)
+    laid, wanted = laid_values(step, flat, layouts)
     local = localized(flat, layouts, laid, wanted, rules)
     if rules.sums_first:
         sum_first(local)
@@ -141,8 +142,16 @@ def _has(jaxpr: Any, name: str) -> bool:
     )
 
 
-def _laid(step: TracedStep, flat: FlatProgram, layouts: ArrayLayouts) -> tuple[Any, list[Any]]:
-    """Layouts of all values, and those wanted of the results."""
+def laid_values(
+    step: TracedStep, flat: FlatProgram, layouts: ArrayLayouts
+) -> tuple[list[ArrayLayout], list[ArrayLayout | None]]:
+    """Layouts of all values, and those wanted of the results.
+
+    Args:
+        step: with the layouts of its inputs.
+        flat: its program.
+        layouts: of its mesh.
+    """
     given = {
         value: layouts.of_spec(one.sharding.spec, len(one.shape))
         for value, one in zip(flat.inputs, step.inputs, strict=True)

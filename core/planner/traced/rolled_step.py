@@ -9,8 +9,11 @@ each iteration).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Var
+from jax.sharding import NamedSharding
 
 from isoshard.core.planner.traced.traced_step import (
     StepInput,
@@ -21,7 +24,12 @@ from isoshard.core.planner.traced.traced_step import (
 from isoshard.core.repeats.rolled_program import Stack, rolled
 
 
-def rolled_step(step: TracedStep, *, at_least: int = 3) -> TracedStep:
+def rolled_step(
+    step: TracedStep,
+    *,
+    at_least: int = 3,
+    layouts: Callable[[ClosedJaxpr], Mapping[Var, NamedSharding]] | None = None,
+) -> TracedStep:
     """The same step with loops over equal layers, and with inputs and results of them stacked.
 
     Only inputs with one role and one layout are stacked; a layer that is laid out differently stays
@@ -30,6 +38,7 @@ def rolled_step(step: TracedStep, *, at_least: int = 3) -> TracedStep:
     Args:
         step: as traced.
         at_least: how many equal layers become a loop.
+        layouts: of the variables of a program; what loops carry and keep is constrained to them.
 
     Returns:
         A new step; the one given if nothing in it repeats.
@@ -57,6 +66,7 @@ def rolled_step(step: TracedStep, *, at_least: int = 3) -> TracedStep:
         at_least=at_least,
         labels=[(one.role, one.sharding) for one in step.inputs],
         replaces=[one.replaces for one in step.results],
+        layouts=layouts,
     )
     if not found.loops and not found.batched:
         return step
