@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -5,6 +7,8 @@ import torch
 import isoshard as iso
 from examples.notebooks import pictures
 from isoshard import P
+from isoshard.core.planner.reports.findings import MemoryEstimate, TimeEstimate
+from isoshard.core.planner.reports.report import Report
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +83,24 @@ def test_curves_and_images():
     assert axes.get_yscale() == "log"
     assert [text.get_text() for text in axes.get_legend().texts] == ["one", "other"]
     assert len(pictures.images({"a": np.eye(2), "b": np.eye(3)}).axes) == 2
+
+
+def test_plans_are_bars_of_memory_and_seconds():
+    gib = 1 << 30
+    memory = MemoryEstimate(2 * gib, 0, 4 * gib, 0, 6 * gib, 12 * gib, "", (), 16 * gib)
+    time = TimeEstimate(0.2, 0.1, 0.2, {"data": 0.05}, 0.25, 0.21, 0.6, "compute")
+    one = Report("train", "jax", "trace", "v5e:4x4", {"data": 16}, "", memory, (), 4e13, 8e10, time)
+    both = TimeEstimate(0.2, 0.1, 0.3, {"data": 0.05, "model": 0.1}, 0.45, 0.4, 0.6, "model")
+    left, right = pictures.plans({"one": one, "two": dataclasses.replace(one, time=both)}).axes
+    assert [bar.get_width() for bar in left.patches] == [2, 2, 4, 4, 6, 6]
+    assert [bar.get_x() for bar in left.patches] == [0, 0, 2, 2, 6, 6]
+    assert left.lines[0].get_xdata() == pytest.approx([16, 16])
+    assert [bar.get_width() for bar in right.patches] == pytest.approx(
+        [0.2, 0.3, 0.05, 0.05, 0, 0.1]
+    )
+    assert list(right.lines[0].get_xdata()) == [0.21, 0.4]
+    assert [text.get_text() for text in right.get_legend().texts] == [
+        "computing",
+        "over data",
+        "over model",
+    ]
