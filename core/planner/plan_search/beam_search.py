@@ -98,6 +98,26 @@ class BeamSearch:
                 break
         return self._best(self.seen, count, self.strategy)
 
+    def plain(self) -> dict[str, Scored]:
+        """The strategies that people write by hand, each at its best, by name."""
+        if not self._batch:
+            return {}
+        batch, *others = self._batch
+        forms = {
+            "data": [((batch,), False)],
+            "FSDP": [((batch,), True)],
+        }
+        found = {name: [roles * self._axes] for name, roles in forms.items()}
+        if self._axes > 1:
+            most = forms["FSDP"] * (self._axes - 1)
+            inner = (tuple(n for n in one if n not in self._batch) for one, _ in self._roles())
+            found["FSDP x tensor"] = [[*most, (one, False)] for one in dict.fromkeys(inner) if one]
+            found["sequence"] = [[*most, ((one,), True)] for one in others[:1]]
+        best = {
+            name: self._best(map(self._choice, roles), 1) for name, roles in found.items() if roles
+        }
+        return {name: scored[0] for name, scored in best.items()}
+
     def _evaluated(self, choice: Choice) -> Scored:
         found = self.seen.get(choice)
         if found is None:

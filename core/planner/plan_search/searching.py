@@ -53,6 +53,9 @@ TRIES = 3
 """So often the search goes on with less memory, if what it found does not fit after all."""
 LOOKED = 3
 """So many strategies are looked at closely for each one that is reported."""
+PLAIN = 2
+"""On so many meshes each strategy that people write by hand is looked at closely, too: by kinds of
+operations a split sequence may seem faster than it is."""
 CHECKED = 4
 """So many plans are looked at as the step is written at most, until the best one was."""
 PARTITIONED = 2
@@ -126,9 +129,11 @@ def search(
     for _ in range(TRIES):
         beams = [BeamSearch(one, share * _capacity(one.mesh, memory)) for one in costs]
         chosen = _chosen(beams, LOOKED * candidates)
+        plain = _plain(beams)
         evaluated += sum(len(beam.seen) for beam in beams)
-        for one in chosen:
-            near = one.scored.score <= NEAR * chosen[0].scored.score
+        known = {(one.mesh, one.choice) for one in plain}
+        for one in (*plain, *(one for one in chosen if (one.mesh, one.choice) not in known)):
+            near = one in plain or one.scored.score <= NEAR * chosen[0].scored.score
             capacity = _capacity(one.mesh, memory)
             found.append(seen(followed, one, fixed, capacity, depth if near else "kinds"))
         if depth != "kinds":
@@ -223,6 +228,17 @@ def _chosen(beams: list[BeamSearch], count: int) -> list[Candidate]:
             if held is None or scored.score < held.scored.score:
                 best_of[strategy] = Candidate(scored, beam.cost)
     return sorted(best_of.values(), key=lambda one: one.scored.score)[:count]
+
+
+def _plain(beams: Sequence[BeamSearch]) -> list[Candidate]:
+    """The strategies that people write by hand, on the meshes where they seem best."""
+    found: dict[str, list[Candidate]] = {}
+    for beam in beams:
+        for name, scored in beam.plain().items():
+            if scored.cost.memory <= beam.memory:
+                found.setdefault(name, []).append(Candidate(scored, beam.cost))
+    best = {name: sorted(each, key=lambda one: one.scored.score) for name, each in found.items()}
+    return [one for each in best.values() for one in each[:PLAIN]]
 
 
 def _capacity(mesh: Mesh, memory: int | None) -> int:
