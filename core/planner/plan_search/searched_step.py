@@ -48,7 +48,7 @@ class SearchedStep:
         In a loop the first layer, or in the backward the last, stands for all.
         """
         known = self.program.modules
-        alike = {_NUMBER.sub("*", name): name for name in reversed(known)}
+        alike = {_NUMBER.sub("*", name): name for name in reversed(tuple(known))}
         found = {}
         for name in dict.fromkeys(_marked(self.written.program.jaxpr)):
             one = name if name in known else alike.get(_NUMBER.sub("*", name))
