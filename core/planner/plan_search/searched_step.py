@@ -115,7 +115,7 @@ def searched(step: TracedStep) -> SearchedStep:
         >>> step = traced_jax_step(loss, ([(up, down)] * 40, x), {}, mesh)
         >>> found = searched(step)
         >>> len(step.inputs), len(found.looped.inputs), len(found.program.dimensions.groups)
-        (81, 3, 3)
+        (81, 5, 3)
     """  # noqa: E501
     looped = with_loops(step)
     dimensions = named_dimensions(looped)
