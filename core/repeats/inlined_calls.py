@@ -8,7 +8,7 @@ no loop has to keep for the next.
 >>> [one.primitive.name for one in program.eqns]
 ['gt', 'jit']
 >>> [one.primitive.name for one in inlined(program).eqns]
-['gt', 'broadcast_in_dim', 'select_n']
+['gt', 'convert_element_type', 'broadcast_in_dim', 'select_n']
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class SearchedStep:
         In a loop the first layer, or in the backward the last, stands for all.
         """
         known = self.program.modules
-        alike = {_NUMBER.sub("*", name): name for name in reversed(known)}
+        alike = {_NUMBER.sub("*", name): name for name in reversed(tuple(known))}
         found = {}
         for name in dict.fromkeys(_marked(self.written.program.jaxpr)):
             one = name if name in known else alike.get(_NUMBER.sub("*", name))
@@ -115,7 +115,7 @@ def searched(step: TracedStep) -> SearchedStep:
         >>> step = traced_jax_step(loss, ([(up, down)] * 40, x), {}, mesh)
         >>> found = searched(step)
         >>> len(step.inputs), len(found.looped.inputs), len(found.program.dimensions.groups)
-        (81, 3, 3)
+        (81, 5, 3)
     """  # noqa: E501
     looped = with_loops(step)
     dimensions = named_dimensions(looped)

@@ -8,8 +8,9 @@ from benchmarks.planning_search import best_by_hand, by_hand
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.plan_search.hand_plans import hand_plans
 from isoshard.core.planner.plan_search.plan_cost import SearchDepth
+from isoshard.core.planner.plan_search.searched_step import searched
 from isoshard.core.planner.plan_search.searching import search
-from tests.core.planner.plan_search.small_families import SMALL, program, traced
+from tests.core.planner.plan_search.small_families import SMALL, traced
 
 
 def over_by_hand(name: str, where: str, depth: SearchDepth) -> float:
@@ -17,7 +18,7 @@ def over_by_hand(name: str, where: str, depth: SearchDepth) -> float:
     assert found.cost.fits
     assert found.least_seconds <= found.cost.seconds
     hand = by_hand(traced(name), SMALL[name](), where)
-    plan, cost = best_by_hand(traced(name), program(name), hand, found.cost.capacity, depth)
+    plan, cost = best_by_hand(searched(traced(name)), hand, found.cost.capacity, depth)
     assert plan is not None and cost is not None
     return found.cost.seconds / cost.seconds
 

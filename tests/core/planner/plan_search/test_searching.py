@@ -41,7 +41,7 @@ def test_every_parameter_has_a_rule_and_every_rule_decides(name):
 
 def test_a_model_of_more_layers_has_the_same_plan():
     plans = []
-    for layers in (2, 5):
+    for layers in (9, 16):  # in shallow ones the embedding weighs more, so it may lie otherwise
         size = {"width": 512, "heads": 8, "inner": 1536, "kv_heads": 4, "vocabulary": 4096}
         family = llama(layers=layers, batch=64, length=128, **size)
         mesh = topology("v5e:4x4").mesh((4, 4), ("data", "model"))
