@@ -18,7 +18,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib.metadata
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -29,7 +28,7 @@ from jax.sharding import Mesh
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import as_mesh
 
-from .axes.border_layouts import border_layouts
+from .axes.border_layouts import for_compilers
 from .axes.trace_depth import by_tracing
 from .costs.collective_times import seconds
 from .costs.device_program import DeviceProgram
@@ -123,9 +122,9 @@ def device_program(
         repeats: whether equal layers are compiled once, as a loop.
         **how: `timeout`, `progress` and `cache` of a compilation.
     """
-    # The tracer spreads layouts through loops as through layers; the partitioner may not.
-    layouts = None if depth == "trace" else functools.partial(border_layouts, traced)
-    looped = rolled_step(traced, layouts=layouts) if repeats else traced
+    looped = traced
+    if repeats:
+        looped = rolled_step(traced) if depth == "trace" else for_compilers(traced)
     if depth == "trace":
         found = by_tracing(looped)
     else:

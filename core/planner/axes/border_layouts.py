@@ -20,15 +20,32 @@ P('data', UNCONSTRAINED)
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ..traced.rolled_step import rolled_step
 from ..traced.traced_step import TracedStep
 from .factor_layouts import Split
 from .flat_program import CONSTANT, flattened
 from .spreading import ArrayLayouts
 from .trace_depth import laid_values
+
+
+def for_compilers(step: TracedStep) -> TracedStep:
+    """The same step with equal layers as loops that lie as the layers written out.
+
+    `by_tracing` spreads layouts through loops as through layers. XLA's partitioner does not always:
+    what loops carry and keep is constrained for it.
+
+    Args:
+        step: as traced, with the layouts of its inputs.
+
+    Returns:
+        A new step; the one given if nothing in it repeats.
+    """
+    return rolled_step(step, layouts=functools.partial(border_layouts, step))
 
 
 def border_layouts(step: TracedStep, program: Any) -> dict[Any, NamedSharding]:

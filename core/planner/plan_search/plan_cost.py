@@ -9,6 +9,7 @@ from typing import Literal
 
 from jax.sharding import Mesh, NamedSharding
 
+from ..axes.border_layouts import for_compilers
 from ..axes.trace_depth import by_tracing
 from ..costs.device_program import DeviceProgram
 from ..costs.roofline import time_of
@@ -58,6 +59,7 @@ def cost_of(
     *,
     outputs: Mapping[str, NamedSharding] | None = None,
     depth: SearchDepth = "trace",
+    loops: bool = False,
 ) -> PlanCost:
     """The cost of layouts, by the traced program or XLA's partitioner.
 
@@ -68,11 +70,16 @@ def cost_of(
         capacity: bytes of one device.
         outputs: of modules, by name; others are left to the partitioner.
         depth: "trace" or "partition".
+        loops: whether the partitioner is to have equal layers of the step as loops.
     """
     laid = step.laid_out(layouts, mesh)
     if outputs:
         laid = dataclasses.replace(laid, program=constrained(laid.program, outputs))
-    program: DeviceProgram = by_tracing(laid) if depth == "trace" else by_partitioner(laid)
+    program: DeviceProgram
+    if depth == "trace":
+        program = by_tracing(laid)
+    else:
+        program = by_partitioner(for_compilers(laid) if loops else laid)
     found, _ = time_of(program, mesh)
     return PlanCost(
         found.overlapped, found.busy, found.collectives, program.memory.peak, capacity, depth

@@ -73,7 +73,12 @@ class SearchedStep:
             outputs: of modules, by name.
             depth: "trace" or "partition".
         """
-        return cost_of(self.looped, layouts, mesh, capacity, outputs=outputs, depth=depth)
+        if depth == "trace" or self.looped is self.written:
+            return cost_of(self.looped, layouts, mesh, capacity, outputs=outputs, depth=depth)
+        # What loops carry lies by the layouts of inputs, so each choice has loops of its own.
+        return cost_of(
+            self.written, layouts, mesh, capacity, outputs=outputs, depth=depth, loops=True
+        )
 
     def as_written(
         self,

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import isoshard as iso
 from isoshard import Plan
 from isoshard.core.planner.estimating import estimate
+from isoshard.core.planner.plan_search.searched_step import searched
+from isoshard.core.planner.traced.of_step import traced_step
 
 LAYERS, WIDTH, HEADS, WORDS = 4, 64, 4, 1024
 PLAN = Plan.fsdp("data", min_bytes=1024)
@@ -67,3 +69,16 @@ def test_a_loop_sends_and_keeps_no_more_than_its_layers_written_out():
     assert sent(looped) == sent(written)
     assert looped.memory.peak <= written.memory.peak
     assert looped.flops < 1.1 * written.flops
+
+
+def test_the_search_asks_the_partitioner_for_the_same_loops():
+    mesh = mesh_of()
+    traced = traced_step(step, arguments(), {}, mesh, PLAN)
+    found = searched(traced)
+    assert found.looped is not found.written
+    layouts = {one.name: one.sharding for one in traced.inputs}
+    looped = found.cost(layouts, mesh, 1 << 40, depth="partition")
+    how = {"depth": "partition", "progress": False}
+    report = estimate(step, arguments(), mesh, PLAN, **how)
+    assert looped.memory == report.memory.peak
+    assert looped.seconds == report.time.overlapped
