@@ -109,9 +109,11 @@ class BeamSearch:
         }
         found = {name: [roles * self._axes] for name, roles in forms.items()}
         if self._axes > 1:
-            most = forms["FSDP"] * (self._axes - 1)
             inner = (tuple(n for n in one if n not in self._batch) for one, _ in self._roles())
-            found["FSDP x tensor"] = [[*most, (one, False)] for one in dict.fromkeys(inner) if one]
+            last = [(one, False) for one in dict.fromkeys(inner) if one]
+            most, whole = (forms[name] * (self._axes - 1) for name in ("FSDP", "data"))
+            found["FSDP x tensor"] = [[*most, one] for one in last]
+            found["tensor"] = [[*whole, one] for one in last]
             found["sequence"] = [[*most, ((one,), True)] for one in others[:1]]
         best = {
             name: self._best(map(self._choice, roles), 1) for name, roles in found.items() if roles

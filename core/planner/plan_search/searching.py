@@ -53,7 +53,7 @@ TRIES = 3
 """So often the search goes on with less memory, if what it found does not fit after all."""
 LOOKED = 3
 """So many strategies are looked at closely for each one that is reported."""
-PLAIN = 2
+PLAIN = 3
 """On so many meshes each strategy that people write by hand is looked at closely, too: by kinds of
 operations a split sequence may seem faster than it is."""
 CHECKED = 4
@@ -129,7 +129,7 @@ def search(
     for _ in range(TRIES):
         beams = [BeamSearch(one, share * _capacity(one.mesh, memory)) for one in costs]
         chosen = _chosen(beams, LOOKED * candidates)
-        plain = _plain(beams)
+        plain = [] if depth == "kinds" else _plain(beams)
         evaluated += sum(len(beam.seen) for beam in beams)
         known = {(one.mesh, one.choice) for one in plain}
         for one in (*plain, *(one for one in chosen if (one.mesh, one.choice) not in known)):
