@@ -59,8 +59,8 @@ def auto_plan(module: torch.nn.Module) -> SearchResult | None:
         >>> model = xs.xla_distribute_module(model, mesh, xs.spmd.auto_policy)
         >>> step = xs.compile(lambda x: model(x).square().mean())
         >>> _ = step(torch.ones(64, 512, device="jax"))
-        >>> xs.auto_plan(model).plan.spec_for("weight", (512, 512), mesh.get_jax_mesh())
-        P()
+        >>> xs.auto_plan(model).mesh == mesh.get_jax_mesh()
+        True
     """
     from . import automatic_layouts
 
