@@ -121,7 +121,7 @@ def rolled(
         differentiated: derivatives of the program are still taken: functions with a derivative of
             their own (`jax.custom_vjp`) are equal only if their rules are the same objects.
         layouts: gives layouts of variables of a program that computes the same; what loops carry
-            and keep is constrained to them where all iterations agree.
+            and keep is constrained to them where the iterations, and what is given to the first, agree.
 
     Returns:
         The program with loops; without any if nothing repeats.
