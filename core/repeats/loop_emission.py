@@ -215,7 +215,10 @@ class LoopEmission:
         whole = [where is None for _, where in body.reads]
         unchanging = [self.value(one) for one in body.unchanging]
         slots = len(block.carried)
-        carried = [self._layout(block.made_as(block.made + one)) for one, _ in block.carried]
+        # A value that lies otherwise before the loop than in it is left to the partitioner.
+        carried = [
+            self._layout((first, *block.made_as(block.made + one))) for one, first in block.carried
+        ]
         ends = [*carried, *[self._layout(one.members) for one in mine]]
 
         def iteration(carry: Any, step: Any) -> tuple[Any, Any]:

@@ -120,8 +120,8 @@ def rolled(
             where such inputs are a stack, their new values are one too, in the same order.
         differentiated: derivatives of the program are still taken: functions with a derivative of
             their own (`jax.custom_vjp`) are equal only if their rules are the same objects.
-        layouts: gives layouts of variables of a program that computes the same; what loops carry
-            and keep is constrained to them where all iterations agree.
+        layouts: gives layouts of variables of a program that computes the same. What loops carry
+            and keep is constrained to them, where all iterations and the first value agree.
 
     Returns:
         The program with loops; without any if nothing repeats.
