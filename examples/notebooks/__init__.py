@@ -1,7 +1,7 @@
-"""The notebooks: six tutorials, kept with what they print and draw.
+"""The notebooks: seven tutorials, kept with what they print and draw.
 
 `python -m examples.notebooks --all` runs each in a new process, and fails if a cell raises, if one
-takes longer than three minutes, or if what is kept differs from what was computed; `make notebooks`
+takes longer than five minutes, or if what is kept differs from what was computed; `make notebooks`
 runs those that a change reaches, and some others. To keep new results: `python -m
 examples.notebooks --write`.
 

@@ -21,7 +21,7 @@ def code(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def test_the_six_are_there():
+def test_the_seven_are_there():
     assert NAMES == [
         "both_at_once",
         "domain",
@@ -29,6 +29,7 @@ def test_the_six_are_there():
         "first_steps_in_pytorch",
         "from_torch_xla",
         "onnx",
+        "planning",
     ]
 
 

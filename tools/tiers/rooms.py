@@ -38,6 +38,7 @@ ROOMS = {
     "notebook first_steps_in_pytorch": ("examples/notebooks/first_steps_in_pytorch.ipynb",),
     "notebook from_torch_xla": ("examples/notebooks/from_torch_xla.ipynb", *_XLA),
     "notebook onnx": ("examples/notebooks/onnx.ipynb", "core/nn", "onnx_bridge"),
+    "notebook planning": ("examples/notebooks/planning.ipynb", "core/planner", "core/repeats"),
 }
 """Step -> folders and files."""
 
