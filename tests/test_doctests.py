@@ -5,6 +5,7 @@ import importlib
 import tomllib
 from pathlib import Path
 
+import jax
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,7 +21,11 @@ MODULES = sorted(
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = doctest.testmod(importlib.import_module(name))
+    precision = jax.config.jax_default_matmul_precision
+    try:
+        result = doctest.testmod(importlib.import_module(name))
+    finally:
+        jax.config.update("jax_default_matmul_precision", precision)
     assert result.failed == 0, f"{name}: see the output above"
 
 

@@ -17,7 +17,7 @@ from tools.tiers import choice, rooms
 from . import comparing, running
 
 FOLDER = Path(__file__).parent
-LIMIT = 300.0  # seconds for one notebook
+LIMIT = 600.0  # seconds for one notebook
 ONE_IN = 3
 
 
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None, folder: Path = FOLDER) -> int:
     parser.add_argument("--all", action="store_true", help="every one")
     parser.add_argument("--note", action="store_true", help="note that they pass")
     parser.add_argument("--write", action="store_true", help="keep what is computed")
-    parser.add_argument("--seconds", type=float, default=LIMIT, help="limit for each (300)")
+    parser.add_argument("--seconds", type=float, default=LIMIT, help="limit for each (600)")
     given = parser.parse_args(arguments)
     unknown = sorted(set(given.names) - set(there))
     if unknown:

@@ -8,7 +8,7 @@ devices, it is `jax.devices()[r]`.
 >>> mesh = DeviceMesh("xla", torch.arange(8).reshape(2, 4), mesh_dim_names=("dp", "tp"))
 >>> jax_mesh(mesh).axis_names, jax_mesh(mesh).axis_sizes
 (('dp', 'tp'), (2, 4))
->>> device_mesh_of(jax_mesh(mesh)) is mesh
+>>> device_mesh_of(jax_mesh(mesh)) == mesh
 True
 """
 
