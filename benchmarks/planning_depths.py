@@ -172,7 +172,13 @@ def measure(case: Case, depths: tuple[str, ...] = DEPTHS) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for depth in depths:
         started = time.monotonic()
-        program = device_program(step, depth, progress=False, timeout=TIMEOUT)  # type: ignore[arg-type]
+        program = device_program(
+            step,
+            depth,  # type: ignore[arg-type]
+            repeats=True,
+            progress=False,
+            timeout=TIMEOUT,
+        )
         row[depth] = {
             "peak": program.memory.peak,
             "collectives": totals(program),

@@ -27,6 +27,7 @@ from jax.sharding import Mesh
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.runtime.metrics import human_bytes
 
 from .axes.border_layouts import for_compilers
 from .axes.trace_depth import by_tracing
@@ -46,10 +47,12 @@ from .traced.traced_step import TracedStep
 
 DEPTHS = ("trace", "partition", "compile")
 LOOPED = (
-    "equal layers are compiled as a loop, as xs.compile(step, repeat='auto') runs them; written "
-    "out they may keep more activations (repeats=False)"
+    "equal layers are planned as a loop, as xs.compile(step, repeat='auto') runs them; "
+    "repeats=False plans the step as it is written"
 )
 """Of an estimate of a step with loops in the place of equal layers."""
+MORE = 1.05
+"""Layers written out that keep so many times as much are told."""
 
 
 def estimate(
@@ -65,7 +68,7 @@ def estimate(
     timeout: float | None = 600.0,
     progress: bool | None = None,
     cache: bool = True,
-    repeats: bool = True,
+    repeats: bool | None = None,
 ) -> Report:
     """Estimate what a step needs on a machine that is not here.
 
@@ -86,8 +89,9 @@ def estimate(
         timeout: seconds after which a compilation is ended; None waits.
         progress: whether to show how long it takes; by default if a terminal looks on.
         cache: whether a compilation may be taken from the disk, and is kept there.
-        repeats: whether equal layers are compiled once, as a loop over them, so that the time does
-            not grow with depth; False compiles the step as it is written.
+        repeats: whether equal layers are planned as a loop over them, which compiles once; False
+            plans the step as it is written. By default loops are what is compiled, and depth
+            "trace" reads the step as it is written. If that keeps more, the report says how much.
 
     Returns:
         The report.
@@ -112,18 +116,18 @@ def estimate(
 
 
 def device_program(
-    traced: TracedStep, depth: Depth, *, repeats: bool = True, **how: Any
+    traced: TracedStep, depth: Depth, *, repeats: bool | None = None, **how: Any
 ) -> DeviceProgram:
     """What one device does in a traced step.
 
     Args:
         traced: the step.
         depth: how to find out.
-        repeats: whether equal layers are compiled once, as a loop.
+        repeats: whether equal layers are planned as a loop; by default where they are compiled.
         **how: `timeout`, `progress` and `cache` of a compilation.
     """
     looped = traced
-    if repeats:
+    if depth != "trace" if repeats is None else repeats:
         looped = rolled_step(traced) if depth == "trace" else for_compilers(traced)
     if depth == "trace":
         found = by_tracing(looped)
@@ -131,7 +135,18 @@ def device_program(
         found = (by_partitioner if depth == "partition" else by_compiler)(looped, **how)
     if looped is traced:
         return found
-    return dataclasses.replace(found, notes=(*found.notes, LOOPED))
+    return dataclasses.replace(found, notes=(*found.notes, LOOPED, *_kept_as_written(traced)))
+
+
+def _kept_as_written(traced: TracedStep) -> tuple[str, ...]:
+    """What layers keep more as they are written than as a loop, by the traced program."""
+    written, looped = (by_tracing(one).memory.peak for one in (traced, rolled_step(traced)))
+    if written <= MORE * looped:
+        return ()
+    return (
+        f"written out, layers keep more: {human_bytes(written)} a device, as a loop "
+        f"{human_bytes(looped)}, by the traced program",
+    )
 
 
 def report_of(
