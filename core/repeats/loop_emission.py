@@ -241,8 +241,8 @@ class LoopEmission:
                 iteration, first, (xs, rows), length=block.count, reverse=plan.reverse
             )
         self._arrays.update(zip(mine, made, strict=True))
-        for (carried, _), value in zip(block.carried, last, strict=True):
-            self._values[int(block.firsts[-1]) + block.made + carried] = value
+        for (place, _), value in zip(block.carried, last, strict=True):
+            self._values[int(block.firsts[-1]) + block.made + place] = value
 
     def _layout(self, values: Sequence[int]) -> NamedSharding | None:
         """The layout of values that have the same one."""

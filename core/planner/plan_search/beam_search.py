@@ -26,6 +26,10 @@ EACH_RULE = 1e-3
 """What a plan may be slower, relatively, to have one thing less to say."""
 
 
+AxisUse = tuple[tuple[int, ...], bool]
+"""What one mesh axis does: the dimensions that it splits, and whether parameters rest split."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Scored:
     """A choice that was evaluated.
@@ -103,14 +107,11 @@ class BeamSearch:
         if not self._batch:
             return {}
         batch, *others = self._batch
-        forms = {
-            "data": [((batch,), False)],
-            "FSDP": [((batch,), True)],
-        }
+        forms: dict[str, list[AxisUse]] = {"data": [((batch,), False)], "FSDP": [((batch,), True)]}
         found = {name: [roles * self._axes] for name, roles in forms.items()}
         if self._axes > 1:
             inner = (tuple(n for n in one if n not in self._batch) for one, _ in self._roles())
-            last = [(one, False) for one in dict.fromkeys(inner) if one]
+            last: list[AxisUse] = [(one, False) for one in dict.fromkeys(inner) if one]
             most, whole = (forms[name] * (self._axes - 1) for name in ("FSDP", "data"))
             found["FSDP x tensor"] = [[*most, one] for one in last]
             found["tensor"] = [[*whole, one] for one in last]

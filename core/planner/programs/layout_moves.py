@@ -32,7 +32,7 @@ def read_in_any_order(module: HloModule, inside: Computation) -> frozenset[str]:
         inside: the computation to look in.
     """
     found: set[str] = set()
-    for one in reversed(inside.instructions.values()):
+    for one in reversed(tuple(inside.instructions.values())):
         users = inside.users[one.name]
         read = all(user.opcode in PRODUCTS or user.name in found for user in users)
         if users and read and one is not inside.root and is_move(module, one):

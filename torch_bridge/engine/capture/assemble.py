@@ -50,7 +50,8 @@ class Assembly:
     def __init__(self, recording: Recording, where: str, repeat: Repeat = None):
         """Find the results that are wanted."""
         self._recording = recording
-        self._where, self._repeat = where, repeat
+        self._where = where
+        self._repeat: Repeat = repeat
         gradients = [gradient for _, gradient in recording.snapshot.gradients]
         self.before = [None if is_dropped(one) else one for one in gradients]
         self._dropped: list[int] = []
