@@ -45,6 +45,7 @@ ENDED = 5.0
 _GRACE = 1.0  # for the main thread to end by itself, as it does if it has found the same fault
 _BEHIND = 0.1  # seconds to look for the death that made another rank fail
 _FAULT, _KNOWN = "watch/fault", "watch/known"
+_OVER = "over"  # in the place of a fault: all ranks have come to their end
 _HOUR = 3600.0
 
 
@@ -84,7 +85,8 @@ class Watch:
         os.register_at_fork(after_in_child=self._abandon)
         self._deaths = threading.Thread(target=self._see, name="isoshard-deaths", daemon=True)
         self._deaths.start()
-        threading.Thread(target=self._listen, name="isoshard-watch", daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, name="isoshard-watch", daemon=True)
+        self._listener.start()
 
     def fail(self, reason: str, code: int = 1) -> None:
         """Tell the other ranks that this one has failed; returns when they know, or after `HEARD`.
@@ -116,7 +118,7 @@ class Watch:
                 fault = coordination.take(_FAULT, _HOUR)
             except DistributedError:  # all have come to their end, or rank 0 is dead
                 return
-        if fault != self._told:
+        if fault not in (self._told, _OVER):
             self._end_too(fault)
 
     def _see(self) -> None:
@@ -165,6 +167,9 @@ class Watch:
         alarm = _later(self._patience, self._left_alone)
         self._before_leaving()
         alarm.cancel()
+        # A thread that waits in JAX's service while Python ends would take the process with it.
+        _put(_FAULT, _OVER)
+        self._listener.join(HEARD)
         say_goodbye(self._connections)
 
     def _left_alone(self) -> None:
