@@ -64,6 +64,7 @@ _ABOUT = {
     "harness": (_HARNESS,),
     "fuzz": (_HARNESS, "tests/fuzz/operations"),
     "conformance": (_HARNESS,),
+    "aot": (_HARNESS,),
     "benchmarks": (_HARNESS, "benchmarks"),
 }
 
