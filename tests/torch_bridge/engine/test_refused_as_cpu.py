@@ -305,3 +305,11 @@ COMPUTED = {
 def test_what_the_cpu_takes_is_computed(name):
     want, got = COMPUTED[name]("cpu"), COMPUTED[name]("jax").cpu()
     torch.testing.assert_close(got, want)
+
+
+def test_an_expanded_tensor_may_be_copied_to_itself():
+    wide = torch.arange(2.0).reshape(1, 2).to("jax").expand(2, 2)
+    assert wide.copy_(wide) is wide
+    assert wide.tolist() == [[0.0, 1.0], [0.0, 1.0]]
+    with pytest.raises(RuntimeError, match="expanded tensor"):
+        wide.copy_(wide + 1)
