@@ -271,7 +271,6 @@ def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
     returns = bool(schema_of(func).returns)
     defaults = lost_defaults(func, functional)
     idempotent = functional.name() in _IDEMPOTENT
-    copies = functional.name() == "aten::copy"
     alone = overlaps.rule(func) if len(writes) == 1 else None
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -284,8 +283,6 @@ def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
         if not idempotent:
             for tensor in targets:
                 if type(tensor) is not lazy_tensor._CLASS or tensor._aval.expanded:
-                    if copies and args[1] is target:  # torch returns before it looks
-                        return target
                     overlaps.check_writable(func, tensor)
         key, tensors, scalars = flatten(args, kwargs)
         if alone is not None and len(tensors) > 1 and not many:
