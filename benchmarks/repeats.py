@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 import isoshard.torch_bridge as xs
+from benchmarks.models.hf_step import training_step
 from isoshard import metrics
 from tools.harness import calls, timing
 from tools.harness.command import Benchmark
@@ -109,15 +110,7 @@ class Contestant:
         model, batch = made(name, layers, size)
         model.train().to("jax")
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-        def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = model(**batch).loss
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        self.step = xs.compile(step, repeat=VARIANTS[variant])
+        self.step = xs.compile(training_step(model, optimizer), repeat=VARIANTS[variant])
         self.batch = {name: tensor.to("jax") for name, tensor in batch.items()}
         self.parameters = sum(one.numel() for one in model.parameters())
         xs.sync(wait=True)

@@ -135,12 +135,14 @@ def device_program(
         found = (by_partitioner if depth == "partition" else by_compiler)(looped, **how)
     if looped is traced:
         return found
-    return dataclasses.replace(found, notes=(*found.notes, LOOPED, *_kept_as_written(traced)))
+    seen = found if depth == "trace" else by_tracing(rolled_step(traced))
+    more = _kept_as_written(traced, seen.memory.peak)
+    return dataclasses.replace(found, notes=(*found.notes, LOOPED, *more))
 
 
-def _kept_as_written(traced: TracedStep) -> tuple[str, ...]:
+def _kept_as_written(traced: TracedStep, looped: int) -> tuple[str, ...]:
     """What layers keep more as they are written than as a loop, by the traced program."""
-    written, looped = (by_tracing(one).memory.peak for one in (traced, rolled_step(traced)))
+    written = by_tracing(traced).memory.peak
     if written <= MORE * looped:
         return ()
     return (

@@ -24,8 +24,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from jax.sharding import Mesh
-
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.plan import Plan
@@ -127,14 +125,14 @@ def search(
     evaluated, share = 0, MARGIN
     found: list[SeenPlan] = []
     for _ in range(TRIES):
-        beams = [BeamSearch(one, share * _capacity(one.mesh, memory)) for one in costs]
+        beams = [BeamSearch(one, share * device_memory(one.mesh, memory)) for one in costs]
         chosen = _chosen(beams, LOOKED * candidates)
         plain = [] if depth == "kinds" else _plain(beams)
         evaluated += sum(len(beam.seen) for beam in beams)
         known = {(one.mesh, one.choice) for one in plain}
         for one in (*plain, *(one for one in chosen if (one.mesh, one.choice) not in known)):
             near = one in plain or one.scored.score <= NEAR * chosen[0].scored.score
-            capacity = _capacity(one.mesh, memory)
+            capacity = device_memory(one.mesh, memory)
             found.append(seen(followed, one, fixed, capacity, depth if near else "kinds"))
         if depth != "kinds":
             found = _settled(found, as_written, PARTITIONED if depth == "partition" else 1)
@@ -239,10 +237,6 @@ def _plain(beams: Sequence[BeamSearch]) -> list[Candidate]:
                 found.setdefault(name, []).append(Candidate(scored, beam.cost))
     best = {name: sorted(each, key=lambda one: one.scored.score) for name, each in found.items()}
     return [one for each in best.values() for one in each[:PLAIN]]
-
-
-def _capacity(mesh: Mesh, memory: int | None) -> int:
-    return device_memory(mesh, memory)
 
 
 def _experts(program: CondensedProgram) -> int:
