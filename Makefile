@@ -26,8 +26,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt --no-build-isolation
 
 .DEFAULT_GOAL := help
-.PHONY: help demo domain notebooks docs docs-browser test test-all conformance aot fuzz bench bench-peers test-newest
-.PHONY: test-oldest test-torch-xla test-torch-xla-if-changed test-torchrun lint types wheel clean
+.PHONY: help demo domain notebooks docs docs-browser test test-all conformance aot fuzz bench
+.PHONY: bench-peers test-newest test-oldest test-torch-xla test-torch-xla-if-changed test-torchrun lint types wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## show the targets
@@ -47,7 +47,7 @@ docs: $(VENV)/.docs-installed  ## the documentation as a site, in build/site (AR
 	$(BIN)/python -m tools.site $(ARGS)
 
 docs-browser: docs  ## open it in headless Chromium, search without a network, take pictures
-	@command -v chromium >/dev/null || { echo "installing Debian's chromium (400 MB) .."; \
+	@command -v $${CHROMIUM:-chromium} >/dev/null || { echo "installing Debian's chromium (400 MB) .."; \
 	  apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; }
 	$(BIN)/python -m tools.site.browser
 
@@ -56,7 +56,7 @@ test: lint types  ## format, lint, types, what a change reaches and a sample (PY
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/pytest --sweeps few -m sweep -n $(WORKERS) tests/torch_bridge
 	AXIS_TYPES=Explicit $(BIN)/pytest --sweeps part -n $(WORKERS) --dist worksteal $(TYPED)
 
-test-all: lint types  ## everything there is, and note what passed (2 hours on two cores)
+test-all: lint types docs-browser  ## everything there is, and note what passed (2 hours on two cores)
 	$(BIN)/pytest --sweeps note -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 	AXIS_TYPES=Explicit $(BIN)/pytest -n $(WORKERS) --dist worksteal $(TYPED)
 	$(BIN)/pytest --sweeps note tests/multi_process
