@@ -173,7 +173,6 @@ def report_of(
     machine = topology_of(mesh)
     capacity = device_memory(mesh, memory)
     spent, timeline = time_of(program, mesh)
-    spent = dataclasses.replace(spent, assumptions=(*spent.assumptions, *program.notes))
     report = Report(
         traced.name,
         traced.framework,
@@ -191,6 +190,7 @@ def report_of(
         taken,
         _versions() | dict(program.versions),
         input_uses(traced.inputs),
+        program.notes,
     )
     return dataclasses.replace(report, advice=advise(report))
 

@@ -25,14 +25,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 from ..costs.device_program import DeviceOp, DeviceProgram
 from ..machine.topologies import topology_of
 from ..reports.report import LiveArray, MemoryEstimate
 from ..traced.source_lines import line_of
 from ..traced.traced_step import TracedStep
-from .dimension_rules import unknown_primitives
 from .factor_layouts import ArrayLayout
 from .flat_program import CONSTANT, FlatProgram, flattened
 from .fused_kernels import FusedKernel
@@ -42,9 +40,11 @@ from .local_program import LocalProgram
 from .localizing import localized
 from .operand_copies import reorder
 from .order_copies import order_copies
+from .run_values import computed_in_run
 from .spreading import ArrayLayouts, spread
 from .summed_first import sum_first
 from .target_rules import RULES, TargetRules
+from .trace_notes import limit_note, trace_notes
 from .widening import widen
 
 LARGEST = 20
@@ -61,7 +61,7 @@ def by_tracing(step: TracedStep, *, scatters: bool | None = None) -> DeviceProgr
             devices.
 
     Returns:
-        Operations in the order in which they run, and memory. `assumptions` says what it stands on.
+        Operations in the order in which they run, and memory. Its notes say what it stands on.
     """
     rules = _rules(step, scatters)
     layouts = ArrayLayouts(dict(step.mesh.shape))
@@ -88,58 +88,20 @@ def by_tracing(step: TracedStep, *, scatters: bool | None = None) -> DeviceProgr
         if value != CONSTANT and result.replaces is None
     )
     always = sum(local.bytes[one] for one in local.inputs) + new
-    limit = int(rules.computes_again_over * topology_of(step.mesh).chip.memory)
-    if limit and always + alive.peak > limit:
+    chip = topology_of(step.mesh).chip
+    notes = trace_notes(step.program, rules, chip.platform)
+    limit = rules.scheduled_bytes(chip.memory, always)
+    if limit is not None and always + alive.peak > limit:
+        needed = always + alive.peak
         alive = computed_again(local, alive, limit - always)
-    ops = tuple(_ops(local, layouts, alive, always))
-    return DeviceProgram(ops, _memory(step, local, alive, always))
-
-
-def assumptions(step: TracedStep, *, scatters: bool | None = None) -> tuple[str, ...]:
-    """What `by_tracing` of a step stands on, in words.
-
-    Args:
-        step: as `by_tracing` takes it.
-        scatters: likewise.
-    """
-    rules = _rules(step, scatters)
-    found = [
-        "terms of a split result are added up by a reduce-scatter"
-        if rules.scatters
-        else "terms of a split result are added up by an all-reduce and a slice",
-        "what one product gathers is kept for the next"
-        if rules.keeps_gathered
-        else "each product gathers its operands anew",
-    ]
-    if rules.widens:
-        names = " and ".join(sorted(rules.widens))
-        found.append(f"{names} are computed and sent in float32")
-    if _has(step.program.jaxpr, "while"):
-        found.append("a while loop is counted as one run")
-    if _has(step.program.jaxpr, "cond"):
-        found.append("all branches of a condition are counted")
-    if unknown := unknown_primitives(step.program):
-        names = ", ".join(sorted(unknown))
-        found.append(f"operands of these are gathered, since no rule is known for them: {names}")
-    return tuple(found)
+        notes = (*notes, limit_note(needed, limit, always + alive.peak))
+    ops = tuple(_ops(fusion, layouts, alive, always))
+    return DeviceProgram(ops, _memory(step, local, alive, always), notes)
 
 
 def _rules(step: TracedStep, scatters: bool | None) -> TargetRules:
     rules = RULES[topology_of(step.mesh).chip.platform]
     return rules if scatters is None else dataclasses.replace(rules, scatters=scatters)
-
-
-def _has(jaxpr: Any, name: str) -> bool:
-    return any(
-        one.primitive.name == name
-        or any(
-            _has(getattr(inner, "jaxpr", inner), name)
-            for value in one.params.values()
-            for inner in (value if isinstance(value, tuple | list) else (value,))
-            if hasattr(getattr(inner, "jaxpr", inner), "eqns")
-        )
-        for one in jaxpr.eqns
-    )
 
 
 def laid_values(
@@ -168,7 +130,7 @@ def laid_values(
 
 
 def _ops(
-    local: LocalProgram,
+    fusion: Fusion,
     layouts: ArrayLayouts,
     alive: Liveness,
     always: int,
@@ -176,18 +138,24 @@ def _ops(
     scopes = 0
 
     def of(
-        kernels: list[FusedKernel], live: list[int], times: int, scope: int
+        kernels: list[FusedKernel], live: list[int], times: int, scope: int, here: set[int]
     ) -> Iterator[DeviceOp]:
+        """`here`: of a loop, the values that follow from what its run computes."""
         nonlocal scopes
         for kernel, bytes_alive in zip(kernels, live, strict=True):
             if not kernel.op.bodies:
-                yield _op(local, layouts, kernel, times, bytes_alive, scope)
+                waits = bool(kernel.op.axes) and not here.isdisjoint(kernel.reads)
+                yield _op(fusion.program, layouts, kernel, times, bytes_alive, scope, waits)
             for body, inside in zip(kernel.op.bodies, kernel.inside, strict=True):
                 scopes += 1
-                within = scopes if body.kind in ("scan", "while", "condition") else scope
-                yield from of(inside, [bytes_alive] * len(inside), times * body.times, within)
+                loop = body.kind in ("scan", "while", "condition")
+                within = scopes if loop else scope
+                then = (
+                    computed_in_run(fusion, body, inside, () if loop else here) if within else set()
+                )
+                yield from of(inside, [bytes_alive] * len(inside), times * body.times, within, then)
 
-    yield from of(alive.order, [always + one for one in alive.at], 1, 0)
+    yield from of(alive.order, [always + one for one in alive.at], 1, 0, set())
 
 
 def _op(
@@ -197,6 +165,7 @@ def _op(
     times: int,
     live: int,
     scope: int,
+    waits: bool,
 ) -> DeviceOp:
     op = kernel.op
     values = [one for one in (*op.operands, *op.results) if one != CONSTANT]
@@ -217,6 +186,7 @@ def _op(
         sum([one.op.sent for one in kernel.together or (kernel,)]),
         live,
         scope,
+        waits,
     )
 
 

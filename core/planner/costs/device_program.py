@@ -58,7 +58,7 @@ class DeviceProgram:
     Attributes:
         ops: in the order in which they run.
         memory: what is alive.
-        notes: in words, what is not exact about it.
+        notes: in words, what it stands on and what is not exact about it.
         versions: of jax, jaxlib and the compiler, of a program that was compiled.
     """
 

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 from isoshard.core.planner.axes.trace_depth import by_tracing
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.traced.traced_step import StepInput, StepResult, TracedStep
+from isoshard.core.runtime.metrics import human_bytes
 
 
 def program(function, machine, *inputs, dtype="bfloat16", axes=("x",)):
@@ -82,5 +83,8 @@ def test_gpus_compute_again_over_their_limit():
 
     found = program(chain, "h100:1x8", (size, P()))
     capacity = topology("h100:1x8").chip.memory
-    assert found.memory.peak == int(0.8 * 0.95 * capacity)
+    rest = found.memory.parameters + 65536 * 65536 * 2  # the input and the result
+    assert found.memory.peak == rest + int((0.8 * capacity - rest) * 0.95)
+    assert human_bytes(found.memory.peak) in found.notes[-1]
+    assert "schedules for" in found.notes[-1]
     assert program(chain, "v5e:2x4", (size, P())).memory.peak > capacity

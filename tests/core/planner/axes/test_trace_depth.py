@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.planner.axes.trace_depth import assumptions, by_tracing
+from isoshard.core.planner.axes.trace_depth import by_tracing
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.traced.traced_step import StepInput, StepResult, TracedStep
 from tests.core.planner.axes import cases
@@ -121,8 +121,8 @@ def test_a_split_gradient_is_reduced_and_scattered_on_tpu(pod):
         ("reduce-scatter", ("data",)): (1, 32 * 16 * 4),
     }
     assert ("all-reduce", ("data",)) in told(by_tracing(step, scatters=False))
-    assert "reduce-scatter" in assumptions(step)[0]
-    assert "all-reduce" in assumptions(step, scatters=False)[0]
+    assert "by a reduce-scatter" in " ".join(by_tracing(step).notes)
+    assert "by an all-reduce" in " ".join(by_tracing(step, scatters=False).notes)
 
 
 def test_an_axis_that_moves_is_an_all_to_all(pod):
@@ -160,6 +160,39 @@ def test_a_loop_says_how_often_and_which(pod):
     assert all(op.live > 0 for op in ops)
 
 
+def test_collectives_of_what_a_run_computes_wait_and_those_of_weights_do_not(pod):
+    def layers(x, up, down):
+        def layer(h, weights):
+            up, down = weights
+            return jnp.tanh(h @ up) @ down, None
+
+        return jax.lax.scan(layer, x, (up, down))[0]
+
+    columns, rows = P(None, "data", "model"), P(None, "model", "data")
+    step = step_of(layers, pod, ((64, 32), P("data")), ((6, 32, 64), columns), ((6, 64, 32), rows))
+    found = {(op.name, op.axes, op.waits) for op in by_tracing(step).ops if op.is_collective}
+    assert found == {("all-gather", ("data",), False), ("all-reduce", ("model",), True)}
+
+
+def test_what_a_loop_carries_unchanged_is_no_work_of_its_runs(pod):
+    def looped(x, w):
+        def run(carry, _):
+            h, w = carry
+            whole = jax.lax.with_sharding_constraint(w, NamedSharding(pod, P()))
+            return (h @ whole, w), None
+
+        return jax.lax.scan(run, (x, w), None, 4)[0][0]
+
+    step = step_of(looped, pod, ((64, 32), P("data")), ((32, 32), P("data")))
+    assert [op.waits for op in by_tracing(step).ops if op.is_collective] == [False]
+
+
+def test_collectives_outside_of_loops_do_not_wait(pod):
+    step = step_of(jnp.matmul, pod, ((64, 32), P(None, "model")), ((32, 16), P("model")))
+    (op,) = [op for op in by_tracing(step).ops if op.is_collective]
+    assert not op.waits
+
+
 def test_equal_expressions_are_one():
     mesh = topology("v5e:2x2").mesh((4,), ("x",))
     step = step_of(lambda x: jnp.sin(x) @ jnp.sin(x), mesh, ((8, 8), P("x")))
@@ -175,7 +208,7 @@ def test_unknown_primitives_and_loops_without_an_end_are_told(pod):
         return strange.bind(x)
 
     step = step_of(looped, pod, ((8, 8), P("data")))
-    words = " ".join(assumptions(step))
+    words = " ".join(by_tracing(step).notes)
     assert "strange" in words
     assert "while loop" in words
     assert ("all-gather", ("data",)) in told(by_tracing(step))
@@ -216,7 +249,7 @@ def test_every_family_of_operations_is_planned(function, spec, pod):
     step = step_of(function, pod, ((64, 64), spec))
     program = by_tracing(step)
     assert program.memory.peak >= program.memory.parameters
-    assert not any("no rule" in one for one in assumptions(step))
+    assert not any("no rule" in one for one in program.notes)
     gradient = jax.grad(lambda x: sum(jnp.sum(jnp.abs(y)) for y in jax.tree.leaves(function(x))))
     if function is not looped:
         by_tracing(step_of(gradient, pod, ((64, 64), spec)))

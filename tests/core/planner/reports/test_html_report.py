@@ -124,6 +124,7 @@ def test_text_is_escaped():
     report = fitting(
         step=NASTY, framework=NASTY, topology=NASTY, mesh={NASTY: 4}, plan=NASTY, memory=memory,
         collectives=(use,), time=time, advice=(NASTY,), timeline=(event,), versions={NASTY: NASTY},
+        assumptions=(NASTY,),
     )  # fmt: skip
     for html in (report.to_html(), compare({NASTY: report, "b": report}).to_html()):
         assert "<script" not in html
