@@ -2,7 +2,8 @@
 
 `by_compiler` asks the target's own compiler, so its peak memory is that compiler's statistics.
 `by_partitioner` runs XLA's partitioner on this host's virtual devices: its collectives are exact;
-what the target's compiler would make of the rest is modelled (`target_memory`, `target_rewrites`).
+what the target's compiler would make of the rest is modelled (`target_memory`, `target_rewrites`,
+`windowed_products`).
 The host's compiler is kept from widening bfloat16, from handing products to libraries and from
 joining reductions, none of which the targets do; and from taking barriers away before it schedules:
 they hold what is computed again (`jax.checkpoint`) back until its gradient is wanted.
@@ -15,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import PartitionSpec
+
 from isoshard.core.planner.costs.device_program import DeviceProgram
 from isoshard.core.planner.machine.topologies import Topology, topology_of
 from isoshard.core.planner.reports.report import LiveArray, MemoryEstimate
@@ -26,9 +29,11 @@ from .exporting import exported
 from .hlo_text import HloModule, parsed
 from .live_values import ProgramLiveness, liveness
 from .nearest_lines import line_at
+from .part_by_part import multiplied_by_parts
 from .scaled_meshes import scaled_back, scaled_down
 from .target_memory import target_liveness
 from .targets import HOST_DEVICES, CompileTarget, target_of
+from .windowed_products import windowed_products
 
 PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "gpu": "cuda"}
 """A chip's platform -> what `jax.export` calls it."""
@@ -147,12 +152,21 @@ def partitioned(step: TracedStep, made: ProgramText, machine: Topology) -> Devic
         made: by `HOST`.
         machine: that it is planned for.
     """
-    module = parsed(made.text)
-    found, notes = target_liveness(module, machine.chip.platform, machine.chip.memory)
-    ops = device_ops(module, step.mesh, found.at, target=machine.chip.platform)
-    memory = _memory(step, module, found, found.total, machine)
+    module, chip = parsed(made.text), machine.chip
+    given = [_axes(one.sharding.spec) for one in step.inputs]
+    products = windowed_products(module, step.mesh, given, chip.name)
+    found, notes = target_liveness(module, chip.platform, chip.memory, products)
+    sending = multiplied_by_parts(module, products)
+    ops = device_ops(sending, step.mesh, found.at, target=chip.platform)
+    memory = _memory(step, sending, found, found.total, machine)
     note = "what the target's compiler fuses and keeps is modelled, from the partitioner's program"
     return DeviceProgram(ops, memory, (note, *notes), made.versions)
+
+
+def _axes(spec: PartitionSpec) -> frozenset[str]:
+    """The mesh axes that a layout names."""
+    entries = ((one,) if isinstance(one, str) else one or () for one in spec)
+    return frozenset(axis for entry in entries for axis in entry)
 
 
 def _as_compiled(step: TracedStep, made: ProgramText, machine: Topology) -> DeviceProgram:

@@ -36,6 +36,9 @@ _LETTERS = {"f": "float", "s": "int", "u": "uint"}
 _SCATTERS = "all-reduce-scatter"
 """What the name of a fusion's computation begins with that is a reduce-scatter of a TPU."""
 
+WINDOWED = "windowed_dot_general_body"
+"""What the name of a loop's body has in it that multiplies while it sends; see `part_by_part`."""
+
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
@@ -180,6 +183,8 @@ class _Reader:
 
     def _waits(self, inside: Computation, one: Instruction) -> bool:
         """Whether an operand follows from products of this run of a loop, or from its last run."""
+        if WINDOWED in inside.name:
+            return False  # parts are sent on while others are multiplied
         stack, seen = list(one.operands), set[str]()
         while stack:
             found = inside.instructions.get(stack.pop())
