@@ -87,22 +87,23 @@ def by_partitioner(
         return _partition(step, given)
     large, small = scaled_down(step, HOST_DEVICES)
     sizes = (large.size, small.size)
-    programs = [_partition(one.step, given) for one in (large, small)]
+    programs = [_partition(one.step, given, one.axis) for one in (large, small)]
     whole = step.mesh.shape[large.axis]
     made = scaled_back(programs[0], programs[1], sizes, whole, step)
+    joined = "collectives that its compiler would join are counted each"
     note = (
         f"partitioned for {large.size} and {small.size} devices along {large.axis!r}, and scaled "
         f"to {whole}: this host can have {HOST_DEVICES} devices, and the mesh has {step.mesh.size}"
     )
-    return dataclasses.replace(made, notes=(*made.notes, note))
+    return dataclasses.replace(made, notes=(*made.notes, joined, note))
 
 
-def _partition(step: TracedStep, given: Mapping[str, Any]) -> DeviceProgram:
+def _partition(step: TracedStep, given: Mapping[str, Any], scaled: str = "") -> DeviceProgram:
     machine = topology_of(step.mesh)
     target = CompileTarget("host") if machine.chip.platform == "cpu" else HOST
     made = compiled(exported(step, "cpu"), target, **given)
     if target is HOST:
-        return partitioned(step, made, machine)
+        return partitioned(step, made, machine, scaled)
     return _as_compiled(step, made, machine)
 
 
@@ -144,20 +145,23 @@ def by_compiler(
     return _as_compiled(step, made, machine)
 
 
-def partitioned(step: TracedStep, made: ProgramText, machine: Topology) -> DeviceProgram:
+def partitioned(
+    step: TracedStep, made: ProgramText, machine: Topology, scaled: str = ""
+) -> DeviceProgram:
     """What the partitioner's program says of a step on a TPU or a GPU.
 
     Args:
         step: it.
         made: by `HOST`.
         machine: that it is planned for.
+        scaled: an axis of the mesh that is smaller here than the numbers are for.
     """
     module, chip = parsed(made.text), machine.chip
     given = [_axes(one.sharding.spec) for one in step.inputs]
-    products = windowed_products(module, step.mesh, given, chip.name)
+    products = windowed_products(module, step.mesh, given, chip.name, scaled)
     found, notes = target_liveness(module, chip.platform, chip.memory, products)
     sending = multiplied_by_parts(module, products)
-    ops = device_ops(sending, step.mesh, found.at, target=chip.platform)
+    ops = device_ops(sending, step.mesh, found.at, target=chip.platform, joining=not scaled)
     memory = _memory(step, sending, found, found.total, machine)
     note = "what the target's compiler fuses and keeps is modelled, from the partitioner's program"
     return DeviceProgram(ops, memory, (note, *notes), made.versions)

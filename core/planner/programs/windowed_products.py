@@ -74,7 +74,7 @@ class WindowedProduct:
 
 
 def windowed_products(
-    module: HloModule, mesh: Mesh, given: Sequence[Iterable[str]], chip: str
+    module: HloModule, mesh: Mesh, given: Sequence[Iterable[str]], chip: str, scaled: str = ""
 ) -> Mapping[str, tuple[WindowedProduct, ...]]:
     """Find them in the host's program.
 
@@ -83,13 +83,15 @@ def windowed_products(
         mesh: over all devices of the program, in their order.
         given: of each argument, the mesh axes that it is split along.
         chip: the name of a TPU.
+        scaled: an axis that is smaller in this program than in the one that is planned: whether
+            devices along it talk so depends on how many there are.
 
     Returns:
         By name of a computation those in it; none for a chip whose rates are not known.
     """
     if chip not in RATES:
         return {}
-    search = _Search(module, mesh, varying_axes(module, mesh, given), RATES[chip])
+    search = _Search(module, mesh, varying_axes(module, mesh, given), RATES[chip], scaled)
     found = {name: tuple(search.of(one)) for name, one in module.computations.items()}
     return {name: several for name, several in found.items() if several}
 
@@ -103,11 +105,13 @@ class _Search:
         mesh: Mesh,
         varying: Mapping[str, Varying],
         rates: tuple[float, float],
+        scaled: str,
     ):
         self.module = module
         self.mesh = mesh
         self.varying = varying
         self.rates = rates
+        self.scaled = scaled
         self.all = {name for name, size in mesh.shape.items() if size > 1}
 
     def of(self, inside: Computation) -> Iterable[WindowedProduct]:
@@ -170,7 +174,9 @@ class _Search:
         groups = groups_of(one.text)
         if not groups or len(one.arrays) != 1 or len(one.operands) != 1:
             return None
-        return groups if len(groups[0]) % 4 == 0 and len(groups[0]) <= MOST_DEVICES else None
+        if len(groups[0]) % 4 or len(groups[0]) > MOST_DEVICES:
+            return None
+        return None if self.scaled in axes_along(one.opcode, 0, groups, self.mesh) else groups
 
     def _only_reader(self, inside: Computation, one: Instruction) -> Instruction | None:
         users = inside.users[one.name]
