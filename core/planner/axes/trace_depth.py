@@ -24,7 +24,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from ..costs.device_program import DeviceOp, DeviceProgram
@@ -45,6 +45,7 @@ from .order_copies import order_copies
 from .spreading import ArrayLayouts, spread
 from .summed_first import sum_first
 from .target_rules import RULES, TargetRules
+from .waiting import waiting
 from .widening import widen
 
 LARGEST = 20
@@ -176,16 +177,23 @@ def _ops(
     scopes = 0
 
     def of(
-        kernels: list[FusedKernel], live: list[int], times: int, scope: int
+        kernels: list[FusedKernel],
+        live: list[int],
+        times: int,
+        scope: int,
+        awaited: Collection[int] = (),
     ) -> Iterator[DeviceOp]:
         nonlocal scopes
         for kernel, bytes_alive in zip(kernels, live, strict=True):
             if not kernel.op.bodies:
-                yield _op(local, layouts, kernel, times, bytes_alive, scope)
+                waits = id(kernel.op) in awaited
+                yield _op(local, layouts, kernel, times, bytes_alive, scope, waits)
             for body, inside in zip(kernel.op.bodies, kernel.inside, strict=True):
                 scopes += 1
-                within = scopes if body.kind in ("scan", "while", "condition") else scope
-                yield from of(inside, [bytes_alive] * len(inside), times * body.times, within)
+                loops = body.kind in ("scan", "while", "condition")
+                within, for_ = (scopes, waiting(body)) if loops else (scope, awaited)
+                lives = [bytes_alive] * len(inside)
+                yield from of(inside, lives, times * body.times, within, for_)
 
     yield from of(alive.order, [always + one for one in alive.at], 1, 0)
 
@@ -197,10 +205,11 @@ def _op(
     times: int,
     live: int,
     scope: int,
+    waits: bool,
 ) -> DeviceOp:
     op = kernel.op
     values = [one for one in (*op.operands, *op.results) if one != CONSTANT]
-    moved = sum([local.bytes[one] for one in (*kernel.reads, *kernel.writes)])
+    moved = kernel.read + sum([local.bytes[one] for one in kernel.writes])
     if op.name in ("row", "dynamic_slice", "gather"):
         moved = 2 * sum([local.bytes[one] for one in op.results])
     elif op.name in ("stack", "dynamic_update_slice"):
@@ -211,13 +220,20 @@ def _op(
         line_of(op.equation) if op.equation is not None else "",
         kernel.flops,
         float(moved),
-        local.dtypes[values[0]] if values else "float32",
+        _computed_in([local.dtypes[one] for one in values]),
         times,
         layouts.axes(op.axes),
         sum([one.op.sent for one in kernel.together or (kernel,)]),
         live,
         scope,
+        waits,
     )
+
+
+def _computed_in(dtypes: Sequence[str]) -> str:
+    """The dtype of an operation, by those of its values: of the first that is no index or mask."""
+    floats = (one for one in dtypes if one.startswith(("float", "bfloat", "complex")))
+    return next(floats, dtypes[0] if dtypes else "float32")
 
 
 def _memory(step: TracedStep, local: LocalProgram, alive: Liveness, always: int) -> MemoryEstimate:
