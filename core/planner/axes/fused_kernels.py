@@ -17,6 +17,7 @@ class FusedKernel:
         reads: values with memory that it reads.
         writes: values with memory that it makes.
         flops: of all that is fused.
+        read: bytes; of what is fused in as a slice, those of the slice.
         inside: of a loop or branches, the kernels of each body.
         together: collectives that are sent as one, this one among them; () if it is alone.
     """
@@ -25,6 +26,7 @@ class FusedKernel:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     flops: float
+    read: int = 0
     inside: tuple[list[FusedKernel], ...] = ()
     together: tuple[FusedKernel, ...] = ()
 

@@ -31,6 +31,8 @@ _READERS = frozenset(
     "stack dynamic_update_slice reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or "
     "reduce argmax argmin reduce_window reduce_window_sum reduce_window_max".split()
 )
+_PARTS = frozenset(("row", "slice", "dynamic_slice"))
+"""What reads a part of what it is given."""
 _EXPENSIVE = frozenset(
     "exp exp2 expm1 log log1p tanh logistic erf erfc erf_inv pow rsqrt sqrt cbrt sin cos tan atan2 "
     "digamma lgamma random_bits threefry2x32 concatenate".split()
@@ -51,7 +53,8 @@ class Fusion:
         self.rules = rules
         self.same: dict[int, int] = {}
         """Value -> the one that has its memory."""
-        self._sources: dict[int, tuple[int, ...]] = {}
+        self._sources: dict[int, dict[int, int]] = {}
+        """Value without memory -> what it is computed of, with the bytes that are read of each."""
         self._flops: dict[int, float] = {}
         self.kernels = self._scope(program.scope, set(program.results))
 
@@ -84,7 +87,7 @@ class Fusion:
             if op.bodies:
                 inside = tuple(self._scope(body, set()) for body in op.bodies)
                 reads = {*self._reads(op.operands), *self._read_inside(op.bodies)}
-                kernels.append(FusedKernel(op, tuple(reads), op.results, 0.0, inside))
+                kernels.append(FusedKernel(op, tuple(reads), op.results, 0.0, inside=inside))
                 continue
             if all(one in self.same for one in op.results):
                 if any(one in self._sources for one in op.operands):
@@ -95,11 +98,11 @@ class Fusion:
             flops = op.flops + sum(self._flops.pop(one, 0.0) for one in op.operands)
             if op in fused:
                 for one in op.results:
-                    self._sources[one] = reads
+                    self._sources[one] = self._of_part(op, reads)
                 self._flops[op.results[0]] = flops
                 continue
             writes = () if op.name == "stack" else op.results
-            kernels.append(FusedKernel(op, reads, writes, flops))
+            kernels.append(FusedKernel(op, tuple(reads), writes, flops, sum(reads.values())))
         return combined(kernels) if self.rules.joins_reductions else kernels
 
     def _equal(self, operand: int, result: int) -> bool:
@@ -146,19 +149,26 @@ class Fusion:
             return False
         return read <= sum(bytes_[one] for one in op.results)
 
-    def _reads(self, operands: Sequence[int]) -> tuple[int, ...]:
-        if len(operands) == 1 and operands[0] not in self._sources:
-            return (self.memory(operands[0]),) if operands[0] != CONSTANT else ()
-        found: dict[int, None] = {}
+    def _of_part(self, op: LocalOp, reads: dict[int, int]) -> dict[int, int]:
+        """What is read through an operation: of what it takes a part of, no more than that part."""
+        if op.name not in _PARTS:
+            return reads
+        part = sum([self.program.bytes[one] for one in op.results])
+        return {one: min(size, part) for one, size in reads.items()}
+
+    def _reads(self, operands: Sequence[int]) -> dict[int, int]:
+        """Values with memory that operands are, or are computed of, and the bytes read of each."""
+        found: dict[int, int] = {}
         for one in operands:
             if one == CONSTANT:
                 continue
             sources = self._sources.get(one)
             if sources is None:
-                found[self.memory(one)] = None
-            else:
-                found.update(dict.fromkeys(sources))
-        return tuple(found)
+                memory = self.memory(one)
+                sources = {memory: self.program.bytes[memory]}
+            for source, size in sources.items():
+                found[source] = max(size, found.get(source, 0))
+        return found
 
     def _read_inside(self, bodies: Sequence[LocalScope]) -> set[int]:
         """What bodies read of outside by other ways than operands: values brought into layouts."""

@@ -24,7 +24,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from ..costs.device_program import DeviceOp, DeviceProgram
 from ..machine.topologies import topology_of
@@ -40,11 +40,11 @@ from .local_program import LocalProgram
 from .localizing import localized
 from .operand_copies import reorder
 from .order_copies import order_copies
-from .run_values import computed_in_run
 from .spreading import ArrayLayouts, spread
 from .summed_first import sum_first
 from .target_rules import RULES, TargetRules
 from .trace_notes import limit_note, trace_notes
+from .waiting import WITHIN, waiting
 from .widening import widen
 
 LARGEST = 20
@@ -95,7 +95,7 @@ def by_tracing(step: TracedStep, *, scatters: bool | None = None) -> DeviceProgr
         needed = always + alive.peak
         alive = computed_again(local, alive, limit - always)
         notes = (*notes, limit_note(needed, limit, always + alive.peak))
-    ops = tuple(_ops(fusion, layouts, alive, always))
+    ops = tuple(_ops(local, layouts, alive, always))
     return DeviceProgram(ops, _memory(step, local, alive, always), notes)
 
 
@@ -130,7 +130,7 @@ def laid_values(
 
 
 def _ops(
-    fusion: Fusion,
+    local: LocalProgram,
     layouts: ArrayLayouts,
     alive: Liveness,
     always: int,
@@ -138,24 +138,25 @@ def _ops(
     scopes = 0
 
     def of(
-        kernels: list[FusedKernel], live: list[int], times: int, scope: int, here: set[int]
+        kernels: list[FusedKernel],
+        live: list[int],
+        times: int,
+        scope: int,
+        awaited: Collection[int] = (),
     ) -> Iterator[DeviceOp]:
-        """`here`: of a loop, the values that follow from what its run computes."""
         nonlocal scopes
         for kernel, bytes_alive in zip(kernels, live, strict=True):
             if not kernel.op.bodies:
-                waits = bool(kernel.op.axes) and not here.isdisjoint(kernel.reads)
-                yield _op(fusion.program, layouts, kernel, times, bytes_alive, scope, waits)
+                waits = id(kernel.op) in awaited
+                yield _op(local, layouts, kernel, times, bytes_alive, scope, waits)
             for body, inside in zip(kernel.op.bodies, kernel.inside, strict=True):
                 scopes += 1
-                loop = body.kind in ("scan", "while", "condition")
-                within = scopes if loop else scope
-                then = (
-                    computed_in_run(fusion, body, inside, () if loop else here) if within else set()
-                )
-                yield from of(inside, [bytes_alive] * len(inside), times * body.times, within, then)
+                loops = body.kind not in WITHIN
+                within, for_ = (scopes, waiting(local, body)) if loops else (scope, awaited)
+                lives = [bytes_alive] * len(inside)
+                yield from of(inside, lives, times * body.times, within, for_)
 
-    yield from of(alive.order, [always + one for one in alive.at], 1, 0, set())
+    yield from of(alive.order, [always + one for one in alive.at], 1, 0)
 
 
 def _op(
@@ -169,7 +170,7 @@ def _op(
 ) -> DeviceOp:
     op = kernel.op
     values = [one for one in (*op.operands, *op.results) if one != CONSTANT]
-    moved = sum([local.bytes[one] for one in (*kernel.reads, *kernel.writes)])
+    moved = kernel.read + sum([local.bytes[one] for one in kernel.writes])
     if op.name in ("row", "dynamic_slice", "gather"):
         moved = 2 * sum([local.bytes[one] for one in op.results])
     elif op.name in ("stack", "dynamic_update_slice"):
@@ -180,7 +181,7 @@ def _op(
         line_of(op.equation) if op.equation is not None else "",
         kernel.flops,
         float(moved),
-        local.dtypes[values[0]] if values else "float32",
+        _computed_in([local.dtypes[one] for one in values]),
         times,
         layouts.axes(op.axes),
         sum([one.op.sent for one in kernel.together or (kernel,)]),
@@ -188,6 +189,12 @@ def _op(
         scope,
         waits,
     )
+
+
+def _computed_in(dtypes: Sequence[str]) -> str:
+    """The dtype of an operation, by those of its values: of the first that is no index or mask."""
+    floats = (one for one in dtypes if one.startswith(("float", "bfloat", "complex")))
+    return next(floats, dtypes[0] if dtypes else "float32")
 
 
 def _memory(step: TracedStep, local: LocalProgram, alive: Liveness, always: int) -> MemoryEstimate:

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -259,3 +261,134 @@ def test_a_convolution_over_split_rows_asks_its_neighbours(pod):
     found = told(by_tracing(step_of(windowed, pod, ((64, 64), P("data")))))
     assert ("collective-permute", ("data",)) in found
     assert not any(kind == "all-gather" for kind, _ in found)
+
+
+def copied_rows(x, *, body, cost=None):
+    """A Pallas kernel over a grid of 4 x 2 blocks."""
+    block = pl.BlockSpec((16, 16), lambda i, j: (i, j))
+    return pl.pallas_call(
+        body,
+        grid=(4, 2),
+        in_specs=[block],
+        out_specs=block,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        cost_estimate=cost,
+    )(x)
+
+
+def squared(x_ref, y_ref):
+    y_ref[...] = x_ref[...] @ x_ref[...]
+
+
+def squared_at_first(x_ref, y_ref):
+    @pl.when(pl.program_id(0) == 0)
+    def _():
+        y_ref[...] = x_ref[...] @ x_ref[...]
+
+
+def squared_in_parts(x_ref, y_ref):
+    def part(number, _):
+        rows = pl.ds(8 * number, 8)
+        y_ref[rows, :] = x_ref[rows, :] @ x_ref[...]
+
+    jax.lax.fori_loop(0, 2, part, None)
+
+
+@pytest.mark.parametrize("body", [squared, squared_at_first, squared_in_parts])
+def test_a_kernel_of_pallas_computes_its_body_on_its_grid(pod, body):
+    step = step_of(functools.partial(copied_rows, body=body), pod, ((64, 32), P()))
+    (kernel,) = [op for op in by_tracing(step).ops if op.name == "pallas_call"]
+    assert kernel.flops == pytest.approx(8 * 2 * 16**3, rel=0.01)
+    assert (kernel.bytes, kernel.dtype) == (2 * 64 * 32 * 4, "float32")
+
+
+def test_a_kernel_of_pallas_costs_what_its_author_says(pod):
+    cost = pl.CostEstimate(flops=12345, transcendentals=0, bytes_accessed=0)
+    function = functools.partial(copied_rows, body=squared, cost=cost)
+    (kernel,) = by_tracing(step_of(function, pod, ((64, 32), P()))).ops
+    assert kernel.flops == 12345
+
+
+def test_indices_before_what_is_computed_do_not_say_its_dtype(pod):
+    """Else attention kernels that take blocks' numbers first would run at the rate of int32."""
+
+    def kernel(at_ref, x_ref, y_ref):
+        y_ref[...] = x_ref[...] @ x_ref[...] + at_ref[0]
+
+    def function(x):
+        return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(
+            jnp.int32(x[0, :1]), x
+        )
+
+    ops = by_tracing(step_of(function, pod, ((32, 32), P()))).ops
+    assert [op.dtype for op in ops if op.name == "pallas_call"] == ["float32"]
+
+
+def test_a_loop_waits_for_activations_and_not_for_weights(pod):
+    def layers(x, up, down):
+        def layer(h, weights):
+            return h + jnp.tanh(h @ weights[0]) @ weights[1], None
+
+        return jax.lax.scan(layer, x, (up, down))[0]
+
+    shapes = (
+        ((64, 32), P("data")),
+        ((6, 32, 64), P(None, "data", "model")),
+        ((6, 64, 32), P(None, "model", "data")),
+    )
+    found = {
+        (op.name, op.axes): op.waits
+        for op in by_tracing(step_of(layers, pod, *shapes)).ops
+        if op.axes
+    }
+    assert found == {("all-gather", ("data",)): False, ("all-reduce", ("model",)): True}
+
+
+def test_a_loop_waits_for_gradients(pod):
+    """As depths "partition" and "compile" say: their operands are products of the same run."""
+
+    def gradient(x, w):
+        def loss(w):
+            return jnp.sum(jax.lax.scan(lambda h, one: (jnp.tanh(h @ one), None), x, w)[0])
+
+        return jax.grad(loss)(w)
+
+    step = step_of(gradient, pod, ((64, 32), P("data")), ((6, 32, 32), P()))
+    assert {op.waits for op in by_tracing(step).ops if op.axes and op.times == 6} == {True}
+
+
+def test_a_loop_moves_the_row_of_a_stack_and_not_the_stack(pod):
+    def layers(x, w):
+        return jax.lax.scan(lambda h, one: (jnp.tanh(h @ one), None), x, w)[0]
+
+    step = step_of(layers, pod, ((64, 32), P()), ((64, 32, 32), P()))
+    moved = sum(op.bytes * op.times for op in by_tracing(step).ops)
+    product = 4 * (32 * 32 + 2 * 64 * 32)  # operands and result
+    assert 64 * product <= moved <= 64 * 3 * product
+
+
+def test_what_lies_on_the_host_needs_no_memory_of_the_device(pod):
+    def gradient(x, w, *, policy):
+        def layer(h, one):
+            return jnp.tanh(checkpoint_name(h @ one, "product")), None
+
+        def loss(w):
+            kept = jax.checkpoint(layer, policy=policy, prevent_cse=False)
+            return jnp.sum(jax.lax.scan(kept, x, w)[0])
+
+        return jax.grad(loss)(w)
+
+    offloaded = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=["product"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+    saved = jax.checkpoint_policies.save_only_these_names("product")
+    inputs = ((512, 64), P()), ((16, 64, 64), P())
+    peaks = [
+        by_tracing(step_of(functools.partial(gradient, policy=one), pod, *inputs)).memory.peak
+        for one in (saved, offloaded)
+    ]
+    stack = 16 * 512 * 64 * 4
+    assert peaks[0] - peaks[1] == pytest.approx(stack, rel=0.1)
