@@ -138,7 +138,7 @@ def _compiled(
         labels = _labels(plan, replaced, read)
         old = {result: number for number, result in replaced.items()}
         replaces = [old.get(number) for number in range(len(plan.live))]
-        found = rolled(traced, labels=labels, replaces=replaces)
+        found = rolled(traced, labels=labels, replaces=replaces, updates=platform_of(plan) == "cpu")
     if not found.loops:
         raise NotRolled("; ".join(found.reasons) or "no two layers are equal")
     families = _families(plan, found, replaced, read)
