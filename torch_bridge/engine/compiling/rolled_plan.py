@@ -139,7 +139,13 @@ def _compiled(
         labels = _labels(plan, replaced, read)
         old = {result: number for number, result in replaced.items()}
         replaces = [old.get(number) for number in range(len(plan.live))]
-        found = rolled(traced, labels=labels, replaces=replaces, layouts=border_layouts(plan))
+        found = rolled(
+            traced,
+            labels=labels,
+            replaces=replaces,
+            layouts=border_layouts(plan),
+            updates=platform_of(plan) == "cpu",
+        )
     if not found.loops:
         raise NotRolled("; ".join(found.reasons) or "no two layers are equal")
     families = _families(plan, found, replaced, read)
