@@ -16,6 +16,7 @@ from .flops import is_product
 from .fused_kernels import FusedKernel
 from .local_program import LocalOp, LocalProgram, LocalScope
 from .operand_copies import REORDER
+from .sibling_kernels import siblings_joined
 from .target_rules import TargetRules
 
 _SAME_BYTES = frozenset(
@@ -38,6 +39,9 @@ _EXPENSIVE = frozenset(
     "digamma lgamma random_bits threefry2x32 concatenate".split()
 )
 
+_AS_MUCH = 1.25
+"""So many times its operand's bytes a copy in another order reads to compute it by itself."""
+
 
 class Fusion:
     """Kernels of a program, and whose memory each value has.
@@ -56,6 +60,7 @@ class Fusion:
         self._sources: dict[int, dict[int, int]] = {}
         """Value without memory -> what it is computed of, with the bytes that are read of each."""
         self._flops: dict[int, float] = {}
+        self._copied: set[int] = set()
         self.kernels = self._scope(program.scope, set(program.results))
 
     def memory(self, value: int) -> int:
@@ -82,7 +87,8 @@ class Fusion:
                 if op.results[0] in self.same and op.results[0] in kept:
                     kept.add(op.operands[0])
         fused = self._fused(scope.ops, readers, kept)
-        kernels = []
+        kernels: list[FusedKernel] = []
+        made: dict[int, FusedKernel] = {}
         for op in scope.ops:
             if op.bodies:
                 inside = tuple(self._scope(body, set()) for body in op.bodies)
@@ -95,6 +101,8 @@ class Fusion:
                         self._sources[one] = self._reads(op.operands)
                 continue
             reads = self._reads(op.operands)
+            if op.name == REORDER and self.rules.joins_siblings:
+                reads = self._sources_of_copy(reads, made)
             flops = op.flops + sum(self._flops.pop(one, 0.0) for one in op.operands)
             if op in fused:
                 for one in op.results:
@@ -103,7 +111,32 @@ class Fusion:
                 continue
             writes = () if op.name == "stack" else op.results
             kernels.append(FusedKernel(op, tuple(reads), writes, flops, sum(reads.values())))
+            made.update(dict.fromkeys(writes, kernels[-1]))
+        if self._copied:
+            kernels = self._without_dead(kernels, {self.memory(one) for one in kept})
+        if self.rules.joins_siblings:
+            kernels = siblings_joined(self.program, kernels)
         return combined(kernels) if self.rules.joins_reductions else kernels
+
+    def _sources_of_copy(
+        self, reads: dict[int, int], made: dict[int, FusedKernel]
+    ) -> dict[int, int]:
+        """What a copy in another order reads: if it is no more, what its operand is made of."""
+        bytes_ = self.program.bytes
+        operand = next(iter(reads), CONSTANT)
+        maker = made.get(operand) if len(reads) == 1 else None
+        if maker is None or not is_elementwise(maker.op.name):
+            return reads
+        if sum([bytes_[one] for one in maker.reads]) > _AS_MUCH * bytes_[operand]:
+            return reads
+        self._copied.add(operand)
+        return {one: bytes_[one] for one in maker.reads}
+
+    def _without_dead(self, kernels: list[FusedKernel], kept: set[int]) -> list[FusedKernel]:
+        """Kernels without those of which there are copies only."""
+        read = kept.union(*[one.reads for one in kernels])
+        gone = {one for one in self._copied if one not in read}
+        return [one for one in kernels if not one.writes or not gone.issuperset(one.writes)]
 
     def _equal(self, operand: int, result: int) -> bool:
         return self.program.bytes[operand] == self.program.bytes[result]
@@ -113,6 +146,7 @@ class Fusion:
     ) -> set[LocalOp]:
         """Operations whose results get no memory; readers are decided before what they read."""
         found: set[LocalOp] = set()
+        looked: set[LocalOp] = set()  # at by products, which read their operands in memory
         unread = self.same
         for op in reversed(ops):
             if op.axes or op.bodies or not (op.name in _FUSED or is_elementwise(op.name)):
@@ -121,12 +155,15 @@ class Fusion:
                 continue
             users = [user for one in op.results for user in self._users(one, readers, kept)]
             if not users or any(
-                user is None or not _can_read(user, op, self.rules) for user in users
+                user is None or user in looked or not _can_read(user, op, self.rules)
+                for user in users
             ):
                 continue
             if len(users) > 1 and not self._cheap(op):
                 continue
             found.add(op)
+            if not self.rules.products_fuse and any(is_product(one.name) for one in users if one):
+                looked.add(op)
         return found
 
     def _users(

@@ -23,6 +23,8 @@ class TargetRules:
         joins_reductions: all-reduces of which none waits for another are sent as one.
         reduces_in_place: an all-reduce is written over what it sums.
         reorders_operands: operands of products are copied into the order that its kernels want.
+        joins_siblings: results of one size that are made element by element of the same array are
+            made by one kernel.
         summed_last: products want operands with what is summed at the end of memory; values lie in
             the order in which they are made, and are copied into others.
         schedules_for: share of a device's memory that a step may take before what is computed
@@ -39,6 +41,7 @@ class TargetRules:
     joins_reductions: bool
     reduces_in_place: bool
     reorders_operands: bool
+    joins_siblings: bool
     summed_last: bool
     schedules_for: float
     breadth_first: bool
@@ -67,6 +70,7 @@ _TPU = TargetRules(
     joins_reductions=False,
     reduces_in_place=True,
     reorders_operands=False,
+    joins_siblings=False,
     summed_last=False,
     schedules_for=0.0,
     breadth_first=False,
@@ -76,6 +80,7 @@ RULES = {
     "gpu": dataclasses.replace(
         _TPU,
         products_fuse=False,
+        joins_siblings=True,
         summed_last=True,
         schedules_for=0.8,
     ),
@@ -88,6 +93,7 @@ RULES = {
         joins_reductions=True,
         reduces_in_place=False,
         reorders_operands=True,
+        joins_siblings=False,
         summed_last=False,
         schedules_for=0.0,
         breadth_first=True,
