@@ -30,6 +30,7 @@ from .hlo_text import HloModule, parsed
 from .live_values import ProgramLiveness, liveness
 from .nearest_lines import line_at
 from .part_by_part import multiplied_by_parts
+from .planning_errors import CompilationError
 from .scaled_meshes import scaled_back, scaled_down
 from .target_memory import target_liveness
 from .targets import HOST_DEVICES, CompileTarget, target_of
@@ -55,6 +56,14 @@ the scheduled program has been written to a file, and the time for the code is s
 """
 
 _SHOWN = 20
+
+_UNTILED = "Couldn't find output tile sizes"
+_BY_LIBRARY = ("--xla_gpu_enable_triton_gemm=false",)
+_UNTRIED = (
+    "XLA found no tiles for a product; where the GPU is, it tries others and cuBLAS. So this was "
+    f"compiled with products by cuBLAS ({_BY_LIBRARY[0]})"
+)
+"""XLA makes Triton kernels of products, with tiles that it guesses where it cannot try any."""
 
 
 def by_partitioner(
@@ -134,15 +143,22 @@ def by_compiler(
     """
     machine = topology_of(step.mesh)
     platform = PLATFORMS[machine.chip.platform]
-    made = compiled(
-        exported(step, platform),
-        target_of(step.mesh, machine),
-        timeout=timeout,
-        progress=progress,
-        cache=cache,
-        python=python,
-    )
-    return _as_compiled(step, made, machine)
+    given: dict[str, Any] = {
+        "timeout": timeout,
+        "progress": progress,
+        "cache": cache,
+        "python": python,
+    }
+    target, notes = target_of(step.mesh, machine), ()
+    program = exported(step, platform)
+    try:
+        made = compiled(program, target, **given)
+    except CompilationError as error:
+        if _UNTILED not in str(error):
+            raise
+        made = compiled(program, dataclasses.replace(target, flags=_BY_LIBRARY), **given)
+        notes = (_UNTRIED,)
+    return dataclasses.replace(_as_compiled(step, made, machine), notes=notes)
 
 
 def partitioned(
