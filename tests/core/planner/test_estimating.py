@@ -160,12 +160,16 @@ def test_memory_may_be_said_and_what_is_missing_is_told():
         ({"memory": 0}, ValueError, "memory= is the bytes that one device may use, .* not 0;"),
         ({"memory": -(10**9)}, ValueError, "not -1000000000"),
         ({"timeout": 0}, ValueError, "timeout= is seconds, more than 0, not 0; None waits"),
+        ({"plan": "fsdp"}, PlanError, r"plan='fsdp' is a text, .*Plan\.fsdp\('data'\)"),
+        ({"repeats": "auto"}, ValueError, "repeats= is True, False or None, not 'auto'"),
+        ({"args": {"x": 1}}, TypeError, r"list of the step's arguments, not dict; .* \(x,\)"),
+        ({"step": None}, TypeError, "a step is a function, a module or a model, not NoneType"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_planned_is_said(change, error, said):
-    given = {"mesh": mesh_of(), "plan": None} | change
+    given = {"step": step, "args": arguments(), "mesh": mesh_of(), "plan": None} | change
     with pytest.raises(error, match=said):
-        estimate(step, arguments(), given.pop("mesh"), given.pop("plan"), **given)
+        estimate(**given)
 
 
 def test_a_compiler_that_is_missing_is_named(monkeypatch, tmp_path):
