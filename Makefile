@@ -26,8 +26,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt --no-build-isolation
 
 .DEFAULT_GOAL := help
-.PHONY: help demo domain notebooks test test-all conformance aot fuzz bench bench-peers test-newest
-.PHONY: test-oldest test-torch-xla test-torch-xla-if-changed test-torchrun lint types wheel clean
+.PHONY: help demo domain notebooks docs docs-browser test test-all conformance aot fuzz bench
+.PHONY: bench-peers test-newest test-oldest test-torch-xla test-torch-xla-if-changed test-torchrun lint types wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## show the targets
@@ -43,12 +43,20 @@ domain: $(VENV)/.demo-installed  ## a U-Net and a transformer on split fields (A
 notebooks: $(VENV)/.notebooks-installed  ## tutorials against what they keep: a sample (ARGS=--all)
 	$(BIN)/python -m examples.notebooks $(ARGS)
 
+docs: $(VENV)/.docs-installed  ## the documentation as a site, in build/site (ARGS="--out folder")
+	$(BIN)/python -m tools.site $(ARGS)
+
+docs-browser: docs  ## open it in headless Chromium, search without a network, take pictures
+	@command -v $${CHROMIUM:-chromium} >/dev/null || { echo "installing Debian's chromium (400 MB) .."; \
+	  apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; }
+	$(BIN)/python -m tools.site.browser
+
 test: lint types  ## format, lint, types, what a change reaches and a sample (PYTEST_ARGS=-x)
 	$(BIN)/pytest --sweeps sample -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/pytest --sweeps few -m sweep -n $(WORKERS) tests/torch_bridge
 	AXIS_TYPES=Explicit $(BIN)/pytest --sweeps part -n $(WORKERS) --dist worksteal $(TYPED)
 
-test-all: lint types  ## everything there is, and note what passed (2 hours on two cores)
+test-all: lint types docs-browser  ## everything there is, and note what passed (2 hours on two cores)
 	$(BIN)/pytest --sweeps note -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 	AXIS_TYPES=Explicit $(BIN)/pytest -n $(WORKERS) --dist worksteal $(TYPED)
 	$(BIN)/pytest --sweeps note tests/multi_process
@@ -133,6 +141,12 @@ $(VENV)/.demo-installed: $(VENV)/.created pyproject.toml constraints.txt
 
 $(VENV)/.notebooks-installed: $(VENV)/.demo-installed
 	$(INSTALL) --editable '.[notebooks]'
+	@touch $@
+
+# Sources are read, not imported: neither torch nor Flax is installed for it.
+$(VENV)/.docs-installed: $(VENV)/.created pyproject.toml constraints.txt
+	@$(INSTALL) setuptools
+	$(INSTALL) --editable '.[docs]'
 	@touch $@
 
 # Apart, for tests/ecosystem: torchvision does not load beside torch's CPU build, and transformers

@@ -228,10 +228,11 @@ def test_test_all_leaves_nothing_out():
         "-m benchmarks.environments torch-xla --test",
         "ruff format --check",
         "pyright",
+        "-m tools.site.browser",
     ):
         assert step in whole
     steps = re.findall(r"^make (\S+)", (ROOT / ".ci/run").read_text(), re.MULTILINE)
-    covered = {"test", "notebooks", "test-torchrun", "conformance", "fuzz"}
+    covered = {"test", "notebooks", "test-torchrun", "conformance", "fuzz", "docs-browser"}
     assert set(steps) == {*covered, "test-torch-xla-if-changed"}
 
 

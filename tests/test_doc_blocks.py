@@ -1,0 +1,58 @@
+"""Each page's Python blocks run, in their order, as one program that a reader could paste."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.doc_blocks import blocks, pages, program
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = {path.relative_to(ROOT).as_posix(): path for path in pages(ROOT)}
+ELSEWHERE = {
+    "docs/planning.md": "its blocks are parts of programs, still to be made whole",
+    "docs/planning_tutorial.md": "its blocks are those of examples/notebooks/planning.ipynb",
+}
+"""Pages whose blocks are not run here, with the reason."""
+
+MOST_NOT_RUN = 3
+"""Of all blocks: those that want more than one process."""
+
+
+def run(text: str, folder: Path, name: str) -> subprocess.CompletedProcess[str]:
+    """Run a page's program in a new process, which has no accelerator and one device at first."""
+    path = folder / f"{Path(name).stem}.py"
+    path.write_text(program(text))
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    return subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", path.name],
+        cwd=folder,
+        env={**environment, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", sorted(set(PAGES) - set(ELSEWHERE)))
+def test_the_blocks_of_a_page_run(name, tmp_path):
+    done = run(PAGES[name].read_text(), tmp_path, name)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_few_blocks_are_not_run():
+    reasons = [block.reason for path in PAGES.values() for block in blocks(path.read_text())]
+    assert len(list(filter(None, reasons))) <= MOST_NOT_RUN
+    assert set(ELSEWHERE) <= set(PAGES)
+
+
+def test_a_block_that_fails_is_told_with_its_line(tmp_path):
+    done = run("# A\n\n```python\nx = 1\n```\n\nmore\n\n```python\nx + y\n```\n", tmp_path, "a.md")
+    assert done.returncode == 1
+    assert "line 10, in <module>\n    x + y" in done.stderr
+    assert "NameError: name 'y'" in done.stderr
