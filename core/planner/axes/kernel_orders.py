@@ -52,7 +52,8 @@ def behind_loops(kernels: Sequence[FusedKernel], results: Collection[int]) -> li
         kernels: in an order in which they can run.
         results: values that are alive at the end.
     """
-    part, number = [], 0
+    part: list[int] = []
+    number = 0
     for kernel in kernels:
         part.append(number)
         number += is_loop(kernel)
