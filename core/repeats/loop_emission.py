@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from isoshard.core.repeats.equation_flow import EquationFlow, needed
 from isoshard.core.repeats.equation_order import Step
-from isoshard.core.repeats.jaxpr_functions import function_of
+from isoshard.core.repeats.jaxpr_functions import function_of, over_rows
 from isoshard.core.repeats.loop_plans import LoopPlan
 from isoshard.core.repeats.row_updates import RowUpdates
 from isoshard.core.repeats.side_by_side import BatchedEquation
@@ -197,7 +197,7 @@ class LoopEmission:
                 equation.outvars,
                 [equation.replace(invars=atoms)],
             )
-            values = _over_rows(run, axes, given, len(batch.equations))
+            values = over_rows(run, axes, given, len(batch.equations))
         self._arrays.update(zip(batch.results, values, strict=True))
 
     def _loop(self, plan: LoopPlan, number: int) -> None:
@@ -352,18 +352,6 @@ class _LoopBody:
         ]
         run = needed(equations, given)
         return function_of([*self._carries, *self._read, *self._fixed], given, run)
-
-
-def _over_rows(run: Any, axes: Sequence[int | None], given: Sequence[Any], count: int) -> Any:
-    """A function of each row; one after the other where a primitive has no rule for all at once."""
-    try:
-        return jax.vmap(run, in_axes=axes)(*given)
-    except NotImplementedError:
-        rows = [
-            run(*[one if axis is None else one[row] for one, axis in zip(given, axes, strict=True)])
-            for row in range(count)
-        ]
-        return [jnp.stack(one) for one in zip(*rows, strict=True)]
 
 
 def _laid_out(value: Any, layout: NamedSharding | None) -> Any:

@@ -1,4 +1,8 @@
-"""The part of a loop that runs batched equations, a row in each iteration."""
+"""The part of a loop that runs batched equations, a row in each iteration.
+
+A row keeps its leading axis, of size 1: XLA's CPU compiler then reads, computes and writes it in
+one pass over the stack, and copies it first otherwise.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Var
 
 from isoshard.core.repeats.equation_flow import EquationFlow
-from isoshard.core.repeats.jaxpr_functions import function_of
+from isoshard.core.repeats.jaxpr_functions import function_of, over_rows
 from isoshard.core.repeats.side_by_side import BatchedEquation
 from isoshard.core.repeats.stacked_values import StackedArray
 from isoshard.core.repeats.updates_in_loops import LoopUpdates
@@ -77,7 +82,7 @@ class RowUpdates:
         Returns:
             The stacks with new rows, and rows of `given`.
         """
-        rows = dict(rows)
+        rows = {one: jnp.expand_dims(row, 0) for one, row in rows.items()}
         now = dict(zip(self.stacks, stacks, strict=True))
         rows.update((one, _row(now[one], index)) for one in self.stacks)
         for batch in self._batches:
@@ -86,15 +91,15 @@ class RowUpdates:
                 old = self._replaced.get(result)
                 rows[result] = row
                 if old is not None:  # what follows reads the new array: then no copy is needed
-                    now[old] = jax.lax.dynamic_update_index_in_dim(now[old], row, index, 0)
+                    now[old] = jax.lax.dynamic_update_slice_in_dim(now[old], row, index, 0)
                     rows[result] = _row(now[old], index)
-        return [now[one] for one in self.stacks], [rows[one] for one in self.given]
+        return [now[one] for one in self.stacks], [rows[one][0] for one in self.given]
 
     def _evaluated(
         self, batch: BatchedEquation, rows: Mapping[StackedArray, Any], values: Mapping[int, Any]
     ) -> list[Any]:
         equation = self._flow.equations[batch.equations[0]]
-        atoms, variables, given = [], [], []
+        atoms, variables, given, axes = [], [], [], []
         for one, atom in zip(batch.operands, equation.invars, strict=True):
             if isinstance(one, int) and one < 0:
                 atoms.append(atom)
@@ -102,9 +107,10 @@ class RowUpdates:
             variables.append(Var(atom.aval))
             atoms.append(variables[-1])
             given.append(values[one] if isinstance(one, int) else rows[one])
+            axes.append(None if isinstance(one, int) else 0)
         run = function_of(variables, equation.outvars, [equation.replace(invars=atoms)])
-        return run(*given)
+        return over_rows(run, axes, given, 1)
 
 
 def _row(array: Any, index: Any) -> Any:
-    return jax.lax.dynamic_index_in_dim(array, index, keepdims=False)
+    return jax.lax.dynamic_slice_in_dim(array, index, 1)
