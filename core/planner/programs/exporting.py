@@ -6,8 +6,9 @@ places in the source only the user's lines are kept, as name scopes
 it is estimated from.
 
 Operators that tell XLA's partitioner how to split them (`custom_partitioning`) do that in a
-function of the process that compiles. The planner's process has none, so they are exported as the
-operation on whole arrays that they stand for.
+function of the process that compiles. The planner's process has none, so they are exported as what
+they would tell it, where devices talk in that (`self_split`), and else as the operation on whole
+arrays that they stand for.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from isoshard.core.planner.traced.traced_step import TracedStep
 from isoshard.core.runtime._jax_internals import no_locations
 
 from .planning_errors import PlanningError
+from .self_split import answered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +80,7 @@ def exported(step: TracedStep, platform: str) -> ExportedStep:
         >>> exported(step, "tpu").donated
         (0,)
     """
-    program = with_lines(on_abstract_mesh(step.program))
+    program = with_lines(on_abstract_mesh(answered(step)))
     order, donated = _pairs(step)
     run = jaxpr_as_fun(program)
     function = jax.jit(
