@@ -1,10 +1,12 @@
 """In which order of axes values lie in memory on GPUs, and the copies that this takes.
 
 Products on GPUs want their operands with what is summed at the end, and give their result in the
-order of its axes. A transposition is no copy: it is another look at the same bytes, so what is
-computed element by element of it lies in its order, too. Where two operands lie in different
-orders, or a product wants another one, a value is copied. What a loop reads row by row is copied
-whole, before the loop.
+order of its axes. Those with batch axes take an operand as it lies if batch, free and summed axes
+each stand together in their order, the batch outermost; else the left one with what is summed last,
+the right one with what is free last. A transposition is no copy: it is another look at the same
+bytes, so what is computed element by element of it lies in its order, too. Where two operands lie
+in different orders, that made later is copied, and what is computed of it reads the copy. What a
+loop reads row by row gives way before all others; it is copied whole, before the loop.
 """
 
 from __future__ import annotations
