@@ -99,9 +99,13 @@ def exported(step: TracedStep, platform: str) -> ExportedStep:
             made = export.export(function, platforms=[platform], disabled_checks=anything)
             data = bytes(made(*arguments).serialize())
     except (NotImplementedError, ValueError) as error:
+        meant = step.mesh.devices.flat[0].platform
+        others = "depth='trace' only"
+        if platform == "cpu" != meant:
+            others = f"depth='trace', or by 'compile', which lowers it for {meant!r}"
         raise PlanningError(
             f"{step.name} cannot be lowered for {platform!r}, so it can be planned by "
-            f"depth='trace' only: {error}"
+            f"{others}: {error}"
         ) from error
     mesh = step.mesh
     axes = tuple(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
