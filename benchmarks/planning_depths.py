@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.counted_collectives import Sent, counted
 from benchmarks.planning_models import FAMILIES, Family
+from isoshard.core.planner.axes.border_layouts import for_compilers
 from isoshard.core.planner.estimating import DEPTHS, device_program
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.plan_search.constrained_step import constrained
@@ -29,7 +30,6 @@ from isoshard.core.planner.programs.compiling import PLATFORMS
 from isoshard.core.planner.programs.exporting import exported
 from isoshard.core.planner.programs.targets import CompileTarget, target_of
 from isoshard.core.planner.traced.jax_steps import traced_jax_step
-from isoshard.core.planner.traced.rolled_step import rolled_step
 from isoshard.core.planner.traced.traced_step import TracedStep
 from tools.harness import tables
 from tools.harness.command import Benchmark
@@ -82,6 +82,7 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
         "Llama": {"batch": 32},
         "Mixtral": {"layers": 8, "batch": 8},
         "U-Net": {"batch": 4096},
+        "DLRM": {"batch": 16777216},
     },
 }  # fmt: skip
 """What a family differs in from its published size (the defaults of `planning_models`), by machine.
@@ -113,9 +114,19 @@ CASES = (
     Case("Mixtral", "expert", "h100:2x8", (2, 8)),
     Case("U-Net", "FSDP", "h100:2x8", (16,)),
 )
+HELD_OUT = (
+    Case("GPT-2", "FSDP x tensor", "cpu:8", (2, 4)),
+    Case("Llama", "sequence", "v5e:4x4", (4, 4)),
+    Case("DLRM", "FSDP", "h100:2x8", (16,)),
+)
+"""Cases that no rule was made by looking at."""
 QUICK = 2
 TIMEOUT = 7200.0
 """Seconds that a compiler has."""
+
+
+_BATCH = {"sequence": ("data", "model")}
+"""Of a plan, what splits the batch, and the axis after it."""
 
 
 def laid_out(case: Case, mesh: Mesh | None = None) -> TracedStep:
@@ -130,7 +141,7 @@ def laid_out(case: Case, mesh: Mesh | None = None) -> TracedStep:
     family = case.family
     step = traced_jax_step(family.step, family.args, {}, mesh, None, name=family.name)
     plans = {one.name: one for one in hand_plans(step, [mesh])}
-    over_batch = NamedSharding(mesh, PartitionSpec("data"))
+    over_batch = NamedSharding(mesh, PartitionSpec(*_BATCH.get(case.plan, ("data",))))
     names = {name for one in step.inputs for name in _prefixes(one.name)}
     between = {name: over_batch for name in names if BLOCKS.fullmatch(name)}
     program = constrained(step.program, between)
@@ -186,7 +197,7 @@ def measure(case: Case, depths: tuple[str, ...] = DEPTHS) -> dict[str, Any]:
             "seconds": time.monotonic() - started,
         }
     if "compile" in row:
-        machine, looped = topology(case.machine), rolled_step(step)
+        machine, looped = topology(case.machine), for_compilers(step)
         platform = PLATFORMS[machine.chip.platform]
         found = counts(looped, target_of(looped.mesh, machine), platform)
         same = {name: [one.operations, one.bytes] for name, one in found.items()}
@@ -207,7 +218,11 @@ def main() -> None:
     benchmark.add("--depth", action="append", help="only these depths")
     benchmark.add("--target", action="append", help="only machines that begin so, such as v5e")
     given = benchmark.parse()
-    cases = [one for one in CASES if not given.target or one.machine.split(":")[0] in given.target]
+    cases = [
+        one
+        for one in (*CASES, *HELD_OUT)
+        if not given.target or one.machine.split(":")[0] in given.target
+    ]
     rows: dict[str, dict[str, Any]] = {}
     for case in cases[: QUICK if given.quick else None]:
         rows[case.name] = row = measure(case, tuple(given.depth or DEPTHS))
@@ -215,10 +230,8 @@ def main() -> None:
         print(
             case.name, shown, {d: row[d]["collectives"] for d in given.depth or DEPTHS}, flush=True
         )
-    whole = {"trace / compile": "{trace_over_compile:.3f}"} if not given.depth else {}
-    columns = whole | {
-        "partition / compile": "{partition_over_compile:.3f}",
-    }
+    shown = [d for d in ("trace", "partition") if d in (given.depth or DEPTHS)]
+    columns = {f"{depth} / compile": f"{{{depth}_over_compile:.3f}}" for depth in shown}
     benchmark.finish(rows, tables.by_name("peak memory", columns, rows), merge=True)
 
 

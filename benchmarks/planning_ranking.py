@@ -1,53 +1,43 @@
-"""Benchmark: does the planner's roofline put published training steps in the order they ran in?
+"""Benchmark: does `iso.planner.estimate` put published training steps in the order they ran in?
 
     python -m benchmarks.planning_ranking [--quick]
 
 MaxText publishes what its 16B, 32B, 64B and 128B models reach on 1 to 32 slices of v5e-256, and the
-scripts that ran them. Here each step is written down as what one chip does (`step_of`), from the
-published sizes alone, and `costs.roofline` tells its seconds. Nothing runs on a device.
+scripts that ran them. Here the training step of each (`benchmarks/maxtext_decoder.py`) is estimated
+for that machine at depth "trace", as it is written. Nothing runs on a device, nothing is compiled.
 
 Shown are published and predicted seconds, and the rank correlation (Spearman) of both, over all
 rows and over those of 1 and 32 slices; and that of the TFLOP/s a chip, which is harder, since sizes
-and batches no longer order the rows. `PREDICTORS` names what predicts, so that another can stand
-beside the step that is written down here.
+and batches no longer order the rows. Nothing is fitted to the rows but one bound: that products
+reach 0.95 of a TPU's peak (`COMPUTE_REACH`) was chosen with the 32B row in sight.
 
-Sources, all of https://github.com/AI-Hypercomputer/maxtext:
-rows: MaxText/configs/v5e/README.md; batch, mesh, rematerialization: 16b.sh, 32b.sh, 64b.sh, 128b.sh
-beside it; sizes: MaxText/configs/base.yml, scaled by `get_individual_scales` of pyconfig.py; which
-operations TFLOP/s counts: `calculate_tflops_training_per_device` of maxtext_utils.py.
+Rows: MaxText/configs/v5e/README.md of https://github.com/AI-Hypercomputer/maxtext; which operations
+its TFLOP/s count, and so the seconds of a row: `calculate_tflops_training_per_device` of
+maxtext_utils.py. What the rows leave open, and how it is taken here:
 
-Physical assumptions, the same for all rows, beside those that `costs.roofline` states:
-
-- attention kernels reach `ATTENTION` of the peak (softmax on the vector unit), and skip what the
-  causal mask hides;
-- weights are gathered in bfloat16, once for the forward and once for the backward pass; gradients
-  are summed over a slice in bfloat16, over DCN in float32 (parameters are float32, and the compiler
-  option data_parallel_all_reduce_opt takes that sum out of the loop of layers);
-- under `minimal_offloaded` no product is computed twice, and copies to the host run beside them;
-- DCN gives each chip its share of its host's network (the chip table).
+- they name no commit; batch, sequence (2,048) and what is computed again are of the scripts beside
+  the table;
+- 128b.sh ends with `fused_qkv=True fused_mlp=True` behind a line without its backslash; they are
+  taken as meant;
+- attention is JAX's splash kernel, its blocks 512: the planner counts its whole grid, the blocks
+  too that the causal mask lets a chip skip;
+- the scripts' flags for the compiler (asynchronous and fused collectives) are not modelled:
+  `serial` overlaps nothing, `overlapped` what loops are given, such as gathers of weights;
+- data is synthetic, and nothing is loaded or saved; copies to the host, of products that are kept
+  there, take the time in which memory is read and written.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh
 
-from isoshard.core.planner.costs.device_program import DeviceOp, DeviceProgram
-from isoshard.core.planner.costs.roofline import time_of
-from isoshard.core.planner.machine.topologies import topology
-from isoshard.core.planner.reports.report import MemoryEstimate, TimeEstimate
+import isoshard as iso
+from benchmarks.maxtext_decoder import MODELS, PLAN, Decoder, mesh_of, shapes, step_of
 from tools.harness import tables
 from tools.harness.command import Benchmark
-
-ATTENTION = 0.4
-"""Of the peak what an attention kernel reaches."""
-
-SEQUENCE, VOCABULARY, HEAD = 2048, 32_000, 128
 
 PUBLISHED = {
     # model: TFLOP/s a chip on 1, 2, 4, 8, 16 and 32 slices
@@ -57,223 +47,61 @@ PUBLISHED = {
     "128B": (110, 110, 108, 104, 100, 91),
 }
 SLICES = (1, 2, 4, 8, 16, 32)
+SUMS = ("serial", "overlapped")
 
-
-@dataclasses.dataclass(frozen=True)
-class Decoder:
-    """A published configuration.
-
-    Attributes:
-        width: of the residual stream.
-        heads: of attention, of `HEAD` each.
-        hidden: of the gated MLP.
-        layers: how many.
-        batch: sequences of `SEQUENCE` tokens a chip.
-        tensor: chips that share one layer's products; the rest of a slice is FSDP.
-        recomputes: the backward pass computes each layer again.
-    """
-
-    width: int
-    heads: int
-    hidden: int
-    layers: int
-    batch: int
-    tensor: int = 1
-    recomputes: bool = True
-
-    @property
-    def attended(self) -> int:
-        """Width of all heads."""
-        return self.heads * HEAD
-
-    @property
-    def layer_weights(self) -> int:
-        """Parameters of a layer."""
-        return 4 * self.width * self.attended + 3 * self.width * self.hidden
-
-    @property
-    def weights(self) -> int:
-        """Parameters of all layers and both embeddings."""
-        return self.layers * self.layer_weights + 2 * self.width * VOCABULARY
-
-    @property
-    def counted(self) -> float:
-        """Operations a chip that the published TFLOP/s count: nothing that is recomputed."""
-        tokens = self.batch * SEQUENCE
-        causal = 6 * self.attended * self.layers * SEQUENCE
-        return tokens * (6 * self.weights + causal)
-
-
-MODELS = {
-    "16B": Decoder(4096, 64, 28672, 32, 6),
-    "32B": Decoder(8192, 64, 28672, 32, 4),
-    "64B": Decoder(8192, 64, 28672, 64, 2),
-    "128B": Decoder(8192, 128, 57344, 64, 1, tensor=16, recomputes=False),
+COLUMNS = {
+    "published, s": "{published_s:.2f}",
+    "`serial`, s": "{serial_s:.2f}",
+    "/ published": "{serial_ratio:.2f}",
+    "`overlapped`, s": "{overlapped_s:.2f}",
+    "/ published ": "{overlapped_ratio:.2f}",
+    "published, TFLOP/s a chip": "{published:.0f}",
+    "`serial`": "{serial:.0f}",
+    "`overlapped`": "{overlapped:.0f}",
+    "peak, GiB": "{peak_gib:.1f}",
 }
 
 
-def mesh_of(model: Decoder, slices: int) -> Mesh:
-    """The mesh of a published run: slices along `data`.
+def row_of(model: Decoder, slices: int, rate: float) -> dict[str, Any]:
+    """One published row and what is predicted for it.
 
     Args:
         model: which.
-        slices: how many slices of 256 chips.
+        slices: of 256 chips.
+        rate: TFLOP/s a chip that are published.
     """
-    machine = topology(f"v5e:{slices}*16x16" if slices > 1 else "v5e:16x16")
-    shape = (slices, 256 // model.tensor, model.tensor)
-    return machine.mesh(shape, ("data", "fsdp", "tensor"))
+    mesh = mesh_of(model, slices)
+    report = iso.planner.estimate(step_of(model), shapes(model, mesh), mesh, PLAN, depth="trace")
+    published = model.counted / rate / 1e12
+    row: dict[str, Any] = {"slices": slices, "published": rate, "published_s": published}
+    for how in SUMS:
+        taken = getattr(report.time, how)
+        row |= {
+            how: model.counted / taken / 1e12,
+            f"{how}_s": taken,
+            f"{how}_ratio": taken / published,
+        }
+    peak = report.memory.peak / 2**30
+    return {**row, "limit": report.time.limit, "fits": report.fits, "peak_gib": peak}
 
 
-def step_of(model: Decoder, mesh: Mesh) -> DeviceProgram:
-    """One training step as what one chip does.
+def measure(slices: Sequence[int] = SLICES) -> dict[str, Any]:
+    """Predict published rows.
 
     Args:
-        model: which.
-        mesh: with axes `data`, `fsdp` and `tensor`.
-    """
-    data, fsdp, tensor = (mesh.shape[name] for name in ("data", "fsdp", "tensor"))
-    tokens = model.batch * SEQUENCE * tensor
-    loop = model.layers
-    forward = _layer(model, tokens, tensor, loop, 1)
-    again = _layer(model, tokens, tensor, loop, 2) if model.recomputes else []
-    weights = 2 * model.layer_weights // tensor
-    ops = [
-        *_products("embedding", tokens, [(model.width, VOCABULARY // tensor)], 3),
-        _talk("all-gather", "fsdp", weights, loop, 1),
-        *forward,
-        _talk("all-gather", "fsdp", weights, loop, 2),
-        *again,
-        *_backward(model, tokens, tensor, loop, 2),
-        _talk("reduce-scatter", "fsdp", weights, loop, 2),
-    ]
-    shard = model.weights // (fsdp * tensor)
-    if data > 1:
-        ops.append(_talk("all-reduce", "data", 4 * shard))
-    # AdamW in float32: reads parameter, gradient and two moments, writes three; clipping reads
-    # the gradient once more.
-    ops.append(DeviceOp("adamw", "optimizer", 12.0 * shard, 32.0 * shard))
-    used = (op for op in ops if not op.axes or math.prod(mesh.shape[a] for a in op.axes) > 1)
-    return DeviceProgram(tuple(used), MemoryEstimate(0, 0, 0, 0, 0, 0, "", (), 0))
-
-
-def _layer(model: Decoder, tokens: int, tensor: int, times: int, scope: int) -> list[DeviceOp]:
-    """A layer's forward pass."""
-    stream = 2 * tokens * model.width
-    attended, hidden = model.attended // tensor, model.hidden // tensor
-    return [
-        _talk("all-gather", "tensor", stream, times, scope),
-        *_products("qkv", tokens, [(model.width, 3 * attended)], 1, times, scope),
-        _attention(tokens, attended, 2, times, scope),
-        *_products("out", tokens, [(attended, model.width)], 1, times, scope),
-        _talk("reduce-scatter", "tensor", stream, times, scope),
-        _talk("all-gather", "tensor", stream, times, scope),
-        *_products("wi", tokens, [(model.width, 2 * hidden)], 1, times, scope),
-        DeviceOp("silu", "mlp", 0.0, 6.0 * tokens * hidden, "bfloat16", times, scope=scope),
-        *_products("wo", tokens, [(hidden, model.width)], 1, times, scope),
-        _talk("reduce-scatter", "tensor", stream, times, scope),
-        # Two norms, two additions: each reads and writes the stream.
-        DeviceOp("norm", "layer", 0.0, 8.0 * stream / tensor, "bfloat16", times, scope=scope),
-    ]
-
-
-def _backward(model: Decoder, tokens: int, tensor: int, times: int, scope: int) -> list[DeviceOp]:
-    """A layer's gradients: two products for each of the forward pass."""
-    stream = 2 * tokens * model.width
-    attended, hidden = model.attended // tensor, model.hidden // tensor
-    matrices = [
-        (model.width, 3 * attended),
-        (attended, model.width),
-        (model.width, 2 * hidden),
-        (hidden, model.width),
-    ]
-    # Of attention and of the MLP: gather the cotangent, gather the input again, scatter the result.
-    talks = ("all-gather", "all-gather", "reduce-scatter") * 2
-    return [
-        *(_talk(kind, "tensor", stream, times, scope) for kind in talks),
-        *_products("backward", tokens, matrices, 2, times, scope),
-        _attention(tokens, attended, 5, times, scope),
-        DeviceOp("silu", "mlp", 0.0, 10.0 * tokens * hidden, "bfloat16", times, scope=scope),
-        DeviceOp("norm", "layer", 0.0, 12.0 * stream / tensor, "bfloat16", times, scope=scope),
-    ]
-
-
-def _products(
-    name: str,
-    tokens: int,
-    matrices: Sequence[tuple[int, int]],
-    each: int,
-    times: int = 1,
-    scope: int = 0,
-) -> list[DeviceOp]:
-    return [
-        DeviceOp(
-            "dot_general",
-            name,
-            2.0 * tokens * rows * columns * each,
-            2.0 * (tokens * (rows + columns) + rows * columns) * each,
-            "bfloat16",
-            times,
-            scope=scope,
-        )
-        for rows, columns in matrices
-    ]
-
-
-def _attention(tokens: int, width: int, products: int, times: int, scope: int) -> DeviceOp:
-    """Of `products` with all keys the causal half, as slow as `ATTENTION` says."""
-    flops = products * 2.0 * tokens * SEQUENCE * width / 2
-    moved = 2.0 * tokens * width * (2 + products)
-    return DeviceOp(
-        "attention", "attention", flops / ATTENTION, moved, "bfloat16", times, scope=scope
-    )
-
-
-def _talk(kind: str, axis: str, sent: int, times: int = 1, scope: int = 0) -> DeviceOp:
-    waits = axis == "tensor"
-    return DeviceOp(
-        kind, axis, 0.0, 0.0, "bfloat16", times, (axis,), sent, scope=scope, waits=waits
-    )
-
-
-def by_hand(model: Decoder, mesh: Mesh) -> TimeEstimate:
-    """Predict from the step written down here.
-
-    Args:
-        model: which.
-        mesh: of the run.
-    """
-    return time_of(step_of(model, mesh), mesh)[0]
-
-
-PREDICTORS: dict[str, Callable[[Decoder, Mesh], TimeEstimate]] = {"by hand": by_hand}
-"""What predicts a step, by name."""
-
-
-def measure(predictor: Callable[[Decoder, Mesh], TimeEstimate]) -> dict[str, Any]:
-    """Predict all published rows.
-
-    Args:
-        predictor: one of `PREDICTORS`.
+        slices: of which numbers of slices.
 
     Returns:
         `rows`, and `spearman` of seconds and TFLOP/s for both sums of the roofline.
     """
-    rows = []
-    for name, model in MODELS.items():
-        for slices, rate in zip(SLICES, PUBLISHED[name], strict=True):
-            time = predictor(model, mesh_of(model, slices))
-            row = {
-                "model": name,
-                "slices": slices,
-                "published": rate,
-                "published_s": model.counted / rate / 1e12,
-            }
-            for how in ("serial", "overlapped"):
-                taken = getattr(time, how)
-                row |= {f"{how}_s": taken, how: model.counted / taken / 1e12}
-            rows.append({**row, "limit": time.limit})
+    rows = [
+        {"model": name, **row_of(model, count, rate)}
+        for name, model in MODELS.items()
+        for count, rate in zip(SLICES, PUBLISHED[name], strict=True)
+        if count in slices
+    ]
     found = {}
-    for how in ("serial", "overlapped"):
+    for how in SUMS:
         for unit, text in (("_s", "seconds"), ("", "TFLOP/s")):
             for which, some in (("all rows", SLICES), ("1 and 32 slices", (1, 32))):
                 chosen = [row for row in rows if row["slices"] in some]
@@ -303,31 +131,30 @@ def _ranks(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return below + (equal - 1) / 2
 
 
-def table(found: Mapping[str, Any]) -> Any:
-    """Show what `measure` found."""
-    columns = {
-        "published TFLOP/s": "{published:.0f}",
-        "predicted, serial": "{serial:.0f}",
-        "overlapped": "{overlapped:.0f}",
-        "published s": "{published_s:.2f}",
-        "predicted s, serial": "{serial_s:.2f}",
-        "overlapped s": "{overlapped_s:.2f}",
-        "limit": "{limit}",
-    }
-    rows = [([row["model"], f"{row['slices']} x 256"], row) for row in found["rows"]]
-    return tables.table("MaxText on v5e", columns, rows, ("model", "chips"))
+def named_rows(found: Mapping[str, Any]) -> list[tuple[list[str], Mapping[str, Any]]]:
+    """The rows with the names that tables give them."""
+    return [([row["model"], f"{row['slices']} x 256"], row) for row in found["rows"]]
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    """The table of docs/planning.md.
+
+    Args:
+        found: what `measure` found.
+    """
+    rows = [[*names, *tables.cells(COLUMNS, row)] for names, row in named_rows(found)]
+    return tables.markdown(["model", "chips", *(title.strip() for title in COLUMNS)], rows)
 
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/planning_ranking.json`."""
     benchmark = Benchmark("planning_ranking", __doc__, quick=1)
-    benchmark.parse()
-    results = {name: measure(predictor) for name, predictor in PREDICTORS.items()}
-    shown = []
-    for name, found in results.items():
-        shown.append(table(found))
-        shown += [f"{name}: Spearman of {what} {r:.3f}" for what, r in found["spearman"].items()]
-    benchmark.finish(results, *shown)
+    given = benchmark.parse()
+    found = measure((1, 32) if given.quick else SLICES)
+    lines = [f"Spearman of {what} {r:.3f}" for what, r in found["spearman"].items()]
+    shown = tables.table("MaxText on v5e", COLUMNS, named_rows(found), ("model", "chips"))
+    benchmark.finish(found, shown, *lines)
+    print(markdown(found))
 
 
 if __name__ == "__main__":

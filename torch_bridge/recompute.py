@@ -1,10 +1,12 @@
 """Activation checkpointing that XLA keeps: what is dropped in forward is computed again.
 
 In one program, `torch.utils.checkpoint` alone saves no memory: the recomputation is the same
-operations on the same inputs, and XLA computes common subexpressions once. Here the inputs of the
-recomputation wait, behind an optimization barrier, for the gradient that it serves. XLA's compiler
-for CPUs drops barriers, so that there only `scan_layers(.., checkpoint=True)` saves memory; so it
-is with `jax.checkpoint`.
+operations on the same inputs, and XLA computes common subexpressions once. Here all that the
+recomputation reads, arguments, parameters and buffers, waits behind an optimization barrier for the
+gradient that it serves. A parameter that is split over devices is so gathered a second time, and
+not kept whole from forward to backward. XLA's compiler for CPUs drops barriers, so that there only
+loops over layers save memory (`scan_layers(.., checkpoint=True)`, `xs.compile(step,
+repeat="auto")`); so it is with `jax.checkpoint`.
 
 >>> import isoshard.torch_bridge as xs
 >>> layer = checkpoint_module(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh()).to("jax"))
@@ -15,14 +17,17 @@ torch.Size([2, 2])
 
 from __future__ import annotations
 
+import contextlib
 import types
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge._torch_internals.module_fields import own_buffers, own_parameters
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.spmd import optimization_barrier_
 
@@ -54,14 +59,14 @@ def checkpoint_module(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def checkpoint(
-    function: Callable[..., Any], *args: Any, anchor: torch.Tensor | None = None, **kwargs: Any
+    function: Callable[..., Any], *args: Any, owner: torch.nn.Module | None = None, **kwargs: Any
 ) -> Any:
     """Call a function so that backward computes its intermediate results again.
 
     Args:
         function: draws the same random numbers in both calls.
         *args: for the function.
-        anchor: a tensor of the function's device, if no argument is one.
+        owner: a module whose parameters and buffers the function reads.
         **kwargs: for the function.
 
     Returns:
@@ -69,18 +74,24 @@ def checkpoint(
     """
     leaves, structure = pytree.tree_flatten((args, kwargs))
     gradients: list[torch.Tensor] = []
+    own = _OwnTensors(owner)
     calls = 0
 
     def run(_: Any, *leaves: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls > 1:
-            leaves = _after(gradients, leaves)
-            gradients.clear()
-        args, kwargs = pytree.tree_unflatten(leaves, structure)
-        return function(*args, **kwargs)
+        if calls == 1:
+            args, kwargs = pytree.tree_unflatten(leaves, structure)
+            result = function(*args, **kwargs)
+            own.called()
+            return result
+        late = _after(gradients, (*leaves, *own.tensors))
+        gradients.clear()
+        args, kwargs = pytree.tree_unflatten(late[: len(leaves)], structure)
+        with own.replaced(late[len(leaves) :]):
+            return function(*args, **kwargs)
 
-    result = torch_checkpoint(run, anchor, *leaves, use_reentrant=False)
+    result = torch_checkpoint(run, own.first, *leaves, use_reentrant=False)
     for leaf in pytree.tree_leaves(result):
         if isinstance(leaf, lazy_tensor.LazyTensor) and leaf.requires_grad:
             leaf.register_hook(gradients.append)
@@ -91,7 +102,60 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     original = self._xla_checkpointed_forward_original
     if not torch.is_grad_enabled():
         return original(*args, **kwargs)
-    return checkpoint(original, *args, anchor=next(self.parameters(), None), **kwargs)
+    return checkpoint(original, *args, owner=self, **kwargs)
+
+
+class _OwnTensors:
+    """Parameters and buffers that a checkpointed function finds in a module in its first call.
+
+    Args:
+        owner: the module, or None.
+
+    Attributes:
+        first: a parameter, by which torch knows the device; None if there is none.
+        tensors: those on the device, each once.
+    """
+
+    def __init__(self, owner: torch.nn.Module | None):
+        modules = [] if owner is None else owner.modules()
+        self._places = [
+            (table, name, one)
+            for module in modules
+            for table in (own_parameters(module), own_buffers(module))
+            for name, one in table.items()
+            if isinstance(one, lazy_tensor.LazyTensor)
+        ]
+        self._values = [weakref.ref(one._storage.value) for _, _, one in self._places]
+        self.first = None if owner is None else next(owner.parameters(), None)
+        self.tensors: list[Any] = []
+
+    def called(self) -> None:
+        """Leave out what the first call has written to: the second one writes to it as well."""
+        self._places = [
+            place
+            for place, value in zip(self._places, self._values, strict=True)
+            if place[2]._storage.value is value()
+        ]
+        self._values = []
+        self.tensors = list({id(one): one for _, _, one in self._places}.values())
+
+    @contextlib.contextmanager
+    def replaced(self, others: Sequence[Any]) -> Iterator[None]:
+        """Context in which the module has others in the place of `tensors`, whatever it has now."""
+        of = {id(one): other for one, other in zip(self.tensors, others, strict=True)}
+        before = [
+            (table, name, table[name], of[id(one)])
+            for table, name, one in self._places
+            if name in table
+        ]
+        for table, name, _, other in before:
+            table[name] = other
+        try:
+            yield
+        finally:
+            for table, name, one, other in before:
+                if table.get(name) is other:
+                    table[name] = one
 
 
 def _after(gradients: list[torch.Tensor], leaves: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -99,11 +99,14 @@ def estimate(
     Raises:
         PlanError: the plan does not fit the step.
         ShardingError: `mesh` is no mesh.
-        ValueError: `depth` is none of the three, or `memory` or `timeout` is not above 0.
+        ValueError: `depth` is none of the three, `memory` or `timeout` is not above 0, or `repeats`
+            is not True, False or None.
         PlanningError: the target's compiler is missing, failed, or took too long.
     """
     if depth not in DEPTHS:
         raise ValueError(f"depth is {', '.join(map(repr, DEPTHS))}, not {depth!r}")
+    if repeats not in (True, False, None):
+        raise ValueError(f"repeats= is True, False or None, not {repeats!r}")
     started = time.perf_counter()
     mesh = planned_mesh(mesh)
     device_memory(mesh, memory)
@@ -173,7 +176,6 @@ def report_of(
     machine = topology_of(mesh)
     capacity = device_memory(mesh, memory)
     spent, timeline = time_of(program, mesh)
-    spent = dataclasses.replace(spent, assumptions=(*spent.assumptions, *program.notes))
     report = Report(
         traced.name,
         traced.framework,
@@ -191,6 +193,7 @@ def report_of(
         taken,
         _versions() | dict(program.versions),
         input_uses(traced.inputs),
+        program.notes,
     )
     return dataclasses.replace(report, advice=advise(report))
 

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,6 +54,17 @@ class EquationFlow:
     def inputs(self) -> int:
         """How many inputs the program has; their values have the first numbers."""
         return len(self.program.jaxpr.invars)
+
+    @functools.cached_property
+    def read_together(self) -> list[tuple[int, list[int]]]:
+        """Equations that read several inputs of the program, and these."""
+        inputs = self.inputs
+        found = [
+            (time, [one for one in dict.fromkeys(operands) if 0 <= one < inputs])
+            for time, operands in enumerate(self.operands)
+            if len(operands) > 1
+        ]
+        return [(time, some) for time, some in found if len(some) > 1]
 
     @classmethod
     def of(cls, program: ClosedJaxpr) -> EquationFlow:

@@ -18,27 +18,38 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Literal, Var, jaxprs_in_params
 from jax.sharding import Sharding
 
+from isoshard.core.runtime.jaxprs import equations as all_equations
 
-def inlined(program: ClosedJaxpr) -> ClosedJaxpr:
+_BODY = {"jit": "jaxpr", "closed_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+"""Primitive that calls one program with its operands -> the parameter that has it."""
+
+
+def inlined(program: ClosedJaxpr, holding: str = "") -> ClosedJaxpr:
     """Write out calls of `jit` that hold no program of their own, and say nothing of layouts.
 
     Args:
         program: any closed jaxpr; loops, branches, derivatives and calls with these in them stay as
             they are.
+        holding: the name of a primitive: instead of these, all calls are written out that hold one
+            at any depth, also where a function has a gradient of its own.
 
     Returns:
         The same program; the one given if there are no such calls.
     """
-    if not any(_is_call(one) for one in program.jaxpr.eqns):
+
+    def wanted(equation: Any) -> bool:
+        return _holds(equation, holding) if holding else _is_call(equation)
+
+    if not any(wanted(one) for one in program.jaxpr.eqns):
         return program
     names: dict[Any, Any] = {}
     equations: list[Any] = []
     for one in program.jaxpr.eqns:
         operands = [_read(atom, names) for atom in one.invars]
-        if not _is_call(one):
+        if not wanted(one):
             equations.append(one.replace(invars=operands))
             continue
-        inner = one.params["jaxpr"].jaxpr
+        inner = one.params[_BODY[one.primitive.name]].jaxpr
         inside = dict(zip(inner.invars, operands, strict=True))
         for each in inner.eqns:  # one program may be called often: each call has its own results
             made = [Var(variable.aval) for variable in each.outvars]
@@ -47,11 +58,20 @@ def inlined(program: ClosedJaxpr) -> ClosedJaxpr:
             inside.update(zip(each.outvars, made, strict=True))
         names.update(zip(one.outvars, [_read(atom, inside) for atom in inner.outvars], strict=True))
     results = [_read(one, names) for one in program.jaxpr.outvars]
-    return program.replace(jaxpr=program.jaxpr.replace(eqns=equations, outvars=results))
+    found = program.replace(jaxpr=program.jaxpr.replace(eqns=equations, outvars=results))
+    return inlined(found, holding) if holding else found
 
 
 def _read(atom: Any, names: dict[Any, Any]) -> Any:
     return atom if isinstance(atom, Literal) else names.get(atom, atom)
+
+
+def _holds(equation: Any, name: str) -> bool:
+    """Whether a call that can be written out has a primitive in it."""
+    body = equation.params.get(_BODY.get(equation.primitive.name, ""))
+    if body is None or body.consts:
+        return False
+    return any(one.primitive.name == name for one in all_equations(body))
 
 
 def _is_call(equation: Any) -> bool:

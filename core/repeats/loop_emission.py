@@ -6,22 +6,23 @@ Equations are evaluated as they are, so they keep their lines of source and thei
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, Var, jaxpr_as_fun
+from jax.extend.core import Var
 from jax.sharding import NamedSharding, PartitionSpec
 
-from isoshard.core.repeats.equation_flow import EquationFlow
+from isoshard.core.repeats.equation_flow import EquationFlow, needed
 from isoshard.core.repeats.equation_order import Step
+from isoshard.core.repeats.jaxpr_functions import function_of, over_rows
 from isoshard.core.repeats.loop_plans import LoopPlan
+from isoshard.core.repeats.row_updates import RowUpdates
 from isoshard.core.repeats.side_by_side import BatchedEquation
 from isoshard.core.repeats.stacked_values import StackedArray, StackedValues
-
-_NAMES = DebugInfo("repeats", "rolled", None, None)
+from isoshard.core.repeats.updates_in_loops import LoopUpdates
 
 
 class LoopEmission:
@@ -35,6 +36,7 @@ class LoopEmission:
         wanted: arrays that loops are to give.
         inputs: the program's inputs: values, or arrays of them.
         lies: of each value how it is laid out; None leaves it open.
+        updates: batched equations that run in a loop, by its number.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class LoopEmission:
         wanted: set[StackedArray],
         inputs: Sequence[tuple[int | StackedArray, Any]],
         lies: Sequence[NamedSharding | None],
+        updates: Mapping[int, LoopUpdates],
     ) -> None:
         """Nothing has run at first."""
         self._flow = flow
@@ -54,6 +57,7 @@ class LoopEmission:
         self._stacks = stacks
         self._wanted = wanted
         self._lies = lies
+        self._updates = updates
         consts = range(flow.inputs, flow.inputs + len(flow.program.consts))
         self._values: dict[int, Any] = dict(zip(consts, flow.program.consts, strict=True))
         self._arrays: dict[StackedArray, Any] = {}
@@ -152,7 +156,7 @@ class LoopEmission:
             made = dict(zip(flow.outputs[time], equation.outvars, strict=True))
             atoms.update(made)
             results.update(made)
-        run = _function(list(variables.values()), list(results.values()), equations)
+        run = function_of(list(variables.values()), list(results.values()), equations)
         values = run(*[self.value(one) for one in variables])
         self._values.update(zip(results, values, strict=True))
 
@@ -188,12 +192,12 @@ class LoopEmission:
         if equation.primitive.name == "sharding_constraint" and named:
             values = [_constrained(given[0], equation)]
         else:
-            run = _function(
+            run = function_of(
                 [one for one in variables if one is not None],
                 equation.outvars,
                 [equation.replace(invars=atoms)],
             )
-            values = _over_rows(run, axes, given, len(batch.equations))
+            values = over_rows(run, axes, given, len(batch.equations))
         self._arrays.update(zip(batch.results, values, strict=True))
 
     def _loop(self, plan: LoopPlan, number: int) -> None:
@@ -204,7 +208,14 @@ class LoopEmission:
             for one in sorted(self._wanted, key=lambda one: (one.origin, one.number))
             if one.owner == number and one.origin in ("made", "carried")
         ]
-        run = body.function(mine)
+        update = RowUpdates(
+            self._flow,
+            number,
+            self._batches,
+            self._updates.get(number, LoopUpdates()),
+            self._wanted,
+        )
+        run = body.function([*mine, *update.made])
         xs, fixed, rows = [], [], []
         for array, where in body.reads:
             if where is None:
@@ -214,16 +225,19 @@ class LoopEmission:
                 rows.append(jnp.asarray(np.array(where, np.int32)))
         whole = [where is None for _, where in body.reads]
         unchanging = [self.value(one) for one in body.unchanging]
+        values = {one: self.value(one) for one in update.values}
         slots = len(block.carried)
         # A value that lies otherwise before the loop than in it is left to the partitioner.
         carried = [
             self._layout((first, *block.made_as(block.made + one))) for one, first in block.carried
         ]
-        ends = [*carried, *[self._layout(one.members) for one in mine]]
+        ends = [*carried, *[self._layout(one.members) for one in (*mine, *update.made)]]
 
         def iteration(carry: Any, step: Any) -> tuple[Any, Any]:
-            elements, numbers = iter(step[0]), iter(zip(fixed, step[1], strict=True))
-            read = [
+            (begins, stacks), (elements, numbers, read, index) = carry, step
+            elements = iter(elements)
+            numbers = iter(zip(fixed, numbers, strict=True))
+            taken = [
                 next(elements)
                 if one
                 else (lambda pair: jax.lax.dynamic_index_in_dim(*pair, keepdims=False))(
@@ -231,16 +245,25 @@ class LoopEmission:
                 )
                 for one in whole
             ]
-            begins = map(_laid_out, carry, carried)
-            made = list(map(_laid_out, run(*begins, *read, *unchanging), ends))
-            return tuple([_strong(one) for one in made[:slots]]), made[slots:]
+            begins = map(_laid_out, begins, carried)
+            made = list(map(_laid_out, run(*begins, *taken, *unchanging), ends))
+            ended, given = made[:slots], made[slots : slots + len(mine)]
+            known = dict(zip(update.made, made[slots + len(mine) :], strict=True))
+            known.update(zip(update.read, read, strict=True))
+            stacks, others = update.run(known, values, stacks, index)
+            return (tuple(map(_strong, ended)), stacks), (given, others)
 
         first = tuple([_strong(self.value(value)) for _, value in block.carried])
+        begin = first, [_strong(self.array(one)) for one in update.stacks]
+        index = jnp.arange(block.count, dtype=np.int32) if update.stacks else None
+        steps = xs, rows, [self.array(one) for one in update.read], index
         with jax.named_scope(f"repeat_{number}"):
-            last, made = jax.lax.scan(
-                iteration, first, (xs, rows), length=block.count, reverse=plan.reverse
+            (last, stacks), (made, others) = jax.lax.scan(
+                iteration, begin, steps, length=block.count, reverse=plan.reverse
             )
-        self._arrays.update(zip(mine, made, strict=True))
+        self._arrays.update(zip((*mine, *update.given), (*made, *others), strict=True))
+        news = self._updates[number].replaced if number in self._updates else ()
+        self._arrays.update(zip(news, stacks, strict=True))
         for (place, _), value in zip(block.carried, last, strict=True):
             self._values[int(block.firsts[-1]) + block.made + place] = value
 
@@ -327,32 +350,12 @@ class _LoopBody:
             outputs[one.number] if one.origin == "made" else self._carries[one.number]
             for one in results
         ]
-        return _function([*self._carries, *self._read, *self._fixed], given, equations)
-
-
-def _function(variables: list[Any], results: Sequence[Any], equations: list[Any]) -> Any:
-    jaxpr = Jaxpr([], variables, list(results), equations, _effects(equations), _NAMES)
-    return jaxpr_as_fun(ClosedJaxpr(jaxpr, []))
-
-
-def _over_rows(run: Any, axes: Sequence[int | None], given: Sequence[Any], count: int) -> Any:
-    """A function of each row; one after the other where a primitive has no rule for all at once."""
-    try:
-        return jax.vmap(run, in_axes=axes)(*given)
-    except NotImplementedError:
-        rows = [
-            run(*[one if axis is None else one[row] for one, axis in zip(given, axes, strict=True)])
-            for row in range(count)
-        ]
-        return [jnp.stack(one) for one in zip(*rows, strict=True)]
+        run = needed(equations, given)
+        return function_of([*self._carries, *self._read, *self._fixed], given, run)
 
 
 def _laid_out(value: Any, layout: NamedSharding | None) -> Any:
     return value if layout is None else jax.lax.with_sharding_constraint(value, layout)
-
-
-def _effects(equations: Sequence[Any]) -> Any:
-    return frozenset().union(*[one.effects for one in equations])
 
 
 def _strong(value: Any) -> Any:

@@ -41,8 +41,8 @@ class LoopPlan:
         reverse: the last element of arrays is the one of the first iteration.
         reads: arrays by the values of their elements, in the order of the leading axis, and where
             in the array they are; None: all, in order.
-        sliced: equations of an iteration that are slices at different positions of one value; their
-            results are read from an array.
+        sliced: equations of an iteration that do not run, and the array that their results are
+            read from: slices at different positions of one value, and what an earlier loop has.
         repeated: equations of loops before it that it computes again.
     """
 

@@ -26,7 +26,7 @@ _CHEAP = frozenset(
         *("abs", "add", "add_any", "and", "broadcast_in_dim", "clamp", "convert_element_type"),
         *("copy", "div", "eq", "ge", "gt", "integer_pow", "iota", "is_finite", "le", "lt", "max"),
         *("min", "mul", "ne", "neg", "not", "or", "reshape", "rsqrt", "select_n", "sign", "sqrt"),
-        *("square", "squeeze", "stop_gradient", "sub", "transpose", "xor"),
+        *("name", "square", "squeeze", "stop_gradient", "sub", "transpose", "xor"),
     )
 )
 """Primitives that cost no more than reading their result would. Exponentials are not among them."""

@@ -2,7 +2,9 @@
 
 A run of equal keys can be divided at any of `period` places. The best division carries little from
 one iteration to the next, and fits the iterations of loops before it: the backward of a layer reads
-what the forward of that layer kept, so both are to begin and end at the same layer.
+what the forward of that layer kept, so both are to begin and end at the same layer. Where layers
+are computed again in the backward, an equation there reads all parameters of one (they wait behind
+a barrier): these belong into one iteration of the forward.
 """
 
 from __future__ import annotations
@@ -30,11 +32,12 @@ def first_border(
         A number from 0 to the period.
     """
     strangers = _strangers(flow, run, iterations)
+    parted = _parted(flow, run)
     crossing = _crossing(flow, run)
 
-    def cost(border: int) -> tuple[int, int, int, int]:
+    def cost(border: int) -> tuple[int, int, int, int, int]:
         count = (run.length - border) // run.period
-        return strangers[border], -count, crossing[border], border
+        return strangers[border], parted[border], -count, crossing[border], border
 
     return min(range(run.period), key=cost)
 
@@ -80,3 +83,21 @@ def _crossing(flow: EquationFlow, run: PeriodicRun) -> list[int]:
     over = np.cumsum(changes)
     middle = max(1, (run.length // run.period - 1) // 2) * run.period
     return [int(over[min(middle + border, run.length)]) for border in range(run.period)]
+
+
+def _parted(flow: EquationFlow, run: PeriodicRun) -> list[int]:
+    """For each border, how often it parts inputs of the program that one later equation reads."""
+    stop = run.start + run.length
+    found = [0] * run.period
+    for later, inputs in flow.read_together:
+        if later < stop:
+            continue
+        firsts = [
+            next((time for time in flow.readers[one] if run.start <= time < stop), -1)
+            for one in inputs
+        ]
+        reads = [time for time in firsts if time >= 0]
+        if len(reads) > 1 and max(reads) - min(reads) < run.period:
+            for time in range(min(reads) + 1, max(reads) + 1):
+                found[(time - run.start) % run.period] += 1
+    return found

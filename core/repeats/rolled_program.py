@@ -45,8 +45,10 @@ from isoshard.core.repeats.periodic_runs import PeriodicRun, periodic_runs
 from isoshard.core.repeats.recomputed_values import recomputed
 from isoshard.core.repeats.repeat_borders import first_border
 from isoshard.core.repeats.repeated_block import RepeatedBlock, blocks_of
+from isoshard.core.repeats.shared_reductions import shared
 from isoshard.core.repeats.side_by_side import SideBySide
 from isoshard.core.repeats.stacked_values import StackedArray, StackedValues
+from isoshard.core.repeats.updates_in_loops import LoopUpdates, updates_in
 
 _WORTH = 8
 """A loop saves at least so many equations."""
@@ -109,6 +111,7 @@ def rolled(
     replaces: Sequence[int | None] | None = None,
     differentiated: bool = False,
     layouts: Callable[[ClosedJaxpr], Mapping[Var, NamedSharding]] | None = None,
+    updates: bool = False,
 ) -> Rolled:
     """Write equal parts of a program as loops.
 
@@ -122,6 +125,7 @@ def rolled(
             their own (`jax.custom_vjp`) are equal only if their rules are the same objects.
         layouts: gives layouts of variables of a program that computes the same. What loops carry
             and keep is constrained to them, where all iterations and the first value agree.
+        updates: what an optimizer does with large gradients is done in the loop that makes them.
 
     Returns:
         The program with loops; without any if nothing repeats.
@@ -150,14 +154,27 @@ def rolled(
         if not circle:
             break
         refused |= {side.batches[number].equations[0] for number in circle}
-    plans = recomputed(flow, plans, stacks)
+    plans = recomputed(flow, shared(flow, keys.tolist(), plans, stacks), stacks)
     inputs = _inputs(flow, stacks)
     results = _results(flow, stacks, inputs, replaces)
-    wanted = _wanted(flow, plans, side, stacks, results, skipped)
+    within: dict[int, LoopUpdates] = {}
+    if updates:
+        given = [one for one, _ in results]
+        within = updates_in(flow, plans, side, given, _new_of(inputs, results, replaces), skipped)
+        loop_of = {batch: loop for loop, one in within.items() for batch in one.batches}
+        steps, _ = ordered(flow, blocks, side.batched_in, skipped, loop_of)
+    wanted = _wanted(flow, plans, side, stacks, results, skipped, within)
 
     def run(*given: Any) -> list[Any]:
         emission = LoopEmission(
-            flow, plans, side.batches, stacks, wanted, list(zip(inputs, given, strict=True)), lies
+            flow,
+            plans,
+            side.batches,
+            stacks,
+            wanted,
+            list(zip(inputs, given, strict=True)),
+            lies,
+            within,
         )
         emission.run(steps)
         return [
@@ -321,6 +338,22 @@ def _results(
     return [found[number] for number in sorted(found)]
 
 
+def _new_of(
+    inputs: Sequence[int | StackedArray],
+    results: Sequence[tuple[int | StackedArray, Stack]],
+    replaces: Sequence[int | None] | None,
+) -> dict[StackedArray, StackedArray]:
+    """Of results that replace a stack of inputs, row by row, that stack."""
+    stacks = {one.members: one for one in inputs if isinstance(one, StackedArray)}
+    found: dict[StackedArray, StackedArray] = {}
+    for array, stack in results:
+        if replaces is not None and isinstance(array, StackedArray):
+            old = stacks.get(tuple([replaces[one] for one in stack.numbers]))
+            if old is not None:
+                found[array] = old
+    return found
+
+
 def _wanted(
     flow: EquationFlow,
     plans: Sequence[LoopPlan],
@@ -328,6 +361,7 @@ def _wanted(
     stacks: StackedValues,
     results: Sequence[tuple[int | StackedArray, Stack]],
     skipped: set[int],
+    within: Mapping[int, LoopUpdates],
 ) -> set[StackedArray]:
     """Arrays that loops are to give: all that others read of them."""
     arrays = {one for one, _ in results if isinstance(one, StackedArray)}
@@ -337,10 +371,13 @@ def _wanted(
         block = plan.block
         inside.update(range(block.start, block.stop))
         arrays.update(array for array, _ in plan.reads.values())
+        arrays.update(array for array in plan.sliced.values() if array.origin == "made")
         values.update(first for _, first in block.carried)
         values.update(one[0] for one in block.outside.values() if len(set(one)) == 1)
-    for batch in side.batches:
-        arrays.update(one for one in batch.operands if isinstance(one, StackedArray))
+    loop_of = {batch: loop for loop, one in within.items() for batch in one.batches}
+    for number, batch in enumerate(side.batches):
+        read = [one for one in batch.operands if isinstance(one, StackedArray)]
+        arrays.update(one for one in read if not _stays_in(one, loop_of.get(number), loop_of))
         values.update(one for one in batch.operands if isinstance(one, int))
         if batch.sliced:
             values.update(flow.operands[batch.equations[0]])
@@ -362,6 +399,13 @@ def _wanted(
         if homes and not any(one in arrays for one in homes):
             arrays.add(homes[0])
     return arrays
+
+
+def _stays_in(array: StackedArray, loop: int | None, loop_of: Mapping[int, int]) -> bool:
+    """Whether rows of an array are made and read in the same iteration of a loop."""
+    if loop is None or array.origin not in ("made", "batched"):
+        return False
+    return (array.owner if array.origin == "made" else loop_of.get(array.owner)) == loop
 
 
 def _stack(one: int | StackedArray) -> Stack:

@@ -123,8 +123,8 @@ class TestWhatIsAsked:
         assert run("planned_module:step", "--mesh", "cpu:8") == 0
 
     def test_arguments_of_the_step_itself(self, script, calls):
-        script.write_text(SCRIPT + "step.example_args = lambda: (1, 2)\n")
-        run(f"{script}:step", "--mesh", "cpu:8")
+        script.write_text(SCRIPT + "pair.example_args = lambda: (1, 2)\n")
+        run(f"{script}:pair", "--mesh", "cpu:8")
         assert calls[0][1] == (1, 2)
 
     def test_no_plan(self, script, calls):
@@ -274,6 +274,34 @@ def test_errors_of_others_keep_their_traceback(script, monkeypatch):
     monkeypatch.setitem(vars(planner), "estimate", fails)
     with pytest.raises(ZeroDivisionError, match="a fault"):
         run("train.py:step", "--mesh", "cpu:8")
+
+
+def test_a_step_that_fails_says_at_which_line_of_the_script(script, capsys):
+    script.write_text(SCRIPT.replace("return x * 2", "y = x.T\n    return x @ x @ y"))
+    words = ("train.py:step", "--mesh", "cpu:8", "--args", "train.py:table")
+    script.write_text(script.read_text() + "\ntable = jax.ShapeDtypeStruct((8, 4), 'float32')\n")
+    said = run_error(capsys, *words)
+    assert said.startswith("isoshard plan: step fails when it is traced, at train.py:7 (step): ")
+    assert "TypeError: dot_general requires contracting dimensions" in said
+
+
+def test_arguments_that_the_step_does_not_take(script, calls, capsys):
+    words = ("train.py:step", "--mesh", "cpu:8", "--args", "train.py:make_args")
+    assert run_error(capsys, *words) == (
+        "isoshard plan: train.py:step takes (x), and train.py:make_args gives (ShapeDtypeStruct, "
+        "int): too many positional arguments. Several arguments are a tuple\n"
+    )
+    assert "missing a required argument: 'y'" in run_error(
+        capsys, "train.py:pair", "--mesh", "cpu:8"
+    )
+    assert not calls
+
+
+def test_an_error_of_a_plan_says_of_which(script, capsys):
+    script.write_text(SCRIPT.replace("return x * 2", "return x * 2, x.sum()"))
+    script.write_text(script.read_text().replace("(8,), ", "(1024, 1024), "))
+    said = run_error(capsys, "train.py:step", "--mesh", "cpu:8", "--plan", "tensor")
+    assert said.startswith("isoshard plan: --plan tensor: 1 leaf larger than 1.0 MiB matches no")
 
 
 def test_a_file_that_cannot_be_written(script, calls, capsys):

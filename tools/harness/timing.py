@@ -5,6 +5,8 @@
 (['a', 'b'], 5)
 >>> summary({"a": [2.0, 4.0, 3.0], "b": [6.0, 6.0, 7.0]}, "a")["b"]
 {'median_ms': 6000.0, 'best_ms': 6000.0, 'ratio': 2.0}
+>>> sorted(turns({"a": lambda: None, "b": lambda: None}, rounds=2, calls=3)["a"])[0] > 0
+True
 >>> paired([6.0, 6.0, 7.0], [2.0, 4.0, 3.0])
 2.3333333333333335
 """
@@ -12,6 +14,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +52,43 @@ def interleave(
         for name in names[number % len(names) :] + names[: number % len(names)]:
             times[name].append(seconds(contestants[name], settle))
     return times
+
+
+def turns(
+    contestants: Mapping[str, Callable[[], Any]], *, rounds: int, calls: int
+) -> dict[str, list[float]]:
+    """Time functions in turns of several calls, in random order, the same in each run.
+
+    The first call of a turn finds the caches as another function left them, and does not count.
+
+    Args:
+        contestants: functions that return when their work is done.
+        rounds: turns of each.
+        calls: of one turn that count.
+
+    Returns:
+        Seconds of each call.
+    """
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    order = random.Random(0)
+    for _ in range(rounds):
+        for name in order.sample(list(contestants), len(contestants)):
+            seconds(contestants[name])
+            times[name] += [seconds(contestants[name]) for _ in range(calls)]
+    return times
+
+
+def quartile(times: Sequence[float]) -> float:
+    """What a quarter of the calls did not exceed: other programs make calls slower, never faster.
+
+    Args:
+        times: of at least two calls.
+
+    Example:
+        >>> quartile([1.0, 2.0, 3.0, 4.0, 90.0])
+        2.0
+    """
+    return statistics.quantiles(times, n=4, method="inclusive")[0]
 
 
 def seconds(function: Callable[[], Any], settle: Callable[[Any], Any] | None = None) -> float:

@@ -130,8 +130,10 @@ def computed(
         traced = _under_auto([_held(leaves[number]) for number in numbers], what)
         if rolls or (mesh is not None and in_trace):
             program = jax.make_jaxpr(run)(*traced)
-            values = rolled_values(program, traced, repeat) if rolls else _values(program, traced)
             kinds = [types[number] for number in numbers]
+            values = (
+                rolled_values(program, traced, repeat, kinds) if rolls else _values(program, traced)
+            )
             if mesh is not None:
                 call.complete(values, lambda: _chosen(program, kinds, mesh, what))
         else:

@@ -77,7 +77,7 @@ class Stack:
         self._options = [
             (operator.itemgetter(*keys, *keys[:1]), vars(mine), [vars(one) for one in theirs])
             for mine, *theirs in zip(*self._modules, strict=True)
-            if (keys := [key for key in _options(mine) if key not in ignore])
+            if (keys := [key for key in _own_values(mine) if key not in ignore])
         ]
 
     def _hooked(self) -> list[Any]:
@@ -230,8 +230,27 @@ def _kind(module: torch.nn.Module) -> Any:
 
 
 def _options(module: torch.nn.Module) -> dict[str, Any]:
-    """A module's attributes besides what every module has."""
-    return {name: value for name, value in vars(module).items() if name not in _MODULE}
+    """A module's attributes besides what every module has; of its own methods the functions."""
+    own = {
+        name: getattr(value, "__func__", value)
+        for name, value in vars(module).items()
+        if name not in _MODULE and _is_own_method(module, value)
+    }
+    return {**_own_values(module), **own}
+
+
+def _own_values(module: torch.nn.Module) -> dict[str, Any]:
+    """A module's attributes that are no methods of it, besides what every module has."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name not in _MODULE and not _is_own_method(module, value)
+    }
+
+
+def _is_own_method(module: torch.nn.Module, value: Any) -> bool:
+    """Whether an attribute is a method of the module, such as a `forward` put in its place."""
+    return getattr(value, "__self__", None) is module
 
 
 def _same(one: Any, two: Any) -> bool:

@@ -19,18 +19,17 @@ P('data', UNCONSTRAINED)
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from typing import Any
+from collections.abc import Sequence
 
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.extend.core import ClosedJaxpr, Var
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ..traced.rolled_step import rolled_step
 from ..traced.traced_step import TracedStep
 from .factor_layouts import Split
 from .flat_program import CONSTANT, flattened
-from .spreading import ArrayLayouts
-from .trace_depth import laid_values
+from .spreading import ArrayLayouts, spread
 
 
 def for_compilers(step: TracedStep) -> TracedStep:
@@ -48,29 +47,55 @@ def for_compilers(step: TracedStep) -> TracedStep:
     return rolled_step(step, layouts=functools.partial(border_layouts, step))
 
 
-def border_layouts(step: TracedStep, program: Any) -> dict[Any, NamedSharding]:
+def border_layouts(step: TracedStep, program: ClosedJaxpr) -> dict[Var, NamedSharding]:
     """Layouts of the variables of a step's program, as they spread from its inputs.
 
     Args:
         step: with the layouts of its inputs.
-        program: the step's, or an equal one that was written otherwise: a closed jaxpr.
+        program: the step's, or an equal one that was written otherwise.
+
+    Returns:
+        As of `spread_layouts`.
+    """
+    inputs = [one.sharding for one in step.inputs]
+    return spread_layouts(program, step.mesh, inputs, [one.sharding for one in step.results])
+
+
+def spread_layouts(
+    program: ClosedJaxpr,
+    mesh: Mesh | AbstractMesh,
+    inputs: Sequence[NamedSharding | None],
+    results: Sequence[NamedSharding | None] = (),
+) -> dict[Var, NamedSharding]:
+    """Layouts of the variables of a program, as they spread from its inputs.
+
+    Args:
+        program: traced; layout constraints in it name `mesh`.
+        mesh: of all layouts.
+        inputs: how each lies; None is not known.
+        results: how each is to lie; None leaves one open, and so do those that are not said.
 
     Returns:
         Of each variable that some mesh axis splits its layout. Axes that nothing splits are left to
         the partitioner, and so are those that a part of a mesh axis splits.
     """
-    layouts = ArrayLayouts(dict(step.mesh.shape))
+    layouts = ArrayLayouts(dict(mesh.shape))
     flat = flattened(program)
-    laid, _ = laid_values(dataclasses.replace(step, program=program), flat, layouts)
+    given = {
+        value: layouts.of_spec(one.spec, len(flat.shapes[value]))
+        for value, one in zip(flat.inputs, inputs, strict=True)
+        if one is not None
+    }
+    laid = spread(flat, layouts, given, results)
+    free = PartitionSpec.UNCONSTRAINED
     found = {}
     for variable, value in flat.variables.items():
         if value == CONSTANT:
             continue
         entries = [_names(layouts, split) for split in laid[value]]
         if any(entries):
-            free = PartitionSpec.UNCONSTRAINED
             spec = PartitionSpec(*[one or free for one in entries])
-            found[variable] = NamedSharding(step.mesh, spec)
+            found[variable] = NamedSharding(mesh, spec)
     return found
 
 

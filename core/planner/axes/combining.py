@@ -59,7 +59,10 @@ def _joined(kernels: Sequence[FusedKernel], groups: Sequence[Sequence[int]]) -> 
         reads = tuple(dict.fromkeys(one for kernel in several for one in kernel.reads))
         writes = tuple(one for kernel in several for one in kernel.writes)
         flops = sum(kernel.flops for kernel in several)
-        joined[group[-1]] = FusedKernel(several[-1].op, reads, writes, flops, together=several)
+        read = sum(kernel.read for kernel in several)
+        joined[group[-1]] = FusedKernel(
+            several[-1].op, reads, writes, flops, read, together=several
+        )
     maker = {one: node[place] for place, kernel in enumerate(kernels) for one in kernel.writes}
     waits = [0] * len(kernels)
     then: dict[int, list[int]] = {}

@@ -234,8 +234,8 @@ def dimension_rule(equation: JaxprEqn) -> DimensionRule:
         return _TABLE[name](Factors(operands, results), params)
 
 
-def unknown_primitives(program: Any) -> dict[str, int]:
-    """Primitives of a program that have no rule, at any depth, and how often each occurs.
+def primitives(program: Any) -> dict[str, int]:
+    """Primitives of a program, at any depth, and how often each occurs.
 
     Args:
         program: a jaxpr, closed or not.
@@ -250,8 +250,7 @@ def unknown_primitives(program: Any) -> dict[str, int]:
         seen.add(id(jaxpr))
         for equation in jaxpr.eqns:
             name = equation.primitive.name
-            if not is_known(name):
-                found[name] = found.get(name, 0) + 1
+            found[name] = found.get(name, 0) + 1
             stack += inner_jaxprs(equation.params)
     return found
 

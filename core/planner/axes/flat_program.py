@@ -85,7 +85,7 @@ class FlatProgram:
 
     Attributes:
         shapes: of each value: the global one, or inside of a `shard_map` of its devices' blocks.
-        itemsizes: bytes of one element of each value.
+        itemsizes: bytes of one element of each value; 0 in the memory of the host.
         dtypes: names.
         scope: the operations.
         inputs: numbers of the program's inputs.
@@ -111,7 +111,7 @@ class FlatProgram:
         Args:
             aval: what JAX knows of it.
         """
-        itemsize, name = _element(getattr(aval, "dtype", None))
+        itemsize, name = _element(getattr(aval, "dtype", None), getattr(aval, "memory_space", None))
         self.shapes.append(getattr(aval, "shape", ()))
         self.itemsizes.append(itemsize)
         self.dtypes.append(name)
@@ -391,10 +391,10 @@ def _drop_unread(op: FlatOp, body: BodyScope, used: set[int]) -> None:
 
 
 @functools.cache
-def _element(dtype: Any) -> tuple[int, str]:
-    """Bytes of an element, and the name of its dtype; of random keys eight."""
+def _element(dtype: Any, space: Any) -> tuple[int, str]:
+    """Bytes of an element, and the name of its dtype; of random keys eight, on the host none."""
     if dtype is None:
         return 0, ""
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         return 8, str(dtype)
-    return dtype.itemsize, str(dtype)
+    return 0 if space is jax.memory.Space.Host else dtype.itemsize, str(dtype)

@@ -1,15 +1,18 @@
 """Floating-point operations of one equation, whole.
 
 Products and convolutions count two for each multiplication and addition, reductions and
-elementwise operations one for each element, what only moves elements none.
+elementwise operations one for each element, what only moves elements none. A kernel of Pallas
+counts what its author says (`cost_estimate`), or else its body once for each point of its grid.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from .dimension_rules import is_elementwise
+from .nested_programs import bodies
 
 _MOVED = frozenset("convert_element_type copy stop_gradient select_n pvary bitcast".split())
 
@@ -21,6 +24,8 @@ def flops_of(equation: Any) -> float:
         equation: that has no program of its own.
     """
     name, params = equation.primitive.name, equation.params
+    if name == "pallas_call":
+        return _kernel(params)
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
         lhs = equation.invars[0].aval.shape
@@ -50,7 +55,29 @@ def is_product(name: str) -> bool:
     Args:
         name: of the primitive.
     """
-    return name in ("dot_general", "ragged_dot_general", "conv_general_dilated")
+    return name in ("dot_general", "ragged_dot_general", "conv_general_dilated", "pallas_call")
+
+
+def _kernel(params: Mapping[str, Any]) -> float:
+    if params["cost_estimate"] is not None:
+        return float(params["cost_estimate"].flops)
+    # A size that is known only when it runs counts as one.
+    points = math.prod([one for one in params["grid_mapping"].grid if isinstance(one, int)])
+    return points * _of_body(params["jaxpr"])
+
+
+def _of_body(jaxpr: Any) -> float:
+    """Of a program inside a kernel; of branches the one that computes most."""
+    total = 0.0
+    for equation in jaxpr.eqns:
+        inner = bodies(equation)
+        if not inner:
+            scoped = equation.params.get("jaxpr")
+            total += flops_of(equation) if scoped is None else _of_body(scoped)
+            continue
+        each = [body.times * _of_body(body.jaxpr) for body in inner]
+        total += max(each) if inner[0].kind == "branch" else sum(each)
+    return total
 
 
 def _elements(variable: Any) -> int:

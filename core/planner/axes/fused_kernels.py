@@ -6,6 +6,7 @@ import dataclasses
 
 from .dimension_rules import is_elementwise
 from .local_program import LocalOp
+from .operand_copies import REORDER
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -17,20 +18,31 @@ class FusedKernel:
         reads: values with memory that it reads.
         writes: values with memory that it makes.
         flops: of all that is fused.
+        read: bytes; of what is fused in as a slice, those of the slice.
         inside: of a loop or branches, the kernels of each body.
-        together: collectives that are sent as one, this one among them; () if it is alone.
+        together: collectives that are sent as one, or siblings that are made as one, this one among
+            them; () if it is alone.
     """
 
     op: LocalOp
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     flops: float
+    read: int = 0
     inside: tuple[list[FusedKernel], ...] = ()
     together: tuple[FusedKernel, ...] = ()
 
     @property
+    def by_element(self) -> bool:
+        """Whether it makes its results element by element, perhaps in another order."""
+        several = self.together or (self,)
+        return all(is_elementwise(one.op.name) or one.op.name == REORDER for one in several)
+
+    @property
     def in_place(self) -> bool:
         """Whether it can write where an operand of the same size was."""
+        if self.together:
+            return all(one.in_place for one in self.together)
         name = self.op.name
         return (
             is_elementwise(name)

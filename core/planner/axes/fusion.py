@@ -16,6 +16,7 @@ from .flops import is_product
 from .fused_kernels import FusedKernel
 from .local_program import LocalOp, LocalProgram, LocalScope
 from .operand_copies import REORDER
+from .sibling_kernels import siblings_joined
 from .target_rules import TargetRules
 
 _SAME_BYTES = frozenset(
@@ -31,10 +32,15 @@ _READERS = frozenset(
     "stack dynamic_update_slice reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or "
     "reduce argmax argmin reduce_window reduce_window_sum reduce_window_max".split()
 )
+_PARTS = frozenset(("row", "slice", "dynamic_slice"))
+"""What reads a part of what it is given."""
 _EXPENSIVE = frozenset(
     "exp exp2 expm1 log log1p tanh logistic erf erfc erf_inv pow rsqrt sqrt cbrt sin cos tan atan2 "
     "digamma lgamma random_bits threefry2x32 concatenate".split()
 )
+
+_AS_MUCH = 1.25
+"""So many times its operand's bytes a copy in another order reads to compute it by itself."""
 
 
 class Fusion:
@@ -51,8 +57,10 @@ class Fusion:
         self.rules = rules
         self.same: dict[int, int] = {}
         """Value -> the one that has its memory."""
-        self._sources: dict[int, tuple[int, ...]] = {}
+        self._sources: dict[int, dict[int, int]] = {}
+        """Value without memory -> what it is computed of, with the bytes that are read of each."""
         self._flops: dict[int, float] = {}
+        self._copied: set[int] = set()
         self.kernels = self._scope(program.scope, set(program.results))
 
     def memory(self, value: int) -> int:
@@ -79,12 +87,13 @@ class Fusion:
                 if op.results[0] in self.same and op.results[0] in kept:
                     kept.add(op.operands[0])
         fused = self._fused(scope.ops, readers, kept)
-        kernels = []
+        kernels: list[FusedKernel] = []
+        made: dict[int, FusedKernel] = {}
         for op in scope.ops:
             if op.bodies:
                 inside = tuple(self._scope(body, set()) for body in op.bodies)
                 reads = {*self._reads(op.operands), *self._read_inside(op.bodies)}
-                kernels.append(FusedKernel(op, tuple(reads), op.results, 0.0, inside))
+                kernels.append(FusedKernel(op, tuple(reads), op.results, 0.0, inside=inside))
                 continue
             if all(one in self.same for one in op.results):
                 if any(one in self._sources for one in op.operands):
@@ -92,15 +101,42 @@ class Fusion:
                         self._sources[one] = self._reads(op.operands)
                 continue
             reads = self._reads(op.operands)
+            if op.name == REORDER and self.rules.joins_siblings:
+                reads = self._sources_of_copy(reads, made)
             flops = op.flops + sum(self._flops.pop(one, 0.0) for one in op.operands)
             if op in fused:
                 for one in op.results:
-                    self._sources[one] = reads
+                    self._sources[one] = self._of_part(op, reads)
                 self._flops[op.results[0]] = flops
                 continue
             writes = () if op.name == "stack" else op.results
-            kernels.append(FusedKernel(op, reads, writes, flops))
+            kernels.append(FusedKernel(op, tuple(reads), writes, flops, sum(reads.values())))
+            made.update(dict.fromkeys(writes, kernels[-1]))
+        if self._copied:
+            kernels = self._without_dead(kernels, {self.memory(one) for one in kept})
+        if self.rules.joins_siblings:
+            kernels = siblings_joined(self.program, kernels)
         return combined(kernels) if self.rules.joins_reductions else kernels
+
+    def _sources_of_copy(
+        self, reads: dict[int, int], made: dict[int, FusedKernel]
+    ) -> dict[int, int]:
+        """What a copy in another order reads: if it is no more, what its operand is made of."""
+        bytes_ = self.program.bytes
+        operand = next(iter(reads), CONSTANT)
+        maker = made.get(operand) if len(reads) == 1 else None
+        if maker is None or not is_elementwise(maker.op.name):
+            return reads
+        if sum([bytes_[one] for one in maker.reads]) > _AS_MUCH * bytes_[operand]:
+            return reads
+        self._copied.add(operand)
+        return {one: bytes_[one] for one in maker.reads}
+
+    def _without_dead(self, kernels: list[FusedKernel], kept: set[int]) -> list[FusedKernel]:
+        """Kernels without those of which there are copies only."""
+        read = kept.union(*[one.reads for one in kernels])
+        gone = {one for one in self._copied if one not in read}
+        return [one for one in kernels if not one.writes or not gone.issuperset(one.writes)]
 
     def _equal(self, operand: int, result: int) -> bool:
         return self.program.bytes[operand] == self.program.bytes[result]
@@ -110,6 +146,7 @@ class Fusion:
     ) -> set[LocalOp]:
         """Operations whose results get no memory; readers are decided before what they read."""
         found: set[LocalOp] = set()
+        looked: set[LocalOp] = set()  # at by products, which read their operands in memory
         unread = self.same
         for op in reversed(ops):
             if op.axes or op.bodies or not (op.name in _FUSED or is_elementwise(op.name)):
@@ -118,12 +155,15 @@ class Fusion:
                 continue
             users = [user for one in op.results for user in self._users(one, readers, kept)]
             if not users or any(
-                user is None or not _can_read(user, op, self.rules) for user in users
+                user is None or user in looked or not _can_read(user, op, self.rules)
+                for user in users
             ):
                 continue
             if len(users) > 1 and not self._cheap(op):
                 continue
             found.add(op)
+            if not self.rules.products_fuse and any(is_product(one.name) for one in users if one):
+                looked.add(op)
         return found
 
     def _users(
@@ -146,19 +186,26 @@ class Fusion:
             return False
         return read <= sum(bytes_[one] for one in op.results)
 
-    def _reads(self, operands: Sequence[int]) -> tuple[int, ...]:
-        if len(operands) == 1 and operands[0] not in self._sources:
-            return (self.memory(operands[0]),) if operands[0] != CONSTANT else ()
-        found: dict[int, None] = {}
+    def _of_part(self, op: LocalOp, reads: dict[int, int]) -> dict[int, int]:
+        """What is read through an operation: of what it takes a part of, no more than that part."""
+        if op.name not in _PARTS:
+            return reads
+        part = sum([self.program.bytes[one] for one in op.results])
+        return {one: min(size, part) for one, size in reads.items()}
+
+    def _reads(self, operands: Sequence[int]) -> dict[int, int]:
+        """Values with memory that operands are, or are computed of, and the bytes read of each."""
+        found: dict[int, int] = {}
         for one in operands:
             if one == CONSTANT:
                 continue
             sources = self._sources.get(one)
             if sources is None:
-                found[self.memory(one)] = None
-            else:
-                found.update(dict.fromkeys(sources))
-        return tuple(found)
+                memory = self.memory(one)
+                sources = {memory: self.program.bytes[memory]}
+            for source, size in sources.items():
+                found[source] = max(size, found.get(source, 0))
+        return found
 
     def _read_inside(self, bodies: Sequence[LocalScope]) -> set[int]:
         """What bodies read of outside by other ways than operands: values brought into layouts."""

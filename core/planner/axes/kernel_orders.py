@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from .flops import is_product
 from .fused_kernels import FusedKernel
 from .local_program import LocalProgram
 
@@ -39,6 +40,53 @@ def breadth_first(kernels: Sequence[FusedKernel], inputs: Sequence[int]) -> list
             if not waits[user]:
                 queue.append(user)
     return order
+
+
+def behind_loops(kernels: Sequence[FusedKernel], results: Collection[int]) -> list[FusedKernel]:
+    """Products and collectives, and what follows, behind the loops that do not need them.
+
+    Compilers of TPUs and GPUs schedule from the end of a program to its start, to hide
+    communication behind computing: what nobody waits for comes late.
+
+    Args:
+        kernels: in an order in which they can run.
+        results: values that are alive at the end.
+    """
+    part: list[int] = []
+    number = 0
+    for kernel in kernels:
+        part.append(number)
+        number += is_loop(kernel)
+    first: dict[int, int] = {}
+    allowed = list(part)
+    for place in range(len(kernels) - 1, -1, -1):
+        kernel = kernels[place]
+        if not is_loop(kernel):
+            ends = [
+                first.get(one, number if one in results else part[place]) for one in kernel.writes
+            ]
+            allowed[place] = min(ends, default=part[place])
+        for one in kernel.reads:
+            first[one] = min(first.get(one, allowed[place]), allowed[place])
+    moved: set[int] = set()
+    keys = []
+    for place, kernel in enumerate(kernels):
+        late = allowed[place] > part[place] and (
+            bool(kernel.op.axes) or is_product(kernel.op.name) or not moved.isdisjoint(kernel.reads)
+        )
+        if late:
+            moved.update(kernel.writes)
+        keys.append((allowed[place] if late else part[place], is_loop(kernel), place))
+    return [kernels[place] for *_, place in sorted(keys)]
+
+
+def is_loop(kernel: FusedKernel) -> bool:
+    """Whether a kernel runs a program several times.
+
+    Args:
+        kernel: any.
+    """
+    return any(body.kind in ("scan", "while") for body in kernel.op.bodies)
 
 
 def frees_most(

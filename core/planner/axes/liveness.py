@@ -5,8 +5,9 @@ input have the input's. All else is alive from the kernel that makes it to the l
 A kernel that is elementwise writes where an operand of the same size ends. A loop needs what its
 body needs beside what it carries.
 
-XLA orders kernels so that little is alive: of the program's order and the one that at each step
-takes the kernel that frees most, the better counts.
+Compilers of TPUs and GPUs run products and collectives that loops do not need behind these. Without
+loops they order kernels so that little is alive: of the program's order and the one that at each
+step takes the kernel that frees most, the better counts. The host's takes kernels breadth first.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from .dimension_rules import is_elementwise
 from .flat_program import CONSTANT
 from .fused_kernels import FusedKernel
 from .fusion import Fusion
-from .kernel_orders import breadth_first, frees_most
+from .kernel_orders import behind_loops, breadth_first, frees_most, is_loop
 from .local_program import LocalProgram, LocalScope
 
 
@@ -69,7 +69,7 @@ def computed_again(program: LocalProgram, alive: Liveness, limit: int) -> Livene
         [
             program.bytes[one]
             for one in alive.values
-            if is_elementwise(maker[one].op.name)
+            if maker[one].by_element
             and set(maker[one].reads) & there
             and maker[one] is not alive.order[alive.place]
         ]
@@ -98,6 +98,8 @@ class _AliveKernels:
         orders = [kernels]
         if self.rules.breadth_first:
             orders = [breadth_first(kernels, self.program.inputs)]
+        elif any(map(is_loop, kernels)):
+            orders = [behind_loops(kernels, self.ends)]
         elif len(kernels) > 2:
             orders.append(frees_most(self.program, kernels, self.fixed))
         found = [self._simulated(one, self.fixed, self.ends, inside) for one in orders]

@@ -63,7 +63,7 @@ def localized(
         layouts: of the mesh.
         laid: the layout of each value.
         wanted: of the program's results; None leaves one as it is.
-        rules: of the machine: how terms are added up, and whether what is gathered is kept.
+        rules: of the machine: how terms are added up.
     """
     return _Writer(flat, layouts, laid, rules).write(wanted)
 
@@ -137,8 +137,6 @@ class _Writer:
         self, op: FlatOp, scope: LocalScope, brought: dict[tuple[int, ArrayLayout], int]
     ) -> None:
         division = self._division(op)
-        if not self.rules.keeps_gathered and is_product(op.name):
-            brought = {}
         operands = [
             self._brought(value, layout, scope, brought, op.equation)
             for value, layout in zip(op.operands, division.operands, strict=True)

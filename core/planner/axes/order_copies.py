@@ -1,19 +1,22 @@
 """In which order of axes values lie in memory on GPUs, and the copies that this takes.
 
 Products on GPUs want their operands with what is summed at the end, and give their result in the
-order of its axes. A transposition is no copy: it is another look at the same bytes, so what is
-computed element by element of it lies in its order, too. Where two operands lie in different
-orders, or a product wants another one, a value is copied. What a loop reads row by row is copied
-whole, before the loop.
+order of its axes. Those with batch axes take an operand as it lies if batch, free and summed axes
+each stand together in their order, the batch outermost; else the left one with what is summed last,
+the right one with what is free last. A transposition is no copy: it is another look at the same
+bytes, so what is computed element by element of it lies in its order, too. Where two operands lie
+in different orders, that made later is copied, and what is computed of it reads the copy. What a
+loop reads row by row gives way before all others; it is copied whole, before the loop.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .dimension_rules import is_elementwise
 from .flat_program import CONSTANT
+from .flops import is_product
 from .local_program import LocalOp, LocalProgram, LocalScope, as_read
 from .operand_copies import REORDER
 
@@ -42,6 +45,10 @@ class _Orders:
         self.orders: dict[int, Order | None] = {}
         """Of values that lie in another order than that of their axes; None: in any."""
         self.copies: dict[tuple[int, Order], int] = {}
+        self.rows: set[int] = set()
+        """Values that lie as rows of a loop's stacks do."""
+        self.latest: dict[int, int] = {}
+        """Values that what is computed element by element reads from a copy."""
 
     def scope(self, scope: LocalScope, above: Callable[[int, Order], int] | None) -> None:
         ops: list[LocalOp] = []
@@ -66,6 +73,8 @@ class _Orders:
                 )
                 self.program.bytes[found] = self.program.bytes[value]
                 self.copies[value, order] = found
+                if is_elementwise(reader.name):
+                    self.latest[value] = found
                 self.orders[found] = order
                 ops.append(LocalOp(REORDER, reader.equation, (value,), (found,)))
                 self.program.makers[found] = ops[-1]
@@ -82,6 +91,10 @@ class _Orders:
                 continue
             if op.name == "row":
                 rows[op.results[0]] = op
+            if is_elementwise(op.name):
+                # What was copied is read from its copy.
+                now = tuple([self.latest.get(one, one) for one in op.operands])
+                op = op if now == op.operands else dataclasses.replace(op, operands=now)
             wanted = self._wanted(op)
             operands = tuple(
                 [
@@ -113,33 +126,43 @@ class _Orders:
             summed, batch = op.equation.params["dimension_numbers"]
             return tuple(
                 [
-                    self._summed_last(*given)
-                    for given in zip(op.operands, summed, batch, strict=True)
+                    self._readable(*given, right=bool(place))
+                    for place, given in enumerate(zip(op.operands, summed, batch, strict=True))
                 ]
             )
         if is_elementwise(op.name):
             shape = self.program.shapes[op.results[0]]
             full = [one != CONSTANT and self.program.shapes[one] == shape for one in op.operands]
-            known = [self._order(one) for one, is_full in zip(op.operands, full, strict=True)
-                     if is_full]  # fmt: skip
-            order = next((one for one in known if one is not None), None)
+            order = self._order_of_first(
+                [one for one, is_full in zip(op.operands, full, strict=True) if is_full]
+            )
             return tuple([order if is_full else None for is_full in full])
         if op.name == "reshape" and not self._same_sizes(op):
             return tuple([self._default(one) if one != CONSTANT else None for one in op.operands])
         return (None,) * len(op.operands)
 
-    def _summed_last(
-        self, value: int, summed: tuple[int, ...], batch: tuple[int, ...]
+    def _readable(
+        self, value: int, summed: tuple[int, ...], batch: tuple[int, ...], *, right: bool
     ) -> Order | None:
-        """None if batch axes are outermost and summed ones innermost already."""
+        """The order in which a product reads an operand; None: as it lies."""
         order = self._order(value)
         if order is None:
             return None
-        first = [one for one in order if one in batch]
-        last = [one for one in order if one in summed]
-        free = [one for one in order if one not in batch and one not in summed]
-        kept = (*first, *free, *last)
-        return None if order == kept else (*sorted(first), *sorted(free), *sorted(last))
+        first = tuple([one for one in batch if one in order])
+        last = tuple([one for one in summed if one in order])
+        free = tuple([one for one in sorted(order) if one not in batch and one not in summed])
+        if not batch:
+            return None if order == (*free, *last) else (*free, *sorted(last))
+        either = (*first, *free, *last), (*first, *last, *free)
+        return None if order in either else either[right]
+
+    def _order_of_first(self, values: Sequence[int]) -> Order | None:
+        """The order of what is made first of some values: the others are copied into it.
+
+        What a loop reads row by row comes last: its stack is copied as a whole.
+        """
+        known = [(one in self.rows, one) for one in values if self._order(one) is not None]
+        return self._order(min(known)[1]) if known else None
 
     def _same_sizes(self, op: LocalOp) -> bool:
         """Whether a reshape only adds or drops axes of size 1."""
@@ -153,14 +176,18 @@ class _Orders:
         if not op.results or not op.operands:
             return
         result, first = op.results[0], op.operands[0]
+        ordered = [one for one in op.operands if self._order(one) is not None]
+        if op.name == "row" or (
+            ordered and not is_product(op.name) and self.rows.issuperset(ordered)
+        ):
+            self.rows.add(result)
         if op.name in _ANY or op.name.startswith("reduce_"):
             self.orders[result] = None
         elif is_elementwise(op.name):
             shape = self.program.shapes[result]
             full = [one for one in op.operands if one != CONSTANT
                     and self.program.shapes[one] == shape]  # fmt: skip
-            known = [one for one in map(self._order, full) if one is not None]
-            self.orders[result] = known[0] if known else None
+            self.orders[result] = self._order_of_first(full)
         elif first == CONSTANT or first not in self.orders or op.axes:
             if op.name == "transpose" and first != CONSTANT:
                 self.orders[result] = self._turned(op)

@@ -16,8 +16,6 @@ class TargetRules:
     Attributes:
         scatters: terms of a split result are added up by a reduce-scatter, not by an all-reduce
             and a slice.
-        keeps_gathered: what is gathered for one product is kept for the next that needs it; else
-            each gathers for itself, as by moving shards while it multiplies.
         widens: dtypes that are computed, and sent, in float32.
         products_fuse: products compute the operands that they read.
         computes_again: what is costly to compute is computed again rather than kept.
@@ -25,16 +23,18 @@ class TargetRules:
         joins_reductions: all-reduces of which none waits for another are sent as one.
         reduces_in_place: an all-reduce is written over what it sums.
         reorders_operands: operands of products are copied into the order that its kernels want.
+        joins_siblings: results of one size that are made element by element of the same array are
+            made by one kernel; copies in another order are made from what their operand is made of.
         summed_last: products want operands with what is summed at the end of memory; values lie in
-            the order in which they are made, and are copied into others.
-        computes_again_over: share of a device's memory over which what is computed element by
-            element is computed again rather than kept; 0 if never.
+            the order in which they are made, and are copied into others (`order_copies`).
+        schedules_for: share of a device's memory that a step may take before what is computed
+            element by element is computed again rather than kept; 0 if that is never.
         breadth_first: each operation runs as soon as its operands are there, in the order in which
-            they are; else an order is looked for in which little is alive.
+            they are; else products and collectives that loops do not need run behind these, and
+            without loops an order is looked for in which little is alive.
     """
 
     scatters: bool
-    keeps_gathered: bool
     widens: frozenset[str]
     products_fuse: bool
     computes_again: bool
@@ -42,14 +42,28 @@ class TargetRules:
     joins_reductions: bool
     reduces_in_place: bool
     reorders_operands: bool
+    joins_siblings: bool
     summed_last: bool
-    computes_again_over: float
+    schedules_for: float
     breadth_first: bool
+
+    def scheduled_bytes(self, memory: int, always: int) -> int | None:
+        """The bytes of a device that the compiler schedules for; None if it has no limit.
+
+        95 % of what is left beside arguments and results (`GetSchedulerMemoryLimit` of XLA's
+        gpu_hlo_schedule.cc), and these.
+
+        Args:
+            memory: bytes of a device.
+            always: of arguments and results.
+        """
+        if not self.schedules_for:
+            return None
+        return always + max(0, int((self.schedules_for * memory - always) * 0.95))
 
 
 _TPU = TargetRules(
     scatters=True,
-    keeps_gathered=True,
     widens=frozenset(),
     products_fuse=True,
     computes_again=True,
@@ -57,8 +71,9 @@ _TPU = TargetRules(
     joins_reductions=False,
     reduces_in_place=True,
     reorders_operands=False,
+    joins_siblings=False,
     summed_last=False,
-    computes_again_over=0.0,
+    schedules_for=0.0,
     breadth_first=False,
 )
 RULES = {
@@ -66,12 +81,12 @@ RULES = {
     "gpu": dataclasses.replace(
         _TPU,
         products_fuse=False,
+        joins_siblings=True,
         summed_last=True,
-        computes_again_over=0.8 * 0.95,  # XLA's share for its scheduler, and its slop factor
+        schedules_for=0.8,
     ),
     "cpu": TargetRules(
         scatters=False,
-        keeps_gathered=True,
         widens=frozenset({"bfloat16", "float16"}),
         products_fuse=False,
         computes_again=False,
@@ -79,8 +94,9 @@ RULES = {
         joins_reductions=True,
         reduces_in_place=False,
         reorders_operands=True,
+        joins_siblings=False,
         summed_last=False,
-        computes_again_over=0.0,
+        schedules_for=0.0,
         breadth_first=True,
     ),
 }

@@ -24,15 +24,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
 
 from ..costs.device_program import DeviceOp, DeviceProgram
 from ..machine.topologies import topology_of
 from ..reports.report import LiveArray, MemoryEstimate
 from ..traced.source_lines import line_of
 from ..traced.traced_step import TracedStep
-from .dimension_rules import unknown_primitives
 from .factor_layouts import ArrayLayout
 from .flat_program import CONSTANT, FlatProgram, flattened
 from .fused_kernels import FusedKernel
@@ -45,6 +43,8 @@ from .order_copies import order_copies
 from .spreading import ArrayLayouts, spread
 from .summed_first import sum_first
 from .target_rules import RULES, TargetRules
+from .trace_notes import limit_note, trace_notes
+from .waiting import WITHIN, waiting
 from .widening import widen
 
 LARGEST = 20
@@ -61,7 +61,7 @@ def by_tracing(step: TracedStep, *, scatters: bool | None = None) -> DeviceProgr
             devices.
 
     Returns:
-        Operations in the order in which they run, and memory. `assumptions` says what it stands on.
+        Operations in the order in which they run, and memory. Its notes say what it stands on.
     """
     rules = _rules(step, scatters)
     layouts = ArrayLayouts(dict(step.mesh.shape))
@@ -88,58 +88,20 @@ def by_tracing(step: TracedStep, *, scatters: bool | None = None) -> DeviceProgr
         if value != CONSTANT and result.replaces is None
     )
     always = sum(local.bytes[one] for one in local.inputs) + new
-    limit = int(rules.computes_again_over * topology_of(step.mesh).chip.memory)
-    if limit and always + alive.peak > limit:
+    chip = topology_of(step.mesh).chip
+    notes = trace_notes(step.program, rules, chip.platform)
+    limit = rules.scheduled_bytes(chip.memory, always)
+    if limit is not None and always + alive.peak > limit:
+        needed = always + alive.peak
         alive = computed_again(local, alive, limit - always)
+        notes = (*notes, limit_note(needed, limit, always + alive.peak))
     ops = tuple(_ops(local, layouts, alive, always))
-    return DeviceProgram(ops, _memory(step, local, alive, always))
-
-
-def assumptions(step: TracedStep, *, scatters: bool | None = None) -> tuple[str, ...]:
-    """What `by_tracing` of a step stands on, in words.
-
-    Args:
-        step: as `by_tracing` takes it.
-        scatters: likewise.
-    """
-    rules = _rules(step, scatters)
-    found = [
-        "terms of a split result are added up by a reduce-scatter"
-        if rules.scatters
-        else "terms of a split result are added up by an all-reduce and a slice",
-        "what one product gathers is kept for the next"
-        if rules.keeps_gathered
-        else "each product gathers its operands anew",
-    ]
-    if rules.widens:
-        names = " and ".join(sorted(rules.widens))
-        found.append(f"{names} are computed and sent in float32")
-    if _has(step.program.jaxpr, "while"):
-        found.append("a while loop is counted as one run")
-    if _has(step.program.jaxpr, "cond"):
-        found.append("all branches of a condition are counted")
-    if unknown := unknown_primitives(step.program):
-        names = ", ".join(sorted(unknown))
-        found.append(f"operands of these are gathered, since no rule is known for them: {names}")
-    return tuple(found)
+    return DeviceProgram(ops, _memory(step, local, alive, always), notes)
 
 
 def _rules(step: TracedStep, scatters: bool | None) -> TargetRules:
     rules = RULES[topology_of(step.mesh).chip.platform]
     return rules if scatters is None else dataclasses.replace(rules, scatters=scatters)
-
-
-def _has(jaxpr: Any, name: str) -> bool:
-    return any(
-        one.primitive.name == name
-        or any(
-            _has(getattr(inner, "jaxpr", inner), name)
-            for value in one.params.values()
-            for inner in (value if isinstance(value, tuple | list) else (value,))
-            if hasattr(getattr(inner, "jaxpr", inner), "eqns")
-        )
-        for one in jaxpr.eqns
-    )
 
 
 def laid_values(
@@ -176,16 +138,23 @@ def _ops(
     scopes = 0
 
     def of(
-        kernels: list[FusedKernel], live: list[int], times: int, scope: int
+        kernels: list[FusedKernel],
+        live: list[int],
+        times: int,
+        scope: int,
+        awaited: Collection[int] = (),
     ) -> Iterator[DeviceOp]:
         nonlocal scopes
         for kernel, bytes_alive in zip(kernels, live, strict=True):
             if not kernel.op.bodies:
-                yield _op(local, layouts, kernel, times, bytes_alive, scope)
+                waits = id(kernel.op) in awaited
+                yield _op(local, layouts, kernel, times, bytes_alive, scope, waits)
             for body, inside in zip(kernel.op.bodies, kernel.inside, strict=True):
                 scopes += 1
-                within = scopes if body.kind in ("scan", "while", "condition") else scope
-                yield from of(inside, [bytes_alive] * len(inside), times * body.times, within)
+                loops = body.kind not in WITHIN
+                within, for_ = (scopes, waiting(local, body)) if loops else (scope, awaited)
+                lives = [bytes_alive] * len(inside)
+                yield from of(inside, lives, times * body.times, within, for_)
 
     yield from of(alive.order, [always + one for one in alive.at], 1, 0)
 
@@ -197,10 +166,11 @@ def _op(
     times: int,
     live: int,
     scope: int,
+    waits: bool,
 ) -> DeviceOp:
     op = kernel.op
     values = [one for one in (*op.operands, *op.results) if one != CONSTANT]
-    moved = sum([local.bytes[one] for one in (*kernel.reads, *kernel.writes)])
+    moved = kernel.read + sum([local.bytes[one] for one in kernel.writes])
     if op.name in ("row", "dynamic_slice", "gather"):
         moved = 2 * sum([local.bytes[one] for one in op.results])
     elif op.name in ("stack", "dynamic_update_slice"):
@@ -211,13 +181,20 @@ def _op(
         line_of(op.equation) if op.equation is not None else "",
         kernel.flops,
         float(moved),
-        local.dtypes[values[0]] if values else "float32",
+        _computed_in([local.dtypes[one] for one in values]),
         times,
         layouts.axes(op.axes),
         sum([one.op.sent for one in kernel.together or (kernel,)]),
         live,
         scope,
+        waits,
     )
+
+
+def _computed_in(dtypes: Sequence[str]) -> str:
+    """The dtype of an operation, by those of its values: of the first that is no index or mask."""
+    floats = (one for one in dtypes if one.startswith(("float", "bfloat", "complex")))
+    return next(floats, dtypes[0] if dtypes else "float32")
 
 
 def _memory(step: TracedStep, local: LocalProgram, alive: Liveness, always: int) -> MemoryEstimate:

@@ -31,6 +31,7 @@ class DeviceOp:
         waits: of a collective in a loop, whether its operand is computed in the same run of the
             loop (activations), so that it cannot start a run earlier, as one of what the loop is
             given can (weights).
+        fresh: bytes of memory that is new to the process, touched for the first time.
     """
 
     name: str
@@ -44,6 +45,7 @@ class DeviceOp:
     live: int = 0
     scope: int = 0
     waits: bool = False
+    fresh: int = 0
 
     @property
     def is_collective(self) -> bool:
@@ -58,7 +60,7 @@ class DeviceProgram:
     Attributes:
         ops: in the order in which they run.
         memory: what is alive.
-        notes: in words, what is not exact about it.
+        notes: in words, what it stands on and what is not exact about it.
         versions: of jax, jaxlib and the compiler, of a program that was compiled.
     """
 

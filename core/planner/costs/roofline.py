@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from jax.sharding import Mesh
 
@@ -97,6 +97,7 @@ def op_time(op: DeviceOp, mesh: Mesh, chip: Chip | None = None) -> OpTime:
         return OpTime(collective=collective_times.seconds(op.name, op.sent, op.axes, mesh))
     rate = chip.rate(op.dtype) * COMPUTE_REACH.get(chip.platform, 1.0)
     compute, memory = op.flops / rate, op.bytes / (chip.bandwidth * MEMORY_REACH[chip.platform])
+    memory += op.fresh / chip.fresh if op.fresh else 0.0
     return OpTime(compute, memory, busy=busy_seconds(compute, memory, chip.platform))
 
 
@@ -114,19 +115,20 @@ def time_of(program: DeviceProgram, mesh: Mesh) -> tuple[TimeEstimate, tuple[Tim
         ShardingError: it has a collective that there is not, or along axes that there are not.
     """
     chip = topology_of(mesh).chip
-    times = [op_time(op, mesh, chip) for op in program.ops]
-    compute = sum(op.times * one.compute for op, one in zip(program.ops, times, strict=True))
-    memory = sum(op.times * one.memory for op, one in zip(program.ops, times, strict=True))
-    busy = sum(op.times * one.busy for op, one in zip(program.ops, times, strict=True))
+    ops = (*_first_touched(program, chip), *program.ops)
+    times = [op_time(op, mesh, chip) for op in ops]
+    compute = sum(op.times * one.compute for op, one in zip(ops, times, strict=True))
+    memory = sum(op.times * one.memory for op, one in zip(ops, times, strict=True))
+    busy = sum(op.times * one.busy for op, one in zip(ops, times, strict=True))
     collectives: defaultdict[str, float] = defaultdict(float)
-    for op, one in zip(program.ops, times, strict=True):
+    for op, one in zip(ops, times, strict=True):
         if op.is_collective:
             ordered = [name for name in mesh.axis_names if name in op.axes]
             collectives["+".join(ordered)] += op.times * one.collective
     serial = busy + sum(collectives.values())
     # The same terms summed in another order: rounding must not make overlap take longer.
-    overlapped = min(serial, _overlapped(program.ops, times))
-    ideal = sum(op.times * op.flops / chip.rate(op.dtype) for op in program.ops)
+    overlapped = min(serial, _overlapped(ops, times))
+    ideal = sum(op.times * op.flops / chip.rate(op.dtype) for op in ops)
     estimate = TimeEstimate(
         compute,
         memory,
@@ -138,7 +140,14 @@ def time_of(program: DeviceProgram, mesh: Mesh) -> tuple[TimeEstimate, tuple[Tim
         _limit(compute, memory, busy, collectives),
         _assumptions(chip),
     )
-    return estimate, grouped(_events(program.ops, times))
+    return estimate, grouped(_events(ops, times))
+
+
+def _first_touched(program: DeviceProgram, chip: Chip) -> Iterator[DeviceOp]:
+    """Of virtual devices: temporaries that the process has to be given anew in each step."""
+    held = program.memory.activations
+    if chip.fresh and held > chip.kept:
+        yield DeviceOp("first touch", "", fresh=held)
 
 
 def _overlapped(ops: Iterable[DeviceOp], times: Iterable[OpTime]) -> float:
@@ -182,6 +191,10 @@ def _assumptions(chip: Chip) -> tuple[str, ...]:
     moved = MEMORY_REACH[chip.platform]
     linked = 1.0 if chip.platform == "cpu" else collective_times.LINKS_REACH
     both = "sum" if chip.platform == "cpu" else "longer"
+    new = (
+        f"temporaries of more than {chip.kept >> 20} MiB are new memory in each step: "
+        f"{chip.fresh / 1e9:.2g} GB/s a device",
+    )
     return (
         f"an operation takes the {both} of its flops at {flops:.0%} of the peak and its bytes at "
         f"{moved:.0%} of the memory's bandwidth",
@@ -190,4 +203,5 @@ def _assumptions(chip: Chip) -> tuple[str, ...]:
         "iteration and those that wait for what it computes; those outside of loops are exposed",
         "utilisation counts all operations of the program, recomputed ones too",
         f"rates of {chip.name}: {chip.source}",
+        *(new if chip.fresh else ()),
     )

@@ -53,6 +53,9 @@ class Chip:
         also: other values of `Device.device_kind` for the same chip.
         copied: of virtual devices, bytes a second that a collective gives one, by HLO's name of the
             kind; `link` for those that are not named.
+        fresh: of virtual devices, bytes a second of memory that is new to the process; 0: all
+            memory is the program's from the start.
+        kept: of virtual devices, the most bytes of temporaries that are not new in each step.
     """
 
     name: str
@@ -75,6 +78,8 @@ class Chip:
     network_latency: float = 1e-5
     also: tuple[str, ...] = ()
     copied: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float], hash=False)
+    fresh: float = 0.0
+    kept: int = 0
 
     def rate(self, dtype: str) -> float:
         """Operations a second in a dtype.

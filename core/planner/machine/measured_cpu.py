@@ -1,10 +1,16 @@
 """What this host's cores do, measured once in a process: the chip of virtual CPU devices.
 
 Virtual devices share the host's cores and memory: each has its part of what all do together. So it
-is measured with some devices at work at once, as XLA runs them: a matrix product on each; an update
-of arrays that are larger than caches, as an optimizer makes it; each kind of collective, which is
-copies in memory, of one number (how long devices take to meet) and of many. Together that takes
-about two seconds.
+is measured with some devices at work at once, as XLA runs them:
+
+- a matrix product and both of its gradients, which read their operands in other orders;
+- an update of arrays that are larger than caches, as an optimizer makes it;
+- each kind of collective, which is copies in memory: of many numbers, and one after the other of
+  few, which is how long devices take to meet;
+- temporaries in a block that is too large for the C library to keep: then the kernel maps it anew
+  in each step, and clears it page by page.
+
+Together that takes about two seconds.
 """
 
 from __future__ import annotations
@@ -30,6 +36,12 @@ _CHANGED = 64 * 2**20
 _SENT = 4 * 2**20
 """Bytes of one device's result in a collective."""
 _AT_WORK = 8
+_MEETINGS = 9
+
+KEPT = 32 * 2**20
+"""Bytes of a block that the C library keeps when it is freed. Larger ones it gives back: glibc's
+`DEFAULT_MMAP_THRESHOLD_MAX` of 64-bit machines (https://man7.org/linux/man-pages/man3/mallopt.3.html,
+`M_MMAP_THRESHOLD`). XLA makes one block of all temporaries of a program."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +54,7 @@ class HostRates:
         copied: bytes a second that collectives give all devices together, by HLO's name of the
             kind; of a reduce-scatter those of the operands. Empty if there is one device.
         meeting: seconds in which the devices of the process meet once.
+        fresh: bytes a second of memory that is new to the process; 0 if it takes no time.
         memory: bytes of the host.
         cores: how many there are.
     """
@@ -50,6 +63,7 @@ class HostRates:
     bandwidth: float
     copied: Mapping[str, float]
     meeting: float
+    fresh: float
     memory: int
     cores: int
 
@@ -71,6 +85,7 @@ def cpu_chip(devices: int) -> Chip:
         "cpu", "cpu", "cpu", {"float32": rate, "bfloat16": rate, "float64": rate / 2},
         host.memory // devices, bandwidth, link, 0, devices, link, host.meeting,
         f"measured: {host.cores} cores shared by {devices} devices", copied=copied,
+        fresh=host.fresh / devices, kept=KEPT,
     )  # fmt: skip
 
 
@@ -90,22 +105,52 @@ def host_rates() -> HostRates:
 def _measured(devices: list[Any]) -> HostRates:
     count = len(devices)
     bench = _Bench(devices)
-    product = bench.seconds(lambda a: a @ a, (_SIDE, _SIDE))
     changed = bench.seconds(_updated, (_CHANGED // 4 // count,), arrays=3)
     meeting, copied = 0.0, dict[str, float]()
     if count > 1:
-        meeting = bench.seconds(_once("all-reduce", count), (count,))
+        once, often = (bench.seconds(_meeting(times), (count,)) for times in (1, _MEETINGS))
+        meeting = max(0.0, often - once) / (_MEETINGS - 1)
         for kind in _COLLECTIVES:
             taken = bench.seconds(_once(kind, count), (_SENT // 4,))
-            copied[kind] = count * _SENT / max(taken - meeting, 1e-6)
+            copied[kind] = count * _SENT / max(taken - once, 1e-6)
+    small, large = (bench.seconds(_held(bytes_), (count,)) for bytes_ in (KEPT // 2, 2 * KEPT))
+    new = large - 4 * small
+    products = bench.seconds(_products, (_SIDE, _SIDE))
     return HostRates(
-        count * 2 * _SIDE**3 / product,
+        3 * count * 2 * _SIDE**3 / products,
         5 * _CHANGED / changed,
         MappingProxyType(copied),
         meeting,
+        count * 2 * KEPT / new if new > 0 else 0.0,
         os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         os.cpu_count() or 1,
     )
+
+
+def _products(x: jax.Array) -> tuple[jax.Array, ...]:
+    return x @ x, x @ x.T, x.T @ x
+
+
+def _meeting(times: int) -> Callable[[jax.Array], jax.Array]:
+    """All-reduces of few numbers, each waiting for the one before."""
+
+    def run(x: jax.Array) -> jax.Array:
+        for _ in range(times):
+            x = 0.5 * jax.lax.psum(x, _Bench.axis)
+        return x
+
+    return run
+
+
+def _held(bytes_: int) -> Callable[[jax.Array], jax.Array]:
+    """A temporary of so many bytes, written once: what a loop changes has memory of its own."""
+
+    def run(x: jax.Array) -> jax.Array:
+        held = jnp.broadcast_to(x[:1], (bytes_ // 4,))
+        held = jax.lax.fori_loop(0, 2, lambda at, y: y.at[at].set(y[at + 1] + 1), held)
+        return _one_of(held, x)
+
+    return run
 
 
 def _gathered(x: jax.Array, count: int) -> jax.Array:
@@ -147,7 +192,12 @@ def _updated(arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
 
 def _once(kind: str, count: int) -> Callable[[jax.Array], jax.Array]:
     """One collective: of several in a row XLA would compute some by itself."""
-    return lambda x: _COLLECTIVES[kind](x, count)
+    return lambda x: _one_of(_COLLECTIVES[kind](x, count), x)
+
+
+def _one_of(held: jax.Array, x: jax.Array) -> jax.Array:
+    """An element whose place nobody knows before: all of them are computed, as a temporary."""
+    return jax.lax.dynamic_slice(held, (x[0].astype(int),), (1,))
 
 
 class _Bench:

@@ -1,9 +1,10 @@
 """What a choice costs, in a millisecond: the sum over kinds of operations and values.
 
 A choice says for each mesh axis which dimensions it splits, in the order in which they count: of
-each value it splits the first that the value has and that it divides. Beside that a parameter may
-rest split along a mesh axis that splits none of its dimensions: it is gathered where it is used,
-and its gradient is scattered.
+each value it splits the first that the value has and that it divides. What divides a parameter, but
+not a smaller value behind it, splits that by as many prime parts of the axis as divide it. Beside
+that a parameter may rest split along a mesh axis that splits none of its dimensions: it is gathered
+where it is used, and its gradient is scattered.
 
 Where operands and results of an operation lie differently, the operation is split along the
 dimension that is cheapest, and what that needs is counted: gathers of operands, sums of results,
@@ -20,6 +21,7 @@ from jax.sharding import Mesh
 
 from ..axes.factor_layouts import ArrayLayout
 from ..machine.topologies import topology_of
+from .axis_parts import AxisParts
 from .condensed_program import CondensedProgram, OpKind, ValueKind
 from .link_rates import LinkRates
 from .named_dimensions import LeafGroup
@@ -96,14 +98,15 @@ class AnalyticCost:
         self.mesh = mesh
         self.forced = dict(forced or {})
         self.sizes = tuple(mesh.shape[name] for name in mesh.axis_names)
+        self.parts = AxisParts(mesh)
         self.rates = LinkRates(mesh)
         chip = topology_of(mesh).chip
-        self._op_costs = OpCosts(program.values, self.sizes, self.rates, chip)
+        self._op_costs = OpCosts(program.values, self.parts, self.rates, chip)
         self._costs: list[dict[tuple[int, ...], OpCost]] = [{} for _ in program.ops]
         self._layouts: dict[tuple[int, object], int] = {}
         self._numbers: dict[ArrayLayout, int] = {}
         self._known: list[ArrayLayout] = []
-        self._parts: list[int] = []
+        self._shares: list[int] = []
         self._bytes = [kind.bytes for kind in program.values]
         self._places = [placed(op) for op in program.ops]
         self._arrays = [(*op.operands, *op.results) for op in program.ops]
@@ -113,6 +116,13 @@ class AnalyticCost:
             for group in program.dimensions.groups
             if group.role == "input"
             for dimension in group.dimensions
+        }
+        self._spread = {
+            (dimension, number)
+            for group in program.dimensions.groups
+            for dimension, whole in zip(group.dimensions, group.shape, strict=True)
+            for number, size in enumerate(self.sizes)
+            if whole % size == 0
         }
 
     def of(self, choice: Choice) -> ChoiceCost:
@@ -125,8 +135,8 @@ class AnalyticCost:
         groups = [self._group(n, choice) for n in range(len(program.dimensions.groups))]
         layouts = [self._value(n, kind, choice, groups) for n, kind in enumerate(program.values)]
         layouts.append(self._none)
-        parts = self._parts
-        each = [size / parts[one] for size, one in zip(self._bytes, layouts, strict=False)]
+        shares = self._shares
+        each = [size / shares[one] for size, one in zip(self._bytes, layouts, strict=False)]
         busy = [
             sum(each[n] * count for n, count in one.items()) / self._op_costs.bandwidth
             for one in program.traffic
@@ -162,7 +172,7 @@ class AnalyticCost:
             talk(held.op, axes, held.seconds * min(held.times, program.counts[kind]))
         total = busy[0] + sent_in[0] + max(busy[1], sent_in[1])
         alive = (sum(each[n] * count for n, count in one.items()) for one in program.moments)
-        resting = sum(size / parts[one] for size, one in zip(program.resting, groups, strict=True))
+        resting = sum(size / shares[one] for size, one in zip(program.resting, groups, strict=True))
         memory = program.rest + resting + max(alive, default=0.0) + largest
         return ChoiceCost(total, memory, sum(busy), talking)
 
@@ -180,10 +190,12 @@ class AnalyticCost:
             number: of the group.
             choice: what is chosen.
         """
-        return self._known[self._group(number, choice)]
+        layout = self.parts.joined(self._known[self._group(number, choice)])
+        assert layout is not None
+        return layout
 
-    def output_layout(self, module: str, choice: Choice) -> ArrayLayout:
-        """How the output of a module lies.
+    def output_layout(self, module: str, choice: Choice) -> ArrayLayout | None:
+        """How the output of a module lies; None: it is split by a part of a mesh axis.
 
         Args:
             module: its name.
@@ -191,19 +203,21 @@ class AnalyticCost:
         """
         number = self.program.modules[module]
         groups = [self._group(n, choice) for n in range(len(self.program.dimensions.groups))]
-        return self._known[self._value(number, self.program.values[number], choice, groups)]
+        value = self._value(number, self.program.values[number], choice, groups)
+        return self.parts.joined(self._known[value])
 
     def _number(self, layout: ArrayLayout) -> int:
         number = self._numbers.get(layout)
         if number is None:
             number = self._numbers[layout] = len(self._known)
             self._known.append(layout)
-            self._parts.append(math.prod(self.sizes[one] for split in layout for one in split))
+            sizes = self.parts.sizes
+            self._shares.append(math.prod(sizes[one] for split in layout for one in split))
         return number
 
     def _group(self, number: int, choice: Choice) -> int:
         if number in self.forced:
-            return self._number(self.forced[number])
+            return self._number(self.parts.split(self.forced[number]))
         stored = tuple([number in one for one in choice.stored])
         key = (-1 - number, (choice.split, stored))
         found = self._layouts.get(key)
@@ -214,12 +228,12 @@ class AnalyticCost:
         split = choice.split
         if group.role != "input" and is_tiny(group):
             split = tuple(self._computed(one) for one in split)
-        layout = list(self._chosen(group.shape, group.dimensions, order, split))
+        layout = self._chosen(group.shape, group.dimensions, order, split)
         used = {one for split in layout for one in split}
         rest = [n for n, here in enumerate(stored) if here and n not in used]
         if rest and group.role != "input":
             self._store(group, layout, rest)
-        found = self._layouts[key] = self._number(tuple(layout))
+        found = self._layouts[key] = self._number(self.parts.split(tuple(layout)))
         return found
 
     def _computed(self, split: tuple[int, ...]) -> tuple[int, ...]:
@@ -255,18 +269,52 @@ class AnalyticCost:
         dimensions: Sequence[int],
         order: Sequence[int],
         split: Sequence[Sequence[int]],
-    ) -> ArrayLayout:
+    ) -> list[tuple[int, ...]]:
+        """What splits a group, by whole mesh axes."""
         layout: list[tuple[int, ...]] = [()] * len(shape)
         left = list(shape)
         for number, wanted in enumerate(split):
-            size = self.sizes[number]
             for dimension in wanted:
-                axis = next(
-                    (n for n in order if dimensions[n] == dimension and left[n] % size == 0), None
-                )
+                axis = self._whole(dimension, number, dimensions, order, left)
                 if axis is not None:
                     layout[axis] += (number,)
-                    left[axis] //= size
+                    left[axis] //= self.sizes[number]
+                    break
+        return layout
+
+    def _whole(
+        self,
+        dimension: int,
+        number: int,
+        dimensions: Sequence[int],
+        order: Sequence[int],
+        left: Sequence[int],
+    ) -> int | None:
+        """The axis that a mesh axis divides, of those of one dimension."""
+        size = self.sizes[number]
+        return next((n for n in order if dimensions[n] == dimension and left[n] % size == 0), None)
+
+    def _spread_to(self, kind: ValueKind, split: Sequence[Sequence[int]]) -> ArrayLayout:
+        """What splits a value, by parts of mesh axes."""
+        layout: list[tuple[int, ...]] = [()] * len(kind.shape)
+        left = list(kind.shape)
+        sizes = self.parts.sizes
+        for number, wanted in enumerate(split):
+            for dimension in wanted:
+                axis = self._whole(dimension, number, kind.dimensions, kind.order, left)
+                axes = [] if axis is None else [axis]
+                if axis is None and (dimension, number) in self._spread:
+                    outer = [n for n in kind.order if kind.dimensions[n] == dimension]
+                    inner = [n for n, one in enumerate(kind.inside) if dimension in one]
+                    axes = [*outer[:1], *(n for n in inner if n not in outer)] if outer else []
+                parts = list(self.parts.of[number])
+                for here in axes:
+                    while parts and left[here] % sizes[parts[0]] == 0:
+                        left[here] //= sizes[parts[0]]
+                        layout[here] += (parts.pop(0),)
+                    if left[here] > 1:
+                        break
+                if axis is not None or len(parts) < len(self.parts.of[number]):
                     break
         return tuple(layout)
 
@@ -282,6 +330,6 @@ class AnalyticCost:
                 for place, size in zip(kind.places, kind.shape, strict=True)
             )
         else:
-            layout = self._chosen(kind.shape, kind.dimensions, kind.order, choice.split)
+            layout = self._spread_to(kind, choice.split)
         found = self._layouts[key] = self._number(layout)
         return found

@@ -71,6 +71,16 @@ class BeamSearch:
         )
         whole = sum(cost.program.resting)
         self._large = [n for n in sorted(self._storable) if cost.program.resting[n] > whole / 100]
+        self._heavy = {
+            dimension
+            for dimension in {one for group in groups for one in group.dimensions}
+            if sum(
+                size
+                for group, size in zip(groups, cost.program.resting, strict=True)
+                if dimension in group.dimensions
+            )
+            > whole / 10
+        }
         self._batch = _distinct(
             one for group in groups if group.role == "input" for one in group.dimensions
         )
@@ -101,6 +111,21 @@ class BeamSearch:
             if {one.choice for one in beam} == before:
                 break
         return self._best(self.seen, count, self.strategy)
+
+    def around(self, choice: Choice, count: int) -> list[Scored]:
+        """The best choices that differ from one by a single change, and in what they lay out.
+
+        Args:
+            choice: what is chosen.
+            count: how many to give.
+        """
+
+        def what(one: Choice) -> object:
+            return self.layouts(one), self.strategy(one)
+
+        same = what(choice)
+        near = self._best(self._changes(choice), count + 1, what)
+        return [one for one in near if what(one.choice) != same][:count]
 
     def plain(self) -> dict[str, Scored]:
         """The strategies that people write by hand, each at its best, by name."""
@@ -181,21 +206,23 @@ class BeamSearch:
             if group.role != "input"
         ]
         whole = sum(size for size, _ in parameters)
-        batch = {
-            (number, dimension)
+        used = {
+            (number, dimension, group.role == "input")
             for group, layout in zip(self._groups, layouts, strict=True)
-            if group.role == "input"
             for dimension, split in zip(group.dimensions, layout, strict=True)
             for number in split
         }
-        kinds = [
-            (
-                tuple(one for one in self._batch if (number, one) in batch),
-                2 * sum(size for size, axes in parameters if number in axes) > whole,
-                bool(split) and split[0] not in self._batch,
+        kinds = []
+        for number, split in enumerate(choice.split):
+            first = [one for one in split if {(number, one, True), (number, one, False)} & used]
+            features = list(itertools.takewhile(lambda one: one not in self._batch, first))
+            kinds.append(
+                (
+                    tuple(one for one in self._batch if (number, one, True) in used),
+                    2 * sum(size for size, axes in parameters if number in axes) > whole,
+                    frozenset(n for n in features if n in self._heavy) or bool(features),
+                )
             )
-            for number, split in enumerate(choice.split)
-        ]
         return frozenset(kinds)
 
     def _order(self, choice: Choice) -> tuple[object, ...]:

@@ -207,10 +207,14 @@ def plan_of(
 def _every_output(step: SearchedStep, candidate: Candidate) -> dict[str, NamedSharding]:
     mesh = candidate.mesh
     layouts = {
-        one: NamedSharding(mesh, _spec(candidate.cost.output_layout(one, candidate.choice), mesh))
+        one: candidate.cost.output_layout(one, candidate.choice)
         for one in dict.fromkeys(step.modules.values())
     }
-    return {name: layouts[one] for name, one in step.modules.items()}
+    return {
+        name: NamedSharding(mesh, _spec(layout, mesh))
+        for name, one in step.modules.items()
+        if (layout := layouts[one]) is not None
+    }
 
 
 def _is_block(name: str, names: dict[str, NamedSharding]) -> bool:

@@ -38,6 +38,7 @@ class ValueKind:
         dtype: its name.
         dimensions: of each axis; -1: none.
         order: axes, the one that comes first where two are of one dimension first.
+        inside: of each axis, the dimensions of which it is an inner part.
         group: the number of the `LeafGroup` that it lies like; -1: none.
         places: of a value that lies like a group, the axis of the group for each of its axes.
     """
@@ -47,6 +48,7 @@ class ValueKind:
     dtype: str
     dimensions: tuple[int, ...]
     order: tuple[int, ...]
+    inside: tuple[tuple[int, ...], ...]
     group: int = -1
     places: tuple[int, ...] = ()
 
@@ -150,7 +152,8 @@ def condensed(step: TracedStep, dimensions: NamedDimensions) -> CondensedProgram
         looped = listed.times > 1
         moved = _moved(op, kinds, values, listing.kept)
         if moved is None:
-            for one in (*op.operands, *op.results):
+            read = () if op.name == "row" else op.operands  # of a stack one row is read, no more
+            for one in (*read, *op.results):
                 if one in listing.kept:
                     traffic[looped][kinds[one]] += listed.times
         else:
@@ -183,7 +186,8 @@ def _value_kind(
 ) -> ValueKind:
     flat = dimensions.listing.flat
     shape = flat.shapes[value]
-    mine, strands = dimensions.of(value)
+    axes = dimensions.axes(value)
+    mine, strands = dimensions.dimension[axes], dimensions.strand[axes]
     order = tuple(sorted(range(len(shape)), key=lambda axis: (strands[axis], axis)))
     owned = [owner.get(one, (-1, -1)) for one in strands]
     groups = {
@@ -194,9 +198,10 @@ def _value_kind(
     group = groups.pop() if len(groups) == 1 else -1
     places = tuple(axis if of == group else -1 for of, axis in owned) if group >= 0 else ()
     dims = tuple(-1 if size == 1 else one for one, size in zip(mine, shape, strict=True))
+    inside = dimensions.inside[axes]
     return ValueKind(
-        shape, flat.itemsizes[value], flat.dtypes[value], dims, order, group, places
-    )  # fmt: skip
+        shape, flat.itemsizes[value], flat.dtypes[value], dims, order, inside, group, places
+    )
 
 
 def _moved(

@@ -19,7 +19,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..axes.dimension_rules import is_elementwise
 from ..axes.flat_program import CONSTANT, FlatOp, FlatProgram, flattened
@@ -103,6 +103,8 @@ class NamedDimensions:
         first: of each value, the number of its first axis in the unions.
         dimension: of each axis of each value, by `first`; -1: nothing is to be split along it.
         strand: likewise.
+        inside: dimensions of which an axis is an inner part: where a reshape splits features into
+            heads and the elements of one, those are an inner part of the features.
         loops: strands of the leading axes of what loops take rows of, or stack.
         narrowed: parameters of which two axes are one dimension only since all iterations of a loop
             are one; written out, its layers could be split in turn along different axes.
@@ -113,18 +115,18 @@ class NamedDimensions:
     first: tuple[int, ...]
     dimension: tuple[int, ...]
     strand: tuple[int, ...]
+    inside: tuple[tuple[int, ...], ...]
     loops: frozenset[int]
     narrowed: tuple[str, ...]
 
-    def of(self, value: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Dimensions and strands of a value's axes.
+    def axes(self, value: int) -> slice:
+        """The numbers of a value's axes.
 
         Args:
             value: its number.
         """
         start = self.first[value]
-        stop = start + len(self.listing.flat.shapes[value])
-        return self.dimension[start:stop], self.strand[start:stop]
+        return slice(start, start + len(self.listing.flat.shapes[value]))
 
 
 def named_dimensions(step: TracedStep) -> NamedDimensions:
@@ -138,6 +140,7 @@ def named_dimensions(step: TracedStep) -> NamedDimensions:
     first = [0]
     for shape in flat.shapes:
         first.append(first[-1] + len(shape))
+    inner = [pair for listed in listing.ops for pair in _inner(listed.op, first)]
     tied, kept = Union(first[-1]), Union(first[-1])
     across = listing.across
     for listed in listing.ops:
@@ -156,7 +159,7 @@ def named_dimensions(step: TracedStep) -> NamedDimensions:
     _follow(inputs, (tied, kept))
     members = _merged(inputs, tied, kept)
     loops = {kept.find(first[value]) for value in listing.rows}
-    return _finished(inputs, listing, tied, kept, loops, members, narrowed)
+    return _finished(inputs, listing, tied, kept, inner, loops, members, narrowed)
 
 
 class _Inputs:
@@ -223,6 +226,18 @@ def _by_factor(op: FlatOp, first: Sequence[int]) -> dict[int, list[tuple[int, in
     return found
 
 
+def _inner(op: FlatOp, first: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Axes that are an inner part of another operand's or result's axis, each with that one."""
+    outermost = None
+    arrays = zip((*op.rule.operands, *op.rule.results), (*op.operands, *op.results), strict=True)
+    for axes, value in arrays:
+        for axis, factors in enumerate(axes if value != CONSTANT else ()):
+            for factor in factors[1:]:
+                outermost = outermost or _by_factor(op, first)
+                for number, _ in outermost.get(factor, ()):
+                    yield number, first[value] + axis
+
+
 def _follow(inputs: _Inputs, unions: Sequence[Union]) -> None:
     """Optimizer state lies as its parameter."""
     given = inputs.step.inputs
@@ -273,6 +288,7 @@ def _finished(
     listing: StepListing,
     tied: Union,
     kept: Union,
+    inner: Sequence[tuple[int, int]],
     loops: set[int],
     members: list[list[int]],
     narrowed: tuple[str, ...],
@@ -289,6 +305,11 @@ def _finished(
         -1 if strand[axis] in loops else numbers.get(tied.find(axis), -1)
         for axis in range(first[-1])
     )
+    inside = collections.defaultdict[int, set[int]](set)
+    for axis, whole in inner:
+        if dimension[whole] >= 0 and dimension[axis] != dimension[whole]:
+            inside[tied.find(axis)].add(dimension[whole])
+    of_root = {root: tuple(sorted(found)) for root, found in inside.items()}
     groups = []
     for places in members:
         one, axes = given[places[0]], inputs.axes(places[0])
@@ -302,5 +323,12 @@ def _finished(
             )
         )
     return NamedDimensions(
-        listing, tuple(groups), tuple(first), dimension, strand, frozenset(loops), narrowed
+        listing,
+        tuple(groups),
+        tuple(first),
+        dimension,
+        strand,
+        tuple(of_root.get(tied.find(axis), ()) for axis in range(first[-1])),
+        frozenset(loops),
+        narrowed,
     )

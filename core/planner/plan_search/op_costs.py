@@ -1,18 +1,20 @@
 """What one kind of operation costs if its operands and results lie so.
 
-Each mesh axis splits the factor by which least is sent and computed. An operand that lies
-otherwise is gathered or exchanged, terms of a sum are added up.
+Parts of mesh axes that lie alike everywhere split the factor by which least is sent and computed.
+An operand that lies otherwise is gathered or exchanged, terms of a sum are added up.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from ..axes.factor_layouts import ArrayLayout
+from ..axes.factor_layouts import ArrayLayout, by_factor
+from ..axes.factors import Axes
 from ..costs.roofline import COMPUTE_REACH, MEMORY_REACH, busy_seconds
 from ..machine.chips import Chip
+from .axis_parts import AxisParts
 from .condensed_program import OpKind, ValueKind
 from .link_rates import LinkRates
 from .named_dimensions import WINDOWED
@@ -36,14 +38,38 @@ class FactorPlaces:
     """Of one operation.
 
     Attributes:
-        outermost: of each array, for each axis its outermost factor; -1: none.
-        axis: of each array, the axis of which a factor is the outermost.
-        free: factors that may be split.
+        arrays: of each operand, then each result: for each axis its factors.
+        axis: of each array, the axis that has a factor, of those that may be split.
+        outside: of inner factors, those that are split down to one element before them.
     """
 
-    outermost: tuple[tuple[int, ...], ...]
+    arrays: tuple[Axes, ...]
     axis: tuple[Mapping[int, int], ...]
-    free: frozenset[int]
+    outside: Mapping[int, frozenset[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Picked:
+    """Parts of mesh axes that lie alike in all arrays, and the factor that they split; -1: none."""
+
+    parts: tuple[int, ...]
+    ways: int
+    factor: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Lies:
+    """The factor of an array that each part of a mesh axis splits, and how many blocks there are.
+
+    A part that fits no factor has -1.
+    """
+
+    factors: Mapping[int, int]
+    blocks: int
+
+
+_NOWHERE = _Lies({}, 1)
+_ORDER = ("all-gather", "all-to-all", "reduce-scatter", "all-reduce")
 
 
 class OpCosts:
@@ -51,19 +77,20 @@ class OpCosts:
 
     Args:
         values: kinds of values, by number.
-        sizes: of the mesh axes.
+        parts: of the mesh's axes.
         rates: of its links.
         chip: of its devices.
     """
 
     def __init__(
-        self, values: Sequence[ValueKind], sizes: Sequence[int], rates: LinkRates, chip: Chip
+        self, values: Sequence[ValueKind], parts: AxisParts, rates: LinkRates, chip: Chip
     ) -> None:
         """Nothing is computed yet."""
         self._values = values
-        self._sizes = sizes
+        self._parts = parts
         self._rates = rates
         self._chip = chip
+        self._known: dict[tuple[Axes, tuple[int, ...], ArrayLayout], _Lies] = {}
         self.bandwidth = chip.bandwidth * MEMORY_REACH[chip.platform]
 
     def peak(self, dtype: str) -> float:
@@ -79,114 +106,130 @@ class OpCosts:
 
         Args:
             op: its kind.
-            layouts: of its operands, then its results.
+            layouts: of its operands, then its results, by parts of mesh axes.
             place: by `placed`.
         """
         kinds = [self._values[n] if n >= 0 else None for n in (*op.operands, *op.results)]
+        sizes = op.rule.sizes
         whole = op.flops / self.peak(op.dtype)
-        where = [{m: axis for axis, split in enumerate(one) for m in split} for one in layouts]
-        parts: dict[int, int] = {}
-        picked: dict[int, int | None] = {}
-        for number, size in enumerate(self._sizes):
-            asked = {
-                place.outermost[n][axis]
-                for n, one in enumerate(where)
-                if (axis := one.get(number)) is not None and kinds[n] is not None
-            }
-            asked = {
+        where = [
+            _NOWHERE if kind is None else self._lies(axes, sizes, layout)
+            for kind, axes, layout in zip(kinds, place.arrays, layouts, strict=True)
+        ]
+        done: dict[int, int] = {}
+        picked: list[_Picked] = []
+        for places, parts in self._together(where).items():
+            ways = self._count(parts)
+            asked = sorted(
                 one
-                for one in asked
-                if one in place.free and op.rule.sizes[one] % (parts.get(one, 1) * size) == 0
-            }
-            if not any(number in one for one in where):
-                continue
-            done = math.prod(parts.values())
-            best: tuple[float, int] | None = None
-            operands = range(len(op.operands))
+                for one in {*places} - {None, -1}
+                if any(one in axes for axes in place.axis)
+                and sizes[one] % (done.get(one, 1) * ways) == 0
+                and all(done.get(other) == sizes[other] for other in place.outside.get(one, ()))
+            )
             agreed = any(
-                all(where[n].get(number) in (None, place.axis[n].get(one)) for n in operands)
+                all(
+                    here in (None, one if one in place.axis[n] else None)
+                    for n, here in enumerate(places[: len(op.operands)])
+                )
                 for one in asked
             )
             # XLA never gathers operands that lie alike, however small they are.
-            for factor in sorted(asked) if agreed else (*sorted(asked), -1):
-                seconds = whole / done / (size if factor >= 0 else 1)
-                moves = self._moves(op, kinds, layouts, where, place, {number: factor})
-                seconds += sum(move[2] for move in moves)
-                if best is None or seconds < best[0]:
-                    best = (seconds, factor)
-            assert best is not None
-            picked[number] = best[1] if best[1] >= 0 else None
-            if best[1] >= 0:
-                parts[best[1]] = parts.get(best[1], 1) * size
-        moves = self._moves(
-            op, kinds, layouts, where, place, {m: -1 if f is None else f for m, f in picked.items()}
-        )
-        count = math.prod(parts.values())
+            ways_out = [_Picked(parts, ways, one) for one in (asked if agreed else (*asked, -1))]
+            best = ways_out[0]
+            if len(ways_out) > 1:
+                share = math.prod(done.values())
+                best = min(
+                    ways_out,
+                    key=lambda one: (
+                        whole / share / (one.ways if one.factor >= 0 else 1)
+                        + sum(move[2] for move in self._moves(op, kinds, where, place, [one]))
+                    ),
+                )
+            picked.append(best)
+            if best.factor >= 0:
+                done[best.factor] = done.get(best.factor, 1) * ways
+        moves = self._moves(op, kinds, where, place, picked)
         moved = 0.0
         for n in op.moved:
             kind = kinds[n]
             if kind is not None:
-                mine = math.prod(
-                    self._sizes[m]
-                    for m, factor in picked.items()
-                    if factor is not None and factor in place.axis[n]
-                )
+                mine = math.prod([one.ways for one in picked if one.factor in place.axis[n]])
                 moved += kind.bytes / mine
-        busy = busy_seconds(whole / count, moved / self.bandwidth, self._chip.platform)
+        computing = whole / math.prod(done.values())
+        busy = busy_seconds(computing, moved / self.bandwidth, self._chip.platform)
         return OpCost(busy, tuple(moves))
+
+    def _lies(self, axes: Axes, sizes: tuple[int, ...], layout: ArrayLayout) -> _Lies:
+        key = (axes, sizes, layout)
+        found = self._known.get(key)
+        if found is None:
+            splits, rest = by_factor(axes, layout, sizes, self._parts.sizes)
+            factors = {part: factor for factor, split in splits.items() for part in split}
+            blocks = self._count([one for split in layout for one in split])
+            found = self._known[key] = _Lies(factors | dict.fromkeys(rest, -1), blocks)
+        return found
+
+    def _together(self, where: Sequence[_Lies]) -> dict[tuple[int | None, ...], tuple[int, ...]]:
+        """Parts of mesh axes by what they split in each array."""
+        found: dict[tuple[int | None, ...], tuple[int, ...]] = {}
+        for part in sorted({part for one in where for part in one.factors}):
+            places = tuple([one.factors.get(part) for one in where])
+            found[places] = (*found.get(places, ()), part)
+        return found
 
     def _moves(
         self,
         op: OpKind,
         kinds: Sequence[ValueKind | None],
-        layouts: Sequence[ArrayLayout],
-        where: Sequence[Mapping[int, int]],
+        where: Sequence[_Lies],
         place: FactorPlaces,
-        picked: Mapping[int, int],
+        picked: Sequence[_Picked],
     ) -> list[tuple[int, tuple[int, ...], float, float]]:
-        """The collectives of an operation that is split so along some mesh axes."""
+        """The collectives of an operation that is split so by some parts of mesh axes."""
         found: list[tuple[int, tuple[int, ...], float, float]] = []
         count = len(op.operands)
 
-        def add(n: int, kind: str, axes: Sequence[int], sent: float) -> None:
-            seconds = self._rates.seconds(kind, axes, sent)
-            found.append((n, tuple(sorted(axes)), seconds, sent))
+        def add(n: int, how: str, parts: Sequence[int], sent: float) -> None:
+            axes = tuple(sorted(self._parts.axes(parts)))
+            found.append((n, axes, self._rates.seconds(how, axes, sent), sent))
 
         for n, kind in enumerate(kinds):
             if kind is None:
                 continue
-            gathered, exchanged, summed, scattered, edges = [], [], [], [], []
-            for number, factor in picked.items():
-                here, there = where[n].get(number), place.axis[n].get(factor)
-                if n >= count and factor in op.rule.reduced and there is None:
-                    (summed if here is None else scattered).append(number)
+            parts: dict[str, tuple[int, ...]] = {}
+            joined = scattered = 1
+            edges: list[tuple[_Picked, int]] = []
+            for one in picked:
+                here = where[n].factors.get(one.parts[0])
+                there = one.factor if one.factor in place.axis[n] else None
+                how = None
+                if n >= count and there is None and one.factor in op.rule.reduced:
+                    how = "all-reduce" if here is None else "reduce-scatter"
                 elif here is not None and there is None:
-                    gathered.append(number)
-                elif here is not None and there is not None and here != there:
-                    exchanged.append(number)
-                elif n >= count and here is None and there is not None:
-                    gathered.append(number)
-                if n < count and there is not None and factor in op.rule.whole:
-                    edges.append((number, kind.shape[there]))
-            mine = self._parts(layouts[n]) / math.prod(
-                self._sizes[m] for m in (*gathered, *scattered) if m in where[n]
-            )
-            sent = kind.bytes / mine
-            if gathered:
-                add(n, "all-gather", gathered, sent)
-            if exchanged:
-                add(n, "all-to-all", exchanged, sent)
-            if scattered:
-                add(n, "reduce-scatter", scattered, sent)
-                sent /= math.prod(self._sizes[m] for m in scattered)
-            if summed:
-                add(n, "all-reduce", summed, sent)
-            for number, rows in edges:
-                add(n, "collective-permute", [number], 2 * sent * self._sizes[number] / rows)
+                    how = "all-gather"
+                elif here is None and there is not None and n >= count:
+                    how = "all-gather"
+                elif here is not None and here != there:
+                    how = "all-to-all"
+                if how is not None:
+                    parts[how] = (*parts.get(how, ()), *one.parts)
+                    scattered *= one.ways if how == "reduce-scatter" else 1
+                    joined *= one.ways if here is not None and how != "all-to-all" else 1
+                if n < count and there is not None and there in op.rule.whole:
+                    edges.append((one, kind.shape[place.axis[n][there]]))
+            sent = kind.bytes / where[n].blocks * joined
+            for how in _ORDER:
+                if how in parts:
+                    add(n, how, parts[how], sent / (scattered if how == "all-reduce" else 1))
+            for one, rows in edges:
+                shard = sent / scattered
+                add(n, "collective-permute", one.parts, 2 * shard * one.ways / rows)
         return found
 
-    def _parts(self, layout: ArrayLayout) -> int:
-        return math.prod(self._sizes[one] for split in layout for one in split)
+    def _count(self, parts: Iterable[int]) -> int:
+        """How many devices some parts of mesh axes have."""
+        return math.prod([self._parts.sizes[one] for one in parts])
 
 
 def placed(op: OpKind) -> FactorPlaces:
@@ -196,12 +239,14 @@ def placed(op: OpKind) -> FactorPlaces:
         op: its kind.
     """
     arrays = (*op.rule.operands, *op.rule.results)
-    outermost = tuple(tuple(mine[0] if mine else -1 for mine in axes) for axes in arrays)
-    inner = {factor for axes in arrays for mine in axes for factor in mine[1:]}
-    free = set(range(len(op.rule.sizes))) - inner
-    if op.name not in WINDOWED:
-        free -= op.rule.whole
+    fixed = frozenset() if op.name in WINDOWED else op.rule.whole
     axis = tuple(
-        {mine[0]: n for n, mine in enumerate(axes) if mine and mine[0] in free} for axes in arrays
+        {one: n for n, mine in enumerate(axes) for one in mine if one not in fixed}
+        for axes in arrays
     )
-    return FactorPlaces(outermost, axis, frozenset(free))
+    outside: dict[int, frozenset[int]] = {}
+    for axes in arrays:
+        for mine in axes:
+            for n, one in enumerate(mine[1:], 1):
+                outside[one] = outside.get(one, frozenset()) | set(mine[:n])
+    return FactorPlaces(arrays, axis, outside)

@@ -20,6 +20,8 @@ True
 
 from __future__ import annotations
 
+import functools
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -54,6 +56,8 @@ LOOKED = 3
 PLAIN = 3
 """On so many meshes each strategy that people write by hand is looked at closely, too: by kinds of
 operations a split sequence may seem faster than it is."""
+STEPS, AROUND = 4, 4
+"""So often what was found is changed by one thing, and so many changes are looked at closely."""
 CHECKED = 4
 """So many plans are looked at as the step is written at most, until the best one was."""
 PARTITIONED = 2
@@ -130,11 +134,15 @@ def search(
         plain = [] if depth == "kinds" else _plain(beams)
         evaluated += sum(len(beam.seen) for beam in beams)
         known = {(one.mesh, one.choice) for one in plain}
+
+        def look(one: Candidate, depth: SearchDepth) -> SeenPlan:
+            return seen(followed, one, fixed, device_memory(one.mesh, memory), depth)
+
         for one in (*plain, *(one for one in chosen if (one.mesh, one.choice) not in known)):
             near = one in plain or one.scored.score <= NEAR * chosen[0].scored.score
-            capacity = device_memory(one.mesh, memory)
-            found.append(seen(followed, one, fixed, capacity, depth if near else "kinds"))
+            found.append(look(one, depth if near else "kinds"))
         if depth != "kinds":
+            found += _near_best(found, beams, functools.partial(look, depth="trace"))
             found = _settled(found, as_written, PARTITIONED if depth == "partition" else 1)
         if depth == "partition":
             best = [partitioned(followed, one) for one in found[:PARTITIONED]]
@@ -146,6 +154,29 @@ def search(
     if not found[0].cost.fits:
         raise NothingFitsError(nothing_fits(traced, found))
     return _result(found, candidates, costs, evaluated, time.monotonic() - started)
+
+
+def _near_best(
+    found: Sequence[SeenPlan],
+    beams: Sequence[BeamSearch],
+    look: Callable[[Candidate], SeenPlan],
+) -> list[SeenPlan]:
+    """What single changes make of the best, and of what they made of it."""
+    best = min(found, key=lambda one: (one.cost.depth == "kinds", *one.order))
+    known = {(one.candidate.mesh, one.candidate.choice) for one in found}
+    more = list[SeenPlan]()
+    for _ in range(STEPS):
+        beam = next(one for one in beams if one.cost is best.candidate.cost)
+        near = beam.around(best.candidate.choice, AROUND)
+        made = [look(Candidate(one, beam.cost)) for one in near]
+        made = [one for one in made if (one.candidate.mesh, one.candidate.choice) not in known]
+        more += made
+        known |= {(one.candidate.mesh, one.candidate.choice) for one in made}
+        better = min([best, *made], key=lambda one: one.order)
+        if better is best:
+            break
+        best = better
+    return more
 
 
 def _settled(
@@ -216,16 +247,18 @@ def plan_for(
 
 
 def _chosen(beams: list[BeamSearch], count: int) -> list[Candidate]:
-    """The best of all meshes, of each strategy one."""
-    best_of = dict[object, Candidate]()
-    beams = sorted(beams, key=lambda one: one.begin())
-    for beam in beams[:MESHES]:
-        for scored in beam.run(count):
-            strategy = beam.strategy(scored.choice)
-            held = best_of.get(strategy)
-            if held is None or scored.score < held.scored.score:
-                best_of[strategy] = Candidate(scored, beam.cost)
-    return sorted(best_of.values(), key=lambda one: one.scored.score)[:count]
+    """The best of the meshes that start best, of each strategy on each mesh one.
+
+    What costs the same to the last digit is the same under other names of the axes.
+    """
+    beams = sorted(beams, key=lambda one: one.begin())[:MESHES]
+    each = math.ceil(count / len(beams))
+    found: dict[object, Candidate] = {}
+    for beam in beams:
+        for one in beam.run(each):
+            alike = one.score, float(f"{one.cost.memory:.9e}"), float(f"{one.cost.busy:.9e}")
+            found.setdefault(alike, Candidate(one, beam.cost))
+    return sorted(found.values(), key=lambda one: one.scored.score)
 
 
 def _plain(beams: Sequence[BeamSearch]) -> list[Candidate]:

@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -192,9 +193,17 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
+_ASIDE = "Suspected Python Code Location"
+"""What XLA's error ends with: lines of the process that compiles."""
+
+_RAISED = re.compile(r"[\w.]+(Error|Exception): ")
+
+
 def _why(status: int, errors: Path, target: CompileTarget) -> str:
-    said = errors.read_text(errors="replace").strip().splitlines()
-    last = "\n".join(line[:400] for line in said[-12:]) or "it said nothing"
+    said = errors.read_text(errors="replace").strip().partition(_ASIDE)[0].splitlines()
+    raised = [at for at, line in enumerate(said) if _RAISED.match(line)]
+    told = said[raised[-1] :][:12] if raised else said[-12:]
+    last = "\n".join(line[:600] for line in told) or "it said nothing"
     killed = ""
     if status < 0:
         killed = f" was ended by {signal.Signals(-status).name}"

@@ -2,7 +2,8 @@
 
 `by_compiler` asks the target's own compiler, so its peak memory is that compiler's statistics.
 `by_partitioner` runs XLA's partitioner on this host's virtual devices: its collectives are exact;
-what the target's compiler would make of the rest is modelled (`target_memory`, `target_rewrites`).
+what the target's compiler would make of the rest is modelled (`target_memory`, `target_rewrites`,
+`windowed_products`).
 The host's compiler is kept from widening bfloat16, from handing products to libraries and from
 joining reductions, none of which the targets do; and from taking barriers away before it schedules:
 they hold what is computed again (`jax.checkpoint`) back until its gradient is wanted.
@@ -15,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import PartitionSpec
+
 from isoshard.core.planner.costs.device_program import DeviceProgram
 from isoshard.core.planner.machine.topologies import Topology, topology_of
 from isoshard.core.planner.reports.report import LiveArray, MemoryEstimate
@@ -26,9 +29,12 @@ from .exporting import exported
 from .hlo_text import HloModule, parsed
 from .live_values import ProgramLiveness, liveness
 from .nearest_lines import line_at
+from .part_by_part import multiplied_by_parts
+from .planning_errors import CompilationError
 from .scaled_meshes import scaled_back, scaled_down
 from .target_memory import target_liveness
 from .targets import HOST_DEVICES, CompileTarget, target_of
+from .windowed_products import windowed_products
 
 PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "gpu": "cuda"}
 """A chip's platform -> what `jax.export` calls it."""
@@ -50,6 +56,14 @@ the scheduled program has been written to a file, and the time for the code is s
 """
 
 _SHOWN = 20
+
+_UNTILED = "Couldn't find output tile sizes"
+_BY_LIBRARY = ("--xla_gpu_enable_triton_gemm=false",)
+_UNTRIED = (
+    "XLA found no tiles for a product; where the GPU is, it tries others and cuBLAS. So this was "
+    f"compiled with products by cuBLAS ({_BY_LIBRARY[0]})"
+)
+"""XLA makes Triton kernels of products, with tiles that it guesses where it cannot try any."""
 
 
 def by_partitioner(
@@ -82,22 +96,23 @@ def by_partitioner(
         return _partition(step, given)
     large, small = scaled_down(step, HOST_DEVICES)
     sizes = (large.size, small.size)
-    programs = [_partition(one.step, given) for one in (large, small)]
+    programs = [_partition(one.step, given, one.axis) for one in (large, small)]
     whole = step.mesh.shape[large.axis]
     made = scaled_back(programs[0], programs[1], sizes, whole, step)
+    joined = "collectives that its compiler would join are counted each"
     note = (
         f"partitioned for {large.size} and {small.size} devices along {large.axis!r}, and scaled "
         f"to {whole}: this host can have {HOST_DEVICES} devices, and the mesh has {step.mesh.size}"
     )
-    return dataclasses.replace(made, notes=(*made.notes, note))
+    return dataclasses.replace(made, notes=(*made.notes, joined, note))
 
 
-def _partition(step: TracedStep, given: Mapping[str, Any]) -> DeviceProgram:
+def _partition(step: TracedStep, given: Mapping[str, Any], scaled: str = "") -> DeviceProgram:
     machine = topology_of(step.mesh)
     target = CompileTarget("host") if machine.chip.platform == "cpu" else HOST
     made = compiled(exported(step, "cpu"), target, **given)
     if target is HOST:
-        return partitioned(step, made, machine)
+        return partitioned(step, made, machine, scaled)
     return _as_compiled(step, made, machine)
 
 
@@ -128,31 +143,50 @@ def by_compiler(
     """
     machine = topology_of(step.mesh)
     platform = PLATFORMS[machine.chip.platform]
-    made = compiled(
-        exported(step, platform),
-        target_of(step.mesh, machine),
-        timeout=timeout,
-        progress=progress,
-        cache=cache,
-        python=python,
-    )
-    return _as_compiled(step, made, machine)
+    given: dict[str, Any] = {
+        "timeout": timeout,
+        "progress": progress,
+        "cache": cache,
+        "python": python,
+    }
+    target, notes = target_of(step.mesh, machine), ()
+    program = exported(step, platform)
+    try:
+        made = compiled(program, target, **given)
+    except CompilationError as error:
+        if _UNTILED not in str(error):
+            raise
+        made = compiled(program, dataclasses.replace(target, flags=_BY_LIBRARY), **given)
+        notes = (_UNTRIED,)
+    return dataclasses.replace(_as_compiled(step, made, machine), notes=notes)
 
 
-def partitioned(step: TracedStep, made: ProgramText, machine: Topology) -> DeviceProgram:
+def partitioned(
+    step: TracedStep, made: ProgramText, machine: Topology, scaled: str = ""
+) -> DeviceProgram:
     """What the partitioner's program says of a step on a TPU or a GPU.
 
     Args:
         step: it.
         made: by `HOST`.
         machine: that it is planned for.
+        scaled: an axis of the mesh that is smaller here than the numbers are for.
     """
-    module = parsed(made.text)
-    found, notes = target_liveness(module, machine.chip.platform, machine.chip.memory)
-    ops = device_ops(module, step.mesh, found.at, target=machine.chip.platform)
-    memory = _memory(step, module, found, found.total, machine)
+    module, chip = parsed(made.text), machine.chip
+    given = [_axes(one.sharding.spec) for one in step.inputs]
+    products = windowed_products(module, step.mesh, given, chip.name, scaled)
+    found, notes = target_liveness(module, chip.platform, chip.memory, products)
+    sending = multiplied_by_parts(module, products)
+    ops = device_ops(sending, step.mesh, found.at, target=chip.platform, joining=not scaled)
+    memory = _memory(step, sending, found, found.total, machine)
     note = "what the target's compiler fuses and keeps is modelled, from the partitioner's program"
     return DeviceProgram(ops, memory, (note, *notes), made.versions)
+
+
+def _axes(spec: PartitionSpec) -> frozenset[str]:
+    """The mesh axes that a layout names."""
+    entries = ((one,) if isinstance(one, str) else one or () for one in spec)
+    return frozenset(axis for entry in entries for axis in entry)
 
 
 def _as_compiled(step: TracedStep, made: ProgramText, machine: Topology) -> DeviceProgram:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from jax.sharding import Mesh
@@ -20,6 +20,7 @@ from isoshard.core.runtime.hlo_collectives import (
 
 from .hlo_costs import FREE, Costs, costs_of, operand_arrays
 from .hlo_text import Computation, HloModule, Instruction
+from .joined_collectives import SentBy, joined
 from .loop_trips import trips
 from .nearest_lines import nearest_line
 from .target_rewrites import is_narrowed, is_sliced, joined_reductions
@@ -35,6 +36,9 @@ _DTYPES = {
 _LETTERS = {"f": "float", "s": "int", "u": "uint"}
 _SCATTERS = "all-reduce-scatter"
 """What the name of a fusion's computation begins with that is a reduce-scatter of a TPU."""
+
+WINDOWED = "windowed_dot_general_body"
+"""What the name of a loop's body has in it that multiplies while it sends; see `part_by_part`."""
 
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
@@ -56,7 +60,12 @@ def dtype_name(short: str) -> str:
 
 
 def device_ops(
-    module: HloModule, mesh: Mesh, live: Mapping[str, int], *, target: str = ""
+    module: HloModule,
+    mesh: Mesh,
+    live: Mapping[str, int],
+    *,
+    target: str = "",
+    joining: bool = True,
 ) -> tuple[DeviceOp, ...]:
     """List what one device does.
 
@@ -66,41 +75,53 @@ def device_ops(
         live: bytes alive while an instruction runs, by its name.
         target: "tpu" or "gpu": the program is the host's and read as the compiler of one would
             have it; see `target_rewrites`. "": it is read as it is.
+        joining: whether small collectives are one where it sends them so; see
+            `joined_collectives`.
     """
-    return tuple(_Reader(module, mesh, live, target).of(module.entry, 1, 0))
+    return tuple(_Reader(module, mesh, live, target, joining).of(module.entry, 1, 0))
 
 
 class _Reader:
     """A way through a program's computations."""
 
-    def __init__(self, module: HloModule, mesh: Mesh, live: Mapping[str, int], target: str):
+    def __init__(
+        self, module: HloModule, mesh: Mesh, live: Mapping[str, int], target: str, joining: bool
+    ):
         self.module = module
         self.mesh = mesh
         self.live = live
         self.target = target
+        self.joining = joining
         self.loops = 0
         self.lines: dict[str, str] = {}
 
-    def of(self, inside: Computation, times: int, scope: int) -> Iterator[DeviceOp]:
+    def of(self, inside: Computation, times: int, scope: int) -> list[DeviceOp]:
         """What one computation does, and those that it calls."""
+        done = list(self._done(inside, times, scope))
+        if self.target and self.joining:
+            return joined(self.module, inside, done, self.target)
+        return [one.op for one in done]
+
+    def _done(self, inside: Computation, times: int, scope: int) -> Iterator[SentBy]:
         sent: set[str] = set()
-        joined = joined_reductions(self.module, inside) if self.target else frozenset()
+        added = joined_reductions(self.module, inside) if self.target else frozenset()
         for one in inside.instructions.values():
+            inner: Iterable[DeviceOp] = ()
             if one.opcode == "while":
                 self.loops += 1
                 body = self.module.computations[one.called[0]]
-                runs = times * trips(self.module, inside, one)
-                yield from self.of(body, runs, self.loops)
+                inner = self.of(body, times * trips(self.module, inside, one), self.loops)
             elif one.opcode == "call":
-                yield from self.of(self.module.computations[one.called[0]], times, scope)
+                inner = self.of(self.module.computations[one.called[0]], times, scope)
             elif one.opcode == "conditional":
                 bodies = [self.module.computations[name] for name in one.called]
                 ways = [tuple(self.of(body, times, scope)) for body in bodies]
-                yield from max(ways, key=_size, default=())
-            elif one.name not in joined and one.opcode not in FREE | {"copy-start"}:
-                if one.opcode.endswith("-done"):
-                    continue
-                yield from self._of_one(inside, one, times, scope, sent)
+                inner = max(ways, key=_size, default=())
+            elif one.name not in added and one.opcode not in FREE | {"copy-start"}:
+                if not one.opcode.endswith("-done"):
+                    ops = self._of_one(inside, one, times, scope, sent)
+                    yield from (SentBy(one.name, op) for op in ops)
+            yield from (SentBy("", op) for op in inner)
 
     def _of_one(
         self, inside: Computation, one: Instruction, times: int, scope: int, sent: set[str]
@@ -180,6 +201,8 @@ class _Reader:
 
     def _waits(self, inside: Computation, one: Instruction) -> bool:
         """Whether an operand follows from products of this run of a loop, or from its last run."""
+        if WINDOWED in inside.name:
+            return False  # parts are sent on while others are multiplied
         stack, seen = list(one.operands), set[str]()
         while stack:
             found = inside.instructions.get(stack.pop())

@@ -6,8 +6,9 @@ places in the source only the user's lines are kept, as name scopes
 it is estimated from.
 
 Operators that tell XLA's partitioner how to split them (`custom_partitioning`) do that in a
-function of the process that compiles. The planner's process has none, so they are exported as the
-operation on whole arrays that they stand for.
+function of the process that compiles. The planner's process has none, so they are exported as what
+they would tell it, where devices talk in that (`self_split`), and else as the operation on whole
+arrays that they stand for.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from isoshard.core.planner.traced.traced_step import TracedStep
 from isoshard.core.runtime._jax_internals import no_locations
 
 from .planning_errors import PlanningError
+from .self_split import answered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +80,7 @@ def exported(step: TracedStep, platform: str) -> ExportedStep:
         >>> exported(step, "tpu").donated
         (0,)
     """
-    program = with_lines(on_abstract_mesh(step.program))
+    program = with_lines(on_abstract_mesh(answered(step)))
     order, donated = _pairs(step)
     run = jaxpr_as_fun(program)
     function = jax.jit(
@@ -97,9 +99,13 @@ def exported(step: TracedStep, platform: str) -> ExportedStep:
             made = export.export(function, platforms=[platform], disabled_checks=anything)
             data = bytes(made(*arguments).serialize())
     except (NotImplementedError, ValueError) as error:
+        meant = step.mesh.devices.flat[0].platform
+        others = "depth='trace' only"
+        if platform == "cpu" != meant:
+            others = f"depth='trace', or by 'compile', which lowers it for {meant!r}"
         raise PlanningError(
             f"{step.name} cannot be lowered for {platform!r}, so it can be planned by "
-            f"depth='trace' only: {error}"
+            f"{others}: {error}"
         ) from error
     mesh = step.mesh
     axes = tuple(zip(mesh.axis_names, mesh.axis_sizes, strict=True))

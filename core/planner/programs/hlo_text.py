@@ -259,6 +259,24 @@ def parsed(text: str) -> HloModule:
     return HloModule(header, computations, computations[entry], _frames(tables))
 
 
+def instructions(text: str) -> dict[str, Instruction]:
+    """Read instructions, of which each stands in a line of its own.
+
+    Args:
+        text: as XLA prints a computation, without its first line.
+
+    Returns:
+        By name, in order.
+
+    Example:
+        >>> list(instructions("  %a = f32[8] parameter(0)\\n  ROOT %b = f32[8] add(%a, %a)"))
+        ['a', 'b']
+    """
+    lines = (_LINE.match(f" {line}") for line in text.splitlines())
+    rows = (_instruction(found["name"], found["rest"]) for found in lines if found)
+    return {one.name: one for one in rows if one is not None}
+
+
 def _instruction(name: str, rest: str) -> Instruction | None:
     shape, rest = split_shape(_COMMENT.sub("", rest) if "/*" in rest else rest)
     found = _OPCODE.match(rest)

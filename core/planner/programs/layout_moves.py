@@ -14,9 +14,14 @@ products read any order. The host's compiler makes a transposed copy first.
 ... }''')
 >>> sorted(read_in_any_order(module, module.entry))
 ['t']
+>>> axis_after(module, module.entry, module.entry.instructions["t"], 0)
+1
 """
 
 from __future__ import annotations
+
+import math
+import re
 
 from .hlo_text import Computation, HloModule, Instruction
 
@@ -53,3 +58,50 @@ def is_move(module: HloModule, one: Instruction) -> bool:
         return False
     body = module.computations[one.called[0]]
     return all(inner.opcode in _MOVES | {"parameter"} for inner in body.instructions.values())
+
+
+def axis_after(module: HloModule, inside: Computation, one: Instruction, axis: int) -> int | None:
+    """Where an axis of an operand is after a move.
+
+    Args:
+        module: its program.
+        inside: the computation that the move stands in.
+        one: the move; see `is_move`.
+        axis: of its operand.
+
+    Returns:
+        The axis of the result that has it, or its outer part; None if it has one element.
+    """
+    if one.opcode == "copy":
+        return axis
+    if one.opcode == "transpose":
+        found = re.search(r"dimensions=\{([\d,]*)\}", one.attributes)
+        return [int(number) for number in found[1].split(",")].index(axis) if found else None
+    if one.opcode != "fusion":
+        source = inside.instructions[one.operands[0]]
+        bitcast = one.opcode == "bitcast"
+        top = _strides(source, bitcast)[axis] * source.arrays[0].sizes[axis]
+        pairs = zip(_strides(one, bitcast), one.arrays[0].sizes, strict=True)
+        found = [at for at, (low, size) in enumerate(pairs) if low < top <= low * size]
+        return found[0] if found and source.arrays[0].sizes[axis] > 1 else None
+    body = module.computations[one.called[0]]
+    at, place = body.parameters[0], axis
+    while at is not body.root:
+        (at,) = body.users[at.name]
+        place = axis_after(module, body, at, place)
+        if place is None:
+            return None
+    return place
+
+
+def _strides(one: Instruction, in_memory: bool) -> list[int]:
+    """How many elements lie between two neighbours along each axis."""
+    sizes = one.arrays[0].sizes
+    order = list(reversed(range(len(sizes))))
+    layout = re.search(r"\]\{([\d,]+)", one.shape)
+    if in_memory and layout:
+        order = [int(number) for number in layout[1].split(",")]
+    found = [0] * len(sizes)
+    for at, axis in enumerate(order):
+        found[axis] = math.prod(sizes[minor] for minor in order[:at])
+    return found

@@ -204,7 +204,7 @@ class _Walk:
     def _element(self, inside: Computation, one: Instruction, whole: Buffers) -> Buffers:
         index = int(one.attributes.partition("index=")[2].partition(",")[0])
         source = inside.instructions[one.operands[0]]
-        start = _starts(source.shape)[index]
+        start = places_in(source.shape)[index]
         return whole[start : start + len(one.arrays)]
 
     def _reused(
@@ -261,8 +261,12 @@ class _Spans:
 
 
 @functools.lru_cache(maxsize=4096)
-def _starts(shape: str) -> tuple[int, ...]:
-    """Of each element of a tuple, how many arrays there are before it."""
+def places_in(shape: str) -> tuple[int, ...]:
+    """Of each element of a tuple, how many arrays there are before it.
+
+    Args:
+        shape: text of the tuple's.
+    """
     counts = [len(arrays_of(part)) for part in tuple_parts(shape)]
     return (0, *itertools.accumulate(counts))
 

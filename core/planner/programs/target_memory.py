@@ -1,8 +1,9 @@
 """What a TPU's or GPU's compiler would keep of the program that the host's partitioner made.
 
 The same arrays, in the order of those compilers (`target_order`), in which products read any layout
-(`layout_moves`). Of GPUs also fusions of siblings (`sibling_fusions`), arrays in two orders
-(`memory_orders`) and copies for gathers (`gathered_stacks`).
+(`layout_moves`). On TPUs some products are taken apart (`part_by_part`). Of GPUs also fusions of
+siblings (`sibling_fusions`), arrays in two orders (`memory_orders`) and copies for gathers
+(`gathered_stacks`).
 
 XLA's compiler for GPUs schedules under a limit: 95 % of what 80 % of the device's memory leaves
 beside arguments and results (`GetSchedulerMemoryLimit` of its gpu_hlo_schedule.cc). A program that
@@ -13,13 +14,17 @@ limit or nothing helps any more.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from .gathered_stacks import with_gathered_copies
 from .hlo_text import HloModule
 from .live_values import ProgramLiveness, liveness
 from .memory_orders import copied_between_loops, meeting
+from .part_by_part import multiplied_by_parts
 from .sibling_fusions import siblings_together
 from .target_order import in_target_order
+from .windowed_products import WindowedProduct
 
 _USED, _SLOP = 0.8, 0.95
 SAVED = (
@@ -30,7 +35,10 @@ SAVED = (
 
 
 def target_liveness(
-    module: HloModule, platform: str, memory: int
+    module: HloModule,
+    platform: str,
+    memory: int,
+    products: Mapping[str, Sequence[WindowedProduct]] = MappingProxyType({}),
 ) -> tuple[ProgramLiveness, tuple[str, ...]]:
     """What is alive in a program, as a target's compiler would have it; and notes in words.
 
@@ -38,9 +46,11 @@ def target_liveness(
         module: the host's.
         platform: "tpu" or "gpu".
         memory: bytes of a device.
+        products: those that are multiplied by parts.
     """
     if platform == "tpu":
-        return liveness(in_target_order(module), targets=True), ()
+        ordered = multiplied_by_parts(in_target_order(module), products)
+        return liveness(ordered, targets=True), ()
     found = _on_gpu(in_target_order(module))
     limit = int((_USED * memory - found.arguments - found.results) * _SLOP)
     if found.temporary <= limit:

@@ -102,7 +102,7 @@ class TimeEstimate:
         overlapped: collectives run beside computing as far as the assumption says.
         utilisation: flops the model needs, over what the chip could do in `overlapped` (MFU).
         limit: "compute", "memory", or the axes of the collectives that take longest.
-        assumptions: in words, what the numbers stand on.
+        assumptions: in words, what the seconds stand on.
     """
 
     compute: float

@@ -173,7 +173,7 @@ def _time(report: Report) -> str:
         f"operation the larger of both: {human_seconds(time.busy)}. With collectives one after the "
         f"other {human_seconds(time.serial)}, overlapping {human_seconds(time.overlapped)}."
     ]
-    sentences += [f"Assumed: {one}." for one in time.assumptions]
+    sentences += [f"Assumed: {one}." for one in (*report.assumptions, *time.assumptions)]
     words = "".join(f'<p class="dim">{escape(one)}</p>' for one in sentences)
     return time_bars([("", report)]) + words
 

@@ -58,6 +58,7 @@ class Report:
         seconds_taken: what the estimate itself took.
         versions: of jax, jaxlib and the compiler that it was made with.
         inputs: what the step takes, by role, dtype and the axes that split it.
+        assumptions: in words, what memory and collectives stand on; `time` has its own.
 
     Example:
         >>> memory = MemoryEstimate(
@@ -92,6 +93,7 @@ limited by compute
     seconds_taken: float = 0.0
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     inputs: tuple[InputUse, ...] = ()
+    assumptions: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:

@@ -229,7 +229,9 @@ def _time(report: Report, console: Console) -> RenderableType:
         f"{human_flops(report.flops)} and {human_bytes(report.bytes_moved)} moved; "
         f"{percent(time.utilisation, 1)} utilised, limited by {limit(report)}"
     )
-    assumed = [Text(f"assumed: {one}", style="dim") for one in time.assumptions]
+    assumed = [
+        Text(f"assumed: {one}", style="dim") for one in (*report.assumptions, *time.assumptions)
+    ]
     return Group(*lines, words, *assumed)
 
 

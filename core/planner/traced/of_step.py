@@ -9,6 +9,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from isoshard.core.errors import ShardingError
+from isoshard.core.plan import PlanError
 
 from .jax_steps import traced_jax_step
 from .platform_branches import for_platform
@@ -39,8 +40,9 @@ def traced_step(
         batch: of a JAX function, the names of the arguments that are inputs.
 
     Raises:
-        PlanError: the plan does not fit.
+        PlanError: the plan does not fit, or is a text.
         ShardingError: `batch` is given, and the step is no JAX function.
+        TypeError: the step is no function, or its arguments are not in a tuple or list.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -50,6 +52,17 @@ def traced_step(
         >>> found.framework, len(found.program.eqns)
         ('jax', 1)
     """
+    if not isinstance(args, tuple | list):
+        raise TypeError(
+            f"args= is a tuple or list of the step's arguments, not {type(args).__name__}; of one "
+            "argument write (x,)"
+        )
+    if isinstance(plan, str) and not plan.lstrip().startswith("{"):
+        raise PlanError(
+            f"plan={plan!r} is a text, and a plan is an object, such as "
+            f"Plan.fsdp({mesh.axis_names[0]!r}), or one spec for every parameter, such as "
+            f"P({mesh.axis_names[0]!r})"
+        )
     own = getattr(step, "traced_step", None)
     framework = None if own is not None else framework_of_step(step, args, kwargs)
     if batch is not None and (own is not None or framework is not None):
@@ -62,6 +75,8 @@ def traced_step(
         found = own(tuple(args), dict(kwargs), mesh, plan)
     elif framework is not None:
         found = framework.traced_step(step, tuple(args), dict(kwargs), mesh, plan)
+    elif not callable(step):
+        raise TypeError(f"a step is a function, a module or a model, not {type(step).__name__}")
     else:
         found = traced_jax_step(step, args, kwargs, mesh, plan, batch=batch)
     program = for_platform(found.program, mesh.devices.flat[0].platform)

@@ -26,13 +26,13 @@ from rich.console import Console
 from rich.text import Text
 
 from isoshard import planner
-from isoshard.core.plan import Plan
+from isoshard.core.plan import Plan, PlanError
 from isoshard.core.planner.machine.topologies import Topology
 from isoshard.core.planner.reports.report import Report
 from isoshard.core.runtime.metrics import human_bytes
 
 from .plan_machines import show_machines
-from .plan_targets import Target, plan_named, target_of
+from .plan_targets import Target, failure_in, plan_named, target_of
 from .plan_words import WORDS, PlanCommandError, axes_of, bytes_of, is_words, plan_of, spelled
 
 _NAME = "isoshard plan"
@@ -100,15 +100,24 @@ def _run(given: argparse.Namespace, console: Console) -> int:
     for case in cases:
         _told(f"planning {target.name} on {machine.name}: {case.name}")
         mesh, plan = case.mesh, case.plan
-        if case.name == "auto":
-            depth = "trace" if given.depth == "trace" else "partition"
-            result = planner.search(target.step, target.args, mesh, memory=memory, depth=depth)
-            found.append(str(result))
-            mesh, plan = result.mesh, result.plan
-        report = planner.estimate(
-            target.step, target.args, mesh, plan,
-            depth=given.depth, memory=memory, **limits,
-        )  # fmt: skip
+        try:
+            if case.name == "auto":
+                depth = "trace" if given.depth == "trace" else "partition"
+                result = planner.search(target.step, target.args, mesh, memory=memory, depth=depth)
+                found.append(str(result))
+                mesh, plan = result.mesh, result.plan
+            report = planner.estimate(
+                target.step, target.args, mesh, plan,
+                depth=given.depth, memory=memory, **limits,
+            )  # fmt: skip
+        except PlanError as error:
+            which = f"--plan {case.name}: " if case.name in given.plan else ""
+            raise PlanCommandError(f"{which}{error}") from error
+        except Exception as error:
+            own = failure_in(error, target.file)
+            if type(error).__module__.startswith("isoshard.") or not own:
+                raise
+            raise PlanCommandError(f"{target.name} fails when it is traced, at {own}") from error
         reports[case.name] = dataclasses.replace(report, plan=case.words or report.plan)
     _written(given, reports)
     status = _shown(reports, console)

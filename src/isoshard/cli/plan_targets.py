@@ -33,12 +33,14 @@ class Target:
         step: a function or a compiled step.
         args: example arguments.
         weights: the order of the axes of its weights, as of `Plan.tensor_parallel`.
+        file: of the script; "" if there is none.
     """
 
     name: str
     step: Callable[..., Any]
     args: tuple[Any, ...]
     weights: Order = "out_in"
+    file: str = ""
 
 
 def target_of(text: str, args: str | None) -> Target:
@@ -51,7 +53,7 @@ def target_of(text: str, args: str | None) -> Target:
 
     Raises:
         PlanCommandError: there is no such file or name, importing it fails, or there are no
-            arguments.
+            arguments, or not those that the step takes.
     """
     step = named(text, "the step")
     if not callable(step):
@@ -74,7 +76,40 @@ def target_of(text: str, args: str | None) -> Target:
         given = ()
     if callable(given):
         given = _called(given, args or "example_args")
-    return Target(text.rpartition(":")[2], step, given if isinstance(given, tuple) else (given,))
+    given = given if isinstance(given, tuple) else (given,)
+    place, _, name = text.rpartition(":")
+    _bound(text, step, given, args or "example_args")
+    return Target(name, step, given, file=getattr(_module(place), "__file__", None) or "")
+
+
+def _bound(text: str, step: Any, given: tuple[Any, ...], source: str) -> None:
+    """Check that a step takes its arguments."""
+    try:
+        signature = inspect.signature(step)
+    except (TypeError, ValueError):
+        return  # it does not say what it takes
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        kinds = ", ".join(type(one).__name__ for one in given)
+        raise PlanCommandError(
+            f"{text} takes ({', '.join(signature.parameters)}), and {source} gives ({kinds}): "
+            f"{error}. Several arguments are a tuple"
+        ) from None
+
+
+def failure_in(error: BaseException, file: str) -> str:
+    """What an exception says that code of a file raised, or called; "" if it did not.
+
+    Args:
+        error: the exception.
+        file: the path of a script.
+    """
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename == file]
+    if not file or not frames:
+        return ""
+    last = frames[-1]
+    return f"{Path(file).name}:{last.lineno} ({last.name}): {type(error).__name__}: {error}"
 
 
 def plan_named(text: str, mesh: Any) -> Plan:

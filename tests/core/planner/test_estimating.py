@@ -108,8 +108,9 @@ def test_equal_layers_are_one_loop_and_the_report_says_so():
         step, arguments(), mesh_of(), Plan.fsdp("data", min_bytes=0), depth="partition",
         repeats=False, progress=False,
     )  # fmt: skip
-    assert LOOPED in looped.time.assumptions
-    assert LOOPED not in plain.time.assumptions
+    assert LOOPED in looped.assumptions
+    assert LOOPED not in plain.assumptions
+    assert LOOPED not in looped.time.assumptions
     assert looped.memory.parameters == plain.memory.parameters
     # a loop also computes the gradient of its first input, which nobody asks for
     assert looped.flops == pytest.approx(plain.flops, rel=1 / (2 * LAYERS))
@@ -133,11 +134,11 @@ def test_layers_that_keep_more_as_they_are_written_are_told(activation):
     plan = Plan.fsdp("data", min_bytes=0)
     written = estimate(train, given, mesh, plan)
     looped = estimate(train, given, mesh, plan, repeats=True)
-    (told,) = (one for one in looped.time.assumptions if "written out" in one)
+    (told,) = (one for one in looped.assumptions if "written out" in one)
     assert human_bytes(written.memory.peak) in told
     assert human_bytes(looped.memory.peak) in told
     assert written.memory.peak > 1.05 * looped.memory.peak
-    assert not [one for one in written.time.assumptions if "written out" in one or one == LOOPED]
+    assert not [one for one in written.assumptions if "written out" in one or one == LOOPED]
 
 
 def test_memory_may_be_said_and_what_is_missing_is_told():
@@ -159,12 +160,16 @@ def test_memory_may_be_said_and_what_is_missing_is_told():
         ({"memory": 0}, ValueError, "memory= is the bytes that one device may use, .* not 0;"),
         ({"memory": -(10**9)}, ValueError, "not -1000000000"),
         ({"timeout": 0}, ValueError, "timeout= is seconds, more than 0, not 0; None waits"),
+        ({"plan": "fsdp"}, PlanError, r"plan='fsdp' is a text, .*Plan\.fsdp\('data'\)"),
+        ({"repeats": "auto"}, ValueError, "repeats= is True, False or None, not 'auto'"),
+        ({"args": {"x": 1}}, TypeError, r"list of the step's arguments, not dict; .* \(x,\)"),
+        ({"step": None}, TypeError, "a step is a function, a module or a model, not NoneType"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_planned_is_said(change, error, said):
-    given = {"mesh": mesh_of(), "plan": None} | change
+    given = {"step": step, "args": arguments(), "mesh": mesh_of(), "plan": None} | change
     with pytest.raises(error, match=said):
-        estimate(step, arguments(), given.pop("mesh"), given.pop("plan"), **given)
+        estimate(**given)
 
 
 def test_a_compiler_that_is_missing_is_named(monkeypatch, tmp_path):

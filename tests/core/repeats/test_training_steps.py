@@ -115,6 +115,41 @@ def test_the_size_of_the_program_does_not_grow_with_depth(transformer):
     assert len(found.program.eqns) <= len(transformer[2].program.eqns) + 60
 
 
+def test_layers_that_are_computed_again_are_one_loop_each_way():
+    """Of two borders the one that parts no layer: its parameters pass a barrier together."""
+
+    def layer(x, a, b):
+        x = x + jnp.tanh(x @ a)
+        return x + jnp.sin(x @ b)
+
+    def step(x, table, layers):
+        kept = [x]
+        a, b = layers[0]
+        hidden = x @ a
+        table = jnp.exp(table)  # the first layer makes what all use, so it begins otherwise
+        x = x + jnp.tanh(hidden)
+        x = x + jnp.sin(x @ b)
+        for a, b in layers[1:]:
+            kept.append(x)
+            x = layer(x, a, b)
+        gradient, new = x * table, []
+        for x, (a, b) in zip(reversed(kept), reversed(layers), strict=True):
+            gradient, x, a, b = jax.lax.optimization_barrier((gradient, x, a, b))
+            gradient, *own = jax.vjp(layer, x, a, b)[1](gradient)
+            new.append(own)
+        return gradient, new
+
+    draw = np.random.default_rng(0)
+    x, table, *rest = (jnp.asarray(draw.standard_normal((4, 4)) * 0.3) for _ in range(14))
+    layers = list(zip(rest[::2], rest[1::2], strict=True))
+    program = jax.make_jaxpr(step)(x, table, layers)
+    found = rolled(program)
+    assert [one.length for one in found.loops] == [5, 5]
+    wanted, got = both(program, found, [x, table, *rest], compiled=True)
+    for one, other in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 def test_equations_with_effects_are_never_in_a_loop():
     def step(x):
         for _ in range(5):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,11 @@ from torch.nn import functional as F
 
 import isoshard as iso
 from isoshard import P, metrics
+from isoshard.core.planner.programs.device_ops import device_ops
+from isoshard.core.planner.programs.hlo_text import parsed
+from isoshard.core.planner.programs.live_values import liveness
 from isoshard.core.runtime.jaxprs import equations
+from tests.torch_bridge.planning.steps import llama
 
 WIDTH = 8
 X = jnp.linspace(-1.0, 1.0, 4 * WIDTH).reshape(4, WIDTH)
@@ -217,3 +223,43 @@ def test_loops_that_copy_too_much_are_none(rows, repeat, loops, counted):
     names = [one.primitive.name for one in equations(program)]
     assert names.count("scan") == loops
     assert ("not rolled: loops would copy" in said()[0]) is not bool(loops)
+
+
+class Loss(nn.Module):
+    """Of a Llama: its loop would be laid out otherwise by the partitioner, were it not told."""
+
+    def __init__(self):
+        super().__init__()
+        self.llama = llama(4)
+
+    def forward(self, ids):
+        return self.llama(input_ids=ids, labels=ids).loss
+
+
+def test_a_loop_lies_as_its_layers_written_out():
+    """Parameters are split over all devices, and so is the batch: no activation is gathered."""
+    on = jax.make_mesh((8,), ("data",))
+    functions = both(Loss())
+
+    def put(array):
+        sizes = array.shape if array.size > 128 else ()
+        axis = next((n for n, size in enumerate(sizes) if size % 8 == 0), None)
+        spec = P() if axis is None else P(*[None] * axis, "data")
+        return jax.device_put(np.asarray(array), jax.NamedSharding(on, spec))
+
+    def sent(f):
+        params = {name: put(one) for name, one in f.parameters.items()}
+        kept = {name: put(one) for name, one in f.buffers.items()}
+        loss = jax.jit(jax.grad(lambda params, x: f({**params, **kept}, x)))
+        x = put(jnp.arange(256).reshape(8, 32))
+        module = parsed(loss.lower(params, x).compile().as_text())
+        found = collections.Counter()
+        for op in device_ops(module, on, liveness(module).at):
+            if op.is_collective:
+                found[op.name] += op.sent * op.times
+        return found
+
+    plain, rolled = map(sent, functions)
+    assert set(rolled) == set(plain) == {"all-gather", "all-reduce"}
+    assert rolled["all-reduce"] == plain["all-reduce"]
+    assert rolled["all-gather"] <= 2 * plain["all-gather"]  # once in each of the two loops

@@ -198,7 +198,7 @@ def test_the_layer_runs_again_behind_a_barrier_that_waits_for_the_gradient():
         for entry in tapes.recorder().program
         if isinstance(entry[0], int) and tapes.RECIPES[entry[0]].name == "optimization_barrier"
     )
-    assert len(barrier) == 1 + 2, "the input and the gradient pass it together"
+    assert len(barrier) == 1 + 2 + 4, "input, gradient and parameters pass it together"
 
 
 def test_in_a_compiled_step():

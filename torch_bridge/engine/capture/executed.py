@@ -67,6 +67,8 @@ class Executed:
         self._collecting: set[int] = set()
         self._kept: list[types.CodeType] = []
         self._open: set[int] = set()
+        self._plain: set[int] = set()
+        """Ids of code that ran before, and whose next frames tell nothing new."""
 
     def __enter__(self) -> Executed:
         """Begin to note."""
@@ -101,6 +103,14 @@ class Executed:
         self._kept += other._kept
 
     def _note(self, frame: types.FrameType, event: str, asked: Any) -> None:
+        """Called for all frames and C functions of a step: most of them tell nothing new."""
+        if event == "call" or event == "return":
+            if id(frame.f_code) not in self._plain:
+                self._note_new(frame, event, asked)
+        elif event == "c_call" and (id(asked) in _UNWATCHED or asked.__name__ in _METHODS):
+            self._note_new(frame, event, asked)
+
+    def _note_new(self, frame: types.FrameType, event: str, asked: Any) -> None:
         if self._is_beside(frame):
             self._beside += {"call": 1, "return": -1}.get(event, 0)
         elif self._beside:
@@ -122,6 +132,8 @@ class Executed:
                 self.open_names.update(id(get(name)) for name in frame.f_code.co_names)
             elif code is _ENVIRON:
                 self.variables.add(frame.f_locals["key"])
+            elif code.co_name != "<module>" and key not in self._collecting:
+                self._plain.add(key)
         elif event == "c_call":
             what = _UNWATCHED.get(id(asked)) or _METHODS.get(asked.__name__)
             if what is not None:

@@ -30,7 +30,7 @@ import numpy as np
 from jax import lax
 
 from isoshard.core.runtime import metrics
-from isoshard.torch_bridge.engine.compiling.rolled_plan import stacked_layout
+from isoshard.torch_bridge.engine.compiling.loop_layouts import stacked_layout
 from isoshard.torch_bridge.engine.recording.memory_log import visible
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Storage, Value

@@ -30,6 +30,7 @@ from isoshard.torch_bridge.engine.values.common_mesh import refined
 from . import program, recompile_reasons
 from .execution_plan import CompileRequest
 from .loop_copies import loop_copies
+from .loop_layouts import border_layouts, stacked_layout
 from .padded_blocks import has_blocks
 from .plan_lowering import (
     computed,
@@ -138,7 +139,13 @@ def _compiled(
         labels = _labels(plan, replaced, read)
         old = {result: number for number, result in replaced.items()}
         replaces = [old.get(number) for number in range(len(plan.live))]
-        found = rolled(traced, labels=labels, replaces=replaces)
+        found = rolled(
+            traced,
+            labels=labels,
+            replaces=replaces,
+            layouts=border_layouts(plan),
+            updates=platform_of(plan) == "cpu",
+        )
     if not found.loops:
         raise NotRolled("; ".join(found.reasons) or "no two layers are equal")
     families = _families(plan, found, replaced, read)
@@ -380,18 +387,3 @@ class _Taken:
         number -= self._leaves
         floats = self._floats.shape[0]
         return self._floats[number] if number < floats else self._words[number - floats]
-
-
-def stacked_layout(placed: int) -> int:
-    """The layout of a stack of arrays that have a layout each: its leading axis is whole.
-
-    Args:
-        placed: a number of a layout without padding, or `UNPLACED`.
-    """
-    found = None if placed == layout_numbers.UNPLACED else layout_numbers.layout(placed)
-    if not isinstance(found, jax.sharding.NamedSharding):
-        return placed
-    spec = jax.sharding.PartitionSpec(None, *found.spec)
-    return layout_numbers.intern(
-        jax.sharding.NamedSharding(found.mesh, spec, memory_kind=found.memory_kind)
-    )

@@ -39,5 +39,5 @@ def checkpoint(
     """
     owner = function if isinstance(function, torch.nn.Module) else None
     owner = owner or getattr(function, "__self__", None)
-    anchor = next(owner.parameters(), None) if isinstance(owner, torch.nn.Module) else None
-    return recompute.checkpoint(function, *args, anchor=anchor, **kwargs)
+    owner = owner if isinstance(owner, torch.nn.Module) else None
+    return recompute.checkpoint(function, *args, owner=owner, **kwargs)

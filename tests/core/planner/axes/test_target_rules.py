@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 from isoshard.core.planner.axes.trace_depth import by_tracing
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.traced.traced_step import StepInput, StepResult, TracedStep
+from isoshard.core.runtime.metrics import human_bytes
 
 
 def program(function, machine, *inputs, dtype="bfloat16", axes=("x",)):
@@ -82,5 +83,67 @@ def test_gpus_compute_again_over_their_limit():
 
     found = program(chain, "h100:1x8", (size, P()))
     capacity = topology("h100:1x8").chip.memory
-    assert found.memory.peak == int(0.8 * 0.95 * capacity)
+    rest = found.memory.parameters + 65536 * 65536 * 2  # the input and the result
+    assert found.memory.peak == rest + int((0.8 * capacity - rest) * 0.95)
+    assert human_bytes(found.memory.peak) in found.notes[-1]
+    assert "schedules for" in found.notes[-1]
     assert program(chain, "v5e:2x4", (size, P())).memory.peak > capacity
+
+
+def test_gpus_make_siblings_at_once():
+    def step(x, w):
+        return jnp.tanh(x) @ w.T, (x * (w @ w.T)) @ w.T
+
+    inputs = (((1024, 1024), P()), ((1024, 1024), P()))
+
+    def kernels(machine):
+        return [op.name for op in program(step, machine, *inputs).ops]
+
+    # tanh(x) is made when w @ w.T is there, beside x * (w @ w.T), in one kernel
+    assert kernels("h100:1x8") == ["dot_general", "mul", "dot_general", "dot_general"]
+    needed = [program(step, one, *inputs).memory.peak for one in ("h100:1x8", "v5e:2x4")]
+    assert needed[0] > needed[1]
+
+
+def test_siblings_that_need_each_other_stay_apart():
+    def step(x, w):
+        return (x * (jnp.tanh(x) @ w.T)) @ w.T
+
+    inputs = (((1024, 1024), P()), ((1024, 1024), P()))
+    found = [op.name for op in program(step, "h100:1x8", *inputs).ops]
+    assert found == ["tanh", "dot_general", "mul", "dot_general"]
+
+
+def test_on_gpus_what_is_made_first_keeps_its_order():
+    def step(x, w):
+        first = jnp.einsum("bij,bjk->bik", x, w)
+        second = jnp.swapaxes(w @ x, 1, 2)
+        return (jnp.sin(first) * second) @ w
+
+    inputs = (((8, 64, 64), P()), ((8, 64, 64), P()))
+    found = [op.name for op in program(step, "h100:1x8", *inputs).ops]
+    assert found == ["dot_general", "reorder", "dot_general", "mul", "dot_general"]
+    assert "reorder" not in [op.name for op in program(step, "v5e:2x4", *inputs).ops]
+
+
+def test_gpus_multiply_with_batch_axes_what_lies_in_order():
+    def scores(q, k):
+        return jnp.einsum("bqk,bkd->bqd", jnp.tanh(jnp.einsum("bqd,bkd->bqk", q, k)), k)
+
+    inputs = (((8, 64, 32), P()), ((8, 64, 32), P()))
+    assert "reorder" not in [op.name for op in program(scores, "h100:1x8", *inputs).ops]
+
+
+def test_products_that_no_loop_needs_run_behind_it():
+    def step(x, w, head):
+        def layer(h, one):
+            return jnp.tanh(h @ one), None
+
+        return x.T @ head, jax.lax.scan(layer, x, w)[0]
+
+    inputs = (((64, 64), P()), ((4, 64, 64), P()), ((64, 32), P()))
+
+    def order(machine):
+        return [op.times for op in program(step, machine, *inputs).ops if op.name == "dot_general"]
+
+    assert order("v5e:2x4") == order("h100:1x8") == [4, 1]

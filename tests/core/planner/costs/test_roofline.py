@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from isoshard.core.planner.costs.collective_times import seconds
 from isoshard.core.planner.costs.device_program import DeviceOp, DeviceProgram
 from isoshard.core.planner.costs.event_groups import MOST, grouped
 from isoshard.core.planner.costs.roofline import COMPUTE_REACH, MEMORY_REACH, time_of
+from isoshard.core.planner.machine import chips
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.reports.report import MemoryEstimate, TimelineEvent
 
@@ -156,3 +158,22 @@ def test_a_group_has_the_line_that_most_of_it_comes_from():
 def test_a_collective_along_no_axis_of_the_mesh():
     with pytest.raises(ShardingError, match=r"there is no axis z; the mesh has data, model"):
         estimate(gather(1, axes=("z",)))
+
+
+def test_temporaries_that_are_new_in_each_step_take_time(monkeypatch):
+    chip = dataclasses.replace(chips.chip("cpu"), name="paged", fresh=1e9, kept=1 << 20)
+    monkeypatch.setitem(chips._CHIPS, "paged", chip)
+    mesh = topology("paged:8").mesh((8,), ("data",))
+    product = DeviceOp("dot_general", "a.py:1 (f)", 1e9)
+
+    def taken(held):
+        memory = dataclasses.replace(NOTHING, activations=held)
+        return time_of(DeviceProgram((product,), memory), mesh)
+
+    kept, _ = taken(1 << 20)
+    more, timeline = taken(2 << 20)
+    assert kept.serial == taken(0)[0].serial
+    assert more.serial - kept.serial == pytest.approx((2 << 20) / 1e9)
+    assert more.memory - kept.memory == pytest.approx((2 << 20) / 1e9)
+    assert sum(event.seconds for event in timeline) == pytest.approx(more.serial)
+    assert any("more than 1 MiB are new memory" in text for text in more.assumptions)

@@ -154,6 +154,21 @@ def test_what_the_compiler_said_is_in_the_error(step, fake):
         compiled(step, HOST, cache=False, python=python)
 
 
+def test_of_a_traceback_the_error_holds_what_was_raised(step, fake):
+    said = (
+        'File "a.py", line 3\njax.errors.JaxRuntimeError: INTERNAL: no tiles for %dot.1\n'
+        + "\tmap: (d0)\n" * 20
+        + "Suspected Python Code Location:\n  worker.py:103"
+    )
+    python = fake(f"cat >&2 <<'END'\n{said}\nEND\nexit 1")
+    with pytest.raises(CompilationError) as caught:
+        compiled(step, HOST, cache=False, python=python)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "the compiler for the host failed:"
+    assert lines[1] == "jax.errors.JaxRuntimeError: INTERNAL: no tiles for %dot.1"
+    assert len(lines) == 13 and "Suspected" not in str(caught.value)
+
+
 def test_a_compiler_that_is_killed(step, fake):
     python = fake("kill -9 $$")
     with pytest.raises(CompilationError, match=r"ended by SIGKILL \(out of memory\?\)"):

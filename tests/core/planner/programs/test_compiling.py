@@ -15,7 +15,7 @@ from isoshard.core.planner.programs import compiling
 from isoshard.core.planner.programs.compile_worker import ProgramText
 from isoshard.core.planner.programs.compiling import by_compiler, by_partitioner, partitioned
 from isoshard.core.planner.programs.device_ops import total
-from isoshard.core.planner.programs.planning_errors import PlanningError
+from isoshard.core.planner.programs.planning_errors import CompilationError, PlanningError
 from isoshard.core.planner.programs.scaled_meshes import scaled_down
 from tests.core.planner.programs.sample_steps import layers
 from tests.core.planner.programs.test_hlo_text import RECORDED
@@ -134,3 +134,32 @@ def test_no_axis_that_can_be_halved():
     step = layers(topology("v5e:8x8").mesh((3, 7), AXES))
     with pytest.raises(PlanningError, match=r"no axis of .* can be halved"):
         scaled_down(step, 16)
+
+
+def test_a_product_without_tiles_is_compiled_by_the_library(cache, monkeypatch):
+    step = layers(topology("h100:1x4").mesh((2, 2), AXES), width=1024, inner=2048, batch=8192)
+    tried = []
+
+    def compiled(program, target, **given):
+        tried.append(target)
+        if not target.flags:
+            raise CompilationError("INTERNAL: Couldn't find output tile sizes that satisfy hlo: %d")
+        memory = dict.fromkeys(("argument", "output", "alias", "temp"), 1)
+        memory = {f"{name}_size_in_bytes": size for name, size in memory.items()}
+        return ProgramText((RECORDED / "h100.hlo").read_text(), memory, {}, {}, 0.0)
+
+    monkeypatch.setattr(compiling, "compiled", compiled)
+    found = by_compiler(step, cache=cache)
+    assert [target.flags for target in tried] == [(), ("--xla_gpu_enable_triton_gemm=false",)]
+    assert "compiled with products by cuBLAS" in found.notes[0]
+
+
+def test_what_else_a_compiler_refuses_is_not_tried_again(cache, monkeypatch):
+    step = layers(topology("h100:1x4").mesh((2, 2), AXES))
+
+    def compiled(program, target, **given):
+        raise CompilationError("INTERNAL: something else")
+
+    monkeypatch.setattr(compiling, "compiled", compiled)
+    with pytest.raises(CompilationError, match="something else"):
+        by_compiler(step, cache=cache)

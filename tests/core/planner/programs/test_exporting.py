@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -137,3 +138,15 @@ def test_what_calls_the_host_cannot_be_exported():
 
     with pytest.raises(PlanningError, match="step cannot be lowered for 'tpu'"):
         exported(by_hand(speaks, 1, (None,)), "tpu")
+
+
+def test_a_kernel_of_another_platform_says_at_which_depths_it_can_be_planned():
+    def kernel(x_ref, y_ref):
+        y_ref[...] = x_ref[...] + 1
+
+    def added(x):
+        return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    said = "step cannot be lowered for 'cpu', .* depth='trace', or by 'compile', .* for 'tpu': "
+    with pytest.raises(PlanningError, match=said):
+        exported(by_hand(added, 1, (None,)), "cpu")

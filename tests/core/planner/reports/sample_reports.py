@@ -96,6 +96,7 @@ def fitting(**changes) -> Report:
             InputUse("parameter", "bfloat16", (), ("data", "model"), 1 << 20, 65),
             InputUse("input", "int64", ("data",), ("model",), 4 << 20, 2),
         ),
+        assumptions=("a while loop is counted as one run",),
     )
     return dataclasses.replace(report, **changes)
 

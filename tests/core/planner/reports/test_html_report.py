@@ -47,6 +47,7 @@ def test_everything_is_said():
         "llama.py:43 (forward)",
         "reduce-scatter",
         "collectives hide behind computing of the same layer",
+        "Assumed: a while loop is counted as one run.",
         "all is well",
         "jaxlib 0.10.2",
     ):
@@ -124,6 +125,7 @@ def test_text_is_escaped():
     report = fitting(
         step=NASTY, framework=NASTY, topology=NASTY, mesh={NASTY: 4}, plan=NASTY, memory=memory,
         collectives=(use,), time=time, advice=(NASTY,), timeline=(event,), versions={NASTY: NASTY},
+        assumptions=(NASTY,),
     )  # fmt: skip
     for html in (report.to_html(), compare({NASTY: report, "b": report}).to_html()):
         assert "<script" not in html

@@ -36,6 +36,7 @@ def test_what_is_said_of_a_step_that_fits():
     )
     assert "56.0 TFLOP and 288.7 GiB moved; 47 % utilised, limited by compute" in text
     assert "assumed: collectives hide behind computing of the same layer" in text
+    assert "assumed: a while loop is counted as one run" in text
     assert "→ model=16 (ici of 16, 90 GB/s): 4.0 GiB in 64.0 ms (all-reduce)" in text
     assert "- all is well" in text
     assert text.endswith("estimated in 3.40 s with jax 0.10.2, jaxlib 0.10.2\n")

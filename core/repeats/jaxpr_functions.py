@@ -1,0 +1,44 @@
+"""Equations as a function, and that of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, jaxpr_as_fun
+
+_NAMES = DebugInfo("repeats", "rolled", None, None)
+
+
+def function_of(variables: list[Any], results: Sequence[Any], equations: list[Any]) -> Any:
+    """A function that evaluates equations.
+
+    Args:
+        variables: what it is given.
+        results: what it returns, as a list.
+        equations: in order.
+    """
+    effects: Any = frozenset().union(*[one.effects for one in equations])
+    jaxpr = Jaxpr([], variables, list(results), equations, effects, _NAMES)
+    return jaxpr_as_fun(ClosedJaxpr(jaxpr, []))
+
+
+def over_rows(run: Any, axes: Sequence[int | None], given: Sequence[Any], count: int) -> Any:
+    """A function of each row; one after the other where a primitive has no rule for all at once.
+
+    Args:
+        run: the function.
+        axes: 0 for an argument that has rows, None for one that is the same for all.
+        given: the arguments.
+        count: how many rows there are.
+    """
+    try:
+        return jax.vmap(run, in_axes=axes)(*given)
+    except NotImplementedError:
+        rows = [
+            run(*[one if axis is None else one[row] for one, axis in zip(given, axes, strict=True)])
+            for row in range(count)
+        ]
+        return [jnp.stack(one) for one in zip(*rows, strict=True)]

@@ -1,0 +1,267 @@
+"""What an optimizer does with a gradient is done where a loop makes that gradient.
+
+Batched over layers (`side_by_side.py`) an optimizer needs the gradients of all layers as one array:
+memory that is filled before the loop, written by it and read after it. In the loop the update of a
+layer follows its gradient. Moments stay the arrays they are, each iteration replaces its own row: a
+compiler does that in place if nothing else in the loop reads the row that is replaced. The loop's
+layers read parameters, so where a new parameter is made of moments alone (Adam, momentum) it is
+made after the loop, batched, and else the loop gives an array of new ones.
+
+Small parameters stay batched: more equations in a loop than over all of their layers would not pay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from isoshard.core.repeats.equation_flow import EquationFlow
+from isoshard.core.repeats.equation_order import Step, following
+from isoshard.core.repeats.loop_plans import LoopPlan
+from isoshard.core.repeats.side_by_side import BatchedEquation, SideBySide
+from isoshard.core.repeats.stacked_values import StackedArray
+
+_LARGE = 2**16
+"""Bytes of a gradient from which on its parameter is updated in the loop."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LoopUpdates:
+    """Batched equations that run in a loop, a row in each iteration.
+
+    Attributes:
+        batches: their numbers, in order.
+        replaced: of results that replace the rows of an input in place, that input.
+    """
+
+    batches: tuple[int, ...] = ()
+    replaced: Mapping[StackedArray, StackedArray] = dataclasses.field(default_factory=dict)
+
+
+def updates_in(
+    flow: EquationFlow,
+    plans: Sequence[LoopPlan],
+    side: SideBySide,
+    results: Iterable[int | StackedArray],
+    new_of: Mapping[StackedArray, StackedArray],
+    skipped: set[int],
+) -> dict[int, LoopUpdates]:
+    """The updates that can run in loops.
+
+    Args:
+        flow: of the program.
+        plans: the loops.
+        side: the batched equations.
+        results: what the program gives.
+        new_of: of arrays that replace an input, that input.
+        skipped: equations that do not run.
+
+    Returns:
+        By the number of the loop.
+    """
+    found: dict[int, LoopUpdates] = {}
+    taken: set[int] = set()
+    for number in range(len(plans)):
+        one = _Updates(flow, plans, side, set(results), new_of, number, skipped)
+        batches = one.batches()
+        if batches and taken.isdisjoint(batches):
+            taken.update(batches)
+            found[number] = LoopUpdates(tuple(batches), one.replaced(batches))
+    return found
+
+
+class _Updates:
+    """Batched equations after one loop."""
+
+    def __init__(
+        self,
+        flow: EquationFlow,
+        plans: Sequence[LoopPlan],
+        side: SideBySide,
+        results: set[int | StackedArray],
+        new_of: Mapping[StackedArray, StackedArray],
+        number: int,
+        skipped: set[int],
+    ) -> None:
+        """See what needs the loop."""
+        self._flow = flow
+        self._plan = plans[number]
+        self._number = number
+        self._side = side
+        self._results = results
+        self._new_of = new_of
+        self._given = set(flow.results)
+        blocks = [plan.block for plan in plans]
+        self._after = following(flow, blocks, side.batched_in, skipped, ("loop", number))
+        self._loop_of = {
+            time: n for n, block in enumerate(blocks) for time in range(block.start, block.stop)
+        }
+
+    def batches(self) -> list[int]:
+        """The batched equations that run in the loop, in order."""
+        gradients = dict.fromkeys(
+            one
+            for batch in self._side.batches
+            for one in _arrays(batch)
+            if one.origin == "made"
+            and one.owner == self._number
+            and one not in self._results
+            and _bytes(self._flow, one) >= _LARGE
+        )
+        found: dict[int, None] = {}
+        for gradient in gradients:
+            found.update(dict.fromkeys(self._of(gradient)))
+        return list(found)
+
+    def _of(self, gradient: StackedArray) -> list[int]:
+        """What is done with a gradient in the loop: nothing if it would give more arrays."""
+        inside = self._inside(gradient)
+        if not self._readers(gradient) <= {*inside}:
+            return []
+        inside = self._without_late(inside, gradient)
+        there = self.replaced(inside)
+        made = [one for number in inside for one in self._side.batches[number].results]
+        if any(one not in there and not self._readers(one) <= {*inside} for one in made):
+            return []
+        return self._with_makers(inside)
+
+    def replaced(self, inside: Collection[int]) -> dict[StackedArray, StackedArray]:
+        """The results that replace the rows of an input in place.
+
+        Args:
+            inside: the batched equations in the loop.
+        """
+        return {
+            new: old
+            for new, old in self._new_of.items()
+            if new.origin == "batched" and new.owner in inside
+            if self._is_in_place(new, old, inside)
+        }
+
+    def _is_in_place(self, new: StackedArray, old: StackedArray, inside: Collection[int]) -> bool:
+        """Whether a compiler puts the rows of a new array into the old one without a copy."""
+        if old in self._results:
+            return False
+        before = self._before(new.owner, inside)
+        for time in {time for value in old.members for time in self._flow.readers[value]}:
+            step = self._step(time)
+            if step == ("loop", self._number):
+                return False
+            if step in self._after and not (step[0] == "batch" and step[1] in before):
+                return False
+            if step[0] == "batch" and step[1] in inside and step[1] not in before:
+                return False
+        again = [one for equation in self._plan.repeated for one in equation.operands]
+        return not any(isinstance(one, tuple) and one[0] in old.index for one in again)
+
+    def _without_late(self, inside: list[int], gradient: StackedArray) -> list[int]:
+        """Without those that can run after the loop, on arrays that are there anyway."""
+        there = self.replaced(inside)
+        kept: set[int] = set()
+        while True:
+            late: set[int] = set()
+            for number in inside:
+                made = [one for one in _arrays(self._side.batches[number]) if one.owner in inside]
+                made = [one for one in made if one.origin == "batched" and one not in there]
+                reads = _arrays(self._side.batches[number])
+                if number not in kept and gradient not in reads:
+                    if all(one.owner in late for one in made):
+                        late.add(number)
+            left = {*inside} - late
+            needed = {
+                number
+                for number in late
+                for one in self._side.batches[number].results
+                if self._readers(one) & left
+            }
+            if not needed:
+                return [number for number in inside if number in left]
+            kept |= needed
+
+    def _with_makers(self, inside: list[int]) -> list[int]:
+        """With those that only these read: their results need no array."""
+        found = dict.fromkeys(inside)
+        for number in reversed(range(len(self._side.batches))):
+            batch = self._side.batches[number]
+            readers = [self._readers(one) for one in batch.results]
+            if (
+                number not in found
+                and not batch.sliced
+                and len(batch.equations) == self._plan.block.count
+                and all(reading <= found.keys() for reading in readers)
+                and any(readers)
+                and all(map(self._is_independent, batch.operands))
+                and any(one.origin == "input" for one in _arrays(batch))
+            ):
+                found = {number: None, **found}
+        return list(found)
+
+    def _readers(self, array: StackedArray) -> set[int]:
+        """The batched equations that read an array; -1 for whatever else does, but for the loop."""
+        steps = {self._step(time) for one in array.members for time in self._flow.readers[one]}
+        steps.discard(("loop", self._number))
+        found = {step[1] if step[0] == "batch" else -1 for step in steps}
+        return found | {-1} if not self._given.isdisjoint(array.members) else found
+
+    def _inside(self, gradient: StackedArray) -> list[int]:
+        """All batched equations made of a gradient and of what is there before the loop."""
+        inside: dict[int, None] = {}
+        before = -1
+        while len(inside) > before:
+            before = len(inside)
+            for number, batch in enumerate(self._side.batches):
+                if number not in inside and self._fits(batch, gradient, inside):
+                    inside[number] = None
+        return list(inside)
+
+    def _fits(
+        self, batch: BatchedEquation, gradient: StackedArray, inside: Mapping[int, None]
+    ) -> bool:
+        first = self._flow.equations[batch.equations[0]]
+        if batch.sliced or first.effects or first.primitive.name == "sharding_constraint":
+            return False
+        made = [
+            one is gradient
+            or (isinstance(one, StackedArray) and one.origin == "batched" and one.owner in inside)
+            for one in batch.operands
+        ]
+        return any(made) and all(
+            here or self._is_independent(one)
+            for here, one in zip(made, batch.operands, strict=True)
+        )
+
+    def _is_independent(self, operand: int | StackedArray) -> bool:
+        """Whether something is there before the loop."""
+        values = operand.members if isinstance(operand, StackedArray) else (operand,)
+        makers = [self._flow.made_by[one] for one in values if one >= 0]
+        steps = {self._step(time) for time in makers if time >= 0}
+        return steps.isdisjoint(self._after) and ("loop", self._number) not in steps
+
+    def _before(self, batch: int, inside: Collection[int]) -> set[int]:
+        """A batched equation and those in the loop that it is made of."""
+        found, pending = {batch}, [batch]
+        while pending:
+            for one in _arrays(self._side.batches[pending.pop()]):
+                if one.origin == "batched" and one.owner in inside and one.owner not in found:
+                    found.add(one.owner)
+                    pending.append(one.owner)
+        return found
+
+    def _step(self, time: int) -> Step:
+        if time in self._side.batched_in:
+            return "batch", self._side.batched_in[time]
+        if time in self._loop_of:
+            return "loop", self._loop_of[time]
+        return "equation", time
+
+
+def _arrays(batch: BatchedEquation) -> list[StackedArray]:
+    return [one for one in batch.operands if isinstance(one, StackedArray)]
+
+
+def _bytes(flow: EquationFlow, array: StackedArray) -> int:
+    aval = flow.aval(array.members[0])
+    return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize

@@ -1,0 +1,46 @@
+"""Plans that were searched and written by hand train as planned, in torch and in NNX."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import planned_steps
+from benchmarks.planned_steps import FRAMEWORKS, MODELS
+
+BOTH = pytest.mark.parametrize("framework", FRAMEWORKS)
+
+
+def twins(model):
+    made, _, small = MODELS[model]
+    return made(**small)
+
+
+@BOTH
+@pytest.mark.parametrize("model", MODELS)
+def test_the_found_plan_trains_as_one_device_does_with_the_collectives_that_were_told(
+    model, framework
+):
+    some = twins(model)
+    layout, told = planned_steps.found_layout(some, framework)
+    row, _ = planned_steps.trained(some, framework, layout, planned_steps.alone(some))
+    assert told[0].startswith("mesh (") and layout.mesh.size == 8
+    assert len(row["losses"]) == 5 and row["losses"][0] != row["losses"][-1]
+    assert row["apart"] < 1e-6
+    assert (row["ran only"], row["said only"]) == ([], []) and row["collectives"] > 0
+
+
+@BOTH
+def test_six_hand_plans_are_told_trained_and_timed(framework):
+    facts = planned_steps.measure(twins("MLP"), framework, rounds=1)
+    rows = facts["rows"]
+    assert len(rows) == 7 and facts["best by hand"] in rows
+    assert all(row["apart"] < 1e-6 for row in rows.values())
+    assert {name: row["differ"] for name, row in rows.items()} == dict.fromkeys(rows, 0)
+    assert all(0 < row["best_ms"] <= row["step_ms"] <= row["median_ms"] for row in rows.values())
+    assert set(facts["spearman"]) == {"trace", "partition"} and facts["again"] > 0
+    table, *lines = planned_steps.shown("MLP", facts)
+    assert table.row_count == 7 and any("one plan twice" in line for line in lines)
+
+
+def test_losses_of_another_training_are_apart():
+    assert planned_steps.apart([1.0, 2.0], [1.0, 2.5]) == pytest.approx(0.2)

@@ -1,0 +1,90 @@
+"""A loop of a run lies as its layers written out: what a run sends and needs is what is planned."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+import torch
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+from isoshard import Plan, metrics
+from isoshard.core.planner.programs.compiling import peak_of
+from isoshard.core.planner.programs.device_ops import device_ops
+from isoshard.core.planner.programs.hlo_text import parsed
+from isoshard.core.planner.programs.live_values import liveness
+from isoshard.torch_bridge.recompute import checkpoint_module
+from tests.torch_bridge.planning.steps import llama
+
+LAYERS = 4
+BATCH = Plan.batch_activations("data")
+FSDP = Plan.fsdp("data", min_bytes=1024)
+
+
+def step_of(model, repeat):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def step(ids):
+        optimizer.zero_grad()
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return xs.compile(step, repeat=repeat)
+
+
+def made(checkpointed, device):
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = llama(LAYERS)
+    for layer in model.model.layers if checkpointed else ():
+        checkpoint_module(layer)
+    return model
+
+
+def planned(checkpointed, plan):
+    """Bytes by kind and axes, and the peak, by XLA's partitioner."""
+    mesh = iso.planner.topology("cpu:8").mesh((8,), ("data",))
+    ids = torch.empty(8, 32, dtype=torch.long, device="meta")
+    how = {"depth": "partition", "progress": False}
+    report = iso.planner.estimate(
+        step_of(made(checkpointed, "meta"), None), (ids,), mesh, plan, **how
+    )
+    sent = collections.Counter()
+    for one in report.collectives:
+        sent[one.kind, one.axes] += one.bytes * one.count
+    return sent, report.memory.peak
+
+
+def run(checkpointed, plan, repeat, steps=3):
+    """Losses; bytes by kind and axes, and the peak, of the compiled program."""
+    mesh = iso.make_mesh((8,), ("data",))
+    model = iso.shard(made(checkpointed, "cpu"), mesh, plan)
+    if any(factor.activations for factor in plan.factors):
+        xs.constrain_activations(model, mesh, plan)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(256, (8, 32), generator=generator)
+    ids = iso.shard(ids, mesh, plan.for_inputs())
+    step = step_of(model, repeat)
+    losses = [step(ids).item() for _ in range(steps)]
+    module = parsed(step.last.program.compiled.as_text())
+    sent = collections.Counter()
+    for op in device_ops(module, mesh, liveness(module).at):
+        if op.is_collective:
+            sent[op.name, op.axes] += op.sent * op.times
+    found = xs.memory_analysis(step)
+    names = [f"{one}_size_in_bytes" for one in ("argument", "output", "alias", "temp")]
+    return losses, sent, peak_of({name: getattr(found, name) for name in names})
+
+
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "computed again"])
+@pytest.mark.parametrize("plan", [FSDP, FSDP * BATCH], ids=["fsdp", "and activations"])
+def test_a_run_sends_and_needs_what_is_planned(plan, checkpointed, counted):
+    want_sent, want_peak = planned(checkpointed, plan)
+    losses, sent, peak = run(checkpointed, plan, "always")
+    assert " layers as 2 loops" in metrics.report()
+    assert dict(sent) == dict(want_sent)
+    assert peak == pytest.approx(want_peak, rel=1e-3)
+    assert losses == pytest.approx(run(checkpointed, plan, None)[0], rel=1e-4)
