@@ -98,6 +98,19 @@ def test_every_public_name_is_there(pages):
     assert {name for name in names if not {name, f"module-{name}"} & ids} == set()
 
 
+def test_every_public_function_and_class_has_an_example():
+    """tests/test_doctests.py runs them."""
+    missing = set()
+    for path in public_names():
+        found = isoshard
+        for part in path.split(".")[1:]:
+            found = getattr(found, part)
+        ours = callable(found) and found.__module__.startswith("isoshard")
+        if ours and ">>> " not in (inspect.getdoc(found) or ""):
+            missing.add(path)
+    assert missing == set()
+
+
 def test_every_public_member_of_a_class_is_there(pages):
     ids = set().union(*(page.ids for page in pages.values()))
     for name in ("Plan", "Tiles", "UnevenArray", "onnx.Graph", "planner.Report"):

@@ -102,6 +102,15 @@ def estimate(
         ValueError: `depth` is none of the three, `memory` or `timeout` is not above 0, or `repeats`
             is not True, False or None.
         PlanningError: the target's compiler is missing, failed, or took too long.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from isoshard.core.planner.machine.topologies import topology
+        >>> mesh = topology("v5e:4x4").mesh((4, 4), ("data", "model"))
+        >>> w = jax.ShapeDtypeStruct((8192, 8192), "float32")
+        >>> report = estimate(jnp.dot, (w, w), mesh, ("data", "model"))
+        >>> report.memory.fits, report.mesh
+        (True, {'data': 4, 'model': 4})
     """
     if depth not in DEPTHS:
         raise ValueError(f"depth is {', '.join(map(repr, DEPTHS))}, not {depth!r}")

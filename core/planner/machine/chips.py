@@ -56,6 +56,11 @@ class Chip:
         fresh: of virtual devices, bytes a second of memory that is new to the process; 0: all
             memory is the program's from the start.
         kept: of virtual devices, the most bytes of temporaries that are not new in each step.
+
+    Example:
+        >>> half = dataclasses.replace(chip("v5e"), name="v5e-half", memory=8_000_000_000)
+        >>> half.rate("bfloat16") == chip("v5e").rate("bfloat16")
+        True
     """
 
     name: str
@@ -115,6 +120,11 @@ def add_chip(chip: Chip) -> None:
 
     Raises:
         ShardingError: it has no rate for float32.
+
+    Example:
+        >>> add_chip(dataclasses.replace(chip("v5e"), name="v5e-half", memory=8_000_000_000))
+        >>> chip("v5e-half").memory
+        8000000000
     """
     if "float32" not in chip.flops:
         raise ShardingError(
@@ -132,6 +142,10 @@ def chip(name: str) -> Chip:
 
     Raises:
         ShardingError: there is none of that name; the message lists those there are.
+
+    Example:
+        >>> chip("h100").platform
+        'gpu'
     """
     if name not in _CHIPS:
         raise ShardingError(
@@ -142,7 +156,12 @@ def chip(name: str) -> Chip:
 
 
 def chips() -> tuple[Chip, ...]:
-    """All chips of the table, by platform and name."""
+    """All chips of the table, by platform and name.
+
+    Example:
+        >>> {"v5e", "v5p", "h100"} <= {one.name for one in chips()}
+        True
+    """
     return tuple(sorted(_CHIPS.values(), key=lambda one: (one.platform, one.name)))
 
 

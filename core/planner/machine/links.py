@@ -96,6 +96,11 @@ class AxisLinks:
         levels: the networks, from the inside out; () of one device.
         inside_host: no two of a group are on different hosts.
         note: where the axes fit no links as they are; "" otherwise.
+
+    Example:
+        >>> from isoshard.core.planner.machine.topologies import topology
+        >>> print(links(topology("h100:2x8").mesh((2, 8), ("data", "model")))["model"].inside_host)
+        True
     """
 
     axes: tuple[str, ...]
@@ -142,6 +147,12 @@ def links(mesh: Mesh) -> dict[str, AxisLinks]:
 
     Returns:
         By name of the axis, in the mesh's order.
+
+    Example:
+        >>> from isoshard.core.planner.machine.topologies import topology
+        >>> found = links(topology("v5e:16x16").mesh((16, 16), ("data", "model")))
+        >>> found["model"].size, [level.kind for level in found["model"].levels]
+        (16, ['ici'])
     """
     return {name: links_of(mesh, (name,)) for name in mesh.axis_names}
 
@@ -155,6 +166,12 @@ def links_of(mesh: Mesh, axes: Sequence[str]) -> AxisLinks:
 
     Raises:
         ShardingError: the mesh has no such axis.
+
+    Example:
+        >>> from isoshard.core.planner.machine.topologies import topology
+        >>> mesh = topology("v5e:16x16").mesh((16, 16), ("data", "model"))
+        >>> links_of(mesh, ("model", "data")).axes
+        ('data', 'model')
     """
     unknown = [name for name in axes if name not in mesh.axis_names]
     if unknown:

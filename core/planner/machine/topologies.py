@@ -48,6 +48,11 @@ class Topology:
         shape: of a torus, its grid; of hosts joined by a network, (hosts, devices of one), with
             racks before them (racks, hosts of one, devices of one).
         slices: how many such machines are joined by the data centre's network.
+
+    Example:
+        >>> machine = topology("h100:2x8")
+        >>> machine.size, machine.shape, machine.chip.name
+        (16, (2, 8), 'h100')
     """
 
     name: str
@@ -157,6 +162,10 @@ def topology(text: str) -> Topology:
 
     Raises:
         ShardingError: there is no such chip, or it is not wired so.
+
+    Example:
+        >>> topology("v5e:2*16x16").size
+        512
     """
     found = re.fullmatch(r"(?P<chip>\w+):(?:(?P<slices>\d+)\*)?(?P<grid>\d+(?:x\d+)*)", text)
     if found is None:
@@ -187,6 +196,10 @@ def topology_of(mesh: Mesh) -> Topology:
 
     Raises:
         ShardingError: no chip is known for the devices.
+
+    Example:
+        >>> topology_of(topology("v5e:4x4").mesh((16,), ("data",))).name
+        'v5e:4x4'
     """
     if is_described(mesh):
         return mesh.devices.flat[0].topology

@@ -18,7 +18,18 @@ from .plan_cost import PlanCost
 
 
 class NothingFitsError(ShardingError):
-    """No plan fits in memory; the message says by how much, and what would help."""
+    """No plan fits in memory; the message says by how much, and what would help.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from isoshard.core.planner.plan_search.searching import search
+        >>> w = jax.ShapeDtypeStruct((8192, 8192), "float32")
+        >>> try:
+        ...     search(jnp.dot, (w, w), "v5e:4x4", memory=1000)
+        ... except NothingFitsError as error:
+        ...     print(str(error).partition(".")[0])
+        dot: no plan fits in the 1000 B of a device
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +61,14 @@ class SearchResult:
         least_seconds: what no plan can be faster than: every device computing all the time.
         evaluated: how many choices were looked at.
         seconds_taken: of the search.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from isoshard.core.planner.plan_search.searching import search
+        >>> w = jax.ShapeDtypeStruct((8192, 8192), "float32")
+        >>> found = search(jnp.dot, (w, w), "v5e:4x4")
+        >>> found.mesh.size, found.cost.seconds >= found.least_seconds
+        (16, True)
     """
 
     plan: Plan

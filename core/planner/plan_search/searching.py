@@ -102,6 +102,16 @@ def search(
             help. It is a ShardingError.
         PlanError: `fixed` names an axis that the mesh has not.
         ValueError: `memory`, `depth` or `candidates` is none that there can be.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> def train(w, x):
+        ...     return w - 0.1 * jax.grad(lambda w: jnp.square(x @ w).mean())(w)
+        >>> w = jax.ShapeDtypeStruct((8192, 8192), "float32")
+        >>> x = jax.ShapeDtypeStruct((1024, 8192), "float32")
+        >>> found = search(train, (w, x), "v5e:4x4")
+        >>> found.mesh.size, found.cost.memory < found.cost.capacity
+        (16, True)
     """
     started = time.monotonic()
     check_request(depth, candidates)

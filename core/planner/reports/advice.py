@@ -71,6 +71,15 @@ def advise(report: Report) -> tuple[str, ...]:
     Returns:
         Sentences. Of a step that does not fit first those that save memory, the most first; then
         those that save time.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from isoshard.core.planner.estimating import estimate
+        >>> from isoshard.core.planner.machine.topologies import topology
+        >>> mesh = topology("v5e:4x4").mesh((4, 4), ("data", "model"))
+        >>> w = jax.ShapeDtypeStruct((8192, 8192), "float32")
+        >>> advise(estimate(lambda w, x: jnp.tanh(x @ w), (w, w), mesh))[0].partition(":")[0]
+        "use axis 'data'"
     """
     memory, time = report.memory, report.time
     found: list[str] = []

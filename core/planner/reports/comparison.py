@@ -77,6 +77,16 @@ class Comparison:
 
     Attributes:
         reports: in the order of their columns.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from isoshard.core.planner.estimating import estimate
+        >>> from isoshard.core.planner.machine.topologies import topology
+        >>> w = jax.ShapeDtypeStruct((8192, 8192), "float32")
+        >>> meshes = {name: topology(name).mesh((4,), ("x",)) for name in ("v5e:2x2", "h100:1x4")}
+        >>> both = compare({name: estimate(jnp.dot, (w, w), mesh) for name, mesh in meshes.items()})
+        >>> list(both.reports)
+        ['v5e:2x2', 'h100:1x4']
     """
 
     reports: Mapping[str, Report]
@@ -210,6 +220,17 @@ def compare(reports: Mapping[str, Report] | Sequence[Report]) -> Comparison:
 
     Raises:
         ValueError: there is no report.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from isoshard.core.planner.estimating import estimate
+        >>> from isoshard.core.planner.machine.topologies import topology
+        >>> w = jax.ShapeDtypeStruct((8192, 8192), "float32")
+        >>> mesh = topology("v5e:2x2").mesh((4,), ("x",))
+        >>> plans = {"whole": (), "rows": ("x", None)}
+        >>> found = {name: estimate(jnp.dot, (w, w), mesh, plan) for name, plan in plans.items()}
+        >>> str(compare(found)).splitlines()[0].split()
+        ['whole', 'rows']
     """
     if not reports:
         raise ValueError("there is nothing to compare: give at least one report")
