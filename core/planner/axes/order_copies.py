@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from .dimension_rules import is_elementwise
-from .flat_program import CONSTANT
+from .equation_keys import CONSTANT
 from .flops import is_product
 from .local_program import LocalOp, LocalProgram, LocalScope, as_read
 from .operand_copies import REORDER
