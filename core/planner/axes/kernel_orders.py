@@ -52,7 +52,8 @@ def behind_loops(kernels: Sequence[FusedKernel], results: Collection[int]) -> li
         kernels: in an order in which they can run.
         results: values that are alive at the end.
     """
-    part, number = [], 0
+    part: list[int] = []
+    number = 0
     for kernel in kernels:
         part.append(number)
         number += is_loop(kernel)
@@ -68,7 +69,7 @@ def behind_loops(kernels: Sequence[FusedKernel], results: Collection[int]) -> li
         for one in kernel.reads:
             first[one] = min(first.get(one, allowed[place]), allowed[place])
     moved: set[int] = set()
-    keys = []
+    keys: list[tuple[int, bool, int]] = []
     for place, kernel in enumerate(kernels):
         late = allowed[place] > part[place] and (
             bool(kernel.op.axes) or is_product(kernel.op.name) or not moved.isdisjoint(kernel.reads)

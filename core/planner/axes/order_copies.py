@@ -126,8 +126,8 @@ class _Orders:
             summed, batch = op.equation.params["dimension_numbers"]
             return tuple(
                 [
-                    self._readable(*given, right=right)
-                    for right, given in enumerate(zip(op.operands, summed, batch, strict=True))
+                    self._readable(*given, right=bool(number))
+                    for number, given in enumerate(zip(op.operands, summed, batch, strict=True))
                 ]
             )
         if is_elementwise(op.name):
