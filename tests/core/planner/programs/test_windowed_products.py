@@ -10,7 +10,7 @@ from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.programs.device_ops import device_ops, total
 from isoshard.core.planner.programs.hlo_text import parsed
 from isoshard.core.planner.programs.live_values import liveness
-from isoshard.core.planner.programs.part_by_part import multiplied_by_parts
+from isoshard.core.planner.programs.windowed_loops import multiplied_by_parts
 from isoshard.core.planner.programs.windowed_products import windowed_products
 from tests.core.planner.programs.test_hlo_text import read
 
