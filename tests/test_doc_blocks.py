@@ -25,7 +25,7 @@ MOST_NOT_RUN = 3
 
 def run(text: str, folder: Path, name: str) -> subprocess.CompletedProcess[str]:
     """Run a page's program in a new process, which has no accelerator and one device at first."""
-    path = folder / f"{Path(name).stem}.py"
+    path = folder / f"page_{Path(name).stem}.py"
     path.write_text(program(text))
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     return subprocess.run(
@@ -38,7 +38,6 @@ def run(text: str, folder: Path, name: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", sorted(set(PAGES) - set(ELSEWHERE)))
 def test_the_blocks_of_a_page_run(name, tmp_path):
     done = run(PAGES[name].read_text(), tmp_path, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import doctest
 import fcntl
 import importlib
 import inspect
@@ -17,6 +18,10 @@ import pytest
 import isoshard
 
 ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTED = [
+    *(f"tools.site.{name}" for name in ("docstrings", "name_links", "navigation")),
+    *("tools.site.reference_pages", "tools.site.repository_links", "tests.doc_blocks"),
+]
 FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src"}
 
 
@@ -76,6 +81,12 @@ def public_names() -> set[str]:
         if inspect.ismodule(found := getattr(isoshard, name)):
             names |= {f"isoshard.{name}.{inner}" for inner in found.__all__}
     return names
+
+
+@pytest.mark.parametrize("module", DOCUMENTED)
+def test_examples(module):
+    result = doctest.testmod(importlib.import_module(module))
+    assert result.failed == 0 and result.attempted
 
 
 def test_every_public_name_is_there(pages):

@@ -1,14 +1,7 @@
 """Docstrings, in Google's style, as Markdown with Sphinx's field lists.
 
->>> print(with_fences("Of one:\\n\\n>>> f(1)\\n2\\n\\nDone."))
-Of one:
-<BLANKLINE>
-```pycon
->>> f(1)
-2
-```
-<BLANKLINE>
-Done.
+>>> with_fences("Of one:\\n\\n>>> f(1)\\n2").splitlines()
+['Of one:', '', '```pycon', '>>> f(1)', '2', '```']
 """
 
 from __future__ import annotations
