@@ -35,12 +35,14 @@ from isoshard.torch_bridge.spmd import optimization_barrier_
 def checkpoint_module(module: torch.nn.Module) -> torch.nn.Module:
     """Let a module keep only its inputs for backward, and compute the rest again there.
 
-    Random numbers (dropout) are the same in both passes. Without gradients the module runs as
-    before.
+    Random numbers (dropout) are the same in both passes. Parameters that are split over devices are
+    gathered for each pass. Without gradients the module runs as before.
 
     Args:
         module: its `forward` is replaced, once. It takes tensors anywhere in its arguments and
-            keywords; none of them needs to require a gradient.
+            keywords; none of them needs to require a gradient. In the second pass it has its
+            parameters and buffers as plain tensors that wait for the gradient; those that the first
+            pass writes to (running statistics) stay themselves, and are written twice, as by torch.
 
     Returns:
         `module` itself.

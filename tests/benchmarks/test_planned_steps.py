@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import planned_steps
+from benchmarks.models.twins import chain
 from benchmarks.planned_steps import FRAMEWORKS, MODELS
+from isoshard.core.planner.plan_search.searched_step import searched
+from isoshard.core.planner.traced.of_step import traced_step
 
 BOTH = pytest.mark.parametrize("framework", FRAMEWORKS)
 
@@ -44,3 +47,12 @@ def test_six_hand_plans_are_told_trained_and_timed(framework):
 
 def test_losses_of_another_training_are_apart():
     assert planned_steps.apart([1.0, 2.0], [1.0, 2.5]) == pytest.approx(0.2)
+
+
+def test_square_layers_are_split_in_turn_though_an_optimizer_updates_them_in_one_loop():
+    square = chain(layers=4, width=64, inner=64, batch=32)
+    layout = planned_steps.hand_layouts("MLP")["data"]
+    step, args = planned_steps.planned(square, "torch", layout)
+    found = searched(traced_step(step, args, {}, layout.mesh, None))
+    groups = [one for one in found.program.dimensions.groups if one.role == "parameter"]
+    assert groups and all(len(set(one.dimensions)) == 2 for one in groups)

@@ -99,6 +99,8 @@ def number(value: Any, dtype: np.dtype) -> jax.Array:
 
 def cast(x: jax.Array, dtype: np.dtype) -> jax.Array:
     """`x` as `dtype`; of complex numbers the real part, but as bool whether they are not 0."""
+    if x.dtype == dtype and not getattr(x, "weak_type", False):
+        return x  # at once: steps cast each operand
     if jnp.iscomplexobj(x) and not jnp.issubdtype(dtype, jnp.complexfloating):
         x = x != 0 if np.dtype(dtype).kind == "b" else jnp.real(x)
     if x.dtype == bool and jnp.issubdtype(dtype, jnp.inexact):

@@ -27,12 +27,10 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from .dimension_rules import dimension_rule, elementwise_rule, is_elementwise
+from .equation_keys import CONSTANT, equation_key
 from .factors import DimensionRule, Factors, Shape
 from .moved_dimensions import broadcast_in_dim
 from .nested_programs import Body, bodies
-
-CONSTANT = -1
-"""The number of all values that are made of nothing but constants: each use makes its own."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -166,14 +164,14 @@ def _write(
         operands = tuple([_number(one, names) for one in equation.invars])
         constant = not any(one != CONSTANT for one in operands)
         if constant and (name in _SPLITTABLE or is_elementwise(name)):
-            key = _key(equation, operands, made)
+            key = equation_key(equation, operands, made)
             for one in equation.outvars:
                 names[one] = CONSTANT
                 made[one] = key
             continue
         inner = bodies(equation)
         if not inner:
-            key = _key(equation, operands, made)
+            key = equation_key(equation, operands, made)
             results = seen.get(key) if key is not None else None
             if results is None:
                 results = tuple([flat.value(one.aval) for one in equation.outvars])
@@ -220,27 +218,6 @@ def _expanded(
         return rule, operands
     shapes = tuple([() if one == CONSTANT else flat.shapes[one] for one in found])
     return elementwise_rule(shapes, (shape,) * len(results)), tuple(found)
-
-
-def _key(equation: Any, operands: tuple[int, ...], made: Mapping[Any, Any]) -> Any:
-    """What an equation computes, equal for equal ones; None if that cannot be told."""
-    if equation.effects:
-        return None
-    constants = tuple(
-        [
-            repr(one.val) if isinstance(one, Literal) else made.get(one, id(one))
-            for one, number in zip(equation.invars, operands, strict=True)
-            if number == CONSTANT
-        ]
-    )
-    params = tuple([one for one in equation.params.items() if "jaxpr" not in one[0]])
-    aval = equation.outvars[0].aval if equation.outvars else None
-    key = (equation.primitive.name, operands, constants, params, getattr(aval, "dtype", None))
-    try:
-        hash(key)
-    except TypeError:  # a parameter has no hash
-        return None
-    return key
 
 
 def _call(

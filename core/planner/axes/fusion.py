@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from .combining import combined
 from .dimension_rules import is_elementwise
-from .flat_program import CONSTANT
+from .equation_keys import CONSTANT
 from .flops import is_product
 from .fused_kernels import FusedKernel
 from .local_program import LocalOp, LocalProgram, LocalScope

@@ -69,7 +69,7 @@ def behind_loops(kernels: Sequence[FusedKernel], results: Collection[int]) -> li
         for one in kernel.reads:
             first[one] = min(first.get(one, allowed[place]), allowed[place])
     moved: set[int] = set()
-    keys = []
+    keys: list[tuple[int, bool, int]] = []
     for place, kernel in enumerate(kernels):
         late = allowed[place] > part[place] and (
             bool(kernel.op.axes) or is_product(kernel.op.name) or not moved.isdisjoint(kernel.reads)

@@ -15,8 +15,9 @@ from jax.sharding import PartitionSpec
 
 from .dimension_rules import is_elementwise
 from .division import Division, divided
+from .equation_keys import CONSTANT
 from .factor_layouts import ArrayLayout, Split
-from .flat_program import CONSTANT, BodyScope, FlatOp, FlatProgram
+from .flat_program import BodyScope, FlatOp, FlatProgram
 from .flops import flops_of, is_product
 from .local_program import LocalOp, LocalProgram, LocalScope
 from .resharding import LayoutExchange, moves, shard_bytes, shard_shape

@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from .dimension_rules import is_elementwise
-from .flat_program import CONSTANT
+from .equation_keys import CONSTANT
 from .flops import is_product
 from .local_program import LocalOp, LocalProgram, LocalScope, as_read
 from .operand_copies import REORDER
@@ -126,8 +126,8 @@ class _Orders:
             summed, batch = op.equation.params["dimension_numbers"]
             return tuple(
                 [
-                    self._readable(*given, right=bool(place))
-                    for place, given in enumerate(zip(op.operands, summed, batch, strict=True))
+                    self._readable(*given, right=bool(number))
+                    for number, given in enumerate(zip(op.operands, summed, batch, strict=True))
                 ]
             )
         if is_elementwise(op.name):

@@ -12,6 +12,7 @@ Then axes move from one axis of the array to another, at last axes are gathered.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -45,6 +46,13 @@ def shard_shape(shape: Sequence[int], layout: ArrayLayout, mesh: Sequence[int]) 
         layout: of the array.
         mesh: sizes of the mesh axes.
     """
+    return _shard_shape(tuple(shape), layout, tuple(mesh))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _shard_shape(
+    shape: tuple[int, ...], layout: ArrayLayout, mesh: tuple[int, ...]
+) -> tuple[int, ...]:
     return tuple(
         [
             size if not split else -(-size // math.prod([mesh[one] for one in split]))

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .dimension_rules import is_elementwise
+from .equation_keys import CONSTANT
 from .factor_layouts import (
     BACKWARD,
     BOTH,
@@ -26,7 +27,7 @@ from .factor_layouts import (
     agreed,
 )
 from .factors import DimensionRule
-from .flat_program import CONSTANT, BodyScope, FlatOp, FlatProgram
+from .flat_program import BodyScope, FlatOp, FlatProgram
 
 STAGES = 3
 _PASSED = frozenset(

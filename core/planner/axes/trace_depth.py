@@ -31,8 +31,9 @@ from ..machine.topologies import topology_of
 from ..reports.report import LiveArray, MemoryEstimate
 from ..traced.source_lines import line_of
 from ..traced.traced_step import TracedStep
+from .equation_keys import CONSTANT
 from .factor_layouts import ArrayLayout
-from .flat_program import CONSTANT, FlatProgram, flattened
+from .flat_program import FlatProgram, flattened
 from .fused_kernels import FusedKernel
 from .fusion import Fusion
 from .liveness import Liveness, computed_again, liveness

@@ -13,8 +13,9 @@ import math
 from collections.abc import Iterable, Mapping
 
 from ..axes.dimension_rules import is_elementwise
+from ..axes.equation_keys import CONSTANT
 from ..axes.factors import DimensionRule
-from ..axes.flat_program import CONSTANT, FlatOp
+from ..axes.flat_program import FlatOp
 from ..axes.flops import flops_of, is_product
 from ..traced.traced_step import TracedStep
 from .constrained_step import module_of

@@ -22,7 +22,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ..axes.dimension_rules import is_elementwise
-from ..axes.flat_program import CONSTANT, FlatOp, FlatProgram, flattened
+from ..axes.equation_keys import CONSTANT
+from ..axes.flat_program import FlatOp, FlatProgram, flattened
 from ..traced.traced_step import TracedStep
 from .step_listing import StepListing
 

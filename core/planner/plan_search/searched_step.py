@@ -3,7 +3,7 @@
 What is found is of the step as written: layouts have the names of its parameters, and memory is
 checked with its layers written out, since a loop may keep fewer activations.
 
-Where a loop would hide a choice (in a chain of square layers every second one may be split
+Where loops would hide a choice (in a chain of square layers every second one may be split
 otherwise), the step is followed as it is written.
 """
 
@@ -21,7 +21,7 @@ from ..traced.rolled_step import rolled_step
 from ..traced.traced_step import TracedStep
 from .condensed_program import CondensedProgram, condensed
 from .constrained_step import module_of
-from .named_dimensions import named_dimensions
+from .named_dimensions import NamedDimensions, named_dimensions
 from .plan_cost import PlanCost, SearchDepth, cost_of
 
 _NUMBER = re.compile(r"\d+")
@@ -124,9 +124,28 @@ def searched(step: TracedStep) -> SearchedStep:
     """  # noqa: E501
     looped = with_loops(step)
     dimensions = named_dimensions(looped)
-    if looped is not step and dimensions.narrowed:
-        looped, dimensions = step, named_dimensions(step)
+    if looped is not step and _tied(dimensions):
+        written = named_dimensions(step)
+        if _tied(written) < _tied(dimensions):
+            looped, dimensions = step, written
     return SearchedStep(step, looped, condensed(looped, dimensions))
+
+
+def _tied(dimensions: NamedDimensions) -> int:
+    """How many parameters have two axes that are one dimension.
+
+    Loops tie axes of different layers: of what they carry, and of parameters that an optimizer's
+    loop updates in turn.
+    """
+    return sum(
+        len(group.names)
+        for group in dimensions.groups
+        if group.role == "parameter" and _repeated([one for one in group.dimensions if one >= 0])
+    )
+
+
+def _repeated(some: list[int]) -> bool:
+    return len(set(some)) < len(some)
 
 
 def with_loops(step: TracedStep) -> TracedStep:

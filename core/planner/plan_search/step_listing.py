@@ -19,7 +19,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 from ..axes.dimension_rules import is_elementwise
-from ..axes.flat_program import CONSTANT, BodyScope, FlatOp, FlatProgram
+from ..axes.equation_keys import CONSTANT
+from ..axes.flat_program import BodyScope, FlatOp, FlatProgram
 
 _FUSED = frozenset(
     "broadcast_in_dim reshape squeeze expand_dims transpose copy iota name sharding_constraint "

@@ -29,11 +29,11 @@ from .exporting import exported
 from .hlo_text import HloModule, parsed
 from .live_values import ProgramLiveness, liveness
 from .nearest_lines import line_at
-from .part_by_part import multiplied_by_parts
 from .planning_errors import CompilationError
 from .scaled_meshes import scaled_back, scaled_down
 from .target_memory import target_liveness
 from .targets import HOST_DEVICES, CompileTarget, target_of
+from .windowed_loops import multiplied_by_parts
 from .windowed_products import windowed_products
 
 PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "gpu": "cuda"}

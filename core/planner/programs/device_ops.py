@@ -38,7 +38,7 @@ _SCATTERS = "all-reduce-scatter"
 """What the name of a fusion's computation begins with that is a reduce-scatter of a TPU."""
 
 WINDOWED = "windowed_dot_general_body"
-"""What the name of a loop's body has in it that multiplies while it sends; see `part_by_part`."""
+"""What the name of a loop's body has in it that multiplies while it sends; see `windowed_loops`."""
 
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 

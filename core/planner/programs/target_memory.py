@@ -1,7 +1,7 @@
 """What a TPU's or GPU's compiler would keep of the program that the host's partitioner made.
 
 The same arrays, in the order of those compilers (`target_order`), in which products read any layout
-(`layout_moves`). On TPUs some products are taken apart (`part_by_part`). Of GPUs also fusions of
+(`layout_moves`). On TPUs some products are taken apart (`windowed_loops`). Of GPUs also fusions of
 siblings (`sibling_fusions`), arrays in two orders (`memory_orders`) and copies for gathers
 (`gathered_stacks`).
 
@@ -21,9 +21,9 @@ from .gathered_stacks import with_gathered_copies
 from .hlo_text import HloModule
 from .live_values import ProgramLiveness, liveness
 from .memory_orders import copied_between_loops, meeting
-from .part_by_part import multiplied_by_parts
 from .sibling_fusions import siblings_together
 from .target_order import in_target_order
+from .windowed_loops import multiplied_by_parts
 from .windowed_products import WindowedProduct
 
 _USED, _SLOP = 0.8, 0.95

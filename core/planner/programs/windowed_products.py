@@ -40,6 +40,9 @@ RATES = {
 }
 """By chip: operations, and bytes of a gathered array, that libtpu counts with in a second."""
 
+_BETWEEN_SLICES = 6e9
+"""Bytes in a second that it counts with where devices of several slices talk."""
+
 MOST_DEVICES = 32
 _SECONDS = 1e-8
 """Less communication than that is always taken apart."""
@@ -112,6 +115,7 @@ class _Search:
         self.varying = varying
         self.rates = rates
         self.scaled = scaled
+        self.slices = [getattr(one, "slice_index", 0) for one in mesh.devices.flat]
         self.all = {name for name, size in mesh.shape.items() if size > 1}
 
     def of(self, inside: Computation) -> Iterable[WindowedProduct]:
@@ -198,6 +202,8 @@ class _Search:
 
     def _pays(self, inside: Computation, found: WindowedProduct) -> bool:
         computing, link = self.rates
+        if any(len({self.slices[place] for place in group}) > 1 for group in found.groups):
+            link = _BETWEEN_SLICES
         sent = found.sends.arrays[0].bytes / link
         least = min(costs_of(self.module, inside, found.dot).flops / computing, sent)
         return sent <= _SECONDS or least > 2 * sent / found.count

@@ -277,14 +277,19 @@ def test_buffers_that_forward_writes_are_written_as_on_the_cpu():
 
 
 @pytest.mark.parametrize("stacked", [True, False])
-@pytest.mark.parametrize("made", ["blocks", "frozen"])
+@pytest.mark.parametrize("made", ["blocks", "frozen", "blocks under FSDP"])
 def test_scanned_layers(made, stacked):
     torch.manual_seed(0)
-    plain = {"blocks": blocks, "frozen": frozen}[made](lambda module: module)
+    plain = (frozen if made == "frozen" else blocks)(lambda module: module)
     ours = copy.deepcopy(plain)
     scanned = xs.scan_layers([checkpoint_module(one) for one in ours], stacked=stacked).to("jax")
     trained(plain.double(), data(ROWS, WIDTH), "eager")
-    trained(scanned, data(ROWS, WIDTH).float().to("jax"), "compile")
+    x = data(ROWS, WIDTH).float().to("jax")
+    if "FSDP" in made:
+        mesh = iso.make_mesh((8,), ("data",))
+        scanned = iso.shard(scanned, mesh, Plan.fsdp("data", min_bytes=0))
+        x = iso.shard(x, mesh, iso.P("data"))
+    trained(scanned, x, "compile")
     if stacked:
         got = {
             f"{number}.{name}": None if one.grad is None else one.grad[number]

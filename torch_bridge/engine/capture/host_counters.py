@@ -98,6 +98,8 @@ class HostOps(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note an operation whose tensors are all on the CPU; let others pass."""
         kwargs = kwargs or {}
+        if any(isinstance(one, torch.Tensor) and type(one) not in _PLAIN for one in args):
+            return func(*args, **kwargs)  # soon seen for most
         tensors = [
             leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
         ]
