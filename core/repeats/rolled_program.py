@@ -49,6 +49,7 @@ from isoshard.core.repeats.shared_reductions import shared
 from isoshard.core.repeats.side_by_side import SideBySide
 from isoshard.core.repeats.stacked_values import StackedArray, StackedValues
 from isoshard.core.repeats.updates_in_loops import LoopUpdates, updates_in
+from isoshard.core.repeats.wanted_arrays import wanted_arrays
 
 _WORTH = 8
 """A loop saves at least so many equations."""
@@ -158,12 +159,12 @@ def rolled(
     inputs = _inputs(flow, stacks)
     results = _results(flow, stacks, inputs, replaces)
     within: dict[int, LoopUpdates] = {}
+    given = [one for one, _ in results]
     if updates:
-        given = [one for one, _ in results]
         within = updates_in(flow, plans, side, given, _new_of(inputs, results, replaces), skipped)
         loop_of = {batch: loop for loop, one in within.items() for batch in one.batches}
         steps, _ = ordered(flow, blocks, side.batched_in, skipped, loop_of)
-    wanted = _wanted(flow, plans, side, stacks, results, skipped, within)
+    wanted = wanted_arrays(flow, plans, side, stacks, given, skipped, within)
 
     def run(*given: Any) -> list[Any]:
         emission = LoopEmission(
@@ -352,60 +353,6 @@ def _new_of(
             if old is not None:
                 found[array] = old
     return found
-
-
-def _wanted(
-    flow: EquationFlow,
-    plans: Sequence[LoopPlan],
-    side: SideBySide,
-    stacks: StackedValues,
-    results: Sequence[tuple[int | StackedArray, Stack]],
-    skipped: set[int],
-    within: Mapping[int, LoopUpdates],
-) -> set[StackedArray]:
-    """Arrays that loops are to give: all that others read of them."""
-    arrays = {one for one, _ in results if isinstance(one, StackedArray)}
-    values = {one for one, _ in results if isinstance(one, int)}
-    inside = {*side.batched_in, *skipped}
-    for plan in plans:
-        block = plan.block
-        inside.update(range(block.start, block.stop))
-        arrays.update(array for array, _ in plan.reads.values())
-        arrays.update(array for array in plan.sliced.values() if array.origin == "made")
-        values.update(first for _, first in block.carried)
-        values.update(one[0] for one in block.outside.values() if len(set(one)) == 1)
-    loop_of = {batch: loop for loop, one in within.items() for batch in one.batches}
-    for number, batch in enumerate(side.batches):
-        read = [one for one in batch.operands if isinstance(one, StackedArray)]
-        arrays.update(one for one in read if not _stays_in(one, loop_of.get(number), loop_of))
-        values.update(one for one in batch.operands if isinstance(one, int))
-        if batch.sliced:
-            values.update(flow.operands[batch.equations[0]])
-    for time, operands in enumerate(flow.operands):
-        if time not in inside:
-            values.update(operands)
-    for array in list(arrays):
-        if array.origin == "gathered":
-            values.update(array.members)
-    lasts = {
-        int(plan.block.firsts[-1]) + plan.block.made + carried
-        for plan in plans
-        for carried, _ in plan.block.carried
-    }
-    for value in sorted(values - lasts):
-        if value < 0 or flow.made_by[value] not in inside:
-            continue
-        homes = [one for one in stacks.homes(value) if one.origin != "gathered"]
-        if homes and not any(one in arrays for one in homes):
-            arrays.add(homes[0])
-    return arrays
-
-
-def _stays_in(array: StackedArray, loop: int | None, loop_of: Mapping[int, int]) -> bool:
-    """Whether rows of an array are made and read in the same iteration of a loop."""
-    if loop is None or array.origin not in ("made", "batched"):
-        return False
-    return (array.owner if array.origin == "made" else loop_of.get(array.owner)) == loop
 
 
 def _stack(one: int | StackedArray) -> Stack:

@@ -37,8 +37,7 @@ from isoshard.core.runtime.metrics import human_bytes
 FLOPS_A_BYTE = 6.0
 """A byte copied takes as long as so many flops of a step, at most. Processor time with loops less
 that without them, for GPT-2 of 256 to 768 features and 32 to 1024 tokens a step on two cores of an
-AMD EPYC (Zen 4): from 1 where the weights of all layers stay in cache to 6 where they do not. Steps
-of BERT and ViT lose more than this says."""
+AMD EPYC (Zen 4): from 1 where the weights of all layers stay in cache to 6 where they do not."""
 
 LIMIT = 0.05
 """Loops are to cost at most this part of a step."""
