@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from .equation_keys import CONSTANT
+from .common_expressions import CONSTANT
 from .fused_kernels import FusedKernel
 from .fusion import Fusion
 from .local_program import LocalScope
