@@ -27,7 +27,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ..traced.rolled_step import rolled_step
 from ..traced.traced_step import TracedStep
-from .equation_keys import CONSTANT
+from .common_expressions import CONSTANT
 from .factor_layouts import Split
 from .flat_program import flattened
 from .spreading import ArrayLayouts, spread

@@ -26,8 +26,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
+from .common_expressions import CONSTANT, equation_key
 from .dimension_rules import dimension_rule, elementwise_rule, is_elementwise
-from .equation_keys import CONSTANT, equation_key
 from .factors import DimensionRule, Factors, Shape
 from .moved_dimensions import broadcast_in_dim
 from .nested_programs import Body, bodies

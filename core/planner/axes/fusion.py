@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from .combining import combined
+from .common_expressions import CONSTANT
 from .dimension_rules import is_elementwise
-from .equation_keys import CONSTANT
 from .flops import is_product
 from .fused_kernels import FusedKernel
 from .local_program import LocalOp, LocalProgram, LocalScope

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from .equation_keys import CONSTANT
+from .common_expressions import CONSTANT
 from .fused_kernels import FusedKernel
 from .fusion import Fusion
 from .kernel_orders import behind_loops, breadth_first, frees_most, is_loop

@@ -13,9 +13,9 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
+from .common_expressions import CONSTANT
 from .dimension_rules import is_elementwise
 from .division import Division, divided
-from .equation_keys import CONSTANT
 from .factor_layouts import ArrayLayout, Split
 from .flat_program import BodyScope, FlatOp, FlatProgram
 from .flops import flops_of, is_product

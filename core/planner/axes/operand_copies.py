@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .equation_keys import CONSTANT
+from .common_expressions import CONSTANT
 from .local_program import LocalOp, LocalProgram, LocalScope
 
 REORDER = "reorder"

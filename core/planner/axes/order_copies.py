@@ -14,8 +14,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from .common_expressions import CONSTANT
 from .dimension_rules import is_elementwise
-from .equation_keys import CONSTANT
 from .flops import is_product
 from .local_program import LocalOp, LocalProgram, LocalScope, as_read
 from .operand_copies import REORDER

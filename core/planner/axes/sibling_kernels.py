@@ -38,7 +38,7 @@ def siblings_joined(program: LocalProgram, kernels: Sequence[FusedKernel]) -> li
             for one in kernel.reads:
                 if program.bytes[one] >= _LARGE:
                     readers.setdefault(one, []).append(kernel.writes[0])
-    order = _Order(program, kernels)
+    order = _KernelList(program, kernels)
     for source, made in readers.items():
         size = math.prod(program.shapes[source])
         alike = [one for one in made if math.prod(program.shapes[one]) == size]
@@ -47,7 +47,7 @@ def siblings_joined(program: LocalProgram, kernels: Sequence[FusedKernel]) -> li
     return [one for one in order.kernels if one is not None]
 
 
-class _Order:
+class _KernelList:
     """Kernels in their order; one that was joined with a later one leaves an empty place."""
 
     def __init__(self, program: LocalProgram, kernels: Sequence[FusedKernel]) -> None:

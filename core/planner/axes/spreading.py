@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from jax.sharding import NamedSharding, PartitionSpec
 
+from .common_expressions import CONSTANT
 from .dimension_rules import is_elementwise
-from .equation_keys import CONSTANT
 from .factor_layouts import (
     BACKWARD,
     BOTH,

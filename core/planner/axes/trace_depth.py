@@ -31,7 +31,7 @@ from ..machine.topologies import topology_of
 from ..reports.report import LiveArray, MemoryEstimate
 from ..traced.source_lines import line_of
 from ..traced.traced_step import TracedStep
-from .equation_keys import CONSTANT
+from .common_expressions import CONSTANT
 from .factor_layouts import ArrayLayout
 from .flat_program import FlatProgram, flattened
 from .fused_kernels import FusedKernel

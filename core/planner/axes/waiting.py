@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from .equation_keys import CONSTANT
+from .common_expressions import CONSTANT
 from .flops import is_product
 from .local_program import LocalProgram, LocalScope
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection
 
-from .equation_keys import CONSTANT
+from .common_expressions import CONSTANT
 from .flops import is_product
 from .local_program import LocalOp, LocalProgram, LocalScope, as_read
 

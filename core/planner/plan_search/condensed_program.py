@@ -12,8 +12,8 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 
+from ..axes.common_expressions import CONSTANT
 from ..axes.dimension_rules import is_elementwise
-from ..axes.equation_keys import CONSTANT
 from ..axes.factors import DimensionRule
 from ..axes.flat_program import FlatOp
 from ..axes.flops import flops_of, is_product

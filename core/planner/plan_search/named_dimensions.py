@@ -21,8 +21,8 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 
+from ..axes.common_expressions import CONSTANT
 from ..axes.dimension_rules import is_elementwise
-from ..axes.equation_keys import CONSTANT
 from ..axes.flat_program import FlatOp, FlatProgram, flattened
 from ..traced.traced_step import TracedStep
 from .step_listing import StepListing

@@ -18,8 +18,8 @@ import collections
 import dataclasses
 from collections.abc import Iterable, Iterator
 
+from ..axes.common_expressions import CONSTANT
 from ..axes.dimension_rules import is_elementwise
-from ..axes.equation_keys import CONSTANT
 from ..axes.flat_program import BodyScope, FlatOp, FlatProgram
 
 _FUSED = frozenset(
