@@ -59,8 +59,9 @@ def joined(
         of the largest.
     """
     most = _MOST_BYTES.get(target, {})
+    numbers: dict[Hashable, int] = {}
     kinds = {
-        place: _kind(module, inside, one)
+        place: numbers.setdefault(_kind(module, inside, one), place)
         for place, one in enumerate(done)
         if one.name and one.op.name in most and _size(inside, one) <= most[one.op.name]
     }
