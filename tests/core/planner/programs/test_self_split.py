@@ -1,0 +1,74 @@
+"""Operators that split themselves are planned as they run, where devices talk in them."""
+
+from __future__ import annotations
+
+import collections
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.domain.attention.partitioned_attention import Attention
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.planner.programs.compiling import by_partitioner
+from isoshard.core.planner.programs.device_ops import axes_along
+from isoshard.core.planner.programs.exporting import exported
+from isoshard.core.planner.programs.self_split import ASKED, answered
+from isoshard.core.planner.traced.traced_step import StepInput, StepResult, TracedStep
+from isoshard.core.runtime.hlo_collectives import collectives
+from isoshard.core.runtime.jaxprs import equations
+
+ATTEND = Attention(False, 1.0)
+SHAPE = (4, 2, 64, 8)
+
+
+def attended(x):
+    return ATTEND(x, x, x)[0]
+
+
+@jax.custom_vjp
+def with_gradient(x):
+    return attended(x)
+
+
+with_gradient.defvjp(lambda x: (attended(x), x), lambda x, g: (g,))
+
+
+def traced(function, spec) -> TracedStep:
+    layout = NamedSharding(make_mesh((2, 4), ("data", "x")), spec)
+    program = jax.make_jaxpr(function)(np.ones(SHAPE, np.float32))
+    given = StepInput("x", "input", SHAPE, np.dtype("float32"), layout)
+    return TracedStep("attention", "jax", program, (given,), (StepResult("y"),), layout.mesh)
+
+
+def names(program) -> set[str]:
+    return {one.primitive.name for one in equations(program)}
+
+
+@pytest.mark.parametrize("function", [attended, with_gradient])
+def test_a_ring_is_planned_with_the_collectives_that_run(function):
+    step = traced(function, P("data", None, "x"))
+    told = collections.Counter[object]()
+    for op in by_partitioner(step, progress=False).ops:
+        if op.is_collective:
+            told[op.name, op.axes, op.sent] += op.times
+    x = jax.device_put(np.ones(SHAPE, np.float32), step.inputs[0].sharding)
+    ran = collections.Counter[object]()
+    for one in collectives(jax.jit(function).lower(x).compile().as_text()):
+        kind = one.kind.replace("_", "-")
+        ran[kind, axes_along(kind, one.bytes, one.groups, step.mesh), one.bytes] += one.times
+    assert told == ran and any("permute" in str(one) for one in ran)
+
+
+def test_what_splits_without_talking_is_left_to_the_partitioner():
+    step = traced(attended, P("data", "x"))
+    assert {"shard_map", "ppermute"}.isdisjoint(names(answered(step)))
+    assert ASKED in names(answered(step))
+
+
+def test_a_program_without_such_operators_stays_as_it_is():
+    step = traced(lambda x: x + 1, P("data"))
+    assert answered(step) is step.program
+    assert exported(step, "cpu").donated == ()
