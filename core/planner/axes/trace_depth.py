@@ -42,6 +42,7 @@ from .local_program import LocalProgram
 from .localizing import localized
 from .operand_copies import reorder
 from .order_copies import order_copies
+from .split_heads import split_heads
 from .spreading import ArrayLayouts, spread
 from .summed_first import sum_first
 from .target_rules import RULES, TargetRules
@@ -92,7 +93,8 @@ def by_tracing(step: TracedStep, *, scatters: bool | None = None) -> DeviceProgr
     if limit and always + alive.peak > limit:
         alive = computed_again(local, alive, limit - always)
     ops = tuple(_ops(local, layouts, alive, always))
-    return DeviceProgram(ops, _memory(step, local, alive, always))
+    memory = _memory(step, local, alive, always)
+    return DeviceProgram(ops, memory, findings=split_heads(flat, layouts, laid))
 
 
 def assumptions(step: TracedStep, *, scatters: bool | None = None) -> tuple[str, ...]:
