@@ -35,6 +35,7 @@ from .logical import AxisTable
 from .memory_rules import memory_for
 from .merging import merged
 from .model_leaves import ModelLeaf, leaves_of, modules_of
+from .other_orders import check_orders
 from .resolved import BY_DEFAULT, BY_NAMES, BY_SIZE, ResolvedActivation, ResolvedLeaf, ResolvedPlan
 from .rule_patterns import label, matcher
 from .size_rules import Largest
@@ -120,6 +121,14 @@ def resolve_leaves(
             resolved.append(_lay_out(leaf, decisions, rule, mesh, plan.replicate_below, memory))
         except ShardingError as error:
             faults.append(f"{error} [rule {rule!r}]")
+    of_name = {leaf.name: leaf for leaf in leaves}
+    for factor in factors:
+
+        def decides(name: str, factor: Plan = factor) -> str | None:
+            found = _decide(factor, of_name[name], mesh)
+            return None if found is None else found.rule
+
+        check_orders(factor.rules, tuple(of_name), used, decides)
     if faults or large:
         raise PlanError(_complaint(faults, large, plan.replicate_below)) from None
     unused = [p for factor in factors for p, _ in factor.rules if p not in used]

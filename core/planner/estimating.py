@@ -148,13 +148,14 @@ def device_program(
     if looped is traced:
         return found
     seen = found if depth == "trace" else by_tracing(rolled_step(traced))
-    more = _kept_as_written(traced, seen.memory.peak)
-    return dataclasses.replace(found, notes=(*found.notes, LOOPED, *more))
+    written = by_tracing(traced)
+    more = _kept_as_written(written.memory.peak, seen.memory.peak)
+    notes = (*found.notes, LOOPED, *more)
+    return dataclasses.replace(found, notes=notes, findings=written.findings)
 
 
-def _kept_as_written(traced: TracedStep, looped: int) -> tuple[str, ...]:
+def _kept_as_written(written: int, looped: int) -> tuple[str, ...]:
     """What layers keep more as they are written than as a loop, by the traced program."""
-    written = by_tracing(traced).memory.peak
     if written <= MORE * looped:
         return ()
     return (
@@ -204,7 +205,7 @@ def report_of(
         input_uses(traced.inputs),
         program.notes,
     )
-    return dataclasses.replace(report, advice=advise(report))
+    return dataclasses.replace(report, advice=(*program.findings, *advise(report)))
 
 
 def collective_uses(program: DeviceProgram, mesh: Mesh) -> tuple[CollectiveUse, ...]:

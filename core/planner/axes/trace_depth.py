@@ -41,6 +41,7 @@ from .local_program import LocalProgram
 from .localizing import localized
 from .operand_copies import reorder
 from .order_copies import order_copies
+from .split_heads import split_heads
 from .spreading import ArrayLayouts, spread
 from .summed_first import sum_first
 from .target_rules import RULES, TargetRules
@@ -97,7 +98,8 @@ def by_tracing(step: TracedStep, *, scatters: bool | None = None) -> DeviceProgr
         alive = computed_again(local, alive, limit - always)
         notes = (*notes, limit_note(needed, limit, always + alive.peak))
     ops = tuple(_ops(local, layouts, alive, always))
-    return DeviceProgram(ops, _memory(step, local, alive, always), notes)
+    memory = _memory(step, local, alive, always)
+    return DeviceProgram(ops, memory, notes, findings=split_heads(flat, layouts, laid))
 
 
 def _rules(step: TracedStep, scatters: bool | None) -> TargetRules:

@@ -62,9 +62,11 @@ class DeviceProgram:
         memory: what is alive.
         notes: in words, what it stands on and what is not exact about it.
         versions: of jax, jaxlib and the compiler, of a program that was compiled.
+        findings: in words, what the plan does to the step that its user should know.
     """
 
     ops: tuple[DeviceOp, ...]
     memory: MemoryEstimate
     notes: tuple[str, ...] = ()
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    findings: tuple[str, ...] = ()

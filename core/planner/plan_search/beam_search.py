@@ -47,6 +47,19 @@ class Scored:
     order: tuple[object, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Uses:
+    """What one mesh axis splits: dimensions of the batch, most of the parameters, features.
+
+    `mainly` says whether most of those parameters are split along the features.
+    """
+
+    batch: tuple[int, ...]
+    most: bool
+    features: frozenset[int]
+    mainly: bool
+
+
 class BeamSearch:
     """The search over one mesh.
 
@@ -197,33 +210,69 @@ class BeamSearch:
         Args:
             choice: what is chosen.
         """
+        return frozenset(
+            (one.batch, one.most, one.features & self._heavy or bool(one.features))
+            for one in self._uses(choice)
+        )
+
+    def _uses(self, choice: Choice) -> list[_Uses]:
         layouts = [self.cost.group_layout(n, choice) for n in range(len(self._groups))]
-        parameters = [
-            (size, {one for split in layout for one in split})
-            for group, layout, size in zip(
-                self._groups, layouts, self.cost.program.resting, strict=True
-            )
-            if group.role != "input"
-        ]
-        whole = sum(size for size, _ in parameters)
-        used = {
-            (number, dimension, group.role == "input")
-            for group, layout in zip(self._groups, layouts, strict=True)
-            for dimension, split in zip(group.dimensions, layout, strict=True)
-            for number in split
-        }
-        kinds = []
+        resting = self.cost.program.resting
+        batch, computed = set[tuple[int, int]](), collections.Counter[tuple[int, int]]()
+        of_axis = [0] * self._axes
+        for group, layout, size in zip(self._groups, layouts, resting, strict=True):
+            for dimension, split in zip(group.dimensions, layout, strict=True):
+                for number in split:
+                    if group.role == "input":
+                        batch.add((number, dimension))
+                    else:
+                        computed[number, dimension] += size
+                        of_axis[number] += size
+        whole = sum(
+            size for group, size in zip(self._groups, resting, strict=True) if group.role != "input"
+        )
+        found = []
         for number, split in enumerate(choice.split):
-            first = [one for one in split if {(number, one, True), (number, one, False)} & used]
-            features = list(itertools.takewhile(lambda one: one not in self._batch, first))
-            kinds.append(
-                (
-                    tuple(one for one in self._batch if (number, one, True) in used),
-                    2 * sum(size for size, axes in parameters if number in axes) > whole,
-                    frozenset(n for n in features if n in self._heavy) or bool(features),
-                )
-            )
-        return frozenset(kinds)
+            used = [one for one in split if (number, one) in batch or (number, one) in computed]
+            features = frozenset(itertools.takewhile(lambda one: one not in self._batch, used))
+            mine = tuple(one for one in self._batch if (number, one) in batch)
+            along = sum(computed[number, one] for one in features)
+            most, mainly = 2 * of_axis[number] > whole, 2 * along > of_axis[number]
+            found.append(_Uses(mine, most, features, mainly))
+        return found
+
+    def idea(self, choice: Choice) -> str:
+        """What each mesh axis splits, in words.
+
+        Args:
+            choice: what is chosen.
+        """
+        names = self.cost.mesh.axis_names
+        names, sizes = self.cost.mesh.axis_names, self.cost.sizes
+        ideas = zip(names, sizes, self._ideas(choice), strict=True)
+        return "; ".join(f"{name} splits {idea}" for name, size, idea in ideas if size > 1)
+
+    def kind(self, choice: Choice) -> object:
+        """What mesh axes split, in words, whichever of them does it.
+
+        Args:
+            choice: what is chosen.
+        """
+        return frozenset(self._ideas(choice))
+
+    def _ideas(self, choice: Choice) -> list[str]:
+        axes = {
+            dimension: axis
+            for group in reversed(self._groups)
+            if group.role == "input"
+            for axis, dimension in enumerate(group.dimensions)
+        }
+        found = []
+        for uses in self._uses(choice):
+            words = [f"axis {axes[n]} of the batch" if axes[n] else "batch" for n in uses.batch]
+            words += ["features"] if uses.mainly else ["parameters at rest"] if uses.most else []
+            found.append(" and ".join(dict.fromkeys(words)) or "a few parameters")
+        return found
 
     def _order(self, choice: Choice) -> tuple[object, ...]:
         """Of equal choices the one whose first mesh axes split the batch comes first."""

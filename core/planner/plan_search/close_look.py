@@ -18,7 +18,7 @@ from isoshard.core.plan import Plan
 from ..axes.factor_layouts import ArrayLayout
 from ..traced.traced_step import TracedStep
 from .analytic_cost import AnalyticCost, Choice
-from .beam_search import EACH_RULE, Scored
+from .beam_search import EACH_RULE, BeamSearch, Scored
 from .fixed_rules import fixed_layouts, joined
 from .found_rules import activation_rules_of, input_rules_of, rules_of
 from .plan_cost import PlanCost, SearchDepth, by_kinds
@@ -31,11 +31,21 @@ class Candidate:
 
     Attributes:
         scored: it, with its cost by kinds.
-        cost: the cost function of its mesh.
+        beam: the search over its mesh.
     """
 
     scored: Scored
-    cost: AnalyticCost
+    beam: BeamSearch
+
+    @property
+    def cost(self) -> AnalyticCost:
+        """The cost function of its mesh."""
+        return self.beam.cost
+
+    @property
+    def kind(self) -> object:
+        """What mesh axes split, the same for all that are variants of one idea."""
+        return self.beam.kind(self.choice)
 
     @property
     def mesh(self) -> Mesh:
@@ -63,6 +73,11 @@ class SeenPlan:
     plan: Plan
     cost: PlanCost
     outputs: dict[str, NamedSharding]
+
+    @property
+    def idea(self) -> str:
+        """What each mesh axis splits, in words."""
+        return self.candidate.beam.idea(self.candidate.choice)
 
     @property
     def order(self) -> tuple[bool, float]:

@@ -12,7 +12,13 @@ head.weight P('model',)
 
 Numbers become `*`, then names are shortened from the front as far as no other parameter is meant.
 If most weights lie alike, one rule for all of them stands last. Layers of which every second lies
-otherwise are told by their last digit.
+otherwise are told by their last digit. Of modules those inside come first, so that what is said of
+all layers is said once:
+
+>>> outs = {"embed": P("data"), "layers.0": P("data"), "layers.0.up": P(None, "model")}
+>>> outs |= {"layers.1": P("data"), "layers.1.up": P(None, "model")}
+>>> activation_rules_of(outs)
+{'layers.*.up': P(None, 'model'), 'layers.*': P('data',), 'embed': P('data',)}
 """
 
 from __future__ import annotations
@@ -54,11 +60,16 @@ def activation_rules_of(specs: Mapping[str, PartitionSpec]) -> dict[str, Partiti
     Args:
         specs: of the outputs, by the name of the module.
     """
+    left = dict(specs)
     rules = dict[str, PartitionSpec]()
-    for pattern, names in _patterns(specs).items():
-        spec = specs[names[0]]
-        if len(spec):
-            rules.setdefault(_shortened(pattern, names, specs), spec)
+    depths = {name: name.count(".") for name in specs}
+    for depth in sorted(set(depths.values()), reverse=True):
+        mine = {name: specs[name] for name in specs if depths[name] == depth}
+        for pattern, names in _patterns(mine, left).items():
+            spec = specs[names[0]]
+            if len(spec):
+                rules.setdefault(_shortened(pattern, names, left), spec)
+                left = {name: one for name, one in left.items() if name not in names}
     return rules
 
 
@@ -83,24 +94,35 @@ def input_rules_of(specs: Mapping[str, PartitionSpec]) -> object:
     return rules | {"*": common if len(common) else None}
 
 
-def _patterns(specs: Mapping[str, PartitionSpec]) -> dict[str, list[str]]:
-    """Names with numbers replaced as far as those of one pattern lie alike."""
+def _patterns(
+    specs: Mapping[str, PartitionSpec], within: Mapping[str, PartitionSpec] | None = None
+) -> dict[str, list[str]]:
+    """Names with numbers replaced as far as those of one pattern lie alike.
+
+    A pattern matches by chance no other name of `within` that lies otherwise.
+    """
+    others = specs if within is None else within
     found = collections.defaultdict[str, list[str]](list)
     for name in specs:
         found[_NUMBER.sub("*", name)].append(name)
     patterns = dict[str, list[str]]()
     for pattern, names in found.items():
-        for wanted in ((pattern,), *_by_parity(names)):
+        alike = _alike(names, specs)
+        for wanted in ((pattern,), *(() if alike else _by_parity(names))):
             mine = [[name for name in names if matches(one, name)] for one in wanted]
             fits = all(
-                several and _alike(several, specs) and not _others(one, several, specs)
+                several and _alike(several, specs) and not _others(one, several, others)
                 for one, several in zip(wanted, mine, strict=True)
             )
             if fits and sum(map(len, mine)) == len(names):
                 patterns |= dict(zip(wanted, mine, strict=True))
                 break
         else:
-            patterns |= {name: [name] for name in names}
+            if len(names) > 1 and alike:
+                digits = re.escape(pattern).replace(r"\*", "[0-9]+").replace(r"\.", "[.]")
+                patterns[f"re:{digits}"] = names
+            else:
+                patterns |= {name: [name] for name in names}
     return patterns
 
 
@@ -126,7 +148,7 @@ def _others(pattern: str, names: list[str], specs: Mapping[str, PartitionSpec]) 
 
 
 def _shortened(pattern: str, names: list[str], specs: Mapping[str, PartitionSpec]) -> str:
-    words = pattern.split(".")
+    words = pattern.split(".") if not pattern.startswith("re:") else []
     for count in range(2, len(words)):
         if words[-count][0] in "*[" or words[-count].isdigit():
             continue

@@ -122,7 +122,7 @@ class OpCosts:
             ways = self._count(parts)
             asked = sorted(
                 one
-                for one in {*places} - {None, -1}
+                for one in {one for one in places if one is not None and one >= 0}
                 if any(one in axes for axes in place.axis)
                 and sizes[one] % (done.get(one, 1) * ways) == 0
                 and all(done.get(other) == sizes[other] for other in place.outside.get(one, ()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -10,11 +11,16 @@ from jax.sharding import Mesh
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.plan import Plan
+from isoshard.core.plan.freezing import UNSAID
 from isoshard.core.runtime.metrics import human_bytes
 
+from ..reports.advice import RECOMPUTE
 from ..traced.traced_step import TracedStep
 from .close_look import SeenPlan, layouts_of_choice
 from .plan_cost import PlanCost
+
+NAMES = 4
+"""So many patterns that lie alike are printed; `plan.rules` and `plan.activations` have all."""
 
 
 class NothingFitsError(ShardingError):
@@ -41,12 +47,14 @@ class RunnerUp:
         mesh: that it is for.
         cost: what it costs.
         why: why it lost, in words.
+        idea: what each mesh axis splits, in words.
     """
 
     plan: Plan
     mesh: Mesh
     cost: PlanCost
     why: str
+    idea: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +65,8 @@ class SearchResult:
         plan: the best plan.
         mesh: that it is for.
         cost: what it costs.
-        runners_up: others, best first, of other strategies.
+        idea: what each mesh axis splits, in words.
+        runners_up: others, best first, each of another strategy.
         least_seconds: what no plan can be faster than: every device computing all the time.
         evaluated: how many choices were looked at.
         seconds_taken: of the search.
@@ -74,22 +83,26 @@ class SearchResult:
     plan: Plan
     mesh: Mesh
     cost: PlanCost
+    idea: str
     runners_up: tuple[RunnerUp, ...]
     least_seconds: float
     evaluated: int
     seconds_taken: float
 
     def __str__(self) -> str:
-        """The plan, its mesh, and the others with the reasons."""
+        """The plan by what lies alike, its mesh, and a line for each of the others."""
         lines = [
             f"{described(self.mesh)}: {_cost(self.cost)}, at most "
             f"{self.cost.seconds / self.least_seconds:.2f} times the least possible",
+            f"  {self.idea}",
             *_rules(self.plan),
         ]
         for one in self.runners_up:
-            lines += [f"not {described(one.mesh)}: {_cost(one.cost)}: {one.why}"]
-            lines += _rules(one.plan)
-        lines.append(f"{self.evaluated} choices in {self.seconds_taken:.1f} s")
+            lines += [f"not {described(one.mesh)}: {one.idea}"]
+            lines += [f"    {_cost(one.cost)}: {one.why}"]
+        lines.append(
+            f"{self.evaluated} choices in {self.seconds_taken:.1f} s, by {self.cost.depth!r}"
+        )
         return "\n".join(lines)
 
 
@@ -124,7 +137,7 @@ def why_lost(one: PlanCost, best: PlanCost) -> str:
     reason = max(sorted(more), key=more.__getitem__)
     if share < 5e-4:
         return "as fast, with more to say"
-    return f"{share:.1%} slower, by {_time(more[reason])} more of {reason}"
+    return f"{share:.1%} slower, {_time(more[reason])} more of {reason}"
 
 
 def nothing_fits(step: TracedStep, found: Sequence[SeenPlan]) -> str:
@@ -151,15 +164,17 @@ def nothing_fits(step: TracedStep, found: Sequence[SeenPlan]) -> str:
 def _ways_out(step: TracedStep, rests: bool) -> list[str]:
     ways = ["a smaller batch"]
     again = ("remat", "remat2", "checkpoint")
-    if not any(one.primitive.name in again for one in step.program.jaxpr.eqns):
-        ways.append("layers computed again in the backward pass (jax.checkpoint)")
+    how = RECOMPUTE.get(step.framework)
+    if how and not any(one.primitive.name in again for one in step.program.jaxpr.eqns):
+        ways.append(f"layers computed again in the backward pass ({how})")
     if any(one.role == "parameter" and one.dtype.itemsize > 2 for one in step.inputs):
         ways.append("parameters or optimizer state in bfloat16")
     return ways[::-1] if rests else ways
 
 
 def _cost(cost: PlanCost) -> str:
-    return f"{_time(cost.seconds)} a step, {human_bytes(cost.memory)} on a device"
+    memory = f"{human_bytes(cost.memory)} of {human_bytes(cost.capacity)} on a device"
+    return f"{_time(cost.seconds)} a step, {memory}"
 
 
 def _time(seconds: float) -> str:
@@ -167,9 +182,22 @@ def _time(seconds: float) -> str:
 
 
 def _rules(plan: Plan) -> list[str]:
-    lines = [f"    {pattern}: {spec}" for pattern, spec in plan.rules]
-    if plan.inputs:
-        lines.append(f"    inputs: {dict(plan.inputs)}")
-    if plan.activations:
-        lines.append(f"    activations: {dict(plan.activations)}")
+    """The plan's rules in order, neighbours that lie alike on one line."""
+    parts = {
+        "parameters": plan.rules,
+        "inputs": () if plan.inputs is UNSAID else plan.inputs,
+        "outputs of modules": [(name, one.output) for name, one in plan.activations],
+    }
+    lines = []
+    for part, pairs in parts.items():
+        lines += [f"  {part}"] if pairs else []
+        for spec, same in itertools.groupby(pairs, key=lambda pair: _said(pair[1])):
+            names = [name for name, _ in same]
+            shown = ", ".join(names[:NAMES])
+            more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
+            lines.append(f"    {shown}{more}: {spec}")
     return lines
+
+
+def _said(spec: object) -> str:
+    return "whole" if spec is None else str(spec)

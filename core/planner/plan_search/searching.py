@@ -152,7 +152,7 @@ def search(
             near = one in plain or one.scored.score <= NEAR * chosen[0].scored.score
             found.append(look(one, depth if near else "kinds"))
         if depth != "kinds":
-            found += _near_best(found, beams, functools.partial(look, depth="trace"))
+            found += _near_best(found, functools.partial(look, depth="trace"))
             found = _settled(found, as_written, PARTITIONED if depth == "partition" else 1)
         if depth == "partition":
             best = [partitioned(followed, one) for one in found[:PARTITIONED]]
@@ -166,19 +166,15 @@ def search(
     return _result(found, candidates, costs, evaluated, time.monotonic() - started)
 
 
-def _near_best(
-    found: Sequence[SeenPlan],
-    beams: Sequence[BeamSearch],
-    look: Callable[[Candidate], SeenPlan],
-) -> list[SeenPlan]:
+def _near_best(found: Sequence[SeenPlan], look: Callable[[Candidate], SeenPlan]) -> list[SeenPlan]:
     """What single changes make of the best, and of what they made of it."""
     best = min(found, key=lambda one: (one.cost.depth == "kinds", *one.order))
     known = {(one.candidate.mesh, one.candidate.choice) for one in found}
     more = list[SeenPlan]()
     for _ in range(STEPS):
-        beam = next(one for one in beams if one.cost is best.candidate.cost)
+        beam = best.candidate.beam
         near = beam.around(best.candidate.choice, AROUND)
-        made = [look(Candidate(one, beam.cost)) for one in near]
+        made = [look(Candidate(one, beam)) for one in near]
         made = [one for one in made if (one.candidate.mesh, one.candidate.choice) not in known]
         more += made
         known |= {(one.candidate.mesh, one.candidate.choice) for one in made}
@@ -215,17 +211,17 @@ def _result(
     evaluated: int,
     taken: float,
 ) -> SearchResult:
-    written: dict[object, SeenPlan] = {}
+    of_kind: dict[object, SeenPlan] = {}
     for one in found:
-        written.setdefault((tuple(one.candidate.mesh.shape.items()), one.plan), one)
-    best, *rest = list(written.values())[:count]
+        of_kind.setdefault(one.candidate.kind, one)
+    best, *rest = list(of_kind.values())[:count]
     others = tuple(
-        RunnerUp(one.plan, one.candidate.mesh, one.cost, why_lost(one.cost, best.cost))
+        RunnerUp(one.plan, one.candidate.mesh, one.cost, why_lost(one.cost, best.cost), one.idea)
         for one in rest
     )
     least = min(one.least_seconds() for one in costs)
     mesh = best.candidate.mesh
-    return SearchResult(best.plan, mesh, best.cost, others, least, evaluated, taken)
+    return SearchResult(best.plan, mesh, best.cost, best.idea, others, least, evaluated, taken)
 
 
 def plan_for(
@@ -267,7 +263,7 @@ def _chosen(beams: list[BeamSearch], count: int) -> list[Candidate]:
     for beam in beams:
         for one in beam.run(each):
             alike = one.score, float(f"{one.cost.memory:.9e}"), float(f"{one.cost.busy:.9e}")
-            found.setdefault(alike, Candidate(one, beam.cost))
+            found.setdefault(alike, Candidate(one, beam))
     return sorted(found.values(), key=lambda one: one.scored.score)
 
 
@@ -277,7 +273,7 @@ def _plain(beams: Sequence[BeamSearch]) -> list[Candidate]:
     for beam in beams:
         for name, scored in beam.plain().items():
             if scored.cost.memory <= beam.memory:
-                found.setdefault(name, []).append(Candidate(scored, beam.cost))
+                found.setdefault(name, []).append(Candidate(scored, beam))
     best = {name: sorted(each, key=lambda one: one.scored.score) for name, each in found.items()}
     return [one for each in best.values() for one in each[:PLAIN]]
 

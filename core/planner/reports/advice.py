@@ -43,6 +43,12 @@ STATE_TIMES = 4
 """How often a step moves parameters: forward, backward, the optimizer's reading and writing."""
 STATE = ("parameter", "optimizer")
 """The roles that FSDP splits."""
+RECOMPUTE = {
+    "jax": "jax.checkpoint",
+    "flax": "flax.nnx.remat",
+    "torch": "isoshard.torch_bridge.recompute.checkpoint_module",
+}
+"""What computes a layer again in the backward pass, by the framework of the step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,12 +137,13 @@ def _recompute(report: Report) -> Iterator[Remedy]:
         f"activations are {percent(memory.activations, memory.peak)} of the peak, "
         f"{human_bytes(memory.activations)}"
     )
-    yield Remedy(
-        f"{told}: compute them again in the backward pass (jax.checkpoint, "
-        f"torch.utils.checkpoint), which saves at most {human_bytes(memory.activations)} a device",
-        bytes=memory.activations,
-        at_most=True,
-    )
+    if report.framework in RECOMPUTE:
+        yield Remedy(
+            f"{told}: compute them again in the backward pass ({RECOMPUTE[report.framework]}), "
+            f"which saves at most {human_bytes(memory.activations)} a device",
+            bytes=memory.activations,
+            at_most=True,
+        )
     if any(use.role == "input" for use in report.inputs):
         half = memory.activations / 2
         yield Remedy(

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks.planning_models import llama
 from isoshard.core.planner.costs import collective_times
 from isoshard.core.planner.costs.roofline import COMPUTE_REACH
 from isoshard.core.planner.machine.topologies import topology
@@ -112,3 +113,28 @@ def test_what_does_not_divide_stays_whole(dims):
     every = tuple(range(3))
     choice = Choice((every, every), (frozenset({0}), frozenset({0})))
     assert cost.group_layout(0, choice) == ((), ())
+
+
+def test_few_heads_are_split_by_a_part_of_an_axis():
+    """Two heads of keys over eight devices: two of them split heads, the others their elements."""
+    family = llama(
+        layers=1, width=512, inner=1024, heads=8, kv_heads=2, vocabulary=512, batch=8, length=128
+    )
+    mesh = topology("v5e:4x4").mesh((2, 8), ("data", "model"))
+    traced = traced_jax_step(family.step, family.args, {}, mesh)
+    cost = AnalyticCost(condensed(traced, named_dimensions(traced)), mesh)
+    groups = {one.names[0]: one.dimensions for one in cost.program.dimensions.groups}
+    (batch, _), (heads, _) = groups["batch.tokens"], groups["layers.0.self_attn.k_proj.weight"]
+    choice = Choice(((batch,), (heads,)), (NONE, NONE))
+    lies = {
+        kind.shape: cost._known[cost._value(number, kind, choice, [])]
+        for number, kind in enumerate(cost.program.values)
+        if kind.group < 0
+    }
+    keys, queries, scores = (8, 128, 2, 64), (8, 128, 2, 4, 64), (8, 2, 4, 128, 128)
+    assert lies[keys] == ((0,), (), (1,), (2, 3))
+    assert lies[queries] == ((0,), (), (1,), (2, 3), ())
+    assert lies[scores] == ((0,), (1,), (2, 3), (), ())
+    whole = cost.of(Choice(((batch,), ()), (NONE, NONE)))
+    split = cost.of(choice)
+    assert split.busy < 0.8 * whole.busy

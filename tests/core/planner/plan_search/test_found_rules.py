@@ -7,7 +7,11 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.plan import Plan
 from isoshard.core.planner.machine.topologies import topology
-from isoshard.core.planner.plan_search.found_rules import input_rules_of, rules_of
+from isoshard.core.planner.plan_search.found_rules import (
+    activation_rules_of,
+    input_rules_of,
+    rules_of,
+)
 
 BOTH = P(("data", "model"))
 
@@ -68,3 +72,25 @@ def test_the_batch_is_said_once_or_by_name():
     assert input_rules_of({"x": P()}) is None
     found = input_rules_of({"batch.x": P("data", "model"), "batch.y": P("data"), "step": P()})
     assert found == {"*y": P("data"), "*step": None, "*": P("data", "model")}
+
+
+def test_outputs_of_layers_are_said_once_whatever_lies_in_them():
+    inner, out, head = P("data", None, "model"), P("data", "model"), P("data")
+    specs = {"embed": out, "head": head} | _layers(
+        12, norm=out, mlp__up=inner, mlp__gate=inner, mlp__down=out
+    )
+    specs |= {f"layers.{n}": out for n in range(12)}
+    rules = activation_rules_of(specs)
+    assert len(rules) <= 7 and "layers.*" in rules
+    plan = Plan(activations=rules)
+    for name, spec in specs.items():
+        said = plan.activation_for(name)
+        assert said is not None and said.parts[0][1].output == spec
+
+
+def test_what_is_left_to_the_compiler_is_not_said_by_chance():
+    specs = {f"layers.{n}": P("data") for n in range(3)}
+    specs |= {f"layers.{n}.attn": P() for n in range(3)}
+    rules = activation_rules_of(specs)
+    assert rules == {"re:layers[.][0-9]+": P("data")}
+    assert Plan(activations=rules).activation_for("layers.1.attn") is None

@@ -84,9 +84,21 @@ def test_runners_up_say_why_they_lost():
     result = found("Llama")
     assert result.runners_up
     for one in result.runners_up:
-        assert "slower, by" in one.why or "as fast" in one.why or "more than the" in one.why
+        assert "% slower, " in one.why or "as fast" in one.why or "more than the" in one.why
+        assert "data splits " in one.idea
+    ideas = [result.idea, *(one.idea for one in result.runners_up)]
+    assert len(set(ideas)) > 1
     text = str(result)
-    assert "not mesh (" in text and "choices in" in text and "inputs: " in text
+    assert "not mesh (" in text and "choices in" in text and "  inputs" in text
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_what_is_printed_is_short(name):
+    text = str(found(name)).splitlines()
+    assert " on a device, at most " in text[0] and " of 14.9 GiB" in text[0]
+    assert len(text) <= 30 and max(map(len, text)) <= 160
+    for one in found(name).plan.rules:
+        assert any(one[0] in line for line in text) or any(" more: " in line for line in text)
 
 
 def test_less_memory_splits_more():

@@ -1,6 +1,7 @@
 """Advice: each rule speaks where the numbers say so, says what it saves, and else is silent."""
 
 import dataclasses
+import importlib
 
 import pytest
 
@@ -52,13 +53,24 @@ class TestMemory:
         report = with_memory(too_large(), activations=100 * GIB)
         assert said(report, "fsdp").endswith("; 31.1 GiB are still too much then")
 
-    def test_activations_are_computed_again(self):
-        report = with_memory(fitting(), activations=14 * GIB)
+    @pytest.mark.parametrize(
+        ("framework", "how"),
+        [
+            ("jax", "jax.checkpoint"),
+            ("flax", "flax.nnx.remat"),
+            ("torch", "isoshard.torch_bridge.recompute.checkpoint_module"),
+        ],
+    )
+    def test_activations_are_computed_again(self, framework, how):
+        report = with_memory(fitting(framework=framework), activations=14 * GIB)
         assert said(report, "again") == (
             "activations are 87 % of the peak, 14.0 GiB: compute them again in the backward pass "
-            "(jax.checkpoint, torch.utils.checkpoint), which saves at most 14.0 GiB a device, of "
-            "which 1.1 GiB are needed"
+            f"({how}), which saves at most 14.0 GiB a device, of which 1.1 GiB are needed"
         )
+        package, _, name = how.rpartition(".")
+        assert callable(getattr(importlib.import_module(package), name))
+        onnx = dataclasses.replace(report, framework="onnx")
+        assert silent(onnx, "again")
         assert "saves at most 7.0 GiB a device, of which" in said(report, "halve the batch")
         assert silent(dataclasses.replace(report, inputs=()), "halve the batch")
 
