@@ -345,7 +345,9 @@ def _new_of(
     replaces: Sequence[int | None] | None,
 ) -> dict[StackedArray, StackedArray]:
     """Of results that replace a stack of inputs, row by row, that stack."""
-    stacks = {one.members: one for one in inputs if isinstance(one, StackedArray)}
+    stacks: dict[tuple[int | None, ...], StackedArray] = {
+        one.members: one for one in inputs if isinstance(one, StackedArray)
+    }
     found: dict[StackedArray, StackedArray] = {}
     for array, stack in results:
         if replaces is not None and isinstance(array, StackedArray):

@@ -93,12 +93,12 @@ class _Same:
         begin = block.first_operand(number)
         read = []
         for place in range(begin, begin + len(self._flow.operands[time])):
-            values = block.operands[:, place].tolist()
+            values: list[int] = block.operands[:, place].tolist()
             if self._flow.same_literals(values):
                 read.append((self._flow.literal(values[0]).tobytes(), self._flow.aval(values[0])))
             else:
-                values = plan.in_order(tuple([self._alias.get(one, one) for one in values]))
-                read.append(values)
+                same = tuple([self._alias.get(one, one) for one in values])
+                read.append(plan.in_order(same))
         return self._keys[time], equation.params.get("start_indices"), *read
 
     def _results(self, plan: LoopPlan, number: int) -> tuple[tuple[int, ...], ...]:
