@@ -2,7 +2,8 @@
 
 A rule that names `*.q_proj.weight` says nothing of a Flax model. If a later rule for everything
 takes its kernel, the model would be laid out otherwise than the plan says, without a word. So that
-is a fault, which tells the rule for both.
+is a fault, which tells the rule for both. Where another rule decides for leaves of the model's own
+name, the plan is meant for it as it is.
 
 >>> in_both_orders("*.q_proj.weight", P("model", "data"), "kernel")
 "'*.q_proj.*': Linear(out='model', into='data')"
@@ -47,12 +48,14 @@ def check_orders(
     Raises:
         PlanError: naming each rule and a leaf that it misses.
     """
+    own = {pattern.rpartition(".")[2] for pattern in used}
     missed = [
         f"  {pattern!r} decides nothing, and {name} {_laid_out(decides(name))}; write "
         f"{in_both_orders(pattern, spec, name.rpartition('.')[2])}"
         for number, (pattern, spec) in enumerate(rules)
         if pattern not in used and isinstance(spec, LayoutRule | P | tuple)
         for name in _missed(pattern, {one for one, _ in rules[number + 1 :]}, names, decides)
+        if name.rpartition(".")[2] not in own
     ]
     if missed:
         raise PlanError(

@@ -121,8 +121,9 @@ def resolve_leaves(
             resolved.append(_lay_out(leaf, decisions, rule, mesh, plan.replicate_below, memory))
         except ShardingError as error:
             faults.append(f"{error} [rule {rule!r}]")
+    unused = [p for factor in factors for p, _ in factor.rules if p not in used]
     of_name = {leaf.name: leaf for leaf in leaves}
-    for factor in factors:
+    for factor in factors if unused else ():
 
         def decides(name: str, factor: Plan = factor) -> str | None:
             found = _decide(factor, of_name[name], mesh)
@@ -131,7 +132,6 @@ def resolve_leaves(
         check_orders(factor.rules, tuple(of_name), used, decides)
     if faults or large:
         raise PlanError(_complaint(faults, large, plan.replicate_below)) from None
-    unused = [p for factor in factors for p, _ in factor.rules if p not in used]
     rows, silent = _activations(plan, modules)
     found = ResolvedPlan(
         tuple(resolved), mesh, tuple(map(label, dict.fromkeys(unused))) + silent, rows

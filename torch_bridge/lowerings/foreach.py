@@ -11,6 +11,7 @@ otherwise a bfloat16 average times 0.999 would never decay.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,6 +45,8 @@ def _together(x: jax.Array, other: Any) -> tuple[jax.Array, jax.Array]:
         dtype = jnp.result_type(x, other)
         return cast(x, dtype), jnp.asarray(other, dtype)
     other = wide(other)
+    if x.dtype == other.dtype:
+        return x, other
     dtype = jnp.promote_types(x.dtype, other.dtype)
     if x.ndim and not other.ndim and _rank(other) <= _rank(x):
         dtype = x.dtype
@@ -58,21 +61,29 @@ def _power(x: jax.Array, exponent: jax.Array | complex) -> jax.Array:
     return jnp.power(*_together(x, exponent))
 
 
-def _over(function: Callable) -> Callable:
-    return lambda x, other: function(*_together(x, other))
+def _over(function: Callable, primitive: Callable) -> Callable:
+    """On two operands; the primitive itself, which is traced much sooner, where it is the same."""
+
+    def run(x: jax.Array, other: Any) -> jax.Array:
+        x, other = _together(x, other)
+        same = x.shape == other.shape or not other.ndim
+        return (primitive if same and jnp.issubdtype(x.dtype, jnp.floating) else function)(x, other)
+
+    return run
 
 
 _BINARY = {
-    "add": _over(jnp.add),
-    "sub": _over(jnp.subtract),
-    "mul": _over(jnp.multiply),
-    "div": _over(jnp.true_divide),
-    "maximum": _over(jnp.maximum),
-    "minimum": _over(jnp.minimum),
-    "clamp_min": _over(jnp.maximum),
-    "clamp_max": _over(jnp.minimum),
+    "add": _over(jnp.add, jax.lax.add),
+    "sub": _over(jnp.subtract, jax.lax.sub),
+    "mul": _over(jnp.multiply, jax.lax.mul),
+    "div": _over(jnp.true_divide, jax.lax.div),
+    "maximum": _over(jnp.maximum, jax.lax.max),
+    "minimum": _over(jnp.minimum, jax.lax.min),
+    "clamp_min": _over(jnp.maximum, jax.lax.max),
+    "clamp_max": _over(jnp.minimum, jax.lax.min),
     "pow": _power,
 }
+_ADD, _SUB, _MUL = (_BINARY[name] for name in ("add", "sub", "mul"))
 _EXACT = {
     "abs": jnp.abs,
     "ceil": jnp.ceil,
@@ -106,7 +117,7 @@ _FLOAT = {
     "sigmoid": jax.nn.sigmoid,
     "sin": jnp.sin,
     "sinh": jnp.sinh,
-    "sqrt": jnp.sqrt,
+    "sqrt": jax.lax.sqrt,
     "tan": jnp.tan,
     "tanh": jnp.tanh,
 }
@@ -245,28 +256,37 @@ for _name, _inner in {"addcmul": "mul", "addcdiv": "div"}.items():
     lower(f"aten::_foreach_{_name}.Tensor", meta=_meta_by_tensor(f"_foreach_{_name}"))(_by_list)
 
 
-def _lerp(x: jax.Array, end: jax.Array, weight: Any) -> jax.Array:
+def _weights(weight: Any, dtype: np.dtype) -> tuple[Any, Any, Any]:
+    """A weight, the one from the other end, and whether the first end is the nearer one."""
+    if not _is_number(weight):
+        weight = weight.astype(dtype)
+    return weight, 1 - weight, abs(weight) < 0.5
+
+
+def _lerp(x: jax.Array, end: jax.Array, weights: Callable[[np.dtype], Any]) -> jax.Array:
     """`x + weight * (end - x)`, measured from the nearer end as torch does."""
     x, end = wide_all(x, end)
-    gap = end - x
-    if _is_number(weight):
-        return x + weight * gap if abs(weight) < 0.5 else end - gap * (1 - weight)
-    weight = weight.astype(gap.dtype)
-    return jnp.where(jnp.abs(weight) < 0.5, x + weight * gap, end - gap * (1 - weight))
+    gap = _SUB(end, x)
+    weight, rest, near = weights(gap.dtype)
+    if isinstance(near, bool):
+        return _ADD(x, _MUL(gap, weight)) if near else _SUB(end, _MUL(gap, rest))
+    return jnp.where(near, _ADD(x, _MUL(gap, weight)), _SUB(end, _MUL(gap, rest)))
 
 
 @lower("aten::_foreach_lerp.Scalar", lift=("weight",))
 def _lerp_by_one(
     tensors: Sequence[jax.Array], ends: Sequence[jax.Array], weight: jax.Array | complex
 ) -> list[jax.Array]:
-    return [_lerp(x, end, weight) for x, end in zip(tensors, ends, strict=True)]
+    weights = functools.cache(functools.partial(_weights, weight))
+    return [_lerp(x, end, weights) for x, end in zip(tensors, ends, strict=True)]
 
 
 @lower("aten::_foreach_lerp.List", "aten::_foreach_lerp.ScalarList", lift=("weight",))
 def _lerp_by_list(
     tensors: Sequence[jax.Array], ends: Sequence[jax.Array], weight: Sequence[jax.Array | complex]
 ) -> list[jax.Array]:
-    return [_lerp(*each) for each in zip(tensors, ends, weight, strict=True)]
+    each = zip(tensors, ends, weight, strict=True)
+    return [_lerp(x, end, functools.partial(_weights, one)) for x, end, one in each]
 
 
 # The rest

@@ -30,7 +30,6 @@ True
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -42,6 +41,7 @@ from isoshard.core.layout.axis_types import auto
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.plan import Plan
 from isoshard.core.planner.traced.traced_step import TracedStep
+from isoshard.core.runtime.uncollected import uncollected
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge._torch_internals.module_fields import forward_hooks, forward_pre_hooks
 from isoshard.torch_bridge.dtypes import logical_dtype
@@ -89,23 +89,8 @@ def traced_step(
             f"{type(step).__name__}"
         )
     mesh = auto(as_mesh(mesh))
-    with _uncollected():
+    with uncollected():
         return _Planning(step, args, kwargs, mesh, plan).traced()
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """No collections of garbage meanwhile: a third of the time, as nearly nothing would be found.
-
-    The equations of a program are objects that stay.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 class _Planning:

@@ -57,6 +57,11 @@ class Candidate:
         """What is split."""
         return self.scored.choice
 
+    @property
+    def key(self) -> tuple[Mesh, Choice]:
+        """Equal for equal choices over equal meshes."""
+        return self.mesh, self.choice
+
 
 @dataclasses.dataclass(frozen=True)
 class SeenPlan:

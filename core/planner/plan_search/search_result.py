@@ -145,9 +145,9 @@ def nothing_fits(step: TracedStep, found: Sequence[SeenPlan]) -> str:
 
     Args:
         step: the step.
-        found: what it looked at; not empty.
+        found: what it looked at; the first does not fit. Others may seem to, with layers as loops.
     """
-    least = min(found, key=lambda one: one.cost.memory)
+    least = min([one for one in found if not one.cost.fits], key=lambda one: one.cost.memory)
     mesh, cost = least.candidate.mesh, least.cost
     layouts = layouts_of_choice(step, least.candidate.cost, least.candidate.choice)
     resting = sum(one.bytes_per_device for one in step.laid_out(layouts, mesh).inputs)

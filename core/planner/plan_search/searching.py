@@ -143,14 +143,16 @@ def search(
         chosen = _chosen(beams, LOOKED * candidates)
         plain = [] if depth == "kinds" else _plain(beams)
         evaluated += sum(len(beam.seen) for beam in beams)
-        known = {(one.mesh, one.choice) for one in plain}
+        tried = {one.candidate.key for one in found}
+        known = {one.key for one in plain}
 
         def look(one: Candidate, depth: SearchDepth) -> SeenPlan:
             return seen(followed, one, fixed, device_memory(one.mesh, memory), depth)
 
-        for one in (*plain, *(one for one in chosen if (one.mesh, one.choice) not in known)):
+        for one in (*plain, *(one for one in chosen if one.key not in known)):
             near = one in plain or one.scored.score <= NEAR * chosen[0].scored.score
-            found.append(look(one, depth if near else "kinds"))
+            if one.key not in tried:
+                found.append(look(one, depth if near else "kinds"))
         if depth != "kinds":
             found += _near_best(found, functools.partial(look, depth="trace"))
             found = _settled(found, as_written, PARTITIONED if depth == "partition" else 1)
@@ -169,15 +171,15 @@ def search(
 def _near_best(found: Sequence[SeenPlan], look: Callable[[Candidate], SeenPlan]) -> list[SeenPlan]:
     """What single changes make of the best, and of what they made of it."""
     best = min(found, key=lambda one: (one.cost.depth == "kinds", *one.order))
-    known = {(one.candidate.mesh, one.candidate.choice) for one in found}
+    known = {one.candidate.key for one in found}
     more = list[SeenPlan]()
     for _ in range(STEPS):
         beam = best.candidate.beam
         near = beam.around(best.candidate.choice, AROUND)
         made = [look(Candidate(one, beam)) for one in near]
-        made = [one for one in made if (one.candidate.mesh, one.candidate.choice) not in known]
+        made = [one for one in made if one.candidate.key not in known]
         more += made
-        known |= {(one.candidate.mesh, one.candidate.choice) for one in made}
+        known |= {one.candidate.key for one in made}
         better = min([best, *made], key=lambda one: one.order)
         if better is best:
             break

@@ -30,6 +30,7 @@ import torch
 
 from isoshard.core.errors import CaptureError, RecompilationWarning
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime.uncollected import uncollected
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine.compiling import program
@@ -129,7 +130,8 @@ class CompiledStep:
         self._last = None
         self._note_changes(known)
         objects = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
-        return self._capture(key, args, kwargs, objects, arguments)
+        with uncollected():
+            return self._capture(key, args, kwargs, objects, arguments)
 
     @property
     def replays(self) -> list[Replay]:

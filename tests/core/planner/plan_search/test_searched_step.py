@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 
 import pytest
@@ -15,7 +16,7 @@ from isoshard.core.planner.plan_search import named_dimensions as dimensions_mod
 from isoshard.core.planner.plan_search import plan_cost, searching
 from isoshard.core.planner.plan_search.named_dimensions import named_dimensions
 from isoshard.core.planner.plan_search.plan_cost import cost_of
-from isoshard.core.planner.plan_search.search_result import SearchResult
+from isoshard.core.planner.plan_search.search_result import NothingFitsError, SearchResult
 from isoshard.core.planner.plan_search.searched_step import SearchedStep, searched
 from isoshard.core.planner.plan_search.searching import search
 from isoshard.core.planner.traced.jax_steps import traced_jax_step
@@ -162,12 +163,23 @@ def test_the_found_plan_fits_with_its_layers_written_out():
     family = gpt2(layers=6, **SIZES)
     step = of(family)
     roomy = search(step, None, mesh(), candidates=2)
-    limit = roomy.cost.memory * 9 // 10
-    tight = search(step, None, mesh(), candidates=2, memory=limit)
-    for found, most in ((roomy, roomy.cost.memory), (tight, limit)):
+    limits = [roomy.cost.memory * percent // 100 for percent in (100, 98, 95)]
+    found = [(roomy, roomy.cost.memory)]
+    for most in limits:
+        with contextlib.suppress(NothingFitsError):
+            found.append((search(step, None, mesh(), candidates=2, memory=most), most))
+    assert found[1][1] == limits[0]
+    for plan, most in found:
         params, _, batch = family.args
-        layouts = found.plan.resolve(params, found.mesh, strict=True).shardings
-        inputs = found.plan.for_inputs().resolve({"batch": batch}, found.mesh).shardings
-        outputs = outputs_of(found, searched(step))
-        written = cost_of(step, layouts | inputs, found.mesh, most, outputs=outputs)
-        assert written.memory <= found.cost.memory <= most
+        layouts = plan.plan.resolve(params, plan.mesh, strict=True).shardings
+        inputs = plan.plan.for_inputs().resolve({"batch": batch}, plan.mesh).shardings
+        outputs = outputs_of(plan, searched(step))
+        written = cost_of(step, layouts | inputs, plan.mesh, most, outputs=outputs)
+        assert written.memory <= plan.cost.memory <= most
+
+
+def test_what_only_seems_to_fit_with_layers_as_loops_is_not_called_the_least():
+    step = of(gpt2(layers=6, **SIZES))
+    roomy = search(step, None, mesh(), candidates=2)
+    with pytest.raises(NothingFitsError, match=r"The least needs .*MiB, \d[^-]* too much"):
+        search(step, None, mesh(), candidates=2, memory=roomy.cost.memory * 85 // 100)
