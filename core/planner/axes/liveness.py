@@ -5,9 +5,10 @@ input have the input's. All else is alive from the kernel that makes it to the l
 A kernel that is elementwise writes where an operand of the same size ends. A loop needs what its
 body needs beside what it carries.
 
-Compilers of TPUs and GPUs run products and collectives that loops do not need behind these. Without
-loops they order kernels so that little is alive: of the program's order and the one that at each
-step takes the kernel that frees most, the better counts. The host's takes kernels breadth first.
+Compilers of TPUs and GPUs run products and collectives that loops do not need behind these. There,
+and without loops, they order kernels so that little is alive: of the program's order and the one
+that at each step takes the kernel that frees most, the better counts. The host's takes kernels
+breadth first.
 """
 
 from __future__ import annotations
@@ -99,7 +100,10 @@ class _AliveKernels:
         if self.rules.breadth_first:
             orders = [breadth_first(kernels, self.program.inputs)]
         elif any(map(is_loop, kernels)):
-            orders = [behind_loops(kernels, self.ends)]
+            order = behind_loops(kernels, self.ends)
+            end = 1 + max(place for place, one in enumerate(order) if is_loop(one))
+            rest = frees_most(self.program, order[end:], self.fixed)
+            orders = [order, [*order[:end], *rest]]
         elif len(kernels) > 2:
             orders.append(frees_most(self.program, kernels, self.fixed))
         found = [self._simulated(one, self.fixed, self.ends, inside) for one in orders]
