@@ -10,6 +10,7 @@ import jax
 import pytest
 import torch
 
+from isoshard.torch_bridge.session import unplanned_steps
 from isoshard.torch_bridge.torch_xla import runtime as xr
 
 
@@ -41,6 +42,7 @@ def test_spmd_mode(monkeypatch):
     assert xr.is_spmd() and not xr.auto_spmd()
     xr.use_spmd(auto=True)
     assert xr.is_spmd() and xr.auto_spmd()
+    unplanned_steps.compiled()  # else it would warn of the next optimizer's step
     monkeypatch.setenv("XLA_USE_SPMD", "true")
     assert xr.is_spmd()
 
@@ -86,6 +88,7 @@ def test_the_device_type_is_fixed_once_jax_runs(monkeypatch):
 def test_the_device_type_is_chosen_before_jax_runs():
     code = """
 import jax
+from isoshard.torch_bridge.session import unplanned_steps
 from isoshard.torch_bridge.torch_xla import runtime as xr
 xr.set_device_type("TPU")
 assert jax.config.jax_platforms == "tpu"
@@ -109,6 +112,7 @@ CACHE = """
 import sys, torch
 import isoshard.torch_bridge as xs
 from isoshard.core import metrics
+from isoshard.torch_bridge.session import unplanned_steps
 from isoshard.torch_bridge.torch_xla import runtime as xr
 xr.initialize_cache(sys.argv[1] if len(sys.argv) > 1 else FOLDER, readonly=READONLY)
 assert xr.get_num_cached_compilation_graph() == 0
@@ -145,6 +149,7 @@ def test_the_cache_serves_the_next_process(tmp_path):
 
 def test_a_cache_to_read_must_be_there(tmp_path):
     code = f"""
+from isoshard.torch_bridge.session import unplanned_steps
 from isoshard.torch_bridge.torch_xla import runtime as xr
 try:
     xr.initialize_cache({str(tmp_path / "none")!r}, readonly=True)
