@@ -18,8 +18,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ..traced.source_lines import line_of
+from .common_expressions import CONSTANT
 from .factor_layouts import ArrayLayout, by_factor
-from .flat_program import CONSTANT, BodyScope, FlatOp, FlatProgram
+from .flat_program import BodyScope, FlatOp, FlatProgram
 from .spreading import ArrayLayouts
 
 

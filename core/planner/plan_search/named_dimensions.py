@@ -107,8 +107,6 @@ class NamedDimensions:
         inside: dimensions of which an axis is an inner part: where a reshape splits features into
             heads and the elements of one, those are an inner part of the features.
         loops: strands of the leading axes of what loops take rows of, or stack.
-        narrowed: parameters of which two axes are one dimension only since all iterations of a loop
-            are one; written out, its layers could be split in turn along different axes.
     """
 
     listing: StepListing
@@ -118,7 +116,6 @@ class NamedDimensions:
     strand: tuple[int, ...]
     inside: tuple[tuple[int, ...], ...]
     loops: frozenset[int]
-    narrowed: tuple[str, ...]
 
     def axes(self, value: int) -> slice:
         """The numbers of a value's axes.
@@ -143,24 +140,13 @@ def named_dimensions(step: TracedStep) -> NamedDimensions:
         first.append(first[-1] + len(shape))
     inner = [pair for listed in listing.ops for pair in _inner(listed.op, first)]
     tied, kept = Union(first[-1]), Union(first[-1])
-    across = listing.across
     for listed in listing.ops:
-        if id(listed.op) not in across:
-            _tie(listed.op, first, tied, kept)
+        _tie(listed.op, first, tied, kept)
     inputs = _Inputs(step, flat, first)
-    apart = [inputs.apart(place, tied) for place in range(len(step.inputs))]
-    for listed in listing.ops:
-        if id(listed.op) in across:
-            _tie(listed.op, first, tied, kept)
-    narrowed = tuple(
-        one.name
-        for place, one in enumerate(step.inputs)
-        if one.role == "parameter" and inputs.apart(place, tied) < apart[place]
-    )
     _follow(inputs, (tied, kept))
     members = _merged(inputs, tied, kept)
     loops = {kept.find(first[value]) for value in listing.rows}
-    return _finished(inputs, listing, tied, kept, inner, loops, members, narrowed)
+    return _finished(inputs, listing, tied, kept, inner, loops, members)
 
 
 class _Inputs:
@@ -292,7 +278,6 @@ def _finished(
     inner: Sequence[tuple[int, int]],
     loops: set[int],
     members: list[list[int]],
-    narrowed: tuple[str, ...],
 ) -> NamedDimensions:
     reached, first, given = set[int](), inputs.first, inputs.step.inputs
     for places in members:
@@ -331,5 +316,4 @@ def _finished(
         strand,
         tuple(of_root.get(tied.find(axis), ()) for axis in range(first[-1])),
         frozenset(loops),
-        narrowed,
     )

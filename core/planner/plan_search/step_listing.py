@@ -52,8 +52,6 @@ class StepListing:
         until: of values, the last place at which they are needed.
         kept: values that take memory of their own.
         rows: values of which a loop takes rows, or which it stacks: their leading axis is its own.
-        across: `id`s of the operations that tie iterations of a loop to each other: those that hand
-            a value on to the next, and those that stack what each makes.
     """
 
     flat: FlatProgram
@@ -62,7 +60,6 @@ class StepListing:
     until: dict[int, int]
     kept: set[int]
     rows: set[int]
-    across: set[int]
 
     @classmethod
     def of(cls, flat: FlatProgram) -> StepListing:
@@ -71,7 +68,7 @@ class StepListing:
         Args:
             flat: it.
         """
-        listing = cls(flat, [], dict.fromkeys(flat.inputs, 0), {}, set(), set(), set())
+        listing = cls(flat, [], dict.fromkeys(flat.inputs, 0), {}, set(), set())
         listing._add(flat.scope, 1)
         listing._needed(flat.results)
         listing._fuse()
@@ -96,18 +93,8 @@ class StepListing:
             self._needed(op.operands)
             if op.name in ("row", "stack") and op.equation.primitive.name == "scan":
                 self.rows.add(op.operands[0] if op.name == "row" else op.results[0])
-                if op.name == "stack":
-                    self.across.add(id(op))
             self.ops.append(ListedOp(op, times))
             for body in op.bodies:
-                befores = {before for _, before in body.carried}
-                self.across.update(
-                    id(one)
-                    for one in body.ops
-                    if one.name == "edge"
-                    and one.results[0] in befores
-                    and one.operands[0] in op.results
-                )
                 if body.kind != "condition":
                     self._add(body, times * body.times)
                     self._needed(body.results)
