@@ -1,11 +1,13 @@
-"""Which values of a step are outputs of modules, for the reports of a plan.
+"""Which values of a step are outputs of modules, and gradients of these, for planning.
 
-The value of a module's output gets a name in the traced program, which computes nothing. Nothing
-is recorded for it, so the program is the one that training runs.
+Such a value gets a name in the traced program, which computes nothing. Nothing is recorded for it,
+so the program is the one that training runs. What a plan says of an output holds for its gradient.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from isoshard.core.planner.traced.traced_step import MODULE
+from isoshard.core.planner.traced.traced_step import GRADIENT, MODULE
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
@@ -63,11 +65,19 @@ class ModuleOutputs:
             self._used.setdefault(name)
 
     def _end(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        name, here = self._names.get(id(module)), recorder()
-        if not name or not isinstance(here, PlanningTape):
+        name = self._names.get(id(module))
+        if not name:
             return
         for leaf in pytree.tree_leaves(output):
-            if isinstance(leaf, lazy_tensor.LazyTensor) and leaf._storage.value.tape is here:
-                said = here.outputs.setdefault(leaf._storage.value.slot, [])
-                if MODULE + name not in said:
-                    said.append(MODULE + name)
+            self._note(leaf, MODULE + name)
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                leaf.register_hook(functools.partial(self._note, mark=GRADIENT + name))
+
+    def _note(self, value: Any, mark: str) -> None:
+        here = recorder()
+        if not isinstance(here, PlanningTape) or not isinstance(value, lazy_tensor.LazyTensor):
+            return
+        slot, meta = value._storage.value, value._aval.meta
+        whole = math.prod(meta.size) == math.prod(value._storage.aval.meta.size)
+        if slot.tape is here and whole and meta.is_contiguous:
+            here.outputs.setdefault(slot.slot, {}).setdefault(mark, meta.size)

@@ -32,7 +32,7 @@ class PlanningTape(Tape):
 
     Attributes:
         lines: of each entry the line of user code, as `Tape.program` has the entries.
-        outputs: names for the values of slots, innermost first.
+        outputs: names for the values of slots, innermost first, and the shape that each has.
     """
 
     __slots__ = ("_mesh", "_user", "lines", "outputs")
@@ -46,7 +46,7 @@ class PlanningTape(Tape):
         self.opened = True
         self.home = tuple(mesh.devices.flat)
         self.lines: list[str] = []
-        self.outputs: dict[int, list[str]] = {}
+        self.outputs: dict[int, dict[str, tuple[int, ...]]] = {}
 
     def record(
         self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any] = ()

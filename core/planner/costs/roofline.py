@@ -23,8 +23,9 @@ those of its first iteration, those that wait for what the iteration itself comp
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from jax.sharding import Mesh
 
@@ -116,7 +117,7 @@ def time_of(program: DeviceProgram, mesh: Mesh) -> tuple[TimeEstimate, tuple[Tim
     """
     chip = topology_of(mesh).chip
     ops = (*_first_touched(program, chip), *program.ops)
-    times = [op_time(op, mesh, chip) for op in ops]
+    times = _waited(ops, [op_time(op, mesh, chip) for op in ops], mesh, chip)
     compute = sum(op.times * one.compute for op, one in zip(ops, times, strict=True))
     memory = sum(op.times * one.memory for op, one in zip(ops, times, strict=True))
     busy = sum(op.times * one.busy for op, one in zip(ops, times, strict=True))
@@ -148,6 +149,26 @@ def _first_touched(program: DeviceProgram, chip: Chip) -> Iterator[DeviceOp]:
     held = program.memory.activations
     if chip.fresh and held > chip.kept:
         yield DeviceOp("first touch", "", fresh=held)
+
+
+def _waited(ops: Sequence[DeviceOp], times: list[OpTime], mesh: Mesh, chip: Chip) -> list[OpTime]:
+    """Of virtual devices: they come to a meeting from work, and wait for the last of them.
+
+    Each meeting is taken to follow the same part of the step's work.
+    """
+    met = sum(op.times for op in ops if op.is_collective)
+    if not chip.waits or not met:
+        return times
+    work = sum(op.times * one.busy for op, one in zip(ops, times, strict=True)) / met
+    part = min(1.0, work / chip.between)
+
+    def of(op: DeviceOp) -> float:
+        return part * chip.waits.get(math.prod(mesh.shape[axis] for axis in op.axes), 0.0)
+
+    return [
+        dataclasses.replace(one, collective=one.collective + of(op)) if op.is_collective else one
+        for op, one in zip(ops, times, strict=True)
+    ]
 
 
 def _overlapped(ops: Iterable[DeviceOp], times: Iterable[OpTime]) -> float:

@@ -53,6 +53,11 @@ class Chip:
         also: other values of `Device.device_kind` for the same chip.
         copied: of virtual devices, bytes a second that a collective gives one, by HLO's name of the
             kind; `link` for those that are not named.
+        meetings: of virtual devices, seconds in which so many meet; `latency` for numbers that are
+            not named.
+        waits: of virtual devices, seconds that so many wait for each other besides, if each comes
+            from `between` or more of work; from less, in proportion.
+        between: seconds of that work.
         fresh: of virtual devices, bytes a second of memory that is new to the process; 0: all
             memory is the program's from the start.
         kept: of virtual devices, the most bytes of temporaries that are not new in each step.
@@ -83,6 +88,9 @@ class Chip:
     network_latency: float = 1e-5
     also: tuple[str, ...] = ()
     copied: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float], hash=False)
+    meetings: Mapping[int, float] = dataclasses.field(default_factory=dict[int, float], hash=False)
+    waits: Mapping[int, float] = dataclasses.field(default_factory=dict[int, float], hash=False)
+    between: float = 0.0
     fresh: float = 0.0
     kept: int = 0
 

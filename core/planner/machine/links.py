@@ -200,7 +200,8 @@ def _links_of(mesh: Mesh, axes: tuple[str, ...]) -> AxisLinks:
     inside = bool((hosts == hosts[:, :1]).all())
     chip = machine.chip
     if chip.platform == "cpu":
-        level = LinkLevel("memory", size, chip.link, chip.latency, 1, chip.link)
+        met = chip.meetings.get(size, chip.latency)
+        level = LinkLevel("memory", size, chip.link, met, 1, chip.link)
         return AxisLinks(axes, size, (level,), inside)
     outer = max(len(set(group)) for group in parts.tolist())
     inner = max(1, size // outer)

@@ -5,12 +5,14 @@ is measured with some devices at work at once, as XLA runs them:
 
 - a matrix product and both of its gradients, which read their operands in other orders;
 - an update of arrays that are larger than caches, as an optimizer makes it;
-- each kind of collective, which is copies in memory: of many numbers, and one after the other of
-  few, which is how long devices take to meet;
+- each kind of collective, which is copies in memory;
+- collectives of few numbers, by how many devices meet: one after the other, and between layers of
+  small operations, from which devices come at different times, so that cores idle until the last
+  one is there;
 - temporaries in a block that is too large for the C library to keep: then the kernel maps it anew
   in each step, and clears it page by page.
 
-Together that takes about two seconds.
+Together that takes about five seconds.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -36,7 +39,9 @@ _CHANGED = 64 * 2**20
 _SENT = 4 * 2**20
 """Bytes of one device's result in a collective."""
 _AT_WORK = 8
-_MEETINGS = 9
+_MEETINGS, _TURNS = 12, 8
+_WIDTH, _NARROW = 256, 64
+"""Of the layer between meetings: small operations, among which cores switch between devices."""
 
 KEPT = 32 * 2**20
 """Bytes of a block that the C library keeps when it is freed. Larger ones it gives back: glibc's
@@ -53,7 +58,9 @@ class HostRates:
         bandwidth: bytes a second, read or written, in large arrays.
         copied: bytes a second that collectives give all devices together, by HLO's name of the
             kind; of a reduce-scatter those of the operands. Empty if there is one device.
-        meeting: seconds in which the devices of the process meet once.
+        meetings: seconds of a meeting of devices that did nothing before, by how many meet.
+        waits: seconds that they wait for each other besides, after `between` of work, by how many.
+        between: seconds of that work.
         fresh: bytes a second of memory that is new to the process; 0 if it takes no time.
         memory: bytes of the host.
         cores: how many there are.
@@ -62,7 +69,9 @@ class HostRates:
     flops: float
     bandwidth: float
     copied: Mapping[str, float]
-    meeting: float
+    meetings: Mapping[int, float]
+    waits: Mapping[int, float]
+    between: float
     fresh: float
     memory: int
     cores: int
@@ -81,12 +90,34 @@ def cpu_chip(devices: int) -> Chip:
     rate, bandwidth = host.flops / devices, host.bandwidth / devices
     copied = {kind: rate / devices for kind, rate in host.copied.items()}
     link = min(copied.values(), default=bandwidth)
+    meetings, waits = (
+        {size: of_size(measured, size) for size in _sizes(devices)}
+        for measured in (host.meetings, host.waits)
+    )
     return Chip(
         "cpu", "cpu", "cpu", {"float32": rate, "bfloat16": rate, "float64": rate / 2},
-        host.memory // devices, bandwidth, link, 0, devices, link, host.meeting,
+        host.memory // devices, bandwidth, link, 0, devices, link, meetings.get(devices, 0.0),
         f"measured: {host.cores} cores shared by {devices} devices", copied=copied,
-        fresh=host.fresh / devices, kept=KEPT,
+        meetings=meetings, waits=waits, between=host.between, fresh=host.fresh / devices, kept=KEPT,
     )  # fmt: skip
+
+
+def of_size(measured: Mapping[int, float], size: int) -> float:
+    """What was measured for groups of a size, or for the next larger; beyond, it grows with it.
+
+    Args:
+        measured: by size.
+        size: of a group.
+
+    Example:
+        >>> of_size({2: 1.0, 4: 3.0}, 3), of_size({2: 1.0, 4: 3.0}, 8), of_size({}, 8)
+        (3.0, 6.0, 0.0)
+    """
+    if not measured:
+        return 0.0
+    largest = max(measured)
+    next_size = min((one for one in measured if one >= size), default=largest)
+    return measured[next_size] * max(1, size / largest)
 
 
 @functools.cache
@@ -106,10 +137,10 @@ def _measured(devices: list[Any]) -> HostRates:
     count = len(devices)
     bench = _Bench(devices)
     changed = bench.seconds(_updated, (_CHANGED // 4 // count,), arrays=3)
-    meeting, copied = 0.0, dict[str, float]()
+    copied = dict[str, float]()
+    meetings, waits, between = _meetings(devices)
     if count > 1:
-        once, often = (bench.seconds(_meeting(times), (count,)) for times in (1, _MEETINGS))
-        meeting = max(0.0, often - once) / (_MEETINGS - 1)
+        once = bench.seconds(_summed_once, (count,))
         for kind in _COLLECTIVES:
             taken = bench.seconds(_once(kind, count), (_SENT // 4,))
             copied[kind] = count * _SENT / max(taken - once, 1e-6)
@@ -120,7 +151,9 @@ def _measured(devices: list[Any]) -> HostRates:
         3 * count * 2 * _SIDE**3 / products,
         5 * _CHANGED / changed,
         MappingProxyType(copied),
-        meeting,
+        MappingProxyType(meetings),
+        MappingProxyType(waits),
+        between,
         count * 2 * KEPT / new if new > 0 else 0.0,
         os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         os.cpu_count() or 1,
@@ -131,15 +164,64 @@ def _products(x: jax.Array) -> tuple[jax.Array, ...]:
     return x @ x, x @ x.T, x.T @ x
 
 
-def _meeting(times: int) -> Callable[[jax.Array], jax.Array]:
-    """All-reduces of few numbers, each waiting for the one before."""
+def _sizes(count: int) -> list[int]:
+    """Of groups of equal size."""
+    return [size for size in range(2, count + 1) if count % size == 0]
+
+
+def _meetings(devices: list[Any]) -> tuple[dict[int, float], dict[int, float], float]:
+    """What meetings take: of idle devices, and besides after a layer; and what that one takes.
+
+    Runs with many meetings are compared with those that have two, by turns. How long devices wait
+    for each other differs from run to run, so the median counts; of the work it is the fastest run,
+    as in all rates, in which no core idles.
+    """
+    sizes, found, once = _sizes(len(devices)), list[dict[int, float]](), 0.0
+    for layer in (_nothing, _layer):
+        few, *many = (
+            _Bench(devices, size).prepared(_layers(layer, every), (_WIDTH, _WIDTH))
+            for size, every in ((0, _MEETINGS - 1), *((size, 1) for size in sizes))
+        )
+        taken = [[_timed(run) for run in (few, *many)] for _ in range(_TURNS)]
+        alone, *together = zip(*taken, strict=True)
+        once = min(alone)
+        more = (max(0.0, statistics.median(times) - once) for times in together)
+        found.append({size: one / (_MEETINGS - 2) for size, one in zip(sizes, more, strict=True)})
+    bare, met = found
+    return bare, {size: max(0.0, met[size] - bare[size]) for size in sizes}, once / _MEETINGS
+
+
+def _layers(
+    layer: Callable[[jax.Array, jax.Array], jax.Array], every: int
+) -> Callable[[jax.Array], jax.Array]:
+    """Layers, after which devices sum up some numbers: after the first, and then every so often."""
 
     def run(x: jax.Array) -> jax.Array:
-        for _ in range(times):
-            x = 0.5 * jax.lax.psum(x, _Bench.axis)
-        return x
+        y = x
+        for number in range(_MEETINGS):
+            y = layer(y, x)
+            few = y[:4]
+            few = few + 1 if number % every else jax.lax.psum(few, _Bench.axis)
+            y = jax.lax.dynamic_update_slice(y, jnp.tanh(few), (0, 0))
+        return y
 
     return run
+
+
+def _nothing(y: jax.Array, x: jax.Array) -> jax.Array:
+    return y
+
+
+def _layer(y: jax.Array, x: jax.Array) -> jax.Array:
+    weight = x[:, :_NARROW] / _WIDTH
+    inner = y @ weight
+    inner = inner / (1 + jnp.abs(inner).mean(-1, keepdims=True))
+    y = y + jnp.tanh(inner @ weight.T)
+    return y * jax.lax.rsqrt((y * y).mean(-1, keepdims=True) + 1)
+
+
+def _summed_once(x: jax.Array) -> jax.Array:
+    return 0.5 * jax.lax.psum(x, _Bench.axis)
 
 
 def _held(bytes_: int) -> Callable[[jax.Array], jax.Array]:
@@ -201,24 +283,30 @@ def _one_of(held: jax.Array, x: jax.Array) -> jax.Array:
 
 
 class _Bench:
-    """Runs a function on all of some devices at once."""
+    """Runs a function on all of some devices at once.
+
+    Args:
+        devices: they.
+        size: of the groups in which they talk; 0 is all of them.
+    """
 
     axis = "all"
 
-    def __init__(self, devices: list[Any]) -> None:
-        self.mesh = Mesh(np.array(devices, object), (self.axis,))
+    def __init__(self, devices: list[Any], size: int = 0) -> None:
+        groups = np.array(devices, object).reshape(-1, size or len(devices))
+        self.mesh = Mesh(groups, ("groups", self.axis))
 
-    def seconds(
+    def prepared(
         self, function: Callable[[Any], Any], shape: tuple[int, ...], *, arrays: int = 0
-    ) -> float:
-        """Of the fastest of several runs: others share the cores.
+    ) -> Callable[[], None]:
+        """A compiled function and its arrays: each call is a run.
 
         Args:
             function: of one device's array; or of several, which it gives back changed in place.
             shape: of each on one device.
             arrays: how many; 0 is one that stays.
         """
-        spec = PartitionSpec(self.axis)
+        spec = PartitionSpec(self.mesh.axis_names)
         first, *rest = shape
         whole = np.ones((first * self.mesh.size, *rest), np.float32)
         layout = NamedSharding(self.mesh, spec)
@@ -236,16 +324,32 @@ class _Bench:
             result = jax.block_until_ready(compiled(given))
             given = result if arrays else given
 
-        return _fastest(run)
+        run()
+        return run
+
+    def seconds(
+        self, function: Callable[[Any], Any], shape: tuple[int, ...], *, arrays: int = 0
+    ) -> float:
+        """Of the fastest of several runs: others share the cores.
+
+        Args:
+            function: as `prepared` takes it.
+            shape: as well.
+            arrays: as well.
+        """
+        return _fastest(self.prepared(function, shape, arrays=arrays))
 
 
 def _fastest(run: Callable[[], Any]) -> float:
-    run()
     fastest, end = float("inf"), time.perf_counter() + 0.08
     for count in range(100):
-        start = time.perf_counter()
-        if count >= 3 and start > end:
+        if count >= 3 and time.perf_counter() > end:
             break
-        run()
-        fastest = min(fastest, time.perf_counter() - start)
+        fastest = min(fastest, _timed(run))
     return fastest
+
+
+def _timed(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start

@@ -1,7 +1,8 @@
 """A traced step with the layouts of its modules' outputs fixed, as a plan's activations fix them.
 
-A module's output is marked in the program by the primitive `name`, with `module:layers.0.mlp`.
-Behind it a layout constraint is put, in loops and calls as well; nothing is traced again.
+A module's output is marked in the program by the primitive `name`, with `module:layers.0.mlp`, and
+its gradient, where the program marks it, with `gradient:layers.0.mlp`. Behind both a layout
+constraint is put, in loops and calls as well; nothing is traced again.
 
 >>> import jax, jax.numpy as jnp
 >>> from jax.ad_checkpoint import checkpoint_name
@@ -15,14 +16,15 @@ Behind it a layout constraint is put, in loops and calls as well; nothing is tra
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import NamedSharding
 
-from ..traced.traced_step import MODULE
+from ..traced.traced_step import GRADIENT, MODULE, TracedStep
 
 
 def constrained(program: Any, layouts: Mapping[str, NamedSharding]) -> Any:
@@ -35,14 +37,50 @@ def constrained(program: Any, layouts: Mapping[str, NamedSharding]) -> Any:
     return _Constraints(layouts).of(program) if layouts else program
 
 
-def module_of(equation: Any) -> str | None:
+def module_of(equation: Any, mark: str = MODULE) -> str | None:
     """The module whose output an equation marks; None: it marks none.
 
     Args:
         equation: of a jaxpr.
+        mark: what names of the marks begin with; `GRADIENT` for those of gradients.
     """
     name = equation.params.get("name") if equation.primitive.name == "name" else None
-    return name.removeprefix(MODULE) if isinstance(name, str) and name.startswith(MODULE) else None
+    return name.removeprefix(mark) if isinstance(name, str) and name.startswith(mark) else None
+
+
+def with_free_results(step: TracedStep) -> TracedStep:
+    """A step without the constraints that say again how what is updated lies.
+
+    A bridge lays out what it stores as it lay before. Under other layouts of its inputs the step is
+    to give results that lie like these.
+
+    Args:
+        step: as traced.
+    """
+    jaxpr = step.program.jaxpr
+    made = {
+        one.outvars[0]: one for one in jaxpr.eqns if one.primitive.name == "sharding_constraint"
+    }
+    free: dict[Any, Any] = {}
+    for result, var in zip(step.results, jaxpr.outvars, strict=True):
+        if result.replaces is None or var not in made:
+            continue
+        said, before = made[var].params["sharding"], step.inputs[result.replaces].sharding
+        if said.is_equivalent_to(before, var.aval.ndim):
+            free[var] = made[var].invars[0]
+    if not free:
+        return step
+
+    def of(var: Any) -> Any:
+        return var if isinstance(var, Literal) else free.get(var, var)
+
+    equations = [
+        one.replace(invars=[of(var) for var in one.invars])
+        for one in jaxpr.eqns
+        if not any(var in free for var in one.outvars)
+    ]
+    program = jaxpr.replace(eqns=equations, outvars=[of(var) for var in jaxpr.outvars])
+    return dataclasses.replace(step, program=step.program.replace(jaxpr=program))
 
 
 class _Constraints:
@@ -75,7 +113,7 @@ class _Constraints:
         return jaxpr.replace(eqns=equations)
 
     def _equations(self, equation: Any) -> Iterator[Any]:
-        module = module_of(equation)
+        module = module_of(equation) or module_of(equation, GRADIENT)
         layout = None if module is None else self._layouts.get(module)
         if layout is not None and equation.outvars[0].aval.ndim >= len(layout.spec):
             yield from _behind(equation, layout)

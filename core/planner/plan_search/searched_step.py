@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from ..traced.rolled_step import rolled_step
 from ..traced.traced_step import TracedStep
 from .condensed_program import CondensedProgram, condensed
-from .constrained_step import module_of
+from .constrained_step import module_of, with_free_results
 from .named_dimensions import NamedDimensions, named_dimensions
 from .plan_cost import PlanCost, SearchDepth, cost_of
 
@@ -122,6 +122,7 @@ def searched(step: TracedStep) -> SearchedStep:
         >>> len(step.inputs), len(found.looped.inputs), len(found.program.dimensions.groups)
         (81, 5, 3)
     """  # noqa: E501
+    step = with_free_results(step)
     looped = with_loops(step)
     dimensions = named_dimensions(looped)
     if looped is not step and _tied(dimensions):

@@ -22,6 +22,9 @@ MODULE = "module:"
 """What names begin with that mark the output of a module in the program: `jax.ad_checkpoint`'s
 primitive `name` with `module:layers.0.mlp`. It computes nothing."""
 
+GRADIENT = "gradient:"
+"""Likewise of the gradient of such an output."""
+
 
 @dataclasses.dataclass(frozen=True)
 class StepInput:

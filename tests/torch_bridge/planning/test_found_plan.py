@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from jax.sharding import NamedSharding
 
 import isoshard as iso
 from isoshard.core.planner.estimating import estimate
 from isoshard.core.planner.machine.topologies import topology
+from isoshard.core.planner.plan_search.fixed_rules import fixed_layouts
+from isoshard.core.planner.plan_search.plan_cost import cost_of
+from isoshard.core.planner.plan_search.searched_step import searched
 from isoshard.core.planner.plan_search.searching import search
+from isoshard.core.planner.traced.of_step import traced_step
 
 
 class Block(torch.nn.Module):
@@ -73,3 +78,19 @@ def test_plan_auto_keeps_rules_of_ones_own(training):
     assert plan.rules[0] == ("*.up.weight", ("model",))
     specs = plan.resolve(model, mesh).specs
     assert specs["layers.1.up.weight"] == iso.P("model")
+
+
+def test_a_search_tells_of_a_plan_what_the_step_costs_that_is_traced_under_it(training):
+    """Nothing that a trace without a plan lays out, updated weights say, is left in it."""
+    _, step, args = training
+    mesh = topology("v5e:2x4").mesh((2, 4), ("data", "model"))
+    traced = traced_step(step, args, {}, mesh)
+    columns = {"*.up.weight": ("model",), "*.down.weight": (None, "model")}
+    plan = iso.Plan(
+        {**columns, "*": None}, inputs=("data",), activations={"layers.[0-9]": ("data",)}
+    )
+    outputs = {name: NamedSharding(mesh, iso.P("data")) for name in ("layers.0", "layers.1")}
+    layouts = fixed_layouts(plan, traced, mesh)
+    told = searched(traced).cost(layouts, mesh, 2**40, outputs)
+    laid = searched(traced_step(step, args, {}, mesh, plan)).looped
+    assert cost_of(laid, {}, mesh, 2**40).seconds == pytest.approx(told.seconds, rel=1e-3)

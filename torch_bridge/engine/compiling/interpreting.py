@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,11 +26,14 @@ class Notes:
 
     Attributes:
         lines: of each entry the line of user code that it comes from; "" where none is known.
-        names: names for the values of some slots, innermost first.
+        names: names for the values of some slots, innermost first, and the shape in which each is
+            seen there.
     """
 
     lines: Sequence[str] = ()
-    names: Mapping[int, Sequence[str]] = dataclasses.field(default_factory=dict[int, Sequence[str]])
+    names: Mapping[int, Mapping[str, tuple[int, ...]]] = dataclasses.field(
+        default_factory=dict[int, Mapping[str, tuple[int, ...]]]
+    )
 
     def at(self, place: int) -> contextlib.AbstractContextManager[Any]:
         """Context in which what JAX traces comes from the line of an entry."""
@@ -61,12 +65,18 @@ class Notes:
             got: the results; None for one that `env` has.
         """
         for number, slot in enumerate(range(len(env), len(env) + len(got))):
-            for name in self.names.get(slot, ()):
+            for name, shape in self.names.get(slot, {}).items():
                 if slot in env.last:
                     env.last[slot] = checkpoint_name(env.last[slot], name)
                 elif got[number] is not None:
-                    got[number] = checkpoint_name(got[number], name)
+                    got[number] = _named(got[number], name, shape)
         return got
+
+
+def _named(value: jax.Array, name: str, shape: tuple[int, ...]) -> jax.Array:
+    if math.prod(shape) != value.size:  # complex numbers as pairs
+        return checkpoint_name(value, name)
+    return checkpoint_name(value.reshape(shape), name).reshape(value.shape)
 
 
 _NO_NOTES = Notes()

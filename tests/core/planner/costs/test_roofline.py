@@ -13,7 +13,7 @@ from isoshard.core.planner.costs.device_program import DeviceOp, DeviceProgram
 from isoshard.core.planner.costs.event_groups import MOST, grouped
 from isoshard.core.planner.costs.roofline import COMPUTE_REACH, MEMORY_REACH, time_of
 from isoshard.core.planner.machine import chips
-from isoshard.core.planner.machine.topologies import topology
+from isoshard.core.planner.machine.topologies import topology, topology_of
 from isoshard.core.planner.reports.report import MemoryEstimate, TimelineEvent
 
 NOTHING = MemoryEstimate(0, 0, 0, 0, 0, 0, "", (), 0)
@@ -177,3 +177,27 @@ def test_temporaries_that_are_new_in_each_step_take_time(monkeypatch):
     assert more.memory - kept.memory == pytest.approx((2 << 20) / 1e9)
     assert sum(event.seconds for event in timeline) == pytest.approx(more.serial)
     assert any("more than 1 MiB are new memory" in text for text in more.assumptions)
+
+
+def test_virtual_devices_wait_for_the_last_that_comes_from_work(monkeypatch):
+    monkeypatch.setattr(chips, "_CHIPS", {**chips._CHIPS})
+    waits, meetings = {2: 1e-3, 4: 3e-3}, {2: 1e-4, 4: 2e-4}
+    chips.add_chip(
+        dataclasses.replace(
+            chips.chip("cpu"), name="met", waits=waits, meetings=meetings, between=0.01
+        )
+    )
+    mesh = topology("met:8").mesh((2, 4), ("data", "model"))
+    sent = math.ceil(mesh.size * 1000)
+
+    def of(seconds_of_work, *axes):
+        work = dot(seconds_of_work * topology_of(mesh).chip.rate("bfloat16"))
+        time, _ = estimate(work, *(gather(sent, axes=one) for one in axes), mesh=mesh)
+        return sum(time.collectives.values())
+
+    bare = of(0.0, ("data",)), of(0.0, ("model",))
+    assert bare[1] - bare[0] == pytest.approx(1e-4)  # four meet, not two
+    assert of(0.005, ("data",)) - bare[0] == pytest.approx(0.5e-3)  # half of `between`
+    assert of(1.0, ("model",)) - bare[1] == pytest.approx(3e-3)  # as long as it was measured
+    both = of(0.01, ("data",), ("model",))  # half of the work before each
+    assert both - sum(bare) == pytest.approx(0.5e-3 + 1.5e-3)

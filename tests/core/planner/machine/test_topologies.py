@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import make_mesh
-from isoshard.core.planner.machine.links import links
+from isoshard.core.planner.machine.links import links, links_of
 from isoshard.core.planner.machine.measured_cpu import host_rates
 from isoshard.core.planner.machine.topologies import topology, topology_of
 
@@ -104,6 +104,11 @@ def test_devices_that_are_here_have_the_rates_of_this_host():
     assert machine.chip.rate("float32") == host_rates().flops / 8
     assert machine.chip.memory == host_rates().memory // 8
     assert topology_of(make_mesh((4,), ("a",))).chip.rate("float32") == host_rates().flops / 4
+    rates = host_rates()
+    assert sorted(rates.meetings) == sorted(rates.waits) == [2, 4, 8]
+    assert rates.meetings[2] < rates.meetings[8] and rates.between > 0
+    assert links(mesh)["a"].latency == rates.meetings[2]
+    assert links_of(mesh, ("a", "b")).latency == rates.meetings[8]
     assert topology("cpu:8").chip.rate("float32") == 5e10
 
 

@@ -11,7 +11,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.mesh import make_mesh
-from isoshard.core.planner.plan_search.constrained_step import constrained, module_of
+from isoshard.core.planner.plan_search.constrained_step import (
+    constrained,
+    module_of,
+    with_free_results,
+)
+from isoshard.core.planner.traced.traced_step import StepInput, StepResult, TracedStep
 
 
 def model(params, x):
@@ -75,3 +80,36 @@ def test_other_names_are_no_modules(traced):
     marked = [module_of(one) for one in program.jaxpr.eqns if one.primitive.name == "name"]
     assert "first" in marked
     assert "not a module" not in marked
+
+
+def test_gradients_that_are_marked_get_the_layout_of_the_output():
+    def step(w, x):
+        gradient = checkpoint_name(2 * (x @ w), "gradient:head")
+        return checkpoint_name(x @ w, "module:head"), x.T @ gradient
+
+    args = (jnp.ones((8, 8)), jnp.ones((8, 8)))
+    layout = NamedSharding(make_mesh((8,), ("data",)), P("data"))
+    program = constrained(jax.make_jaxpr(step)(*args), {"head": layout})
+    assert names(program.jaxpr).count("sharding_constraint") == 2
+
+
+def test_what_is_updated_may_lie_otherwise_than_before():
+    mesh = make_mesh((8,), ("data",))
+    whole = NamedSharding(mesh, P())
+
+    def step(w, x):
+        new = jax.lax.with_sharding_constraint(w - x, whole)
+        return new, jax.lax.with_sharding_constraint(new * 2, whole)
+
+    program = jax.make_jaxpr(step)(jnp.ones(8), jnp.ones(8))
+    inputs = tuple(
+        StepInput(name, role, (8,), np.dtype(np.float32), whole)
+        for name, role in (("w", "parameter"), ("x", "input"))
+    )
+    results = (StepResult("w", replaces=0, sharding=whole), StepResult("y", sharding=whole))
+    traced = TracedStep("step", "jax", program, inputs, results, mesh)
+    found = with_free_results(traced)
+    assert names(found.program.jaxpr) == ["sub", "mul", "sharding_constraint"]
+    assert with_free_results(found) is found
+    ran = jax.jit(jax.extend.core.jaxpr_as_fun(found.program))(jnp.ones(8), jnp.full(8, 3.0))
+    np.testing.assert_array_equal(ran[1], np.full(8, -4.0))
