@@ -169,3 +169,23 @@ def test_products_that_no_loop_needs_run_behind_it():
         return [op.times for op in program(step, machine, *inputs).ops if op.name == "dot_general"]
 
     assert order("v5e:2x4") == order("h100:1x8") == [4, 1]
+
+
+def test_hosts_and_gpus_look_up_where_rows_are_read():
+    """Then all tables that are looked in are there at once; a TPU's compiler looks up by itself."""
+
+    def step(one, two, at):
+        return one[at[:, 0].astype("int32")] + two[at[:, 1].astype("int32")]
+
+    tables = ((4096, 64), P("x"))
+    rows, whole = (1 << 17) // 8 * 64 * 2, 4096 * 64 * 2
+
+    def made(machine):
+        found = program(step, machine, tables, tables, ((1 << 17, 2), P("x")))
+        rest = found.memory.parameters + rows
+        return [op.name for op in found.ops].count("gather"), found.memory.peak - rest
+
+    count, needed = made("h100:1x8")
+    assert count == 0 and 2 * whole <= needed < 3 * whole
+    count, needed = made("v5e:2x4")
+    assert count == 2 and needed >= rows
