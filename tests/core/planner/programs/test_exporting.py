@@ -112,10 +112,12 @@ def test_custom_calls_are_allowed():
 def test_an_operator_that_splits_itself_is_exported_as_what_it_stands_for():
     doubled = custom_partitioning(lambda x: x * 2)
     doubled.def_partition(
-        partition=lambda *_: None,
+        partition=lambda mesh, given, result: (
+            mesh, lambda x: x * 2, result.sharding, (given[0].sharding,)
+        ),
         infer_sharding_from_operands=lambda *_: None,
         sharding_rule="i j -> i j",
-    )
+    )  # fmt: skip
     text = read(exported(by_hand(doubled, 1, (None,)), "cpu")).mlir_module()
     assert "multiply" in text and "CustomSPMDPartitioning" not in text
 
