@@ -13,15 +13,14 @@ not what they send.
 from __future__ import annotations
 
 import math
-import re
+
+from isoshard.core.runtime.hlo_collectives import groups_of
 
 from .hlo_text import Computation, HloModule, Instruction
 
 _RESHAPED = frozenset(("bitcast", "copy", "reshape", "transpose", "convert"))
 _PASSED = frozenset(("bitcast", "copy", "dynamic-slice", "reshape", "transpose"))
 """What may stand between a reduction and the sum: of slices, each device adds up its own."""
-
-_GROUPS = re.compile(r"replica_groups=(\S+?\}|\[\S+\](?:T\([\d,]+\))?)(?:,|$)")
 
 
 def is_sliced(module: HloModule, inside: Computation, one: Instruction, count: int) -> bool:
@@ -130,7 +129,7 @@ def _added(module: HloModule, inside: Computation, user: Instruction, name: str)
         }
     else:
         return frozenset()
-    groups = {operand: _groups(inside.instructions[operand]) for operand in given.values()}
+    groups = {operand: groups_of(inside.instructions[operand].text) for operand in given.values()}
     start = next((one for one, operand in given.items() if operand == name), None)
     found: frozenset[str] = frozenset()
     while start is not None:
@@ -145,11 +144,6 @@ def _added(module: HloModule, inside: Computation, user: Instruction, name: str)
             break
         found = terms
     return found
-
-
-def _groups(one: Instruction) -> str:
-    found = _GROUPS.search(one.attributes)
-    return found[1] if found else ""
 
 
 def _terms(inside: Computation, name: str, given: dict[str, str]) -> frozenset[str] | None:

@@ -145,6 +145,10 @@ def test_reductions_that_are_added_become_one():
 
     assert count(SUMS) == 2  # of x + y, and z
     assert count(SUMS.replace("%q), replica_groups={{0,1},{2,3}}", "%q), replica_groups={}")) == 3
+    meshes = SUMS.replace("{{0,1},{2,3}}", "mesh['a'=2,'b'=2] {'b'}")
+    assert count(meshes) == 2
+    others = "%q), replica_groups=mesh['a'=2,'b'=2] {'a'}"
+    assert count(meshes.replace("%q), replica_groups=mesh['a'=2,'b'=2] {'b'}", others)) == 3
 
 
 WIDENED = """
