@@ -14,6 +14,7 @@ import collections
 import dataclasses
 import re
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -210,6 +211,38 @@ def measure(case: Case, depths: tuple[str, ...] = DEPTHS) -> dict[str, Any]:
         if depth in row and "compile" in row:
             row[f"{depth}_over_compile"] = row[depth]["peak"] / row["compile"]["peak"]
     return row
+
+
+def memory_table(rows: dict[str, dict[str, Any]], cases: Sequence[Case]) -> str:
+    """Peaks at depth "trace" over the compiler's, as docs/planning.md has them."""
+    lines = ['| case | peak, compiler (GiB) | "trace" / compiler |', "|---|---|---|"]
+    for case in cases:
+        row = rows[case.name]
+        peak = row["compile"]["peak"] / 2**30
+        lines.append(f"| {case.name} | {peak:.2f} | {row['trace_over_compile']:.3f} |")
+    return "\n".join(lines)
+
+
+def partition_table(rows: dict[str, dict[str, Any]], cases: Sequence[Case]) -> str:
+    """Peaks and collectives at depth "partition" beside the compiler's, likewise."""
+    head = 'case | "partition" / compiler | collectives: kinds, axes, bytes | how many'
+    lines = [f"| {head} |", "|---|---|---|---|"]
+    for case in cases:
+        row = rows[case.name]
+        sent = "equal" if row["partition"]["bytes_as_compiled"] else "differ"
+        many = _counts_beside(row["partition"]["collectives"], row["compile"]["collectives"])
+        ratio = row["partition_over_compile"]
+        lines.append(f"| {case.name} | {ratio:.3f} | {sent} | {many} |")
+    return "\n".join(lines)
+
+
+def _counts_beside(found: dict[str, list[int]], compiled_: dict[str, list[int]]) -> str:
+    pairs = {
+        name: [each.get(name, [0])[0] for each in (found, compiled_)]
+        for name in sorted({*found, *compiled_})
+    }
+    apart = [f"{name}: {one} for {two}" for name, (one, two) in pairs.items() if one != two]
+    return "; ".join(apart) or "equal"
 
 
 def main() -> None:

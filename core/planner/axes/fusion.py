@@ -32,7 +32,7 @@ _READERS = frozenset(
     "stack dynamic_update_slice reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or "
     "reduce argmax argmin reduce_window reduce_window_sum reduce_window_max".split()
 )
-_PARTS = frozenset(("row", "slice", "dynamic_slice"))
+_PARTS = frozenset(("row", "slice", "dynamic_slice", "gather"))
 """What reads a part of what it is given."""
 _EXPENSIVE = frozenset(
     "exp exp2 expm1 log log1p tanh logistic erf erfc erf_inv pow rsqrt sqrt cbrt sin cos tan atan2 "
@@ -149,7 +149,7 @@ class Fusion:
         looked: set[LocalOp] = set()  # at by products, which read their operands in memory
         unread = self.same
         for op in reversed(ops):
-            if op.axes or op.bodies or not (op.name in _FUSED or is_elementwise(op.name)):
+            if op.axes or op.bodies or not self._can_be_fused(op):
                 continue
             if any(one in kept or one in unread for one in op.results):
                 continue
@@ -165,6 +165,11 @@ class Fusion:
             if not self.rules.products_fuse and any(is_product(one.name) for one in users if one):
                 looked.add(op)
         return found
+
+    def _can_be_fused(self, op: LocalOp) -> bool:
+        if op.name == "gather":
+            return self.rules.lookups_fuse
+        return op.name in _FUSED or is_elementwise(op.name)
 
     def _users(
         self, value: int, readers: dict[int, list[LocalOp]], kept: set[int]

@@ -18,6 +18,8 @@ class TargetRules:
             and a slice.
         widens: dtypes that are computed, and sent, in float32.
         products_fuse: products compute the operands that they read.
+        lookups_fuse: what reads looked up rows looks them up itself, so all tables that it looks in
+            are there at once.
         computes_again: what is costly to compute is computed again rather than kept.
         sums_first: sums across devices that are only added are added first, and sent once.
         joins_reductions: all-reduces of which none waits for another are sent as one.
@@ -37,6 +39,7 @@ class TargetRules:
     scatters: bool
     widens: frozenset[str]
     products_fuse: bool
+    lookups_fuse: bool
     computes_again: bool
     sums_first: bool
     joins_reductions: bool
@@ -66,6 +69,7 @@ _TPU = TargetRules(
     scatters=True,
     widens=frozenset(),
     products_fuse=True,
+    lookups_fuse=False,
     computes_again=True,
     sums_first=True,
     joins_reductions=False,
@@ -81,6 +85,7 @@ RULES = {
     "gpu": dataclasses.replace(
         _TPU,
         products_fuse=False,
+        lookups_fuse=True,
         joins_siblings=True,
         summed_last=True,
         schedules_for=0.8,
@@ -89,6 +94,7 @@ RULES = {
         scatters=False,
         widens=frozenset({"bfloat16", "float16"}),
         products_fuse=False,
+        lookups_fuse=True,
         computes_again=False,
         sums_first=False,
         joins_reductions=True,

@@ -23,6 +23,7 @@ from isoshard.core.planner.machine.topologies import Topology, topology_of
 from isoshard.core.planner.reports.report import LiveArray, MemoryEstimate
 from isoshard.core.planner.traced.traced_step import TracedStep
 
+from .chained_collectives import chained_as_one
 from .compile_worker import Listener, ProgramText, compiled
 from .device_ops import device_ops, dtype_name
 from .exporting import exported
@@ -172,7 +173,8 @@ def partitioned(
         machine: that it is planned for.
         scaled: an axis of the mesh that is smaller here than the numbers are for.
     """
-    module, chip = parsed(made.text), machine.chip
+    chip = machine.chip
+    module = chained_as_one(parsed(made.text), chip.platform)
     given = [_axes(one.sharding.spec) for one in step.inputs]
     products = windowed_products(module, step.mesh, given, chip.name, scaled)
     found, notes = target_liveness(module, chip.platform, chip.memory, products)

@@ -184,7 +184,7 @@ class _Reader:
         if kind == "all-reduce" and scatters:
             kind = "reduce-scatter"
         dtype = arrays[0].dtype if arrays else ""
-        if self.target == "tpu" and is_narrowed(self.module, inside, one):
+        if self.target and is_narrowed(self.module, inside, one, self.target):
             dtype, size = "bf16", size // 2
         yield DeviceOp(
             kind,

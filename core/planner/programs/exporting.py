@@ -22,11 +22,13 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from jax.extend.core.primitives import closed_call_p
 from jax.sharding import NamedSharding
 
+from isoshard.core.planner.axes.flops import flops_of
 from isoshard.core.planner.traced.abstract_meshes import on_abstract_mesh
 from isoshard.core.planner.traced.source_lines import line_of, scope_of
 from isoshard.core.planner.traced.traced_step import TracedStep
 from isoshard.core.runtime._jax_internals import no_locations
 
+from .hlo_costs import KERNEL
 from .planning_errors import PlanningError
 from .self_split import answered
 
@@ -116,6 +118,8 @@ def exported(step: TracedStep, platform: str) -> ExportedStep:
 def with_lines(program: Any) -> Any:
     """The same jaxpr with each equation's line as its innermost name scope, at any depth.
 
+    Of a kernel of Pallas there is one more, which says what it computes.
+
     Args:
         program: a jaxpr, closed or not.
 
@@ -136,12 +140,13 @@ def _with_line(equation: Any) -> Any:
     if any(params[name] is not value for name, value in equation.params.items()):
         equation = equation.replace(params=params)
     line = line_of(equation)
-    if not line:
-        return equation
+    scopes = [scope_of(line)] if line else []
+    if equation.primitive.name == "pallas_call":
+        scopes.append(f"{KERNEL}{flops_of(equation):.0f}")
     source = equation.source_info
-    return equation.replace(
-        source_info=source.replace(name_stack=source.name_stack.extend(scope_of(line)))
-    )
+    for scope in scopes:
+        source = source.replace(name_stack=source.name_stack.extend(scope))
+    return equation.replace(source_info=source) if scopes else equation
 
 
 def _inner(value: Any) -> Any:

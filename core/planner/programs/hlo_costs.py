@@ -37,6 +37,11 @@ RUNS_OTHERS = frozenset(("while", "call", "conditional"))
 
 _GEMMS = ("__cublas$gemm", "__cublas$lt$matmul", "__onednn$matmul", "__triton_gemm")
 
+KERNEL = "flops:"
+"""Begins the name scope that says what a kernel of Pallas computes; HLO keeps only its binary."""
+
+_KERNEL = re.compile(rf'op_name="(?:[^"\\]|\\.)*\b{KERNEL}(\d+)/[^/"]*"')
+
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
@@ -109,6 +114,9 @@ def _product(one: Instruction, summed: list[int]) -> float:
 
 
 def _library_product(one: Instruction, operands: list[ArrayShape]) -> tuple[float, str]:
+    kernel = _KERNEL.search(one.attributes)
+    if kernel:
+        return float(kernel[1]), operands[0].dtype
     target = re.search(r'custom_call_target="([^"]*)"', one.attributes)
     name = target[1] if target else ""
     if name.startswith("__cudnn$conv") and len(operands) > 1:

@@ -2,7 +2,7 @@
 
 A reduction of which each device keeps its slice becomes a reduce-scatter. Reductions among the same
 devices whose results are added become one of the sum. A maximum of widened bfloat16 is sent as
-bfloat16 (TPU).
+bfloat16 (TPU), and so is what is gathered or moved (GPU: collective_quantizer.cc of XLA).
 
 Not made here: what libtpu does to a gather that only a product reads, or a reduce-scatter that only
 a product makes (it multiplies part by part while it sends parts around, by collective-permutes);
@@ -13,15 +13,14 @@ not what they send.
 from __future__ import annotations
 
 import math
-import re
+
+from isoshard.core.runtime.hlo_collectives import groups_of
 
 from .hlo_text import Computation, HloModule, Instruction
 
 _RESHAPED = frozenset(("bitcast", "copy", "reshape", "transpose", "convert"))
 _PASSED = frozenset(("bitcast", "copy", "dynamic-slice", "reshape", "transpose"))
 """What may stand between a reduction and the sum: of slices, each device adds up its own."""
-
-_GROUPS = re.compile(r"replica_groups=(\S+?\}|\[\S+\](?:T\([\d,]+\))?)(?:,|$)")
 
 
 def is_sliced(module: HloModule, inside: Computation, one: Instruction, count: int) -> bool:
@@ -82,26 +81,30 @@ def joined_reductions(module: HloModule, inside: Computation) -> frozenset[str]:
     return frozenset(found)
 
 
-def is_narrowed(module: HloModule, inside: Computation, one: Instruction) -> bool:
-    """Whether a TPU's compiler sends a maximum in bfloat16, since all it is of was widened from it.
+_MOVED = frozenset(("all-gather", "all-to-all", "collective-permute"))
+
+
+def is_narrowed(module: HloModule, inside: Computation, one: Instruction, target: str) -> bool:
+    """Whether a compiler sends bfloat16, since all that a collective is of was widened from it.
 
     Args:
         module: the program.
-        inside: the computation that the reduction stands in.
-        one: the reduction.
+        inside: the computation that the collective stands in.
+        one: the collective.
+        target: "tpu": it does so with a maximum; "gpu": with what is gathered or moved.
     """
-    known, body = (
-        inside.instructions,
-        module.computations.get(one.called[0]) if one.called else None,
-    )
-    if body is None or body.root.opcode not in ("maximum", "minimum") or len(one.operands) != 1:
-        return False
-    maker = known.get(one.operands[0])
+    maker = inside.instructions.get(one.operands[0]) if len(one.operands) == 1 else None
     if maker is None or maker.opcode != "fusion":
         return False
+    if target == "gpu" and (one.opcode not in _MOVED or len(inside.users[maker.name]) > 1):
+        return False
+    if target == "tpu":
+        body = module.computations.get(one.called[0]) if one.called else None
+        if body is None or body.root.opcode not in ("maximum", "minimum"):
+            return False
     inner = module.computations[maker.called[0]]
-    row = inner.root
-    while row.opcode in (*_PASSED, "reduce") and row.operands[0] in inner.instructions:
+    row, passed = inner.root, {*_PASSED, "reduce"} if target == "tpu" else _PASSED
+    while row.opcode in passed and row.operands[0] in inner.instructions:
         row = inner.instructions[row.operands[0]]
     if row.opcode != "convert" or row.arrays[0].dtype != "f32":
         return False
@@ -126,7 +129,7 @@ def _added(module: HloModule, inside: Computation, user: Instruction, name: str)
         }
     else:
         return frozenset()
-    groups = {operand: _groups(inside.instructions[operand]) for operand in given.values()}
+    groups = {operand: groups_of(inside.instructions[operand].text) for operand in given.values()}
     start = next((one for one, operand in given.items() if operand == name), None)
     found: frozenset[str] = frozenset()
     while start is not None:
@@ -141,11 +144,6 @@ def _added(module: HloModule, inside: Computation, user: Instruction, name: str)
             break
         found = terms
     return found
-
-
-def _groups(one: Instruction) -> str:
-    found = _GROUPS.search(one.attributes)
-    return found[1] if found else ""
 
 
 def _terms(inside: Computation, name: str, given: dict[str, str]) -> frozenset[str] | None:

@@ -49,6 +49,28 @@ def test_sums_that_are_only_added_are_sent_once_but_on_hosts():
     assert one[1] == 2 * 64 * 16 * 4  # two, joined
 
 
+def test_split_sums_that_are_only_added_are_sent_once_but_on_hosts():
+    def three(x, y, u, v, z):
+        return (x @ u + y @ v + (x + y) @ u) * z
+
+    inputs = (SUM[0], SUM[0], SUM[1], SUM[1], ((64, 16), P("x")))
+    assert sent(program(three, "v5e:2x4", *inputs)) == [("reduce-scatter", 64 * 16 * 2, "bfloat16")]
+    assert sent(program(three, "h100:1x8", *inputs)) == [
+        ("reduce-scatter", 64 * 16 * 2, "bfloat16")
+    ]
+    (one,) = sent(program(three, "cpu:8", *inputs))
+    assert one[1] == 3 * 64 * 16 * 4
+
+
+def test_split_sums_that_others_read_are_sent_each():
+    def both(x, y, u, v, z):
+        first = x @ u * z
+        return first + y @ v * z
+
+    inputs = (SUM[0], SUM[0], SUM[1], SUM[1], ((64, 16), P("x")))
+    assert len(sent(program(both, "v5e:2x4", *inputs))) == 2
+
+
 def test_twelve_heads_are_split_by_four_of_eight():
     found = program(lambda x: jnp.sin(x.reshape(4, 12, 64)), "v5e:2x4", ((4, 768), P(None, "x")))
     (op,) = [op for op in found.ops if op.name == "sin"]
@@ -147,3 +169,23 @@ def test_products_that_no_loop_needs_run_behind_it():
         return [op.times for op in program(step, machine, *inputs).ops if op.name == "dot_general"]
 
     assert order("v5e:2x4") == order("h100:1x8") == [4, 1]
+
+
+def test_hosts_and_gpus_look_up_where_rows_are_read():
+    """Then all tables that are looked in are there at once; a TPU's compiler looks up by itself."""
+
+    def step(one, two, at):
+        return one[at[:, 0].astype("int32")] + two[at[:, 1].astype("int32")]
+
+    tables = ((4096, 64), P("x"))
+    rows, whole = (1 << 17) // 8 * 64 * 2, 4096 * 64 * 2
+
+    def made(machine):
+        found = program(step, machine, tables, tables, ((1 << 17, 2), P("x")))
+        rest = found.memory.parameters + rows
+        return [op.name for op in found.ops].count("gather"), found.memory.peak - rest
+
+    count, needed = made("h100:1x8")
+    assert count == 0 and 2 * whole <= needed < 3 * whole
+    count, needed = made("v5e:2x4")
+    assert count == 2 and needed >= rows

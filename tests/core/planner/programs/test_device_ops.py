@@ -145,6 +145,44 @@ def test_reductions_that_are_added_become_one():
 
     assert count(SUMS) == 2  # of x + y, and z
     assert count(SUMS.replace("%q), replica_groups={{0,1},{2,3}}", "%q), replica_groups={}")) == 3
+    meshes = SUMS.replace("{{0,1},{2,3}}", "mesh['a'=2,'b'=2] {'b'}")
+    assert count(meshes) == 2
+    others = "%q), replica_groups=mesh['a'=2,'b'=2] {'a'}"
+    assert count(meshes.replace("%q), replica_groups=mesh['a'=2,'b'=2] {'b'}", others)) == 3
+
+
+WIDENED = """
+HloModule m, is_scheduled=true
+
+%widened (a: bf16[4,8]) -> f32[4,8] {
+  %a = bf16[4,8]{1,0} parameter(0)
+  %twice = bf16[4,8]{1,0} add(%a, %a)
+  ROOT %w = f32[4,8]{1,0} convert(%twice)
+}
+
+ENTRY %main (p: bf16[4,8]) -> f32[16,8] {
+  %p = bf16[4,8]{1,0} parameter(0)
+  %f = f32[4,8]{1,0} fusion(%p), kind=kLoop, calls=%widened
+  ROOT %g = f32[16,8]{1,0} all-gather(%f), replica_groups={{0,1,2,3}}, dimensions={0}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "old", "new", "sent"),
+    [
+        ("gpu", "", "", ("bfloat16", 16 * 8 * 2)),
+        ("tpu", "", "", ("float32", 16 * 8 * 4)),
+        ("", "", "", ("float32", 16 * 8 * 4)),
+        ("gpu", "convert(%twice)", "sine(%twice)", ("float32", 16 * 8 * 4)),
+        ("gpu", "  ROOT %g", "  %n = f32[4,8]{1,0} negate(%f)\n  ROOT %g", ("float32", 512)),
+    ],
+    ids=["gpu", "tpu", "host", "computed wide", "read wide as well"],
+)
+def test_gpus_gather_what_is_widened_before_it_is(target, old, new, sent):
+    text = WIDENED.replace(old, new) if old else WIDENED
+    ops = device_ops(parsed(text), MESH, {}, target=target)
+    assert [(op.dtype, op.sent) for op in ops if op.is_collective] == [sent]
 
 
 def test_axes_of_groups_across_a_mesh():

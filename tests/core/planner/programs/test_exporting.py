@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from isoshard.core.planner.axes.trace_depth import by_tracing
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.programs.exporting import exported
+from isoshard.core.planner.programs.hlo_costs import costs_of
+from isoshard.core.planner.programs.hlo_text import parsed
 from isoshard.core.planner.programs.planning_errors import PlanningError
 from isoshard.core.planner.traced.traced_step import StepInput, StepResult, TracedStep
 from tests.core.planner.programs.sample_steps import layers
@@ -108,10 +112,12 @@ def test_custom_calls_are_allowed():
 def test_an_operator_that_splits_itself_is_exported_as_what_it_stands_for():
     doubled = custom_partitioning(lambda x: x * 2)
     doubled.def_partition(
-        partition=lambda *_: None,
+        partition=lambda mesh, given, result: (
+            mesh, lambda x: x * 2, result.sharding, (given[0].sharding,)
+        ),
         infer_sharding_from_operands=lambda *_: None,
         sharding_rule="i j -> i j",
-    )
+    )  # fmt: skip
     text = read(exported(by_hand(doubled, 1, (None,)), "cpu")).mlir_module()
     assert "multiply" in text and "CustomSPMDPartitioning" not in text
 
@@ -150,3 +156,38 @@ def test_a_kernel_of_another_platform_says_at_which_depths_it_can_be_planned():
     said = "step cannot be lowered for 'cpu', .* depth='trace', or by 'compile', .* for 'tpu': "
     with pytest.raises(PlanningError, match=said):
         exported(by_hand(added, 1, (None,)), "cpu")
+
+
+@pytest.mark.parametrize("said", [None, 12345])
+def test_compiled_kernels_say_what_they_compute(said):
+    """HLO has a kernel's binary only, so a name scope says its flops, as depth "trace" has them."""
+
+    def kernel(x_ref, y_ref):
+        y_ref[...] = x_ref[...] @ x_ref[...].T
+
+    def step(x):
+        cost = said and pl.CostEstimate(flops=said, transcendentals=0, bytes_accessed=0)
+        shape = jax.ShapeDtypeStruct((128, 128), "float32")
+        return jax.shard_map(
+            pl.pallas_call(kernel, out_shape=shape, grid=(3,), cost_estimate=cost),
+            mesh=MESH.abstract_mesh,
+            in_specs=PartitionSpec(),
+            out_specs=PartitionSpec(),
+            check_vma=False,
+        )(x)
+
+    whole = NamedSharding(MESH, PartitionSpec())
+    program = jax.make_jaxpr(step)(jax.ShapeDtypeStruct((128, 128), "float32"))
+    one = StepInput("x", "input", (128, 128), np.dtype("float32"), whole)
+    made = TracedStep("step", "jax", program, (one,), (StepResult("y", None, whole),), MESH)
+    text = read(exported(made, "tpu")).mlir_module()
+    (path,) = re.findall(r'loc\("([^"]*/pallas_call)"', text)
+    module = parsed(
+        "HloModule m\nENTRY %main (x: f32[128,128]) -> f32[128,128] {\n"
+        "  %x = f32[128,128]{1,0} parameter(0)\n"
+        '  ROOT %y = f32[128,128]{1,0} custom-call(%x), custom_call_target="tpu_custom_call", '
+        f'metadata={{op_name="{path}"}}\n}}\n'
+    )
+    (traced,) = [op.flops for op in by_tracing(made).ops if op.name == "pallas_call"]
+    assert costs_of(module, module.entry, module.root).flops == traced
+    assert traced == (said or 3 * 128 * 128 * 2 * 128)
