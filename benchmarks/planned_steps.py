@@ -25,7 +25,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -37,13 +37,14 @@ from jax.sharding import Mesh
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from benchmarks.models.twins import Twins, adopt, chain, llama
+from benchmarks.planned_tables import markdown, shown
 from benchmarks.planning_ranking import spearman
 from isoshard import Plan
 from isoshard.core.planner.machine.measured_cpu import host_rates
 from isoshard.core.planner.programs.device_ops import axes_along
 from isoshard.core.runtime.hlo_collectives import collectives as collectives_of
 from isoshard.jax_bridge import train_step
-from tools.harness import results, tables, timing
+from tools.harness import results, timing
 from tools.harness.command import Benchmark
 
 DEVICES, RATE, STEPS, TURN = 8, 1e-4, 5, 3
@@ -351,38 +352,15 @@ def apart(one: list[float], other: list[float]) -> float:
     return max(abs(a - b) / abs(b) for a, b in zip(one, other, strict=True))
 
 
-def shown(name: str, facts: Mapping[str, Any]) -> list[Any]:
-    """What `measure` found, as a table and lines.
-
-    Args:
-        name: of the model and the framework.
-        facts: it.
-    """
-    columns = {
-        "predicted, trace": "{trace_ms:.0f} ms",
-        "partition": "{partition_ms:.0f} ms",
-        "measured": "{step_ms:.0f} ms",
-        "median": "{median_ms:.0f} ms",
-        "fastest": "{best_ms:.0f} ms",
-        "collectives": "{collectives}",
-        "sent": "{sent_mib:.1f} MiB",
-        "not as said": "{differ}",
-        "losses apart": "{apart:.1e}",
-    }
-    lines: list[Any] = [tables.by_name(name, columns, facts["rows"])]
-    lines += [f"Spearman of {depth}: {rank:.3f}" for depth, rank in facts["spearman"].items()]
-    ratio = facts["found / best by hand"]
-    lines += [f"found / best by hand ({facts['best by hand']}): {ratio:.3f}"]
-    return [*lines, f"one plan twice ({AGAIN}): {facts['again']:.3f}"]
-
-
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/planned_steps.json`.
 
     Workloads that are not named keep the figures of the run before.
     """
     iso.simulate_devices(DEVICES)
-    benchmark = Benchmark("planned_steps", __doc__, rounds=25, quick=2)
+    benchmark = Benchmark(
+        "planned_steps", __doc__, rounds=25, quick=2, docs=("planning.md", markdown)
+    )
     benchmark.add_workloads([f"{name}-{one}" for name in MODELS for one in FRAMEWORKS])
     given = benchmark.parse()
     print(f"rates {host_rates()}", flush=True)

@@ -148,13 +148,12 @@ def markdown(found: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/planning_ranking.json`."""
-    benchmark = Benchmark("planning_ranking", __doc__, quick=1)
+    benchmark = Benchmark("planning_ranking", __doc__, quick=1, docs=("planning.md", markdown))
     given = benchmark.parse()
     found = measure((1, 32) if given.quick else SLICES)
     lines = [f"Spearman of {what} {r:.3f}" for what, r in found["spearman"].items()]
     shown = tables.table("MaxText on v5e", COLUMNS, named_rows(found), ("model", "chips"))
     benchmark.finish(found, shown, *lines)
-    print(markdown(found))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ devices. With --depth partition the best hand plan by tracing is compared by XLA
 
 from __future__ import annotations
 
+import collections
 import time
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from jax.sharding import NamedSharding, PartitionSpec
@@ -125,9 +127,41 @@ def measure(family: Family, where: str, depth: SearchDepth = "trace") -> dict[st
     }
 
 
+def markdown(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """The table of docs/benchmarks.md: found over by hand, and what searches of a row took.
+
+    Args:
+        found: what `measure` gave, by family, machine and depth.
+    """
+    told = collections.defaultdict[tuple[str, str], dict[str, Mapping[str, Any]]](dict)
+    for title, row in found.items():
+        family, where, depth = title.rsplit(", ", 2)
+        told[family, depth][where] = row
+    rows = []
+    for family, depth in sorted(
+        told, key=lambda key: (list(FAMILIES).index(key[0]), key[1] != "trace")
+    ):
+        cells = told[family, depth]
+        taken = [row["processor"] for row in cells.values()]
+        rows.append(
+            [
+                family if depth == "trace" else f'{family}, depth "{depth}"',
+                *(_told(cells[where]) if where in cells else "" for where in MACHINES),
+                f"{min(taken):.1f} to {max(taken):.1f}" if len(taken) > 1 else f"{taken[0]:.1f}",
+            ]
+        )
+    return tables.markdown(["found / by hand", *MACHINES, "a search, processor s"], rows)
+
+
+def _told(row: Mapping[str, Any]) -> str:
+    if not row["fits"]:
+        return "nothing fits" if row["hand"] is None else f"only by hand: {row['hand']}"
+    return "no hand plan" if row["ratio"] is None else f"{row['ratio']:.2f}"
+
+
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/planning_search.json`."""
-    benchmark = Benchmark("planning_search", __doc__, quick=1)
+    benchmark = Benchmark("planning_search", __doc__, quick=1, docs=("benchmarks.md", markdown))
     benchmark.add_workloads(FAMILIES)
     benchmark.add("--depth", default="trace", choices=get_args(SearchDepth), help="of the search")
     benchmark.add("--on", nargs="*", help=f"machines; default: {', '.join(MACHINES)}")
@@ -139,7 +173,8 @@ def main() -> None:
             title = f"{name}, {where}, {given.depth}"
             if given.missing and title in results.saved(benchmark.name):
                 continue
-            rows[title] = row = measure(FAMILIES[name](), where, given.depth)
+            row = measure(FAMILIES[name](), where, given.depth)
+            rows[title] = {**row, "measured": results.circumstances()}
             print(title, {k: v for k, v in row.items() if k != "plan"}, flush=True)
             benchmark.finish(rows, merge=True)
     columns = {

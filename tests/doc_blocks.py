@@ -1,8 +1,13 @@
-"""The Python blocks of a page as one program, whose lines have the numbers that they have there."""
+"""The Python blocks of a page as one program, whose lines have the numbers that they have there.
+
+A block `text` behind one of Python is what that one prints, or a part of it; "..." stands for what
+differs from run to run.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import doctest
 import re
 from pathlib import Path
 
@@ -10,6 +15,8 @@ _BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>.+?) -->\n+)?(?P<fence>```+)python\n(?P<code>.*?)^(?P=fence)$",
     re.M | re.S,
 )
+_LINES = r"(?:(?!```).*\n)*"
+_PRINTED = re.compile(rf"^```python\n{_LINES}```\n\n```text\n(?P<text>{_LINES})```$", re.M)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +58,25 @@ def program(text: str) -> str:
         if not block.reason:
             written += "\n" * (block.line - 1 - written.count("\n")) + block.code
     return written
+
+
+def printed(text: str) -> str:
+    """What a page says that its program prints, with "..." for what it leaves out.
+
+    >>> printed("```python\\nprint(1 / 3)\\n```\\n\\n```text\\n0.33...\\n```\\n\\nother\\n")
+    '...0.33...\\n...'
+    """
+    return "".join(["...", *(f"{match['text']}..." for match in _PRINTED.finditer(text))])
+
+
+def is_printed(text: str, output: str) -> bool:
+    """Whether a page's program printed what the page says, in that order.
+
+    Args:
+        text: of the page.
+        output: of its program.
+    """
+    return doctest.OutputChecker().check_output(printed(text), output, doctest.ELLIPSIS)
 
 
 def pages(root: Path) -> list[Path]:

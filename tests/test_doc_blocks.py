@@ -9,16 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.doc_blocks import blocks, pages, program
+from tests.doc_blocks import blocks, is_printed, pages, printed, program
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {path.relative_to(ROOT).as_posix(): path for path in pages(ROOT)}
-ELSEWHERE = {
-    "docs/planning.md": "its blocks are parts of programs, still to be made whole",
-    "docs/planning_tutorial.md": "its blocks are those of examples/notebooks/planning.ipynb",
-}
-"""Pages whose blocks are not run here, with the reason."""
-
 MOST_NOT_RUN = 3
 """Of all blocks: those that want more than one process."""
 
@@ -38,16 +32,17 @@ def run(text: str, folder: Path, name: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("name", sorted(set(PAGES) - set(ELSEWHERE)))
+@pytest.mark.parametrize("name", PAGES)
 def test_the_blocks_of_a_page_run(name, tmp_path):
-    done = run(PAGES[name].read_text(), tmp_path, name)
+    text = PAGES[name].read_text()
+    done = run(text, tmp_path, name)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert is_printed(text, done.stdout), f"{printed(text)}\nis not what is printed:\n{done.stdout}"
 
 
 def test_few_blocks_are_not_run():
     reasons = [block.reason for path in PAGES.values() for block in blocks(path.read_text())]
     assert len(list(filter(None, reasons))) <= MOST_NOT_RUN
-    assert set(ELSEWHERE) <= set(PAGES)
 
 
 def test_a_block_that_fails_is_told_with_its_line(tmp_path):
@@ -55,3 +50,10 @@ def test_a_block_that_fails_is_told_with_its_line(tmp_path):
     assert done.returncode == 1
     assert "line 10, in <module>\n    x + y" in done.stderr
     assert "NameError: name 'y'" in done.stderr
+
+
+def test_what_a_page_says_that_it_prints_is_compared():
+    page = "```python\nprint(1)\nprint(2)\n```\n\n```text\n2\n```\n"
+    assert is_printed(page, "1\n2\n")
+    assert not is_printed(page, "1\n3\n")
+    assert is_printed("```python\n1\n```\n\nother\n\n```text\n5\n```\n", "")

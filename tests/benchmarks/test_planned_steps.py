@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import planned_steps
+from benchmarks import planned_steps, planned_tables
 from benchmarks.models.twins import chain
 from benchmarks.planned_steps import FRAMEWORKS, MODELS
 from isoshard.core.planner.plan_search.searched_step import searched
@@ -41,8 +41,12 @@ def test_six_hand_plans_are_told_trained_and_timed(framework):
     assert {name: row["differ"] for name, row in rows.items()} == dict.fromkeys(rows, 0)
     assert all(0 < row["best_ms"] <= row["step_ms"] <= row["median_ms"] for row in rows.values())
     assert set(facts["spearman"]) == {"trace", "partition"} and facts["again"] > 0
-    table, *lines = planned_steps.shown("MLP", facts)
+    table, *lines = planned_tables.shown("MLP", facts)
     assert table.row_count == 7 and any("one plan twice" in line for line in lines)
+    written = planned_tables.markdown({f"MLP-{framework}": facts})
+    word = {"torch": "torch", "flax": "NNX"}[framework]
+    assert f'| MLP, ms a step | {word}: "trace" | "partition" | measured |\n' in written
+    assert written.count("\n| ") == 7 + 1 + 1 and f"| MLP-{framework} |" in written
 
 
 def test_losses_of_another_training_are_apart():

@@ -3,15 +3,18 @@
 benchmark = Benchmark("rounding", __doc__, rounds=60, quick=5)
 given = benchmark.parse()                       # --rounds 60, or 5 with --quick
 benchmark.finish(results, table(results))       # benchmarks/results/rounding.json
+
+A benchmark with tables in the docs gives `docs=("benchmarks.md", markdown)`: whenever results are
+saved, these tables are replaced, and `--docs` does that alone, without measuring.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from . import results, tables
+from . import documents, results, tables
 
 
 class Benchmark:
@@ -22,6 +25,7 @@ class Benchmark:
         doc: the module's docstring, whose first line tells what it is about.
         rounds: calls of each contestant that count; None where there is no such option.
         quick: the same with `--quick`, which saves nothing; None where there is no such option.
+        docs: a page below `docs/`, and what makes its tables of the results.
 
     Attributes:
         name: of the file of results.
@@ -29,10 +33,17 @@ class Benchmark:
     """
 
     def __init__(
-        self, name: str, doc: str | None, *, rounds: int | None = None, quick: int | None = None
+        self,
+        name: str,
+        doc: str | None,
+        *,
+        rounds: int | None = None,
+        quick: int | None = None,
+        docs: tuple[str, Callable[[dict[str, Any]], str]] | None = None,
     ):
         """See the class."""
         self.name = name
+        self._docs = docs
         self._rounds, self._quick = rounds, quick
         self._parser = argparse.ArgumentParser(
             prog=results.program(),
@@ -43,6 +54,8 @@ class Benchmark:
             self.add("--rounds", type=int, help=f"timed calls of each contestant ({rounds})")
         if quick is not None:
             self.add("--quick", action="store_true", help="small sizes, few rounds, not saved")
+        if docs is not None:
+            self.add("--docs", action="store_true", help=f"only write what is saved to {docs[0]}")
         self.given = argparse.Namespace(quick=False)
 
     def add_workloads(self, known: Collection[str]) -> None:
@@ -51,8 +64,11 @@ class Benchmark:
         self._known = known
 
     def parse(self, arguments: Sequence[str] | None = None) -> Any:
-        """Read the command line; `rounds` is a number, `quick` is there."""
-        given = self._parser.parse_args(arguments, argparse.Namespace(quick=False))
+        """Read the command line; `rounds` is a number, `quick` is there. `--docs` ends here."""
+        given = self._parser.parse_args(arguments, argparse.Namespace(quick=False, docs=False))
+        if given.docs:
+            self._document(results.saved(self.name))
+            self._parser.exit()
         if self._rounds is not None:
             given.rounds = given.rounds or (self._quick if given.quick else self._rounds)
         if "workloads" in given:
@@ -64,7 +80,7 @@ class Benchmark:
         return given
 
     def finish(self, found: dict[str, Any], *shown: Any, merge: bool = False) -> None:
-        """Print what was found, and save it.
+        """Print what was found, save it, and put it into the docs; with `--quick` print its tables.
 
         Args:
             found: the results.
@@ -74,5 +90,13 @@ class Benchmark:
         if shown:
             tables.show(*shown)
         if not self.given.quick:
-            kept = results.saved(self.name) if merge else {}
-            tables.show(f"wrote {results.save(self.name, {**kept, **found})}")
+            kept = {**(results.saved(self.name) if merge else {}), **found}
+            tables.show(f"wrote {results.save(self.name, kept)}")
+            self._document(kept)
+        elif self._docs is not None:
+            print(self._docs[1](found))
+
+    def _document(self, kept: dict[str, Any]) -> None:
+        if self._docs is not None:
+            page, markdown = self._docs
+            tables.show(f"wrote {documents.put(page, markdown(kept))}")

@@ -1,0 +1,77 @@
+"""The tables of `benchmarks.planned_steps`: on the terminal, and of docs/planning.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tools.harness import tables
+
+_FRAMEWORKS = {"torch": "torch", "flax": "NNX"}
+_TIMES = ("trace_ms", "partition_ms", "step_ms")
+_SUMMARY = {
+    'rank correlation, "trace"': "{spearman[trace]:.2f}",
+    '"partition"': "{spearman[partition]:.2f}",
+    "found / best by hand": "{found / best by hand:.2f} ({best by hand})",
+    "one plan twice": "{again:.3f}",
+    "losses apart, at most": "{apart:.0e}",
+    "collectives not as told": "{other}",
+}
+
+
+def shown(name: str, facts: Mapping[str, Any]) -> list[Any]:
+    """What `measure` found, as a table and lines.
+
+    Args:
+        name: of the model and the framework.
+        facts: it.
+    """
+    columns = {
+        "predicted, trace": "{trace_ms:.0f} ms",
+        "partition": "{partition_ms:.0f} ms",
+        "measured": "{step_ms:.0f} ms",
+        "median": "{median_ms:.0f} ms",
+        "fastest": "{best_ms:.0f} ms",
+        "collectives": "{collectives}",
+        "sent": "{sent_mib:.1f} MiB",
+        "not as said": "{differ}",
+        "losses apart": "{apart:.1e}",
+    }
+    lines: list[Any] = [tables.by_name(name, columns, facts["rows"])]
+    lines += [f"Spearman of {depth}: {rank:.3f}" for depth, rank in facts["spearman"].items()]
+    ratio = facts["found / best by hand"]
+    lines += [f"found / best by hand ({facts['best by hand']}): {ratio:.3f}"]
+    return [*lines, f"one plan twice: {facts['again']:.3f}"]
+
+
+def markdown(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """A table of milliseconds for each model, and one of what they come to.
+
+    Args:
+        found: what `measure` gave, by model and framework.
+    """
+    models = dict.fromkeys(workload.rpartition("-")[0] for workload in found)
+    rows = [[workload, *tables.cells(_SUMMARY, _summed(found[workload]))] for workload in found]
+    summary = tables.markdown(["six hand plans and the found one", *_SUMMARY], rows)
+    return "\n\n".join([*(_milliseconds(name, found) for name in models), summary])
+
+
+def _milliseconds(name: str, found: Mapping[str, Mapping[str, Any]]) -> str:
+    told = {
+        word: found[of]["rows"]
+        for one, word in _FRAMEWORKS.items()
+        if (of := f"{name}-{one}") in found
+    }
+    first = next(iter(told.values()))
+    titles = [title for word in told for title in (f'{word}: "trace"', '"partition"', "measured")]
+    rows = [
+        [plan, *(f"{rows[plan][key]:.0f}" for rows in told.values() for key in _TIMES)]
+        for plan in sorted(first, key=lambda plan: first[plan]["step_ms"])
+    ]
+    return tables.markdown([f"{name}, ms a step", *titles], rows)
+
+
+def _summed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    rows = facts["rows"]
+    differ = ", ".join(plan for plan, row in rows.items() if row["differ"]) or "none"
+    return {**facts, "apart": max(row["apart"] for row in rows.values()), "other": differ}
