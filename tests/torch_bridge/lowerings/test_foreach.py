@@ -8,6 +8,9 @@ import pytest
 import torch
 
 import isoshard.torch_bridge as xs
+from isoshard.torch_bridge.engine.signatures import shape_inference
+from isoshard.torch_bridge.engine.signatures.shape_inference import infer
+from isoshard.torch_bridge.engine.values.metas import Lift, Meta, Slot
 from isoshard.torch_bridge.lowerings import registry
 from tests.torch_bridge.lowerings.harness import check, evaluate, to_array
 
@@ -214,3 +217,54 @@ def test_signs_of_nan_and_zero():
     x = torch.tensor([float("nan"), -0.0, -2.0, 3.0])
     got = torch._foreach_sign([x.to("jax")])[0].cpu()
     assert got.tolist() == torch._foreach_sign([x])[0].tolist()
+
+
+def metas_of(*shapes_and_dtypes):
+    return tuple(Meta.of(torch.empty(s, dtype=d, device="meta")) for s, d in shapes_and_dtypes)
+
+
+def test_shapes_of_lists_are_asked_once_for_each_kind_of_item(monkeypatch):
+    op = torch.ops.aten._foreach_add.List
+    asked = []
+
+    def counting(op):
+        asked.append(op)
+        return lambda *args, **kwargs: asked.append(len(args[0])) or op(*args, **kwargs)
+
+    monkeypatch.setattr(shape_inference.registry, "shape_function", counting)
+    mine = [((2, 3), torch.float32), ((4,), torch.int64), ((2, 3), torch.float32)] * 20
+    others = [((3,), torch.float64), ((4,), torch.float32), ((3,), torch.float64)] * 20
+    slots = [Slot(number) for number in range(120)]
+    outs = infer(op, (slots[:60], slots[60:]), {"alpha": 2}, metas_of(*mine, *others))
+    wanted = op(*[[m.tensor() for m in metas_of(*one)] for one in (mine, others)], alpha=2)
+    assert outs == tuple(map(Meta.of, wanted)) and len(set(outs)) == 2
+    assert [one for one in asked if isinstance(one, int)] == [2]
+
+
+def test_numbers_beside_the_items_tell_them_apart():
+    op = torch.ops.aten._foreach_mul.ScalarList
+    metas = metas_of(*[((2,), torch.int64)] * 4)
+    outs = infer(op, ([*map(Slot, range(4))], [2, 2.0, True, 3]), {}, metas)
+    kinds = [torch.int64, torch.float32, torch.int64, torch.int64]
+    assert [out.dtype for out in outs] == kinds
+    lifted = infer(op, ([*map(Slot, range(4))], [Lift(0), 2, Lift(0), 2]), {}, metas, (0.5,))
+    kinds = [torch.float32, torch.int64, torch.float32, torch.int64]
+    assert [out.dtype for out in lifted] == kinds
+
+
+def test_lists_of_different_lengths_are_refused_with_their_lengths():
+    metas = metas_of(*[((2,), torch.float32)] * 5)
+    with pytest.raises(RuntimeError, match="got 2 and 3"):
+        infer(
+            torch.ops.aten._foreach_add.List,
+            ([Slot(0), Slot(1)], [Slot(2), Slot(3), Slot(4)]),
+            {},
+            metas,
+        )
+
+
+def test_an_item_that_does_not_fit_is_refused_wherever_it_stands():
+    metas = metas_of(*[((2,), torch.float32)] * 5, ((3,), torch.float32))
+    slots = [*map(Slot, range(6))]
+    with pytest.raises(RuntimeError, match="broadcast a dimension of length 3"):
+        infer(torch.ops.aten._foreach_add.List, (slots[:3], slots[3:]), {}, metas)

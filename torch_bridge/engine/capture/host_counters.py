@@ -18,11 +18,14 @@ from isoshard.core.errors import CaptureError
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import TorchDispatchMode, pytree, schema_of
+from isoshard.torch_bridge._torch_internals.dispatcher import open_dispatches
+from isoshard.torch_bridge.engine.operators import dispatch
 from isoshard.torch_bridge.engine.values.expressions import Listed
 from isoshard.torch_bridge.engine.values.symbolic_numbers import Table
 
 from .guards import equal
 from .repeated import Ref, Repeated
+from .unnoted import Unnoted
 
 
 class HostOps(TorchDispatchMode):
@@ -97,14 +100,19 @@ class HostOps(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note an operation whose tensors are all on the CPU; let others pass."""
-        kwargs = kwargs or {}
-        if any(isinstance(one, torch.Tensor) and type(one) not in _PLAIN for one in args):
-            return func(*args, **kwargs)  # soon seen for most
+        with Unnoted() as unnoted:
+            return self._seen(unnoted, func, types, args, kwargs or {})
+
+    def _seen(self, unnoted: Unnoted, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if any(map(_is_on_device, args)):  # soon seen for most
+            if not open_dispatches() and dispatch.is_only_recorded(func, types):
+                return func(*args, **kwargs)
+            return unnoted.call(func, args, kwargs)
         tensors = [
             leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
         ]
         if any(type(tensor) not in _PLAIN for tensor in tensors):
-            return func(*args, **kwargs)
+            return unnoted.call(func, args, kwargs)
         if (
             any(
                 isinstance(leaf, torch.SymFloat | torch.SymInt)
@@ -126,7 +134,7 @@ class HostOps(TorchDispatchMode):
                 f"{naming.current().type} device "
                 "(device='jax'), or pass them as an argument"
             )
-        result = func(*args, **kwargs)
+        result = unnoted.call(func, args, kwargs)
         if not tensors or tensors[0].device.type != "cpu":
             self._note_made(result)
             return result
@@ -217,6 +225,13 @@ def _copy_back(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     with torch.no_grad():
         for tensor, first in pairs:
             tensor.copy_(first)
+
+
+def _is_on_device(argument: Any) -> bool:
+    """Whether an argument is a tensor that is not on the CPU, or a list that begins with one."""
+    if type(argument) is list and argument:
+        argument = argument[0]
+    return isinstance(argument, torch.Tensor) and type(argument) not in _PLAIN
 
 
 def _elsewhere(kwargs: Any) -> bool:

@@ -25,6 +25,7 @@ from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
 from isoshard.torch_bridge.engine.recording.recorder import Recorder, recorder
+from isoshard.torch_bridge.engine.recording.tape import Tape
 from isoshard.torch_bridge.engine.signatures import checks, number_checks
 from isoshard.torch_bridge.engine.signatures.bound_op import build_call
 from isoshard.torch_bridge.engine.signatures.shape_inference import infer
@@ -51,6 +52,7 @@ Handler = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 # By identity, since hashing an overload is a Python call; `_KNOWN` keeps the overloads alive.
 _HANDLERS: dict[int, Handler] = {}
 _KNOWN: list[Any] = []
+_RECORDED: set[int] = set()
 SPECIAL: dict[str, Handler] = {}
 """Operations that are more than a computation, by name; filled by `host_ops` and others."""
 
@@ -70,9 +72,7 @@ def dispatch(
     """`__torch_dispatch__` of tensors on the device: `handle`."""
     handler = _HANDLERS.get(id(func))
     if handler is None:
-        handler = generator_argument.honour(func, make_handler(func))
-        _HANDLERS[id(func)] = handler
-        _KNOWN.append(func)
+        handler = _keep_handler(func)
     if kwargs is None:
         kwargs = {}
     try:
@@ -82,6 +82,31 @@ def dispatch(
         if like is error:
             raise
         raise like from error
+
+
+def _keep_handler(func: Any) -> Handler:
+    handler = _HANDLERS[id(func)] = generator_argument.honour(func, make_handler(func))
+    _KNOWN.append(func)
+    return handler
+
+
+def only_recorded(func: OpOverload) -> None:
+    """Tell of an overload that its handler takes a call down, and that no other code runs."""
+    if func.namespace == "aten":
+        _RECORDED.add(id(func))
+
+
+def is_only_recorded(func: Any, types: Sequence[type]) -> bool:
+    """Whether a call on a tape, with tensors of these classes, runs no code but torch's and ours.
+
+    What a user has registered for an operator runs when a program is compiled, or once for each
+    kind of arguments.
+    """
+    if type(recorder()) is not Tape or any(kind is not lazy_tensor._CLASS for kind in types):
+        return False
+    if id(func) not in _HANDLERS:
+        _keep_handler(func)
+    return id(func) in _RECORDED
 
 
 def make_handler(func: OpOverload) -> Handler:
@@ -194,6 +219,7 @@ def functional_handler(func: OpOverload) -> Handler:
     flatten = flattener.__call__  # looked up once: this runs for every operation
     signatures: Interned[Any, Signature] = Interned(CALLS)
     zeros = first_state.zeros if func.name() == first_state.NAME else None
+    only_recorded(func)
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         key, tensors, scalars = flatten(args, kwargs)
@@ -262,6 +288,7 @@ def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
     Raises:
         NotImplementedError: it has none.
     """
+    only_recorded(func)
     functional = functional_overload(func)
     flattener = CallTemplate(functional)
     flatten = flattener.__call__

@@ -145,6 +145,7 @@ def _view_handler(func: OpOverload, ops_of: Callable[..., list[list[ViewOp]]]) -
     known: Recent[Any, Any] = Recent(CALLS)
     result = str(schema_of(func).returns[0].type)
     many = "[]" in result or "List" in result
+    dispatch.only_recorded(func)
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensor = args[0]

@@ -37,11 +37,17 @@ def infer(
         metas: the meta of each slot.
         lifted: the present value of each lifted float (torch checks some).
     """
-    tensors = [meta.tensor() for meta in metas]
+    if op.name().startswith("aten::_foreach_"):
+        alike = _alike([*args, *kwargs.values()], metas, lifted)
+        if len(chosen := sorted(set(alike))) < len(alike):  # a model's parameters: a few shapes
+            few_args = tuple(_only(chosen, arg) for arg in args)
+            few_kwargs = {name: _only(chosen, value) for name, value in kwargs.items()}
+            outs = dict(zip(chosen, infer(op, few_args, few_kwargs, metas, lifted), strict=True))
+            return tuple(outs[place] for place in alike)
 
     def real(leaf: Any) -> Any:
         if isinstance(leaf, Slot):
-            return tensors[leaf.number]
+            return metas[leaf.number].tensor()
         return lifted[leaf.number] if isinstance(leaf, Lift) else leaf
 
     real_kwargs = {name: map_leaves(real, value) for name, value in kwargs.items()}
@@ -65,6 +71,31 @@ def infer(
     for value in got if isinstance(got, tuple | list) else [got]:
         flat += value if isinstance(value, tuple | list) else [value]
     return tuple(None if value is None else Meta.of(value) for value in flat)
+
+
+def _alike(values: Sequence[Any], metas: tuple[Meta, ...], lifted: Sequence[float]) -> list[int]:
+    """Of an operation on each item of lists, the first one that is done alike; [] if unclear."""
+
+    def kind(item: Any) -> Any:
+        if isinstance(item, Slot):
+            return metas[item.number]
+        number = lifted[item.number] if isinstance(item, Lift) else item
+        return (type(number), repr(number))
+
+    lists = [value for value in values if _is_list(value)]
+    if len({len(one) for one in lists}) != 1 or any(isinstance(one, Slot) for one in values):
+        return []  # torch says what is wrong; a tensor may hold a number for each item
+    found: dict[Any, int] = {}
+    rows = zip(*(map(kind, one) for one in lists), strict=True)
+    return [found.setdefault(row, place) for place, row in enumerate(rows)]
+
+
+def _only(chosen: Sequence[int], value: Any) -> Any:
+    return [value[place] for place in chosen] if _is_list(value) else value
+
+
+def _is_list(value: Any) -> bool:
+    return type(value) is list or type(value) is tuple
 
 
 def missing(op: OpOverload) -> str:
