@@ -82,6 +82,16 @@ def busy_seconds(compute: float, memory: float, platform: str) -> float:
     return compute + memory if platform == "cpu" else max(compute, memory)
 
 
+def new_memory_seconds(held: float, chip: Chip) -> float:
+    """How long a step takes to be given its temporaries anew: of virtual devices, if they are many.
+
+    Args:
+        held: bytes of temporaries on one device.
+        chip: that they are on.
+    """
+    return held / chip.fresh if chip.fresh and held > chip.kept else 0.0
+
+
 def op_time(op: DeviceOp, mesh: Mesh, chip: Chip | None = None) -> OpTime:
     """Seconds of one run of an operation.
 
@@ -147,7 +157,7 @@ def time_of(program: DeviceProgram, mesh: Mesh) -> tuple[TimeEstimate, tuple[Tim
 def _first_touched(program: DeviceProgram, chip: Chip) -> Iterator[DeviceOp]:
     """Of virtual devices: temporaries that the process has to be given anew in each step."""
     held = program.memory.activations
-    if chip.fresh and held > chip.kept:
+    if new_memory_seconds(held, chip):
         yield DeviceOp("first touch", "", fresh=held)
 
 

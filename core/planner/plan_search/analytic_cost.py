@@ -8,7 +8,7 @@ where it is used, and its gradient is scattered.
 
 Where operands and results of an operation lie differently, the operation is split along the
 dimension that is cheapest, and what that needs is counted: gathers of operands, sums of results,
-exchanges.
+exchanges. Virtual devices are given large temporaries anew in each step, which takes time, too.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from jax.sharding import Mesh
 
 from ..axes.factor_layouts import ArrayLayout
+from ..costs.roofline import new_memory_seconds
 from ..machine.topologies import topology_of
 from .axis_parts import AxisParts
 from .condensed_program import CondensedProgram, OpKind, ValueKind
@@ -100,8 +101,8 @@ class AnalyticCost:
         self.sizes = tuple(mesh.shape[name] for name in mesh.axis_names)
         self.parts = AxisParts(mesh)
         self.rates = LinkRates(mesh)
-        chip = topology_of(mesh).chip
-        self._op_costs = OpCosts(program.values, self.parts, self.rates, chip)
+        self.chip = topology_of(mesh).chip
+        self._op_costs = OpCosts(program.values, self.parts, self.rates, self.chip)
         self._costs: list[dict[tuple[int, ...], OpCost]] = [{} for _ in program.ops]
         self._layouts: dict[tuple[int, object], int] = {}
         self._numbers: dict[ArrayLayout, int] = {}
@@ -170,11 +171,12 @@ class AnalyticCost:
                     talk(op, axes, seconds * times)
         for (kind, axes, _), held in once.items():
             talk(held.op, axes, held.seconds * min(held.times, program.counts[kind]))
-        total = busy[0] + sent_in[0] + max(busy[1], sent_in[1])
         alive = (sum(each[n] * count for n, count in one.items()) for one in program.moments)
+        held = max(alive, default=0.0) + largest
+        busy[0] += new_memory_seconds(held, self.chip)
+        total = busy[0] + sent_in[0] + max(busy[1], sent_in[1])
         resting = sum(size / shares[one] for size, one in zip(program.resting, groups, strict=True))
-        memory = program.rest + resting + max(alive, default=0.0) + largest
-        return ChoiceCost(total, memory, sum(busy), talking)
+        return ChoiceCost(total, program.rest + resting + held, sum(busy), talking)
 
     def least_seconds(self) -> float:
         """What no choice can be faster than: all devices compute all the time."""

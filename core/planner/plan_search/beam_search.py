@@ -125,6 +125,10 @@ class BeamSearch:
                 break
         return self._best(self.seen, count, self.strategy)
 
+    def leanest(self) -> float:
+        """The least bytes that a choice needs, of those that were evaluated."""
+        return min(one.cost.memory for one in self.seen.values())
+
     def around(self, choice: Choice, count: int) -> list[Scored]:
         """The best choices that differ from one by a single change, and in what they lay out.
 

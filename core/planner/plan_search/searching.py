@@ -40,6 +40,7 @@ from .close_look import Candidate, SeenPlan, checked, partitioned, seen, under_p
 from .condensed_program import CondensedProgram
 from .fixed_rules import fixed_layouts, forced_layouts
 from .mesh_shapes import Where, meshes_for
+from .plan_checks import PlanChecks
 from .plan_cost import SearchDepth
 from .search_request import check_request
 from .search_result import NothingFitsError, RunnerUp, SearchResult, nothing_fits, why_lost
@@ -50,7 +51,7 @@ MESHES = 3
 NEAR = 1.5
 """What is slower than the best by this, by kinds, is not looked at more closely."""
 TRIES = 3
-"""So often the search goes on with less memory, if what it found does not fit after all."""
+"""So often it is searched, with less memory each time, if what seemed best does not fit."""
 LOOKED = 3
 """So many strategies are looked at closely for each one that is reported."""
 PLAIN = 3
@@ -58,12 +59,16 @@ PLAIN = 3
 operations a split sequence may seem faster than it is."""
 STEPS, AROUND = 4, 4
 """So often what was found is changed by one thing, and so many changes are looked at closely."""
-CHECKED = 4
-"""So many plans are looked at as the step is written at most, until the best one was."""
 PARTITIONED = 2
-"""So many plans are given to XLA's partitioner."""
+"""So many plans are given to XLA's partitioner, if they fit."""
 MARGIN = 0.92
-"""Of a device's memory, what a choice may need by the estimate by kinds."""
+"""Of a device's memory, what a choice may need if the estimate by kinds has the last word."""
+WIDE = 1.05
+"""Of a device's memory, what a choice may need by kinds at first if it is looked at closely."""
+LEAN = 1.02
+"""What may need so much of the leanest choice's memory is looked at, if nothing else fits."""
+FAR = 1.25
+"""By so much memory by kinds may be too high: what people write by hand is looked at up to it."""
 
 
 def search(
@@ -116,7 +121,7 @@ def search(
     started = time.monotonic()
     check_request(depth, candidates)
     first = meshes_for(mesh)[0]
-    device_memory(first, memory)
+    capacity = device_memory(first, memory)
     if isinstance(step, TracedStep):
         traced = step
     else:
@@ -136,74 +141,76 @@ def search(
         laid = traced_step(step, args or (), kwargs or {}, one.candidate.mesh, one.plan)
         return under_plan(followed, laid, one)
 
-    evaluated, share = 0, MARGIN
-    found: list[SeenPlan] = []
-    for _ in range(TRIES):
-        beams = [BeamSearch(one, share * device_memory(one.mesh, memory)) for one in costs]
+    def look(one: Candidate, depth: SearchDepth) -> SeenPlan:
+        return seen(followed, one, fixed, capacity, depth)
+
+    last = functools.partial(partitioned, followed) if depth == "partition" else None
+    checks = PlanChecks(as_written, last)
+    evaluated, share = 0, MARGIN if depth == "kinds" else WIDE
+    found: dict[object, SeenPlan] = {}
+    ranked: list[SeenPlan] = []
+    for left in reversed(range(TRIES)):
+        beams = [BeamSearch(one, share * capacity) for one in costs]
         chosen = _chosen(beams, LOOKED * candidates)
-        plain = [] if depth == "kinds" else _plain(beams)
         evaluated += sum(len(beam.seen) for beam in beams)
-        tried = {one.candidate.key for one in found}
-        known = {one.key for one in plain}
-
-        def look(one: Candidate, depth: SearchDepth) -> SeenPlan:
-            return seen(followed, one, fixed, device_memory(one.mesh, memory), depth)
-
-        for one in (*plain, *(one for one in chosen if one.key not in known)):
-            near = one in plain or one.scored.score <= NEAR * chosen[0].scored.score
-            if one.key not in tried:
-                found.append(look(one, depth if near else "kinds"))
-        if depth != "kinds":
-            found += _near_best(found, functools.partial(look, depth="trace"))
-            found = _settled(found, as_written, PARTITIONED if depth == "partition" else 1)
-        if depth == "partition":
-            best = [partitioned(followed, one) for one in found[:PARTITIONED]]
-            found = [*sorted(best, key=lambda one: one.order), *found[PARTITIONED:]]
-        if found[0].cost.fits:
+        if depth == "kinds":
+            found |= {one.key: look(one, depth) for one in chosen if one.key not in found}
+            ranked = sorted(found.values(), key=lambda one: not one.cost.fits)
+        else:
+            plain = _plain(beams, PLAIN) if left else _plain(beams, len(beams), FAR / share)
+            near = [one for one in chosen if one.scored.score <= NEAR * chosen[0].scored.score]
+            closely = {one.key: one for one in (*plain, *near)}
+            known = {key for key, one in found.items() if one.cost.depth != "kinds"}
+            found |= {key: look(one, "trace") for key, one in closely.items() if key not in known}
+            found |= {one.key: look(one, "kinds") for one in chosen if one.key not in found}
+            trace = functools.partial(look, depth="trace")
+            found |= _near_best(list(found.values()), trace, checks.told)
+            wanted = PARTITIONED if depth == "partition" else 1
+            ranked = checks.settled(list(found.values()), wanted, leanest=not left)
+        best = ranked[0]
+        over = [one for one in ranked if not one.cost.fits and one.cost.depth != "kinds"]
+        traced_seconds = {key: one.cost.seconds for key, one in found.items()}
+        most = traced_seconds[best.candidate.key]
+        missed = [one for one in over if traced_seconds[one.candidate.key] < most]
+        if best.cost.fits and not (missed and left == TRIES - 1):
             break
-        tightest = min(found, key=lambda one: one.cost.memory)
-        share *= min(0.9, tightest.cost.capacity / tightest.cost.memory)
-    if not found[0].cost.fits:
-        raise NothingFitsError(nothing_fits(traced, found))
-    return _result(found, candidates, costs, evaluated, time.monotonic() - started)
+        leanest = LEAN * min(beam.leanest() for beam in beams) / capacity
+        tighter = max((_by_kinds(one) for one in missed or over), default=1.0)
+        share = max(leanest, min(0.9 * share, tighter)) if left > 1 else leanest
+    if not ranked[0].cost.fits:
+        raise NothingFitsError(nothing_fits(traced, ranked))
+    return _result(ranked, candidates, costs, evaluated, time.monotonic() - started)
 
 
-def _near_best(found: Sequence[SeenPlan], look: Callable[[Candidate], SeenPlan]) -> list[SeenPlan]:
+def _by_kinds(one: SeenPlan) -> float:
+    """How much memory a plan needs by kinds, of what a check found."""
+    return one.candidate.scored.cost.memory / one.cost.memory
+
+
+def _near_best(
+    found: Sequence[SeenPlan],
+    look: Callable[[Candidate], SeenPlan],
+    told: Callable[[SeenPlan], SeenPlan],
+) -> dict[object, SeenPlan]:
     """What single changes make of the best, and of what they made of it."""
-    best = min(found, key=lambda one: (one.cost.depth == "kinds", *one.order))
-    known = {one.candidate.key for one in found}
-    more = list[SeenPlan]()
+
+    def order(one: SeenPlan) -> tuple[object, ...]:
+        return one.cost.depth == "kinds", *told(one).order
+
+    best = min(found, key=order)
+    known = {one.candidate.key for one in found if one.cost.depth != "kinds"}
+    more = dict[object, SeenPlan]()
     for _ in range(STEPS):
         beam = best.candidate.beam
-        near = beam.around(best.candidate.choice, AROUND)
-        made = [look(Candidate(one, beam)) for one in near]
-        made = [one for one in made if one.candidate.key not in known]
-        more += made
-        known |= {one.candidate.key for one in made}
-        better = min([best, *made], key=lambda one: one.order)
+        near = [Candidate(one, beam) for one in beam.around(best.candidate.choice, AROUND)]
+        made = {one.key: look(one) for one in near if one.key not in known}
+        more |= made
+        known |= made.keys()
+        better = min([best, *made.values()], key=order)
         if better is best:
             break
         best = better
     return more
-
-
-def _settled(
-    found: Sequence[SeenPlan], as_written: Callable[[SeenPlan], SeenPlan], wanted: int
-) -> list[SeenPlan]:
-    """Best first, of which so many are checked; those that were not looked at closely last."""
-    left, done = list(found), list[SeenPlan]()
-
-    def order(one: SeenPlan) -> tuple[object, ...]:
-        return one.cost.depth == "kinds", *one.order
-
-    while left and len(done) < CHECKED:
-        best = min(left, key=order)
-        ahead = sum(order(one) <= order(best) for one in done)
-        if ahead >= wanted or best.cost.depth == "kinds" or not best.cost.fits:
-            break
-        left.remove(best)
-        done = sorted([*done, as_written(best)], key=order)
-    return [*done[:wanted], *sorted([*done[wanted:], *left], key=order)]
 
 
 def _result(
@@ -269,15 +276,18 @@ def _chosen(beams: list[BeamSearch], count: int) -> list[Candidate]:
     return sorted(found.values(), key=lambda one: one.scored.score)
 
 
-def _plain(beams: Sequence[BeamSearch]) -> list[Candidate]:
-    """The strategies that people write by hand, on the meshes where they seem best."""
+def _plain(beams: Sequence[BeamSearch], count: int, over: float = 1.0) -> list[Candidate]:
+    """The strategies that people write by hand, on so many meshes where they seem best.
+
+    Those that need more than `over` times the memory that beams keep to are left out.
+    """
     found: dict[str, list[Candidate]] = {}
     for beam in beams:
         for name, scored in beam.plain().items():
-            if scored.cost.memory <= beam.memory:
+            if scored.cost.memory <= over * beam.memory:
                 found.setdefault(name, []).append(Candidate(scored, beam))
     best = {name: sorted(each, key=lambda one: one.scored.score) for name, each in found.items()}
-    return [one for each in best.values() for one in each[:PLAIN]]
+    return [one for each in best.values() for one in each[:count]]
 
 
 def _experts(program: CondensedProgram) -> int:

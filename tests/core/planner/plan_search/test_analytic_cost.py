@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from benchmarks.planning_models import llama
 from isoshard.core.planner.costs import collective_times
 from isoshard.core.planner.costs.roofline import COMPUTE_REACH
+from isoshard.core.planner.machine import chips
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.plan_search.analytic_cost import AnalyticCost, Choice
 from isoshard.core.planner.plan_search.condensed_program import condensed
@@ -97,6 +100,24 @@ def test_both_are_the_product(cost, dims):
     whole = cost.of(Choice(((), ()), (NONE, NONE)))
     assert found.busy < whole.busy / 10
     assert found.talking[0,] == pytest.approx(2 * seconds("all-reduce", UP / 4, "data"), rel=0.05)
+
+
+def test_temporaries_that_are_new_in_each_step_take_time(cost, dims, monkeypatch):
+    """As much time as `costs.roofline` gives the traced program; what rests between steps none."""
+    choice = Choice(((dims["batch"],), ()), (NONE, NONE))
+    resting = cost.program.rest + sum(cost.program.resting[:2]) + cost.program.resting[2] / 4
+    held = cost.of(choice).memory - resting
+
+    def seconds_if_kept(kept: int, fresh: float = 1e9) -> float:
+        chip = dataclasses.replace(chips.chip("cpu"), name="paged", fresh=fresh, kept=kept)
+        monkeypatch.setitem(chips._CHIPS, "paged", chip)
+        mesh = topology("paged:16").mesh((4, 4), ("data", "model"))
+        found = AnalyticCost(cost.program, mesh).of(choice)
+        return found.seconds
+
+    none = seconds_if_kept(0, fresh=0.0)
+    assert seconds_if_kept(int(held) + 1) == none
+    assert seconds_if_kept(int(held) - 1) - none == pytest.approx(held / 1e9)
 
 
 def test_what_does_not_divide_stays_whole(dims):

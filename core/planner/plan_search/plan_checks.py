@@ -1,0 +1,130 @@
+"""Which plans are checked as the step is written: those that seem fastest, as long as they may fit.
+
+A plan is looked at with equal layers as a loop. With layers written out it may need up to a third
+more memory, and XLA's partitioner may find other memory and seconds again. Those checks are few.
+Plans of one idea on one mesh change alike, so after one of them was checked the others count with
+its changes: those that would not fit are passed over, and the next idea has its turn. If nothing
+that may fit is left, what is leanest is checked all the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from .close_look import SeenPlan
+
+FITTING = 4
+"""So many plans that fit are checked at most at once, until the best one was."""
+CHECKED = 12
+"""So many plans are checked at most at once, those that do not fit, too."""
+
+
+class PlanChecks:
+    """What the checks of a search have found.
+
+    Args:
+        written: checks the memory of a plan with layers written out.
+        last: what has the last word on a plan that fits so; by default nothing has.
+    """
+
+    def __init__(
+        self,
+        written: Callable[[SeenPlan], SeenPlan],
+        last: Callable[[SeenPlan], SeenPlan] | None = None,
+    ) -> None:
+        """Nothing is checked yet."""
+        self._written = written
+        self._last = last
+        self._done: dict[object, SeenPlan] = {}
+        self._grown: dict[object, float] = {}
+        self._slowed: dict[object, float] = {}
+
+    def told(self, one: SeenPlan) -> SeenPlan:
+        """A plan as it was checked, or with the changes of one of its idea that was.
+
+        Args:
+            one: a plan that was looked at.
+        """
+        if one.candidate.key in self._done:
+            return self._done[one.candidate.key]
+        idea = _idea(one)
+        if one.cost.depth == "kinds" or idea not in self._grown:
+            return one
+        memory = int(one.cost.memory * self._grown[idea])
+        seconds = one.cost.seconds * self._slowed.get(idea, 1.0)
+        return dataclasses.replace(
+            one, cost=dataclasses.replace(one.cost, memory=memory, seconds=seconds)
+        )
+
+    def settled(self, found: Sequence[SeenPlan], wanted: int, leanest: bool) -> list[SeenPlan]:
+        """Check plans until so many fit to which no other one is preferred.
+
+        Args:
+            found: all plans that were looked at.
+            wanted: how many.
+            leanest: whether what is not expected to fit is checked, too, if nothing else fits.
+
+        Returns:
+            All plans, best first; those that were not looked at closely last. If none that was
+            checked fits, one that does not fit is the first.
+        """
+        before, fitted = len(self._done), 0
+        while len(self._done) < before + CHECKED and fitted < FITTING:
+            best = self._next(found, wanted, leanest)
+            if best is None:
+                break
+            checked = self._written(best)
+            if self._last and checked.cost.fits:
+                checked = self._last(checked)
+            self._learn(best, checked)
+            fitted += checked.cost.fits
+        fitting = sorted(self._fitting(found), key=_order)[:wanted]
+        first = {one.candidate.key for one in fitting}
+        others = [self.told(one) for one in found if one.candidate.key not in first]
+
+        def order(one: SeenPlan) -> tuple[object, ...]:
+            """What only may fit does not come first."""
+            return not fitting and one.candidate.key not in self._done, _order(one)
+
+        return [*fitting, *sorted(others, key=order)]
+
+    def _learn(self, seen: SeenPlan, checked: SeenPlan) -> None:
+        idea = _idea(seen)
+        self._done[seen.candidate.key] = checked
+        grown = checked.cost.memory / seen.cost.memory
+        self._grown[idea] = min(grown, self._grown.get(idea, grown))
+        if checked.cost.fits:
+            slowed = checked.cost.seconds / seen.cost.seconds
+            self._slowed[idea] = min(slowed, self._slowed.get(idea, slowed))
+
+    def _next(self, found: Sequence[SeenPlan], wanted: int, leanest: bool) -> SeenPlan | None:
+        """The plan to check next; None: it is settled."""
+        left = {
+            one.candidate.key: one
+            for one in found
+            if one.candidate.key not in self._done and one.cost.depth != "kinds" and one.cost.fits
+        }
+        fitting = self._fitting(found)
+        told = [self.told(one) for one in left.values()]
+        hopeful = [one for one in told if one.cost.fits]
+        if hopeful:
+            best = min(hopeful, key=_order)
+            ahead = sum(_order(one) <= _order(best) for one in fitting)
+            return left[best.candidate.key] if ahead < wanted else None
+        if told and leanest and not fitting:
+            return left[min(told, key=lambda one: (one.cost.memory, _order(one))).candidate.key]
+        return None
+
+    def _fitting(self, found: Sequence[SeenPlan]) -> list[SeenPlan]:
+        """What was checked and fits."""
+        done = (self._done[key] for one in found if (key := one.candidate.key) in self._done)
+        return [one for one in done if one.cost.fits]
+
+
+def _idea(one: SeenPlan) -> object:
+    return one.candidate.mesh, one.candidate.kind
+
+
+def _order(one: SeenPlan) -> tuple[object, ...]:
+    return one.cost.depth == "kinds", *one.order
