@@ -137,6 +137,8 @@ def why_lost(one: PlanCost, best: PlanCost) -> str:
     reason = max(sorted(more), key=more.__getitem__)
     if share < 5e-4:
         return "as fast, with more to say"
+    if more[reason] <= 0:
+        return f"{share:.1%} slower, less of its talking runs beside its computing"
     return f"{share:.1%} slower, {_time(more[reason])} more of {reason}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import subprocess
@@ -16,8 +17,12 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.plan import Plan, PlanError
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.plan_search.analytic_cost import is_tiny
-from isoshard.core.planner.plan_search.plan_cost import cost_of
-from isoshard.core.planner.plan_search.search_result import NothingFitsError, SearchResult
+from isoshard.core.planner.plan_search.plan_cost import PlanCost, cost_of
+from isoshard.core.planner.plan_search.search_result import (
+    NothingFitsError,
+    SearchResult,
+    why_lost,
+)
 from isoshard.core.planner.plan_search.searching import search
 from tests.core.planner.plan_search.small_families import SMALL, program, traced
 
@@ -201,3 +206,11 @@ def test_a_step_without_batch_or_state():
     params = {"w": jax.ShapeDtypeStruct((1024, 1024), "float32")}
     result = search(norm, (params,), "v5e:2x4", depth="kinds")
     assert result.plan.resolve(params, result.mesh, strict=True).leaves
+
+
+def test_a_plan_that_computes_and_talks_less_may_still_be_slower():
+    best = PlanCost(1.0, 0.9, {"data": 0.4}, 10, 20, "trace")
+    slower = dataclasses.replace(best, seconds=1.1, collectives={"data": 0.3})
+    assert why_lost(slower, best) == "10.0% slower, less of its talking runs beside its computing"
+    talking = dataclasses.replace(slower, collectives={"data": 0.6})
+    assert why_lost(talking, best) == "10.0% slower, 200 ms more of talking along data"
