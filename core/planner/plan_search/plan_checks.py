@@ -4,20 +4,25 @@ A plan is looked at with equal layers as a loop. With layers written out it may 
 more memory, and XLA's partitioner may find other memory and seconds again. Those checks are few.
 Plans of one idea on one mesh change alike, so after one of them was checked the others count with
 its changes: those that would not fit are passed over, and the next idea has its turn. If nothing
-that may fit is left, what is leanest is checked all the same.
+that may fit is left, what is leanest is checked all the same, of each idea the leanest first.
+What was found of several ideas, the least of it, is expected of the others, too.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from .close_look import SeenPlan
 
 FITTING = 4
 """So many plans that fit are checked at most at once, until the best one was."""
-CHECKED = 12
+CHECKED = 6
 """So many plans are checked at most at once, those that do not fit, too."""
+SLOWED, GROWN = 2, 4
+"""After checks of so many ideas the others are expected to be slower, and to grow, as the least."""
+DOUBT = 1.1
+"""What is expected to need more than this times a device's memory is not checked."""
 
 
 class PlanChecks:
@@ -41,7 +46,7 @@ class PlanChecks:
         self._slowed: dict[object, float] = {}
 
     def told(self, one: SeenPlan) -> SeenPlan:
-        """A plan as it was checked, or with the changes of one of its idea that was.
+        """A plan as it was checked, or with the changes that are expected after other checks.
 
         Args:
             one: a plan that was looked at.
@@ -49,10 +54,10 @@ class PlanChecks:
         if one.candidate.key in self._done:
             return self._done[one.candidate.key]
         idea = _idea(one)
-        if one.cost.depth == "kinds" or idea not in self._grown:
+        if one.cost.depth == "kinds":
             return one
-        memory = int(one.cost.memory * self._grown[idea])
-        seconds = one.cost.seconds * self._slowed.get(idea, 1.0)
+        memory = int(one.cost.memory * _expected(self._grown, idea, GROWN))
+        seconds = one.cost.seconds * _expected(self._slowed, idea, SLOWED)
         return dataclasses.replace(
             one, cost=dataclasses.replace(one.cost, memory=memory, seconds=seconds)
         )
@@ -112,14 +117,22 @@ class PlanChecks:
             best = min(hopeful, key=_order)
             ahead = sum(_order(one) <= _order(best) for one in fitting)
             return left[best.candidate.key] if ahead < wanted else None
-        if told and leanest and not fitting:
-            return left[min(told, key=lambda one: (one.cost.memory, _order(one))).candidate.key]
+        doubtful = [one for one in told if one.cost.memory <= DOUBT * one.cost.capacity]
+        if doubtful and leanest and not fitting:
+            best = min(doubtful, key=lambda one: (_idea(one) in self._grown, one.cost.memory))
+            return left[best.candidate.key]
         return None
 
     def _fitting(self, found: Sequence[SeenPlan]) -> list[SeenPlan]:
         """What was checked and fits."""
         done = (self._done[key] for one in found if (key := one.candidate.key) in self._done)
         return [one for one in done if one.cost.fits]
+
+
+def _expected(changes: Mapping[object, float], idea: object, several: int) -> float:
+    """How a plan of an idea changes: as others of it, or at least as those of several ideas."""
+    common = min(changes.values()) if len(changes) >= several else 1.0
+    return changes.get(idea, common)
 
 
 def _idea(one: SeenPlan) -> object:

@@ -157,7 +157,7 @@ def search(
             found |= {one.key: look(one, depth) for one in chosen if one.key not in found}
             ranked = sorted(found.values(), key=lambda one: not one.cost.fits)
         else:
-            plain = _plain(beams, PLAIN) if left else _plain(beams, len(beams), FAR / share)
+            plain = _plain(beams, PLAIN if left else len(beams), FAR * capacity)
             near = [one for one in chosen if one.scored.score <= NEAR * chosen[0].scored.score]
             closely = {one.key: one for one in (*plain, *near)}
             known = {key for key, one in found.items() if one.cost.depth != "kinds"}
@@ -276,15 +276,15 @@ def _chosen(beams: list[BeamSearch], count: int) -> list[Candidate]:
     return sorted(found.values(), key=lambda one: one.scored.score)
 
 
-def _plain(beams: Sequence[BeamSearch], count: int, over: float = 1.0) -> list[Candidate]:
+def _plain(beams: Sequence[BeamSearch], count: int, most: float) -> list[Candidate]:
     """The strategies that people write by hand, on so many meshes where they seem best.
 
-    Those that need more than `over` times the memory that beams keep to are left out.
+    Those that need more than `most` bytes by kinds are left out.
     """
     found: dict[str, list[Candidate]] = {}
     for beam in beams:
         for name, scored in beam.plain().items():
-            if scored.cost.memory <= over * beam.memory:
+            if scored.cost.memory <= most:
                 found.setdefault(name, []).append(Candidate(scored, beam))
     best = {name: sorted(each, key=lambda one: one.scored.score) for name, each in found.items()}
     return [one for each in best.values() for one in each[:count]]

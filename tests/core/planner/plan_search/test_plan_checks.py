@@ -7,7 +7,12 @@ from typing import Any, NamedTuple
 
 from isoshard.core.plan import Plan
 from isoshard.core.planner.plan_search.close_look import SeenPlan
-from isoshard.core.planner.plan_search.plan_checks import CHECKED, FITTING, PlanChecks
+from isoshard.core.planner.plan_search.plan_checks import (
+    CHECKED,
+    FITTING,
+    GROWN,
+    PlanChecks,
+)
 from isoshard.core.planner.plan_search.plan_cost import PlanCost, SearchDepth
 
 LIMIT = 100
@@ -85,8 +90,8 @@ def test_one_of_the_same_idea_that_is_lean_enough_is_checked():
 
 
 def test_at_last_the_leanest_is_checked_though_it_is_not_expected_to_fit():
-    machine = Machine({"a1": 1.3, "a2": 1.2, "a3": 1.0})
-    found = [plan("a1", 1.0, 99), plan("a2", 2.0, 90), plan("a3", 3.0, 98)]
+    machine = Machine({"a1": 1.2, "a2": 1.18, "a3": 1.0})
+    found = [plan("a1", 1.0, 90), plan("a2", 2.0, 88), plan("a3", 3.0, 89)]
     checks = PlanChecks(machine.as_written)
     ranked = checks.settled(found, 1, leanest=False)
     assert machine.written == ["a1"] and not ranked[0].cost.fits
@@ -96,12 +101,26 @@ def test_at_last_the_leanest_is_checked_though_it_is_not_expected_to_fit():
 
 
 def test_nothing_over_memory_comes_first_however_many_there_are():
-    machine = Machine(dict.fromkeys("abcdefghijklmnopqrst", 2.0))
-    found = [plan(f"{one}1", 1.0, 60) for one in machine.memory]
+    machine = Machine(dict.fromkeys("abcdefghijklmnopqrst", 1.05))
+    found = [plan(f"{one}1", 1.0, 98) for one in machine.memory]
     ranked = PlanChecks(machine.as_written).settled(found, 1, leanest=True)
     assert len(machine.written) == CHECKED
     assert not any(one.cost.fits for one in ranked[:CHECKED])
-    assert all(one.cost.fits for one in ranked[CHECKED:])
+
+
+def test_what_is_far_from_fitting_is_not_checked():
+    machine = Machine(dict.fromkeys("abcdef", 1.3))
+    found = [plan(f"{one}1", 1.0, 90) for one in machine.memory]
+    ranked = PlanChecks(machine.as_written).settled(found, 1, leanest=True)
+    assert machine.written == [f"{one}1" for one in "abcdef"[:GROWN]]
+    assert [one.cost.memory for one in ranked] == [117] * 6
+
+
+def test_two_ideas_that_grew_do_not_speak_for_all():
+    machine = Machine({"a": 2.0, "b": 12.0})
+    found = [plan("a1", 1.0, 90), plan("b1", 2.0, 90), plan("c1", 3.0, 98)]
+    ranked = PlanChecks(machine.as_written).settled(found, 1, leanest=False)
+    assert machine.written == ["a1", "b1", "c1"] and ranked[0].candidate.key == "c1"
 
 
 def test_what_the_last_word_finds_slow_lets_the_next_idea_have_its_turn():
@@ -115,7 +134,15 @@ def test_what_the_last_word_finds_slow_lets_the_next_idea_have_its_turn():
 
 
 def test_few_that_fit_are_checked():
-    machine = Machine({}, seconds=dict.fromkeys("abcdefgh", 3.0))
-    found = [plan(f"{one}1", 1.0, 50) for one in machine.seconds]
+    """Each that is checked is slower than the next one seems, and one was as fast as it seemed."""
+    machine = Machine({}, seconds=dict.fromkeys("bcdefgh", 3.0) | {"a": 1.0})
+    found = [plan("a1", 0.9, 50), *(plan(f"{one}1", 1.0, 50) for one in "bcdefgh")]
     ranked = PlanChecks(machine.as_written, machine.partitioned).settled(found, 2, leanest=False)
     assert len(machine.split) == FITTING and len(ranked) == len(found)
+
+
+def test_what_is_slower_in_all_ideas_does_not_prolong_it():
+    machine = Machine({}, seconds=dict.fromkeys("abcdefgh", 3.0))
+    found = [plan(f"{one}1", 1.0 + n / 10, 50) for n, one in enumerate(machine.seconds)]
+    ranked = PlanChecks(machine.as_written, machine.partitioned).settled(found, 2, leanest=False)
+    assert machine.split == ["a1", "b1"] == keys(ranked[:2])
