@@ -22,12 +22,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from rich.table import Table
 
 import isoshard as iso
 from isoshard.core.domain.windows.conv import conv
 from isoshard.core.domain.windows.pool import max_pool
 from isoshard.core.domain.windows.resize import interpolate
-from tools.harness import timing
+from tools.harness import tables, timing
 from tools.harness.command import Benchmark
 
 DEVICES = 4
@@ -148,9 +149,31 @@ def measure(rows: int, rounds: int) -> dict[str, Any]:
     return results
 
 
+def markdown(found: dict[str, Any]) -> str:
+    """The table of docs/benchmarks.md.
+
+    Args:
+        found: the results.
+    """
+    return tables.in_markdown(table(found))
+
+
+def table(found: dict[str, Any]) -> Table:
+    """Show what `measure` found."""
+    rows = {name: row for name, row in found.items() if "xla" in row}
+    columns = {"XLA": "{xla[median_ms]:.1f} ms"}
+    columns |= {
+        name: f"{{{name}[ratio]:.2f}}" for name in next(iter(rows.values())) if name != "xla"
+    }
+    size = " x ".join(map(str, found["field"]))
+    return tables.by_name(f"{size} on {DEVICES} devices, over XLA's own", columns, rows)
+
+
 def main() -> None:
     """Measure, and write what was found."""
-    benchmark = Benchmark("domain_halo", __doc__, rounds=25, quick=3)
+    benchmark = Benchmark(
+        "domain_halo", __doc__, rounds=25, quick=3, docs=("benchmarks.md", markdown)
+    )
     given = benchmark.parse()
     iso.simulate_devices(DEVICES)
     benchmark.finish(measure(64 if given.quick else 512, given.rounds))

@@ -31,7 +31,7 @@ LIMIT = 300
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/domain_knn.json`."""
-    benchmark = Benchmark("domain_knn", __doc__, rounds=10)
+    benchmark = Benchmark("domain_knn", __doc__, rounds=10, docs=("benchmarks.md", markdown))
     benchmark.add("--turns", type=int, default=2, help="times that each is started (2)")
     given = benchmark.parse()
     turns = [
@@ -45,8 +45,7 @@ def main() -> None:
         "small": summary({name: [turn[name] for turn in turns] for name in CONTESTANTS}),
         "large": summary(large),
     }
-    shown = [table(results[name], size) for name, size in (("small", SMALL), ("large", LARGE))]
-    benchmark.finish(results, *shown)
+    benchmark.finish(results, *both(results))
 
 
 def run(name: str, size: Size, rounds: int, *, limit: float = LIMIT) -> list[dict[str, Any]]:
@@ -124,6 +123,24 @@ def table(results: dict[str, Any], size: Size) -> Table:
     }
     title = f"{queries:,} queries in {points:,} points, k = {k}, {DEVICES} devices"
     return tables.by_name(title, columns, results)
+
+
+def both(found: dict[str, Any]) -> list[Table]:
+    """The tables of the small and of the large cloud.
+
+    Args:
+        found: the results.
+    """
+    return [table(found[name], size) for name, size in (("small", SMALL), ("large", LARGE))]
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The table of docs/benchmarks.md.
+
+    Args:
+        found: the results.
+    """
+    return "\n\n".join(map(tables.in_markdown, both(found)))
 
 
 if __name__ == "__main__":

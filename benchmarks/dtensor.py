@@ -31,7 +31,7 @@ LIMIT = 300
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/dtensor.json`."""
-    benchmark = Benchmark("dtensor", __doc__, rounds=200)
+    benchmark = Benchmark("dtensor", __doc__, rounds=200, docs=("benchmarks.md", markdown))
     results = summary(launch(benchmark.parse().rounds))
     benchmark.finish(results, table(results))
 
@@ -191,6 +191,15 @@ def table(results: dict[str, Any]) -> Table:
     }
     title = f"float32 DTensor over {RANKS} processes, per tensor"
     return tables.by_pair(title, ("", "size"), columns, results)
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The table of docs/benchmarks.md.
+
+    Args:
+        found: the results.
+    """
+    return tables.in_markdown(table(found))
 
 
 def _dtensor(count: int, mesh: Any) -> Any:

@@ -51,7 +51,7 @@ class Direction:
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/exchange.json`."""
-    benchmark = Benchmark("exchange", __doc__, rounds=100)
+    benchmark = Benchmark("exchange", __doc__, rounds=100, docs=("benchmarks.md", markdown))
     rounds = benchmark.parse().rounds
     iso.simulate_devices(DEVICES)
     mesh = iso.make_mesh((DEVICES,), ("x",))
@@ -132,6 +132,15 @@ def table(results: dict[str, Any]) -> Table:
         "shared": "{shared} of {buffers}",
     }
     return tables.by_pair(f"float32 over {DEVICES} devices", ("", "size"), columns, results)
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The table of docs/benchmarks.md.
+
+    Args:
+        found: the results.
+    """
+    return tables.in_markdown(table(found))
 
 
 if __name__ == "__main__":

@@ -163,9 +163,20 @@ def table(results: dict[str, dict[str, Any]]) -> Table:
     return tables.by_name(f"an epoch of {batches} batches", columns, results)
 
 
+def markdown(found: dict[str, Any]) -> str:
+    """The table of docs/benchmarks.md.
+
+    Args:
+        found: the results.
+    """
+    return tables.in_markdown(table({name: found[name] for name in ("sleep", "numpy")}))
+
+
 def main() -> None:
     """Run, print a table, and save `benchmarks/results/loading.json`."""
-    benchmark = Benchmark("loading", __doc__, rounds=ROUNDS, quick=2)
+    benchmark = Benchmark(
+        "loading", __doc__, rounds=ROUNDS, quick=2, docs=("benchmarks.md", markdown)
+    )
     given = benchmark.parse()
     jax.config.update("jax_num_cpu_devices", DEVICES)
     torch.set_num_threads(1)

@@ -44,7 +44,7 @@ ENVIRONMENT = {
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/offload.json`."""
-    benchmark = Benchmark("offload", __doc__)
+    benchmark = Benchmark("offload", __doc__, docs=("benchmarks.md", markdown))
     for name, size in (("layers", 16), ("width", 2048), ("batch", 8192)):
         benchmark.add(f"--{name}", type=int, default=size)
     given = benchmark.parse()
@@ -122,6 +122,15 @@ def table(results: dict[str, dict[str, float]]) -> Table:
     before, after = (row["device_mib"] for row in results.values())
     shown.caption = f"{before - after:.1f} MiB less on each device"
     return shown
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The table of docs/benchmarks.md.
+
+    Args:
+        found: the results.
+    """
+    return tables.in_markdown(table(found["state"]))
 
 
 if __name__ == "__main__":

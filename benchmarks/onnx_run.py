@@ -38,7 +38,7 @@ BASELINE = "pure JAX"
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/onnx.json`."""
-    benchmark = Benchmark("onnx", __doc__, rounds=ROUNDS, quick=2)
+    benchmark = Benchmark("onnx", __doc__, rounds=ROUNDS, quick=2, docs=("benchmarks.md", markdown))
     benchmark.add_workloads(FORWARDS)
     given = benchmark.parse()
     iso.simulate_devices(math.prod(MESH.values()))
@@ -136,6 +136,15 @@ def table(name: str, found: dict[str, Any]) -> Table:
     rows = {title: {**row, "talk": talk(row)} for title, row in found["contestants"].items()}
     columns = {**tables.TIMES, "collectives": "{talk}"}
     return tables.by_name(f"{name}: one forward pass, ratio to {BASELINE}", columns, rows)
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The table of docs/benchmarks.md.
+
+    Args:
+        found: the results.
+    """
+    return "\n\n".join(tables.in_markdown(table(name, one)) for name, one in found.items())
 
 
 def _placed(x: np.ndarray, sharding: NamedSharding) -> jax.Array:

@@ -31,7 +31,7 @@ KINDS = (AxisType.Auto, AxisType.Explicit)
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/placing.json`."""
-    benchmark = Benchmark("placing", __doc__, rounds=1000)
+    benchmark = Benchmark("placing", __doc__, rounds=1000, docs=("benchmarks.md", markdown))
     rounds = benchmark.parse().rounds
     iso.simulate_devices(DEVICES)
     gc.disable()  # calls take microseconds
@@ -97,6 +97,15 @@ def table(results: dict[str, Any]) -> Table:
         },
         rows,
     )
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The table of docs/benchmarks.md.
+
+    Args:
+        found: the results.
+    """
+    return tables.in_markdown(table(found))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ import sys
 import time
 from typing import Any
 
+from rich.table import Table
+
 from tools.harness import tables
 from tools.harness.command import Benchmark
 
@@ -85,17 +87,31 @@ def measure(layers: int) -> dict[str, Any]:
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/planning_large.json`."""
-    benchmark = Benchmark("planning_large", __doc__, quick=1)
+    benchmark = Benchmark("planning_large", __doc__, quick=1, docs=("benchmarks.md", markdown))
     given = benchmark.parse()
     layers = QUICK if given.quick else LAYERS
     rows = {f"Llama of {layers} layers, v5p:16x16x16": measure(layers)}
+    benchmark.finish(rows, table(rows))
+
+
+def table(found: dict[str, Any]) -> Table:
+    """Show what `measure` found."""
     columns = {
         "imports (s)": "{imports:.1f}",
         "estimate (s)": "{estimate:.1f}",
         "all (s)": "{all:.1f}",
         "resident (bytes)": "{resident:,}",
     }
-    benchmark.finish(rows, tables.by_name("a plan at depth 'trace'", columns, rows))
+    return tables.by_name("a plan at depth 'trace'", columns, found)
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The table of docs/benchmarks.md.
+
+    Args:
+        found: the results.
+    """
+    return tables.in_markdown(table(found))
 
 
 if __name__ == "__main__":

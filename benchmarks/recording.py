@@ -36,7 +36,9 @@ from tools.harness.command import Benchmark
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/recording.json`."""
-    benchmark = Benchmark("recording", __doc__, rounds=40, quick=30)
+    benchmark = Benchmark(
+        "recording", __doc__, rounds=40, quick=30, docs=("benchmarks.md", markdown)
+    )
     benchmark.add("--no-peers", action="store_true", help="leave out torchax and torch_xla")
     given = benchmark.parse()
     results = measure(gpt2.problem(phases.QUICK if given.quick else phases.FULL), given.rounds)
@@ -172,6 +174,15 @@ def table(results: dict[str, Any]) -> Table:
     entries = results["isoshard"]["entries"]
     shown.caption = f"{results['isoshard']['ops']} operations became {entries} entries of the tape"
     return shown
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The table of docs/benchmarks.md.
+
+    Args:
+        found: the results.
+    """
+    return tables.in_markdown(table(found))
 
 
 if __name__ == "__main__":

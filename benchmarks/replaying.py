@@ -83,7 +83,9 @@ class Nested(torch.nn.Module):
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/replaying.json`."""
-    benchmark = Benchmark("replaying", __doc__, rounds=200, quick=20)
+    benchmark = Benchmark(
+        "replaying", __doc__, rounds=200, quick=20, docs=("benchmarks.md", markdown)
+    )
     given = benchmark.parse()
     counts = QUICK if given.quick else COUNTS
     results = {
@@ -207,6 +209,15 @@ def table(results: dict[str, dict[str, float]]) -> Table:
         for name, row in results.items()
     }
     return tables.by_name("host time of a call until it returns, medians in us", columns, rows)
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The table of docs/benchmarks.md.
+
+    Args:
+        found: the results.
+    """
+    return tables.in_markdown(table(found))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ COUNTED = {"fusions": " fusion(", "converts": " convert("}
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/rounding.json`."""
-    benchmark = Benchmark("rounding", __doc__, rounds=60, quick=5)
+    benchmark = Benchmark("rounding", __doc__, rounds=60, quick=5, docs=("benchmarks.md", markdown))
     given = benchmark.parse()
     sizes = SMALL if given.quick else SIZES
     results = {name: measure(name, sizes, given.rounds) for name in MODELS}
@@ -128,6 +128,15 @@ def table(results: dict[str, dict[str, Any]]) -> Table:
         },
         pairs,
     )
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The table of docs/benchmarks.md.
+
+    Args:
+        found: the results.
+    """
+    return tables.in_markdown(table({name: found[name] for name in MODELS}))
 
 
 if __name__ == "__main__":

@@ -13,18 +13,20 @@ XLA's compilation. Then the compiled program's own time and memory.
 
 from __future__ import annotations
 
+import collections
 import statistics
 import time
 from typing import Any
 
 import torch
+from rich.table import Table
 from torch import nn
 from torch.nn import functional as F
 
 import isoshard.torch_bridge as xs
 from benchmarks.models.block import Block
 from isoshard import metrics
-from tools.harness import calls, timing
+from tools.harness import calls, tables, timing
 from tools.harness.command import Benchmark
 
 VOCABULARY, LENGTH, BATCH, HEADS = 256, 32, 4, 4
@@ -95,9 +97,37 @@ def measure(variant: str, part: str, layers: int, width: int) -> dict[str, Any]:
     }
 
 
+def markdown(found: dict[str, Any]) -> str:
+    """The table of docs/benchmarks.md.
+
+    Args:
+        found: the results.
+    """
+    return tables.in_markdown(table(found))
+
+
+def table(found: dict[str, Any]) -> Table:
+    """Show the first calls of the flattest and of the deepest model."""
+    told = collections.defaultdict[str, dict[str, Any]](dict)
+    for name, one in found.items():
+        what, _, kind = name.rpartition(", ")
+        if kind.endswith(" layers"):
+            told[what].setdefault("flat", one)
+            told[what] |= {"deep": one, "layers": kind}
+        elif what:
+            told[what]["ratio"] = one
+    columns = {
+        "fewest layers": "{flat[first_call_s]:.1f} s",
+        "most": "{deep[first_call_s]:.1f} s",
+        "ratio": "{ratio:.2f}",
+        "then a call": "{deep[step_ms]:.0f} ms",
+    }
+    return tables.by_name("first calls", columns, told)
+
+
 def main() -> None:
     """Measure every variant at both depths."""
-    benchmark = Benchmark("scan_layers", __doc__, quick=1)
+    benchmark = Benchmark("scan_layers", __doc__, quick=1, docs=("benchmarks.md", markdown))
     benchmark.add("--width", type=int, default=128)
     given = benchmark.parse()
     depths = (2, 4) if given.quick else (4, 48)

@@ -32,7 +32,9 @@ WARMUP = 5
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/typed_meshes.json`."""
-    benchmark = Benchmark("typed_meshes", __doc__, rounds=200, quick=20)
+    benchmark = Benchmark(
+        "typed_meshes", __doc__, rounds=200, quick=20, docs=("benchmarks.md", markdown)
+    )
     given = benchmark.parse()
     iso.simulate_devices(8)
     layers = LAYERS[: 1 if given.quick else None]
@@ -97,6 +99,15 @@ def table(results: dict[str, dict[str, float]]) -> Table:
         "median of ratios": "{paired_ratio:.3f}",
     }
     return tables.by_name("a replayed training step, medians in ms", columns, results)
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The table of docs/benchmarks.md.
+
+    Args:
+        found: the results.
+    """
+    return tables.in_markdown(table(found))
 
 
 if __name__ == "__main__":

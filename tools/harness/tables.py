@@ -11,6 +11,11 @@ A column is a title and a format of what the row holds; a row that holds it not 
 | who | how fast |
 |---|---|
 | `ours` | 2.5 |
+>>> print(in_markdown(by_name("who", {"ms": "{median_ms:.1f}", "of": "{of[memory]}"}, rows)))
+| who | ms | of |
+|---|---|---|
+| ours | 2.5 | 3 |
+| theirs | 5.0 |  |
 """
 
 from __future__ import annotations
@@ -91,6 +96,17 @@ def markdown(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: boo
     rule = ["---", *(["---:" if right else "---"] * (len(titles) - 1))]
     lines = [f"| {' | '.join(titles)} |", f"|{'|'.join(rule)}|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def in_markdown(table: Table) -> str:
+    """A table for the terminal in Markdown: its title stands over the names, empty columns go.
+
+    Args:
+        table: with a title.
+    """
+    columns = [(str(column.header), list(column.cells)) for column in table.columns]
+    told = [(str(table.title), columns[0][1]), *(one for one in columns[1:] if any(one[1]))]
+    return markdown([title for title, _ in told], zip(*(cells for _, cells in told), strict=True))
 
 
 def show(*shown: Any) -> None:
