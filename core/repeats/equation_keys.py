@@ -25,7 +25,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from isoshard.core.repeats.equation_flow import EquationFlow
 
 _WITH_RULES = ("custom_jvp_call", "custom_vjp_call")
-_NUMBER = re.compile(r"\d+")
+_MARK = re.compile(r"(?<=^gradient:).*|\d+")
+"""Of a name what may differ between layers: their numbers, and whose output has this gradient (what
+is before the first layer is no layer)."""
 _BY_VALUE = 4096
 """Arrays in parameters are compared by value up to this many bytes, larger ones by identity."""
 
@@ -69,7 +71,7 @@ class _Keys:
         if name == "slice":
             params = {"strides": params["strides"] or (1,) * len(params["start_indices"])}
         elif name == "name" and not self._differentiated:  # no policy asks for it any more
-            params = {"name": _NUMBER.sub("*", params["name"])}
+            params = {"name": _MARK.sub("*", params["name"])}
         elif not self._differentiated and name.startswith(_WITH_RULES):
             # What is left out are rules for a derivative that is not taken any more.
             kept = ClosedJaxpr | Jaxpr | int | str

@@ -30,14 +30,15 @@ class ModuleOutputs:
 
     Args:
         names: of modules, by id.
+        gradients: whether gradients are noted, too.
 
     Attributes:
         used: the names of those that ran, in order of first use.
     """
 
-    def __init__(self, names: Mapping[int, str]):
+    def __init__(self, names: Mapping[int, str], *, gradients: bool):
         """See the class."""
-        self._names = names
+        self._names, self._gradients = names, gradients
         self._used: dict[str, None] = {}
         self._handles: list[Any] = []
 
@@ -69,15 +70,21 @@ class ModuleOutputs:
         if not name:
             return
         for leaf in pytree.tree_leaves(output):
-            self._note(leaf, MODULE + name)
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                leaf.register_hook(functools.partial(self._note, mark=GRADIENT + name))
+            self._note(leaf, MODULE, name)
+            if self._gradients and isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                leaf.register_hook(functools.partial(self._note, mark=GRADIENT, name=name))
 
-    def _note(self, value: Any, mark: str) -> None:
+    def _note(self, value: Any, mark: str, name: str) -> None:
         here = recorder()
         if not isinstance(here, PlanningTape) or not isinstance(value, lazy_tensor.LazyTensor):
             return
         slot, meta = value._storage.value, value._aval.meta
         whole = math.prod(meta.size) == math.prod(value._storage.aval.meta.size)
         if slot.tape is here and whole and meta.is_contiguous:
-            here.outputs.setdefault(slot.slot, {}).setdefault(mark, meta.size)
+            said = here.outputs.setdefault(slot.slot, {})
+            # One mark for all modules: each layer has as many, and what is before the first, too.
+            before = next((one for one in said if one.startswith(GRADIENT)), None)
+            if mark == GRADIENT and before:
+                said[f"{before},{name}"] = said.pop(before)
+            else:
+                said.setdefault(mark + name, meta.size)

@@ -113,7 +113,8 @@ class _Planning:
     def traced(self) -> TracedStep:
         named = {**self.inputs, **self.named}
         stand_ins = StandIns(self.found, named, self.mesh, self.user)
-        with stand_ins, self._activations(), ModuleOutputs(self._module_names()) as outputs:
+        marks = ModuleOutputs(self._module_names(), gradients=self.plan is None)
+        with stand_ins, self._activations(), marks as outputs:
             leaves = self._arguments(stand_ins)
             arguments = [leaf for leaf in leaves if isinstance(leaf, lazy_tensor.LazyTensor)]
             make_slots(

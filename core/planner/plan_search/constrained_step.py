@@ -1,8 +1,8 @@
 """A traced step with the layouts of its modules' outputs fixed, as a plan's activations fix them.
 
 A module's output is marked in the program by the primitive `name`, with `module:layers.0.mlp`, and
-its gradient, where the program marks it, with `gradient:layers.0.mlp`. Behind both a layout
-constraint is put, in loops and calls as well; nothing is traced again.
+its gradient, where the program marks it, with `gradient:layers.0,layers.0.mlp` for all modules that
+gave it. Behind both a layout constraint is put, in loops and calls as well; nothing is traced again.
 
 >>> import jax, jax.numpy as jnp
 >>> from jax.ad_checkpoint import checkpoint_name
@@ -113,8 +113,9 @@ class _Constraints:
         return jaxpr.replace(eqns=equations)
 
     def _equations(self, equation: Any) -> Iterator[Any]:
-        module = module_of(equation) or module_of(equation, GRADIENT)
-        layout = None if module is None else self._layouts.get(module)
+        modules = module_of(equation) or module_of(equation, GRADIENT) or ""
+        said = (self._layouts.get(module) for module in modules.split(","))
+        layout = next((one for one in said if one is not None), None)
         if layout is not None and equation.outvars[0].aval.ndim >= len(layout.spec):
             yield from _behind(equation, layout)
             return

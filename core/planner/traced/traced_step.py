@@ -23,7 +23,8 @@ MODULE = "module:"
 primitive `name` with `module:layers.0.mlp`. It computes nothing."""
 
 GRADIENT = "gradient:"
-"""Likewise of the gradient of such an output."""
+"""Likewise of the gradient of such an output; of several, their names joined by commas. Only a step
+that is traced without a plan has these marks: a plan lays gradients out."""
 
 
 @dataclasses.dataclass(frozen=True)

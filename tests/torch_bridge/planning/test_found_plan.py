@@ -9,11 +9,15 @@ from jax.sharding import NamedSharding
 import isoshard as iso
 from isoshard.core.planner.estimating import estimate
 from isoshard.core.planner.machine.topologies import topology
+from isoshard.core.planner.plan_search.constrained_step import module_of
 from isoshard.core.planner.plan_search.fixed_rules import fixed_layouts
 from isoshard.core.planner.plan_search.plan_cost import cost_of
 from isoshard.core.planner.plan_search.searched_step import searched
 from isoshard.core.planner.plan_search.searching import search
 from isoshard.core.planner.traced.of_step import traced_step
+from isoshard.core.planner.traced.traced_step import GRADIENT
+from isoshard.torch_bridge.recompute import checkpoint_module
+from tests.torch_bridge.planning.steps import llama
 
 
 class Block(torch.nn.Module):
@@ -94,3 +98,22 @@ def test_a_search_tells_of_a_plan_what_the_step_costs_that_is_traced_under_it(tr
     told = searched(traced).cost(layouts, mesh, 2**40, outputs)
     laid = searched(traced_step(step, args, {}, mesh, plan)).looped
     assert cost_of(laid, {}, mesh, 2**40).seconds == pytest.approx(told.seconds, rel=1e-3)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "computed again"])
+def test_marks_of_gradients_leave_layers_equal(again):
+    with torch.device("meta"):
+        model = llama(4)
+        ids = torch.empty(8, 32, dtype=torch.long)
+    for layer in model.model.layers if again else ():
+        checkpoint_module(layer)
+    mesh = topology("v5e:2x4").mesh((8,), ("data",))
+    found = traced_step(
+        lambda ids: model(input_ids=ids, labels=ids).loss.backward(), (ids,), {}, mesh
+    )
+    scans = [one for one in searched(found).looped.program.eqns if one.primitive.name == "scan"]
+    assert [one.params["length"] for one in scans] == [3, 3]
+    marked = [module_of(one, GRADIENT) for one in found.program.eqns]
+    # Behind the barrier of what is computed again the gradient is a value of its own.
+    wanted = "model.layers.1" if again else "model.layers.1,model.layers.1.mlp"
+    assert any(one and one.startswith(wanted) for one in marked)
