@@ -2,7 +2,7 @@
 
 A module's output is marked in the program by the primitive `name`, with `module:layers.0.mlp`, and
 its gradient, where the program marks it, with `gradient:layers.0,layers.0.mlp` for all modules that
-gave it. Behind both a layout constraint is put, in loops and calls as well; nothing is traced again.
+gave it. Behind both a layout constraint is put, in loops and calls too; nothing is traced again.
 
 >>> import jax, jax.numpy as jnp
 >>> from jax.ad_checkpoint import checkpoint_name
