@@ -164,21 +164,23 @@ def _first_touched(program: DeviceProgram, chip: Chip) -> Iterator[DeviceOp]:
 def _waited(ops: Sequence[DeviceOp], times: list[OpTime], mesh: Mesh, chip: Chip) -> list[OpTime]:
     """Of virtual devices: they come to a meeting from work, and wait for the last of them.
 
-    Each meeting is taken to follow the same part of the step's work.
+    Each meeting is taken to follow the same part of the step's work. Who met others just before had
+    waited for these: along one axis after another all wait that both axes join.
     """
     met = sum(op.times for op in ops if op.is_collective)
     if not chip.waits or not met:
         return times
     work = sum(op.times * one.busy for op, one in zip(ops, times, strict=True)) / met
     part = min(1.0, work / chip.between)
-
-    def of(op: DeviceOp) -> float:
-        return part * chip.waits.get(math.prod(mesh.shape[axis] for axis in op.axes), 0.0)
-
-    return [
-        dataclasses.replace(one, collective=one.collective + of(op)) if op.is_collective else one
-        for op, one in zip(ops, times, strict=True)
-    ]
+    found, before = list[OpTime](), frozenset[str]()
+    for op, one in zip(ops, times, strict=True):
+        if op.is_collective:
+            axes = frozenset(op.axes)
+            size = math.prod(mesh.shape[axis] for axis in axes | before)
+            wait = part * chip.waits.get(size, 0.0)
+            one, before = dataclasses.replace(one, collective=one.collective + wait), axes
+        found.append(one)
+    return found
 
 
 def _overlapped(ops: Iterable[DeviceOp], times: Iterable[OpTime]) -> float:

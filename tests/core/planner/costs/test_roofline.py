@@ -181,7 +181,7 @@ def test_temporaries_that_are_new_in_each_step_take_time(monkeypatch):
 
 def test_virtual_devices_wait_for_the_last_that_comes_from_work(monkeypatch):
     monkeypatch.setattr(chips, "_CHIPS", {**chips._CHIPS})
-    waits, meetings = {2: 1e-3, 4: 3e-3}, {2: 1e-4, 4: 2e-4}
+    waits, meetings = {2: 1e-3, 4: 3e-3, 8: 5e-3}, {2: 1e-4, 4: 2e-4}
     chips.add_chip(
         dataclasses.replace(
             chips.chip("cpu"), name="met", waits=waits, meetings=meetings, between=0.01
@@ -199,5 +199,5 @@ def test_virtual_devices_wait_for_the_last_that_comes_from_work(monkeypatch):
     assert bare[1] - bare[0] == pytest.approx(1e-4)  # four meet, not two
     assert of(0.005, ("data",)) - bare[0] == pytest.approx(0.5e-3)  # half of `between`
     assert of(1.0, ("model",)) - bare[1] == pytest.approx(3e-3)  # as long as it was measured
-    both = of(0.01, ("data",), ("model",))  # half of the work before each
-    assert both - sum(bare) == pytest.approx(0.5e-3 + 1.5e-3)
+    both = of(0.01, ("data",), ("model",))  # half of the work before each; the second joins all
+    assert both - sum(bare) == pytest.approx(0.5e-3 + 2.5e-3)
