@@ -171,7 +171,7 @@ def _waited(ops: Sequence[DeviceOp], times: list[OpTime], mesh: Mesh, chip: Chip
     if not chip.waits or not met:
         return times
     work = sum(op.times * one.busy for op, one in zip(ops, times, strict=True)) / met
-    part = min(1.0, work / chip.between)
+    part = min(1.0, work / chip.between) if chip.between else 1.0
     found, before = list[OpTime](), frozenset[str]()
     for op, one in zip(ops, times, strict=True):
         if op.is_collective:
@@ -228,6 +228,11 @@ def _assumptions(chip: Chip) -> tuple[str, ...]:
         f"temporaries of more than {chip.kept >> 20} MiB are new memory in each step: "
         f"{chip.fresh / 1e9:.2g} GB/s a device",
     )
+    most = max(chip.waits, default=0)
+    waits = (
+        f"devices that meet wait for the last one of them, {most} of them up to "
+        f"{chip.waits.get(most, 0.0) * 1e3:.2g} ms",
+    )
     return (
         f"an operation takes the {both} of its flops at {flops:.0%} of the peak and its bytes at "
         f"{moved:.0%} of the memory's bandwidth",
@@ -237,4 +242,5 @@ def _assumptions(chip: Chip) -> tuple[str, ...]:
         "utilisation counts all operations of the program, recomputed ones too",
         f"rates of {chip.name}: {chip.source}",
         *(new if chip.fresh else ()),
+        *(waits if chip.waits else ()),
     )

@@ -57,7 +57,7 @@ class Chip:
             not named.
         waits: of virtual devices, seconds that so many wait for each other besides, if each comes
             from `between` or more of work; from less, in proportion.
-        between: seconds of that work.
+        between: seconds of that work; 0: they wait so long after any.
         fresh: of virtual devices, bytes a second of memory that is new to the process; 0: all
             memory is the program's from the start.
         kept: of virtual devices, the most bytes of temporaries that are not new in each step.

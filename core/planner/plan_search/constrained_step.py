@@ -72,7 +72,9 @@ def with_free_results(step: TracedStep) -> TracedStep:
         return step
 
     def of(var: Any) -> Any:
-        return var if isinstance(var, Literal) else free.get(var, var)
+        while not isinstance(var, Literal) and var in free:  # an average that starts as the weight
+            var = free[var]
+        return var
 
     equations = [
         one.replace(invars=[of(var) for var in one.invars])

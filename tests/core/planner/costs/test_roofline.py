@@ -193,6 +193,7 @@ def test_virtual_devices_wait_for_the_last_that_comes_from_work(monkeypatch):
     def of(seconds_of_work, *axes):
         work = dot(seconds_of_work * topology_of(mesh).chip.rate("bfloat16"))
         time, _ = estimate(work, *(gather(sent, axes=one) for one in axes), mesh=mesh)
+        assert time.assumptions[-1].endswith("wait for the last one of them, 8 of them up to 5 ms")
         return sum(time.collectives.values())
 
     bare = of(0.0, ("data",)), of(0.0, ("model",))
@@ -201,3 +202,12 @@ def test_virtual_devices_wait_for_the_last_that_comes_from_work(monkeypatch):
     assert of(1.0, ("model",)) - bare[1] == pytest.approx(3e-3)  # as long as it was measured
     both = of(0.01, ("data",), ("model",))  # half of the work before each; the second joins all
     assert both - sum(bare) == pytest.approx(0.5e-3 + 2.5e-3)
+
+
+def test_waits_that_do_not_depend_on_work(monkeypatch):
+    chip = dataclasses.replace(chips.chip("cpu"), name="always", waits={8: 2e-3})
+    monkeypatch.setitem(chips._CHIPS, "always", chip)
+    mesh = topology("always:8").mesh((8,), ("data",))
+    waited, _ = estimate(gather(8000, axes=("data",)), mesh=mesh)
+    plain, _ = estimate(gather(8000, axes=("data",)), mesh=topology("cpu:8").mesh((8,), ("data",)))
+    assert waited.serial - plain.serial == pytest.approx(2e-3)

@@ -113,3 +113,21 @@ def test_what_is_updated_may_lie_otherwise_than_before():
     assert with_free_results(found) is found
     ran = jax.jit(jax.extend.core.jaxpr_as_fun(found.program))(jnp.ones(8), jnp.full(8, 3.0))
     np.testing.assert_array_equal(ran[1], np.full(8, -4.0))
+
+
+def test_what_is_updated_by_a_copy_of_another_update_is_free_too():
+    mesh = make_mesh((8,), ("data",))
+    whole = NamedSharding(mesh, P())
+
+    def step(w, average):
+        new = jax.lax.with_sharding_constraint(w - 1, whole)
+        return new, jax.lax.with_sharding_constraint(new, whole)
+
+    program = jax.make_jaxpr(step)(jnp.ones(8), jnp.ones(8))
+    kind = np.dtype(np.float32)
+    inputs = tuple(StepInput(name, "parameter", (8,), kind, whole) for name in ("w", "average"))
+    results = tuple(StepResult(one.name, number, whole) for number, one in enumerate(inputs))
+    found = with_free_results(TracedStep("step", "jax", program, inputs, results, mesh))
+    assert names(found.program.jaxpr) == ["sub"]
+    ran = jax.jit(jax.extend.core.jaxpr_as_fun(found.program))(jnp.ones(8), jnp.ones(8))
+    np.testing.assert_array_equal(ran, np.zeros((2, 8)))
