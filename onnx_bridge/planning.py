@@ -27,6 +27,7 @@ import jax
 import onnx
 from jax.sharding import Mesh
 
+from isoshard.core.layout.axis_types import auto
 from isoshard.core.planner.traced.jax_steps import traced_jax_step
 from isoshard.core.planner.traced.traced_step import TracedStep
 
@@ -59,6 +60,7 @@ def traced_onnx_step(
             which run on devices of their own.
         AnnotationError: the annotations do not fit the mesh.
     """
+    mesh = auto(mesh)
     found = layout(
         load(model if plan is None else annotate(model, mesh, plan)), mesh, None, "error"
     )

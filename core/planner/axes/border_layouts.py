@@ -23,7 +23,7 @@ import functools
 from collections.abc import Sequence
 
 from jax.extend.core import ClosedJaxpr, Var
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ..traced.rolled_step import rolled_step
 from ..traced.traced_step import TracedStep
@@ -78,7 +78,8 @@ def spread_layouts(
 
     Returns:
         Of each variable that some mesh axis splits its layout. Axes that nothing splits are left to
-        the partitioner, and so are those that a part of a mesh axis splits.
+        the partitioner, and so are those that a part of a mesh axis splits. Explicit mesh axes are
+        passed by: how they split a variable is part of its type.
     """
     layouts = ArrayLayouts(dict(mesh.shape))
     flat = flattened(program)
@@ -89,13 +90,15 @@ def spread_layouts(
     }
     laid = spread(flat, layouts, given, results)
     free = PartitionSpec.UNCONSTRAINED
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     found = {}
     for variable, value in flat.variables.items():
         if value == CONSTANT:
             continue
-        entries = [_names(layouts, split) for split in laid[value]]
+        split_by = [_names(layouts, split) for split in laid[value]]
+        entries = [[name for name in names if kinds[name] == AxisType.Auto] for names in split_by]
         if any(entries):
-            spec = PartitionSpec(*[one or free for one in entries])
+            spec = PartitionSpec(*[tuple(one) or free for one in entries])
             found[variable] = NamedSharding(mesh, spec)
     return found
 

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from isoshard.core.errors import ShardingError
+from isoshard.core.layout.axis_types import auto
 
 from ..machine.topologies import Topology, topology, topology_of
 
@@ -29,7 +30,8 @@ def meshes_for(where: Where, experts: int = 1) -> list[Mesh]:
     """The meshes to look at.
 
     Args:
-        where: a mesh is the only one then; of a machine, or of a number of devices, several.
+        where: a mesh is the only one then, with Auto axes for Explicit ones; of a machine, or of a
+            number of devices, several.
         experts: of a mixture; a mesh axis of its own may be for them.
 
     Raises:
@@ -41,7 +43,7 @@ def meshes_for(where: Where, experts: int = 1) -> list[Mesh]:
             raise ShardingError(
                 f"the mesh has {where.size} devices, and {machine.name} has {machine.size}"
             )
-        return [where]
+        return [auto(where)]
     if isinstance(where, str):
         return meshes_of(topology(where), experts)
     if isinstance(where, Topology):

@@ -22,6 +22,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from jax.extend.core.primitives import closed_call_p
 from jax.sharding import NamedSharding
 
+from isoshard.core.layout.axis_types import is_typed
 from isoshard.core.planner.axes.flops import flops_of
 from isoshard.core.planner.traced.abstract_meshes import on_abstract_mesh
 from isoshard.core.planner.traced.source_lines import line_of, scope_of
@@ -92,7 +93,12 @@ def exported(step: TracedStep, platform: str) -> ExportedStep:
         keep_unused=True,
     )
     arguments = [
-        jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=value.weak_type)
+        jax.ShapeDtypeStruct(
+            value.shape,
+            value.dtype,
+            weak_type=value.weak_type,
+            sharding=value.sharding if is_typed(value.sharding.mesh) else None,
+        )
         for value in program.in_avals
     ]
     anything = [export.DisabledSafetyCheck.custom_call("ALL")]

@@ -27,6 +27,7 @@ Else XLA splits the operation on whole arrays that the operator stands for, to t
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
 from jax.extend.core.primitives import closed_call_p
 from jax.sharding import NamedSharding, PartitionSpec
 
+from isoshard.core.layout.axis_types import auto
 from isoshard.core.planner.axes.border_layouts import border_layouts
 from isoshard.core.planner.traced.traced_step import TracedStep
 from isoshard.core.repeats.inlined_calls import inlined
@@ -57,6 +59,7 @@ def answered(step: TracedStep) -> ClosedJaxpr:
     """
     if not _asks(step.program):
         return step.program
+    step = dataclasses.replace(step, mesh=auto(step.mesh))  # an operator is never in a typed part
     program = inlined(step.program, holding=ASKED)
     laid = border_layouts(step, program)
     return _mapped(program, lambda equation: _answer(step, laid, equation))

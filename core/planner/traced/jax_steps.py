@@ -36,6 +36,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from isoshard.core.errors import ShardingError
+from isoshard.core.layout.axis_types import auto, is_typed
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.plan import Plan
 from isoshard.core.plan.freezing import UNSAID
@@ -66,7 +67,8 @@ def traced_jax_step(
             another the state that it gives back is donated.
         args: its arguments: arrays, or `jax.ShapeDtypeStruct`s.
         kwargs: its keyword arguments.
-        mesh: over devices that are here or described.
+        mesh: over devices that are here or described. Explicit axes are Auto ones where a plan is
+            given, and where no argument has a type.
         plan: the `Plan`, or one spec for every parameter; None: arrays keep the layout that they
             have on a mesh of this grid, and others are replicated.
         batch: the names of the arguments that are inputs; by default those that the step does not
@@ -80,9 +82,12 @@ def traced_jax_step(
         PlanError: the plan does not fit the parameters or the batch.
         ShardingError: `batch` names no argument.
     """
+    typed = plan is None and is_typed(mesh) and any(map(_is_typed, jax.tree.leaves((args, kwargs))))
+    mesh = mesh if typed else auto(mesh)
     jitted: Any = step if hasattr(step, "trace") else jax.jit(step)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        traced = jitted.trace(*args, **kwargs)
+        passed = (args, kwargs) if typed else jax.tree.map(_untyped, (tuple(args), dict(kwargs)))
+        traced = jitted.trace(*passed[0], **passed[1])
         program = _without_keys(traced.jaxpr)
     arguments = _named_arguments(step, traced.args_info)
     given = _named_arguments(step, (tuple(args), dict(kwargs)))
@@ -113,6 +118,19 @@ def traced_jax_step(
         name, framework, _opened(program), (*constants, *taken), tuple(results), mesh,
         wide=bool(jax.config.read("jax_enable_x64")),
     )  # fmt: skip
+
+
+def _is_typed(leaf: Any) -> bool:
+    layout = getattr(leaf, "sharding", None)
+    return isinstance(layout, NamedSharding) and is_typed(layout.mesh)
+
+
+def _untyped(leaf: Any) -> Any:
+    """An argument of which the program's types do not know how it lies."""
+    if not _is_typed(leaf):
+        return leaf
+    weak = getattr(leaf, "weak_type", False)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
 
 
 def layouts_of(

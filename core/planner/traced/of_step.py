@@ -35,7 +35,9 @@ def traced_step(
             JAX function.
         args: its arguments.
         kwargs: its keyword arguments.
-        mesh: over devices that are here or described.
+        mesh: over devices that are here or described. Explicit axes are Auto ones but for JAX
+            functions of arrays that have types on it, without a plan: a plan says where arrays lie,
+            and the partitioner how what is computed of them does.
         plan: a `Plan`, one spec for every parameter, or None.
         batch: of a JAX function, the names of the arguments that are inputs.
 

@@ -14,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from isoshard.core.layout.axis_types import auto
+
 Role = Literal["parameter", "buffer", "optimizer", "input", "random", "number"]
 """What an input is for: trained; kept by the model and not trained (batch statistics, masks); kept
 by the optimizer; of the batch; state of a random generator; a number such as a learning rate."""
@@ -122,12 +124,12 @@ class TracedStep:
                 A stack is laid out by its own name, or like its first row: then no mesh axis splits
                 its leading axis. What is not named keeps its layout if the mesh stays, and is
                 replicated otherwise.
-            mesh: another mesh; the program must not name one then.
+            mesh: another mesh, whose Explicit axes are Auto ones; the program must not name one.
 
         Returns:
             A new step around the same program.
         """
-        mesh = self.mesh if mesh is None else mesh
+        mesh = self.mesh if mesh is None else auto(mesh)
         written = {one.name: one.layer_name for one in self.inputs}
         inputs = []
         for one in self.inputs:

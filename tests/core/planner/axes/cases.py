@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.mesh import make_mesh
@@ -212,7 +212,7 @@ def case(model, plan):
     loss, params, batch = model
     title = loss.__name__
     sizes, names, letters, rows = PLANS[plan]
-    mesh = make_mesh(sizes, names)
+    mesh = make_mesh(sizes, names, axis_types=AxisType.Auto)
     if "layers" in params:
         activations = {"stream": P(*rows, *(None,) * (3 - len(rows)))}
         if plan == "sequence":

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.mesh import make_mesh
@@ -15,7 +15,7 @@ from isoshard.core.planner.axes.spreading import ArrayLayouts, spread
 
 @pytest.fixture
 def mesh():
-    return make_mesh((4, 2), ("x", "y"))
+    return make_mesh((4, 2), ("x", "y"), axis_types=AxisType.Auto)
 
 
 def laid(function, mesh, *inputs):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.mesh import make_mesh
@@ -50,7 +50,7 @@ def names(jaxpr) -> list[str]:
 
 def test_modules_in_loops_get_them_too(traced):
     program, _ = traced
-    layout = NamedSharding(make_mesh((8,), ("data",)), P("data"))
+    layout = NamedSharding(make_mesh((8,), ("data",), axis_types=AxisType.Auto), P("data"))
     first = names(constrained(program, {"first": layout}).jaxpr)
     block = names(constrained(program, {"layers.block": layout}).jaxpr)
     assert names(program.jaxpr).count("sharding_constraint") == 0
@@ -60,7 +60,7 @@ def test_modules_in_loops_get_them_too(traced):
 
 def test_values_stay(traced):
     program, leaves = traced
-    layout = NamedSharding(make_mesh((8,), ("data",)), P("data"))
+    layout = NamedSharding(make_mesh((8,), ("data",), axis_types=AxisType.Auto), P("data"))
     new = constrained(program, {"first": layout, "layers.block": layout})
     wanted = jax.jit(jax.extend.core.jaxpr_as_fun(program))(*leaves)
     found = jax.jit(jax.extend.core.jaxpr_as_fun(new))(*leaves)
@@ -70,7 +70,7 @@ def test_values_stay(traced):
 
 def test_nothing_to_say_leaves_the_program_as_it_is(traced):
     program, _ = traced
-    layout = NamedSharding(make_mesh((8,), ("data",)), P("data"))
+    layout = NamedSharding(make_mesh((8,), ("data",), axis_types=AxisType.Auto), P("data"))
     assert constrained(program, {}) is program
     assert constrained(program, {"head": layout}) is program
 
@@ -88,13 +88,13 @@ def test_gradients_that_are_marked_get_the_layout_of_the_output():
         return checkpoint_name(x @ w, "module:head"), x.T @ gradient
 
     args = (jnp.ones((8, 8)), jnp.ones((8, 8)))
-    layout = NamedSharding(make_mesh((8,), ("data",)), P("data"))
+    layout = NamedSharding(make_mesh((8,), ("data",), axis_types=AxisType.Auto), P("data"))
     program = constrained(jax.make_jaxpr(step)(*args), {"head": layout})
     assert names(program.jaxpr).count("sharding_constraint") == 2
 
 
 def test_what_is_updated_may_lie_otherwise_than_before():
-    mesh = make_mesh((8,), ("data",))
+    mesh = make_mesh((8,), ("data",), axis_types=AxisType.Auto)
     whole = NamedSharding(mesh, P())
 
     def step(w, x):
@@ -116,7 +116,7 @@ def test_what_is_updated_may_lie_otherwise_than_before():
 
 
 def test_what_is_updated_by_a_copy_of_another_update_is_free_too():
-    mesh = make_mesh((8,), ("data",))
+    mesh = make_mesh((8,), ("data",), axis_types=AxisType.Auto)
     whole = NamedSharding(mesh, P())
 
     def step(w, average):

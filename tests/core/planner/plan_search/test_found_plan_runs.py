@@ -23,8 +23,8 @@ def filled(shapes, scale):
 
 def test_losses_are_those_of_one_device():
     family = mlp(layers=4, width=64, batch=128)
-    mesh = iso.make_mesh((2, 4), ("data", "model"))
-    found = search(family.step, family.args, mesh)
+    found = search(family.step, family.args, iso.make_mesh((2, 4), ("data", "model")))
+    mesh = found.mesh
     params, batch = filled(family.args[0], 0.2), filled(family.args[2], 1.0)
     state = jax.tree.map(jnp.zeros_like, family.args[1])
     laid = iso.shard(params, mesh, found.plan)

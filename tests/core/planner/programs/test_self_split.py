@@ -7,7 +7,7 @@ import collections
 import jax
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.domain.attention.partitioned_attention import Attention
@@ -37,7 +37,8 @@ with_gradient.defvjp(lambda x: (attended(x), x), lambda x, g: (g,))
 
 
 def traced(function, spec) -> TracedStep:
-    layout = NamedSharding(make_mesh((2, 4), ("data", "x")), spec)
+    mesh = make_mesh((2, 4), ("data", "x"), axis_types=AxisType.Auto)  # where operators are
+    layout = NamedSharding(mesh, spec)
     program = jax.make_jaxpr(function)(np.ones(SHAPE, np.float32))
     given = StepInput("x", "input", SHAPE, np.dtype("float32"), layout)
     return TracedStep("attention", "jax", program, (given,), (StepResult("y"),), layout.mesh)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import jaxpr_as_fun
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.mesh import make_mesh
@@ -53,7 +53,7 @@ def _step(params, moments, x, rows):
 
 def traced(depth: int, odd: int | None = None, specs=SPECS) -> TracedStep:
     """A training step of residual blocks on a (2, 4) mesh; one may be laid out differently."""
-    mesh = make_mesh((2, 4), ("data", "model"))
+    mesh = make_mesh((2, 4), ("data", "model"), axis_types=AxisType.Auto)
     struct = {key: jax.ShapeDtypeStruct(shape, np.float32) for key, shape in SHAPES.items()}
     x = jax.ShapeDtypeStruct((16, WIDTH), np.float32)
     layer = {key: struct[key] for key in ("bias", "down", "up")}
