@@ -129,7 +129,7 @@ class TracedStep:
         Returns:
             A new step around the same program.
         """
-        mesh = self.mesh if mesh is None else auto(mesh)
+        there: Mesh = self.mesh if mesh is None else auto(mesh)
         written = {one.name: one.layer_name for one in self.inputs}
         inputs = []
         for one in self.inputs:
@@ -141,7 +141,7 @@ class TracedStep:
                 if layout is not None and one.layers:
                     layout = stacked_layout(layout)
             if layout is None:
-                layout = one.sharding if mesh is self.mesh else _whole(mesh)
+                layout = one.sharding if there is self.mesh else _whole(there)
             inputs.append(dataclasses.replace(one, sharding=layout))
         results = tuple(
             one
@@ -149,7 +149,7 @@ class TracedStep:
             else dataclasses.replace(one, sharding=inputs[one.replaces].sharding)
             for one in self.results
         )
-        return dataclasses.replace(self, inputs=tuple(inputs), results=results, mesh=mesh)
+        return dataclasses.replace(self, inputs=tuple(inputs), results=results, mesh=there)
 
 
 def stacked_layout(layout: NamedSharding) -> NamedSharding:
